@@ -1,0 +1,297 @@
+"""A stage's output directory: files first, `manifest.json` last, and nothing trusted without it.
+
+    {"kind": "sft_data", "config_digest": "9c1e…", "counts": {"in": 10, "kept": 9, "dropped":
+     {"empty_answer": 1}}, "parents": [{"path": "../world", "digest": "77ab…"}], "files": […], …}
+
+`stage.json` is written when a stage starts and names the config that owns the directory, so that a
+second config is refused even while the first is unfinished. Digests hold no time and no absolute
+path: the same inputs give the same digest on any machine with the same package versions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from posttrain.errors import ConfigError, DataError
+
+MANIFEST = "manifest.json"
+STAGE = "stage.json"
+VERSIONED = (
+    "torch",
+    "transformers",
+    "trl",
+    "tokenizers",
+    "datasets",
+    "accelerate",
+    "peft",
+    "pyarrow",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Rows in, rows kept, rows dropped by reason; the books must balance."""
+
+    rows_in: int
+    kept: int
+    dropped: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def __post_init__(self) -> None:
+        lost = self.rows_in - self.kept - sum(self.dropped.values())
+        assert lost == 0, f"{lost} rows neither kept nor dropped: {self}"
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """An artifact this one was made from; `digest` binds, `path` only helps to find it."""
+
+    path: str
+    digest: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One file of an artifact, by path relative to it. `rows` is `None` for files without rows."""
+
+    path: str
+    rows: int | None
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What `manifest.json` says. `digest` identifies the artifact's content and lineage."""
+
+    kind: str
+    config: Mapping[str, Any]
+    config_digest: str
+    parents: tuple[Parent, ...]
+    counts: Counts
+    files: tuple[FileEntry, ...]
+    versions: Mapping[str, str]
+    template_digest: str | None
+    seed: int
+    facts: Mapping[str, Any]
+    digest: str
+
+
+def digest_of(value: object) -> str:
+    """sha256 of canonical JSON: sorted keys, no spaces."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    """sha256 of a file's bytes, read in pieces."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def atomic_write_text(path: Path, text: str) -> None:
+    """Write a text file so that a reader sees all of it or the old one, also after a crash."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("w", encoding="utf-8") as handle:
+        handle.write(text)
+        handle.flush()
+        os.fsync(handle.fileno())
+    partial.replace(path)
+
+
+def atomic_write_json(path: Path, value: object) -> None:
+    """`atomic_write_text` of indented JSON."""
+    atomic_write_text(path, json.dumps(value, ensure_ascii=False, indent=1) + "\n")
+
+
+@dataclass(frozen=True, slots=True)
+class StageDir:
+    """An output directory claimed by one stage with one config."""
+
+    path: Path
+    kind: str
+    config: Mapping[str, Any]
+    config_digest: str
+
+    @classmethod
+    def open(cls, out: Path | str, *, kind: str, config: Mapping[str, Any]) -> StageDir:
+        """Create the directory, or take it up again if this very config made it.
+
+        `config` is the resolved recipe without its output path, JSON-able.
+
+        Raises:
+            ConfigError: the directory belongs to another config or stage, or holds foreign files.
+        """
+        out = Path(out)
+        stage = cls(path=out, kind=kind, config=config, config_digest=digest_of(config))
+        marker = out / STAGE
+        if marker.is_file():
+            stage._refuse_foreign(cast(dict[str, Any], json.loads(marker.read_text("utf-8"))))
+            return stage
+        if out.exists() and not out.is_dir():
+            raise ConfigError(f"{out} is a file; out= must name a directory")
+        if out.is_dir() and any(p.name != f".{STAGE}.partial" for p in out.iterdir()):
+            raise ConfigError(
+                f"{out} is not empty and was not made by a stage of ours; choose another out="
+            )
+        atomic_write_json(
+            marker, {"kind": kind, "config": config, "config_digest": stage.config_digest}
+        )
+        return stage
+
+    def _refuse_foreign(self, found: Mapping[str, Any]) -> None:
+        if found["kind"] == self.kind and found["config_digest"] == self.config_digest:
+            return
+        if found["kind"] != self.kind:
+            raise ConfigError(f"{self.path} holds a {found['kind']!r} artifact, not {self.kind!r}")
+        changed = ", ".join(differing_keys(found["config"], self.config)) or "(nested values)"
+        raise ConfigError(
+            f"{self.path} was made by another config (they differ in: {changed}); "
+            "choose another out=, or delete the directory to start over"
+        )
+
+    @property
+    def complete(self) -> bool:
+        """Whether the stage has finished here; its files are verified, so tampering raises."""
+        if not (self.path / MANIFEST).is_file():
+            return False
+        read_artifact(self.path, kind=self.kind)
+        return True
+
+    def finish(
+        self,
+        *,
+        counts: Counts,
+        files: Mapping[str, int | None],
+        parents: Sequence[Parent] = (),
+        template_digest: str | None = None,
+        seed: int = 0,
+        facts: Mapping[str, Any] | None = None,
+    ) -> Manifest:
+        """Hash `files` (path relative to the directory → rows, or None) and write the manifest."""
+        entries = tuple(_file_entry(self.path, name, rows) for name, rows in sorted(files.items()))
+        body: dict[str, Any] = {
+            "kind": self.kind,
+            "config": self.config,
+            "config_digest": self.config_digest,
+            "parents": [{"path": p.path, "digest": p.digest, "kind": p.kind} for p in parents],
+            "counts": {"in": counts.rows_in, "kept": counts.kept, "dropped": dict(counts.dropped)},
+            "files": [
+                {"path": f.path, "rows": f.rows, "bytes": f.bytes, "sha256": f.sha256}
+                for f in entries
+            ],
+            "versions": package_versions(),
+            "template_digest": template_digest,
+            "seed": seed,
+            "facts": dict(facts or {}),
+        }
+        body["digest"] = _manifest_digest(body)
+        atomic_write_json(self.path / MANIFEST, body)
+        return _manifest(body)
+
+
+def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Dotted keys whose values differ between two configs."""
+    keys: list[str] = []
+    for key in sorted(set(old) | set(new)):
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            left, right = cast(Mapping[str, Any], a), cast(Mapping[str, Any], b)
+            keys += differing_keys(left, right, f"{prefix}{key}.")
+        elif a != b:
+            keys.append(f"{prefix}{key}")
+    return keys
+
+
+def package_versions(names: Iterable[str] = VERSIONED) -> dict[str, str]:
+    """Installed versions of the packages that shape results; absent ones are left out."""
+    found: dict[str, str] = {}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def parent_of(path: Path | str, *, relative_to: Path, manifest: Manifest) -> Parent:
+    """The lineage entry for an input artifact."""
+    relative = os.path.relpath(Path(path).resolve(), relative_to.resolve())
+    return Parent(path=relative, digest=manifest.digest, kind=manifest.kind)
+
+
+def read_artifact(path: Path | str, *, kind: str | None = None, verify: bool = True) -> Manifest:
+    """Read and check an artifact.
+
+    Args:
+        path: the artifact's directory.
+        kind: the kind the caller needs, `None` for any.
+        verify: hash every file again and compare.
+
+    Raises:
+        DataError: no manifest (the stage has not finished), another kind, or changed files.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise DataError(f"no artifact at {path}: there is no such directory")
+    if not (path / MANIFEST).is_file():
+        hint = "its stage has not finished" if (path / STAGE).is_file() else "it is not an artifact"
+        raise DataError(f"{path} has no {MANIFEST}: {hint}")
+    try:
+        body = cast(dict[str, Any], json.loads((path / MANIFEST).read_text("utf-8")))
+        manifest = _manifest(body)
+    except (json.JSONDecodeError, KeyError, TypeError, AssertionError) as error:
+        raise DataError(f"{path / MANIFEST} is damaged: {error!r}") from error
+    if kind is not None and manifest.kind != kind:
+        raise DataError(f"{path} is a {manifest.kind!r} artifact, {kind!r} is needed here")
+    if manifest.digest != _manifest_digest(body):
+        raise DataError(f"{path / MANIFEST} was edited: its digest does not match its content")
+    if verify:
+        _verify_files(path, manifest)
+    return manifest
+
+
+def _verify_files(path: Path, manifest: Manifest) -> None:
+    for entry in manifest.files:
+        file = path / entry.path
+        if not file.is_file():
+            raise DataError(f"{file} is missing, {path / MANIFEST} lists it")
+        if file.stat().st_size != entry.bytes or sha256_file(file) != entry.sha256:
+            raise DataError(f"{file} has changed since {path / MANIFEST} was written")
+
+
+def _file_entry(root: Path, name: str, rows: int | None) -> FileEntry:
+    file = root / name
+    return FileEntry(path=name, rows=rows, bytes=file.stat().st_size, sha256=sha256_file(file))
+
+
+def _manifest_digest(body: Mapping[str, Any]) -> str:
+    bound = {key: value for key, value in body.items() if key != "digest"}
+    # where a parent lies is a convenience; which parent it was is the lineage
+    bound["parents"] = [{k: p[k] for k in ("digest", "kind")} for p in body["parents"]]
+    return digest_of(bound)
+
+
+def _manifest(body: Mapping[str, Any]) -> Manifest:
+    counts = body["counts"]
+    return Manifest(
+        kind=body["kind"],
+        config=body["config"],
+        config_digest=body["config_digest"],
+        parents=tuple(Parent(**parent) for parent in body["parents"]),
+        counts=Counts(rows_in=counts["in"], kept=counts["kept"], dropped=counts["dropped"]),
+        files=tuple(FileEntry(**entry) for entry in body["files"]),
+        versions=body["versions"],
+        template_digest=body["template_digest"],
+        seed=body["seed"],
+        facts=body["facts"],
+        digest=body["digest"],
+    )

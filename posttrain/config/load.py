@@ -1,0 +1,153 @@
+"""A recipe file and command-line overrides → one validated schema instance.
+
+    load_recipe("recipes/tiny/sft.yaml", SftConfig, ["trainer.learning_rate=1e-3"])
+
+Order: YAML file → its `extends` file (one level, relative to the recipe) → dotted overrides →
+schema. A mapping merges into a mapping; anything else replaces.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from pydantic import BaseModel, ValidationError
+
+from posttrain.config.yaml_text import parse_value, read_mapping
+from posttrain.errors import ConfigError
+
+Schema = TypeVar("Schema", bound=BaseModel)
+
+
+def load_recipe(path: Path | str, schema: type[Schema], overrides: Sequence[str] = ()) -> Schema:
+    """Read, merge and validate a recipe.
+
+    Raises:
+        ConfigError: naming the file, the dotted key, and the nearest valid key or expected type.
+    """
+    raw = apply_overrides(read_recipe(path), overrides)
+    return validate(raw, schema, where=str(path))
+
+
+def read_recipe(path: Path | str) -> dict[str, Any]:
+    """The recipe's raw mapping after its one level of `extends`, before overrides and schema."""
+    path = Path(path)
+    raw = read_mapping(path)
+    if "extends" not in raw:
+        return raw
+    target = raw.pop("extends")
+    if not isinstance(target, str):
+        raise ConfigError(f"{path}: extends takes one path, found {target!r}")
+    base = read_mapping(path.parent / target)
+    if "extends" in base:
+        raise ConfigError(
+            f"{path}: extends {target}, which itself extends another recipe; "
+            "only one level is allowed, so that two files tell the whole story"
+        )
+    return merge(base, raw)
+
+
+def merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+    """`top` laid over `base`: mappings merge key by key, everything else replaces."""
+    merged = dict(base)
+    for key, value in top.items():
+        below = merged.get(key)
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            merged[key] = merge(cast(Mapping[str, Any], below), cast(Mapping[str, Any], value))
+        else:
+            merged[key] = value
+    return merged
+
+
+def apply_overrides(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Apply `key.path=value` items; list items are addressed by position (`sources.0.rows=5`)."""
+    result: Any = dict(raw)
+    seen: set[str] = set()
+    for item in overrides:
+        key, equals, text = item.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"override {item!r} is not of the form key.path=value")
+        if key in seen:
+            raise ConfigError(f"override {key!r} is given twice")
+        seen.add(key)
+        result = _set(result, key.split("."), parse_value(text), full=key)
+    return cast(dict[str, Any], result)
+
+
+def _set(node: Any, parts: list[str], value: Any, *, full: str) -> Any:
+    head, rest = parts[0], parts[1:]
+    if isinstance(node, list):
+        items = cast(list[Any], node)
+        if not head.isdecimal() or int(head) >= len(items):
+            raise ConfigError(
+                f"override {full!r}: {head!r} is not a position in 0…{len(items) - 1}"
+            )
+        copy = list(items)
+        at = int(head)
+        copy[at] = _set(copy[at], rest, value, full=full) if rest else value
+        return copy
+    if node is not None and not isinstance(node, dict):
+        raise ConfigError(f"override {full!r}: nothing can be set below the value {node!r}")
+    below = cast(dict[str, Any], node or {})
+    return {**below, head: _set(below.get(head), rest, value, full=full) if rest else value}
+
+
+def validate(raw: Mapping[str, Any], schema: type[Schema], *, where: str) -> Schema:
+    """Validate a raw mapping; every problem is listed with its dotted key."""
+    try:
+        # strict JSON mode: no coercion of scalars, but a list may fill a tuple and text a Path
+        return schema.model_validate_json(json.dumps(raw))
+    except ValidationError as error:
+        lines = [_explain(dict(item), schema) for item in error.errors()]
+        raise ConfigError(f"{where}: " + "\n  ".join(lines)) from None
+
+
+def _explain(item: dict[str, Any], schema: type[BaseModel]) -> str:
+    loc = tuple(part for part in item["loc"])
+    dotted = ".".join(str(part) for part in loc)
+    if item["type"] == "extra_forbidden":
+        return f"unknown key {dotted!r}{nearest(str(loc[-1]), _keys_at(schema, loc[:-1]))}"
+    if item["type"] == "missing":
+        return f"{dotted!r} is required"
+    if item["type"] == "value_error":
+        # a validator of ours raised: its message already says what to do
+        text = str(item["ctx"]["error"])
+        return f"{dotted}: {text}" if dotted else text
+    return f"{dotted!r}: {item['msg']}, found {item['input']!r} ({type(item['input']).__name__})"
+
+
+def nearest(name: str, valid: Sequence[str]) -> str:
+    """` (did you mean 'x'?)`, or the list of valid names when nothing is close."""
+    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.6)
+    if close:
+        return f" (did you mean {close[0]!r}?)"
+    return f" (valid: {', '.join(sorted(valid))})" if valid else ""
+
+
+def _keys_at(schema: Any, loc: tuple[Any, ...]) -> list[str]:
+    """Field names of the schema that sits at `loc`, walking through lists, mappings and unions."""
+    if isinstance(schema, type) and issubclass(schema, BaseModel):
+        if not loc:
+            return list(schema.model_fields)
+        field = schema.model_fields.get(str(loc[0]))
+        return _keys_at(field.annotation, loc[1:]) if field else []
+    origin, args = typing.get_origin(schema), typing.get_args(schema)
+    if origin is typing.Annotated:
+        return _keys_at(args[0], loc)
+    if origin in (typing.Union, types.UnionType):
+        # pydantic puts the chosen member's tag or class name into the location of a union
+        rest = loc[1:] if loc and _names_member(str(loc[0]), args) else loc
+        found: list[list[str]] = [_keys_at(arg, rest) for arg in args]
+        return max(found, key=len) if found else []
+    if origin in (list, tuple, dict) and loc:
+        return _keys_at(args[-1] if origin is dict else args[0], loc[1:])
+    return []
+
+
+def _names_member(part: str, members: tuple[Any, ...]) -> bool:
+    return any(isinstance(m, type) and part == m.__name__ for m in members)

@@ -1,0 +1,197 @@
+"""The records that travel between stages: frozen, torch-free, equal when their contents are equal.
+
+    Example(
+        messages=(Message("user", "2+2?"), Message("assistant", "4", reasoning="2+2 is 4.")),
+        tools=None, id="5f0c…", source="sums", licence="MIT", dialect="openai",
+    )
+
+Tool schemas, tool arguments and metadata are JSON *text*: inside Arrow, nested values of varying
+shape would be unified and come back with foreign `null` keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
+
+Role = Literal["system", "user", "assistant", "tool"]
+ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
+ReasoningMode = Literal["on", "off"]
+
+
+def json_text(value: object) -> str:
+    """Compact JSON text that keeps key order and non-ASCII characters."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call an assistant makes. `arguments` is the JSON text of an object."""
+
+    name: str
+    arguments: str = "{}"
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation.
+
+    `reasoning` is the trace before the answer, without its tags; `None` and "" both mean none.
+    `tool_call_id` and `name` identify which call a `tool` message answers.
+    """
+
+    role: Role
+    content: str = ""
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+
+    @property
+    def reasons(self) -> bool:
+        """Whether this message carries a reasoning trace that a template would render."""
+        return bool(self.reasoning and self.reasoning.strip())
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One conversation with everything later stages need to know about where it came from.
+
+    `tools` is the JSON text of a list of tool schemas, `None` when none is declared. `metadata` is
+    the JSON text of an object (verifier fields, difficulty, family …). `id` derives from messages
+    and tools alone, so a row keeps its id through re-ordering, re-sharding and re-sourcing; build
+    examples with `make_example`, which computes it.
+    """
+
+    messages: tuple[Message, ...]
+    tools: str | None
+    id: str
+    source: str
+    licence: str
+    dialect: str
+    metadata: str = "{}"
+
+    @property
+    def reasoning_mode(self) -> ReasoningMode:
+        """`on` when any assistant message reasons, else `off`."""
+        return "on" if any(m.role == "assistant" and m.reasons for m in self.messages) else "off"
+
+
+def content_id(messages: Iterable[Message], tools: str | None) -> str:
+    """32 hex digits derived from the conversation and its declared tools, nothing else."""
+    payload = [
+        [m.role, m.content, m.reasoning or "", [[c.name, c.arguments, c.id] for c in m.tool_calls],
+         m.tool_call_id, m.name]
+        for m in messages
+    ]  # fmt: skip
+    # surrogatepass: a lone surrogate is bad data for a filter to name, not a reason to crash here
+    text = json_text([payload, tools]).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=16).hexdigest()
+
+
+def make_example(
+    messages: Iterable[Message],
+    *,
+    tools: str | None = None,
+    source: str,
+    licence: str = "unknown",
+    dialect: str,
+    metadata: str = "{}",
+) -> Example:
+    """Build an `Example` and derive its id from its content."""
+    turns = tuple(messages)
+    return Example(
+        messages=turns,
+        tools=tools,
+        id=content_id(turns, tools),
+        source=source,
+        licence=licence,
+        dialect=dialect,
+        metadata=metadata,
+    )
+
+
+def with_messages(example: Example, messages: Iterable[Message]) -> Example:
+    """The example with other messages and the *same* id: an edit of a record, not a new record."""
+    return replace(example, messages=tuple(messages))
+
+
+def message_to_template(message: Message) -> dict[str, Any]:
+    """The message as chat templates expect it: arguments decoded, absent fields left out."""
+    row: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning is not None:
+        row["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        row["tool_calls"] = [_call_to_template(call) for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        row["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        row["name"] = message.name
+    return row
+
+
+def _call_to_template(call: ToolCall) -> dict[str, Any]:
+    row: dict[str, Any] = {"type": "function"}
+    if call.id is not None:
+        row["id"] = call.id
+    row["function"] = {"name": call.name, "arguments": json.loads(call.arguments)}
+    return row
+
+
+def tools_to_template(tools: str | None) -> list[dict[str, Any]] | None:
+    """Declared tools as chat templates expect them, `None` when none is declared."""
+    return None if tools is None else cast(list[dict[str, Any]], json.loads(tools))
+
+
+def example_to_row(example: Example) -> dict[str, Any]:
+    """The example as one flat JSON-able row; nested parts are JSON text (safe inside Arrow)."""
+    return {
+        "id": example.id,
+        "source": example.source,
+        "licence": example.licence,
+        "dialect": example.dialect,
+        "messages": json_text([_message_to_row(m) for m in example.messages]),
+        "tools": example.tools,
+        "metadata": example.metadata,
+    }
+
+
+def _message_to_row(message: Message) -> dict[str, Any]:
+    row: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning is not None:
+        row["reasoning"] = message.reasoning
+    if message.tool_calls:
+        row["tool_calls"] = [[c.name, c.arguments, c.id] for c in message.tool_calls]
+    if message.tool_call_id is not None:
+        row["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        row["name"] = message.name
+    return row
+
+
+def example_from_row(row: Mapping[str, Any]) -> Example:
+    """Inverse of `example_to_row`."""
+    messages = tuple(
+        Message(
+            role=m["role"],
+            content=m["content"],
+            reasoning=m.get("reasoning"),
+            tool_calls=tuple(ToolCall(*c) for c in m.get("tool_calls", ())),
+            tool_call_id=m.get("tool_call_id"),
+            name=m.get("name"),
+        )
+        for m in json.loads(row["messages"])
+    )
+    return Example(
+        messages=messages,
+        tools=row["tools"],
+        id=row["id"],
+        source=row["source"],
+        licence=row["licence"],
+        dialect=row["dialect"],
+        metadata=row["metadata"],
+    )
