@@ -1,0 +1,115 @@
+"""What a family makes: a draft of one item, and the transcript that builds its conversation.
+
+A family is one function `make(draw: Draw) -> Draft`. A draft's `key` says what the question is
+about, whatever its wording: the key alone decides whether the content belongs to training or is
+held out, so no wording, seed or order can carry a held-out question into training.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from data_builders.tiny_world.tools import ToolWorld
+
+Verbosity = Literal["terse", "plain", "chatty"]
+VERBOSITIES: tuple[Verbosity, ...] = ("terse", "plain", "chatty")
+Grading = Literal["number", "words", "unknown", "no_tool", "refusal", "question", "state"]
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What a family is given: a keyed generator and the choices made before it.
+
+    `side` is 0 or 1 in families of twins: both sides see the same `rng`, and must consume it
+    alike up to the point where they differ.
+    """
+
+    rng: random.Random
+    difficulty: int
+    verbosity: Verbosity
+    with_tools: bool
+    side: int
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One item before it is given its id and its place. See docs/tiny-world.md for the fields."""
+
+    key: str
+    task: str
+    paraphrase: int
+    prompt: tuple[dict[str, Any], ...]
+    reference: tuple[dict[str, Any], ...]
+    gold: str
+    grading: Grading
+    tools: tuple[str, ...] = ()
+    answerable: bool = True
+    twin: bool = False
+    initial_state: Mapping[str, Any] | None = None
+    gold_state: Mapping[str, Any] | None = None
+    fault: Mapping[str, Any] | None = None
+    minimum_calls: int = 0
+    options: tuple[str, ...] = ()
+    replies: tuple[str, ...] = field(default=())
+
+
+def reason(verbosity: Verbosity, steps: Sequence[str], *, opening: str, result: str) -> str:
+    """Worked reasoning at one of three lengths; every length contains every step.
+
+    terse is the steps alone; plain says what is asked and concludes; chatty also goes through
+    the steps a second time, which costs tokens and finds nothing: room for length control.
+    """
+    worked = "\n".join(steps)
+    if verbosity == "terse":
+        return worked
+    if verbosity == "plain":
+        return f"{opening}\n{worked}\nSo {result}."
+    return (
+        f"Okay, {opening}\n{worked}\nThat gives {result}. Let me check it again.\n"
+        f"{worked}\nYes, the answer is {result}."
+    )
+
+
+def user(text: str) -> dict[str, Any]:
+    """A user's message."""
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str, reasoning: str) -> dict[str, Any]:
+    """An assistant's answer after its reasoning."""
+    return {"role": "assistant", "content": text, "reasoning_content": reasoning}
+
+
+class Transcript:
+    """The reference continuation of a prompt, its tool results computed by the real tools."""
+
+    def __init__(self, world: ToolWorld) -> None:
+        self.world = world
+        self.messages: list[dict[str, Any]] = []
+
+    def call(self, name: str, arguments: Mapping[str, str], *, reasoning: str) -> str:
+        """One assistant step that calls one tool; returns the tool's result."""
+        identity = f"call_{len(self.world.calls)}"
+        text = json.dumps(dict(arguments), separators=(",", ":"))
+        function = {"name": name, "arguments": text}
+        self.messages.append(
+            {
+                "role": "assistant",
+                "content": "",
+                "reasoning_content": reasoning,
+                "tool_calls": [{"id": identity, "type": "function", "function": function}],
+            }
+        )
+        result = self.world.call(name, arguments)
+        self.messages.append(
+            {"role": "tool", "tool_call_id": identity, "name": name, "content": result}
+        )
+        return result
+
+    def answer(self, text: str, *, reasoning: str) -> None:
+        """The final step."""
+        self.messages.append(assistant(text, reasoning))

@@ -1,0 +1,65 @@
+"""Ambiguous requests: two things fit, so the first step is a question and not a call.
+
+    "What is the price of the lamp?" with a red and a blue lamp  →  "the red or the blue lamp?"
+
+Side 1 (the twin) names the colour and wants no question. `replies` holds what the user answers to
+the question; the item is graded on the question and, after the reply, on the answer. Difficulty is
+the number of things that fit, minus 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from data_builders.tiny_world.drafts import Draft, Draw, Transcript, assistant, reason, user
+from data_builders.tiny_world.tools import ToolWorld
+from data_builders.tiny_world.vocabulary import COLOURS, THINGS
+
+WORDINGS = (
+    "{stock} What is the price of the {a}?",
+    "{stock} I want the price of the {a}.",
+    "{stock} How much is the {a}?",
+)
+
+
+def make(draw: Draw) -> Draft:
+    """One price question about a thing that comes in several colours, all named in the prompt."""
+    rng = draw.rng
+    thing = rng.choice(THINGS)
+    colours = rng.sample(COLOURS, min(draw.difficulty, 4) + 1)
+    chosen = rng.choice(colours)
+    prices = rng.sample(range(11, 100), len(colours))
+    items = [f"{colour} {thing}" for colour in colours]
+    state: dict[str, Any] = {"price": dict(zip(items, prices, strict=True))}
+    paraphrase = rng.randrange(len(WORDINGS))
+    stock = f"We have: {', '.join(items)}."
+    target = f"{chosen} {thing}"
+    question = WORDINGS[paraphrase].format(stock=stock, a=target if draw.side else thing)
+    script = Transcript(ToolWorld(state, declared=["get_price"]))
+    if not draw.side:
+        asked = f"the {' or '.join(colours)} {thing}?"
+        worked = reason(
+            draw.verbosity, [f"{' '.join(colours)}: ask"], opening=f"price of {thing}.", result="ask"
+        )
+        script.messages += [assistant(asked, worked), user(f"The {chosen} one.")]
+    worked = reason(
+        draw.verbosity, [f"get_price {target}"], opening=f"price of {target}.", result="get_price"
+    )
+    gold = script.call("get_price", {"item": target}, reasoning=worked)
+    script.answer(gold, reasoning=gold)
+    return Draft(
+        key=f"clarify {stock}",
+        task="clear" if draw.side else "ambiguous",
+        paraphrase=paraphrase,
+        prompt=(user(question),),
+        reference=tuple(script.messages),
+        gold=gold,
+        grading="number" if draw.side else "question",
+        tools=("get_price",),
+        twin=True,
+        initial_state=state,
+        gold_state=state,
+        minimum_calls=1,
+        options=() if draw.side else tuple(colours),
+        replies=() if draw.side else (f"The {chosen} one.",),
+    )

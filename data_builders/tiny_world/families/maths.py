@@ -1,0 +1,112 @@
+"""Maths with carries: add, subtract, multiply by a digit; difficulty is the number of digits.
+
+    "What is 345 + 278?"  →  5+8=13 / 4+7+1=12 / 3+2+1=6  →  623
+
+Worked from the right, one place a line, so that each step is a fact about single digits and the
+answer is read off the lines. With tools declared, a calculator does the same.
+"""
+
+from __future__ import annotations
+
+from data_builders.tiny_world.drafts import Draft, Draw, Transcript, assistant, reason, user
+from data_builders.tiny_world.tools import ToolWorld
+
+WORDINGS = {
+    "add": ("What is {a} + {b}?", "Add {a} and {b}.", "{a} + {b} = ?", "Find {a} plus {b}."),
+    "subtract": (
+        "What is {a} - {b}?",
+        "Subtract {b} from {a}.",
+        "{a} - {b} = ?",
+        "Find {a} minus {b}.",
+    ),
+    "multiply": (
+        "What is {a} * {b}?",
+        "Multiply {a} by {b}.",
+        "{a} * {b} = ?",
+        "Find {a} times {b}.",
+    ),
+}
+SIGNS = {"add": "+", "subtract": "-", "multiply": "*"}
+
+
+def _digits(number: int, width: int) -> list[int]:
+    return [number // 10**place % 10 for place in range(width)]
+
+
+def add_steps(a: int, b: int) -> list[str]:
+    """Column addition, ones first."""
+    width, carry, steps = max(len(str(a)), len(str(b))), 0, []
+    for left, right in zip(_digits(a, width), _digits(b, width), strict=True):
+        total = left + right + carry
+        steps.append(f"{left}+{right}{f'+{carry}' if carry else ''}={total}")
+        carry = total // 10
+    return steps
+
+
+def subtract_steps(a: int, b: int) -> list[str]:
+    """Column subtraction of b ≤ a, ones first; a borrowed ten shows in the upper number."""
+    width, borrow, steps = len(str(a)), 0, []
+    for left, right in zip(_digits(a, width), _digits(b, width), strict=True):
+        upper = left + 10 if left - borrow < right else left
+        steps.append(f"{upper}{f'-{borrow}' if borrow else ''}-{right}={upper - borrow - right}")
+        borrow = int(upper != left)
+    return steps
+
+
+def multiply_steps(a: int, b: int) -> list[str]:
+    """Multiplication of a by one digit, ones first."""
+    carry, steps = 0, []
+    for left in _digits(a, len(str(a))):
+        total = left * b + carry
+        steps.append(f"{left}*{b}{f'+{carry}' if carry else ''}={total}")
+        carry = total // 10
+    return steps
+
+
+STEPS = {"add": add_steps, "subtract": subtract_steps, "multiply": multiply_steps}
+
+
+def _operands(draw: Draw, task: str) -> tuple[int, int]:
+    low, high = 10 ** (draw.difficulty - 1), 10**draw.difficulty - 1
+    a, b = draw.rng.randint(low, high), draw.rng.randint(low, high)
+    if task == "multiply":
+        return a, draw.rng.randint(2, 9)
+    return (max(a, b), min(a, b)) if task == "subtract" else (a, b)
+
+
+def make(draw: Draw) -> Draft:
+    """One sum; with tools the calculator is called instead of working in columns."""
+    task = draw.rng.choice(("add", "add", "subtract", "multiply"))
+    a, b = _operands(draw, task)
+    result = {"add": a + b, "subtract": a - b, "multiply": a * b}[task]
+    paraphrase = draw.rng.randrange(len(WORDINGS[task]))
+    expression = f"{a}{SIGNS[task]}{b}"
+    if draw.with_tools:
+        names = ["calculate", draw.rng.choice(("get_price", "get_stock"))]
+        draw.rng.shuffle(names)
+        script = Transcript(ToolWorld(None, declared=names))
+        script.call(
+            "calculate",
+            {"expression": expression},
+            reasoning=reason(
+                draw.verbosity, ["calculate"], opening=f"{expression}.", result="calculate"
+            ),
+        )
+        script.answer(str(result), reasoning=str(result))
+        tools, reference = tuple(names), tuple(script.messages)
+    else:
+        worked = reason(
+            draw.verbosity, STEPS[task](a, b), opening=f"{expression}.", result=str(result)
+        )
+        tools, reference = (), (assistant(str(result), worked),)
+    return Draft(
+        key=f"{task} {min(a, b)} {max(a, b)}",
+        task=task,
+        paraphrase=paraphrase,
+        prompt=(user(WORDINGS[task][paraphrase].format(a=a, b=b)),),
+        reference=reference,
+        gold=str(result),
+        grading="number",
+        tools=tools,
+        minimum_calls=1 if draw.with_tools else 0,
+    )

@@ -1,0 +1,63 @@
+"""Near-miss and undeclared tool names: what the user names is not, or not quite, what is declared.
+
+    "Use fetch_price on the red lamp." with get_price declared  →  get_price(red lamp) → 42
+    the same with no tool for prices declared                  →  no tool
+
+Side 0 declares a tool that does the job under its own name; side 1 (the twin) does not. A call to
+a name that is not declared is wrong whatever is answered. Difficulty is the number of other tools
+declared, minus 1: 1 declares none beside the tool in question.
+"""
+
+from __future__ import annotations
+
+from data_builders.tiny_world.drafts import Draft, Draw, Transcript, assistant, reason, user
+from data_builders.tiny_world.families.lookups import FACTS, shop
+from data_builders.tiny_world.tools import ToolWorld
+
+NEAR = ("fetch_{f}", "get_{f}s", "{f}_of", "read_{f}", "get_{f}_now")
+WORDINGS = (
+    "Use {tool} on the {a}.",
+    "Call {tool} for the {a}.",
+    "What does {tool} say of the {a}?",
+)
+
+
+def make(draw: Draw) -> Draft:
+    """One request that names a tool which does not exist."""
+    rng = draw.rng
+    state = shop(rng)
+    item = rng.choice(sorted(state["price"]))
+    fact = rng.choice(FACTS)
+    asked = rng.choice(NEAR).format(f=fact)
+    unrelated = [f"get_{name}" for name in FACTS if name != fact]
+    others = rng.sample(unrelated, min(draw.difficulty, 4) - 1)
+    paraphrase = rng.randrange(len(WORDINGS))
+    names = others if draw.side else [*others, f"get_{fact}"]
+    rng.shuffle(names)
+    if draw.side:
+        gold, calls = "no tool", 0
+        worked = reason(draw.verbosity, [f"no {asked}"], opening=f"{asked}.", result=gold)
+        reference = (assistant(gold, worked),)
+    else:
+        script = Transcript(ToolWorld(state, declared=names))
+        worked = reason(
+            draw.verbosity, [f"no {asked}, get_{fact}"], opening=f"{asked}.", result=f"get_{fact}"
+        )
+        gold = script.call(f"get_{fact}", {"item": item}, reasoning=worked)
+        script.answer(gold, reasoning=gold)
+        reference, calls = tuple(script.messages), 1
+    return Draft(
+        key=f"near {asked} {item}",
+        task="undeclared" if draw.side else "near_miss",
+        paraphrase=paraphrase,
+        prompt=(user(WORDINGS[paraphrase].format(tool=asked, a=item)),),
+        reference=reference,
+        gold=gold,
+        grading="no_tool" if draw.side else ("number" if gold.isdigit() else "words"),
+        tools=tuple(names),
+        answerable=not draw.side,
+        twin=True,
+        initial_state=state,
+        gold_state=state,
+        minimum_calls=calls,
+    )

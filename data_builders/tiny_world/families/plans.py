@@ -1,0 +1,93 @@
+"""Ordered plans that write to a small database of tickets, graded by the state they leave.
+
+    "Close 4 and 7. 4 needs 7."  →  set_status(7, closed), set_status(4, closed)  →  done
+
+A ticket that needs another cannot be closed before it, so the order matters; whatever else was
+changed on the way also counts. Difficulty is the number of writes, at least 1.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from data_builders.tiny_world.drafts import Draft, Draw, Transcript, reason, user
+from data_builders.tiny_world.tools import ToolWorld
+from data_builders.tiny_world.vocabulary import CITIES, PEOPLE
+
+WORDINGS = {
+    "ordered": ("Close {x}.{needs}", "Please close tickets {x}.{needs}", "Tickets {x} are done: close them.{needs}"),
+    "move": ("Give {x} to {name}.", "Move tickets {x} to {name}.", "{name} takes over {x}."),
+    "owner": ("{name} goes to {city}: close all tickets of {name}.", "Close every ticket of {name}, now in {city}.", "{name} is in {city}. Close what {name} has."),
+}  # fmt: skip
+
+
+def _tickets(rng: random.Random, size: int = 5) -> dict[str, dict[str, Any]]:
+    keys = sorted(str(key) for key in rng.sample(range(10, 100), size))
+    names = rng.sample(PEOPLE, 2)
+    return {key: {"owner": rng.choice(names), "status": "open"} for key in keys}
+
+
+def make(draw: Draw) -> Draft:
+    """One request of 1…5 writes; the tools are always declared."""
+    rng = draw.rng
+    task = rng.choice(("ordered", "move", "owner"))
+    tickets = _tickets(rng)
+    chosen = rng.sample(sorted(tickets), min(draw.difficulty, len(tickets)))
+    name = rng.choice(PEOPLE)
+    city = rng.choice(CITIES)
+    needs = ""
+    if task == "ordered" and len(chosen) > 1:
+        first, second = rng.sample(chosen, 2)
+        tickets[second]["needs"] = first
+        needs = f" {second} needs {first}."
+    if task == "owner":
+        name = tickets[chosen[0]]["owner"]
+    about = {
+        "ordered": f"{' '.join(chosen)}{needs}",
+        "move": f"{' '.join(chosen)} {name}",
+        "owner": f"{name} {city}",
+    }[task]
+    paraphrase = rng.randrange(len(WORDINGS[task]))
+    question = WORDINGS[task][paraphrase].format(
+        x=" ".join(chosen), needs=needs, name=name, city=city
+    )
+    names = ["list_tickets", "set_status", "set_owner"]
+    rng.shuffle(names)
+    state = {"tickets": tickets}
+    script = Transcript(ToolWorld(state, declared=names))
+    _carry_out(script, draw, task, chosen=chosen, name=name)
+    script.answer("done", reasoning="all done")
+    return Draft(
+        key=f"plan {task} {about}",
+        task=task,
+        paraphrase=paraphrase,
+        prompt=(user(question),),
+        reference=tuple(script.messages),
+        gold="done",
+        grading="state",
+        tools=tuple(names),
+        initial_state=state,
+        gold_state=script.world.state,
+        minimum_calls=len(script.world.calls),
+    )
+
+
+def _carry_out(
+    script: Transcript, draw: Draw, task: str, *, chosen: list[str], name: str
+) -> None:
+    """Make the calls of the reference, each with its reason."""
+    if task == "owner":
+        thought = reason(
+            draw.verbosity, [f"list {name}"], opening=f"tickets of {name}.", result="list"
+        )
+        chosen = script.call("list_tickets", {"owner": name}, reasoning=thought).split()
+    tickets = script.world.state["tickets"]
+    chosen = sorted(chosen, key=lambda key: (tickets[key].get("needs") in chosen, chosen.index(key)))
+    for done, key in enumerate(chosen):
+        left = " ".join(chosen[done:])
+        thought = reason(draw.verbosity, [f"left {left}"], opening=f"{task}.", result=key)
+        if task == "move":
+            script.call("set_owner", {"ticket": key, "owner": name}, reasoning=thought)
+        else:
+            script.call("set_status", {"ticket": key, "status": "closed"}, reasoning=thought)

@@ -1,0 +1,71 @@
+"""Recover and verify: the first call fails, and another tool succeeds with the wrong value.
+
+    get_price(red lamp) → error: busy; get_price(red lamp) → 42; check_price(red lamp, 42) → right
+
+The lure is `cached_price`: it always answers, and its answer is old. The reference tries again and
+checks; in a third of the items it first falls for the lure, sees the check fail and recovers.
+Difficulty is the number of times the tool is busy.
+"""
+
+from __future__ import annotations
+
+from data_builders.tiny_world.drafts import Draft, Draw, Transcript, reason, user
+from data_builders.tiny_world.families.lookups import shop
+from data_builders.tiny_world.tools import ToolWorld
+from data_builders.tiny_world.vocabulary import PEOPLE
+
+WORDINGS = (
+    "What is the price of the {a} for {who}? Check it.",
+    "Give {who} the checked price of the {a}.",
+    "Find and check the price of the {a} for {who}.",
+)
+
+
+def make(draw: Draw) -> Draft:
+    """One price behind a busy tool; difficulty 1…3 failures."""
+    rng = draw.rng
+    state = shop(rng)
+    item = rng.choice(sorted(state["price"]))
+    price = state["price"][item]
+    lure = rng.choice([number for number in range(11, 100) if number != price])
+    state["cached_price"] = {item: lure}
+    names = ["get_price", "cached_price", "check_price"]
+    rng.shuffle(names)
+    times = min(draw.difficulty, 3)
+    fault = {"tool": "get_price", "kind": "busy", "times": times}
+    falls = rng.random() < 1 / 3
+    who = rng.choice(PEOPLE)
+    paraphrase = rng.randrange(len(WORDINGS))
+    script = Transcript(ToolWorld(state, fault=fault, declared=names))
+    _carry_out(script, draw, item, falls=falls)
+    return Draft(
+        key=f"recover {item} {who}",
+        task="lured" if falls else "retry",
+        paraphrase=paraphrase,
+        prompt=(user(WORDINGS[paraphrase].format(a=item, who=who)),),
+        reference=tuple(script.messages),
+        gold=str(price),
+        grading="number",
+        tools=tuple(names),
+        initial_state=state,
+        gold_state=state,
+        fault=fault,
+        minimum_calls=times + 2,
+    )
+
+
+def _carry_out(script: Transcript, draw: Draw, item: str, *, falls: bool) -> None:
+    def think(step: str) -> str:
+        return reason(draw.verbosity, [step], opening=f"price of {item}.", result=step)
+
+    found = script.call("get_price", {"item": item}, reasoning=think("get_price"))
+    if falls:
+        found = script.call("cached_price", {"item": item}, reasoning=think("busy, cached_price"))
+        check = {"item": item, "price": found}
+        script.call("check_price", check, reasoning=think("check_price"))
+        found = script.call("get_price", {"item": item}, reasoning=think("wrong, get_price"))
+    while found.startswith("error"):
+        found = script.call("get_price", {"item": item}, reasoning=think("busy, get_price"))
+    check = {"item": item, "price": found}
+    script.call("check_price", check, reasoning=think("check_price"))
+    script.answer(found, reasoning=f"{found} is right")

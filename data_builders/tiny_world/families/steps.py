@@ -1,0 +1,44 @@
+"""Prescribed execution: the steps are given, only the doing is asked; difficulty is their number - 1.
+
+    "Start with 7. Add 5. Take 3. Double."  →  7+5=12 / 12-3=9 / 9*2=18  →  18
+"""
+
+from __future__ import annotations
+
+from data_builders.tiny_world.drafts import Draft, Draw, assistant, reason, user
+
+WORDINGS = (
+    "Start with {x}. {steps} What is the result?",
+    "Begin at {x}. {steps} Where do you end?",
+    "x is {x}. {steps} What is x now?",
+)
+LIMIT = 40
+
+
+def make(draw: Draw) -> Draft:
+    """A chain of small additions, subtractions and doublings that stays within 0…40."""
+    rng = draw.rng
+    start = value = rng.randint(1, 20)
+    orders: list[str] = []
+    worked: list[str] = []
+    while len(orders) < draw.difficulty + 1:
+        kind, by = rng.choice(("Add", "Take", "Double")), rng.randint(1, 9)
+        after = {"Add": value + by, "Take": value - by, "Double": value * 2}[kind]
+        if not 0 <= after <= LIMIT:
+            continue
+        orders.append("Double." if kind == "Double" else f"{kind} {by}.")
+        sign = {"Add": f"+{by}", "Take": f"-{by}", "Double": "*2"}[kind]
+        worked.append(f"{value}{sign}={after}")
+        value = after
+    steps = " ".join(orders)
+    paraphrase = rng.randrange(len(WORDINGS))
+    text = reason(draw.verbosity, worked, opening=f"start {start}.", result=str(value))
+    return Draft(
+        key=f"steps {start} {steps}",
+        task="chain",
+        paraphrase=paraphrase,
+        prompt=(user(WORDINGS[paraphrase].format(x=start, steps=steps)),),
+        reference=(assistant(str(value), text),),
+        gold=str(value),
+        grading="number",
+    )

@@ -1,0 +1,158 @@
+"""Items of the tiny world: any one of them can be made alone, from its seed and its place.
+
+    make_item(place=Place(seed=1, split="train", family="maths", index=7))
+      → {"id": "train-1-maths-7", "messages": [...], "tools": None, "metadata": {"family": "maths", …}}
+
+Content is held out by its key: a keyed hash of what a question is about, the same for every seed
+and every wording, sends one in eight to the held-out side. An item of a split is the first draw
+whose key falls on that side, so that no seed can bring held-out content into training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from data_builders.tiny_world.drafts import VERBOSITIES, Draft, Draw
+from data_builders.tiny_world.families import CHAINED, FAMILIES, TWINNED
+from data_builders.tiny_world.tools import tool_schemas
+
+Split = Literal["train", "heldout"]
+SPLITS: tuple[Split, ...] = get_args(Split)
+HELD_OUT_ONE_IN = 8
+_MAXIMUM_DRAWS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an item stands: the same place is always the same item."""
+
+    seed: int
+    split: Split
+    family: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What a family's items may look like; shares are probabilities in [0, 1].
+
+    `verbosity` are the weights of terse, plain and chatty reasoning; `tools_declared` the share of
+    items with tools, in the families that can do without; `several_turns` the share that follow an
+    earlier question in the same conversation, in the families of single questions.
+    """
+
+    difficulties: tuple[int, ...] = (1, 2, 3)
+    verbosity: tuple[float, float, float] = (0.4, 0.3, 0.3)
+    tools_declared: float = 0.5
+    several_turns: float = 0.1
+
+
+def is_held_out(key: str) -> bool:
+    """Whether content belongs to the held-out side, for every seed alike."""
+    digest = hashlib.blake2b(key.encode(), key=b"tiny-world split", digest_size=8).digest()
+    return int.from_bytes(digest, "big") % HELD_OUT_ONE_IN == 0
+
+
+def _generator(place: Place, *parts: object) -> random.Random:
+    name = "/".join(str(part) for part in (place.seed, place.split, place.family, *parts))
+    digest = hashlib.blake2b(name.encode(), key=b"tiny-world item", digest_size=8).digest()
+    return random.Random(int.from_bytes(digest, "big"))
+
+
+def draft_item(place: Place, choices: Choices, role: str = "item") -> tuple[Draft, Draw]:
+    """The first draw for this place whose content belongs to its split, with what was drawn."""
+    twinned = place.family in TWINNED
+    number, side = divmod(place.index, 2) if twinned else (place.index, 0)
+    for attempt in range(_MAXIMUM_DRAWS):
+        rng = _generator(place, number, role, attempt)
+        draw = Draw(
+            rng=rng,
+            difficulty=rng.choice(choices.difficulties),
+            verbosity=rng.choices(VERBOSITIES, choices.verbosity)[0],
+            with_tools=rng.random() < choices.tools_declared,
+            side=side,
+        )
+        draft = FAMILIES[place.family](draw)
+        if is_held_out(draft.key) == (place.split == "heldout"):
+            return draft, draw
+    raise AssertionError(f"no {place.split} content for {place.family}: its space is too small")
+
+
+def make_item(place: Place, choices: Choices | None = None) -> dict[str, Any]:
+    """One item with its reference conversation.
+
+    Returns:
+        `id`, `prompt` (messages up to the generation point), `reference` (messages after it),
+        `tools` (OpenAI schemas or None) and `metadata` (see docs/tiny-world.md).
+    """
+    choices = choices or Choices()
+    draft, draw = draft_item(place, choices)
+    prompt = list(draft.prompt)
+    chained = place.family in CHAINED and not draft.tools
+    if chained and _generator(place, place.index, "turns").random() < choices.several_turns:
+        without_tools = Choices(choices.difficulties, choices.verbosity, 0.0, 0.0)
+        earlier, _ = draft_item(place, without_tools, role="earlier")
+        prompt = [*earlier.prompt, *earlier.reference, *prompt]
+    return {
+        "id": f"{place.split}-{place.seed}-{place.family}-{place.index}",
+        "prompt": prompt,
+        "reference": list(draft.reference),
+        "tools": tool_schemas(draft.tools) if draft.tools else None,
+        "metadata": _metadata(place, draft, draw, turns=sum(m["role"] == "user" for m in prompt)),
+    }
+
+
+def _metadata(place: Place, draft: Draft, draw: Draw, *, turns: int) -> dict[str, Any]:
+    twin = f"{place.split}-{place.seed}-{place.family}-{place.index ^ 1}" if draft.twin else None
+    return {
+        "family": place.family,
+        "task": draft.task,
+        "split": place.split,
+        "seed": place.seed,
+        "index": place.index,
+        "difficulty": draw.difficulty,
+        "verbosity": draw.verbosity,
+        "paraphrase": draft.paraphrase,
+        "twin": twin,
+        "turns": turns,
+        "answerable": draft.answerable,
+        "gold": draft.gold,
+        "grading": draft.grading,
+        "options": list(draft.options),
+        "replies": list(draft.replies),
+        "tools_declared": list(draft.tools),
+        "initial_state": draft.initial_state,
+        "gold_state": draft.gold_state,
+        "fault": draft.fault,
+        "minimum_calls": draft.minimum_calls,
+    }
+
+
+def training_row(item: Mapping[str, Any]) -> dict[str, Any]:
+    """The item as an OpenAI-dialect row: the prompt and its reference as one conversation."""
+    row = {"id": item["id"], "messages": [*item["prompt"], *item["reference"]]}
+    return row | {"tools": item["tools"], "metadata": item["metadata"]}
+
+
+def heldout_row(item: Mapping[str, Any]) -> dict[str, Any]:
+    """The item as a prompt to be answered: messages up to the generation point, reference apart."""
+    return {
+        "id": item["id"],
+        "messages": item["prompt"],
+        "tools": item["tools"],
+        "metadata": item["metadata"],
+        "reference": item["reference"],
+    }
+
+
+def family_items(
+    *, seed: int, split: Split, family: str, choices: Choices | None = None
+) -> Iterator[dict[str, Any]]:
+    """The endless sequence of a family's items, in order of index."""
+    for index in itertools.count():
+        yield make_item(Place(seed, split, family, index), choices)

@@ -1,0 +1,179 @@
+"""The tools of the tiny world: JSON schemas, and Python functions that really run on a small state.
+
+    world = ToolWorld({"price": {"lamp": 42}})
+    world.call("get_price", {"item": "lamp"}) == "42"
+
+Every call is deterministic and is logged in `world.calls`; a tool's error is its result, as text
+that begins with "error:". A fault makes a named tool fail its first calls. Writes change
+`world.state`, a copy: the initial state given is never modified.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+State = dict[str, Any]
+Arguments = Mapping[str, Any]
+
+STATUSES = ("open", "closed")
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One tool: its name, what it says of itself, its string parameters, and what it does."""
+
+    name: str
+    description: str
+    parameters: tuple[str, ...]
+    run: Callable[[State, Arguments], str]
+
+    def schema(self) -> dict[str, Any]:
+        """The tool as an OpenAI function schema."""
+        return {
+            "type": "function",
+            "function": {
+                "name": self.name,
+                "description": self.description,
+                "parameters": {
+                    "type": "object",
+                    "properties": {name: {"type": "string"} for name in self.parameters},
+                    "required": list(self.parameters),
+                },
+            },
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One executed call, in the order made."""
+
+    name: str
+    arguments: dict[str, Any]
+    result: str
+
+
+def _look_up(table: str) -> Callable[[State, Arguments], str]:
+    def run(state: State, arguments: Arguments) -> str:
+        rows = state.get(table, {})
+        item = arguments["item"]
+        return str(rows[item]) if item in rows else f"error: no {item}"
+
+    return run
+
+
+def _calculate(_: State, arguments: Arguments) -> str:
+    match = re.fullmatch(r"\s*(\d{1,9})\s*([+*-])\s*(\d{1,9})\s*", str(arguments["expression"]))
+    if match is None:
+        return "error: not a sum"
+    left, right = int(match[1]), int(match[3])
+    return str({"+": left + right, "-": left - right, "*": left * right}[match[2]])
+
+
+def _check_price(state: State, arguments: Arguments) -> str:
+    prices = state.get("price", {})
+    item = arguments["item"]
+    if item not in prices:
+        return f"error: no {item}"
+    return "right" if str(prices[item]) == str(arguments["price"]).strip() else "wrong"
+
+
+def _list_tickets(state: State, arguments: Arguments) -> str:
+    tickets = state.get("tickets", {})
+    mine = sorted(key for key, ticket in tickets.items() if ticket["owner"] == arguments["owner"])
+    return " ".join(mine) if mine else "none"
+
+
+def _get_status(state: State, arguments: Arguments) -> str:
+    ticket = state.get("tickets", {}).get(str(arguments["ticket"]))
+    return f"error: no ticket {arguments['ticket']}" if ticket is None else ticket["status"]
+
+
+def _set_status(state: State, arguments: Arguments) -> str:
+    tickets = state.get("tickets", {})
+    key, status = str(arguments["ticket"]), arguments["status"]
+    if key not in tickets:
+        return f"error: no ticket {key}"
+    if status not in STATUSES:
+        return f"error: no status {status}"
+    needed = tickets[key].get("needs")
+    if status == "closed" and needed and tickets[needed]["status"] != "closed":
+        return f"error: ticket {needed} is open"
+    tickets[key]["status"] = status
+    return "ok"
+
+
+def _set_owner(state: State, arguments: Arguments) -> str:
+    tickets = state.get("tickets", {})
+    key = str(arguments["ticket"])
+    if key not in tickets:
+        return f"error: no ticket {key}"
+    tickets[key]["owner"] = str(arguments["owner"])
+    return "ok"
+
+
+TOOLS: dict[str, Tool] = {
+    tool.name: tool
+    for tool in (
+        Tool("calculate", "Work out a sum.", ("expression",), _calculate),
+        Tool("get_price", "Price of an item.", ("item",), _look_up("price")),
+        Tool("get_stock", "Stock of an item.", ("item",), _look_up("stock")),
+        Tool("get_owner", "Owner of an item.", ("item",), _look_up("owner")),
+        Tool("get_city", "City of an item.", ("item",), _look_up("city")),
+        Tool("cached_price", "Last known price of an item.", ("item",), _look_up("cached_price")),
+        Tool("check_price", "Check the price of an item.", ("item", "price"), _check_price),
+        Tool("list_tickets", "Tickets of an owner.", ("owner",), _list_tickets),
+        Tool("get_status", "Status of a ticket.", ("ticket",), _get_status),
+        Tool("set_status", "Set the status of a ticket.", ("ticket", "status"), _set_status),
+        Tool("set_owner", "Set the owner of a ticket.", ("ticket", "owner"), _set_owner),
+    )
+}
+
+
+def tool_schemas(names: Sequence[str]) -> list[dict[str, Any]]:
+    """OpenAI function schemas of the named tools, in that order. Raises KeyError if unknown."""
+    return [TOOLS[name].schema() for name in names]
+
+
+class ToolWorld:
+    """A state and the tools that read and write it; one instance an episode.
+
+    Args:
+        state: initial state, copied.
+        fault: `{"tool": name, "kind": "busy", "times": n}`: the tool's first n calls fail.
+        declared: the names that may be called; any other name is answered with an error.
+    """
+
+    def __init__(
+        self,
+        state: Mapping[str, Any] | None,
+        *,
+        fault: Mapping[str, Any] | None = None,
+        declared: Sequence[str] | None = None,
+    ) -> None:
+        self.state: State = copy.deepcopy(dict(state or {}))
+        self.calls: list[Call] = []
+        self._declared = frozenset(TOOLS if declared is None else declared)
+        self._fault = dict(fault) if fault else None
+
+    def call(self, name: str, arguments: Arguments) -> str:
+        """Run one call and log it. Never raises on what a model wrote: errors are results."""
+        result = self._result(name, arguments)
+        self.calls.append(Call(name, dict(arguments), result))
+        return result
+
+    def _result(self, name: str, arguments: Arguments) -> str:
+        if name not in self._declared or name not in TOOLS:
+            return f"error: no tool {name}"
+        tool = TOOLS[name]
+        if set(arguments) != set(tool.parameters) or not all(
+            isinstance(value, str | int) for value in arguments.values()
+        ):
+            return f"error: {name} takes {', '.join(tool.parameters)}"
+        if self._fault and self._fault["tool"] == name and self._fault["times"] > 0:
+            self._fault["times"] -= 1
+            return f"error: {self._fault['kind']}"
+        return tool.run(self.state, arguments)
