@@ -1,0 +1,117 @@
+"""Chat rows of any dialect → messages and tools. One function a dialect, one table of them.
+
+read_row({"instruction": "Add.", "input": "2 2", "output": "4"}, config)
+    → ("alpaca", Conversation(messages=(…), tools=None))
+
+To add a dialect: one function in a file here, one line in `DIALECTS`, its shape in `recognise`, its
+name in `posttrain.config.source.DialectName`, a section in `docs/dialects.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from data_builders.dialects.alpaca import OUTPUT_KEYS, alpaca
+from data_builders.dialects.chosen_rejected import chosen_rejected
+from data_builders.dialects.inline_think import inline_think
+from data_builders.dialects.message import content_of, role_of
+from data_builders.dialects.messages_list import find_list, not_a
+from data_builders.dialects.openai import openai
+from data_builders.dialects.problem import RowProblem
+from data_builders.dialects.prompt_completion import COMPLETION_KEYS, prompt_completion
+from data_builders.dialects.reading import Conversation, Reading, Row
+from data_builders.dialects.sharegpt import sharegpt
+from data_builders.dialects.think import starts_inline
+from data_builders.where import lookup
+from posttrain.config.source import SourceConfig
+
+__all__ = ["DIALECTS", "Conversation", "Reading", "RowProblem", "read_row", "recognise"]
+
+DIALECTS: dict[str, Callable[[Row, Reading], Conversation]] = {
+    "chosen_rejected": chosen_rejected,
+    "openai": openai,
+    "inline_think": inline_think,
+    "sharegpt": sharegpt,
+    "alpaca": alpaca,
+    "prompt_completion": prompt_completion,
+}
+_IN_MESSAGE = ("role", "content")
+
+
+def read_row(row: Row, config: SourceConfig) -> tuple[str, Conversation]:
+    """The row's dialect (the recipe's, else recognised by structure) and its conversation.
+
+    Raises:
+        RowProblem: the row fits no dialect, or something in it is malformed.
+    """
+    how = reading_of(config)
+    view = canonical(row, config)
+    try:
+        dialect = config.dialect or recognise(view, how)
+        return dialect, DIALECTS[dialect](view, how)
+    except RecursionError:
+        raise RowProblem("malformed_json", "the row", "nested too deep") from None
+
+
+def reading_of(config: SourceConfig) -> Reading:
+    """What the recipe says about how to read messages."""
+    return Reading(
+        roles=config.roles,
+        role=config.fields.get("role"),
+        content=config.fields.get("content"),
+        reasoning=config.fields.get("reasoning"),
+        prefilled_think=config.prefilled_think,
+    )
+
+
+def canonical(row: Row, config: SourceConfig) -> Row:
+    """The row under the canonical names of `fields`; a renamed field loses its own name."""
+    paths = {name: path for name, path in config.fields.items() if name not in _IN_MESSAGE}
+    if not paths:
+        return row
+    view = {key: value for key, value in row.items() if key not in paths.values()}
+    for name, path in paths.items():
+        key = "reasoning_content" if name == "reasoning" else name
+        try:
+            view[key] = lookup(row, path)
+        except KeyError:
+            # without it the row fits another dialect or none; never a half-mapped one
+            view.pop(key, None)
+    return view
+
+
+def recognise(row: Row, how: Reading) -> str:
+    """The dialect whose structure the row has.
+
+    A row that fits two goes to the first of: chosen/rejected, a list of messages, Alpaca or
+    prompt/completion (never both of these).
+
+    Raises:
+        RowProblem: `unrecognised`.
+    """
+    if "chosen" in row and "rejected" in row:
+        return "chosen_rejected"
+    if (found := find_list(row)) is not None:
+        return _by_messages(row, found[1], how)
+    is_alpaca = "instruction" in row and any(key in row for key in OUTPUT_KEYS)
+    is_pair = "prompt" in row and any(key in row for key in COMPLETION_KEYS)
+    if is_alpaca and is_pair:
+        raise not_a("any one dialect", row, "both alpaca and prompt_completion; name one")
+    if is_alpaca or is_pair:
+        return "alpaca" if is_alpaca else "prompt_completion"
+    raise not_a("any known dialect", row, "map its fields in the recipe if it holds a conversation")
+
+
+def _by_messages(row: Row, messages: list[Mapping[str, Any]], how: Reading) -> str:
+    if all(item.get(how.role or "role") is not None for item in messages):
+        inline = any(map(_inline, messages, [how] * len(messages)))
+        return "inline_think" if inline else "openai"
+    if all(item.get("from") is not None for item in messages):
+        return "sharegpt"
+    raise not_a("any known dialect", row, "not every message has role, nor every one from")
+
+
+def _inline(message: Mapping[str, Any], how: Reading) -> bool:
+    content = content_of(message, how)
+    return isinstance(content, str) and role_of(message, how) != "user" and starts_inline(content)

@@ -1,0 +1,139 @@
+"""Tool calls and tool declarations, from the forms they take in the wild to ours.
+
+{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\\"x\\": 1}"}}  and
+{"name": "f", "arguments": {"x": 1}}  → ToolCall("f", '{"x":1}', …)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from data_builders.dialects.json_values import encode_json, load_json
+from data_builders.dialects.problem import RowProblem
+from posttrain.records import ToolCall
+
+_CALL_KEYS = {"name", "arguments", "parameters", "id", "type", "index"}
+
+
+def read_calls(value: Any, where: str) -> tuple[ToolCall, ...]:
+    """The calls of one message: a list of calls, one call, the JSON text of either, or nothing."""
+    if isinstance(value, str):
+        if not value.strip():
+            return ()
+        value = _decode(value, where)
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        return (read_call(value, where),)
+    return tuple(read_call(item, f"{where}[{i}]") for i, item in enumerate(value))
+
+
+def read_call(value: Any, where: str) -> ToolCall:
+    """One call, nested under `function` or flat, or its JSON text.
+
+    Raises:
+        RowProblem: `malformed_tool_call` or `malformed_arguments`.
+    """
+    if isinstance(value, str):
+        value = _decode(value, where)
+    if not isinstance(value, Mapping):
+        raise RowProblem("malformed_tool_call", where, f"a call is an object, found {value!r:.80}")
+    function = value.get("function")
+    if function is None or isinstance(function, str):
+        # flat; `function` as a bare name appears with `arguments` beside it
+        function = {"name": function, **value} if function else value
+    if not isinstance(function, Mapping):
+        raise RowProblem("malformed_tool_call", where, f"function is {function!r:.80}")
+    name = function.get("name")
+    if not isinstance(name, str) or not name.strip():
+        raise RowProblem("malformed_tool_call", where, f"the call's name is {name!r:.80}")
+    given = next((k for k in ("arguments", "parameters") if function.get(k) is not None), None)
+    extra = sorted(set(function) - _CALL_KEYS - {"function"})
+    if given is None and extra:
+        raise RowProblem("malformed_tool_call", where, f"no arguments, but {extra[0]!r}")
+    arguments = _arguments(function[given] if given else None, f"{where}.arguments")
+    return ToolCall(name, arguments, read_id(value.get("id"), f"{where}.id"))
+
+
+def read_id(value: Any, where: str) -> str | None:
+    """An identifier or name: text, a whole number, or nothing."""
+    if value is None or value == "":
+        return None
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    raise RowProblem("malformed_message", where, f"expected text, found {value!r:.80}")
+
+
+def read_tools(value: Any, where: str = "tools") -> str | None:
+    """Declared tools as the JSON text of a list of OpenAI schemas; `None` when none is declared.
+
+    Takes a list, one schema, or JSON text of either; items may be JSON text themselves, bare
+    functions, or have Anthropic's `input_schema`.
+    """
+    if isinstance(value, str):
+        value = _decode_tools(value, where) if value.strip() else None
+    if value is None or value == []:
+        return None
+    items = value if isinstance(value, list) else [value]
+    return _encode([_tool(item, f"{where}[{i}]") for i, item in enumerate(items)], where)
+
+
+def _tool(item: Any, where: str) -> dict[str, Any]:
+    if isinstance(item, str):
+        item = _decode_tools(item, where)
+    if not isinstance(item, Mapping):
+        raise RowProblem("malformed_tools", where, f"a tool is an object, found {item!r:.80}")
+    function = item.get("function")
+    if isinstance(function, Mapping):
+        tool = {"type": "function", **item}
+    else:
+        bare = {k: v for k, v in item.items() if k != "type"}
+        if "input_schema" in bare and "parameters" not in bare:
+            bare["parameters"] = bare.pop("input_schema")
+        function, tool = bare, {"type": "function", "function": bare}
+    name = function.get("name")
+    if not isinstance(name, str) or not name.strip():
+        raise RowProblem("malformed_tools", where, f"the tool's name is {name!r:.80}")
+    if tool["type"] != "function":
+        raise RowProblem("malformed_tools", where, f"tools of type {tool['type']!r:.80}")
+    return tool
+
+
+def _arguments(value: Any, where: str) -> str:
+    if isinstance(value, str) and value.strip():
+        try:
+            value = load_json(value)
+        except ValueError as error:
+            raise RowProblem("malformed_arguments", where, f"not JSON: {error}") from None
+    elif value is None or isinstance(value, str):
+        return "{}"
+    if not isinstance(value, Mapping):
+        raise RowProblem("malformed_arguments", where, f"not an object: {value!r:.80}")
+    try:
+        return encode_json(value)
+    except ValueError as error:
+        raise RowProblem("malformed_arguments", where, str(error)) from None
+
+
+def _decode(text: str, where: str) -> Any:
+    try:
+        return load_json(text)
+    except ValueError as error:
+        raise RowProblem("malformed_tool_call", where, f"not JSON: {error}") from None
+
+
+def _decode_tools(text: str, where: str) -> Any:
+    try:
+        return load_json(text)
+    except ValueError as error:
+        raise RowProblem("malformed_tools", where, f"not JSON: {error}") from None
+
+
+def _encode(tools: list[dict[str, Any]], where: str) -> str:
+    try:
+        return encode_json(tools)
+    except ValueError as error:
+        raise RowProblem("malformed_tools", where, str(error)) from None

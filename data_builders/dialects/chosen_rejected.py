@@ -1,0 +1,78 @@
+"""Preference rows. For SFT the chosen conversation is the record.
+
+{"prompt": "…", "chosen": "good", "rejected": "bad"}         texts, or messages, or lists of them
+{"chosen": [{"role": "user", …}, {"role": "assistant", …}], "rejected": […]}     prompt inside both
+{"conversations": […], "chosen": {"from": "gpt", "value": "…"}, "rejected": {…}}
+{"chosen": "\\n\\nHuman: …\\n\\nAssistant: …", "rejected": "…"}                    transcripts
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from data_builders.dialects.alpaca import request
+from data_builders.dialects.content import refuse_media
+from data_builders.dialects.message import assistant_text, read_messages
+from data_builders.dialects.messages_list import declared_tools, find_list, not_a, with_system
+from data_builders.dialects.problem import RowProblem
+from data_builders.dialects.prompt_completion import read_answer, read_prompt
+from data_builders.dialects.reading import Conversation, Reading, Row
+from posttrain.records import Message
+
+Side = Literal["chosen", "rejected"]
+_TRANSCRIPT = re.compile(r"\n\n(Human|Assistant):[ ]?")
+
+
+def chosen_rejected(row: Row, how: Reading) -> Conversation:
+    """The prompt and the chosen answer."""
+    return read_side(row, "chosen", how)
+
+
+def read_side(row: Row, side: Side, how: Reading) -> Conversation:
+    """The whole conversation that ends on one side of the preference."""
+    if "chosen" not in row or "rejected" not in row:
+        raise not_a("chosen_rejected", row, "it needs chosen and rejected")
+    refuse_media(row)
+    prompt = _prompt(row, how)
+    value = row[side]
+    if prompt is None and isinstance(value, str):
+        turns = _transcript(value, how, side)
+    else:
+        answer = read_answer(value, how, side)
+        turns = _join(prompt or (), answer)
+    found = find_list(row)
+    return Conversation(with_system(row, turns), declared_tools(row, found[1] if found else None))
+
+
+def _join(prompt: tuple[Message, ...], answer: tuple[Message, ...]) -> tuple[Message, ...]:
+    """A side that starts with anything but the assistant is the whole conversation already."""
+    if answer[0].role == "assistant":
+        return (*prompt, *answer)
+    if prompt and prompt[0].role == "system" and answer[0].role != "system":
+        return (prompt[0], *answer)
+    return answer
+
+
+def _prompt(row: Row, how: Reading) -> tuple[Message, ...] | None:
+    """The turns before the answer, `None` where the sides hold them."""
+    found = find_list(row)
+    if found is not None:
+        return read_messages(found[1], how, found[0])
+    for key in ("prompt", "question"):
+        if row.get(key) is not None:
+            return read_prompt(row[key], how, key)
+    if row.get("instruction") is not None:
+        return (Message("user", request(row)),)
+    return None
+
+
+def _transcript(text: str, how: Reading, where: str) -> tuple[Message, ...]:
+    """Turns of a `\\n\\nHuman: … \\n\\nAssistant: …` transcript."""
+    head, *parts = _TRANSCRIPT.split(text)
+    if head.strip() or not parts:
+        raise RowProblem("unrecognised", where, "a text without a prompt, and no transcript")
+    return tuple(
+        Message("user", said) if who == "Human" else assistant_text(said, how)
+        for who, said in zip(parts[::2], parts[1::2], strict=True)
+    )

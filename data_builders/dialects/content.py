@@ -1,0 +1,85 @@
+"""A message's content, plain or in parts → its text and, if a part is a trace, its reasoning.
+
+[{"type": "thinking", "thinking": "…"}, {"type": "text", "text": "4"}] → ("4", "…")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from data_builders.dialects.json_values import encode_json
+from data_builders.dialects.problem import RowProblem
+from posttrain.records import Role
+
+_TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+_TRACE_PARTS = frozenset({"thinking", "reasoning"})
+MEDIA_FIELDS = ("images", "image", "videos", "video", "audios", "audio")
+
+
+def read_content(value: Any, role: Role, where: str) -> tuple[str, str | None]:
+    """(text, trace or `None`). Nothing reads as the empty text, a number as its JSON text.
+
+    A tool's result may be any JSON value: what is not text or text parts is kept as JSON text.
+
+    Raises:
+        RowProblem: `unsupported_content` for parts that are not text, `malformed_message`.
+    """
+    if isinstance(value, list) and (role != "tool" or (value and all(map(_is_part, value)))):
+        return _join(value, where)
+    if role == "tool" and not isinstance(value, str) and value is not None:
+        try:
+            return encode_json(value), None
+        except ValueError as error:
+            raise RowProblem("malformed_message", where, str(error)) from None
+    return read_text(value, where), None
+
+
+def read_text(value: Any, where: str) -> str:
+    """Text, a number as text, or nothing as the empty text."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return encode_json(value)
+        except ValueError as error:
+            raise RowProblem("malformed_message", where, str(error)) from None
+    raise RowProblem("malformed_message", where, f"expected text, found {value!r:.80}")
+
+
+def refuse_media(row: Mapping[str, Any]) -> None:
+    """Rows that come with pictures or sound say less, or something else, without them."""
+    for name in MEDIA_FIELDS:
+        if row.get(name):
+            raise RowProblem("unsupported_content", name, "the row comes with media; text only")
+
+
+def _is_part(item: Any) -> bool:
+    return isinstance(item, Mapping) and _kind(item) in _TEXT_PARTS
+
+
+def _kind(part: Mapping[str, Any]) -> str | None:
+    kind = part.get("type", "text" if set(part) == {"text"} else None)
+    return kind if isinstance(kind, str) else None
+
+
+def _join(parts: list[Any], where: str) -> tuple[str, str | None]:
+    texts: list[str] = []
+    traces: list[str] = []
+    for index, part in enumerate(parts):
+        at = f"{where}[{index}]"
+        if isinstance(part, str):
+            texts.append(part)
+            continue
+        if not isinstance(part, Mapping):
+            raise RowProblem("malformed_message", at, f"a content part is {part!r:.80}")
+        kind = _kind(part)
+        if kind in _TEXT_PARTS:
+            texts.append(read_text(part.get("text"), at))
+        elif kind is not None and kind in _TRACE_PARTS:
+            traces.append(read_text(part.get(kind, part.get("text")), at))
+        else:
+            raise RowProblem("unsupported_content", at, f"a content part of type {kind!r:.40}")
+    return "".join(texts), "\n".join(traces) or None

@@ -1,0 +1,84 @@
+"""JSON text in, plain values out; what Python's `json` accepts beyond JSON is refused.
+
+load_json('{"a": 1}') → {"a": 1};  '{"a": 1, "a": 2}', 'NaN' and '1e999' raise
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from posttrain.records import json_text
+
+
+def load_json(text: str | bytes) -> Any:
+    """Decode strict JSON.
+
+    Raises:
+        ValueError: not JSON; or a repeated key, NaN, an infinity, nesting beyond the stack,
+            bytes that are not UTF-8 (`UnicodeDecodeError`).
+    """
+    if isinstance(text, bytes):
+        text = text.decode("utf-8")
+    try:
+        return _DECODER.decode(text)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def encode_json(value: object) -> str:
+    """`value` as JSON text.
+
+    Raises:
+        ValueError: it holds what JSON has no word for (NaN, bytes, a date) or nests too deep.
+    """
+    try:
+        text = json_text(value)
+    except (TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    if ("NaN" in text or "Infinity" in text) and not _finite_everywhere(value):
+        raise ValueError("a number is not finite")
+    return text
+
+
+def without_nulls(value: Any) -> Any:
+    """`value` without the null members of its objects, at every depth; nulls in lists stay."""
+    if isinstance(value, dict):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [without_nulls(item) for item in value]
+    return value
+
+
+def _finite_everywhere(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, dict):
+        return all(_finite_everywhere(item) for item in value.values())
+    return not isinstance(value, list | tuple) or all(_finite_everywhere(item) for item in value)
+
+
+def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    pairs = list(pairs)
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = sorted({key for key in keys if keys.count(key) > 1})
+        raise ValueError(f"key {twice[0]!r} appears twice in one object")
+    return found
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is beyond the range of a number")
+    return number
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_refuse)

@@ -1,0 +1,158 @@
+"""One message of any conversation dialect → one `Message`.
+
+{"role": "assistant", "content": null, "tool_calls": […], "reasoning_content": "…"}
+{"from": "function_call", "value": "{\\"name\\": \\"f\\", \\"arguments\\": {}}"}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from data_builders.dialects.calls import read_calls, read_id
+from data_builders.dialects.content import read_content
+from data_builders.dialects.json_values import load_json
+from data_builders.dialects.problem import RowProblem
+from data_builders.dialects.reading import Reading
+from data_builders.dialects.think import split_inline
+from posttrain.records import Message, Role, ToolCall
+
+CALL_TURNS = frozenset({"function_call", "function-call", "tool_call", "tool_calls"})
+ROLE_NAMES: dict[str, Role] = {
+    "system": "system", "developer": "system",
+    "user": "user", "human": "user", "prompter": "user",
+    "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant",
+    "bard": "assistant", "model": "assistant", "bot": "assistant", "ai": "assistant",
+    "tool": "tool", "function": "tool", "observation": "tool", "tool_response": "tool",
+    "function_response": "tool", "function-response": "tool", "ipython": "tool",
+    "environment": "tool",
+}  # fmt: skip
+_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+
+
+def as_messages(value: Any) -> list[Mapping[str, Any]] | None:
+    """A list of message objects from a list, its JSON text or equally long columns; or `None`.
+
+    Columns (`{"from": […], "value": […]}`) are what older `datasets` made of a list of objects.
+    """
+    if isinstance(value, str):
+        try:
+            value = load_json(value)
+        except ValueError:
+            return None
+    if isinstance(value, Mapping):
+        columns = list(value.values())
+        if not columns or not all(isinstance(column, list) for column in columns):
+            return None
+        if len({len(column) for column in columns}) != 1:
+            return None
+        value = [dict(zip(value, cells, strict=True)) for cells in zip(*columns, strict=True)]
+    if not isinstance(value, list) or not value:
+        return None
+    return value if all(isinstance(item, Mapping) for item in value) else None
+
+
+def read_messages(
+    raw: Iterable[Mapping[str, Any]], how: Reading, where: str
+) -> tuple[Message, ...]:
+    """All messages; a turn that only calls joins the assistant turn right before it."""
+    messages: list[Message] = []
+    for index, item in enumerate(raw):
+        message, is_call_turn = _read(item, how, f"{where}[{index}]")
+        before = messages[-1] if messages else None
+        joins = before is not None and before.role == "assistant" and message.reasoning is None
+        if is_call_turn and joins and before is not None:
+            messages[-1] = replace(before, tool_calls=before.tool_calls + message.tool_calls)
+        else:
+            messages.append(message)
+    return tuple(messages)
+
+
+def read_message(raw: Mapping[str, Any], how: Reading, where: str) -> Message:
+    """One message on its own."""
+    return _read(raw, how, where)[0]
+
+
+def assistant_text(text: str, how: Reading, *, reasoning: str | None = None) -> Message:
+    """An assistant message from plain text, inline reasoning split off."""
+    return _assistant(text, reasoning, (), how, "the answer")
+
+
+def role_of(raw: Mapping[str, Any], how: Reading) -> Any:
+    """The raw role of a message, `None` if it has none."""
+    keys = (how.role,) if how.role else ("role", "from")
+    return next((raw[key] for key in keys if raw.get(key) is not None), None)
+
+
+def content_of(raw: Mapping[str, Any], how: Reading) -> Any:
+    """The raw content of a message, `None` if it has none."""
+    keys = (how.content,) if how.content else ("content", "value")
+    return next((raw[key] for key in keys if raw.get(key) is not None), None)
+
+
+def _read(raw: Mapping[str, Any], how: Reading, where: str) -> tuple[Message, bool]:
+    name = role_of(raw, how)
+    if not isinstance(name, str):
+        raise RowProblem("malformed_message", where, f"its role is {name!r:.80}")
+    if name not in how.roles and name.lower() in CALL_TURNS:
+        return _call_turn(raw, how, where), True
+    role = how.roles.get(name) or ROLE_NAMES.get(name.lower())
+    if role is None:
+        raise RowProblem("unknown_role", where, f"role {name!r:.80}; map it under roles:")
+    content = content_of(raw, how)
+    if content is None and role == "user":
+        raise RowProblem("malformed_message", where, "a user turn without content")
+    text, trace = read_content(content, role, f"{where}.content")
+    reasoning = _reasoning(raw, trace, how, where)
+    calls = read_calls(raw.get("tool_calls"), f"{where}.tool_calls")
+    if not calls:
+        calls = read_calls(raw.get("function_call"), f"{where}.function_call")
+    if role == "assistant":
+        return _assistant(text, reasoning, calls, how, where), False
+    if calls or reasoning:
+        what = "calls tools" if calls else "reasons"
+        raise RowProblem("malformed_message", where, f"a {role} turn that {what}")
+    if role == "tool":
+        call_id = read_id(raw.get("tool_call_id"), f"{where}.tool_call_id")
+        answered = read_id(raw.get("name"), f"{where}.name")
+        return Message(role, text, tool_call_id=call_id, name=answered), False
+    return Message(role, text), False
+
+
+def _call_turn(raw: Mapping[str, Any], how: Reading, where: str) -> Message:
+    value = content_of(raw, how)
+    trace = None
+    if isinstance(value, str):
+        trace, value = split_inline(value, prefilled=how.prefilled_think)
+    calls = read_calls(value, where)
+    if not calls:
+        raise RowProblem("malformed_tool_call", where, "a call turn without a call")
+    return Message("assistant", reasoning=_reasoning(raw, trace, how, where), tool_calls=calls)
+
+
+def _assistant(
+    text: str, reasoning: str | None, calls: tuple[ToolCall, ...], how: Reading, where: str
+) -> Message:
+    trace, answer = split_inline(text, prefilled=how.prefilled_think and reasoning is None)
+    if trace is not None and reasoning is not None and trace.strip() != reasoning.strip():
+        raise RowProblem(
+            "conflicting_reasoning", where, "an inline trace beside another reasoning field"
+        )
+    return Message("assistant", answer, reasoning=reasoning or trace, tool_calls=calls)
+
+
+def _reasoning(raw: Mapping[str, Any], trace: str | None, how: Reading, where: str) -> str | None:
+    """The one trace of a message, wherever it stands; two that differ are a problem."""
+    found = [trace] if trace and trace.strip() else []
+    for key in (how.reasoning,) if how.reasoning else _REASONING_KEYS:
+        value = raw.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, str):
+            raise RowProblem("malformed_message", f"{where}.{key}", f"found {value!r:.80}")
+        if value.strip():
+            found.append(value)
+    if len({text.strip() for text in found}) > 1:
+        raise RowProblem("conflicting_reasoning", where, "two reasoning fields that differ")
+    return found[0] if found else None

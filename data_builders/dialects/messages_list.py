@@ -1,0 +1,77 @@
+"""Rows that hold a list of messages: finding the list, the system text beside it, the tools.
+
+{"conversations": [{"from": "human", "value": "hi"}, …], "system": "…", "tools": "[…]"}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from data_builders.dialects.calls import read_tools
+from data_builders.dialects.content import read_text, refuse_media
+from data_builders.dialects.message import as_messages, read_messages
+from data_builders.dialects.problem import RowProblem
+from data_builders.dialects.reading import Conversation, Reading, Row
+from posttrain.records import Message
+
+LIST_KEYS = ("messages", "conversations", "conversation")
+_SYSTEM_KEYS = ("system", "system_prompt")
+_TOOL_KEYS = ("tools", "functions")
+
+
+def find_list(row: Row) -> tuple[str, list[Mapping[str, Any]]] | None:
+    """The one field that holds a list of messages, with its list; `None` without one.
+
+    Raises:
+        RowProblem: `unrecognised`, two such fields, which may not say the same.
+    """
+    found = [(key, listed) for key in LIST_KEYS if (listed := as_messages(row.get(key)))]
+    if len(found) > 1:
+        raise RowProblem("unrecognised", found[1][0], f"a second conversation beside {found[0][0]}")
+    return found[0] if found else None
+
+
+def read_list(row: Row, how: Reading, *, dialect: str, key: str) -> Conversation:
+    """The conversation of a row whose messages carry their author under `key`."""
+    found = find_list(row)
+    if found is None:
+        raise not_a(dialect, row, f"no list of messages under {', '.join(LIST_KEYS)}")
+    where, listed = found
+    if how.role is None and not all(item.get(key) is not None for item in listed):
+        raise not_a(dialect, row, f"not every message of {where} has {key!r}")
+    refuse_media(row)
+    messages = with_system(row, read_messages(listed, how, where))
+    return Conversation(messages, declared_tools(row, listed))
+
+
+def declared_tools(row: Row, listed: list[Mapping[str, Any]] | None = None) -> str | None:
+    """The row's declared tools, else those that its system message carries."""
+    for key in _TOOL_KEYS:
+        if (tools := read_tools(row.get(key), key)) is not None:
+            return tools
+    first = listed[0] if listed else {}
+    for key in _TOOL_KEYS:
+        if (tools := read_tools(first.get(key), f"the first message's {key}")) is not None:
+            return tools
+    return None
+
+
+def with_system(row: Row, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The messages after the row's own system text, unless they start with the same."""
+    for key in _SYSTEM_KEYS:
+        text = read_text(row.get(key), key)
+        if not text.strip():
+            continue
+        if messages and messages[0].role == "system":
+            if messages[0].content.strip() == text.strip():
+                return messages
+            raise RowProblem("malformed_message", key, "not the conversation's own system text")
+        return (Message("system", text), *messages)
+    return messages
+
+
+def not_a(dialect: str, row: Row, why: str) -> RowProblem:
+    """The problem of a row that does not have the shape of `dialect`."""
+    fields = ", ".join(map(str, row)) or "(no field)"
+    return RowProblem("unrecognised", fields, f"not {dialect}: {why}")

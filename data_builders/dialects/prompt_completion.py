@@ -1,0 +1,65 @@
+"""Prompt and completion, each a text or messages.
+
+{"prompt": "2+2?", "completion": "4"}
+{"prompt": [{"role": "user", "content": "2+2?"}], "completion": [{"role": "assistant", …}]}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from data_builders.dialects.alpaca import row_reasoning
+from data_builders.dialects.content import read_text, refuse_media
+from data_builders.dialects.message import as_messages, assistant_text, read_messages
+from data_builders.dialects.messages_list import declared_tools, not_a, with_system
+from data_builders.dialects.problem import RowProblem
+from data_builders.dialects.reading import Conversation, Reading, Row
+from posttrain.records import Message
+
+COMPLETION_KEYS = ("completion", "response")
+
+
+def prompt_completion(row: Row, how: Reading) -> Conversation:
+    """`prompt` → `completion` (or `response`)."""
+    completions = [key for key in COMPLETION_KEYS if key in row]
+    if "prompt" not in row or len(completions) != 1:
+        raise not_a("prompt_completion", row, "it needs prompt and one of completion and response")
+    refuse_media(row)
+    key = completions[0]
+    turns = (
+        *read_prompt(row["prompt"], how, "prompt"),
+        *read_answer(row[key], how, key, reasoning=row_reasoning(row)),
+    )
+    return Conversation(with_system(row, turns), declared_tools(row))
+
+
+def read_prompt(value: Any, how: Reading, where: str) -> tuple[Message, ...]:
+    """The turns before the answer, from a text, one message or a list of messages."""
+    if (turns := read_turns(value, how, where)) is not None:
+        return turns
+    text = read_text(value, where)
+    if value is None:
+        raise RowProblem("malformed_message", where, "there is no prompt")
+    return (Message("user", text),)
+
+
+def read_answer(
+    value: Any, how: Reading, where: str, *, reasoning: str | None = None
+) -> tuple[Message, ...]:
+    """The answer's turns, from a text, one message or a list of messages."""
+    turns = read_turns(value, how, where)
+    if turns is None:
+        return (assistant_text(read_text(value, where), how, reasoning=reasoning),)
+    if reasoning is not None:
+        raise RowProblem("conflicting_reasoning", where, "messages beside a reasoning field")
+    return turns
+
+
+def read_turns(value: Any, how: Reading, where: str) -> tuple[Message, ...] | None:
+    """One message or a list of them; `None` if `value` is neither (a text stays a text)."""
+    if isinstance(value, Mapping) and not all(isinstance(v, list) for v in value.values()):
+        value = [value]
+    if isinstance(value, str) or (listed := as_messages(value)) is None:
+        return None
+    return read_messages(listed, how, where)

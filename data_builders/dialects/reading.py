@@ -1,0 +1,35 @@
+"""What every dialect function takes and gives back.
+
+openai({"messages": […]}, Reading()) → Conversation(messages=(Message("user", …), …), tools=None)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from posttrain.records import Message, Role
+
+Row = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the recipe says about a source's rows; rows themselves carry canonical field names.
+
+    `role` and `content` are the keys inside a message, where they are not the usual ones.
+    """
+
+    roles: Mapping[str, Role] = field(default_factory=dict)
+    role: str | None = None
+    content: str | None = None
+    reasoning: str | None = None
+    prefilled_think: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages and declared tools (the JSON text of a list of OpenAI schemas, or `None`)."""
+
+    messages: tuple[Message, ...]
+    tools: str | None = None

@@ -1,0 +1,138 @@
+"""One source of rows in a data recipe: where its rows are, how to read them, which to drop.
+
+    sources:
+      - name: airline
+        path: ../shared/data/tau_bench_airline.jsonl
+        licence: MIT
+        where: reward == 1
+        metadata: [task_id, trial]
+        filters: {tool_markup: false}
+
+How much of a source a mixture takes is not said here.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from posttrain.config.base import Strict
+from posttrain.records import Role
+
+DialectName = Literal[
+    "openai", "inline_think", "sharegpt", "alpaca", "prompt_completion", "chosen_rejected"
+]
+FieldName = Literal[
+    "messages",
+    "role",
+    "content",
+    "tools",
+    "system",
+    "reasoning",
+    "instruction",
+    "input",
+    "output",
+    "history",
+    "prompt",
+    "completion",
+    "chosen",
+    "rejected",
+]
+EndingPolicy = Literal["trim", "drop"]
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+class StructuralFilters(Strict):
+    """Which structural checks a source must pass. Each name is also the drop reason."""
+
+    bad_unicode: bool = Field(True, description="text that cannot be written as UTF-8")
+    role_order: bool = Field(True, description="turns that no chat could have produced")
+    empty_answer: bool = Field(True, description="an assistant turn without text and calls")
+    unclosed_think: bool = Field(True, description="a think tag without its partner")
+    nested_think: bool = Field(True, description="think tags inside or after a trace")
+    undeclared_tools: bool = Field(True, description="tool calls where no tool is declared")
+    unknown_tool: bool = Field(True, description="a call to a tool that is not declared")
+    unusable_schema: bool = Field(True, description="a called tool's schema cannot be checked")
+    bad_arguments: bool = Field(True, description="arguments that fail the declared schema")
+    unpaired_tool_result: bool = Field(True, description="results and calls that do not match")
+    tool_markup: bool = Field(True, description="tool-call markup in text, no tools declared")
+
+
+class SourceConfig(Strict):
+    """Where a source's rows are and how they become records.
+
+    Args:
+        path: file, HF dataset directory or glob (or a list of them), relative to the base directory:
+            `.jsonl`, `.ndjson`, `.json` (one object a line), each also `.gz` or `.zst`; `.parquet`.
+        hub: a Hugging Face dataset id, read as a stream at `revision` (a 40-digit commit).
+        split: the split of a hub id, or of an HF directory that holds several.
+        dialect: name it to forbid recognition by structure; rows that do not fit are dropped.
+        fields: canonical name → the row's own name for it (a dotted path reaches inside objects).
+        roles: the row's own role names → ours, beside the usual ones.
+        where: keep only the rows for which this is true, e.g. `reward == 1 and not info.aborted`.
+        licence: of every row; `licence_field` instead takes it from the row, this is its default.
+        metadata: fields of the row (dotted paths) to carry along, keyed by their last part.
+        ending: conversations that do not end on an assistant turn are trimmed to it, or dropped.
+        prefilled_think: assistant texts start inside a trace, the opening tag is not in the text.
+        strict: stop at the first row that cannot be read as a record instead of dropping it.
+    """
+
+    name: str = Field(min_length=1)
+    path: str | tuple[str, ...] | None = None
+    hub: str | None = None
+    revision: str | None = None
+    subset: str | None = None
+    split: str | None = None
+    dialect: DialectName | None = None
+    fields: dict[FieldName, str] = Field(default_factory=dict)
+    roles: dict[str, Role] = Field(default_factory=dict)
+    where: str | None = None
+    licence: str = "unknown"
+    licence_field: str | None = None
+    metadata: tuple[str, ...] = ()
+    ending: EndingPolicy = "trim"
+    prefilled_think: bool = False
+    strict: bool = False
+    filters: StructuralFilters = Field(default_factory=StructuralFilters)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The given paths and globs, always as a tuple."""
+        if self.path is None:
+            return ()
+        return (self.path,) if isinstance(self.path, str) else self.path
+
+    @model_validator(mode="after")
+    def _one_place(self) -> SourceConfig:
+        if (self.path is None) == (self.hub is None):
+            raise ValueError(f"source {self.name!r}: give exactly one of path and hub")
+        if self.path is not None and not all(self.paths or ("",)):
+            raise ValueError(f"source {self.name!r}: path is empty")
+        if self.path is not None and (self.revision or self.subset):
+            raise ValueError(f"source {self.name!r}: revision and subset belong to a hub id")
+        if self.hub is not None and not _COMMIT.fullmatch(self.revision or ""):
+            found = f"found {self.revision!r}" if self.revision else "none is given"
+            raise ValueError(
+                f"source {self.name!r}: a hub id needs its revision as a 40-digit commit "
+                f"({found}): a branch or tag can move and the build could not be repeated. "
+                f"The commit stands at https://huggingface.co/datasets/{self.hub}/commits/main"
+            )
+        if self.hub is not None and self.split is None:
+            raise ValueError(f"source {self.name!r}: a hub id needs its split, e.g. split: train")
+        return self
+
+    @model_validator(mode="after")
+    def _distinct_metadata(self) -> SourceConfig:
+        keys = [path.rpartition(".")[2] for path in self.metadata]
+        twice = sorted({key for key in keys if keys.count(key) > 1})
+        if twice or not all(keys):
+            raise ValueError(
+                f"source {self.name!r}: metadata names {twice or ['an empty field']} twice; "
+                "a field is carried under the last part of its path"
+                if twice
+                else f"source {self.name!r}: metadata names an empty field"
+            )
+        return self
