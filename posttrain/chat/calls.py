@@ -1,0 +1,185 @@
+"""Tool calls as models write them: Nemotron's XML and Hermes' JSON, both inside `<tool_call>`.
+
+    <tool_call>\\n<function=add>\\n<parameter=a>\\n2\\n</parameter>\\n</function>\\n</tool_call>
+    <tool_call>\\n{"name": "add", "arguments": {"a": 2}}\\n</tool_call>
+    → ToolCall("add", '{"a":2}')
+
+XML arguments are text; the declared schema gives them their type back.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, cast
+
+from posttrain.records import ToolCall, json_text
+
+CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
+CallProblem = Literal["half_call", "malformed_call", "argument_type", "text_after_call"]
+Schema = Mapping[str, Any]
+
+_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>\n?(.*?)</function>\s*", re.S)
+_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n(.*?)\n</parameter>\n?", re.S)
+_UNREADABLE = object()
+
+
+def parse_calls(
+    text: str, tools: str | None
+) -> tuple[tuple[ToolCall, ...], str, list[CallProblem]]:
+    """Read consecutive calls.
+
+    Args:
+        text: begins with `<tool_call>`.
+        tools: JSON text of the declared tools, for argument types.
+
+    Returns:
+        The calls; whatever text is not one of them, verbatim; and what is wrong.
+    """
+    schemas = _parameter_schemas(tools)
+    calls: list[ToolCall] = []
+    leftover: list[str] = []
+    problems: list[CallProblem] = []
+    position = 0
+    while position < len(text):
+        opened = text.find(CALL_OPEN, position)
+        between = text[position : opened if opened >= 0 else len(text)]
+        if between.strip():
+            problems.append("text_after_call")
+            leftover.append(between)
+        if opened < 0:
+            break
+        closed = text.find(CALL_CLOSE, opened)
+        if closed < 0:
+            problems.append("half_call")
+            leftover.append(text[opened:])
+            break
+        inner, position = text[opened + len(CALL_OPEN) : closed], closed + len(CALL_CLOSE)
+        call = _read_call(inner, schemas, problems)
+        if call is None:
+            problems.append("malformed_call")
+            leftover.append(text[opened:position])
+        else:
+            calls.append(call)
+    return tuple(calls), "".join(leftover), problems
+
+
+def _read_call(
+    inner: str, schemas: Mapping[str, Schema], problems: list[CallProblem]
+) -> ToolCall | None:
+    return (
+        _read_json(inner) if inner.lstrip().startswith("{") else _read_xml(inner, schemas, problems)
+    )
+
+
+def _read_json(inner: str) -> ToolCall | None:
+    try:
+        value: Any = json.loads(inner)
+    except (json.JSONDecodeError, RecursionError):
+        return None
+    fields = cast(dict[str, Any], value)
+    name, arguments = fields.get("name"), fields.get("arguments", {})
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+        return None
+    return ToolCall(name, json_text(cast(dict[str, Any], arguments)))
+
+
+def _read_xml(
+    inner: str, schemas: Mapping[str, Schema], problems: list[CallProblem]
+) -> ToolCall | None:
+    function = _FUNCTION.fullmatch(inner)
+    if function is None:
+        return None
+    name, body = function[1], function[2]
+    if _PARAMETER.sub("", body).strip():
+        return None
+    arguments: dict[str, Any] = {}
+    for parameter, text in _PARAMETER.findall(body):
+        if parameter in arguments:
+            return None
+        value = _typed(text, schemas.get(name, {}).get(parameter))
+        if value is _UNREADABLE:
+            problems.append("argument_type")
+            value = text
+        arguments[parameter] = value
+    return ToolCall(name, json_text(arguments))
+
+
+def _parameter_schemas(tools: str | None) -> dict[str, Schema]:
+    """Tool name → parameter name → schema, from the declared tools as far as they are readable."""
+    found: dict[str, Schema] = {}
+    for tool in cast(list[Any], json.loads(tools)) if tools else []:
+        declared = _mapping(_mapping(tool).get("function", tool))
+        name = declared.get("name")
+        if isinstance(name, str):
+            found[name] = _mapping(_mapping(declared.get("parameters")).get("properties"))
+    return found
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
+
+
+def _typed(text: str, schema: Any) -> Any:
+    """A parameter's text as a value, `_UNREADABLE` when it is not of its declared type."""
+    kinds = _kinds(schema)
+    if not kinds:
+        # undeclared: rendering writes mappings and lists as JSON and everything else as text
+        value = _json_or_unreadable(text) if text[:1] in ("{", "[") else _UNREADABLE
+        return text if value is _UNREADABLE else value
+    for kind in kinds:
+        value = _read_kind(text, kind)
+        if value is not _UNREADABLE:
+            return value
+    return _UNREADABLE
+
+
+_ALIASES = {
+    "dict": "object", "tuple": "array", "list": "array", "float": "number", "int": "integer",
+    "bool": "boolean", "str": "string", "any": "string",
+}  # fmt: skip
+# text last: every text is a string, so it must not hide the narrower readings
+_ORDER = ("null", "boolean", "integer", "number", "object", "array", "string")
+
+
+def _kinds(schema: Any) -> list[str]:
+    fields = _mapping(schema)
+    kinds: list[str] = []
+    declared = fields.get("type")
+    for kind in cast(list[Any], declared if isinstance(declared, list) else [declared]):
+        if isinstance(kind, str):
+            kinds.append(_ALIASES.get(kind.lower(), kind.lower()))
+    for key in ("anyOf", "oneOf"):
+        for option in cast(list[Any], fields.get(key) or []):
+            kinds += _kinds(option)
+    return [kind for kind in _ORDER if kind in kinds]
+
+
+def _read_kind(text: str, kind: str) -> Any:
+    if kind == "string":
+        return text
+    if kind == "null":
+        return None if text in ("None", "null") else _UNREADABLE
+    if kind == "boolean":
+        return {"true": True, "false": False}.get(text.lower(), _UNREADABLE)
+    value = _json_or_unreadable(text)
+    wanted: dict[str, tuple[type, ...]] = {
+        "integer": (int,),
+        "number": (int, float),
+        "object": (dict,),
+        "array": (list,),
+    }
+    fits = isinstance(value, wanted[kind]) and not isinstance(value, bool)
+    return value if fits else _UNREADABLE
+
+
+def _json_or_unreadable(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return _UNREADABLE
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")

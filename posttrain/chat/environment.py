@@ -1,0 +1,171 @@
+"""The sandboxed Jinja that chat templates run in, and the marks that find messages in its output.
+
+A template writes one string. To learn which part each message became without rendering every prefix
+again, the parsed template gets an invisible mark at the start of each turn of its message loop:
+
+    {% for message in messages %}   →   {% for message in messages %}{{ __mark__(message) }}
+    …                                   …
+    {% endfor %}                        {% endfor %}{{ __mark__(None) }}
+
+Marks are removed again, so the text is what the unmarked template writes. `{% generation %}` blocks
+are marked the same way. The environment mirrors `transformers.utils.chat_template_utils`
+(whitespace control, loop controls, `tojson`, `raise_exception`, `strftime_now`), which
+`tests/chat` checks template by template.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, NoReturn, cast
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+MARK = "__mark__"
+GENERATION_START, GENERATION_END = "generation-start", "generation-end"
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes HTML; chat templates mean plain JSON
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+class _Generation(Extension):
+    """`{% generation %}…{% endgeneration %}`: its body, between two marks."""
+
+    tags = {"generation"}  # noqa: RUF012 - the shape jinja2.ext.Extension asks for
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        lineno = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return [
+            _mark(nodes.Const(GENERATION_START), lineno),
+            *body,
+            _mark(nodes.Const(GENERATION_END), lineno),
+        ]
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """`namespace()` that refuses underscore names, which the sandbox does not see being set."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"namespace attribute {name!r} is not allowed")
+        super().__setitem__(name, value)
+
+
+def _environment() -> SandboxedEnvironment:
+    env = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    filters, variables = (
+        cast(Any, env).filters,
+        cast(Any, env).globals,
+    )  # jinja2 leaves them untyped
+    filters["tojson"] = _tojson
+    variables.update(
+        raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_Namespace
+    )
+    return env
+
+
+def _mark(argument: nodes.Expr, lineno: int) -> nodes.Output:
+    call = nodes.Call(nodes.Name(MARK, "load"), [argument], [], None, None)
+    output = nodes.Output([call])
+    for node in (output, call, call.node, argument):
+        node.set_lineno(lineno)
+    return output
+
+
+class _LoopMarker(NodeTransformer):
+    """Adds a mark to every loop that runs over the messages and writes text."""
+
+    def __init__(self, aliases: frozenset[str]) -> None:
+        self.aliases = aliases
+        self.marked = 0
+
+    def visit_For(self, node: nodes.For) -> nodes.Node | list[nodes.Node]:
+        over_messages = any(n.name in self.aliases for n in _names(node.iter))
+        if not over_messages or not isinstance(node.target, nodes.Name) or not _writes(node):
+            return self.generic_visit(node)
+        self.marked += 1
+        start = _mark(nodes.Name(node.target.name, "load"), node.lineno)
+        node.body = [start, *node.body]
+        return [node, _mark(nodes.Const(None), node.lineno)]
+
+
+def _names(node: nodes.Node) -> list[nodes.Name]:
+    found = list(node.find_all(nodes.Name))
+    return [*found, node] if isinstance(node, nodes.Name) else found
+
+
+def _writes(loop: nodes.For) -> bool:
+    """Whether the loop's body writes more than white space."""
+    for output in loop.find_all(nodes.Output):
+        for part in output.nodes:
+            if not isinstance(part, nodes.TemplateData) or part.data.strip():
+                return True
+    return False
+
+
+def _message_aliases(tree: nodes.Template) -> frozenset[str]:
+    """`messages` and every variable assigned from an expression that is a plain slice or copy."""
+    aliases = {"messages"}
+    grew = True
+    while grew:
+        grew = False
+        for assign in tree.find_all(nodes.Assign):
+            target, value = assign.target, assign.node
+            if not isinstance(target, nodes.Name) or target.name in aliases:
+                continue
+            base = value.node if isinstance(value, nodes.Getitem) else value
+            sliced = not isinstance(value, nodes.Getitem) or isinstance(value.arg, nodes.Slice)
+            if sliced and isinstance(base, nodes.Name) and base.name in aliases:
+                aliases.add(target.name)
+                grew = True
+    return frozenset(aliases)
+
+
+Renderer = Callable[..., str]
+
+
+def compile_template(source: str) -> tuple[Renderer, bool]:
+    """Compile a template with marks.
+
+    Returns:
+        A function of the template's variables (which must include `__mark__`), and whether a
+        message loop was found to mark.
+
+    Raises:
+        jinja2.TemplateSyntaxError: the source is not a template.
+    """
+    env = _environment()
+    tree = env.parse(source)
+    marker = _LoopMarker(_message_aliases(tree))
+    marked = cast(nodes.Template, marker.visit(tree))
+    # jinja2 compiles a tree as readily as a source text; only its annotation says `str`
+    code: Any = env.compile(cast(Any, marked))
+    template = jinja2.Template.from_code(env, code, env.make_globals(None))
+    return template.render, marker.marked == 1

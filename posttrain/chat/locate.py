@@ -1,0 +1,169 @@
+"""Where each assistant message's own words begin and end in rendered text.
+
+    located = locate_prefix(template, messages, tools=None, wanted=(1,), prompts=prompts)
+    located.spans    {1: (71, 95)}    text[71:95] == "2+2 is 4.\\n</think>\\n4<|im_end|>\\n"
+
+The words begin where the generation prompt ends (that prompt is what inference is given, so it is
+never trained) and end where the next message begins. Two ways lead there: `locate_single_pass`
+reads the marks of one render; `locate_prefix` renders prefixes, as NVIDIA's reference does, and is
+both the fallback and the truth that the first is checked against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from posttrain.chat.template import ChatTemplate
+from posttrain.errors import RenderError
+
+Row = Mapping[str, Any]
+# every switch known to change what a template writes for the model to continue
+THINKING_SWITCHES: tuple[Mapping[str, Any], ...] = (
+    {},
+    {"enable_thinking": True},
+    {"enable_thinking": False},
+    {"thinking": True},
+    {"thinking": False},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """Rendered text, the offset of each message where known, and the spans of wanted messages."""
+
+    text: str
+    starts: tuple[int | None, ...]
+    spans: Mapping[int, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """A template's generation prompts, longest first: after a user message, and after a tool's."""
+
+    after_user: tuple[str, ...]
+    after_tool: tuple[str, ...]
+
+    def at(self, text: str, position: int, *, previous_role: str | None) -> str | None:
+        """The longest generation prompt that stands in `text` at `position`."""
+        candidates = self.after_tool if previous_role == "tool" else self.after_user
+        return next((p for p in candidates if text.startswith(p, position)), None)
+
+
+def locate_single_pass(
+    template: ChatTemplate,
+    messages: Sequence[Row],
+    *,
+    tools: Sequence[Row] | None,
+    wanted: Sequence[int],
+    prompts: Prompts,
+    **kwargs: Any,
+) -> Located:
+    """Locate by the marks of one render.
+
+    Raises:
+        RenderError: the template refused the conversation, or a wanted message is not where a
+            generation prompt would put it.
+    """
+    layout = template.layout(messages, tools=tools, **kwargs)
+    if layout.starts is None:
+        raise RenderError(f"{template.name}: messages cannot be told apart in its output")
+    spans: dict[int, tuple[int, int]] = {}
+    for k in wanted:
+        start = layout.starts[k]
+        if start is None:
+            raise RenderError(f"{template.name}: message {k} is written outside the message loop")
+        previous = messages[k - 1]["role"] if k else None
+        prompt = prompts.at(layout.text, start, previous_role=previous)
+        if prompt is None:
+            raise RenderError(
+                f"{template.name}: message {k} does not begin with a generation prompt"
+            )
+        following = layout.starts[k + 1] if k + 1 < len(messages) else len(layout.text)
+        assert following is not None  # only leading messages may lack a start
+        spans[k] = (start + len(prompt), following)
+    return Located(layout.text, layout.starts, spans)
+
+
+def locate_prefix(
+    template: ChatTemplate,
+    messages: Sequence[Row],
+    *,
+    tools: Sequence[Row] | None,
+    wanted: Sequence[int],
+    **kwargs: Any,
+) -> Located:
+    """Locate by rendering, for each wanted message, the conversation before and through it.
+
+    Raises:
+        RenderError: no generation prompt makes the text before a message a prefix of the whole.
+    """
+    full = template.text(messages, tools=tools, **kwargs)
+    spans: dict[int, tuple[int, int]] = {}
+    for k in wanted:
+        start = _prompt_end(template, messages[:k], tools, full, kwargs)
+        if start is None:
+            raise RenderError(
+                f"{template.name}: the prompt of message {k} is no prefix of the conversation, "
+                "so its loss mask cannot be determined"
+            )
+        end = len(full)
+        if k + 1 < len(messages):
+            through = template.text(messages[: k + 1], tools=tools, **kwargs)
+            if not full.startswith(through) or len(through) < start:
+                raise RenderError(
+                    f"{template.name}: message {k} changes once others follow it, "
+                    "so its loss mask cannot be determined"
+                )
+            end = len(through)
+        spans[k] = (start, end)
+    return Located(full, (None,) * len(messages), spans)
+
+
+def _prompt_end(
+    template: ChatTemplate,
+    before: Sequence[Row],
+    tools: Sequence[Row] | None,
+    full: str,
+    kwargs: Mapping[str, Any],
+) -> int | None:
+    """Length of the longest prompt (over thinking switches) that is a prefix of `full`."""
+    best: int | None = None
+    for switch in THINKING_SWITCHES:
+        if not before:
+            break
+        prompt = template.text(
+            before, tools=tools, add_generation_prompt=True, **{**kwargs, **switch}
+        )
+        bare = template.text(before, tools=tools, **{**kwargs, **switch})
+        # a template without a generation prompt tells nothing about where the assistant begins
+        if prompt != bare and full.startswith(prompt) and len(prompt) > (best or 0):
+            best = len(prompt)
+    return best
+
+
+def locate_generation_tags(
+    template: ChatTemplate,
+    messages: Sequence[Row],
+    *,
+    tools: Sequence[Row] | None,
+    wanted: Sequence[int],
+    **kwargs: Any,
+) -> Located:
+    """Locate by the author's `{% generation %}` blocks, for templates without a generation prompt.
+
+    Raises:
+        RenderError: the blocks cannot be matched to the assistant messages one to one.
+    """
+    layout = template.layout(messages, tools=tools, **kwargs)
+    speakers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    if len(speakers) != len(layout.generation):
+        raise RenderError(
+            f"{template.name}: {len(layout.generation)} generation blocks for "
+            f"{len(speakers)} assistant messages"
+        )
+    blocks = dict(zip(speakers, layout.generation, strict=True))
+    return Located(
+        layout.text, layout.starts or (None,) * len(messages), {k: blocks[k] for k in wanted}
+    )

@@ -1,0 +1,189 @@
+"""What has been established about a template by trying it, once, on probe conversations.
+
+    profile_of(nemotron_3_nano_template()).describe()
+    "nemotron_3_nano (sha256 0e1f2a3b4c5d): split in a single pass; generation prompt untrained"
+
+The single pass is only trusted after it gave the prefix-by-prefix answer on every probe that the
+template accepts.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from posttrain.chat.locate import (
+    THINKING_SWITCHES,
+    Prompts,
+    Row,
+    locate_generation_tags,
+    locate_prefix,
+    locate_single_pass,
+)
+from posttrain.chat.probes import PROBES, Probe
+from posttrain.chat.sequences import sequences
+from posttrain.chat.template import ChatTemplate
+from posttrain.errors import RenderError
+from posttrain.records import Message, ToolCall, message_to_template
+
+Mode = Literal["single-pass", "prefix", "generation-tags"]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """How to split a template's output.
+
+    `composable`: a user turn rendered alone gives the same text as at the end of its conversation,
+    so each message needs rendering at most twice however many turns there are. `tags` matches the
+    template's own markup; a conversation that contains some is rendered turn by turn in full.
+    """
+
+    name: str
+    digest: str
+    mode: Mode
+    composable: bool
+    prompts: Prompts
+    tags: re.Pattern[str]
+    control_tokens: re.Pattern[str]
+    probes_agreed: int
+
+    def describe(self) -> str:
+        """One line for the log: how text is split and what the mask leaves out."""
+        how = {
+            "single-pass": "split in a single pass",
+            "prefix": "cannot be split at messages, falling back to exact prefix rendering",
+            "generation-tags": "no generation prompt, mask from its {% generation %} blocks",
+        }[self.mode]
+        mask = "" if self.mode == "generation-tags" else "; generation prompt untrained"
+        return f"{self.name} (sha256 {self.digest[:12]}): {how}{mask}"
+
+
+@functools.lru_cache(maxsize=64)
+def profile_of(template: ChatTemplate) -> Profile:
+    """Establish how to split this template.
+
+    Raises:
+        RenderError: it refuses every probe, or no way of determining a mask works, with the reason.
+    """
+    prompts = _generation_prompts(template)
+    mode, agreed = _choose_mode(template, prompts)
+    return Profile(
+        name=template.name,
+        digest=template.digest,
+        mode=mode,
+        composable=mode == "single-pass" and _is_composable(template, prompts),
+        prompts=prompts,
+        tags=_tag_pattern(template.source),
+        control_tokens=_control_pattern(template),
+        probes_agreed=agreed,
+    )
+
+
+def _generation_prompts(template: ChatTemplate) -> Prompts:
+    question: list[Row] = [{"role": "user", "content": "q"}]
+    call = Message("assistant", tool_calls=(ToolCall("f", id="call00000"),))
+    result = Message("tool", "r", tool_call_id="call00000", name="f")
+    looked_up: list[Row] = [*question, message_to_template(call), message_to_template(result)]
+    after_user = _prompts_after(template, question)
+    after_tool = _prompts_after(template, looked_up)
+    return Prompts(after_user, after_tool or after_user)
+
+
+def _prompts_after(template: ChatTemplate, messages: Sequence[Row]) -> tuple[str, ...]:
+    found: set[str] = set()
+    for switch in THINKING_SWITCHES:
+        try:
+            bare = template.text(messages, **switch)
+            prompted = template.text(messages, add_generation_prompt=True, **switch)
+        except RenderError:
+            continue
+        if prompted != bare and prompted.startswith(bare):
+            found.add(prompted[len(bare) :])
+    return tuple(sorted(found, key=lambda p: (-len(p), p)))
+
+
+def _choose_mode(template: ChatTemplate, prompts: Prompts) -> tuple[Mode, int]:
+    agreed, single_pass, refusal = 0, template.has_message_loop, ""
+    for probe in PROBES:
+        messages, tools, kwargs = _as_rows(probe)
+        wanted = sequences(probe.messages)[-1].trained
+        try:
+            truth = locate_prefix(template, messages, tools=tools, wanted=wanted, **kwargs)
+        except RenderError as error:
+            refusal = refusal or str(error)  # the simplest probe tells most
+            continue
+        agreed += 1
+        if single_pass:
+            try:
+                quick = locate_single_pass(
+                    template, messages, tools=tools, wanted=wanted, prompts=prompts, **kwargs
+                )
+                single_pass = quick.text == truth.text and quick.spans == truth.spans
+            except RenderError:
+                single_pass = False
+    if agreed:
+        return ("single-pass" if single_pass else "prefix"), agreed
+    if template.has_generation_tags:
+        messages, tools, kwargs = _as_rows(PROBES[0])
+        wanted = sequences(PROBES[0].messages)[-1].trained
+        locate_generation_tags(template, messages, tools=tools, wanted=wanted, **kwargs)
+        return "generation-tags", 0
+    raise RenderError(f"{template.name}: no loss mask can be determined: {refusal}")
+
+
+def _is_composable(template: ChatTemplate, prompts: Prompts) -> bool:
+    for probe in PROBES:
+        plan = sequences(probe.messages)
+        messages, tools, kwargs = _as_rows(probe)
+        for sequence in plan[:-1]:
+            try:
+                whole = template.layout(messages, tools=tools, **kwargs)
+                alone = template.layout(messages[sequence.first : sequence.stop], **kwargs)
+                truth = template.text(messages[: sequence.stop], tools=tools, **kwargs)
+            except RenderError:
+                break
+            if compose(whole.text, whole.starts, alone.text, alone.starts, sequence.first) != truth:
+                return False
+    return True
+
+
+def compose(
+    whole: str,
+    whole_starts: Sequence[int | None] | None,
+    alone: str,
+    alone_starts: Sequence[int | None] | None,
+    first: int,
+) -> str | None:
+    """History through user message `first` from one render, the rest of its turn from another."""
+    if whole_starts is None or alone_starts is None:
+        return None
+    cut, resume = whole_starts[first + 1], alone_starts[1]
+    return None if cut is None or resume is None else whole[:cut] + alone[resume:]
+
+
+def _as_rows(
+    probe: Probe,
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None, Mapping[str, Any]]:
+    rows = [message_to_template(message) for message in probe.messages]
+    tools = [dict(tool) for tool in probe.tools] if probe.tools else None
+    reasons = any(m.role == "assistant" and m.reasons for m in probe.messages)
+    return rows, tools, {"enable_thinking": reasons}
+
+
+def _tag_pattern(source: str) -> re.Pattern[str]:
+    """Matches any markup such as `</think>` or `[INST]` that the template writes or reads."""
+    tags = set(re.findall(r"</?\|?[A-Za-z_][\w .:-]*\|?>|\[/?[A-Z_]+\]", source))
+    return re.compile("|".join(re.escape(tag) for tag in sorted(tags)) or "(?!)")
+
+
+def _control_pattern(template: ChatTemplate) -> re.Pattern[str]:
+    """Matches special tokens that frame messages: text containing one would forge a boundary."""
+    frames = sorted(
+        token
+        for token in template.special_tokens
+        if token in template.source and re.fullmatch(r"<\|.*\|>|</?s>|\[/?INST\]", token)
+    )
+    return re.compile("|".join(re.escape(token) for token in frames) or "(?!)")

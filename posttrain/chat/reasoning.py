@@ -1,0 +1,83 @@
+"""Reasoning traces inside messages: split them off, strip them, cut them to a budget.
+
+split_think("<think>\\n2+2 is 4.\\n</think>\\n\\n4") → ThinkSplit("2+2 is 4.", "4", None)
+    split_think("<think>\\n2+2 is") → ThinkSplit(None, "<think>\\n2+2 is", "unclosed_think")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from posttrain.records import Example, with_messages
+
+OPEN, CLOSE = "<think>", "</think>"
+ThinkProblem = Literal["unclosed_think", "unopened_think", "nested_think", "second_think"]
+Offsets = Callable[[str], Sequence[tuple[int, int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkSplit:
+    """An assistant text as trace and answer. With a problem, nothing was split off."""
+
+    reasoning: str | None
+    content: str
+    problem: ThinkProblem | None
+
+
+def split_think(text: str) -> ThinkSplit:
+    """Split one leading `<think>…</think>` from an assistant's text.
+
+    White space around the trace and before the answer is layout and is not kept; tags anywhere
+    else are left in place and named as a problem, never guessed at.
+    """
+    opened, closed = text.count(OPEN), text.count(CLOSE)
+    if opened == closed == 0:
+        return ThinkSplit(None, text, None)
+    problem = _think_problem(text, opened, closed)
+    if problem is not None:
+        return ThinkSplit(None, text, problem)
+    trace, _, answer = text.lstrip()[len(OPEN) :].partition(CLOSE)
+    return ThinkSplit(trace.strip() or None, answer.lstrip("\n"), None)
+
+
+def _think_problem(text: str, opened: int, closed: int) -> ThinkProblem | None:
+    if closed == 0:
+        return "unclosed_think"
+    if opened == 0:
+        return "unopened_think"
+    if opened == closed == 1:
+        in_order = text.lstrip().startswith(OPEN)
+        return None if in_order else "second_think"
+    first_close, second_open = text.find(CLOSE), text.find(OPEN, text.find(OPEN) + 1)
+    return "nested_think" if -1 < second_open < first_close or opened < closed else "second_think"
+
+
+def strip_reasoning(example: Example) -> Example:
+    """The record with every trace removed: the same answers, reasoning off (paper 3.1.4)."""
+    return with_messages(example, (replace(m, reasoning=None) for m in example.messages))
+
+
+def truncate_reasoning(trace: str, *, budget: int, offsets: Offsets) -> str | None:
+    """The first `budget` tokens of a trace, or `None` when it is no longer than that.
+
+    The cut falls on a token boundary that is also a character boundary; white space at the cut is
+    dropped, since templates put their own before `</think>`.
+
+    Args:
+        trace: the reasoning, without tags.
+        budget: tokens to keep, at least 1.
+        offsets: text → the character span of each of its tokens, in order.
+    """
+    if budget < 1:
+        raise ValueError(f"a reasoning budget is at least 1 token, got {budget}")
+    spans = offsets(trace)
+    if len(spans) <= budget:
+        return None
+    end = spans[budget - 1][1]
+    # tokens of one multi-byte character share its span: cutting inside it would keep half
+    while budget > 1 and spans[budget][0] < end:
+        budget -= 1
+        end = spans[budget - 1][1]
+    return trace[:end].rstrip() or None

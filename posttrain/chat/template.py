@@ -1,0 +1,209 @@
+"""A chat template that knows where in its output each message lies.
+
+    template = nemotron_3_nano_template()
+    layout = template.layout([{"role": "user", "content": "Hi"}], tools=None)
+    layout.text      "<|im_start|>system\\n<|im_end|>\\n<|im_start|>user\\nHi<|im_end|>\\n"
+    layout.starts    (32,)
+
+One render gives the text and every message's offset (`environment` says how).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from posttrain.chat.environment import GENERATION_END, GENERATION_START, MARK, compile_template
+from posttrain.errors import RenderError
+
+NEMOTRON_3_NANO_SHA256 = "ab7813c3abdd9cb655905a410728b26c7884eca45ddfab8d9f931553485a7862"
+_MARKS = re.compile("\x00([^\x01]*)\x01")
+_END = "end"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Rendered text and where things lie in it, in characters.
+
+    `starts[k]` is where message k begins, `None` when the template wrote it outside its loop
+    (a system message in a preamble). `end` is where the message loop ends; what follows is the
+    generation prompt or a closing suffix. `starts` is `None` when messages could not be located.
+    """
+
+    text: str
+    starts: tuple[int | None, ...] | None
+    end: int
+    generation: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class ChatTemplate:
+    """A compiled chat template. Compared by identity, so that what is learnt of it can be cached.
+
+    Args:
+        source: the Jinja source.
+        name: what to call it in messages to the user.
+        variables: passed to every render: special tokens (`bos_token`, …) and fixed kwargs.
+        special_tokens: texts the tokenizer always splits at; text is only cut for tokenising
+            where one of them begins. Empty: text is cut at generation boundaries alone.
+    """
+
+    source: str
+    name: str = "template"
+    variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    special_tokens: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        try:
+            render, marked = compile_template(self.source)
+        except jinja2.TemplateError as error:
+            raise RenderError(f"{self.name}: not a usable chat template: {error}") from error
+        # derived from the fields above, computed once
+        object.__setattr__(self, "_render", render)
+        object.__setattr__(self, "has_message_loop", marked)
+        pattern = "|".join(re.escape(t) for t in sorted(self.special_tokens, key=len, reverse=True))
+        object.__setattr__(self, "_special", re.compile(pattern or "(?!)"))
+
+    has_message_loop: bool = field(init=False)
+    _render: Any = field(init=False, repr=False, compare=False)
+    _special: re.Pattern[str] = field(init=False, repr=False, compare=False)
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the source."""
+        return hashlib.sha256(self.source.encode()).hexdigest()
+
+    @property
+    def has_generation_tags(self) -> bool:
+        """Whether the author marked assistant output with `{% generation %}`."""
+        return re.search(r"\{%-?\s*generation\s*-?%\}", self.source) is not None
+
+    @property
+    def reads_clock(self) -> bool:
+        """Whether the template may write today's date, which would change bytes from day to day."""
+        return "strftime_now" in self.source and "date_string" not in self.variables
+
+    def special_at(self, text: str, position: int) -> bool:
+        """Whether a special token begins at this position, so that cutting there is exact."""
+        return self._special.match(text, position) is not None
+
+    def text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = False,
+        **kwargs: Any,
+    ) -> str:
+        """What `tokenizer.apply_chat_template(..., tokenize=False)` returns, byte for byte.
+
+        Raises:
+            RenderError: the template refused the conversation.
+        """
+        return self._run(messages, tools, add_generation_prompt, kwargs, mark=_no_mark)
+
+    def layout(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = False,
+        **kwargs: Any,
+    ) -> Layout:
+        """One render: the text and the offset of every message. Raises as `text` does."""
+        messages = [dict(message) for message in messages]  # marks go by identity
+        index = {id(message): str(i) for i, message in enumerate(messages)}
+
+        def mark(item: object) -> str:
+            name = item if isinstance(item, str) else index.get(id(item), _END)
+            return f"\x00{name}\x01"
+
+        marked = self._run(messages, tools, add_generation_prompt, kwargs, mark=mark)
+        return _read_marks(marked, len(messages))
+
+    def _run(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        kwargs: Mapping[str, Any],
+        mark: Callable[[object], str],
+    ) -> str:
+        try:
+            return self._render(
+                messages=messages,
+                tools=tools,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **{**self.variables, **kwargs, MARK: mark},
+            )
+        except jinja2.TemplateError as error:
+            raise RenderError(f"{self.name} refuses this conversation: {error}") from error
+        except (TypeError, AttributeError, ValueError, KeyError) as error:
+            # a template that meets a value it did not expect fails inside Python
+            raise RenderError(f"{self.name} cannot render this conversation: {error!r}") from error
+
+
+def _no_mark(_: object) -> str:
+    return ""
+
+
+def _read_marks(marked: str, count: int) -> Layout:
+    pieces = _MARKS.split(marked)
+    text = "".join(pieces[::2])
+    starts: list[int | None] = [None] * count
+    generation: list[tuple[int, int]] = []
+    opened, end, position, located, last = 0, len(text), 0, True, -1
+    for piece, name in zip(pieces[::2], pieces[1::2], strict=False):
+        position += len(piece)
+        if name == GENERATION_START:
+            opened = position
+        elif name == GENERATION_END:
+            generation.append((opened, position))
+        elif name == _END:
+            end = position
+        elif name.isdecimal() and last < int(name) < count:
+            last = int(name)
+            starts[last] = position
+        else:  # out of order, or text that merely looks like a mark
+            located = False
+    located = located and last == count - 1 and "\x00" not in text
+    # only leading messages may be missing from the loop
+    first = next((i for i, s in enumerate(starts) if s is not None), count)
+    located = located and all(s is not None for s in starts[first:])
+    return Layout(text, tuple(starts) if located else None, end, tuple(generation))
+
+
+def nemotron_3_nano_template(
+    *, variables: Mapping[str, Any] | None = None, special_tokens: Sequence[str] | None = None
+) -> ChatTemplate:
+    """Nemotron 3 Nano's chat template, as the installed TRL carries it, pinned by digest.
+
+    Raises:
+        RenderError: TRL is not installed, or its copy is not the one this project was tested with.
+    """
+    spec = importlib.util.find_spec("trl")  # finds the package without importing torch
+    if spec is None or spec.origin is None:
+        raise RenderError("Nemotron 3 Nano's chat template ships with TRL: pip install trl")
+    source = (Path(spec.origin).parent / "chat_templates" / "nemotron_3_nano.jinja").read_text(
+        "utf-8"
+    )
+    digest = hashlib.sha256(source.encode()).hexdigest()
+    if digest != NEMOTRON_3_NANO_SHA256:
+        raise RenderError(
+            f"TRL's nemotron_3_nano.jinja has digest {digest[:12]}…, tested was "
+            f"{NEMOTRON_3_NANO_SHA256[:12]}…; install the pinned TRL or pass a file"
+        )
+    return ChatTemplate(
+        source,
+        name="nemotron_3_nano",
+        variables=variables or {},
+        special_tokens=tuple(special_tokens or ("<|im_start|>", "<|im_end|>")),
+    )
