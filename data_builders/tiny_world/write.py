@@ -1,0 +1,158 @@
+"""The tiny world on disk: train.jsonl, heldout/<family>.jsonl and tokenizer/.
+
+    write_world(config, Path("runs/tiny/world"))  → Written(counts, files, facts)
+
+Held-out prompts are unique: an item whose messages, tools and state were already drawn is dropped
+as `repeated_heldout` and counted. Training rows may repeat, as in any sample of a finite world.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_builders.tiny_world.families import FAMILIES
+from data_builders.tiny_world.items import Choices, Place, heldout_row, make_item, training_row
+from data_builders.tiny_world.tokenizer import train_tokenizer, write_tokenizer
+from posttrain.artifacts import Counts, atomic_write_text
+from posttrain.chat.template import ChatTemplate
+from posttrain.config.load import nearest
+from posttrain.config.tiny_world import TinyWorldConfig
+from posttrain.errors import ConfigError
+from posttrain.records import json_text
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was written: the books, files with their rows, and what the manifest should state."""
+
+    counts: Counts
+    files: Mapping[str, int | None]
+    facts: Mapping[str, Any]
+
+
+def check_families(config: TinyWorldConfig) -> None:
+    """Raises ConfigError for a family that does not exist, naming the nearest."""
+    for name in config.families:
+        if name not in FAMILIES:
+            raise ConfigError(f"families.{name}: no such family{nearest(name, tuple(FAMILIES))}")
+
+
+def choices_of(config: TinyWorldConfig, family: str) -> Choices:
+    """The choices a recipe gives one family."""
+    rows, words = config.families[family], config.verbosity
+    return Choices(
+        difficulties=rows.difficulties,
+        verbosity=(words.terse, words.plain, words.chatty),
+        tools_declared=rows.tools_declared,
+        several_turns=rows.several_turns,
+    )
+
+
+def training_items(config: TinyWorldConfig) -> Iterator[dict[str, Any]]:
+    """All training items, families mixed by a keyed order so that any prefix has every family."""
+    places = [
+        Place(config.seed, "train", family, index)
+        for family, rows in config.families.items()
+        for index in range(rows.train)
+    ]
+    for place in sorted(places, key=_order):
+        yield make_item(place, choices_of(config, place.family))
+
+
+def _order(place: Place) -> bytes:
+    name = f"{place.seed}/{place.family}/{place.index}".encode()
+    return hashlib.blake2b(name, key=b"tiny-world order", digest_size=8).digest()
+
+
+def heldout_items(config: TinyWorldConfig, family: str) -> Iterator[dict[str, Any]]:
+    """A family's held-out items in order, repeats included."""
+    choices = choices_of(config, family)
+    for index in range(config.families[family].heldout):
+        yield make_item(Place(config.heldout_seed, "heldout", family, index), choices)
+
+
+def template_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as a chat template takes them: tool arguments decoded from their JSON text."""
+    rows = []
+    for message in messages:
+        row = dict(message)
+        if "tool_calls" in row:
+            row["tool_calls"] = [_decoded(call) for call in row["tool_calls"]]
+        rows.append(row)
+    return rows
+
+
+def _decoded(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = json.loads(function["arguments"])
+    return {**call, "function": {"name": function["name"], "arguments": arguments}}
+
+
+def _tokenizer_texts(config: TinyWorldConfig, template: ChatTemplate) -> Iterator[str]:
+    for family, rows in config.families.items():
+        for index in range(min(rows.train, config.tokenizer.rows_per_family)):
+            place = Place(config.seed, "train", family, index)
+            row = training_row(make_item(place, choices_of(config, family)))
+            yield template.text(template_messages(row["messages"]), tools=row["tools"])
+
+
+def _write_train(config: TinyWorldConfig, out: Path) -> Counter[str]:
+    rows: Counter[str] = Counter()
+    lines = []
+    for item in training_items(config):
+        rows[item["metadata"]["family"]] += 1
+        lines.append(json_text(training_row(item)) + "\n")
+    atomic_write_text(out / "train.jsonl", "".join(lines))
+    return rows
+
+
+def _write_heldout(config: TinyWorldConfig, family: str, out: Path) -> int:
+    seen: set[str] = set()
+    lines = []
+    for item in heldout_items(config, family):
+        row = heldout_row(item)
+        content = json_text([row["messages"], row["tools"], item["metadata"]["initial_state"]])
+        if content not in seen:
+            seen.add(content)
+            lines.append(json_text(row) + "\n")
+    (out / "heldout").mkdir(parents=True, exist_ok=True)
+    atomic_write_text(out / "heldout" / f"{family}.jsonl", "".join(lines))
+    return len(lines)
+
+
+def write_world(config: TinyWorldConfig, out: Path, *, template: ChatTemplate) -> Written:
+    """Write every file of the artifact but its manifest."""
+    check_families(config)
+    train = _write_train(config, out)
+    heldout = {
+        family: _write_heldout(config, family, out)
+        for family, rows in config.families.items()
+        if rows.heldout
+    }
+    tokenizer = train_tokenizer(
+        _tokenizer_texts(config, template),
+        template=template,
+        vocab_size=config.tokenizer.vocab_size,
+    )
+    names = write_tokenizer(tokenizer, out / "tokenizer", template=template)
+    kept = train.total() + sum(heldout.values())
+    asked = sum(rows.train + rows.heldout for rows in config.families.values())
+    return Written(
+        counts=Counts(asked, kept, {"repeated_heldout": asked - kept}),
+        files={
+            "train.jsonl": train.total(),
+            **{f"heldout/{family}.jsonl": rows for family, rows in heldout.items()},
+            **{f"tokenizer/{name}": None for name in names},
+        },
+        facts={
+            "train_rows": dict(train),
+            "heldout_rows": heldout,
+            "vocabulary": tokenizer.get_vocab_size(),
+        },
+    )

@@ -1,0 +1,80 @@
+"""The recipe of the tiny world: how much of each family, how hard, how talkative.
+
+    out: runs/tiny/world
+    families:
+      maths: {train: 12000, heldout: 400}
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from posttrain.config.base import Strict
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Rows = Annotated[int, Field(ge=0)]
+Difficulty = Annotated[int, Field(ge=1, le=5)]
+
+
+class FamilyConfig(Strict):
+    """One family's rows. `train: 0` holds the whole family out of training.
+
+    `difficulties` are drawn from alike; `tools_declared` matters only to families that can do
+    without tools (maths, lookups), `several_turns` only to families of single questions.
+    """
+
+    train: Rows
+    heldout: Rows
+    difficulties: Annotated[tuple[Difficulty, ...], Field(min_length=1, strict=False)] = (1, 2, 3)
+    tools_declared: Share = 0.5
+    several_turns: Share = 0.1
+
+
+class VerbosityConfig(Strict):
+    """Relative weights of the three lengths of worked reasoning."""
+
+    terse: Annotated[float, Field(ge=0)] = 0.4
+    plain: Annotated[float, Field(ge=0)] = 0.3
+    chatty: Annotated[float, Field(ge=0)] = 0.3
+
+    @model_validator(mode="after")
+    def _some_weight(self) -> VerbosityConfig:
+        if self.terse + self.plain + self.chatty == 0:
+            raise ValueError("at least one verbosity needs a weight above 0")
+        return self
+
+
+class TokenizerConfig(Strict):
+    """The byte-level BPE: its size, and how many training rows a family it learns from."""
+
+    vocab_size: Annotated[int, Field(ge=320)] = 1024
+    rows_per_family: Annotated[int, Field(ge=1)] = 400
+
+
+class TinyWorldConfig(Strict):
+    """Everything that shapes the artifact; the same config gives the same bytes.
+
+    `seed` drives the training rows, `heldout_seed` the held-out prompts; held-out content is apart
+    by its key for any two seeds.
+    """
+
+    out: str
+    families: dict[str, FamilyConfig]
+    seed: int = 1
+    heldout_seed: int = 7
+    verbosity: VerbosityConfig = VerbosityConfig()
+    tokenizer: TokenizerConfig = TokenizerConfig()
+
+    @model_validator(mode="after")
+    def _distinct_seeds(self) -> TinyWorldConfig:
+        if self.seed == self.heldout_seed:
+            raise ValueError("seed and heldout_seed must differ: test seeds are held out of training")
+        if not any(family.train for family in self.families.values()):
+            raise ValueError("no family has training rows, and the tokenizer is trained on them")
+        return self
+
+    def owner_config(self) -> dict[str, Any]:
+        """The config without its output path: what the artifact's digest is taken of."""
+        return self.model_dump(mode="json", exclude={"out"})

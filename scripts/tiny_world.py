@@ -1,0 +1,61 @@
+"""Generate the tiny world: training rows, held-out prompts and a tokenizer.
+
+python scripts/tiny_world.py --config recipes/tiny/world.yaml [key=value …] [--dry-run]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from data_builders.tiny_world.write import check_families, write_world
+from posttrain.artifacts import StageDir
+from posttrain.chat.template import nemotron_3_nano_template
+from posttrain.config.load import load_recipe
+from posttrain.config.tiny_world import TinyWorldConfig
+from posttrain.errors import PosttrainError
+
+
+def plan(config: TinyWorldConfig) -> str:
+    """What would be written, one line a family."""
+    lines = [f"tiny world → {config.out} (seed {config.seed}, held-out seed {config.heldout_seed})"]
+    for name, rows in config.families.items():
+        held = "held out of training" if rows.train == 0 else f"{rows.train:,} training rows"
+        lines.append(f"  {name:<10} {held}, {rows.heldout:,} held-out prompts")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Read the recipe, then print the plan or write the artifact."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--config", required=True, type=Path)
+    parser.add_argument("--dry-run", action="store_true", help="print the plan, write nothing")
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    options = parser.parse_args(arguments)
+    config = load_recipe(options.config, TinyWorldConfig, options.overrides)
+    check_families(config)
+    print(plan(config))
+    if options.dry_run:
+        return
+    stage = StageDir.open(config.out, kind="tiny_world", config=config.owner_config())
+    if stage.complete:
+        print(f"{stage.path} is complete; nothing to do")
+        return
+    template = nemotron_3_nano_template()
+    written = write_world(config, stage.path, template=template)
+    manifest = stage.finish(
+        counts=written.counts,
+        files=written.files,
+        template_digest=template.digest,
+        seed=config.seed,
+        facts=written.facts,
+    )
+    print(f"wrote {manifest.counts.kept:,} rows, vocabulary {written.facts['vocabulary']}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except PosttrainError as error:
+        sys.exit(f"error: {error}")
