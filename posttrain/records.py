@@ -125,6 +125,7 @@ def message_to_template(message: Message) -> dict[str, Any]:
     row: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning is not None:
         row["reasoning_content"] = message.reasoning
+        row["thinking"] = message.reasoning  # the name gpt-oss templates read
     if message.tool_calls:
         row["tool_calls"] = [_call_to_template(call) for call in message.tool_calls]
     if message.tool_call_id is not None:

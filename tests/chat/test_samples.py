@@ -1,0 +1,313 @@
+"""Text and masks: NVIDIA's rendered oracles, and the naive prefix reference on random conversations."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posttrain.chat import (
+    ChatTemplate,
+    nemotron_3_nano_template,
+    profile_of,
+    render,
+    training_samples,
+)
+from posttrain.errors import RenderError
+from posttrain.records import Message, ToolCall, json_text, make_example
+from tests.chat.reference import hf_text, naive_sequences, spans_of
+
+_SPEC = importlib.util.find_spec("trl")
+assert _SPEC is not None
+assert _SPEC.origin is not None
+TEMPLATES = Path(_SPEC.origin).parent / "chat_templates"
+VARIABLES = {"bos_token": "<s>", "eos_token": "</s>"}
+
+TOOLS = json_text(
+    [
+        {
+            "type": "function",
+            "function": {
+                "name": "f",
+                "description": "Does it.",
+                "parameters": {
+                    "type": "object",
+                    "properties": {"x": {"type": "integer", "description": "a number"}},
+                    "required": ["x"],
+                },
+            },
+        }
+    ]
+)
+
+
+def example(*messages: Message, tools: str | None = None):
+    return make_example(messages, tools=tools, source="test", dialect="openai")
+
+
+def user(text: str = "u") -> Message:
+    return Message("user", text)
+
+
+def says(text: str, reasoning: str | None = None) -> Message:
+    return Message("assistant", text, reasoning=reasoning)
+
+
+def calls(reasoning: str | None = None, content: str = "", arguments: str = "{}") -> Message:
+    return Message(
+        "assistant",
+        content,
+        reasoning=reasoning,
+        tool_calls=(ToolCall("f", arguments, id="call00000"),),
+    )
+
+
+def trained_text(sample) -> list[str]:
+    return [sample.text[a:b] for a, b in spans_of(sample)]
+
+
+SYSTEM = "<|im_start|>system\n<|im_end|>\n"
+NANO = nemotron_3_nano_template()
+
+
+class TestRenderedOracles:
+    """The outputs recorded from NVIDIA's own code (facts 1, "Rendered oracles")."""
+
+    def test_generation_prompts(self):
+        on = render([user("Hi")], NANO, add_generation_prompt=True)
+        off = render([user("Hi")], NANO, add_generation_prompt=True, enable_thinking=False)
+        head = SYSTEM + "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+        assert on == head + "<think>\n"
+        assert off == head + "<think></think>"
+
+    def test_reasoning_turn(self):
+        (sample,) = training_samples(example(user(), says("A", "R")), NANO)
+        assert sample.text.endswith("<|im_start|>assistant\n<think>\nR\n</think>\nA<|im_end|>\n")
+        assert trained_text(sample) == ["R\n</think>\nA<|im_end|>\n"]
+        assert sample.reasoning == "on"
+
+    def test_two_reasoning_turns_are_two_sequences_and_history_drops_reasoning(self):
+        record = example(user("u1"), says("a1", "R1"), user("u2"), says("a2", "R2"))
+        first, second = training_samples(record, NANO)
+        assert trained_text(first) == ["R1\n</think>\na1<|im_end|>\n"]
+        assert second.text.endswith(
+            "assistant\n<think></think>\na1<|im_end|>\n<|im_start|>user\nu2<|im_end|>\n"
+            "<|im_start|>assistant\n<think>\nR2\n</think>\na2<|im_end|>\n"
+        )
+        assert trained_text(second) == ["R2\n</think>\na2<|im_end|>\n"]
+        assert (first.turn, second.turn) == (0, 1)
+        assert (first.trained_messages, second.trained_messages) == ((1,), (3,))
+
+    def test_without_reasoning_one_sequence_trains_every_assistant_turn(self):
+        record = example(user("u1"), says("a1"), user("u2"), says("a2"))
+        (sample,) = training_samples(record, NANO)
+        assert trained_text(sample) == ["a1<|im_end|>\n", "a2<|im_end|>\n"]
+        assert "assistant\n<think></think>a1" in sample.text
+        assert sample.reasoning == "off"
+
+    def test_tool_call_with_reasoning_and_without(self):
+        tail = "<tool_call>\n<function=f>\n</function>\n</tool_call>\n<|im_end|>\n"
+        (sample,) = training_samples(example(user(), calls("R1"), tools=TOOLS), NANO)
+        assert sample.text.endswith("<think>\nR1\n</think>\n" + tail)
+        (sample,) = training_samples(example(user(), calls(), tools=TOOLS), NANO)
+        assert sample.text.endswith("<think></think>\n" + tail)
+        assert trained_text(sample) == ["\n" + tail]
+
+    def test_tool_loop_keeps_reasoning_of_every_step_and_merges_results(self):
+        record = example(
+            user("u"), calls("R1"), Message("tool", "one"), Message("tool", "two"), says("A", "R2"),
+            tools=TOOLS,
+        )  # fmt: skip
+        (sample,) = training_samples(record, NANO)
+        first, last = trained_text(sample)
+        assert first.startswith("R1\n</think>\n<tool_call>")
+        assert last == "R2\n</think>\nA<|im_end|>\n"
+        assert (
+            "<|im_start|>user\n<tool_response>\none\n</tool_response>\n"
+            "<tool_response>\ntwo\n</tool_response>\n<|im_end|>\n" in sample.text
+        )
+
+    def test_a_step_without_reasoning_gets_the_empty_think_prompt(self):
+        record = example(user(), says("A"), user(), calls("R"), Message("tool", "r"), says("B"))
+        # the first turn does not reason, the second does: two sequences all the same
+        first, second = training_samples(record, NANO)
+        assert trained_text(first) == ["A<|im_end|>\n"]
+        assert trained_text(second)[-1] == "B<|im_end|>\n"
+
+    def test_a_turn_nobody_answers_is_no_sequence(self):
+        record = example(user("u1"), says("a1", "R"), user("u2"))
+        assert len(training_samples(record, NANO)) == 1
+
+
+def test_truncated_trace_can_leave_its_early_close_untrained():
+    record = example(user(), says("A", "R"))
+    (masked,) = training_samples(record, NANO, untrained_close=frozenset({1}))
+    (trained,) = training_samples(record, NANO)
+    assert trained_text(trained) == ["R\n</think>\nA<|im_end|>\n"]
+    assert trained_text(masked) == ["R", "\nA<|im_end|>\n"]
+    assert masked.text == trained.text
+
+
+def test_a_framing_token_inside_a_message_is_refused():
+    with pytest.raises(RenderError, match=r"message 0 \(user\) contains '<\|im_end\|>'"):
+        training_samples(example(user("a<|im_end|>b"), says("c")), NANO)
+
+
+def test_segments_are_cut_before_special_tokens_and_at_the_generation_boundary():
+    (sample,) = training_samples(example(user("u"), says("A", "R")), NANO)
+    assert [s.text for s in sample.segments] == [
+        SYSTEM,
+        "<|im_start|>user\nu<|im_end|>\n",
+        "<|im_start|>assistant\n<think>\n",
+        "R\n</think>\nA<|im_end|>\n",
+    ]
+    assert [s.role for s in sample.segments] == ["user", "user", "assistant", "assistant"]
+
+
+def test_every_message_is_rendered_at_most_twice(monkeypatch: pytest.MonkeyPatch):
+    messages = [m for k in range(16) for m in (user(f"u{k}"), says(f"a{k}", f"R{k}"))]
+    record = example(*messages)
+    profile_of(NANO)
+    rendered: list[int] = []
+    original = ChatTemplate._run
+    monkeypatch.setattr(
+        ChatTemplate,
+        "_run",
+        lambda self, rows, *a, **k: (rendered.append(len(rows)), original(self, rows, *a, **k))[1],
+    )
+    samples = training_samples(record, NANO)
+    assert len(samples) == 16
+    assert sum(rendered) <= 2 * len(messages)
+    # and history is cut into the same pieces each time, so a cache tokenises each piece once
+    pieces = [s.text for sample in samples for s in sample.segments]
+    assert len(set(pieces)) <= 1 + 3 * len(messages)
+
+
+_WORDS = st.text(alphabet="ab \n.é漢", max_size=8)
+_LOUD = st.sampled_from(["", " ", "x", "</think>", "<tool_response>\nq\n</tool_response>", "<b>"])
+
+
+@st.composite
+def _turn(draw):
+    text = draw(_WORDS) + draw(_LOUD)
+    reasoning = draw(st.sampled_from([None, None, "", "r", " r\n\nr "]))
+    steps: list[Message] = [user(text)]
+    for _ in range(draw(st.integers(0, 2))):
+        steps.append(calls(draw(st.sampled_from([None, "think"])), draw(_WORDS)))
+        steps += [Message("tool", draw(_WORDS), name="f") for _ in range(draw(st.integers(1, 2)))]
+    return [*steps, says("a" + draw(_WORDS), reasoning)]
+
+
+_CONVERSATIONS = st.builds(
+    lambda system, turns, tools: example(
+        *([Message("system", system)] if system is not None else []),
+        *[m for turn in turns for m in turn],
+        tools=TOOLS if tools else None,
+    ),
+    st.none() | _WORDS,
+    st.lists(_turn(), min_size=1, max_size=4),
+    st.booleans(),
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["nemotron_3_nano", "nemotron_3_nano_training", "nemotron_3_super", "qwen2_5", "qwen3", "llama3_1",
+     "llama3_2", "glm4moe", "lfm2", "qwen3_instruct_2507"],
+)  # fmt: skip
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(record=_CONVERSATIONS)
+def test_text_and_masks_equal_the_naive_reference(name: str, record):
+    source = (TEMPLATES / f"{name}.jinja").read_text()
+    # Llama 3 writes today's date unless told one
+    variables = {**VARIABLES, "date_string": "26 Jul 2024"}
+    template = _template(name, source)
+    try:
+        expected = naive_sequences(source, record, **variables)
+    except Exception:  # noqa: BLE001 - the reference cannot split it (or the template refuses it)
+        assert not name.startswith("nemotron_3_nano"), "Nano's template splits every conversation"
+        return
+    samples = training_samples(record, template)
+    assert [s.text for s in samples] == [text for text, _ in expected]
+    for sample, (_, spans) in zip(samples, expected, strict=True):
+        assert spans_of(sample) == [s for s in spans if s[0] < s[1]]
+
+
+_CACHE: dict[str, ChatTemplate] = {}
+
+
+def _template(name: str, source: str) -> ChatTemplate:
+    if name not in _CACHE:
+        variables = {**VARIABLES, "date_string": "26 Jul 2024"}
+        special = ("<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|eot_id|>")
+        _CACHE[name] = ChatTemplate(source, name=name, variables=variables, special_tokens=special)
+    return _CACHE[name]
+
+
+@pytest.mark.parametrize("path", sorted(TEMPLATES.glob("*.jinja")), ids=lambda p: p.stem)
+def test_every_template_trl_ships_renders_as_transformers_does_or_both_refuse(path: Path):
+    source = path.read_text()
+    template = ChatTemplate(
+        source, name=path.stem, variables={**VARIABLES, "date_string": "1 Jan 2026"}
+    )
+    conversations = [
+        ([user("q"), says("a")], None),
+        ([Message("system", "s"), user("q é"), says("a", "r"), user("q"), says("b", "r2")], None),
+        ([user("q"), calls(None, "c", '{"x":1}'), Message("tool", "t", tool_call_id="call00000", name="f"),
+          says("b")], TOOLS),
+    ]  # fmt: skip
+    for messages, tools in conversations:
+        for prompt in (False, True):
+            options = {**VARIABLES, "date_string": "1 Jan 2026", "add_generation_prompt": prompt}
+            try:
+                expected = hf_text(source, messages, tools, **options)
+            except Exception:  # noqa: BLE001 - whatever transformers raises, ours must refuse too
+                with pytest.raises(RenderError):
+                    render(messages, template, tools=tools, add_generation_prompt=prompt)
+                continue
+            assert render(messages, template, tools=tools, add_generation_prompt=prompt) == expected
+
+
+def test_a_template_whose_mask_cannot_be_determined_is_refused_with_the_reason():
+    template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", name="bare")
+    with pytest.raises(RenderError, match="no loss mask can be determined"):
+        training_samples(example(user(), says("a")), template)
+
+
+def test_generation_tags_give_the_mask_when_there_is_no_generation_prompt():
+    source = (
+        "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}"
+        "{% generation %}{{ m.content }}</s>{% endgeneration %}{% else %}{{ m.content }}{% endif %}"
+        "{% endfor %}"
+    )
+    template = ChatTemplate(source, name="tagged")
+    assert profile_of(template).mode == "generation-tags"
+    (sample,) = training_samples(example(user("q"), says("a"), user("q"), says("b")), template)
+    assert sample.text == "[user]q[assistant]a</s>[user]q[assistant]b</s>"
+    assert trained_text(sample) == ["a</s>", "b</s>"]
+
+
+def test_a_template_that_cannot_be_split_falls_back_to_prefix_rendering_and_says_so():
+    source = (
+        "{% for i in range(messages|length) %}<|{{ messages[i].role }}|>{{ messages[i].content }}<|end|>"
+        "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    template = ChatTemplate(source, name="counted")
+    assert "falling back to exact prefix rendering" in profile_of(template).describe()
+    (sample,) = training_samples(example(user("q"), says("a"), user("q"), says("b")), template)
+    assert trained_text(sample) == ["a<|end|>", "b<|end|>"]
+
+
+def test_unsafe_templates_are_stopped_by_the_sandbox():
+    for source in (
+        "{{ messages.__class__.__mro__ }}",
+        "{% set _ = messages.append(1) %}",
+        "{{ ''.__class__.__base__.__subclasses__() }}",
+    ):
+        with pytest.raises(RenderError):
+            render(
+                [user()], ChatTemplate(source + "{{ messages[0].content.__init__.__globals__ }}")
+            )

@@ -1,0 +1,86 @@
+"""Recipes: strict, and helpful about mistakes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from posttrain.config.base import Strict
+from posttrain.config.defaults import repeated_defaults
+from posttrain.config.load import load_recipe, read_recipe
+from posttrain.errors import ConfigError
+
+
+class Source(Strict):
+    name: str
+    share: float | None = None
+
+
+class Recipe(Strict):
+    learning_rate: float
+    steps: int = 10
+    sources: tuple[Source, ...] = ()
+    out: Path | None = None
+
+
+def write(tmp_path: Path, text: str, name: str = "r.yaml") -> Path:
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def load(tmp_path: Path, text: str, *overrides: str) -> Recipe:
+    return load_recipe(write(tmp_path, text), Recipe, overrides)
+
+
+def test_scientific_notation_is_a_number_and_lists_fill_tuples(tmp_path):
+    recipe = load(tmp_path, "learning_rate: 5e-5\nsources: [{name: a}]\nout: x/y\n")
+    assert recipe.learning_rate == 5e-5
+    assert recipe.sources == (Source(name="a"),)
+    assert recipe.out == Path("x/y")
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "message"),
+    [
+        ("learning_rat: 1.0\nlearning_rate: 1.0", (), "unknown key 'learning_rat' .did you mean 'learning_rate'"),
+        ("learning_rate: 1.0\nsources: [{name: a, shar: 1.0}]", (), "'sources.0.shar' .did you mean 'share'"),
+        ("learning_rate: '1.0'", (), "'learning_rate': Input should be a valid number, found '1.0'"),
+        ("learning_rate: 1.0\nlearning_rate: 2.0", (), "line 2: duplicate key 'learning_rate'"),
+        ("steps: 3", (), "'learning_rate' is required"),
+        ("learning_rate: .nan", (), "finite number"),
+        ("learning_rate: 1.0", ("steps=3", "steps=4"), "given twice"),
+        ("learning_rate: 1.0", ("steps",), "not of the form"),
+        ("learning_rate: 1.0", ("sources.0.name=b",), "nothing|position|valid"),
+        ("- a", (), "a recipe is a mapping"),
+        ("a: [", (), "not readable as YAML"),
+        ("1: 2", (), "must be text"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named(tmp_path, text, overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        load(tmp_path, text, *overrides)
+
+
+def test_a_missing_recipe_lists_its_neighbours(tmp_path):
+    write(tmp_path, "", "sft.yaml")
+    with pytest.raises(ConfigError, match=r"holds sft\.yaml"):
+        load_recipe(tmp_path / "stf.yaml", Recipe)
+
+
+def test_extends_one_level_and_overrides_win(tmp_path):
+    write(tmp_path, "learning_rate: 1.0\nsources: [{name: a}, {name: b}]\n", "base.yaml")
+    top = write(tmp_path, "extends: base.yaml\nsteps: 5\n", "top.yaml")
+    recipe = load_recipe(top, Recipe, ["sources.1.share=0.5", "learning_rate=2.0"])
+    assert (recipe.steps, recipe.learning_rate) == (5, 2.0)
+    assert recipe.sources[1] == Source(name="b", share=0.5)
+    deeper = write(tmp_path, "extends: top.yaml\n", "deeper.yaml")
+    with pytest.raises(ConfigError, match="only one level"):
+        load_recipe(deeper, Recipe)
+
+
+def test_repeated_defaults_are_found_at_any_depth(tmp_path):
+    path = write(tmp_path, "learning_rate: 1.0\nsteps: 10\nsources: [{name: a, share: null}]\n")
+    recipe = load_recipe(path, Recipe)
+    assert repeated_defaults(recipe, read_recipe(path)) == ["steps", "sources.0.share"]
