@@ -228,7 +228,9 @@ def test_text_and_masks_equal_the_naive_reference(name: str, record):
     try:
         expected = naive_sequences(source, record, **variables)
     except Exception:  # noqa: BLE001 - the reference cannot split it (or the template refuses it)
-        assert not name.startswith("nemotron_3_nano"), "Nano's template splits every conversation"
+        # Nano's template splits every conversation but those where it trims an earlier answer
+        trims = any(m.content != m.content.strip() for m in record.messages)
+        assert trims or not name.startswith("nemotron_3_nano")
         return
     samples = training_samples(record, template)
     assert [s.text for s in samples] == [text for text, _ in expected]
