@@ -39,9 +39,7 @@ def tool_frame(template: ChatTemplate) -> tuple[str, str]:
     return text[begin:first], text[last : text.index(END)]
 
 
-def train_tokenizer(
-    texts: Iterable[str], *, template: ChatTemplate, vocab_size: int
-) -> Tokenizer:
+def train_tokenizer(texts: Iterable[str], *, template: ChatTemplate, vocab_size: int) -> Tokenizer:
     """Train on rendered conversations; deterministic for the same texts in the same order."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -62,7 +60,9 @@ def train_tokenizer(
     tokenizer.add_special_tokens(
         [AddedToken(token, normalized=False, special=True) for token in CONTROL]
     )
-    tokenizer.train_from_iterator(_without(texts, [*tool_frame(template), *TAGS, *CONTROL]), trainer)
+    tokenizer.train_from_iterator(
+        _without(texts, [*tool_frame(template), *TAGS, *CONTROL]), trainer
+    )
     tokenizer.add_tokens([*tags, *frame])
     return tokenizer
 

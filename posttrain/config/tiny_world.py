@@ -1,8 +1,8 @@
 """The recipe of the tiny world: how much of each family, how hard, how talkative.
 
-    out: runs/tiny/world
-    families:
-      maths: {train: 12000, heldout: 400}
+out: runs/tiny/world
+families:
+  maths: {train: 12000, heldout: 400}
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ class TinyWorldConfig(Strict):
     @model_validator(mode="after")
     def _distinct_seeds(self) -> TinyWorldConfig:
         if self.seed == self.heldout_seed:
-            raise ValueError("seed and heldout_seed must differ: test seeds are held out of training")
+            raise ValueError(
+                "seed and heldout_seed must differ: test seeds are held out of training"
+            )
         if not any(family.train for family in self.families.values()):
             raise ValueError("no family has training rows, and the tokenizer is trained on them")
         return self

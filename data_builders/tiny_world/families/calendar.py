@@ -1,6 +1,6 @@
 """Days of the week: count forward or back from a day; difficulty 1 is up to 3 days, then 7, 10 …
 
-    "What day is 2 days after Friday?"  →  Saturday 1 / Sunday 2  →  Sunday
+"What day is 2 days after Friday?"  →  Saturday 1 / Sunday 2  →  Sunday
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ def make(draw: Draw) -> Draft:
     who, thing = rng.choice(PEOPLE), rng.choice(THINGS)
     paraphrase = rng.randrange(len(WORDINGS))
     question = WORDINGS[paraphrase].format(n=n, way=way, day=DAYS[start], who=who, thing=thing)
-    worked = reason(
-        draw.verbosity, steps, opening=f"{n} {way} {DAYS[start]}.", result=gold
-    )
+    worked = reason(draw.verbosity, steps, opening=f"{n} {way} {DAYS[start]}.", result=gold)
     return Draft(
         key=f"calendar {n} {way} {DAYS[start]} {who} {thing}",
         task=way,

@@ -39,7 +39,10 @@ def make(draw: Draw) -> Draft:
     if not draw.side:
         asked = f"the {' or '.join(colours)} {thing}?"
         worked = reason(
-            draw.verbosity, [f"{' '.join(colours)}: ask"], opening=f"price of {thing}.", result="ask"
+            draw.verbosity,
+            [f"{' '.join(colours)}: ask"],
+            opening=f"price of {thing}.",
+            result="ask",
         )
         script.messages += [assistant(asked, worked), user(f"The {chosen} one.")]
     worked = reason(

@@ -12,9 +12,17 @@ from data_builders.tiny_world.drafts import Draft, Draw, assistant, reason, user
 from data_builders.tiny_world.vocabulary import CITIES, COLOURS, PEOPLE, THINGS
 
 WORDINGS = {
-    "one": ("Where is the {x} of {a}?", "In which city is the {x} of {a}?", "City of the {x} of {a}?"),
-    "two": ("Where is the {x} of the boss of {a}?", "In which city is the {x} of the boss of {a}?", "City of the {x} of the boss of {a}?"),
-}  # fmt: skip
+    "one": (
+        "Where is the {x} of {a}?",
+        "In which city is the {x} of {a}?",
+        "City of the {x} of {a}?",
+    ),
+    "two": (
+        "Where is the {x} of the boss of {a}?",
+        "In which city is the {x} of the boss of {a}?",
+        "City of the {x} of the boss of {a}?",
+    ),
+}
 
 
 def make(draw: Draw) -> Draft:

@@ -39,9 +39,7 @@ def _table(draw: Draw) -> Draft:
             total += count
     paraphrase = rng.randrange(len(TABLE_WORDINGS))
     question = TABLE_WORDINGS[paraphrase].format(table=table, name=names[0], thing=things[0])
-    worked = reason(
-        draw.verbosity, steps, opening=f"{names[0]} {things[0]}.", result=str(total)
-    )
+    worked = reason(draw.verbosity, steps, opening=f"{names[0]} {things[0]}.", result=str(total))
     return Draft(
         key=f"table {names[0]} {things[0]} {table}",
         task="table",

@@ -16,10 +16,18 @@ from data_builders.tiny_world.tools import ToolWorld
 from data_builders.tiny_world.vocabulary import CITIES, PEOPLE
 
 WORDINGS = {
-    "ordered": ("Close {x}.{needs}", "Please close tickets {x}.{needs}", "Tickets {x} are done: close them.{needs}"),
+    "ordered": (
+        "Close {x}.{needs}",
+        "Please close tickets {x}.{needs}",
+        "Tickets {x} are done: close them.{needs}",
+    ),
     "move": ("Give {x} to {name}.", "Move tickets {x} to {name}.", "{name} takes over {x}."),
-    "owner": ("{name} goes to {city}: close all tickets of {name}.", "Close every ticket of {name}, now in {city}.", "{name} is in {city}. Close what {name} has."),
-}  # fmt: skip
+    "owner": (
+        "{name} goes to {city}: close all tickets of {name}.",
+        "Close every ticket of {name}, now in {city}.",
+        "{name} is in {city}. Close what {name} has.",
+    ),
+}
 
 
 def _tickets(rng: random.Random, size: int = 5) -> dict[str, dict[str, Any]]:
@@ -73,9 +81,7 @@ def make(draw: Draw) -> Draft:
     )
 
 
-def _carry_out(
-    script: Transcript, draw: Draw, task: str, *, chosen: list[str], name: str
-) -> None:
+def _carry_out(script: Transcript, draw: Draw, task: str, *, chosen: list[str], name: str) -> None:
     """Make the calls of the reference, each with its reason."""
     if task == "owner":
         thought = reason(
@@ -83,7 +89,9 @@ def _carry_out(
         )
         chosen = script.call("list_tickets", {"owner": name}, reasoning=thought).split()
     tickets = script.world.state["tickets"]
-    chosen = sorted(chosen, key=lambda key: (tickets[key].get("needs") in chosen, chosen.index(key)))
+    chosen = sorted(
+        chosen, key=lambda key: (tickets[key].get("needs") in chosen, chosen.index(key))
+    )
     for done, key in enumerate(chosen):
         left = " ".join(chosen[done:])
         thought = reason(draw.verbosity, [f"left {left}"], opening=f"{task}.", result=key)

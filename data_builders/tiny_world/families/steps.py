@@ -1,6 +1,8 @@
-"""Prescribed execution: the steps are given, only the doing is asked; difficulty is their number - 1.
+"""Prescribed execution: the steps are given, only the doing is asked.
 
-    "Start with 7. Add 5. Take 3. Double."  →  7+5=12 / 12-3=9 / 9*2=18  →  18
+"Start with 7. Add 5. Take 3. Double."  →  7+5=12 / 12-3=9 / 9*2=18  →  18
+
+Difficulty is the number of steps minus 1.
 """
 
 from __future__ import annotations
