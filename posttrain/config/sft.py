@@ -1,0 +1,189 @@
+"""The recipe of the SFT stage: `scripts/sft.py --config recipes/tiny/sft.yaml`.
+
+    data: out/tiny/sft_data          # what build_sft wrote
+    out: out/tiny/sft
+    model: {config: {family: attention, hidden_size: 128, …}}
+    isolation: auto
+    balance: {coefficient: 1.0e-4}
+    keep_epochs: [1, 3]
+    launch: {world_size: 2, sharding: zero2}
+    trainer: {learning_rate: 1.0e-3, per_device_train_batch_size: 8, warmup_steps: 20}
+
+`trainer:` passes through to the installed TRL `SFTConfig` and is checked there field by field
+(`posttrain.training.arguments`); the fields that this project decides are refused here by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from posttrain.config.base import Strict
+
+Isolation = Literal["auto", "varlen", "block_diagonal", "unpacked"]
+Sharding = Literal["none", "zero2", "zero3", "fsdp2"]
+
+_PACKED = "the shards are packed, truncated and labelled by build_sft"
+_LAYOUT = "set isolation: instead"
+_ORDER = "the order of packs is a keyed permutation of seed and epoch, the same in every layout"
+_GLOBAL = "the loss is per trained token over the global batch"
+_RESUME = "every run resumes exactly from its own output directory"
+_PUBLISH = "publish the finished artifact directory instead"
+_ACCELERATE = "sharding comes from the accelerate config (recipes/accelerate/) and launch.sharding"
+
+OWNED_TRAINER_FIELDS: dict[str, str] = {
+    "output_dir": "set out: instead",
+    "seed": "set the recipe's seed: instead",
+    "data_seed": "set the recipe's seed: instead",
+    "packing": _PACKED,
+    "packing_strategy": _PACKED,
+    "eval_packing": _PACKED,
+    "truncation_mode": _PACKED,
+    "completion_only_loss": _PACKED,
+    "assistant_only_loss": _PACKED,
+    "dataset_text_field": _PACKED,
+    "dataset_kwargs": _PACKED,
+    "dataset_num_proc": _PACKED,
+    "chat_template_path": _PACKED,
+    "eos_token": "set end_token: instead",
+    "pad_token": "set the recipe's pad_token: instead",
+    "padding_free": _LAYOUT,
+    "max_length": _LAYOUT,
+    "pad_to_multiple_of": _LAYOUT,
+    "shuffle_dataset": _ORDER,
+    "train_sampling_strategy": _ORDER,
+    "group_by_length": _ORDER,
+    "dataloader_drop_last": "an incomplete last batch is filled with empty packs, none is dropped",
+    "remove_unused_columns": _PACKED,
+    "label_names": _PACKED,
+    "loss_type": _GLOBAL,
+    "label_smoothing_factor": _GLOBAL,
+    "average_tokens_across_devices": _GLOBAL,
+    "auto_find_batch_size": "it would change the global batch while the run goes on",
+    "router_aux_loss_coef": "set balance.coefficient: TRL's term fails on sigmoid routers",
+    "model_init_kwargs": "set model: instead",
+    "trust_remote_code": "set model: instead; remote code is never run",
+    "resume_from_checkpoint": _RESUME,
+    "overwrite_output_dir": _RESUME,
+    "ignore_data_skip": _RESUME,
+    "save_only_model": _RESUME,
+    "load_best_model_at_end": "set keep_epochs: to name the checkpoints that stay",
+    "push_to_hub": _PUBLISH,
+    "hub_model_id": _PUBLISH,
+    "hub_token": _PUBLISH,
+    "hub_private_repo": _PUBLISH,
+    "hub_strategy": _PUBLISH,
+    "deepspeed": _ACCELERATE,
+    "fsdp": _ACCELERATE,
+    "fsdp_config": _ACCELERATE,
+    "parallelism_config": _ACCELERATE,
+    "do_train": "this stage trains",
+    "do_eval": "set eval_strategy: instead",
+    "do_predict": "this stage trains",
+}
+
+
+class ModelConfig(Strict):
+    """Where the weights come from: a checkpoint (`path`) or a random initialisation (`config`)."""
+
+    path: str | None = None
+    revision: str | None = None
+    config: dict[str, Any] | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    attention: str = "auto"
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> ModelConfig:
+        if (self.path is None) == (self.config is None):
+            raise ValueError(
+                "give exactly one of path (a checkpoint or hub id) and config (random weights)"
+            )
+        if self.revision is not None and self.path is None:
+            raise ValueError("revision belongs to path; a model from config has none")
+        return self
+
+
+class AdapterConfig(Strict):
+    """LoRA (Hu et al. 2021) or QLoRA (Dettmers et al. 2023) on a checkpoint.
+
+    `preset` names what is reached: `attention`, `attention_mlp`, or `nemotron_h` (attention, Mamba
+    projections, shared and routed experts). `modules` and `parameters` add names of one's own,
+    matched as suffixes.
+    """
+
+    method: Literal["lora", "qlora"] = "lora"
+    preset: Literal["attention", "attention_mlp", "nemotron_h", "none"] = "attention_mlp"
+    modules: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()
+    rank: int = Field(default=16, ge=1)
+    alpha: float = Field(default=32.0, gt=0)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _something_to_adapt(self) -> AdapterConfig:
+        if self.preset == "none" and not self.modules and not self.parameters:
+            raise ValueError("preset none adapts nothing; name modules: or parameters:")
+        reaches_parameters = self.preset == "nemotron_h" or bool(self.parameters)
+        if self.dropout and reaches_parameters:
+            raise ValueError("dropout must be 0 where expert parameters are adapted (peft)")
+        return self
+
+
+class BalanceConfig(Strict):
+    """Sequence-wise expert balance (DeepSeek-V3, Eq. 17–20). 0 leaves it out."""
+
+    coefficient: float = Field(default=0.0, ge=0)
+
+
+class LaunchConfig(Strict):
+    """What the launcher must have started; a run that got anything else stops. None: not checked."""
+
+    world_size: int | None = Field(default=None, ge=1)
+    sharding: Sharding | None = None
+
+
+class SftConfig(Strict):
+    """One SFT run."""
+
+    data: str
+    out: str
+    model: ModelConfig
+    adapter: AdapterConfig | None = None
+    isolation: Isolation = "auto"
+    end_token: str | None = None
+    pad_token: str | None = None
+    balance: BalanceConfig = BalanceConfig()
+    keep_epochs: tuple[int, ...] = ()
+    launch: LaunchConfig = LaunchConfig()
+    seed: int = Field(default=0, ge=0)
+    trainer: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("keep_epochs")
+    @classmethod
+    def _rising(cls, epochs: tuple[int, ...]) -> tuple[int, ...]:
+        if any(epoch < 1 for epoch in epochs) or list(epochs) != sorted(set(epochs)):
+            raise ValueError(f"name each epoch once, from 1 and rising, found {list(epochs)}")
+        return epochs
+
+    @field_validator("trainer")
+    @classmethod
+    def _not_ours(cls, trainer: dict[str, Any]) -> dict[str, Any]:
+        for key in trainer:
+            if key in OWNED_TRAINER_FIELDS:
+                raise ValueError(f"{key} is not yours to set: {OWNED_TRAINER_FIELDS[key]}")
+        return trainer
+
+    @model_validator(mode="after")
+    def _possible(self) -> SftConfig:
+        if self.adapter is not None and self.model.path is None:
+            raise ValueError("adapter needs a trained base: set model.path, not model.config")
+        checkpointing = self.trainer.get("gradient_checkpointing_kwargs") or {}
+        if self.balance.coefficient and checkpointing.get("use_reentrant"):
+            raise ValueError(
+                "balance.coefficient needs use_reentrant: false: reentrant checkpointing runs the "
+                "routers without a graph, so the term would have no gradient"
+            )
+        if self.launch.sharding not in (None, "none") and self.launch.world_size == 1:
+            raise ValueError(f"launch.sharding {self.launch.sharding} needs more than one process")
+        return self

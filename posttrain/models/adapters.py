@@ -1,0 +1,173 @@
+"""LoRA presets that reach what they name, the proof that they do, and merging.
+
+    attention          q_proj k_proj v_proj o_proj
+    attention_mlp      attention + the dense and shared-expert projections
+    nemotron_h         attention_mlp + Mamba in_proj + routed experts (fused 3-D parameters)
+
+Mamba's `out_proj` is left out: the fused training kernel reads its weight past any adapter, and
+peft refuses it for that reason. Routers are never adapted.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from posttrain.config.sft import AdapterConfig, ModelConfig
+from posttrain.errors import ConfigError
+from posttrain.models.routers import find_routers
+
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_MLP = ("up_proj", "down_proj")
+# name → (module suffixes, parameter suffixes); `gate_proj` is added where the model has it
+PRESETS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "none": ((), ()),
+    "attention": (_ATTENTION, ()),
+    "attention_mlp": ((*_ATTENTION, *_MLP), ()),
+    "nemotron_h": ((*_ATTENTION, *_MLP, "in_proj"), ("experts.up_proj", "experts.down_proj")),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterReach:
+    """How much of the base model one named target reaches."""
+
+    target: str
+    tensors: int
+    parameters: int
+    share: float
+
+
+def adapter_targets(
+    spec: AdapterConfig, model: nn.Module
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Module and parameter suffixes of a recipe's adapter on this model."""
+    modules, parameters = PRESETS[spec.preset]
+    linear = {name.rpartition(".")[2] for name, m in model.named_modules() if _is_linear(m)}
+    if "up_proj" in modules and "gate_proj" in linear:
+        modules = (*modules, "gate_proj")
+    return (*modules, *spec.modules), (*parameters, *spec.parameters)
+
+
+def _is_linear(module: nn.Module) -> bool:
+    # bitsandbytes' 4-bit layers subclass nn.Linear
+    return isinstance(module, nn.Linear)
+
+
+def adapter_reach(spec: AdapterConfig, model: PreTrainedModel) -> tuple[AdapterReach, ...]:
+    """The share of the base model's parameters that each target reaches; works on meta tensors.
+
+    Raises:
+        ConfigError: a named target matches nothing, or reaches a router.
+    """
+    modules, parameters = adapter_targets(spec, model)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    routers = {f"{name}.weight" for name in find_routers(model)}
+    reach = [_module_reach(name, model, total) for name in modules]
+    reach += [_parameter_reach(name, model, total, routers) for name in parameters]
+    missed = [r.target for r in reach if not r.tensors]
+    if missed:
+        present = sorted({n.rpartition(".")[2] for n, m in model.named_modules() if _is_linear(m)})
+        fused = sorted(
+            {".".join(n.split(".")[-2:]) for n, p in model.named_parameters() if p.ndim == 3}
+        )
+        raise ConfigError(
+            f"adapter: {', '.join(missed)} reaches nothing in {type(model).__name__}. "
+            f"Its linear modules: {', '.join(present)}; its fused parameters: "
+            f"{', '.join(fused) or 'none'}"
+        )
+    return tuple(reach)
+
+
+def _module_reach(suffix: str, model: nn.Module, total: int) -> AdapterReach:
+    found = [
+        module
+        for name, module in model.named_modules()
+        if _is_linear(module) and (name == suffix or name.endswith(f".{suffix}"))
+    ]
+    count = sum(parameter.numel() for module in found for parameter in module.parameters())
+    return AdapterReach(suffix, len(found), count, count / total)
+
+
+def _parameter_reach(suffix: str, model: nn.Module, total: int, routers: set[str]) -> AdapterReach:
+    found = {n: p for n, p in model.named_parameters() if n == suffix or n.endswith(f".{suffix}")}
+    hit = sorted(routers & set(found))
+    if hit:
+        raise ConfigError(f"adapter parameter {suffix!r} would train the router {hit[0]}")
+    count = sum(parameter.numel() for parameter in found.values())
+    return AdapterReach(suffix, len(found), count, count / total)
+
+
+def lora_config(spec: AdapterConfig, model: PreTrainedModel) -> LoraConfig:
+    """The peft config of a recipe's adapter.
+
+    Raises:
+        ConfigError: as `adapter_reach`.
+    """
+    adapter_reach(spec, model)
+    modules, parameters = adapter_targets(spec, model)
+    return LoraConfig(
+        r=spec.rank,
+        lora_alpha=spec.alpha,  # pyright: ignore[reportArgumentType]  # peft divides it, floats work
+        lora_dropout=spec.dropout,
+        target_modules=list(modules),
+        target_parameters=list(parameters) or None,
+        task_type="CAUSAL_LM",
+    )
+
+
+def quantization_config(spec: AdapterConfig | None) -> Any:
+    """The 4-bit NF4 config of QLoRA, or None. Untested here: it needs a GPU.
+
+    Raises:
+        ConfigError: there is no GPU, or bitsandbytes is not installed.
+    """
+    if spec is None or spec.method != "qlora":
+        return None
+    if not torch.cuda.is_available() or importlib.util.find_spec("bitsandbytes") is None:
+        raise ConfigError(
+            "adapter.method qlora needs a CUDA GPU and bitsandbytes (pip install bitsandbytes); "
+            "set method: lora"
+        )
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+
+
+def trainable_routers(model: nn.Module) -> Sequence[str]:
+    """Routers whose weights would be updated; under an adapter there must be none."""
+    return [
+        name
+        for name, router in find_routers(model).items()
+        if any(parameter.requires_grad for parameter in router.parameters())
+    ]
+
+
+def merge_adapter(adapter: Path, spec: ModelConfig) -> PreTrainedModel:
+    """The base model with a saved adapter folded into its weights, in the base's dtype.
+
+    The base is read again from disk, so that a 4-bit run also merges into full weights.
+    """
+    assert spec.path is not None
+    base = AutoModelForCausalLM.from_pretrained(
+        spec.path,
+        revision=spec.revision,
+        dtype=getattr(torch, spec.dtype),
+        local_files_only=Path(spec.path).is_dir(),
+    )
+    merged = PeftModel.from_pretrained(base, str(adapter)).merge_and_unload()
+    assert isinstance(merged, PreTrainedModel)
+    return merged

@@ -1,0 +1,140 @@
+"""A causal language model, from a checkpoint or from a config, ready to train and to stop.
+
+model = load_model(recipe.model, special=special, vocabulary=1024, seed=0)
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, set_seed
+
+from posttrain.config.sft import ModelConfig
+from posttrain.errors import ConfigError
+from posttrain.models.tokenizer import SpecialTokens
+
+VARLEN_ATTENTION = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
+
+
+def load_model(
+    spec: ModelConfig,
+    *,
+    special: SpecialTokens,
+    vocabulary: int,
+    seed: int,
+    quantization: Any = None,
+) -> PreTrainedModel:
+    """Load or initialise the model and set its special tokens.
+
+    Args:
+        spec: the recipe's `model:` block.
+        special: end and pad of the tokenizer that the data was made with.
+        vocabulary: rows the embedding must have at least (largest token id + 1).
+        seed: for a random initialisation.
+        quantization: a `BitsAndBytesConfig` for QLoRA.
+
+    Raises:
+        ConfigError: the path cannot be loaded, or the embedding has too few rows.
+    """
+    set_seed(seed)
+    attention = choose_attention(spec.attention)
+    if spec.path is not None:
+        model = _from_checkpoint(spec, attention, quantization)
+    else:
+        model = _from_config(spec, special, vocabulary, attention)
+    rows = model.get_input_embeddings().weight.shape[0]
+    if rows and rows < vocabulary:
+        raise ConfigError(
+            f"the data's tokenizer uses ids up to {vocabulary - 1}, the model's embedding has "
+            f"{rows} rows: data and model do not belong together"
+        )
+    set_special_tokens(model, special)
+    return model
+
+
+def choose_attention(asked: str) -> str:
+    """`auto` → flash-attention where a GPU and the package are present, else PyTorch's SDPA."""
+    if asked != "auto":
+        return asked
+    has_flash = importlib.util.find_spec("flash_attn") is not None
+    return "flash_attention_2" if torch.cuda.is_available() and has_flash else "sdpa"
+
+
+def _from_checkpoint(spec: ModelConfig, attention: str, quantization: Any) -> PreTrainedModel:
+    assert spec.path is not None
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            spec.path,
+            revision=spec.revision,
+            dtype=getattr(torch, spec.dtype),
+            attn_implementation=attention,
+            quantization_config=quantization,
+            local_files_only=Path(spec.path).is_dir(),
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(f"model.path {spec.path}: cannot be loaded: {error}") from error
+
+
+def _from_config(
+    spec: ModelConfig, special: SpecialTokens, vocabulary: int, attention: str
+) -> PreTrainedModel:
+    # imported here: a run from a checkpoint needs no builders
+    from posttrain.models.from_config import build_model
+
+    config = dict(spec.config or {})
+    config.setdefault("vocab_size", vocabulary)
+    config.setdefault("pad_token_id", special.pad_id)
+    config.setdefault("eos_token_id", special.end_id)
+    model = build_model(config).to(getattr(torch, spec.dtype))
+    model.set_attn_implementation(attention)
+    return model
+
+
+def set_special_tokens(model: PreTrainedModel, special: SpecialTokens) -> None:
+    """Make config and generation config stop at the end of a turn and pad with the pad."""
+    text = model.config.get_text_config()
+    text.eos_token_id = special.end_id
+    text.pad_token_id = special.pad_id
+    generation = model.generation_config
+    assert generation is not None
+    known = generation.eos_token_id
+    earlier = known if isinstance(known, list) else [known] if known is not None else []
+    stops = [special.end_id, *[i for i in special.stop_ids if i != special.end_id]]
+    stops += [i for i in earlier if i not in stops and i != special.pad_id]
+    generation.eos_token_id = stops if len(stops) > 1 else stops[0]
+    generation.pad_token_id = special.pad_id
+
+
+def recurrent_layers(model: PreTrainedModel) -> int:
+    """Layers that carry a state from token to token (Mamba, linear attention)."""
+    return sum(
+        1
+        for module in model.modules()
+        if hasattr(module, "A_log")
+        or "Mamba" in type(module).__name__.removesuffix("ForCausalLM")
+        and hasattr(module, "conv1d")
+    )
+
+
+def has_recurrent_kernels() -> bool:
+    """Whether the kernels that can keep packed sequences apart in a Mamba layer are usable."""
+    names = ("mamba_ssm", "causal_conv1d")
+    return torch.cuda.is_available() and all(importlib.util.find_spec(n) for n in names)
+
+
+def read_config(spec: ModelConfig) -> Any:
+    """The checkpoint's config without its weights.
+
+    Raises:
+        ConfigError: there is none at that path.
+    """
+    assert spec.path is not None
+    try:
+        return AutoConfig.from_pretrained(
+            spec.path, revision=spec.revision, local_files_only=Path(spec.path).is_dir()
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path {spec.path}: {error}") from error

@@ -1,0 +1,116 @@
+"""A recipe's `trainer:` block → the installed TRL's `SFTConfig`, checked field by field.
+
+trainer: {learning_rate: 1.0e-3, warmup_steps: 20}   → SFTConfig(learning_rate=0.001, …)
+trainer: {learning_rat: 1.0e-3}                      → ConfigError: did you mean 'learning_rate'?
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import trl
+from trl import SFTConfig
+
+from posttrain.config.load import nearest
+from posttrain.config.sft import OWNED_TRAINER_FIELDS, SftConfig
+from posttrain.errors import ConfigError
+
+REPORTERS = {
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "trackio": "trackio",
+}
+
+
+def sft_arguments(recipe: SftConfig, *, out: Path) -> SFTConfig:
+    """The trainer's arguments.
+
+    Args:
+        recipe: the resolved recipe.
+        out: where resume checkpoints go.
+
+    Raises:
+        ConfigError: an unknown field, a value the trainer refuses, or an impossible combination.
+    """
+    check_trainer_fields(recipe.trainer)
+    given = dict(recipe.trainer)
+    given.setdefault("bf16", torch.cuda.is_available() and torch.cuda.is_bf16_supported())
+    given.setdefault("use_cpu", not torch.cuda.is_available())
+    given.setdefault("report_to", "none")
+    given.setdefault("save_strategy", "epoch")
+    given.setdefault("save_total_limit", 1)
+    given.setdefault("logging_steps", 10)
+    # pinning is for GPUs; on CPU it only warns
+    given.setdefault("dataloader_pin_memory", torch.cuda.is_available())
+    # TRL 1.16 has no other field for it yet, so the advice does not help the user
+    warnings.filterwarnings("ignore", message="`gradient_checkpointing.*is deprecated")
+    try:
+        args = SFTConfig(
+            output_dir=str(out),
+            seed=recipe.seed,
+            data_seed=recipe.seed,
+            max_length=None,
+            dataset_kwargs={"skip_prepare_dataset": True},
+            average_tokens_across_devices=True,
+            **given,
+        )
+    except (ValueError, TypeError, ImportError) as error:
+        raise ConfigError(
+            f"trainer: the installed trl {trl.__version__} refuses this: {error}"
+        ) from error
+    _check_combinations(args, recipe)
+    return args
+
+
+def check_trainer_fields(trainer: dict[str, Any]) -> None:
+    """Refuse names that the installed `SFTConfig` does not have.
+
+    Raises:
+        ConfigError: naming the nearest field that may be set.
+    """
+    fields = [field.name for field in dataclasses.fields(SFTConfig) if field.init]
+    free = [name for name in fields if name not in OWNED_TRAINER_FIELDS]
+    for key in trainer:
+        if key not in fields:
+            raise ConfigError(
+                f"trainer.{key} is not a field of trl {trl.__version__}'s SFTConfig"
+                f"{_nearest(key, free)}"
+            )
+
+
+def _nearest(key: str, fields: list[str]) -> str:
+    hint = nearest(key, fields)
+    # a list of 150 valid names helps nobody
+    return hint if "did you mean" in hint else ""
+
+
+def _check_combinations(args: SFTConfig, recipe: SftConfig) -> None:
+    if str(args.save_strategy.value) == "best":
+        raise ConfigError("trainer.save_strategy best: name epochs in keep_epochs: instead")
+    if args.activation_offloading and not torch.cuda.is_available():
+        raise ConfigError("trainer.activation_offloading needs an accelerator")
+    if args.accelerator_config.split_batches or args.accelerator_config.dispatch_batches:
+        raise ConfigError(
+            "trainer.accelerator_config: split_batches and dispatch_batches would deal packs out "
+            "of their order; leave them unset"
+        )
+    if args.max_steps > 0 and "num_train_epochs" in recipe.trainer:
+        raise ConfigError("trainer: give max_steps or num_train_epochs, not both")
+    for name in args.report_to:
+        package = REPORTERS.get(name)
+        if package and importlib.util.find_spec(package) is None:
+            raise ConfigError(f"trainer.report_to {name}: install it first (pip install {package})")
+    if (
+        args.max_steps <= 0
+        and recipe.keep_epochs
+        and recipe.keep_epochs[-1] > args.num_train_epochs
+    ):
+        raise ConfigError(
+            f"keep_epochs names epoch {recipe.keep_epochs[-1]}, "
+            f"trainer.num_train_epochs is {args.num_train_epochs:g}"
+        )

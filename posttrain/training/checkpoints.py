@@ -1,0 +1,106 @@
+"""Resume checkpoints that are whole or ignored, and the rotation that never leaves none.
+
+resume/checkpoint-40/complete.json  {"step": 40, "files": {"optimizer.pt": 81234, …}, "tokens": …}
+
+The trainer writes a checkpoint file by file; a kill in between leaves a directory that looks like
+one. Only a directory whose `complete.json` exists, and whose files have the sizes it lists, counts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from posttrain.artifacts import atomic_write_json
+from posttrain.errors import ConfigError
+
+COMPLETE = "complete.json"
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the trainer itself does not store: running counts and the layout that wrote it."""
+
+    step: int
+    tokens: int
+    trained: int
+    world_size: int
+
+
+def mark_complete(checkpoint: Path, progress: Progress) -> None:
+    """Declare a checkpoint whole; call it once every process has written its part."""
+    files = {
+        str(path.relative_to(checkpoint)): path.stat().st_size
+        for path in sorted(checkpoint.rglob("*"))
+        if path.is_file() and path.name != COMPLETE
+    }
+    atomic_write_json(
+        checkpoint / COMPLETE,
+        {
+            "step": progress.step,
+            "tokens": progress.tokens,
+            "trained": progress.trained,
+            "world_size": progress.world_size,
+            "files": files,
+        },
+    )
+
+
+def complete_checkpoints(folder: Path) -> list[tuple[Path, Progress]]:
+    """The whole checkpoints of a folder by rising step; half-written ones are left out."""
+    found: list[tuple[Path, Progress]] = []
+    for path in folder.glob("checkpoint-*"):
+        progress = _read(path)
+        if _NAME.fullmatch(path.name) and progress is not None:
+            found.append((path, progress))
+    return sorted(found, key=lambda pair: pair[1].step)
+
+
+def _read(checkpoint: Path) -> Progress | None:
+    marker = checkpoint / COMPLETE
+    if not marker.is_file():
+        return None
+    body = json.loads(marker.read_text("utf-8"))
+    for name, size in body["files"].items():
+        file = checkpoint / name
+        if not file.is_file() or file.stat().st_size != size:
+            return None
+    return Progress(body["step"], body["tokens"], body["trained"], body["world_size"])
+
+
+def latest_complete(folder: Path, *, world_size: int) -> tuple[Path, Progress] | None:
+    """The checkpoint to resume from, if any.
+
+    Raises:
+        ConfigError: it was written by another number of processes, whose random states it holds.
+    """
+    found = complete_checkpoints(folder)
+    if not found:
+        return None
+    path, progress = found[-1]
+    if progress.world_size != world_size:
+        raise ConfigError(
+            f"{path} was written by {progress.world_size} processes and this run has {world_size}; "
+            f"start that many, or delete {folder} to train from the beginning"
+        )
+    return path, progress
+
+
+def remove_broken(folder: Path) -> None:
+    """Delete half-written checkpoints, so that nothing picks them up later."""
+    whole = {path for path, _ in complete_checkpoints(folder)}
+    for path in folder.glob("checkpoint-*"):
+        if path not in whole:
+            shutil.rmtree(path)
+
+
+def rotate(folder: Path, *, keep: int | None) -> None:
+    """Keep the `keep` newest whole checkpoints; None keeps all."""
+    if keep is None:
+        return
+    for path, _ in complete_checkpoints(folder)[: -max(keep, 1)]:
+        shutil.rmtree(path)

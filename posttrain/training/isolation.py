@@ -1,0 +1,160 @@
+"""How the sequences of a pack are kept apart, and a measurement on the real model that they are.
+
+isolation = choose_isolation("auto", model)                  → "block_diagonal"
+probe_isolation(model, collator, packs)                      → Probe(apart=2e-7, leaking=0.9)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+from posttrain.errors import ConfigError
+from posttrain.models.load import VARLEN_ATTENTION, has_recurrent_kernels, recurrent_layers
+from posttrain.training.collate import BlockDiagonalCollator, UnpackedCollator
+from posttrain.training.packed_data import sequences
+
+Collator = Callable[[list[dict[str, Any]]], dict[str, Any]]
+PROBE_TOKENS = 64
+FP32_TOLERANCE = 1e-5
+
+
+def choose_isolation(asked: str, model: PreTrainedModel) -> str:
+    """Resolve `auto`, and refuse a layout that would leak on this model.
+
+    Raises:
+        ConfigError: saying which setting works.
+    """
+    attention = model.config._attn_implementation
+    varlen = attention in VARLEN_ATTENTION
+    recurrent = recurrent_layers(model)
+    kernels = has_recurrent_kernels()
+    if asked == "auto":
+        if recurrent and not kernels:
+            return "unpacked"
+        return "varlen" if varlen or recurrent else "block_diagonal"
+    if asked == "block_diagonal" and recurrent:
+        raise ConfigError(
+            f"isolation block_diagonal masks attention only: the {recurrent} recurrent layers of "
+            f"{type(model).__name__} would carry state across sequences. "
+            "Set isolation: unpacked (one sequence a row)"
+        )
+    if asked == "varlen" and recurrent and not kernels:
+        raise ConfigError(
+            f"packing {type(model).__name__} needs the mamba_ssm and causal_conv1d kernels on a "
+            "GPU, they are not usable here. Set isolation: unpacked (one sequence a row), or "
+            "install them"
+        )
+    if asked == "block_diagonal" and varlen:
+        raise ConfigError(
+            f"isolation block_diagonal with {attention}: flash-attention reads boundaries of one "
+            "row only. Set isolation: varlen, or model.attention: sdpa"
+        )
+    return asked
+
+
+def describe_isolation(isolation: str, attention: str) -> str:
+    """One line for the plan: which mask is active."""
+    if isolation == "varlen":
+        how = "varlen kernels" if attention in VARLEN_ATTENTION else "a block-diagonal mask"
+        return f"varlen: a micro-batch is one row, {how} ({attention})"
+    if isolation == "block_diagonal":
+        return f"block_diagonal: a pack is a row, attention masked to its sequence ({attention})"
+    return f"unpacked: a sequence is a row, right-padded ({attention})"
+
+
+def make_collator(isolation: str, pad_id: int) -> Collator:
+    """The collator of a layout; for `varlen` it is the one TRL makes itself."""
+    if isolation == "varlen":
+        return DataCollatorForLanguageModeling(pad_token_id=pad_id, padding_free=True)
+    if isolation == "block_diagonal":
+        return BlockDiagonalCollator(pad_id)
+    assert isolation == "unpacked", isolation
+    return UnpackedCollator(pad_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Largest logit difference of a sequence in its batch against the same sequence alone
+    (`apart`), and of the same sequences run together with nothing to keep them apart (`leaking`)."""
+
+    apart: float
+    leaking: float
+    dtype: str
+
+
+def probe_isolation(
+    model: PreTrainedModel, collator: Collator, packs: Sequence[dict[str, Any]]
+) -> Probe:
+    """Run a few real sequences in the batch layout, alone, and unprotected.
+
+    Args:
+        packs: rows of the shards; the first two sequences of each are used, cut to 64 tokens.
+    """
+    short = [_shorten(pack) for pack in packs]
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            together = _split_logits(model, collator(short), short)
+            alone = [_logits(model, ids) for pack in short for ids, _ in sequences(pack)]
+            joined = torch.cat([_logits(model, pack["input_ids"]) for pack in short])
+    finally:
+        model.train(was_training)
+    apart = max(float((a - b).abs().max()) for a, b in zip(together, alone, strict=True))
+    leaking = float((joined - torch.cat(alone)).abs().max())
+    return Probe(apart, leaking, str(model.dtype).removeprefix("torch."))
+
+
+def check_probe(probe: Probe, isolation: str) -> None:
+    """Refuse a layout that leaks: 1e-5 in fp32; in less precise types 5 % of the leak.
+
+    Raises:
+        ConfigError: with the measured differences.
+    """
+    limit = FP32_TOLERANCE if probe.dtype == "float32" else 0.05 * probe.leaking
+    if probe.apart > limit:
+        raise ConfigError(
+            f"isolation {isolation} leaks on this model: logits of a sequence in its pack differ "
+            f"by {probe.apart:.2g} from the same sequence alone (limit {limit:.2g}, unprotected "
+            f"{probe.leaking:.2g}). Set isolation: unpacked"
+        )
+
+
+def _shorten(pack: dict[str, Any]) -> dict[str, Any]:
+    parts = [(ids[:PROBE_TOKENS], labels[:PROBE_TOKENS]) for ids, labels in sequences(pack)][:2]
+    return {
+        "input_ids": [i for ids, _ in parts for i in ids],
+        "labels": [i for _, labels in parts for i in labels],
+        "seq_lengths": [len(ids) for ids, _ in parts],
+    }
+
+
+def _logits(model: PreTrainedModel, ids: Sequence[int]) -> torch.Tensor:
+    inputs = torch.tensor([list(ids)], device=model.device)
+    return model(input_ids=inputs, use_cache=False).logits[0].float()
+
+
+def _split_logits(
+    model: PreTrainedModel, batch: dict[str, Any], packs: Sequence[dict[str, Any]]
+) -> list[torch.Tensor]:
+    """The logits of each sequence of a collated batch, padding removed."""
+    inputs = {
+        key: value.to(model.device) if isinstance(value, torch.Tensor) else value
+        for key, value in batch.items()
+        if key != "labels"
+    }
+    logits = model(**inputs, use_cache=False).logits.float()
+    lengths = [list(pack["seq_lengths"]) for pack in packs]
+    if "attention_mask" in batch:
+        flat = [length for pack in lengths for length in pack]
+        return [row[:length] for row, length in zip(logits, flat, strict=True)]
+    if logits.size(0) == 1:
+        return list(logits[0].split([length for pack in lengths for length in pack]))
+    rows = zip(logits, lengths, strict=True)
+    return [part for row, pack in rows for part in row[: sum(pack)].split(pack)]

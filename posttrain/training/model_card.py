@@ -1,0 +1,99 @@
+"""The README.md of a checkpoint: where it comes from, what it was trained on, under which licences.
+
+Written from the manifest's facts alone, so that the same run gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from posttrain.artifacts import Parent
+from posttrain.config.sft import SftConfig
+
+Sums = Mapping[str, tuple[int, int, int]]
+
+
+def model_card(
+    recipe: SftConfig,
+    *,
+    parents: Sequence[Parent],
+    base: str | None,
+    facts: Mapping[str, Any],
+    by_source: Sums,
+    by_licence: Sums,
+    versions: Mapping[str, str],
+) -> str:
+    """Markdown with a YAML head, as model hubs read it.
+
+    Args:
+        base: what training started from; None for random weights.
+        by_source, by_licence: name → (sequences, tokens, trained tokens).
+    """
+    rows = [
+        "---",
+        "library_name: transformers",
+        "pipeline_tag: text-generation",
+        "tags: [sft]",
+        "---",
+        "",
+        "# SFT checkpoint",
+        "",
+        f"Base: {base or 'random initialisation'}. Trained for {facts['steps']:,} steps of {facts['global_batch']} packs, "
+        f"{facts['tokens']:,} tokens of which {facts['trained']:,} trained.",
+        "",
+        *_loss_lines(facts),
+        "## Lineage",
+        "",
+        "| kind | digest |",
+        "|---|---|",
+        *[f"| {parent.kind} | `{parent.digest}` |" for parent in parents],
+        "",
+        "## Data",
+        "",
+        *_table("source", by_source),
+        "",
+        "## Licences of the data",
+        "",
+        *_table("licence", by_licence),
+        "",
+        "## Training",
+        "",
+        f"Adapter: {_adapter(recipe)}. Isolation: {facts['isolation']}. "
+        f"Expert balance coefficient: {recipe.balance.coefficient:g}. Seed: {recipe.seed}.",
+        "",
+        *[f"- `{key}`: {value}" for key, value in sorted(recipe.trainer.items())],
+        "",
+        "## Versions",
+        "",
+        *[f"- {name} {version}" for name, version in sorted(versions.items())],
+        "",
+    ]
+    return "\n".join(rows)
+
+
+def _adapter(recipe: SftConfig) -> str:
+    if recipe.adapter is None:
+        return "none, all weights"
+    spec = recipe.adapter
+    return f"{spec.method} rank {spec.rank}, preset {spec.preset}, merged into these weights"
+
+
+def _loss_lines(facts: Mapping[str, Any]) -> list[str]:
+    lines = [f"Last logged training loss: {facts['train_loss']:.4f}."]
+    if facts.get("eval_loss"):
+        lines += ["", "| held-out group | loss per trained token |", "|---|---|"]
+        lines += [f"| {name} | {loss:.4f} |" for name, loss in facts["eval_loss"].items()]
+    return [*lines, ""]
+
+
+def _table(name: str, sums: Sums) -> list[str]:
+    total = sum(trained for _, _, trained in sums.values()) or 1
+    return [
+        f"| {name} | sequences | tokens | trained | share of trained |",
+        "|---|---|---|---|---|",
+        *[
+            f"| {key} | {n:,} | {tokens:,} | {trained:,} | {trained / total:.1%} |"
+            for key, (n, tokens, trained) in sums.items()
+        ],
+    ]

@@ -1,0 +1,280 @@
+"""The SFT stage: packed shards → a checkpoint artifact.
+
+    outcome = train_sft(load_recipe("recipes/tiny/sft.yaml", SftConfig))
+
+Order: claim the output directory → tokenizer, model, data → preflight → plan → train (resuming if
+there is a whole checkpoint) → write the model, its card and the manifest.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from trl import SFTConfig
+
+from posttrain.artifacts import (
+    Counts,
+    Manifest,
+    StageDir,
+    atomic_write_text,
+    package_versions,
+    parent_of,
+    read_artifact,
+)
+from posttrain.config.sft import SftConfig
+from posttrain.errors import ConfigError, DataError
+from posttrain.models.adapters import (
+    AdapterReach,
+    adapter_reach,
+    lora_config,
+    quantization_config,
+)
+from posttrain.models.load import load_model
+from posttrain.models.tokenizer import (
+    SpecialTokens,
+    check_same_tokenizer,
+    largest_id,
+    load_tokenizer,
+    special_tokens,
+)
+from posttrain.training.checkpoints import latest_complete, remove_broken
+from posttrain.training.distributed import Launched, check_launch, launched
+from posttrain.training.isolation import choose_isolation, make_collator
+from posttrain.training.log_rows import LOG, SPEED, LogRows
+from posttrain.training.model_card import model_card
+from posttrain.training.packed_data import index_sums, load_split, split_by_group
+from posttrain.training.preflight import Preflight, run_preflight
+from posttrain.training.save import write_model
+from posttrain.training.sft_trainer import PackedSFTTrainer
+
+KIND = "checkpoint"
+RESUME = "resume"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Everything resolved and checked, nothing trained."""
+
+    recipe: SftConfig
+    data: Manifest
+    tokenizer: PreTrainedTokenizerBase
+    special: SpecialTokens
+    trainer: PackedSFTTrainer
+    isolation: str
+    launched: Launched
+    preflight: Preflight
+    reach: tuple[AdapterReach, ...]
+
+
+def prepare(recipe: SftConfig, args: SFTConfig) -> Prepared:
+    """Load, check and build everything up to, but not including, the first step.
+
+    Args:
+        recipe: the resolved recipe.
+        args: from `sft_arguments`; its output directory holds the resume checkpoints.
+
+    Raises:
+        ConfigError, DataError: anything that would make the run wrong.
+    """
+    artifact = Path(recipe.data)
+    data = read_artifact(artifact, kind="sft_data")
+    tokenizer = load_tokenizer(artifact / "tokenizer")
+    special = special_tokens(tokenizer, end_token=recipe.end_token, pad_token=recipe.pad_token)
+    train = load_split(artifact, "train", pad_id=special.pad_id)
+    held_out = load_split(artifact, "eval", pad_id=special.pad_id)
+    if train is None:
+        raise DataError(f"{artifact} has no packed training rows")
+    if args.eval_strategy != "no" and held_out is None:
+        raise ConfigError(f"trainer.eval_strategy is set, but {artifact} has no held-out packs")
+    check_same_tokenizer(tokenizer, recipe.model)
+    model = load_model(
+        recipe.model,
+        special=special,
+        vocabulary=largest_id(tokenizer) + 1,
+        seed=recipe.seed,
+        quantization=quantization_config(recipe.adapter),
+    )
+    isolation = choose_isolation(recipe.isolation, model)
+    reach = adapter_reach(recipe.adapter, model) if recipe.adapter else ()
+    trainer = _trainer(recipe, args, model, tokenizer, special, isolation, train, held_out)
+    got = launched(trainer.accelerator)
+    check_launch(recipe.launch, got)
+    preflight = run_preflight(
+        recipe,
+        model=trainer.model,
+        train=train,
+        special=special,
+        isolation=isolation,
+        reach=reach,
+        sharded=got.sharding == "zero3",
+    )
+    return Prepared(recipe, data, tokenizer, special, trainer, isolation, got, preflight, reach)
+
+
+def _trainer(
+    recipe: SftConfig,
+    args: SFTConfig,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    special: SpecialTokens,
+    isolation: str,
+    train: Dataset,
+    held_out: Dataset | None,
+) -> PackedSFTTrainer:
+    # TRL insists on making its own collator when padding-free
+    args.padding_free = isolation == "varlen"
+    out = Path(recipe.out)
+
+    def keep(trainer: PackedSFTTrainer, epoch: int) -> None:
+        write_model(trainer, out / f"checkpoint-epoch-{epoch}", recipe=recipe, special=special)
+
+    return PackedSFTTrainer(
+        model=model,
+        args=args,
+        data_collator=None if args.padding_free else make_collator(isolation, special.pad_id),
+        train_dataset=train,
+        eval_dataset=split_by_group(held_out) if held_out is not None else None,
+        processing_class=tokenizer,
+        callbacks=[LogRows(out)],
+        peft_config=lora_config(recipe.adapter, model) if recipe.adapter else None,
+        balance_coefficient=recipe.balance.coefficient,
+        keep_epochs=recipe.keep_epochs,
+        keep_model=keep,
+    )
+
+
+def stage_config(recipe: SftConfig, data: Manifest) -> dict[str, Any]:
+    """What names a run: the recipe with inputs by digest instead of by path, without `out`."""
+    config = recipe.model_dump(mode="json", exclude={"out", "data"})
+    config["data_digest"] = data.digest
+    if (parent := model_parent(recipe)) is not None:
+        config["model"]["path"] = parent.digest
+    return config
+
+
+def model_parent(recipe: SftConfig) -> Manifest | None:
+    """The manifest of the checkpoint artifact that training starts from, if it is one."""
+    path = Path(recipe.model.path or "")
+    if recipe.model.path is None or not (path / "manifest.json").is_file():
+        return None
+    return read_artifact(path, kind=KIND)
+
+
+def open_stage(recipe: SftConfig) -> StageDir:
+    """Claim the output directory.
+
+    Raises:
+        ConfigError: it belongs to another config.
+        DataError: the input is not a finished `sft_data` artifact.
+    """
+    data = read_artifact(recipe.data, kind="sft_data")
+    return StageDir.open(recipe.out, kind=KIND, config=stage_config(recipe, data))
+
+
+def train_sft(prepared: Prepared, stage: StageDir) -> Manifest | None:
+    """Train, resuming from a whole checkpoint if there is one, and finish the artifact.
+
+    Returns:
+        The manifest, on the main process; None on the others.
+    """
+    trainer = prepared.trainer
+    work = Path(trainer.args.output_dir)
+    if trainer.is_world_process_zero():
+        remove_broken(work)
+    trainer.accelerator.wait_for_everyone()
+    found = latest_complete(work, world_size=trainer.args.world_size)
+    if found is None:
+        trainer.train()
+    else:
+        checkpoint, progress = found
+        trainer.restore_progress(progress)
+        trainer.train(resume_from_checkpoint=str(checkpoint))
+    write_model(trainer, stage.path, recipe=prepared.recipe, special=prepared.special)
+    if not trainer.is_world_process_zero():
+        return None
+    return _finish(prepared, stage)
+
+
+def _finish(prepared: Prepared, stage: StageDir) -> Manifest:
+    """Card and manifest; then the resume checkpoints have done their work."""
+    recipe, state = prepared.recipe, prepared.trainer.state
+    artifact = Path(recipe.data)
+    parents = [parent_of(artifact, relative_to=stage.path, manifest=prepared.data)]
+    if (base := model_parent(recipe)) is not None:
+        parents.append(parent_of(str(recipe.model.path), relative_to=stage.path, manifest=base))
+    packs = len(prepared.trainer.train_dataset) - 1
+    reached = min(packs, state.global_step * prepared.trainer.global_batch)
+    facts = _facts(prepared)
+    card = model_card(
+        recipe,
+        parents=parents,
+        base=f"checkpoint {base.digest[:12]}" if base else recipe.model.path,
+        facts=facts,
+        by_source=index_sums(artifact, "train", "source"),
+        by_licence=index_sums(artifact, "train", "licence"),
+        versions=package_versions(),
+    )
+    atomic_write_text(stage.path / "README.md", card)
+    rows = sum(1 for _ in (stage.path / LOG).open(encoding="utf-8"))
+    files: dict[str, int | None] = dict.fromkeys(_artifact_files(stage.path))
+    manifest = stage.finish(
+        counts=Counts(
+            rows_in=packs,
+            kept=reached,
+            dropped={"not_reached": packs - reached} if reached < packs else {},
+        ),
+        files=files | {LOG: rows},
+        parents=parents,
+        template_digest=prepared.data.template_digest,
+        seed=recipe.seed,
+        facts=facts,
+    )
+    clean_up(recipe)
+    return manifest
+
+
+def clean_up(recipe: SftConfig) -> None:
+    """Remove the resume checkpoints of a finished run."""
+    shutil.rmtree(Path(recipe.out) / RESUME, ignore_errors=True)
+
+
+def _artifact_files(out: Path) -> list[str]:
+    own = {"manifest.json", "stage.json", SPEED}
+    return [
+        name
+        for name in (
+            str(path.relative_to(out)) for path in sorted(out.rglob("*")) if path.is_file()
+        )
+        if name not in own and not name.startswith((".", f"{RESUME}/"))
+    ]
+
+
+def _facts(prepared: Prepared) -> dict[str, Any]:
+    trainer, recipe = prepared.trainer, prepared.recipe
+    history = trainer.state.log_history
+    losses = [entry["loss"] for entry in history if "loss" in entry]
+    held_out: dict[str, float] = {}
+    for entry in history:
+        for key, value in entry.items():
+            if key.startswith("eval_") and key.endswith("_loss"):
+                group = key.removeprefix("eval_").removesuffix("loss").removesuffix("_")
+                held_out[group or "all"] = value
+    return {
+        "steps": trainer.state.global_step,
+        "epochs": trainer.state.epoch,
+        "kept_epochs": list(recipe.keep_epochs),
+        "global_batch": trainer.global_batch,
+        "world_size": prepared.launched.world_size,
+        "sharding": prepared.launched.sharding,
+        "tokens": trainer.tokens_seen,
+        "trained": trainer.trained_seen,
+        "train_loss": losses[-1] if losses else None,
+        "eval_loss": held_out,
+        "end_token": prepared.special.end_token,
+        **prepared.preflight.facts,
+    }

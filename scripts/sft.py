@@ -1,0 +1,92 @@
+"""Train a model on packed shards: `python scripts/sft.py --config recipes/tiny/sft.yaml`.
+
+Under several processes: `accelerate launch --config_file recipes/accelerate/ddp.yaml
+scripts/sft.py --config …`. Overrides follow as `key.path=value`; `--dry-run` checks everything,
+prints the plan and trains nothing. Started again after a kill, the same command finishes the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+# before trl is imported, which sends telemetry by default
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from posttrain.config.load import load_recipe
+from posttrain.config.sft import SftConfig
+from posttrain.errors import PosttrainError
+from posttrain.training.arguments import sft_arguments
+from posttrain.training.packed_data import split_size
+from posttrain.training.plan import check_disk, make_plan, plan_lines
+from posttrain.training.sft import RESUME, Prepared, clean_up, open_stage, prepare, train_sft
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse, resolve, then plan or train."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--config", required=True, help="a recipe, e.g. recipes/tiny/sft.yaml")
+    parser.add_argument("--dry-run", action="store_true", help="check and plan, train nothing")
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value")
+    given = parser.parse_args(argv)
+    recipe = load_recipe(given.config, SftConfig, given.overrides)
+    if given.dry_run:
+        dry_run(recipe)
+    else:
+        train(recipe)
+
+
+def dry_run(recipe: SftConfig) -> None:
+    """Everything but the training, and nothing written."""
+    with tempfile.TemporaryDirectory() as work:
+        args = sft_arguments(recipe, out=Path(work))
+        if Path(recipe.out).exists():
+            open_stage(recipe)
+        report(prepare(recipe, args), measure=True)
+
+
+def train(recipe: SftConfig) -> None:
+    """Claim the directory, check, print the plan, train, finish."""
+    args = sft_arguments(recipe, out=Path(recipe.out) / RESUME)
+    # one process claims the directory, then the others find it claimed
+    with args.main_process_first(local=False):
+        stage = open_stage(recipe)
+    if stage.complete:
+        print(f"{recipe.out} is finished; its files are as its manifest says")
+        clean_up(recipe)
+        return
+    prepared = prepare(recipe, args)
+    report(prepared, measure=False)
+    manifest = train_sft(prepared, stage)
+    if manifest is not None:
+        print(f"{recipe.out}: checkpoint {manifest.digest[:12]}, {manifest.facts['steps']} steps")
+
+
+def report(prepared: Prepared, *, measure: bool) -> None:
+    """Print preflight and plan on the main process; stop if the disk is too small."""
+    recipe, trainer = prepared.recipe, prepared.trainer
+    plan = make_plan(
+        recipe,
+        trainer,
+        train=split_size(Path(recipe.data), "train"),
+        evaluation=split_size(Path(recipe.data), "eval"),
+        got=prepared.launched,
+        measure=measure,
+    )
+    if trainer.is_world_process_zero():
+        lines = plan_lines(plan, trainer.args, prepared.launched)
+        for name, text in [*lines, *prepared.preflight.lines]:
+            print(f"{name:<12} {text}", flush=True)
+    check_disk(plan, Path(recipe.out))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except PosttrainError as error:
+        sys.exit(f"{type(error).__name__}: {error}")
