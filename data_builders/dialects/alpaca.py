@@ -44,8 +44,10 @@ def row_reasoning(row: Row) -> str | None:
 
 def _history(value: Any, how: Reading) -> list[Message]:
     turns: list[Message] = []
-    for index, pair in enumerate(value or ()):
-        if not isinstance(pair, list | tuple) or len(pair) != 2:
+    if value is not None and not isinstance(value, list):
+        raise RowProblem("malformed_message", "history", f"not a list: {value!r:.80}")
+    for index, pair in enumerate(value or []):
+        if not isinstance(pair, list) or len(pair) != 2:
             raise RowProblem("malformed_message", f"history[{index}]", "not a pair of texts")
         asked, answered = (read_text(text, f"history[{index}]") for text in pair)
         turns += [Message("user", asked), assistant_text(answered, how)]

@@ -8,7 +8,7 @@ tags in the middle) stays whole, tags included, for the structural filters to na
 
 from __future__ import annotations
 
-OPEN, CLOSE = "<think>", "</think>"
+from posttrain.chat.reasoning import CLOSE, OPEN, split_think
 
 
 def starts_inline(content: str) -> bool:
@@ -17,17 +17,12 @@ def starts_inline(content: str) -> bool:
 
 
 def split_inline(content: str, *, prefilled: bool = False) -> tuple[str | None, str]:
-    """(trace or `None`, answer). The newlines that frame trace and answer belong to the tags.
+    """(trace or `None`, answer).
 
     Args:
-        prefilled: the opening tag was part of the prompt, so the text may start inside the trace.
+        prefilled: the opening tag was part of the prompt, so the text starts inside the trace.
     """
-    opened = starts_inline(content)
-    if content.count(CLOSE) != 1 or content.count(OPEN) != int(opened):
-        return None, content
-    if not opened and not prefilled:
-        return None, content
-    trace, _, answer = content.partition(CLOSE)
-    if opened:
-        trace = trace.lstrip()[len(OPEN) :]
-    return (trace.strip("\r\n") if trace.strip() else None), answer.lstrip("\r\n")
+    if prefilled and OPEN not in content and CLOSE in content:
+        content = OPEN + content
+    split = split_think(content)
+    return split.reasoning, split.content

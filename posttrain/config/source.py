@@ -48,24 +48,24 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 class StructuralFilters(Strict):
     """Which structural checks a source must pass. Each name is also the drop reason."""
 
-    bad_unicode: bool = Field(True, description="text that cannot be written as UTF-8")
-    role_order: bool = Field(True, description="turns that no chat could have produced")
-    empty_answer: bool = Field(True, description="an assistant turn without text and calls")
-    unclosed_think: bool = Field(True, description="a think tag without its partner")
-    nested_think: bool = Field(True, description="think tags inside or after a trace")
-    undeclared_tools: bool = Field(True, description="tool calls where no tool is declared")
-    unknown_tool: bool = Field(True, description="a call to a tool that is not declared")
-    unusable_schema: bool = Field(True, description="a called tool's schema cannot be checked")
-    bad_arguments: bool = Field(True, description="arguments that fail the declared schema")
-    unpaired_tool_result: bool = Field(True, description="results and calls that do not match")
-    tool_markup: bool = Field(True, description="tool-call markup in text, no tools declared")
+    bad_unicode: bool = True  # text that cannot be written as UTF-8
+    role_order: bool = True  # turns that no chat could have produced
+    empty_answer: bool = True  # an assistant turn without text and calls
+    unclosed_think: bool = True  # a think tag without its partner
+    nested_think: bool = True  # think tags inside or after a trace
+    undeclared_tools: bool = True  # tool calls where no tool is declared
+    unknown_tool: bool = True  # a call to a tool that is not declared
+    unusable_schema: bool = True  # a called tool's schema cannot be checked
+    bad_arguments: bool = True  # arguments that fail the declared schema
+    unpaired_tool_result: bool = True  # results and calls that do not match
+    tool_markup: bool = True  # tool-call markup in text, no tools declared
 
 
 class SourceConfig(Strict):
     """Where a source's rows are and how they become records.
 
     Args:
-        path: file, HF dataset directory or glob (or a list of them), relative to the base directory:
+        path: file, HF dataset directory or glob, or a list of them, relative to the base directory:
             `.jsonl`, `.ndjson`, `.json` (one object a line), each also `.gz` or `.zst`; `.parquet`.
         hub: a Hugging Face dataset id, read as a stream at `revision` (a 40-digit commit).
         split: the split of a hub id, or of an HF directory that holds several.
@@ -87,8 +87,8 @@ class SourceConfig(Strict):
     subset: str | None = None
     split: str | None = None
     dialect: DialectName | None = None
-    fields: dict[FieldName, str] = Field(default_factory=dict)
-    roles: dict[str, Role] = Field(default_factory=dict)
+    fields: dict[FieldName, str] = Field(default_factory=dict[FieldName, str])
+    roles: dict[str, Role] = Field(default_factory=dict[str, Role])
     where: str | None = None
     licence: str = "unknown"
     licence_field: str | None = None
@@ -96,7 +96,7 @@ class SourceConfig(Strict):
     ending: EndingPolicy = "trim"
     prefilled_think: bool = False
     strict: bool = False
-    filters: StructuralFilters = Field(default_factory=StructuralFilters)
+    filters: StructuralFilters = StructuralFilters()
 
     @property
     def paths(self) -> tuple[str, ...]:

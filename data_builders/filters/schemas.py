@@ -1,0 +1,115 @@
+"""Declared tools, ready to check calls against: name → validator of the arguments.
+
+declared('[{"type": "function", "function": {"name": "f", "parameters": {"type": "dict", …}}}]')
+    → {"f": Draft202012Validator}
+
+Type names that other schema languages use ("dict", "float", "tuple") are read as JSON Schema's own.
+A schema that is still not one maps to the reason why, as text. Nothing is fetched from anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+
+_TYPES = {
+    "dict": "object", "map": "object", "struct": "object", "hashmap": "object",
+    "list": "array", "tuple": "array", "set": "array", "arraylist": "array",
+    "str": "string", "text": "string", "char": "string",
+    "int": "integer", "long": "integer", "short": "integer", "byte": "integer",
+    "float": "number", "double": "number", "decimal": "number",
+    "bool": "boolean", "none": "null", "nonetype": "null",
+}  # fmt: skip
+_ANYTHING = frozenset({"any", "all", "mixed"})
+_STANDARD = frozenset({"object", "array", "string", "integer", "number", "boolean", "null"})
+_SUBSCHEMAS = ("items", "additionalProperties", "not", "contains", "propertyNames", "if", "then",
+               "else", "unevaluatedItems", "unevaluatedProperties")  # fmt: skip
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+
+
+@lru_cache(maxsize=1024)
+def declared(tools: str) -> dict[str, Draft202012Validator | str]:
+    """Every declared tool's validator, or why its schema cannot be used.
+
+    Args:
+        tools: the JSON text of a list of OpenAI schemas.
+    """
+    found: dict[str, Draft202012Validator | str] = {}
+    for tool in json.loads(tools):
+        function = tool["function"]
+        found.setdefault(function["name"], _validator(function.get("parameters")))
+    return found
+
+
+def violation(validator: Draft202012Validator, arguments: Any) -> str | None:
+    """The first way in which arguments break the schema, `None` if they keep it.
+
+    Raises:
+        one of `UNUSABLE`: the schema cannot be used after all.
+    """
+    for error in validator.iter_errors(arguments):
+        place = "/".join(str(part) for part in error.absolute_path)
+        return f"{place}: {error.message:.200}" if place else f"{error.message:.200}"
+    return None
+
+
+# what a schema that passes for one can still raise: a reference to nowhere, endless or ill-formed,
+# a pattern that is no regular expression, a number beyond floats
+UNUSABLE = (Unresolvable, RecursionError, re.error, ValueError, ArithmeticError)
+
+
+def _validator(parameters: Any) -> Draft202012Validator | str:
+    if parameters is None:
+        parameters = {}
+    if not isinstance(parameters, dict):
+        return f"parameters is {parameters!r:.80}"
+    try:
+        schema = _standard(parameters)
+        Draft202012Validator.check_schema(schema)
+    except SchemaError as error:
+        place = "/".join(str(part) for part in error.absolute_path)
+        return f"{place}: {error.message:.200}"
+    except RecursionError:
+        return "nested too deep"
+    # an empty registry resolves references inside the schema and fetches none
+    return Draft202012Validator(schema, registry=Registry())
+
+
+def _standard(schema: Any) -> Any:
+    """The schema with JSON Schema's own type names, at every place where a schema may stand."""
+    if not isinstance(schema, dict):
+        return schema
+    result = dict(schema)
+    for key in _SUBSCHEMAS:
+        if key in result:
+            result[key] = _standard(result[key])
+    for key in _LISTS:
+        if isinstance(result.get(key), list):
+            result[key] = [_standard(item) for item in result[key]]
+    for key in _NAMED:
+        if isinstance(result.get(key), dict):
+            result[key] = {name: _standard(item) for name, item in result[key].items()}
+    if "type" in result:
+        names = result["type"] if isinstance(result["type"], list) else [result["type"]]
+        types = [_type_name(name) for name in names]
+        if None in types:
+            del result["type"]
+        else:
+            result["type"] = types if isinstance(result["type"], list) else types[0]
+    return result
+
+
+def _type_name(name: Any) -> Any:
+    """JSON Schema's name for a type, `None` for "anything"; an unknown name stays as it is."""
+    lower = name.lower() if isinstance(name, str) else name
+    if not isinstance(lower, str) or lower in _STANDARD:
+        return lower
+    return None if lower in _ANYTHING else _TYPES.get(lower, name)

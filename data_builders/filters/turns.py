@@ -1,0 +1,61 @@
+"""Structural checks on the turns of a conversation: their order, their text.
+
+role_order(Example: user, user, assistant) → Drop("role_order", "message 1: user after user")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from data_builders.filters.drop import Drop
+from posttrain.records import Example
+
+_AFTER = {
+    # a turn → the turns that may stand right before it ("" is the start)
+    "system": ("",),
+    "user": ("", "system", "assistant"),
+    "assistant": ("user", "tool"),
+    "tool": ("assistant", "tool"),
+}
+
+
+def role_order(example: Example) -> Drop | None:
+    """A system turn first if at all, then a user; answers after questions, results after calls."""
+    before = ""
+    for index, message in enumerate(example.messages):
+        if before not in _AFTER[message.role]:
+            place = f"after {before}" if before else "first"
+            return Drop("role_order", f"message {index}: {message.role} {place}")
+        before = message.role
+    return None
+
+
+def empty_answer(example: Example) -> Drop | None:
+    """An assistant turn with neither text nor calls; a trace alone is no answer."""
+    for index, message in enumerate(example.messages):
+        if message.role == "assistant" and not message.tool_calls and not message.content.strip():
+            detail = "a trace without an answer" if message.reasons else "no text and no call"
+            return Drop("empty_answer", f"message {index}: {detail}")
+    return None
+
+
+def bad_unicode(example: Example) -> Drop | None:
+    """Text with half a surrogate pair: no tokenizer or file can hold it."""
+    for place, text in _texts(example):
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            return Drop("bad_unicode", f"{place}: {error.reason} at character {error.start}")
+    return None
+
+
+def _texts(example: Example) -> Iterator[tuple[str, str]]:
+    for index, message in enumerate(example.messages):
+        yield f"message {index}", message.content
+        for text in (message.reasoning, message.tool_call_id, message.name):
+            yield f"message {index}", text or ""
+        for call in message.tool_calls:
+            yield f"message {index}", f"{call.name}{call.arguments}{call.id}"
+    yield "tools", example.tools or ""
+    yield "metadata", example.metadata
+    yield "licence", example.licence

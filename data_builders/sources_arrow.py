@@ -1,0 +1,112 @@
+"""Rows from Arrow: Parquet files, directories of `datasets.save_to_disk`, hub ids as a stream.
+
+load_dataset("org/chat", revision="<40 hex digits>", split="train", streaming=True)
+
+Arrow gives every struct of a column the same members, so a row comes back with `null` for members
+that it never had; they are taken out of nested objects again. JSON text and `datasets.Json` columns
+keep theirs: there a `null` was written by somebody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from data_builders.dialects.json_values import without_nulls
+from data_builders.sources_rows import Opener, RawRow, RawRows
+from posttrain.config.source import SourceConfig
+from posttrain.errors import ConfigError, DataError
+
+_BATCH_ROWS = 128
+
+
+def open_parquet(path: Path, name: str) -> RawRows:
+    """Rows of one Parquet file."""
+    try:
+        with pq.ParquetFile(path) as file:
+            batches = file.iter_batches(batch_size=_BATCH_ROWS)
+            rows = (row for batch in batches for row in batch.to_pylist())
+            yield from _number(rows, name, json_columns=frozenset())
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(f"{name}: not a readable Parquet file: {error}") from error
+
+
+def open_directory(path: Path, config: SourceConfig) -> Opener:
+    """An opener for a directory that `datasets` saved, at the source's split.
+
+    Raises:
+        ConfigError: it is no such directory, or the split is missing or must be chosen.
+    """
+    if (path / "dataset_dict.json").is_file():
+        splits = sorted(p.parent.name for p in path.glob("*/state.json"))
+        chosen = config.split or (splits[0] if len(splits) == 1 else None)
+        if chosen not in splits:
+            raise ConfigError(
+                f"source {config.name!r}: {path} holds the splits {', '.join(splits)}; "
+                f"split is {config.split!r}"
+            )
+        return lambda folder, name: _open_saved(folder / chosen, f"{name}/{chosen}")
+    if (path / "state.json").is_file():
+        if config.split is not None:
+            raise ConfigError(f"source {config.name!r}: {path} is one split; leave split out")
+        return _open_saved
+    holds = ", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "nothing"
+    raise ConfigError(
+        f"source {config.name!r}: {path} is a directory, but datasets' save_to_disk did not write "
+        f"it (it holds {holds}); name its files, e.g. by a glob such as {path.name}/*.jsonl"
+    )
+
+
+def open_hub(config: SourceConfig) -> RawRows:
+    """Rows of a hub dataset at its pinned commit, streamed; no code of the repository is run.
+
+    Raises:
+        ConfigError: the id, subset, split or revision does not exist, or the hub is out of reach.
+    """
+    # here and not above: it takes seconds to import, and a recipe of local files never needs it
+    import datasets
+
+    name = f"{config.hub}@{(config.revision or '')[:12]}/{config.split}"
+    try:
+        rows = datasets.load_dataset(
+            str(config.hub),
+            name=config.subset,
+            split=config.split,
+            revision=config.revision,
+            streaming=True,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"source {config.name!r}: cannot open {name}: {error}") from error
+    return _number(rows, name, _json_columns(rows.features))
+
+
+def _open_saved(path: Path, name: str) -> RawRows:
+    import datasets
+
+    try:
+        data = datasets.load_from_disk(str(path))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{name}: not a readable dataset directory: {error}") from error
+    yield from _number(_rows(data), name, _json_columns(data.features))
+
+
+def _rows(data: Any) -> Iterator[dict[str, Any]]:
+    """Rows of a `Dataset`, fetched a batch at a time (one at a time is slower by far)."""
+    for batch in data.iter(batch_size=_BATCH_ROWS):
+        for cells in zip(*batch.values(), strict=True):
+            yield dict(zip(batch, cells, strict=True))
+
+
+def _json_columns(features: Any) -> frozenset[str]:
+    """Columns that hold `datasets.Json` at any depth."""
+    return frozenset(name for name, kind in (features or {}).items() if "Json(" in repr(kind))
+
+
+def _number(rows: Iterable[Any], name: str, json_columns: frozenset[str]) -> Iterator[RawRow]:
+    for line, row in enumerate(rows, start=1):
+        clean = {k: v if k in json_columns else without_nulls(v) for k, v in row.items()}
+        yield RawRow(clean, name, line)
