@@ -1,0 +1,86 @@
+"""The house rules that a machine can hold: who imports whom, and which names are taken."""
+
+from __future__ import annotations
+
+import ast
+import importlib.machinery
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+HEAVY = {"torch", "transformers", "trl", "peft", "vllm", "deepspeed", "accelerate", "bitsandbytes"}
+# folder → packages its files may not import (design, section 2)
+FORBIDDEN = {
+    "posttrain": {"reward", "data_builders", "scripts"},
+    "posttrain/chat": HEAVY | {"numpy", "datasets", "pyarrow"},
+    "posttrain/config": HEAVY | {"numpy", "datasets", "pyarrow"},
+    "posttrain/tokens": HEAVY,
+    "posttrain/report": {"trl", "peft", "vllm", "deepspeed", "accelerate"},
+    "data_builders": {"scripts", "trl", "peft", "vllm", "deepspeed", "accelerate", "torch"},
+}
+LIGHT_FILES = ("posttrain/records.py", "posttrain/errors.py", "posttrain/artifacts.py")
+
+
+def imported(path: Path) -> set[str]:
+    """Top-level packages a file imports, anywhere in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+@pytest.mark.parametrize("folder", FORBIDDEN)
+def test_imports_point_inwards(folder: str):
+    files = list((ROOT / folder).rglob("*.py"))
+    if not files:
+        pytest.skip(f"no {folder} yet")
+    bad = {str(f.relative_to(ROOT)): imported(f) & FORBIDDEN[folder] for f in files}
+    assert {name: packages for name, packages in bad.items() if packages} == {}
+
+
+@pytest.mark.parametrize("name", LIGHT_FILES)
+def test_the_light_files_stay_light(name: str):
+    assert imported(ROOT / name) & (HEAVY | {"numpy", "datasets", "pyarrow"}) == set()
+
+
+def test_importing_the_light_layer_loads_nothing_heavy():
+    code = (
+        "import sys, posttrain.records, posttrain.artifacts, posttrain.chat, posttrain.config.load;"
+        "from posttrain.chat import nemotron_3_nano_template; nemotron_3_nano_template();"
+        "print(sorted({'torch', 'transformers', 'trl', 'numpy'} & set(sys.modules)))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_only_scripts_compose_and_nobody_imports_them():
+    for path in [*ROOT.glob("posttrain/**/*.py"), *ROOT.glob("data_builders/**/*.py")]:
+        assert "scripts" not in imported(path), path
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "scripts").glob("*.py")), ids=lambda p: p.stem)
+def test_no_script_shadows_a_module(path: Path):
+    """A script's folder is sys.path[0] when it runs: `scripts/inspect.py` would break `inspect`."""
+    assert path.stem not in sys.stdlib_module_names
+    elsewhere = [p for p in sys.path if Path(p or ".").resolve() != (ROOT / "scripts").resolve()]
+    assert importlib.machinery.PathFinder.find_spec(path.stem, elsewhere) is None
+
+
+def test_tracked_files_name_no_machine():
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if tracked.returncode != 0:
+        pytest.skip("not a git checkout")
+    private = re.compile(r"(?<![\w.])/(?:work|root|home)/\w")
+    for name in tracked.stdout.split():
+        path = ROOT / name
+        if path.suffix in {".py", ".md", ".yaml", ".toml", ".sh"} and path.is_file():
+            assert not private.search(path.read_text()), name
