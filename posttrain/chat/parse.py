@@ -96,20 +96,15 @@ def _split_reasoning(body: str, thinking: bool, problems: list[Problem]) -> tupl
         if OPEN in body or CLOSE in body:
             problems.append("unexpected_think")
         return None, body
-    # templates that do not prefill the tag leave it to the model
-    opened = body.lstrip()
-    trace_and_rest = opened.removeprefix(OPEN) if opened.startswith(OPEN) else body
+    trace_and_rest = body
+    if body.lstrip().startswith(OPEN):  # the template left opening to the model
+        trace_and_rest = body.lstrip().removeprefix(OPEN).removeprefix("\n")
     trace, closing, rest = trace_and_rest.partition(CLOSE)
     if OPEN in trace or OPEN in rest:
         problems.append("unexpected_think")
     if not closing:
         problems.append("unclosed_think")
-        return _unlined(trace), ""
+        return trace, ""
     if CLOSE in rest:
         problems.append("two_closings")
-    return _unlined(trace), rest.removeprefix("\n")
-
-
-def _unlined(trace: str) -> str:
-    """The trace without the line breaks that the template puts around it."""
-    return trace.removeprefix("\n").removesuffix("\n")
+    return trace.removesuffix("\n"), rest.removeprefix("\n")

@@ -1,0 +1,129 @@
+"""Every record of the shared real data that renders: text, masks and parsing, without exception."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from data_builders.reading import Dropped, read_examples
+from posttrain.chat import nemotron_3_nano_template, parse_completion, render, training_samples
+from posttrain.config.source import SourceConfig, StructuralFilters
+from posttrain.models.chat_template import chat_template_of
+from posttrain.records import (
+    Example,
+    Message,
+    message_to_template,
+    tools_to_template,
+    with_messages,
+)
+from tests.chat.reference import naive_sequences, spans_of
+
+NANO = nemotron_3_nano_template()
+SOURCES = {
+    "gsm8k_train": {"dialect": "prompt_completion", "fields": {"prompt": "question", "completion": "answer"}},
+    "lf_alpaca_en": {}, "lf_alpaca_zh": {}, "lf_dpo_en": {}, "lf_glaive_toolcall_en": {}, "lf_kto_en": {},
+    "reasoning_ma_content": {}, "reasoning_ma_inline": {}, "sgd_openai_tools": {},
+    "tau_bench_airline": {}, "toolset_preference": {}, "toolset_tools": {},
+}  # fmt: skip
+END = "<|im_end|>\n"
+# only what cannot be rendered is filtered here: faulty conversations must be masked right as well
+_OFF = StructuralFilters(**dict.fromkeys(StructuralFilters.model_fields, False))
+
+
+def records(shared: Path, name: str) -> list[Example]:
+    config = SourceConfig(
+        name=name, path=str(shared / "data" / f"{name}.jsonl"), filters=_OFF, **SOURCES[name]
+    )
+    return [r for r in read_examples(config, Path()) if not isinstance(r, Dropped)]
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_text_masks_and_parsing_on_every_record(shared: Path, name: str):
+    seen: Counter[str] = Counter()
+    for record in records(shared, name):
+        samples = training_samples(record, NANO)
+        expected = naive_sequences(NANO.source, record)
+        assert [s.text for s in samples] == [text for text, _ in expected], record.id
+        for sample, (_, spans) in zip(samples, expected, strict=True):
+            assert spans_of(sample) == spans, record.id
+            _check_spans(sample, record)
+            seen["sequences"] += 1
+    assert seen["sequences"] > 0
+
+
+def _check_spans(sample, record: Example) -> None:
+    """Only assistant text is trained, through its end token, and parsing it loses nothing."""
+    spans = spans_of(sample)
+    assert len(spans) == len(sample.trained_messages)
+    for (start, stop), k in zip(spans, sample.trained_messages, strict=True):
+        text = sample.text[start:stop]
+        assert record.messages[k].role == "assistant"
+        assert text.endswith(END)
+        assert text.count("<|im_end|>") == 1
+        prompt = sample.text[:start]
+        assert prompt.endswith(("assistant\n<think>\n", "assistant\n<think></think>"))
+        thinking = prompt.endswith("<think>\n")
+        parsed = parse_completion(text, thinking=thinking, tools=record.tools)
+        question = Message("user", "q")
+        again = render([question, parsed.message()], NANO)
+        assert again == render([question, record.messages[k]], NANO), record.id
+
+
+def test_many_turns_with_reasoning_on_real_dialogues(shared: Path):
+    """Real dialogues do not reason over several turns; give them traces, so that history drops them."""
+    turns = 0
+    for record in itertools.islice(records(shared, "sgd_openai_tools"), 150):
+        reasoning = with_messages(
+            record,
+            (
+                dataclasses.replace(m, reasoning=f"So: {m.content}\n\nThat is {k}.")
+                if m.role == "assistant" and k % 3
+                else m
+                for k, m in enumerate(record.messages)
+            ),
+        )
+        samples = training_samples(reasoning, NANO)
+        expected = naive_sequences(NANO.source, reasoning)
+        assert [s.text for s in samples] == [text for text, _ in expected]
+        assert [spans_of(s) for s in samples] == [spans for _, spans in expected]
+        turns += len(samples)
+    assert turns > 1000
+
+
+@pytest.mark.parametrize("choice", ["nemotron_3_nano", "own"])
+def test_text_equals_a_real_tokenizers_apply_chat_template(shared: Path, choice: str):
+    tokenizer = AutoTokenizer.from_pretrained(shared / "tokenizers" / "cl100k_chatml")
+    template = chat_template_of(tokenizer, choice="nemotron_3_nano")
+    if choice == "own":
+        tokenizer.chat_template = template.source.replace("<think></think>", "<think>\n</think>")
+        template = chat_template_of(tokenizer, choice="own")
+    else:
+        tokenizer.chat_template = template.source
+    for name in ("tau_bench_airline", "sgd_openai_tools", "reasoning_ma_content"):
+        for record in records(shared, name)[:100]:
+            rows = [message_to_template(m) for m in record.messages]
+            expected = tokenizer.apply_chat_template(
+                rows, tools=tools_to_template(record.tools), tokenize=False
+            )
+            assert render(record.messages, template, tools=record.tools) == expected
+
+
+def test_segments_tokenise_to_the_ids_of_prompt_and_completion_apart(shared: Path):
+    """Cut into segments or not, a prompt has the ids that inference would give it."""
+    tokenizer = AutoTokenizer.from_pretrained(shared / "tokenizers" / "cl100k_chatml")
+    template = chat_template_of(tokenizer)
+    for name in ("tau_bench_airline", "reasoning_ma_inline", "lf_alpaca_zh"):
+        for record in records(shared, name)[:60]:
+            for sample in training_samples(record, template):
+                runs = itertools.groupby(sample.segments, key=lambda s: s.trained)
+                for _, run in runs:
+                    texts = [segment.text for segment in run]
+                    apart = [
+                        i for t in texts for i in tokenizer.encode(t, add_special_tokens=False)
+                    ]
+                    assert apart == tokenizer.encode("".join(texts), add_special_tokens=False)
