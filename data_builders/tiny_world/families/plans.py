@@ -42,7 +42,8 @@ def make(draw: Draw) -> Draft:
     task = rng.choice(("ordered", "move", "owner"))
     tickets = _tickets(rng)
     chosen = rng.sample(sorted(tickets), min(draw.difficulty, len(tickets)))
-    name = rng.choice(PEOPLE)
+    owners = {ticket["owner"] for ticket in tickets.values()}
+    name = rng.choice([person for person in PEOPLE if person not in owners])
     city = rng.choice(CITIES)
     needs = ""
     if task == "ordered" and len(chosen) > 1:

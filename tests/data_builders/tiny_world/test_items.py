@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import json
+from itertools import islice
+
+import pytest
+
+from data_builders.tiny_world.families import CHAINED, FAMILIES, TWINNED
+from data_builders.tiny_world.items import (
+    Choices,
+    Place,
+    family_items,
+    heldout_row,
+    is_held_out,
+    make_item,
+    training_row,
+)
+from data_builders.tiny_world.tools import TOOLS
+
+METADATA = {
+    "family", "task", "split", "seed", "index", "difficulty", "verbosity", "paraphrase", "twin",
+    "turns", "answerable", "gold", "grading", "options", "replies", "tools_declared",
+    "initial_state", "gold_state", "fault", "minimum_calls",
+}  # fmt: skip
+
+
+def items(family: str, split: str, count: int, seed: int = 1) -> list[dict]:
+    return list(islice(family_items(seed=seed, split=split, family=family), count))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_item_is_the_same_alone_and_in_sequence(family: str) -> None:
+    sequence = items(family, "train", 20)
+    for index in (19, 0, 7):
+        alone = make_item(Place(1, "train", family, index))
+        assert json.dumps(alone) == json.dumps(sequence[index])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_another_seed_gives_other_items(family: str) -> None:
+    one, two = items(family, "train", 20), items(family, "train", 20, seed=2)
+    assert [item["prompt"] for item in one] != [item["prompt"] for item in two]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_heldout_questions_never_appear_in_training_under_any_seed(family: str) -> None:
+    def questions(item: dict) -> list[str]:
+        return [m["content"] for m in item["prompt"] if m["role"] == "user"]
+
+    train = {q for seed in (1, 2) for i in items(family, "train", 1500, seed) for q in questions(i)}
+    heldout = {q for item in items(family, "heldout", 500, seed=7) for q in questions(item)}
+    assert len(heldout) > 100
+    assert not train & heldout
+
+
+def test_about_one_key_in_eight_is_held_out() -> None:
+    share = sum(is_held_out(f"key {number}") for number in range(8000)) / 8000
+    assert 0.11 < share < 0.14
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_metadata_is_complete_and_matches_the_item(family: str) -> None:
+    for item in items(family, "train", 200):
+        metadata = item["metadata"]
+        assert set(metadata) == METADATA
+        assert metadata["family"] == family
+        declared = [tool["function"]["name"] for tool in item["tools"] or []]
+        assert metadata["tools_declared"] == declared
+        assert set(declared) <= set(TOOLS)
+        assert (metadata["gold_state"] is None) == (metadata["initial_state"] is None)
+        calls = [c for m in item["reference"] for c in m.get("tool_calls", ())]
+        assert len(calls) >= metadata["minimum_calls"]
+        assert all(call["function"]["name"] in declared for call in calls)
+
+
+@pytest.mark.parametrize("family", sorted(TWINNED))
+def test_twins_point_at_each_other_and_differ(family: str) -> None:
+    for even, odd in zip(*[iter(items(family, "train", 100))] * 2, strict=True):
+        assert even["metadata"]["twin"] == odd["id"]
+        assert odd["metadata"]["twin"] == even["id"]
+        assert even["metadata"]["difficulty"] == odd["metadata"]["difficulty"]
+        assert [even["prompt"], even["tools"]] != [odd["prompt"], odd["tools"]]
+
+
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - TWINNED))
+def test_other_families_have_no_twin(family: str) -> None:
+    assert all(item["metadata"]["twin"] is None for item in items(family, "train", 20))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_assistant_step_reasons_in_three_lengths(family: str) -> None:
+    lengths: dict[str, list[int]] = {"terse": [], "plain": [], "chatty": []}
+    for item in items(family, "train", 300):
+        steps = [m for m in item["reference"] if m["role"] == "assistant"]
+        assert all(step["reasoning_content"].strip() for step in steps)
+        lengths[item["metadata"]["verbosity"]].append(len(steps[0]["reasoning_content"]))
+    terse, plain, chatty = (sum(found) / len(found) for found in lengths.values())
+    assert terse < plain < chatty
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_end_where_they_should(family: str) -> None:
+    for item in items(family, "train", 30):
+        row = training_row(item)
+        assert row["messages"][-1]["role"] == "assistant"
+        assert row["messages"][-1]["content"]
+        prompt = heldout_row(item)
+        assert prompt["messages"][-1]["role"] == "user"
+        assert [*prompt["messages"], *prompt["reference"]] == row["messages"]
+
+
+@pytest.mark.parametrize("family", sorted(CHAINED))
+def test_the_share_of_several_turns_is_the_one_asked_for(family: str) -> None:
+    choices = Choices(tools_declared=0.0, several_turns=0.3)
+    several = sum(
+        make_item(Place(1, "train", family, index), choices)["metadata"]["turns"] == 2
+        for index in range(1000)
+    )
+    assert 250 < several < 350
+
+
+def test_the_share_of_declared_tools_is_the_one_asked_for() -> None:
+    for share in (0.0, 0.3, 1.0):
+        choices = Choices(tools_declared=share)
+        declared = sum(
+            make_item(Place(1, "train", "maths", index), choices)["tools"] is not None
+            for index in range(1000)
+        )
+        assert abs(declared / 1000 - share) < 0.05
+
+
+def test_difficulties_are_those_asked_for() -> None:
+    for family in FAMILIES:
+        made = [
+            make_item(Place(1, "train", family, index), Choices(difficulties=(2, 5)))
+            for index in range(60)
+        ]
+        assert {item["metadata"]["difficulty"] for item in made} == {2, 5}

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from data_builders.tiny_world.families import FAMILIES
+from data_builders.tiny_world.write import check_families, write_world
+from posttrain.chat.template import nemotron_3_nano_template
+from posttrain.config.load import load_recipe, validate
+from posttrain.config.tiny_world import TinyWorldConfig
+from posttrain.errors import ConfigError
+
+RECIPE = Path(__file__).parents[3] / "recipes" / "tiny" / "world.yaml"
+
+
+def small(**families: dict) -> TinyWorldConfig:
+    raw = {"out": "unused", "families": families, "tokenizer": {"vocab_size": 400}}
+    return validate(raw, TinyWorldConfig, where="test")
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def test_the_same_config_gives_the_same_bytes_and_the_books_balance(tmp_path: Path) -> None:
+    config = small(
+        maths={"train": 50, "heldout": 200, "difficulties": [1]},
+        recover={"train": 20, "heldout": 10},
+        calendar={"train": 0, "heldout": 10},
+    )
+    template = nemotron_3_nano_template()
+    one = write_world(config, tmp_path / "one", template=template)
+    two = write_world(config, tmp_path / "two", template=template)
+    assert files(tmp_path / "one") == files(tmp_path / "two")
+    assert set(one.files) == set(files(tmp_path / "one"))
+    assert one == two
+    assert one.counts.rows_in == 290
+    # one-digit sums are few: some held-out draws must repeat
+    assert one.counts.dropped["repeated_heldout"] > 0
+    rows = [json.loads(line) for line in (tmp_path / "one/train.jsonl").read_text().splitlines()]
+    assert {row["metadata"]["family"] for row in rows} == {"maths", "recover"}
+    assert len({row["id"] for row in rows}) == len(rows) == 70
+
+
+def test_heldout_prompts_of_a_file_are_unique(tmp_path: Path) -> None:
+    config = small(maths={"train": 5, "heldout": 300, "difficulties": [1]})
+    write_world(config, tmp_path, template=nemotron_3_nano_template())
+    rows = [
+        json.loads(line) for line in (tmp_path / "heldout/maths.jsonl").read_text().splitlines()
+    ]
+    contents = {json.dumps([row["messages"], row["tools"]]) for row in rows}
+    assert len(contents) == len(rows)
+
+
+def test_the_recipe_generates_every_family_and_holds_some_out() -> None:
+    config = load_recipe(RECIPE, TinyWorldConfig)
+    check_families(config)
+    assert set(config.families) == set(FAMILIES)
+    assert {name for name, rows in config.families.items() if not rows.train} == {
+        "documents",
+        "calendar",
+    }
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("families.maths.trian=3", "train"),
+        ("heldout_seed=1", "must differ"),
+        ("families.maths.difficulties=[9]", "difficulties"),
+        ("families.maths.tools_declared=1.5", "tools_declared"),
+        ("tokenizer.vocab_size=12", "vocab_size"),
+    ],
+)
+def test_a_wrong_recipe_is_refused(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(RECIPE, TinyWorldConfig, [override])
+
+
+def test_an_unknown_family_names_the_nearest() -> None:
+    config = small(maths={"train": 1, "heldout": 1}, lookup={"train": 1, "heldout": 1})
+    with pytest.raises(ConfigError, match="did you mean 'lookups'"):
+        check_families(config)
