@@ -55,7 +55,7 @@ def _think_problem(text: str, opened: int, closed: int) -> ThinkProblem | None:
 
 
 def strip_reasoning(example: Example) -> Example:
-    """The record with every trace removed: the same answers, reasoning off (paper 3.1.4)."""
+    """The record with every trace removed: the same answers, reasoning off (paper 3.1.5)."""
     return with_messages(example, (replace(m, reasoning=None) for m in example.messages))
 
 
