@@ -4,11 +4,15 @@ load_dataset("org/chat", revision="<40 hex digits>", split="train", streaming=Tr
 
 Arrow gives every struct of a column the same members, so a row comes back with `null` for members
 that it never had; they are taken out of nested objects again. JSON text and `datasets.Json` columns
-keep theirs: there a `null` was written by somebody.
+keep theirs: there a `null` was written by somebody. What JSON has no word for becomes what it is:
+ISO text for a date, text for a decimal, NaN (a missing number, to most writers of Parquet) `null`.
 """
 
 from __future__ import annotations
 
+import datetime
+import decimal
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +20,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_builders.dialects.json_values import without_nulls
 from data_builders.sources_rows import Opener, RawRow, RawRows
 from posttrain.config.source import SourceConfig
 from posttrain.errors import ConfigError, DataError
@@ -72,7 +75,7 @@ def open_hub(config: SourceConfig) -> RawRows:
 
     name = f"{config.hub}@{(config.revision or '')[:12]}/{config.split}"
     try:
-        rows = datasets.load_dataset(
+        rows: Any = datasets.load_dataset(
             str(config.hub),
             name=config.subset,
             split=config.split,
@@ -88,7 +91,7 @@ def _open_saved(path: Path, name: str) -> RawRows:
     import datasets
 
     try:
-        data = datasets.load_from_disk(str(path))
+        data: Any = datasets.load_from_disk(str(path))
     except (OSError, ValueError) as error:
         raise DataError(f"{name}: not a readable dataset directory: {error}") from error
     yield from _number(_rows(data), name, _json_columns(data.features))
@@ -106,7 +109,20 @@ def _json_columns(features: Any) -> frozenset[str]:
     return frozenset(name for name, kind in (features or {}).items() if "Json(" in repr(kind))
 
 
+def _plain(value: Any) -> Any:
+    """A value from Arrow in JSON's terms, without the null members of its objects."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal):
+        return str(value)
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
 def _number(rows: Iterable[Any], name: str, json_columns: frozenset[str]) -> Iterator[RawRow]:
     for line, row in enumerate(rows, start=1):
-        clean = {k: v if k in json_columns else without_nulls(v) for k, v in row.items()}
+        clean = {k: v if k in json_columns else _plain(v) for k, v in row.items()}
         yield RawRow(clean, name, line)

@@ -88,17 +88,19 @@ def _tool(item: Any, where: str) -> dict[str, Any]:
         raise RowProblem("malformed_tools", where, f"a tool is an object, found {item!r:.80}")
     function = item.get("function")
     if isinstance(function, Mapping):
-        tool = {"type": "function", **item}
+        kind, tool = item.get("type", "function"), {"type": "function", **item}
     else:
-        bare = {k: v for k, v in item.items() if k != "type"}
+        # flat: OpenAI's Responses say `function`, Anthropic says `custom` or nothing
+        kind, bare = item.get("type"), {k: v for k, v in item.items() if k != "type"}
+        kind = "function" if kind in (None, "custom") else kind
         if "input_schema" in bare and "parameters" not in bare:
             bare["parameters"] = bare.pop("input_schema")
         function, tool = bare, {"type": "function", "function": bare}
     name = function.get("name")
     if not isinstance(name, str) or not name.strip():
         raise RowProblem("malformed_tools", where, f"the tool's name is {name!r:.80}")
-    if tool["type"] != "function":
-        raise RowProblem("malformed_tools", where, f"tools of type {tool['type']!r:.80}")
+    if kind != "function":
+        raise RowProblem("malformed_tools", where, f"a tool of type {kind!r:.80}")
     return tool
 
 

@@ -43,15 +43,6 @@ def encode_json(value: object) -> str:
     return text
 
 
-def without_nulls(value: Any) -> Any:
-    """`value` without the null members of its objects, at every depth; nulls in lists stay."""
-    if isinstance(value, dict):
-        return {key: without_nulls(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list):
-        return [without_nulls(item) for item in value]
-    return value
-
-
 def _finite_everywhere(value: Any) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)

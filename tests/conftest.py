@@ -1,0 +1,16 @@
+"""Fixtures that every test may use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of real data beside the repository; tests that need it skip without it."""
+    folder = Path(__file__).resolve().parent.parent.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip(f"no real data: {folder.name}/ is not beside the repository")
+    return folder

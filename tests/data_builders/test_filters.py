@@ -1,0 +1,159 @@
+"""Structural filters: each passes what is sound and names what is not, and has its switch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from data_builders.filters import STRUCTURAL, structural_drop
+from posttrain.config.source import StructuralFilters
+from posttrain.records import Example, Message, ToolCall, make_example
+from tests.data_builders.rows import WEATHER, answer, calls, chat, result, user
+
+SOUND = [
+    chat(user(), answer()),
+    chat(Message("system", "Be brief."), user(), answer(), user(), answer(reasoning="hm")),
+    chat(user(), calls("weather"), result(), answer(), tools=[WEATHER]),
+    chat(user(), calls("weather", "weather"), result("c1"), result("c0"), answer(),
+         tools=[WEATHER]),
+    chat(user(), calls("weather"), result(None, name="weather"), calls("weather"),
+         tools=[WEATHER]),
+    chat(user(), answer("see <tool_call>"), tools=[WEATHER]),
+    chat(Message("system", "# Tools\n<tools>…"), user(), answer("<tool_call>…</tool_call>")),
+    chat(user("what does <think> mean?"), answer("it opens a trace")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("example", SOUND)
+def test_what_is_sound_passes(example: Example) -> None:
+    assert structural_drop(example, StructuralFilters()) is None
+
+
+BROKEN: list[tuple[str, Example, str]] = [
+    ("bad_unicode", chat(user("\ud83d"), answer()), "message 0"),
+    ("role_order", chat(answer(), user(), answer()), "message 0: assistant first"),
+    ("role_order", chat(user(), user(), answer()), "message 1: user after user"),
+    ("role_order", chat(user(), Message("system", "x"), answer()), "system after user"),
+    ("role_order", chat(user(), answer(), answer()), "assistant after assistant"),
+    ("role_order", chat(user(), result(), answer()), "tool after user"),
+    ("unclosed_think", chat(user(), answer("<think>hm")), "closing"),
+    ("unclosed_think", chat(user(), answer("hm</think>4")), "prefilled_think"),
+    ("nested_think", chat(user(), answer("<think>a<think>b</think></think>4")), "inside"),
+    ("nested_think", chat(user(), answer("4 <think>a</think>")), "after the start"),
+    ("nested_think", chat(user(), answer(reasoning="a</think>b")), "inside the trace"),
+    ("empty_answer", chat(user(), answer(" \n")), "no text and no call"),
+    ("empty_answer", chat(user(), answer(""), user(), answer()), "message 1"),
+    ("empty_answer", chat(user(), answer("", reasoning="hm")), "a trace without"),
+    ("undeclared_tools", chat(user(), calls("weather")), "message 1 calls 'weather'"),
+    ("unknown_tool", chat(user(), calls("wether"), tools=[WEATHER]), "declared: 'weather'"),
+    ("bad_arguments", chat(user(), calls("weather", arguments="{}"), tools=[WEATHER]), "'city'"),
+    ("bad_arguments",
+     chat(user(), calls("weather", arguments='{"city":"Oslo","days":"2"}'), tools=[WEATHER]),
+     "days: '2' is not of type 'integer'"),
+    ("unpaired_tool_result", chat(user(), answer(), result(), answer(), tools=[WEATHER]),
+     "message 2: answers no open call"),
+    ("unpaired_tool_result",
+     chat(user(), calls("weather"), result("other"), answer(), tools=[WEATHER]), "message 2"),
+    ("unpaired_tool_result",
+     chat(user(), calls("weather"), result(None, name="time"), answer(), tools=[WEATHER]),
+     "message 2"),
+    ("unpaired_tool_result",
+     chat(user(), calls("weather", "weather"), result(), answer(), tools=[WEATHER]), "unanswered"),
+    ("unpaired_tool_result", chat(user(), calls("weather"), user(), answer(), tools=[WEATHER]),
+     "message 1: call of 'weather' unanswered"),
+    ("tool_markup", chat(user(), answer("<tool_call>\n<function=f>")), "message 1"),
+    ("tool_markup", chat(user(), answer(reasoning="<tool_call>")), "message 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("reason", "example", "detail"), BROKEN)
+def test_what_is_broken_is_named(reason: str, example: Example, detail: str) -> None:
+    drop = structural_drop(example, StructuralFilters())
+    assert drop is not None
+    assert drop.reason == reason
+    assert detail in drop.detail
+
+
+@pytest.mark.parametrize(("reason", "example", "_detail"), BROKEN)
+def test_each_has_its_switch(reason: str, example: Example, _detail: str) -> None:
+    drop = structural_drop(example, StructuralFilters(**{reason: False}))
+    assert drop is None or drop.reason != reason
+
+
+def test_every_filter_has_a_switch_and_every_switch_a_filter() -> None:
+    assert set(STRUCTURAL) == set(StructuralFilters.model_fields)
+    assert set(STRUCTURAL) == {reason for reason, _, _ in BROKEN} | {"unusable_schema"}
+
+
+def called_with(parameters: Any, arguments: str) -> str | None:
+    """Why a call of a tool with these parameters is dropped."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    drop = structural_drop(chat(user(), calls("f", arguments=arguments), tools=[tool]),
+                           StructuralFilters())  # fmt: skip
+    return None if drop is None else drop.reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        ("dict", "{}", "[]"),
+        ("float", "1.5", '"1.5"'),
+        ("tuple", "[1]", "1"),
+        ("String", '"a"', "1"),
+        ("bool", "true", "1"),
+        ("int", "1", "1.5"),
+        ("long", "1", '"1"'),
+        ("NoneType", "null", "0"),
+        (["str", "null"], "null", "1"),
+    ],
+)
+def test_type_names_of_other_schema_languages(kind: Any, good: str, bad: str) -> None:
+    parameters = {"type": "dict", "properties": {"x": {"type": "array", "items": {"type": kind}}}}
+    assert called_with(parameters, f'{{"x":[{good}]}}') is None
+    assert called_with(parameters, f'{{"x":[{bad}]}}') == "bad_arguments"
+
+
+@pytest.mark.parametrize("parameters", [None, {}, {"properties": {"x": {"type": "any"}}}])
+def test_a_schema_that_asks_for_nothing(parameters: Any) -> None:
+    assert called_with(parameters, '{"x":[1]}') is None
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        ["x"],
+        {"type": "object", "properties": {"x": {"type": "thing"}}},
+        {"type": "object", "properties": {"x": {"type": "string", "required": True}}},
+        {"properties": {"x": {"$ref": "https://example.org/schema.json"}}},
+        {"properties": {"x": {"$ref": "#/$defs/missing"}}},
+        {"properties": {"x": {"pattern": "("}}},
+        {"$ref": "#"},
+    ],
+)
+def test_a_schema_that_cannot_be_used(parameters: Any) -> None:
+    assert called_with(parameters, '{"x":"a"}') == "unusable_schema"
+
+
+def test_an_unusable_schema_that_nobody_calls_is_no_matter() -> None:
+    bad = {"type": "function", "function": {"name": "g", "parameters": {"type": "thing"}}}
+    example = chat(user(), calls("weather"), tools=[bad, WEATHER])
+    assert structural_drop(example, StructuralFilters()) is None
+
+
+def test_a_property_named_type_is_a_property() -> None:
+    parameters = {"properties": {"type": {"type": "str"}, "items": {"type": "int"}}}
+    assert called_with(parameters, '{"type":"dict","items":1}') is None
+    assert called_with(parameters, '{"type":1}') == "bad_arguments"
+
+
+def test_calls_without_ids_are_answered_in_order() -> None:
+    messages = (
+        user(),
+        Message("assistant", tool_calls=(ToolCall("a"), ToolCall("b"))),
+        Message("tool", "1"),
+        Message("tool", "2"),
+        answer(),
+    )
+    example = make_example(messages, source="s", dialect="sharegpt")
+    assert STRUCTURAL["unpaired_tool_result"](example) is None
