@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -79,7 +79,7 @@ def pack_lengths(
     count = -(-len(sizes) // window)
     bounds = [len(sizes) * k // count for k in range(count + 1)]  # windows of nearly equal size
     packs: list[list[int]] = []
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in pairwise(bounds):
         found = _pack_window(order[start:stop], sizes, capacity, groups)
         for k in rng.permutation(len(found)).tolist():
             packs.append([found[k][i] for i in rng.permutation(len(found[k])).tolist()])
@@ -123,9 +123,7 @@ def _pack_window(
     return plain
 
 
-def _dealt(
-    items: list[int], sizes: list[int], capacity: int, dealing: _Dealing
-) -> Iterable[int]:
+def _dealt(items: list[int], sizes: list[int], capacity: int, dealing: _Dealing) -> Iterable[int]:
     least = dealing.long * capacity
     long = sorted((i for i in items if sizes[i] >= least), key=sizes.__getitem__, reverse=True)
     short = [i for i in items if sizes[i] < least]

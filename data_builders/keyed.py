@@ -1,0 +1,44 @@
+"""Choices that belong to a record and not to its place: keyed hashes of ids.
+
+    unit(0, "strip", "5f0c…")   → 0.4017…     the same in any order, shard or worker
+
+A choice at rate r is `unit(...) < r`: raising the rate only adds records.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+
+_SCALE = 2.0**-53
+
+
+def key64(seed: int, purpose: str, *parts: str | int) -> int:
+    """64 bits determined by the seed, the purpose and the parts, and by nothing else."""
+    text = "\x1f".join(str(part) for part in parts).encode("utf-8", "surrogatepass")
+    key = f"{seed}\x1f{purpose}".encode()
+    if len(key) > hashlib.blake2b.MAX_KEY_SIZE:
+        key = hashlib.blake2b(key).digest()
+    return int.from_bytes(hashlib.blake2b(text, key=key, digest_size=8).digest(), "big")
+
+
+def unit(seed: int, purpose: str, *parts: str | int) -> float:
+    """A number in [0, 1) determined as in `key64`."""
+    return (key64(seed, purpose, *parts) >> 11) * _SCALE
+
+
+def shuffled_keys(keys: npt.NDArray[np.uint64], salt: int) -> npt.NDArray[np.uint64]:
+    """Another key for every key, as if drawn anew for each salt; distinct keys stay distinct.
+
+    Args:
+        keys: (n,) 64-bit keys.
+        salt: 64 bits, e.g. `key64(seed, "epoch", source, epoch)`.
+    """
+    # the finaliser of SplitMix64 (Steele et al. 2014), a bijection of 64-bit words
+    with np.errstate(over="ignore"):
+        x = keys ^ np.uint64(salt)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))

@@ -1,0 +1,119 @@
+"""Records → token sequences with masks: reasoning control, rendering, tokenising, length policy.
+
+    prepare(examples, preparer)  →  [Prepared(example, sequences=(…)), Prepared(…, drop=Drop(…))]
+
+A pure function of a batch of records: nothing here depends on which records came before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from data_builders.filters.drop import Drop
+from data_builders.reasoning_control import (
+    Controlled,
+    ControlPlan,
+    Cut,
+    Offsets,
+    control_reasoning,
+)
+from posttrain.chat import ChatTemplate, TrainingSample, training_samples
+from posttrain.errors import RenderError
+from posttrain.records import Example
+from posttrain.tokens.encode import Encode, TokenSequence, clip, encode_samples
+
+
+@dataclass(frozen=True)
+class Preparer:
+    """Everything that turns one source's records into sequences."""
+
+    template: ChatTemplate
+    encode: Encode
+    offsets: Offsets
+    control: ControlPlan
+    mask_close: bool
+    capacity: int
+    clip_overlong: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedSequence:
+    """One sequence to train on. `budget`: the smallest among the traces that this sequence trains.
+
+    `length` is before clipping.
+    """
+
+    sample: TrainingSample
+    tokens: TokenSequence
+    length: int
+    budget: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What became of one record. `lost` are reasons for which single sequences were left out."""
+
+    controlled: Controlled
+    sequences: tuple[PreparedSequence, ...]
+    lost: tuple[str, ...]
+    clipped: int
+    drop: Drop | None
+
+    @property
+    def example(self) -> Example:
+        """The record after reasoning control."""
+        return self.controlled.example
+
+
+def prepare(examples: Sequence[Example], preparer: Preparer) -> list[Prepared]:
+    """Prepare a batch, in order; the texts of the whole batch are tokenised in one call."""
+    controlled = [control_reasoning(e, preparer.control, preparer.offsets) for e in examples]
+    rendered = [_render(c, preparer) for c in controlled]
+    flat = [sample for found in rendered if not isinstance(found, Drop) for sample in found]
+    tokens = iter(encode_samples(flat, preparer.encode))
+    done: list[Prepared] = []
+    for record, found in zip(controlled, rendered, strict=True):
+        if isinstance(found, Drop):
+            done.append(Prepared(record, (), (), 0, found))
+        else:
+            done.append(_prepared(record, [(s, next(tokens)) for s in found], preparer))
+    return done
+
+
+def _render(record: Controlled, preparer: Preparer) -> tuple[TrainingSample, ...] | Drop:
+    masked = frozenset(c.message for c in record.cuts) if preparer.mask_close else frozenset[int]()
+    try:
+        samples = training_samples(record.example, preparer.template, untrained_close=masked)
+    except RenderError as error:
+        return Drop("render_error", str(error))
+    return samples or Drop("nothing_trained", "no assistant message answers a user")
+
+
+def _prepared(
+    record: Controlled, encoded: list[tuple[TrainingSample, TokenSequence]], preparer: Preparer
+) -> Prepared:
+    kept: list[PreparedSequence] = []
+    lost: list[str] = []
+    details: list[str] = []
+    clipped = 0
+    for sample, tokens in encoded:
+        length = len(tokens.ids)
+        if length > preparer.capacity and not preparer.clip_overlong:
+            lost.append("overlong")
+            details.append(f"turn {sample.turn}: {length} tokens, a pack holds {preparer.capacity}")
+            continue
+        if length > preparer.capacity:
+            tokens = clip(tokens, preparer.capacity)
+            clipped += 1
+        if tokens.trained == 0:
+            lost.append("nothing_trained")
+            details.append(f"turn {sample.turn}: none of {length} tokens is trained")
+            continue
+        kept.append(PreparedSequence(sample, tokens, length, _budget(sample, record.cuts)))
+    drop = None if kept else Drop(lost[0], details[0])
+    return Prepared(record, tuple(kept), tuple(lost), clipped, drop)
+
+
+def _budget(sample: TrainingSample, cuts: Sequence[Cut]) -> int | None:
+    return min((c.budget for c in cuts if c.message in sample.trained_messages), default=None)

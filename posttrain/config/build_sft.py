@@ -1,0 +1,231 @@
+"""The recipe of the SFT data stage: `scripts/build_sft.py --config F out=DIR`.
+
+    tokenizer: {path: runs/tiny/world/tokenizer}
+    packing: {capacity: 1024}
+    held_out: {rate: 0.02}
+    mixture: {unit: tokens, total: 2_000_000}
+    sources:
+      - {name: maths, path: runs/tiny/world/train.jsonl, where: family == "maths", share: 0.6}
+      - {name: tools, path: runs/tiny/world/train.jsonl, where: family == "tools", share: 0.4}
+
+Paths are relative to the directory the command is run in.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from posttrain.config.base import Strict
+from posttrain.config.source import SourceConfig
+
+Unit = Literal["rows", "tokens"]
+
+_SHARE_SLACK = 1e-6
+_SAFE_NAME = re.compile(r"[\w.+-]+")
+
+
+class TokenizerConfig(Strict):
+    """Which tokenizer, and which chat template it renders with.
+
+    Args:
+        path: a directory, or a hub id (then name its `revision`).
+        revision: commit of a hub id.
+        chat_template: `nemotron_3_nano` (the installed TRL's, pinned by digest), `own` (the
+            tokenizer's), or the path of a Jinja file.
+        template_variables: fixed variables of the template, e.g. a date for one that reads a clock.
+        pad_token: a token other than the one that ends a turn; `null` keeps the tokenizer's.
+    """
+
+    path: str
+    revision: str | None = None
+    chat_template: str = "nemotron_3_nano"
+    template_variables: dict[str, str] = Field(default_factory=dict)
+    pad_token: str | None = None
+
+
+class LogUniformBudgets(Strict):
+    """Budgets with a log-uniform density from `low` tokens up to `high` or just below the trace."""
+
+    kind: Literal["log_uniform"] = "log_uniform"
+    low: int = Field(default=16, ge=1)
+    high: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> LogUniformBudgets:
+        if self.high is not None and self.high < self.low:
+            raise ValueError(f"high ({self.high}) is below low ({self.low})")
+        return self
+
+
+class ChoiceBudgets(Strict):
+    """Budgets drawn evenly from those of `choices` that are shorter than the trace."""
+
+    kind: Literal["choices"]
+    choices: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1)
+
+
+class ReasoningConfig(Strict):
+    """Reasoning control (paper 3.1.4): how often traces are removed, and how often cut short.
+
+    Args:
+        strip: share of the records with reasoning that lose it altogether.
+        truncate: share of the remaining traces that are cut to a budget; the answer stays.
+        budgets: how many tokens a cut trace keeps. The paper gives no distribution: this is ours.
+        truncated_close: whether the early `</think>` after a cut is trained. `trained` is what
+            follows from Nano's published data code; `masked` is what NVIDIA documents for the later
+            Ultra model, as a change.
+    """
+
+    strip: float = Field(default=0.10, ge=0, le=1)
+    truncate: float = Field(default=0.03, ge=0, le=1)
+    budgets: LogUniformBudgets | ChoiceBudgets = Field(
+        default_factory=LogUniformBudgets, discriminator="kind"
+    )
+    truncated_close: Literal["trained", "masked"] = "trained"
+
+
+class SourceReasoning(Strict):
+    """A source's own rates; what is not given follows the recipe's."""
+
+    strip: float | None = Field(default=None, ge=0, le=1)
+    truncate: float | None = Field(default=None, ge=0, le=1)
+
+
+class HeldOutConfig(Strict):
+    """How much of a source is kept for evaluation, never trained on: a share or a count."""
+
+    rate: float | None = Field(default=None, ge=0, lt=1)
+    rows: int | None = Field(default=None, ge=0)
+
+    @model_validator(mode="after")
+    def _one(self) -> HeldOutConfig:
+        if (self.rate is None) == (self.rows is None):
+            raise ValueError("held_out: give exactly one of rate and rows")
+        return self
+
+
+class SftSource(SourceConfig):
+    """A source and how much of it the mixture takes: at most one of share, rows, tokens.
+
+    Args:
+        share: of `mixture.total`, among the sources that state a share.
+        rows: records (conversations), repeats counted.
+        tokens: tokens, repeats counted.
+        max_epochs: how often a record may be seen at most; `null` follows the mixture's.
+        reasoning: rates for this source.
+        held_out: for this source, instead of the recipe's.
+    """
+
+    share: float | None = Field(default=None, gt=0, le=1)
+    rows: int | None = Field(default=None, ge=1)
+    tokens: int | None = Field(default=None, ge=1)
+    max_epochs: float | None = Field(default=None, gt=0, le=10_000)
+    reasoning: SourceReasoning = SourceReasoning()
+    held_out: HeldOutConfig | None = None
+
+    @model_validator(mode="after")
+    def _one_amount(self) -> SftSource:
+        given = [k for k in ("share", "rows", "tokens") if getattr(self, k) is not None]
+        if len(given) > 1:
+            raise ValueError(f"source {self.name!r} gives {' and '.join(given)}; one is enough")
+        if not _SAFE_NAME.fullmatch(self.name):
+            raise ValueError(f"source name {self.name!r}: use letters, digits and any of _ . + -")
+        return self
+
+    @property
+    def has_amount(self) -> bool:
+        """Whether the recipe says how much of this source to take."""
+        return self.share is not None or self.rows is not None or self.tokens is not None
+
+
+class MixtureConfig(Strict):
+    """How sources add up.
+
+    Args:
+        unit: what shares and `total` are measured in.
+        total: what the shares divide; `null` takes the largest total that keeps every sharing
+            source within its `max_epochs`. Sources with `rows` or `tokens` come on top.
+        max_epochs: cap on repeats. The paper lets small sets repeat and gives no number: ours, from
+            the observation that up to four epochs cost little (Muennighoff et al. 2023).
+        tolerance: largest relative difference between requested and realised amount of a source.
+    """
+
+    unit: Unit = "tokens"
+    total: int | None = Field(default=None, ge=1)
+    max_epochs: float = Field(default=4.0, gt=0, le=10_000)
+    tolerance: float = Field(default=0.02, gt=0)
+
+
+class PackingConfig(Strict):
+    """Packs of `capacity` tokens; `window` sequences are packed together.
+
+    `overlong`: what happens to a sequence longer than a pack: it is dropped, or its end is clipped
+    off. Either way it is counted.
+    """
+
+    capacity: int = Field(ge=8)
+    window: int = Field(default=65_536, ge=1)
+    overlong: Literal["drop", "truncate"] = "drop"
+
+
+class ShardConfig(Strict):
+    """A shard is closed at `packs` packs or at `bytes` bytes of tokens and labels."""
+
+    packs: int = Field(default=8192, ge=1)
+    bytes: int = Field(default=268_435_456, ge=1)
+
+
+class LimitsConfig(Strict):
+    """Largest share of a source's rows or sequences that may be lost to a reason before it stops.
+
+    A sequence is `nothing_trained` when its mask is empty: no answer, or none left after clipping.
+    """
+
+    nothing_trained: float = Field(default=0.01, ge=0, le=1)
+    overlong: float = Field(default=0.5, ge=0, le=1)
+    render_error: float = Field(default=0.5, ge=0, le=1)
+
+
+class BuildSftConfig(Strict):
+    """One SFT data set. `out` is where it goes; everything else decides what it holds."""
+
+    out: str
+    sources: tuple[SftSource, ...] = Field(min_length=1)
+    tokenizer: TokenizerConfig
+    packing: PackingConfig
+    reasoning: ReasoningConfig = ReasoningConfig()
+    mixture: MixtureConfig = MixtureConfig()
+    held_out: HeldOutConfig = HeldOutConfig(rate=0.0)
+    shards: ShardConfig = ShardConfig()
+    limits: LimitsConfig = LimitsConfig()
+    licences: tuple[str, ...] | None = Field(
+        default=None, description="only these licences may enter; null: any"
+    )
+    seed: int = Field(default=0, ge=0)
+    write_dropped: bool = False
+
+    @model_validator(mode="after")
+    def _distinct_names(self) -> BuildSftConfig:
+        names = [source.name for source in self.sources]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"source names must differ, found twice: {', '.join(twice)}")
+        return self
+
+    @model_validator(mode="after")
+    def _amounts(self) -> BuildSftConfig:
+        without = [s.name for s in self.sources if not s.has_amount]
+        if without and len(without) < len(self.sources):
+            raise ValueError(
+                f"sources without share, rows or tokens: {', '.join(without)}. Give every source "
+                "an amount, or none to take each once"
+            )
+        shares = [s.share for s in self.sources if s.share is not None]
+        if shares and abs(sum(shares) - 1) > _SHARE_SLACK:
+            raise ValueError(f"the shares sum to {sum(shares):.6g}, they must sum to 1")
+        if self.mixture.total is not None and not shares:
+            raise ValueError("mixture.total is divided by shares, but no source has a share")
+        return self
