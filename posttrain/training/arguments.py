@@ -45,6 +45,8 @@ def sft_arguments(recipe: SftConfig, *, out: Path) -> SFTConfig:
     given.setdefault("save_strategy", "epoch")
     given.setdefault("save_total_limit", 1)
     given.setdefault("logging_steps", 10)
+    # fused experts and adapters all take part in every step; looking for others costs a pass
+    given.setdefault("ddp_find_unused_parameters", False)
     # pinning is for GPUs; on CPU it only warns
     given.setdefault("dataloader_pin_memory", torch.cuda.is_available())
     # TRL 1.16 has no other field for it yet, so the advice does not help the user

@@ -1,0 +1,82 @@
+"""An LM head for CPU that projects trained positions only.
+
+TRL's fused head scores every position where there is no Triton, prompts included, and its chunked
+kernel is made for GPUs. On CPU that is a third of a tiny model's step. This head gives the same
+numbers (`log_probs`, `entropy`, `is_top1`, `label_mask`) from the trained positions alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from trl.trainer.utils import FusedCausalLMOutput
+
+from posttrain.training.packed_data import IGNORED
+
+# models that scale or cap their logits keep TRL's head, which knows how
+_SCALED = (
+    "final_logit_softcapping",
+    "logit_scale",
+    "output_multiplier",
+    "lm_head_multiplier",
+    "logits_scaling",
+)
+
+
+def use_cpu_head(model: PreTrainedModel) -> bool:
+    """Put the head on a model that TRL has patched; False where TRL's own must stay."""
+    config = model.config.get_text_config()
+    if any(getattr(config, name, None) is not None for name in _SCALED):
+        return False
+    earlier = model.forward
+
+    @functools.wraps(type(model).forward)
+    def forward(
+        self: PreTrainedModel,
+        *args: Any,
+        fused_lm_head: bool = False,
+        labels: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        if not fused_lm_head or labels is None or kwargs.get("output_router_logits"):
+            return earlier(*args, fused_lm_head=fused_lm_head, labels=labels, **kwargs)
+        kwargs["use_cache"] = False
+        hidden = self.base_model(*args, **kwargs).last_hidden_state[:, :-1]
+        return score_trained(hidden, labels[:, 1:], self.get_output_embeddings())
+
+    model.forward = types.MethodType(forward, model)
+    return True
+
+
+def score_trained(
+    hidden: torch.Tensor, targets: torch.Tensor, lm_head: Any
+) -> FusedCausalLMOutput:
+    """Scores of the targets that are trained; zero elsewhere.
+
+    Args:
+        hidden: [rows, columns, width], the state that predicts each target.
+        targets: int64 [rows, columns], -100 where nothing is trained.
+        lm_head: the output projection.
+    """
+    mask = targets != IGNORED
+    wanted = targets[mask]
+    scores = lm_head(hidden[mask]).float().log_softmax(-1)
+    chosen = scores.gather(-1, wanted[:, None]).squeeze(-1)
+    with torch.no_grad():
+        entropy = -(scores.exp() * scores).sum(-1)
+        top = scores.argmax(-1) == wanted
+
+    def spread(values: torch.Tensor) -> torch.Tensor:
+        return values.new_zeros(mask.shape).masked_scatter(mask, values)
+
+    return FusedCausalLMOutput(
+        loss=-chosen.sum() / mask.sum().clamp(min=1),
+        log_probs=spread(chosen),
+        entropy=spread(entropy),
+        is_top1=spread(top),
+        label_mask=mask,
+    )
