@@ -41,7 +41,7 @@ class Dropped:
 
 @dataclass
 class ReadReport:
-    """What reading a source did, growing while its rows are read."""
+    """What reading a source did, growing while its rows are read. `file` and `line`: the latest."""
 
     rows_in: int = 0
     kept: int = 0
@@ -49,6 +49,8 @@ class ReadReport:
     dialects: Counter[str] = field(default_factory=Counter[str])
     trimmed_rows: int = 0
     trimmed_messages: int = 0
+    file: str = ""
+    line: int = 0
 
 
 def read_examples(
@@ -89,6 +91,7 @@ class _Reader:
         for raw in rows:
             result = self._one(raw, observed)
             self.report.rows_in += 1
+            self.report.file, self.report.line = raw.file, raw.line
             if isinstance(result, Dropped):
                 self.report.dropped[result.reason] += 1
             else:

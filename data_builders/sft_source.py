@@ -136,7 +136,7 @@ def spool_source(
         (work / f"{source.name}.json").unlink(missing_ok=True)
         work.mkdir(parents=True, exist_ok=True)
         report = ReadReport()
-        facts = {"fingerprint": fingerprint}
+        facts = dict[str, Any](fingerprint=fingerprint)
         books = Books(report)
         with (work / f"{source.name}.dropped.jsonl").open("w", encoding="utf-8") as dropped:
             batches = _prepared(recipe, source, preparer, base_dir, books, dropped, progress)
@@ -164,23 +164,23 @@ def _prepared(
 ) -> Iterator[list[Prepared]]:
     keep = max(2, -(-SAMPLES_PER_BUILD // len(recipe.sources)))
 
-    def kept_examples() -> Iterator[Example]:
-        rows = read_examples(
-            source, base_dir, allowed_licences=recipe.licences, report=books.report
-        )
-        for item in rows:
+    def kept_examples() -> Iterator[tuple[Example, str, int]]:
+        report = books.report
+        for item in read_examples(
+            source, base_dir, allowed_licences=recipe.licences, report=report
+        ):
             if isinstance(item, Example):
-                yield item
+                yield item, report.file, report.line
             elif recipe.write_dropped:
                 dropped.write(_dropped_line(source.name, item))
 
-    for examples in batched(kept_examples(), BATCH):
-        batch = prepare(examples, preparer)
-        for record in batch:
+    for located in batched(kept_examples(), BATCH):
+        batch = prepare([example for example, _, _ in located], preparer)
+        for record, (example, file, line) in zip(batch, located, strict=True):
             books.add(record, seed=recipe.seed, keep_samples=keep)
             if record.drop is not None and recipe.write_dropped:
-                where = Dropped(record.drop.reason, record.drop.detail, "", 0, record.example.id)
-                dropped.write(_dropped_line(source.name, where))
+                item = Dropped(record.drop.reason, record.drop.detail, file, line, example.id)
+                dropped.write(_dropped_line(source.name, item))
         progress(source.name, books.report.rows_in)
         yield batch
 
@@ -190,8 +190,8 @@ def _dropped_line(source: str, item: Dropped) -> str:
         "source": source,
         "reason": item.reason,
         "detail": item.detail,
-        "file": item.file or None,
-        "line": item.line or None,
+        "file": item.file,
+        "line": item.line,
         "record_id": item.record_id,
     }
     return json.dumps(row, ensure_ascii=True) + "\n"

@@ -48,12 +48,12 @@ BASE = Path(".")
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description="Build SFT data from chat rows.")
     parser.add_argument("--config", required=True, help="the recipe, a YAML file")
     parser.add_argument("--dry-run", action="store_true", help="print the plan, write nothing")
     parser.add_argument("overrides", nargs="*", help="key.path=value; out=DIR is one")
     options = parser.parse_args(arguments)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 140)
     recipe = load_recipe(options.config, BuildSftConfig, options.overrides)
     out = Path(recipe.out)
 
