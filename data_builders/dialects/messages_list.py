@@ -73,5 +73,7 @@ def with_system(row: Row, messages: tuple[Message, ...]) -> tuple[Message, ...]:
 
 def not_a(dialect: str, row: Row, why: str) -> RowProblem:
     """The problem of a row that does not have the shape of `dialect`."""
-    fields = ", ".join(map(str, row)) or "(no field)"
+    # names come from the row: they may be many, or hold what no report can be written with
+    names = ", ".join(map(str, row)).encode("utf-8", "backslashreplace").decode() or "(no field)"
+    fields = names if len(names) <= 200 else names[:200] + " …"
     return RowProblem("unrecognised", fields, f"not {dialect}: {why}")

@@ -1,7 +1,8 @@
-"""Declared tools, ready to check calls against: name → validator of the arguments.
+"""Declared tools, ready to check calls against.
 
 declared('[{"type": "function", "function": {"name": "f", "parameters": {"type": "dict", …}}}]')
-    → {"f": Draft202012Validator}
+    → {"f": '{"type":"dict",…}'}
+validator('{"type":"dict",…}') → Draft202012Validator
 
 Type names that other schema languages use ("dict", "float", "tuple") are read as JSON Schema's own.
 A schema that is still not one maps to the reason why, as text. Nothing is fetched from anywhere.
@@ -18,6 +19,8 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 from referencing import Registry
 from referencing.exceptions import Unresolvable
+
+from posttrain.records import json_text
 
 _TYPES = {
     "dict": "object", "map": "object", "struct": "object", "hashmap": "object",
@@ -36,28 +39,30 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentS
 
 
 @lru_cache(maxsize=1024)
-def declared(tools: str) -> dict[str, Draft202012Validator | str]:
-    """Every declared tool's validator, or why its schema cannot be used.
+def declared(tools: str) -> dict[str, str]:
+    """Every declared tool's name and the JSON text of its parameters' schema.
 
     Args:
         tools: the JSON text of a list of OpenAI schemas.
     """
-    found: dict[str, Draft202012Validator | str] = {}
+    found: dict[str, str] = {}
     for tool in json.loads(tools):
         function = tool["function"]
-        found.setdefault(function["name"], _validator(function.get("parameters")))
+        found.setdefault(function["name"], json_text(function.get("parameters")))
     return found
 
 
-def violation(validator: Draft202012Validator, arguments: Any) -> str | None:
+def violation(checker: Draft202012Validator, arguments: Any) -> str | None:
     """The first way in which arguments break the schema, `None` if they keep it.
 
     Raises:
         one of `UNUSABLE`: the schema cannot be used after all.
     """
-    for error in validator.iter_errors(arguments):
+    for error in checker.iter_errors(arguments):
         place = "/".join(str(part) for part in error.absolute_path)
-        return f"{place}: {error.message:.200}" if place else f"{error.message:.200}"
+        text = f"{place}: {error.message:.200}" if place else f"{error.message:.200}"
+        # keys of the arguments appear in it, and they may hold half a surrogate pair
+        return text.encode("utf-8", "backslashreplace").decode()
     return None
 
 
@@ -66,7 +71,13 @@ def violation(validator: Draft202012Validator, arguments: Any) -> str | None:
 UNUSABLE = (Unresolvable, RecursionError, re.error, ValueError, ArithmeticError)
 
 
-def _validator(parameters: Any) -> Draft202012Validator | str:
+@lru_cache(maxsize=4096)
+def validator(schema_text: str) -> Draft202012Validator | str:
+    """A validator of arguments, or why the schema cannot be used.
+
+    Made only for tools that are called and kept, since checking a schema costs milliseconds.
+    """
+    parameters = json.loads(schema_text)
     if parameters is None:
         parameters = {}
     if not isinstance(parameters, dict):

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 
 from data_builders.filters.drop import Drop
-from data_builders.filters.schemas import UNUSABLE, declared, violation
+from data_builders.filters.schemas import UNUSABLE, declared, validator, violation
 from posttrain.records import Example, ToolCall
 
 MARKUP = "<tool_call>"
@@ -68,13 +68,13 @@ def _check_arguments(example: Example, reason: str) -> Drop | None:
     """The first call for which `reason`, one of the two, holds."""
     tools = declared(example.tools) if example.tools is not None else {}
     for index, call in _calls(example):
-        validator = tools.get(call.name)
-        if validator is None:
+        if call.name not in tools:
             continue  # other filters name it
-        unusable, problem = (validator, None) if isinstance(validator, str) else (None, None)
-        if not isinstance(validator, str):
+        checker = validator(tools[call.name])
+        unusable, problem = (checker, None) if isinstance(checker, str) else (None, None)
+        if not isinstance(checker, str):
             try:
-                problem = violation(validator, json.loads(call.arguments))
+                problem = violation(checker, json.loads(call.arguments))
             except UNUSABLE as error:
                 unusable = str(error)
         detail = unusable if reason == "unusable_schema" else problem

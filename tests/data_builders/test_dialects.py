@@ -292,6 +292,13 @@ def test_what_cannot_be_read_is_named(reason: str, row: dict[str, Any]) -> None:
     assert problem(row) == reason
 
 
+def test_a_problem_can_be_written_down_whatever_the_row_holds() -> None:
+    row = {"\ud83d": 1, **{f"field {i}": 0 for i in range(1000)}}
+    with pytest.raises(RowProblem) as caught:
+        read(row)
+    assert len(str(caught.value).encode("utf-8")) < 400
+
+
 def test_a_named_dialect_is_never_left() -> None:
     assert problem({"messages": OPENAI}, dialect="alpaca") == "unrecognised"
     assert problem({"messages": OPENAI}, dialect="sharegpt") == "unrecognised"

@@ -106,7 +106,7 @@ def test_a_mutated_row_is_kept_or_dropped(tmp_path: Path, row: dict[str, Any]) -
     if isinstance(item, Dropped):
         assert (item.file, item.line) == ("rows.jsonl", 1)
         assert item.reason.isidentifier()
-        assert item.detail
+        assert item.detail.encode("utf-8")
     else:
         assert isinstance(item, Example)
         assert item.messages[-1].role == "assistant"
