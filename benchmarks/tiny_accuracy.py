@@ -1,0 +1,309 @@
+"""What a tiny checkpoint learnt: accuracy on held-out prompts with reasoning on, off and budgeted.
+
+python benchmarks/tiny_accuracy.py --checkpoint runs/tiny/sft --world runs/tiny/world --out a.json
+
+Several --checkpoint are compared side by side (arms without stripping, without truncation).
+Greedy and deterministic. Families default to those the checkpoint was trained on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from data_builders.tiny_world.episodes import Episode, Generate, play
+from posttrain.artifacts import Manifest, atomic_write_json, read_artifact
+from posttrain.chat import ChatTemplate
+from posttrain.errors import ConfigError, DataError, PosttrainError
+from posttrain.evaluation.generate import Stopping, complete, complete_with_budget
+from posttrain.evaluation.intervals import wilson
+from posttrain.models.chat_template import chat_template_of
+from posttrain.models.tokenizer import load_tokenizer, special_tokens
+
+FORCED_CLOSE = "\n</think>\n"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A checkpoint, ready to be asked."""
+
+    name: str
+    digest: str | None
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    template: ChatTemplate
+    stopping: Stopping
+    close_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """How reasoning is controlled. `budget` in tokens, `None` for as much as the model likes."""
+
+    name: str
+    thinking: bool
+    budget: int | None = None
+
+
+def conditions(budgets: Sequence[int]) -> list[Condition]:
+    """Reasoning on, off, and each budget."""
+    forced = [Condition(f"budget {n}", True, n) for n in sorted(set(budgets))]
+    return [Condition("on", True), Condition("off", False), *forced]
+
+
+def load_subject(path: Path) -> Subject:
+    """Load a checkpoint directory: an artifact of the SFT stage, or any plain transformers one."""
+    digest = read_artifact(path).digest if (path / "manifest.json").is_file() else None
+    tokenizer = load_tokenizer(path)
+    special = special_tokens(tokenizer, end_token=None, pad_token=None)
+    close_id = tokenizer.get_vocab().get("</think>")
+    if close_id is None:
+        raise ConfigError(f"{path}: </think> is no token of this tokenizer; budgets need it")
+    return Subject(
+        name=path.name,
+        digest=digest,
+        model=AutoModelForCausalLM.from_pretrained(str(path), local_files_only=True),
+        tokenizer=tokenizer,
+        template=chat_template_of(tokenizer),
+        stopping=Stopping(special.stop_ids, special.pad_id),
+        close_id=close_id,
+    )
+
+
+def taught_families(checkpoint: Path, world: Manifest) -> list[str]:
+    """Families the checkpoint's data was mixed from, else all that have training rows."""
+    trained = [name for name, rows in world.facts["train_rows"].items() if rows]
+    try:
+        manifest = read_artifact(checkpoint, kind="checkpoint", verify=False)
+        data = [p for p in manifest.parents if p.kind == "sft_data"]
+        found = read_artifact(checkpoint / data[0].path, kind="sft_data", verify=False)
+    except (DataError, IndexError):
+        return trained
+    names = {source["name"] for source in found.config["sources"]}
+    return [name for name in trained if name in names] or trained
+
+
+def held_out_items(world: Path, families: Sequence[str], prompts: int) -> list[dict[str, Any]]:
+    """The first prompts of each family, as evenly as `prompts` divides.
+
+    Raises:
+        DataError: a family has no held-out prompts, or too few.
+    """
+    items: list[dict[str, Any]] = []
+    for position, family in enumerate(families):
+        wanted = prompts // len(families) + (position < prompts % len(families))
+        file = world / "heldout" / f"{family}.jsonl"
+        if not file.is_file():
+            raise DataError(f"{world} has no held-out prompts of family {family!r}")
+        rows = file.read_text("utf-8").splitlines()
+        if len(rows) < wanted:
+            raise DataError(f"{file} has {len(rows)} prompts, {wanted} are asked for")
+        items += [json.loads(row) for row in rows[:wanted]]
+    return items
+
+
+def generator(
+    subject: Subject, condition: Condition, *, max_new_tokens: int, batch_size: int
+) -> Generate:
+    """The generator of one condition, as episodes take it."""
+    model, stopping = subject.model, subject.stopping
+
+    def free(prompts: Sequence[Sequence[int]]):
+        return complete(
+            model, prompts, stopping, max_new_tokens=max_new_tokens, batch_size=batch_size
+        )
+
+    def budgeted(prompts: Sequence[Sequence[int]]):
+        assert condition.budget is not None
+        return complete_with_budget(
+            model,
+            prompts,
+            stopping,
+            budget=condition.budget,
+            close_id=subject.close_id,
+            forced_close=subject.tokenizer.encode(FORCED_CLOSE, add_special_tokens=False),
+            max_new_tokens=max_new_tokens,
+            batch_size=batch_size,
+        )
+
+    return free if condition.budget is None else budgeted
+
+
+def run(
+    subject: Subject,
+    items: Sequence[Mapping[str, Any]],
+    condition: Condition,
+    *,
+    max_new_tokens: int,
+    batch_size: int,
+) -> dict[str, Any]:
+    """Play all items under one condition and sum up."""
+    tokenizer = subject.tokenizer
+    episodes = play(
+        items,
+        subject.template,
+        generate=generator(
+            subject, condition, max_new_tokens=max_new_tokens, batch_size=batch_size
+        ),
+        encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
+        decode=lambda ids: tokenizer.decode(ids, clean_up_tokenization_spaces=False),
+        close_id=subject.close_id,
+        thinking=condition.thinking,
+    )
+    return {"condition": condition.name, **summary(episodes)}
+
+
+def summary(episodes: Sequence[Episode]) -> dict[str, Any]:
+    """Counts and means of finished episodes, over all and per family."""
+    steps = [step for episode in episodes for step in episode.steps]
+    families: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        families.setdefault(episode.metadata["family"], []).append(episode)
+    reasons = Counter(_reason(episode) for episode in episodes)
+    return {
+        "all": accuracy(episodes),
+        "families": {name: accuracy(some) for name, some in families.items()},
+        "reasons": dict(sorted(reasons.items(), key=lambda pair: (-pair[1], pair[0]))),
+        "completions": len(steps),
+        "without_think_tag": sum(not step.has_think_tag for step in steps),
+        "forced": sum(step.forced for step in steps),
+        "truncated": sum(episode.truncated for episode in episodes),
+        "reasoning_tokens": _mean([step.reasoning_tokens for step in steps]),
+        "answer_tokens": _mean([step.answer_tokens for step in steps]),
+        "samples": [_sample(some[0]) for some in families.values()],
+    }
+
+
+def _reason(episode: Episode) -> str:
+    assert episode.grade is not None
+    return "truncated" if episode.truncated else episode.grade.reason
+
+
+def accuracy(episodes: Sequence[Episode]) -> dict[str, Any]:
+    """Correct episodes with Wilson's 95 % interval."""
+    correct = sum(bool(episode.grade and episode.grade.correct) for episode in episodes)
+    low, high = wilson(correct, len(episodes))
+    return {
+        "prompts": len(episodes),
+        "correct": correct,
+        "accuracy": round(correct / len(episodes), 6),
+        "low": round(low, 6),
+        "high": round(high, 6),
+    }
+
+
+def _mean(values: Sequence[int]) -> float:
+    return round(sum(values) / len(values), 3) if values else 0.0
+
+
+def _sample(episode: Episode) -> dict[str, Any]:
+    return {
+        "id": episode.item["id"],
+        "family": episode.metadata["family"],
+        "gold": episode.metadata["gold"],
+        "reason": _reason(episode),
+        "prompt": episode.item["messages"][-1]["content"],
+        "completions": [step.text for step in episode.steps],
+    }
+
+
+def table(runs: Sequence[Mapping[str, Any]]) -> str:
+    """All runs as text: one line a condition, then the families of each run side by side."""
+    lines = [f"{'':<22}{'accuracy':>9} {'95 % interval':>16} {'reasoning':>10} {'answer':>7}"]
+    for one in runs:
+        for row in one["conditions"]:
+            total = row["all"]
+            lines.append(
+                f"{one['name'][:12]:<12} {row['condition']:<9}{total['accuracy']:>9.1%} "
+                f"{total['low']:>7.1%} – {total['high']:<6.1%} "
+                f"{row['reasoning_tokens']:>10.1f} {row['answer_tokens']:>7.1f}"
+                f"   {_remarks(row)}"
+            )
+    for one in runs:
+        columns = one["conditions"]
+        lines += ["", _cells(one["name"], [column["condition"] for column in columns])]
+        for family in columns[0]["families"]:
+            shares = [column["families"][family]["accuracy"] for column in columns]
+            lines.append(_cells(f"  {family}", [f"{share:.1%}" for share in shares]))
+    return "\n".join(lines)
+
+
+def _cells(first: str, others: Sequence[str]) -> str:
+    return f"{first[:22]:<22}" + "".join(f"{cell:>12}" for cell in others)
+
+
+def _remarks(row: Mapping[str, Any]) -> str:
+    parts = []
+    if row["condition"] == "off":
+        parts.append(f"adherence {row['without_think_tag'] / row['completions']:.1%}")
+    if row["forced"]:
+        parts.append(f"forced {row['forced'] / row['completions']:.0%}")
+    if row["truncated"]:
+        parts.append(f"truncated {row['truncated'] / row['all']['prompts']:.1%}")
+    return ", ".join(parts)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--checkpoint", type=Path, required=True, action="append")
+    parser.add_argument("--world", type=Path, required=True)
+    parser.add_argument("--prompts", type=int, default=600, help="over all families")
+    parser.add_argument("--families", help="comma-separated; default: those trained on")
+    parser.add_argument("--budgets", default="8,24,64", help="reasoning tokens, comma-separated")
+    parser.add_argument("--max-new-tokens", type=int, default=320, help="of one completion")
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--out", type=Path, help="write everything as JSON")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Ask every checkpoint under every condition; print, and write if asked to."""
+    given = parse(argv)
+    world = read_artifact(given.world, kind="tiny_world")
+    budgets = [int(text) for text in given.budgets.split(",") if text]
+    families = (
+        given.families.split(",") if given.families else taught_families(given.checkpoint[0], world)
+    )
+    items = held_out_items(given.world, families, given.prompts)
+    runs: list[dict[str, Any]] = []
+    for path in given.checkpoint:
+        subject, rows = load_subject(path), []
+        for condition in conditions(budgets):
+            started = time.perf_counter()
+            options = {"max_new_tokens": given.max_new_tokens, "batch_size": given.batch_size}
+            rows.append(run(subject, items, condition, **options))
+            seconds = time.perf_counter() - started
+            print(f"{subject.name}: {condition.name} in {seconds:.1f} s", file=sys.stderr)
+        runs.append({"name": subject.name, "checkpoint": subject.digest, "conditions": rows})
+    print(f"{len(items)} held-out prompts of {', '.join(families)}\n{table(runs)}")
+    if given.out:
+        atomic_write_json(
+            given.out,
+            {
+                "world": world.digest,
+                "prompts": len(items),
+                "families": families,
+                "budgets": budgets,
+                "max_new_tokens": given.max_new_tokens,
+                "runs": runs,
+            },
+        )
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except PosttrainError as error:
+        sys.exit(f"{type(error).__name__}: {error}")

@@ -1,0 +1,1 @@
+"""What a checkpoint can do: generation, and counts with their uncertainty."""
