@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
-from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 Ids = Sequence[int]
 
@@ -119,8 +120,7 @@ def _generate(
     rows = [[stopping.pad_id] * (width - len(prompt)) + list(prompt) for prompt in prompts]
     # by length and not by value: a prompt may hold the pad token
     mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-    assert isinstance(model, GenerationMixin), f"{type(model).__name__} cannot generate"
-    output = model.generate(
+    output = cast(Any, model).generate(  # its type is lost in transformers' decorators
         input_ids=torch.tensor(rows, device=model.device),
         attention_mask=torch.tensor(mask, device=model.device),
         generation_config=GenerationConfig(
