@@ -1,6 +1,6 @@
 """The tables that a build prints: what it expects before, what it did after.
 
-    print_summary(console, facts)     source │ in │ kept │ held out │ dropped by reason …
+print_summary(console, facts)     source │ in │ kept │ held out │ dropped by reason …
 """
 
 from __future__ import annotations

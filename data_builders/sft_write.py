@@ -1,6 +1,6 @@
 """The plan → packs → files: the last, quick part of a build, done anew after a kill.
 
-    write_splits(out, spools, plan, recipe)  →  Written(train=[[0, 7], …], evaluation={…}, …)
+write_splits(out, spools, plan, recipe)  →  Written(train=[[0, 7], …], evaluation={…}, …)
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class TokenizerConfig(Strict):
 class LogUniformBudgets(Strict):
     """Budgets with a log-uniform density from `low` tokens up to `high` or just below the trace."""
 
-    kind: Literal["log_uniform"] = "log_uniform"
+    kind: Literal["log_uniform"]
     low: int = Field(default=16, ge=1)
     high: int | None = Field(default=None, ge=1)
 
@@ -82,7 +82,7 @@ class ReasoningConfig(Strict):
     strip: float = Field(default=0.10, ge=0, le=1)
     truncate: float = Field(default=0.03, ge=0, le=1)
     budgets: LogUniformBudgets | ChoiceBudgets = Field(
-        default_factory=LogUniformBudgets, discriminator="kind"
+        default=LogUniformBudgets(kind="log_uniform"), discriminator="kind"
     )
     truncated_close: Literal["trained", "masked"] = "trained"
 

@@ -1,0 +1,61 @@
+"""Look into any artifact: lineage, counts, config, and samples with every token's mask.
+
+    python scripts/preview.py runs/tiny/sft_data
+    python scripts/preview.py runs/tiny/sft_data --split eval --rows 5 --seed 1 --limit 0
+
+Trained tokens are green on a terminal; piped, or with NO_COLOR set, they stand in 【 】.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from posttrain.artifacts import read_artifact
+from posttrain.errors import PosttrainError
+from posttrain.models.encoding import encoder_of, load_any_tokenizer
+from posttrain.preview import lineage, preview_packs, preview_rows, summary
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description="Print an artifact.")
+    parser.add_argument("directory", type=Path, help="the artifact: a directory with manifest.json")
+    parser.add_argument("--rows", type=int, default=3, help="packs, or rows of each file, to show")
+    parser.add_argument("--seed", type=int, default=0, help="which ones")
+    parser.add_argument("--limit", type=int, default=600, help="tokens or characters; 0: all")
+    parser.add_argument("--split", choices=["train", "eval"], default="train")
+    options = parser.parse_args(arguments)
+    # soft wrapping: text that is piped keeps its own line ends
+    console = Console(soft_wrap=True, highlight=False, emoji=False)
+    limit = options.limit or None
+
+    manifest = read_artifact(options.directory)
+    console.print(lineage(options.directory, manifest))
+    summary(console, manifest)
+    if manifest.kind == "sft_data":
+        tokenizer = load_any_tokenizer(str(options.directory / "tokenizer"))
+        decode = encoder_of(tokenizer).decode
+        preview_packs(
+            console,
+            options.directory,
+            manifest,
+            decode,
+            rows=options.rows,
+            seed=options.seed,
+            limit=limit,
+            split=options.split,
+        )
+    else:
+        preview_rows(
+            console, options.directory, manifest, rows=options.rows, seed=options.seed, limit=limit
+        )
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except PosttrainError as error:
+        sys.exit(f"{type(error).__name__}: {error}")
