@@ -16,7 +16,6 @@ from pathlib import Path
 
 # before trl is imported, which sends telemetry by default
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from posttrain.config.load import load_recipe
 from posttrain.config.sft import SftConfig

@@ -114,8 +114,10 @@ def recurrent_layers(model: PreTrainedModel) -> int:
         1
         for module in model.modules()
         if hasattr(module, "A_log")
-        or "Mamba" in type(module).__name__.removesuffix("ForCausalLM")
-        and hasattr(module, "conv1d")
+        or (
+            "Mamba" in type(module).__name__.removesuffix("ForCausalLM")
+            and hasattr(module, "conv1d")
+        )
     )
 
 

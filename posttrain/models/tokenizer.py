@@ -19,7 +19,7 @@ TURN_END = "<|im_end|>"
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """`end_id` closes an assistant turn; generation stops at any of `stop_ids`; `pad_id` is neither."""
+    """`end_id` closes an assistant turn, generation stops at `stop_ids`, `pad_id` is no stop."""
 
     end_token: str
     end_id: int

@@ -52,9 +52,7 @@ def use_cpu_head(model: PreTrainedModel) -> bool:
     return True
 
 
-def score_trained(
-    hidden: torch.Tensor, targets: torch.Tensor, lm_head: Any
-) -> FusedCausalLMOutput:
+def score_trained(hidden: torch.Tensor, targets: torch.Tensor, lm_head: Any) -> FusedCausalLMOutput:
     """Scores of the targets that are trained; zero elsewhere.
 
     Args:

@@ -80,8 +80,8 @@ def make_collator(isolation: str, pad_id: int) -> Collator:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Largest logit difference of a sequence in its batch against the same sequence alone
-    (`apart`), and of the same sequences run together with nothing to keep them apart (`leaking`)."""
+    """Largest logit differences: of a sequence in its batch against the same sequence alone
+    (`apart`), and of the same sequences run together with nothing between them (`leaking`)."""
 
     apart: float
     leaking: float

@@ -39,7 +39,8 @@ def model_card(
         "",
         "# SFT checkpoint",
         "",
-        f"Base: {base or 'random initialisation'}. Trained for {facts['steps']:,} steps of {facts['global_batch']} packs, "
+        f"Base: {base or 'random initialisation'}. Trained for {facts['steps']:,} steps of "
+        f"{facts['global_batch']} packs, "
         f"{facts['tokens']:,} tokens of which {facts['trained']:,} trained.",
         "",
         *_loss_lines(facts),

@@ -19,11 +19,10 @@ from torch.utils.data import Sampler
 from transformers.trainer_utils import EvalLoopOutput
 from trl import SFTTrainer
 
-
 from posttrain.errors import ConfigError
 from posttrain.training.checkpoints import Progress, mark_complete, rotate
-from posttrain.training.cpu_head import use_cpu_head
 from posttrain.training.collate import real_tokens, sequence_ids
+from posttrain.training.cpu_head import use_cpu_head
 from posttrain.training.epoch_order import EpochOrder
 from posttrain.training.moe_balance import ExpertBalance
 from posttrain.training.packed_data import IGNORED
@@ -53,9 +52,10 @@ class PackedSFTTrainer(SFTTrainer):
                 "balance.coefficient cannot be used here: TRL forces reentrant gradient "
                 "checkpointing (PEFT with ZeRO-3), under which the routers have no graph"
             )
-        if self.accelerator.distributed_type in ("NO", "MULTI_CPU") and self.args.device.type == "cpu":
-            unwrapped = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
-            use_cpu_head(unwrapped)
+        whole = self.accelerator.distributed_type in ("NO", "MULTI_CPU")
+        if whole and self.args.device.type == "cpu":
+            adapted = isinstance(self.model, PeftModel)
+            use_cpu_head(self.model.get_base_model() if adapted else self.model)
         self.balance_coefficient = balance_coefficient
         self.balance = ExpertBalance(self.model) if balance_coefficient else None
         self.keep_epochs = tuple(keep_epochs)

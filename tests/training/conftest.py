@@ -1,126 +1,24 @@
-"""A tiny packed artifact and tiny checkpoints, written here so that these tests need no builder."""
+"""Fixtures of the training tests: one packed artifact and two tiny checkpoints a session."""
 
 from __future__ import annotations
 
-import hashlib
 import os
-import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    NemotronHConfig,
-    NemotronHForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    set_seed,
-)
 
-from posttrain.artifacts import Counts, StageDir
+from posttrain.config.load import validate
+from posttrain.config.sft import SftConfig
+from tests.training.tiny import attention_model, hybrid_model, write_artifact
 
 torch.set_num_threads(1)
-
-PAD, START, END = 0, 1, 2
-# the id space has a hole: 40 … 49 are not used
-WORDS = {f"w{i}": i for i in [*range(3, 40), *range(50, 64)]}
-MakeData = Callable[..., Path]
-SaveModel = Callable[..., Path]
-
-
-def make_tokenizer(pad: str = "<|pad|>") -> PreTrainedTokenizerFast:
-    vocabulary = {"<|pad|>": PAD, "<|im_start|>": START, "<|im_end|>": END, **WORDS}
-    raw = Tokenizer(models.WordLevel(vocabulary, unk_token="w3"))
-    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=raw, eos_token="<|im_end|>", pad_token=pad, bos_token="<|im_start|>"
-    )
-
-
-def make_sequence(rng: random.Random, length: int) -> tuple[list[int], list[int]]:
-    """Prompt words, START, then a learnable answer (the prompt's first word repeated), END."""
-    ids = [rng.choice(sorted(WORDS.values())) for _ in range(length)]
-    prompt = max(2, length // 3)
-    ids[prompt:] = [ids[0]] * (length - prompt)
-    ids[prompt], ids[-1] = START, END
-    labels = [-100] * (prompt + 1) + ids[prompt + 1 :]
-    return ids, labels
-
-
-def _packs(
-    rng: random.Random, packs: int, capacity: int
-) -> list[list[tuple[list[int], list[int]]]]:
-    made = []
-    for _ in range(packs):
-        parts, left = [], capacity
-        while left >= 6:
-            length = min(rng.randint(6, max(6, capacity // 2)), left)
-            parts.append(make_sequence(rng, length))
-            left -= length
-        made.append(parts)
-    return made
-
-
-def write_split(root: Path, split: str, packs: list, group: str | None, shards: int = 2) -> None:
-    rows, index = [], []
-    for number, parts in enumerate(packs):
-        offset = 0
-        row = {"input_ids": [], "labels": [], "seq_lengths": []}
-        for position, (ids, labels) in enumerate(parts):
-            row["input_ids"] += ids
-            row["labels"] += labels
-            row["seq_lengths"].append(len(ids))
-            trained = sum(label != -100 for label in labels)
-            index.append(
-                {"pack": number, "offset": offset, "length": len(ids), "trained": trained}
-                | {"record_id": f"{split}{number}.{position}", "turn": 0, "epoch": 0}
-                | {"source": f"s{number % 2}", "licence": "cc0-1.0", "dialect": "openai"}
-                | {"reasoning": "on", "truncated_budget": None, "metadata": "{}"}
-            )
-            offset += len(ids)
-        if group is not None:
-            row["group"] = f"{group}{number % 2}/on"
-        rows.append(row)
-    fields = [(name, pa.list_(pa.int32())) for name in ("input_ids", "labels", "seq_lengths")]
-    if group is not None:
-        fields.append(("group", pa.string()))
-    per_shard = -(-len(rows) // shards)
-    for shard in range(shards):
-        part = rows[shard * per_shard : (shard + 1) * per_shard]
-        table = pa.Table.from_pylist(part, schema=pa.schema(fields))
-        path = root / "packed" / f"{split}-{shard:05d}.arrow"
-        path.parent.mkdir(exist_ok=True)
-        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table)
-    (root / "index").mkdir(exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(index), root / "index" / f"{split}-00000.parquet")
-
-
-def write_artifact(
-    root: Path, *, packs: int = 40, capacity: int = 48, held_out: int = 6, pad: str = "<|pad|>"
-) -> Path:
-    stage = StageDir.open(root, kind="sft_data", config={"packs": packs, "capacity": capacity})
-    rng = random.Random(0)
-    write_split(root, "train", _packs(rng, packs, capacity), None)
-    if held_out:
-        write_split(root, "eval", _packs(rng, held_out, capacity), "s", shards=1)
-    make_tokenizer(pad).save_pretrained(str(root / "tokenizer"))
-    files = [str(p.relative_to(root)) for p in root.rglob("*") if p.is_file()]
-    stage.finish(
-        counts=Counts(rows_in=packs, kept=packs),
-        files={name: None for name in files if name != "stage.json"},
-    )
-    return root
+MakeRecipe = Callable[..., SftConfig]
 
 
 @pytest.fixture(scope="session")
@@ -130,36 +28,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def make_data(tmp_path: Path) -> MakeData:
+def make_data(tmp_path: Path) -> Callable[..., Path]:
     """`make_data(packs=…, capacity=…, pad=…)` writes another artifact."""
 
     def make(name: str = "made", **kwargs: object) -> Path:
         return write_artifact(tmp_path / name, **kwargs)  # type: ignore[arg-type]  # test helper
 
     return make
-
-
-def attention_model(vocab: int = 64) -> PreTrainedModel:
-    set_seed(0)
-    config = LlamaConfig(
-        vocab_size=vocab, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
-        pad_token_id=PAD, bos_token_id=START, eos_token_id=END,
-    )  # fmt: skip
-    return LlamaForCausalLM(config)
-
-
-def hybrid_model(vocab: int = 64) -> PreTrainedModel:
-    set_seed(0)
-    config = NemotronHConfig(
-        vocab_size=vocab, hidden_size=32, hybrid_override_pattern="ME*-", num_hidden_layers=4,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=8, mamba_num_heads=4,
-        mamba_head_dim=16, ssm_state_size=16, n_groups=2, chunk_size=16, intermediate_size=64,
-        moe_intermediate_size=32, moe_shared_expert_intermediate_size=32, n_routed_experts=8,
-        num_experts_per_tok=2, n_group=1, topk_group=1, pad_token_id=PAD, bos_token_id=START,
-        eos_token_id=END,
-    )  # fmt: skip
-    return NemotronHForCausalLM(config)
 
 
 @pytest.fixture(scope="session")
@@ -178,5 +53,27 @@ def hybrid_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def sha(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+TRAINER: dict[str, Any] = {
+    "learning_rate": 3e-3,
+    "num_train_epochs": 2,
+    "per_device_train_batch_size": 8,
+    "gradient_checkpointing": False,
+    "logging_steps": 1,
+    "disable_tqdm": True,
+}
+
+
+@pytest.fixture
+def recipe(data: Path, attention_path: Path, tmp_path: Path) -> MakeRecipe:
+    """`recipe(isolation=…, trainer={…})`: a validated recipe on the tiny data and model."""
+
+    def make(trainer: dict[str, Any] | None = None, **keys: Any) -> SftConfig:
+        raw = {
+            "data": str(data),
+            "out": str(tmp_path / "out"),
+            "model": {"path": str(attention_path)},
+            "trainer": {**TRAINER, **(trainer or {})},
+        }
+        return validate({**raw, **keys}, SftConfig, where="test")
+
+    return make

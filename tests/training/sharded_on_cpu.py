@@ -27,6 +27,10 @@ def claim_state(kind: str) -> None:
         os.environ["ACCELERATE_DEEPSPEED_ZERO_STAGE"] = kind[-1]
         os.environ["ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL"] = "true"
         os.environ["ACCELERATE_DEEPSPEED_ZERO3_INIT"] = str(kind == "zero3").lower()
+        import deepspeed.comm.torch
+
+        # a C++ extension compiled on first use; plain gloo does the same here
+        deepspeed.comm.torch.build_shm_op = lambda: None
         PartialState(cpu=False, backend="gloo")
     else:
         assert kind == "fsdp2", kind

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from transformers import MixtralConfig, MixtralForCausalLM, set_seed
+
+from posttrain.errors import ConfigError
+from posttrain.training.collate import sequence_ids
+from posttrain.training.isolation import make_collator
+from posttrain.training.moe_balance import ExpertBalance, Routing, layer_balance
+from tests.training.test_isolation import packs
+from tests.training.tiny import attention_model, hybrid_model
+
+
+def softmax_model():
+    set_seed(0)
+    return MixtralForCausalLM(
+        MixtralConfig(
+            vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, num_local_experts=4,
+            num_experts_per_tok=2, max_position_embeddings=128,
+        )
+    )  # fmt: skip
+
+
+def naive(logits, chosen, sigmoid: bool, spans) -> list[float]:
+    """Eq. 17-20 of DeepSeek-V3 written out with loops."""
+    losses = []
+    experts, k = logits.size(1), chosen.size(1)
+    for start, end in spans:
+        length = end - start
+        total = 0.0
+        for expert in range(experts):
+            hits = sum(expert in chosen[t].tolist() for t in range(start, end))
+            share = 0.0
+            for t in range(start, end):
+                row = logits[t].double()
+                scores = row.sigmoid() if sigmoid else row.exp()
+                share += float(scores[expert] / scores.sum())
+            total += experts / (k * length) * hits * share / length
+        losses.append(total)
+    return losses
+
+
+@pytest.mark.parametrize("sigmoid", [True, False])
+def test_one_layer_equals_the_formula(sigmoid):
+    torch.manual_seed(0)
+    logits = torch.randn(17, 6, requires_grad=True)
+    chosen = (logits.detach() + torch.randn(6)).topk(2).indices  # a bias decides with the scores
+    ids = torch.tensor([0] * 5 + [-1] * 2 + [1] * 7 + [2] * 3)
+    losses, _ = layer_balance(Routing(logits, chosen, sigmoid), ids, 3)
+    expected = naive(logits.detach(), chosen, sigmoid, [(0, 5), (7, 14), (14, 17)])
+    assert losses.tolist() == pytest.approx(expected, rel=1e-5)
+    losses.sum().backward()
+    assert logits.grad is not None
+    assert logits.grad[5:7].abs().max() == 0
+
+
+def test_perfect_balance_is_one_and_collapse_is_the_number_of_experts_over_k():
+    ids = torch.zeros(4, dtype=torch.long)
+    even = Routing(torch.zeros(4, 4), torch.tensor([[0, 1], [2, 3], [0, 1], [2, 3]]), True)
+    assert float(layer_balance(even, ids, 1)[0]) == pytest.approx(1.0)
+    logits = torch.tensor([[20.0, 20.0, -20.0, -20.0]]).expand(4, 4)
+    collapsed = Routing(logits, torch.tensor([[0, 1]] * 4), True)
+    losses, worst = layer_balance(collapsed, ids, 1)
+    assert float(losses) == pytest.approx(2.0, rel=1e-4)
+    assert worst == pytest.approx(1.0)
+
+
+def run(model, layout: str, rows, checkpointing: bool = False):
+    model.train()
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    balance = ExpertBalance(model)
+    batch = make_collator(layout, 0)(rows)
+    ids, count = sequence_ids(batch)
+    with balance.collect():
+        out = model(**batch, use_cache=False)
+    term = balance.take(ids, count)
+    (out.loss * 0 + term.total / count).backward()
+    grads = [p.grad.clone() for n, p in model.named_parameters() if n.endswith("gate.weight")]
+    return float(term.total.detach()), torch.cat(grads)
+
+
+@pytest.mark.parametrize(
+    ("make", "layout"), [(hybrid_model, "unpacked"), (softmax_model, "varlen")]
+)
+def test_gradient_checkpointing_changes_nothing(make, layout):
+    plain, grads = run(make(), layout, packs())
+    again, checked = run(make(), layout, packs(), checkpointing=True)
+    assert again == pytest.approx(plain, rel=1e-6)
+    assert grads.abs().max() > 0
+    assert torch.allclose(grads, checked, atol=1e-7)
+
+
+def test_packed_sequences_count_one_by_one():
+    """The term of a pack is the sum of the terms of its sequences run alone."""
+    rows = packs(2)
+    together, grads = run(softmax_model(), "block_diagonal", rows)
+    alone, apart = run(softmax_model(), "unpacked", rows)
+    assert together == pytest.approx(alone, rel=1e-5)
+    assert torch.allclose(grads, apart, atol=1e-6)
+
+
+def test_routers_without_a_graph_are_an_error_not_a_silent_zero():
+    model = softmax_model().train()
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    balance = ExpertBalance(model)
+    batch = make_collator("varlen", 0)(packs(1))
+    with balance.collect(), pytest.raises(ConfigError, match="use_reentrant"):
+        model(**batch, use_cache=False)
+
+
+def test_a_model_without_experts_is_refused():
+    with pytest.raises(ConfigError, match="has no top-k router"):
+        ExpertBalance(attention_model())
+
+
+def test_minimising_the_term_evens_the_load():
+    torch.manual_seed(0)
+    rng = random.Random(0)
+    states = torch.randn(64, 8)
+    weight = torch.nn.Parameter(torch.randn(6, 8) * 0.1 + torch.tensor([[3.0], *[[0.0]] * 5]))
+    ids = torch.tensor(sorted(rng.randrange(4) for _ in range(64)))
+    optimiser = torch.optim.Adam([weight], lr=0.05)
+    worst = []
+    for _ in range(60):
+        logits = states @ weight.T
+        losses, violation = layer_balance(Routing(logits, logits.topk(2).indices, True), ids, 4)
+        worst.append(violation)
+        optimiser.zero_grad()
+        losses.mean().backward()
+        optimiser.step()
+    assert worst[-1] < 0.5 * worst[0]
