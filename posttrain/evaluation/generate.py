@@ -17,6 +17,9 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 Ids = Sequence[int]
+# a batch lasts as long as its longest row: after so many tokens, and at each doubling, the rows
+# that still go on are put into batches of their own
+FIRST_BURST = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +65,19 @@ def complete(
         batch_size: prompts generated together; prompts of like length share a batch.
     """
     model.eval()
-    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    done: dict[int, Generation] = {}
-    for start in range(0, len(order), batch_size):
-        chosen = order[start : start + batch_size]
-        batch = [prompts[i] for i in chosen]
-        for i, ids in zip(chosen, _generate(model, batch, stopping, max_new_tokens), strict=True):
-            done[i] = Generation(ids, finished=bool(ids) and ids[-1] in stopping.stop_ids)
-    return [done[i] for i in range(len(prompts))]
+    written: list[tuple[int, ...]] = [()] * len(prompts)
+    going, done, burst = list(range(len(prompts))), 0, FIRST_BURST
+    while going and done < max_new_tokens:
+        burst = min(burst, max_new_tokens - done)
+        going.sort(key=lambda i: len(prompts[i]))
+        for start in range(0, len(going), batch_size):
+            chosen = going[start : start + batch_size]
+            batch = [(*prompts[i], *written[i]) for i in chosen]
+            for i, ids in zip(chosen, _generate(model, batch, stopping, burst), strict=True):
+                written[i] += ids
+        going = [i for i in going if written[i][-1] not in stopping.stop_ids]
+        done, burst = done + burst, 2 * burst
+    return [Generation(ids, bool(ids) and ids[-1] in stopping.stop_ids) for ids in written]
 
 
 def complete_with_budget(
