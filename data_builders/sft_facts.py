@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from data_builders.mixture import SourcePlan
-from data_builders.sft_plan import BuildPlan, Sequences
+from data_builders.sft_plan import BuildPlan, Sequences, concatenate
 from data_builders.sft_spool import Spool
+from data_builders.sft_write import Written
 from posttrain.artifacts import Counts
 from posttrain.config.build_sft import Unit
 
@@ -45,6 +46,33 @@ def total_counts(books: Mapping[str, Counts]) -> Counts:
         sum(c.kept for c in books.values()),
         {reason: dropped[reason] for reason in sorted(dropped)},
     )
+
+
+def data_facts(
+    spools: Sequence[Spool],
+    plan: BuildPlan,
+    written: Written,
+    books: Mapping[str, Counts],
+    capacity: int,
+) -> dict[str, Any]:
+    """All that the report shows of the data: splits, sources, reasoning control, histograms."""
+    splits = {"train": split_facts(spools, plan.train, written.train, capacity)}
+    groups = {
+        group: split_facts(spools, plan.evaluation[group], packs, capacity)
+        for group, packs in written.evaluation.items()
+    }
+    if groups:
+        everything = concatenate(list(plan.evaluation.values()))
+        packs = [pack for packs in written.evaluation.values() for pack in packs]
+        splits["eval"] = split_facts(spools, everything, packs, capacity)
+    return {
+        "capacity": capacity,
+        "splits": splits,
+        "eval_groups": groups,
+        "sources": source_facts(spools, plan, books),
+        "control": control_totals(spools),
+        "histograms": histograms(spools, plan.train, written.train, capacity),
+    }
 
 
 def source_facts(

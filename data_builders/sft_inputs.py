@@ -12,9 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from data_builders.sources import find_files
-from posttrain.artifacts import MANIFEST, Parent, digest_of, parent_of, read_artifact, sha256_file
+from posttrain.artifacts import (
+    MANIFEST,
+    Manifest,
+    Parent,
+    digest_of,
+    parent_of,
+    read_artifact,
+    sha256_file,
+)
 from posttrain.config.build_sft import BuildSftConfig, SftSource
-from posttrain.errors import DataError
+from posttrain.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +105,25 @@ def as_facts(inputs: Iterable[Input]) -> list[dict[str, Any]]:
     return [
         {**asdict(i), "path": i.path if i.sha256 is None else Path(i.path).name} for i in inputs
     ]
+
+
+def check_unchanged(
+    manifest: Manifest, inputs: Sequence[Input], tokenizer: str, template: str
+) -> None:
+    """Refuse to call a finished data set up to date when what it was made from is not the same.
+
+    Raises:
+        ConfigError: naming what changed.
+    """
+    before = {(i["source"], i["path"], i["sha256"]) for i in manifest.facts["inputs"]}
+    now = {(i["source"], i["path"], i["sha256"]) for i in as_facts(inputs)}
+    changed = sorted({path for _, path, _ in before ^ now})
+    if manifest.facts["tokenizer"]["digest"] != tokenizer:
+        changed.append("the tokenizer")
+    if manifest.template_digest != template:
+        changed.append("the chat template")
+    if changed:
+        raise ConfigError(
+            f"this data set was finished before its input changed ({', '.join(changed)}); choose "
+            "another out=, or delete the directory to build it anew"
+        )

@@ -18,16 +18,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from data_builders.sft_facts import (
-    books_of,
-    control_totals,
-    histograms,
-    source_facts,
-    split_facts,
-    total_counts,
+from data_builders.sft_facts import books_of, data_facts, total_counts
+from data_builders.sft_inputs import (
+    as_facts,
+    check_unchanged,
+    find_inputs,
+    find_parents,
+    fingerprint,
+    input_files,
 )
-from data_builders.sft_inputs import as_facts, find_inputs, find_parents, fingerprint, input_files
-from data_builders.sft_plan import concatenate, plan_build
+from data_builders.sft_plan import plan_build
 from data_builders.sft_preflight import check_markup, check_probe, check_template, probe_source
 from data_builders.sft_prepare import Preparer
 from data_builders.sft_rows import count_rows
@@ -35,7 +35,7 @@ from data_builders.sft_source import control_plan, spool_source
 from data_builders.sft_spool import read_spool
 from data_builders.sft_tables import print_plan, print_summary
 from data_builders.sft_write import join_files, write_jsonl, write_splits
-from posttrain.artifacts import StageDir
+from posttrain.artifacts import StageDir, read_artifact
 from posttrain.chat import profile_of
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.load import load_recipe
@@ -56,6 +56,7 @@ def main(arguments: list[str]) -> None:
     console = Console(width=None if sys.stdout.isatty() else 140)
     recipe = load_recipe(options.config, BuildSftConfig, options.overrides)
     out = Path(recipe.out)
+    config = recipe.model_dump(mode="json", exclude={"out"})
 
     # -- the tokenizer, the template, and whether they fit the data
     tokenizer = load_any_tokenizer(recipe.tokenizer.path, revision=recipe.tokenizer.revision)
@@ -95,6 +96,8 @@ def main(arguments: list[str]) -> None:
         )
 
     if options.dry_run:
+        if out.is_dir() and any(out.iterdir()):
+            StageDir.open(out, kind="sft_data", config=config)  # refuses a directory not ours
         rows = {s.name: count_rows(input_files(s, BASE)) for s in recipe.sources}
         print_plan(console, recipe, probes, rows)
         for warning in warnings:
@@ -102,21 +105,20 @@ def main(arguments: list[str]) -> None:
         return
 
     # -- the output directory, ours or nobody's
-    stage = StageDir.open(
-        out, kind="sft_data", config=recipe.model_dump(mode="json", exclude={"out"})
-    )
+    stage = StageDir.open(out, kind="sft_data", config=config)
     work = out / "work"
+    inputs = find_inputs(recipe, BASE)
     if stage.complete:
+        check_unchanged(read_artifact(out, verify=False), inputs, encoder.digest, template.digest)
         shutil.rmtree(work, ignore_errors=True)
         console.print(f"{out} is complete, nothing to do")
         return
-
-    # -- rows → sequences on disk, source by source
-    inputs = find_inputs(recipe, BASE)
     parents = find_parents(
         [p for s in recipe.sources for p in input_files(s, BASE)] + [Path(recipe.tokenizer.path)],
         out,
     )
+
+    # -- rows → sequences on disk, source by source
     digests = {"tokenizer": encoder.digest, "template": template.digest}
     with Progress(
         SpinnerColumn(),
@@ -158,11 +160,7 @@ def main(arguments: list[str]) -> None:
 
     # -- the books, and the manifest that makes it an artifact
     books = books_of(spools, plan)
-    capacity = recipe.packing.capacity
-    held_out = concatenate(list(plan.evaluation.values())) if plan.evaluation else None
-    eval_packs = [pack for packs in written.evaluation.values() for pack in packs]
     facts = {
-        "capacity": capacity,
         "template": {"name": template.name, "mode": profile.mode, "describe": profile.describe()},
         "tokenizer": {
             "digest": encoder.digest,
@@ -170,19 +168,10 @@ def main(arguments: list[str]) -> None:
             "pad": special.pad_token,
             "stop_ids": list(special.stop_ids),
         },
-        "splits": {"train": split_facts(spools, plan.train, written.train, capacity)},
-        "eval_groups": {
-            group: split_facts(spools, plan.evaluation[group], packs, capacity)
-            for group, packs in written.evaluation.items()
-        },
-        "sources": source_facts(spools, plan, books),
-        "control": control_totals(spools),
-        "histograms": histograms(spools, plan.train, written.train, capacity),
         "inputs": as_facts(inputs),
         "warnings": warnings,
+        **data_facts(spools, plan, written, books, recipe.packing.capacity),
     }
-    if held_out is not None:
-        facts["splits"]["eval"] = split_facts(spools, held_out, eval_packs, capacity)
     manifest = stage.finish(
         counts=total_counts(books),
         files=files,
