@@ -24,8 +24,8 @@ CONTROL = (PAD, START, END)
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 CONTEXT = 2048
 
-# words (tool names among them), single digits, XML-like tags with their line break, the rest
-PIECES = r" ?\p{L}[\p{L}_]*|\p{N}|\n?</?[a-z_]+[>=]| ?[^\s\p{L}\p{N}<]+|<|\s"
+# words (tool names among them), single digits, runs of XML-like tags, the rest
+PIECES = r" ?\p{L}[\p{L}_]*|\p{N}|(?:\n?</?[a-z_]+[>=])+| ?[^\s\p{L}\p{N}<]+|<|\s"
 
 
 def tool_frame(template: ChatTemplate) -> tuple[str, str]:

@@ -1,6 +1,6 @@
 """Maths with carries: add, subtract, multiply by a digit; difficulty is the number of digits.
 
-    "What is 345 + 278?"  →  5+8=13 / 4+7+1=12 / 3+2+1=6  →  623
+    "What is 345 + 278?"  →  345+278 / 5+8=13 / 4+7+1=12 / 3+2+1=6  →  623
 
 Worked from the right, one place a line, so that each step is a fact about single digits and the
 answer is read off the lines. With tools declared, a calculator does the same.
@@ -58,7 +58,7 @@ def multiply_steps(a: int, b: int) -> list[str]:
     carry, steps = 0, []
     for left in _digits(a, len(str(a))):
         total = left * b + carry
-        steps.append(f"{left}*{b}{f'+{carry}' if carry else ''}={total}")
+        steps.append(f"{left}*{b}={left * b}{f'+{carry}={total}' if carry else ''}")
         carry = total // 10
     return steps
 
@@ -88,15 +88,16 @@ def make(draw: Draw) -> Draft:
         script.call(
             "calculate",
             {"expression": expression},
-            reasoning=reason(
-                draw.verbosity, ["calculate"], opening=f"{expression}.", result="calculate"
-            ),
+            reasoning=reason(draw.verbosity, [expression], opening="calculate.", result=expression),
         )
         script.answer(str(result), reasoning=str(result))
         tools, reference = tuple(names), tuple(script.messages)
     else:
         worked = reason(
-            draw.verbosity, STEPS[task](a, b), opening=f"{expression}.", result=str(result)
+            draw.verbosity,
+            [expression, *STEPS[task](a, b)],
+            opening="from the right.",
+            result=str(result),
         )
         tools, reference = (), (assistant(str(result), worked),)
     return Draft(
