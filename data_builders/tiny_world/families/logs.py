@@ -25,21 +25,22 @@ LOG_WORDINGS = (
 def _table(draw: Draw) -> Draft:
     rng = draw.rng
     names, things = rng.sample(PEOPLE, 2), rng.sample(THINGS, 2)
-    rows = [(names[0], things[0], rng.randint(1, 9))]
+    rows = [(names[0], things[0], rng.randint(1, 5))]
     for _ in range(draw.difficulty + 1):
         name = names[0] if rng.random() < 0.7 else names[1]
         thing = things[0] if rng.random() < 0.7 else things[1]
-        rows.append((name, thing, rng.randint(1, 9)))
+        rows.append((name, thing, rng.randint(1, 5)))
     rng.shuffle(rows)
     table = "\n".join(f"{name} {thing} {count}" for name, thing, count in rows)
-    total, steps = 0, []
+    total, steps = 0, [f"{names[0]} {things[0]}"]
     for name, thing, count in rows:
-        if (name, thing) == (names[0], things[0]):
-            steps.append(f"{name} {thing} {count}: {total}+{count}={total + count}")
-            total += count
+        counts = (name, thing) == (names[0], things[0])
+        found = f"yes {total}+{count}={total + count}" if counts else f"no {total}"
+        steps.append(f"{name} {thing} {count} {found}")
+        total += count if counts else 0
     paraphrase = rng.randrange(len(TABLE_WORDINGS))
     question = TABLE_WORDINGS[paraphrase].format(table=table, name=names[0], thing=things[0])
-    worked = reason(draw.verbosity, steps, opening=f"{names[0]} {things[0]}.", result=str(total))
+    worked = reason(draw.verbosity, steps, opening="line by line.", result=str(total))
     return Draft(
         key=f"table {names[0]} {things[0]} {table}",
         task="table",
@@ -60,13 +61,14 @@ def _log(draw: Draw) -> Draft:
         says = level if rng.random() < 0.6 else rng.choice(LEVELS)
         rows.append((service if rng.random() < 0.7 else other, says))
     log = "\n".join(f"{who} {says}" for who, says in rows)
-    seen, steps = 0, []
+    seen, steps = 0, [f"{service} {level}"]
     for who, says in rows:
-        seen += (who, says) == (service, level)
-        steps.append(f"{who} {says} {seen}")
+        counts = (who, says) == (service, level)
+        seen += counts
+        steps.append(f"{who} {says} {'yes' if counts else 'no'} {seen}")
     paraphrase = rng.randrange(len(LOG_WORDINGS))
     question = LOG_WORDINGS[paraphrase].format(log=log, service=service, level=level)
-    worked = reason(draw.verbosity, steps, opening=f"{service} {level}.", result=str(seen))
+    worked = reason(draw.verbosity, steps, opening="line by line.", result=str(seen))
     return Draft(
         key=f"log {service} {level} {log}",
         task="log",

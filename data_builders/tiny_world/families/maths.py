@@ -1,4 +1,4 @@
-"""Maths with carries: add, subtract, multiply by a digit; difficulty is the number of digits.
+"""Maths with carries: add, subtract, multiply by 2…5; difficulty is the number of digits.
 
     "What is 345 + 278?"  →  345+278 / 5+8=13 / 4+7+1=12 / 3+2+1=6  →  623
 
@@ -70,7 +70,7 @@ def _operands(draw: Draw, task: str) -> tuple[int, int]:
     low, high = 10 ** (draw.difficulty - 1), 10**draw.difficulty - 1
     a, b = draw.rng.randint(low, high), draw.rng.randint(low, high)
     if task == "multiply":
-        return a, draw.rng.randint(2, 9)
+        return a, draw.rng.randint(2, 5)
     return (max(a, b), min(a, b)) if task == "subtract" else (a, b)
 
 

@@ -14,13 +14,13 @@ WORDINGS = (
     "Begin at {x}. {steps} Where do you end?",
     "x is {x}. {steps} What is x now?",
 )
-LIMIT = 40
+LIMIT = 20
 
 
 def make(draw: Draw) -> Draft:
-    """A chain of small additions, subtractions and doublings that stays within 0…40."""
+    """A chain of small additions, subtractions and doublings that stays within 0…20."""
     rng = draw.rng
-    start = value = rng.randint(1, 20)
+    start = value = rng.randint(1, 12)
     orders: list[str] = []
     worked: list[str] = []
     while len(orders) < draw.difficulty + 1:

@@ -24,7 +24,7 @@ def make(draw: Draw) -> Draft:
     rng = draw.rng
     names = rng.sample(PEOPLE, draw.difficulty + 1)
     thing = rng.choice(THINGS)
-    amounts = [rng.randint(1, 9) for _ in names]
+    amounts = [rng.randint(1, 5) for _ in names]
     missing = rng.randrange(len(names))
     paraphrase = rng.randrange(len(WORDINGS))
     # the amounts stay out of the key: a twin without its missing one fits several sets of amounts
