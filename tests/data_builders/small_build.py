@@ -1,0 +1,157 @@
+"""A small data set, tokenizer and recipe to build from, and the build script as a function."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import cache
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pyarrow.parquet as pq
+import yaml
+from datasets import Dataset
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SPECIAL = ("<|pad|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "lookup",
+        "description": "Look up a price.",
+        "parameters": {
+            "type": "object",
+            "properties": {"item": {"type": "string"}},
+            "required": ["item"],
+        },
+    },
+}
+
+
+@cache
+def script(name: str) -> ModuleType:
+    """A file of scripts/ as a module."""
+    spec = spec_from_file_location(f"scripts_{name}", ROOT / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def build(recipe: Path, *overrides: str) -> None:
+    """`python scripts/build_sft.py --config recipe …` in this process; errors are raised."""
+    script("build_sft").main(["--config", str(recipe), *overrides])
+
+
+def write_tokenizer(folder: Path, **config: Any) -> Path:
+    """A tokenizer of single bytes and five special tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in SPECIAL])
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|pad|>",
+        **config,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def reasoning_rows(count: int, *, seed: int = 0) -> list[dict[str, Any]]:
+    """One or two turns with traces, some with a tool call between."""
+    rng = random.Random(seed)
+    rows: list[dict[str, Any]] = []
+    for number in range(count):
+        messages: list[dict[str, Any]] = []
+        for turn in range(rng.choice([1, 1, 2])):
+            a, b = rng.randrange(100), rng.randrange(100)
+            trace = f"{a} and {b}. " * rng.randrange(1, 8) + "é🙂 so be it"
+            messages.append({"role": "user", "content": f"{number}.{turn}: {a}+{b}?"})
+            if rng.random() < 0.2:
+                call = {"name": "lookup", "arguments": json.dumps({"item": f"i{a}"})}
+                messages += [
+                    {
+                        "role": "assistant",
+                        "content": "",
+                        "reasoning_content": "look",
+                        "tool_calls": [{"id": "c1", "type": "function", "function": call}],
+                    },
+                    {"role": "tool", "tool_call_id": "c1", "content": str(b)},
+                ]
+            answer = {"role": "assistant", "content": str(a + b), "reasoning_content": trace}
+            messages.append(answer)
+        rows.append({"messages": messages, "tools": [TOOL], "level": number % 3})
+    return rows
+
+
+def plain_rows(count: int, *, seed: int = 1) -> list[dict[str, Any]]:
+    """Alpaca rows without reasoning."""
+    rng = random.Random(seed)
+    return [
+        {"instruction": f"Say {i}", "input": "", "output": f"word {i} " * rng.randrange(1, 6)}
+        for i in range(count)
+    ]
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """Rows as JSON Lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
+    return path
+
+
+def write_recipe(folder: Path, **keys: Any) -> Path:
+    """Two sources, a tokenizer and a recipe that mixes them; `keys` replace its keys."""
+    raw: dict[str, Any] = {
+        "out": str(folder / "out"),
+        "tokenizer": {"path": str(write_tokenizer(folder / "tokenizer"))},
+        # one token a byte makes the tools of the system block long
+        "packing": {"capacity": 4096},
+        "held_out": {"rate": 0.1},
+        "reasoning": {"strip": 0.2, "truncate": 0.3, "budgets": {"kind": "log_uniform", "low": 4}},
+        "sources": [
+            {
+                "name": "reasoning",
+                "path": str(write_rows(folder / "reasoning.jsonl", reasoning_rows(120))),
+                "licence": "MIT",
+                "metadata": ["level"],
+                "share": 0.8,
+            },
+            {
+                "name": "plain",
+                "path": str(write_rows(folder / "plain.jsonl", plain_rows(300))),
+                "licence": "CC0-1.0",
+                "share": 0.2,
+            },
+        ],
+        **keys,
+    }
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(raw, sort_keys=False))
+    return path
+
+
+def packs(out: Path, split: str = "train") -> list[dict[str, Any]]:
+    """All packs of a split."""
+    files = sorted((out / "packed").glob(f"{split}-*.arrow"))
+    return [row for file in files for row in Dataset.from_file(str(file))]
+
+
+def index(out: Path, split: str = "train") -> list[dict[str, Any]]:
+    """All index rows of a split."""
+    files = sorted((out / "index").glob(f"{split}-*.parquet"))
+    return [row for file in files for row in pq.read_table(file).to_pylist()]
+
+
+def manifest(out: Path) -> dict[str, Any]:
+    """The manifest as written."""
+    return json.loads((out / "manifest.json").read_text("utf-8"))

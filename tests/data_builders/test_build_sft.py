@@ -1,0 +1,440 @@
+"""The SFT data stage from rows to shards."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+from posttrain.artifacts import Counts, StageDir, read_artifact
+from posttrain.chat import nemotron_3_nano_template
+from posttrain.errors import ConfigError, DataError
+from posttrain.models.encoding import encoder_of, load_any_tokenizer
+from tests.data_builders.small_build import (
+    ROOT,
+    build,
+    index,
+    manifest,
+    packs,
+    plain_rows,
+    reasoning_rows,
+    write_recipe,
+    write_rows,
+    write_tokenizer,
+)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One finished build in `out`, its recipe beside it."""
+    folder = tmp_path_factory.mktemp("world")
+    build(write_recipe(folder, shards={"packs": 7}))
+    return folder
+
+
+def shard_bytes(out: Path) -> dict[str, bytes]:
+    """The bytes of every file that holds data."""
+    return {
+        str(path.relative_to(out)): path.read_bytes()
+        for folder in ("packed", "index")
+        for path in sorted((out / folder).iterdir())
+    }
+
+
+def edit(recipe: Path, **keys: object) -> Path:
+    raw = yaml.safe_load(recipe.read_text()) | keys
+    recipe.write_text(yaml.safe_dump(raw, sort_keys=False))
+    return recipe
+
+
+def test_books_balance_and_agree_with_the_shards(world):
+    body = manifest(world / "out")
+    counts = body["counts"]
+    assert counts["in"] == 420 == counts["kept"] + sum(counts["dropped"].values())
+    facts = body["facts"]["sources"]
+    for name, source in facts.items():
+        rows = [
+            r for s in ("train", "eval") for r in index(world / "out", s) if r["source"] == name
+        ]
+        assert len({r["record_id"] for r in rows}) == source["kept"]
+        train = [r for r in index(world / "out") if r["source"] == name]
+        assert sum(r["length"] for r in train) == source["realised"]["tokens"]
+        assert sum(r["trained"] for r in train) == source["realised"]["trained"]
+        assert source["in"] == source["kept"] + sum(source["dropped"].values())
+    assert facts["reasoning"]["shares"]["tokens"] == pytest.approx(0.8, abs=0.02)
+    assert {f["path"]: f["rows"] for f in body["files"]}["packed/train-00000.arrow"] == 7
+    assert not (world / "out" / "work").exists()
+    read_artifact(world / "out", kind="sft_data")
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_index_says_where_every_sequence_lies(world, split):
+    rows, all_packs = index(world / "out", split), packs(world / "out", split)
+    by_pack: dict[int, list[dict]] = {}
+    for row in rows:
+        by_pack.setdefault(row["pack"], []).append(row)
+    assert sorted(by_pack) == list(range(len(all_packs)))
+    for number, pack in enumerate(all_packs):
+        own = by_pack[number]
+        lengths = [row["length"] for row in own]
+        assert pack["seq_lengths"] == lengths
+        assert [row["offset"] for row in own] == [sum(lengths[:k]) for k in range(len(own))]
+        assert len(pack["input_ids"]) == len(pack["labels"]) == sum(lengths) <= 4096
+        assert len({row["record_id"] for row in own}) == len(own), "a record twice in one pack"
+        for row in own:
+            part = slice(row["offset"], row["offset"] + row["length"])
+            ids, labels = pack["input_ids"][part], pack["labels"][part]
+            assert all(label in (-100, i) for i, label in zip(ids, labels, strict=True))
+            assert sum(label != -100 for label in labels) == row["trained"] > 0
+        if split == "eval":
+            assert {f"{row['source']}/{row['reasoning']}" for row in own} == {pack["group"]}
+
+
+def test_sequences_are_what_the_template_renders(world):
+    tokenizer = load_any_tokenizer(str(world / "out" / "tokenizer"))
+    decode = encoder_of(tokenizer).decode
+    template = nemotron_3_nano_template()
+    rendered = set()
+    for row in plain_rows(300):
+        messages = [
+            {"role": "user", "content": row["instruction"]},
+            {"role": "assistant", "content": row["output"]},
+        ]
+        rendered.add(template.text(messages, enable_thinking=False))
+    found = [r for r in index(world / "out") if r["source"] == "plain"]
+    all_packs = packs(world / "out")
+    assert found
+    for row in found:
+        part = slice(row["offset"], row["offset"] + row["length"])
+        ids, labels = (
+            all_packs[row["pack"]]["input_ids"][part],
+            all_packs[row["pack"]]["labels"][part],
+        )
+        assert decode(ids) in rendered
+        answer = decode([i for i in labels if i != -100])
+        assert answer.endswith("<|im_end|>\n")
+        assert "<think>" not in answer
+    assert tokenizer.chat_template == template.source
+
+
+def test_metadata_licence_dialect_and_budget_survive_to_the_index(world):
+    rows = [r for r in index(world / "out") if r["source"] == "reasoning"]
+    assert {json.loads(r["metadata"])["level"] for r in rows} == {0, 1, 2}
+    assert {(r["licence"], r["dialect"]) for r in rows} == {("MIT", "openai")}
+    assert {r["reasoning"] for r in rows} == {"on", "off"}
+    cut = [r for r in rows if r["truncated_budget"] is not None]
+    assert cut
+    assert all(r["reasoning"] == "on" and r["truncated_budget"] >= 4 for r in cut)
+    assert max(r["turn"] for r in rows) == 1
+    assert max(r["epoch"] for r in rows) > 0
+
+
+def test_held_out_records_are_never_trained_on(world):
+    trained = {r["record_id"] for r in index(world / "out")}
+    held_out = [r["record_id"] for r in index(world / "out", "eval")]
+    assert held_out
+    assert not trained & set(held_out)
+    once = Counter((r["record_id"], r["turn"]) for r in index(world / "out", "eval"))
+    assert set(once.values()) == {1}
+
+
+def test_a_conversation_held_out_in_one_source_is_trained_in_none(tmp_path):
+    rows = plain_rows(60)
+    sources = [
+        {
+            "name": "a",
+            "path": str(write_rows(tmp_path / "a.jsonl", rows)),
+            "held_out": {"rows": 12},
+        },
+        {"name": "b", "path": str(write_rows(tmp_path / "b.jsonl", rows + rows[:30]))},
+    ]
+    build(write_recipe(tmp_path, sources=sources, held_out={"rate": 0.0}))
+    out = tmp_path / "out"
+    held_out = {r["record_id"] for r in index(out, "eval")}
+    assert len(held_out) == 12
+    assert not held_out & {r["record_id"] for r in index(out)}
+    counts = manifest(out)["counts"]
+    assert counts["in"] == 150
+    assert counts["dropped"]["held_out_duplicate"] == 150 - counts["kept"] >= 12
+
+
+def test_same_bytes_again_and_from_shuffled_input(world, tmp_path):
+    recipe = world / "recipe.yaml"
+    build(recipe, f"out={tmp_path / 'again'}")
+    assert manifest(tmp_path / "again")["digest"] == manifest(world / "out")["digest"]
+
+    shuffled = write_recipe(tmp_path, shards={"packs": 7})
+    for name in ("reasoning.jsonl", "plain.jsonl"):
+        lines = (tmp_path / name).read_text("utf-8").splitlines(keepends=True)
+        random.Random(3).shuffle(lines)
+        (tmp_path / name).write_text("".join(lines), "utf-8")
+    build(shuffled)
+    assert shard_bytes(tmp_path / "out") == shard_bytes(world / "out")
+
+
+def test_shards_close_at_a_number_of_packs_or_bytes(world, tmp_path):
+    files = {f["path"]: f["rows"] for f in manifest(world / "out")["files"]}
+    train = [rows for path, rows in sorted(files.items()) if path.startswith("packed/train-")]
+    assert len(train) > 1
+    assert train[:-1] == [7] * (len(train) - 1)
+    limit = 40_000
+    build(world / "recipe.yaml", f"out={tmp_path / 'bytes'}", f"shards.bytes={limit}")
+    all_packs = packs(tmp_path / "bytes")
+    assert all_packs == packs(world / "out")
+    sizes = iter(8 * len(pack["input_ids"]) for pack in all_packs)
+    shards = [r for p, r in sorted(_rows(tmp_path / "bytes")) if p.startswith("packed/train-")]
+    for rows in shards[:-1]:
+        own = [next(sizes) for _ in range(rows)]
+        assert sum(own[:-1]) < limit <= sum(own), "a shard closes with the pack that reaches it"
+
+
+def _rows(out: Path) -> list[tuple[str, int]]:
+    return [(f["path"], f["rows"]) for f in manifest(out)["files"]]
+
+
+def test_another_seed_gives_other_packs(world, tmp_path):
+    build(world / "recipe.yaml", f"out={tmp_path / 'other'}", "seed=1")
+    assert shard_bytes(tmp_path / "other") != shard_bytes(world / "out")
+
+
+KILLER = """
+import os, sys
+sys.path.insert(0, {root!r})
+import data_builders.sft_source as source, data_builders.shards as shards
+calls = 0
+def kill_at(original, number):
+    def call(*args, **kwargs):
+        global calls
+        calls += 1
+        if calls == number:
+            os._exit(9)
+        return original(*args, **kwargs)
+    return call
+{patch}
+from tests.data_builders.small_build import build
+from pathlib import Path
+build(Path({recipe!r}), "out=" + {out!r})
+"""
+
+
+def test_killed_twice_and_resumed_gives_the_same_bytes(world, tmp_path, monkeypatch):
+    recipe, out = str(world / "recipe.yaml"), str(tmp_path / "killed")
+    patches = [
+        # in the second source, after the first is spooled
+        "source.prepare = kill_at(source.prepare, 3)",
+        # in the second shard
+        "shards.ShardWriter.write = kill_at(shards.ShardWriter.write, 10)",
+    ]
+    for patch in patches:
+        code = KILLER.format(root=str(ROOT), patch=patch, recipe=recipe, out=out)
+        done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
+        assert done.returncode == 9, done.stderr.decode()[-2000:]
+        assert not (Path(out) / "manifest.json").exists()
+    # both sources were spooled before the second kill: nothing is prepared again
+    monkeypatch.setattr("data_builders.sft_source.prepare", None)
+    build(Path(recipe), f"out={out}")
+    assert manifest(Path(out))["digest"] == manifest(world / "out")["digest"]
+    assert shard_bytes(Path(out)) == shard_bytes(world / "out")
+
+
+def test_a_finished_build_is_left_alone_until_its_input_changes(tmp_path, capsys):
+    recipe = write_recipe(tmp_path)
+    build(recipe)
+    before = (tmp_path / "out" / "manifest.json").stat().st_mtime_ns
+    build(recipe)
+    assert "nothing to do" in capsys.readouterr().out
+    assert (tmp_path / "out" / "manifest.json").stat().st_mtime_ns == before
+    write_rows(tmp_path / "plain.jsonl", plain_rows(299))
+    with pytest.raises(ConfigError, match=r"before its input changed \(plain.jsonl\)"):
+        build(recipe)
+
+
+def test_dry_run_prints_a_plan_and_writes_nothing(tmp_path, capsys):
+    recipe = write_recipe(tmp_path)
+    build(recipe, "--dry-run")
+    out = capsys.readouterr().out
+    assert "~120" in out
+    assert "80.0% of tokens" in out
+    assert "Each record once" in out
+    assert not (tmp_path / "out").exists()
+
+
+def test_overlong_sequences_are_dropped_or_clipped_and_counted(tmp_path):
+    long = [{"instruction": "q", "input": "", "output": "y" * 900} for _ in range(1)]
+    rows = write_rows(tmp_path / "mixed.jsonl", plain_rows(40) + long)
+    sources = [{"name": "mixed", "path": str(rows)}]
+    recipe = write_recipe(tmp_path, sources=sources, packing={"capacity": 256}, write_dropped=True)
+    build(recipe)
+    assert manifest(tmp_path / "out")["counts"]["dropped"] == {"overlong": 1}
+    [line] = (tmp_path / "out" / "dropped.jsonl").read_text().splitlines()
+    dropped = json.loads(line)
+    assert (dropped["reason"], dropped["line"], dropped["source"]) == ("overlong", 41, "mixed")
+    assert "a pack holds 256" in dropped["detail"]
+
+    build(recipe, f"out={tmp_path / 'clipped'}", "packing.overlong=truncate")
+    body = manifest(tmp_path / "clipped")
+    assert body["counts"]["dropped"] == {}
+    assert body["facts"]["sources"]["mixed"]["sequences_clipped"] == 1
+    assert (
+        max(r["length"] for s in ("train", "eval") for r in index(tmp_path / "clipped", s)) == 256
+    )
+
+
+def test_losing_too_many_samples_stops_the_build(tmp_path):
+    prompts = [{"instruction": "q" * 400, "input": "", "output": "a"} for _ in range(5)]
+    rows = write_rows(tmp_path / "mixed.jsonl", plain_rows(90) + prompts)
+    sources = [{"name": "mixed", "path": str(rows)}]
+    recipe = write_recipe(
+        tmp_path, sources=sources, packing={"capacity": 256, "overlong": "truncate"}
+    )
+    with pytest.raises(DataError, match=r"'mixed': nothing_trained took 5.3% of 95 rows.*1.0%"):
+        build(recipe)
+    build(recipe, f"out={tmp_path / 'allowed'}", "limits.nothing_trained=0.1")
+    assert manifest(tmp_path / "allowed")["counts"]["dropped"] == {"nothing_trained": 5}
+
+
+def test_the_close_of_a_truncated_trace_is_trained_or_masked(tmp_path):
+    keys = {
+        "reasoning": {
+            "strip": 0.0,
+            "truncate": 1.0,
+            "budgets": {"kind": "log_uniform", "low": 2},
+        },
+        "held_out": {"rate": 0.0},
+    }
+    recipe = write_recipe(tmp_path, **keys)
+    trained: dict[str, bool] = {}
+    for close in ("trained", "masked"):
+        build(recipe, f"out={tmp_path / close}", f"reasoning.truncated_close={close}")
+        out = tmp_path / close
+        close_id = load_any_tokenizer(str(out / "tokenizer")).get_vocab()["</think>"]
+        all_packs = packs(out)
+        rows = [r for r in index(out) if r["truncated_budget"] is not None and r["turn"] == 0]
+        found = {
+            close_id in all_packs[r["pack"]]["labels"][r["offset"] : r["offset"] + r["length"]]
+            for r in rows
+        }
+        assert len(found) == 1
+        trained[close] = found.pop()
+    assert trained == {"trained": True, "masked": False}
+
+
+def test_inputs_that_belong_to_an_artifact_are_its_parents(tmp_path):
+    stage = StageDir.open(tmp_path / "world", kind="rows", config={})
+    write_rows(tmp_path / "world" / "train.jsonl", plain_rows(30))
+    made = stage.finish(counts=Counts(30, 30), files={"train.jsonl": 30})
+    sources = [{"name": "plain", "path": str(tmp_path / "world" / "train.jsonl")}]
+    recipe = write_recipe(tmp_path, sources=sources)
+    build(recipe)
+    [parent] = manifest(tmp_path / "out")["parents"]
+    assert (parent["digest"], parent["kind"]) == (made.digest, "rows")
+
+    write_rows(tmp_path / "world" / "train.jsonl", plain_rows(31))
+    with pytest.raises(DataError, match=r"train\.jsonl has changed"):
+        build(recipe, f"out={tmp_path / 'other'}")
+
+
+def test_only_licences_on_the_list_enter(tmp_path):
+    build(write_recipe(tmp_path, licences=["CC0-1.0"], sources=_without_shares(tmp_path)))
+    body = manifest(tmp_path / "out")
+    assert body["counts"]["dropped"] == {"licence": 120}
+    assert body["facts"]["sources"]["plain"]["licences"] == {"CC0-1.0": 300}
+
+
+def _without_shares(folder: Path) -> list[dict]:
+    return [
+        {
+            "name": "reasoning",
+            "path": str(write_rows(folder / "r.jsonl", reasoning_rows(120))),
+            "licence": "MIT",
+        },
+        {
+            "name": "plain",
+            "path": str(write_rows(folder / "p.jsonl", plain_rows(300))),
+            "licence": "CC0-1.0",
+        },
+    ]
+
+
+UNSAFE = "{% for m in messages %}{{ m.__class__.__mro__ }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "pattern"),
+    [
+        (
+            {"packng": {"capacity": 9}},
+            ConfigError,
+            r"unknown key 'packng' \(did you mean 'packing'",
+        ),
+        ({"packing": {"capacity": "big"}}, ConfigError, r"packing.capacity.*found 'big'"),
+        ({"packing": {"capacity": 48}}, ConfigError, r"48 is shorter than the prompts of source"),
+        ({"held_out": {"rate": 0.1, "rows": 3}}, ConfigError, "exactly one of rate and rows"),
+        ({"tokenizer": {"path": "no/such/folder"}}, ConfigError, "no such directory"),
+        ({"mixture": {"total": 10_000_000}}, DataError, r"'reasoning': 8,000,000 tokens requested"),
+    ],
+)
+def test_broken_recipes_say_what_to_do(tmp_path, change, error, pattern):
+    with pytest.raises(error, match=pattern):
+        build(edit(write_recipe(tmp_path), **change))
+
+
+@pytest.mark.parametrize(
+    ("source", "pattern"),
+    [
+        ({"dialect": "sharegtp"}, r"sources.0.dialect.*'openai'.*found 'sharegtp'"),
+        ({"path": "reasonin.jsonl"}, "'reasonin.jsonl' does not exist"),
+        ({"share": 0.7}, "shares sum to 0.9, they must sum to 1"),
+        ({"where": "levl == 1"}, "levl"),
+    ],
+)
+def test_broken_sources_say_what_to_do(tmp_path, source, pattern):
+    recipe = write_recipe(tmp_path)
+    raw = yaml.safe_load(recipe.read_text())
+    raw["sources"][0] |= source
+    with pytest.raises(ConfigError, match=pattern):
+        build(edit(recipe, sources=raw["sources"]))
+
+
+def test_pad_that_is_the_end_token_is_refused(tmp_path):
+    recipe = write_recipe(tmp_path)
+    write_tokenizer(tmp_path / "tokenizer", pad_token="<|im_end|>")  # noqa: S106 - no password
+    with pytest.raises(ConfigError, match=r"pad and end of turn are both '<\|im_end\|>'"):
+        build(recipe)
+
+
+def test_an_unsafe_template_is_refused(tmp_path):
+    (tmp_path / "unsafe.jinja").write_text(UNSAFE)
+    tokenizer = {
+        "path": str(write_tokenizer(tmp_path / "tokenizer")),
+        "chat_template": str(tmp_path / "unsafe.jinja"),
+    }
+    with pytest.raises(ValueError, match=r"unsafe\.jinja.*"):
+        build(write_recipe(tmp_path, tokenizer=tokenizer))
+
+
+def test_a_template_that_reads_the_clock_is_refused(tmp_path):
+    (tmp_path / "clock.jinja").write_text(
+        "{{ strftime_now('%d %b') }}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    tokenizer = {
+        "path": str(write_tokenizer(tmp_path / "tokenizer")),
+        "chat_template": str(tmp_path / "clock.jinja"),
+    }
+    with pytest.raises(ConfigError, match=r"writes today's date.*date_string"):
+        build(write_recipe(tmp_path, tokenizer=tokenizer))
+
+
+def test_an_output_directory_of_another_config_is_refused(world):
+    with pytest.raises(ConfigError, match=r"made by another config \(they differ in: seed\)"):
+        build(world / "recipe.yaml", "seed=5")
+    with pytest.raises(ConfigError, match="another config"):
+        build(world / "recipe.yaml", "seed=5", "--dry-run")

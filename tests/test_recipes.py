@@ -1,0 +1,67 @@
+"""Every recipe fits its schema and states decisions only, never the schema's defaults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from posttrain.config.build_sft import BuildSftConfig
+from posttrain.config.defaults import repeated_defaults
+from posttrain.config.load import load_recipe, read_recipe
+from posttrain.config.sft import SftConfig
+from posttrain.config.tiny_world import TinyWorldConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+# a recipe is named after its stage; recipes/accelerate holds accelerate's own files
+SCHEMAS: dict[str, type[BaseModel]] = {
+    "build_sft.yaml": BuildSftConfig,
+    "sft.yaml": SftConfig,
+    "world.yaml": TinyWorldConfig,
+}
+RECIPES = sorted(
+    path for path in (ROOT / "recipes").rglob("*.yaml") if path.parent.name != "accelerate"
+)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_recipe_fits_its_schema_and_repeats_no_default(path):
+    assert path.name in SCHEMAS, f"{path} is named after no stage; known are {sorted(SCHEMAS)}"
+    model = load_recipe(path, SCHEMAS[path.name])
+    assert repeated_defaults(model, read_recipe(path)) == []
+
+
+def test_the_three_families_of_recipes_are_there():
+    names = {(path.parent.name, path.name) for path in RECIPES}
+    assert {
+        (family, stage)
+        for family in ("tiny", "nemotron-3-nano", "one-gpu")
+        for stage in ("build_sft.yaml", "sft.yaml")
+    } <= names
+
+
+def test_a_repeated_default_is_found(tmp_path):
+    path = tmp_path / "build_sft.yaml"
+    path.write_text(
+        "out: x\n"
+        "tokenizer: {path: t, chat_template: nemotron_3_nano}\n"
+        "packing: {capacity: 64, overlong: drop}\n"
+        "reasoning: {strip: 0.1}\n"
+        "sources: [{name: a, path: a.jsonl, ending: trim}]\n"
+    )
+    model = load_recipe(path, BuildSftConfig)
+    assert repeated_defaults(model, read_recipe(path)) == [
+        "tokenizer.chat_template",
+        "packing.overlong",
+        "reasoning",
+        "sources.0.ending",
+    ]
+
+
+def test_the_paper_blend_has_the_papers_numbers():
+    recipe = load_recipe(ROOT / "recipes/nemotron-3-nano/build_sft.yaml", BuildSftConfig)
+    shares = {source.name: source.share for source in recipe.sources}
+    assert (shares["chat"], shares["code"], shares["science"]) == (0.286, 0.207, 0.128)
+    assert (recipe.reasoning.strip, recipe.reasoning.truncate) == (0.10, 0.03)
+    assert recipe.packing.capacity == 256 * 1024
