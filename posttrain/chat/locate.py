@@ -1,6 +1,6 @@
 """Where each assistant message's own words begin and end in rendered text.
 
-    located = locate_prefix(template, messages, tools=None, wanted=(1,), prompts=prompts)
+    located = locate_prefix(template, messages, tools=None, wanted=(1,))
     located.spans    {1: (71, 95)}    text[71:95] == "2+2 is 4.\\n</think>\\n4<|im_end|>\\n"
 
 The words begin where the generation prompt ends (that prompt is what inference is given, so it is
@@ -40,10 +40,19 @@ class Located:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """A template's generation prompts, longest first: after a user message, and after a tool's."""
+    """A template's generation prompts, longest first: after a user message, and after a tool's.
+
+    `("",)` where the conversation itself is the prompt: the assistant's words follow the user's
+    message at once, as in Llama 2's `[INST] q [/INST] a </s>`.
+    """
 
     after_user: tuple[str, ...]
     after_tool: tuple[str, ...]
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing stands between a conversation and the assistant's words."""
+        return self.after_user == ("",)
 
     def at(self, text: str, position: int, *, previous_role: str | None) -> str | None:
         """The longest generation prompt that stands in `text` at `position`."""
@@ -92,9 +101,13 @@ def locate_prefix(
     *,
     tools: Sequence[Row] | None,
     wanted: Sequence[int],
+    empty_prompt: bool = False,
     **kwargs: Any,
 ) -> Located:
     """Locate by rendering, for each wanted message, the conversation before and through it.
+
+    Args:
+        empty_prompt: the template's generation prompt is empty (`Prompts.empty`).
 
     Raises:
         RenderError: no generation prompt makes the text before a message a prefix of the whole.
@@ -102,7 +115,7 @@ def locate_prefix(
     full = template.text(messages, tools=tools, **kwargs)
     spans: dict[int, tuple[int, int]] = {}
     for k in wanted:
-        start = _prompt_end(template, messages[:k], tools, full, kwargs)
+        start = _prompt_end(template, messages[:k], tools, full, kwargs, empty_prompt)
         if start is None:
             raise RenderError(
                 f"{template.name}: the prompt of message {k} is no prefix of the conversation, "
@@ -127,6 +140,7 @@ def _prompt_end(
     tools: Sequence[Row] | None,
     full: str,
     kwargs: Mapping[str, Any],
+    empty_prompt: bool,
 ) -> int | None:
     """Length of the longest prompt (over thinking switches) that is a prefix of `full`."""
     best: int | None = None
@@ -137,8 +151,9 @@ def _prompt_end(
             before, tools=tools, add_generation_prompt=True, **{**kwargs, **switch}
         )
         bare = template.text(before, tools=tools, **{**kwargs, **switch})
-        # a template without a generation prompt tells nothing about where the assistant begins
-        if prompt != bare and full.startswith(prompt) and len(prompt) > (best or 0):
+        # without a generation prompt nothing tells where the assistant begins, unless it is empty
+        tells = (prompt != bare or empty_prompt) and full.startswith(prompt)
+        if tells and len(prompt) > (best or 0):
             best = len(prompt)
     return best
 

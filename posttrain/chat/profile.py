@@ -29,6 +29,9 @@ from posttrain.chat.template import ChatTemplate
 from posttrain.errors import RenderError
 from posttrain.records import Message, ToolCall, message_to_template
 
+_FRAME = re.compile(r"<\|.*\|>|<｜.*｜>|</?s>|\[/?INST\]")
+_TAG = re.compile(r"</?(think|tool_call|tool_response|tools)>")  # markup that texts may hold
+
 Mode = Literal["single-pass", "prefix", "generation-tags"]
 
 
@@ -58,6 +61,8 @@ class Profile:
             "generation-tags": "no generation prompt, mask from its {% generation %} blocks",
         }[self.mode]
         mask = "" if self.mode == "generation-tags" else "; generation prompt untrained"
+        if self.prompts.empty:
+            mask = "; the generation prompt is empty"
         return f"{self.name} (sha256 {self.digest[:12]}): {how}{mask}"
 
 
@@ -88,8 +93,21 @@ def _generation_prompts(template: ChatTemplate) -> Prompts:
     result = Message("tool", "r", tool_call_id="call00000", name="f")
     looked_up: list[Row] = [*question, message_to_template(call), message_to_template(result)]
     after_user = _prompts_after(template, question)
+    if not after_user and _answers_at_once(template, question):
+        return Prompts(("",), ("",))
     after_tool = _prompts_after(template, looked_up)
     return Prompts(after_user, after_tool or after_user)
+
+
+def _answers_at_once(template: ChatTemplate, question: Sequence[Row]) -> bool:
+    """Whether the assistant's words, and an end after them, come right behind the question."""
+    try:
+        asked = template.text(question, add_generation_prompt=True)
+        answered = template.text([*question, {"role": "assistant", "content": "a0"}])
+    except RenderError:
+        return False
+    words = answered[len(asked) :].strip()
+    return answered.startswith(asked) and words.startswith("a0") and words != "a0"
 
 
 def _prompts_after(template: ChatTemplate, messages: Sequence[Row]) -> tuple[str, ...]:
@@ -111,7 +129,14 @@ def _choose_mode(template: ChatTemplate, prompts: Prompts) -> tuple[Mode, int]:
         messages, tools, kwargs = _as_rows(probe)
         wanted = sequences(probe.messages)[-1].trained
         try:
-            truth = locate_prefix(template, messages, tools=tools, wanted=wanted, **kwargs)
+            truth = locate_prefix(
+                template,
+                messages,
+                tools=tools,
+                wanted=wanted,
+                empty_prompt=prompts.empty,
+                **kwargs,
+            )
         except RenderError as error:
             refusal = refusal or str(error)  # the simplest probe tells most
             continue
@@ -181,9 +206,20 @@ def _tag_pattern(source: str) -> re.Pattern[str]:
 
 def _control_pattern(template: ChatTemplate) -> re.Pattern[str]:
     """Matches special tokens that frame messages: text containing one would forge a boundary."""
+    plain = "".join(_plain_text(template, probe) for probe in PROBES[:3])
     frames = sorted(
         token
         for token in template.special_tokens
-        if token in template.source and re.fullmatch(r"<\|.*\|>|</?s>|\[/?INST\]", token)
+        if not _TAG.fullmatch(token)
+        and (token in plain or (token in template.source and _FRAME.fullmatch(token)))
     )
     return re.compile("|".join(re.escape(token) for token in frames) or "(?!)")
+
+
+def _plain_text(template: ChatTemplate, probe: Probe) -> str:
+    """What the template writes around a conversation without reasoning and tools."""
+    messages, _, kwargs = _as_rows(probe)
+    try:
+        return template.text(messages, **kwargs)
+    except RenderError:
+        return ""

@@ -9,8 +9,10 @@ Masks follow NVIDIA's data preparation: the generation prompt with its `<think>\
 
 from __future__ import annotations
 
+import bisect
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from posttrain.chat.locate import (
@@ -25,7 +27,13 @@ from posttrain.chat.sequences import Sequence as Plan
 from posttrain.chat.sequences import sequences
 from posttrain.chat.template import ChatTemplate, Layout
 from posttrain.errors import RenderError
-from posttrain.records import Example, Message, message_to_template, tools_to_template
+from posttrain.records import (
+    Example,
+    Message,
+    json_text,
+    message_to_template,
+    tools_to_template,
+)
 
 THINK_CLOSE = "</think>"
 
@@ -50,10 +58,10 @@ def render(
     Raises:
         RenderError: the template refuses the conversation.
     """
-    rows = [message_to_template(message) for message in messages]
+    rows, declared = _as_rows(messages, tools)
     return template.text(
         rows,
-        tools=tools_to_template(tools),
+        tools=declared,
         add_generation_prompt=add_generation_prompt,
         **kwargs,
     )
@@ -78,13 +86,12 @@ def training_samples(
 
     Raises:
         RenderError: the template refuses the record, a mask cannot be determined, or a message
-            contains a token that frames messages.
+            or tool contains a token that frames messages.
     """
     profile = profile_of(template)
+    rows, tools = _as_rows(example.messages, example.tools)
     _refuse_control_tokens(example, profile)
     plan = sequences(example.messages)
-    rows = [message_to_template(message) for message in example.messages]
-    tools = tools_to_template(example.tools)
     kwargs = {"enable_thinking": example.reasoning_mode == "on"}
     if len(plan) > 1 and profile.composable and not _has_markup(example, profile):
         located = _compose_turns(template, profile, rows, tools, plan, kwargs)
@@ -102,23 +109,44 @@ def training_samples(
     )
 
 
+def _as_rows(
+    messages: Iterable[Message], tools: str | None
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    """Messages and tools as templates take them, their JSON text decoded."""
+    try:
+        return [message_to_template(message) for message in messages], tools_to_template(tools)
+    except (ValueError, RecursionError) as error:
+        raise RenderError(f"tool arguments or schemas cannot be decoded: {error}") from error
+
+
 def _texts(message: Message) -> list[str]:
     return [
         message.content,
         message.reasoning or "",
-        *(call.arguments for call in message.tool_calls),
+        message.name or "",
+        message.tool_call_id or "",
+        *(text for call in message.tool_calls for text in (call.name, call.id or "")),
+        *(_unescaped(call.arguments) for call in message.tool_calls),
     ]
 
 
+def _unescaped(text: str) -> str:
+    """JSON text as a template will write it: a token may hide behind escapes such as \\u003c."""
+    return json_text(json.loads(text)) if "\\" in text else text
+
+
 def _refuse_control_tokens(example: Example, profile: Profile) -> None:
-    for k, message in enumerate(example.messages):
-        for text in _texts(message):
-            found = profile.control_tokens.search(text)
-            if found:
-                raise RenderError(
-                    f"message {k} ({message.role}) contains {found[0]!r}, which would end the "
-                    "message early once tokenised"
-                )
+    places = [
+        (f"message {k} ({message.role})", text)
+        for k, message in enumerate(example.messages)
+        for text in _texts(message)
+    ]
+    for place, text in (*places, ("a declared tool", _unescaped(example.tools or ""))):
+        found = profile.control_tokens.search(text)
+        if found:
+            raise RenderError(
+                f"{place} contains {found[0]!r}, which would end the message early once tokenised"
+            )
 
 
 def _has_markup(example: Example, profile: Profile) -> bool:
@@ -135,11 +163,18 @@ def _locate(
 ) -> Located:
     if profile.mode == "generation-tags":
         return locate_generation_tags(template, rows, tools=tools, wanted=plan.trained, **kwargs)
-    if profile.mode == "single-pass" and not any("\x00" in str(row) for row in rows):
+    if profile.mode == "single-pass":
         return locate_single_pass(
             template, rows, tools=tools, wanted=plan.trained, prompts=profile.prompts, **kwargs
         )
-    return locate_prefix(template, rows, tools=tools, wanted=plan.trained, **kwargs)
+    return locate_prefix(
+        template,
+        rows,
+        tools=tools,
+        wanted=plan.trained,
+        empty_prompt=profile.prompts.empty,
+        **kwargs,
+    )
 
 
 def _compose_turns(
@@ -231,10 +266,13 @@ def _without_close(text: str, start: int, stop: int) -> tuple[tuple[int, int], .
 def _owners(located: Located, count: int) -> Callable[[int], int]:
     """A function from offset to the index of the message it belongs to."""
     known = [(start, k) for k, start in enumerate(located.starts) if start is not None]
-    known = known or sorted((span[0], k) for k, span in located.spans.items())
+    if not known:  # only the trained messages were located: what follows one is the next one's
+        edges = {stop: k + 1 for k, (_, stop) in located.spans.items()}
+        known = sorted({**edges, **{start: k for k, (start, _) in located.spans.items()}}.items())
+    offsets = [start for start, _ in known]
 
     def owner(offset: int) -> int:
-        inside = [k for start, k in known if start <= offset]
-        return min(inside[-1] if inside else 0, count - 1)
+        at = bisect.bisect_right(offsets, offset)
+        return min(known[at - 1][1] if at else 0, count - 1)
 
     return owner

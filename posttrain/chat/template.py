@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import re
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,8 +25,14 @@ from posttrain.chat.environment import GENERATION_END, GENERATION_START, MARK, c
 from posttrain.errors import RenderError
 
 NEMOTRON_3_NANO_SHA256 = "ab7813c3abdd9cb655905a410728b26c7884eca45ddfab8d9f931553485a7862"
-_MARKS = re.compile("\x00([^\x01]*)\x01")
+# no message can hold a mark by accident or on purpose: this is drawn anew in every process
+_NONCE = secrets.token_hex(8)
+_MARKS = re.compile(f"\x00{_NONCE}([^\x01]*)\x01")
 _END = "end"
+# what a template can fail with inside Python when it meets a value that it did not expect, or when
+# it is itself at fault (a macro that calls itself, a text a terabyte long)
+_FAILURES = (TypeError, AttributeError, ValueError, LookupError, ArithmeticError, RecursionError,
+             MemoryError)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +70,8 @@ class ChatTemplate:
     def __post_init__(self) -> None:
         try:
             render, marked = compile_template(self.source)
-        except jinja2.TemplateError as error:
+        # SyntaxError: Jinja writes Python, whose compiler has limits of its own
+        except (jinja2.TemplateError, SyntaxError, ValueError, RecursionError) as error:
             raise RenderError(f"{self.name}: not a usable chat template: {error}") from error
         # derived from the fields above, computed once
         object.__setattr__(self, "_render", render)
@@ -123,7 +131,7 @@ class ChatTemplate:
 
         def mark(item: object) -> str:
             name = item if isinstance(item, str) else index.get(id(item), _END)
-            return f"\x00{name}\x01"
+            return f"\x00{_NONCE}{name}\x01"
 
         marked = self._run(messages, tools, add_generation_prompt, kwargs, mark=mark)
         return _read_marks(marked, len(messages))
@@ -146,8 +154,7 @@ class ChatTemplate:
             )
         except jinja2.TemplateError as error:
             raise RenderError(f"{self.name} refuses this conversation: {error}") from error
-        except (TypeError, AttributeError, ValueError, KeyError) as error:
-            # a template that meets a value it did not expect fails inside Python
+        except _FAILURES as error:
             raise RenderError(f"{self.name} cannot render this conversation: {error!r}") from error
 
 
@@ -172,9 +179,9 @@ def _read_marks(marked: str, count: int) -> Layout:
         elif name.isdecimal() and last < int(name) < count:
             last = int(name)
             starts[last] = position
-        else:  # out of order, or text that merely looks like a mark
+        else:  # out of order
             located = False
-    located = located and last == count - 1 and "\x00" not in text
+    located = located and last == count - 1
     # only leading messages may be missing from the loop
     first = next((i for i, s in enumerate(starts) if s is not None), count)
     located = located and all(s is not None for s in starts[first:])
