@@ -1,0 +1,78 @@
+"""An artifact and everything it was made from, as far as it can be found on this machine.
+
+    trace(Path("runs/tiny/sft"))
+    → [Node("sft", path, manifest, depth=0), Node("sft_data", …, depth=1), Node("world", …)]
+
+A parent is bound by its digest: whatever else lies at its path is not it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from posttrain.artifacts import Manifest, Parent, read_artifact, sha256_file
+from posttrain.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One artifact of a lineage. Without `manifest` it was not found, and `missing` says why."""
+
+    name: str
+    kind: str
+    digest: str
+    depth: int
+    path: Path
+    manifest: Manifest | None
+    missing: str = ""
+
+
+def trace(artifact: Path) -> list[Node]:
+    """The artifact and its ancestors, each once, parents after children.
+
+    Raises:
+        DataError: the artifact itself has no manifest or a damaged one.
+    """
+    manifest = read_artifact(artifact, verify=False)
+    root = Node(artifact.resolve().name, manifest.kind, manifest.digest, 0, artifact, manifest)
+    found, waiting = [root], [root]
+    while waiting:
+        node = waiting.pop(0)
+        for parent in node.manifest.parents if node.manifest else ():
+            if all(parent.digest != known.digest for known in found):
+                ancestor = _find(parent, node)
+                found.append(ancestor)
+                waiting.append(ancestor)
+    return found
+
+
+def _find(parent: Parent, child: Node) -> Node:
+    path = child.path / parent.path
+    name, depth = Path(parent.path).name, child.depth + 1
+    try:
+        manifest = read_artifact(path, verify=False)
+    except DataError:
+        return Node(name, parent.kind, parent.digest, depth, path, None, f"not at {parent.path}")
+    if manifest.digest != parent.digest:
+        why = f"another artifact lies at {parent.path} now ({manifest.digest[:12]}…)"
+        return Node(name, parent.kind, parent.digest, depth, path, None, why)
+    return Node(name, parent.kind, parent.digest, depth, path, manifest)
+
+
+def listed_rows(node: Node, name: str) -> list[dict[str, Any]] | None:
+    """The rows of a JSONL file that the manifest lists, `None` when it lists none.
+
+    Raises:
+        DataError: the file is gone, or is not what the manifest says.
+    """
+    assert node.manifest is not None
+    entry = next((file for file in node.manifest.files if file.path == name), None)
+    if entry is None:
+        return None
+    path = node.path / name
+    if not path.is_file() or sha256_file(path) != entry.sha256:
+        raise DataError(f"{path} is missing or has changed since its manifest was written")
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]

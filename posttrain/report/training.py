@@ -1,0 +1,186 @@
+"""Sections of a checkpoint: the loss as it fell, held-out loss by group, and the speed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from posttrain.report.charts import Series, lines, spark
+from posttrain.report.html import Markup, facts_list, figure, paragraph, percent, table
+from posttrain.report.lineage import Node, listed_rows
+from posttrain.report.page import Page
+
+Row = Mapping[str, Any]
+
+
+def add_training(page: Page, node: Node) -> None:
+    """Run, loss and speed of one `checkpoint` artifact."""
+    assert node.manifest is not None
+    rows = listed_rows(node, "log.jsonl")
+    if rows is None:
+        page.leave_out("Loss", f"{node.name} lists no log.jsonl")
+        return
+    page.add("Training", _run(node.manifest.facts), *_curves(rows), *_held_out(rows))
+    speeds = node.path / "speed.jsonl"
+    if not speeds.is_file():
+        page.leave_out("Speed", f"{node.name} has no speed.jsonl")
+        return
+    starts = [json.loads(line) for line in speeds.read_text("utf-8").splitlines()]
+    page.add("Speed", *_speed(starts, rows))
+
+
+def _run(facts: Row) -> str:
+    named = {
+        "steps": "steps",
+        "epochs": "epochs",
+        "global_batch": "packs a step",
+        "tokens": "tokens read",
+        "trained": "of them trained",
+        "world_size": "processes",
+        "sharding": "sharding",
+        "isolation": "packed sequences",
+        "packed_vs_alone": "largest logit difference, packed versus alone",
+    }
+    pairs = [(name, _shown(facts[key])) for key, name in named.items() if key in facts]
+    return facts_list(pairs) if pairs else ""
+
+
+def _shown(value: object) -> object:
+    return f"{value:.4g}" if isinstance(value, float) else value
+
+
+def points(rows: Sequence[Row], key: str) -> tuple[list[float], list[float]]:
+    """Steps and values of one logged quantity."""
+    found = [(row["step"], row[key]) for row in rows if key in row and "step" in row]
+    # json writes a diverged loss as NaN; the row stays, the charts leave it out
+    return [float(step) for step, _ in found], [float(value) for _, value in found]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Held-out loss of one group over the run. `trained`: tokens it was measured on, if logged."""
+
+    steps: list[float]
+    losses: list[float]
+    trained: int | None
+
+
+def eval_groups(rows: Sequence[Row]) -> dict[str, Group]:
+    """Held-out loss by group, named `<source>/<on|off>`; "all" is the one over all groups."""
+    found: dict[str, Group] = {}
+    for key in sorted({key for row in rows for key in row}):
+        if key.startswith("eval_") and key.endswith("loss"):
+            stem = key.removesuffix("loss")
+            _, counts = points(rows, f"{stem}trained")
+            name = stem.removeprefix("eval_").rstrip("_") or "all"
+            found[name] = Group(*points(rows, key), int(counts[-1]) if counts else None)
+    return found
+
+
+def _curves(rows: Sequence[Row]) -> list[str]:
+    steps, losses = points(rows, "loss")
+    if not any(math.isfinite(loss) for loss in losses):
+        return []
+    drawn = [Series("training loss", steps, losses)]
+    whole = _overall(eval_groups(rows))
+    if whole and any(math.isfinite(loss) for loss in whole.losses):
+        drawn.append(Series("held-out loss", whole.steps, whole.losses, "b"))
+    bad = sum(not math.isfinite(loss) for loss in losses)
+    note = f" {bad} logged losses are not finite and are not drawn." if bad else ""
+    parts = [figure(lines(drawn, x="step", y="loss"), f"Loss per trained token, in nats.{note}")]
+    rate_steps, rates = points(rows, "learning_rate")
+    norm_steps, norms = points(rows, "grad_norm")
+    if any(math.isfinite(norm) for norm in norms):
+        chart = lines([Series("gradient norm", norm_steps, norms)], x="step", y="gradient norm")
+        parts.append(figure(chart, "Norm of the gradient before clipping."))
+    if rates and max(rates) > 0:
+        chart = lines([Series("learning rate", rate_steps, rates)], x="step", y="learning rate")
+        parts.append(figure(chart, "Learning rate."))
+    return parts
+
+
+def _overall(groups: Mapping[str, Group]) -> Group | None:
+    """Over all groups, per trained token, at the steps where every group was evaluated."""
+    if "all" in groups or not groups:
+        return groups.get("all")
+    if any(not group.trained for group in groups.values()):
+        return None
+    by_step: dict[float, list[float]] = {}
+    for group in groups.values():
+        for step, loss in zip(group.steps, group.losses, strict=True):
+            by_step.setdefault(step, []).append(loss * (group.trained or 0))
+    total = sum(group.trained or 0 for group in groups.values())
+    steps = sorted(step for step, sums in by_step.items() if len(sums) == len(groups))
+    return Group(steps, [sum(by_step[step]) / total for step in steps], total)
+
+
+def _held_out(rows: Sequence[Row]) -> list[str]:
+    groups = eval_groups(rows)
+    finite = [v for group in groups.values() for v in group.losses if math.isfinite(v)]
+    highest = max(finite, default=0.0)
+    table_rows: list[list[object]] = [
+        [
+            name,
+            group.trained,
+            *(f"{loss:.3f}" for loss in (group.losses[0], min(group.losses), group.losses[-1])),
+            Markup(spark(group.losses, highest=highest)),
+        ]
+        for name, group in groups.items()
+    ]
+    if not table_rows:
+        return []
+    head = ["held-out group", "trained tokens", "first", "lowest", "last", "over the run, from 0"]
+    return [
+        "<h3>Held-out loss by group</h3>",
+        paragraph(
+            "Per trained token; a group is a source with reasoning on or off. All curves share "
+            "one scale. A group of few tokens says little."
+        ),
+        table(head, table_rows, numeric={1, 2, 3, 4}),
+    ]
+
+
+def _speed(starts: Sequence[Row], rows: Sequence[Row]) -> list[str]:
+    steps, tokens = points(rows, "tokens")
+    table_rows: list[list[object]] = []
+    for start in starts:
+        seconds = start["seconds"]
+        before = max(
+            (t for s, t in zip(steps, tokens, strict=True) if s <= start["from_step"]), default=0.0
+        )
+        read = start["tokens"] - before
+        table_rows.append(
+            [
+                f"{start['from_step']:,} – {start['to_step']:,}",
+                start["processes"],
+                f"{seconds:,.1f}",
+                f"{read:,.0f}",
+                f"{read / seconds:,.0f}" if seconds else None,
+            ]
+        )
+    return [
+        paragraph(
+            "One line for each time the run was started to its end; evaluation and saving are "
+            "included. A start that was killed left no line."
+        ),
+        table(
+            ["steps", "processes", "seconds", "tokens", "tokens/s"],
+            table_rows,
+            numeric={1, 2, 3, 4},
+        ),
+    ]
+
+
+def headline(facts: Row) -> list[tuple[str, str, str]]:
+    """Tiles of a checkpoint."""
+    found: list[tuple[str, str, str]] = []
+    if facts.get("train_loss") is not None:
+        found.append((f"{facts['train_loss']:.3f}", "last training loss", "nats per trained token"))
+    if facts.get("tokens") and "steps" in facts:
+        share = percent(facts["trained"] / facts["tokens"], 0)
+        remark = f"{facts['steps']:,} steps, {share} trained"
+        found.append((f"{facts['tokens'] / 1e6:,.2f} M", "tokens read", remark))
+    return found
