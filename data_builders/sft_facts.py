@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from data_builders.mixture import SourcePlan
 from data_builders.sft_plan import BuildPlan, Sequences, concatenate
@@ -146,14 +147,16 @@ def _request(plan: SourcePlan) -> dict[str, Any] | None:
 def split_facts(
     spools: Sequence[Spool], sequences: Sequences, packs: Sequence[Sequence[int]], capacity: int
 ) -> dict[str, Any]:
-    """One split, or one evaluation group: size, fill and what share of its tokens is trained."""
-    trained = _trained(spools, sequences)
+    """One split, or one evaluation group. `reasoning` and `truncated` count sequences."""
+    trained = _per_sequence(spools, sequences, "trained")
     tokens = int(sequences.length.sum())
     return {
         "packs": len(packs),
         "sequences": len(sequences),
         "tokens": tokens,
         "trained": int(trained.sum()),
+        "reasoning": int(_per_sequence(spools, sequences, "reasons").sum()),
+        "truncated": int(_per_sequence(spools, sequences, "cut").sum()),
         "longest": int(sequences.length.max(initial=0)),
         "fill": tokens / (len(packs) * capacity) if packs else 0.0,
         "sequences_per_pack": len(sequences) / len(packs) if packs else 0.0,
@@ -167,7 +170,7 @@ def histograms(
     capacity: int,
 ) -> dict[str, Any]:
     """Lengths by powers of two, fill of packs by percent, budgets as they were drawn."""
-    trained = _trained(spools, sequences)
+    trained = _per_sequence(spools, sequences, "trained")
     length = sequences.length
     bins = np.ceil(np.log2(np.maximum(length, 1))).astype(int)
     fills = np.array([length[pack].sum() / capacity for pack in packs])
@@ -190,12 +193,14 @@ def histograms(
     }
 
 
-def _trained(spools: Sequence[Spool], sequences: Sequences) -> np.ndarray:
-    trained = np.zeros(len(sequences), np.int64)
+def _per_sequence(
+    spools: Sequence[Spool], sequences: Sequences, column: Literal["trained", "reasons", "cut"]
+) -> npt.NDArray[np.int64]:
+    values = np.zeros(len(sequences), np.int64)
     for k, spool in enumerate(spools):
         own = sequences.source == k
-        trained[own] = spool.trained[sequences.sequence[own]]
-    return trained
+        values[own] = getattr(spool, column)[sequences.sequence[own]]
+    return values
 
 
 def control_totals(spools: Sequence[Spool]) -> dict[str, float]:

@@ -87,6 +87,12 @@ def _render(record: Controlled, preparer: Preparer) -> tuple[TrainingSample, ...
         samples = training_samples(record.example, preparer.template, untrained_close=masked)
     except RenderError as error:
         return Drop("render_error", str(error))
+    example = record.example
+    written = [example.licence, example.metadata, *(s.text for x in samples for s in x.segments)]
+    try:
+        "".join(written).encode()
+    except UnicodeEncodeError as error:  # the filter bad_unicode was switched off
+        return Drop("render_error", f"not text that can be tokenised: {error}")
     return samples or Drop("nothing_trained", "no assistant message answers a user")
 
 

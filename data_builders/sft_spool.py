@@ -146,7 +146,11 @@ class Rows:
 
 @dataclass(frozen=True)
 class Spool:
-    """A finished spool. `starts[r]` is record r's first sequence, `starts[-1]` their number."""
+    """A finished spool. `starts[r]` is record r's first sequence, `starts[-1]` their number.
+
+    Per record: `id64` (the conversation), `row64` (the conversation with its licence and metadata).
+    Per sequence: `length`, `trained` tokens, whether it `reasons`, whether a trace in it was `cut`.
+    """
 
     name: str
     facts: dict[str, Any]
@@ -157,6 +161,7 @@ class Spool:
     length: npt.NDArray[np.int64]
     trained: npt.NDArray[np.int64]
     reasons: npt.NDArray[np.bool_]
+    cut: npt.NDArray[np.bool_]
     sequences: Rows
     ids: Lists
     spans: Lists
@@ -182,6 +187,7 @@ def read_spool(directory: Path, name: str) -> Spool:
         length=sequences["length"].to_numpy().astype(np.int64),
         trained=sequences["trained"].to_numpy().astype(np.int64),
         reasons=sequences["reasons"].to_numpy(),
+        cut=sequences["budget"].is_valid().to_numpy(),
         sequences=Rows(sequences, ["turn", "budget"]),
         ids=Lists(sequences["ids"]),
         spans=Lists(sequences["spans"]),

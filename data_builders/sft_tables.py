@@ -142,13 +142,16 @@ def _print_mixture(console: Console, facts: Mapping[str, Any]) -> None:
 def _print_splits(console: Console, facts: Mapping[str, Any]) -> None:
     table = _table(
         f"Packs of {facts['capacity']:,} tokens",
-        *("split", "packs", "sequences", "tokens", "trained", "fill", "longest"),
+        *("split", "packs", "sequences", "reasoning on", "cut", "tokens", "trained", "fill"),
+        "longest",
     )
     named = {**facts["splits"], **{f"  {g}": v for g, v in facts["eval_groups"].items()}}
     for name, split in named.items():
         table.add_row(
             name,
-            *(f"{split[key]:,}" for key in ("packs", "sequences", "tokens")),
+            *(f"{split[key]:,}" for key in ("packs", "sequences")),
+            *(f"{split[key] / split['sequences']:.1%}" for key in ("reasoning", "truncated")),
+            f"{split['tokens']:,}",
             f"{split['trained'] / max(split['tokens'], 1):.1%}",
             f"{split['fill']:.2%}",
             f"{split['longest']:,}",

@@ -340,6 +340,16 @@ def test_inputs_that_belong_to_an_artifact_are_its_parents(tmp_path):
         build(recipe, f"out={tmp_path / 'other'}")
 
 
+def test_text_that_cannot_be_tokenised_is_dropped_by_name(tmp_path):
+    rows = plain_rows(50)
+    rows[7]["output"] = "half a pair: \ud83d"
+    (tmp_path / "bad.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    bad = str(tmp_path / "bad.jsonl")
+    sources = [{"name": "bad", "path": bad, "filters": {"bad_unicode": False}}]
+    build(write_recipe(tmp_path, sources=sources))
+    assert manifest(tmp_path / "out")["counts"]["dropped"] == {"render_error": 1}
+
+
 def test_only_licences_on_the_list_enter(tmp_path):
     build(write_recipe(tmp_path, licences=["CC0-1.0"], sources=_without_shares(tmp_path)))
     body = manifest(tmp_path / "out")
