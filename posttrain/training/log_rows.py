@@ -23,9 +23,10 @@ _TIMED = ("_runtime", "_per_second", "total_flos", "_preparation_time", "train_l
 
 def log_row(entry: dict[str, Any]) -> dict[str, Any] | None:
     """One entry of the trainer's history without its timings; None when nothing else is left."""
-    row = {key: value for key, value in entry.items() if not key.endswith(_TIMED)}
-    head = {key: row.pop(key) for key in ("step", "epoch") if key in row}
-    return {**head, **row} if row else None
+    # sorted, as the rows that a resumed checkpoint hands back are
+    row = {key: entry[key] for key in sorted(entry) if not key.endswith(_TIMED)}
+    head = {key: row.pop(key) for key in ("step", "epoch", "loss") if key in row}
+    return {**head, **row} if row or "loss" in head else None
 
 
 class LogRows(TrainerCallback):

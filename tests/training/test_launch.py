@@ -11,14 +11,15 @@ import yaml
 
 from posttrain.config.sft import LaunchConfig
 from posttrain.errors import ConfigError
+from posttrain.training.arguments import sft_arguments
 from posttrain.training.distributed import Launched, check_launch
-from tests.training.conftest import TRAINER
+from posttrain.training.sft import open_stage, prepare, train_sft
+from tests.training.conftest import TRAINER, MakeRecipe
 from tests.training.tiny import ROOT, SCRIPT, losses, run_script
 
-BIN = Path(sys.executable).parent
 ACCELERATE = (sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2")
-TORCHRUN = (*TORCHRUN, "--master_port", "0")
+TORCHRUN = (*TORCHRUN, "--standalone")
 ONE = {"per_device_train_batch_size": 8}
 TWO = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
 
@@ -62,15 +63,16 @@ def test_two_cpu_processes_follow_one_process(one_process: Path, two: Path, tmp_
     assert ours == pytest.approx(theirs, abs=1e-5)
 
 
-def test_expert_balance_is_the_same_in_every_layout(data: Path, hybrid_path: Path, tmp_path: Path):
-    made = {"balance": {"coefficient": 0.1}}
-    one = write_recipe(
-        tmp_path / "one.yaml", data, hybrid_path, ONE | {"num_train_epochs": 1}, **made
-    )
-    run_script(SCRIPT, "--config", str(one), f"out={tmp_path / 'one'}")
+def test_expert_balance_is_the_same_in_every_layout(
+    recipe: MakeRecipe, data: Path, hybrid_path: Path, tmp_path: Path
+):
+    keys = {"balance": {"coefficient": 0.1}, "trainer": ONE | {"num_train_epochs": 1}}
+    one = recipe(model={"path": str(hybrid_path)}, out=str(tmp_path / "one"), **keys)
+    train_sft(prepare(one, sft_arguments(one, out=tmp_path / "one" / "resume")), open_stage(one))
     two = write_recipe(
-        tmp_path / "two.yaml", data, hybrid_path, TWO | {"num_train_epochs": 1}, **made
-    )
+        tmp_path / "two.yaml", data, hybrid_path, TWO | {"num_train_epochs": 1},
+        balance=keys["balance"],
+    )  # fmt: skip
     run_script(
         SCRIPT, "--config", str(two), f"out={tmp_path / 'two'}", "launch.world_size=2",
         launcher=TORCHRUN, ACCELERATE_USE_CPU="true",
@@ -103,12 +105,10 @@ def test_accelerate_cpu_with_two_processes_starts_one_and_is_refused(two: Path, 
     assert "cpu-2.yaml" in result.stderr
 
 
-def test_a_world_size_that_was_not_given_is_refused(two: Path, tmp_path: Path):
-    result = run_script(
-        SCRIPT, "--config", str(two), f"out={tmp_path / 'out'}", "launch.world_size=2", check=False
-    )
-    assert result.returncode != 0
-    assert "launch.world_size is 2, 1 process(es) run" in result.stderr
+def test_a_world_size_that_was_not_given_is_refused(recipe: MakeRecipe):
+    made = recipe(launch={"world_size": 2})
+    with pytest.raises(ConfigError, match=r"launch.world_size is 2, 1 process\(es\) run"):
+        prepare(made, sft_arguments(made, out=Path(made.out)))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from posttrain.config.sft import OWNED_TRAINER_FIELDS
+from posttrain.errors import ConfigError
+from posttrain.training.arguments import sft_arguments
+from tests.training.conftest import MakeRecipe
+
+
+def test_fields_pass_through_to_the_installed_trl(recipe: MakeRecipe, tmp_path: Path):
+    made = recipe(trainer={"warmup_steps": 7, "lr_scheduler_type": "cosine", "optim": "sgd"})
+    args = sft_arguments(made, out=tmp_path)
+    assert (args.warmup_steps, args.lr_scheduler_type, args.optim) == (7, "cosine", "sgd")
+    # CPU: TRL's defaults would be bf16 and a truncation at 1024 tokens
+    assert args.bf16 is False
+    assert args.max_length is None
+    assert args.average_tokens_across_devices is True
+    assert args.report_to == []
+
+
+def test_an_unknown_field_names_the_nearest(recipe: MakeRecipe, tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"learning_rat .*did you mean 'learning_rate'"):
+        sft_arguments(recipe(trainer={"learning_rat": 1.0}), out=tmp_path)
+
+
+@pytest.mark.parametrize("field", sorted(OWNED_TRAINER_FIELDS))
+def test_fields_that_we_own_are_refused_with_the_reason(recipe: MakeRecipe, field: str):
+    reason = re.escape(OWNED_TRAINER_FIELDS[field])
+    with pytest.raises(ConfigError, match=f"{field} is not yours to set: {reason}"):
+        recipe(trainer={field: 1})
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"trainer": {"save_strategy": "best"}}, "save_strategy"),
+        ({"trainer": {"bf16": True, "fp16": True}}, "refuses this"),
+        ({"trainer": {"max_steps": 5, "num_train_epochs": 2}}, "not both"),
+        ({"trainer": {"activation_offloading": True}}, "needs an accelerator"),
+        ({"trainer": {"accelerator_config": {"split_batches": True}}}, "leave them unset"),
+        ({"trainer": {"warmup_steps": "many"}}, "trainer"),
+        ({"keep_epochs": [1, 3]}, "keep_epochs names epoch 3"),
+    ],
+)
+def test_impossible_combinations_stop_before_anything_loads(
+    recipe: MakeRecipe, tmp_path: Path, keys: dict, message: str
+):
+    with pytest.raises(ConfigError, match=message):
+        sft_arguments(recipe(**keys), out=tmp_path)
+
+
+def test_a_reporter_that_is_not_installed_is_named(recipe: MakeRecipe, tmp_path, monkeypatch):
+    monkeypatch.setattr("posttrain.training.arguments.importlib.util.find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match="pip install trackio"):
+        sft_arguments(recipe(trainer={"report_to": "trackio"}), out=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"model": {"path": "x", "config": {}}}, "exactly one of path"),
+        ({"model": {"config": {}, "revision": "main"}}, "revision belongs to path"),
+        ({"model": {"config": {}}, "adapter": {}}, "adapter needs a trained base"),
+        ({"adapter": {"preset": "none"}}, "preset none adapts nothing"),
+        ({"adapter": {"preset": "nemotron_h", "dropout": 0.1}}, "dropout must be 0"),
+        ({"keep_epochs": [2, 1]}, "rising"),
+        ({"launch": {"world_size": 1, "sharding": "zero2"}}, "more than one process"),
+        ({"isolation": "packed"}, "isolation"),
+        ({"learning_rate": 1.0}, "unknown key 'learning_rate'"),
+    ],
+)
+def test_recipes_that_cannot_mean_anything(recipe: MakeRecipe, keys: dict, message: str):
+    with pytest.raises(ConfigError, match=message):
+        recipe(**keys)
+
+
+def test_reentrant_checkpointing_with_balance_is_refused(recipe: MakeRecipe):
+    with pytest.raises(ConfigError, match="use_reentrant: false"):
+        recipe(
+            balance={"coefficient": 1e-4},
+            trainer={"gradient_checkpointing_kwargs": {"use_reentrant": True}},
+        )

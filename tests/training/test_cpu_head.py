@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from trl.trainer.utils import add_fused_lm_head
+
+from posttrain.training.cpu_head import use_cpu_head
+from posttrain.training.isolation import make_collator
+from tests.training.test_isolation import packs
+from tests.training.tiny import attention_model
+
+OUTPUTS = ("log_probs", "entropy", "is_top1")
+
+
+@pytest.mark.parametrize("layout", ["varlen", "block_diagonal", "unpacked"])
+def test_it_gives_the_numbers_and_gradients_of_trls_head(layout: str):
+    results = []
+    for ours in (False, True):
+        model = attention_model()
+        add_fused_lm_head(model, outputs=OUTPUTS)
+        if ours:
+            assert use_cpu_head(model)
+        out = model(**make_collator(layout, 0)(packs()), fused_lm_head=True)
+        out.loss.backward()
+        results.append((out, {n: p.grad for n, p in model.named_parameters()}))
+    (theirs, their_grads), (ours, our_grads) = results
+    assert float(ours.loss.detach()) == pytest.approx(float(theirs.loss.detach()), abs=1e-6)
+    for name in (*OUTPUTS, "label_mask"):
+        a, b = getattr(ours, name), getattr(theirs, name)
+        assert torch.allclose(a.float(), b.float(), atol=1e-5), name
+    assert all(torch.allclose(our_grads[n], their_grads[n], atol=1e-6) for n in our_grads)
+
+
+def test_a_batch_with_nothing_trained_gives_a_differentiable_zero():
+    model = attention_model()
+    add_fused_lm_head(model, outputs=OUTPUTS)
+    use_cpu_head(model)
+    rows = [{"input_ids": [0, 0], "labels": [-100, -100], "seq_lengths": [2]}]
+    out = model(**make_collator("block_diagonal", 0)(rows), fused_lm_head=True)
+    out.log_probs.sum().backward()
+    assert float(out.loss.detach()) == 0.0
+
+
+def test_models_that_scale_their_logits_keep_trls_head():
+    model = attention_model()
+    model.config.logits_scaling = 8.0
+    assert use_cpu_head(model) is False
+
+
+def test_generation_still_sees_logits():
+    model = attention_model()
+    add_fused_lm_head(model, outputs=OUTPUTS)
+    ids = torch.tensor([[5, 6, 7]])
+    before = model(input_ids=ids).logits
+    use_cpu_head(model)
+    assert torch.equal(model(input_ids=ids).logits, before)
