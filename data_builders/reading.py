@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from data_builders.dialects import Conversation, RowProblem, read_row
-from data_builders.dialects.json_values import encode_json
 from data_builders.filters import structural_drop
 from data_builders.observed import ObservedFields
 from data_builders.sources import open_rows
@@ -25,6 +24,7 @@ from data_builders.sources_rows import BadRow, RawRow, RawRows
 from data_builders.where import Where, lookup, parse_where
 from posttrain.config.source import EndingPolicy, SourceConfig
 from posttrain.errors import DataError
+from posttrain.json_values import encode_json
 from posttrain.records import Example, Message, make_example
 
 

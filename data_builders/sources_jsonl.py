@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from data_builders.dialects.json_values import load_json
 from data_builders.sources_rows import BadRow, RawRow, RawRows
 from posttrain.errors import DataError
+from posttrain.json_values import load_json
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _BOM = b"\xef\xbb\xbf"

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from data_builders.dialects.json_values import encode_json, load_json
 from data_builders.dialects.problem import RowProblem
+from posttrain.json_values import encode_json, load_json
 from posttrain.records import ToolCall
 
 _CALL_KEYS = {"name", "arguments", "parameters", "id", "type", "index"}

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from data_builders.dialects.json_values import encode_json
 from data_builders.dialects.problem import RowProblem
+from posttrain.json_values import encode_json
 from posttrain.records import Role
 
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})

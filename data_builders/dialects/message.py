@@ -12,10 +12,10 @@ from typing import Any
 
 from data_builders.dialects.calls import read_calls, read_id
 from data_builders.dialects.content import read_content
-from data_builders.dialects.json_values import load_json
 from data_builders.dialects.problem import RowProblem
 from data_builders.dialects.reading import Reading
 from data_builders.dialects.think import split_inline
+from posttrain.json_values import load_json
 from posttrain.records import Message, Role, ToolCall
 
 CALL_TURNS = frozenset({"function_call", "function-call", "tool_call", "tool_calls"})

@@ -9,11 +9,11 @@ XML arguments are text; the declared schema gives them their type back.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
+from posttrain.json_values import load_json
 from posttrain.records import ToolCall, json_text
 
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
@@ -21,7 +21,9 @@ CallProblem = Literal["half_call", "malformed_call", "argument_type", "text_afte
 Schema = Mapping[str, Any]
 
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>\n?(.*?)</function>\s*", re.S)
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n(.*?)\n</parameter>\n?", re.S)
+_PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n")
+_PARAMETER_CLOSE = "\n</parameter>"
+_JSON_CALL = frozenset({"name", "arguments", "parameters", "id", "type"})
 _UNREADABLE = object()
 
 
@@ -75,27 +77,30 @@ def _read_call(
 
 def _read_json(inner: str) -> ToolCall | None:
     try:
-        value: Any = json.loads(inner)
-    except (json.JSONDecodeError, RecursionError):
+        fields = _mapping(load_json(inner))
+        name, call_id = fields.get("name"), fields.get("id")
+        given = [fields[key] for key in ("arguments", "parameters") if key in fields]
+        # a field that a call cannot hold would be lost, so such a block is none
+        if not (set(fields) <= _JSON_CALL and isinstance(name, str) and name and len(given) <= 1):
+            return None
+        arguments: Any = given[0] if given else {}
+        if not isinstance(arguments, dict) or not isinstance(call_id, str | None):
+            return None
+        return ToolCall(name, json_text(cast(dict[str, Any], arguments)), call_id)
+    except (ValueError, RecursionError):
         return None
-    fields = cast(dict[str, Any], value)
-    name, arguments = fields.get("name"), fields.get("arguments", {})
-    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
-        return None
-    return ToolCall(name, json_text(cast(dict[str, Any], arguments)))
 
 
 def _read_xml(
     inner: str, schemas: Mapping[str, Schema], problems: list[CallProblem]
 ) -> ToolCall | None:
     function = _FUNCTION.fullmatch(inner)
-    if function is None:
+    parameters = _read_parameters(function[2]) if function else None
+    if function is None or parameters is None:
         return None
-    name, body = function[1], function[2]
-    if _PARAMETER.sub("", body).strip():
-        return None
+    name = function[1]
     arguments: dict[str, Any] = {}
-    for parameter, text in _PARAMETER.findall(body):
+    for parameter, text in parameters:
         if parameter in arguments:
             return None
         value = _typed(text, schemas.get(name, {}).get(parameter))
@@ -106,10 +111,23 @@ def _read_xml(
     return ToolCall(name, json_text(arguments))
 
 
+def _read_parameters(body: str) -> list[tuple[str, str]] | None:
+    """Names and texts of consecutive parameters, `None` when anything else stands among them."""
+    found: list[tuple[str, str]] = []
+    position = 0
+    while opened := _PARAMETER.match(body, position):
+        closed = body.find(_PARAMETER_CLOSE, opened.end())
+        if closed < 0:
+            return None
+        found.append((opened[1], body[opened.end() : closed]))
+        position = closed + len(_PARAMETER_CLOSE)
+    return None if body[position:].strip() else found
+
+
 def _parameter_schemas(tools: str | None) -> dict[str, Schema]:
     """Tool name → parameter name → schema, from the declared tools as far as they are readable."""
     found: dict[str, Schema] = {}
-    for tool in cast(list[Any], json.loads(tools)) if tools else []:
+    for tool in _list(load_json(tools)) if tools else []:
         declared = _mapping(_mapping(tool).get("function", tool))
         name = declared.get("name")
         if isinstance(name, str):
@@ -119,6 +137,10 @@ def _parameter_schemas(tools: str | None) -> dict[str, Schema]:
 
 def _mapping(value: Any) -> dict[str, Any]:
     return cast(dict[str, Any], value) if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return cast(list[Any], value) if isinstance(value, list) else []
 
 
 def _typed(text: str, schema: Any) -> Any:
@@ -151,7 +173,7 @@ def _kinds(schema: Any) -> list[str]:
         if isinstance(kind, str):
             kinds.append(_ALIASES.get(kind.lower(), kind.lower()))
     for key in ("anyOf", "oneOf"):
-        for option in cast(list[Any], fields.get(key) or []):
+        for option in _list(fields.get(key)):
             kinds += _kinds(option)
     return [kind for kind in _ORDER if kind in kinds]
 
@@ -170,16 +192,13 @@ def _read_kind(text: str, kind: str) -> Any:
         "object": (dict,),
         "array": (list,),
     }
+    whole = kind == "integer" and isinstance(value, float) and value.is_integer()  # 5.0 is one
     fits = isinstance(value, wanted[kind]) and not isinstance(value, bool)
-    return value if fits else _UNREADABLE
+    return value if fits or whole else _UNREADABLE
 
 
 def _json_or_unreadable(text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
+        return load_json(text)
+    except ValueError:
         return _UNREADABLE
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")

@@ -12,10 +12,10 @@ are marked the same way. The environment mirrors `transformers.utils.chat_templa
 (whitespace control, loop controls, `tojson`, `raise_exception`, `strftime_now`), which
 `tests/chat` checks template by template.
 
-The sandbox keeps a template from Python's insides, from files and from changing what it is given. It
-does not bound time or memory: loops may nest (each `range` is at most 100,000 long) and a text may
-be multiplied. A template that fails for it is a `RenderError`; one that takes an hour takes an hour,
-so use templates from where you would take a tokenizer.
+The sandbox keeps a template from Python's insides, from files and from changing what it is given.
+It does not bound time or memory: loops may nest (each `range` is at most 100,000 long) and a text
+may be multiplied. A template that runs out of memory or stack is a `RenderError`; one that takes an
+hour takes an hour, so use templates from where you would take a tokenizer.
 """
 
 from __future__ import annotations

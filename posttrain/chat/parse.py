@@ -4,7 +4,8 @@
     → ParsedCompletion(reasoning="2+2 is 4.", answer="4", tool_calls=(), problems=(), finished=True)
 
 This inverts rendering: the parsed message, rendered after the same prompt, gives the same text.
-Whatever cannot be inverted stays in `answer` verbatim and is named in `problems`.
+Whatever cannot be inverted stays in `answer` verbatim and is named in `problems`. An argument's
+text that holds `\\n</parameter>` cannot be told from the end of one; no other text is ambiguous.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Problem = Literal[
     "malformed_call",  # a complete <tool_call> block that is no call
     "argument_type",  # an argument that is not of its declared type, kept as text
     "text_after_call",  # text behind a call, which the format forbids
-    "text_after_end",  # text behind the end token
+    "text_after_end",  # text behind the end token, kept in `after_end`
 ]
 
 
@@ -40,6 +41,7 @@ class ParsedCompletion:
     tool_calls: tuple[ToolCall, ...]
     problems: tuple[Problem, ...]
     finished: bool
+    after_end: str = ""
 
     def message(self) -> Message:
         """The assistant message this completion is."""
@@ -67,28 +69,32 @@ def parse_completion(
         end_tokens: any of these ends the turn.
     """
     problems: list[Problem] = []
-    body, finished = _cut_at_end(text, end_tokens, problems)
+    body, finished, after_end = _cut_at_end(text, end_tokens, problems)
     reasoning, rest = _split_reasoning(body, thinking, problems)
     if CALL_OPEN not in rest:
-        return ParsedCompletion(reasoning, rest, (), tuple(problems), finished)
+        return ParsedCompletion(reasoning, rest, (), tuple(problems), finished, after_end)
     answer, _, tail = rest.partition(CALL_OPEN)
     calls, leftover, call_problems = parse_calls(CALL_OPEN + tail, tools)
     problems.extend(call_problems)
     # what is no call is kept verbatim: nothing of a completion is lost
     answer = answer + leftover if leftover else answer.removesuffix("\n")
-    return ParsedCompletion(reasoning, answer, calls, tuple(dict.fromkeys(problems)), finished)
+    named = tuple(dict.fromkeys(problems))
+    return ParsedCompletion(reasoning, answer, calls, named, finished, after_end)
 
 
 def _cut_at_end(
     text: str, end_tokens: tuple[str, ...], problems: list[Problem]
-) -> tuple[str, bool]:
+) -> tuple[str, bool, str]:
+    """The turn, whether it ended, and what else was written."""
     found = [(at, token) for token in end_tokens if (at := text.find(token)) >= 0]
     if not found:
-        return text, False
+        return text, False, ""
     at, token = min(found)
-    if text[at + len(token) :].strip():
-        problems.append("text_after_end")
-    return text[:at], True
+    behind = text[at + len(token) :]
+    if not behind.strip():
+        return text[:at], True, ""
+    problems.append("text_after_end")
+    return text[:at], True, behind
 
 
 def _split_reasoning(body: str, thinking: bool, problems: list[Problem]) -> tuple[str | None, str]:

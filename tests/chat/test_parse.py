@@ -131,3 +131,63 @@ def test_not_a_number_is_not_a_number():
     assert parsed.tool_calls == (ToolCall("book", '{"seats":"NaN"}'),)
     assert parsed.problems == ("argument_type",)
     assert not parsed.finished
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        '{"name": "f", "arguments": {"x": NaN}}',
+        '{"name": "f", "arguments": {"x": 1e400}}',
+        '{"name": "f", "arguments": {"x": 1, "x": 2}}',
+        '{"name": "f", "arguments": {}, "parameters": {}}',
+        '{"name": "f", "arguments": {}, "thought": "kept"}',
+        '{"name": "f", "arguments": {"x": ' + "9" * 5000 + "}}",
+        '{"name": "f", "arguments": {"x": ' + "[" * 3000 + "]" * 3000 + "}}",
+    ],
+)
+def test_a_call_that_would_lose_or_forge_something_is_malformed_and_kept(call: str):
+    text = f"<tool_call>\n{call}\n</tool_call>"
+    parsed = parse_completion(text, thinking=False)
+    assert (parsed.answer, parsed.tool_calls) == (text, ())
+    assert parsed.problems == ("malformed_call",)
+
+
+def test_json_calls_keep_their_id_and_may_say_parameters():
+    text = '<tool_call>{"id": "c1", "name": "f", "parameters": {"x": 1}}</tool_call>'
+    assert parse_completion(text, thinking=False).tool_calls == (ToolCall("f", '{"x":1}', "c1"),)
+
+
+@pytest.mark.parametrize(("text", "value"), [("1e400", '"1e400"'), ("9" * 5000, f'"{"9" * 5000}"')])
+def test_numbers_that_json_cannot_hold_stay_text(text: str, value: str):
+    tools = TOOLS.replace('"integer"', '"number"')
+    parsed = parse_completion(_CALL.format(text), thinking=False, tools=tools)
+    assert parsed.tool_calls == (ToolCall("book", f'{{"seats":{value}}}'),)
+    assert parsed.problems == ("argument_type",)
+
+
+def test_a_whole_number_with_a_point_is_an_integer_as_in_json_schema():
+    parsed = parse_completion(_CALL.format("2.0"), thinking=False, tools=TOOLS)
+    assert parsed.tool_calls == (ToolCall("book", '{"seats":2.0}'),)
+    assert parsed.problems == ()
+
+
+def test_a_schema_that_is_none_types_nothing():
+    for schema in ('{"anyOf":5}', '{"type":[5,null]}', "7", '{"oneOf":[[]]}'):
+        tools = TOOLS.replace('{"type":"integer"}', schema)
+        parsed = parse_completion(_CALL.format("2"), thinking=False, tools=tools)
+        assert parsed.tool_calls == (ToolCall("book", '{"seats":"2"}'),)
+
+
+def test_text_behind_the_end_is_kept_apart():
+    parsed = parse_completion("a<|im_end|>\n<|im_start|>user\nb", thinking=False)
+    assert (parsed.answer, parsed.after_end) == ("a", "\n<|im_start|>user\nb")
+
+
+@pytest.mark.parametrize(
+    "piece", ["<parameter=x>\n", "<parameter=", "</function> ", "</parameter>"]
+)
+def test_endless_markup_is_read_in_one_go(piece: str):
+    # quadratic reading would take hours here
+    text = f"<tool_call>\n<function=f>\n{piece * 300_000}z\n</function>\n</tool_call>"
+    parsed = parse_completion(text, thinking=False)
+    assert (parsed.answer, parsed.problems) == (text, ("malformed_call",))
