@@ -47,7 +47,7 @@ def add_accuracy(page: Page, found: Row, *, checkpoint: str) -> None:
         "<h3>By family</h3>",
         _families(own),
         *(_arms(runs, own) if len(runs) > 1 else ()),
-        "<h3>Why answers are wrong</h3>",
+        "<h3>Outcomes</h3>",
         _reasons(own),
         "<h3>One episode of each family, reasoning on</h3>",
         *_samples(own),
@@ -157,7 +157,11 @@ def _arms(runs: Sequence[Row], own: Row) -> list[str]:
             elif run is own:
                 cells.append(percent(row["all"]["accuracy"]))
             else:
-                cells.append(f"{100 * (row['all']['accuracy'] - base['all']['accuracy']):+.1f}")
+                cells.append(
+                    f"{100 * (row['all']['accuracy'] - base['all']['accuracy']):+.1f}".replace(
+                        "-", "−"
+                    )
+                )
         rows.append([run["name"], short(run["checkpoint"]), *cells])
     head = ["checkpoint", "digest", *(_named(name) for name in names)]
     return [
@@ -170,9 +174,10 @@ def _arms(runs: Sequence[Row], own: Row) -> list[str]:
 def _reasons(run: Row) -> str:
     conditions: Sequence[Row] = run["conditions"]
     reasons = dict.fromkeys(reason for row in conditions for reason in row["reasons"])
+    ordered = sorted(reasons, key=lambda reason: reason != "correct")
     rows = [
         [reason.replace("_", " "), *(row["reasons"].get(reason) for row in conditions)]
-        for reason in reasons
+        for reason in ordered
     ]
     head = ["outcome", *(_named(row["condition"]) for row in conditions)]
     return table(head, rows, numeric=range(1, len(head)))

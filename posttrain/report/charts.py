@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 from posttrain.report.html import text
 
-WIDTH, HEIGHT = 720, 240
-LEFT, RIGHT, TOP, BOTTOM = 56, 12, 14, 40
+WIDTH, HALF, HEIGHT = 912, 440, 250
+LEFT, RIGHT, TOP, BOTTOM = 64, 16, 14, 42
 MOST_POINTS = 1500
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line: `style` is a class of the style sheet (`a` accent, `b` muted)."""
+    """One line; `style` is `a` (accent), `b` (muted) or `c` (muted and dashed, without dots)."""
 
     name: str
     x: Sequence[float]
@@ -30,9 +30,10 @@ class Series:
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Round numbers that cover [low, high], at most about `most` steps apart."""
-    span = (high - low) or 1.0
-    raw = span / most
+    """Two or more round numbers that cover [low, high] in about `most` steps."""
+    if high - low <= 1e-9 * max(abs(low), abs(high)):
+        high = low + (abs(low) or 1.0)  # one value: an axis needs a length all the same
+    raw = (high - low) / most
     size = 10.0 ** math.floor(math.log10(raw))
     step = next(size * m for m in (1, 2, 2.5, 5, 10) if size * m >= raw * 0.999)
     first = math.floor(low / step + 1e-9)
@@ -65,20 +66,20 @@ def _svg(body: Sequence[str], label: str, *, width: int = WIDTH, height: int = H
     )
 
 
-def _frame(y_ticks: Sequence[float], place: float, *, right: float = WIDTH - RIGHT) -> list[str]:
+def _frame(y_ticks: Sequence[float], place: float, width: int) -> list[str]:
     """Horizontal grid lines with their labels; `place` is the pixels of one unit of y."""
     base, first = HEIGHT - BOTTOM, y_ticks[0]
     out: list[str] = []
     for value in y_ticks:
         y = base - (value - first) * place
         kind = "axis" if value == first else "grid"
-        out.append(f'<path class="{kind}" d="M{LEFT} {_at(y)}H{_at(right)}"/>')
+        out.append(f'<path class="{kind}" d="M{LEFT} {_at(y)}H{width - RIGHT}"/>')
         out.append(_text(LEFT - 8, y + 4, number(value), "end"))
     return out
 
 
-def _axis_names(x: str, y: str) -> list[str]:
-    middle = LEFT + (WIDTH - LEFT - RIGHT) / 2
+def _axis_names(x: str, y: str, width: int) -> list[str]:
+    middle = LEFT + (width - LEFT - RIGHT) / 2
     return [
         _text(middle, HEIGHT - 4, x, kind="name"),
         f'<text class="name" transform="translate(12 {_at((HEIGHT - BOTTOM + TOP) / 2)}) '
@@ -86,21 +87,20 @@ def _axis_names(x: str, y: str) -> list[str]:
     ]
 
 
-def lines(series: Sequence[Series], *, x: str, y: str, from_zero: bool = True) -> str:
-    """Lines over a shared x axis. Points that are not finite are left out.
+def lines(series: Sequence[Series], *, x: str, y: str, width: int = WIDTH) -> str:
+    """Lines over a shared x axis; both axes include 0. Points that are not finite are left out.
 
-    `from_zero` starts the y axis at 0. Of more than 1,500 points every k-th is drawn.
+    Of more than 1,500 points every k-th is drawn, and the last.
     """
     drawn = [_finite(one) for one in series]
     drawn = [one for one in drawn if one.x]
     assert drawn, "a chart needs at least one point"
-    low = 0.0 if from_zero else min(min(one.y) for one in drawn)
-    x_ticks = ticks(min(min(one.x) for one in drawn), max(max(one.x) for one in drawn), 8)
-    y_ticks = ticks(low, max(max(one.y) for one in drawn))
-    x_unit = (WIDTH - LEFT - RIGHT) / (x_ticks[-1] - x_ticks[0])
+    x_ticks = _covering([value for one in drawn for value in one.x], 9 if width == WIDTH else 4)
+    y_ticks = _covering([value for one in drawn for value in one.y], 5)
+    x_unit = (width - LEFT - RIGHT) / (x_ticks[-1] - x_ticks[0])
     y_unit = (HEIGHT - TOP - BOTTOM) / (y_ticks[-1] - y_ticks[0])
     base = HEIGHT - BOTTOM
-    out = _frame(y_ticks, y_unit)
+    out = _frame(y_ticks, y_unit, width)
     out += [_text(LEFT + (v - x_ticks[0]) * x_unit, base + 18, number(v)) for v in x_ticks]
     for one in drawn:
         points = [
@@ -108,11 +108,17 @@ def lines(series: Sequence[Series], *, x: str, y: str, from_zero: bool = True) -
             for px, py in zip(one.x, one.y, strict=True)
         ]
         out.append(f'<path class="line {one.style}" d="M{"L".join(points)}"/>')
-        out += [
-            f'<circle class="dot {one.style}" r="3" cx="{cx}" cy="{cy}"/>'
-            for cx, cy in (point.split() for point in points if len(points) <= 24)
-        ]
-    return _legend(drawn) + _svg([*out, *_axis_names(x, y)], f"{y} over {x}")
+        if len(points) <= 24 and one.style != "c":
+            out += [
+                f'<circle class="dot {one.style}" r="3" cx="{cx}" cy="{cy}"/>'
+                for cx, cy in (point.split() for point in points)
+            ]
+    drawing = _svg([*out, *_axis_names(x, y, width)], f"{y} over {x}", width=width)
+    return _legend(drawn, "line") + drawing
+
+
+def _covering(values: Sequence[float], most: int) -> list[float]:
+    return ticks(min(0.0, *values), max(0.0, *values), most)
 
 
 def _finite(one: Series) -> Series:
@@ -125,10 +131,12 @@ def _finite(one: Series) -> Series:
     return Series(one.name, [a for a, _ in points], [b for _, b in points], one.style)
 
 
-def _legend(series: Sequence[Series]) -> str:
+def _legend(series: Sequence[Series], kind: str) -> str:
     if len(series) < 2:
         return ""
-    keys = "".join(f'<span><i class="key {s.style}"></i>{text(s.name)}</span>' for s in series)
+    keys = "".join(
+        f'<span><i class="key {kind} {one.style}"></i>{text(one.name)}</span>' for one in series
+    )
     return f'<div class="legend">{keys}</div>'
 
 
@@ -147,7 +155,7 @@ def bars(data: Sequence[Bar], *, names: Sequence[str] = (), x: str, y: str) -> s
     slot = (WIDTH - LEFT - RIGHT) / max(len(data), 1)
     width, base = min(slot * 0.82, 64), HEIGHT - BOTTOM
     every = -(-len(data) * 44 // (WIDTH - LEFT - RIGHT))  # labels need about 44 pixels each
-    out = _frame(y_ticks, unit)
+    out = _frame(y_ticks, unit, WIDTH)
     for place, bar in enumerate(data):
         middle, foot = LEFT + slot * (place + 0.5), base
         if place % every == 0:
@@ -161,7 +169,8 @@ def bars(data: Sequence[Bar], *, names: Sequence[str] = (), x: str, y: str) -> s
             )
             foot -= height
     keys = [Series(name, [], [], style) for name, style in zip(names, "abc", strict=False)]
-    return _legend(keys) + _svg([*out, *_axis_names(x, y)], f"{y} by {x}")
+    drawing = _svg([*out, *_axis_names(x, y, WIDTH)], f"{y} by {x}")
+    return _legend(keys, "fill") + drawing
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ def percent(share: float, digits: int = 1) -> str:
 
 def signed_percent(share: float) -> str:
     """A relative difference as text, with its sign."""
-    return f"{100 * share:+.2f} %"
+    return f"{100 * share:+.2f} %".replace("-", "−")
 
 
 def short(digest: str | None) -> Markup:

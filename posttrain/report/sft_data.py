@@ -57,7 +57,7 @@ def _mixture(facts: Facts) -> list[str]:
         rows.append(
             [
                 name,
-                "each once" if asked is None else f"{asked['amount']:,.0f} {asked['unit']}",
+                _asked(asked),
                 None if asked is None else signed_percent(asked["difference"]),
                 f"{got['epochs']:.2f}",
                 got["rows"],
@@ -68,9 +68,9 @@ def _mixture(facts: Facts) -> list[str]:
             ]
         )
     sums = [sum(s["realised"][u] for s in sources.values()) for u in ("rows", "tokens", "trained")]
-    rows.append(["all", None, None, None, *sums, None, None, None, ""])
-    head = ["source", "asked for", "off by", "epochs", "rows", "tokens", "trained tokens"]
-    head += ["% rows", "% tokens", "% trained", "share of tokens"]
+    rows.append(["all", "", "", "", *sums, "", "", "", ""])
+    head = ["source", "asked for", "off by", "epochs", "rows", "tokens", "trained"]
+    head += ["% rows", "% tokens", "% trained", ""]
     return [
         paragraph(
             "What the recipe asked for, and what was realised; repeats over epochs count. "
@@ -78,6 +78,13 @@ def _mixture(facts: Facts) -> list[str]:
         ),
         table(head, rows, numeric=range(1, 10), total=True),
     ]
+
+
+def _asked(asked: Mapping[str, Any] | None) -> str:
+    if asked is None:
+        return "each once"
+    share = "" if asked["share"] is None else f" ({percent(asked['share'])})"
+    return f"{asked['amount']:,.0f} {asked['unit']}{share}"
 
 
 def _drops(facts: Facts) -> list[str]:
@@ -198,16 +205,16 @@ def _control_row(control: Mapping[str, int]) -> list[object]:
     ]
 
 
-def _binned(budgets: Sequence[tuple[int, int]], most: int = 24) -> list[tuple[str, int]]:
-    """Few budgets one bar each, many in bins of equal width."""
+def _binned(budgets: Sequence[tuple[int, int]], most: int = 12) -> list[tuple[str, int]]:
+    """Few budgets one bar each, many by powers of two."""
     if len(budgets) <= most:
         return [(f"{budget:,}", number) for budget, number in budgets]
-    low, high = budgets[0][0], budgets[-1][0]
-    width = -(-(high - low + 1) // most)
-    counts = [0] * (-(-(high - low + 1) // width))
+    counts: dict[int, int] = {}
     for budget, number in budgets:
-        counts[(budget - low) // width] += number
-    return [(f"{low + k * width:,}", number) for k, number in enumerate(counts)]
+        power = budget.bit_length() - 1
+        counts[power] = counts.get(power, 0) + number
+    bins = range(min(counts), max(counts) + 1)
+    return [(f"{1 << k:,} – {(2 << k) - 1:,}", counts.get(k, 0)) for k in bins]
 
 
 def _packing(facts: Facts) -> list[str]:
@@ -233,13 +240,20 @@ def _packing(facts: Facts) -> list[str]:
         table(head, rows, numeric=range(1, 8)),
     ]
     fills: Sequence[int] = facts["histograms"]["fill_percent"]
-    occupied = [k for k, number in enumerate(fills) if number]
-    if occupied:
-        start = min(occupied[0], 90)
-        drawn = [Bar(f"{k} %", [fills[k]]) for k in range(start, len(fills))]
-        chart = bars(drawn, x="fill, rounded down", y="packs")
+    if sum(fills):
+        chart = bars(_fill_bars(fills), x="fill, rounded down to whole percent", y="packs")
         parts.append(figure(chart, "How full the packs of the training split are."))
     return parts
+
+
+def _fill_bars(fills: Sequence[int]) -> list[Bar]:
+    """Single percents from 90 on; where many packs are emptier than that, steps of ten."""
+    if sum(fills[:90]) <= 0.1 * sum(fills):
+        return [Bar("< 90 %", [sum(fills[:90])])] + [
+            Bar(f"{k} %", [fills[k]]) for k in range(90, 101)
+        ]
+    tens = [sum(fills[k : k + 10]) for k in range(0, 100, 10)] + [fills[100]]
+    return [Bar(f"{10 * k} %", [number]) for k, number in enumerate(tens)]
 
 
 def _samples(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -7,7 +7,7 @@ STYLE = """
 --accent:#0b6e72;--soft:#d8ecec;--second:#c3ccd1;--third:#9aa7ae}
 @media (prefers-color-scheme:dark){:root{--paper:#14181b;--ink:#e3e8ea;--muted:#9aa6ad;
 --faint:#66727a;--rule:#2b3338;--wash:#1b2125;--accent:#4fb9b6;--soft:#173c3e;--second:#475259;
---third:#66737b}}
+--third:#7f8c94}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--paper);color:var(--ink);
 font:15px/1.55 system-ui,-apple-system,"Segoe UI","Helvetica Neue",Arial,sans-serif}
@@ -27,11 +27,11 @@ code{font-size:.88em}
 .scroll{overflow-x:auto;margin:10px 0}
 table{border-collapse:collapse;width:100%;font-size:13.5px;font-variant-numeric:tabular-nums}
 th{text-align:left;font-weight:600;color:var(--muted);font-size:12.5px;vertical-align:bottom}
-th,td{padding:5px 14px 5px 0;border-bottom:1px solid var(--rule)}
+th,td{padding:5px 12px 5px 0;border-bottom:1px solid var(--rule)}
 td{vertical-align:top}
-th:last-child,td:last-child{padding-right:0}
+th:last-child,td:last-child{padding-right:2px}
 thead th{border-bottom:1px solid var(--third)}
-.n{text-align:right;white-space:nowrap}
+.n{text-align:right}td.n,td:first-child{white-space:nowrap}
 tr.total td{font-weight:650;border-top:1px solid var(--third)}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:14px 24px;
 margin:22px 0 8px}
@@ -40,24 +40,30 @@ margin:22px 0 8px}
 font-variant-numeric:tabular-nums}
 .tile span{display:block;font-size:13px;margin-top:3px}
 .tile small{display:block;color:var(--muted);font-size:12.5px}
-figure{margin:16px 0}
+figure{margin:16px 0;overflow-x:auto}
 figure svg{width:100%;height:auto;display:block}
 figcaption{color:var(--muted);font-size:13px;margin-top:4px;max-width:80ch}
-svg text{fill:var(--muted);font-size:11.5px;font-variant-numeric:tabular-nums}
-svg text.name{fill:var(--muted);font-size:12px}
+svg text{fill:var(--muted);font-size:12px;font-variant-numeric:tabular-nums}
+svg text.name{font-size:12.5px}
 svg text.strong{fill:var(--ink);font-size:13px}
 svg .grid{stroke:var(--rule);fill:none}svg .axis{stroke:var(--third);fill:none}
 svg .line{fill:none;stroke-width:1.8;stroke-linejoin:round}
-svg .line.a,svg .whisker.a{stroke:var(--accent)}svg .line.b,svg .whisker.b{stroke:var(--third)}
+svg .line.a,svg .whisker.a{stroke:var(--accent)}
+svg .line.b,svg .whisker.b,svg .line.c{stroke:var(--third)}svg .line.c{stroke-dasharray:5 4}
 svg .whisker{stroke-width:2.4;stroke-linecap:round;opacity:.55}
 svg .dot.a{fill:var(--accent)}svg .dot.b{fill:var(--third)}
 svg .fill.a{fill:var(--accent)}svg .fill.b{fill:var(--second)}svg .fill.c{fill:var(--third)}
 .spark{width:120px;height:22px;display:block}
-.legend{display:flex;gap:18px;font-size:12.5px;color:var(--muted);margin:0 0 2px 56px}
+.legend{display:flex;flex-wrap:wrap;gap:2px 18px;font-size:12.5px;color:var(--muted);
+margin:0 0 4px 64px}
 .legend .key{display:inline-block;width:11px;height:11px;border-radius:2px;margin-right:6px;
 vertical-align:-1px}
 .key.a{background:var(--accent)}.key.b{background:var(--second)}.key.c{background:var(--third)}
-.bar{display:block;width:110px;height:9px;background:var(--wash);margin-top:6px}
+.legend .key.line{width:16px;height:0;background:none;border-top:2px solid var(--third);
+border-radius:0;vertical-align:4px}.key.line.a{border-color:var(--accent)!important}
+.key.line.c{border-top-style:dashed!important}
+.pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(340px,1fr));gap:0 32px}
+.bar{display:block;width:72px;height:9px;background:var(--wash);margin-top:6px}
 .bar i{display:block;height:100%;background:var(--accent)}
 dl.facts{display:grid;grid-template-columns:max-content 1fr;gap:3px 20px;margin:10px 0;
 font-size:13.5px}
@@ -71,7 +77,9 @@ background:var(--wash);padding:10px 12px;border-radius:3px;max-height:440px;over
 pre.chat{background:none;border-left:2px solid var(--rule);border-radius:0;color:var(--muted);
 margin-top:4px}
 pre.chat mark{background:var(--soft);color:var(--ink);border-radius:2px}
-td.heat{background:color-mix(in srgb,var(--accent) var(--share),transparent)}
+td.heat,td.heat:last-child{padding-right:10px;
+background:color-mix(in srgb,var(--accent) var(--share),transparent)}
 ul{padding-left:20px;font-size:14px}
+@media (max-width:680px){figure svg{min-width:640px}.pair figure svg{min-width:0}}
 @media print{main{max-width:none;padding:0}details{break-inside:avoid}nav{display:none}}
 """.strip()

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.report.charts import Series, lines, spark
+from posttrain.report.charts import HALF, Series, lines, spark
 from posttrain.report.html import Markup, facts_list, figure, paragraph, percent, table
 from posttrain.report.lineage import Node, listed_rows
 from posttrain.report.page import Page
@@ -49,7 +49,7 @@ def _run(facts: Row) -> str:
 
 
 def _shown(value: object) -> object:
-    return f"{value:.4g}" if isinstance(value, float) else value
+    return f"{value:.2g}" if isinstance(value, float) and value < 1 else value
 
 
 def points(rows: Sequence[Row], key: str) -> tuple[list[float], list[float]]:
@@ -91,14 +91,13 @@ def _curves(rows: Sequence[Row]) -> list[str]:
     bad = sum(not math.isfinite(loss) for loss in losses)
     note = f" {bad} logged losses are not finite and are not drawn." if bad else ""
     parts = [figure(lines(drawn, x="step", y="loss"), f"Loss per trained token, in nats.{note}")]
-    rate_steps, rates = points(rows, "learning_rate")
-    norm_steps, norms = points(rows, "grad_norm")
-    if any(math.isfinite(norm) for norm in norms):
-        chart = lines([Series("gradient norm", norm_steps, norms)], x="step", y="gradient norm")
-        parts.append(figure(chart, "Norm of the gradient before clipping."))
-    if rates and max(rates) > 0:
-        chart = lines([Series("learning rate", rate_steps, rates)], x="step", y="learning rate")
-        parts.append(figure(chart, "Learning rate."))
+    small: list[str] = []
+    for key, name in (("learning_rate", "learning rate"), ("grad_norm", "gradient norm")):
+        x, y = points(rows, key)
+        if any(math.isfinite(value) and value for value in y):
+            chart = lines([Series(name, x, y)], x="step", y=name, width=HALF)
+            small.append(figure(chart, f"{name.capitalize()} at each logged step."))
+    parts.append(f'<div class="pair">{"".join(small)}</div>')
     return parts
 
 
@@ -128,7 +127,7 @@ def _held_out(rows: Sequence[Row]) -> list[str]:
             *(f"{loss:.3f}" for loss in (group.losses[0], min(group.losses), group.losses[-1])),
             Markup(spark(group.losses, highest=highest)),
         ]
-        for name, group in groups.items()
+        for name, group in sorted(groups.items(), key=lambda pair: pair[0] == "all")
     ]
     if not table_rows:
         return []
@@ -139,7 +138,7 @@ def _held_out(rows: Sequence[Row]) -> list[str]:
             "Per trained token; a group is a source with reasoning on or off. All curves share "
             "one scale. A group of few tokens says little."
         ),
-        table(head, table_rows, numeric={1, 2, 3, 4}),
+        table(head, table_rows, numeric={1, 2, 3, 4}, total="all" in groups),
     ]
 
 

@@ -1,0 +1,77 @@
+"""A real world and a real SFT data set, built once, and a checkpoint artifact written by hand."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from posttrain.artifacts import Counts, StageDir, atomic_write_text, parent_of, read_artifact
+from tests.evaluation.small_world import make_world
+
+ROOT = Path(__file__).parents[2]
+RECIPE = """
+out: sft_data
+tokenizer: {path: world/tokenizer}
+packing: {capacity: 512}
+reasoning: {strip: 0.2, truncate: 0.2, budgets: {kind: log_uniform, low: 2}}
+held_out: {rows: 4}
+mixture: {tolerance: 0.2}
+sources:
+  - {name: maths, path: world/train.jsonl, where: metadata.family == "maths", share: 0.5}
+  - {name: lookups, path: world/train.jsonl, where: metadata.family == "lookups", share: 0.5}
+"""
+LOG = [
+    {"step": 10, "epoch": 0.5, "loss": 4.0, "learning_rate": 1e-3, "grad_norm": 2.0, "tokens": 100},
+    {"step": 10, "epoch": 0.5, "eval_maths/on_loss": 3.0, "eval_maths/on_trained": 30},
+    {"step": 10, "epoch": 0.5, "eval_maths/off_loss": 1.0, "eval_maths/off_trained": 10},
+    {"step": 20, "epoch": 1.0, "loss": 2.0, "learning_rate": 5e-4, "grad_norm": 1.0, "tokens": 200},
+    {"step": 20, "epoch": 1.0, "eval_maths/on_loss": 2.0, "eval_maths/on_trained": 30},
+    {"step": 20, "epoch": 1.0, "eval_maths/off_loss": 4.0, "eval_maths/off_trained": 10},
+]
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory) -> Path:
+    """A folder with `world/` and the `sft_data/` that the build stage made of it."""
+    folder = tmp_path_factory.mktemp("built")
+    make_world(folder / "world")
+    (folder / "recipe.yaml").write_text(RECIPE)
+    command = [sys.executable, ROOT / "scripts" / "build_sft.py", "--config", "recipe.yaml"]
+    subprocess.run(
+        command, cwd=folder, check=True, stdout=subprocess.DEVNULL, env={"PYTHONPATH": str(ROOT)}
+    )
+    return folder
+
+
+def write_checkpoint(out: Path, data: Path, rows: list[dict] | None = None) -> Path:
+    """A `checkpoint` artifact made from `data`, as the SFT stage leaves it, but for the model."""
+    manifest = read_artifact(data)
+    stage = StageDir.open(out, kind="checkpoint", config={"model": {"config": {"hidden_size": 8}}})
+    rows = LOG if rows is None else rows
+    atomic_write_text(out / "log.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    speed = [
+        {"from_step": 0, "to_step": 20, "seconds": 4.0, "processes": 1, "tokens": 200},
+        {"from_step": 10, "to_step": 20, "seconds": 5.0, "processes": 2, "tokens": 200},
+    ]
+    atomic_write_text(out / "speed.jsonl", "".join(json.dumps(row) + "\n" for row in speed))
+    stage.finish(
+        counts=Counts(40, 40),
+        files={"log.jsonl": len(rows)},
+        parents=[parent_of(data, relative_to=out, manifest=manifest)],
+        template_digest=manifest.template_digest,
+        facts={"steps": 20, "tokens": 200, "trained": 120, "train_loss": 2.0},
+    )
+    return out
+
+
+@pytest.fixture
+def run(built, tmp_path) -> Path:
+    """`world/`, `sft_data/` and `sft/` in a folder of the test's own."""
+    shutil.copytree(built, tmp_path / "run")
+    write_checkpoint(tmp_path / "run" / "sft", tmp_path / "run" / "sft_data")
+    return tmp_path / "run"

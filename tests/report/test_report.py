@@ -1,0 +1,271 @@
+"""The report: self-contained, the same bytes every time, and nothing in it that is not known."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+
+from posttrain.artifacts import StageDir, read_artifact
+from posttrain.errors import DataError
+from posttrain.report import write_report
+from tests.report.conftest import LOG, write_checkpoint
+
+VOID = {"meta", "br", "path", "circle", "rect"}
+
+
+class Reader(HTMLParser):
+    """Checks that tags nest; collects text by section and the attributes that load something."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loads: list[str] = []
+        self.marked: list[str] = []
+        self.text = ""
+        self.feed(page)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.loads += [f"{k}={v}" for k, v in attrs if k in ("src", "href") and v[:1] != "#"]
+        self.loads += [tag] if tag in ("script", "link", "iframe", "img") else []
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+        if "mark" in self.open and "pre" in self.open:
+            self.marked.append(data)
+
+
+def cells(page: str, first: str) -> list[str]:
+    """The cells of the first table row that begins with this one."""
+    for row in re.findall(r"<tr[^>]*>(.*?)</tr>", page):
+        found = [
+            re.sub(r"<[^>]+>", "", cell) for cell in re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row)
+        ]
+        if found and found[0].strip("\u2003↳ ") == first:
+            return found
+    raise AssertionError(f"no row begins with {first!r}")
+
+
+def section(page: str, title: str) -> str:
+    """The content of one section."""
+    found = re.search(rf"<h2>{title}</h2>(.*?)</section>", page, re.DOTALL)
+    assert found, title
+    return found[1]
+
+
+def sections(page: str) -> list[str]:
+    return re.findall(r"<h2>(.*?)</h2>", page)
+
+
+def test_a_checkpoint_shows_its_whole_lineage(run):
+    path = write_report(run / "sft")
+    page = path.read_text()
+    reader = Reader(page)
+    assert path == run / "sft" / "report.html"
+    assert reader.loads == []
+    assert "url(" not in page
+    assert "@import" not in page
+    assert sections(page) == [
+        "Training", "Speed", "Mixture", "Drops by source", "Lengths", "Reasoning control",
+        "Packing", "Sample conversations", "Tiny world", "Counts", "Provenance",
+        "Not in this report",
+    ]  # fmt: skip
+    for folder in ("sft", "sft_data", "world"):
+        assert read_artifact(run / folder).digest in page
+    for svg in re.findall(r"<svg.*?</svg>", page):
+        ElementTree.fromstring(svg)  # noqa: S314 - our own output
+
+
+def test_numbers_are_the_manifests(run):
+    page = write_report(run / "sft").read_text()
+    manifest = read_artifact(run / "sft_data")
+    maths, total = manifest.facts["sources"]["maths"], manifest.counts
+    mixture = cells(page, "maths")
+    for value in (maths["realised"]["rows"], maths["realised"]["tokens"]):
+        assert f"{value:,}" in mixture
+    assert f"{maths['requested']['amount']:,.0f} tokens (50.0 %)" in mixture
+    counts = section(page, "Counts")
+    assert f'<td class="n">{total.rows_in:,}</td>' in counts
+    for reason, number in total.dropped.items():
+        row = rf'dropped: {reason}</td><td class="n">{number:,}</td>'
+        assert not number or re.search(row, counts)
+    drops = section(page, "Drops by source")
+    books = [f"{v:,}" for v in (total.rows_in, total.kept)]
+    assert cells(drops, "all")[1:3] == books
+
+
+def test_lengths_and_budgets_are_drawn_in_full(run):
+    page = write_report(run / "sft").read_text()
+    histograms = read_artifact(run / "sft_data").facts["histograms"]
+    lengths = section(page, "Lengths")
+    drawn = re.findall(r"<title>≤ ([\d,]+): ([\d,]+)</title>", lengths)
+    plain = [(int(a.replace(",", "")), int(b.replace(",", ""))) for a, b in drawn]
+    for row in histograms["length"]:
+        assert (row["up_to"], row["sequences"]) in plain
+        assert (row["up_to"], row["trained"]) in plain
+        assert (row["up_to"], row["untrained"]) in plain
+    control = section(page, "Reasoning control")
+    bars = [int(n.replace(",", "")) for n in re.findall(r"<title>.*?: ([\d,]+)</title>", control)]
+    assert sum(bars) == sum(number for _, number in histograms["budgets"]) > 0
+
+
+def test_samples_highlight_exactly_what_is_trained(run):
+    reader = Reader(write_report(run / "sft").read_text())
+    rows = [json.loads(line) for line in (run / "sft_data" / "samples.jsonl").open()]
+    trained = [text for row in rows for _, on, text in row["segments"] if on]
+    assert reader.marked
+    assert set(reader.marked) <= set(trained)
+    assert all("<|im_end|>" in text for text in reader.marked)
+
+
+def test_the_same_bytes_again_and_elsewhere(run, tmp_path):
+    first = write_report(run / "sft").read_bytes()
+    assert write_report(run / "sft").read_bytes() == first
+    shutil.copytree(run, tmp_path / "elsewhere" / "run")
+    assert write_report(tmp_path / "elsewhere" / "run" / "sft").read_bytes() == first
+
+
+def test_the_report_is_no_part_of_the_artifact(run):
+    before = read_artifact(run / "sft_data")
+    write_report(run / "sft_data")
+    assert read_artifact(run / "sft_data") == before
+    assert StageDir.open(run / "sft_data", kind="sft_data", config=before.config).complete
+
+
+def test_each_kind_alone(run):
+    for name, first in (("world", "Tiny world"), ("sft_data", "Mixture")):
+        page = write_report(run / name, out=run / "own.html").read_text()
+        assert sections(page)[0] == first
+        assert f"<h1>{name}</h1>" in page
+        assert not (run / name / "report.html").exists()
+
+
+def test_missing_and_replaced_parents_are_said_to_be(run, tmp_path):
+    shutil.rmtree(run / "world")
+    page = write_report(run / "sft").read_text()
+    assert "tiny_world world: not at" in page
+    assert "Tiny world" not in sections(page)
+    shutil.rmtree(run / "sft_data")
+    write_checkpoint(tmp_path / "other", run / "sft")
+    shutil.copytree(tmp_path / "other", run / "sft_data")
+    page = write_report(run / "sft").read_text()
+    assert "sft_data sft_data: another artifact lies at ../sft_data now" in page
+    assert "Mixture" not in sections(page)
+
+
+def test_changed_and_unfinished_inputs_are_refused(run):
+    with (run / "sft" / "log.jsonl").open("a") as handle:
+        handle.write('{"step": 30, "loss": 0.1}\n')
+    with pytest.raises(DataError, match=r"log\.jsonl is missing or has changed"):
+        write_report(run / "sft")
+    (run / "sft" / "manifest.json").unlink()
+    with pytest.raises(DataError, match="has not finished"):
+        write_report(run / "sft")
+
+
+def test_text_from_data_cannot_become_markup(run):
+    nasty = "<script>alert(1)</script> & \ud800"
+    rows = [{**LOG[0]}, {"step": 10, "epoch": 1, f"eval_{nasty}_loss": 1.5}]
+    write_checkpoint(run / "nasty", run / "sft_data", rows)
+    page = write_report(run / "nasty").read_text()
+    assert "<script" not in page
+    assert r"&lt;script&gt;alert(1)&lt;/script&gt; &amp; \ud800" in page
+
+
+def test_held_out_loss_is_per_trained_token_and_by_group(run):
+    page = write_report(run / "sft").read_text()
+    assert cells(page, "maths/on") == ["maths/on", "30", "3.000", "2.000", "2.000", ""]
+    assert cells(page, "maths/off") == ["maths/off", "10", "1.000", "1.000", "4.000", ""]
+    chart = section(page, "Training")
+    grey = re.search(r'<path class="line b" d="M([\d.]+) ([\d.]+)L([\d.]+) ([\d.]+)"', chart)
+    # (3·30 + 1·10) / 40 = (2·30 + 4·10) / 40 = 2.5: a level line
+    assert grey
+    assert grey[2] == grey[4]
+
+
+def test_speed_counts_the_tokens_of_each_start(run):
+    page = write_report(run / "sft").read_text()
+    assert cells(page, "0 – 20") == ["0 – 20", "1", "4.0", "200", "50"]
+    assert cells(page, "10 – 20") == ["10 – 20", "2", "5.0", "100", "20"]
+
+
+def test_a_diverged_run_still_has_a_report(run):
+    nan = float("nan")
+    rows = [{"step": 1, "loss": 5.0}, {"step": 2, "loss": nan}, {"step": 3, "eval_x_loss": nan}]
+    write_checkpoint(run / "diverged", run / "sft_data", rows)
+    assert "1 logged losses are not finite" in write_report(run / "diverged").read_text()
+    write_checkpoint(run / "empty", run / "sft_data", [])
+    assert "Training" in sections(write_report(run / "empty").read_text())
+
+
+def accuracy_file(digests: list[str]) -> dict:
+    def total(correct):
+        share = correct / 10
+        return {"prompts": 10, "correct": correct, "accuracy": share, "low": 0.0, "high": 1.0}
+
+    def condition(name, correct):
+        return {
+            "condition": name, "all": total(correct), "families": {"maths": total(correct)},
+            "reasons": {"correct": correct, "wrong_answer": 10 - correct}, "completions": 10,
+            "without_think_tag": 10, "forced": 0, "truncated": 1, "reasoning_tokens": 3.0,
+            "answer_tokens": 2.0,
+            "samples": [{"id": "1", "family": "maths", "gold": "4", "reason": "correct",
+                         "prompt": "2+2?", "completions": ["4<|im_end|>"]}],
+        }  # fmt: skip
+
+    names = ["on", "off", "budget 8", "budget 24"]
+    runs = [
+        {"name": f"arm {k}", "checkpoint": digest,
+         "conditions": [condition(name, 8 - k - j) for j, name in enumerate(names)]}
+        for k, digest in enumerate(digests)
+    ]  # fmt: skip
+    return {"world": "w", "prompts": 10, "families": ["maths"], "budgets": [8, 24],
+            "max_new_tokens": 64, "runs": runs}  # fmt: skip
+
+
+def test_accuracy_of_this_checkpoint_and_its_arms(run):
+    digest = read_artifact(run / "sft").digest
+    (run / "sft" / "accuracy.json").write_text(json.dumps(accuracy_file([digest, "b" * 64])))
+    page = write_report(run / "sft").read_text()
+    Reader(page)
+    assert sections(page)[0] == "Accuracy"
+    assert "<b>80.0 %</b><span>correct, reasoning on</span>" in page
+    arms = page[page.index(">Arms<") :]
+    assert cells(arms, "arm 0")[2:] == ["80.0 %", "70.0 %", "60.0 %", "50.0 %"]
+    assert cells(arms, "arm 1")[2:] == ["−10.0", "−10.0", "−10.0", "−10.0"]
+    assert cells(page, "correct") == ["correct", "8", "7", "6", "5"]
+
+
+def test_accuracy_of_other_checkpoints_is_not_shown_as_this_ones(run, tmp_path):
+    other = tmp_path / "a.json"
+    other.write_text(json.dumps(accuracy_file(["c" * 64])))
+    page = write_report(run / "sft", accuracy=other).read_text()
+    assert "Accuracy" not in sections(page)
+    assert "of other checkpoints" in page
+    other.write_text("{}")
+    with pytest.raises(DataError, match="has no runs"):
+        write_report(run / "sft", accuracy=other)
+    with pytest.raises(DataError, match="cannot be read"):
+        write_report(run / "sft", accuracy=tmp_path / "none.json")
+
+
+def test_the_report_loads_nothing_heavy():
+    code = (
+        "import sys, posttrain.report;"
+        "print(sorted({'torch', 'transformers', 'matplotlib', 'numpy', 'pyarrow'} & set(sys.modules)))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
