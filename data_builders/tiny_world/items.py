@@ -125,6 +125,7 @@ def _metadata(place: Place, draft: Draft, draw: Draw, *, turns: int) -> dict[str
         "grading": draft.grading,
         "options": list(draft.options),
         "replies": list(draft.replies),
+        "with_tools": bool(draft.tools),
         "tools_declared": list(draft.tools),
         "initial_state": draft.initial_state,
         "gold_state": draft.gold_state,

@@ -11,7 +11,7 @@ SIZES = {"vocab_size": 1024, "pad_token_id": 0, "eos_token_id": 2}
 
 @pytest.mark.parametrize(
     ("config", "name"),
-    [(TINY_ATTENTION, "Llama"), (TINY_HYBRID, "NemotronH")],
+    [(TINY_ATTENTION, "Qwen3"), (TINY_HYBRID, "NemotronH")],
 )
 def test_tiny_models_are_tiny_learn_and_follow_the_seed(config: dict, name: str) -> None:
     torch.manual_seed(0)
@@ -47,7 +47,7 @@ def test_the_hybrid_has_every_kind_of_layer() -> None:
         ({"model_type": None}, "no model of transformers"),
         ({"hiden_size": 64}, "did you mean 'hidden_size'"),
         ({"hidden_size": "wide"}, "hidden_size"),
-        ({"num_attention_heads": 3}, "cannot be built"),
+        ({"attention_dropout": "high"}, "cannot be built"),
     ],
 )
 def test_a_config_that_cannot_be_meant_is_refused(change: dict, message: str) -> None:

@@ -1,8 +1,9 @@
 """Interpreting a small table or log among distractors; difficulty is the number of lines minus 2.
 
-    ana lamp 4 / ben lamp 3 / ana lamp 5 — "How many lamp for ana?"  →  9
+    ana 4 / ben 3 / ana 5 — "How many for ana?"  →  ana / ana 4 yes 0+4=4 / ben 3 no 4 / …  →  9
 
-Only some lines count, and the question does not say how to find them (`steps` does say).
+Only some lines count, and the question does not say how to find them (`steps` does say). Up to
+difficulty 2 one word decides whether a line counts; from 3 on two words must fit.
 """
 
 from __future__ import annotations
@@ -11,75 +12,67 @@ from data_builders.tiny_world.drafts import Draft, Draw, assistant, reason, user
 from data_builders.tiny_world.vocabulary import LEVELS, PEOPLE, SERVICES, THINGS
 
 TABLE_WORDINGS = (
-    "{table}\nHow many {thing} for {name}?",
-    "Sales:\n{table}\nWhat did {name} sell of {thing}?",
-    "{table}\nAdd up {name} {thing}.",
+    "{table}\nHow many for {asked}?",
+    "Sales:\n{table}\nWhat is the sum for {asked}?",
+    "{table}\nAdd up {asked}.",
 )
 LOG_WORDINGS = (
-    "{log}\nHow many {level} of {service}?",
-    "Log:\n{log}\nCount {service} {level}.",
-    "{log}\nHow often did {service} say {level}?",
+    "{table}\nHow many lines say {asked}?",
+    "Log:\n{table}\nCount {asked}.",
+    "{table}\nHow often is there {asked}?",
 )
+TWO_WORDS_FROM = 3
 
 
-def _table(draw: Draw) -> Draft:
+def _labels(draw: Draw, first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, list[str]]:
+    """The label asked for, and one label a line: about half are the one asked for, never none."""
     rng = draw.rng
-    names, things = rng.sample(PEOPLE, 2), rng.sample(THINGS, 2)
-    rows = [(names[0], things[0], rng.randint(1, 5))]
-    for _ in range(draw.difficulty + 1):
-        name = names[0] if rng.random() < 0.7 else names[1]
-        thing = things[0] if rng.random() < 0.7 else things[1]
-        rows.append((name, thing, rng.randint(1, 5)))
-    rng.shuffle(rows)
-    table = "\n".join(f"{name} {thing} {count}" for name, thing, count in rows)
-    total, steps = 0, [f"{names[0]} {things[0]}"]
-    for name, thing, count in rows:
-        counts = (name, thing) == (names[0], things[0])
+    a, b = rng.sample(first, 2), rng.sample(second, 2)
+    two = draw.difficulty >= TWO_WORDS_FROM
+    pool = [f"{x} {y}" for x in a for y in b] if two else a
+    others = [rng.choice([pool[0], *pool]) for _ in range(draw.difficulty + 1)]
+    labels = [pool[0], *others]
+    rng.shuffle(labels)
+    return pool[0], labels
+
+
+def _table(draw: Draw) -> tuple[str, list[str], list[str], int]:
+    asked, labels = _labels(draw, PEOPLE, THINGS)
+    rows = [(label, draw.rng.randint(1, 5)) for label in labels]
+    total, steps = 0, [asked]
+    for label, count in rows:
+        counts = label == asked
         found = f"yes {total}+{count}={total + count}" if counts else f"no {total}"
-        steps.append(f"{name} {thing} {count} {found}")
+        steps.append(f"{label} {count} {found}")
         total += count if counts else 0
-    paraphrase = rng.randrange(len(TABLE_WORDINGS))
-    question = TABLE_WORDINGS[paraphrase].format(table=table, name=names[0], thing=things[0])
-    worked = reason(draw.verbosity, steps, opening="line by line.", result=str(total))
-    return Draft(
-        key=f"table {names[0]} {things[0]} {table}",
-        task="table",
-        paraphrase=paraphrase,
-        prompt=(user(question),),
-        reference=(assistant(str(total), worked),),
-        gold=str(total),
-        grading="number",
-    )
+    return asked, [f"{label} {count}" for label, count in rows], steps, total
 
 
-def _log(draw: Draw) -> Draft:
-    rng = draw.rng
-    service, other = rng.sample(SERVICES, 2)
-    level = rng.choice(LEVELS)
-    rows = []
-    for _ in range(draw.difficulty + 2):
-        says = level if rng.random() < 0.6 else rng.choice(LEVELS)
-        rows.append((service if rng.random() < 0.7 else other, says))
-    log = "\n".join(f"{who} {says}" for who, says in rows)
-    seen, steps = 0, [f"{service} {level}"]
-    for who, says in rows:
-        counts = (who, says) == (service, level)
-        seen += counts
-        steps.append(f"{who} {says} {'yes' if counts else 'no'} {seen}")
-    paraphrase = rng.randrange(len(LOG_WORDINGS))
-    question = LOG_WORDINGS[paraphrase].format(log=log, service=service, level=level)
-    worked = reason(draw.verbosity, steps, opening="line by line.", result=str(seen))
-    return Draft(
-        key=f"log {service} {level} {log}",
-        task="log",
-        paraphrase=paraphrase,
-        prompt=(user(question),),
-        reference=(assistant(str(seen), worked),),
-        gold=str(seen),
-        grading="number",
-    )
+def _log(draw: Draw) -> tuple[str, list[str], list[str], int]:
+    asked, labels = _labels(draw, SERVICES, LEVELS)
+    seen, steps = 0, [asked]
+    for label in labels:
+        seen += label == asked
+        steps.append(f"{label} {'yes' if label == asked else 'no'} {seen}")
+    return asked, labels, steps, seen
 
 
 def make(draw: Draw) -> Draft:
     """A table to add up, or a log to count in."""
-    return _table(draw) if draw.rng.random() < 0.5 else _log(draw)
+    is_table = draw.rng.random() < 0.5
+    asked, lines, steps, result = _table(draw) if is_table else _log(draw)
+    wordings = TABLE_WORDINGS if is_table else LOG_WORDINGS
+    paraphrase = draw.rng.randrange(len(wordings))
+    table = "\n".join(lines)
+    question = wordings[paraphrase].format(table=table, asked=asked)
+    worked = reason(draw.verbosity, steps, opening="line by line.", result=str(result))
+    task = "table" if is_table else "log"
+    return Draft(
+        key=f"{task} {asked} {table}",
+        task=task,
+        paraphrase=paraphrase,
+        prompt=(user(question),),
+        reference=(assistant(str(result), worked),),
+        gold=str(result),
+        grading="number",
+    )

@@ -19,7 +19,7 @@ from data_builders.tiny_world.tools import TOOLS
 
 METADATA = {
     "family", "task", "split", "seed", "index", "difficulty", "verbosity", "paraphrase", "twin",
-    "turns", "answerable", "gold", "grading", "options", "replies", "tools_declared",
+    "turns", "answerable", "gold", "grading", "options", "replies", "with_tools", "tools_declared",
     "initial_state", "gold_state", "fault", "minimum_calls",
 }  # fmt: skip
 
@@ -66,6 +66,7 @@ def test_metadata_is_complete_and_matches_the_item(family: str) -> None:
         assert metadata["family"] == family
         declared = [tool["function"]["name"] for tool in item["tools"] or []]
         assert metadata["tools_declared"] == declared
+        assert metadata["with_tools"] == bool(declared)
         assert set(declared) <= set(TOOLS)
         assert (metadata["gold_state"] is None) == (metadata["initial_state"] is None)
         calls = [c for m in item["reference"] for c in m.get("tool_calls", ())]
