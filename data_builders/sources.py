@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 
 from data_builders.sources_arrow import open_directory, open_hub, open_parquet
-from data_builders.sources_jsonl import COMPRESSIONS, open_jsonl
+from data_builders.sources_jsonl import COMPRESSIONS, open_json, open_jsonl
 from data_builders.sources_rows import Opener, RawRows
 from posttrain.config.source import SourceConfig
 from posttrain.errors import ConfigError
@@ -67,12 +67,14 @@ def _opener(path: Path, config: SourceConfig) -> Opener:
         return open_parquet
     if suffixes and suffixes[-1] in COMPRESSIONS:
         suffixes.pop()
-    if suffixes[-1:] in ([".jsonl"], [".ndjson"], [".json"]):
+    if suffixes[-1:] == [".json"]:
+        return open_json
+    if suffixes[-1:] in ([".jsonl"], [".ndjson"]):
         return open_jsonl
     raise ConfigError(
         f"source {config.name!r}: {path} is of no kind that can be read; known are .jsonl, "
-        ".ndjson, .json (one object a line), each also .gz or .zst, .parquet, and the directories "
-        "that datasets' save_to_disk writes"
+        ".ndjson, .json (one object a line, or one array), each also .gz or .zst, .parquet, and "
+        "the directories that datasets' save_to_disk writes"
     )
 
 

@@ -66,7 +66,8 @@ class SourceConfig(Strict):
 
     Args:
         path: file, HF dataset directory or glob, or a list of them, relative to the base directory:
-            `.jsonl`, `.ndjson`, `.json` (one object a line), each also `.gz` or `.zst`; `.parquet`.
+            `.jsonl`, `.ndjson` (one object a line), `.json` (the same, or one array of objects), each
+            also `.gz` or `.zst`; `.parquet`.
         hub: a Hugging Face dataset id, read as a stream at `revision` (a 40-digit commit).
         split: the split of a hub id, or of an HF directory that holds several.
         dialect: name it to forbid recognition by structure; rows that do not fit are dropped.
