@@ -28,7 +28,7 @@ from posttrain.training.sft import RESUME, Prepared, clean_up, open_stage, prepa
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse, resolve, then plan or train."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Train a model on packed shards.")
     parser.add_argument("--config", required=True, help="a recipe, e.g. recipes/tiny/sft.yaml")
     parser.add_argument("--dry-run", action="store_true", help="check and plan, train nothing")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value")

@@ -15,7 +15,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import Field, field_validator, model_validator
 
@@ -178,8 +178,11 @@ class SftConfig(Strict):
     def _possible(self) -> SftConfig:
         if self.adapter is not None and self.model.path is None:
             raise ValueError("adapter needs a trained base: set model.path, not model.config")
-        checkpointing = self.trainer.get("gradient_checkpointing_kwargs") or {}
-        if self.balance.coefficient and checkpointing.get("use_reentrant"):
+        checkpointing: Any = self.trainer.get("gradient_checkpointing_kwargs")
+        reentrant = isinstance(checkpointing, dict) and bool(
+            cast(dict[str, Any], checkpointing).get("use_reentrant")
+        )
+        if self.balance.coefficient and reentrant:
             raise ValueError(
                 "balance.coefficient needs use_reentrant: false: reentrant checkpointing runs the "
                 "routers without a graph, so the term would have no gradient"

@@ -45,7 +45,8 @@ def load_model(
         model = _from_checkpoint(spec, attention, quantization)
     else:
         model = _from_config(spec, special, vocabulary, attention)
-    rows = model.get_input_embeddings().weight.shape[0]
+    embedding: Any = model.get_input_embeddings()
+    rows = embedding.weight.shape[0]
     if rows and rows < vocabulary:
         raise ConfigError(
             f"the data's tokenizer uses ids up to {vocabulary - 1}, the model's embedding has "

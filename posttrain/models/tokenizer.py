@@ -53,24 +53,26 @@ def special_tokens(
         ConfigError: a token is not in the vocabulary, or pad is one of the stop tokens.
     """
     vocabulary = tokenizer.get_vocab()
-    end = end_token or (TURN_END if TURN_END in vocabulary else tokenizer.eos_token)
+    eos = None if tokenizer.eos_token is None else str(tokenizer.eos_token)
+    end = end_token or (TURN_END if TURN_END in vocabulary else eos)
     if end is None or end not in vocabulary:
         raise ConfigError(f"end_token {end!r} is not in the tokenizer's vocabulary")
-    pad = pad_token or tokenizer.pad_token
-    free = _candidates(tokenizer, taken={end, tokenizer.eos_token})
+    own_pad = None if tokenizer.pad_token is None else str(tokenizer.pad_token)
+    pad = pad_token or own_pad
+    free = _candidates(tokenizer, taken={end, eos})
     if pad is None:
         raise ConfigError(f"the tokenizer has no pad token; set pad_token: to one of {free}")
     if pad not in vocabulary:
         raise ConfigError(f"pad_token {pad!r} is not in the tokenizer's vocabulary; try {free}")
-    if pad in (end, tokenizer.eos_token):
+    if pad in (end, eos):
         raise ConfigError(
             f"pad and end of turn are both {pad!r}: a model trained so never learns to stop, "
             f"or stops at once. Set pad_token: to another special token, e.g. one of {free}"
         )
     tokenizer.pad_token = pad
     stops = {vocabulary[end]}
-    if tokenizer.eos_token is not None:
-        stops.add(vocabulary[tokenizer.eos_token])
+    if eos is not None:
+        stops.add(vocabulary[eos])
     return SpecialTokens(end, vocabulary[end], pad, vocabulary[pad], tuple(sorted(stops)))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import trl
-from trl import SFTConfig
+from trl.trainer.sft_config import SFTConfig
 
 from posttrain.config.load import nearest
 from posttrain.config.sft import OWNED_TRAINER_FIELDS, SftConfig
@@ -92,18 +92,20 @@ def _nearest(key: str, fields: list[str]) -> str:
 
 
 def _check_combinations(args: SFTConfig, recipe: SftConfig) -> None:
-    if str(args.save_strategy.value) == "best":
+    if args.save_strategy == "best":
         raise ConfigError("trainer.save_strategy best: name epochs in keep_epochs: instead")
     if args.activation_offloading and not torch.cuda.is_available():
         raise ConfigError("trainer.activation_offloading needs an accelerator")
-    if args.accelerator_config.split_batches or args.accelerator_config.dispatch_batches:
+    # transformers has parsed it by now
+    accelerator: Any = args.accelerator_config
+    if accelerator.split_batches or accelerator.dispatch_batches:
         raise ConfigError(
             "trainer.accelerator_config: split_batches and dispatch_batches would deal packs out "
             "of their order; leave them unset"
         )
     if args.max_steps > 0 and "num_train_epochs" in recipe.trainer:
         raise ConfigError("trainer: give max_steps or num_train_epochs, not both")
-    for name in args.report_to:
+    for name in args.report_to or ():
         package = REPORTERS.get(name)
         if package and importlib.util.find_spec(package) is None:
             raise ConfigError(f"trainer.report_to {name}: install it first (pip install {package})")

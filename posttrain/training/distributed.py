@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -41,10 +42,11 @@ def launched(accelerator: Accelerator) -> Launched:
 
 
 def _sharding(accelerator: Accelerator) -> str:
+    state: Any = accelerator.state
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        return f"zero{accelerator.state.deepspeed_plugin.zero_stage}"
+        return f"zero{state.deepspeed_plugin.zero_stage}"
     if accelerator.distributed_type == DistributedType.FSDP:
-        return f"fsdp{accelerator.state.fsdp_plugin.fsdp_version}"
+        return f"fsdp{state.fsdp_plugin.fsdp_version}"
     return "none"
 
 

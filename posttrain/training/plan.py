@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from trl import SFTConfig
+from trl.trainer.sft_config import SFTConfig
 
 from posttrain.config.sft import SftConfig
 from posttrain.errors import ConfigError

@@ -61,7 +61,7 @@ def sample_data(packs: Dataset, special: SpecialTokens) -> DataSample:
     seen = ended = untrained = longest = 0
     smallest, largest, pad_trained = 1 << 60, -1, False
     for pack in packs.select(rows):
-        for ids, labels in sequences(pack):
+        for ids, labels in sequences(dict(pack)):
             seen += 1
             ended += special.end_id in labels
             untrained += all(label == IGNORED for label in labels[1:])
@@ -168,7 +168,7 @@ def _check_stops(model: PreTrainedModel, special: SpecialTokens) -> str:
 def _isolation_line(
     model: PreTrainedModel, train: Dataset, special: SpecialTokens, isolation: str, sharded: bool
 ) -> tuple[str, dict[str, Any]]:
-    described = describe_isolation(isolation, model.config._attn_implementation)
+    described = describe_isolation(isolation, str(model.config._attn_implementation))
     if sharded:
         return f"{described}; not measured, the parameters are sharded", {}
     packs = [train[row] for row in range(min(2, len(train) - 1))]
@@ -198,7 +198,7 @@ def _adapter_lines(
 
 
 def _embedding_rows(model: PreTrainedModel) -> int:
-    weight = model.get_input_embeddings().weight
+    weight: Any = model.get_input_embeddings().weight
     # DeepSpeed keeps a partitioned parameter's real shape here
     return int(getattr(weight, "ds_shape", weight.shape)[0])
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from trl import SFTConfig
+from trl.trainer.sft_config import SFTConfig
 
 from posttrain.artifacts import (
     Counts,

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-import torch.distributed
 from peft import PeftModel
 from torch.utils.data import Sampler
 from transformers.trainer_utils import EvalLoopOutput
-from trl import SFTTrainer
+from trl.trainer.sft_trainer import SFTTrainer
 
 from posttrain.errors import ConfigError
 from posttrain.training.checkpoints import Progress, mark_complete, rotate
@@ -36,6 +36,14 @@ class PackedSFTTrainer(SFTTrainer):
         keep_epochs: epochs after which `keep_model(epoch)` is called, before any later checkpoint.
         keep_model: writes the model of a finished epoch; called on every process.
     """
+
+    # transformers declares these as optional or as wide unions; here they are always set
+    model: Any
+    accelerator: Any
+    train_dataset: Any
+    eval_dataset: Any
+    data_collator: Any
+    args: Any
 
     def __init__(
         self,
@@ -173,7 +181,10 @@ class PackedSFTTrainer(SFTTrainer):
             f"{metric_key_prefix}_trained": int(trained),
         }
         return EvalLoopOutput(
-            predictions=(), label_ids=None, metrics=metrics, num_samples=len(dataloader.dataset) - 1
+            predictions=np.empty(0),
+            label_ids=None,
+            metrics=metrics,
+            num_samples=len(dataloader.dataset) - 1,
         )
 
     def evaluate(
