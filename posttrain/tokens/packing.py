@@ -4,11 +4,11 @@
 
 Best-fit decreasing fills packs almost perfectly, and sorts them: one pack gets two long sequences,
 another two hundred short ones of the same length and, often, of the same source. A training batch
-then no longer resembles the mixture. So only the long sequences of a window are placed in
-decreasing order, most others are dealt in random order into the tightest pack that holds them, and
-a random rest, again decreasing, tops the packs up. How much is dealt at random is decided window by
-window: as much as costs no pack beyond plain best-fit decreasing (Ding et al. 2024,
-arXiv 2404.10830, use that order for whole corpora).
+then no longer resembles the mixture. So most sequences of a window are dealt in random order into
+the tightest pack that holds them; the shortest few, which fill holes best, and a random rest come
+last, in decreasing order. How much is dealt at random is decided window by window: as much as costs
+no pack beyond plain best-fit decreasing (Ding et al. 2024, arXiv 2404.10830, use that order for
+whole corpora).
 """
 
 from __future__ import annotations
@@ -27,22 +27,32 @@ _TRIES = 64
 
 
 class _Dealing(NamedTuple):
-    """`long`: from this share of the capacity on, decreasing order; `rest`: share kept for last."""
+    """An order in which to place a window's sequences.
+
+    First the `long` ones (from this share of the capacity on), decreasing; then others at random;
+    last, decreasing, the shortest that hold the share `short` of the others' tokens, and the share
+    `rest` of the remaining others.
+    """
 
     long: float
+    short: float
     rest: float
 
 
-# from the best mixed to plain best-fit decreasing
+# from the best mixed to plain best-fit decreasing; measured in docs/data.md
 _DEALINGS = (
-    _Dealing(long=1.0, rest=0.1),
-    _Dealing(long=0.5, rest=0.1),
-    _Dealing(long=0.25, rest=0.1),
-    _Dealing(long=0.5, rest=0.5),
-    _Dealing(long=0.5, rest=0.85),
-    _Dealing(long=0.5, rest=0.95),
+    _Dealing(long=1.0, short=0.0, rest=0.1),
+    _Dealing(long=0.5, short=0.0, rest=0.1),
+    _Dealing(long=1.0, short=0.02, rest=0.1),
+    _Dealing(long=1.0, short=0.05, rest=0.1),
+    _Dealing(long=0.5, short=0.1, rest=0.1),
+    _Dealing(long=1.0, short=0.2, rest=0.1),
+    _Dealing(long=0.25, short=0.1, rest=0.1),
+    _Dealing(long=0.5, short=0.2, rest=0.5),
+    _Dealing(long=0.25, short=0.1, rest=0.5),
+    _Dealing(long=0.25, short=0.0, rest=0.85),
 )
-_PLAIN = _Dealing(long=0.0, rest=1.0)
+_PLAIN = _Dealing(long=0.0, short=0.0, rest=0.0)
 
 
 def pack_lengths(
@@ -126,9 +136,25 @@ def _pack_window(
 def _dealt(items: list[int], sizes: list[int], capacity: int, dealing: _Dealing) -> Iterable[int]:
     least = dealing.long * capacity
     long = sorted((i for i in items if sizes[i] >= least), key=sizes.__getitem__, reverse=True)
-    short = [i for i in items if sizes[i] < least]
-    kept = len(short) - int(len(short) * dealing.rest)
-    return chain(long, short[:kept], sorted(short[kept:], key=sizes.__getitem__, reverse=True))
+    others = [i for i in items if sizes[i] < least]
+    shortest = _shortest(others, sizes, dealing.short)
+    middle = [i for i in others if i not in shortest]
+    kept = len(middle) - int(len(middle) * dealing.rest)
+    last = sorted([*middle[kept:], *shortest], key=sizes.__getitem__, reverse=True)
+    return chain(long, middle[:kept], last)
+
+
+def _shortest(items: list[int], sizes: list[int], share: float) -> set[int]:
+    """The shortest items that together hold this share of the tokens."""
+    left = share * sum(sizes[i] for i in items)
+    found: set[int] = set()
+    if left:
+        for item in sorted(items, key=sizes.__getitem__):
+            if left <= 0:
+                break
+            left -= sizes[item]
+            found.add(item)
+    return found
 
 
 def _best_fit(
