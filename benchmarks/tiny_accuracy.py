@@ -31,7 +31,7 @@ from posttrain.evaluation.intervals import wilson
 from posttrain.models.chat_template import chat_template_of
 from posttrain.models.tokenizer import load_tokenizer, special_tokens
 
-FORCED_CLOSE = "\n</think>\n"
+CLOSE = "</think>\n"
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,12 @@ def generator(
             model, prompts, stopping, max_new_tokens=max_new_tokens, batch_size=batch_size
         )
 
+    def forced_close(reasoning: Sequence[int]) -> list[int]:
+        # as a trace cut in training is rendered: on a line of its own, without a blank one before
+        ends_line = subject.tokenizer.decode(reasoning).endswith("\n")
+        text = CLOSE if ends_line else f"\n{CLOSE}"
+        return subject.tokenizer.encode(text, add_special_tokens=False)
+
     def budgeted(prompts: Sequence[Sequence[int]]):
         assert condition.budget is not None
         return complete_with_budget(
@@ -132,7 +138,7 @@ def generator(
             stopping,
             budget=condition.budget,
             close_id=subject.close_id,
-            forced_close=subject.tokenizer.encode(FORCED_CLOSE, add_special_tokens=False),
+            forced_close=forced_close,
             max_new_tokens=max_new_tokens,
             batch_size=batch_size,
         )

@@ -9,7 +9,7 @@ the tiny accuracy check; sampling, several completions a prompt and servers are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -87,7 +87,7 @@ def complete_with_budget(
     *,
     budget: int,
     close_id: int,
-    forced_close: Ids,
+    forced_close: Callable[[Ids], Ids],
     max_new_tokens: int,
     batch_size: int = 128,
 ) -> list[Generation]:
@@ -97,14 +97,16 @@ def complete_with_budget(
         model, prompts, stopping, batch_size: as for `complete`; prompts end inside reasoning.
         budget: tokens of reasoning a completion may have.
         close_id: the token `</think>`; a completion that holds it within the budget goes on alone.
-        forced_close: ids put in after exactly `budget` tokens otherwise, e.g. of "\\n</think>\\n".
+        forced_close: the reasoning so far → ids put in after exactly `budget` tokens otherwise,
+            such as those of "\\n</think>\\n".
         max_new_tokens: of the answer, after the reasoning.
     """
     both = Stopping((*stopping.stop_ids, close_id), stopping.pad_id)
-    heads = [
-        head if head.finished else Generation((*head.ids, *forced_close), False, len(head.ids))
-        for head in complete(model, prompts, both, max_new_tokens=budget, batch_size=batch_size)
-    ]
+    heads = complete(model, prompts, both, max_new_tokens=budget, batch_size=batch_size)
+    for i, head in enumerate(heads):
+        if not head.finished:
+            closed = (*head.ids, *forced_close(head.ids))
+            heads[i] = Generation(closed, False, forced_at=len(head.ids))
     going = [i for i, head in enumerate(heads) if head.ids[-1] not in stopping.stop_ids]
     tails = complete(
         model,

@@ -83,7 +83,7 @@ def test_the_budget_is_cut_at_exactly_n_tokens(model, prompts, budget):
         STOPPING,
         budget=budget,
         close_id=CLOSE,
-        forced_close=forced_close,
+        forced_close=lambda ids: forced_close if ids[-1] % 2 else forced_close[1:],
         max_new_tokens=8,
         batch_size=3,
     )
@@ -95,8 +95,9 @@ def test_the_budget_is_cut_at_exactly_n_tokens(model, prompts, budget):
             assert generation.forced_at is None
         else:
             assert generation.forced_at == budget == len(head)
-            assert generation.ids[budget : budget + 3] == forced_close
-            head = (*head, *forced_close)
+            close = forced_close if head[-1] % 2 else forced_close[1:]
+            assert generation.ids[budget : budget + len(close)] == close
+            head = (*head, *close)
         if head[-1] != STOP:
             tail = greedy(model, [*prompt, *head], {STOP}, 8)
             assert generation.ids[len(head) :] == tail
@@ -114,7 +115,7 @@ def test_reasoning_closed_within_its_budget_is_left_alone(model, prompts):
         STOPPING,
         budget=at + 1,
         close_id=close,
-        forced_close=(NEWLINE, close),
+        forced_close=lambda _: (NEWLINE, close),
         max_new_tokens=20 - at - 1,
     )
     assert done.ids == free

@@ -266,3 +266,15 @@ def test_unknown_family_and_too_few_prompts_are_refused(world):
     with pytest.raises(benchmark.DataError, match="16 prompts, 100 are asked"):
         benchmark.held_out_items(world, ["calendar"], 100)
     assert len(benchmark.held_out_items(world, ["maths", "lists", "logs"], 10)) == 10
+
+
+@pytest.mark.parametrize(("trace", "closed"), [("2+2", "\n</think>\n"), ("2+2\n", "</think>\n")])
+def test_a_forced_close_stands_on_a_line_of_its_own(checkpoint, monkeypatch, trace, closed):
+    benchmark = load_benchmark()
+    subject = benchmark.load_subject(checkpoint)
+    encode, given = subject.tokenizer.encode, {}
+    monkeypatch.setattr(benchmark, "complete_with_budget", lambda *_, **named: given.update(named))
+    condition = benchmark.Condition("budget 5", thinking=True, budget=5)
+    benchmark.generator(subject, condition, max_new_tokens=9, batch_size=2)([[1]])
+    assert (given["budget"], given["max_new_tokens"]) == (5, 9)
+    assert subject.tokenizer.decode(given["forced_close"](encode(trace))) == closed
