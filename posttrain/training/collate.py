@@ -1,7 +1,7 @@
 """Packs → tensors, in the three layouts that keep the sequences of a pack apart.
 
-varlen          [1, all tokens]     TRL's own padding-free collator: varlen kernels, or seq_idx
-block_diagonal  [packs, capacity]   one pack a row, positions restart at each sequence
+varlen          [1, all tokens]      TRL's own padding-free collator: varlen kernels, or seq_idx
+block_diagonal  [rows, longest]      sequences side by side, positions restart at each
 unpacked        [sequences, longest] one sequence a row, right-padded: for recurrent layers
 
 In all three, the first label of a sequence is ignored (nothing predicts it) and padding is never
@@ -33,30 +33,52 @@ def _labels(labels: Sequence[int]) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class BlockDiagonalCollator:
-    """One pack a row. No attention mask: transformers reads the blocks off the positions.
+    """Several sequences a row, as narrow as the longest. No attention mask is passed:
+    transformers reads the blocks off the positions.
 
-    Returns `input_ids`, `labels`, `position_ids`, each int64 `[packs, longest pack]`. The padding
-    of a shorter pack is a sequence of its own, so no query is left without a key.
+    Attention over a masked row costs its width squared, whatever the mask, and sequences do not
+    see each other; so the micro-batch is dealt anew into rows no wider than its longest sequence.
+
+    Returns `input_ids`, `labels`, `position_ids`, each int64 `[rows, longest sequence]`. The
+    padding of a row is a sequence of its own, so no query is left without a key.
     """
 
     pad_id: int
 
     def __call__(self, packs: list[dict[str, Any]]) -> Batch:
-        longest = max(len(pack["input_ids"]) for pack in packs)
-        ids = [torch.tensor(pack["input_ids"], dtype=torch.long) for pack in packs]
-        labels = [torch.cat([_labels(part) for _, part in sequences(pack)]) for pack in packs]
+        parts = [part for pack in packs for part in sequences(pack)]
+        lengths = [len(ids) for ids, _ in parts]
+        width = max(lengths)
+        rows = deal_rows(lengths, width)
+        ids = [[i for n in row for i in parts[n][0]] for row in rows]
+        labels = [torch.cat([_labels(parts[n][1]) for n in row]) for row in rows]
         return {
-            "input_ids": _pad(ids, self.pad_id),
+            "input_ids": _pad([torch.tensor(row, dtype=torch.long) for row in ids], self.pad_id),
             "labels": _pad(labels, IGNORED),
-            "position_ids": torch.stack([_positions(pack, longest) for pack in packs]),
+            "position_ids": torch.stack(
+                [_positions([lengths[n] for n in row], width) for row in rows]
+            ),
         }
 
 
-def _positions(pack: dict[str, Any], longest: int) -> torch.Tensor:
-    lengths = list(pack["seq_lengths"])
-    if tail := longest - sum(lengths):
-        lengths.append(tail)
-    return torch.cat([torch.arange(length) for length in lengths])
+def deal_rows(lengths: Sequence[int], width: int) -> list[list[int]]:
+    """First-fit decreasing: which sequences share a row of at most `width` tokens."""
+    rows: list[list[int]] = []
+    free: list[int] = []
+    for n in sorted(range(len(lengths)), key=lambda n: (-lengths[n], n)):
+        at = next((i for i, left in enumerate(free) if left >= lengths[n]), None)
+        if at is None:
+            rows.append([])
+            free.append(width)
+            at = len(rows) - 1
+        rows[at].append(n)
+        free[at] -= lengths[n]
+    return rows
+
+
+def _positions(lengths: Sequence[int], width: int) -> torch.Tensor:
+    tail = width - sum(lengths)
+    return torch.cat([torch.arange(length) for length in (*lengths, tail)])
 
 
 @dataclass(frozen=True, slots=True)

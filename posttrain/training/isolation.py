@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from posttrain.training.collate import BlockDiagonalCollator, UnpackedCollator
 from posttrain.training.packed_data import sequences
 
 Collator = Callable[[list[dict[str, Any]]], dict[str, Any]]
+Ids = tuple[int, ...]
 PROBE_TOKENS = 64
 FP32_TOLERANCE = 1e-5
 
@@ -64,7 +66,7 @@ def describe_isolation(isolation: str, attention: str) -> str:
         how = "varlen kernels" if attention in VARLEN_ATTENTION else "a block-diagonal mask"
         return f"varlen: a micro-batch is one row, {how} ({attention})"
     if isolation == "block_diagonal":
-        return f"block_diagonal: a pack is a row, attention masked to its sequence ({attention})"
+        return f"block_diagonal: sequences side by side, masked from each other ({attention})"
     return f"unpacked: a sequence is a row, right-padded ({attention})"
 
 
@@ -94,19 +96,21 @@ def probe_isolation(
     """Run a few real sequences in the batch layout, alone, and unprotected.
 
     Args:
-        packs: rows of the shards; the first two sequences of each are used, cut to 64 tokens.
+        packs: rows of the shards; the first three sequences of each are used, cut to 64 tokens and to half.
     """
     short = [_shorten(pack) for pack in packs]
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            together = _split_logits(model, collator(short), short)
-            alone = [_logits(model, ids) for pack in short for ids, _ in sequences(pack)]
+            together = _by_sequence(model, collator(short))
+            parts = [tuple(ids) for pack in short for ids, _ in sequences(pack)]
+            alone = [_logits(model, ids) for ids in parts]
             joined = torch.cat([_logits(model, pack["input_ids"]) for pack in short])
     finally:
         model.train(was_training)
-    apart = max(float((a - b).abs().max()) for a, b in zip(together, alone, strict=True))
+    pairs = zip((together[ids] for ids in parts), alone, strict=True)
+    apart = max(float((a - b).abs().max()) for a, b in pairs)
     leaking = float((joined - torch.cat(alone)).abs().max())
     return Probe(apart, leaking, str(model.dtype).removeprefix("torch."))
 
@@ -127,7 +131,11 @@ def check_probe(probe: Probe, isolation: str) -> None:
 
 
 def _shorten(pack: dict[str, Any]) -> dict[str, Any]:
-    parts = [(ids[:PROBE_TOKENS], labels[:PROBE_TOKENS]) for ids, labels in sequences(pack)][:2]
+    """A pack of up to three sequences, the later ones short enough to share a row."""
+    parts = list(sequences(pack))[:3]
+    first = min(PROBE_TOKENS, len(parts[0][0]))
+    cuts = [first, *[max(first // 2, 2)] * (len(parts) - 1)]
+    parts = [(ids[:cut], labels[:cut]) for (ids, labels), cut in zip(parts, cuts, strict=True)]
     return {
         "input_ids": [i for ids, _ in parts for i in ids],
         "labels": [i for _, labels in parts for i in labels],
@@ -140,21 +148,21 @@ def _logits(model: PreTrainedModel, ids: Sequence[int]) -> torch.Tensor:
     return model(input_ids=inputs, use_cache=False).logits[0].float()
 
 
-def _split_logits(
-    model: PreTrainedModel, batch: dict[str, Any], packs: Sequence[dict[str, Any]]
-) -> list[torch.Tensor]:
-    """The logits of each sequence of a collated batch, padding removed."""
+def _by_sequence(model: PreTrainedModel, batch: dict[str, Any]) -> dict[Ids, torch.Tensor]:
+    """The logits of each sequence of a collated batch, under its ids."""
     inputs = {
         key: value.to(model.device) if isinstance(value, torch.Tensor) else value
         for key, value in batch.items()
         if key != "labels"
     }
-    logits = model(**inputs, use_cache=False).logits.float()
-    lengths = [list(pack["seq_lengths"]) for pack in packs]
+    logits = model(**inputs, use_cache=False).logits.float().flatten(0, 1)
+    ids = batch["input_ids"].flatten()
     if "attention_mask" in batch:
-        flat = [length for pack in lengths for length in pack]
-        return [row[:length] for row, length in zip(logits, flat, strict=True)]
-    if logits.size(0) == 1:
-        return list(logits[0].split([length for pack in lengths for length in pack]))
-    rows = zip(logits, lengths, strict=True)
-    return [part for row, pack in rows for part in row[: sum(pack)].split(pack)]
+        real = batch["attention_mask"].flatten().bool()
+        lengths = batch["attention_mask"].sum(-1).tolist()
+        logits, ids = logits[real.to(logits.device)], ids[real]
+    else:
+        starts = (batch["position_ids"].flatten() == 0).nonzero().flatten().tolist()
+        lengths = [b - a for a, b in pairwise([*starts, len(ids)])]
+    parts = zip(ids.split(lengths), logits.split(lengths), strict=True)
+    return {tuple(part.tolist()): scores for part, scores in parts}

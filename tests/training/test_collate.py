@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
 from posttrain.errors import DataError
-from posttrain.training.collate import real_tokens, sequence_ids
+from posttrain.training.collate import deal_rows, real_tokens, sequence_ids
 from posttrain.training.isolation import make_collator
 from posttrain.training.packed_data import sequences
 
@@ -35,14 +37,27 @@ def test_sequence_ids_name_trained_sequences_only(layout):
     ids, count = sequence_ids(batch)
     assert count == 3
     tokens = batch["input_ids"].reshape(-1)
-    assert [tokens[ids == i].tolist() for i in range(3)] == [[5, 6, 7], [8, 9], [4, 3, 2]]
+    found = sorted(tokens[ids == i].tolist() for i in range(3))
+    assert found == [[4, 3, 2], [5, 6, 7], [8, 9]]
     assert real_tokens(batch) == 8
 
 
-def test_block_diagonal_positions_restart_and_padding_is_its_own_sequence():
+def test_block_diagonal_rows_are_as_narrow_as_the_longest_sequence():
+    """Padding is a sequence of its own: position 0 at each start, none without a key."""
     batch = make_collator("block_diagonal", pad_id=0)(PACKS)
-    assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1], [0, 1, 2, 0, 1], [0, 1, 0, 1, 2]]
+    assert batch["input_ids"].tolist() == [[5, 6, 7], [4, 3, 2], [8, 9, 0], [0, 0, 0]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2], [0, 1, 2], [0, 1, 0], [0, 1, 0]]
     assert "attention_mask" not in batch
+
+
+def test_sequences_share_rows_first_fit_decreasing():
+    assert deal_rows([2, 7, 3, 5, 4], width=7) == [[1], [3, 0], [4, 2]]
+    rng = random.Random(0)
+    lengths = [rng.randint(1, 200) for _ in range(400)]
+    rows = deal_rows(lengths, 200)
+    assert sorted(n for row in rows for n in row) == list(range(400))
+    assert max(sum(lengths[n] for n in row) for row in rows) <= 200
+    assert sum(lengths) / (200 * len(rows)) > 0.97
 
 
 def test_a_first_label_is_never_trained():

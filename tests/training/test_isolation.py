@@ -3,7 +3,6 @@ from __future__ import annotations
 import random
 
 import pytest
-import torch
 
 from posttrain.errors import ConfigError
 from posttrain.training.isolation import (
@@ -55,24 +54,20 @@ def test_packing_the_hybrid_is_refused_with_what_to_do(asked):
 
 
 def test_the_probe_sees_state_leak_through_a_mamba_layer():
-    """Positions alone do not keep a recurrent layer's sequences apart."""
     probe = probe_isolation(hybrid_model(), make_collator("block_diagonal", 0), packs())
     assert probe.apart > 1e-3
     with pytest.raises(ConfigError, match="leaks on this model"):
         check_probe(probe, "block_diagonal")
 
 
-def test_the_probe_sees_a_collator_that_forgets_the_boundaries():
-    def forgetful(rows: list[dict]) -> dict:
-        batch = make_collator("varlen", 0)(rows)
-        length = batch["position_ids"].size(1)
-        return {
-            "input_ids": batch["input_ids"],
-            "labels": batch["labels"],
-            "position_ids": torch.arange(length)[None],
-        }
+def test_positions_alone_do_not_keep_a_recurrent_layer_apart():
+    """What TRL sends, without the `seq_idx` that only the kernels take."""
 
-    probe = probe_isolation(attention_model(), forgetful, packs())
+    def positions_only(rows: list[dict]) -> dict:
+        batch = make_collator("varlen", 0)(rows)
+        return {key: batch[key] for key in ("input_ids", "labels", "position_ids")}
+
+    probe = probe_isolation(hybrid_model(), positions_only, packs())
     with pytest.raises(ConfigError, match="leaks on this model"):
         check_probe(probe, "varlen")
 
