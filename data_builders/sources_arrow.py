@@ -13,6 +13,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import math
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_builders.sources_rows import Opener, RawRow, RawRows
+from data_builders.sources_rows import BadRow, Opener, RawRow, RawRows
 from posttrain.config.source import SourceConfig
 from posttrain.errors import ConfigError, DataError
 
 _BATCH_ROWS = 128
+_MEDIA = re.compile(r"\b(Image|Audio|Video|Pdf|Nifti)\(")
 
 
 def open_parquet(path: Path, name: str) -> RawRows:
@@ -32,10 +34,26 @@ def open_parquet(path: Path, name: str) -> RawRows:
     try:
         with pq.ParquetFile(path) as file:
             batches = file.iter_batches(batch_size=_BATCH_ROWS)
-            rows = (row for batch in batches for row in batch.to_pylist())
+            names = file.schema_arrow.names
+            twice = sorted({column for column in names if names.count(column) > 1})
+            if twice:
+                raise DataError(f"{name}: two columns are called {twice[0]!r}")
+            rows = (row for batch in batches for row in _batch_rows(batch))
             yield from _number(rows, name, json_columns=frozenset())
     except (pa.ArrowInvalid, OSError) as error:
         raise DataError(f"{name}: not a readable Parquet file: {error}") from error
+
+
+def _batch_rows(batch: pa.RecordBatch) -> Iterator[Any]:
+    """Rows of a batch; in the place of one that Python cannot hold, the error that says why."""
+    try:
+        yield from batch.to_pylist()
+    except (ValueError, OverflowError):  # text that is no UTF-8, a date beyond Python's
+        for index in range(batch.num_rows):
+            try:
+                yield from batch.slice(index, 1).to_pylist()
+            except (ValueError, OverflowError) as error:
+                yield error
 
 
 def open_directory(path: Path, config: SourceConfig) -> Opener:
@@ -94,7 +112,11 @@ def _open_saved(path: Path, name: str) -> RawRows:
         data: Any = datasets.load_from_disk(str(path))
     except (OSError, ValueError) as error:
         raise DataError(f"{name}: not a readable dataset directory: {error}") from error
-    yield from _number(_rows(data), name, _json_columns(data.features))
+    media = [column for column, kind in data.features.items() if _MEDIA.search(repr(kind))]
+    if media:
+        raise DataError(f"{name}: column {media[0]!r} holds media; text only: save it without")
+    # a dataset remembers the format it was last looked at in, and the columns
+    yield from _number(_rows(data.with_format(None)), name, _json_columns(data.features))
 
 
 def _rows(data: Any) -> Iterator[dict[str, Any]]:
@@ -122,7 +144,10 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def _number(rows: Iterable[Any], name: str, json_columns: frozenset[str]) -> Iterator[RawRow]:
+def _number(rows: Iterable[Any], name: str, json_columns: frozenset[str]) -> RawRows:
     for line, row in enumerate(rows, start=1):
+        if isinstance(row, Exception):
+            yield BadRow("malformed_row", str(row), name, line)
+            continue
         clean = {k: v if k in json_columns else _plain(v) for k, v in row.items()}
         yield RawRow(clean, name, line)

@@ -36,6 +36,7 @@ DIALECTS: dict[str, Callable[[Row, Reading], Conversation]] = {
     "alpaca": alpaca,
     "prompt_completion": prompt_completion,
 }
+_ANSWERS = frozenset({*OUTPUT_KEYS, *COMPLETION_KEYS})
 _IN_MESSAGE = ("role", "content")
 
 
@@ -90,17 +91,26 @@ def recognise(row: Row, how: Reading) -> str:
     Raises:
         RowProblem: `unrecognised`.
     """
-    if "chosen" in row and "rejected" in row:
+    if row.get("chosen") is not None and row.get("rejected") is not None:
         return "chosen_rejected"
     if (found := find_list(row)) is not None:
         return _by_messages(row, found[1], how)
-    is_alpaca = "instruction" in row and any(key in row for key in OUTPUT_KEYS)
-    is_pair = "prompt" in row and any(key in row for key in COMPLETION_KEYS)
-    if is_alpaca and is_pair:
+    # tables joined from several sets have every column in every row, most of them null
+    filled = {key for key, value in row.items() if value is not None}
+    shapes = _text_shapes(filled | _ANSWERS & set(row)) or _text_shapes(set(row))
+    if len(shapes) > 1:
         raise not_a("any one dialect", row, "both alpaca and prompt_completion; name one")
-    if is_alpaca or is_pair:
-        return "alpaca" if is_alpaca else "prompt_completion"
+    if shapes:
+        return shapes[0]
     raise not_a("any known dialect", row, "map its fields in the recipe if it holds a conversation")
+
+
+def _text_shapes(keys: set[str]) -> list[str]:
+    shapes = (
+        ("alpaca", "instruction", OUTPUT_KEYS),
+        ("prompt_completion", "prompt", COMPLETION_KEYS),
+    )
+    return [name for name, asks, answers in shapes if asks in keys and keys & {*answers}]
 
 
 def _by_messages(row: Row, messages: list[Mapping[str, Any]], how: Reading) -> str:

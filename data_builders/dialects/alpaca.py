@@ -9,7 +9,7 @@ from typing import Any
 
 from data_builders.dialects.content import read_text, refuse_media
 from data_builders.dialects.message import assistant_text
-from data_builders.dialects.messages_list import declared_tools, not_a, with_system
+from data_builders.dialects.messages_list import declared_tools, given_keys, not_a, with_system
 from data_builders.dialects.problem import RowProblem
 from data_builders.dialects.reading import Conversation, Reading, Row
 from posttrain.records import Message
@@ -19,7 +19,7 @@ OUTPUT_KEYS = ("output", "response")
 
 def alpaca(row: Row, how: Reading) -> Conversation:
     """`instruction` and, after an empty line, `input` (or Dolly's `context`) → `output`."""
-    outputs = [key for key in OUTPUT_KEYS if key in row]
+    outputs = given_keys(row, OUTPUT_KEYS)
     if "instruction" not in row or len(outputs) != 1:
         raise not_a("alpaca", row, "it needs instruction and one of output and response")
     refuse_media(row)

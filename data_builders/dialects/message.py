@@ -105,10 +105,9 @@ def _read(raw: Mapping[str, Any], how: Reading, where: str) -> tuple[Message, bo
         raise RowProblem("malformed_message", where, "a user turn without content")
     text, trace = read_content(content, role, f"{where}.content")
     reasoning = _reasoning(raw, trace, how, where)
-    calls = read_calls(raw.get("tool_calls"), f"{where}.tool_calls")
-    if not calls:
-        calls = read_calls(raw.get("function_call"), f"{where}.function_call")
+    calls = _calls(raw, where)
     if role == "assistant":
+        _refuse_untrained(raw, where)
         return _assistant(text, reasoning, calls, how, where), False
     if calls or reasoning:
         what = "calls tools" if calls else "reasons"
@@ -118,6 +117,25 @@ def _read(raw: Mapping[str, Any], how: Reading, where: str) -> tuple[Message, bo
         answered = read_id(raw.get("name"), f"{where}.name")
         return Message(role, text, tool_call_id=call_id, name=answered), False
     return Message(role, text), False
+
+
+def _calls(raw: Mapping[str, Any], where: str) -> tuple[ToolCall, ...]:
+    """The calls of a turn, under `tool_calls` or the older `function_call`."""
+    calls = read_calls(raw.get("tool_calls"), f"{where}.tool_calls")
+    older = read_calls(raw.get("function_call"), f"{where}.function_call")
+    if not (calls and older):
+        return calls or older
+    if [(c.name, c.arguments) for c in calls] != [(c.name, c.arguments) for c in older]:
+        raise RowProblem("malformed_tool_call", where, "tool_calls and function_call that differ")
+    return calls
+
+
+def _refuse_untrained(raw: Mapping[str, Any], where: str) -> None:
+    """Answers that the row marks as not to be trained: every assistant turn here would be."""
+    for key in ("weight", "train", "trainable"):
+        value = raw.get(key)
+        if isinstance(value, int | float) and value == 0:
+            raise RowProblem("untrained_turn", f"{where}.{key}", f"{value}: an answer not to train")
 
 
 def _call_turn(raw: Mapping[str, Any], how: Reading, where: str) -> Message:

@@ -71,6 +71,12 @@ def with_system(row: Row, messages: tuple[Message, ...]) -> tuple[Message, ...]:
     return messages
 
 
+def given_keys(row: Row, keys: tuple[str, ...]) -> list[str]:
+    """Which of some alternative fields a row has; a `null` counts only where all of them are."""
+    present = [key for key in keys if key in row]
+    return [key for key in present if row[key] is not None] or present[:1]
+
+
 def not_a(dialect: str, row: Row, why: str) -> RowProblem:
     """The problem of a row that does not have the shape of `dialect`."""
     # names come from the row: they may be many, or hold what no report can be written with

@@ -12,7 +12,7 @@ from typing import Any
 from data_builders.dialects.alpaca import row_reasoning
 from data_builders.dialects.content import read_text, refuse_media
 from data_builders.dialects.message import as_messages, assistant_text, read_messages
-from data_builders.dialects.messages_list import declared_tools, not_a, with_system
+from data_builders.dialects.messages_list import declared_tools, given_keys, not_a, with_system
 from data_builders.dialects.problem import RowProblem
 from data_builders.dialects.reading import Conversation, Reading, Row
 from posttrain.records import Message
@@ -22,7 +22,7 @@ COMPLETION_KEYS = ("completion", "response")
 
 def prompt_completion(row: Row, how: Reading) -> Conversation:
     """`prompt` → `completion` (or `response`)."""
-    completions = [key for key in COMPLETION_KEYS if key in row]
+    completions = given_keys(row, COMPLETION_KEYS)
     if "prompt" not in row or len(completions) != 1:
         raise not_a("prompt_completion", row, "it needs prompt and one of completion and response")
     refuse_media(row)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from data_builders.filters.drop import Drop
 from data_builders.filters.pairing import unpaired_tool_result
-from data_builders.filters.thinking import nested_think, unclosed_think
+from data_builders.filters.thinking import foreign_think, nested_think, unclosed_think
 from data_builders.filters.tools import (
     bad_arguments,
     tool_markup,
@@ -32,13 +32,15 @@ STRUCTURAL: dict[str, Callable[[Example], Drop | None]] = {
     "role_order": role_order,
     "unclosed_think": unclosed_think,
     "nested_think": nested_think,
+    "foreign_think": foreign_think,
     "empty_answer": empty_answer,
     "undeclared_tools": undeclared_tools,
     "unknown_tool": unknown_tool,
     "unusable_schema": unusable_schema,
     "bad_arguments": bad_arguments,
-    "unpaired_tool_result": unpaired_tool_result,
+    # calls as text leave their results unpaired: the cause before its effect
     "tool_markup": tool_markup,
+    "unpaired_tool_result": unpaired_tool_result,
 }
 
 

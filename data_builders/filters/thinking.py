@@ -15,6 +15,10 @@ _PARTNERLESS = {
     "unclosed_think": "an opening tag without its closing one",
     "unopened_think": "a closing tag without its opening one (see prefilled_think)",
 }
+_FOREIGN = (
+    "<|begin_of_thought|>", "<thinking>", "<thought>", "<reasoning>", "<reason>", "<reflection>",
+    "<seed:think>", "[THINK]", "◁think▷", "<|channel|>analysis",
+)  # fmt: skip
 _MISPLACED = {
     "nested_think": "a trace inside a trace",
     "second_think": "a trace after the start of the text",
@@ -33,6 +37,21 @@ def nested_think(example: Example) -> Drop | None:
         if message.role == "assistant" and (OPEN in trace or CLOSE in trace):
             return Drop("nested_think", f"message {index}: a think tag inside the trace")
     return _find(example, "nested_think", _MISPLACED)
+
+
+def foreign_think(example: Example) -> Drop | None:
+    """An assistant text that opens with a trace in other tags than `<think>`.
+
+    Kept, it would be a reasoning trace trained as the answer of a turn with reasoning off.
+    """
+    for index, message in enumerate(example.messages):
+        if message.role == "assistant":
+            text = message.content.lstrip()
+            for tag in _FOREIGN:
+                if text.startswith(tag):
+                    detail = f"the text opens with {tag}; rewrite such traces with <think> tags"
+                    return Drop("foreign_think", f"message {index}: {detail}")
+    return None
 
 
 def _find(example: Example, reason: str, problems: dict[str, str]) -> Drop | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterator
 
 from data_builders.filters.drop import Drop
@@ -14,6 +15,7 @@ from data_builders.filters.schemas import UNUSABLE, declared, validator, violati
 from posttrain.records import Example, ToolCall
 
 MARKUP = "<tool_call>"
+_CALL_AS_TEXT = re.compile(r"<tool_call>\s*(?:\{|<function=)")
 _DECLARATION = "# Tools"
 
 
@@ -49,12 +51,20 @@ def bad_arguments(example: Example) -> Drop | None:
 
 
 def tool_markup(example: Example) -> Drop | None:
-    """Tool-call markup written as text although nothing declares a tool (NVIDIA's check)."""
-    if example.tools is not None or any(_DECLARATION in m.content for m in example.messages):
+    """Tool calls written as text: where no tool is declared (NVIDIA's check), or beside tools.
+
+    A template writes declared tools with instructions for its own notation of calls; an answer
+    that spells out another would contradict them.
+    """
+    if any(_DECLARATION in m.content for m in example.messages):
         return None
     for index, message in enumerate(example.messages):
-        if MARKUP in message.content or MARKUP in (message.reasoning or ""):
-            return Drop("tool_markup", f"message {index} contains {MARKUP}")
+        if example.tools is not None:
+            if message.role == "assistant" and _CALL_AS_TEXT.search(message.content):
+                detail = f"writes a {MARKUP} as text beside declared tools, not in tool_calls"
+                return Drop("tool_markup", f"message {index} {detail}")
+        elif MARKUP in message.content or MARKUP in (message.reasoning or ""):
+            return Drop("tool_markup", f"message {index} contains {MARKUP}, no tool is declared")
     return None
 
 

@@ -53,12 +53,13 @@ class StructuralFilters(Strict):
     empty_answer: bool = True  # an assistant turn without text and calls
     unclosed_think: bool = True  # a think tag without its partner
     nested_think: bool = True  # think tags inside or after a trace
+    foreign_think: bool = True  # a trace in other tags than <think>
     undeclared_tools: bool = True  # tool calls where no tool is declared
     unknown_tool: bool = True  # a call to a tool that is not declared
     unusable_schema: bool = True  # a called tool's schema cannot be checked
     bad_arguments: bool = True  # arguments that fail the declared schema
     unpaired_tool_result: bool = True  # results and calls that do not match
-    tool_markup: bool = True  # tool-call markup in text, no tools declared
+    tool_markup: bool = True  # tool calls written as text
 
 
 class SourceConfig(Strict):
@@ -66,8 +67,8 @@ class SourceConfig(Strict):
 
     Args:
         path: file, HF dataset directory or glob, or a list of them, relative to the base directory:
-            `.jsonl`, `.ndjson` (one object a line), `.json` (the same, or one array of objects), each
-            also `.gz` or `.zst`; `.parquet`.
+            `.jsonl`, `.ndjson` (one object a line), `.json` (the same, or one array of objects),
+            each also `.gz` or `.zst`; `.parquet`.
         hub: a Hugging Face dataset id, read as a stream at `revision` (a 40-digit commit).
         split: the split of a hub id, or of an HF directory that holds several.
         dialect: name it to forbid recognition by structure; rows that do not fit are dropped.

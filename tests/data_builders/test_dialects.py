@@ -267,12 +267,15 @@ def assistant(**more: Any) -> dict[str, Any]:
         ("malformed_message", {"instruction": "a", "output": "b", "history": [["c"]]}),
         ("malformed_message", {"instruction": "a", "output": "b", "history": "c"}),
         ("malformed_message", {"prompt": None, "completion": "b"}),
+        ("untrained_turn", assistant(weight=0)),
+        ("untrained_turn", assistant(train=False)),
         ("conflicting_reasoning", assistant(reasoning="a", reasoning_content="b")),
         ("conflicting_reasoning", assistant(reasoning="a", content="<think>b</think>4")),
         ("unsupported_content", assistant(content=[{"type": "image_url", "image_url": {}}])),
         ("unsupported_content", assistant(content=[{"type": ["text"], "text": "a"}])),
         ("unsupported_content", {"messages": OPENAI, "images": ["a.png"]}),
         ("malformed_tool_call", assistant(tool_calls=["{"])),
+        ("malformed_tool_call", assistant(tool_calls=[CALL], function_call={"name": "other"})),
         ("malformed_tool_call", assistant(tool_calls=[{"function": {"arguments": "{}"}}])),
         ("malformed_tool_call", assistant(tool_calls=[{"name": "f", "args": {"x": 1}}])),
         ("malformed_tool_call", {"conversations": [SHAREGPT[0],
@@ -302,3 +305,31 @@ def test_a_problem_can_be_written_down_whatever_the_row_holds() -> None:
 def test_a_named_dialect_is_never_left() -> None:
     assert problem({"messages": OPENAI}, dialect="alpaca") == "unrecognised"
     assert problem({"messages": OPENAI}, dialect="sharegpt") == "unrecognised"
+
+
+NULLS = dict.fromkeys(
+    ["messages", "conversations", "prompt", "completion", "instruction", "output", "response",
+     "chosen", "rejected", "system", "tools"]
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dialect", "row"),
+    [
+        ("openai", {"messages": OPENAI}),
+        ("sharegpt", {"conversations": SHAREGPT}),
+        ("prompt_completion", {"prompt": "2+2?", "completion": "4"}),
+        ("prompt_completion", {"prompt": "2+2?", "response": "4"}),
+        ("alpaca", {"instruction": "2+2?", "output": "4"}),
+        ("alpaca", {"instruction": "2+2?", "response": "4"}),
+        ("chosen_rejected", {"prompt": "2+2?", "chosen": "4", "rejected": "5"}),
+    ],
+)
+def test_null_columns_of_a_joined_table_say_nothing(dialect: str, row: dict[str, Any]) -> None:
+    found, conversation = read({**NULLS, **row})
+    assert (found, conversation.messages) == (dialect, PLAIN)
+
+
+def test_weights_that_train_an_answer_are_no_matter() -> None:
+    row = {"conversations": [{**SHAREGPT[0], "weight": 0}, {**SHAREGPT[1], "weight": 1}]}
+    assert read(row)[1].messages == PLAIN

@@ -62,7 +62,12 @@ BROKEN: list[tuple[str, Example, str]] = [
      chat(user(), calls("weather", "weather"), result(), answer(), tools=[WEATHER]), "unanswered"),
     ("unpaired_tool_result", chat(user(), calls("weather"), user(), answer(), tools=[WEATHER]),
      "message 1: call of 'weather' unanswered"),
+    ("foreign_think", chat(user(), answer("\n<|begin_of_thought|>\n4")), "rewrite such traces"),
+    ("foreign_think", chat(user(), answer("<thinking>hm</thinking>4")), "message 1: the text opens"),
     ("tool_markup", chat(user(), answer("<tool_call>\n<function=f>")), "message 1"),
+    ("tool_markup",
+     chat(user(), answer('<tool_call>\n{"name": "weather"}</tool_call>'), result(None), answer(),
+          tools=[WEATHER]), "beside declared tools"),
     ("tool_markup", chat(user(), answer(reasoning="<tool_call>")), "message 1"),
 ]  # fmt: skip
 

@@ -240,3 +240,40 @@ def test_rows_are_read_as_they_are_asked_for(tmp_path: Path) -> None:
     assert next(rows) == RawRow({"n": 0, "x" * 999: 0}, "a", 1)
     with pytest.raises(DataError, match=r"unreadable after line \d{4}:"):
         list(rows)
+
+
+CHAT: list[dict[str, Any]] = [{"messages": [{"role": "user", "content": "q"}], "n": 1}]
+
+
+@pytest.mark.parametrize("kind", ["numpy", "pandas", "arrow"])
+def test_a_saved_dataset_forgets_the_format_it_was_looked_at_in(tmp_path: Path, kind: str) -> None:
+    data = datasets.Dataset.from_list(CHAT)
+    data.set_format(kind, columns=["n"])
+    data.save_to_disk(str(tmp_path / "one"))
+    assert [row.row for row in raw(tmp_path, "one") if isinstance(row, RawRow)] == CHAT
+
+
+def test_media_columns_of_a_saved_dataset_are_named(tmp_path: Path) -> None:
+    data = datasets.Dataset.from_list([{**CHAT[0], "pic": {"bytes": b"x", "path": None}}])
+    data.cast_column("pic", datasets.Image()).save_to_disk(str(tmp_path / "one"))
+    with pytest.raises(DataError, match="'pic' holds media"):
+        raw(tmp_path, "one")
+
+
+def test_a_parquet_row_that_is_no_text_is_dropped_alone(tmp_path: Path) -> None:
+    offsets = pa.py_buffer(b"".join(n.to_bytes(4, "little") for n in (0, 1, 3, 4)))
+    prompts = pa.Array.from_buffers(pa.string(), 3, [None, offsets, pa.py_buffer(b"a\xff\xfeb")])
+    pq.write_table(pa.table({"prompt": prompts}), tmp_path / "a.parquet")
+    first, bad, last = raw(tmp_path, "a.parquet")
+    assert isinstance(first, RawRow)
+    assert isinstance(last, RawRow)
+    assert (first.row, last.row) == ({"prompt": "a"}, {"prompt": "b"})
+    assert isinstance(bad, BadRow)
+    assert (bad.reason, bad.line) == ("malformed_row", 2)
+
+
+def test_two_columns_of_one_name_are_no_table(tmp_path: Path) -> None:
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["x", "x"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="two columns are called 'x'"):
+        raw(tmp_path, "a.parquet")
