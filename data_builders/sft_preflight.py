@@ -81,7 +81,7 @@ def check_probe(
 
     Raises:
         ConfigError: packs are too small for this source, a prompt is tokenised otherwise than at
-            inference, or no end token is trained.
+            inference, reasoning is not rendered, or no end token is trained.
     """
     sequences = probe.sequences
     if not sequences:
@@ -90,6 +90,7 @@ def check_probe(
         return [f"source {probe.name!r}: none of its first {probe.rows} rows was kept{why}"]
     _check_capacity(probe.name, sequences, recipe)
     _check_boundary(probe.name, sequences, preparer)
+    _check_reasoning(probe)
     if not any(set(stop_ids) & set(_trained_ids(s)) for s in sequences):
         raise ConfigError(
             f"source {probe.name!r}: no end token (ids {list(stop_ids)}) is trained in its first "
@@ -136,9 +137,26 @@ def _check_boundary(name: str, sequences: Sequence[PreparedSequence], preparer: 
         if sequence.tokens.ids[: sequence.tokens.spans[0]] != ids:
             raise ConfigError(
                 f"source {name!r}: this tokenizer encodes a prompt in pieces otherwise than as one "
-                "text (it adds something at the start of a text), so training would not see what "
-                "inference sees; use a byte-level tokenizer, or one without a prefix space"
+                "text (it adds something to a text, or a special token does not always split), so "
+                "training would not see what inference sees"
             )
+
+
+def _check_reasoning(probe: Probe) -> None:
+    """A template that knows no reasoning leaves it out without a word."""
+    traces = shown = 0
+    for prepared in probe.prepared:
+        texts = [s.sample.text for s in prepared.sequences]
+        for message in prepared.example.messages if texts else ():
+            if message.role == "assistant" and message.reasons:
+                traces += 1
+                shown += any((message.reasoning or "").strip() in text for text in texts)
+    if traces and not shown:
+        raise ConfigError(
+            f"source {probe.name!r}: the chat template leaves reasoning out, none of {traces} "
+            "traces in its first records is rendered. Choose another tokenizer.chat_template, or "
+            "set the source's reasoning: {strip: 1.0} to train its answers alone"
+        )
 
 
 def _trained_ids(sequence: PreparedSequence) -> list[int]:

@@ -19,6 +19,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from posttrain.errors import ConfigError
 from posttrain.models.tokenizer import load_tokenizer
 
+_SPACES = ("\u2581", "\u0120")  # how SentencePiece and byte-level vocabularies write a space
+
 
 def load_any_tokenizer(path: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:
     """A tokenizer from a directory, or from the hub when `path` is no directory.
@@ -67,7 +69,8 @@ def encoder_of(tokenizer: PreTrainedTokenizerBase) -> Encoder:
     """The encoder of a fast tokenizer, with any saved truncation or padding switched off.
 
     Raises:
-        ConfigError: a tokenizer without a `tokenizers` backend.
+        ConfigError: a tokenizer without a `tokenizers` backend, or one that puts a space before
+            every text: a completion tokenised apart from its prompt would begin with it.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, tokenizers.Tokenizer):
@@ -78,4 +81,11 @@ def encoder_of(tokenizer: PreTrainedTokenizerBase) -> Encoder:
     own = copy.deepcopy(backend)
     own.no_truncation()
     own.no_padding()
+    first = own.encode("a", add_special_tokens=False).tokens[:1]
+    if first and first[0].startswith(_SPACES):
+        raise ConfigError(
+            f"the tokenizer {tokenizer.name_or_path!r} puts a space before every text, so a "
+            "completion would begin with one that its text does not have; set add_prefix_space or "
+            "prepend_scheme in its tokenizer.json so that it adds none"
+        )
     return Encoder(own, hashlib.sha256(own.to_str().encode()).hexdigest())

@@ -12,8 +12,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from data_builders.sft_preflight import check_probe, probe_source
+from data_builders.sft_prepare import Preparer
+from data_builders.sft_source import control_plan
 from posttrain.artifacts import Counts, StageDir, read_artifact
 from posttrain.chat import nemotron_3_nano_template
+from posttrain.config.build_sft import BuildSftConfig
+from posttrain.config.load import load_recipe
 from posttrain.errors import ConfigError, DataError
 from posttrain.models.encoding import encoder_of, load_any_tokenizer
 from tests.data_builders.small_build import (
@@ -441,6 +446,56 @@ def test_a_template_that_reads_the_clock_is_refused(tmp_path):
     }
     with pytest.raises(ConfigError, match=r"writes today's date.*date_string"):
         build(write_recipe(tmp_path, tokenizer=tokenizer))
+
+
+def test_a_template_without_reasoning_is_refused_for_data_that_reasons(tmp_path):
+    (tmp_path / "chatml.jinja").write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    tokenizer = {
+        "path": str(write_tokenizer(tmp_path / "tokenizer")),
+        "chat_template": str(tmp_path / "chatml.jinja"),
+    }
+    recipe = write_recipe(tmp_path, tokenizer=tokenizer)
+    with pytest.raises(ConfigError, match=r"leaves reasoning out, none of \d+ traces"):
+        build(recipe)
+    build(recipe, "reasoning.strip=1.0")
+    assert {row["reasoning"] for row in index(tmp_path / "out")} == {"off"}
+
+
+@pytest.mark.parametrize("prefix", ["Metaspace", "ByteLevel"])
+def test_a_tokenizer_that_begins_every_text_with_a_space_is_refused(tmp_path, prefix):
+    folder = write_tokenizer(tmp_path / "spaced")
+    raw = json.loads((folder / "tokenizer.json").read_text())
+    raw["pre_tokenizer"] = (
+        {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+        if prefix == "ByteLevel"
+        else {"type": "Metaspace", "replacement": "Ġ", "prepend_scheme": "always", "split": True}
+    )
+    (folder / "tokenizer.json").write_text(json.dumps(raw))
+    with pytest.raises(ConfigError, match="puts a space before every text"):
+        build(write_recipe(tmp_path, tokenizer={"path": str(folder)}))
+
+
+def test_a_prompt_tokenised_otherwise_in_pieces_is_refused(tmp_path):
+    recipe = load_recipe(write_recipe(tmp_path), BuildSftConfig)
+
+    def with_a_start_token(texts):
+        return [[0, *(ord(c) for c in text)] for text in texts]
+
+    preparer = Preparer(
+        template=nemotron_3_nano_template(),
+        encode=with_a_start_token,
+        offsets=lambda text: [(i, i + 1) for i in range(len(text))],
+        control=control_plan(recipe, recipe.sources[0]),
+        mask_close=False,
+        capacity=4096,
+        clip_overlong=False,
+    )
+    probe = probe_source(recipe, recipe.sources[0], preparer, Path())
+    with pytest.raises(ConfigError, match="encodes a prompt in pieces otherwise than as one"):
+        check_probe(probe, recipe, preparer, decode=str, stop_ids=[ord("\n")])
 
 
 def test_an_output_directory_of_another_config_is_refused(world):
