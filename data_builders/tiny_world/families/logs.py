@@ -1,15 +1,16 @@
 """Interpreting a small table or log among distractors; difficulty is the number of lines minus 2.
 
-    ana 4 / ben 3 / ana 5 — "How many for ana?"  →  ana / ana 4 yes 0+4=4 / ben 3 no 4 / …  →  9
+    a ana 4 / b ben 3 / c ana 5 — "How many for ana?"  →  a ana 4 yes 0+4=4 / b ben 3 no 4 / …  →  9
 
 Only some lines count, and the question does not say how to find them (`steps` does say). Up to
-difficulty 2 one word decides whether a line counts; from 3 on two words must fit.
+difficulty 2 one word decides whether a line counts; from 3 on two words must fit. Each line
+begins with a letter: names repeat, and a line that is copied is found by what does not.
 """
 
 from __future__ import annotations
 
 from data_builders.tiny_world.drafts import Draft, Draw, assistant, reason, user
-from data_builders.tiny_world.vocabulary import LEVELS, PEOPLE, SERVICES, THINGS
+from data_builders.tiny_world.vocabulary import LETTERS, LEVELS, PEOPLE, SERVICES, THINGS
 
 TABLE_WORDINGS = (
     "{table}\nHow many for {asked}?",
@@ -36,25 +37,29 @@ def _labels(draw: Draw, first: tuple[str, ...], second: tuple[str, ...]) -> tupl
     return pool[0], labels
 
 
+def _line(place: int, *words: object) -> str:
+    return " ".join([LETTERS[place], *map(str, words)])
+
+
 def _table(draw: Draw) -> tuple[str, list[str], list[str], int]:
     asked, labels = _labels(draw, PEOPLE, THINGS)
     rows = [(label, draw.rng.randint(1, 5)) for label in labels]
     total, steps = 0, [asked]
-    for label, count in rows:
+    for place, (label, count) in enumerate(rows):
         counts = label == asked
         found = f"yes {total}+{count}={total + count}" if counts else f"no {total}"
-        steps.append(f"{label} {count} {found}")
+        steps.append(_line(place, label, count, found))
         total += count if counts else 0
-    return asked, [f"{label} {count}" for label, count in rows], steps, total
+    return asked, [_line(place, *row) for place, row in enumerate(rows)], steps, total
 
 
 def _log(draw: Draw) -> tuple[str, list[str], list[str], int]:
     asked, labels = _labels(draw, SERVICES, LEVELS)
     seen, steps = 0, [asked]
-    for label in labels:
+    for place, label in enumerate(labels):
         seen += label == asked
-        steps.append(f"{label} {'yes' if label == asked else 'no'} {seen}")
-    return asked, labels, steps, seen
+        steps.append(_line(place, label, "yes" if label == asked else "no", seen))
+    return asked, [_line(place, label) for place, label in enumerate(labels)], steps, seen
 
 
 def make(draw: Draw) -> Draft:
