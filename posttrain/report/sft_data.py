@@ -5,23 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from posttrain.artifacts import Manifest
 from posttrain.report.charts import Bar, bars
 from posttrain.report.html import (
     Markup,
-    bar,
     figure,
-    folded,
     paragraph,
     percent,
-    signed_percent,
     table,
     text,
 )
 from posttrain.report.lineage import Node, listed_rows
 from posttrain.report.page import Page
+from posttrain.report.samples import sample_conversations
+from posttrain.report.sft_sources import drops, mixture, origins
 
-SHOWN_SAMPLES = 12
-SHOWN_CHARACTERS = 6000
 Facts = Mapping[str, Any]
 
 
@@ -30,8 +28,9 @@ def add_sft_data(page: Page, node: Node) -> None:
     assert node.manifest is not None
     facts = node.manifest.facts
     for title, needed, write in (
-        ("Mixture", ("sources",), _mixture),
-        ("Drops by source", ("sources",), _drops),
+        ("Mixture", ("sources",), mixture),
+        ("Drops by source", ("sources",), drops),
+        ("Sources", ("sources", "inputs", "template"), origins),
         ("Lengths", ("histograms",), _lengths),
         ("Reasoning control", ("control", "histograms"), _control),
         ("Packing", ("splits", "capacity", "histograms"), _packing),
@@ -45,97 +44,7 @@ def add_sft_data(page: Page, node: Node) -> None:
     if rows is None:
         page.leave_out("Sample conversations", f"{node.name} lists no samples.jsonl")
     else:
-        page.add("Sample conversations", *_samples(rows))
-
-
-def _mixture(facts: Facts) -> list[str]:
-    sources: Mapping[str, Any] = facts["sources"]
-    largest = max((s["shares"]["tokens"] for s in sources.values()), default=1.0)
-    rows: list[list[object]] = []
-    for name, source in sources.items():
-        asked, got, shares = source["requested"], source["realised"], source["shares"]
-        rows.append(
-            [
-                name,
-                _asked(asked),
-                None if asked is None else signed_percent(asked["difference"]),
-                f"{got['epochs']:.2f}",
-                got["rows"],
-                got["tokens"],
-                got["trained"],
-                *(percent(shares[unit]) for unit in ("rows", "tokens", "trained")),
-                bar(shares["tokens"], of=largest),
-            ]
-        )
-    sums = [sum(s["realised"][u] for s in sources.values()) for u in ("rows", "tokens", "trained")]
-    rows.append(["all", "", "", "", *sums, "", "", "", ""])
-    head = ["source", "asked for", "off by", "epochs", "rows", "tokens", "trained"]
-    head += ["% rows", "% tokens", "% trained", ""]
-    return [
-        paragraph(
-            "What the recipe asked for, and what was realised; repeats over epochs count. "
-            "“Off by” is the relative difference in the unit asked for."
-        ),
-        table(head, rows, numeric=range(1, 10), total=True),
-    ]
-
-
-def _asked(asked: Mapping[str, Any] | None) -> str:
-    if asked is None:
-        return "each once"
-    share = "" if asked["share"] is None else f" ({percent(asked['share'])})"
-    return f"{asked['amount']:,.0f} {asked['unit']}{share}"
-
-
-def _drops(facts: Facts) -> list[str]:
-    sources: Mapping[str, Any] = facts["sources"]
-    reasons = sorted({reason for s in sources.values() for reason in s["dropped"]})
-    head = ["source", "in", "kept", "held out", "dropped"]
-    if len(reasons) <= 5:
-        rows: list[list[object]] = [
-            [*_books(name, s), *(s["dropped"].get(reason, 0) or None for reason in reasons)]
-            for name, s in sources.items()
-        ]
-        totals = [sum(s["dropped"].get(r, 0) for s in sources.values()) for r in reasons]
-        rows.append([*_all_books(sources), *totals])
-        counted = table([*head, *reasons], rows, numeric=range(1, 5 + len(reasons)), total=True)
-    else:
-        rows = [[*_books(name, s), _by_reason(s["dropped"])] for name, s in sources.items()]
-        rows.append([*_all_books(sources), ""])
-        counted = table([*head, "by reason"], rows, numeric=range(1, 5), total=True)
-    lost = {name: s["sequences_lost"] for name, s in sources.items() if s.get("sequences_lost")}
-    return [
-        paragraph(
-            "Rows. Kept includes those held out for evaluation; not_sampled are rows that the "
-            "mixture did not need."
-        ),
-        counted,
-        _lost_sequences(lost),
-    ]
-
-
-def _books(name: str, source: Mapping[str, Any]) -> list[object]:
-    dropped = sum(source["dropped"].values())
-    return [name, source["in"], source["kept"], source["held_out"], dropped]
-
-
-def _all_books(sources: Mapping[str, Any]) -> list[object]:
-    columns = zip(*(_books(name, s)[1:] for name, s in sources.items()), strict=True)
-    return ["all", *(sum(int(str(value)) for value in column) for column in columns)]
-
-
-def _by_reason(dropped: Mapping[str, int]) -> str:
-    ordered = sorted(dropped.items(), key=lambda pair: (-pair[1], pair[0]))
-    return ", ".join(f"{reason} {number:,}" for reason, number in ordered if number)
-
-
-def _lost_sequences(lost: Mapping[str, Mapping[str, int]]) -> str:
-    if not lost:
-        return ""
-    rows = [[name, _by_reason(reasons)] for name, reasons in lost.items()]
-    return paragraph("Sequences lost from conversations that were kept or dropped:") + table(
-        ["source", "sequences"], rows
-    )
+        page.add("Sample conversations", *sample_conversations(rows))
 
 
 def _lengths(facts: Facts) -> list[str]:
@@ -171,15 +80,19 @@ def _lengths(facts: Facts) -> list[str]:
 def _control(facts: Facts) -> list[str]:
     sources: Mapping[str, Any] = facts.get("sources", {})
     rows: list[list[object]] = [
-        [name, *_control_row(source["control"])] for name, source in sources.items()
+        [name, *_control_row(source["control"])]
+        for name, source in sources.items()
+        if source["control"].get("reasoned")
     ]
+    without = len(sources) - len(rows)
     rows.append(["all", *_control_row(facts["control"])])
     head = ["source", "records with reasoning", "stripped", "share"]
     head += ["traces", "cut to a budget", "share", "too short to cut"]
     parts = [
         paragraph(
             "Reasoning is switched off for some records, and some traces are cut to a budget, "
-            "chosen by a keyed hash of the record's id. Counted before the mixture is drawn."
+            "chosen by a keyed hash of the record's id. Counted before the mixture is drawn. "
+            + (f"{without} sources have no reasoning and are not listed." if without else "")
         ),
         table(head, rows, numeric=range(1, 8), total=True),
     ]
@@ -256,35 +169,21 @@ def _fill_bars(fills: Sequence[int]) -> list[Bar]:
     return [Bar(f"{10 * k} %", [number]) for k, number in enumerate(tens)]
 
 
-def _samples(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Samples of as many sources as there is room for, one of each in turn."""
-    by_source: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        by_source.setdefault(row["source"], []).append(row)
-    turns = max((len(some) for some in by_source.values()), default=0)
-    dealt = [some[k] for k in range(turns) for some in by_source.values() if k < len(some)]
-    chats = [_sample(row, opened=place == 0) for place, row in enumerate(dealt[:SHOWN_SAMPLES])]
-    key = Markup('<mark style="background:var(--soft);color:var(--ink)">Highlighted</mark>')
-    note = paragraph(key, " text is trained on; the rest is only read.")
-    return [note, *chats] if chats else []
+def headline(manifest: Manifest) -> list[tuple[str, str, str]]:
+    """Tiles of a data set."""
+    counts = manifest.counts
+    found = [(f"{counts.kept:,}", "rows kept", f"of {counts.rows_in:,}")]
+    if "splits" in manifest.facts:
+        train = manifest.facts["splits"]["train"]
+        share = percent(train["trained"] / train["tokens"], 0) if train["tokens"] else "–"
+        size = f"{train['tokens'] / 1e6:,.2f} M"
+        found.append((size, "training tokens", f"{share} trained, repeats counted"))
+        found.append(fill(manifest.facts))
+    return found
 
 
-def _sample(row: Mapping[str, Any], *, opened: bool) -> str:
-    pieces: list[str] = []
-    room = SHOWN_CHARACTERS
-    for _, trained, words in row["segments"]:
-        shown = text(words[:room])
-        pieces.append(f"<mark>{shown}</mark>" if trained else shown)
-        room -= len(words)
-        if room <= 0:
-            pieces.append(
-                f'<span class="faint"> … {-room:,} characters more and what follows</span>'
-            )
-            break
-    budget = f", cut to {row['budget']} tokens" if row["budget"] is not None else ""
-    about = f"turn {row['turn']}, reasoning {row['reasoning']}{budget}, {row['tokens']:,} tokens"
-    summary = Markup(
-        f"<b>{text(row['source'])}</b> &middot; {text(about)} &middot; "
-        f"<code>{text(row['record_id'][:12])}</code>"
-    )
-    return folded(summary, f'<pre class="chat">{"".join(pieces)}</pre>', opened=opened)
+def fill(facts: Facts) -> tuple[str, str, str]:
+    """The tile of how full packs are."""
+    train = facts["splits"]["train"]
+    packs = f"{train['packs']:,} packs of {facts['capacity']:,}"
+    return percent(train["fill"], 2), "packing fill", packs

@@ -33,7 +33,7 @@ th:last-child,td:last-child{padding-right:2px}
 thead th{border-bottom:1px solid var(--third)}
 .n{text-align:right}td.n,td:first-child{white-space:nowrap}
 tr.total td{font-weight:650;border-top:1px solid var(--third)}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:14px 24px;
+.tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(160px,1fr));gap:14px 24px;
 margin:22px 0 8px}
 .tile{border-top:2px solid var(--accent);padding-top:8px}
 .tile b{display:block;font-size:25px;line-height:1.15;font-weight:650;

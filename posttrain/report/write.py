@@ -17,11 +17,12 @@ from posttrain.artifacts import atomic_write_text
 from posttrain.errors import DataError
 from posttrain.report.accuracy import add_accuracy
 from posttrain.report.accuracy import headline as accuracy_headline
-from posttrain.report.html import percent, tiles
+from posttrain.report.html import tiles
 from posttrain.report.lineage import Node, trace
 from posttrain.report.page import Page
 from posttrain.report.provenance import add_counts, add_provenance
-from posttrain.report.sft_data import add_sft_data
+from posttrain.report.sft_data import add_sft_data, fill
+from posttrain.report.sft_data import headline as data_headline
 from posttrain.report.tiny_world import add_tiny_world
 from posttrain.report.training import add_training
 from posttrain.report.training import headline as training_headline
@@ -86,10 +87,11 @@ def headline(
         facts = node.manifest.facts if node.manifest is not None else {}
         if node.kind == "checkpoint" and node.depth == 0:
             found += training_headline(facts)
-        if node.kind == "sft_data" and "splits" in facts:
-            train = facts["splits"]["train"]
-            packs = f"{train['packs']:,} packs of {facts['capacity']:,}"
-            found.append((percent(train["fill"], 2), "packing fill", packs))
+        if node.kind == "sft_data" and node.manifest is not None:
+            if node.depth == 0:
+                found += data_headline(node.manifest)
+            elif "splits" in facts:
+                found.append(fill(facts))
     return found[:6]
 
 

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from posttrain.artifacts import StageDir, read_artifact
+from posttrain.artifacts import Counts, StageDir, read_artifact
 from posttrain.errors import DataError
 from posttrain.report import write_report
 from tests.report.conftest import LOG, write_checkpoint
@@ -79,7 +79,7 @@ def test_a_checkpoint_shows_its_whole_lineage(run):
     assert "url(" not in page
     assert "@import" not in page
     assert sections(page) == [
-        "Training", "Speed", "Mixture", "Drops by source", "Lengths", "Reasoning control",
+        "Training", "Speed", "Mixture", "Drops by source", "Sources", "Lengths", "Reasoning control",
         "Packing", "Sample conversations", "Tiny world", "Counts", "Provenance",
         "Not in this report",
     ]  # fmt: skip
@@ -269,3 +269,14 @@ def test_the_report_loads_nothing_heavy():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_an_artifact_without_facts_says_what_is_missing(tmp_path):
+    stage = StageDir.open(tmp_path / "bare", kind="sft_data", config={})
+    stage.finish(counts=Counts(3, 2, {"empty_answer": 1}), files={})
+    page = write_report(tmp_path / "bare").read_text()
+    assert sections(page) == ["Counts", "Provenance", "Not in this report"]
+    missing = section(page, "Not in this report")
+    assert "Mixture: bare has no facts on sources" in missing
+    assert "Sample conversations: bare lists no samples.jsonl" in missing
+    assert 'dropped: empty_answer</td><td class="n">1</td>' in page
