@@ -34,6 +34,7 @@ _CONSTANTS: dict[str, Any] = {
 }  # fmt: skip
 _COMPARISONS = ("==", "!=", "<=", ">=", "<", ">", "in", "not")
 _DEEPEST = 50
+_LONGEST_NUMBER = 400  # beyond any field's value, and far below where Python refuses to convert
 
 
 class Unknown(Exception):
@@ -253,6 +254,8 @@ class _Parser:
             return self._list()
         if kind in ("end", "op") or value in ("and", "or", "in", "not"):
             self.fail("expected a field or a value")
+        if kind == "number" and len(value) > _LONGEST_NUMBER:
+            self.fail("a number too long to be one")
         self.advance()
         if kind == "number":
             return Constant(float(value) if re.search(r"[.eE]", value) else int(value))

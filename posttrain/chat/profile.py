@@ -42,6 +42,7 @@ class Profile:
     `composable`: a user turn rendered alone gives the same text as at the end of its conversation,
     so each message needs rendering at most twice however many turns there are. `tags` matches the
     template's own markup; a conversation that contains some is rendered turn by turn in full.
+    `leaves_out` names what the template does not write and does not refuse either.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Profile:
     tags: re.Pattern[str]
     control_tokens: re.Pattern[str]
     probes_agreed: int
+    leaves_out: tuple[str, ...] = ()
 
     def describe(self) -> str:
         """One line for the log: how text is split and what the mask leaves out."""
@@ -63,7 +65,8 @@ class Profile:
         mask = "" if self.mode == "generation-tags" else "; generation prompt untrained"
         if self.prompts.empty:
             mask = "; the generation prompt is empty"
-        return f"{self.name} (sha256 {self.digest[:12]}): {how}{mask}"
+        lost = f"; SILENTLY LEAVES OUT {' and '.join(self.leaves_out)}" if self.leaves_out else ""
+        return f"{self.name} (sha256 {self.digest[:12]}): {how}{mask}{lost}"
 
 
 @functools.lru_cache(maxsize=64)
@@ -84,7 +87,27 @@ def profile_of(template: ChatTemplate) -> Profile:
         tags=_tag_pattern(template.source),
         control_tokens=_control_pattern(template),
         probes_agreed=agreed,
+        leaves_out=_left_out(template),
     )
+
+
+def _left_out(template: ChatTemplate) -> tuple[str, ...]:
+    """What a template drops without a word, though it writes the rest of the conversation."""
+    call = ToolCall("look_up", "{}", id="call00000")
+    shapes: tuple[tuple[str, str, Message], ...] = (
+        ("reasoning", "trace0", Message("assistant", "a0", reasoning="trace0")),
+        ("tool calls", "look_up", Message("assistant", tool_calls=(call,))),
+    )
+    found: list[str] = []
+    for what, sign, message in shapes:
+        rows = [message_to_template(m) for m in (Message("user", "q0"), message)]
+        try:
+            text = template.text(rows, enable_thinking=what == "reasoning")
+        except RenderError:
+            continue  # it refuses such conversations, and says so for each
+        if sign not in text:
+            found.append(what)
+    return tuple(found)
 
 
 def _generation_prompts(template: ChatTemplate) -> Prompts:

@@ -65,7 +65,7 @@ def test_a_template_at_fault_is_refused(source: str):
 def test_without_a_generation_prompt_the_answer_right_behind_the_question_is_trained():
     variables = {"bos_token": "<s>", "eos_token": "</s>"}
     template = ChatTemplate(LLAMA_2, name="llama2", variables=variables, special_tokens=("</s>",))
-    assert profile_of(template).describe().endswith("the generation prompt is empty")
+    assert profile_of(template).prompts.empty
     messages = [Message("system", "s"), user("q"), says(" a"), user("p"), says("b")]
     (sample,) = training_samples(example(*messages), template)
     assert sample.text == hf_text(LLAMA_2, messages, None, **variables)
@@ -145,3 +145,13 @@ def test_the_work_for_a_segment_does_not_grow_with_the_conversation(
     (sample,) = training_samples(example(*messages), NANO)
     # one binary search a segment, and no walk over the messages
     assert len(looked_up) == len(sample.segments)
+
+
+def test_what_a_template_drops_without_a_word_is_said():
+    chatml = (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    said = profile_of(ChatTemplate(chatml)).describe()
+    assert said.endswith("; SILENTLY LEAVES OUT reasoning and tool calls")
+    assert profile_of(NANO).leaves_out == ()

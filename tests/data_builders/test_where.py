@@ -78,6 +78,7 @@ def test_names_its_fields() -> None:
         ("a not b", 7),
         ("a == 'unclosed", 5),
         ("a == 1 or", 10),
+        ("a == " + "9" * 5000, 6),
     ],
 )
 def test_points_at_what_it_cannot_read(text: str, column: int) -> None:
