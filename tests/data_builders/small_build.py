@@ -155,3 +155,12 @@ def index(out: Path, split: str = "train") -> list[dict[str, Any]]:
 def manifest(out: Path) -> dict[str, Any]:
     """The manifest as written."""
     return json.loads((out / "manifest.json").read_text("utf-8"))
+
+
+def shard_bytes(out: Path) -> dict[str, bytes]:
+    """The bytes of every file that holds data."""
+    return {
+        str(path.relative_to(out)): path.read_bytes()
+        for folder in ("packed", "index")
+        for path in sorted((out / folder).iterdir())
+    }

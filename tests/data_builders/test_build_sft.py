@@ -4,34 +4,25 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
-import yaml
 
-from data_builders.sft_preflight import check_probe, probe_source
-from data_builders.sft_prepare import Preparer
-from data_builders.sft_source import control_plan
 from posttrain.artifacts import Counts, StageDir, read_artifact
 from posttrain.chat import nemotron_3_nano_template
-from posttrain.config.build_sft import BuildSftConfig
-from posttrain.config.load import load_recipe
-from posttrain.errors import ConfigError, DataError
+from posttrain.errors import DataError
 from posttrain.models.encoding import encoder_of, load_any_tokenizer
 from tests.data_builders.small_build import (
-    ROOT,
     build,
     index,
     manifest,
     packs,
     plain_rows,
     reasoning_rows,
+    shard_bytes,
     write_recipe,
     write_rows,
-    write_tokenizer,
 )
 
 
@@ -41,21 +32,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("world")
     build(write_recipe(folder, shards={"packs": 7}))
     return folder
-
-
-def shard_bytes(out: Path) -> dict[str, bytes]:
-    """The bytes of every file that holds data."""
-    return {
-        str(path.relative_to(out)): path.read_bytes()
-        for folder in ("packed", "index")
-        for path in sorted((out / folder).iterdir())
-    }
-
-
-def edit(recipe: Path, **keys: object) -> Path:
-    raw = yaml.safe_load(recipe.read_text()) | keys
-    recipe.write_text(yaml.safe_dump(raw, sort_keys=False))
-    return recipe
 
 
 def test_books_balance_and_agree_with_the_shards(world):
@@ -208,58 +184,6 @@ def test_another_seed_gives_other_packs(world, tmp_path):
     assert shard_bytes(tmp_path / "other") != shard_bytes(world / "out")
 
 
-KILLER = """
-import os, sys
-sys.path.insert(0, {root!r})
-import data_builders.sft_source as source, data_builders.shards as shards
-calls = 0
-def kill_at(original, number):
-    def call(*args, **kwargs):
-        global calls
-        calls += 1
-        if calls == number:
-            os._exit(9)
-        return original(*args, **kwargs)
-    return call
-{patch}
-from tests.data_builders.small_build import build
-from pathlib import Path
-build(Path({recipe!r}), "out=" + {out!r})
-"""
-
-
-def test_killed_twice_and_resumed_gives_the_same_bytes(world, tmp_path, monkeypatch):
-    recipe, out = str(world / "recipe.yaml"), str(tmp_path / "killed")
-    patches = [
-        # in the second source, after the first is spooled
-        "source.prepare = kill_at(source.prepare, 3)",
-        # in the second shard
-        "shards.ShardWriter.write = kill_at(shards.ShardWriter.write, 10)",
-    ]
-    for patch in patches:
-        code = KILLER.format(root=str(ROOT), patch=patch, recipe=recipe, out=out)
-        done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
-        assert done.returncode == 9, done.stderr.decode()[-2000:]
-        assert not (Path(out) / "manifest.json").exists()
-    # both sources were spooled before the second kill: nothing is prepared again
-    monkeypatch.setattr("data_builders.sft_source.prepare", None)
-    build(Path(recipe), f"out={out}")
-    assert manifest(Path(out))["digest"] == manifest(world / "out")["digest"]
-    assert shard_bytes(Path(out)) == shard_bytes(world / "out")
-
-
-def test_a_finished_build_is_left_alone_until_its_input_changes(tmp_path, capsys):
-    recipe = write_recipe(tmp_path)
-    build(recipe)
-    before = (tmp_path / "out" / "manifest.json").stat().st_mtime_ns
-    build(recipe)
-    assert "nothing to do" in capsys.readouterr().out
-    assert (tmp_path / "out" / "manifest.json").stat().st_mtime_ns == before
-    write_rows(tmp_path / "plain.jsonl", plain_rows(299))
-    with pytest.raises(ConfigError, match=r"before its input changed \(plain.jsonl\)"):
-        build(recipe)
-
-
 def test_dry_run_prints_a_plan_and_writes_nothing(tmp_path, capsys):
     recipe = write_recipe(tmp_path)
     build(recipe, "--dry-run")
@@ -375,131 +299,3 @@ def _without_shares(folder: Path) -> list[dict]:
             "licence": "CC0-1.0",
         },
     ]
-
-
-UNSAFE = "{% for m in messages %}{{ m.__class__.__mro__ }}{% endfor %}"
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "pattern"),
-    [
-        (
-            {"packng": {"capacity": 9}},
-            ConfigError,
-            r"unknown key 'packng' \(did you mean 'packing'",
-        ),
-        ({"packing": {"capacity": "big"}}, ConfigError, r"packing.capacity.*found 'big'"),
-        ({"packing": {"capacity": 48}}, ConfigError, r"48 is shorter than the prompts of source"),
-        ({"held_out": {"rate": 0.1, "rows": 3}}, ConfigError, "exactly one of rate and rows"),
-        ({"tokenizer": {"path": "no/such/folder"}}, ConfigError, "no such directory"),
-        ({"mixture": {"total": 10_000_000}}, DataError, r"'reasoning': 8,000,000 tokens requested"),
-    ],
-)
-def test_broken_recipes_say_what_to_do(tmp_path, change, error, pattern):
-    with pytest.raises(error, match=pattern):
-        build(edit(write_recipe(tmp_path), **change))
-
-
-@pytest.mark.parametrize(
-    ("source", "pattern"),
-    [
-        ({"dialect": "sharegtp"}, r"sources.0.dialect.*'openai'.*found 'sharegtp'"),
-        ({"path": "reasonin.jsonl"}, "'reasonin.jsonl' does not exist"),
-        ({"share": 0.7}, "shares sum to 0.9, they must sum to 1"),
-        ({"where": "levl == 1"}, "levl"),
-    ],
-)
-def test_broken_sources_say_what_to_do(tmp_path, source, pattern):
-    recipe = write_recipe(tmp_path)
-    raw = yaml.safe_load(recipe.read_text())
-    raw["sources"][0] |= source
-    with pytest.raises(ConfigError, match=pattern):
-        build(edit(recipe, sources=raw["sources"]))
-
-
-def test_pad_that_is_the_end_token_is_refused(tmp_path):
-    recipe = write_recipe(tmp_path)
-    write_tokenizer(tmp_path / "tokenizer", pad_token="<|im_end|>")  # noqa: S106 - no password
-    with pytest.raises(ConfigError, match=r"pad and end of turn are both '<\|im_end\|>'"):
-        build(recipe)
-
-
-def test_an_unsafe_template_is_refused(tmp_path):
-    (tmp_path / "unsafe.jinja").write_text(UNSAFE)
-    tokenizer = {
-        "path": str(write_tokenizer(tmp_path / "tokenizer")),
-        "chat_template": str(tmp_path / "unsafe.jinja"),
-    }
-    with pytest.raises(ValueError, match=r"unsafe\.jinja.*"):
-        build(write_recipe(tmp_path, tokenizer=tokenizer))
-
-
-def test_a_template_that_reads_the_clock_is_refused(tmp_path):
-    (tmp_path / "clock.jinja").write_text(
-        "{{ strftime_now('%d %b') }}{% for m in messages %}<|im_start|>{{ m.role }}\n"
-        "{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    tokenizer = {
-        "path": str(write_tokenizer(tmp_path / "tokenizer")),
-        "chat_template": str(tmp_path / "clock.jinja"),
-    }
-    with pytest.raises(ConfigError, match=r"writes today's date.*date_string"):
-        build(write_recipe(tmp_path, tokenizer=tokenizer))
-
-
-def test_a_template_without_reasoning_is_refused_for_data_that_reasons(tmp_path):
-    (tmp_path / "chatml.jinja").write_text(
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    tokenizer = {
-        "path": str(write_tokenizer(tmp_path / "tokenizer")),
-        "chat_template": str(tmp_path / "chatml.jinja"),
-    }
-    recipe = write_recipe(tmp_path, tokenizer=tokenizer)
-    with pytest.raises(ConfigError, match=r"leaves reasoning out, none of \d+ traces"):
-        build(recipe)
-    build(recipe, "reasoning.strip=1.0")
-    assert {row["reasoning"] for row in index(tmp_path / "out")} == {"off"}
-
-
-@pytest.mark.parametrize("prefix", ["Metaspace", "ByteLevel"])
-def test_a_tokenizer_that_begins_every_text_with_a_space_is_refused(tmp_path, prefix):
-    folder = write_tokenizer(tmp_path / "spaced")
-    raw = json.loads((folder / "tokenizer.json").read_text())
-    raw["pre_tokenizer"] = (
-        {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
-        if prefix == "ByteLevel"
-        else {"type": "Metaspace", "replacement": "Ġ", "prepend_scheme": "always", "split": True}
-    )
-    (folder / "tokenizer.json").write_text(json.dumps(raw))
-    with pytest.raises(ConfigError, match="puts a space before every text"):
-        build(write_recipe(tmp_path, tokenizer={"path": str(folder)}))
-
-
-def test_a_prompt_tokenised_otherwise_in_pieces_is_refused(tmp_path):
-    recipe = load_recipe(write_recipe(tmp_path), BuildSftConfig)
-
-    def with_a_start_token(texts):
-        return [[0, *(ord(c) for c in text)] for text in texts]
-
-    preparer = Preparer(
-        template=nemotron_3_nano_template(),
-        encode=with_a_start_token,
-        offsets=lambda text: [(i, i + 1) for i in range(len(text))],
-        control=control_plan(recipe, recipe.sources[0]),
-        mask_close=False,
-        capacity=4096,
-        clip_overlong=False,
-    )
-    probe = probe_source(recipe, recipe.sources[0], preparer, Path())
-    with pytest.raises(ConfigError, match="encodes a prompt in pieces otherwise than as one"):
-        check_probe(probe, recipe, preparer, decode=str, stop_ids=[ord("\n")])
-
-
-def test_an_output_directory_of_another_config_is_refused(world):
-    with pytest.raises(ConfigError, match=r"made by another config \(they differ in: seed\)"):
-        build(world / "recipe.yaml", "seed=5")
-    with pytest.raises(ConfigError, match="another config"):
-        build(world / "recipe.yaml", "seed=5", "--dry-run")
