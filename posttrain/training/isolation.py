@@ -96,7 +96,7 @@ def probe_isolation(
     """Run a few real sequences in the batch layout, alone, and unprotected.
 
     Args:
-        packs: rows of the shards; the first three sequences of each are used, cut to 64 tokens and to half.
+        packs: rows of the shards; up to three sequences of each are used, shortened.
     """
     short = [_shorten(pack) for pack in packs]
     was_training = model.training
