@@ -39,7 +39,7 @@ def split_think(text: str) -> ThinkSplit:
     if problem is not None:
         return ThinkSplit(None, text, problem)
     trace, _, answer = text.lstrip()[len(OPEN) :].partition(CLOSE)
-    return ThinkSplit(trace.strip() or None, answer.lstrip("\n"), None)
+    return ThinkSplit(trace.strip() or None, answer.lstrip("\r\n"), None)
 
 
 def _think_problem(text: str, opened: int, closed: int) -> ThinkProblem | None:

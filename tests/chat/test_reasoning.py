@@ -68,3 +68,8 @@ def test_stripping_keeps_answers_and_identity():
     assert stripped.reasoning_mode == "off"
     assert stripped.id == record.id
     assert [m.content for m in stripped.messages] == ["q", "a"]
+
+
+def test_line_ends_of_windows_are_layout_too():
+    split = split_think("<think>\r\nr\r\n</think>\r\n\r\na")
+    assert (split.reasoning, split.content) == ("r", "a")
