@@ -169,10 +169,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="also write the figures as JSON")
     args = parser.parse_args()
     if not on_gpu:
-        print(
-            "no GPU: with one, this measures a 0.6 B model in bf16 with varlen kernels; now a tiny"
-        )
-        print("model in fp32, where TRL's packed arm pays for one mask over the whole micro-batch")
+        print("no GPU: with one, this measures a 0.6 B model in bf16 with varlen kernels.")
+        print("Now a tiny fp32 model; TRL's packed arm masks over the whole micro-batch on CPU.")
     vocabulary = (GPU_MODEL if on_gpu else CPU_MODEL)["vocab_size"]
     count = 20 * args.steps * args.tokens // 200
     rows = (
@@ -183,7 +181,7 @@ def main() -> None:
     results = list(run_arms(rows, args, on_gpu))
     for r in results:
         print(
-            f"{r.arm:<12} {r.tokens_per_second:>9,.0f} tokens/s  fill {r.fill:>6.1%}  "
+            f"{r.arm:<22} {r.tokens_per_second:>9,.0f} tokens/s  fill {r.fill:>6.1%}  "
             f"peak {r.peak_gib:.2f} GiB  loss {r.loss:.3f}"
         )
     if args.out:

@@ -52,12 +52,21 @@ def two(data: Path, attention_path: Path, tmp_path: Path) -> Path:
     return write_recipe(tmp_path / "sft.yaml", data, attention_path, TWO)
 
 
-def test_two_cpu_processes_follow_one_process(one_process: Path, two: Path, tmp_path: Path):
-    """The documented command; 20 steps in fp32."""
-    run_script(
-        "--config_file", "recipes/accelerate/cpu-2.yaml", SCRIPT, "--config", str(two),
-        f"out={tmp_path / 'out'}", "launch.world_size=2", launcher=ACCELERATE,
+def test_two_cpu_processes_follow_one_process_even_when_killed(
+    one_process: Path, two: Path, tmp_path: Path
+):
+    """The documented command, 20 steps in fp32; killed in epoch 3, taken up in its middle."""
+    arguments = (
+        "--config", str(two), f"out={tmp_path / 'out'}", "launch.world_size=2",
+        "trainer.save_strategy=steps", "trainer.save_steps=12",
     )  # fmt: skip
+    launch = ("--config_file", "recipes/accelerate/cpu-2.yaml")
+    killed = run_script(
+        *launch, "tests/training/killed.py", "step:13", *arguments, launcher=ACCELERATE, check=False
+    )
+    assert killed.returncode != 0
+    assert (tmp_path / "out" / "resume" / "checkpoint-12" / "complete.json").is_file()
+    run_script(*launch, SCRIPT, *arguments, launcher=ACCELERATE)
     ours, theirs = losses(tmp_path / "out"), losses(one_process)
     assert len(ours) == 20
     assert ours == pytest.approx(theirs, abs=1e-5)
@@ -68,7 +77,8 @@ def test_expert_balance_is_the_same_in_every_layout(
 ):
     keys = {"balance": {"coefficient": 0.1}, "trainer": ONE | {"num_train_epochs": 1}}
     one = recipe(model={"path": str(hybrid_path)}, out=str(tmp_path / "one"), **keys)
-    train_sft(prepare(one, sft_arguments(one, out=tmp_path / "one" / "resume")), open_stage(one))
+    stage = open_stage(one)
+    train_sft(prepare(one, sft_arguments(one, out=tmp_path / "one" / "resume")), stage)
     two = write_recipe(
         tmp_path / "two.yaml", data, hybrid_path, TWO | {"num_train_epochs": 1},
         balance=keys["balance"],
