@@ -3,7 +3,8 @@
 python benchmarks/tiny_accuracy.py --checkpoint runs/tiny/sft --world runs/tiny/world --out a.json
 
 Several --checkpoint are compared side by side (arms without stripping, without truncation).
-Greedy and deterministic. Families default to those the checkpoint was trained on.
+Greedy and deterministic. Asked are the families, and the kinds of item, that the checkpoint was
+trained on: its data recipe's `where` is read through its lineage.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from data_builders.tiny_world.episodes import Episode, Generate, play
+from data_builders.where import Where, parse_where
 from posttrain.artifacts import Manifest, atomic_write_json, read_artifact
 from posttrain.chat import ChatTemplate
 from posttrain.errors import ConfigError, DataError, PosttrainError
@@ -81,35 +83,45 @@ def load_subject(path: Path) -> Subject:
     )
 
 
-def taught_families(checkpoint: Path, world: Manifest) -> list[str]:
-    """Families the checkpoint's data was mixed from, else all that have training rows."""
-    trained = [name for name, rows in world.facts["train_rows"].items() if rows]
+def taught(checkpoint: Path, world: Manifest) -> dict[str, Where | None]:
+    """What the checkpoint's data was mixed from: each family, and which of its rows (`where`).
+
+    A checkpoint without lineage: all families that have training rows, whole.
+    """
+    every = {name: None for name, rows in world.facts["train_rows"].items() if rows}
     try:
         manifest = read_artifact(checkpoint, kind="checkpoint", verify=False)
         data = [p for p in manifest.parents if p.kind == "sft_data"]
         found = read_artifact(checkpoint / data[0].path, kind="sft_data", verify=False)
     except (DataError, IndexError):
-        return trained
-    names = {source["name"] for source in found.config["sources"]}
-    return [name for name in trained if name in names] or trained
+        return every
+    chosen = {
+        Path(source["path"]).stem: parse_where(source["where"]) if source["where"] else None
+        for source in found.config["sources"]
+        if isinstance(source["path"], str)
+    }
+    return {name: where for name, where in chosen.items() if name in every} or every
 
 
-def held_out_items(world: Path, families: Sequence[str], prompts: int) -> list[dict[str, Any]]:
-    """The first prompts of each family, as evenly as `prompts` divides.
+def held_out_items(
+    world: Path, families: Mapping[str, Where | None], prompts: int
+) -> list[dict[str, Any]]:
+    """The first prompts of each family that its `where` admits, as evenly as `prompts` divides.
 
     Raises:
         DataError: a family has no held-out prompts, or too few.
     """
     items: list[dict[str, Any]] = []
-    for position, family in enumerate(families):
+    for position, (family, where) in enumerate(families.items()):
         wanted = prompts // len(families) + (position < prompts % len(families))
         file = world / "heldout" / f"{family}.jsonl"
         if not file.is_file():
             raise DataError(f"{world} has no held-out prompts of family {family!r}")
-        rows = file.read_text("utf-8").splitlines()
+        rows = [json.loads(row) for row in file.read_text("utf-8").splitlines()]
+        rows = [row for row in rows if where is None or where.matches(row) is None]
         if len(rows) < wanted:
-            raise DataError(f"{file} has {len(rows)} prompts, {wanted} are asked for")
-        items += [json.loads(row) for row in rows[:wanted]]
+            raise DataError(f"{file} has {len(rows)} such prompts, {wanted} are asked for")
+        items += rows[:wanted]
     return items
 
 
@@ -280,7 +292,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     world = read_artifact(given.world, kind="tiny_world")
     budgets = [int(text) for text in given.budgets.split(",") if text]
     families = (
-        given.families.split(",") if given.families else taught_families(given.checkpoint[0], world)
+        dict.fromkeys(given.families.split(","))
+        if given.families
+        else taught(given.checkpoint[0], world)
     )
     items = held_out_items(given.world, families, given.prompts)
     runs: list[dict[str, Any]] = []
@@ -300,7 +314,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             {
                 "world": world.digest,
                 "prompts": len(items),
-                "families": families,
+                "families": list(families),
                 "budgets": budgets,
                 "max_new_tokens": given.max_new_tokens,
                 "runs": runs,

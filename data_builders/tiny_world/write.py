@@ -1,4 +1,4 @@
-"""The tiny world on disk: train.jsonl, heldout/<family>.jsonl and tokenizer/.
+"""The tiny world on disk: train/<family>.jsonl, heldout/<family>.jsonl and tokenizer/.
 
     write_world(config, Path("runs/tiny/world"))  → Written(counts, files, facts)
 
@@ -8,9 +8,7 @@ as `repeated_heldout` and counted. Training rows may repeat, as in any sample of
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,20 +52,11 @@ def choices_of(config: TinyWorldConfig, family: str) -> Choices:
     )
 
 
-def training_items(config: TinyWorldConfig) -> Iterator[dict[str, Any]]:
-    """All training items, families mixed by a keyed order so that any prefix has every family."""
-    places = [
-        Place(config.seed, "train", family, index)
-        for family, rows in config.families.items()
-        for index in range(rows.train)
-    ]
-    for place in sorted(places, key=_order):
-        yield make_item(place, choices_of(config, place.family))
-
-
-def _order(place: Place) -> bytes:
-    name = f"{place.seed}/{place.family}/{place.index}".encode()
-    return hashlib.blake2b(name, key=b"tiny-world order", digest_size=8).digest()
+def training_items(config: TinyWorldConfig, family: str) -> Iterator[dict[str, Any]]:
+    """A family's training items in order."""
+    choices = choices_of(config, family)
+    for index in range(config.families[family].train):
+        yield make_item(Place(config.seed, "train", family, index), choices)
 
 
 def heldout_items(config: TinyWorldConfig, family: str) -> Iterator[dict[str, Any]]:
@@ -102,14 +91,10 @@ def _tokenizer_texts(config: TinyWorldConfig, template: ChatTemplate) -> Iterato
             yield template.text(template_messages(row["messages"]), tools=row["tools"])
 
 
-def _write_train(config: TinyWorldConfig, out: Path) -> Counter[str]:
-    rows: Counter[str] = Counter()
-    lines = []
-    for item in training_items(config):
-        rows[item["metadata"]["family"]] += 1
-        lines.append(json_text(training_row(item)) + "\n")
-    atomic_write_text(out / "train.jsonl", "".join(lines))
-    return rows
+def _write_train(config: TinyWorldConfig, family: str, out: Path) -> int:
+    lines = [json_text(training_row(item)) + "\n" for item in training_items(config, family)]
+    atomic_write_text(out / "train" / f"{family}.jsonl", "".join(lines))
+    return len(lines)
 
 
 def _write_heldout(config: TinyWorldConfig, family: str, out: Path) -> int:
@@ -129,7 +114,11 @@ def _write_heldout(config: TinyWorldConfig, family: str, out: Path) -> int:
 def write_world(config: TinyWorldConfig, out: Path, *, template: ChatTemplate) -> Written:
     """Write every file of the artifact but its manifest."""
     check_families(config)
-    train = _write_train(config, out)
+    train = {
+        family: _write_train(config, family, out)
+        for family, rows in config.families.items()
+        if rows.train
+    }
     heldout = {
         family: _write_heldout(config, family, out)
         for family, rows in config.families.items()
@@ -141,17 +130,17 @@ def write_world(config: TinyWorldConfig, out: Path, *, template: ChatTemplate) -
         vocab_size=config.tokenizer.vocab_size,
     )
     names = write_tokenizer(tokenizer, out / "tokenizer", template=template)
-    kept = train.total() + sum(heldout.values())
+    kept = sum(train.values()) + sum(heldout.values())
     asked = sum(rows.train + rows.heldout for rows in config.families.values())
     return Written(
         counts=Counts(asked, kept, {"repeated_heldout": asked - kept}),
         files={
-            "train.jsonl": train.total(),
+            **{f"train/{family}.jsonl": rows for family, rows in train.items()},
             **{f"heldout/{family}.jsonl": rows for family, rows in heldout.items()},
             **{f"tokenizer/{name}": None for name in names},
         },
         facts={
-            "train_rows": dict(train),
+            "train_rows": train,
             "heldout_rows": heldout,
             "vocabulary": tokenizer.get_vocab_size(),
         },

@@ -5,8 +5,8 @@
     held_out: {rate: 0.02}
     mixture: {unit: tokens, total: 2_000_000}
     sources:
-      - {name: maths, path: runs/tiny/world/train.jsonl, where: family == "maths", share: 0.6}
-      - {name: tools, path: runs/tiny/world/train.jsonl, where: family == "tools", share: 0.4}
+      - {name: maths, path: runs/tiny/world/train/maths.jsonl, share: 0.6}
+      - {name: lookups, path: runs/tiny/world/train/lookups.jsonl, share: 0.4}
 
 Paths are relative to the directory the command is run in.
 """

@@ -22,8 +22,8 @@ reasoning: {strip: 0.2, truncate: 0.2, budgets: {kind: log_uniform, low: 2}}
 held_out: {rows: 4}
 mixture: {tolerance: 0.2}
 sources:
-  - {name: maths, path: world/train.jsonl, where: metadata.family == "maths", share: 0.5}
-  - {name: lookups, path: world/train.jsonl, where: metadata.family == "lookups", share: 0.5}
+  - {name: maths, path: world/train/maths.jsonl, share: 0.5}
+  - {name: lookups, path: world/train/lookups.jsonl, share: 0.5}
 """
 LOG = [
     {"step": 10, "epoch": 0.5, "loss": 4.0, "learning_rate": 1e-3, "grad_norm": 2.0, "tokens": 100},

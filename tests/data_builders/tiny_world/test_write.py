@@ -39,9 +39,14 @@ def test_the_same_config_gives_the_same_bytes_and_the_books_balance(tmp_path: Pa
     assert one.counts.rows_in == 290
     # one-digit sums are few: some held-out draws must repeat
     assert one.counts.dropped["repeated_heldout"] > 0
-    rows = [json.loads(line) for line in (tmp_path / "one/train.jsonl").read_text().splitlines()]
-    assert {row["metadata"]["family"] for row in rows} == {"maths", "recover"}
+    rows = [
+        json.loads(line)
+        for family in ("maths", "recover")
+        for line in (tmp_path / "one/train" / f"{family}.jsonl").read_text().splitlines()
+    ]
+    assert [row["metadata"]["family"] for row in rows] == ["maths"] * 50 + ["recover"] * 20
     assert len({row["id"] for row in rows}) == len(rows) == 70
+    assert not (tmp_path / "one/train/calendar.jsonl").exists()
 
 
 def test_heldout_prompts_of_a_file_are_unique(tmp_path: Path) -> None:
