@@ -18,7 +18,7 @@ from data_builders.reasoning_control import (
     Offsets,
     control_reasoning,
 )
-from posttrain.chat import ChatTemplate, TrainingSample, training_samples
+from posttrain.chat import ChatTemplate, TrainingSample, left_out, training_samples
 from posttrain.errors import RenderError
 from posttrain.records import Example
 from posttrain.tokens.encode import Encode, TokenSequence, clip, encode_samples
@@ -83,6 +83,9 @@ def prepare(examples: Sequence[Example], preparer: Preparer) -> list[Prepared]:
 
 def _render(record: Controlled, preparer: Preparer) -> tuple[TrainingSample, ...] | Drop:
     masked = frozenset(c.message for c in record.cuts) if preparer.mask_close else frozenset[int]()
+    missing = left_out(record.example, preparer.template)
+    if missing is not None:
+        return Drop("render_error", missing)
     try:
         samples = training_samples(record.example, preparer.template, untrained_close=masked)
     except RenderError as error:

@@ -3,7 +3,7 @@
 from posttrain.chat.parse import ParsedCompletion, parse_completion
 from posttrain.chat.profile import Profile, profile_of
 from posttrain.chat.reasoning import ThinkSplit, split_think, strip_reasoning, truncate_reasoning
-from posttrain.chat.samples import render, training_samples
+from posttrain.chat.samples import left_out, render, training_samples
 from posttrain.chat.segments import Segment, TrainingSample
 from posttrain.chat.template import ChatTemplate, nemotron_3_nano_template
 
@@ -14,6 +14,7 @@ __all__ = [
     "Segment",
     "ThinkSplit",
     "TrainingSample",
+    "left_out",
     "nemotron_3_nano_template",
     "parse_completion",
     "profile_of",

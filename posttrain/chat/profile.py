@@ -42,7 +42,8 @@ class Profile:
     `composable`: a user turn rendered alone gives the same text as at the end of its conversation,
     so each message needs rendering at most twice however many turns there are. `tags` matches the
     template's own markup; a conversation that contains some is rendered turn by turn in full.
-    `leaves_out` names what the template does not write and does not refuse either.
+    `every_turn`: a turn without reasoning is written differently once others follow, so each is a
+    sequence of its own. `leaves_out` names what the template does not write and does not refuse.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Profile:
     tags: re.Pattern[str]
     control_tokens: re.Pattern[str]
     probes_agreed: int
+    every_turn: bool = False
     leaves_out: tuple[str, ...] = ()
 
     def describe(self) -> str:
@@ -66,7 +68,8 @@ class Profile:
         if self.prompts.empty:
             mask = "; the generation prompt is empty"
         lost = f"; SILENTLY LEAVES OUT {' and '.join(self.leaves_out)}" if self.leaves_out else ""
-        return f"{self.name} (sha256 {self.digest[:12]}): {how}{mask}{lost}"
+        split = "; every turn a sequence of its own" if self.every_turn else ""
+        return f"{self.name} (sha256 {self.digest[:12]}): {how}{mask}{split}{lost}"
 
 
 @functools.lru_cache(maxsize=64)
@@ -77,18 +80,35 @@ def profile_of(template: ChatTemplate) -> Profile:
         RenderError: it refuses every probe, or no way of determining a mask works, with the reason.
     """
     prompts = _generation_prompts(template)
-    mode, agreed = _choose_mode(template, prompts)
+    every_turn = _history_differs(template)
+    mode, agreed = _choose_mode(template, prompts, every_turn)
     return Profile(
         name=template.name,
         digest=template.digest,
         mode=mode,
-        composable=mode == "single-pass" and _is_composable(template, prompts),
+        composable=mode == "single-pass" and _is_composable(template, every_turn),
         prompts=prompts,
         tags=_tag_pattern(template.source),
         control_tokens=_control_pattern(template),
         probes_agreed=agreed,
+        every_turn=every_turn,
         leaves_out=_left_out(template),
     )
+
+
+def _history_differs(template: ChatTemplate) -> bool:
+    """Whether an answer without reasoning is written differently once another turn follows."""
+    turns = (Message("user", "q0"), Message("assistant", "a0")) * 2
+    rows = [message_to_template(message) for message in turns]
+    try:
+        locate_prefix(template, rows[:2], tools=None, wanted=(1,), enable_thinking=False)
+    except RenderError:
+        return False  # prefixes tell nothing about this template
+    try:
+        locate_prefix(template, rows, tools=None, wanted=(1, 3), enable_thinking=False)
+    except RenderError:
+        return True
+    return False
 
 
 def _left_out(template: ChatTemplate) -> tuple[str, ...]:
@@ -146,11 +166,11 @@ def _prompts_after(template: ChatTemplate, messages: Sequence[Row]) -> tuple[str
     return tuple(sorted(found, key=lambda p: (-len(p), p)))
 
 
-def _choose_mode(template: ChatTemplate, prompts: Prompts) -> tuple[Mode, int]:
+def _choose_mode(template: ChatTemplate, prompts: Prompts, every_turn: bool) -> tuple[Mode, int]:
     agreed, single_pass, refusal = 0, template.has_message_loop, ""
     for probe in PROBES:
         messages, tools, kwargs = _as_rows(probe)
-        wanted = sequences(probe.messages)[-1].trained
+        wanted = sequences(probe.messages, every_turn=every_turn)[-1].trained
         try:
             truth = locate_prefix(
                 template,
@@ -182,9 +202,9 @@ def _choose_mode(template: ChatTemplate, prompts: Prompts) -> tuple[Mode, int]:
     raise RenderError(f"{template.name}: no loss mask can be determined: {refusal}")
 
 
-def _is_composable(template: ChatTemplate, prompts: Prompts) -> bool:
+def _is_composable(template: ChatTemplate, every_turn: bool) -> bool:
     for probe in PROBES:
-        plan = sequences(probe.messages)
+        plan = sequences(probe.messages, every_turn=every_turn)
         messages, tools, kwargs = _as_rows(probe)
         for sequence in plan[:-1]:
             try:

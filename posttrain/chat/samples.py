@@ -91,7 +91,7 @@ def training_samples(
     profile = profile_of(template)
     rows, tools = _as_rows(example.messages, example.tools)
     _refuse_control_tokens(example, profile)
-    plan = sequences(example.messages)
+    plan = sequences(example.messages, every_turn=profile.every_turn)
     kwargs = {"enable_thinking": example.reasoning_mode == "on"}
     if len(plan) > 1 and profile.composable and not _has_markup(example, profile):
         located = _compose_turns(template, profile, rows, tools, plan, kwargs)
@@ -107,6 +107,20 @@ def training_samples(
         )
         for p, where in zip(plan, located, strict=True)
     )
+
+
+def left_out(example: Example, template: ChatTemplate) -> str | None:
+    """What of a record the template silently does not write, `None` when it writes everything.
+
+    Training a conversation without its calls or traces would teach something else than it says.
+    """
+    profile = profile_of(template)
+    for k, message in enumerate(example.messages):
+        has = {"reasoning": message.reasons, "tool calls": bool(message.tool_calls)}
+        for what in profile.leaves_out:
+            if message.role == "assistant" and has[what]:
+                return f"{profile.name} leaves out {what}, which message {k} has"
+    return None
 
 
 def _as_rows(

@@ -6,7 +6,9 @@
 
 As NVIDIA's data preparation does (nemotron-3-nano reference, `chat_sft_shard_core`): a template
 drops reasoning from earlier turns, so once any message reasons, every user turn is a sequence of
-its own that trains only that turn's assistant steps. A turn nobody answers is no sequence.
+its own that trains only that turn's assistant steps. A turn nobody answers is no sequence. Some
+templates (Qwen3's) also write a turn without reasoning differently once others follow; there, every
+conversation is split by turn, so that each answer is trained behind the prompt inference gives it.
 """
 
 from __future__ import annotations
@@ -30,10 +32,15 @@ class Sequence:
     trained: tuple[int, ...]
 
 
-def sequences(messages: Seq[Message]) -> tuple[Sequence, ...]:
-    """The sequences of a conversation, in order; none when no assistant speaks after a user."""
+def sequences(messages: Seq[Message], *, every_turn: bool = False) -> tuple[Sequence, ...]:
+    """The sequences of a conversation, in order; none when no assistant speaks after a user.
+
+    Args:
+        messages: the conversation.
+        every_turn: make each user turn a sequence also when nobody reasons.
+    """
     speakers = [i for i, m in enumerate(messages) if m.role == "assistant"]
-    if not any(messages[i].reasons for i in speakers):
+    if not every_turn and not any(messages[i].reasons for i in speakers):
         whole = Sequence(turn=0, first=0, stop=len(messages), trained=tuple(speakers))
         return (whole,) if speakers else ()
     users = [i for i, m in enumerate(messages) if m.role == "user"]

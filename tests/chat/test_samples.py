@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from posttrain.chat import (
     ChatTemplate,
+    left_out,
     nemotron_3_nano_template,
     profile_of,
     render,
@@ -313,3 +314,24 @@ def test_unsafe_templates_are_stopped_by_the_sandbox():
             render(
                 [user()], ChatTemplate(source + "{{ messages[0].content.__init__.__globals__ }}")
             )
+
+
+def test_qwen3_history_without_reasoning_makes_every_turn_a_sequence():
+    """Qwen3 writes an empty think block before the last answer only: earlier ones lack the prompt."""
+    template = _template("qwen3", (TEMPLATES / "qwen3.jinja").read_text())
+    record = example(user("u1"), says("a1"), user("u2"), says("a2"))
+    first, second = training_samples(record, template)
+    for sample, answer in ((first, "a1"), (second, "a2")):
+        ((start, stop),) = spans_of(sample)
+        assert sample.text[:start].endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+        assert sample.text[start:stop] == f"{answer}<|im_end|>\n"
+    assert "every turn a sequence of its own" in profile_of(template).describe()
+    assert not profile_of(NANO).every_turn
+
+
+@pytest.mark.parametrize(("name", "what"), [("llama3", "tool calls"), ("llama3", "reasoning")])
+def test_what_a_template_would_silently_leave_out_is_named(name: str, what: str):
+    template = _template(name, (TEMPLATES / f"{name}.jinja").read_text())
+    record = example(user(), calls(content="c") if what == "tool calls" else says("a", "r"))
+    assert left_out(record, template) == f"{name} leaves out {what}, which message 1 has"
+    assert left_out(record, NANO) is None
