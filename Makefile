@@ -2,10 +2,13 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-RUNS ?= runs/tiny
+RUNS := runs/tiny
 export HF_HUB_DISABLE_TELEMETRY := 1
 # tests and the tiny recipe never need the hub
 export HF_HUB_OFFLINE := 1
+# matrices this small gain nothing from a second thread, and threads that wait for one another on a
+# busy machine cost a hundredfold
+export OMP_NUM_THREADS := 1
 # one clear error beats four pip screens when a build tool is missing
 .DELETE_ON_ERROR:
 
@@ -28,9 +31,9 @@ quickstart: $(BIN)/.installed
 
 # Every stage is skipped when its output is complete and resumes when it was interrupted.
 tiny: $(BIN)/.installed
-	$(BIN)/python scripts/tiny_world.py --config recipes/tiny/world.yaml out=$(RUNS)/world
-	$(BIN)/python scripts/build_sft.py --config recipes/tiny/build_sft.yaml out=$(RUNS)/sft_data
-	$(BIN)/accelerate launch --config_file recipes/accelerate/cpu.yaml scripts/sft.py --config recipes/tiny/sft.yaml out=$(RUNS)/sft
+	$(BIN)/python scripts/tiny_world.py --config recipes/tiny/world.yaml
+	$(BIN)/python scripts/build_sft.py --config recipes/tiny/build_sft.yaml
+	$(BIN)/accelerate launch --config_file recipes/accelerate/cpu.yaml scripts/sft.py --config recipes/tiny/sft.yaml
 	$(BIN)/python benchmarks/tiny_accuracy.py --checkpoint $(RUNS)/sft --world $(RUNS)/world --out $(RUNS)/sft-accuracy.json
 	$(BIN)/python scripts/report.py $(RUNS)/sft --accuracy $(RUNS)/sft-accuracy.json
 
