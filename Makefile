@@ -9,9 +9,6 @@ export HF_HUB_OFFLINE := 1
 # matrices this small gain nothing from a second thread, and threads that wait for one another on a
 # busy machine cost a hundredfold
 export OMP_NUM_THREADS := 1
-# one clear error beats four pip screens when a build tool is missing
-.DELETE_ON_ERROR:
-
 .PHONY: quickstart tiny test lint format bench clean
 
 $(BIN)/.installed: pyproject.toml constraints.txt
