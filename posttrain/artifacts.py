@@ -122,10 +122,14 @@ class StageDir:
     config_digest: str
 
     @classmethod
-    def open(cls, out: Path | str, *, kind: str, config: Mapping[str, Any]) -> StageDir:
+    def open(
+        cls, out: Path | str, *, kind: str, config: Mapping[str, Any], claim: bool = True
+    ) -> StageDir:
         """Create the directory, or take it up again if this very config made it.
 
-        `config` is the resolved recipe without its output path, JSON-able.
+        Args:
+            config: the resolved recipe without its output path, JSON-able.
+            claim: False checks whether the directory could be had, and writes nothing.
 
         Raises:
             ConfigError: the directory belongs to another config or stage, or holds foreign files.
@@ -133,19 +137,39 @@ class StageDir:
         out = Path(out)
         stage = cls(path=out, kind=kind, config=config, config_digest=digest_of(config))
         marker = out / STAGE
-        if marker.is_file():
-            stage._refuse_foreign(cast(dict[str, Any], json.loads(marker.read_text("utf-8"))))
+        text = marker.read_text("utf-8") if marker.is_file() else "{}"
+        found = cast(dict[str, Any], json.loads(text))
+        if found and not (found.get("given_back") and found["kind"] == kind):
+            stage._refuse_foreign(found)
             return stage
         if out.exists() and not out.is_dir():
             raise ConfigError(f"{out} is a file; out= must name a directory")
-        if out.is_dir() and any(p.name != f".{STAGE}.partial" for p in out.iterdir()):
+        if not found and out.is_dir() and any(p.name != f".{STAGE}.partial" for p in out.iterdir()):
             raise ConfigError(
                 f"{out} is not empty and was not made by a stage of ours; choose another out="
             )
-        atomic_write_json(
-            marker, {"kind": kind, "config": config, "config_digest": stage.config_digest}
-        )
+        if claim:
+            stage._mark()
         return stage
+
+    def give_back(self, *, scratch: str | None = None) -> None:
+        """Let another config have the directory, if this one failed before it made anything.
+
+        A recipe is wrong more often than right at first; the corrected one may use the same `out`.
+
+        Args:
+            scratch: a folder in it that counts for nothing (its files prove themselves).
+        """
+        if all(
+            path.name == STAGE or path.relative_to(self.path).parts[0] == scratch
+            for path in self.path.rglob("*")
+            if path.is_file()
+        ):
+            self._mark(given_back=True)
+
+    def _mark(self, **more: bool) -> None:
+        body = {"kind": self.kind, "config": self.config, "config_digest": self.config_digest}
+        atomic_write_json(self.path / STAGE, body | more)
 
     def _refuse_foreign(self, found: Mapping[str, Any]) -> None:
         if found["kind"] == self.kind and found["config_digest"] == self.config_digest:

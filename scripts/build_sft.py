@@ -37,9 +37,9 @@ from data_builders.sft_tables import print_plan, print_summary
 from data_builders.sft_write import join_files, write_jsonl, write_splits
 from posttrain.artifacts import StageDir, read_artifact
 from posttrain.chat import profile_of
+from posttrain.claim import claimed, run_command
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.load import load_recipe
-from posttrain.errors import PosttrainError
 from posttrain.models.chat_template import chat_template_of
 from posttrain.models.encoding import encoder_of, load_any_tokenizer
 from posttrain.models.tokenizer import special_tokens
@@ -97,7 +97,8 @@ def main(arguments: list[str]) -> None:
 
     if options.dry_run:
         if out.is_dir() and any(out.iterdir()):
-            StageDir.open(out, kind="sft_data", config=config)  # refuses a directory not ours
+            # refuses a directory not ours
+            StageDir.open(out, kind="sft_data", config=config, claim=False)
         rows = {s.name: count_rows(input_files(s, BASE)) for s in recipe.sources}
         print_plan(console, recipe, probes, rows)
         for warning in warnings:
@@ -105,88 +106,94 @@ def main(arguments: list[str]) -> None:
         return
 
     # -- the output directory, ours or nobody's
-    stage = StageDir.open(out, kind="sft_data", config=config)
-    work = out / "work"
-    inputs = find_inputs(recipe, BASE)
-    if stage.complete:
-        check_unchanged(read_artifact(out, verify=False), inputs, encoder.digest, template.digest)
-        shutil.rmtree(work, ignore_errors=True)
-        console.print(f"{out} is complete, nothing to do")
-        return
-    parents = find_parents(
-        [p for s in recipe.sources for p in input_files(s, BASE)] + [Path(recipe.tokenizer.path)],
-        out,
-    )
-
-    # -- rows → sequences on disk, source by source
-    digests = {"tokenizer": encoder.digest, "template": template.digest}
-    with Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    ) as progress:
-        task = progress.add_task("reading")
-        for source in recipe.sources:
-            spool_source(
-                recipe,
-                source,
-                preparers[source.name],
-                work=work,
-                base_dir=BASE,
-                fingerprint=fingerprint(
-                    [i for i in inputs if i.source == source.name], recipe, source, digests
-                ),
-                progress=lambda name, n: progress.update(task, description=f"{name}: {n:,} rows"),
+    with claimed(out, kind="sft_data", config=config, scratch="work") as stage:
+        work = out / "work"
+        inputs = find_inputs(recipe, BASE)
+        if stage.complete:
+            check_unchanged(
+                read_artifact(out, verify=False), inputs, encoder.digest, template.digest
             )
-        # -- sequences → mixture → packs → shards
-        spools = [read_spool(work, source.name) for source in recipe.sources]
-        progress.update(task, description="planning the mixture")
-        plan = plan_build(spools, recipe)
-        progress.update(task, description="packing and writing")
-        written = write_splits(out, spools, plan, recipe)
+            shutil.rmtree(work, ignore_errors=True)
+            console.print(f"{out} is complete, nothing to do")
+            return
+        parents = find_parents(
+            [p for s in recipe.sources for p in input_files(s, BASE)]
+            + [Path(recipe.tokenizer.path)],
+            out,
+        )
 
-    # -- what a reader needs beside the shards
-    files = dict(written.files)
-    tokenizer.chat_template = template.source
-    for path in tokenizer.save_pretrained(out / "tokenizer"):
-        files[str(Path(path).relative_to(out))] = None
-    samples = [row for spool in spools for row in spool.facts["samples"]]
-    files["samples.jsonl"] = write_jsonl(out / "samples.jsonl", samples)
-    if recipe.write_dropped:
-        parts = [work / f"{source.name}.dropped.jsonl" for source in recipe.sources]
-        files["dropped.jsonl"] = join_files(out / "dropped.jsonl", parts)
+        # -- rows → sequences on disk, source by source
+        digests = {"tokenizer": encoder.digest, "template": template.digest}
+        with Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        ) as progress:
+            task = progress.add_task("reading")
+            for source in recipe.sources:
+                spool_source(
+                    recipe,
+                    source,
+                    preparers[source.name],
+                    work=work,
+                    base_dir=BASE,
+                    fingerprint=fingerprint(
+                        [i for i in inputs if i.source == source.name], recipe, source, digests
+                    ),
+                    progress=lambda name, n: progress.update(
+                        task, description=f"{name}: {n:,} rows"
+                    ),
+                )
+            # -- sequences → mixture → packs → shards
+            spools = [read_spool(work, source.name) for source in recipe.sources]
+            progress.update(task, description="planning the mixture")
+            plan = plan_build(spools, recipe)
+            progress.update(task, description="packing and writing")
+            written = write_splits(out, spools, plan, recipe)
 
-    # -- the books, and the manifest that makes it an artifact
-    books = books_of(spools, plan)
-    facts = {
-        "template": {"name": template.name, "mode": profile.mode, "describe": profile.describe()},
-        "tokenizer": {
-            "digest": encoder.digest,
-            "end": special.end_token,
-            "pad": special.pad_token,
-            "stop_ids": list(special.stop_ids),
-        },
-        "inputs": as_facts(inputs),
-        "warnings": warnings,
-        **data_facts(spools, plan, written, books, recipe.packing.capacity),
-    }
-    manifest = stage.finish(
-        counts=total_counts(books),
-        files=files,
-        parents=parents,
-        template_digest=template.digest,
-        seed=recipe.seed,
-        facts=facts,
-    )
-    shutil.rmtree(work)
-    print_summary(console, facts)
-    console.print(f"{out}  digest {manifest.digest[:16]}", highlight=False)
+        # -- what a reader needs beside the shards
+        files = dict(written.files)
+        tokenizer.chat_template = template.source
+        for path in tokenizer.save_pretrained(out / "tokenizer"):
+            files[str(Path(path).relative_to(out))] = None
+        samples = [row for spool in spools for row in spool.facts["samples"]]
+        files["samples.jsonl"] = write_jsonl(out / "samples.jsonl", samples)
+        if recipe.write_dropped:
+            parts = [work / f"{source.name}.dropped.jsonl" for source in recipe.sources]
+            files["dropped.jsonl"] = join_files(out / "dropped.jsonl", parts)
+
+        # -- the books, and the manifest that makes it an artifact
+        books = books_of(spools, plan)
+        facts = {
+            "template": {
+                "name": template.name,
+                "mode": profile.mode,
+                "describe": profile.describe(),
+            },
+            "tokenizer": {
+                "digest": encoder.digest,
+                "end": special.end_token,
+                "pad": special.pad_token,
+                "stop_ids": list(special.stop_ids),
+            },
+            "inputs": as_facts(inputs),
+            "warnings": warnings,
+            **data_facts(spools, plan, written, books, recipe.packing.capacity),
+        }
+        manifest = stage.finish(
+            counts=total_counts(books),
+            files=files,
+            parents=parents,
+            template_digest=template.digest,
+            seed=recipe.seed,
+            facts=facts,
+        )
+        shutil.rmtree(work)
+        print_summary(console, facts)
+        console.print(f"{out}  digest {manifest.digest[:16]}", highlight=False)
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except PosttrainError as error:
-        sys.exit(f"{type(error).__name__}: {error}")
+    run_command(lambda: main(sys.argv[1:]))

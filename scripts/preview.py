@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from posttrain.artifacts import read_artifact
-from posttrain.errors import PosttrainError
+from posttrain.claim import run_command
 from posttrain.models.encoding import encoder_of, load_any_tokenizer
 from posttrain.preview import lineage, preview_packs, preview_rows, summary
 
@@ -28,6 +28,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--limit", type=int, default=600, help="tokens or characters; 0: all")
     parser.add_argument("--split", choices=["train", "eval"], default="train")
     options = parser.parse_args(arguments)
+    if min(options.rows, options.limit) < 0:
+        parser.error("--rows and --limit take 0 or more")
     # soft wrapping: text that is piped keeps its own line ends
     console = Console(soft_wrap=True, highlight=False, emoji=False)
     limit = options.limit or None
@@ -55,7 +57,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except PosttrainError as error:
-        sys.exit(f"{type(error).__name__}: {error}")
+    run_command(lambda: main(sys.argv[1:]))

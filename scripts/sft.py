@@ -8,8 +8,8 @@ prints the plan and trains nothing. Started again after a kill, the same command
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +17,7 @@ from pathlib import Path
 # before trl is imported, which sends telemetry by default
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
+from posttrain.claim import exclusive, run_command
 from posttrain.config.load import load_recipe
 from posttrain.config.sft import SftConfig
 from posttrain.errors import PosttrainError
@@ -45,25 +46,34 @@ def dry_run(recipe: SftConfig) -> None:
     with tempfile.TemporaryDirectory() as work:
         args = sft_arguments(recipe, out=Path(work))
         if Path(recipe.out).exists():
-            open_stage(recipe)
+            open_stage(recipe, claim=False)
         report(prepare(recipe, args), measure=True)
 
 
 def train(recipe: SftConfig) -> None:
     """Claim the directory, check, print the plan, train, finish."""
-    args = sft_arguments(recipe, out=Path(recipe.out) / RESUME)
-    # one process claims the directory, then the others find it claimed
-    with args.main_process_first(local=False):
-        stage = open_stage(recipe)
-    if stage.complete:
-        print(f"{recipe.out} is finished; its files are as its manifest says")
-        clean_up(recipe)
-        return
-    prepared = prepare(recipe, args)
-    report(prepared, measure=False)
-    manifest = train_sft(prepared, stage)
-    if manifest is not None:
-        print(f"{recipe.out}: checkpoint {manifest.digest[:12]}, {manifest.facts['steps']} steps")
+    out = Path(recipe.out)
+    args = sft_arguments(recipe, out=out / RESUME)
+    with exclusive(out) if args.process_index == 0 else contextlib.nullcontext():
+        # one process claims the directory, then the others find it claimed
+        with args.main_process_first(local=False):
+            stage = open_stage(recipe)
+        if stage.complete:
+            print(f"{recipe.out} is finished; its files are as its manifest says")
+            clean_up(recipe)
+            return
+        try:
+            prepared = prepare(recipe, args)
+            report(prepared, measure=False)
+        except PosttrainError:
+            if args.process_index == 0:
+                stage.give_back()
+            raise
+        manifest = train_sft(prepared, stage)
+        if manifest is not None:
+            print(
+                f"{recipe.out}: checkpoint {manifest.digest[:12]}, {manifest.facts['steps']} steps"
+            )
 
 
 def report(prepared: Prepared, *, measure: bool) -> None:
@@ -85,7 +95,4 @@ def report(prepared: Prepared, *, measure: bool) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except PosttrainError as error:
-        sys.exit(f"{type(error).__name__}: {error}")
+    run_command(main)

@@ -6,15 +6,13 @@ python scripts/tiny_world.py --config recipes/tiny/world.yaml [key=value …] [-
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from data_builders.tiny_world.write import check_families, write_world
-from posttrain.artifacts import StageDir
 from posttrain.chat.template import nemotron_3_nano_template
+from posttrain.claim import claimed, run_command
 from posttrain.config.load import load_recipe
 from posttrain.config.tiny_world import TinyWorldConfig
-from posttrain.errors import PosttrainError
 
 
 def plan(config: TinyWorldConfig) -> str:
@@ -38,24 +36,21 @@ def main(arguments: list[str] | None = None) -> None:
     print(plan(config))
     if options.dry_run:
         return
-    stage = StageDir.open(config.out, kind="tiny_world", config=config.owner_config())
-    if stage.complete:
-        print(f"{stage.path} is complete; nothing to do")
-        return
-    template = nemotron_3_nano_template()
-    written = write_world(config, stage.path, template=template)
-    manifest = stage.finish(
-        counts=written.counts,
-        files=written.files,
-        template_digest=template.digest,
-        seed=config.seed,
-        facts=written.facts,
-    )
-    print(f"wrote {manifest.counts.kept:,} rows, vocabulary {written.facts['vocabulary']}")
+    with claimed(Path(config.out), kind="tiny_world", config=config.owner_config()) as stage:
+        if stage.complete:
+            print(f"{stage.path} is complete; nothing to do")
+            return
+        template = nemotron_3_nano_template()
+        written = write_world(config, stage.path, template=template)
+        manifest = stage.finish(
+            counts=written.counts,
+            files=written.files,
+            template_digest=template.digest,
+            seed=config.seed,
+            facts=written.facts,
+        )
+        print(f"wrote {manifest.counts.kept:,} rows, vocabulary {written.facts['vocabulary']}")
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except PosttrainError as error:
-        sys.exit(f"error: {error}")
+    run_command(main)

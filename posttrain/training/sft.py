@@ -165,15 +165,15 @@ def model_parent(recipe: SftConfig) -> Manifest | None:
     return read_artifact(path, kind=KIND)
 
 
-def open_stage(recipe: SftConfig) -> StageDir:
-    """Claim the output directory.
+def open_stage(recipe: SftConfig, *, claim: bool = True) -> StageDir:
+    """Claim the output directory, or only check that it could be had.
 
     Raises:
         ConfigError: it belongs to another config.
         DataError: the input is not a finished `sft_data` artifact.
     """
     data = read_artifact(recipe.data, kind="sft_data")
-    return StageDir.open(recipe.out, kind=KIND, config=stage_config(recipe, data))
+    return StageDir.open(recipe.out, kind=KIND, config=stage_config(recipe, data), claim=claim)
 
 
 def train_sft(prepared: Prepared, stage: StageDir) -> Manifest | None:
