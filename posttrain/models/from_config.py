@@ -90,9 +90,20 @@ def build_model(config: Mapping[str, Any]) -> PreTrainedModel:
     fields.setdefault("bos_token_id", None)
     try:
         built = config_class(**fields)
+        _check_heads(built)
         return AutoModelForCausalLM.from_config(built)
     except (StrictDataclassError, TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"model.config: {model_type} cannot be built: {error}") from error
+
+
+def _check_heads(config: PreTrainedConfig) -> None:
+    """transformers builds such a model and fails in its first forward pass."""
+    heads = getattr(config, "num_attention_heads", None)
+    shared = getattr(config, "num_key_value_heads", None)
+    if isinstance(heads, int) and isinstance(shared, int) and shared and heads % shared:
+        raise ValueError(
+            f"num_attention_heads {heads} is no multiple of num_key_value_heads {shared}"
+        )
 
 
 def _near(name: str, valid: list[str] | None = None) -> str:

@@ -66,8 +66,9 @@ def choose_attention(asked: str) -> str:
 
 def _from_checkpoint(spec: ModelConfig, attention: str, quantization: Any) -> PreTrainedModel:
     assert spec.path is not None
+    refuse_adapter(Path(spec.path))
     try:
-        return AutoModelForCausalLM.from_pretrained(
+        model = AutoModelForCausalLM.from_pretrained(
             spec.path,
             revision=spec.revision,
             dtype=getattr(torch, spec.dtype),
@@ -75,8 +76,31 @@ def _from_checkpoint(spec: ModelConfig, attention: str, quantization: Any) -> Pr
             quantization_config=quantization,
             local_files_only=Path(spec.path).is_dir(),
         )
+        # a hub id shows only now what it holds
+        if getattr(model, "_hf_peft_config_loaded", False):
+            raise ConfigError(_IS_ADAPTER.format(path=spec.path))
+        return model
+    except ConfigError:
+        raise
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"model.path {spec.path}: cannot be loaded: {error}") from error
+
+
+_IS_ADAPTER = (
+    "model.path {path} is a LoRA adapter, not a model: trained on, there would be two adapters, or "
+    "only frozen weights. Name a model whose adapter is merged (the directory above adapter/ in a "
+    "checkpoint of ours), or merge it first with peft's merge_and_unload()"
+)
+
+
+def refuse_adapter(path: Path) -> None:
+    """transformers loads an adapter's folder as its base with the adapter on, all of it frozen.
+
+    Raises:
+        ConfigError: the folder holds an adapter.
+    """
+    if (path / "adapter_config.json").is_file():
+        raise ConfigError(_IS_ADAPTER.format(path=path))
 
 
 def _from_config(
@@ -90,7 +114,10 @@ def _from_config(
     config.setdefault("pad_token_id", special.pad_id)
     config.setdefault("eos_token_id", special.end_id)
     model = build_model(config).to(getattr(torch, spec.dtype))
-    model.set_attn_implementation(attention)
+    try:
+        model.set_attn_implementation(attention)
+    except (ValueError, ImportError) as error:
+        raise ConfigError(f"model.attention {attention!r} cannot be used here: {error}") from error
     return model
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import typing
 import warnings
 from pathlib import Path
 from typing import Any
 
+import pydantic
 import torch
 import trl
 from trl.trainer.sft_config import SFTConfig
@@ -25,6 +27,18 @@ REPORTERS = {
     "wandb": "wandb",
     "trackio": "trackio",
 }
+# fields of which 0 or less makes no run, but for max_steps: -1, which means whole epochs
+POSITIVE = (
+    "max_steps",
+    "num_train_epochs",
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
+    "gradient_accumulation_steps",
+    "logging_steps",
+    "save_steps",
+    "eval_steps",
+)
+_ANY_TYPE = pydantic.ConfigDict(arbitrary_types_allowed=True)
 
 
 def sft_arguments(recipe: SftConfig, *, out: Path) -> SFTConfig:
@@ -83,6 +97,25 @@ def check_trainer_fields(trainer: dict[str, Any]) -> None:
                 f"trainer.{key} is not a field of trl {trl.__version__}'s SFTConfig"
                 f"{_nearest(key, free)}"
             )
+    _check_values(trainer)
+
+
+def _check_values(trainer: dict[str, Any]) -> None:
+    """A dataclass takes any value: `learning_rate: fast` would fail when training starts."""
+    types = typing.get_type_hints(SFTConfig)
+    for key, value in trainer.items():
+        try:
+            pydantic.TypeAdapter(types[key], config=_ANY_TYPE).validate_python(value, strict=True)
+        except pydantic.ValidationError as error:
+            wanted = " or ".join(dict.fromkeys(item["msg"] for item in error.errors()))
+            raise ConfigError(f"trainer.{key}: {wanted}, found {value!r}") from None
+        whole_epochs = (key, value) == ("max_steps", -1)
+        if key in POSITIVE and value is not None and not value > 0 and not whole_epochs:
+            raise ConfigError(f"trainer.{key}: must be above 0, found {value!r}")
+    if trainer.get("learning_rate", 0) < 0:
+        raise ConfigError(
+            f"trainer.learning_rate: must not be negative, found {trainer['learning_rate']}"
+        )
 
 
 def _nearest(key: str, fields: list[str]) -> str:
@@ -107,7 +140,11 @@ def _check_combinations(args: SFTConfig, recipe: SftConfig) -> None:
         raise ConfigError("trainer: give max_steps or num_train_epochs, not both")
     for name in args.report_to or ():
         package = REPORTERS.get(name)
-        if package and importlib.util.find_spec(package) is None:
+        if package is None:
+            raise ConfigError(
+                f"trainer.report_to {name!r} is not known here; take one of {', '.join(REPORTERS)}"
+            )
+        if importlib.util.find_spec(package) is None:
             raise ConfigError(f"trainer.report_to {name}: install it first (pip install {package})")
     if (
         args.max_steps <= 0

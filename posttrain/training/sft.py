@@ -102,6 +102,7 @@ def prepare(recipe: SftConfig, args: SFTConfig) -> Prepared:
     isolation = choose_isolation(recipe.isolation, model)
     reach = adapter_reach(recipe.adapter, model) if recipe.adapter else ()
     trainer = _trainer(recipe, args, model, tokenizer, special, isolation, train, held_out)
+    _check_kept_epochs(recipe, trainer, packs=len(train) - 1)
     got = launched(trainer.accelerator)
     check_launch(recipe.launch, got)
     preflight = run_preflight(
@@ -114,6 +115,16 @@ def prepare(recipe: SftConfig, args: SFTConfig) -> Prepared:
         sharded=got.sharding == "zero3",
     )
     return Prepared(recipe, data, tokenizer, special, trainer, isolation, got, preflight, reach)
+
+
+def _check_kept_epochs(recipe: SftConfig, trainer: PackedSFTTrainer, *, packs: int) -> None:
+    """`max_steps` may end the run before an epoch whose model was to be kept."""
+    per_epoch, last = -(-packs // trainer.global_batch), max(recipe.keep_epochs, default=0)
+    if 0 < trainer.args.max_steps < last * per_epoch:
+        raise ConfigError(
+            f"keep_epochs names epoch {last}, which ends at step {last * per_epoch}; "
+            f"trainer.max_steps is {trainer.args.max_steps}"
+        )
 
 
 def _trainer(

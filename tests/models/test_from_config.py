@@ -53,3 +53,9 @@ def test_the_hybrid_has_every_kind_of_layer() -> None:
 def test_a_config_that_cannot_be_meant_is_refused(change: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_model({**TINY_ATTENTION, **SIZES, **change})
+
+
+def test_heads_that_do_not_divide_are_refused_at_once() -> None:
+    fields = {**TINY_ATTENTION, **SIZES, "num_attention_heads": 3, "num_key_value_heads": 2}
+    with pytest.raises(ConfigError, match="3 is no multiple of num_key_value_heads 2"):
+        build_model(fields)

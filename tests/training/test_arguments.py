@@ -44,6 +44,13 @@ def test_fields_that_we_own_are_refused_with_the_reason(recipe: MakeRecipe, fiel
         ({"trainer": {"accelerator_config": {"split_batches": True}}}, "leave them unset"),
         ({"trainer": {"warmup_steps": "many"}}, "trainer"),
         ({"keep_epochs": [1, 3]}, "keep_epochs names epoch 3"),
+        ({"trainer": {"learning_rate": "fast"}}, r"trainer\.learning_rate: .*found 'fast'"),
+        ({"trainer": {"learning_rate": -1.0}}, r"learning_rate: must not be negative"),
+        ({"trainer": {"bf16": "no"}}, r"trainer\.bf16: .*found 'no'"),
+        ({"trainer": {"max_steps": 0}}, r"max_steps: must be above 0, found 0"),
+        ({"trainer": {"per_device_train_batch_size": 0}}, r"batch_size: must be above 0"),
+        ({"trainer": {"gradient_accumulation_steps": -2}}, r"steps: must be above 0, found -2"),
+        ({"trainer": {"report_to": "wandbb"}}, r"'wandbb' is not known here; take one of tensor"),
     ],
 )
 def test_impossible_combinations_stop_before_anything_loads(

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 
 from posttrain.errors import ConfigError, DataError
 from posttrain.models.tokenizer import special_tokens
@@ -92,6 +94,33 @@ def test_a_checkpoint_with_another_tokenizer_is_refused(recipe: MakeRecipe, tmp_
     (path / "tokenizer.json").write_text(swapped)
     made = recipe(model={"path": str(path)})
     with pytest.raises(ConfigError, match="'w5' is 6 in the model and 5 in the data"):
+        prepare(made, sft_arguments(made, out=Path(made.out)))
+
+
+def test_an_adapter_is_no_base_for_another(recipe: MakeRecipe, tmp_path: Path):
+    """transformers would load base and adapter, all frozen, and say nothing."""
+    attention_model().save_pretrained(tmp_path / "base")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    config = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    get_peft_model(base, config).save_pretrained(tmp_path / "adapter")
+    for adapter in (None, {"preset": "attention"}):
+        made = recipe(model={"path": str(tmp_path / "adapter")}, adapter=adapter)
+        with pytest.raises(ConfigError, match=r"is a LoRA adapter, not a model.*merge"):
+            prepare(made, sft_arguments(made, out=Path(made.out)))
+
+
+def test_attention_that_is_not_here_is_named(recipe: MakeRecipe):
+    made = recipe()
+    made = made.model_copy(update={"model": made.model.model_copy(update={"attention": "flsh"})})
+    with pytest.raises(ConfigError, match="attention"):
+        prepare(made, sft_arguments(made, out=Path(made.out)))
+
+
+def test_a_kept_epoch_that_max_steps_never_reaches_is_refused(recipe: MakeRecipe):
+    made = recipe(keep_epochs=[1], trainer={"num_train_epochs": 3})
+    trainer = {k: v for k, v in made.trainer.items() if k != "num_train_epochs"}
+    made = made.model_copy(update={"keep_epochs": (3,), "trainer": {**trainer, "max_steps": 2}})
+    with pytest.raises(ConfigError, match=r"epoch 3, which ends at step \d+; .*max_steps is 2"):
         prepare(made, sft_arguments(made, out=Path(made.out)))
 
 
