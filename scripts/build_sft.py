@@ -43,6 +43,7 @@ from posttrain.config.load import load_recipe
 from posttrain.models.chat_template import chat_template_of
 from posttrain.models.encoding import encoder_of, load_any_tokenizer
 from posttrain.models.tokenizer import special_tokens
+from posttrain.report import write_report
 
 BASE = Path(".")
 
@@ -193,6 +194,7 @@ def main(arguments: list[str]) -> None:
         shutil.rmtree(work)
         print_summary(console, facts)
         console.print(f"{out}  digest {manifest.digest[:16]}", highlight=False)
+        console.print(f"{write_report(out)}", highlight=False)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from posttrain.claim import exclusive, run_command
 from posttrain.config.load import load_recipe
 from posttrain.config.sft import SftConfig
 from posttrain.errors import PosttrainError
+from posttrain.report import write_report
 from posttrain.training.arguments import sft_arguments
 from posttrain.training.packed_data import split_size
 from posttrain.training.plan import check_disk, make_plan, plan_lines
@@ -74,6 +75,7 @@ def train(recipe: SftConfig) -> None:
             print(
                 f"{recipe.out}: checkpoint {manifest.digest[:12]}, {manifest.facts['steps']} steps"
             )
+            print(write_report(out))
 
 
 def report(prepared: Prepared, *, measure: bool) -> None:

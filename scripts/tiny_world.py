@@ -13,6 +13,7 @@ from posttrain.chat.template import nemotron_3_nano_template
 from posttrain.claim import claimed, run_command
 from posttrain.config.load import load_recipe
 from posttrain.config.tiny_world import TinyWorldConfig
+from posttrain.report import write_report
 
 
 def plan(config: TinyWorldConfig) -> str:
@@ -50,6 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
             facts=written.facts,
         )
         print(f"wrote {manifest.counts.kept:,} rows, vocabulary {written.facts['vocabulary']}")
+        print(write_report(stage.path))
 
 
 if __name__ == "__main__":
