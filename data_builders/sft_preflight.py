@@ -12,7 +12,7 @@ from pathlib import Path
 
 from data_builders.reading import read_examples
 from data_builders.sft_prepare import Prepared, PreparedSequence, Preparer, prepare
-from posttrain.chat import ChatTemplate
+from posttrain.chat import ChatTemplate, left_out
 from posttrain.config.build_sft import BuildSftConfig, SftSource
 from posttrain.errors import ConfigError
 from posttrain.records import Example
@@ -81,8 +81,9 @@ def check_probe(
 
     Raises:
         ConfigError: packs are too small for this source, a prompt is tokenised otherwise than at
-            inference, reasoning is not rendered, or no end token is trained.
+            inference, the template leaves most records incomplete, or no end token is trained.
     """
+    _check_left_out(probe, preparer.template)
     sequences = probe.sequences
     if not sequences:
         reasons = sorted({p.drop.reason for p in probe.prepared if p.drop})
@@ -90,7 +91,6 @@ def check_probe(
         return [f"source {probe.name!r}: none of its first {probe.rows} rows was kept{why}"]
     _check_capacity(probe.name, sequences, recipe)
     _check_boundary(probe.name, sequences, preparer)
-    _check_reasoning(probe)
     if not any(set(stop_ids) & set(_trained_ids(s)) for s in sequences):
         raise ConfigError(
             f"source {probe.name!r}: no end token (ids {list(stop_ids)}) is trained in its first "
@@ -142,20 +142,14 @@ def _check_boundary(name: str, sequences: Sequence[PreparedSequence], preparer: 
             )
 
 
-def _check_reasoning(probe: Probe) -> None:
-    """A template that knows no reasoning leaves it out without a word."""
-    traces = shown = 0
-    for prepared in probe.prepared:
-        texts = [s.sample.text for s in prepared.sequences]
-        for message in prepared.example.messages if texts else ():
-            if message.role == "assistant" and message.reasons:
-                traces += 1
-                shown += any((message.reasoning or "").strip() in text for text in texts)
-    if traces and not shown:
+def _check_left_out(probe: Probe, template: ChatTemplate) -> None:
+    """A template that knows no reasoning, or no tool calls, leaves them out without a word."""
+    missing = [text for p in probe.prepared if (text := left_out(p.example, template))]
+    if 2 * len(missing) > len(probe.prepared):
         raise ConfigError(
-            f"source {probe.name!r}: the chat template leaves reasoning out, none of {traces} "
-            "traces in its first records is rendered. Choose another tokenizer.chat_template, or "
-            "set the source's reasoning: {strip: 1.0} to train its answers alone"
+            f"source {probe.name!r}: {missing[0]}, and so for {len(missing)} of its first "
+            f"{len(probe.prepared)} records. Choose another tokenizer.chat_template, or, for "
+            "reasoning, set the source's reasoning: {strip: 1.0} to train its answers alone"
         )
 
 

@@ -118,7 +118,9 @@ def test_a_template_without_reasoning_is_refused_for_data_that_reasons(tmp_path)
         "chat_template": str(tmp_path / "chatml.jinja"),
     }
     recipe = write_recipe(tmp_path, tokenizer=tokenizer)
-    with pytest.raises(ConfigError, match=r"leaves reasoning out, none of \d+ traces"):
+    with pytest.raises(
+        ConfigError, match=r"leaves out reasoning, which message \d+ has, and so for \d+ of"
+    ):
         build(recipe)
     build(recipe, "reasoning.strip=1.0")
     assert {row["reasoning"] for row in index(tmp_path / "out")} == {"off"}
@@ -163,3 +165,15 @@ def test_an_output_directory_of_another_config_is_refused(world):
         build(world / "recipe.yaml", "seed=5")
     with pytest.raises(ConfigError, match="another config"):
         build(world / "recipe.yaml", "seed=5", "--dry-run")
+
+
+def test_a_corrected_recipe_may_have_the_directory_of_the_wrong_one(tmp_path):
+    """And the source that has nothing to give says where its rows went."""
+    recipe = write_recipe(tmp_path)
+    with pytest.raises(DataError, match=r"'plain' has share 0\.2 .*\(300 unrecognised\)"):
+        build(recipe, "sources.1.dialect=alpaca")
+    build(recipe)
+    again = write_recipe(tmp_path, out=str(tmp_path / "fresh"))
+    build(again)
+    manifests = [json.loads((tmp_path / n / "manifest.json").read_text()) for n in ("out", "fresh")]
+    assert manifests[0]["digest"] == manifests[1]["digest"]
