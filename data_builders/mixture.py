@@ -25,12 +25,16 @@ Int = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Stock:
-    """What a source has to give: per record (n,) a key, its tokens and its trained tokens."""
+    """What a source has to give: per record (n,) a key, its tokens and its trained tokens.
+
+    `lost` tells why it has nothing, for the message: "1,500 unrecognised".
+    """
 
     name: str
     keys: npt.NDArray[np.uint64]
     tokens: Int
     trained: Int
+    lost: str = "no rows"
 
     def measure(self, unit: Unit) -> Int:
         """What one take of each record adds, in the unit."""
@@ -103,7 +107,7 @@ def _largest_total(
         if available == 0:
             raise DataError(
                 f"source {source.name!r} has share {source.share:g} and nothing to give: none of "
-                "its records was kept for training; see its drops, or remove it"
+                f"its records was kept for training ({stock.lost}). Mend or remove it"
             )
         bounds.append(cap * available / source.share)
     return min(bounds) if bounds else None
@@ -169,7 +173,7 @@ def _check(plan: SourcePlan, recipe: BuildSftConfig) -> None:
         f"({off:.1%} off, tolerance {recipe.mixture.tolerance:.1%})"
     )
     if available == 0:
-        raise DataError(f"{problem}: no record of it was kept; see its drops")
+        raise DataError(f"{problem}: no record of it was kept ({plan.stock.lost})")
     if wanted > plan.cap * available:
         raise DataError(
             f"{problem}: it has {available:,} {unit} and max_epochs {plan.cap:g}. Raise its "

@@ -114,7 +114,17 @@ def _stock(spool: Spool, rows: Int) -> Stock:
         keys=spool.row64[rows],
         tokens=spool.per_record(spool.length)[rows],
         trained=spool.per_record(spool.trained)[rows],
+        lost=_lost(spool),
     )
+
+
+def _lost(spool: Spool) -> str:
+    """Where a source's rows went, most first."""
+    dropped = sorted(spool.facts["dropped"].items(), key=lambda item: -item[1])
+    parts = [f"{count:,} {reason}" for reason, count in dropped]
+    if held_out := len(spool.id64):
+        parts.append(f"{held_out:,} held out")
+    return ", ".join(parts) or "no rows"
 
 
 def _expand(source: int, spool: Spool, records: Int, epochs: npt.NDArray[np.int16]) -> Sequences:

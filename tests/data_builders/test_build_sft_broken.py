@@ -171,7 +171,7 @@ def test_a_corrected_recipe_may_have_the_directory_of_the_wrong_one(tmp_path):
     """And the source that has nothing to give says where its rows went."""
     recipe = write_recipe(tmp_path)
     with pytest.raises(DataError, match=r"'plain' has share 0\.2 .*\(300 unrecognised\)"):
-        build(recipe, "sources.1.dialect=alpaca")
+        build(recipe, "sources.1.dialect=sharegpt")
     build(recipe)
     again = write_recipe(tmp_path, out=str(tmp_path / "fresh"))
     build(again)
