@@ -1,9 +1,6 @@
-"""Charts as inline SVG: they take the page's colours, scale, and are the same bytes every time.
+"""The report's charts, drawn with matplotlib as inline SVG.
 
-    lines([Series("loss", [10, 20], [3.1, 2.2])], x="step", y="loss")  →  "<svg …>"
-
-Drawn by hand rather than by a plotting library: a stage that ends with a report need not load one,
-and the drawings follow the page into dark mode.
+lines([Series("loss", [10, 20], [3.1, 2.2])], x="step", y="loss")  →  "<svg …>"
 """
 
 from __future__ import annotations
@@ -11,12 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from posttrain.report.html import text
+from posttrain.report.inline_svg import ACCENT, INK, SECOND, THIRD, drawing, titled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
 WIDTH, HALF, HEIGHT = 912, 440, 250
-LEFT, RIGHT, TOP, BOTTOM = 64, 16, 14, 42
-MOST_POINTS = 1500
+STEPS = [1, 2, 2.5, 5, 10]
+LINE = {"a": ACCENT, "b": THIRD, "c": THIRD}
+FILL = (ACCENT, SECOND, THIRD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,148 +32,12 @@ class Series:
     style: str = "a"
 
 
-def ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Two or more round numbers that cover [low, high] in about `most` steps."""
-    if high - low <= 1e-9 * max(abs(low), abs(high)):
-        high = low + (abs(low) or 1.0)  # one value: an axis needs a length all the same
-    raw = (high - low) / most
-    size = 10.0 ** math.floor(math.log10(raw))
-    step = next(size * m for m in (1, 2, 2.5, 5, 10) if size * m >= raw * 0.999)
-    first = math.floor(low / step + 1e-9)
-    last = math.ceil(high / step - 1e-9)
-    return [round(k * step, 12) for k in range(first, last + 1)]
-
-
-def number(value: float) -> str:
-    """A tick's label: 12k, 0.25, 3M."""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= size:
-            scale = 1e3 if unit == "k" else size
-            return f"{value / scale:g}{unit}"
-    return f"{value:g}"
-
-
-def _at(value: float) -> str:
-    return f"{value:.1f}".removesuffix(".0")
-
-
-def _text(x: float, y: float, label: str, anchor: str = "middle", kind: str = "") -> str:
-    shown = f' class="{kind}"' if kind else ""
-    return f'<text x="{_at(x)}" y="{_at(y)}" text-anchor="{anchor}"{shown}>{text(label)}</text>'
-
-
-def _svg(body: Sequence[str], label: str, *, width: int = WIDTH, height: int = HEIGHT) -> str:
-    return (
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{text(label)}">'
-        f"{''.join(body)}</svg>"
-    )
-
-
-def _frame(y_ticks: Sequence[float], place: float, width: int) -> list[str]:
-    """Horizontal grid lines with their labels; `place` is the pixels of one unit of y."""
-    base, first = HEIGHT - BOTTOM, y_ticks[0]
-    out: list[str] = []
-    for value in y_ticks:
-        y = base - (value - first) * place
-        kind = "axis" if value == first else "grid"
-        out.append(f'<path class="{kind}" d="M{LEFT} {_at(y)}H{width - RIGHT}"/>')
-        out.append(_text(LEFT - 8, y + 4, number(value), "end"))
-    return out
-
-
-def _axis_names(x: str, y: str, width: int) -> list[str]:
-    middle = LEFT + (width - LEFT - RIGHT) / 2
-    return [
-        _text(middle, HEIGHT - 4, x, kind="name"),
-        f'<text class="name" transform="translate(12 {_at((HEIGHT - BOTTOM + TOP) / 2)}) '
-        f'rotate(-90)" text-anchor="middle">{text(y)}</text>',
-    ]
-
-
-def lines(series: Sequence[Series], *, x: str, y: str, width: int = WIDTH) -> str:
-    """Lines over a shared x axis; both axes include 0. Points that are not finite are left out.
-
-    Of more than 1,500 points every k-th is drawn, and the last.
-    """
-    drawn = [_finite(one) for one in series]
-    drawn = [one for one in drawn if one.x]
-    assert drawn, "a chart needs at least one point"
-    x_ticks = _covering([value for one in drawn for value in one.x], 9 if width == WIDTH else 4)
-    y_ticks = _covering([value for one in drawn for value in one.y], 5)
-    x_unit = (width - LEFT - RIGHT) / (x_ticks[-1] - x_ticks[0])
-    y_unit = (HEIGHT - TOP - BOTTOM) / (y_ticks[-1] - y_ticks[0])
-    base = HEIGHT - BOTTOM
-    out = _frame(y_ticks, y_unit, width)
-    out += [_text(LEFT + (v - x_ticks[0]) * x_unit, base + 18, number(v)) for v in x_ticks]
-    for one in drawn:
-        points = [
-            f"{_at(LEFT + (px - x_ticks[0]) * x_unit)} {_at(base - (py - y_ticks[0]) * y_unit)}"
-            for px, py in zip(one.x, one.y, strict=True)
-        ]
-        out.append(f'<path class="line {one.style}" d="M{"L".join(points)}"/>')
-        if len(points) <= 24 and one.style != "c":
-            out += [
-                f'<circle class="dot {one.style}" r="3" cx="{cx}" cy="{cy}"/>'
-                for cx, cy in (point.split() for point in points)
-            ]
-    drawing = _svg([*out, *_axis_names(x, y, width)], f"{y} over {x}", width=width)
-    return _legend(drawn, "line") + drawing
-
-
-def _covering(values: Sequence[float], most: int) -> list[float]:
-    return ticks(min(0.0, *values), max(0.0, *values), most)
-
-
-def _finite(one: Series) -> Series:
-    stride = -(-len(one.x) // MOST_POINTS)
-    points = [
-        (a, b)
-        for k, (a, b) in enumerate(zip(one.x, one.y, strict=True))
-        if math.isfinite(b) and (k % stride == 0 or k == len(one.x) - 1)
-    ]
-    return Series(one.name, [a for a, _ in points], [b for _, b in points], one.style)
-
-
-def _legend(series: Sequence[Series], kind: str) -> str:
-    if len(series) < 2:
-        return ""
-    keys = "".join(
-        f'<span><i class="key {kind} {one.style}"></i>{text(one.name)}</span>' for one in series
-    )
-    return f'<div class="legend">{keys}</div>'
-
-
 @dataclass(frozen=True, slots=True)
 class Bar:
     """One bar: a label below it and the heights of its parts, the lowest first."""
 
     label: str
     parts: Sequence[float]
-
-
-def bars(data: Sequence[Bar], *, names: Sequence[str] = (), x: str, y: str) -> str:
-    """Vertical bars; several parts are stacked, the first in the accent colour."""
-    y_ticks = ticks(0, max((sum(bar.parts) for bar in data), default=1) or 1)
-    unit = (HEIGHT - TOP - BOTTOM) / y_ticks[-1]
-    slot = (WIDTH - LEFT - RIGHT) / max(len(data), 1)
-    width, base = min(slot * 0.82, 64), HEIGHT - BOTTOM
-    every = -(-len(data) * 44 // (WIDTH - LEFT - RIGHT))  # labels need about 44 pixels each
-    out = _frame(y_ticks, unit, WIDTH)
-    for place, bar in enumerate(data):
-        middle, foot = LEFT + slot * (place + 0.5), base
-        if place % every == 0:
-            out.append(_text(middle, base + 18, bar.label))
-        for style, part in zip("abc", bar.parts, strict=False):
-            height = part * unit
-            out.append(
-                f'<rect class="fill {style}" x="{_at(middle - width / 2)}" '
-                f'y="{_at(foot - height)}" width="{_at(width)}" height="{_at(height)}">'
-                f"<title>{text(bar.label)}: {part:,.0f}</title></rect>"
-            )
-            foot -= height
-    keys = [Series(name, [], [], style) for name, style in zip(names, "abc", strict=False)]
-    drawing = _svg([*out, *_axis_names(x, y, WIDTH)], f"{y} by {x}")
-    return _legend(keys, "fill") + drawing
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,45 +51,149 @@ class Interval:
     style: str = "a"
 
 
+def number(value: float) -> str:
+    """A tick's label: 12k, 0.25, 3M."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            scale = 1e3 if unit == "k" else size
+            return f"{value / scale:g}{unit}"
+    return f"{value:g}"
+
+
+def lines(series: Sequence[Series], *, x: str, y: str, width: int = WIDTH) -> str:
+    """Lines over a shared x axis; both axes include 0. Points that are not finite are left out."""
+    drawn = [one for one in map(_finite, series) if one.x]
+    assert drawn, "a chart needs at least one point"
+    with drawing(f"{y} over {x}", width=width, height=HEIGHT, data=drawn) as (axes, svg):
+        for one in reversed(drawn):  # the first on top
+            axes.plot(
+                one.x,
+                one.y,
+                color=LINE[one.style],
+                linestyle=(0, (3, 2.2)) if one.style == "c" else "solid",
+                marker="o" if len(one.x) <= 24 and one.style != "c" else "",
+                label=one.name,
+                gid=titled(one.name),
+                clip_on=False,
+            )
+        axes.update_datalim([(0, 0)])
+        _axes(axes, x=x, y=y)
+        _ticks(axes.xaxis, 9 if width == WIDTH else 4)
+        axes.autoscale_view()
+        _legend(axes, len(drawn))
+    return svg.html
+
+
+def _finite(one: Series) -> Series:
+    points = [(a, b) for a, b in zip(one.x, one.y, strict=True) if math.isfinite(b)]
+    return Series(one.name, [a for a, _ in points], [b for _, b in points], one.style)
+
+
+def bars(data: Sequence[Bar], *, names: Sequence[str] = (), x: str, y: str) -> str:
+    """Vertical bars; several parts are stacked, the first in the accent colour."""
+    slot = 840 / max(len(data), 1)  # pixels, about
+    every = math.ceil(52 / slot)  # labels need about 52 pixels each
+    with drawing(f"{y} by {x}", width=WIDTH, height=HEIGHT, data=data) as (axes, svg):
+        feet = [0.0] * len(data)
+        for part, colour in enumerate(FILL[: max((len(bar.parts) for bar in data), default=0)]):
+            heights = [bar.parts[part] if part < len(bar.parts) else 0 for bar in data]
+            drawn = axes.bar(
+                range(len(data)),
+                heights,
+                min(0.82, 64 / slot),
+                bottom=feet,
+                color=colour,
+                label=names[part] if part < len(names) else "",
+                clip_on=False,
+            )
+            for patch, bar, height in zip(drawn, data, heights, strict=True):
+                patch.set_gid(titled(f"{bar.label}: {height:,.0f}"))
+            feet = [foot + height for foot, height in zip(feet, heights, strict=True)]
+        axes.update_datalim([(0, 0), (0, 0 if max(feet, default=0) else 1)])
+        _axes(axes, x=x, y=y)
+        axes.autoscale_view(scalex=False)
+        axes.set_xlim(-0.5, max(len(data), 1) - 0.5)
+        shown = range(0, len(data), every)
+        axes.set_xticks(shown, [data[k].label for k in shown])
+        _legend(axes, len(names))
+    return svg.html
+
+
 def intervals(rows: Sequence[Interval], *, x: str) -> str:
     """Shares in [0, 1] as dots with whiskers, one line each."""
-    left, line = 150, 26
-    height = TOP + line * len(rows) + BOTTOM
-    unit, base = WIDTH - left - 70, TOP + line * len(rows)
-    out: list[str] = []
-    for k in range(0, 11, 2):
-        at = left + unit * k / 10
-        out.append(f'<path class="{"grid" if k else "axis"}" d="M{_at(at)} {TOP}V{base}"/>')
-        out.append(_text(at, base + 18, f"{10 * k} %"))
-    for place, row in enumerate(rows):
-        y = TOP + line * (place + 0.5)
-        ends = f"M{_at(left + unit * row.low)} {_at(y)}H{_at(left + unit * row.high)}"
-        out += [
-            _text(left - 12, y + 4, row.label, "end", "strong"),
-            f'<path class="whisker {row.style}" d="{ends}"/>',
-            f'<circle class="dot {row.style}" r="4.5" cx="{_at(left + unit * row.share)}" '
-            f'cy="{_at(y)}"/>',
-            _text(WIDTH - 4, y + 4, f"{100 * row.share:.1f} %", "end", "strong"),
-        ]
-    out.append(_text(left + unit / 2, height - 4, x, kind="name"))
-    return _svg(out, x, height=height)
+    height = 52 + 26 * len(rows)
+    with drawing(x, width=WIDTH, height=height, data=rows) as (axes, svg):
+        for place, row in enumerate(rows):
+            colour = LINE[row.style]
+            axes.plot(
+                [row.low, row.high],
+                [place, place],
+                color=colour,
+                alpha=0.5,
+                linewidth=2.4,
+                solid_capstyle="round",
+                clip_on=False,
+            )
+            (dot,) = axes.plot(row.share, place, "o", color=colour, markersize=9, clip_on=False)
+            dot.set_gid(titled(f"{row.label}: {100 * row.share:.1f} %"))
+            axes.text(
+                1.02, place, f"{100 * row.share:.1f} %", va="center_baseline", color=INK, size=13
+            )
+        axes.set_xlim(0, 1)
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        tenths = range(0, 11, 2)
+        axes.set_xticks([k / 10 for k in tenths], [f"{10 * k} %" for k in tenths])
+        axes.set_yticks(range(len(rows)), [row.label for row in rows])
+        axes.tick_params("y", labelcolor=INK, labelsize=13)
+        axes.spines["bottom"].set_visible(False)
+        axes.grid(axis="x", clip_on=False)
+        axes.set_xlabel(x)
+    return svg.html
 
 
-def spark(values: Sequence[float], *, highest: float) -> str:
+def spark(name: str, values: Sequence[float], *, highest: float) -> str:
     """A line without axes for a table cell, from 0 to `highest`."""
-    width, height = 120, 22
-    finite = [value for value in values if math.isfinite(value)]
-    if not finite or not highest:
+    finite = [min(value / highest, 1.0) for value in values if math.isfinite(value) and highest]
+    if not finite:
         return ""
-    step = (width - 6) / max(len(finite) - 1, 1)
-    points = [
-        (3 + k * step, height - 3 - (height - 6) * min(value / highest, 1.0))
-        for k, value in enumerate(finite)
-    ]
-    path = "L".join(f"{_at(x)} {_at(y)}" for x, y in points)
-    x, y = points[-1]
-    return (
-        f'<svg class="spark" viewBox="0 0 {width} {height}" aria-hidden="true">'
-        f'<path class="line a" d="M{path}"/>'
-        f'<circle class="dot a" r="2.5" cx="{_at(x)}" cy="{_at(y)}"/></svg>'
-    )
+    last = len(finite) - 1
+    with drawing(name, width=120, height=22, data=finite) as (axes, svg):
+        axes.set_axis_off()
+        axes.set_xlim(-0.02, max(last, 1) * 1.03)
+        axes.set_ylim(-0.05, 1.1)
+        axes.plot(finite, color=ACCENT, marker="o", markersize=5, markevery=[last], clip_on=False)
+    return f'<span class="spark">{svg.html}</span>'
+
+
+def _axes(axes: Axes, *, x: str, y: str) -> None:
+    """Names, horizontal grid lines and short numbers."""
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.spines["left"].set_visible(False)
+    axes.grid(axis="y", clip_on=False)
+    _ticks(axes.yaxis, 5)
+
+
+def _ticks(axis: Axis, most: int) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(most, steps=STEPS))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+
+
+def _legend(axes: Axes, series: int) -> None:
+    """A line of keys above the chart, where there is more than one thing to tell apart."""
+    if series > 1:
+        handles, labels = axes.get_legend_handles_labels()
+        order = slice(None, None, -1) if axes.lines else slice(None)
+        axes.legend(
+            handles[order],
+            labels[order],
+            loc="lower left",
+            bbox_to_anchor=(0, 1.02),
+            ncols=series,
+            borderaxespad=0,
+            borderpad=0.3,
+            handlelength=1.3,
+            handleheight=0.8,
+        )

@@ -43,25 +43,9 @@ font-variant-numeric:tabular-nums}
 figure{margin:16px 0;overflow-x:auto}
 figure svg{width:100%;height:auto;display:block}
 figcaption{color:var(--muted);font-size:13px;margin-top:4px;max-width:80ch}
-svg text{fill:var(--muted);font-size:12px;font-variant-numeric:tabular-nums}
-svg text.name{font-size:12.5px}
-svg text.strong{fill:var(--ink);font-size:13px}
-svg .grid{stroke:var(--rule);fill:none}svg .axis{stroke:var(--third);fill:none}
-svg .line{fill:none;stroke-width:1.8;stroke-linejoin:round}
-svg .line.a,svg .whisker.a{stroke:var(--accent)}
-svg .line.b,svg .whisker.b,svg .line.c{stroke:var(--third)}svg .line.c{stroke-dasharray:5 4}
-svg .whisker{stroke-width:2.4;stroke-linecap:round;opacity:.55}
-svg .dot.a{fill:var(--accent)}svg .dot.b{fill:var(--third)}
-svg .fill.a{fill:var(--accent)}svg .fill.b{fill:var(--second)}svg .fill.c{fill:var(--third)}
-.spark{width:120px;height:22px;display:block}
-.legend{display:flex;flex-wrap:wrap;gap:2px 18px;font-size:12.5px;color:var(--muted);
-margin:0 0 4px 64px}
-.legend .key{display:inline-block;width:11px;height:11px;border-radius:2px;margin-right:6px;
-vertical-align:-1px}
-.key.a{background:var(--accent)}.key.b{background:var(--second)}.key.c{background:var(--third)}
-.legend .key.line{width:16px;height:0;background:none;border-top:2px solid var(--third);
-border-radius:0;vertical-align:4px}.key.line.a{border-color:var(--accent)!important}
-.key.line.c{border-top-style:dashed!important}
+svg{stroke-linejoin:round}
+svg text{font-family:inherit!important;font-variant-numeric:tabular-nums}
+.spark svg{width:120px;height:22px;display:block}
 .pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(340px,1fr));gap:0 32px}
 .bar{display:block;width:72px;height:9px;background:var(--wash);margin-top:6px}
 .bar i{display:block;height:100%;background:var(--accent)}

@@ -125,7 +125,7 @@ def _held_out(rows: Sequence[Row]) -> list[str]:
             name,
             group.trained,
             *(f"{loss:.3f}" for loss in (group.losses[0], min(group.losses), group.losses[-1])),
-            Markup(spark(group.losses, highest=highest)),
+            Markup(spark(f"{name} over the run", group.losses, highest=highest)),
         ]
         for name, group in sorted(groups.items(), key=lambda pair: pair[0] == "all")
     ]
