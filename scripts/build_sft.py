@@ -43,7 +43,7 @@ from posttrain.config.load import load_recipe
 from posttrain.models.chat_template import chat_template_of
 from posttrain.models.encoding import encoder_of, load_any_tokenizer
 from posttrain.models.tokenizer import special_tokens
-from posttrain.report import write_report
+from posttrain.report import ensure_report, write_report
 
 BASE = Path(".")
 
@@ -115,6 +115,7 @@ def main(arguments: list[str]) -> None:
                 read_artifact(out, verify=False), inputs, encoder.digest, template.digest
             )
             shutil.rmtree(work, ignore_errors=True)
+            ensure_report(out)
             console.print(f"{out} is complete, nothing to do")
             return
         parents = find_parents(

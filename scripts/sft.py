@@ -21,7 +21,7 @@ from posttrain.claim import exclusive, run_command
 from posttrain.config.load import load_recipe
 from posttrain.config.sft import SftConfig
 from posttrain.errors import PosttrainError
-from posttrain.report import write_report
+from posttrain.report import ensure_report, write_report
 from posttrain.training.arguments import sft_arguments
 from posttrain.training.packed_data import split_size
 from posttrain.training.plan import check_disk, make_plan, plan_lines
@@ -62,6 +62,8 @@ def train(recipe: SftConfig) -> None:
         if stage.complete:
             print(f"{recipe.out} is finished; its files are as its manifest says")
             clean_up(recipe)
+            if args.process_index == 0:
+                ensure_report(out)
             return
         try:
             prepared = prepare(recipe, args)

@@ -13,7 +13,7 @@ from posttrain.chat.template import nemotron_3_nano_template
 from posttrain.claim import claimed, run_command
 from posttrain.config.load import load_recipe
 from posttrain.config.tiny_world import TinyWorldConfig
-from posttrain.report import write_report
+from posttrain.report import ensure_report, write_report
 
 
 def plan(config: TinyWorldConfig) -> str:
@@ -39,6 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
         return
     with claimed(Path(config.out), kind="tiny_world", config=config.owner_config()) as stage:
         if stage.complete:
+            ensure_report(stage.path)
             print(f"{stage.path} is complete; nothing to do")
             return
         template = nemotron_3_nano_template()

@@ -61,6 +61,15 @@ def write_report(
     return target
 
 
+def ensure_report(artifact: Path | str) -> Path:
+    """The report of a stage that had finished before: a new one only where there is none.
+
+    The one that is there may hold more than the stage knows, such as accuracy measured since.
+    """
+    there = Path(artifact) / REPORT
+    return there if there.is_file() else write_report(artifact)
+
+
 def build_page(nodes: Sequence[Node], accuracy: Mapping[str, Any] | None) -> Page:
     """The page of an artifact (the first node) and its ancestors."""
     root = nodes[0]

@@ -1,0 +1,71 @@
+"""Every stage leaves a report beside its artifact; started again, it leaves the one that is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from posttrain.artifacts import read_artifact
+from posttrain.report import ensure_report, write_report
+from tests.data_builders.small_build import script
+from tests.training.tiny import attention_model, run_script, write_artifact
+
+WORLD = """
+out: world
+families: {maths: {train: 60, heldout: 8, difficulties: [1]}}
+tokenizer: {vocab_size: 400}
+"""
+
+
+def check_started_again(out: Path, start) -> None:
+    """The manifest stays, a report that is there stays, one that is gone comes back the same."""
+    manifest, report = out / "manifest.json", out / "report.html"
+    before, page = manifest.read_bytes(), report.read_bytes()
+    assert "report.html" not in {entry.path for entry in read_artifact(out).files}
+    report.unlink()
+    start()
+    assert report.read_bytes() == page
+    report.write_text("with accuracy")
+    start()
+    assert report.read_text() == "with accuracy"
+    assert manifest.read_bytes() == before
+
+
+def test_world_and_data_have_reports(tmp_path: Path, built: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "world.yaml").write_text(WORLD)
+    world = ["--config", "world.yaml"]
+    script("tiny_world").main(world)
+    assert "<h2>Tiny world</h2>" in (tmp_path / "world" / "report.html").read_text()
+    check_started_again(tmp_path / "world", lambda: script("tiny_world").main(world))
+    # built by the script, in a process of its own
+    data = ["--config", "recipe.yaml"]
+    monkeypatch.chdir(built)
+    assert "<h2>Mixture</h2>" in (built / "sft_data" / "report.html").read_text()
+    check_started_again(built / "sft_data", lambda: script("build_sft").main(data))
+
+
+def test_a_checkpoint_has_a_report(tmp_path: Path):
+    write_artifact(tmp_path / "data", packs=8)
+    attention_model().save_pretrained(str(tmp_path / "base"))
+    (tmp_path / "sft.yaml").write_text(
+        f"data: {tmp_path / 'data'}\nout: {tmp_path / 'out'}\nmodel: {{path: {tmp_path / 'base'}}}\n"
+        "trainer: {learning_rate: 1.0e-3, per_device_train_batch_size: 4, logging_steps: 1}\n"
+    )
+    start = ["scripts/sft.py", "--config", str(tmp_path / "sft.yaml"), "trainer.num_train_epochs=1"]
+    run_script(*start)
+    out = tmp_path / "out"
+    assert "<title>training loss</title>" in (out / "report.html").read_text()
+    (out / "report.html").unlink()
+    before = (out / "manifest.json").read_bytes()
+    assert "is finished" in run_script(*start).stdout
+    assert "<title>training loss</title>" in (out / "report.html").read_text()
+    assert (out / "manifest.json").read_bytes() == before
+
+
+def test_a_report_that_is_there_is_kept(run: Path):
+    assert ensure_report(run / "sft") == run / "sft" / "report.html"
+    (run / "sft" / "report.html").write_text("mine")
+    assert ensure_report(run / "sft").read_text() == "mine"
+    assert write_report(run / "sft").read_text() != "mine"
