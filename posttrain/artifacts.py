@@ -11,28 +11,18 @@ path: the same inputs give the same digest on any machine with the same package 
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from posttrain.errors import ConfigError, DataError
+from posttrain.versions import package_versions
 
 MANIFEST = "manifest.json"
 STAGE = "stage.json"
-VERSIONED = (
-    "torch",
-    "transformers",
-    "trl",
-    "tokenizers",
-    "datasets",
-    "accelerate",
-    "peft",
-    "pyarrow",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,17 +223,6 @@ def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str =
         elif a != b:
             keys.append(f"{prefix}{key}")
     return keys
-
-
-def package_versions(names: Iterable[str] = VERSIONED) -> dict[str, str]:
-    """Installed versions of the packages that shape results; absent ones are left out."""
-    found: dict[str, str] = {}
-    for name in names:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def parent_of(path: Path | str, *, relative_to: Path, manifest: Manifest) -> Parent:

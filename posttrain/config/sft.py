@@ -137,7 +137,7 @@ class BalanceConfig(Strict):
 
 
 class LaunchConfig(Strict):
-    """What the launcher must have started; a run that got anything else stops. None: not checked."""
+    """What the launcher must have started; a run that got anything else stops. None: unchecked."""
 
     world_size: int | None = Field(default=None, ge=1)
     sharding: Sharding | None = None

@@ -1,6 +1,6 @@
 """The chat template to use with a tokenizer, in our form.
 
-    chat_template_of(AutoTokenizer.from_pretrained("Qwen/Qwen3-0.6B"), choice="own")
+chat_template_of(AutoTokenizer.from_pretrained("Qwen/Qwen3-0.6B"), choice="own")
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Token ids as text that shows which tokens are trained.
 
 on a terminal       trained tokens green, others dim, neighbouring tokens in two shades
-elsewhere           <|im_start|>user⏎2+2?<|im_end|>⏎<|im_start|>assistant⏎<think></think>【4<|im_end|>⏎】
+elsewhere           <|im_start|>user⏎2+2?<|im_end|>⏎<|im_start|>assistant⏎【4<|im_end|>⏎】
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ from posttrain.artifacts import (
     Manifest,
     StageDir,
     atomic_write_text,
-    package_versions,
     parent_of,
     read_artifact,
 )
@@ -51,6 +50,7 @@ from posttrain.training.packed_data import index_sums, load_split, split_by_grou
 from posttrain.training.preflight import Preflight, run_preflight
 from posttrain.training.save import write_model
 from posttrain.training.sft_trainer import PackedSFTTrainer
+from posttrain.versions import package_versions
 
 KIND = "checkpoint"
 RESUME = "resume"
@@ -255,7 +255,8 @@ def clean_up(recipe: SftConfig) -> None:
 
 
 def _artifact_files(out: Path) -> list[str]:
-    own = {"manifest.json", "stage.json", SPEED}
+    # neither speeds nor pages that can be written again are part of the artifact
+    own = {"manifest.json", "stage.json", SPEED, "report.html", "accuracy.json"}
     return [
         name
         for name in (

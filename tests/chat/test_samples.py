@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from posttrain.chat import (
     ChatTemplate,
-    left_out,
     nemotron_3_nano_template,
     profile_of,
     render,
@@ -19,7 +18,7 @@ from posttrain.chat import (
 )
 from posttrain.errors import RenderError
 from posttrain.records import Message, ToolCall, json_text, make_example
-from tests.chat.reference import hf_text, naive_sequences, spans_of
+from tests.chat.reference import naive_sequences, spans_of
 
 _SPEC = importlib.util.find_spec("trl")
 assert _SPEC is not None
@@ -248,90 +247,3 @@ def _template(name: str, source: str) -> ChatTemplate:
         special = ("<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|eot_id|>")
         _CACHE[name] = ChatTemplate(source, name=name, variables=variables, special_tokens=special)
     return _CACHE[name]
-
-
-@pytest.mark.parametrize("path", sorted(TEMPLATES.glob("*.jinja")), ids=lambda p: p.stem)
-def test_every_template_trl_ships_renders_as_transformers_does_or_both_refuse(path: Path):
-    source = path.read_text()
-    template = ChatTemplate(
-        source, name=path.stem, variables={**VARIABLES, "date_string": "1 Jan 2026"}
-    )
-    conversations = [
-        ([user("q"), says("a")], None),
-        ([Message("system", "s"), user("q é"), says("a", "r"), user("q"), says("b", "r2")], None),
-        ([user("q"), calls(None, "c", '{"x":1}'), Message("tool", "t", tool_call_id="call00000", name="f"),
-          says("b")], TOOLS),
-    ]  # fmt: skip
-    for messages, tools in conversations:
-        for prompt in (False, True):
-            options = {**VARIABLES, "date_string": "1 Jan 2026", "add_generation_prompt": prompt}
-            try:
-                expected = hf_text(source, messages, tools, **options)
-            except Exception:  # noqa: BLE001 - whatever transformers raises, ours must refuse too
-                with pytest.raises(RenderError):
-                    render(messages, template, tools=tools, add_generation_prompt=prompt)
-                continue
-            assert render(messages, template, tools=tools, add_generation_prompt=prompt) == expected
-
-
-def test_a_template_whose_mask_cannot_be_determined_is_refused_with_the_reason():
-    template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", name="bare")
-    with pytest.raises(RenderError, match="no loss mask can be determined"):
-        training_samples(example(user(), says("a")), template)
-
-
-def test_generation_tags_give_the_mask_when_there_is_no_generation_prompt():
-    source = (
-        "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}"
-        "{% generation %}{{ m.content }}</s>{% endgeneration %}{% else %}{{ m.content }}{% endif %}"
-        "{% endfor %}"
-    )
-    template = ChatTemplate(source, name="tagged")
-    assert profile_of(template).mode == "generation-tags"
-    (sample,) = training_samples(example(user("q"), says("a"), user("q"), says("b")), template)
-    assert sample.text == "[user]q[assistant]a</s>[user]q[assistant]b</s>"
-    assert trained_text(sample) == ["a</s>", "b</s>"]
-
-
-def test_a_template_that_cannot_be_split_falls_back_to_prefix_rendering_and_says_so():
-    source = (
-        "{% for i in range(messages|length) %}<|{{ messages[i].role }}|>{{ messages[i].content }}<|end|>"
-        "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
-    )
-    template = ChatTemplate(source, name="counted")
-    assert "falling back to exact prefix rendering" in profile_of(template).describe()
-    (sample,) = training_samples(example(user("q"), says("a"), user("q"), says("b")), template)
-    assert trained_text(sample) == ["a<|end|>", "b<|end|>"]
-
-
-def test_unsafe_templates_are_stopped_by_the_sandbox():
-    for source in (
-        "{{ messages.__class__.__mro__ }}",
-        "{% set _ = messages.append(1) %}",
-        "{{ ''.__class__.__base__.__subclasses__() }}",
-    ):
-        with pytest.raises(RenderError):
-            render(
-                [user()], ChatTemplate(source + "{{ messages[0].content.__init__.__globals__ }}")
-            )
-
-
-def test_qwen3_history_without_reasoning_makes_every_turn_a_sequence():
-    """Qwen3 writes an empty think block before the last answer only: earlier ones lack the prompt."""
-    template = _template("qwen3", (TEMPLATES / "qwen3.jinja").read_text())
-    record = example(user("u1"), says("a1"), user("u2"), says("a2"))
-    first, second = training_samples(record, template)
-    for sample, answer in ((first, "a1"), (second, "a2")):
-        ((start, stop),) = spans_of(sample)
-        assert sample.text[:start].endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
-        assert sample.text[start:stop] == f"{answer}<|im_end|>\n"
-    assert "every turn a sequence of its own" in profile_of(template).describe()
-    assert not profile_of(NANO).every_turn
-
-
-@pytest.mark.parametrize(("name", "what"), [("llama3", "tool calls"), ("llama3", "reasoning")])
-def test_what_a_template_would_silently_leave_out_is_named(name: str, what: str):
-    template = _template(name, (TEMPLATES / f"{name}.jinja").read_text())
-    record = example(user(), calls(content="c") if what == "tool calls" else says("a", "r"))
-    assert left_out(record, template) == f"{name} leaves out {what}, which message 1 has"
-    assert left_out(record, NANO) is None

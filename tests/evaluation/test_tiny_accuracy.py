@@ -13,7 +13,9 @@ import torch
 
 from data_builders.tiny_world.episodes import message_of, play
 from data_builders.tiny_world.families import FAMILIES
+from data_builders.tiny_world.heldout import held_out_items
 from posttrain.chat import nemotron_3_nano_template, render, strip_reasoning
+from posttrain.errors import DataError
 from posttrain.models.from_config import build_model
 from posttrain.models.load import set_special_tokens
 from posttrain.models.tokenizer import load_tokenizer, special_tokens
@@ -260,12 +262,11 @@ def test_off_prompts_close_their_reasoning_and_on_prompts_open_it(world, tokeniz
 
 
 def test_unknown_family_and_too_few_prompts_are_refused(world):
-    benchmark = load_benchmark()
-    with pytest.raises(benchmark.DataError, match="no held-out prompts of family 'sums'"):
-        benchmark.held_out_items(world, {"sums": None}, 4)
-    with pytest.raises(benchmark.DataError, match="16 such prompts, 100 are asked"):
-        benchmark.held_out_items(world, {"calendar": None}, 100)
-    assert len(benchmark.held_out_items(world, dict.fromkeys(["maths", "lists", "logs"]), 10)) == 10
+    with pytest.raises(DataError, match="no held-out prompts of family 'sums'"):
+        held_out_items(world, {"sums": None}, 4)
+    with pytest.raises(DataError, match="16 such prompts, 100 are asked"):
+        held_out_items(world, {"calendar": None}, 100)
+    assert len(held_out_items(world, dict.fromkeys(["maths", "lists", "logs"]), 10)) == 10
 
 
 @pytest.mark.parametrize(("trace", "closed"), [("2+2", "\n</think>\n"), ("2+2\n", "</think>\n")])
