@@ -27,12 +27,12 @@ from trl.data_utils import pack_dataset
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 from trl.trainer.utils import add_fused_lm_head
 
-from posttrain.artifacts import package_versions
 from posttrain.models.load import choose_attention
 from posttrain.tokens import pack_lengths
 from posttrain.training.cpu_head import use_cpu_head
 from posttrain.training.isolation import choose_isolation, make_collator
 from posttrain.training.packed_data import load_split, sequences
+from posttrain.versions import package_versions
 
 CPU_MODEL = {
     "vocab_size": 1024, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4,
