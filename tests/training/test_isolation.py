@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
 
 from posttrain.errors import ConfigError
 from posttrain.training.isolation import (
+    Probe,
     check_probe,
     choose_isolation,
     make_collator,
@@ -38,6 +42,39 @@ def test_packed_equals_alone_on_the_attention_model(isolation, attention):
     assert probe.apart < 1e-5
     assert probe.leaking > 0.01
     check_probe(probe, isolation)
+
+
+STORIES = (
+    "Once upon a time, there was a little girl named Lily. She loved to play in the park.",
+    "Tom had a big red ball. One day the ball rolled away and Tom began to cry.",
+    "The dog and the cat were best friends.",
+)
+
+
+@pytest.mark.parametrize("isolation", ["varlen", "block_diagonal", "unpacked"])
+def test_packed_equals_alone_on_a_trained_model(shared: Path, isolation: str):
+    """Its logits reach 22, where fp32 rounds a hundred times more coarsely than at 0.2."""
+    folder = shared / "models" / "stories260k"
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    parts = [tokenizer.encode(text).ids for text in STORIES]
+    ids = [i for part in parts for i in part]
+    pack = {"input_ids": ids, "labels": ids, "seq_lengths": [len(part) for part in parts]}
+    model = AutoModelForCausalLM.from_pretrained(str(folder), local_files_only=True)
+    probe = probe_isolation(model, make_collator(isolation, 0), [pack])
+    assert probe.leaking > 1
+    assert probe.apart < 1e-5 * probe.scale
+    check_probe(probe, isolation)
+    # what is left is rounding: it goes away with more digits
+    precise = probe_isolation(model.double(), make_collator(isolation, 0), [pack])
+    assert precise.apart < 5e-6
+
+
+def test_a_small_leak_in_fp32_is_refused_whatever_the_scale():
+    check_probe(Probe(apart=9e-6, leaking=0.5, scale=0.3, dtype="float32"), "varlen")
+    with pytest.raises(ConfigError, match="leaks on this model"):
+        check_probe(Probe(apart=2e-5, leaking=0.5, scale=0.3, dtype="float32"), "varlen")
+    with pytest.raises(ConfigError, match="leaks on this model"):
+        check_probe(Probe(apart=1e-3, leaking=9.0, scale=20.0, dtype="float32"), "varlen")
 
 
 def test_the_hybrid_is_done_right_unpacked():
