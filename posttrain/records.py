@@ -22,6 +22,24 @@ ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 ReasoningMode = Literal["on", "off"]
 
 
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a grader says of one completion.
+
+    `value` in [0, 1], or `None` when the completion could not be scored: a grader that fails never
+    invents a number. `answer` is what was read out of the completion; `explanation` says why.
+    """
+
+    value: float | None
+    answer: str | None
+    explanation: str
+
+    @property
+    def scored(self) -> bool:
+        """Whether there is a value at all."""
+        return self.value is not None
+
+
 def json_text(value: object) -> str:
     """Compact JSON text that keeps key order and non-ASCII characters."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
@@ -155,13 +173,14 @@ def example_to_row(example: Example) -> dict[str, Any]:
         "source": example.source,
         "licence": example.licence,
         "dialect": example.dialect,
-        "messages": json_text([_message_to_row(m) for m in example.messages]),
+        "messages": json_text([message_to_row(m) for m in example.messages]),
         "tools": example.tools,
         "metadata": example.metadata,
     }
 
 
-def _message_to_row(message: Message) -> dict[str, Any]:
+def message_to_row(message: Message) -> dict[str, Any]:
+    """The message as a JSON-able row; absent fields are left out."""
     row: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning is not None:
         row["reasoning"] = message.reasoning
@@ -174,19 +193,21 @@ def _message_to_row(message: Message) -> dict[str, Any]:
     return row
 
 
+def message_from_row(row: Mapping[str, Any]) -> Message:
+    """Inverse of `message_to_row`."""
+    return Message(
+        role=row["role"],
+        content=row["content"],
+        reasoning=row.get("reasoning"),
+        tool_calls=tuple(ToolCall(*c) for c in row.get("tool_calls", ())),
+        tool_call_id=row.get("tool_call_id"),
+        name=row.get("name"),
+    )
+
+
 def example_from_row(row: Mapping[str, Any]) -> Example:
     """Inverse of `example_to_row`."""
-    messages = tuple(
-        Message(
-            role=m["role"],
-            content=m["content"],
-            reasoning=m.get("reasoning"),
-            tool_calls=tuple(ToolCall(*c) for c in m.get("tool_calls", ())),
-            tool_call_id=m.get("tool_call_id"),
-            name=m.get("name"),
-        )
-        for m in json.loads(row["messages"])
-    )
+    messages = tuple(message_from_row(m) for m in json.loads(row["messages"]))
     return Example(
         messages=messages,
         tools=row["tools"],

@@ -20,10 +20,15 @@ FORBIDDEN = {
     "posttrain/config": HEAVY | {"numpy", "datasets", "pyarrow"},
     "posttrain/tokens": HEAVY,
     "posttrain/report": {"trl", "peft", "vllm", "deepspeed", "accelerate"},
+    "posttrain/tools": HEAVY | {"numpy", "datasets", "pyarrow"},
+    "reward": HEAVY | {"data_builders", "scripts", "datasets"},
     "data_builders": {"scripts", "trl", "peft", "vllm", "deepspeed", "accelerate", "torch"},
 }
 LIGHT_FILES = (
     "posttrain/records.py",
+    "posttrain/rollouts.py",
+    "posttrain/pairs.py",
+    "posttrain/sampling/protocol.py",
     "posttrain/errors.py",
     "posttrain/artifacts.py",
     "posttrain/json_values.py",

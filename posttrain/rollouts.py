@@ -1,0 +1,207 @@
+"""What is asked of a model and all that it generated: prompts, steps, completions; torch-free.
+
+    Prompt(id="maths-7/no_tools/on", task="maths-7", setting="no_tools",
+           messages=(Message("user", "7*8?"),), thinking=True, gold="56", grader="maths")
+    Completion(prompt_id="maths-7/no_tools/on", index=0, prompt_ids=(1, 9, …), finish="stop",
+               steps=(Step(text="7*8 is 56.</think>56<|im_end|>", ids=(4, 8, …), …),))
+
+Token ids are those that were sampled, never a rendering of what was parsed. A step's
+`results_ids` are what the loop put behind it: tool results and the next generation prompt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from posttrain.chat.parse import ParsedCompletion
+from posttrain.records import Message, ToolCall, message_from_row, message_to_row
+
+Finish = Literal["stop", "length", "turn_limit", "token_limit", "failed"]
+FINISHES: tuple[Finish, ...] = ("stop", "length", "turn_limit", "token_limit", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt in one setting.
+
+    `task` is shared by the settings and modes in which one question is asked; `id` is unique.
+    `tools` is the JSON text of the declared tools, `None` when none is declared. `environment`
+    names what runs their calls. `reasoning_budget` is in tokens. `gold` is what `grader` compares
+    with; `metadata` (JSON text of an object) is for graders and environments.
+    """
+
+    id: str
+    task: str
+    setting: str
+    messages: tuple[Message, ...]
+    tools: str | None = None
+    thinking: bool = True
+    reasoning_budget: int | None = None
+    environment: str | None = None
+    grader: str | None = None
+    gold: str | None = None
+    source: str = ""
+    metadata: str = "{}"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One model call of a completion.
+
+    Attributes:
+        text: what the model wrote, special tokens kept; without them where `ids` is None.
+        parsed: the text taken apart; structured calls of a chat endpoint are in `tool_calls`.
+        ids: exact token ids, stop token and forced ids included; None where a server hides them.
+        logps: log-probability of each id under the distribution it was sampled from; 0.0 for
+            forced ids; None where not asked for or not to be had.
+        forced: [start, end) of `ids` that were put in to close reasoning at its budget.
+        finish: "stop" (a stop token) or "length".
+        reasoning_tokens, answer_tokens: tokens of each part; tags, stop token and forced ids are
+            not counted. An answer includes its tool calls.
+        prompt_tokens: length of this step's whole prompt.
+        results: tool messages that answered this step's calls.
+        results_ids: ids between this step's ids and the next step's; () after the last.
+    """
+
+    text: str
+    parsed: ParsedCompletion
+    finish: Literal["stop", "length"]
+    reasoning_tokens: int
+    answer_tokens: int
+    prompt_tokens: int
+    ids: tuple[int, ...] | None = None
+    logps: tuple[float, ...] | None = None
+    forced: tuple[int, int] | None = None
+    results: tuple[Message, ...] = ()
+    results_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One completion of a prompt: one step, or several with tool results between them.
+
+    Attributes:
+        index: which of the prompt's samples, from 0.
+        prompt_ids: ids of the rendered prompt of the first step.
+        finish: "stop"; "length" (a step ran to its limit); "turn_limit", "token_limit" (of the
+            whole completion); "failed" (the backend gave up; `error` says why, `steps` may be ()).
+        state: JSON text of the environment's final state, None without an environment.
+    """
+
+    prompt_id: str
+    index: int
+    steps: tuple[Step, ...]
+    finish: Finish
+    prompt_ids: tuple[int, ...] | None = None
+    state: str | None = None
+    error: str | None = None
+
+    @property
+    def answer(self) -> str:
+        """The last step's answer; "" for a failed completion."""
+        return self.steps[-1].parsed.answer if self.steps else ""
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """Every parsed call of every step, in order."""
+        return tuple(call for step in self.steps for call in step.parsed.tool_calls)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether a limit ended it."""
+        return self.finish in ("length", "turn_limit", "token_limit")
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return sum(step.reasoning_tokens for step in self.steps)
+
+    @property
+    def answer_tokens(self) -> int:
+        return sum(step.answer_tokens for step in self.steps)
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """What was said after the prompt: assistant turns and tool results."""
+        return tuple(m for step in self.steps for m in (step.parsed.message(), *step.results))
+
+    def sampled(self) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+        """All ids after the prompt, and for each whether the model itself sampled it.
+
+        Tool results, template text between steps and forced closings are not sampled. Raises
+        AssertionError where a backend gave no ids.
+        """
+        ids: list[int] = []
+        mask: list[bool] = []
+        for step in self.steps:
+            assert step.ids is not None, "the backend gave no token ids"
+            start, end = step.forced or (0, 0)
+            ids += [*step.ids, *step.results_ids]
+            mask += [not start <= k < end for k in range(len(step.ids))]
+            mask += [False] * len(step.results_ids)
+        return tuple(ids), tuple(mask)
+
+
+def prompt_to_row(prompt: Prompt) -> dict[str, Any]:
+    """The prompt as one JSON-able row."""
+    row = {name: getattr(prompt, name) for name in Prompt.__slots__}
+    return row | {"messages": [message_to_row(m) for m in prompt.messages]}
+
+
+def prompt_from_row(row: Mapping[str, Any]) -> Prompt:
+    """Inverse of `prompt_to_row`."""
+    messages = tuple(message_from_row(m) for m in row["messages"])
+    return Prompt(**{**row, "messages": messages})
+
+
+def completion_to_row(completion: Completion) -> dict[str, Any]:
+    """The completion as one JSON-able row."""
+    row = {name: getattr(completion, name) for name in Completion.__slots__}
+    return row | {"steps": [_step_to_row(step) for step in completion.steps]}
+
+
+def completion_from_row(row: Mapping[str, Any]) -> Completion:
+    """Inverse of `completion_to_row`."""
+    ids = row["prompt_ids"]
+    return Completion(
+        **{
+            **row,
+            "prompt_ids": None if ids is None else tuple(ids),
+            "steps": tuple(_step_from_row(step) for step in row["steps"]),
+        }
+    )
+
+
+def _step_to_row(step: Step) -> dict[str, Any]:
+    row = {name: getattr(step, name) for name in Step.__slots__}
+    return row | {
+        "parsed": asdict(step.parsed),
+        "results": [message_to_row(m) for m in step.results],
+    }
+
+
+def _step_from_row(row: Mapping[str, Any]) -> Step:
+    def whole(value: Any) -> Any:
+        return None if value is None else tuple(value)
+
+    parsed = row["parsed"]
+    calls = tuple(ToolCall(**call) for call in parsed["tool_calls"])
+    problems = tuple(parsed["problems"])
+    return Step(
+        **{
+            **row,
+            "parsed": ParsedCompletion(**{**parsed, "tool_calls": calls, "problems": problems}),
+            "ids": whole(row["ids"]),
+            "logps": whole(row["logps"]),
+            "forced": whole(row["forced"]),
+            "results": tuple(message_from_row(m) for m in row["results"]),
+            "results_ids": tuple(row["results_ids"]),
+        }
+    )
+
+
+def metadata_of(prompt: Prompt) -> dict[str, Any]:
+    """The prompt's metadata, decoded."""
+    return json.loads(prompt.metadata)

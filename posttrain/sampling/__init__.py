@@ -1,0 +1,1 @@
+"""Sampling: one protocol, and the backends that fulfil it."""

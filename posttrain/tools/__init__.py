@@ -1,0 +1,1 @@
+"""Tools a model may call: JSON schemas and what runs their calls. Torch-free."""

@@ -1,0 +1,1 @@
+"""Verifiers and judges: what a completion is worth, or that it could not be said."""
