@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from posttrain.chat.parse import ParsedCompletion
@@ -144,64 +144,61 @@ class Completion:
         return tuple(ids), tuple(mask)
 
 
-def prompt_to_row(prompt: Prompt) -> dict[str, Any]:
+Row = dict[str, Any]
+
+
+def prompt_to_row(prompt: Prompt) -> Row:
     """The prompt as one JSON-able row."""
-    row = {name: getattr(prompt, name) for name in Prompt.__slots__}
+    row: Row = {name: getattr(prompt, name) for name in Prompt.__slots__}
     return row | {"messages": [message_to_row(m) for m in prompt.messages]}
 
 
 def prompt_from_row(row: Mapping[str, Any]) -> Prompt:
     """Inverse of `prompt_to_row`."""
-    messages = tuple(message_from_row(m) for m in row["messages"])
-    return Prompt(**{**row, "messages": messages})
+    fields: Row = dict(row)
+    fields["messages"] = tuple(message_from_row(m) for m in row["messages"])
+    return Prompt(**fields)
 
 
-def completion_to_row(completion: Completion) -> dict[str, Any]:
+def completion_to_row(completion: Completion) -> Row:
     """The completion as one JSON-able row."""
-    row = {name: getattr(completion, name) for name in Completion.__slots__}
-    return row | {"steps": [_step_to_row(step) for step in completion.steps]}
+    row: Row = {name: getattr(completion, name) for name in Completion.__slots__}
+    return row | {"steps": [step_to_row(step) for step in completion.steps]}
 
 
 def completion_from_row(row: Mapping[str, Any]) -> Completion:
     """Inverse of `completion_to_row`."""
-    ids = row["prompt_ids"]
-    return Completion(
-        **{
-            **row,
-            "prompt_ids": None if ids is None else tuple(ids),
-            "steps": tuple(_step_from_row(step) for step in row["steps"]),
-        }
-    )
+    fields: Row = dict(row)
+    fields["prompt_ids"] = _whole(row["prompt_ids"])
+    fields["steps"] = tuple(step_from_row(step) for step in row["steps"])
+    return Completion(**fields)
 
 
-def _step_to_row(step: Step) -> dict[str, Any]:
-    row = {name: getattr(step, name) for name in Step.__slots__}
-    return row | {
-        "parsed": asdict(step.parsed),
-        "results": [message_to_row(m) for m in step.results],
-    }
+def step_to_row(step: Step) -> Row:
+    """The step as one JSON-able row."""
+    row: Row = {name: getattr(step, name) for name in Step.__slots__}
+    parsed: Row = {name: getattr(step.parsed, name) for name in ParsedCompletion.__slots__}
+    parsed["tool_calls"] = [[c.name, c.arguments, c.id] for c in step.parsed.tool_calls]
+    return row | {"parsed": parsed, "results": [message_to_row(m) for m in step.results]}
 
 
-def _step_from_row(row: Mapping[str, Any]) -> Step:
-    def whole(value: Any) -> Any:
-        return None if value is None else tuple(value)
-
-    parsed = row["parsed"]
-    calls = tuple(ToolCall(**call) for call in parsed["tool_calls"])
-    problems = tuple(parsed["problems"])
-    return Step(
-        **{
-            **row,
-            "parsed": ParsedCompletion(**{**parsed, "tool_calls": calls, "problems": problems}),
-            "ids": whole(row["ids"]),
-            "logps": whole(row["logps"]),
-            "forced": whole(row["forced"]),
-            "results": tuple(message_from_row(m) for m in row["results"]),
-            "results_ids": tuple(row["results_ids"]),
-        }
-    )
+def step_from_row(row: Mapping[str, Any]) -> Step:
+    """Inverse of `step_to_row`."""
+    parsed: Row = dict(row["parsed"])
+    parsed["tool_calls"] = tuple(ToolCall(*call) for call in parsed["tool_calls"])
+    parsed["problems"] = tuple(parsed["problems"])
+    fields: Row = dict(row)
+    fields["parsed"] = ParsedCompletion(**parsed)
+    for name in ("ids", "logps", "forced", "results_ids"):
+        fields[name] = _whole(row[name])
+    fields["results"] = tuple(message_from_row(m) for m in row["results"])
+    return Step(**fields)
 
 
-def metadata_of(prompt: Prompt) -> dict[str, Any]:
+def _whole(value: Any) -> Any:
+    return None if value is None else tuple(value)
+
+
+def metadata_of(prompt: Prompt) -> Row:
     """The prompt's metadata, decoded."""
     return json.loads(prompt.metadata)
