@@ -114,11 +114,22 @@ def _explain(item: dict[str, Any], schema: type[BaseModel]) -> str:
         return f"unknown key {dotted!r}{nearest(str(loc[-1]), _keys_at(schema, loc[:-1]))}"
     if item["type"] == "missing":
         return f"{dotted!r} is required"
+    if item["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        return _explain_tag(dotted, item["ctx"])
     if item["type"] == "value_error":
         # a validator of ours raised: its message already says what to do
         text = str(item["ctx"]["error"])
         return f"{dotted}: {text}" if dotted else text
     return f"{dotted!r}: {item['msg']}, found {item['input']!r} ({type(item['input']).__name__})"
+
+
+def _explain_tag(dotted: str, context: Mapping[str, Any]) -> str:
+    """A union is told apart by one key: which value of it is missing or wrong."""
+    key = f"{dotted}.{str(context['discriminator']).strip(chr(39))}"
+    if "tag" not in context:
+        return f"{key!r} is required"
+    valid = [tag.strip("'") for tag in str(context["expected_tags"]).split(", ")]
+    return f"{key!r}: {context['tag']!r} is not known{nearest(str(context['tag']), valid)}"
 
 
 def nearest(name: str, valid: Sequence[str]) -> str:
@@ -141,13 +152,19 @@ def _keys_at(schema: Any, loc: tuple[Any, ...]) -> list[str]:
         return _keys_at(args[0], loc)
     if origin in (typing.Union, types.UnionType):
         # pydantic puts the chosen member's tag or class name into the location of a union
-        rest = loc[1:] if loc and _names_member(str(loc[0]), args) else loc
-        found: list[list[str]] = [_keys_at(arg, rest) for arg in args]
+        for member in args:
+            if loc and _is_named(str(loc[0]), member):
+                return _keys_at(member, loc[1:])
+        found: list[list[str]] = [_keys_at(member, loc) for member in args]
         return max(found, key=len) if found else []
     if origin in (list, tuple, dict) and loc:
         return _keys_at(args[-1] if origin is dict else args[0], loc[1:])
     return []
 
 
-def _names_member(part: str, members: tuple[Any, ...]) -> bool:
-    return any(isinstance(m, type) and part == m.__name__ for m in members)
+def _is_named(part: str, member: Any) -> bool:
+    """Whether this is the class's name, or a value of `kind` that chooses it in a tagged union."""
+    if not isinstance(member, type):
+        return False
+    kind = member.model_fields.get("kind") if issubclass(member, BaseModel) else None
+    return part in (member.__name__, *(typing.get_args(kind.annotation) if kind else ()))

@@ -1,0 +1,130 @@
+"""The `backend:` block of recipes that ask a model: which one, and how it is reached.
+
+    backend: {kind: transformers, batch_size: 256}
+    backend: {kind: vllm, tensor_parallel: 2}
+    backend: {kind: completions, url: "http://localhost:8000/v1", model: nano, tokenizer: out/sft}
+    backend: {kind: chat, url: "https://api.example.com/v1", model: big, api_key_env: EXAMPLE_KEY}
+
+The first three render and parse here, with the checkpoint's own template; `chat` leaves both to the
+server. A key's value is never in a recipe: `api_key_env` names the environment variable.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from posttrain.config.base import Strict
+
+Dtype = Literal["auto", "float32", "bfloat16"]
+_URL = re.compile(r"https?://[^\s/]+")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class Rendering(Strict):
+    """How prompts are rendered where we do it.
+
+    Args:
+        chat_template: `own` (the tokenizer's), `nemotron_3_nano` (the installed TRL's, pinned by
+            digest), or the path of a Jinja file.
+        template_variables: fixed variables of the template, e.g. a date for one that reads a clock.
+    """
+
+    chat_template: str = "own"
+    template_variables: dict[str, str] = Field(default_factory=dict)
+
+
+class TransformersBackend(Rendering):
+    """The model in this process.
+
+    Args:
+        batch_size: prompts that are decoded together; rows that finish make room for others.
+        dtype: `auto` is bfloat16 on a GPU, float32 on a CPU.
+        device: `auto`, or a name that torch knows, such as `cpu` or `cuda:1`.
+        attention: `auto`, or an implementation that transformers knows.
+    """
+
+    kind: Literal["transformers"]
+    batch_size: int = Field(default=256, ge=1)
+    dtype: Dtype = "auto"
+    device: str = "auto"
+    attention: str = "auto"
+
+
+class VllmBackend(Rendering):
+    """vLLM's offline engine in this process.
+
+    Args:
+        dtype: `auto` is what the checkpoint says.
+        tensor_parallel: GPUs the model is split over.
+        gpu_memory: share of each GPU's memory that vLLM takes.
+        max_length: longest prompt and completion together; null is the model's own limit.
+    """
+
+    kind: Literal["vllm"]
+    dtype: Dtype = "auto"
+    tensor_parallel: int = Field(default=1, ge=1)
+    gpu_memory: float = Field(default=0.9, gt=0, le=1)
+    max_length: int | None = Field(default=None, ge=1)
+
+
+class Server(Strict):
+    """An OpenAI-compatible server.
+
+    Args:
+        url: with its version path, such as `http://localhost:8000/v1`.
+        model: the name that the server knows it by.
+        concurrency: requests under way at a time.
+        timeout: seconds one attempt may take.
+        retries: further attempts after 429, 5xx or a timeout; other failures are final.
+        api_key_env: the environment variable that holds the key; null sends none.
+    """
+
+    url: str
+    model: str
+    concurrency: int = Field(default=32, ge=1)
+    timeout: float = Field(default=600.0, gt=0)
+    retries: int = Field(default=6, ge=0)
+    api_key_env: str | None = None
+
+    @field_validator("url")
+    @classmethod
+    def _is_http(cls, url: str) -> str:
+        if not _URL.match(url):
+            raise ValueError(f"{url!r} is no address: it begins with http:// or https://")
+        if "@" in url or "?" in url:
+            raise ValueError("a url here holds no user, key or query; name api_key_env instead")
+        return url.rstrip("/")
+
+    @field_validator("api_key_env")
+    @classmethod
+    def _is_a_name(cls, name: str | None) -> str | None:
+        # the message must not repeat the value: it may be the key itself
+        if name is not None and not _VARIABLE.fullmatch(name):
+            raise ValueError("name an environment variable here, never a key")
+        return name
+
+
+class CompletionsBackend(Server, Rendering):
+    """A server's `/completions` with token ids: prompts are rendered and parsed here.
+
+    Args:
+        tokenizer: directory or hub id of the tokenizer; null takes the recipe's checkpoint.
+    """
+
+    kind: Literal["completions"]
+    tokenizer: str | None = None
+
+
+class ChatBackend(Server):
+    """A server's `/chat/completions`: the server renders, and hides token ids."""
+
+    kind: Literal["chat"]
+
+
+BackendConfig = Annotated[
+    TransformersBackend | VllmBackend | CompletionsBackend | ChatBackend,
+    Field(discriminator="kind"),
+]
