@@ -1,0 +1,259 @@
+"""Rollouts: what ends a completion, what comes between steps, and that batches are lockstep."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+
+import pytest
+
+from posttrain.records import Message, ToolCall
+from posttrain.rollouts import Completion, Prompt
+from posttrain.sampling.loop import Task, roll_out
+from posttrain.sampling.protocol import Generation, Parameters, Request, seed_of
+from posttrain.sampling.rollout import Limits
+from tests.sampling.scripted import END, Adder, Script, Scripted, call, ids_of, question
+
+LIMITS = Limits(Parameters(max_tokens=400), max_turns=4)
+
+
+def run(
+    script: Script,
+    prompts: list[Prompt],
+    *,
+    limits: Limits = LIMITS,
+    batched: bool = True,
+    environments: list[Adder] | None = None,
+) -> tuple[list[Completion], Scripted]:
+    """One completion a prompt."""
+    sampler = Scripted(script, batched=batched)
+    opened = environments if environments is not None else []
+
+    def open_environment(prompt: Prompt) -> Adder | None:
+        if prompt.environment is None:
+            return None
+        opened.append(Adder())
+        return opened[-1]
+
+    tasks = [Task(prompt, index=0, seed=3) for prompt in prompts]
+    made = roll_out(tasks, sampler, open_environment=open_environment, limits=limits)
+    return asyncio.run(made), sampler
+
+
+def add_then_answer(request: Request, rng: random.Random) -> str:
+    """Call once, then say what came back."""
+    last = request.messages[-1]
+    if last.role == "tool":
+        return f"It is {last.content}.{END}"
+    number = last.content.split("+")[0]
+    return f"Let me see.\n{call('add', a=number, b=number)}{END}"
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_call_result_answer(batched: bool):
+    environments: list[Adder] = []
+    (done,), sampler = run(
+        add_then_answer, [question(21)], batched=batched, environments=environments
+    )
+    assert (done.finish, done.answer, len(done.steps)) == ("stop", "It is 42.", 2)
+    first, second = done.steps
+    assert first.results == (Message("tool", "42", tool_call_id="call00000", name="add"),)
+    assert first.results_ids == ids_of("[tool]42[assistant]")
+    assert second.results_ids == ()
+    assert done.prompt_ids == ids_of("[user]21+21?[assistant]")
+    ids, sampled = done.sampled()
+    assert ids == (*ids_of(first.text), *first.results_ids, *ids_of(second.text))
+    assert sampled.count(False) == len(first.results_ids)
+    assert done.state == '{"sums": [42]}'
+    assert [e.closed for e in environments] == [1]
+    assert sampler.calls[1][0].messages == (*question(21).messages, *done.messages[:2])
+
+
+def test_every_step_has_a_seed_of_its_own():
+    _, sampler = run(add_then_answer, [question(1)])
+    assert [requests[0].seed for requests in sampler.calls] == [
+        seed_of(3, "sum-1/with_tools/off", 0, step) for step in (0, 1)
+    ]
+
+
+def test_a_call_without_declared_tools_ends_the_completion():
+    bare = question(2, tools=None, environment="adder")
+    environments: list[Adder] = []
+    (done,), _ = run(add_then_answer, [bare], environments=environments)
+    assert (done.finish, len(done.steps), len(done.tool_calls)) == ("stop", 1, 1)
+    assert (done.state, environments) == (None, [])
+
+
+def test_a_call_that_nothing_runs_ends_the_completion():
+    (done,), _ = run(add_then_answer, [question(2, environment=None)])
+    assert (done.finish, len(done.steps), done.steps[0].results) == ("stop", 1, ())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>\n<function=add>\n<parameter=a>\n1\n",
+        "<tool_call>\nadd 1 and 1\n</tool_call>",
+        call("add", a=1, b=1) + "\n<tool_call>\nand\n</tool_call>",
+    ],
+)
+def test_a_broken_call_ends_the_completion_with_its_text(text: str):
+    environments: list[Adder] = []
+    (done,), _ = run(lambda *_: text + END, [question()], environments=environments)
+    assert (done.finish, len(done.steps)) == ("stop", 1)
+    assert environments[0].sums == []
+    assert "<tool_call>" in done.answer
+
+
+def test_calls_of_a_step_run_in_order_and_errors_are_results():
+    texts = iter(
+        [
+            call("add", a=1, b=2) + "\n" + call("multiply", a=1) + "\n" + call("add", a=3, b=4),
+            "done",
+        ]
+    )
+    (done,), _ = run(lambda *_: next(texts) + END, [question()])
+    assert [m.content for m in done.steps[0].results] == ["3", "error: no tool multiply", "7"]
+    assert [m.tool_call_id for m in done.steps[0].results] == [c.id for c in done.tool_calls]
+    assert len({c.id for c in done.tool_calls}) == 3
+
+
+def test_ids_of_calls_avoid_those_of_the_prompt():
+    earlier = (
+        Message("user", "1+1?"),
+        Message("assistant", tool_calls=(ToolCall("add", "{}", "call00001"),)),
+        Message("tool", "2", tool_call_id="call00001", name="add"),
+        Message("assistant", "2"),
+        Message("user", "5+5?"),
+    )
+    (done,), _ = run(add_then_answer, [question(messages=earlier)])
+    assert [c.id for c in done.tool_calls] == ["call00002"]
+
+
+def test_turn_limit_runs_no_call_that_nobody_reads():
+    environments: list[Adder] = []
+    (done,), _ = run(
+        lambda *_: call("add", a=1, b=1) + END,
+        [question()],
+        limits=replace(LIMITS, max_turns=3),
+        environments=environments,
+    )
+    assert (done.finish, len(done.steps), environments[0].sums) == ("turn_limit", 3, [2, 2])
+    assert done.steps[-1].results == ()
+
+
+def test_a_step_at_its_limit():
+    limits = Limits(Parameters(max_tokens=10), max_turns=4)
+    (done,), _ = run(lambda *_: "x" * 50 + END, [question()], limits=limits)
+    assert (done.finish, len(done.steps[0].ids or ())) == ("length", 10)
+
+
+def test_a_completion_at_its_limit():
+    one_call = call("add", a=1, b=1) + END
+    limits = replace(LIMITS, max_tokens=len(one_call) + 5)
+    script: Script = lambda r, _: one_call if r.continues is None else "x" * 50 + END  # noqa: E731 - a one-line script
+    (done,), sampler = run(script, [question()], limits=limits)
+    assert (done.finish, len(done.steps), len(done.steps[1].ids or ())) == ("token_limit", 2, 5)
+    assert [r[0].parameters.max_tokens for r in sampler.calls] == [len(one_call) + 5, 5]
+    # nothing is left for a second step: the call is not run
+    limits = replace(LIMITS, max_tokens=len(one_call))
+    (done,), _ = run(script, [question()], limits=limits)
+    assert (done.finish, len(done.steps), done.steps[0].results) == ("token_limit", 1, ())
+
+
+def test_live_rollouts_share_a_batch_in_the_order_of_their_tasks():
+    def script(request: Request, rng: random.Random) -> str:
+        even = int(request.messages[0].content.split("+")[0]) % 2 == 0
+        return add_then_answer(request, rng) if even else f"no idea{END}"
+
+    done, sampler = run(script, [question(n) for n in range(6)])
+    asked = [[r.messages[0].content for r in batch] for batch in sampler.calls]
+    assert asked == [[f"{n}+{n}?" for n in range(6)], ["0+0?", "2+2?", "4+4?"]]
+    assert [c.prompt_id for c in done] == [question(n).id for n in range(6)]
+    assert [c.finish for c in done] == ["stop"] * 6
+
+
+class Failing(Scripted):
+    """Fails the second step of every completion."""
+
+    async def sample(self, requests, *, progress=None):
+        if requests[0].continues is not None:
+            return [Generation(None, error="HTTP 503 after 5 tries") for _ in requests]
+        return await super().sample(requests, progress=progress)
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_failure_is_no_empty_answer(batched: bool):
+    sampler = Failing(add_then_answer, batched=batched)
+    tasks = [Task(question(1), 0, 3)]
+    (done,) = asyncio.run(
+        roll_out(tasks, sampler, open_environment=lambda _: Adder(), limits=LIMITS)
+    )
+    assert (done.finish, done.error, len(done.steps)) == ("failed", "HTTP 503 after 5 tries", 1)
+
+
+class Rerendering(Scripted):
+    """A server that writes the history anew, in other ids than were sampled."""
+
+    async def sample(self, requests, *, progress=None):
+        found = await super().sample(requests, progress=progress)
+        again = requests[0].continues is not None
+        return [replace(g, prompt_ids=(0, *(g.prompt_ids or ()))) if again else g for g in found]
+
+
+def test_ids_that_do_not_continue_are_not_kept():
+    sampler = Rerendering(add_then_answer)
+    tasks = [Task(question(1), 0, 3)]
+    (done,) = asyncio.run(
+        roll_out(tasks, sampler, open_environment=lambda _: Adder(), limits=LIMITS)
+    )
+    assert done.prompt_ids is None
+    assert [step.ids for step in done.steps] == [None, None]
+    assert done.answer == "It is 2."
+
+
+class Broken(Adder):
+    """An environment with a fault of ours."""
+
+    async def call(self, name, arguments):
+        raise RuntimeError("a bug")
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_fault_of_ours_is_raised_and_every_environment_closed(batched: bool):
+    environments: list[Adder] = []
+
+    def open_environment(prompt: Prompt) -> Adder:
+        environments.append(Broken() if prompt.task == "sum-2" else Adder())
+        return environments[-1]
+
+    sampler = Scripted(add_then_answer, batched=batched)
+    tasks = [Task(question(n), 0, 3) for n in range(4)]
+    with pytest.raises(RuntimeError, match="a bug"):
+        asyncio.run(roll_out(tasks, sampler, open_environment=open_environment, limits=LIMITS))
+    assert [e.closed for e in environments] == [1] * len(environments)
+
+
+class Counting(Scripted):
+    """Counts the requests in flight."""
+
+    flying = most = 0
+
+    async def sample(self, requests, *, progress=None):
+        self.flying += 1
+        self.most = max(self.most, self.flying)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        self.flying -= 1
+        return await super().sample(requests, progress=progress)
+
+
+def test_a_server_has_so_many_rollouts_at_once():
+    sampler = Counting(add_then_answer, batched=False)
+    tasks = [Task(question(n), 0, 3) for n in range(20)]
+    done = asyncio.run(
+        roll_out(tasks, sampler, open_environment=lambda _: Adder(), limits=LIMITS, at_once=5)
+    )
+    assert sampler.most == 5
+    assert [c.prompt_id for c in done] == [question(n).id for n in range(20)]
