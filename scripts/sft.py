@@ -25,7 +25,8 @@ from posttrain.report import ensure_report, write_report
 from posttrain.training.arguments import sft_arguments
 from posttrain.training.packed_data import split_size
 from posttrain.training.plan import check_disk, make_plan, plan_lines
-from posttrain.training.sft import RESUME, Prepared, clean_up, open_stage, prepare, train_sft
+from posttrain.training.sft import Prepared, open_stage, prepare, train_sft
+from posttrain.training.stage import RESUME, clean_up
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -61,7 +62,7 @@ def train(recipe: SftConfig) -> None:
             stage = open_stage(recipe)
         if stage.complete:
             print(f"{recipe.out} is finished; its files are as its manifest says")
-            clean_up(recipe)
+            clean_up(out)
             if args.process_index == 0:
                 ensure_report(out)
             return

@@ -14,7 +14,6 @@ from typing import Any
 from datasets import Dataset
 from transformers import PreTrainedModel
 
-from posttrain.config.sft import SftConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.models.adapters import AdapterReach, trainable_routers
 from posttrain.models.tokenizer import SpecialTokens
@@ -109,7 +108,6 @@ def check_data(sample: DataSample, special: SpecialTokens, *, rows: int, positio
 
 
 def run_preflight(
-    recipe: SftConfig,
     *,
     model: PreTrainedModel,
     train: Dataset,
@@ -126,9 +124,9 @@ def run_preflight(
     Raises:
         ConfigError, DataError: from the first check that fails.
     """
-    rows, positions = _embedding_rows(model), _positions(model)
+    rows, longest = embedding_rows(model), positions(model)
     sample = sample_data(train, special)
-    check_data(sample, special, rows=rows, positions=positions)
+    check_data(sample, special, rows=rows, positions=longest)
     lines = [
         ("tokens", _tokens_line(sample, special, rows)),
         (
@@ -136,11 +134,11 @@ def run_preflight(
             f"{special.end_token} is trained in {sample.end_trained:.1%} of "
             f"{sample.sequences:,} sequences",
         ),
-        ("stops", _check_stops(model, special)),
+        ("stops", check_stops(model, special)),
     ]
     line, probe = _isolation_line(model, train, special, isolation, sharded)
     lines.append(("isolation", line))
-    lines += _adapter_lines(recipe, model, reach)
+    lines += adapter_lines(model, reach)
     facts = {"isolation": isolation, "end_trained": round(sample.end_trained, 4), **probe}
     return Preflight(tuple(lines), facts)
 
@@ -152,7 +150,12 @@ def _tokens_line(sample: DataSample, special: SpecialTokens, rows: int) -> str:
     )
 
 
-def _check_stops(model: PreTrainedModel, special: SpecialTokens) -> str:
+def check_stops(model: PreTrainedModel, special: SpecialTokens) -> str:
+    """One line on the generation config.
+
+    Raises:
+        ConfigError: generation would not stop at the end of a turn.
+    """
     generation = model.generation_config
     assert generation is not None
     stops = generation.eos_token_id
@@ -183,10 +186,13 @@ def _rounded(value: float) -> float:
     return float(f"{value:.0e}")
 
 
-def _adapter_lines(
-    recipe: SftConfig, model: PreTrainedModel, reach: tuple[AdapterReach, ...]
-) -> list[tuple[str, str]]:
-    if recipe.adapter is None:
+def adapter_lines(model: PreTrainedModel, reach: tuple[AdapterReach, ...]) -> list[tuple[str, str]]:
+    """What an adapter reaches; () where there is none.
+
+    Raises:
+        ConfigError: it would train routers.
+    """
+    if not reach:
         return []
     lines = [
         (f"adapter {r.target}", f"{r.tensors} tensors, {r.share:.1%} of the parameters")
@@ -197,12 +203,14 @@ def _adapter_lines(
     return lines
 
 
-def _embedding_rows(model: PreTrainedModel) -> int:
+def embedding_rows(model: PreTrainedModel) -> int:
+    """Token ids that the model has an embedding for, sharded or not."""
     weight: Any = model.get_input_embeddings().weight
     # DeepSpeed keeps a partitioned parameter's real shape here
     return int(getattr(weight, "ds_shape", weight.shape)[0])
 
 
-def _positions(model: PreTrainedModel) -> int:
+def positions(model: PreTrainedModel) -> int:
+    """The longest sequence the model has positions for."""
     text = model.config.get_text_config()
     return int(getattr(text, "max_position_embeddings", None) or 1 << 60)

@@ -1,6 +1,6 @@
 """A trained model on disk as plain transformers reads it: weights, config, tokenizer, stop tokens.
 
-    write_model(trainer, out, recipe=recipe, special=special)
+    write_model(trainer, out, out=out, base=recipe.model, special=special)
     → config.json generation_config.json model.safetensors tokenizer.json … [adapter/]
 
 With an adapter, the adapter goes to `adapter/` and the directory itself holds the merged model.
@@ -13,11 +13,11 @@ from pathlib import Path
 
 from peft import PeftModel
 
-from posttrain.config.sft import SftConfig
+from posttrain.config.sft import ModelConfig
 from posttrain.models.adapters import merge_adapter
 from posttrain.models.load import set_special_tokens
 from posttrain.models.tokenizer import SpecialTokens
-from posttrain.training.sft_trainer import PackedSFTTrainer
+from posttrain.training.resumable import Resumable
 
 ADAPTER = "adapter"
 # what the trainer adds and plain transformers does not need; it also holds host-dependent values
@@ -25,10 +25,14 @@ _NOT_MODEL = ("training_args.bin", "README.md")
 
 
 def write_model(
-    trainer: PackedSFTTrainer, target: Path, *, recipe: SftConfig, special: SpecialTokens
+    trainer: Resumable, target: Path, *, out: Path, base: ModelConfig, special: SpecialTokens
 ) -> None:
-    """Write the model to `target`, `recipe.out` or a folder in it. Runs on every process."""
-    partial = Path(recipe.out) / f".{target.name}.partial"
+    """Write the model to `target`, the stage's `out` or a folder in it. Runs on every process.
+
+    Args:
+        base: what an adapter is merged into.
+    """
+    partial = out / f".{target.name}.partial"
     first = trainer.is_world_process_zero()
     if first:
         shutil.rmtree(partial, ignore_errors=True)
@@ -37,7 +41,7 @@ def write_model(
     trainer.save_model(str(partial / ADAPTER if adapted else partial), _internal_call=True)
     if first:
         if adapted:
-            _write_merged(partial, recipe, special)
+            _write_merged(partial, base, special)
         for name in _NOT_MODEL:
             for path in (partial / name, partial / ADAPTER / name):
                 path.unlink(missing_ok=True)
@@ -45,8 +49,8 @@ def write_model(
     trainer.accelerator.wait_for_everyone()
 
 
-def _write_merged(partial: Path, recipe: SftConfig, special: SpecialTokens) -> None:
-    merged = merge_adapter(partial / ADAPTER, recipe.model)
+def _write_merged(partial: Path, base: ModelConfig, special: SpecialTokens) -> None:
+    merged = merge_adapter(partial / ADAPTER, base)
     set_special_tokens(merged, special)
     merged.save_pretrained(str(partial))
     for path in sorted((partial / ADAPTER).iterdir()):

@@ -8,7 +8,6 @@ there is a whole checkpoint) → write the model, its card and the manifest.
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,16 +43,14 @@ from posttrain.models.tokenizer import (
 from posttrain.training.checkpoints import latest_complete, remove_broken
 from posttrain.training.distributed import Launched, check_launch, launched
 from posttrain.training.isolation import choose_isolation, make_collator
-from posttrain.training.log_rows import LOG, SPEED, LogRows
+from posttrain.training.log_rows import LOG, LogRows
 from posttrain.training.model_card import model_card
 from posttrain.training.packed_data import index_sums, load_split, split_by_group
 from posttrain.training.preflight import Preflight, run_preflight
 from posttrain.training.save import write_model
 from posttrain.training.sft_trainer import PackedSFTTrainer
+from posttrain.training.stage import KIND, artifact_files, clean_up, model_parent
 from posttrain.versions import package_versions
-
-KIND = "checkpoint"
-RESUME = "resume"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +103,6 @@ def prepare(recipe: SftConfig, args: SFTConfig) -> Prepared:
     got = launched(trainer.accelerator)
     check_launch(recipe.launch, got)
     preflight = run_preflight(
-        recipe,
         model=trainer.model,
         train=train,
         special=special,
@@ -142,7 +138,8 @@ def _trainer(
     out = Path(recipe.out)
 
     def keep(trainer: PackedSFTTrainer, epoch: int) -> None:
-        write_model(trainer, out / f"checkpoint-epoch-{epoch}", recipe=recipe, special=special)
+        target = out / f"checkpoint-epoch-{epoch}"
+        write_model(trainer, target, out=out, base=recipe.model, special=special)
 
     return PackedSFTTrainer(
         model=model,
@@ -163,17 +160,9 @@ def stage_config(recipe: SftConfig, data: Manifest) -> dict[str, Any]:
     """What names a run: the recipe with inputs by digest instead of by path, without `out`."""
     config = recipe.model_dump(mode="json", exclude={"out", "data"})
     config["data_digest"] = data.digest
-    if (parent := model_parent(recipe)) is not None:
+    if (parent := model_parent(recipe.model)) is not None:
         config["model"]["path"] = parent.digest
     return config
-
-
-def model_parent(recipe: SftConfig) -> Manifest | None:
-    """The manifest of the checkpoint artifact that training starts from, if it is one."""
-    path = Path(recipe.model.path or "")
-    if recipe.model.path is None or not (path / "manifest.json").is_file():
-        return None
-    return read_artifact(path, kind=KIND)
 
 
 def open_stage(recipe: SftConfig, *, claim: bool = True) -> StageDir:
@@ -205,7 +194,8 @@ def train_sft(prepared: Prepared, stage: StageDir) -> Manifest | None:
         checkpoint, progress = found
         trainer.restore_progress(progress)
         trainer.train(resume_from_checkpoint=str(checkpoint))
-    write_model(trainer, stage.path, recipe=prepared.recipe, special=prepared.special)
+    base, special = prepared.recipe.model, prepared.special
+    write_model(trainer, stage.path, out=stage.path, base=base, special=special)
     if not trainer.is_world_process_zero():
         return None
     return _finish(prepared, stage)
@@ -216,7 +206,7 @@ def _finish(prepared: Prepared, stage: StageDir) -> Manifest:
     recipe, state = prepared.recipe, prepared.trainer.state
     artifact = Path(recipe.data)
     parents = [parent_of(artifact, relative_to=stage.path, manifest=prepared.data)]
-    if (base := model_parent(recipe)) is not None:
+    if (base := model_parent(recipe.model)) is not None:
         parents.append(parent_of(str(recipe.model.path), relative_to=stage.path, manifest=base))
     packs = len(prepared.trainer.train_dataset) - 1
     reached = min(packs, state.global_step * prepared.trainer.global_batch)
@@ -232,7 +222,7 @@ def _finish(prepared: Prepared, stage: StageDir) -> Manifest:
     )
     atomic_write_text(stage.path / "README.md", card)
     rows = sum(1 for _ in (stage.path / LOG).open(encoding="utf-8"))
-    files: dict[str, int | None] = dict.fromkeys(_artifact_files(stage.path))
+    files: dict[str, int | None] = dict.fromkeys(artifact_files(stage.path))
     manifest = stage.finish(
         counts=Counts(
             rows_in=packs,
@@ -245,25 +235,8 @@ def _finish(prepared: Prepared, stage: StageDir) -> Manifest:
         seed=recipe.seed,
         facts=facts,
     )
-    clean_up(recipe)
+    clean_up(stage.path)
     return manifest
-
-
-def clean_up(recipe: SftConfig) -> None:
-    """Remove the resume checkpoints of a finished run."""
-    shutil.rmtree(Path(recipe.out) / RESUME, ignore_errors=True)
-
-
-def _artifact_files(out: Path) -> list[str]:
-    # neither speeds nor pages that can be written again are part of the artifact
-    own = {"manifest.json", "stage.json", SPEED, "report.html", "accuracy.json"}
-    return [
-        name
-        for name in (
-            str(path.relative_to(out)) for path in sorted(out.rglob("*")) if path.is_file()
-        )
-        if name not in own and not name.startswith((".", f"{RESUME}/"))
-    ]
 
 
 def _facts(prepared: Prepared) -> dict[str, Any]:

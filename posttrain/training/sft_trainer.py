@@ -1,15 +1,13 @@
 """TRL's `SFTTrainer` on packed shards, with what it lacks and nothing else.
 
 What this adds, method by method: the order of packs (`_get_train_sampler`), a token-weighted
-evaluation loss (`evaluation_loop`), the expert balance term (`compute_loss`), exact counts
-(`get_batch_samples`, `log`), and checkpoints that are whole (`_save_checkpoint`).
+evaluation loss (`evaluation_loop`), the expert balance term (`compute_loss`), and exact counts
+(`get_batch_samples`, `log`). Checkpoints that are whole are `Resumable`'s.
 """
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,15 +18,15 @@ from transformers.trainer_utils import EvalLoopOutput
 from trl.trainer.sft_trainer import SFTTrainer
 
 from posttrain.errors import ConfigError
-from posttrain.training.checkpoints import Progress, mark_complete, rotate
 from posttrain.training.collate import real_tokens, sequence_ids
 from posttrain.training.cpu_head import use_cpu_head
 from posttrain.training.epoch_order import EpochOrder
 from posttrain.training.moe_balance import ExpertBalance
 from posttrain.training.packed_data import IGNORED
+from posttrain.training.resumable import Resumable
 
 
-class PackedSFTTrainer(SFTTrainer):
+class PackedSFTTrainer(Resumable, SFTTrainer):
     """One optimiser step = `global_batch` packs, whatever the layout of processes.
 
     Args:
@@ -69,8 +67,6 @@ class PackedSFTTrainer(SFTTrainer):
         self.keep_epochs = tuple(keep_epochs)
         self.keep_model = keep_model
         self._kept: set[int] = set()
-        self.tokens_seen = 0
-        self.trained_seen = 0
         self._step_sequences = 0
         self._eval_sums: list[tuple[float, int]] = []
         self._order: EpochOrder | None = None
@@ -220,47 +216,9 @@ class PackedSFTTrainer(SFTTrainer):
         if self.keep_model is not None and (epoch := self._epoch_to_keep()) is not None:
             self.keep_model(self, epoch)
             self._kept.add(epoch)
-        if self.control.should_save:
-            # a row at every save, so that a resumed log has the same rows
-            self.control.should_log = True
         super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def _epoch_to_keep(self) -> int | None:
         epoch = float(self.state.epoch or 0.0)
         due = epoch.is_integer() and int(epoch) in self.keep_epochs and int(epoch) not in self._kept
         return int(epoch) if due else None
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        if self.state.global_step >= self.state.max_steps:
-            # the finished model follows at once; resuming here would train one step too many
-            return
-        folder = Path(self.args.output_dir)
-        checkpoint = folder / f"checkpoint-{self.state.global_step}"
-        if self.args.should_save and checkpoint.exists():
-            shutil.rmtree(checkpoint)
-        self.accelerator.wait_for_everyone()
-        # the parent would delete the previous checkpoint before this one is known to be whole
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
-        super()._save_checkpoint(model, trial)
-        self.args.save_total_limit = limit
-        self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            mark_complete(
-                checkpoint,
-                Progress(
-                    step=self.state.global_step,
-                    tokens=self.tokens_seen,
-                    trained=self.trained_seen,
-                    world_size=self.args.world_size,
-                ),
-            )
-            rotate(folder, keep=limit)
-        self.accelerator.wait_for_everyone()
-
-    def restore_progress(self, progress: Progress) -> None:
-        """Take up the running counts of a resumed checkpoint."""
-        self.tokens_seen = progress.tokens
-        self.trained_seen = progress.trained
-
-    def create_model_card(self, *_args: Any, **_kwargs: Any) -> None:
-        """Nothing: the stage writes its own card, with lineage, when it finishes."""

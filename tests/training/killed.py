@@ -22,7 +22,7 @@ def die() -> None:
 
 
 def arm(moment: str) -> None:
-    from posttrain.training import sft, sft_trainer
+    from posttrain.training import resumable, sft, sft_trainer
 
     kind, _, at = moment.partition(":")
     if kind == "step":
@@ -36,7 +36,7 @@ def arm(moment: str) -> None:
 
         trainer.training_step = training_step
     elif kind == "checkpoint":
-        whole = sft_trainer.mark_complete
+        whole = resumable.mark_complete
 
         def mark_complete(checkpoint: Path, progress: Any) -> None:
             if progress.step == int(at):
@@ -46,7 +46,7 @@ def arm(moment: str) -> None:
                 die()
             whole(checkpoint, progress)
 
-        sft_trainer.mark_complete = mark_complete
+        resumable.mark_complete = mark_complete
     else:
         assert kind == "finish", moment
         sft.model_card = lambda *_, **__: die()

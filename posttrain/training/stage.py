@@ -1,0 +1,44 @@
+"""What the training stages share: names in an output directory, parents, and what is cleared away.
+
+runs/x/{config.json, model.safetensors, …, log.jsonl, manifest.json}   the checkpoint
+runs/x/resume/checkpoint-40/                                           only while it trains
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from posttrain.artifacts import Manifest, read_artifact
+from posttrain.config.sft import ModelConfig
+from posttrain.training.log_rows import SPEED
+
+KIND = "checkpoint"
+RESUME = "resume"
+REFERENCE = "reference"
+
+
+def model_parent(model: ModelConfig) -> Manifest | None:
+    """The manifest of the checkpoint artifact that training starts from, if it is one."""
+    path = Path(model.path or "")
+    if model.path is None or not (path / "manifest.json").is_file():
+        return None
+    return read_artifact(path, kind=KIND)
+
+
+def artifact_files(out: Path) -> list[str]:
+    """The files of a finished checkpoint that its manifest lists."""
+    # neither speeds, nor caches, nor pages that can be written again are part of the artifact
+    own = {"manifest.json", "stage.json", SPEED, "report.html", "accuracy.json"}
+    return [
+        name
+        for name in (
+            str(path.relative_to(out)) for path in sorted(out.rglob("*")) if path.is_file()
+        )
+        if name not in own and not name.startswith((".", f"{RESUME}/", f"{REFERENCE}/"))
+    ]
+
+
+def clean_up(out: Path) -> None:
+    """Remove the resume checkpoints of a finished run."""
+    shutil.rmtree(out / RESUME, ignore_errors=True)
