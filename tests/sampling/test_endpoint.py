@@ -1,0 +1,256 @@
+"""Servers: nothing lost, bounded and full concurrency, no second try where none can help."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from posttrain.errors import ConfigError
+from posttrain.records import Message
+from posttrain.sampling.chat_sampler import ChatSampler
+from posttrain.sampling.completions_engine import CompletionsEngine
+from posttrain.sampling.engine import Budget, EngineRequest
+from posttrain.sampling.http_client import Client, ClientSettings, RequestFailed
+from posttrain.sampling.protocol import Parameters, Request
+from tests.sampling.stub_server import CLOSE, END, Stub
+
+
+def settings(**more: Any) -> ClientSettings:
+    defaults = {"concurrency": 8, "timeout": 30.0, "retries": 3, "first_wait": 0.001}
+    return ClientSettings(**defaults | more)
+
+
+def engine_request(k: int, **more: Any) -> EngineRequest:
+    fields = {"parameters": Parameters(max_tokens=20), "seed": k, "stop_ids": (END,)}
+    return EngineRequest(ids=(1, 20 + k), **fields | more)
+
+
+def chat_request(k: int, **more: Any) -> Request:
+    fields = {"tools": None, "thinking": True, "parameters": Parameters(), "seed": k}
+    return Request(messages=(Message("user", f"q{k}"),), **fields | more)
+
+
+async def generate(stub: Stub, requests: list[EngineRequest], **more: Any):
+    client = Client(stub.url, settings(**more))
+    try:
+        engine = CompletionsEngine(client, model="m", identity={})
+        return await engine.generate(requests), client.ledger
+    finally:
+        await client.close()
+
+
+def test_ten_per_cent_errors_lose_nothing_and_change_nothing():
+    def trouble(body: dict[str, Any], again: int):
+        kinds = (429, 500, 503, "cut")
+        return kinds[body["seed"] // 10 % 4] if body["seed"] % 10 == 0 and not again else None
+
+    async def both():
+        requests = [engine_request(k) for k in range(200)]
+        async with Stub() as quiet, Stub(trouble) as bad:
+            undisturbed, _ = await generate(quiet, requests)
+            found, ledger = await generate(bad, requests)
+        return undisturbed, found, ledger
+
+    undisturbed, found, ledger = asyncio.run(both())
+    assert found == undisturbed
+    assert [o.error for o in found] == [None] * 200
+    assert len({o.ids for o in found}) == 200
+    assert (ledger.calls, ledger.retries, ledger.failures) == (200, 20, 0)
+
+
+def test_concurrency_is_reached_and_never_passed():
+    async def run():
+        # answers wait until 16 requests are under way: a client that sent fewer would never end
+        async with Stub(gate=16) as stub:
+            _, ledger = await generate(stub, [engine_request(k) for k in range(64)], concurrency=16)
+        return stub.most, ledger
+
+    most, ledger = asyncio.run(asyncio.wait_for(run(), 60))
+    assert most == ledger.most_in_flight == 16
+
+
+def test_a_hanging_answer_is_given_up_and_asked_again():
+    async def run():
+        hang_once = lambda body, again: "hang" if body["seed"] == 3 and not again else None  # noqa: E731  # one line says it
+        async with Stub(hang_once) as stub:
+            return await generate(stub, [engine_request(k) for k in range(6)], timeout=0.5)
+
+    outputs, ledger = asyncio.run(run())
+    assert all(output.error is None for output in outputs)
+    assert ledger.retries == 1
+
+
+def test_a_refused_request_is_an_error_of_its_own_and_is_not_asked_again():
+    async def run():
+        async with Stub(lambda body, _: 400 if body["seed"] == 1 else None) as stub:
+            outputs, ledger = await generate(stub, [engine_request(k) for k in range(3)])
+            return outputs, ledger, max(stub.asked.values())
+
+    outputs, ledger, most_asked = asyncio.run(run())
+    assert [bool(o.error) for o in outputs] == [False, True, False]
+    assert "status 400" in (outputs[1].error or "")
+    assert (most_asked, ledger.retries, ledger.failures) == (1, 0, 1)
+
+
+def test_an_answer_that_never_comes_is_a_failure_not_an_empty_completion():
+    async def run():
+        async with Stub(lambda *_: 500) as stub:
+            outputs, _ = await generate(stub, [engine_request(0)], retries=2)
+            return outputs[0], max(stub.asked.values())
+
+    output, asked = asyncio.run(run())
+    assert output.error == "status 500: trouble, 3 attempts"
+    assert asked == 3
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_what_no_request_can_cure_stops_the_run(status: int):
+    async def run():
+        async with Stub(lambda *_: status) as stub:
+            await generate(stub, [engine_request(0)])
+
+    with pytest.raises(ConfigError, match=str(status)):
+        asyncio.run(run())
+
+
+def test_the_key_comes_from_the_environment_and_is_in_no_message(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SOME_KEY", "s3cret")
+
+    async def run():
+        async with Stub(lambda body, _: 400 if body["seed"] == 1 else None) as stub:
+            outputs, _ = await generate(
+                stub, [engine_request(k) for k in range(2)], api_key_env="SOME_KEY"
+            )
+            return outputs, stub.headers
+
+    outputs, headers = asyncio.run(run())
+    assert all(h["Authorization"] == "Bearer s3cret" for h in headers)
+    assert "s3cret" not in repr(outputs)
+    monkeypatch.delenv("SOME_KEY")
+    with pytest.raises(ConfigError, match="SOME_KEY, which is not set"):
+        Client("http://x", settings(api_key_env="SOME_KEY"))
+
+
+def test_a_budget_closes_reasoning_after_exactly_so_many_tokens():
+    budget = Budget(tokens=3, close_id=CLOSE, closing=lambda ids: (5, CLOSE))
+    asked = [engine_request(0, budget=budget, parameters=Parameters(max_tokens=20, logps=True))]
+
+    async def run():
+        async with Stub(length=6) as stub:
+            outputs, _ = await generate(stub, asked)
+            return outputs[0], stub.bodies
+
+    output, bodies = asyncio.run(run())
+    assert output.forced == (3, 5)
+    assert output.ids[3:5] == (5, CLOSE)
+    assert len(output.ids) == 3 + 2 + 6 + 1
+    assert output.finish == "stop"
+    assert output.logps is not None
+    assert output.logps[3:5] == (0.0, 0.0)
+    assert len(output.logps) == len(output.ids)
+    assert bodies[0]["max_tokens"] == 3
+    assert bodies[0]["stop_token_ids"] == [END, CLOSE]
+    assert bodies[1]["prompt"] == [1, 20, *output.ids[:5]]
+    assert bodies[1]["max_tokens"] == 15
+
+
+def test_an_early_end_within_the_budget_needs_no_second_call():
+    budget = Budget(tokens=10, close_id=CLOSE, closing=lambda ids: (CLOSE,))
+
+    async def run():
+        async with Stub(length=4) as stub:
+            outputs, _ = await generate(stub, [engine_request(0, budget=budget)])
+            return outputs[0], len(stub.bodies)
+
+    output, calls = asyncio.run(run())
+    assert (output.forced, output.finish, calls) == (None, "stop", 1)
+
+
+def test_scores_are_those_of_the_completion_alone():
+    async def run():
+        async with Stub() as stub:
+            client = Client(stub.url, settings())
+            found = await CompletionsEngine(client, model="m", identity={}).score(
+                [(1, 30), (4,)], [(40, 50), (60,)]
+            )
+            await client.close()
+            return found
+
+    assert asyncio.run(run()) == [(-4.0, -5.0), (-6.0,)]
+
+
+async def chat(stub: Stub, requests: list[Request], **more: Any):
+    client = Client(stub.url, settings())
+    try:
+        return await ChatSampler(client, model="m", identity={}, **more).sample(requests)
+    finally:
+        await client.close()
+
+
+def test_chat_answers_are_parsed_counted_and_in_order():
+    async def run():
+        async with Stub(lambda body, again: 429 if not again else None) as stub:
+            asked = [chat_request(k, thinking=k % 2 == 0) for k in range(20)]
+            return await chat(stub, asked), stub.bodies[-1]
+
+    found, body = asyncio.run(run())
+    assert [g.step.parsed.answer for g in found if g.step] == [f"q{k} {k}" for k in range(20)]
+    assert [g.step.parsed.reasoning for g in found[:2] if g.step] == ["hm", None]
+    first = found[0].step
+    assert first is not None
+    assert (first.prompt_tokens, first.reasoning_tokens, first.answer_tokens) == (11, 4, 5)
+    assert first.ids is None
+    assert "tools" not in body
+
+
+@pytest.mark.parametrize(
+    ("message", "calls", "problems"),
+    [
+        ({"content": None, "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": '{"a": 1}'}}]}, 1, ()),
+        ({"content": "x", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{oops"}}]}, 0, ("malformed_call",)),
+        ({"content": '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'}, 1, ()),
+        ({"content": "hm</think>x"}, 0, ()),
+    ],
+)  # fmt: skip
+def test_what_servers_leave_in_the_content_is_parsed_here(message, calls: int, problems: tuple):
+    client = Client("http://unused", settings())
+    sampler = ChatSampler(client, model="m", identity={}, count=len)
+    body = {
+        "choices": [{"message": message, "finish_reason": "tool_calls"}],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 12},
+    }
+    step = sampler._step(body, chat_request(0))
+    assert len(step.parsed.tool_calls) == calls
+    assert step.parsed.problems == problems
+    if message["content"] == "hm</think>x":
+        assert (step.parsed.reasoning, step.parsed.answer) == ("hm", "x")
+        assert (step.reasoning_tokens, step.answer_tokens) == (2, 10)
+    if problems:
+        assert "{oops" in step.parsed.answer
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"choices": []},
+        {"choices": [{"message": {"content": "x"}, "finish_reason": "content_filter"}]},
+        {"choices": [{"message": {"content": "x", "reasoning_content": "r"}, "finish_reason": "stop"}],
+         "usage": {"prompt_tokens": 1, "completion_tokens": 2}},
+    ],
+)  # fmt: skip
+def test_an_answer_that_cannot_be_used_is_a_failed_request(body: dict[str, Any]):
+    sampler = ChatSampler(Client("http://unused", settings()), model="m", identity={})
+    with pytest.raises(RequestFailed):
+        sampler._step(body, chat_request(0))
+
+
+def test_a_chat_endpoint_refuses_what_it_cannot_do_exactly():
+    async def budgeted():
+        async with Stub() as stub:
+            await chat(stub, [chat_request(0, reasoning_budget=5)])
+
+    with pytest.raises(ConfigError, match="kind: completions"):
+        asyncio.run(budgeted())
