@@ -1,0 +1,1 @@
+"""Graded completions → preference pairs, in the three categories of the paper's Appendix C."""

@@ -1,0 +1,119 @@
+"""What a preference build did, in figures: books, lengths, distances, and how prompts fared.
+
+    lengths(pairs)["no_tools"]
+    → {"pairs": 1920, "chosen_mean": 61.2, "rejected_mean": 60.8, "chosen_longer": 0.48, …}
+
+Everything here goes into the manifest's facts and into the report.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from data_builders.preferences.candidates import Candidate, Candidates
+from data_builders.preferences.grading import Asked
+
+_BINS = 10
+
+
+@dataclass
+class Books:
+    """Counts that grow while prompts are read.
+
+    `unused` is (prompt number, index) → reason, of every completion in no candidate pair.
+    """
+
+    completions: int = 0
+    unused: Counter[str] = field(default_factory=Counter[str])
+    pairs_dropped: Counter[str] = field(default_factory=Counter[str])
+    prompts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    rates: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+
+    def see(self, asked: Asked, found: Candidates, *, right_at: float) -> None:
+        """Enter one prompt and what became of its completions."""
+        self.completions += len(asked.completions)
+        self.unused.update(found.unusable.values())
+        self.pairs_dropped.update(found.pairs_dropped)
+        for category, outcome in found.outcome.items():
+            self.prompts[category][outcome] += 1
+        mode = "on" if asked.prompt.thinking else "off"
+        rates = self.rates[f"{asked.prompt.setting}/{mode}"]
+        for completion, score, verdict in zip(
+            asked.completions, asked.scores, asked.verdicts, strict=True
+        ):
+            rates["completions"] += 1
+            rates["truncated"] += completion.truncated
+            rates["failed"] += completion.finish == "failed"
+            rates["unscored"] += not score.scored
+            rates["right"] += score.value is not None and score.value >= right_at
+            rates["with_call"] += bool(verdict.calls)
+
+
+def used_completions(pairs: Iterable[Candidate]) -> set[tuple[int, int]]:
+    """(prompt number, index) of every completion in a pair; given pairs have none."""
+    return {
+        (pair.prompt, side.index)
+        for pair in pairs
+        if pair.category != "given"
+        for side in (pair.chosen, pair.rejected)
+    }
+
+
+def pair_counts(pairs: Sequence[Candidate]) -> dict[str, Any]:
+    """Pairs in all, by category, and by category and reasoning mode."""
+    modes = Counter(f"{p.category}/{'on' if p.thinking else 'off'}" for p in pairs)
+    return {
+        "total": len(pairs),
+        "by_category": dict(sorted(Counter(p.category for p in pairs).items())),
+        "by_mode": dict(sorted(modes.items())),
+    }
+
+
+def lengths(pairs: Sequence[Candidate]) -> dict[str, dict[str, float]]:
+    """Length of chosen against rejected in sampled tokens, by category and over all."""
+    return {name: _balance(group) for name, group in _groups(pairs).items()}
+
+
+def _balance(pairs: Sequence[Candidate]) -> dict[str, float]:
+    chosen = np.array([p.chosen.length for p in pairs], dtype=np.int64)
+    rejected = np.array([p.rejected.length for p in pairs], dtype=np.int64)
+    return {
+        "pairs": len(pairs),
+        "chosen_mean": round(float(chosen.mean()), 3),
+        "rejected_mean": round(float(rejected.mean()), 3),
+        "difference_median": float(np.median(chosen - rejected)),
+        "chosen_longer": round(float((chosen > rejected).mean()), 4),
+        "rejected_longer": round(float((chosen < rejected).mean()), 4),
+    }
+
+
+def distances(pairs: Sequence[Candidate]) -> dict[str, dict[str, Any]]:
+    """How far apart chosen and rejected are, by category: median, and counts in tenths."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, group in _groups(pairs).items():
+        values = np.array([pair.distance for pair in group])
+        counts, _ = np.histogram(values, bins=_BINS, range=(0.0, 1.0))
+        found[name] = {
+            "median": round(float(np.median(values)), 4),
+            "below_a_tenth": round(float((values < 1 / _BINS).mean()), 4),
+            "tenths": counts.tolist(),
+        }
+    return found
+
+
+def plain(counters: Mapping[str, Counter[str]]) -> dict[str, dict[str, int]]:
+    """Counters as JSON-able mappings in a fixed order."""
+    return {name: dict(sorted(counter.items())) for name, counter in sorted(counters.items())}
+
+
+def _groups(pairs: Sequence[Candidate]) -> dict[str, list[Candidate]]:
+    groups: dict[str, list[Candidate]] = defaultdict(list)
+    for pair in pairs:
+        groups[pair.category].append(pair)
+        groups["all"].append(pair)
+    return dict(sorted(groups.items()))

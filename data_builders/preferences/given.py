@@ -1,0 +1,183 @@
+"""Pairs that exist as text: rows of the chosen/rejected dialect → candidate pairs with ids.
+
+    for found in read_given(SourceConfig(name="hh", path="pairs.jsonl"), encoder, base_dir=…):
+        → GivenPair(id, chosen=Encoded(…), rejected=Encoded(…), …) or Dropped("mixed_reasoning", …)
+
+Each side is rendered once, and each distinct text of a batch is tokenised once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from data_builders.dialects import Conversation, RowProblem, canonical, reading_of
+from data_builders.dialects.chosen_rejected import read_side
+from data_builders.filters import structural_drop
+from data_builders.observed import ObservedFields
+from data_builders.preferences.encoded import Encoded, Encoder, encode_turns, last_turn
+from data_builders.reading import Dropped, end_on_assistant
+from data_builders.sources import open_rows
+from data_builders.sources_rows import BadRow, RawRow
+from data_builders.where import parse_where
+from posttrain.chat import TrainingSample
+from posttrain.config.source import SourceConfig
+from posttrain.errors import DataError
+from posttrain.records import Message, content_id, make_example
+
+BATCH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class GivenPair:
+    """A pair of texts, encoded; the texts are what each side answers."""
+
+    id: str
+    source: str
+    thinking: bool
+    chosen: Encoded
+    rejected: Encoded
+    chosen_text: str
+    rejected_text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    id: str
+    file: str
+    line: int
+    thinking: bool
+    shared: int
+    chosen: TrainingSample
+    rejected: TrainingSample
+
+
+def read_given(
+    config: SourceConfig, encoder: Encoder, *, base_dir: Path
+) -> Iterator[GivenPair | Dropped]:
+    """Stream a source's pairs; every row comes out as a pair or as dropped with its reason.
+
+    Raises:
+        ConfigError: a bad `where` or path.
+        DataError: a file that cannot be read.
+    """
+    found = _rendered(config, encoder, base_dir)
+    while batch := list(itertools.islice(found, BATCH)):
+        whole = [item for item in batch if isinstance(item, _Rendered)]
+        encoded = iter(_encode(whole, encoder))
+        for item in batch:
+            if isinstance(item, Dropped):
+                yield item
+                continue
+            chosen, rejected = next(encoded)
+            if chosen.prompt_ids != rejected.prompt_ids:
+                yield Dropped(
+                    "different_prompts", "the sides do not share a prompt", "", 0, item.id
+                )
+            elif not chosen.ids or not rejected.ids:
+                yield Dropped("empty_side", "a side has no tokens of its own", "", 0, item.id)
+            else:
+                texts = (_answer(s, item.shared) for s in (item.chosen, item.rejected))
+                yield GivenPair(item.id, config.name, item.thinking, chosen, rejected, *texts)
+
+
+def _encode(items: Sequence[_Rendered], encoder: Encoder) -> Iterator[tuple[Encoded, Encoded]]:
+    by_shared: dict[int, list[TrainingSample]] = {}
+    for item in items:
+        by_shared.setdefault(item.shared, []).extend((item.chosen, item.rejected))
+    done = {n: iter(encode_turns(samples, n, encoder)) for n, samples in by_shared.items()}
+    for item in items:
+        yield next(done[item.shared]), next(done[item.shared])
+
+
+def _rendered(
+    config: SourceConfig, encoder: Encoder, base_dir: Path
+) -> Iterator[_Rendered | Dropped]:
+    where = parse_where(config.where) if config.where is not None else None
+    observed = ObservedFields(where) if where is not None else None
+    for raw in open_rows(config, base_dir):
+        if isinstance(raw, BadRow):
+            found: _Rendered | Dropped = Dropped(raw.reason, raw.detail, raw.file, raw.line)
+        else:
+            why = where.matches(raw.row) if where is not None else None
+            if observed is not None:
+                observed.see(raw.row, matched=why is None)
+            found = (
+                _render(raw, config, encoder)
+                if why is None
+                else Dropped("where", why, raw.file, raw.line)
+            )
+        if config.strict and isinstance(found, Dropped) and found.reason != "where":
+            raise DataError(f"{found.file}:{found.line}: {found.reason}: {found.detail}")
+        yield found
+    if observed is not None:
+        observed.check(config.name)
+
+
+def _render(raw: RawRow, config: SourceConfig, encoder: Encoder) -> _Rendered | Dropped:
+    try:
+        row, how = canonical(raw.row, config), reading_of(config)
+        sides = [_ended(read_side(row, side, how), config) for side in ("chosen", "rejected")]
+    except RowProblem as problem:
+        return Dropped(problem.reason, str(problem), raw.file, raw.line)
+    chosen, rejected = sides
+    shared = _shared(chosen.messages, rejected.messages)
+    example = make_example(
+        chosen.messages, tools=chosen.tools, source=config.name, dialect="chosen_rejected"
+    )
+    pair_id = content_id((*chosen.messages, *rejected.messages[shared:]), chosen.tools)
+    problem = _problem(chosen, rejected, shared)
+    if problem:
+        return Dropped(problem, "", raw.file, raw.line, pair_id)
+    # what is rejected may be rejected for just such a fault
+    drop = structural_drop(example, config.filters)
+    if drop is not None:
+        return Dropped(drop.reason, drop.detail, raw.file, raw.line, pair_id)
+    rendered = [
+        last_turn(s.messages[:shared], s.messages[shared:], chosen.tools, encoder.template)
+        for s in sides
+    ]
+    if rendered[0] is None or rendered[1] is None:
+        return Dropped("render_error", "the template refuses a side", raw.file, raw.line, pair_id)
+    thinking = rendered[0].reasoning == "on"
+    return _Rendered(pair_id, raw.file, raw.line, thinking, shared, rendered[0], rendered[1])
+
+
+def _ended(side: Conversation, config: SourceConfig) -> Conversation:
+    messages, reason = end_on_assistant(side.messages, config.ending)
+    if reason is not None:
+        raise RowProblem(reason, "chosen/rejected", "a side has no answer at its end")
+    return Conversation(messages, side.tools)
+
+
+def _problem(chosen: Conversation, rejected: Conversation, shared: int) -> str | None:
+    """Why two conversations are no pair: the drop reason."""
+    left, right = chosen.messages[shared:], rejected.messages[shared:]
+    if not left and not right:
+        return "identical"
+    if not left or not right or left[0].role != "assistant" or right[0].role != "assistant":
+        return "different_prompts"
+    if chosen.tools != rejected.tools:
+        return "different_tools"
+    # a reasoning and a bare answer are continuations of different prompts
+    return "mixed_reasoning" if _reasons(left) != _reasons(right) else None
+
+
+def _shared(chosen: Sequence[Message], rejected: Sequence[Message]) -> int:
+    """Messages that both sides begin with, up to the last user turn at most."""
+    same = sum(
+        1 for _ in itertools.takewhile(lambda p: p[0] == p[1], zip(chosen, rejected, strict=False))
+    )
+    while same and chosen[same - 1].role == "assistant":
+        same -= 1
+    return same
+
+
+def _reasons(messages: Sequence[Message]) -> bool:
+    return any(m.reasons for m in messages)
+
+
+def _answer(sample: TrainingSample, shared: int) -> str:
+    return "".join(s.text for s in sample.segments if s.trained and s.message_index >= shared)

@@ -1,0 +1,102 @@
+"""The recipe of the preference stage: `scripts/build_dpo.py --config recipes/tiny/build_dpo.yaml`.
+
+    out: runs/tiny/dpo_data
+    samples: [runs/tiny/samples]
+    categories: {no_tools: 0.3, with_tools: 0.3, hallucination_penalty: 0.4}
+    total: 6400
+
+Paths are relative to the directory the command is run in.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from posttrain.config.base import Strict
+from posttrain.config.build_sft import TokenizerConfig
+from posttrain.config.source import SourceConfig
+from posttrain.pairs import Category
+
+_SHARE_SLACK = 1e-6
+PairingRule = Literal["even", "once"]
+
+
+class BuildDpoConfig(Strict):
+    """One preference data set (paper, Appendix C).
+
+    Args:
+        samples: artifacts of the sampling stage, graded here.
+        given: sources of pairs that exist as text, in the chosen/rejected dialect; they become the
+            category `given`.
+        tokenizer: renders `given` where there are no samples; with samples it is theirs.
+        categories: category → share of the pairs; shares sum to 1. A category that is not named is
+            not built.
+        total: pairs at most; `null` takes as many as the shares allow. Where a category is too
+            small, the others shrink with it, so that shares hold.
+        pairs_per_prompt: at most, of one prompt in one category. The paper has about 50,000 pairs
+            of 2,000 tasks (25 each), by a rule that it does not state.
+        rule: `even` pairs every right completion with every wrong one, in an order that uses each
+            as evenly as can be, up to `pairs_per_prompt`; `once` uses no completion twice.
+        thinking_on: share of each category's pairs with reasoning on; `null` leaves it as sampled.
+        right_at: a score from here on is right; below it is wrong.
+        minimum_distance: drop pairs of which a smaller share of tokens lies between their common
+            beginning and their common end (0 keeps all). What DPO pushes down in a pair that
+            differs in one token, it nearly pushes down in the chosen too.
+        match_length: among pairs that differ by about as many tokens, keep as many whose chosen is
+            the longer as the shorter one, so that DPO cannot learn length.
+        max_length: prompt and completion, in tokens; longer pairs are dropped.
+    """
+
+    out: str
+    samples: tuple[str, ...] = ()
+    given: tuple[SourceConfig, ...] = ()
+    tokenizer: TokenizerConfig | None = None
+    categories: dict[Category, float] = Field(min_length=1)
+    total: int | None = Field(default=None, ge=1)
+    pairs_per_prompt: int = Field(default=25, ge=1)
+    rule: PairingRule = "even"
+    thinking_on: float | None = Field(default=None, ge=0, le=1)
+    right_at: float = Field(default=1.0, gt=0, le=1)
+    minimum_distance: float = Field(default=0.0, ge=0, le=1)
+    match_length: bool = False
+    max_length: int | None = Field(default=None, ge=2)
+    shard_pairs: int = Field(default=8192, ge=1)
+    seed: int = Field(default=0, ge=0)
+    write_dropped: bool = False
+
+    @model_validator(mode="after")
+    def _shares(self) -> BuildDpoConfig:
+        if any(share <= 0 for share in self.categories.values()):
+            raise ValueError("categories: a share must be above 0; leave out what is not wanted")
+        if abs(sum(self.categories.values()) - 1) > _SHARE_SLACK:
+            total = sum(self.categories.values())
+            raise ValueError(f"categories: the shares sum to {total:.6g}, they must sum to 1")
+        return self
+
+    @model_validator(mode="after")
+    def _inputs(self) -> BuildDpoConfig:
+        sampled = set(self.categories) - {"given"}
+        if bool(self.samples) != bool(sampled):
+            raise ValueError(
+                "categories other than given are built from samples: "
+                + (f"{', '.join(sorted(sampled))} need samples:" if sampled else "none is named")
+            )
+        if bool(self.given) != ("given" in self.categories):
+            raise ValueError("give both, or neither: sources under given: and a share of `given`")
+        if self.given and not self.samples and self.tokenizer is None:
+            raise ValueError("given pairs without samples need a tokenizer:")
+        if self.samples and self.tokenizer is not None:
+            raise ValueError("tokenizer: is that of the samples; leave it out")
+        for source in self.given:
+            if source.metadata or source.licence_field:
+                raise ValueError(
+                    f"given source {source.name!r}: pairs carry no metadata or licence"
+                )
+            if source.dialect not in (None, "chosen_rejected"):
+                raise ValueError(f"given {source.name!r}: its dialect is chosen_rejected")
+        names = [source.name for source in self.given]
+        if len(set(names)) < len(names):
+            raise ValueError("given: source names must differ")
+        return self
