@@ -155,7 +155,7 @@ def _ended(side: Conversation, config: SourceConfig) -> Conversation:
 def _problem(chosen: Conversation, rejected: Conversation, shared: int) -> str | None:
     """Why two conversations are no pair: the drop reason."""
     left, right = chosen.messages[shared:], rejected.messages[shared:]
-    if not left and not right:
+    if left == right:
         return "identical"
     if not left or not right or left[0].role != "assistant" or right[0].role != "assistant":
         return "different_prompts"
