@@ -1,0 +1,43 @@
+"""What prompts are made from: every file with its hash, and the artifacts that some belong to.
+
+prompt_inputs(sources, Path("."), out=Path("runs/tiny/samples"))
+→ ([Input("maths", "runs/tiny/world/train/maths.jsonl", …)], [Parent("../world", "77ab…", …)])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from data_builders.sft_inputs import Input, find_parents
+from data_builders.sources import find_files
+from posttrain.artifacts import Parent, sha256_file
+from posttrain.config.prompts import AnySource
+
+
+def prompt_inputs(
+    sources: Sequence[AnySource], base_dir: Path, *, out: Path
+) -> tuple[list[Input], list[Parent]]:
+    """All input files, hashed, and the artifacts they lie in, verified.
+
+    Raises:
+        ConfigError: a path that matches nothing.
+        DataError: an artifact that changed since it was made.
+    """
+    inputs: list[Input] = []
+    paths: list[Path] = []
+    for source in sources:
+        if source.hub is not None:
+            inputs.append(Input(source.name, f"{source.hub}@{source.revision}", None, None))
+            continue
+        for path in _files(source, base_dir):
+            inputs.append(Input(source.name, str(path), path.stat().st_size, sha256_file(path)))
+            paths.append(path)
+    return inputs, find_parents(paths, out)
+
+
+def _files(source: AnySource, base_dir: Path) -> list[Path]:
+    found: list[Path] = []
+    for path in find_files(source.rows(), base_dir):
+        found += sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    return found

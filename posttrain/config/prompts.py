@@ -1,0 +1,223 @@
+"""Where prompts come from and in which settings they are asked; shared by sampling and evaluation.
+
+    prompts:
+      - {name: maths, format: tiny_world, path: runs/tiny/world/train/maths.jsonl, count: 150}
+      - name: gsm8k
+        format: question
+        path: data/gsm8k.jsonl
+        gold_pattern: "#### (.+)"
+        grader: maths
+    settings:
+      - {name: no_tools}
+      - {name: with_tools, tools: python, sources: [gsm8k], thinking: both}
+
+Paths are relative to the directory the command is run in.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from posttrain.config.base import Strict
+from posttrain.config.source import DialectName, FieldName, SourceConfig
+from posttrain.records import Role
+
+OPTION_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+PLACEHOLDER = re.compile(r"\{(question|options|[A-Z])\}")
+NO_TOOLS, GIVEN_TOOLS = "none", "given"
+_NAME = re.compile(r"[\w.+-]+")
+
+OPEN_TEMPLATE = "{question}\n\nGive the final answer, and nothing but the answer, inside \\boxed{}."
+CHOICE_TEMPLATE = (
+    "{question}\n\n{options}\n\nGive the letter of the right option, and nothing but the letter, "
+    "inside \\boxed{}."
+)
+
+
+class PromptSource(Strict):
+    """What every source of prompts has.
+
+    Args:
+        path, hub, revision, subset, split: as for a source of training rows.
+        where: keep only the rows for which this is true.
+        count: how many rows to take, chosen by a keyed hash of their content; null takes all.
+        environment: the toolkit that runs calls of the tools which a row itself declares; null:
+            nothing runs them, and a call ends the completion.
+        metadata: fields of the row (dotted paths) to hand to graders, keyed by their last part.
+    """
+
+    name: str
+    path: str | tuple[str, ...] | None = None
+    hub: str | None = None
+    revision: str | None = None
+    subset: str | None = None
+    split: str | None = None
+    where: str | None = None
+    count: int | None = Field(default=None, ge=1)
+    environment: str | None = None
+    metadata: tuple[str, ...] = ()
+
+    def rows(self) -> SourceConfig:
+        """The same place as a source of rows."""
+        shared = {key: getattr(self, key) for key in _PLACE}
+        return SourceConfig(**shared, where=self.where, metadata=self.metadata)
+
+    @model_validator(mode="after")
+    def _as_a_source(self) -> PromptSource:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(f"source name {self.name!r}: use letters, digits and any of _ . + -")
+        try:
+            self.rows()
+        except ValidationError as error:
+            raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+        return self
+
+
+_PLACE = ("name", "path", "hub", "revision", "subset", "split")
+
+
+class TinyWorldPrompts(PromptSource):
+    """Rows of the tiny world, of either split; its own grader and its own tools by default."""
+
+    format: Literal["tiny_world"]
+    environment: str | None = "tiny_world"
+    grader: str | None = "tiny_world"
+
+
+class QuestionPrompts(PromptSource):
+    """Rows with a question and a right answer, in fields of any name.
+
+    Args:
+        question, gold: fields (dotted paths).
+        gold_pattern: a regular expression; its last match's first group in the gold field is what
+            counts, e.g. the number behind GSM8K's `####`.
+        options: fields of the options, lettered A, B, … in this order; or one field with a list.
+            The gold is then the right option's letter, its position from 0, or its text.
+        shuffle: put each question's options in an order of its own, drawn by a keyed hash.
+        template: the user message; `{question}`, `{options}` and `{A}`, `{B}`, … are filled in, all
+            other braces stay. null asks for the answer in a box.
+        system: a system message before it.
+    """
+
+    format: Literal["question"]
+    question: str = "question"
+    gold: str = "answer"
+    gold_pattern: str | None = None
+    options: tuple[str, ...] = ()
+    shuffle: bool = False
+    template: str | None = None
+    system: str | None = None
+    grader: str | None
+
+    @property
+    def text(self) -> str:
+        """The template in force."""
+        return self.template or (CHOICE_TEMPLATE if self.options else OPEN_TEMPLATE)
+
+    @model_validator(mode="after")
+    def _fits(self) -> QuestionPrompts:
+        named = set(PLACEHOLDER.findall(self.text))
+        if "question" not in named:
+            raise ValueError(f"source {self.name!r}: its template has no {{question}}")
+        if self.options and not named - {"question"}:
+            raise ValueError(f"source {self.name!r}: its template shows no options")
+        if not self.options and (named != {"question"} or self.shuffle):
+            raise ValueError(f"source {self.name!r}: there are no options to show or shuffle")
+        if len(self.options) > len(OPTION_LETTERS):
+            raise ValueError(f"source {self.name!r}: more options than letters")
+        if self.gold_pattern is not None:
+            try:
+                groups = re.compile(self.gold_pattern).groups
+            except re.error as error:
+                raise ValueError(f"source {self.name!r}: gold_pattern: {error}") from None
+            if groups < 1:
+                raise ValueError(f"source {self.name!r}: gold_pattern has no group in parentheses")
+        return self
+
+
+class ChatPrompts(PromptSource):
+    """Conversations of any dialect that training rows may have, asked at their last user turn.
+
+    What the row says after that turn is left out. An answer to compare with, if there is one, is
+    another field of the row.
+
+    Args:
+        dialect, fields, roles, prefilled_think: as for a source of training rows.
+        gold: field of the right answer (a dotted path); null: there is none.
+    """
+
+    format: Literal["chat"]
+    dialect: DialectName | None = None
+    fields: dict[FieldName, str] = Field(default_factory=dict[FieldName, str])
+    roles: dict[str, Role] = Field(default_factory=dict[str, Role])
+    prefilled_think: bool = False
+    gold: str | None = None
+    grader: str | None = None
+
+    def rows(self) -> SourceConfig:
+        """The same place, with how its rows are read."""
+        how: dict[str, Any] = {key: getattr(self, key) for key in _CHAT}
+        return super().rows().model_copy(update=how)
+
+    @model_validator(mode="after")
+    def _gold_for_grader(self) -> ChatPrompts:
+        if self.grader is not None and self.gold is None:
+            raise ValueError(f"source {self.name!r}: a grader needs the field of the gold answer")
+        return self
+
+
+_CHAT = ("dialect", "fields", "roles", "prefilled_think")
+
+AnySource = Annotated[
+    TinyWorldPrompts | QuestionPrompts | ChatPrompts, Field(discriminator="format")
+]
+
+
+class Setting(Strict):
+    """One way in which prompts are asked.
+
+    Args:
+        tools: `none` declares none; `given` those of the row itself, and rows without are left out;
+            any other word is a toolkit, whose tools are declared and whose environment runs them.
+        thinking: the share of prompts asked with reasoning on, chosen by a keyed hash; `both` asks
+            every prompt in both modes.
+        reasoning_budget: tokens of reasoning in each step with reasoning on; null: no budget.
+        sources: names of the sources asked in this setting; null: all.
+        where: only rows for which this is true.
+        samples: completions of each prompt, instead of the recipe's.
+    """
+
+    name: str
+    tools: str = NO_TOOLS
+    thinking: Annotated[float, Field(ge=0, le=1)] | Literal["both"] = 1.0
+    reasoning_budget: int | None = Field(default=None, ge=1)
+    sources: tuple[str, ...] | None = None
+    where: str | None = None
+    samples: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _named(self) -> Setting:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(f"setting name {self.name!r}: use letters, digits and any of _ . + -")
+        if self.reasoning_budget is not None and self.thinking == 0:
+            raise ValueError(f"setting {self.name!r}: a reasoning budget, but reasoning is off")
+        return self
+
+
+def check_prompts(sources: tuple[PromptSource, ...], settings: tuple[Setting, ...]) -> None:
+    """Raises ValueError for names that stand twice or that no source has."""
+    names = [source.name for source in sources]
+    for kind, given in (("source", names), ("setting", [s.name for s in settings])):
+        twice = sorted({name for name in given if given.count(name) > 1})
+        if twice:
+            raise ValueError(f"{kind} names must differ, found twice: {', '.join(twice)}")
+    for setting in settings:
+        unknown = [name for name in setting.sources or () if name not in names]
+        if unknown:
+            raise ValueError(
+                f"setting {setting.name!r}: there is no source {unknown[0]!r}; "
+                f"sources are {', '.join(names)}"
+            )

@@ -1,0 +1,482 @@
+"""Rows → prompts: what is asked, in which settings, how many, and where every row went."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from data_builders.prompts import PromptSet, build_prompts, prompt_inputs
+from data_builders.tiny_world.items import Place, heldout_row, make_item, training_row
+from posttrain.config.base import Strict
+from posttrain.config.load import validate
+from posttrain.config.prompts import AnySource, Setting, check_prompts
+from posttrain.errors import ConfigError, DataError
+from posttrain.records import Message, Score, ToolCall
+from posttrain.rollouts import Prompt, metadata_of, prompt_from_row, prompt_to_row
+from posttrain.tools.protocol import Environment
+from reward.grader import Attempt
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+class Recipe(Strict):
+    """The two blocks alone."""
+
+    prompts: tuple[AnySource, ...]
+    settings: tuple[Setting, ...]
+
+
+class Numbers:
+    """Accepts gold answers that are whole numbers."""
+
+    def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
+        return [None if (p.gold or "").isdigit() else "not a number: x" for p in prompts]
+
+    def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
+        raise AssertionError("nothing is graded here")
+
+
+class Adding:
+    """A toolkit with one tool."""
+
+    def schemas(self, prompt: Prompt) -> str:
+        return json.dumps([TOOL])
+
+    def open(self, prompt: Prompt) -> Environment:
+        raise AssertionError("nothing is run here")
+
+
+GRADERS = {"tiny_world": Numbers(), "numbers": Numbers()}
+TOOLKITS = {"adding": Adding(), "tiny_world": Adding()}
+
+
+def build(
+    folder: Path,
+    rows: Sequence[Mapping[str, Any]],
+    settings: Sequence[Mapping[str, Any]] = ({"name": "no_tools"},),
+    *,
+    seed: int = 0,
+    **source: Any,
+) -> PromptSet:
+    """Prompts of one source."""
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    raw = {"prompts": [{"name": "s", "path": str(path), **source}], "settings": list(settings)}
+    recipe = validate(raw, Recipe, where="recipe")
+    return build_prompts(
+        recipe.prompts,
+        recipe.settings,
+        seed=seed,
+        graders=GRADERS,
+        toolkits=TOOLKITS,
+        base_dir=Path("."),
+    )
+
+
+def questions(count: int) -> list[dict[str, Any]]:
+    """Rows in the manner of GSM8K."""
+    return [
+        {"question": f"What is {n} + {n}?", "answer": f"{n} + {n} = {2 * n}.\n#### {2 * n}", "n": n}
+        for n in range(count)
+    ]
+
+
+GSM: dict[str, Any] = {"format": "question", "gold_pattern": "#### (.+)", "grader": "numbers"}
+
+
+# -- question rows
+
+
+def test_a_question_and_its_gold(tmp_path: Path):
+    (prompt,) = build(tmp_path, questions(1), **GSM, metadata=["n"]).prompts
+    assert prompt.messages[0].role == "user"
+    assert prompt.messages[0].content.startswith("What is 0 + 0?\n\nGive the final answer")
+    assert "\\boxed{}" in prompt.messages[0].content
+    assert (prompt.gold, prompt.grader, prompt.source) == ("0", "numbers", "s")
+    assert (prompt.tools, prompt.environment, prompt.thinking) == (None, None, True)
+    assert metadata_of(prompt) == {"n": 0}
+    assert prompt.id == f"{prompt.task}/no_tools/on"
+    assert prompt_from_row(prompt_to_row(prompt)) == prompt
+
+
+def test_the_last_match_counts_and_none_is_a_reason(tmp_path: Path):
+    rows = [
+        {"question": "a", "answer": "#### 1\n#### 2"},
+        {"question": "b", "answer": "three"},
+        {"question": "c"},
+        {"question": " ", "answer": "#### 2"},
+        {"question": ["d"], "answer": "#### 2"},
+    ]
+    made = build(tmp_path, rows, **GSM)
+    assert [p.gold for p in made.prompts] == ["2"]
+    assert made.books["s"].dropped == {
+        "gold_unreadable": 1, "missing_field": 1, "empty_field": 1, "malformed_field": 1
+    }  # fmt: skip
+
+
+def test_a_template_fills_its_placeholders_once(tmp_path: Path):
+    rows = [{"question": "Is {A} a {question}?", "A": "yes", "B": "no {B}", "answer": "B"}]
+    made = build(
+        tmp_path,
+        rows,
+        format="question",
+        options=["A", "B"],
+        grader=None,
+        template="{question} {A}/{B} {C} \\boxed{} {x}",
+        system="Be brief.",
+    )
+    (prompt,) = made.prompts
+    assert [m.content for m in prompt.messages] == [
+        "Be brief.",
+        "Is {A} a {question}? yes/no {B} {C} \\boxed{} {x}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "gold"),
+    [
+        ({"A": "x", "B": "y", "answer": "B"}, ["A", "B"], "B"),
+        ({"choices": ["x", "y", "z"], "answer": 2}, ["choices"], "C"),
+        ({"choices": ["x", "y", "z"], "answer": "y"}, ["choices"], "B"),
+        ({"right": "x", "wrong 1": "y", "answer": "x"}, ["wrong 1", "right"], "B"),
+    ],
+)
+def test_options_in_every_form(tmp_path: Path, row: dict[str, Any], options: list[str], gold: str):
+    asked = {"question": "Which?", **row}
+    (prompt,) = build(tmp_path, [asked], format="question", options=options, grader=None).prompts
+    assert prompt.gold == gold
+    shown = metadata_of(prompt)["options"]
+    assert all(f"{letter}) {text}" in prompt.messages[0].content for letter, text in shown.items())
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"choices": ["1", "2", "3"], "answer": 2}, "gold_ambiguous"),
+        ({"choices": ["B", "A"], "answer": "A"}, "gold_ambiguous"),
+        ({"choices": ["x", "y"], "answer": "C"}, "gold_unreadable"),
+        ({"choices": ["x", "y"], "answer": 2}, "gold_unreadable"),
+        ({"choices": ["x", "x"], "answer": 1}, "equal_options"),
+        ({"choices": "x, y", "answer": 1}, "malformed_field"),
+    ],
+)
+def test_options_that_cannot_be_asked(tmp_path: Path, row: dict[str, Any], reason: str):
+    rows = [
+        {"question": "Which?", **row},
+        {"question": "Which?", "choices": ["p", "q"], "answer": 0},
+    ]
+    made = build(tmp_path, rows, format="question", options=["choices"], grader=None)
+    assert made.books["s"].dropped == {reason: 1}
+
+
+def test_shuffled_options_follow_the_question_and_not_the_row(tmp_path: Path):
+    texts = ["north", "south", "east", "west"]
+    rows = [{"question": f"Where {n}?", "options": texts, "answer": "north"} for n in range(40)]
+    turned = [{**row, "options": texts[::-1]} for row in rows]
+    how: dict[str, Any] = {
+        "format": "question",
+        "options": ["options"],
+        "shuffle": True,
+        "grader": None,
+    }
+    made, again = build(tmp_path, rows, **how), build(tmp_path, turned, **how)
+    assert [prompt_to_row(p) for p in made.prompts] == [prompt_to_row(p) for p in again.prompts]
+    assert {p.gold for p in made.prompts} == {"A", "B", "C", "D"}
+    for prompt in made.prompts:
+        assert metadata_of(prompt)["options"][prompt.gold or ""] == "north"
+
+
+# -- choosing
+
+
+def test_rows_are_chosen_by_content_and_seed(tmp_path: Path):
+    rows = questions(60)
+    made = build(tmp_path, rows, **GSM, count=20)
+    again = build(tmp_path, rows[::-1], **GSM, count=20)
+    other = build(tmp_path, rows, **GSM, count=20, seed=1)
+    more = build(tmp_path, rows, **GSM, count=30)
+    assert [p.id for p in made.prompts] == [p.id for p in again.prompts]
+    assert {p.id for p in made.prompts} < {p.id for p in more.prompts}
+    assert {p.id for p in made.prompts} != {p.id for p in other.prompts}
+    counts = made.counts()
+    assert (counts.rows_in, counts.kept, counts.dropped) == (60, 20, {"not_chosen": 40})
+
+
+def test_every_row_is_accounted_for(tmp_path: Path):
+    rows = [*questions(10), *questions(3), {"question": "x", "answer": "#### y", "n": 1}]
+    made = build(tmp_path, rows, **GSM, where="n < 8")
+    counts = made.counts()
+    assert (counts.rows_in, counts.kept) == (14, 8)
+    assert counts.dropped == {"where": 2, "duplicate": 3, "gold_refused: not a number": 1}
+    assert made.books["s"].examples["gold_refused: not a number"].endswith("not a number: x")
+
+
+def test_refused_gold_makes_room_for_the_next(tmp_path: Path):
+    rows = [{"question": f"q{n}", "answer": str(n) if n % 2 else f"x{n}"} for n in range(40)]
+    made = build(tmp_path, rows, format="question", grader="numbers", count=15)
+    assert len(made.prompts) == 15
+    assert all((p.gold or "").isdigit() for p in made.prompts)
+    assert made.counts().kept == 15
+
+
+def test_too_few_rows_are_an_error(tmp_path: Path):
+    with pytest.raises(DataError, match=r"5 rows can be asked, count is 6 \(of 8 rows; where 3"):
+        build(tmp_path, questions(8), **GSM, where="n < 5", count=6)
+
+
+# -- settings
+
+
+def test_settings_and_modes(tmp_path: Path):
+    made = build(
+        tmp_path,
+        questions(200),
+        [
+            {"name": "plain", "thinking": 0.3},
+            {"name": "tools", "tools": "adding", "thinking": "both", "reasoning_budget": 64},
+            {"name": "few", "thinking": 0.0, "where": "n < 4"},
+        ],
+        **GSM,
+    )
+    by = {name: [p for p in made.prompts if p.setting == name] for name in made.skipped}
+    assert [len(by[name]) for name in ("plain", "tools", "few")] == [200, 400, 4]
+    assert 0.2 < sum(p.thinking for p in by["plain"]) / 200 < 0.4
+    assert {(p.thinking, p.reasoning_budget) for p in by["tools"]} == {(True, 64), (False, None)}
+    assert all(p.environment == "adding" and "add" in (p.tools or "") for p in by["tools"])
+    assert made.skipped["few"] == {"where": 196}
+    assert len({p.id for p in made.prompts}) == len(made.prompts) == 604
+    assert len({p.task for p in made.prompts}) == 200
+
+
+def test_a_setting_may_name_its_sources(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in questions(4)))
+    both = [
+        {"name": name, "path": str(path), "where": where, **GSM}
+        for name, where in (("low", "n < 2"), ("high", "n >= 2"))
+    ]
+    raw = {"prompts": both, "settings": [{"name": "one", "sources": ["high"]}, {"name": "all"}]}
+    recipe = validate(raw, Recipe, where="recipe")
+    made = build_prompts(
+        recipe.prompts,
+        recipe.settings,
+        seed=0,
+        graders=GRADERS,
+        toolkits=TOOLKITS,
+        base_dir=Path("."),
+    )
+    assert [(p.setting, p.source) for p in made.prompts] == [
+        *[("one", "high")] * 2,
+        *[("all", "low")] * 2,
+        *[("all", "high")] * 2,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "source", "message"),
+    [
+        ([{"name": "a", "tools": "ading"}], {}, r"no toolkit 'ading' \(did you mean 'adding'\?\)"),
+        ([{"name": "a", "tools": "given"}], {}, r"asks nothing: no_tools_given 3"),
+        ([{"name": "a"}], {"grader": "number"}, r"no grader 'number' \(did you mean 'numbers'"),
+        ([{"name": "a"}], {"environment": "x"}, r"no toolkit 'x'"),
+        ([{"name": "a"}], {"where": "nn == 1"}, r"none of 3 rows has \(did you mean 'n'\?\)"),
+        ([{"name": "a"}], {"gold_pattern": "####"}, r"no group"),
+        ([{"name": "a"}], {"gold_pattern": "("}, r"gold_pattern"),
+        ([{"name": "a"}], {"template": "{questoin}"}, r"no \{question\}"),
+        ([{"name": "a"}], {"path": None}, r"exactly one of path and hub"),
+        ([{"name": "a/b"}], {}, r"use letters"),
+        ([{"name": "a", "thinking": 0.0, "reasoning_budget": 5}], {}, r"reasoning is off"),
+        ([{"name": "a", "thinkin": 1.0}], {}, r"did you mean 'settings.0.thinking'|'thinking'"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, settings: Any, source: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        build(tmp_path, questions(3), settings, **{**GSM, **source})
+
+
+@pytest.mark.parametrize("kind", ["prompts", "settings"])
+def test_names_stand_once(kind: str):
+    source = {"name": "a", "path": "a.jsonl", **GSM}
+    raw = {"prompts": [source], "settings": [{"name": "a"}]}
+    raw[kind] = [*raw[kind], *raw[kind]]
+    recipe: BaseModel = validate(raw, Recipe, where="recipe")
+    assert isinstance(recipe, Recipe)
+    with pytest.raises(ValueError, match="found twice: a"):
+        check_prompts(recipe.prompts, recipe.settings)
+
+
+# -- the tiny world
+
+
+def world_row(family: str, index: int, *, heldout: bool = False) -> dict[str, Any]:
+    """A row of the tiny world."""
+    item = make_item(Place(5, "heldout" if heldout else "train", family, index))
+    return heldout_row(item) if heldout else training_row(item)
+
+
+BOTH = ({"name": "none", "thinking": 0.0}, {"name": "given", "tools": "given"})
+
+
+class Anything(Numbers):
+    """Accepts every gold."""
+
+    def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
+        return [None] * len(prompts)
+
+
+@pytest.fixture
+def _accepting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(GRADERS, "tiny_world", Anything())
+
+
+@pytest.mark.usefixtures("_accepting")
+@pytest.mark.parametrize("heldout", [True, False])
+def test_tiny_world_rows_lose_their_reference(tmp_path: Path, heldout: bool):
+    rows = [world_row("maths", n, heldout=heldout) for n in range(60)]
+    made = build(tmp_path, rows, BOTH, format="tiny_world")
+    bare = [p for p in made.prompts if p.setting == "none"]
+    given = [p for p in made.prompts if p.setting == "given"]
+    assert len(bare) == made.counts().kept > len(given) > 10
+    assert all(p.messages[-1].role == "user" for p in made.prompts)
+    assert any(len(p.messages) > 1 for p in bare), "no row of several turns"
+    assert not any(m.reasoning for p in bare for m in p.messages)
+    for prompt in bare:
+        assert (prompt.tools, prompt.environment) == (None, None)
+        assert metadata_of(prompt)["tools_declared"] == []
+    for prompt in given:
+        names = [tool["function"]["name"] for tool in json.loads(prompt.tools or "")]
+        assert prompt.environment == "tiny_world"
+        assert metadata_of(prompt)["tools_declared"] == names != []
+
+
+@pytest.mark.usefixtures("_accepting")
+def test_what_only_tools_know_is_not_asked_without(tmp_path: Path):
+    rows = [world_row("lookups", n) for n in range(40)]
+    made = build(tmp_path, rows, BOTH, format="tiny_world")
+    with_tools = sum(bool(row["tools"]) for row in rows)
+    assert made.skipped["none"]["needs_tools"] == with_tools > 0
+    assert {p.gold for p in made.prompts if p.setting == "none"} == {"unknown"}
+
+
+@pytest.mark.usefixtures("_accepting")
+def test_rows_whose_user_answers_back_are_dropped(tmp_path: Path):
+    rows = [world_row("clarify", n) for n in range(20)]
+    asking = sum(row["metadata"]["grading"] == "question" for row in rows)
+    made = build(tmp_path, rows, BOTH[1:], format="tiny_world")
+    assert made.books["s"].dropped["needs_replies"] == asking > 0
+
+
+# -- conversations
+
+
+def chat_row() -> dict[str, Any]:
+    """Two questions, the second answered through a call."""
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    return {
+        "messages": [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": "Hello", "reasoning_content": "Greet."},
+            {"role": "user", "content": "1+1?"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": "2"},
+            {"role": "assistant", "content": "2"},
+        ],
+        "tools": [TOOL],
+        "gold": 2,
+    }
+
+
+def test_a_conversation_is_asked_at_its_last_user_turn(tmp_path: Path):
+    settings = ({"name": "none"}, {"name": "given", "tools": "given", "thinking": 0.0})
+    made = build(tmp_path, [chat_row()], settings, format="chat", gold="gold", grader="numbers")
+    bare, given = made.prompts
+    assert bare.messages == (
+        Message("user", "Hi"),
+        Message("assistant", "Hello", reasoning="Greet."),
+        Message("user", "1+1?"),
+    )
+    assert [m.reasoning for m in given.messages] == [None] * 3
+    assert (bare.tools, bare.gold, given.environment) == (None, "2", None)
+    assert "add" in (given.tools or "")
+
+
+def test_a_closing_user_turn_is_no_question(tmp_path: Path):
+    row = chat_row()
+    row["messages"].append({"role": "user", "content": "Thanks"})
+    (prompt,) = build(tmp_path, [row], format="chat").prompts
+    assert prompt.messages[-1].content == "1+1?"
+
+
+def test_a_bare_prompt_is_asked_as_it_stands(tmp_path: Path):
+    row = {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]}
+    (prompt,) = build(tmp_path, [row], format="chat").prompts
+    assert [m.content for m in prompt.messages] == ["s", "u"]
+
+
+def test_calls_in_the_history_need_declared_tools(tmp_path: Path):
+    row = chat_row()
+    row["messages"] += [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
+    settings = ({"name": "none"}, {"name": "given", "tools": "given"})
+    made = build(
+        tmp_path, [row, {"messages": [{"role": "user", "content": "u"}]}], settings, format="chat"
+    )
+    assert made.skipped["none"] == {"calls_in_history": 1}
+    (given,) = [p for p in made.prompts if p.setting == "given"]
+    assert given.messages[3].tool_calls == (ToolCall("add", "{}", "c1"),)
+
+
+def test_alpaca_and_sharegpt_rows_are_conversations(tmp_path: Path):
+    rows = [
+        {"instruction": "Say a", "input": "", "output": "a"},
+        {"conversations": [{"from": "human", "value": "b?"}, {"from": "gpt", "value": "b"}]},
+        {"nothing": 1},
+    ]
+    made = build(tmp_path, rows, format="chat")
+    assert sorted(p.messages[0].content for p in made.prompts) == ["Say a", "b?"]
+    assert made.books["s"].dropped == {"unrecognised": 1}
+
+
+# -- inputs and real files
+
+
+def test_inputs_are_hashed(tmp_path: Path):
+    build(tmp_path, questions(2), **GSM)
+    raw = {"name": "s", "path": str(tmp_path / "rows.jsonl"), **GSM}
+    recipe = validate({"prompts": [raw], "settings": [{"name": "a"}]}, Recipe, where="recipe")
+    inputs, parents = prompt_inputs(recipe.prompts, Path("."), out=tmp_path / "out")
+    assert [(i.source, len(i.sha256 or ""), i.bytes) for i in inputs] == [
+        ("s", 64, (tmp_path / "rows.jsonl").stat().st_size)
+    ]
+    assert parents == []
+
+
+def test_real_questions(shared: Path):
+    data = shared / "data"
+    raw = {
+        "prompts": [
+            {"name": "gsm8k", "path": str(data / "gsm8k_train.jsonl"), "count": 1000}
+            | {**GSM, "grader": None},
+            {"name": "mmlu", "path": str(data / "mmlu_dev_val.jsonl"), "format": "question"}
+            | {"options": ["A", "B", "C", "D"], "grader": None, "metadata": ["subject"]},
+            {"name": "airline", "path": str(data / "tau_bench_airline.jsonl"), "format": "chat"},
+        ],
+        "settings": [
+            {"name": "no_tools", "sources": ["gsm8k", "mmlu"]},
+            {"name": "given", "tools": "given", "sources": ["airline"]},
+        ],
+    }
+    recipe = validate(raw, Recipe, where="recipe")
+    made = build_prompts(
+        recipe.prompts, recipe.settings, seed=0, graders={}, toolkits={}, base_dir=Path(".")
+    )
+    assert made.books["gsm8k"].dropped == {"not_chosen": 6473}
+    assert made.books["mmlu"].rows_in == 1065
+    assert made.books["mmlu"].kept > 1050, made.books["mmlu"].dropped
+    assert {p.gold for p in made.prompts if p.source == "mmlu"} == {"A", "B", "C", "D"}
+    airline = [p for p in made.prompts if p.source == "airline"]
+    assert all(p.messages[0].role == "system" and p.tools for p in airline)
