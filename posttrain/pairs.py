@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 Category = Literal["no_tools", "with_tools", "hallucination_penalty", "given"]
@@ -55,5 +55,6 @@ def pair_to_row(pair: Pair) -> dict[str, Any]:
         for name in ("id", "task", "category", "thinking", "prompt_ids", "source")
     }
     for side in ("chosen", "rejected"):
-        row |= {f"{side}_{key}": value for key, value in asdict(getattr(pair, side)).items()}
+        half: Side = getattr(pair, side)
+        row |= {f"{side}_{name}": getattr(half, name) for name in Side.__slots__}
     return row

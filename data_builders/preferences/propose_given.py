@@ -47,7 +47,7 @@ def propose_given(
                     continue
                 assert isinstance(found, GivenPair)
                 seen.add(found.id)
-                spool.add(_given_pair(found))
+                spool.add(given_pair(found))
                 proposed.candidates.append(
                     _given_candidate(found, proposed.prompts + spooled, rules.seed)
                 )
@@ -92,7 +92,7 @@ def _given_candidate(found: GivenPair, number: int, seed: int) -> Candidate:
     )
 
 
-def _given_pair(found: GivenPair) -> Pair:
+def given_pair(found: GivenPair) -> Pair:
     chosen, rejected = found.chosen, found.rejected
     return Pair(
         id=found.id,

@@ -1,0 +1,156 @@
+"""Preference pairs from text: our preparation against TRL's, same rows, template and tokenizer.
+
+    python benchmarks/pair_preparation.py --pairs pairs.jsonl --tokenizer runs/tiny/world/tokenizer
+
+Both read the same JSON Lines rows (prompt or conversation, chosen, rejected) and end with token
+ids on disk. TRL renders and tokenises prompt, prompt + chosen and prompt + rejected, three texts a
+pair; ours renders each side once and tokenises every distinct text of a batch once. CPU seconds of
+one process, the best of `--repeats`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from datasets import Dataset, disable_progress_bars
+from trl.trainer.dpo_config import DPOConfig
+from trl.trainer.dpo_trainer import DPOTrainer
+
+from data_builders.dialects import canonical, reading_of
+from data_builders.dialects.chosen_rejected import read_side
+from data_builders.preferences.encoded import Encoder
+from data_builders.preferences.given import GivenPair, read_given
+from data_builders.preferences.propose_given import given_pair
+from data_builders.preferences.write import PairWriter, read_pairs
+from posttrain.chat import ChatTemplate
+from posttrain.config.source import SourceConfig
+from posttrain.models.chat_template import chat_template_of
+from posttrain.models.encoding import encoder_of, load_any_tokenizer
+from posttrain.records import message_to_template
+from posttrain.versions import package_versions
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--pairs", type=Path, required=True)
+    parser.add_argument("--tokenizer", required=True)
+    parser.add_argument("--template", default="nemotron_3_nano")
+    parser.add_argument("--rows", type=int, default=3000, help="rows to prepare, repeated if fewer")
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    disable_progress_bars()
+    tokenizer = load_any_tokenizer(options.tokenizer)
+    template = chat_template_of(tokenizer, choice=options.template)
+    tokenizer.chat_template = template.source
+    with tempfile.TemporaryDirectory() as work:
+        folder = Path(work)
+        source = numbered(options.pairs, folder / "rows.jsonl", options.rows)
+        config = SourceConfig(name="pairs", path="rows.jsonl")
+        ours(config, folder, template, tokenizer)
+        pairs = list(read_pairs(folder / "ours", "train"))
+        arms: dict[str, Callable[[], object]] = {
+            "ours": lambda: ours(config, folder, template, tokenizer),
+            "TRL": lambda: theirs(source, config, tokenizer, folder),
+        }
+        seconds = {name: best(run, options.repeats) for name, run in arms.items()}
+        report(pairs, theirs(source, config, tokenizer, folder), seconds)
+
+
+def numbered(path: Path, target: Path, rows: int) -> list[dict[str, Any]]:
+    """`rows` rows, each distinct: repeats get a number, so that nothing is cached by equality."""
+    found = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    made: list[dict[str, Any]] = []
+    for k in range(rows):
+        row = json.loads(json.dumps(found[k % len(found)]))
+        side = row["chosen"]
+        if isinstance(side, dict):
+            key = "value" if "value" in side else "content"
+            side[key] = f"{k}: {side[key]}"
+        elif isinstance(side, str):
+            row["chosen"] = f"{k}: {side}"
+        else:
+            side[-1]["content"] = f"{k}: {side[-1]['content']}"
+        made.append(row)
+    target.write_text("".join(json.dumps(row) + "\n" for row in made), encoding="utf-8")
+    return made
+
+
+def ours(config: SourceConfig, folder: Path, template: ChatTemplate, tokenizer: Any) -> int:
+    """Read, render, tokenise, write; how many rows were dropped."""
+    encoder = Encoder(template, encoder_of(tokenizer).encode)
+    with PairWriter(folder / "ours", "train", shard_pairs=8192) as writer:
+        dropped = 0
+        for found in read_given(config, encoder, base_dir=folder):
+            if isinstance(found, GivenPair):
+                writer.add(given_pair(found))
+            else:
+                dropped += 1
+    return dropped
+
+
+def theirs(
+    rows: list[dict[str, Any]], config: SourceConfig, tokenizer: Any, folder: Path
+) -> Dataset:
+    """The same rows through TRL's own preparation, from its conversational format."""
+    how = reading_of(config)
+    made: list[dict[str, Any]] = []
+    for row in rows:
+        sides = [read_side(canonical(row, config), s, how).messages for s in ("chosen", "rejected")]
+        prompt = [message_to_template(m) for m in sides[0][:-1]]
+        made.append(
+            {
+                "prompt": prompt,
+                "chosen": [message_to_template(sides[0][-1])],
+                "rejected": [message_to_template(sides[1][-1])],
+                # an off prompt, as ours: otherwise the prompt is cut at the think tag
+                "chat_template_kwargs": {"enable_thinking": False},
+            }
+        )
+    args = DPOConfig(output_dir=str(folder / "trl"), bf16=False, use_cpu=True, max_length=None)
+    owner = cast(DPOTrainer, SimpleNamespace(_tokenizer=tokenizer))
+    data = DPOTrainer._prepare_dataset(owner, Dataset.from_list(made), tokenizer, args, "train")
+    assert isinstance(data, Dataset)
+    data.save_to_disk(str(folder / "trl" / "data"))
+    return data
+
+
+def best(run: Callable[[], object], repeats: int) -> float:
+    """CPU seconds of the fastest run."""
+    times: list[float] = []
+    for _ in range(repeats):
+        started = time.process_time()
+        run()
+        times.append(time.process_time() - started)
+    return min(times)
+
+
+def report(pairs: list[Any], data: Dataset, seconds: dict[str, float]) -> None:
+    """The table, and whether both made the same tokens."""
+    tokens = sum(2 * len(p.prompt_ids) + len(p.chosen.ids) + len(p.rejected.ids) for p in pairs)
+    same = sum(
+        list(p.prompt_ids) == row["prompt_ids"] and list(p.chosen.ids) == row["chosen_ids"]
+        for p, row in zip(pairs, cast(Any, data), strict=False)
+    )
+    print(f"{len(pairs):,} pairs of ours, {len(data):,} of TRL's; {tokens:,} tokens")
+    print(f"{same:,} pairs with equal prompt and chosen ids")
+    print("| arm | CPU s | pairs/s | ratio |\n|---|---|---|---|")
+    for name, took in seconds.items():
+        print(f"| {name} | {took:.2f} | {len(pairs) / took:,.0f} | {seconds['TRL'] / took:.2f} |")
+    versions = package_versions()
+    print(", ".join(f"{name} {versions[name]}" for name in ("trl", "transformers", "tokenizers")))
+
+
+if __name__ == "__main__":
+    main()
