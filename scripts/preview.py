@@ -17,7 +17,7 @@ from rich.console import Console
 from posttrain.artifacts import read_artifact
 from posttrain.claim import run_command
 from posttrain.models.encoding import encoder_of, load_any_tokenizer
-from posttrain.preview import lineage, preview_packs, preview_rows, summary
+from posttrain.preview import lineage, preview_packs, preview_pairs, preview_rows, summary
 
 
 def main(arguments: list[str]) -> None:
@@ -37,23 +37,18 @@ def main(arguments: list[str]) -> None:
     manifest = read_artifact(options.directory)
     console.print(lineage(options.directory, manifest))
     summary(console, manifest)
-    if manifest.kind == "sft_data":
+    shown = {"rows": options.rows, "seed": options.seed, "limit": limit}
+    if manifest.kind in ("sft_data", "dpo_data"):
         tokenizer = load_any_tokenizer(str(options.directory / "tokenizer"))
         decode = encoder_of(tokenizer).decode
-        preview_packs(
-            console,
-            options.directory,
-            manifest,
-            decode,
-            rows=options.rows,
-            seed=options.seed,
-            limit=limit,
-            split=options.split,
-        )
+        if manifest.kind == "dpo_data":
+            preview_pairs(console, options.directory, manifest, decode, **shown)
+        else:
+            preview_packs(
+                console, options.directory, manifest, decode, split=options.split, **shown
+            )
     else:
-        preview_rows(
-            console, options.directory, manifest, rows=options.rows, seed=options.seed, limit=limit
-        )
+        preview_rows(console, options.directory, manifest, **shown)
 
 
 if __name__ == "__main__":

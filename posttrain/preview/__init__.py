@@ -2,7 +2,8 @@
 
 from posttrain.preview.lineage import lineage
 from posttrain.preview.packs import preview_packs
+from posttrain.preview.pairs import preview_pairs
 from posttrain.preview.rows import preview_rows
 from posttrain.preview.summary import summary
 
-__all__ = ["lineage", "preview_packs", "preview_rows", "summary"]
+__all__ = ["lineage", "preview_packs", "preview_pairs", "preview_rows", "summary"]
