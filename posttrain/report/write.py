@@ -17,6 +17,8 @@ from posttrain.artifacts import atomic_write_text
 from posttrain.errors import DataError
 from posttrain.report.accuracy import add_accuracy
 from posttrain.report.accuracy import headline as accuracy_headline
+from posttrain.report.dpo_data import add_dpo_data
+from posttrain.report.dpo_data import headline as pairs_headline
 from posttrain.report.html import tiles
 from posttrain.report.lineage import Node, trace
 from posttrain.report.page import Page
@@ -31,6 +33,7 @@ REPORT = "report.html"
 ACCURACY = "accuracy.json"
 SECTIONS: dict[str, Callable[[Page, Node], None]] = {
     "checkpoint": add_training,
+    "dpo_data": add_dpo_data,
     "sft_data": add_sft_data,
     "tiny_world": add_tiny_world,
 }
@@ -96,6 +99,8 @@ def headline(
         facts = node.manifest.facts if node.manifest is not None else {}
         if node.kind == "checkpoint" and node.depth == 0:
             found += training_headline(facts)
+        if node.kind == "dpo_data" and node.manifest is not None:
+            found += pairs_headline(facts)
         if node.kind == "sft_data" and node.manifest is not None:
             if node.depth == 0:
                 found += data_headline(node.manifest)
