@@ -1,0 +1,20 @@
+"""What the finders yield before it is judged: a span, its form and what it asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from posttrain.chat.detect.asked import Asked
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Text that has the shape of one or more calls.
+
+    `asked` has one entry a call, at least one; `Asked(None)` where nothing of it can be read.
+    """
+
+    form: str
+    start: int
+    end: int
+    asked: tuple[Asked, ...]

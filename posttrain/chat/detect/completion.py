@@ -1,0 +1,62 @@
+"""The detector on a whole completion, step by step.
+
+detect_in_completion(completion, prompt).calls → FoundCall(…, step=1), …
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from posttrain.chat.detect.found import FoundCall, Verdict
+from posttrain.chat.detect.scan import detect_calls
+from posttrain.chat.reasoning import CLOSE, OPEN
+from posttrain.records import ToolCall
+from posttrain.rollouts import Completion, Prompt, Step
+
+
+def detect_in_completion(completion: Completion, prompt: Prompt) -> Verdict:
+    """Every call in every step.
+
+    Spans are in the texts that `searched` gives for the step.
+
+    Raises:
+        ValueError: `prompt.tools` is not JSON.
+    """
+    asked = next((m.content for m in reversed(prompt.messages) if m.role == "user"), "")
+    calls: list[FoundCall] = []
+    for number, step in enumerate(completion.steps):
+        found = _in_step(step, prompt.tools, asked)
+        calls += [replace(call, step=number) for call in found.calls]
+    return Verdict(tuple(calls))
+
+
+def searched(step: Step) -> tuple[str | None, str]:
+    """A step's reasoning and answer, as they are searched.
+
+    Where there are token ids, the raw text cut at the first `</think>`: malformed calls and special
+    tokens are still in it. Elsewhere the parsed parts.
+    """
+    if step.ids is None:
+        return step.parsed.reasoning, step.parsed.answer
+    if step.parsed.reasoning is None:
+        return None, step.text
+    trace, closing, rest = step.text.partition(CLOSE)
+    trace = trace.removeprefix(OPEN)
+    return trace, rest if closing else ""
+
+
+def _in_step(step: Step, tools: str | None, asked: str) -> Verdict:
+    reasoning, answer = searched(step)
+    structured: tuple[ToolCall, ...] = step.parsed.tool_calls if step.ids is None else ()
+    found = detect_calls(
+        reasoning=reasoning, answer=answer, structured=structured, tools=tools, prompt=asked
+    )
+    if step.ids is not None and step.parsed.tool_calls and not found.in_answer:
+        # the parser took calls out of a text in which none is seen: they are calls all the same
+        found = Verdict(
+            found.calls
+            + detect_calls(
+                reasoning=None, answer="", structured=step.parsed.tool_calls, tools=tools
+            ).calls
+        )
+    return found

@@ -1,0 +1,91 @@
+"""Calls written out in lines of plain text.
+
+Action: search\\nAction Input: tallest mountain            ReAct, also `Action: Search[query]`
+Action:\\n```json\\n[{"tool_name": "f", "parameters": {}}]   Command-R
+tool_call: f\\narguments: {"x": 1}                          and `Function: f`, `Tool: f`
+Calling tool f with arguments {"x": 1}
+"""
+
+from __future__ import annotations
+
+import re
+
+from posttrain.chat.detect.asked import UNREAD, Arguments, Asked, asked_in, read_arguments, toolish
+from posttrain.chat.detect.candidate import Candidate
+from posttrain.chat.detect.page import Page
+from posttrain.chat.detect.reading import NOTHING, Reader
+
+_S = r"[ \t]{0,8}"
+_BOLD = r"\*{0,2}"
+_NAME = r"[`\"']?(?P<{}>[A-Za-z_][\w.\-:/ ]{{0,80}}?)[`\"']?"
+_NEXT_LINE = rf"{_S}\n\s{{0,8}}{_BOLD}"
+_REACT = rf"{_NAME.format('react')}{_NEXT_LINE}(?:Action[ _]?)?Input(?: \d+)?{_BOLD}{_S}:"
+_BRACKET = rf"(?P<bracket>[A-Za-z_]\w{{0,60}})\[(?P<query>[^\]\n]{{1,400}})\]{_S}$"
+_COHERE = r"\s{0,4}```(?:json)?\s{0,4}(?P<cohere>(?=[\[{]))"
+_PLAIN = (
+    rf"(?:tool|function)[ _-]?(?:calls?|name|to[ _]call)?{_BOLD}{_S}[:=]{_S}"
+    rf"{_NAME.format('plain')}{_NEXT_LINE}(?:tool[ _-]?|function[ _-]?|action[ _-]?)?"
+    rf"(?:arguments|parameters|args|params|input){_BOLD}{_S}[:=]"
+)
+_LINE = re.compile(
+    rf"^{_S}(?:[>*#\-]{_S})?{_BOLD}(?:"
+    rf"Action(?: \d+)?{_BOLD}{_S}:{_S}{_BOLD}{_S}(?:{_REACT}|{_BRACKET}|{_COHERE})|{_PLAIN})",
+    re.M | re.I,
+)
+_VERB = r"\b(?:call(?:ing)?|invok(?:e|ing)|execut(?:e|ing)|us(?:e|ing)|tool call|function call)\b"
+_SPOKEN = re.compile(
+    rf"{_VERB}{_S}(?:the{_S})?(?:tool|function)?{_S}:?{_S}[`\"']?(?P<name>[A-Za-z_][\w.]{{0,80}})"
+    rf"[`\"']?{_S}(?:tool{_S}|function{_S})?(?:with{_S})?(?:the{_S})?"
+    rf"(?:arguments|parameters|args|input)?{_S}:?{_S}(?=\{{\s{{0,8}}[\"'}}])",
+    re.I,
+)
+
+
+def written(page: Page, reader: Reader, start: int) -> Candidate | None:
+    """The first candidate from `start` on."""
+    found = [c for c in (_first(page, reader, start), _spoken(page, reader, start)) if c]
+    return min(found, key=lambda c: c.start, default=None)
+
+
+def _first(page: Page, reader: Reader, start: int) -> Candidate | None:
+    for match in _LINE.finditer(page.text, start):
+        found = _line(match, page, reader)
+        if found is not None:
+            return found
+    return None
+
+
+def _line(match: re.Match[str], page: Page, reader: Reader) -> Candidate | None:
+    if match["cohere"] is not None:
+        value, end = reader.json(match.start("cohere"))
+        asked = asked_in(value) if value is not NOTHING else ()
+        return Candidate("cohere", match.start(), end, asked) if asked else None
+    if match["bracket"]:
+        if not toolish(match["bracket"]):
+            return None
+        asked_one = Asked(match["bracket"], {"query": match["query"]})
+        return Candidate("react", match.start(), match.end(), (asked_one,))
+    name = (match["react"] or match["plain"]).strip()
+    if not toolish(name):
+        return None
+    at = reader.skip(match.end())
+    value, end = reader.json(at)
+    arguments: Arguments | None = read_arguments(value) if value is not NOTHING else None
+    if match["plain"]:
+        if reader.text[at : at + 1] not in ("{", "["):
+            return None
+    elif arguments is None:
+        arguments = {"": UNREAD}
+    end = max(end, page.line_end(match.end()))
+    form = "react" if match["react"] else "text_lines"
+    return Candidate(form, match.start(), end, (Asked(name, arguments),))
+
+
+def _spoken(page: Page, reader: Reader, start: int) -> Candidate | None:
+    for match in _SPOKEN.finditer(page.text, start):
+        value, end = reader.json(match.end())
+        if isinstance(value, dict) and toolish(match["name"]) and "_" in match["name"]:
+            return Candidate(
+                "text_lines", match.start(), end, (Asked(match["name"], read_arguments(value)),)
+            )
+    return None

@@ -1,0 +1,110 @@
+"""Is it called, or is it shown? The rules of position and context, in one place.
+
+    Ground(page, question, known).shows(start, end) → True: spoken of, quoted or shown; no call
+
+A call stands on a line of its own, or at a sentence's end with nothing behind it. In inline code,
+in quotation marks, in the middle of a sentence, or in a block that answers a question about calls,
+it is shown. A fenced block holds a call only if it holds nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from posttrain.chat.detect.asked import Asked, placeholder
+from posttrain.chat.detect.page import Fence, Page
+from posttrain.chat.detect.question import Question
+
+_LEAD_END = re.compile(r"(?:[.!?…:;,。！？：；，)\]>*_`|→\-]|minimax\[>\[|^)$")
+_BULLET = re.compile(r"(?:[>*+\-•#]|\d{1,3}[.)]|\[\d+\])*\s*$")
+_QUOTE = re.compile(r"[\"'“‘«„「『(=]$")
+_TRAIL = re.compile(r"[\s,;.\]})]*(?:$|<|\[/?[A-Z]|[\[{]|`{3}|✿)")
+_THING = (
+    r"(?:call|request|response|format|output|usage|json|payload|invocation|syntax|message|block|"
+    r"answer|tool|function)s?"
+)
+_EXAMPLE = re.compile(
+    r"(?:\b(?:for example|for instance|e\.g\.?|such as|like so)|例如|比如|示例)\W*$|"
+    r"\bexamples?\s*[:：]\W*$|"
+    rf"\b(?:example|sample)\b[^.!?\n]{{0,40}}\b{_THING}\b[^.!?\n]{{0,60}}[:：]\W*$|"
+    rf"\b{_THING}\s+(?:example|sample)s?\b[^.!?\n]{{0,60}}[:：]\W*$|"
+    r"\b(?:looks?|written|formatted) (?:something |exactly )?(?:like|as)"
+    r"(?: this| so| follows)?\W*$",
+    re.I,
+)
+_CUE = re.compile(
+    r"\b(?:as follows|formats?|syntax|template|structured?|should|would|could|might|is written|"
+    r"in the form|using|here(?:'s| is| are)|following|this is|like this|turn|output|emit|write|"
+    r"respon[ds])\w*\b|[:：]\s*[*_`]*$",
+    re.I,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """A part of an answer, the question it answers and the names of the declared tools."""
+
+    page: Page
+    question: Question
+    known: Collection[str]
+
+    def declares(self, asked: Collection[Asked]) -> bool:
+        """Whether every one of these calls names a declared tool."""
+        return bool(asked) and all(a.name is not None and a.name in self.known for a in asked)
+
+    def shows(self, start: int, end: int, *, asked: Collection[Asked] = (), since: int = 0) -> bool:
+        """Whether what stands at [start, end) is shown or spoken of, not called.
+
+        Args:
+            start, end: the span in the page's text.
+            asked: the calls that were read there.
+            since: where the call before this one ended.
+        """
+        if any(placeholder(a) for a in asked):
+            return True
+        span = self.page.inline_span(start)
+        fence = self.page.fence(start)
+        if fence is not None:
+            return self._fenced(fence, start, end, asked, since)
+        if span is not None:
+            return self._amid(span[0], span[1], lone=True) or self.question.about_calls
+        if self.question.wants_example and not self.declares(asked):
+            return True
+        return self._amid(start, end) or self._introduced(start, end)
+
+    def _fenced(
+        self, fence: Fence, start: int, end: int, asked: Collection[Asked], since: int
+    ) -> bool:
+        """A block is a call only if the question is not about such blocks, and it holds no more."""
+        question = self.question
+        if question.about_calls:
+            return True
+        if self.page.text[max(fence.body, min(since, start)) : start].strip(" \t\n,;"):
+            return True
+        behind = self.page.text[end : fence.end].strip()
+        if behind and not re.match(r"[\[{<,;✿]|[\w.]+\(|tool|function", behind):
+            return True
+        return _EXAMPLE.search(self.page.lead_in(fence.start)) is not None
+
+    def _amid(self, start: int, end: int, *, lone: bool = False) -> bool:
+        """Whether it is quoted or stands within a sentence."""
+        before = self.page.before(start)
+        stripped = before.rstrip()
+        if _QUOTE.search(stripped) and not lone:
+            return True
+        leads = not _BULLET.sub("", stripped) or _LEAD_END.search(stripped) is not None
+        trails = _TRAIL.match(self.page.after(end)) is not None
+        if lone:  # in inline code only as a whole line
+            return not (trails and not stripped.strip("*- "))
+        if self.question.about_calls and not (leads and trails):
+            return True
+        return not leads and not trails
+
+    def _introduced(self, start: int, end: int) -> bool:
+        """Whether the words before it call it an example."""
+        lead = self.page.lead_in(start)
+        if _EXAMPLE.search(lead):
+            return True
+        return self.question.about_calls and _CUE.search(lead) is not None
