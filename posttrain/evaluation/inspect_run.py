@@ -1,0 +1,213 @@
+"""Units through inspect: one `eval()` a checkpoint, a task a unit, our rollouts as its solver.
+
+    run_units(units, sampler, how, log_dir=out / "inspect", on_done=write)
+
+The solver is our own loop over tools, so that prompts, token ids, seeds and tools are those of
+sampling and training; inspect holds the concurrency, the limits, the scores and the log. Units run
+one after another, and in process all completions of a unit move in step, so that a unit's batches
+depend on nothing but the unit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import inspect_ai
+from inspect_ai.dataset import MemoryDataset, Sample
+from inspect_ai.model import Model, ModelOutput
+from inspect_ai.scorer import Score as InspectScore
+from inspect_ai.scorer import Scorer, Target, mean, scorer, stderr
+from inspect_ai.solver import Generate, Solver, TaskState, solver
+
+from posttrain.evaluation.inspect_messages import to_inspect
+from posttrain.evaluation.inspect_model import Ask, ask, inspect_model
+from posttrain.evaluation.record import Record
+from posttrain.evaluation.unit import How, Unit, UnitRun
+from posttrain.records import Score
+from posttrain.sampling.protocol import Generation, Request, Sampler
+from posttrain.sampling.rollout import Rollout
+
+Progress = Callable[[int], None]
+
+
+def run_units(
+    units: Sequence[Unit],
+    sampler: Sampler,
+    how: How,
+    *,
+    log_dir: Path | None,
+    on_done: Callable[[Unit, list[Record]], None],
+    progress: Progress | None = None,
+    at_once: int = 64,
+    close: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Make and grade every completion of the units of one checkpoint.
+
+    Args:
+        log_dir: where inspect's own logs go; None keeps none.
+        on_done: told a unit's records, in order, as soon as it has them all.
+        progress: told new tokens as they come.
+        at_once: completions under way with a sampler that is not batched.
+        close: called when all are made, in the event loop that the sampler was used in.
+
+    Raises:
+        Exception: the first that a sampler, an environment or a grader raised, as it is.
+    """
+    if not units:
+        return
+    left = {unit.name for unit in units}
+
+    async def generate(requests: Sequence[Request]) -> Sequence[Generation]:
+        return await sampler.sample(requests, progress=progress)
+
+    async def finished(unit: Unit) -> None:
+        left.discard(unit.name)
+        if not left and close is not None:
+            await close()
+
+    width = max(unit.size for unit in units) if sampler.batched else at_once
+    with _quiet() as scratch:
+        model = inspect_model(sampler, units[0].checkpoint)
+        logs = inspect_ai.eval(
+            [
+                _task(UnitRun(unit, how, generate, sampler.batched, on_done), model, finished)
+                for unit in units
+            ],
+            model=model,
+            log_dir=str(log_dir or scratch / "logs"),
+            log_samples=log_dir is not None,
+            max_samples=width,
+            **_PLAIN,
+        )
+    broken = [log for log in logs if log.status != "success"]
+    if broken:
+        # an error would have been raised: what is left is that somebody stopped it
+        raise KeyboardInterrupt
+    assert not left, f"units without an end: {sorted(left)}"
+
+
+# nothing is drawn, served, tried again or sent anywhere; the first error is raised as it is
+_PLAIN: dict[str, Any] = {
+    "display": "none",
+    "log_format": "eval",
+    "log_realtime": False,
+    "log_model_api": False,
+    "log_buffer": 1000,
+    "score_display": False,
+    "ctl_server": False,
+    "max_tasks": 1,
+    "fail_on_error": True,
+    "debug_errors": True,
+    "log_level": "error",
+}
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[Path]:
+    """Inspect without its traces in the home directory and without a user's telemetry.
+
+    Yields a scratch directory, which lasts as long as the process: inspect closes its trace there
+    when that ends.
+    """
+    scratch = Path(_SCRATCH.name)
+    changed = {
+        "XDG_DATA_HOME": str(scratch),
+        "INSPECT_TRACE_LEVEL": "CRITICAL",
+        "INSPECT_TELEMETRY": None,
+        "INSPECT_API_KEY_OVERRIDE": None,
+    }
+    before = {name: os.environ.get(name) for name in changed}
+    _set(changed)
+    try:
+        yield scratch
+    finally:
+        _set(before)
+
+
+_SCRATCH = tempfile.TemporaryDirectory(prefix="posttrain-inspect-")
+
+
+def _set(variables: dict[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _task(
+    run: UnitRun, model: Model, finished: Callable[[Unit], Awaitable[None]]
+) -> inspect_ai.Task:
+    samples = [
+        Sample(
+            id=prompt.id,
+            input=[to_inspect(message) for message in prompt.messages],
+            target=prompt.gold or "",
+            metadata={
+                "task": prompt.task,
+                "setting": prompt.setting,
+                "thinking": prompt.thinking,
+                "tools": prompt.tools,
+                "first": number * run.unit.samples,
+            },
+        )
+        for number, prompt in enumerate(run.unit.prompts)
+    ]
+    return inspect_ai.Task(
+        name=run.unit.name,
+        dataset=MemoryDataset(samples, name=run.unit.name),
+        solver=_rollout(run, model),
+        scorer=_graded(run, finished),
+        epochs=run.unit.samples,
+    )
+
+
+def _position(state: TaskState) -> int:
+    return state.metadata["first"] + state.epoch - 1
+
+
+@solver(name="posttrain_rollout")
+def _rollout(run: UnitRun, model: Model) -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        told = 0
+
+        async def through(rollout: Rollout, request: Request, answer: Ask) -> Generation:
+            nonlocal told
+            # the log is told what came between: the results of tools
+            results = [m for step in rollout.steps for m in step.results]
+            state.messages += [to_inspect(message) for message in results[told:]]
+            told = len(results)
+            return await ask(model, request, state.messages, answer)
+
+        completion = await run.roll_out(_position(state), through)
+        if state.messages and state.messages[-1].role == "assistant":
+            state.output = ModelOutput.from_content(model.name, completion.answer)
+        state.completed = True
+        return state
+
+    return solve
+
+
+@scorer(metrics=[mean(), stderr(cluster="task")], name="posttrain_grade")
+def _graded(run: UnitRun, finished: Callable[[Unit], Awaitable[None]]) -> Scorer:
+    async def score(state: TaskState, target: Target) -> InspectScore:
+        record = await run.grade(_position(state))
+        if run.complete:
+            await finished(run.unit)
+        return _inspect_score(record.score, calls=len(record.verdict.calls))
+
+    return score
+
+
+def _inspect_score(score: Score, *, calls: int) -> InspectScore:
+    more: dict[str, Any] = {"calls": calls}
+    if score.value is None:
+        return InspectScore.unscored(explanation=score.explanation, metadata=more)
+    return InspectScore(
+        value=score.value, answer=score.answer, explanation=score.explanation, metadata=more
+    )
