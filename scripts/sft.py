@@ -96,7 +96,7 @@ def report(prepared: Prepared, *, measure: bool) -> None:
         lines = plan_lines(plan, trainer.args, prepared.launched)
         for name, text in [*lines, *prepared.preflight.lines]:
             print(f"{name:<12} {text}", flush=True)
-    check_disk(plan, Path(recipe.out))
+    check_disk(plan.disk_bytes, Path(recipe.out))
 
 
 if __name__ == "__main__":

@@ -63,6 +63,7 @@ OWNED_TRAINER_FIELDS: dict[str, str] = {name: OWNED_BY_SFT[name] for name in _FR
     "gradient_accumulation_steps": "set batch: it follows from batch, micro-batch and processes",
     "num_train_epochs": "set max_steps; epochs follow one another, max_epochs: bounds them",
     "dataloader_drop_last": "every step has exactly batch: pairs",
+    "logging_first_step": "its row, the loss before any update, is always there",
     "train_sampling_strategy": _ORDER,
     "group_by_length": _ORDER,
     "do_eval": _EVALUATION,

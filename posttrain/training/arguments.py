@@ -1,4 +1,4 @@
-"""A recipe's `trainer:` block → the installed TRL's `SFTConfig`, checked field by field.
+"""A recipe's `trainer:` block → the installed TRL's config, checked field by field.
 
 trainer: {learning_rate: 1.0e-3, warmup_steps: 20}   → SFTConfig(learning_rate=0.001, …)
 trainer: {learning_rat: 1.0e-3}                      → ConfigError: did you mean 'learning_rate'?
@@ -10,8 +10,9 @@ import dataclasses
 import importlib.util
 import typing
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pydantic
 import torch
@@ -38,6 +39,7 @@ POSITIVE = (
     "save_steps",
     "eval_steps",
 )
+T = TypeVar("T")
 _ANY_TYPE = pydantic.ConfigDict(arbitrary_types_allowed=True)
 
 
@@ -51,58 +53,101 @@ def sft_arguments(recipe: SftConfig, *, out: Path) -> SFTConfig:
     Raises:
         ConfigError: an unknown field, a value the trainer refuses, or an impossible combination.
     """
-    check_trainer_fields(recipe.trainer)
-    given = dict(recipe.trainer)
-    given.setdefault("bf16", torch.cuda.is_available() and torch.cuda.is_bf16_supported())
-    given.setdefault("use_cpu", not torch.cuda.is_available())
-    given.setdefault("report_to", "none")
-    given.setdefault("save_strategy", "epoch")
-    given.setdefault("save_total_limit", 1)
-    given.setdefault("logging_steps", 10)
-    # fused experts and adapters all take part in every step; looking for others costs a pass
-    given.setdefault("ddp_find_unused_parameters", False)
-    # pinning is for GPUs; on CPU it only warns
-    given.setdefault("dataloader_pin_memory", torch.cuda.is_available())
+    args = make_arguments(
+        SFTConfig,
+        recipe.trainer,
+        owned=OWNED_TRAINER_FIELDS,
+        defaults={"save_strategy": "epoch", "logging_steps": 10},
+        decided={
+            "output_dir": str(out),
+            "seed": recipe.seed,
+            "data_seed": recipe.seed,
+            "max_length": None,
+            "dataset_kwargs": {"skip_prepare_dataset": True},
+            "average_tokens_across_devices": True,
+        },
+    )
+    if args.save_strategy == "best":
+        raise ConfigError("trainer.save_strategy best: name epochs in keep_epochs: instead")
+    if args.max_steps > 0 and "num_train_epochs" in recipe.trainer:
+        raise ConfigError("trainer: give max_steps or num_train_epochs, not both")
+    if (
+        args.max_steps <= 0
+        and recipe.keep_epochs
+        and recipe.keep_epochs[-1] > args.num_train_epochs
+    ):
+        raise ConfigError(
+            f"keep_epochs names epoch {recipe.keep_epochs[-1]}, "
+            f"trainer.num_train_epochs is {args.num_train_epochs:g}"
+        )
+    return args
+
+
+def make_arguments(
+    kind: type[T],
+    trainer: Mapping[str, Any],
+    *,
+    owned: Mapping[str, str],
+    defaults: Mapping[str, Any],
+    decided: Mapping[str, Any],
+) -> T:
+    """A TRL config from a recipe's `trainer:` block.
+
+    Args:
+        kind: the config's class.
+        owned: fields that the stage decides; never suggested for a misspelt name.
+        defaults: of this stage, where the recipe says nothing.
+        decided: the values of owned fields.
+
+    Raises:
+        ConfigError: an unknown field, a value the trainer refuses, or an impossible combination.
+    """
+    check_trainer_fields(trainer, kind, owned=owned)
+    shared = {
+        "bf16": torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
+        "use_cpu": not torch.cuda.is_available(),
+        "report_to": "none",
+        "save_total_limit": 1,
+        # fused experts and adapters all take part in every step; looking for others costs a pass
+        "ddp_find_unused_parameters": False,
+        # pinning is for GPUs; on CPU it only warns
+        "dataloader_pin_memory": torch.cuda.is_available(),
+    }
     # TRL 1.16 has no other field for it yet, so the advice does not help the user
     warnings.filterwarnings("ignore", message="`gradient_checkpointing.*is deprecated")
+    given = {**shared, **defaults, **trainer, **decided}
     try:
-        args = SFTConfig(
-            output_dir=str(out),
-            seed=recipe.seed,
-            data_seed=recipe.seed,
-            max_length=None,
-            dataset_kwargs={"skip_prepare_dataset": True},
-            average_tokens_across_devices=True,
-            **given,
-        )
+        args = kind(**given)
     except (ValueError, TypeError, ImportError) as error:
         raise ConfigError(
             f"trainer: the installed trl {trl.__version__} refuses this: {error}"
         ) from error
-    _check_combinations(args, recipe)
+    _check_combinations(args)
     return args
 
 
-def check_trainer_fields(trainer: dict[str, Any]) -> None:
-    """Refuse names that the installed `SFTConfig` does not have.
+def check_trainer_fields(
+    trainer: Mapping[str, Any], kind: type[Any], *, owned: Mapping[str, str]
+) -> None:
+    """Refuse names that the installed TRL config does not have, and values of another type.
 
     Raises:
         ConfigError: naming the nearest field that may be set.
     """
-    fields = [field.name for field in dataclasses.fields(SFTConfig) if field.init]
-    free = [name for name in fields if name not in OWNED_TRAINER_FIELDS]
+    fields = [field.name for field in dataclasses.fields(kind) if field.init]
+    free = [name for name in fields if name not in owned]
     for key in trainer:
         if key not in fields:
             raise ConfigError(
-                f"trainer.{key} is not a field of trl {trl.__version__}'s SFTConfig"
+                f"trainer.{key} is not a field of trl {trl.__version__}'s {kind.__name__}"
                 f"{_nearest(key, free)}"
             )
-    _check_values(trainer)
+    _check_values(trainer, kind)
 
 
-def _check_values(trainer: dict[str, Any]) -> None:
+def _check_values(trainer: Mapping[str, Any], kind: type[Any]) -> None:
     """A dataclass takes any value: `learning_rate: fast` would fail when training starts."""
-    types = typing.get_type_hints(SFTConfig)
+    types = typing.get_type_hints(kind)
     for key, value in trainer.items():
         try:
             pydantic.TypeAdapter(types[key], config=_ANY_TYPE).validate_python(value, strict=True)
@@ -124,20 +169,16 @@ def _nearest(key: str, fields: list[str]) -> str:
     return hint if "did you mean" in hint else ""
 
 
-def _check_combinations(args: SFTConfig, recipe: SftConfig) -> None:
-    if args.save_strategy == "best":
-        raise ConfigError("trainer.save_strategy best: name epochs in keep_epochs: instead")
+def _check_combinations(args: Any) -> None:
     if args.activation_offloading and not torch.cuda.is_available():
         raise ConfigError("trainer.activation_offloading needs an accelerator")
     # transformers has parsed it by now
-    accelerator: Any = args.accelerator_config
+    accelerator = args.accelerator_config
     if accelerator.split_batches or accelerator.dispatch_batches:
         raise ConfigError(
-            "trainer.accelerator_config: split_batches and dispatch_batches would deal packs out "
+            "trainer.accelerator_config: split_batches and dispatch_batches would deal rows out "
             "of their order; leave them unset"
         )
-    if args.max_steps > 0 and "num_train_epochs" in recipe.trainer:
-        raise ConfigError("trainer: give max_steps or num_train_epochs, not both")
     for name in args.report_to or ():
         package = REPORTERS.get(name)
         if package is None:
@@ -146,12 +187,3 @@ def _check_combinations(args: SFTConfig, recipe: SftConfig) -> None:
             )
         if importlib.util.find_spec(package) is None:
             raise ConfigError(f"trainer.report_to {name}: install it first (pip install {package})")
-    if (
-        args.max_steps <= 0
-        and recipe.keep_epochs
-        and recipe.keep_epochs[-1] > args.num_train_epochs
-    ):
-        raise ConfigError(
-            f"keep_epochs names epoch {recipe.keep_epochs[-1]}, "
-            f"trainer.num_train_epochs is {args.num_train_epochs:g}"
-        )

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posttrain.artifacts import Parent
-from posttrain.config.sft import SftConfig
+from posttrain.config.sft import AdapterConfig, SftConfig
 
 Sums = Mapping[str, tuple[int, int, int]]
 
@@ -31,12 +31,7 @@ def model_card(
         by_source, by_licence: name → (sequences, tokens, trained tokens).
     """
     rows = [
-        "---",
-        "library_name: transformers",
-        "pipeline_tag: text-generation",
-        "tags: [sft]",
-        "---",
-        "",
+        *front_matter("sft"),
         "# SFT checkpoint",
         "",
         f"Base: {base or 'random initialisation'}. Trained for {facts['steps']:,} steps of "
@@ -44,12 +39,7 @@ def model_card(
         f"{facts['tokens']:,} tokens of which {facts['trained']:,} trained.",
         "",
         *_loss_lines(facts),
-        "## Lineage",
-        "",
-        "| kind | digest |",
-        "|---|---|",
-        *[f"| {parent.kind} | `{parent.digest}` |" for parent in parents],
-        "",
+        *lineage_lines(parents),
         "## Data",
         "",
         *_table("source", by_source),
@@ -60,23 +50,54 @@ def model_card(
         "",
         "## Training",
         "",
-        f"Adapter: {_adapter(recipe)}. Isolation: {facts['isolation']}. "
+        f"Adapter: {adapter_line(recipe.adapter)}. Isolation: {facts['isolation']}. "
         f"Expert balance coefficient: {recipe.balance.coefficient:g}. Seed: {recipe.seed}.",
         "",
         *[f"- `{key}`: {value}" for key, value in sorted(recipe.trainer.items())],
         "",
+        *version_lines(versions),
+    ]
+    return "\n".join(rows)
+
+
+def front_matter(tag: str) -> list[str]:
+    """The YAML head."""
+    return [
+        "---",
+        "library_name: transformers",
+        "pipeline_tag: text-generation",
+        f"tags: [{tag}]",
+        "---",
+        "",
+    ]
+
+
+def lineage_lines(parents: Sequence[Parent]) -> list[str]:
+    """What the checkpoint was made from."""
+    return [
+        "## Lineage",
+        "",
+        "| kind | digest |",
+        "|---|---|",
+        *[f"| {parent.kind} | `{parent.digest}` |" for parent in parents],
+        "",
+    ]
+
+
+def version_lines(versions: Mapping[str, str]) -> list[str]:
+    """The packages that made it."""
+    return [
         "## Versions",
         "",
         *[f"- {name} {version}" for name, version in sorted(versions.items())],
         "",
     ]
-    return "\n".join(rows)
 
 
-def _adapter(recipe: SftConfig) -> str:
-    if recipe.adapter is None:
+def adapter_line(spec: AdapterConfig | None) -> str:
+    """What was trained."""
+    if spec is None:
         return "none, all weights"
-    spec = recipe.adapter
     return f"{spec.method} rank {spec.rank}, preset {spec.preset}, merged into these weights"
 
 

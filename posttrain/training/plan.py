@@ -11,8 +11,10 @@ from __future__ import annotations
 import math
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from trl.trainer.sft_config import SFTConfig
@@ -30,6 +32,16 @@ ASSUMED_UTILISATION = 0.4
 
 
 @dataclass(frozen=True, slots=True)
+class ModelSize:
+    """Parameters, those that are trained, bytes of the weights, and bytes a process holds."""
+
+    parameters: int
+    trainable: int
+    weight_bytes: int
+    state_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The numbers of a run; `lines` prints them."""
 
@@ -38,10 +50,8 @@ class Plan:
     global_batch: int
     steps_per_epoch: int
     steps: int
-    parameters: int
-    trainable: int
+    size: ModelSize
     disk_bytes: int
-    state_bytes: int
     seconds: float | None
     seconds_how: str
 
@@ -64,21 +74,31 @@ def make_plan(
     batch = trainer.global_batch
     per_epoch = math.ceil(train.packs / batch)
     steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * per_epoch)
-    sizes = [(_numel(p), p.element_size(), p.requires_grad) for p in trainer.model.parameters()]
-    parameters = sum(n for n, _, _ in sizes)
+    size = model_size(trainer.model, sharded_over=sharded_over(got))
+    kept = args.save_total_limit or math.ceil(args.num_train_epochs)
+    disk = checkpoint_bytes(size, kept=kept) + size.weight_bytes * len(recipe.keep_epochs)
+    seconds, how = _seconds(trainer, steps, train, size.parameters, measure)
+    return Plan(train, evaluation, batch, per_epoch, steps, size, disk, seconds, how)
+
+
+def model_size(model: torch.nn.Module, *, sharded_over: int) -> ModelSize:
+    """Count a model; `sharded_over` processes split weights, gradients and optimiser."""
+    sizes = [(_numel(p), p.element_size(), p.requires_grad) for p in model.parameters()]
     trainable = sum(n for n, _, grad in sizes if grad)
     weight_bytes = sum(n * size for n, size, _ in sizes)
-    kept = args.save_total_limit or math.ceil(args.num_train_epochs)
+    state = (weight_bytes + 12 * trainable) // sharded_over
+    return ModelSize(sum(n for n, _, _ in sizes), trainable, weight_bytes, state)
+
+
+def checkpoint_bytes(size: ModelSize, *, kept: int) -> int:
+    """Disk for the model and `kept` resume checkpoints."""
     # a resume checkpoint: weights and two Adam moments; one more exists while it is written
-    resume = (kept + 1) * (weight_bytes + 8 * trainable)
-    disk = resume + weight_bytes * (1 + len(recipe.keep_epochs))
-    state = weight_bytes + 12 * trainable
-    if got.sharding in ("zero3", "fsdp2"):
-        state //= got.world_size
-    seconds, how = _seconds(trainer, steps, train, parameters, measure)
-    return Plan(
-        train, evaluation, batch, per_epoch, steps, parameters, trainable, disk, state, seconds, how
-    )
+    return (kept + 1) * (size.weight_bytes + 8 * size.trainable) + size.weight_bytes
+
+
+def sharded_over(got: Launched) -> int:
+    """Processes that a parameter is split over."""
+    return got.world_size if got.sharding in ("zero3", "fsdp2") else 1
 
 
 def _numel(parameter: torch.Tensor) -> int:
@@ -90,13 +110,30 @@ def _seconds(
 ) -> tuple[float | None, str]:
     if not measure:
         return None, "not estimated"
-    tokens = steps * trainer.global_batch * train.tokens / max(train.packs, 1)
+    return estimate_seconds(
+        parameters=parameters,
+        tokens=steps * trainer.global_batch * train.tokens / max(train.packs, 1),
+        micros=steps * trainer.args.gradient_accumulation_steps,
+        args=trainer.args,
+        micro=lambda: _time_micro_batch(trainer),
+    )
+
+
+def estimate_seconds(
+    *, parameters: int, tokens: float, micros: int, args: Any, micro: Callable[[], float]
+) -> tuple[float, str]:
+    """Seconds of a run, and how that was found.
+
+    Args:
+        tokens: forward and backward, on all processes.
+        micros: micro-batches on each process.
+        micro: times one; called for models that are small enough.
+    """
     if parameters <= MEASURED_UP_TO:
-        micro = _time_micro_batch(trainer)
-        micros = steps * trainer.args.gradient_accumulation_steps
-        return micro * micros, f"{micro * 1000:.0f} ms a micro-batch, measured on this device"
-    rate = _matmul_flops(trainer.args.device) * ASSUMED_UTILISATION
-    seconds = 6 * parameters * tokens / rate / trainer.args.world_size
+        seconds = micro()
+        return seconds * micros, f"{seconds * 1000:.0f} ms a micro-batch, measured on this device"
+    rate = _matmul_flops(args.device) * ASSUMED_UTILISATION
+    seconds = 6 * parameters * tokens / rate / args.world_size
     return seconds, (
         f"6 × parameters × tokens at {rate / 1e12:.1f} TFLOP/s a device "
         f"({ASSUMED_UTILISATION:.0%} of its measured matrix product; all experts counted)"
@@ -105,18 +142,29 @@ def _seconds(
 
 def _time_micro_batch(trainer: PackedSFTTrainer) -> float:
     """Seconds of one forward and backward pass on real packs; leaves no gradient behind."""
-    model, size = trainer.model, trainer.args.per_device_train_batch_size
+    size = trainer.args.per_device_train_batch_size
     packs = [trainer.train_dataset[row % (len(trainer.train_dataset) - 1)] for row in range(size)]
     columns = ("input_ids", "labels", "seq_lengths")
     batch = trainer.data_collator([{key: pack[key] for key in columns} for pack in packs])
     batch = trainer._prepare_inputs(batch)
-    model.to(trainer.args.device).train()
+
+    def loss() -> torch.Tensor:
+        with trainer.compute_loss_context_manager():
+            return trainer.model(**batch, use_cache=False, fused_lm_head=True).loss
+
+    return time_passes(trainer.model, loss, trainer.args.device)
+
+
+def time_passes(
+    model: torch.nn.Module, loss: Callable[[], torch.Tensor], device: torch.device
+) -> float:
+    """Seconds of one forward and backward pass; leaves no gradient behind."""
+    model.to(device).train()
     seconds: list[float] = []
     for _ in range(3):
         started = time.perf_counter()
-        with trainer.compute_loss_context_manager():
-            model(**batch, use_cache=False, fused_lm_head=True).loss.backward()
-        if trainer.args.device.type == "cuda":
+        loss().backward()
+        if device.type == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
         model.zero_grad(set_to_none=True)
@@ -132,18 +180,21 @@ def _matmul_flops(device: torch.device, side: int = 2048) -> float:
     return 2 * side**3 / (time.perf_counter() - started)
 
 
-def check_disk(plan: Plan, out: Path) -> None:
+def check_disk(needed: int, out: Path) -> None:
     """Stop when the checkpoints cannot fit.
+
+    Args:
+        needed: bytes.
 
     Raises:
         ConfigError: with what is needed and what is free.
     """
     existing = next(p for p in (out, *out.resolve().parents) if p.exists())
     free = shutil.disk_usage(existing).free
-    if free < plan.disk_bytes:
+    if free < needed:
         raise ConfigError(
-            f"{out} needs about {plan.disk_bytes / GIB:.1f} GiB, {free / GIB:.1f} GiB are free; "
-            "lower trainer.save_total_limit or keep_epochs, or choose another out="
+            f"{out} needs about {needed / GIB:.1f} GiB, {free / GIB:.1f} GiB are free; "
+            "keep fewer checkpoints (trainer.save_total_limit), or choose another out="
         )
 
 
@@ -157,12 +208,7 @@ def plan_lines(plan: Plan, args: SFTConfig, got: Launched) -> list[tuple[str, st
     lines = [
         ("train", f"{train.packs:,} packs, {train.sequences:,} sequences, {fill}"),
         ("held out", f"{held.packs:,} packs, {held.sequences:,} sequences, {held.tokens:,} tokens"),
-        ("model", f"{plan.parameters:,} parameters, {plan.trainable:,} trained"),
-        (
-            "launch",
-            f"{got.world_size} process(es) on {got.device}, sharding {got.sharding}, "
-            f"{'bf16' if args.bf16 else 'fp16' if args.fp16 else 'fp32'}",
-        ),
+        *model_lines(plan.size, args, got),
         (
             "batch",
             f"{plan.global_batch} packs = {args.per_device_train_batch_size} × "
@@ -170,11 +216,6 @@ def plan_lines(plan: Plan, args: SFTConfig, got: Launched) -> list[tuple[str, st
             f"about {per_step:,.0f} tokens",
         ),
         ("steps", f"{plan.steps_per_epoch:,} an epoch, {plan.steps:,} in all"),
-        (
-            "memory",
-            f"{plan.state_bytes / GIB:.2f} GiB a process for weights, gradients and "
-            "optimiser; activations come on top",
-        ),
         ("disk", f"{plan.disk_bytes / GIB:.2f} GiB at most, resume checkpoints included"),
     ]
     if plan.seconds is not None:
@@ -186,3 +227,20 @@ def plan_lines(plan: Plan, args: SFTConfig, got: Launched) -> list[tuple[str, st
             )
         )
     return lines
+
+
+def model_lines(size: ModelSize, args: Any, got: Launched) -> list[tuple[str, str]]:
+    """What is trained and on what."""
+    return [
+        ("model", f"{size.parameters:,} parameters, {size.trainable:,} trained"),
+        (
+            "launch",
+            f"{got.world_size} process(es) on {got.device}, sharding {got.sharding}, "
+            f"{'bf16' if args.bf16 else 'fp16' if args.fp16 else 'fp32'}",
+        ),
+        (
+            "memory",
+            f"{size.state_bytes / GIB:.2f} GiB a process for weights, gradients and "
+            "optimiser; activations come on top",
+        ),
+    ]

@@ -49,7 +49,7 @@ from posttrain.training.packed_data import index_sums, load_split, split_by_grou
 from posttrain.training.preflight import Preflight, run_preflight
 from posttrain.training.save import write_model
 from posttrain.training.sft_trainer import PackedSFTTrainer
-from posttrain.training.stage import KIND, artifact_files, clean_up, model_parent
+from posttrain.training.stage import KIND, artifact_files, clean_up, model_parent, stage_config
 from posttrain.versions import package_versions
 
 
@@ -154,15 +154,6 @@ def _trainer(
         keep_epochs=recipe.keep_epochs,
         keep_model=keep,
     )
-
-
-def stage_config(recipe: SftConfig, data: Manifest) -> dict[str, Any]:
-    """What names a run: the recipe with inputs by digest instead of by path, without `out`."""
-    config = recipe.model_dump(mode="json", exclude={"out", "data"})
-    config["data_digest"] = data.digest
-    if (parent := model_parent(recipe.model)) is not None:
-        config["model"]["path"] = parent.digest
-    return config
 
 
 def open_stage(recipe: SftConfig, *, claim: bool = True) -> StageDir:

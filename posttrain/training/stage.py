@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 from posttrain.artifacts import Manifest, read_artifact
-from posttrain.config.sft import ModelConfig
+from posttrain.config.dpo import DpoConfig
+from posttrain.config.sft import ModelConfig, SftConfig
 from posttrain.training.log_rows import SPEED
 
 KIND = "checkpoint"
@@ -24,6 +26,16 @@ def model_parent(model: ModelConfig) -> Manifest | None:
     if model.path is None or not (path / "manifest.json").is_file():
         return None
     return read_artifact(path, kind=KIND)
+
+
+def stage_config(recipe: SftConfig | DpoConfig, data: Manifest) -> dict[str, Any]:
+    """What names a run: the recipe with inputs by digest, without paths that decide nothing."""
+    outside = {"out", "data", "reference_cache"}
+    config = recipe.model_dump(mode="json", exclude=outside)
+    config["data_digest"] = data.digest
+    if (parent := model_parent(recipe.model)) is not None:
+        config["model"]["path"] = parent.digest
+    return config
 
 
 def artifact_files(out: Path) -> list[str]:

@@ -1,0 +1,49 @@
+"""Recipes on small pairs and the tiny models, and a run from start to end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from posttrain.config.dpo import DpoConfig
+from posttrain.config.load import validate
+from posttrain.training.dpo import Prepared, open_stage, prepare, train_dpo
+from posttrain.training.dpo_arguments import dpo_arguments
+from posttrain.training.stage import RESUME
+
+TRAINER: dict[str, Any] = {
+    "learning_rate": 1e-3,
+    "max_steps": 3,
+    "per_device_train_batch_size": 8,
+    "gradient_checkpointing": False,
+    "lr_scheduler_type": "constant",
+    "disable_tqdm": True,
+}
+
+
+def raw_recipe(
+    data: Path, model: Path, out: Path, trainer: dict[str, Any] | None = None, **keys: Any
+) -> dict[str, Any]:
+    """8 pairs a step, 3 steps."""
+    raw = {
+        "data": str(data),
+        "out": str(out),
+        "model": {"path": str(model)},
+        "batch": 8,
+        "trainer": {**TRAINER, **(trainer or {})},
+    }
+    return {**raw, **keys}
+
+
+def make_recipe(*args: Any, **kwargs: Any) -> DpoConfig:
+    return validate(raw_recipe(*args, **kwargs), DpoConfig, where="test")
+
+
+def start(recipe: DpoConfig) -> Prepared:
+    return prepare(recipe, dpo_arguments(recipe, out=Path(recipe.out) / RESUME, env={}))
+
+
+def finish(recipe: DpoConfig) -> Path:
+    stage = open_stage(recipe)
+    assert train_dpo(start(recipe), stage) is not None
+    return Path(recipe.out)
