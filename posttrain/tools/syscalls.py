@@ -1,0 +1,108 @@
+"""The system calls a sandboxed program is refused, as a seccomp filter in classic BPF.
+
+    filter_program("x86_64")  → b"\x20\x00…", what `bwrap --seccomp` loads
+
+Namespaces take most powers away already. This takes away what they leave: new namespaces (most
+kernel exploits start there), other socket families than Unix and IP (vsock reaches a virtual
+machine's host and knows no namespace), memory that no limit counts (memfd, System V), and kernel
+interfaces that a calculation has no use for. A refused call fails; it does not kill.
+"""
+
+from __future__ import annotations
+
+import errno
+import platform
+import struct
+from collections.abc import Iterable
+
+from posttrain.errors import ConfigError
+
+# name → (x86_64, aarch64); None where the architecture has no such call
+_REFUSED: dict[str, tuple[int, int]] = {
+    "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51),
+    "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
+    "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433),
+    "mount_setattr": (442, 442), "open_tree_attr": (467, 467),
+    "unshare": (272, 97), "setns": (308, 268),
+    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
+    "kcmp": (312, 272), "pidfd_getfd": (438, 438), "process_madvise": (440, 440),
+    "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
+    "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
+    "memfd_create": (319, 279), "memfd_secret": (447, 447),
+    "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180),
+    "fanotify_init": (300, 262), "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265),
+    "quotactl": (179, 60), "acct": (163, 89), "syslog": (103, 116), "kexec_load": (246, 104),
+    "init_module": (175, 105), "finit_module": (313, 273), "reboot": (169, 142),
+    "swapon": (167, 224), "personality": (135, 92),
+}  # fmt: skip
+_ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
+_CLONE = (56, 220)
+_CLONE3 = (435, 435)
+_SOCKET = (41, 198)
+_FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6
+# CLONE_NEWTIME is left out: for clone() its bit belongs to the exit signal
+_NEW_NAMESPACES = 0x7E020000  # NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
+_X32_BIT = 0x40000000
+
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_NR, _ARCH, _ARG0 = 0, 4, 16  # offsets in struct seccomp_data; the low half of the argument
+_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+
+
+def _op(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, if_true, if_false, value)
+
+
+def _refuse(number: int, error: int) -> bytes:
+    return _op(_EQUAL, number, 0, 1) + _op(_RETURN, _ERRNO | error)
+
+
+def _only_if(number: int, body: Iterable[bytes]) -> bytes:
+    """`body` where the call has this number; it must end in a return on every path."""
+    lines = list(body)
+    return _op(_EQUAL, number, 0, len(lines)) + b"".join(lines)
+
+
+def filter_program(machine: str | None = None) -> bytes:
+    """The filter for a machine as `platform.machine()` names it; this one's without argument.
+
+    Raises:
+        ConfigError: an architecture whose call numbers are not known here.
+    """
+    machine = machine or platform.machine()
+    if machine not in _ARCHITECTURES:
+        raise ConfigError(f"the sandbox knows x86_64 and aarch64, this machine is {machine!r}")
+    column, arch = _ARCHITECTURES[machine]
+    allow = _op(_RETURN, _ALLOW)
+    parts = [
+        _op(_LOAD, _ARCH),
+        _op(_EQUAL, arch, 1, 0),
+        _op(_RETURN, _KILL),  # calls of the 32-bit ABI would pass under other numbers
+        _op(_LOAD, _NR),
+        _op(_AT_LEAST, _X32_BIT, 0, 1),
+        _op(_RETURN, _KILL),
+        # ENOSYS: the C library then falls back to clone, whose flags a filter can see
+        _refuse(_CLONE3[column], errno.ENOSYS),
+        *(_refuse(numbers[column], errno.EPERM) for numbers in _REFUSED.values()),
+        _only_if(
+            _CLONE[column],
+            [
+                _op(_LOAD, _ARG0),
+                _op(_ANY_BIT, _NEW_NAMESPACES, 0, 1),
+                _op(_RETURN, _ERRNO | errno.EPERM),
+                allow,
+            ],
+        ),
+        _only_if(
+            _SOCKET[column],
+            [
+                _op(_LOAD, _ARG0),
+                *(_op(_EQUAL, family, 3 - place, 0) for place, family in enumerate(_FAMILIES)),
+                _op(_RETURN, _ERRNO | errno.EAFNOSUPPORT),
+                allow,
+            ],
+        ),
+        allow,
+    ]
+    return b"".join(parts)
