@@ -18,6 +18,7 @@ from data_builders.tiny_world.tools import ToolWorld
 Verbosity = Literal["terse", "plain", "chatty"]
 VERBOSITIES: tuple[Verbosity, ...] = ("terse", "plain", "chatty")
 Grading = Literal["number", "words", "unknown", "no_tool", "refusal", "question", "state"]
+IDLE_TOOLS = ("calculate", "get_price", "get_stock", "get_owner", "get_city")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,14 @@ def reason(verbosity: Verbosity, steps: Sequence[str], *, opening: str, result: 
         f"Okay, {opening}\n{worked}\nThat gives {result}. Let me check it again.\n"
         f"{worked}\nYes, the answer is {result}."
     )
+
+
+def idle_tools(draw: Draw) -> tuple[str, ...]:
+    """Two tools to declare with a question that needs none, or () where none is to be declared.
+
+    With them, that tools are declared does not tell that one is called.
+    """
+    return tuple(draw.rng.sample(IDLE_TOOLS, 2)) if draw.with_tools else ()
 
 
 def user(text: str) -> dict[str, Any]:

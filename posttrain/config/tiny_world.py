@@ -22,7 +22,8 @@ class FamilyConfig(Strict):
     """One family's rows. `train: 0` holds the whole family out of training.
 
     `difficulties` are drawn from alike; `tools_declared` matters only to families that can do
-    without tools (maths, lookups), `several_turns` only to families of single questions.
+    without tools (maths, lookups) or have no use for them (logs, steps), `several_turns` only to
+    families of single questions.
     """
 
     train: Rows

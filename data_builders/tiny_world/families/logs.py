@@ -9,7 +9,7 @@ begins with a letter: names repeat, and a line that is copied is found by what d
 
 from __future__ import annotations
 
-from data_builders.tiny_world.drafts import Draft, Draw, assistant, reason, user
+from data_builders.tiny_world.drafts import Draft, Draw, assistant, idle_tools, reason, user
 from data_builders.tiny_world.vocabulary import LETTERS, LEVELS, PEOPLE, SERVICES, THINGS
 
 TABLE_WORDINGS = (
@@ -80,4 +80,5 @@ def make(draw: Draw) -> Draft:
         reference=(assistant(str(result), worked),),
         gold=str(result),
         grading="number",
+        tools=idle_tools(draw),
     )

@@ -7,7 +7,7 @@ Difficulty is the number of steps minus 1.
 
 from __future__ import annotations
 
-from data_builders.tiny_world.drafts import Draft, Draw, assistant, reason, user
+from data_builders.tiny_world.drafts import Draft, Draw, assistant, idle_tools, reason, user
 
 WORDINGS = (
     "Start with {x}. {steps} What is the result?",
@@ -43,4 +43,5 @@ def make(draw: Draw) -> Draft:
         reference=(assistant(str(value), text),),
         gold=str(value),
         grading="number",
+        tools=idle_tools(draw),
     )

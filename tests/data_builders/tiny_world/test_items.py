@@ -130,6 +130,20 @@ def test_the_share_of_declared_tools_is_the_one_asked_for() -> None:
         assert abs(declared / 1000 - share) < 0.05
 
 
+@pytest.mark.parametrize("family", ["logs", "steps"])
+def test_tools_of_no_use_are_declared_and_not_called(family: str) -> None:
+    for index in range(50):
+        place = Place(1, "train", family, index)
+        idle = make_item(place, Choices(tools_declared=1.0))
+        bare = make_item(place, Choices(tools_declared=0.0, several_turns=0.0))
+        assert len(set(idle["metadata"]["tools_declared"])) == 2
+        assert bare["tools"] is None
+        # the same question and the same answer: only the declaration differs
+        assert (idle["prompt"], idle["reference"]) == (bare["prompt"], bare["reference"])
+        assert not any("tool_calls" in message for message in idle["reference"])
+        assert idle["metadata"]["minimum_calls"] == 0
+
+
 def test_difficulties_are_those_asked_for() -> None:
     for family in FAMILIES:
         made = [
