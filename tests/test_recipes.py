@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.defaults import repeated_defaults
 from posttrain.config.load import load_recipe, read_recipe
+from posttrain.config.sample import SampleConfig
 from posttrain.config.sft import SftConfig
 from posttrain.config.tiny_world import TinyWorldConfig
 
@@ -17,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # a recipe is named after its stage; recipes/accelerate holds accelerate's own files
 SCHEMAS: dict[str, type[BaseModel]] = {
     "build_sft.yaml": BuildSftConfig,
+    "sample.yaml": SampleConfig,
     "sft.yaml": SftConfig,
     "world.yaml": TinyWorldConfig,
 }
@@ -65,3 +67,11 @@ def test_the_paper_blend_has_the_papers_numbers():
     assert (shares["chat"], shares["code"], shares["science"]) == (0.286, 0.207, 0.128)
     assert (recipe.reasoning.strip, recipe.reasoning.truncate) == (0.10, 0.03)
     assert recipe.packing.capacity == 256 * 1024
+
+
+def test_the_sampling_recipe_has_the_papers_numbers():
+    recipe = load_recipe(ROOT / "recipes/nemotron-3-nano/sample.yaml", SampleConfig)
+    tasks = {source.name: (source.count, source.grader) for source in recipe.prompts}
+    assert tasks == {"maths": (1000, "maths"), "stem": (1000, "multiple_choice")}
+    assert [recipe.samples_of(setting.name) for setting in recipe.settings] == [32, 32]
+    assert [setting.tools for setting in recipe.settings] == ["none", "python"]

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from data_builders.sft_inputs import Input, find_parents
+from data_builders.sft_inputs import Input, as_facts, find_parents
 from data_builders.sources import find_files
-from posttrain.artifacts import Parent, sha256_file
+from posttrain.artifacts import Manifest, Parent, sha256_file
 from posttrain.config.prompts import AnySource
+from posttrain.errors import ConfigError
 
 
 def prompt_inputs(
@@ -41,3 +42,21 @@ def _files(source: AnySource, base_dir: Path) -> list[Path]:
     for path in find_files(source.rows(), base_dir):
         found += sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
     return found
+
+
+def refuse_changes(manifest: Manifest, inputs: Sequence[Input], parents: Sequence[Parent]) -> None:
+    """Refuse to call a finished artifact up to date when what it was made from is not the same.
+
+    Raises:
+        ConfigError: naming what changed.
+    """
+    before = {(i["source"], i["path"], i["sha256"]) for i in manifest.facts["inputs"]}
+    now = {(i["source"], i["path"], i["sha256"]) for i in as_facts(inputs)}
+    changed = sorted({path for _, path, _ in before ^ now})
+    known = {parent.digest for parent in manifest.parents}
+    changed += sorted(parent.path for parent in parents if parent.digest not in known)
+    if changed:
+        raise ConfigError(
+            f"this artifact was finished before its input changed ({', '.join(changed)}); choose "
+            "another out=, or delete the directory to make it anew"
+        )

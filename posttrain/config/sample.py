@@ -1,0 +1,118 @@
+"""The recipe of the sampling stage: `scripts/sample.py --config F out=DIR`.
+
+    checkpoint: runs/tiny/sft
+    backend: {kind: transformers}
+    samples: 16
+    parameters: {max_tokens: 256}
+    prompts: [{name: maths, format: tiny_world, path: runs/tiny/world/train/maths.jsonl}]
+    settings: [{name: no_tools}, {name: with_tools, tools: given}]
+
+Paths are relative to the directory the command is run in.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from posttrain.config.backend import BackendConfig, Server
+from posttrain.config.base import Strict
+from posttrain.config.prompts import AnySource, Setting, check_prompts
+from posttrain.sampling.protocol import Parameters
+from posttrain.sampling.rollout import Limits
+
+# how a server is reached decides nothing about what is asked: a run may go on with other values
+_REACHING = {"concurrency", "timeout", "retries", "api_key_env"}
+
+
+class ParametersConfig(Strict):
+    """How each step is sampled.
+
+    Args:
+        temperature: 0 is greedy.
+        top_k: 0 keeps all.
+        max_tokens: of one step, reasoning included.
+        logps: keep the log-probability of each sampled token.
+    """
+
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    max_tokens: int = Field(default=1024, ge=1)
+    logps: bool = False
+
+    def parameters(self) -> Parameters:
+        """As samplers take them."""
+        return Parameters(**self.model_dump())
+
+
+class LimitsConfig(Strict):
+    """How far a completion with tools may go.
+
+    Args:
+        max_turns: steps; a call in the last one is not run.
+        max_tokens: what the model may write in all steps together; null: no such limit. Tool
+            results are not counted.
+        tools_at_once: completions whose calls run at the same time.
+    """
+
+    max_turns: int = Field(default=8, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    tools_at_once: int = Field(default=4, ge=1)
+
+    def limits(self, parameters: ParametersConfig) -> Limits:
+        """As rollouts take them."""
+        return Limits(parameters.parameters(), self.max_turns, self.max_tokens, self.tools_at_once)
+
+
+class SampleConfig(Strict):
+    """One set of samples.
+
+    Args:
+        checkpoint: the model, a directory; with a server, the one that it serves (optional: it
+            gives the tokenizer and the lineage).
+        samples: completions of each prompt.
+        chunk: in process, the completions that are made together and kept together; a killed run
+            makes at most so many again.
+        max_failed: largest share of completions that a backend may have given up on.
+    """
+
+    out: str
+    checkpoint: str | None = None
+    backend: BackendConfig
+    prompts: tuple[AnySource, ...] = Field(min_length=1)
+    settings: tuple[Setting, ...] = Field(min_length=1)
+    samples: int = Field(ge=1)
+    parameters: ParametersConfig = ParametersConfig()
+    limits: LimitsConfig = LimitsConfig()
+    chunk: int = Field(default=1024, ge=1)
+    max_failed: float = Field(default=0.0, ge=0, lt=1)
+    seed: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SampleConfig:
+        check_prompts(self.prompts, self.settings)
+        if self.checkpoint is None and not isinstance(self.backend, Server):
+            raise ValueError(f"checkpoint is required with backend.kind {self.backend.kind}")
+        backend = self.backend
+        if backend.kind == "completions" and self.checkpoint is None and backend.tokenizer is None:
+            raise ValueError("name backend.tokenizer, or the checkpoint that the server serves")
+        if backend.kind == "chat":
+            budgets = [s.name for s in self.settings if s.reasoning_budget is not None]
+            if budgets:
+                raise ValueError(
+                    f"setting {budgets[0]!r}: a chat endpoint cannot hold a reasoning budget; "
+                    "use kind: completions"
+                )
+        return self
+
+    def owner_config(self) -> dict[str, Any]:
+        """What the samples depend on: the digest of the output directory is taken of this."""
+        left_out: Any = {"out": True, "max_failed": True, "backend": _REACHING}
+        return self.model_dump(mode="json", exclude=left_out)
+
+    def samples_of(self, setting: str) -> int:
+        """Completions of each prompt in a setting."""
+        own = next(s.samples for s in self.settings if s.name == setting)
+        return self.samples if own is None else own

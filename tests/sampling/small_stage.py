@@ -1,0 +1,115 @@
+"""A recipe of the sampling stage over 12 questions, and a scripted model behind it."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import yaml
+
+from posttrain.sampling.protocol import Request
+from tests.data_builders.small_build import write_tokenizer
+from tests.sampling.scripted import END, Adder, Scripted, call
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+class Adding:
+    """A toolkit of one tool."""
+
+    def schemas(self, prompt: object) -> str:
+        from tests.sampling.scripted import TOOLS
+
+        return TOOLS
+
+    def open(self, prompt: object) -> Adder:
+        return Adder()
+
+
+def answer(request: Request, rng: random.Random) -> str:
+    """Some call first; what is said depends on the request's own seed."""
+    close = "</think>" if request.thinking else ""
+    if request.tools and request.continues is None and rng.random() < 0.5:
+        return f"hm{close}{call('add', a=rng.randrange(9), b=1)}{END}"
+    return f"{rng.randrange(10**6)}{close}{rng.randrange(100)}{END}"
+
+
+def write_recipe(folder: Path, **keys: Any) -> Path:
+    """The recipe; `keys` replace its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [{"question": f"{n}+{n}?", "answer": str(2 * n)} for n in range(30)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_tokenizer(folder / "checkpoint")
+    raw: dict[str, Any] = {
+        "out": str(folder / "out"),
+        "checkpoint": str(folder / "checkpoint"),
+        "backend": {"kind": "transformers", "chat_template": "nemotron_3_nano"},
+        "samples": 3,
+        "parameters": {"max_tokens": 400},
+        "chunk": 10,
+        "prompts": [
+            {
+                "name": "sums",
+                "format": "question",
+                "path": str(folder / "rows.jsonl"),
+                "count": 12,
+                "grader": None,
+            }
+        ],
+        "settings": [
+            {"name": "no_tools", "thinking": 0.5},
+            {"name": "with_tools", "tools": "adding", "samples": 2},
+        ],
+        **keys,
+    }
+    path = folder / "sample.yaml"
+    path.write_text(yaml.safe_dump(raw, sort_keys=False))
+    return path
+
+
+def stage(sampler: Scripted) -> ModuleType:
+    """scripts/sample.py with this sampler behind every backend and a toolkit that adds."""
+    spec = spec_from_file_location("scripts_sample", ROOT / "scripts" / "sample.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    replaced: dict[str, Any] = {
+        "open_sampler": lambda *_, **__: sampler,
+        "toolkits_for": lambda *_: {"adding": Adding()},
+        "all_graders": dict,
+    }
+    for name, value in replaced.items():
+        assert hasattr(module, name)
+        setattr(module, name, value)
+    return module
+
+
+def sample(recipe: Path, *overrides: str, sampler: Scripted | None = None) -> Scripted:
+    """`python scripts/sample.py --config recipe …` in this process; errors are raised."""
+    sampler = sampler or Scripted(answer)
+    stage(sampler).main(["--config", str(recipe), *overrides])
+    return sampler
+
+
+if __name__ == "__main__":
+    # killed from outside, or by the sampler itself
+    given, out, batched, kill_at = sys.argv[1:]
+
+    class Mortal(Scripted):
+        """Kills its process at a call of `sample`."""
+
+        async def sample(self, requests, *, progress=None):
+            if len(self.calls) == int(kill_at):
+                import os
+                import signal
+
+                os.kill(os.getpid(), signal.SIGKILL)
+            return await super().sample(requests, progress=progress)
+
+    sample(Path(given), f"out={out}", sampler=Mortal(answer, batched=batched == "True"))

@@ -1,0 +1,177 @@
+"""The sampling stage: what it writes, that kills change nothing, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.artifacts import read_artifact
+from posttrain.errors import ConfigError, DataError
+from posttrain.models.encoding import load_any_tokenizer
+from posttrain.rollouts import Completion, Prompt, completion_from_row, prompt_from_row
+from posttrain.sampling.protocol import Generation
+from tests.sampling.scripted import Scripted
+from tests.sampling.small_stage import ROOT, answer, sample, write_recipe
+
+FILES = ("prompts.jsonl", "samples.jsonl", "manifest.json")
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a recipe and its finished output in `out`."""
+    folder = tmp_path_factory.mktemp("done")
+    sample(write_recipe(folder))
+    return folder
+
+
+def read(out: Path) -> tuple[list[Prompt], list[Completion]]:
+    """Prompts and completions of an artifact."""
+    prompts = [json.loads(line) for line in (out / "prompts.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+    return list(map(prompt_from_row, prompts)), list(map(completion_from_row, rows))
+
+
+def test_exactly_prompts_times_n_in_order(done: Path):
+    prompts, completions = read(done / "out")
+    number = {"no_tools": 3, "with_tools": 2}
+    assert [p.setting for p in prompts] == ["no_tools"] * 12 + ["with_tools"] * 12
+    assert [(c.prompt_id, c.index) for c in completions] == [
+        (p.id, index) for p in prompts for index in range(number[p.setting])
+    ]
+
+
+def test_the_artifact(done: Path):
+    manifest = read_artifact(done / "out", kind="samples")
+    assert {f.path: f.rows for f in manifest.files if f.rows is not None} == {
+        "prompts.jsonl": 24,
+        "samples.jsonl": 60,
+    }
+    assert (manifest.counts.rows_in, manifest.counts.kept) == (30, 12)
+    assert manifest.counts.dropped == {"not_chosen": 18}
+    facts = manifest.facts["settings"]["with_tools"]
+    assert (facts["prompts"], facts["samples"], facts["finish"]["stop"]) == (12, 24, 24)
+    assert 0 < facts["samples_with_calls"] == facts["tool_results"] < 24
+    assert manifest.facts["sampler"] == {"backend": "scripted"}
+    tokenizer = load_any_tokenizer(str(done / "out/tokenizer"))
+    assert isinstance(tokenizer.chat_template, str)
+    assert not (done / "out/work").exists()
+    assert (done / "out/report.html").is_file()
+    (speed,) = (done / "out/speed.jsonl").read_text().splitlines()
+    assert json.loads(speed)["completions"] == 60
+
+
+def test_tools_were_run(done: Path):
+    prompts, completions = read(done / "out")
+    with_tools = {p.id for p in prompts if p.tools is not None}
+    called = [c for c in completions if c.tool_calls]
+    assert {c.prompt_id for c in called} <= with_tools
+    assert all(len(c.steps) == 2 and c.steps[0].results[0].role == "tool" for c in called)
+    assert all((c.state is not None) == (c.prompt_id in with_tools) for c in completions)
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_killed_three_times_gives_the_same_bytes(done: Path, tmp_path: Path, batched: bool):
+    recipe, out = done / "sample.yaml", tmp_path / "out"
+    for kill_at in ("1", "3", "2"):
+        code = [sys.executable, "-m", "tests.sampling.small_stage"]
+        arguments = [str(recipe), str(out), str(batched), kill_at]
+        killed = subprocess.run([*code, *arguments], cwd=ROOT, check=False, capture_output=True)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-2000:]
+        assert not (out / "manifest.json").exists()
+    last = sample(recipe, f"out={out}", sampler=Scripted(answer, batched=batched))
+    assert sum(r.continues is None for batch in last.calls for r in batch) < 60
+    for name in FILES:
+        assert (out / name).read_bytes() == (done / "out" / name).read_bytes(), name
+
+
+def test_a_finished_stage_does_nothing(done: Path):
+    before = (done / "out/samples.jsonl").stat().st_mtime_ns
+    assert sample(done / "sample.yaml").calls == []
+    assert (done / "out/samples.jsonl").stat().st_mtime_ns == before
+
+
+def test_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    recipe = write_recipe(tmp_path)
+    assert sample(recipe, "--dry-run").calls == []
+    assert not (tmp_path / "out").exists()
+    shown = capsys.readouterr().out
+    assert "first prompt of no_tools (sums-" in shown
+    assert "<|im_start|>user\n" in shown
+    assert "<function>\n<name>add</name>" in shown
+
+
+def test_changed_prompts_are_not_mixed_with_unfinished_samples(tmp_path: Path):
+    recipe = write_recipe(tmp_path)
+
+    class Fails(Scripted):
+        async def sample(self, requests, *, progress=None):
+            if self.calls:
+                raise RuntimeError("the end")
+            return await super().sample(requests, progress=progress)
+
+    with pytest.raises(RuntimeError, match="the end"):
+        sample(recipe, sampler=Fails(answer))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(rows.read_text().replace("1+1?", "one and one?"))
+    with pytest.raises(ConfigError, match=r"they differ in: prompts"):
+        sample(recipe)
+    rows.write_text(rows.read_text().replace("one and one?", "1+1?"))
+    other = Scripted(answer, identity={"backend": "another"})
+    with pytest.raises(ConfigError, match=r"they differ in: sampler\.backend"):
+        sample(recipe, sampler=other)
+    sample(recipe)
+    assert len(read(tmp_path / "out")[1]) == 60
+
+
+def test_a_finished_stage_whose_rows_changed_is_refused(tmp_path: Path):
+    recipe = write_recipe(tmp_path)
+    sample(recipe)
+    (tmp_path / "rows.jsonl").write_text('{"question": "x", "answer": "y"}\n')
+    with pytest.raises(ConfigError, match=r"its input changed \(rows\.jsonl\)"):
+        sample(recipe)
+
+
+class Refusing(Scripted):
+    """A server that is out of order."""
+
+    async def sample(self, requests, *, progress=None):
+        return [Generation(None, error="HTTP 500") for _ in requests]
+
+
+def test_failures_stop_the_stage_and_more_may_be_allowed_later(tmp_path: Path):
+    recipe = write_recipe(tmp_path)
+    with pytest.raises(DataError, match="60 of 60 completions failed"):
+        sample(recipe, sampler=Refusing(answer, batched=False))
+    # another limit is no other recipe; a mended server answers
+    sample(recipe, "max_failed=0.1", sampler=Scripted(answer, batched=False))
+    assert [c.finish for c in read(tmp_path / "out")[1]] == ["stop"] * 60
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"checkpoint": None}, "checkpoint is required with backend.kind transformers"),
+        (
+            {"settings": [{"name": "a"}, {"name": "a"}]},
+            "setting names must differ, found twice: a",
+        ),
+        ({"settings": [{"name": "a", "sources": ["sum"]}]}, "there is no source 'sum'"),
+        (
+            {
+                "backend": {"kind": "chat", "url": "http://localhost:1/v1", "model": "m"},
+                "settings": [{"name": "a", "reasoning_budget": 4}],
+            },
+            "cannot hold a reasoning budget",
+        ),
+        ({"sample": 3}, r"unknown key 'sample' \(did you mean 'samples'"),
+    ],
+)
+def test_recipes_that_cannot_be_meant(tmp_path: Path, keys: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        sample(write_recipe(tmp_path, **keys))
