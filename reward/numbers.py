@@ -1,0 +1,171 @@
+"""Written numbers, read exactly: what is no plain number is None, never a guess.
+
+read_number("\\\\frac{1}{2}") == Number(Fraction(1, 2), "fraction")
+read_number("$1,234.50")     == Number(Fraction("1234.5"), "decimal", unit=("dollar",))
+read_number("2+3") is None
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from reward.units import SCALES, Unit, read_unit, same_unit
+
+LONGEST = 400  # characters; also keeps int() below Python's limit of digits
+GREATEST_EXPONENT = 1000
+
+Form = Literal["integer", "decimal", "fraction"]
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number as written: "50 %" has value 1/2, `percent` and the digits 50."""
+
+    value: Fraction
+    form: Form
+    percent: bool = False
+    unit: Unit = ()
+    base: str | None = None
+
+    @property
+    def digits(self) -> Fraction:
+        """The value without its percent sign."""
+        return self.value * 100 if self.percent else self.value
+
+
+_WHOLE = r"(?:[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d{0,2}(?: \d{3})+|\d+)"
+_DECIMAL = rf"(?:{_WHOLE}(?:\.\d*)?|\.\d+)"
+_POWER = (
+    r"(?:[eE](?P<e>[+-]?\d{1,4})(?![\d.])"
+    r"|\s*(?:\\times|\\cdot|\*|x|X)\s*10\s*(?:\^|\*\*)\s*"
+    r"(?:\{\s*(?P<p>[+-]?\s?\d{1,4})\s*\}|\(\s*(?P<q>[+-]?\d{1,4})\s*\)|(?P<r>[+-]?\d{1,4})(?!\d)))"
+)
+_FRAC = (
+    rf"\\frac\s*(?:\{{\s*(?P<n>[+-]?\s?{_DECIMAL})\s*\}}\s*\{{\s*(?P<d>[+-]?\s?{_DECIMAL})\s*\}}"
+    r"|(?P<n1>\d)\s*(?:\{\s*(?P<dd>\d+)\s*\}|(?P<d1>\d))(?!\d))"
+)
+_NUMBER = re.compile(
+    rf"(?P<sign>[+-]?)\s*(?P<money>US\$|[$€£¥₹])?\s*(?P<sign2>[+-]?)\s*(?:"
+    rf"(?:(?P<mixed>\d+)\s*)?{_FRAC}"
+    rf"|(?P<mixed2>\d+)\s+(?P<n3>\d+)\s*/\s*(?P<d3>\d+)"
+    rf"|(?P<n2>{_DECIMAL})\s*/\s*(?P<d2>[+-]?{_DECIMAL})"
+    rf"|(?P<plain>{_DECIMAL})(?:{_POWER})?"
+    rf"(?:_\s*(?:\{{\s*(?P<b>\d+|[a-z]+)\s*\}}|(?P<b1>\d+)))?"
+    rf")(?P<rest>.*)"
+)
+_PERCENT = re.compile(r"\s*(?:%|percent(?:age)?(?: points?)?(?![A-Za-z])|per cent(?![A-Za-z]))")
+
+
+def read_number(text: str) -> Number | None:
+    """The number that `text` (see `tidy.bare`) is, with a unit or none; None where it is not one.
+
+    Thousands are grouped by commas or spaces in threes; a decimal comma is no number but a list.
+    """
+    text = _unwrapped(text)
+    match = _NUMBER.fullmatch(text) if len(text) <= LONGEST else None
+    if match is None or (match["sign"] and match["sign2"]):
+        return None
+    value = _value(match)
+    if value is None:
+        return None
+    rest, percent = match["rest"], False
+    after = _PERCENT.match(rest)
+    if after:
+        rest, percent = rest[after.end() :], True
+    scale, rest = _scale(rest)
+    unit = read_unit(rest, attached=bool(rest) and not rest[0].isspace() and not percent)
+    if unit is None:
+        return None
+    if match["money"]:
+        unit = unit if unit[:1] == _money(match["money"]) else _money(match["money"]) + unit
+    value *= scale
+    return Number(
+        value=value / 100 if percent else value,
+        form=_form(match),
+        percent=percent,
+        unit=unit,
+        base=match["b"] or match["b1"],
+    )
+
+
+def _unwrapped(text: str) -> str:
+    """Without parentheses or braces around all of it: "(-3)", "{5}"."""
+    match = re.fullmatch(r"\(([^(),;]*)\)|\{([^{},;]*)\}", text)
+    return text.strip() if match is None else (match[1] or match[2] or "").strip()
+
+
+def _money(sign: str) -> Unit:
+    return read_unit(sign.removeprefix("US"), attached=False) or ()
+
+
+def _form(match: re.Match[str]) -> Form:
+    if match["plain"] is None:
+        return "fraction"
+    return "decimal" if "." in match["plain"] or match["e"] else "integer"
+
+
+def _value(match: re.Match[str]) -> Fraction | None:
+    found = match.groupdict()
+    pairs = (("n", "d"), ("n1", "dd"), ("n1", "d1"), ("n2", "d2"), ("n3", "d3"))
+    for above, below in pairs:
+        if found[above] is not None and found[below] is not None:
+            denominator = _decimal(found[below])
+            if denominator == 0:
+                return None
+            value = _decimal(found[above]) / denominator
+            whole = found["mixed"] or found["mixed2"]
+            if whole is not None and not 0 <= value < 1:  # 2\frac{3}{2} is a product or a slip
+                return None
+            value += int(whole or 0)
+            break
+    else:
+        exponent = found["e"] or found["p"] or found["q"] or found["r"] or "0"
+        power = int(exponent.replace(" ", ""))
+        if abs(power) > GREATEST_EXPONENT:
+            return None
+        value = _decimal(found["plain"]) * Fraction(10) ** power
+    return -value if "-" in (found["sign"] + found["sign2"]) else value
+
+
+def _decimal(text: str) -> Fraction:
+    return Fraction(text.replace(",", "").replace(" ", "").rstrip("."))
+
+
+def _scale(rest: str) -> tuple[int, str]:
+    """ " million dollars" → (1000000, " dollars")."""
+    match = re.match(r"\s+([A-Za-z]+)(?![A-Za-z])", rest)
+    word = match[1].lower() if match else ""
+    if match is None or (word not in SCALES and word.removesuffix("s") not in SCALES):
+        return 1, rest
+    return SCALES.get(word) or SCALES[word.removesuffix("s")], rest[match.end() :]
+
+
+def same_number(gold: Number, answer: Number, tolerance: float | None = None) -> bool:
+    """Whether the answer is the gold: exactly, or within a share `tolerance` of its size.
+
+    A percent sign may be left off or, for a gold of at least 1, added ("what percentage?" 40 → 40
+    %). A whole number wants a number, not a division still to be done. A base may be left off.
+    """
+    if not same_unit(gold.unit, answer.unit):
+        return False
+    if gold.base and answer.base not in (None, gold.base):
+        return False
+    undone = answer.form == "fraction" and answer.value.denominator == 1
+    if gold.form == "integer" and undone and not tolerance:
+        return False
+    readings = [answer.value]
+    if gold.percent and not answer.percent:
+        readings.append(answer.value / 100)
+    if answer.percent and not gold.percent and abs(gold.value) >= 1:
+        readings.append(answer.digits)
+    return any(close(gold.value, value, tolerance) for value in readings)
+
+
+def close(gold: Fraction, value: Fraction, tolerance: float | None) -> bool:
+    """Equal, or off by at most the share `tolerance` of the gold."""
+    if tolerance is None:
+        return value == gold
+    return abs(value - gold) <= Fraction(tolerance) * abs(gold)
