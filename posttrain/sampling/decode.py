@@ -3,7 +3,7 @@
     decode(model, [EngineRequest(ids=(1, 9, 4), …)], batch_size=256, refill=0.5)
     → [EngineOutput(ids=(17, 5, 2), finish="stop")]
 
-Rows that have ended leave the batch once they are an eighth of it, and waiting prompts take their
+Rows that have ended leave the batch once they are a sixteenth of it, and waiting prompts take their
 places, so that no batch lasts as long as its longest row.
 """
 
@@ -18,7 +18,7 @@ from posttrain.sampling.decode_batch import Batch
 from posttrain.sampling.decode_row import Row
 from posttrain.sampling.engine import EngineOutput, EngineRequest
 
-_ENDED = 1 / 8
+_ENDED = 1 / 16
 _REPORT_STEPS = 8
 
 
@@ -66,7 +66,7 @@ def decode(
             batch.admit([rows[k] for k in waiting[:room]])
             waiting = waiting[room:]
         elif len(batch.rows) - going >= max(1, _ENDED * len(batch.rows)):
-            batch.admit([])
+            batch.let_go()
         batch.step()
         steps += 1
         if progress and (steps % _REPORT_STEPS == 0 or not batch.going):

@@ -19,7 +19,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from posttrain.errors import DataError
-from posttrain.sampling.decode_cache import Part, assemble, joinable, new_cache
+from posttrain.sampling.decode_cache import Part, assemble, joinable, keep_rows, new_cache
 from posttrain.sampling.decode_choose import How, Seeds, choose, uniforms
 from posttrain.sampling.decode_row import Row
 
@@ -75,6 +75,16 @@ class Batch:
     def may_join(self) -> bool:
         """Whether other rows can be put beside those that are still going."""
         return self._cache is None or not self.going or joinable(self._cache)
+
+    def let_go(self) -> None:
+        """Drop the rows that have ended; at least one goes on."""
+        assert self._cache is not None
+        assert self._logits is not None
+        stay = [k for k, row in enumerate(self.rows) if not row.done]
+        order = keep_rows(self._cache, stay, self.model.device)
+        self.rows = [self.rows[k] for k in order]
+        self._logits = self._logits[order]
+        self._layout = self._laid_out()
 
     def admit(self, new: Sequence[Row]) -> None:
         """Let the ended rows go, and prefill new ones behind those that stay."""

@@ -21,6 +21,14 @@ from transformers.cache_utils import DummyLayer, DynamicLayer, LinearAttentionLa
 _SPARE, _SPARE_SHARE = 64, 8
 
 
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Rows `out_of` take the places of rows `into`."""
+
+    out_of: torch.Tensor
+    into: torch.Tensor
+
+
 class RoomyLayer(DynamicLayer):
     """Keys and values `[batch, heads, columns, head_dim]` in buffers with spare columns."""
 
@@ -63,6 +71,16 @@ class RoomyLayer(DynamicLayer):
     def get_seq_length(self) -> int:
         """Columns written."""
         return self.used
+
+    def keep(self, count: int, moves: Moves) -> None:
+        """The first `count` rows, after rows were moved into the places of others."""
+        for buffer in (self._key_buffer, self._value_buffer):
+            assert buffer is not None
+            buffer[moves.into, :, : self.used] = buffer[moves.out_of, :, : self.used]
+        assert self._key_buffer is not None
+        assert self._value_buffer is not None
+        self._key_buffer, self._value_buffer = self._key_buffer[:count], self._value_buffer[:count]
+        self._show(self.used)
 
     @classmethod
     def joined(
@@ -137,6 +155,26 @@ def assemble(parts: Sequence[Part]) -> DynamicCache:
         elif isinstance(layer, LinearAttentionLayer):
             _join_states(layer, [(part.cache.layers[k], part.rows) for part in parts])
     return first
+
+
+def keep_rows(cache: DynamicCache, stay: Sequence[int], device: torch.device) -> list[int]:
+    """Shrink a cache to some of its rows; returns which row now lies where.
+
+    Only as many rows are copied as have gone: the last ones move into the gaps.
+    """
+    count, kept = len(stay), set(stay)
+    gaps = [k for k in range(count) if k not in kept]
+    order = list(range(count))
+    for gap, k in zip(gaps, [k for k in stay if k >= count], strict=True):
+        order[gap] = k
+    index = torch.tensor(order, device=device)
+    moves = Moves(index[gaps], torch.tensor(gaps, device=device, dtype=torch.long))
+    for layer in cache.layers:
+        if isinstance(layer, RoomyLayer):
+            layer.keep(count, moves)
+        else:
+            layer.reorder_cache(index)  # pyright: ignore[reportArgumentType]  # any int tensor
+    return order
 
 
 def _join_states(layer: LinearAttentionLayer, parts: Sequence[tuple[Any, torch.Tensor]]) -> None:
