@@ -82,6 +82,12 @@ def placeholder(asked: Asked) -> bool:
     return bool(values) and all(isinstance(v, str) and _EMPTY_VALUE.match(v) for v in values)
 
 
+def blank_name(value: Any) -> bool:
+    """Whether a JSON value has a blank where a call has its name: `{"name": "<tool_name>", …}`."""
+    name = cast(dict[str, Any], value).get("name") if isinstance(value, dict) else None
+    return isinstance(name, str) and _PLACEHOLDER.match(name.strip()) is not None
+
+
 def asked_in(value: Any, depth: int = 0) -> tuple[Asked, ...]:
     """The calls that a JSON value is: one call, a list of calls, or either in its usual wrapper.
 

@@ -33,6 +33,8 @@ _KEYS = (
 _HEAD = re.compile(
     rf"(?P<json>\{{\s{{0,40}}[\"'](?:{_KEYS})[\"']\s{{0,4}}:)"
     r"|^[ \t>*\-]*(?P<list>\[)\s{0,40}[A-Za-z_][\w.]{0,127}\("
+    r"|^[ \t]*(?:print\()?(?P<default>default_api\.)[A-Za-z_]\w{0,127}\("
+    r"|\A\s*(?P<lone>(?:print\()?(?!functions\.)[A-Za-z_][\w.]{0,127}\()\s{0,4}[A-Za-z_]\w{0,60}\s?=(?!=)"
     r"|(?<![\w.])(?P<functions>functions\.[A-Za-z_][\w.]{0,127})(?=\(|:\d|\s{0,4}\{)",
     re.M,
 )
@@ -55,6 +57,8 @@ def bare(ground: Ground, reader: Reader, start: int) -> Candidate | None:
             position = max(position, match.end())
         elif match["list"]:
             found = _list(match.start("list"), ground, reader)
+        elif match["default"] or match["lone"]:
+            found = _lone(match, ground, reader)
         else:
             found = _functions(match, ground, reader)
         if found is not None and found.start >= start:
@@ -136,11 +140,36 @@ def _list(at: int, ground: Ground, reader: Reader) -> Candidate | None:
     page = ground.page
     if page.after(end).strip(" \t*") and not re.match(r"\s*<", page.after(end)):
         return None
-    if ground.question.wants_code and not _alone(at, end, ground) and not ground.declares(asked):
+    coded = ground.question.wants_code and not ground.declares(asked)
+    if coded and not _alone(at, end, ground) and not _unlike_code(asked, at, ground):
         return None
     if not any(a.arguments for a in asked) and not all(function_like(a.name or "") for a in asked):
         return None
     return Candidate("pythonic", at, end, asked)
+
+
+def _unlike_code(asked: tuple[Asked, ...], at: int, ground: Ground) -> bool:
+    """Whether a list of calls is hardly a piece of the code that was asked for."""
+    outside = ground.page.fence(at) is None and not ground.page.before(at)
+    return outside and all(re.match(r"[a-z]\w*[_.A-Z]", a.name or "") for a in asked)
+
+
+def _lone(match: re.Match[str], ground: Ground, reader: Reader) -> Candidate | None:
+    """`f_x(key="value")` as the whole message, or gemini's `default_api.f(…)`."""
+    text, at = reader.text, match.start("default" if match["default"] else "lone")
+    wrapped = text.startswith("print(", at)
+    call, end = reader.python_call(at + len("print(") if wrapped else at)
+    if call is None or not _named_only((call,)):
+        return None
+    if match["default"]:
+        return Candidate("pythonic", at, end, (_named(call, "default_api."),), plain=True)
+    if not function_like(call.name or "") or text[end:].strip(" \n)"):
+        return None
+    return Candidate("pythonic", at, end, (call,), plain=True)
+
+
+def _named(call: Asked, prefix: str) -> Asked:
+    return Asked((call.name or "").removeprefix(prefix), call.arguments)
 
 
 def _alone(start: int, end: int, ground: Ground) -> bool:

@@ -117,10 +117,11 @@ def _tagged(match: re.Match[str], page: Page, reader: Reader) -> Candidate | Non
     name = "search" if seeks else ("python" if tag != "bash" and tag != "execute_bash" else "bash")
     read = read_payload(reader, match.end()) if tag == "tool_code" else None
     asked = read.asked if read else (Asked(name, {"input": UNREAD}, request=request),)
+    plain = not token and tag != "tool_code"
     end = closed + len(closer) if closed >= 0 else len(page.text)
     if match["token"] and closed >= 0:
         end = page.text.find(">", closed) + 1 or end
-    return Candidate(f"{request}_request", match.start(), end, asked)
+    return Candidate(f"{request}_request", match.start(), end, asked, plain)
 
 
 def _fenced(match: re.Match[str], page: Page, reader: Reader) -> Candidate | None:

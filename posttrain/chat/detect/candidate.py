@@ -12,9 +12,11 @@ class Candidate:
     """Text that has the shape of one or more calls.
 
     `asked` has one entry a call, at least one; `Asked(None)` where nothing of it can be read.
+    `plain` says that ordinary code or markup may look the same.
     """
 
     form: str
     start: int
     end: int
     asked: tuple[Asked, ...]
+    plain: bool = False

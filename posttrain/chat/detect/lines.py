@@ -23,9 +23,9 @@ _REACT = rf"{_NAME.format('react')}{_NEXT_LINE}(?:Action[ _]?)?Input(?: \d+)?{_B
 _BRACKET = rf"(?P<bracket>[A-Za-z_]\w{{0,60}})\[(?P<query>[^\]\n]{{1,400}})\]{_S}$"
 _COHERE = r"\s{0,4}```(?:json)?\s{0,4}(?P<cohere>(?=[\[{]))"
 _PLAIN = (
-    rf"(?:tool|function)[ _-]?(?:calls?|name|to[ _]call)?{_BOLD}{_S}[:=]{_S}"
+    rf"(?:tool|function)[ _-]?(?:calls?|name|to[ _]call)?{_BOLD}{_S}[:=]{_BOLD}{_S}"
     rf"{_NAME.format('plain')}{_NEXT_LINE}(?:tool[ _-]?|function[ _-]?|action[ _-]?)?"
-    rf"(?:arguments|parameters|args|params|input){_BOLD}{_S}[:=]"
+    rf"(?:arguments|parameters|args|params|input){_BOLD}{_S}[:=]{_BOLD}"
 )
 _LINE = re.compile(
     rf"^{_S}(?:[>*#\-]{_S})?{_BOLD}(?:"

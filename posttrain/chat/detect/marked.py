@@ -28,7 +28,7 @@ _MARKER = re.compile(
 )
 _CALLS = re.compile(
     r"(?:tool|function|plugin)s?_?(?:call|us|request|invo)|"
-    r"(?:call|use|invoke|run|execute|request)_?(?:tool|function|plugin)|"
+    r"(?:call|use|invoke|run|execute|request)_?(?:mcp_)?(?:tool|function|plugin)|"
     r"start_action|action_start"
 )
 _NOT_CALLS = re.compile(
@@ -41,6 +41,8 @@ _HARMONY = re.compile(
     r"\s?<\|message\|>"
 )
 _CHANNEL = re.compile(r"<\|(?:channel|start)\|>\s?\w{1,20}\s*\Z")
+_STRIPPED = re.compile(r"(?:^|\n|\b(?:commentary|analysis|assistant|final))\s*\Z")
+_STRIPPED_HEAD = re.compile(r"\s?(?:json|code|commentary(?:\s?json)?)\s?")
 _BUILTINS: dict[str, Request] = {"python": "python", "browser": "search"}
 # all that is left of a call that was cut off behind its tool's name
 _CUT = re.compile(
@@ -163,23 +165,30 @@ def _standalone(
     if payload.kind == "invoke" and not asked.arguments:
         return None  # an element with a name and no parameters is any XML
     form = "deepseek" if dsml else "function_tag" if payload.kind == "xml" else "invoke_xml"
-    return Candidate(form, match.start(), payload.end, payload.asked)
+    plain = form == "invoke_xml" and match["tag"] == "function"
+    return Candidate(form, match.start(), payload.end, payload.asked, plain)
 
 
 def _harmony(match: re.Match[str], reader: Reader) -> Candidate | None:
     """`to=functions.f<|channel|>commentary json<|message|>{…}`, or as plain text `to=f {…}`."""
     name = match["to"].removeprefix("to=")
     text, start = reader.text, match.start()
+    opened = text.rfind("<|", max(0, start - 60), start)
+    channel = _CHANNEL.match(text, opened, start) if opened >= 0 else None
     head = _HARMONY.match(text, match.end())
     at = head.end() if head else reader.skip(match.end())
     value, end = reader.json(at)
     if head is None and not isinstance(value, dict):
-        return None
+        # its special tokens were taken out of the text
+        spoken = _STRIPPED.search(text, max(0, start - 40), start)
+        head = _STRIPPED_HEAD.match(text, match.end()) if spoken else None
+        if head is None:
+            return None
+        value, end = reader.json(head.end())
+        at = head.end()
     if value is NOTHING:
         stop = reader.find("<|", at)
         end = stop if stop >= 0 else len(text)
-    opened = text.rfind("<|", max(0, start - 60), start)
-    channel = _CHANNEL.match(text, opened, start) if opened >= 0 else None
     request = _BUILTINS.get(name.split(".")[0])
     arguments = cast(Arguments, value) if isinstance(value, dict) else None
     asked = Asked(name.removeprefix("functions."), arguments, request=request)

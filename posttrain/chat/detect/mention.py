@@ -1,6 +1,6 @@
 """Is it called, or is it shown? The rules of position and context, in one place.
 
-    Ground(page, question, known).shows(start, end) → True: spoken of, quoted or shown; no call
+    Ground(page, question, known).shows(candidate, since=0) → True: spoken of or shown; no call
 
 A call stands on a line of its own, or at a sentence's end with nothing behind it. In inline code,
 in quotation marks, in the middle of a sentence, or in a block that answers a question about calls,
@@ -14,6 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from posttrain.chat.detect.asked import Asked, placeholder
+from posttrain.chat.detect.candidate import Candidate
 from posttrain.chat.detect.page import Fence, Page
 from posttrain.chat.detect.question import Question
 
@@ -34,6 +35,15 @@ _EXAMPLE = re.compile(
     r"(?: this| so| follows)?\W*$",
     re.I,
 )
+# the words of whoever explains a notation to someone else; nobody who calls speaks so
+_INSTRUCTS = re.compile(
+    r"\bto (?:call|use|invoke|make) (?:a |an |any |the |one |your )?(?:tool|function|call)|"
+    r"\b(?:exact(?:ly)?|this|following|call(?:ing)?) (?:\w+ )?format\b|\bexactly one of\b|"
+    r"\b(?:respond|reply|return|output|emit|write|include)\b[^.\n]{0,80}\b(?:format|block|xml|"
+    r"tags?|object|json)\b",
+    re.I,
+)
+_MYSELF = re.compile(r"\b(?:I|I'll|I'm|let me|let's|we|my)\b", re.I)
 _CUE = re.compile(
     r"\b(?:as follows|formats?|syntax|template|structured?|should|would|could|might|is written|"
     r"in the form|using|here(?:'s| is| are)|following|this is|like this|turn|output|emit|write|"
@@ -54,15 +64,17 @@ class Ground:
         """Whether every one of these calls names a declared tool."""
         return bool(asked) and all(a.name is not None and a.name in self.known for a in asked)
 
-    def shows(self, start: int, end: int, *, asked: Collection[Asked] = (), since: int = 0) -> bool:
-        """Whether what stands at [start, end) is shown or spoken of, not called.
+    def shows(self, candidate: Candidate, since: int) -> bool:
+        """Whether a candidate is shown or spoken of, not called.
 
         Args:
-            start, end: the span in the page's text.
-            asked: the calls that were read there.
+            candidate: what was found.
             since: where the call before this one ended.
         """
+        start, end, asked = candidate.start, candidate.end, candidate.asked
         if any(placeholder(a) for a in asked):
+            return True
+        if candidate.plain and (self.question.wants_code or self.question.wants_data):
             return True
         span = self.page.inline_span(start)
         fence = self.page.fence(start)
@@ -106,5 +118,8 @@ class Ground:
         """Whether the words before it call it an example."""
         lead = self.page.lead_in(start)
         if _EXAMPLE.search(lead):
+            return True
+        explains = lead.rstrip(" *_`").endswith((":", "：")) and not _MYSELF.search(lead)
+        if explains and _INSTRUCTS.search(lead):
             return True
         return self.question.about_calls and _CUE.search(lead) is not None

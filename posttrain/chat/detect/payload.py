@@ -13,7 +13,14 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from posttrain.chat.detect.asked import UNREAD, Asked, asked_in, read_arguments, toolish
+from posttrain.chat.detect.asked import (
+    UNREAD,
+    Asked,
+    asked_in,
+    blank_name,
+    read_arguments,
+    toolish,
+)
 from posttrain.chat.detect.reading import NOTHING, Reader
 
 PayloadKind = Literal["json", "xml", "invoke", "glm", "named", "python", "blank"]
@@ -21,13 +28,16 @@ _NAME = r"[A-Za-z_$][\w.\-:/]{0,127}"
 _JSON_NAME = re.compile(
     rf"[\[{{\s]*[\"'](?:name|tool|tool_name|function)[\"']\s*:\s*[\"']({_NAME})[\"']"
 )
-_JSON_BLANK = re.compile(r"[\[{\s]*[\"']?\w*[\"']?\s*:\s*[\"']?(?:<[^<>\"]*>|\.\.\.|…|\$|\{)")
+_JSON_BLANK = re.compile(
+    r"[\[{\s]*[\"']?\w*[\"']?\s*:\s*[\"']?(?:<[^<>\"]{0,80}>|\.\.\.|…|\$|\{\{|(?<=[\"'])\{)|"
+    r"[\[{\s]*(?:\.\.\.|…)|[^\n]{0,160}[:\s]\{?\s*(?:\.\.\.|…)\s*\}"
+)
 _JSON_START = re.compile(r"[\[{]\s*(?:[\"'}\]{\[]|$)|[\[{]\s*\w+\s*:")
 # a tool's name before its arguments, with what other notations put between the two
 _NAMED = re.compile(
     rf"(?:function\s?<｜tool▁sep｜>\s?|call:|name\s?[:=]\s?)?[\"'`]?({_NAME}?)[\"'`]?(?::\d+)?"
     r"(?:(?=\()|\s{0,4}(?:<[|｜][\w▁|｜:]{2,60}>|\[ARGS\]|\[CALL_ID\][\w\-]{0,64}\[ARGS\]|```\w*|"
-    r"✿ARGS✿:?|args\s?[:=])?\s{0,4}(?=(<arg_key>|<parameter|<arg|<param)|\{))"
+    r"✿ARGS✿:?|args\s?[:=])?\s{0,4}(?=(<(?:\w{1,20}_)?arg_key>|<parameter|<arg|<param)|\{))"
 )
 _FUNCTION = re.compile(
     r"\s*(?:[\"'`]?)<(?:\w+:|[|｜]?DSML[|｜]?)?(function|invoke|tool|tool_invoke|call)"
@@ -35,11 +45,13 @@ _FUNCTION = re.compile(
     r"(?:>|\n|$)"
 )
 _PARAMETER = re.compile(
-    r"<(/?)(?:\w+:|[|｜]?DSML[|｜]?)?(parameter|param|arg_key|arg_value|arg|argument)"
+    r"<(/?)(?:\w{1,20}[:_]|[|｜]?DSML[|｜]?)?(parameter|param|arg_key|arg_value|arg|argument)"
     r"(?:=\s*[\"']?([^<>\n\"']{1,128})[\"']?|\s+name\s*=\s*[\"']([^<>\n\"']{1,128})[\"'][^<>\n]*)?>"
 )
 _FENCE = re.compile(r"```\w*")
-_PARAMETER_END = re.compile(r"</(?:\w+:)?(?:parameter|param|arg|argument|arg_key|arg_value)>")
+_PARAMETER_END = re.compile(
+    r"</(?:\w{1,20}[:_])?(?:parameter|param|arg|argument|arg_key|arg_value)>"
+)
 _CLOSERS = {"function": "</function>", "invoke": "</invoke>", "tool": "</tool>", "call": "</call>",
             "tool_invoke": "</steptml:invoke>"}  # fmt: skip
 
@@ -69,7 +81,7 @@ def read_payload(reader: Reader, position: int) -> Payload | None:
 def _named(reader: Reader, at: int, named: re.Match[str]) -> Payload:
     """A name and its arguments: GLM's pairs, JSON, or parentheses."""
     if named[2] is not None:
-        kind: PayloadKind = "glm" if named[2] == "<arg_key>" else "named"
+        kind: PayloadKind = "glm" if "arg_key" in named[2] else "named"
         block = _block_end(reader, named.end())
         arguments = _parameters(reader, named.end(), block)
         return Payload(kind, (Asked(named[1], arguments, textual=True),), block)
@@ -85,7 +97,10 @@ def _json(reader: Reader, at: int) -> Payload | None:
     text = reader.text
     value, end = reader.json(at)
     if value is not NOTHING:
-        return Payload("json", asked_in(value) or (_loose(value),), end)
+        asked = asked_in(value)
+        if not asked and blank_name(value):
+            return Payload("blank", (), at)
+        return Payload("json", asked or (_loose(value),), end)
     if text[at] == "[":
         calls, end = reader.python_list(at)
         if calls:

@@ -55,7 +55,7 @@ _DATA = re.compile(
 _CODE = re.compile(
     r"\b(?:python|javascript|typescript|java|kotlin|swift|c\+\+|c#|golang|ruby|php|sql|html|css|xml|"
     r"svg|latex|bash|powershell|matlab|regex|regexp|code snippet|source code|pseudo-?code|"
-    r"one-liner|unit tests?)\b(?!\.)|"
+    r"one-liner|unit tests?)\b(?!\.\w)|"
     r"\b(?:writ(?:e|ing)|creat(?:e|ing)|implement|define|develop|build|generat(?:e|ing)|giv(?:e|ing)|"
     r"show|provide|complete|fix|debug|refactor|optimi[sz]e|convert|explain|example|"
     r"how (?:do|to|can)|what (?:is|are|does))\b[^.\n]{0,80}\b(?:code|scripts?|programs?|functions?|"

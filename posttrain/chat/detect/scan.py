@@ -96,7 +96,7 @@ def _calls(
         k = min((k for k, c in enumerate(waiting) if c), key=lambda k: _order(waiting[k]))
         candidate = waiting[k]
         assert candidate is not None
-        shown = ground.shows(candidate.start, candidate.end, asked=candidate.asked, since=since)
+        shown = ground.shows(candidate, since)
         if not shown:
             yield candidate
             since = candidate.end
