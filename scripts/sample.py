@@ -48,6 +48,7 @@ from posttrain.records import json_text
 from posttrain.report import ensure_report, write_report
 from posttrain.rollouts import Prompt, prompt_to_row
 from posttrain.sampling.collect import How, collect
+from posttrain.sampling.journal import row_line
 from posttrain.sampling.meter import Meter
 from posttrain.sampling.open import open_sampler
 from posttrain.sampling.stage import MADE_BY, append_speed, bind, prompt_lines, tasks_of
@@ -138,7 +139,13 @@ def finish(
     """The tokenizer beside the samples, the books, and the manifest that makes it an artifact."""
     out = stage.path
     samples = sum(facts["samples"] for facts in tally.facts().values())
-    files: dict[str, int | None] = {"prompts.jsonl": len(made.prompts), "samples.jsonl": samples}
+    examples = "".join(map(row_line, tally.examples))
+    atomic_write_text(out / "examples.jsonl", examples)
+    files: dict[str, int | None] = {
+        "prompts.jsonl": len(made.prompts),
+        "samples.jsonl": samples,
+        "examples.jsonl": len(tally.examples),
+    }
     facts: dict[str, Any] = {
         "settings": tally.facts(),
         "sources": {

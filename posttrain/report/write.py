@@ -23,6 +23,8 @@ from posttrain.report.html import tiles
 from posttrain.report.lineage import Node, trace
 from posttrain.report.page import Page
 from posttrain.report.provenance import add_counts, add_provenance
+from posttrain.report.sampling import add_samples
+from posttrain.report.sampling import headline as samples_headline
 from posttrain.report.sft_data import add_sft_data, fill
 from posttrain.report.sft_data import headline as data_headline
 from posttrain.report.tiny_world import add_tiny_world
@@ -34,6 +36,7 @@ ACCURACY = "accuracy.json"
 SECTIONS: dict[str, Callable[[Page, Node], None]] = {
     "checkpoint": add_training,
     "dpo_data": add_dpo_data,
+    "samples": add_samples,
     "sft_data": add_sft_data,
     "tiny_world": add_tiny_world,
 }
@@ -101,6 +104,8 @@ def headline(
             found += training_headline(facts)
         if node.kind == "dpo_data" and node.manifest is not None:
             found += pairs_headline(facts)
+        if node.kind == "samples" and node.depth == 0:
+            found += samples_headline(facts)
         if node.kind == "sft_data" and node.manifest is not None:
             if node.depth == 0:
                 found += data_headline(node.manifest)

@@ -27,9 +27,13 @@ _SYNC_SECONDS = 1.0  # forcing every line out alone would hold up a fast server
 
 def line_of(completion: Completion) -> str:
     """The completion as one line."""
-    # escaped where UTF-8 has no form for it: a broken byte sequence may decode to a lone surrogate
-    text = json_text(completion_to_row(completion))
-    return text.encode("utf-8", "backslashreplace").decode() + "\n"
+    return row_line(completion_to_row(completion))
+
+
+def row_line(row: object) -> str:
+    """A row as one line of JSON that UTF-8 can hold."""
+    # a broken byte sequence may have been decoded to a lone surrogate: such are written as escapes
+    return json_text(row).encode("utf-8", "backslashreplace").decode() + "\n"
 
 
 def chunk_path(work: Path, number: int) -> Path:

@@ -16,6 +16,7 @@ from posttrain.artifacts import atomic_write_json, differing_keys
 from posttrain.errors import ConfigError
 from posttrain.records import json_text
 from posttrain.rollouts import Prompt, prompt_to_row
+from posttrain.sampling.journal import row_line
 from posttrain.sampling.loop import Task
 
 MADE_BY = "made_by.json"
@@ -30,9 +31,7 @@ def tasks_of(prompts: Sequence[Prompt], samples: Callable[[str], int], *, seed: 
 
 def prompt_lines(prompts: Sequence[Prompt]) -> str:
     """What `prompts.jsonl` holds: a row a line."""
-    lines = "".join(json_text(prompt_to_row(prompt)) + "\n" for prompt in prompts)
-    # escaped where UTF-8 has no form for it, as in the samples
-    return lines.encode("utf-8", "backslashreplace").decode()
+    return "".join(row_line(prompt_to_row(prompt)) for prompt in prompts)
 
 
 def bind(work: Path, made_by: Mapping[str, Any]) -> None:

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from posttrain.rollouts import FINISHES, Prompt
+from posttrain.rollouts import FINISHES, Prompt, prompt_to_row
 
 _ERROR_LENGTH = 200
+EXAMPLES = 4  # kept of each setting and mode, with calls and without
 
 
 @dataclass(slots=True)
@@ -27,10 +28,12 @@ class _Setting:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts by setting, and why completions failed."""
+    """Counts by setting, why completions failed, and the first few completions to read."""
 
     settings: dict[str, _Setting] = field(default_factory=dict[str, _Setting])
     errors: Counter[str] = field(default_factory=Counter[str])
+    examples: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    _shown: Counter[tuple[str, bool, bool]] = field(default_factory=Counter[tuple[str, bool, bool]])
 
     def add(self, prompt: Prompt, row: Mapping[str, Any]) -> None:
         """Count one row of `samples.jsonl`."""
@@ -54,6 +57,16 @@ class Tally:
             answer_tokens=sum(step["answer_tokens"] for step in steps),
             without_ids=int(any(step["ids"] is None for step in steps)),
         )
+        self._keep_example(prompt, row, called=calls > 0)
+
+    def _keep_example(self, prompt: Prompt, row: Mapping[str, Any], *, called: bool) -> None:
+        """Keep it, if few of its kind are kept and none of its prompt."""
+        kind = (prompt.setting, prompt.thinking, called)
+        if self._shown[kind] >= EXAMPLES or row["finish"] == "failed":
+            return
+        if all(prompt.id != kept["prompt"]["id"] for kept in self.examples):
+            self._shown[kind] += 1
+            self.examples.append({"prompt": prompt_to_row(prompt), "completion": dict(row)})
 
     def facts(self) -> dict[str, Any]:
         """JSON-able, the settings in the order of their first row."""

@@ -48,10 +48,8 @@ def test_exactly_prompts_times_n_in_order(done: Path):
 
 def test_the_artifact(done: Path):
     manifest = read_artifact(done / "out", kind="samples")
-    assert {f.path: f.rows for f in manifest.files if f.rows is not None} == {
-        "prompts.jsonl": 24,
-        "samples.jsonl": 60,
-    }
+    rows = {f.path: f.rows for f in manifest.files}
+    assert (rows["prompts.jsonl"], rows["samples.jsonl"]) == (24, 60)
     assert (manifest.counts.rows_in, manifest.counts.kept) == (30, 12)
     assert manifest.counts.dropped == {"not_chosen": 18}
     facts = manifest.facts["settings"]["with_tools"]
@@ -66,6 +64,18 @@ def test_the_artifact(done: Path):
     assert json.loads(speed)["completions"] == 60
 
 
+def test_the_report_shows_samples_and_where_rows_went(done: Path):
+    page = (done / "out/report.html").read_text("utf-8")
+    assert "24 prompts" in page
+    assert "not_chosen" in page
+    examples = [json.loads(line) for line in (done / "out/examples.jsonl").open()]
+    kinds = {
+        (e["prompt"]["setting"], bool(e["completion"]["steps"][0]["results"])) for e in examples
+    }
+    assert kinds == {("no_tools", False), ("with_tools", False), ("with_tools", True)}
+    assert "&lt;function=add&gt;" in page
+
+
 def test_tools_were_run(done: Path):
     prompts, completions = read(done / "out")
     with_tools = {p.id for p in prompts if p.tools is not None}
@@ -75,10 +85,12 @@ def test_tools_were_run(done: Path):
     assert all((c.state is not None) == (c.prompt_id in with_tools) for c in completions)
 
 
-@pytest.mark.parametrize("batched", [True, False])
-def test_killed_three_times_gives_the_same_bytes(done: Path, tmp_path: Path, batched: bool):
+@pytest.mark.parametrize(("batched", "kills"), [(True, ("1", "3", "2")), (False, ("20",))])
+def test_killed_and_resumed_gives_the_same_bytes(
+    done: Path, tmp_path: Path, batched: bool, kills: tuple[str, ...]
+):
     recipe, out = done / "sample.yaml", tmp_path / "out"
-    for kill_at in ("1", "3", "2"):
+    for kill_at in kills:
         code = [sys.executable, "-m", "tests.sampling.small_stage"]
         arguments = [str(recipe), str(out), str(batched), kill_at]
         killed = subprocess.run([*code, *arguments], cwd=ROOT, check=False, capture_output=True)
