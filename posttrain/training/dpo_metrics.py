@@ -19,6 +19,7 @@ SUMS = (
     "pairs", "preference", "sft", "kl", "margin", "right", "chosen", "rejected",
     "chosen_change", "rejected_change", "chosen_tokens", "rejected_tokens",
 )  # fmt: skip
+TIE = 1e-6
 
 
 class PairMetrics:
@@ -45,8 +46,8 @@ class PairMetrics:
             terms.sft,
             torch.zeros_like(ones) if terms.kl is None else terms.kl,
             terms.margin,
-            # a tie is half right, as it is before the first step
-            (terms.margin > 0).double() + 0.5 * (terms.margin == 0).double(),
+            # a tie is half right; before the first step all are ties, but for rounding
+            (terms.margin > TIE).double() + 0.5 * (terms.margin.abs() <= TIE).double(),
             scored.chosen,
             scored.rejected,
             scored.chosen - reference[0],

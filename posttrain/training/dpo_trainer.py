@@ -16,12 +16,14 @@ from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from peft import PeftModel
 from torch.utils.data import Sampler
+from transformers import PrinterCallback, ProgressCallback
 from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.utils import use_adapter
 
 from posttrain.config.dpo import LossConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.training.cpu_head import use_cpu_head
+from posttrain.training.dpo_lines import StepLines, first_line
 from posttrain.training.dpo_loss import Scored, pair_terms, score_pairs, total_loss
 from posttrain.training.dpo_metrics import PairMetrics
 from posttrain.training.dpo_order import PairOrder
@@ -62,6 +64,9 @@ class PairTrainer(Resumable, DPOTrainer):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, train_dataset=pairs.data, **kwargs)
+        for printing in (PrinterCallback, ProgressCallback):
+            self.remove_callback(printing)
+        self.add_callback(StepLines())
         silence_attention_dropout(self.model)
         whole = self.accelerator.distributed_type in ("NO", "MULTI_CPU")
         if whole and self.args.device.type == "cpu":
@@ -266,19 +271,6 @@ class PairTrainer(Resumable, DPOTrainer):
         self.state.epoch = self.state.global_step * self.global_batch / len(self.pairs)
         super().log(logs, start_time)
         self.state.epoch = epoch
-
-
-def first_line(first: dict[str, float], loss: LossConfig) -> str:
-    """The terms before the first update, with both forms of the SFT term."""
-    both = ", ".join(
-        f"{form} {first[f'sft_{form}']:.4f}" + (" (used)" if form == loss.sft_form else "")
-        for form in ("sum", "mean")
-    )
-    weighted = loss.sft_weight * first[f"sft_{loss.sft_form}"]
-    return (
-        f"first step   preference {first['preference_loss']:.6f} (ln 2 = {math.log(2):.6f}); "
-        f"SFT on chosen: {both}; it adds {loss.sft_weight:g} × = {weighted:.4f}"
-    )
 
 
 def silence_attention_dropout(model: torch.nn.Module) -> None:
