@@ -40,6 +40,7 @@ from posttrain.artifacts import Counts, Manifest, parent_of, read_artifact
 from posttrain.chat import profile_of
 from posttrain.claim import claimed, run_command
 from posttrain.config.build_dpo import BuildDpoConfig
+from posttrain.config.build_sft import TokenizerConfig
 from posttrain.config.load import load_recipe
 from posttrain.errors import ConfigError
 from posttrain.models.chat_template import chat_template_of
@@ -65,20 +66,11 @@ def main(arguments: list[str]) -> None:
     # -- the samples, and the tokenizer and template they were made with
     parents = [read_artifact(path, kind="samples") for path in recipe.samples]
     check_one_template(recipe, parents)
-    where = Path(recipe.samples[0]) / "tokenizer" if recipe.samples else None
-    tokenizer = load_any_tokenizer(
-        str(where) if where else recipe.tokenizer.path,  # pyright: ignore[reportOptionalMemberAccess]  # the schema has one of the two
-        revision=recipe.tokenizer.revision if recipe.tokenizer else None,
-    )
-    special = special_tokens(
-        tokenizer,
-        end_token=None,
-        pad_token=recipe.tokenizer.pad_token if recipe.tokenizer else None,
-    )
+    settings = tokenizer_config(recipe)
+    tokenizer = load_any_tokenizer(settings.path, revision=settings.revision)
+    special = special_tokens(tokenizer, end_token=None, pad_token=settings.pad_token)
     template = chat_template_of(
-        tokenizer,
-        choice=recipe.tokenizer.chat_template if recipe.tokenizer else "own",
-        variables=recipe.tokenizer.template_variables if recipe.tokenizer else {},
+        tokenizer, choice=settings.chat_template, variables=settings.template_variables
     )
     check_template(template)
     text = encoder_of(tokenizer)
@@ -174,10 +166,22 @@ def main(arguments: list[str]) -> None:
         console.print(f"{write_report(out)}", highlight=False)
 
 
+def tokenizer_config(recipe: BuildDpoConfig) -> TokenizerConfig:
+    """The samples' own tokenizer and template; the recipe's where there is none with them."""
+    own = Path(recipe.samples[0]) / "tokenizer" if recipe.samples else None
+    if own is not None and own.is_dir():
+        if recipe.tokenizer is not None:
+            raise ConfigError(f"tokenizer: leave it out, {own} is that of the samples")
+        return TokenizerConfig(path=str(own), chat_template="own")
+    if recipe.tokenizer is None:
+        raise ConfigError("tokenizer: is needed, a server made these samples and hid its own")
+    return recipe.tokenizer
+
+
 def check_one_template(recipe: BuildDpoConfig, parents: list[Manifest]) -> None:
     """Samples of two templates or tokenizers cannot be pairs of one data set."""
     for (a, left), (b, right) in itertools.pairwise(zip(recipe.samples, parents, strict=True)):
-        tokenizers = [parent.facts["tokenizer"]["digest"] for parent in (left, right)]
+        tokenizers = [parent.facts.get("tokenizer", {}).get("digest") for parent in (left, right)]
         if left.template_digest != right.template_digest or tokenizers[0] != tokenizers[1]:
             raise ConfigError(f"{a} and {b} were sampled with different templates or tokenizers")
 

@@ -30,7 +30,8 @@ class BuildDpoConfig(Strict):
         samples: artifacts of the sampling stage, graded here.
         given: sources of pairs that exist as text, in the chosen/rejected dialect; they become the
             category `given`.
-        tokenizer: renders `given` where there are no samples; with samples it is theirs.
+        tokenizer: where there are no samples, or a server made them and hid its own; samples that
+            carry a tokenizer are read with that one.
         categories: category → share of the pairs; shares sum to 1. A category that is not named is
             not built.
         total: pairs at most; `null` takes as many as the shares allow. Where a category is too
@@ -87,8 +88,6 @@ class BuildDpoConfig(Strict):
             raise ValueError("give both, or neither: sources under given: and a share of `given`")
         if self.given and not self.samples and self.tokenizer is None:
             raise ValueError("given pairs without samples need a tokenizer:")
-        if self.samples and self.tokenizer is not None:
-            raise ValueError("tokenizer: is that of the samples; leave it out")
         for source in self.given:
             if source.metadata or source.licence_field:
                 raise ValueError(

@@ -1,0 +1,12 @@
+"""Every grader a recipe can name: those of `reward/`, and the tiny world's own."""
+
+from __future__ import annotations
+
+from data_builders.tiny_world.grader import TinyWorldGrader
+from reward.grader import Grader
+from reward.graders import GRADERS
+
+
+def all_graders() -> dict[str, Grader]:
+    """Grader by name; one that needs worker processes starts them when it is first used."""
+    return {name: make() for name, make in GRADERS.items()} | {"tiny_world": TinyWorldGrader()}
