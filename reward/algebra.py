@@ -38,8 +38,8 @@ _READING = LatexExtractionConfig(
         equations=False,
     ),
 )
-# "2 3" would be read as 5 and "1 2/3" as a product; "\\log_2 8" is fine
-_SIDE_BY_SIDE = re.compile(r"(?<![_\d])\d+\s+[\d.]|\.\.\.")
+# what would be read as something else: "2 3" as 5, "0x1f" as a product with 0, "1..." as 1
+_MISLEADING = re.compile(r"(?<![_\d])\d+\s+[\d.]|\.\.\.|\b0[xXbBoO]")
 POINTS = ("0.7310585786", "1.9241418199", "3.3012943571", "0.2689414213")
 DIGITS = 25
 
@@ -72,7 +72,7 @@ def read_formula(text: str, *, natural_log: bool) -> Any:
     Raises:
         Unreadable: words, numbers side by side, or what the parser does not take.
     """
-    if not reads_as_maths(text) or _SIDE_BY_SIDE.search(text):
+    if not reads_as_maths(text) or _MISLEADING.search(text):
         raise Unreadable(text)
     latex = to_latex(text)
     if natural_log:

@@ -30,7 +30,8 @@ _WORD = re.compile(rf"(?<![\\A-Za-z])({'|'.join(_WORDS)})(?![A-Za-z])")
 
 def to_latex(text: str) -> str:
     """The same formula in LaTeX. A plain `log` is the natural one, as in programs."""
-    text = _calls(_group_powers(text.replace("**", "^")))
+    text = re.sub(r"\bE(?=\*\*)", "e", text).replace("**", "^")  # E as programs write e
+    text = _calls(_group_powers(text))
     text = _WORD.sub(lambda m: _WORDS[m[1]], text)
     return re.sub(r"\s*\*\s*", r" \\cdot ", text)
 

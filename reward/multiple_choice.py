@@ -12,21 +12,23 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from reward.boxes import boxed, has_box
+from reward.boxes import has_box, joined_boxes
 from reward.final_answer import LABEL, TAG
 from reward.tidy import tidy
 
 Options = Mapping[str, str]
 
-_DRESS = (
-    r"[\s*_$`\"'(\[{]*(?:\\\(|\\text\s*\{|\\textbf\s*\{|\\mathrm\s*\{|\\mathbf\s*\{|\\boxed\s*\{)*"
-)
+_DRESS = r"[\s*_$`\"'(\[{]*(?:\\\(|\\(?:text|textbf|mathrm|mathbf|boxed)\s*\{)*"
 # a letter, with "option" before it or not; group 2 is what is behind
 _LETTER = re.compile(
     rf"(?:{_DRESS}(?:the\s+)?(?:correct\s+)?(?:option|choice|letter|answer)\b(?:\s+is)?\s*:?)?"
     rf"{_DRESS}([A-Za-z])(?![A-Za-z0-9'\^_/=+])[\s*_$`\"'\]}})\\]*(.*)",
     re.DOTALL | re.IGNORECASE,
 )
+# what parts a letter from the option's text or from a remark
+_PARTING = re.compile(r"[\s*_$`\"'\]})\\]*(?:[.:)]|[-–—](?!\d))?[\s*_$`\"'\]})\\]*")
+_ANOTHER = re.compile(r"(?<![A-Za-z])([A-Z])\s?[.:)]")
+_CHOICE = re.compile(r"\b(?:option|choice)[ \t*_]*(?:is|:)[ \t*_:]*", re.IGNORECASE)
 _SECOND = re.compile(r"\s*(?:or|and|/|,|&)\s*\W{0,3}([A-Za-z])(?![A-Za-z])", re.IGNORECASE)
 
 
@@ -42,12 +44,12 @@ def chosen(answer: str, options: Options) -> str | None:
     if tags:
         answer = tags[-1]
     if has_box(answer):
-        box = boxed(answer)
+        box = joined_boxes(answer)
         return None if box is None else choice(box, options)
-    for label in reversed(list(LABEL.finditer(answer))):
-        rest = answer[label.end() : label.end() + 2000].strip()
-        line = rest.split("\n", 1)[0]
-        if line and (letter := _said(line, options)) is not _NOTHING:
+    labels = [m.end() for m in (*LABEL.finditer(answer), *_CHOICE.finditer(answer))]
+    for end in sorted(labels, reverse=True):
+        rest = answer[end : end + 2000].strip()
+        if rest and (letter := _said(rest, options)) is not _NOTHING:
             return letter
     lines = [line for line in answer.splitlines() if line.strip()]
     return choice(answer, options) or (choice(lines[-1][:2000], options) if lines else None)
@@ -56,16 +58,18 @@ def chosen(answer: str, options: Options) -> str | None:
 _NOTHING = "?"  # a label that introduces neither a letter nor an option's text
 
 
-def _said(line: str, options: Options) -> str | None:
+def _said(rest: str, options: Options) -> str | None:
     """What is behind a label: a letter, None for a hedge, _NOTHING for other words."""
+    line = rest.split("\n", 1)[0]
     match = _LETTER.match(line)
     if match:
         letter, second = match[1].upper(), _SECOND.match(match[2])
         if second and second[1].upper() in options:
             return None
         if letter in options and _letter_stands(line, match, options[letter]):
-            return letter
-    return choice(line, options) or _by_text(line.split(". ")[0], options) or _NOTHING
+            return _by_text(rest, options, exactly=True) or letter
+    found = choice(line, options) or _by_text(line.split(". ")[0], options)
+    return found or _by_text(rest, options) or _NOTHING
 
 
 def _letter_stands(line: str, match: re.Match[str], text: str) -> bool:
@@ -80,22 +84,30 @@ def _letter_stands(line: str, match: re.Match[str], text: str) -> bool:
 
 def choice(text: str, options: Options) -> str | None:
     """The option that a short text is: "C", "(c)", "C. 5", "\\\\text{C}", or the text of one."""
-    match = _LETTER.fullmatch(text.strip())
-    if match:
-        letter, rest = match[1].upper(), match[2].strip(" .:-–—\t\n*_$`\"')]}\\")
-        if letter in options and (not rest or _plain(rest) == _plain(options[letter])):
-            return letter
-        if letter in options and re.match(r"[\s*]*[.:)\-]", text.strip()[match.end(1) :]):
-            # "C. because …": a letter and a remark, unless the remark is another option
-            return letter if _by_text(rest, options) in (None, letter) else None
-    return _by_text(text, options)
+    text = text.strip()
+    match = _LETTER.fullmatch(text)
+    letter = match[1].upper() if match else ""
+    if match is None or letter not in options:
+        return _by_text(text, options)
+    if text != letter and (same := _by_text(text, options, exactly=True)):
+        return same  # an option that reads "c", or "a. and c. above"
+    behind = text[match.end(1) :]
+    rest = behind[_PARTING.match(behind).end() :]  # pyright: ignore[reportOptionalMemberAccess] - matches ""
+    if not rest.strip(" .") or _plain(rest) in (_plain(options[letter]), ""):
+        return letter
+    # "C. because …": a remark on one line, unless it is another option or names one
+    if rest == behind.lstrip() or "\n" in text or _ANOTHER.search(rest):
+        return _by_text(text, options)
+    return letter if _by_text(rest, options) in (None, letter) else None
 
 
-def _by_text(text: str, options: Options) -> str | None:
-    """The one option whose text this is."""
-    wanted = _plain(text)
-    found = [letter for letter, option in options.items() if _plain(option) == wanted]
-    return found[0] if len(found) == 1 and wanted else None
+def _by_text(text: str, options: Options, *, exactly: bool = False) -> str | None:
+    """The one option whose text this is; `exactly`: to the letter's case."""
+    if exactly:
+        found = [letter for letter, option in options.items() if option.strip() == text]
+    else:
+        found = [letter for letter, option in options.items() if _plain(option) == _plain(text)]
+    return found[0] if len(found) == 1 and _plain(text) else None
 
 
 def _plain(text: str) -> str:
