@@ -69,6 +69,11 @@ def toolish(name: object) -> bool:
     )
 
 
+def tool_name(name: str | None) -> str | None:
+    """A tool's own name, without the namespace that some notations put before it."""
+    return name and name.removeprefix("functions.").removeprefix("default_api.")
+
+
 def function_like(name: str) -> bool:
     """Whether a name looks like a function's rather than like a word: `get_x`, `getX`, `a.b`."""
     return re.search(r"[_.]|[a-z][A-Z]", name) is not None
@@ -117,7 +122,7 @@ def _one(fields: dict[str, Any]) -> Asked | None:
         return None
     if any(key not in _BESIDE and key not in (names[0], given[0]) for key in fields):
         return None
-    name = fields[names[0]].strip().removeprefix("functions.")
+    name = fields[names[0]].strip()
     arguments = read_arguments(fields[given[0]], free=given[0] in _TEXT_INPUT)
     if not toolish(name) or arguments is None or _declaration(arguments):
         return None

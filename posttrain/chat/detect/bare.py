@@ -162,14 +162,10 @@ def _lone(match: re.Match[str], ground: Ground, reader: Reader) -> Candidate | N
     if call is None or not _named_only((call,)):
         return None
     if match["default"]:
-        return Candidate("pythonic", at, end, (_named(call, "default_api."),), plain=True)
+        return Candidate("pythonic", at, end, (call,), plain=True)
     if not function_like(call.name or "") or text[end:].strip(" \n)"):
         return None
     return Candidate("pythonic", at, end, (call,), plain=True)
-
-
-def _named(call: Asked, prefix: str) -> Asked:
-    return Asked((call.name or "").removeprefix(prefix), call.arguments)
 
 
 def _alone(start: int, end: int, ground: Ground) -> bool:
@@ -186,7 +182,7 @@ def _named_only(asked: tuple[Asked, ...]) -> bool:
 def _functions(match: re.Match[str], ground: Ground, reader: Reader) -> Candidate | None:
     """`functions.f(…)`, `functions.f:0{…}`."""
     page, at = ground.page, match.start()
-    name = match["functions"].removeprefix("functions.")
+    name = match["functions"]
     if page.before(at).strip(" \t>*-") and not re.search(r"[.:!?>]\s*$", page.before(at)):
         return None
     if reader.text[match.end() : match.end() + 1] == "(":

@@ -191,5 +191,5 @@ def _harmony(match: re.Match[str], reader: Reader) -> Candidate | None:
         end = stop if stop >= 0 else len(text)
     request = _BUILTINS.get(name.split(".")[0])
     arguments = cast(Arguments, value) if isinstance(value, dict) else None
-    asked = Asked(name.removeprefix("functions."), arguments, request=request)
+    asked = Asked(name, arguments, request=request)
     return Candidate("harmony", opened if channel else start, end, (asked,))

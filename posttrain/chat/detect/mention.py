@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from posttrain.chat.detect.asked import Asked, placeholder
+from posttrain.chat.detect.asked import Asked, placeholder, tool_name
 from posttrain.chat.detect.candidate import Candidate
 from posttrain.chat.detect.page import Fence, Page
 from posttrain.chat.detect.question import Question
@@ -62,7 +62,7 @@ class Ground:
 
     def declares(self, asked: Collection[Asked]) -> bool:
         """Whether every one of these calls names a declared tool."""
-        return bool(asked) and all(a.name is not None and a.name in self.known for a in asked)
+        return bool(asked) and all(tool_name(a.name) in self.known for a in asked)
 
     def shows(self, candidate: Candidate, since: int) -> bool:
         """Whether a candidate is shown or spoken of, not called.

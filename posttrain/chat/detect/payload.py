@@ -40,9 +40,9 @@ _NAMED = re.compile(
     r"✿ARGS✿:?|args\s?[:=])?\s{0,4}(?=(<(?:\w{1,20}_)?arg_key>|<parameter|<arg|<param)|\{))"
 )
 _FUNCTION = re.compile(
-    r"\s*(?:[\"'`]?)<(?:\w+:|[|｜]?DSML[|｜]?)?(function|invoke|tool|tool_invoke|call)"
-    r"(?:=\s*[\"']?([^<>\n\"']{1,128})[\"']?|\s+name\s*=\s*[\"']?([^<>\n\"']{1,128})[\"']?[^<>\n]*)"
-    r"(?:>|\n|$)"
+    r"\s*(?:[\"'`]?)<(?P<prefix>\w{1,20}:|[|｜]?DSML[|｜]?)?(?P<tag>function|invoke|tool|call)"
+    r"(?:=\s*[\"']?(?P<name>[^<>\n\"']{1,128})[\"']?|"
+    r"\s+name\s*=\s*[\"']?(?P<named>[^<>\n\"']{1,128})[\"']?[^<>\n]*)(?:>|\n|$)"
 )
 _PARAMETER = re.compile(
     r"<(/?)(?:\w{1,20}[:_]|[|｜]?DSML[|｜]?)?(parameter|param|arg_key|arg_value|arg|argument)"
@@ -50,10 +50,8 @@ _PARAMETER = re.compile(
 )
 _FENCE = re.compile(r"```\w*")
 _PARAMETER_END = re.compile(
-    r"</(?:\w{1,20}[:_])?(?:parameter|param|arg|argument|arg_key|arg_value)>"
+    r"</(?:\w{1,20}[:_]|[|｜]?DSML[|｜]?)?(?:parameter|param|arg|argument|arg_key|arg_value)>"
 )
-_CLOSERS = {"function": "</function>", "invoke": "</invoke>", "tool": "</tool>", "call": "</call>",
-            "tool_invoke": "</steptml:invoke>"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +84,8 @@ def _named(reader: Reader, at: int, named: re.Match[str]) -> Payload:
         arguments = _parameters(reader, named.end(), block)
         return Payload(kind, (Asked(named[1], arguments, textual=True),), block)
     if reader.text[named.end()] == "(":
+        # what is printed is what is called
+        at = reader.skip(named.end() + 1) if named[1] == "print" else at
         call, end = reader.python_call(at)
         return Payload("python", (call or Asked(named[1]),), end if call else named.end() + 1)
     value, end = reader.json(named.end())
@@ -125,8 +125,8 @@ def _xml(reader: Reader, at: int) -> Payload | None:
     opened = _FUNCTION.match(text, at)
     if opened is None:
         return None
-    name = (opened[2] or opened[3]).strip()
-    closer = _CLOSERS[opened[1]]
+    name = (opened["name"] or opened["named"]).strip()
+    closer = f"</{opened['prefix'] or ''}{opened['tag']}>"
     closed = reader.find(closer, opened.end())
     block = closed if closed >= 0 else _block_end(reader, opened.end())
     inner = reader.skip(opened.end())
@@ -136,7 +136,7 @@ def _xml(reader: Reader, at: int) -> Payload | None:
     else:
         asked = Asked(name, _parameters(reader, opened.end(), block), textual=True)
     end = closed + len(closer) if closed >= 0 else block
-    return Payload("invoke" if opened[3] else "xml", (asked,), end)
+    return Payload("invoke" if opened["named"] else "xml", (asked,), end)
 
 
 def _block_end(reader: Reader, position: int) -> int:

@@ -92,7 +92,7 @@ class Reader:
                 arguments[keyword[1]] = _literal(piece[keyword.end() :])
             elif piece.strip():
                 arguments[str(k)] = _literal(piece)
-        return Asked(head[1].removeprefix("functions."), arguments), end + 1
+        return Asked(head[1], arguments), end + 1
 
     def python_list(self, position: int) -> tuple[tuple[Asked, ...], int]:
         """The list of calls `[f(…), g(…)]` at a position; () where there is no such."""

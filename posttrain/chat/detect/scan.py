@@ -10,8 +10,9 @@ the rules of `mention`, and the search goes on behind it. Time is linear in the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
-from posttrain.chat.detect.asked import Asked, read_arguments
+from posttrain.chat.detect.asked import Asked, read_arguments, tool_name
 from posttrain.chat.detect.bare import bare
 from posttrain.chat.detect.builtins import builtin
 from posttrain.chat.detect.candidate import Candidate
@@ -67,7 +68,8 @@ def _in_part(
     part: Part, text: str, question: Question, declared: Mapping[str, Schema | None] | None
 ) -> Iterator[FoundCall]:
     for found in _calls(text, question, declared or {}):
-        for asked in found.asked:
+        for each in found.asked:
+            asked = replace(each, name=tool_name(each.name))
             yield FoundCall(
                 form=found.form,
                 part=part,
