@@ -27,11 +27,8 @@ from posttrain.tools.limits import MEBI, Limits
 SCRATCH = "/scratch"
 _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SETTINGS = ("/etc/ld.so.cache", "/etc/alternatives")
-_PROGRAMS = ("bwrap", "prlimit", "choom", "setpriv", "nsenter", "sh")
-# The namespace's first process. When it ends the kernel kills the rest, and bubblewrap, its parent,
-# has reaped it; bubblewrap's own would be left to the machine's init, which in a container may
-# reap nothing. It says nothing of its own ("Killed"), and keeps no descriptor that it does not use.
-_FIRST_PROCESS = 'exec 3>&2 2>/dev/null; "$@" 2>&3 3>&-; exit $?'
+_PROGRAMS = ("bwrap", "prlimit", "choom", "setpriv", "nsenter", "timeout", "sh")
+_GRACE = 5.0  # seconds: the sandbox ends by itself where the process that watches it is stuck
 # above the users that distributions, containers and directories hand out, below the signed limit
 _THROWAWAY_USERS = (0x70000000, 0x7FFFFFF0)
 
@@ -46,9 +43,8 @@ def find_programs() -> dict[str, str]:
     missing = [name for name, path in found.items() if path is None]
     if missing:
         raise ConfigError(
-            f"the sandbox needs {', '.join(missing)}, which this machine lacks: install bubblewrap "
-            "and util-linux (apt-get install bubblewrap util-linux); without them no model-written "
-            "program is run"
+            f"the sandbox needs {', '.join(missing)}, which this machine lacks: apt-get install "
+            "bubblewrap util-linux coreutils; without them no model-written program is run"
         )
     return {name: os.path.realpath(path) for name, path in found.items() if path}
 
@@ -84,6 +80,8 @@ class Box:
             "TZ": "UTC",
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONHASHSEED": "0",  # the same program prints the same sets
+            # each thread would reserve 64 MB of its address space for itself
+            "MALLOC_ARENA_MAX": "2",
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
             **self.interpreter.environment,
@@ -149,6 +147,7 @@ class Box:
                 options += ["--symlink", str(path.readlink()), name]
             elif path.is_dir():
                 options += ["--ro-bind", name, name]
+        options += ["--perms", "0755", "--dir", "/etc"]
         for name in _SETTINGS:
             options += ["--ro-bind-try", name, name]
         if self.interpreter.source is not None:
@@ -168,7 +167,11 @@ class Box:
             command += [self.programs["setpriv"], "--reuid", user, "--regid", user,
                         "--clear-groups", "--inh-caps=-all", "--bounding-set=-all"]  # fmt: skip
         return [
-            self.programs["sh"], "-c", _FIRST_PROCESS, "sh",
+            # The namespace's first process: when it ends, the kernel kills the rest, and its
+            # parent, bubblewrap, has reaped it. Bubblewrap's own first process would be left to
+            # the machine's init, which in a container may reap nothing.
+            self.programs["timeout"], "--foreground", "--signal=KILL",
+            str(limits.seconds + _GRACE),
             *command,
             # where memory runs out, the kernel should take the sandbox and not a training run
             self.programs["choom"], "-n", "1000", "--",
@@ -178,7 +181,8 @@ class Box:
             _bound("nproc", resource.RLIMIT_NPROC, processes),
             _bound("fsize", resource.RLIMIT_FSIZE, limits.scratch_mb * MEBI),
             _bound("nofile", resource.RLIMIT_NOFILE, limits.open_files),
-            "--core=0:0", "--msgqueue=0:0",
+            # 0 would still let the kernel start a core handler on the host; 1 starts none
+            "--core=1:1", "--msgqueue=0:0",
             "--", *argv,
         ]  # fmt: skip
 

@@ -117,11 +117,13 @@ def supervise(
         start_new_session=True,  # Ctrl-C is for us; we then kill it
     )
     launch.started()
-    tree = _Tree()
+    begun, tree = time.monotonic(), _Tree()
     bound = 65536 if limits is None else limits.output_bytes
     out, err = _Stream(bound), _Stream(bound)
     try:
         _follow(process, launch.status, tree, out, err, limits=limits, stop=stop, started=started)
+        if limits is not None and time.monotonic() - begun >= limits.seconds:
+            tree.limit = tree.limit or "time"  # it ended by itself, since we were held up
     finally:
         tree.kill()
         if tree.pidfd is None:

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 from posttrain.errors import ConfigError
 
-# name → (x86_64, aarch64); None where the architecture has no such call
+# name → (x86_64, aarch64)
 _REFUSED: dict[str, tuple[int, int]] = {
     "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51),
     "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
@@ -62,6 +62,13 @@ def _only_if(number: int, body: Iterable[bytes]) -> bytes:
     """`body` where the call has this number; it must end in a return on every path."""
     lines = list(body)
     return _op(_EQUAL, number, 0, len(lines)) + b"".join(lines)
+
+
+def call_numbers(machine: str | None = None) -> dict[str, int]:
+    """The number of every call that the filter looks at, on a machine as for `filter_program`."""
+    column = _ARCHITECTURES[machine or platform.machine()][0]
+    table = {**_REFUSED, "clone": _CLONE, "clone3": _CLONE3, "socket": _SOCKET}
+    return {name: numbers[column] for name, numbers in table.items()}
 
 
 def filter_program(machine: str | None = None) -> bytes:

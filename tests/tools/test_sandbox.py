@@ -1,0 +1,269 @@
+"""The sandbox's own behaviour: what it returns, what it keeps, how it ends, where it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from posttrain.errors import ConfigError
+from posttrain.tools import bubblewrap, sandbox
+from posttrain.tools.limits import Limits
+from posttrain.tools.sandbox import Sandbox, check_sandbox, open_sandbox, run_sandboxed
+from tests.tools.test_hostile import survivors
+
+needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is missing")
+
+
+@pytest.fixture
+def mark() -> str:
+    """Text for command lines, by which a test finds the processes it started."""
+    return f"sandbox-{uuid.uuid4().hex}"
+
+
+def daemon(mark: str) -> str:
+    """A shell command that leaves a process behind, with the mark in its command line."""
+    return f"(setsid sh -c 'sleep 1000; true' {mark} &)"
+
+
+def in_a_box(work: Callable[[Sandbox], Awaitable[None]], limits: Limits | None = None) -> None:
+    async def run() -> None:
+        async with open_sandbox(limits) as box:
+            await work(box)
+
+    asyncio.run(run())
+
+
+@needs_bwrap
+def test_output_and_code_are_returned():
+    argv = ["sh", "-c", "cat a/b; echo no >&2; exit 3"]
+    result = asyncio.run(run_sandboxed(argv, files={"a/b": b"yes"}))
+    assert (result.stdout, result.stderr, result.exit_code) == (b"yes", b"no\n", 3)
+    assert result.limit is None
+    assert not result.ok
+
+
+@needs_bwrap
+def test_standard_input_is_what_is_given():
+    result = asyncio.run(run_sandboxed(["cat"], stdin=b"\0\xff" * 100_000))
+    assert result.stdout == b"\0\xff" * 100_000
+
+
+@needs_bwrap
+def test_a_program_may_change_the_files_it_is_given():
+    argv = ["sh", "-c", "echo more >> a/b && cat a/b && touch a/c && rm a/c"]
+    assert asyncio.run(run_sandboxed(argv, files={"a/b": b"x\n"})).stdout == b"x\nmore\n"
+
+
+@needs_bwrap
+def test_output_is_cut_at_its_bound_and_says_so():
+    result = asyncio.run(run_sandboxed(["yes"], limits=Limits(output_bytes=1000)))
+    assert (len(result.stdout), result.limit) == (1000, "output")
+
+
+@needs_bwrap
+def test_many_run_side_by_side():
+    async def run() -> list[bytes]:
+        runs = [run_sandboxed(["echo", str(k)]) for k in range(24)]
+        return [result.stdout for result in await asyncio.gather(*runs)]
+
+    assert asyncio.run(run()) == [f"{k}\n".encode() for k in range(24)]
+
+
+@needs_bwrap
+def test_no_descriptor_is_left_open():
+    async def count() -> int:
+        await run_sandboxed(["true"])
+        before = len(os.listdir("/proc/self/fd"))
+        await run_sandboxed(["true"])
+        async with open_sandbox() as box:
+            await box.write("x", b"x")
+        return len(os.listdir("/proc/self/fd")) - before
+
+    assert asyncio.run(count()) == 0
+
+
+@needs_bwrap
+def test_files_last_from_run_to_run_and_processes_do_not(mark: str):
+    async def work(box: Sandbox) -> None:
+        await box.write("deep/er/file", b"\0data")
+        await box.run(["sh", "-c", f"{daemon(mark)}; cp deep/er/file copy"])
+        assert survivors(mark) == []
+        assert await box.read("copy") == b"\0data"
+        assert await box.read("/scratch/deep/er/file") == b"\0data"
+
+    in_a_box(work)
+
+
+@needs_bwrap
+def test_two_boxes_share_nothing():
+    async def run() -> None:
+        async with open_sandbox() as one, open_sandbox() as other:
+            await one.write("file", b"1")
+            with pytest.raises(OSError, match="No such file"):
+                await other.read("file")
+
+    asyncio.run(run())
+
+
+@needs_bwrap
+def test_a_planted_link_leads_nowhere(tmp_path: Path):
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+
+    async def work(box: Sandbox) -> None:
+        await box.run(["ln", "-s", str(secret), "link"])
+        await box.run(["ln", "-s", str(tmp_path), "folder"])
+        for path in ("link", "folder/secret", str(secret), "../.." + str(secret)):
+            with pytest.raises(OSError, match="No such file"):
+                await box.read(path)
+        for path in ("link", "folder/secret"):
+            with pytest.raises(OSError, match=r"cannot create|File exists"):
+                await box.write(path, b"spoilt")
+        await box.write(str(secret), b"spoilt")  # /tmp is the scratch directory in there
+
+    in_a_box(work)
+    assert secret.read_text() == "secret"
+
+
+@needs_bwrap
+def test_a_planted_pipe_or_a_huge_file_does_not_hold_up_a_reader():
+    async def work(box: Sandbox) -> None:
+        await box.run(["mkfifo", "pipe"])
+        with pytest.raises(OSError, match="time"):
+            await box.read("pipe")
+        await box.run(["sh", "-c", "head -c 3000000 /dev/zero > huge"])
+        with pytest.raises(OSError, match="output"):
+            await box.read("huge", max_bytes=1_000_000)
+
+    in_a_box(work, Limits(seconds=2))
+
+
+@needs_bwrap
+def test_a_kept_scratch_directory_has_its_size():
+    async def work(box: Sandbox) -> None:
+        for name in ("a", "b"):
+            await box.run(["sh", "-c", f"head -c 3000000 /dev/zero > {name}"])
+        used = await box.run(["du", "-sb", "--apparent-size", "."])
+        assert int(used.stdout.split()[0]) <= 4 << 20
+        with pytest.raises(OSError, match="No space left"):
+            await box.write("c", b"x" * (1 << 20))
+
+    in_a_box(work, Limits(scratch_mb=4))
+
+
+@needs_bwrap
+def test_a_cancelled_run_leaves_no_process(mark: str):
+    async def run() -> None:
+        started = asyncio.Event()
+
+        async def wait_for_it() -> None:
+            async with open_sandbox() as box:
+                await box.run(["mkfifo", "ready"])
+                script = f"{daemon(mark)}; echo > ready; sleep 1000"
+                running = asyncio.ensure_future(box.run(["sh", "-c", script]))
+                await box.run(["cat", "ready"])
+                assert survivors(mark)
+                started.set()
+                await running
+
+        task = asyncio.ensure_future(wait_for_it())
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert survivors(mark) == []
+
+    asyncio.run(run())
+
+
+_PARENT = """
+import asyncio, sys
+from posttrain.tools.sandbox import open_sandbox
+async def main():
+    async with open_sandbox() as box:
+        await box.run(["mkfifo", "ready"])
+        script = "(setsid sh -c 'sleep 1000; true' MARK &); echo > ready; sleep 1000"
+        running = asyncio.ensure_future(box.run(["sh", "-c", script]))
+        await box.run(["cat", "ready"])
+        print("running", flush=True)
+        await running
+asyncio.run(main())
+"""
+
+
+@needs_bwrap
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_nothing_outlives_its_parent(mark: str, number: signal.Signals):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(_PARENT).replace("MARK", mark)],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert parent.stdout is not None
+    with parent:
+        assert parent.stdout.readline() == b"running\n"
+        running = [pid for pid in survivors(mark) if pid != parent.pid]
+        assert len(running) >= 3  # both programs, and what starts them
+        handles = [os.pidfd_open(pid) for pid in running]
+        parent.send_signal(number)
+        assert parent.wait(timeout=30) != 0
+    for handle in handles:  # a pidfd is readable once its process has ended
+        assert select.select([handle], [], [], 30)[0] == [handle]
+        os.close(handle)
+
+
+@needs_bwrap
+def test_limits_hold_while_the_event_loop_is_blocked():
+    async def run() -> tuple[str | None, bool]:
+        running = asyncio.ensure_future(run_sandboxed(["sleep", "60"], limits=Limits(seconds=1)))
+        await asyncio.sleep(0)
+        # as a sampler in this process would: nothing else in the loop runs meanwhile
+        quick = subprocess.run(["sleep", "1.5"], check=True).returncode == 0
+        return (await running).limit, quick
+
+    assert asyncio.run(run()) == ("time", True)
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """The check of this machine is made once a process: forget it, before and afterwards."""
+    check_sandbox.cache_clear()
+    yield
+    check_sandbox.cache_clear()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_missing_bubblewrap_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(ConfigError, match="apt-get install bubblewrap"):
+        asyncio.run(run_sandboxed(["true"]))
+
+
+@needs_bwrap
+@pytest.mark.usefixtures("unchecked")
+def test_a_kernel_without_namespaces_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    fake = tmp_path / "bwrap"
+    fake.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(ConfigError, match=r"No permissions to create new namespace.*sysctl"):
+        check_sandbox()
+
+
+@needs_bwrap
+@pytest.mark.usefixtures("unchecked")
+def test_an_interpreter_that_does_not_start_is_refused(monkeypatch: pytest.MonkeyPatch):
+    broken = bubblewrap.Interpreter(None, "/usr/bin/false")
+    monkeypatch.setattr(sandbox.Interpreter, "here", lambda: broken)
+    with pytest.raises(ConfigError, match="Python does not start in the sandbox"):
+        check_sandbox()
