@@ -18,7 +18,7 @@ from pathlib import Path
 from data_builders.keyed import key64
 from data_builders.prompts.question import Question
 from data_builders.prompts.rows import SourceBooks, distinct_questions
-from data_builders.prompts.settings import SettingPlan, in_setting
+from data_builders.prompts.settings import SettingPlan, in_setting, why_not
 from posttrain.artifacts import Counts
 from posttrain.config.load import nearest
 from posttrain.config.prompts import GIVEN_TOOLS, NO_TOOLS, AnySource, Setting
@@ -52,11 +52,14 @@ class PromptSet:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A question and its prompts in all settings that ask it."""
+class Candidate:
+    """A question and the settings that ask it."""
 
     question: Question
-    prompts: tuple[Prompt, ...]
+    plans: tuple[SettingPlan, ...]
+
+
+Taken = list[Prompt]  # one question's prompts, in all settings that ask it
 
 
 def build_prompts(
@@ -82,22 +85,22 @@ def build_prompts(
     check_names(sources, settings, graders=graders, toolkits=toolkits)
     plans = [SettingPlan.of(setting, toolkits) for setting in settings]
     made = PromptSet([], {}, {setting.name: Counter() for setting in settings})
-    asked: list[Asked] = []
+    taken: list[Taken] = []
     seen: set[str] = set()
     for source in sources:
         books = made.books[source.name] = SourceBooks()
-        usable: list[Asked] = []
+        candidates: list[Candidate] = []
         for question in distinct_questions(source, books, seen=seen, base_dir=base_dir):
-            found = _ask(question, source, plans, made.skipped, seed=seed)
+            found = _candidate(question, source, plans, made.skipped)
             if isinstance(found, str):
                 books.drop(found)
             else:
-                usable.append(found)
-        usable.sort(key=lambda one: key64(seed, "prompt", one.question.digest))
+                candidates.append(found)
+        candidates.sort(key=lambda one: key64(seed, "prompt", one.question.digest))
         grader = None if source.grader is None else graders[source.grader]
-        asked += _take(usable, source, grader, books)
+        taken += _take(candidates, source, grader, books, seed=seed)
     for setting in settings:
-        prompts = [p for one in asked for p in one.prompts if p.setting == setting.name]
+        prompts = [p for one in taken for p in one if p.setting == setting.name]
         if not prompts:
             reasons = _listed(made.skipped[setting.name])
             raise ConfigError(f"setting {setting.name!r} asks nothing: {reasons}")
@@ -105,65 +108,72 @@ def build_prompts(
     return made
 
 
-def _ask(
+def _candidate(
     question: Question,
     source: AnySource,
     plans: Sequence[SettingPlan],
     skipped: Mapping[str, Counter[str]],
-    *,
-    seed: int,
-) -> Asked | str:
-    """The question in every setting that asks it, or why none does."""
-    prompts: list[Prompt] = []
-    reasons: list[str] = []
-    for plan in plans:
-        found = in_setting(question, source, plan, seed=seed)
-        if isinstance(found, str):
-            skipped[plan.setting.name][found] += 1
-            reasons.append(found)
-        else:
-            prompts += found
-    if prompts:
-        return Asked(question, tuple(prompts))
-    return reasons[0] if len(set(reasons)) == 1 else "no_setting"
+) -> Candidate | str:
+    """The question with the settings that ask it, or why none does."""
+    reasons = [why_not(question, source, plan) for plan in plans]
+    for plan, reason in zip(plans, reasons, strict=True):
+        if reason is not None:
+            skipped[plan.setting.name][reason] += 1
+    asking = [plan for plan, reason in zip(plans, reasons, strict=True) if reason is None]
+    if asking:
+        return Candidate(question, tuple(asking))
+    only = set(reasons)
+    return str(only.pop()) if len(only) == 1 else "no_setting"
 
 
 def _take(
-    usable: Sequence[Asked], source: AnySource, grader: Grader | None, books: SourceBooks
-) -> list[Asked]:
+    candidates: Sequence[Candidate],
+    source: AnySource,
+    grader: Grader | None,
+    books: SourceBooks,
+    *,
+    seed: int,
+) -> list[Taken]:
     """The first `count` whose gold its grader accepts in every setting."""
-    wanted = len(usable) if source.count is None else source.count
-    taken: list[Asked] = []
+    wanted = len(candidates) if source.count is None else source.count
+    taken: list[Taken] = []
     position = 0
-    while len(taken) < wanted and position < len(usable):
-        batch = usable[position : position + wanted - len(taken)]
+    while len(taken) < wanted and position < len(candidates):
+        batch = [
+            _prompts(one, source, seed)
+            for one in candidates[position : position + wanted - len(taken)]
+        ]
         position += len(batch)
-        for one, why in zip(batch, _refused(batch, grader), strict=True):
+        for prompts, why in zip(batch, _refused(batch, grader), strict=True):
             if why is None:
-                taken.append(one)
+                taken.append(prompts)
             else:
-                books.drop(
-                    f"gold_refused: {why.partition(':')[0]}", f"{one.prompts[0].task}: {why}"
-                )
+                reason = f"gold_refused: {why.partition(':')[0]}"
+                books.drop(reason, f"{prompts[0].task}: {why}")
     if source.count is not None and len(taken) < source.count:
         raise DataError(
             f"source {source.name!r}: {len(taken):,} rows can be asked, count is {wanted:,} "
             f"(of {books.rows_in:,} rows; {_listed(books.dropped)})"
         )
     books.kept = len(taken)
-    if position < len(usable):
-        books.dropped["not_chosen"] += len(usable) - position
+    if position < len(candidates):
+        books.dropped["not_chosen"] += len(candidates) - position
     return taken
 
 
-def _refused(batch: Sequence[Asked], grader: Grader | None) -> list[str | None]:
+def _prompts(one: Candidate, source: AnySource, seed: int) -> Taken:
+    found = [in_setting(one.question, source, plan, seed=seed) for plan in one.plans]
+    return [prompt for prompts in found for prompt in prompts]
+
+
+def _refused(batch: Sequence[Taken], grader: Grader | None) -> list[str | None]:
     """Per question: why its gold cannot be used in one of its settings, or None."""
     if grader is None:
         return [None] * len(batch)
     # the mode of reasoning changes nothing about the gold
-    prompts = [{p.setting: p for p in one.prompts} for one in batch]
-    reasons = iter(grader.refuse([p for found in prompts for p in found.values()]))
-    each = [[next(reasons) for _ in found] for found in prompts]
+    asked = [{p.setting: p for p in prompts} for prompts in batch]
+    reasons = iter(grader.refuse([p for found in asked for p in found.values()]))
+    each = [[next(reasons) for _ in found] for found in asked]
     return [next((why for why in found if why is not None), None) for found in each]
 
 

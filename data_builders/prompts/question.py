@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from data_builders.dialects import RowProblem
@@ -32,6 +32,7 @@ class Question:
         row: the raw row, for a setting's `where`.
         state: JSON text of whatever else makes it another question, e.g. what its tools will find.
         needs_tools: cannot be answered without the declared tools.
+        digest: 16 hex digits of what is asked and what is right; declared tools do not count.
     """
 
     messages: tuple[Message, ...]
@@ -41,13 +42,13 @@ class Question:
     row: Row
     state: str = ""
     needs_tools: bool = False
+    digest: str = field(init=False)
 
-    @property
-    def digest(self) -> str:
-        """16 hex digits of what is asked and what is right; declared tools do not count."""
+    def __post_init__(self) -> None:
         parts = [[message_to_row(m) for m in self.messages], self.gold, self.state]
         text = json_text(parts).encode("utf-8", "surrogatepass")
-        return hashlib.blake2b(text, digest_size=8).hexdigest()
+        digest = hashlib.blake2b(text, digest_size=8).hexdigest()
+        object.__setattr__(self, "digest", digest)
 
 
 def field_of(row: Row, path: str) -> Any:

@@ -39,10 +39,8 @@ class SettingPlan:
         )
 
 
-def in_setting(
-    question: Question, source: AnySource, plan: SettingPlan, *, seed: int
-) -> list[Prompt] | str:
-    """The question's prompts in a setting (two where both modes are asked), or why it has none."""
+def why_not(question: Question, source: AnySource, plan: SettingPlan) -> str | None:
+    """Why a setting does not ask the question, `None` if it does."""
     setting = plan.setting
     if setting.sources is not None and source.name not in setting.sources:
         return "other_sources"
@@ -55,9 +53,15 @@ def in_setting(
         return "calls_in_history"
     if setting.tools == GIVEN_TOOLS and question.tools is None:
         return "no_tools_given"
-    prompts = [
-        _prompt(question, source, setting, thinking) for thinking in _modes(question, setting, seed)
-    ]
+    return None
+
+
+def in_setting(
+    question: Question, source: AnySource, plan: SettingPlan, *, seed: int
+) -> list[Prompt]:
+    """The question's prompts in a setting that asks it: two where both modes are asked."""
+    modes = _modes(question, plan.setting, seed)
+    prompts = [_prompt(question, source, plan.setting, thinking) for thinking in modes]
     return [_with_tools(prompt, question, source, plan) for prompt in prompts]
 
 
