@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 _OPEN, _CLOSE = "([{", ")]}"
 _SEPARATOR = re.compile(r"\s*;\s*|\s*,\s*(?:(?:and|or)(?![A-Za-z])\s*)?|\s+(?:and|or)\s+")
-_THOUSANDS = re.compile(r"(?<![\d,.])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
+_THOUSANDS = re.compile(r"(?<![\d,.])[1-9]\d{0,2}(?:,\d{3})+(?!\d|,\d)")
 _UNION = re.compile(r"\s*\\cup(?![A-Za-z])\s*")
 MOST = 64
 

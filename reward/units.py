@@ -100,17 +100,15 @@ def read_unit(text: str, *, attached: bool) -> Unit | None:
         name = _name(word)
         if name is None:
             return None
-        if attached and not unit and not _stands_attached(word, name):
-            return None
+        if not unit and (name[0] in "^/" or (attached and not _stands_attached(word, name))):
+            return None  # 2^3 and 3 / 4 are no numbers with a unit
         unit.append(name)
     return tuple(unit) if len(unit) <= LONGEST else None
 
 
 def _stands_attached(word: str, name: str) -> bool:
     """Whether a word may follow a digit at once: single letters are mostly variables."""
-    return name.startswith("^") or (
-        name in KNOWN.values() and (len(word) > 1 or not word.isalpha() or word in "mgsh")
-    )
+    return name in KNOWN.values() and (len(word) > 1 or not word.isalpha() or word in "mgsh")
 
 
 def known_unit_length(text: str) -> int:
@@ -118,7 +116,8 @@ def known_unit_length(text: str) -> int:
     end = 0
     for match in re.finditer(r"(\s*)([A-Za-z°]+|/|\^\\circ|\^\{?-?\d\}?)", text):
         name = _name(match[2])
-        if match.start() != end or (name not in KNOWN.values() and not match[2].startswith("^")):
+        known = name in KNOWN.values() or match[2].startswith("^")
+        if match.start() != end or not known or (end == 0 and match[2][0] in "^/"):
             break
         end = match.end()
     return end
