@@ -1,10 +1,10 @@
 """Many prompts continued together by one transformers model: prefill, decode, make room, go on.
 
-    decode(model, [EngineRequest(ids=(1, 9, 4), …)], batch_size=256, refill=0.5)
+    decode(model, [EngineRequest(ids=(1, 9, 4), …)], batch_size=256)
     → [EngineOutput(ids=(17, 5, 2), finish="stop")]
 
-Rows that have ended leave the batch once they are a sixteenth of it, and waiting prompts take their
-places, so that no batch lasts as long as its longest row.
+Rows that have ended leave the batch, and waiting prompts take their places, so that no batch lasts
+as long as its longest row.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from posttrain.sampling.decode_batch import Batch
 from posttrain.sampling.decode_row import Row
 from posttrain.sampling.engine import EngineOutput, EngineRequest
 
+# waiting prompts join when at most this share of a batch is still going
+_REFILL = 1 / 2
+# ended rows leave when they are this share of a batch
 _ENDED = 1 / 16
 _REPORT_STEPS = 8
-
-
-class Stopped(Exception):
-    """Decoding was told to stop."""
 
 
 @torch.inference_mode()
@@ -32,7 +31,6 @@ def decode(
     requests: Sequence[EngineRequest],
     *,
     batch_size: int,
-    refill: float,
     progress: Callable[[int], None] | None = None,
     stop: Callable[[], bool] = bool,
 ) -> list[EngineOutput]:
@@ -42,7 +40,6 @@ def decode(
         model: in eval mode.
         requests: prompts of at least one id each.
         batch_size: rows at a time.
-        refill: waiting prompts join when at most this share of `batch_size` is still going.
         progress: told how many new tokens there are, every few steps.
         stop: asked at every step; True ends everything.
 
@@ -50,7 +47,7 @@ def decode(
         An output a request; a prompt that leaves no room in the model's context has an `error`.
 
     Raises:
-        Stopped: `stop` said so.
+        InterruptedError: `stop` said so.
         DataError: the model's logits are not finite.
     """
     rows = [Row(request, _limit(model, request)) for request in requests]
@@ -59,9 +56,9 @@ def decode(
     told = steps = 0
     while waiting or batch.going:
         if stop():
-            raise Stopped
+            raise InterruptedError
         going = batch.going
-        if waiting and going <= refill * batch_size and batch.may_join:
+        if waiting and going <= _REFILL * batch_size and batch.may_join:
             room = batch_size - going
             batch.admit([rows[k] for k in waiting[:room]])
             waiting = waiting[room:]

@@ -1,0 +1,101 @@
+"""A checkpoint as it is asked, not trained: weights, their digest, and where generation stops.
+
+model = load_for_inference("runs/tiny/sft", dtype="auto", device="auto", attention="auto")
+weights_digest("runs/tiny/sft", model)   "9c1e…"
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from posttrain.artifacts import MANIFEST, read_artifact, sha256_file
+from posttrain.errors import ConfigError
+from posttrain.models.load import choose_attention, refuse_adapter
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def load_for_inference(
+    path: str, *, dtype: str, device: str, attention: str, vocabulary: int
+) -> PreTrainedModel:
+    """The model in eval mode, from safetensors only; never runs remote code.
+
+    Args:
+        path: a checkpoint directory or a hub id.
+        dtype: `auto` is bfloat16 on a GPU and float32 on a CPU.
+        device: `auto` is the GPU where there is one.
+        attention: `auto`, or an implementation that transformers knows.
+        vocabulary: rows the embedding must have at least (largest token id + 1).
+
+    Raises:
+        ConfigError: it cannot be loaded so, is only an adapter, or has too small an embedding.
+    """
+    refuse_adapter(Path(path))
+    try:
+        place = torch.device(_auto_device() if device == "auto" else device)
+        auto = torch.bfloat16 if place.type == "cuda" else torch.float32
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=_DTYPES.get(dtype, auto),
+            attn_implementation=choose_attention(attention),
+            local_files_only=Path(path).is_dir(),
+            use_safetensors=True,
+            trust_remote_code=False,
+        )
+        model: PreTrainedModel = loaded.to(place)
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
+        raise ConfigError(f"checkpoint {path}: cannot be loaded: {error}") from error
+    embedding: Any = model.get_input_embeddings()
+    rows = embedding.weight.shape[0]
+    if rows < vocabulary:
+        raise ConfigError(
+            f"checkpoint {path}: its tokenizer uses ids up to {vocabulary - 1}, its embedding has "
+            f"{rows} rows: they do not belong together"
+        )
+    return model.eval()
+
+
+def _auto_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def weights_digest(path: str, model: PreTrainedModel | None = None) -> str:
+    """What identifies a checkpoint's weights.
+
+    An artifact's digest (its files are not read again), else the sha256 of every safetensors file
+    and of the config; for a hub id the commit that was loaded.
+
+    Raises:
+        ConfigError: a directory without safetensors.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        commit = None if model is None else getattr(model.config, "_commit_hash", None)
+        return f"{path}@{commit or 'unknown'}"
+    if (folder / MANIFEST).is_file():
+        return read_artifact(folder, verify=False).digest
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(f"checkpoint {path} holds no safetensors")
+    total = hashlib.sha256()
+    for file in [*files, folder / "config.json"]:
+        total.update(f"{file.name} {sha256_file(file)}\n".encode())
+    return total.hexdigest()
+
+
+def generation_stops(path: str, model: PreTrainedModel | None = None) -> tuple[int, ...]:
+    """The ids at which a checkpoint's generation config stops; () where it has none."""
+    if model is not None:
+        found = getattr(model.generation_config, "eos_token_id", None)
+    else:
+        file = Path(path) / "generation_config.json"
+        found = json.loads(file.read_text("utf-8")).get("eos_token_id") if file.is_file() else None
+    if found is None:
+        return ()
+    return tuple(found) if isinstance(found, list) else (int(found),)

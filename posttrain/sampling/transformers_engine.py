@@ -1,0 +1,105 @@
+"""A transformers model in this process as an engine.
+
+    engine = TransformersEngine(model, weights="9c1e…", batch_size=256)
+    await engine.generate([EngineRequest(ids=(1, 9, 4), …)])
+
+The work runs in one thread beside the event loop, a call at a time, so that tools and progress go
+on meanwhile; a cancelled call ends at its next step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from transformers import PreTrainedModel
+
+from posttrain.errors import ConfigError
+from posttrain.sampling.decode import decode
+from posttrain.sampling.engine import EngineOutput, EngineRequest, Ids
+from posttrain.sampling.score_ids import score_ids
+
+T = TypeVar("T")
+
+
+class TransformersEngine:
+    """Continues and scores token ids with a causal language model of transformers.
+
+    Args:
+        model: any that keeps a `DynamicCache`; it is put in eval mode.
+        weights: what identifies its weights.
+        batch_size: prompts decoded together.
+    """
+
+    batched = True
+
+    def __init__(self, model: PreTrainedModel, *, weights: str, batch_size: int = 256) -> None:
+        self.model = model.eval()
+        self.batch_size = batch_size
+        self._weights = weights
+        self._lock = threading.Lock()
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What changes samples beyond rounding; batch size and device do not."""
+        return {
+            "backend": "transformers",
+            "weights": self._weights,
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "attention": self.model.config._attn_implementation,
+        }
+
+    async def generate(
+        self, requests: Sequence[EngineRequest], *, progress: Callable[[int], None] | None = None
+    ) -> list[EngineOutput]:
+        """As `Engine.generate`; `progress` is called in the event loop's thread.
+
+        Raises:
+            ConfigError: the GPU's memory does not hold `batch_size` such prompts.
+            DataError: the model's logits are not finite.
+        """
+        loop = asyncio.get_running_loop()
+
+        def report(tokens: int) -> None:
+            if progress is not None:
+                loop.call_soon_threadsafe(progress, tokens)
+
+        def run(stop: Callable[[], bool]) -> list[EngineOutput]:
+            return decode(
+                self.model, requests, batch_size=self.batch_size, progress=report, stop=stop
+            )
+
+        return await self._in_thread(run)
+
+    async def score(
+        self, prompts: Sequence[Ids], completions: Sequence[Ids]
+    ) -> list[tuple[float, ...]]:
+        """As `Engine.score`.
+
+        Raises:
+            ConfigError: the GPU's memory does not hold the sequences.
+        """
+        return await self._in_thread(
+            lambda stop: score_ids(self.model, prompts, completions, stop=stop)
+        )
+
+    async def _in_thread(self, run: Callable[[Callable[[], bool]], T]) -> T:
+        cancelled = threading.Event()
+
+        def locked() -> T:
+            with self._lock:
+                return run(cancelled.is_set)
+
+        try:
+            return await asyncio.to_thread(locked)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"the GPU's memory does not hold batches of {self.batch_size}: set "
+                f"backend.batch_size lower ({error})"
+            ) from error
