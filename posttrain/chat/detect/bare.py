@@ -138,6 +138,8 @@ def _list(at: int, ground: Ground, reader: Reader) -> Candidate | None:
     if not asked or any(placeholder(a) for a in asked) or not _named_only(asked):
         return None
     page = ground.page
+    if len(page.before(at)) > 3 and not page.before(at).strip():
+        return None  # code is indented
     if page.after(end).strip(" \t*") and not re.match(r"\s*<", page.after(end)):
         return None
     coded = ground.question.wants_code and not ground.declares(asked)
@@ -156,14 +158,15 @@ def _unlike_code(asked: tuple[Asked, ...], at: int, ground: Ground) -> bool:
 
 def _lone(match: re.Match[str], ground: Ground, reader: Reader) -> Candidate | None:
     """`f_x(key="value")` as the whole message, or gemini's `default_api.f(…)`."""
-    text, at = reader.text, match.start("default" if match["default"] else "lone")
+    text, at = reader.text, reader.skip(match.start())
     wrapped = text.startswith("print(", at)
     call, end = reader.python_call(at + len("print(") if wrapped else at)
     if call is None or not _named_only((call,)):
         return None
+    end += wrapped and text.startswith(")", end)
     if match["default"]:
         return Candidate("pythonic", at, end, (call,), plain=True)
-    if not function_like(call.name or "") or text[end:].strip(" \n)"):
+    if not function_like(call.name or "") or text[end:].strip():
         return None
     return Candidate("pythonic", at, end, (call,), plain=True)
 

@@ -28,7 +28,7 @@ _MARKER = re.compile(
     r"execute_start|interpreter)\|>"
     r"|^[ \t]*(?P<named>python|ipython|code_interpreter|browser|web_search|search)[ \t]*\n"
     r"[ \t]*(?=\{\s*[\"'](?:code|query|q|search_query|command|input)[\"'])"
-    r"|^[ \t>*-]*(?P<call>(?:(?:brave_search|wolfram_alpha|web_search|google_search|bing_search|"
+    r"|^(?: {0,3}|[>*-] )(?P<call>(?:(?:brave_search|wolfram_alpha|web_search|google_search|bing_search|"
     r"search_web|browser\.search|google\.search|duckduckgo_search)(?:\.call|\.search|\.run)?|search)"
     r")\((?=\s*(?:query|q|queries)?\s?=?\s?[\"'])"
     r"|^[ \t]*(?P<fence>`{3,}|~{3,})(?:tool_code|tool_call|tool_calls|function_call|tool_use|"

@@ -10,7 +10,6 @@ from dataclasses import replace
 from posttrain.chat.detect.found import FoundCall, Verdict
 from posttrain.chat.detect.scan import detect_calls
 from posttrain.chat.reasoning import CLOSE, OPEN
-from posttrain.records import ToolCall
 from posttrain.rollouts import Completion, Prompt, Step
 
 
@@ -47,16 +46,10 @@ def searched(step: Step) -> tuple[str | None, str]:
 
 def _in_step(step: Step, tools: str | None, asked: str) -> Verdict:
     reasoning, answer = searched(step)
-    structured: tuple[ToolCall, ...] = step.parsed.tool_calls if step.ids is None else ()
-    found = detect_calls(
+    structured = step.parsed.tool_calls
+    if step.ids is not None:
+        # calls of the raw text are judged there; an endpoint may keep others out of the text
+        structured = tuple(call for call in structured if call.name not in step.text)
+    return detect_calls(
         reasoning=reasoning, answer=answer, structured=structured, tools=tools, prompt=asked
     )
-    if step.ids is not None and step.parsed.tool_calls and not found.in_answer:
-        # the parser took calls out of a text in which none is seen: they are calls all the same
-        found = Verdict(
-            found.calls
-            + detect_calls(
-                reasoning=None, answer="", structured=step.parsed.tool_calls, tools=tools
-            ).calls
-        )
-    return found

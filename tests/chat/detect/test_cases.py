@@ -1,0 +1,182 @@
+"""Every notation, each with the nearest text that is no call."""
+
+from __future__ import annotations
+
+import pytest
+
+from posttrain.chat.detect import detect_calls
+
+CALL = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
+TAGGED = f"<tool_call>\n{CALL}\n</tool_call>"
+XML = "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>"
+INVOKE = '<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n</invoke>'
+
+# form, answer, name
+POSITIVE = [
+    ("nemotron_xml", XML, "get_weather"),
+    ("nemotron_xml", "Let me compute.\n<tool_call>\n<function=python>\n<parameter=code>\nprint(1)\n", "python"),
+    ("hermes_json", TAGGED, "get_weather"),
+    ("hermes_json", f"I need the weather. {TAGGED}", "get_weather"),
+    ("hermes_json", f"I will look it up {TAGGED}", "get_weather"),
+    ("hermes_json", f"{TAGGED}\n<tool_response>\n18\n</tool_response>\nIt is 18 degrees.", "get_weather"),
+    ("hermes_json", '<tool_call>\n{"name": "get_weather", "argu', "get_weather"),
+    ("hermes_json", "<tool_call>\n{'name': 'get_weather', 'arguments': {'city': 'Paris'}}\n</tool_call>", "get_weather"),
+    ("hermes_json", '<tool_call>{"arguments": {"city": "Paris"}, "name": "get_weather"', None),
+    ("tool_call_tag", "Let me see.\n<tool_call>", None),
+    ("tool_call_tag", "<tool_call>\nI need the weather in Paris\n</tool_call>", None),
+    ("tool_call_tag", "<tool_call>\nget_weather(city='Paris')\n</tool_call>", "get_weather"),
+    ("glm", "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>", "get_weather"),
+    ("function_tag", '<function=get_weather>{"city": "Paris"}</function>', "get_weather"),
+    ("tool_tag", f"<function_calls>\n{INVOKE}\n</function_calls>", "get_weather"),
+    ("invoke_xml", INVOKE, "get_weather"),
+    ("minimax", f"<minimax:tool_call>\n{INVOKE}\n</minimax:tool_call>", "get_weather"),
+    ("glaive", f"<functioncall> {CALL}", "get_weather"),
+    ("tool_tag", f"<TOOLCALL>[{CALL}]</TOOLCALL>", "get_weather"),
+    ("tool_tag", "<use_mcp_tool>\n<tool_name>get</tool_name>\n</use_mcp_tool>", None),
+    ("mistral", f"[TOOL_CALLS] [{CALL}]", "get_weather"),
+    ("mistral", '[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}', "get_weather"),
+    ("mistral", "[TOOL_CALLS]get_wea", "get_wea"),
+    ("special_token", f"<|tool_call|>[{CALL}]", "get_weather"),
+    ("special_token", '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>}<tool_call|>', "get_weather"),
+    ("special_token", "<|tool_call_start|>[get_weather(city='Paris')]<|tool_call_end|>", "get_weather"),
+    ("kimi", '<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Paris"}', "get_weather"),
+    ("deepseek", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{"city": "Paris"}\n```<｜tool▁call▁end｜>', "get_weather"),
+    ("deepseek", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Paris"}', "get_weather"),
+    ("cohere", 'Action: ```json\n[{"tool_name": "get_weather", "parameters": {"city": "Paris"}}]\n```', "get_weather"),
+    ("cohere", '<|START_ACTION|>[{"tool_name": "get_weather", "parameters": {}}]<|END_ACTION|>', "get_weather"),
+    ("harmony", '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>', "get_weather"),
+    ("harmony", 'commentary to=functions.get_weather json{"city": "Paris"}', "get_weather"),
+    ("harmony", "<|channel|>analysis to=python code<|message|>print(1)", "python"),
+    ("bare_json", '{"name": "get_weather", "parameters": {"city": "Paris"}}', "get_weather"),
+    ("bare_json", f"Sure! {CALL}", "get_weather"),
+    ("bare_json", f"I'll call the tool.\n\n```json\n{CALL}\n```", "get_weather"),
+    ("bare_json", f"`{CALL}`", "get_weather"),
+    ("bare_json", '{"tool_calls": [{"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}]}', "get_weather"),
+    ("bare_json", '{"function_call": {"name": "get_weather", "arguments": "{}"}}', "get_weather"),
+    ("bare_json", '{"type": "tool_use", "id": "t", "name": "get_weather", "input": {"city": "Paris"}}', "get_weather"),
+    ("bare_json", '{"tool_uses": [{"recipient_name": "functions.get_weather", "parameters": {}}]}', "get_weather"),
+    ("bare_json", '{"action": "get_weather", "action_input": "Paris"}', "get_weather"),
+    ("bare_json", '{"name": "get_weather", "parameters": {"city": "Paris"', "get_weather"),
+    ("pythonic", '[get_weather(city="Paris"), get_time(zone="CET")]', "get_weather"),
+    ("pythonic", 'get_weather(city="Paris")', "get_weather"),
+    ("pythonic", 'print(default_api.get_weather(city="Paris"))', "get_weather"),
+    ("functions_dot", 'functions.get_weather({"city": "Paris"})', "get_weather"),
+    ("react", 'Thought: I need it.\nAction: get_weather\nAction Input: {"city": "Paris"}', "get_weather"),
+    ("react", "Thought: I need it.\nAction 1: Search[Paris weather]", "Search"),
+    ("text_lines", 'tool_call: get_weather\narguments: {"city": "Paris"}', "get_weather"),
+    ("text_lines", '**Tool Call:** get_weather\n**Arguments:** {"city": "Paris"}', "get_weather"),
+    ("text_lines", 'Calling tool get_weather with arguments {"city": "Paris"}', "get_weather"),
+    ("marker", '✿FUNCTION✿: get_weather\n✿ARGS✿: {"city": "Paris"}', "get_weather"),
+    ("tool_code", "```tool_code\nprint(default_api.get_weather(city='Paris'))\n```", "get_weather"),
+    ("llama_python_tag", '<|python_tag|>{"name": "get_weather", "parameters": {}}', "get_weather"),
+    ("llama_python_tag", '<|python_tag|>brave_search.call(query="Paris")', "brave_search"),
+    ("python_request", "<|python_tag|>import sympy\nprint(sympy.sqrt(8))", "python"),
+    ("python_request", "I will run it:\n<execute>\nprint(2)\n</execute>", "python"),
+    ("python_request", 'python\n{"code": "import math"}', "python"),
+    ("search_request", "<search>weather in Paris</search>", "search"),
+    ("search_request", "<|begin_search_query|>weather in Paris<|end_search_query|>", "search"),
+    ("search_request", 'web_search("weather in Paris")', "web_search"),
+]  # fmt: skip
+
+ABOUT = "What does a Hermes tool call look like?"
+# prompt, answer
+NEGATIVE = [
+    (ABOUT, "The `<tool_call>` tag opens a call."),
+    (ABOUT, "A call is wrapped in <tool_call> and </tool_call> tags."),
+    (ABOUT, f"The model emits <tool_call>{CALL}</tool_call> and then waits."),
+    (ABOUT, f"It looks like this:\n\n```xml\n{TAGGED}\n```\n\nThe name comes first."),
+    (ABOUT, f"It looks like this:\n\n{TAGGED}\n"),
+    ("Show me an example of a Nemotron tool call.", XML),
+    ("Give me an example of an OpenAI function call in JSON.", f"```json\n{CALL}\n```"),
+    ("工具调用的格式是什么？请给出示例。", f"示例：\n{TAGGED}"),
+    ("How do I send tool calls to the OpenAI API?", '```json\n{"model": "m", "messages": [{"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}]}\n```'),
+    ("Write a parser for Hermes tool calls in Python.", f'```python\nsample = """{TAGGED}"""\nprint(parse(sample))\n```'),
+    ("", 'Answer within <tool_call></tool_call> tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'),
+    ("", '<tool_call>\n{"name": "tool_name", "arguments": {"param": "value"}}\n</tool_call>'),
+    ("", f"To call a tool, respond only in this exact format:\n{TAGGED}\nAdd no other text."),
+    ("", '<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>\nvalue_1\n</parameter>\n</function>\n</tool_call>'),
+    ("", "<|python_tag|> is the token that Llama writes before code."),
+    ("", "Llama writes <|python_tag|> before code, Mistral [TOOL_CALLS] before calls."),
+    ("", "| Marker | Model |\n|---|---|\n| <tool_call> | Hermes |\n| [TOOL_CALLS] | Mistral |"),
+    ("", "I have no tools here, so there is no <tool_call> to make."),
+    ("", 'You could call `get_weather(city="Paris")` to find out.'),
+    ("", "I would need a tool such as get_weather(city) for that."),
+    ("Describe get_weather as JSON with its name and parameters.", '{"name": "get_weather", "parameters": {"city": "string"}}'),
+    ("Invent a hero as JSON with keys name and parameters.", '{"name": "Aria", "parameters": {"strength": 10}}'),
+    ("Extract the debater and the arguments as JSON.", '{"name": "John Smith", "arguments": {"for": "x"}}'),
+    ("Write the schema of a weather tool.", '{"name": "get_weather", "description": "d", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}'),
+    ("Give an example of a JSON-RPC request.", '```json\n{"jsonrpc": "2.0", "method": "subtract", "params": {"a": 1}, "id": 1}\n```'),
+    ("Write a package.json", '```json\n{"name": "my-app", "version": "1.0.0"}\n```'),
+    ("", '{"action": "Final Answer", "action_input": "It is 18 degrees."}'),
+    ("", "[a, b, c]"),
+    ("", "[f(x), g(x)]"),
+    ("", "The list is [math.sqrt(2), math.sqrt(3)]."),
+    ("Write Python.", "print(math.fsum(seq=values))"),
+    ("Write code that draws it.", "```python\nplot(kind='bar')\n```"),
+    ("", "exports.api = functions.https.onRequest((req, res) => {});"),
+    ("Write XML.", "<note>\n<to>Tove</to>\n<search>x</search>\n</note>"),
+    ("Write Doxygen XML for main.", '<function name="main">\n<param name="argc">int</param>\n</function>'),
+    ("", "**Host's Action:**\nHe opens a door.\n**Input:** none"),
+    ("", "Function: f(x) = x^2\nArguments: x is real"),
+    ("", "Tool: hammer\nUse: nails"),
+    ("", 'We call f {"a", "b"} a pair.'),
+    ("", "search(\"x\") returns the index of x."),
+    ("", "[Your Name]\n[Company(s)]"),
+    ("", "<answer>4</answer>"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("form", "answer", "name"), POSITIVE)
+def test_a_call_is_found_and_named(form: str, answer: str, name: str | None):
+    verdict = detect_calls(reasoning=None, answer=answer, tools=None, prompt="Weather in Paris?")
+    assert [verdict.in_answer, verdict.in_reasoning] == [True, False]
+    first = verdict.calls[0]
+    assert (first.form, first.name, first.kind) == (form, name, "undeclared")
+    assert answer[first.start : first.end] == first.text
+
+
+# a lone Python-style call counts only as the whole text
+WITHIN = [case for case in POSITIVE if not case[1].startswith("get_weather(")]
+
+
+@pytest.mark.parametrize(("form", "answer", "name"), WITHIN)
+def test_a_call_in_the_reasoning_is_found_there(form: str, answer: str, name: str | None):
+    trace = f"I should look this up.\n\n{answer}\n"
+    verdict = detect_calls(reasoning=trace, answer="18 degrees.", tools=None, prompt="Weather?")
+    assert [verdict.in_answer, verdict.in_reasoning] == [False, True]
+    assert verdict.calls[0].name == name
+
+
+@pytest.mark.parametrize(("prompt", "answer"), NEGATIVE)
+def test_what_is_shown_or_spoken_of_is_no_call(prompt: str, answer: str):
+    assert detect_calls(reasoning=None, answer=answer, tools=None, prompt=prompt).calls == ()
+    assert detect_calls(reasoning=answer, answer="", tools=None, prompt=prompt).calls == ()
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    ["Use the search tool to find the height of Everest.", "Call the function get_weather for Paris.",
+     "How tall is Everest? You may use function calls.", "Return the weather in Paris as JSON."],
+)  # fmt: skip
+@pytest.mark.parametrize("answer", [TAGGED, XML, CALL, f"Here is the call:\n{TAGGED}"])
+def test_a_prompt_that_wants_a_tool_used_asks_nothing_about_calls(prompt: str, answer: str):
+    assert detect_calls(reasoning=None, answer=answer, tools=None, prompt=prompt).any
+
+
+def test_a_call_after_a_mention_is_found():
+    text = f"The `<tool_call>` tag is how I call.\n\nHere I go:\n{XML}"
+    (call,) = detect_calls(reasoning=None, answer=text, tools=None).calls
+    assert call.text == XML
+
+
+def test_calls_of_a_list_share_a_span():
+    text = f"[TOOL_CALLS][{CALL}, {CALL.replace('weather', 'time')}]"
+    calls = detect_calls(reasoning=None, answer=text, tools=None).calls
+    assert [call.name for call in calls] == ["get_weather", "get_time"]
+    assert {(call.start, call.end) for call in calls} == {(0, len(text))}
+
+
+def test_several_calls_are_each_found():
+    text = f"First.\n{TAGGED}\nThen.\n{XML}\n\n```json\n{CALL}\n```"
+    forms = [call.form for call in detect_calls(reasoning=None, answer=text, tools=None).calls]
+    assert forms == ["hermes_json", "nemotron_xml", "bare_json"]
