@@ -10,6 +10,7 @@ work on and which there are. The snapshot is what `grading.grade` needs besides 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from data_builders.tiny_world.tools import TOOLS, ToolWorld, tool_schemas
 from posttrain.errors import DataError
 from posttrain.records import json_text
 from posttrain.rollouts import Prompt, metadata_of
+from posttrain.tools.tool import writable
 
 
 class TinyWorldToolkit:
@@ -52,12 +54,13 @@ class TinyWorldEnvironment:
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Run one call. Errors and undeclared names are results, and are logged as calls too."""
-        return self.world.call(name, arguments)
+        return writable(self.world.call(name, arguments))
 
     def snapshot(self) -> str:
         """The state after the calls, and the names of all that were called, in order."""
         calls = [call.name for call in self.world.calls]
-        return json_text({"state": self.world.state, "calls": calls})
+        # ASCII, since a model may have written half a surrogate pair into a name or the state
+        return json.dumps({"state": self.world.state, "calls": calls}, separators=(",", ":"))
 
     async def close(self) -> None:
         """There is nothing to release."""

@@ -53,8 +53,8 @@ except Exception as error:
     sys.exit(1)
 """
 _ENDED = {
-    "time": "stopped after {0.seconds:g} seconds",
-    "cpu": "stopped after {0.cpu_seconds} seconds of processor time",
+    "time": "stopped after {0.seconds:g} s",
+    "cpu": "stopped after {0.cpu_seconds} s of processor time",
     "memory": "stopped: more than {0.memory_mb} MB of memory",
     "files": "stopped: more than {0.files} files",
     "output": "stopped: more than {0.output_bytes} bytes of output",
@@ -79,7 +79,7 @@ def python_tool(limits: Limits | None = None, *, at_once: int | None = None) -> 
     places = at_once or os.cpu_count() or 1
 
     async def run(code: str) -> str:
-        argv = [interpreter.executable, "-I", "-c", _RUNNER, _PROGRAM]
+        argv = [interpreter.executable, "-P", "-s", "-c", _RUNNER, _PROGRAM]
         source = code.encode("utf-8", "surrogatepass")
         async with turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(places)):
             result = await run_sandboxed(argv, files={_PROGRAM: source}, limits=bounds)

@@ -85,3 +85,8 @@ def clip(text: str, characters: int) -> str:
     gone = len(text) - characters
     half = characters // 2
     return f"{text[: characters - half]}\n[… {gone} characters left out …]\n{text[-half:]}"
+
+
+def writable(text: str) -> str:
+    """Text that UTF-8 can hold: JSON arguments may bring half a surrogate pair with them."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -15,7 +15,7 @@ from typing import Any
 from posttrain.errors import ConfigError
 from posttrain.records import json_text
 from posttrain.rollouts import Prompt
-from posttrain.tools.tool import Tool, clip
+from posttrain.tools.tool import Tool, clip, writable
 
 RESULT_CHARACTERS = 8192
 
@@ -60,8 +60,8 @@ class ToolboxEnvironment:
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Run one call."""
         if (tool := self.tools.get(name)) is None:
-            return _writable(f"error: no tool {clip(name, 80)}; there is {', '.join(self.tools)}")
-        return _writable(clip(await tool.call(arguments), self.characters))
+            return writable(f"error: no tool {clip(name, 80)}; there is {', '.join(self.tools)}")
+        return writable(clip(await tool.call(arguments), self.characters))
 
     def snapshot(self) -> str:
         """There is no state to see."""
@@ -69,8 +69,3 @@ class ToolboxEnvironment:
 
     async def close(self) -> None:
         """There is nothing to release."""
-
-
-def _writable(text: str) -> str:
-    """Text that UTF-8 can hold: JSON arguments may bring half a surrogate pair with them."""
-    return text.encode("utf-8", "backslashreplace").decode()

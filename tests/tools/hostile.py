@@ -156,6 +156,6 @@ RESOURCES = {
         "attempt('nice', os.nice, -5)\n"
         "attempt('real time', os.sched_setscheduler, 0, os.SCHED_FIFO, os.sched_param(10))"
     ),
-    "huge arguments": ends("attempt('argv', subprocess.run, ['true', 'x' * (64 << 20)])"),
+    "huge arguments": ends("attempt('argv', subprocess.run, ['true', 'x' * (8 << 20)])"),
     "open files": ends("attempt('files', lambda: [os.dup(1) for _ in range(5000)])"),
 }

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from data_builders.tiny_world.environment import TinyWorldEnvironment, TinyWorldToolkit
+from data_builders.tiny_world.grading import grade
+from data_builders.tiny_world.items import family_items
+from data_builders.tiny_world.tools import tool_schemas
+from posttrain.errors import DataError
+from posttrain.records import Message, json_text
+from posttrain.rollouts import Prompt
+
+WITH_TOOLS = ("lookups", "plans", "recover", "near_miss")
+
+
+def prompt_of(metadata: dict[str, Any]) -> Prompt:
+    return Prompt("p", "p", "tools", (Message("user", "?"),), metadata=json_text(metadata))
+
+
+def opened(**changes: Any) -> TinyWorldEnvironment:
+    state = {"price": {"lamp": 42}, "tickets": {"10": {"owner": "ana", "status": "open"}}}
+    item = {"initial_state": state, "fault": None, "tools_declared": ["get_price", "set_status"]}
+    return TinyWorldToolkit().open(prompt_of(item | changes))
+
+
+def call(environment: TinyWorldEnvironment, name: str, **arguments: Any) -> str:
+    return asyncio.run(environment.call(name, arguments))
+
+
+@pytest.mark.parametrize("family", WITH_TOOLS)
+def test_a_reference_played_through_the_environment_is_graded_right(family: str) -> None:
+    """Every call of the reference has the result it shows, and the snapshot grades as correct."""
+    calls = 0
+    for item in islice(family_items(seed=3, split="heldout", family=family), 40):
+        environment = TinyWorldToolkit().open(prompt_of(item["metadata"]))
+        results = [m["content"] for m in item["reference"] if m["role"] == "tool"]
+        made = [c["function"] for m in item["reference"] for c in m.get("tool_calls", ())]
+        for function, result in zip(made, results, strict=True):
+            assert (
+                call(environment, function["name"], **json.loads(function["arguments"])) == result
+            )
+        end = json.loads(environment.snapshot())
+        assert end["calls"] == [function["name"] for function in made]
+        answer = item["reference"][-1]["content"]
+        verdict = grade(item["metadata"], answer, calls=end["calls"], final_state=end["state"])
+        assert verdict.correct, item
+        calls += len(made)
+    assert calls >= 20
+
+
+def test_the_declared_tools_are_what_is_declared() -> None:
+    prompt = prompt_of({"initial_state": None, "fault": None, "tools_declared": ["get_city"]})
+    assert json.loads(TinyWorldToolkit().schemas(prompt)) == tool_schemas(["get_city"])
+
+
+def test_each_completion_has_a_world_of_its_own() -> None:
+    item = {"initial_state": {"tickets": {"1": {"owner": "a", "status": "open"}}}, "fault": None}
+    prompt = prompt_of(item | {"tools_declared": ["set_status"]})
+    toolkit = TinyWorldToolkit()
+    first, second = toolkit.open(prompt), toolkit.open(prompt)
+    assert call(first, "set_status", ticket="1", status="closed") == "ok"
+    assert json.loads(first.snapshot())["state"]["tickets"]["1"]["status"] == "closed"
+    assert json.loads(second.snapshot()) == {"state": item["initial_state"], "calls": []}
+
+
+def test_a_fault_is_met_and_passes() -> None:
+    environment = opened(fault={"tool": "get_price", "kind": "busy", "times": 1})
+    assert call(environment, "get_price", item="lamp") == "error: busy"
+    assert call(environment, "get_price", item="lamp") == "42"
+
+
+def test_undeclared_and_malformed_calls_are_answered_and_logged() -> None:
+    environment = opened()
+    assert call(environment, "get_city", item="lamp") == "error: no tool get_city"
+    assert call(environment, "get_price", thing=1) == "error: get_price takes item"
+    assert call(environment, "x\ud800") == "error: no tool x\\ud800"
+    end = environment.snapshot()
+    assert json.loads(end)["calls"] == ["get_city", "get_price", "x\ud800"]
+    assert end.encode("utf-8")
+    asyncio.run(environment.close())
+
+
+def test_an_item_without_tools_leaves_an_empty_state() -> None:
+    environment = opened(initial_state=None, tools_declared=[])
+    assert json.loads(environment.snapshot()) == {"state": {}, "calls": []}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({}, "metadata has no 'initial_state'"),
+        ({"initial_state": {}, "fault": None, "tools_declared": ["fly"]}, "no tool 'fly'"),
+    ],
+)
+def test_another_prompt_is_refused(metadata: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        TinyWorldToolkit().open(prompt_of(metadata))
