@@ -36,9 +36,11 @@ class Maths:
             reasons.append(reason)
             questions.append(question)
         outcomes = self._settle([q for q in questions if q is not None])
+        # a gold equals itself at once; it must be told from another number in time as well
+        others = self._settle([_another(q) for q in outcomes])
         return [
-            reason if question is None else _refusal(question, outcomes[question])
-            for reason, question in zip(reasons, questions, strict=True)
+            reason if q is None else _refusal(q[0], outcomes[q], others[_another(q)])
+            for reason, q in zip(reasons, questions, strict=True)
         ]
 
     def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
@@ -94,11 +96,16 @@ def _own_answer(prompt: Prompt) -> tuple[str | None, Question | None]:
     return None, (gold, boxed, tolerance)
 
 
-def _refusal(question: Question, outcome: Outcome) -> str | None:
-    if outcome.problem is not None:
-        kind = "gold_unreadable" if outcome.problem.startswith("Unreadable") else "gold_too_hard"
-        return f"{kind}: {one_line(question[0])}"
-    return None if outcome.value is True else f"gold_not_accepted: {one_line(question[0])}"
+def _another(question: Question) -> Question:
+    return question[0], "1.5", question[2]
+
+
+def _refusal(gold: str, itself: Outcome, another: Outcome) -> str | None:
+    if itself.problem is not None and itself.problem.startswith("Unreadable"):
+        return f"gold_unreadable: {one_line(gold)}"
+    if itself.problem is not None or another.problem is not None:
+        return f"gold_too_hard: {one_line(gold)}"
+    return None if itself.value is True else f"gold_not_accepted: {one_line(gold)}"
 
 
 def _score(question: Question, outcome: Outcome) -> Score:
