@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.defaults import repeated_defaults
+from posttrain.config.dpo import DpoConfig
 from posttrain.config.load import load_recipe, read_recipe
 from posttrain.config.sample import SampleConfig
 from posttrain.config.sft import SftConfig
@@ -18,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # a recipe is named after its stage; recipes/accelerate holds accelerate's own files
 SCHEMAS: dict[str, type[BaseModel]] = {
     "build_sft.yaml": BuildSftConfig,
+    "dpo.yaml": DpoConfig,
     "sample.yaml": SampleConfig,
     "sft.yaml": SftConfig,
     "world.yaml": TinyWorldConfig,
@@ -59,6 +61,15 @@ def test_a_repeated_default_is_found(tmp_path):
         "reasoning",
         "sources.0.ending",
     ]
+
+
+def test_the_paper_dpo_has_the_papers_numbers():
+    recipe = load_recipe(ROOT / "recipes/nemotron-3-nano/dpo.yaml", DpoConfig)
+    assert (recipe.trainer["learning_rate"], recipe.trainer["max_steps"]) == (3e-6, 50)
+    assert (recipe.batch, recipe.max_epochs, recipe.adapter) == (128, 1, None)
+    loss = recipe.loss
+    assert (loss.preference_weight, loss.sft_weight, loss.beta) == (1.0, 0.2, 0.05)
+    assert (loss.sft_form, loss.kl_weight) == ("sum", 0.0)
 
 
 def test_the_paper_blend_has_the_papers_numbers():
