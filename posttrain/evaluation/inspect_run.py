@@ -11,6 +11,7 @@ depend on nothing but the unit.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -29,6 +30,7 @@ from posttrain.evaluation.inspect_model import Ask, ask, inspect_model
 from posttrain.evaluation.record import Record
 from posttrain.evaluation.unit import How, Unit, UnitRun
 from posttrain.records import Score
+from posttrain.sampling.journal import Journal
 from posttrain.sampling.protocol import Generation, Request, Sampler
 from posttrain.sampling.rollout import Rollout
 
@@ -44,6 +46,7 @@ def run_units(
     on_done: Callable[[Unit, list[Record]], None],
     progress: Progress | None = None,
     at_once: int = 64,
+    work: Path | None = None,
     close: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Make and grade every completion of the units of one checkpoint.
@@ -53,6 +56,8 @@ def run_units(
         on_done: told a unit's records, in order, as soon as it has them all.
         progress: told new tokens as they come.
         at_once: completions under way with a sampler that is not batched.
+        work: where a server's completions are kept one by one until their unit is done; those that
+            are there are not made again.
         close: called when all are made, in the event loop that the sampler was used in.
 
     Raises:
@@ -71,13 +76,23 @@ def run_units(
             await close()
 
     width = max(unit.size for unit in units) if sampler.batched else at_once
-    with _quiet() as scratch:
+    with _quiet() as scratch, contextlib.ExitStack() as stack:
+        runs = [
+            UnitRun(
+                unit,
+                how,
+                generate,
+                batched=sampler.batched,
+                on_done=on_done,
+                journal=None
+                if sampler.batched or work is None
+                else stack.enter_context(Journal(work / unit.checkpoint / f"{unit.name}.jsonl")),
+            )
+            for unit in units
+        ]
         model = inspect_model(sampler, units[0].checkpoint)
         logs = inspect_ai.eval(
-            [
-                _task(UnitRun(unit, how, generate, sampler.batched, on_done), model, finished)
-                for unit in units
-            ],
+            [_task(run, model, finished) for run in runs],
             model=model,
             log_dir=str(log_dir or scratch / "logs"),
             log_samples=log_dir is not None,
@@ -109,7 +124,7 @@ _PLAIN: dict[str, Any] = {
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[Path]:
-    """Inspect without its traces in the home directory and without a user's telemetry.
+    """Inspect without traces in the home directory, without telemetry, and at a tolerable speed.
 
     Yields a scratch directory, which lasts as long as the process: inspect closes its trace there
     when that ends.
@@ -122,13 +137,19 @@ def _quiet() -> Iterator[Path]:
         "INSPECT_API_KEY_OVERRIDE": None,
     }
     before = {name: os.environ.get(name) for name in changed}
+    thresholds = gc.get_threshold()
+    # inspect keeps dozens of objects a sample alive: looking them all through again and again costs
+    # as much as everything else it does
+    gc.set_threshold(*_RARELY)
     _set(changed)
     try:
         yield scratch
     finally:
         _set(before)
+        gc.set_threshold(*thresholds)
 
 
+_RARELY = (200_000, 50, 1000)
 _SCRATCH = tempfile.TemporaryDirectory(prefix="posttrain-inspect-")
 
 

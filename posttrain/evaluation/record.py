@@ -18,7 +18,7 @@ from typing import Any
 from posttrain.artifacts import atomic_write_text
 from posttrain.chat.detect import FoundCall, Verdict, detect_in_completion
 from posttrain.errors import DataError
-from posttrain.records import Score, json_text
+from posttrain.records import Score
 from posttrain.rollouts import (
     Completion,
     Prompt,
@@ -27,6 +27,7 @@ from posttrain.rollouts import (
     prompt_from_row,
     prompt_to_row,
 )
+from posttrain.sampling.journal import row_line
 
 Row = dict[str, Any]
 
@@ -95,10 +96,7 @@ def token_counts(completion: Completion) -> Row:
 
 def write_records(path: Path, records: Iterable[Record]) -> None:
     """Write records as JSONL, all of them or none."""
-    # escaped where UTF-8 has no form for it: a broken byte sequence may decode to a lone surrogate
-    lines = (json_text(record_to_row(record)) + "\n" for record in records)
-    text = "".join(lines).encode("utf-8", "backslashreplace").decode()
-    atomic_write_text(path, text)
+    atomic_write_text(path, "".join(row_line(record_to_row(record)) for record in records))
 
 
 def read_records(path: Path) -> list[Record]:

@@ -9,13 +9,15 @@ It is what a killed run makes again whole, and its records are one file.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from posttrain.evaluation.gather import Gather
 from posttrain.evaluation.record import Record, make_record
 from posttrain.records import Score
-from posttrain.rollouts import Completion, Prompt
+from posttrain.rollouts import Completion, Prompt, completion_from_row
+from posttrain.sampling.journal import Journal
 from posttrain.sampling.loop import OpenEnvironment
 from posttrain.sampling.protocol import Generation, Request
 from posttrain.sampling.rollout import Limits, Rollout
@@ -51,6 +53,11 @@ class Unit:
         return self.prompts[position // self.samples], position % self.samples
 
 
+def unit_name(prompt: Prompt) -> str:
+    """The name of the unit that a prompt belongs to."""
+    return f"{prompt.source}.{prompt.setting}"
+
+
 @dataclass(frozen=True, slots=True)
 class How:
     """What every completion of an evaluation is made and graded with."""
@@ -81,6 +88,7 @@ class UnitRun:
     Args:
         generate: one generation a request, in order.
         batched: whether requests and gradings wait for one another.
+        journal: completions of a run before this one, which are not made again.
         on_done: told all records, in order, once.
     """
 
@@ -89,6 +97,7 @@ class UnitRun:
     generate: Callable[[Sequence[Request]], Awaitable[Sequence[Generation]]]
     batched: bool
     on_done: Callable[[Unit, list[Record]], None]
+    journal: Journal | None = None
     _rollouts: Gather[Request, Generation] = field(init=False)
     _gradings: Gather[tuple[Prompt, Completion], Score] = field(init=False)
     _gate: asyncio.Semaphore = field(init=False)
@@ -115,6 +124,8 @@ class UnitRun:
             through: asks a rollout's request by way of what it is given, such as inspect's log.
         """
         prompt, index = self.unit.at(position)
+        if self.journal is not None and (prompt.id, index) in self.journal:
+            return self._restore(position)
         opened = self.how.open_environment(prompt) if prompt.tools is not None else None
         rollout = Rollout(prompt, index, self.how.seed, self.how.limits, opened)
         try:
@@ -127,6 +138,8 @@ class UnitRun:
         finally:
             await rollout.close()
         self._completions[position] = completion
+        if self.journal is not None and completion.finish != "failed":
+            self.journal.add(completion)
         return completion
 
     async def grade(self, position: int) -> Record:
@@ -147,6 +160,13 @@ class UnitRun:
         if self.complete:
             self.on_done(self.unit, [self._records[k] for k in range(self.unit.size)])
         return record
+
+    def _restore(self, position: int) -> Completion:
+        prompt, index = self.unit.at(position)
+        assert self.journal is not None
+        (line,) = self.journal.lines([(prompt.id, index)], otherwise=lambda key: b"")
+        completion = self._completions[position] = completion_from_row(json.loads(line))
+        return completion
 
     async def _alone(self, request: Request) -> Generation:
         return (await self.generate([request]))[0]

@@ -1,0 +1,340 @@
+"""Evaluate checkpoints: accuracy, undeclared tool calls, adherence, lengths; with intervals.
+
+    python scripts/eval.py --config recipes/tiny/eval.yaml
+    python scripts/eval.py --config F out=runs/x --task maths --limit 20
+    python scripts/eval.py --config F out=runs/x --dry-run
+    python scripts/eval.py rescore RUN [out=DIR]              # grade the records again
+    python scripts/eval.py compare RUN_A[:NAME] RUN_B[:NAME]  # paired, on the same prompts
+
+Paths in a recipe are relative to the directory this is run in. Killed and started again, the same
+command finishes the run and repeats nothing that was finished.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+# before transformers is imported, which may be by way of trl, whose telemetry is on by default
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+from rich.console import Console
+from rich.markup import escape
+
+from data_builders.graders import all_graders
+from data_builders.prompts import PromptSet, build_prompts, prompt_inputs
+from data_builders.sft_inputs import Input, as_facts
+from data_builders.toolkits import toolkits_for
+from posttrain.artifacts import (
+    MANIFEST,
+    Counts,
+    Parent,
+    StageDir,
+    atomic_write_json,
+    parent_of,
+    read_artifact,
+)
+from posttrain.claim import claimed, run_command
+from posttrain.config.eval import EvalConfig
+from posttrain.config.load import load_recipe
+from posttrain.errors import ConfigError
+from posttrain.evaluation.artifact import finish_run
+from posttrain.evaluation.compare import compare_runs, side_of
+from posttrain.evaluation.extra import require_inspect
+from posttrain.evaluation.lock import (
+    COMPARED,
+    LOCK,
+    bind_lock,
+    bind_weights,
+    make_lock,
+    read_lock,
+)
+from posttrain.evaluation.record import Record, read_records, write_records
+from posttrain.evaluation.rescore import changes, keep_rescored, rescore, rescored_config
+from posttrain.evaluation.run_files import (
+    KIND,
+    metrics_of,
+    read_run,
+    record_path,
+    refuse_failures,
+)
+from posttrain.evaluation.tables import print_cells, print_pairs
+from posttrain.evaluation.unit import Grade, How, Unit, units_of
+from posttrain.models.rendering import PromptRenderer, renderer_of
+from posttrain.records import json_text
+from posttrain.report import ensure_report, write_report
+from posttrain.rollouts import Prompt, prompt_to_row
+from posttrain.sampling.meter import Meter
+from posttrain.sampling.open import open_sampler
+from posttrain.tools.protocol import Environment, Toolkit
+from reward.grader import Attempt, Grader
+
+BASE = Path(".")
+IN_FLIGHT = 2  # rollouts a server connection, so that one may run tools while another is answered
+
+
+def main(arguments: list[str]) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    commands = {"rescore": rescore_run, "compare": compare}
+    if arguments and arguments[0] in commands:
+        commands[arguments[0]](arguments[1:], console)
+    else:
+        evaluate(arguments, console)
+
+
+def evaluate(arguments: list[str], console: Console) -> None:
+    """Make what is missing of a run, or show what it would be."""
+    parser = argparse.ArgumentParser(description="Evaluate checkpoints.")
+    parser.add_argument("--config", required=True, help="the recipe, a YAML file")
+    parser.add_argument("--limit", type=int, help="only so many prompts of each task and setting")
+    parser.add_argument("--task", action="append", default=[], help="only this task; repeatable")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan, write nothing")
+    parser.add_argument("overrides", nargs="*", help="key.path=value; out=DIR is one")
+    options = parser.parse_args(arguments)
+    if options.limit is not None and options.limit < 1:
+        raise ConfigError("--limit takes a number of prompts, 1 or more")
+    require_inspect()
+    recipe = load_recipe(options.config, EvalConfig, options.overrides)
+    recipe = recipe.part(tuple(options.task)) if options.task else recipe
+    config = recipe.owner_config() | ({"limit": options.limit} if options.limit else {})
+    out = Path(recipe.out)
+
+    if options.dry_run:
+        if out.is_dir() and any(out.iterdir()):
+            StageDir.open(out, kind=KIND, config=config, claim=False)
+        show_plan(console, recipe, plan_of(recipe, options.limit))
+        return
+    with claimed(out, kind=KIND, config=config, scratch="work") as stage:
+        plan = plan_of(recipe, options.limit)
+        bind_lock(out / LOCK, lock_of(recipe, plan, stage.config_digest))
+        if stage.complete:
+            shutil.rmtree(out / "work", ignore_errors=True)
+            ensure_report(out)
+            console.print(f"{out} is complete, nothing to do", highlight=False)
+            return
+        make_records(recipe, plan, console)
+        finish(stage, recipe, plan, console)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a recipe comes to: prompts, what runs and grades them, and where all of it is from."""
+
+    made: PromptSet
+    units: list[Unit]  # of the first checkpoint; all are asked the same
+    toolkits: Mapping[str, Toolkit]
+    graders: Mapping[str, Grader]
+    renderers: Mapping[str, PromptRenderer | None]
+    inputs: Sequence[Input]
+    parents: Sequence[Parent]
+
+    def of(self, checkpoint: str) -> list[Unit]:
+        """A checkpoint's units."""
+        return [replace(unit, checkpoint=checkpoint) for unit in self.units]
+
+    def opened(self, prompt: Prompt) -> Environment | None:
+        """What runs a prompt's calls."""
+        name = prompt.environment
+        return None if name is None else self.toolkits[name].open(prompt)
+
+
+def plan_of(recipe: EvalConfig, limit: int | None) -> Plan:
+    """All that can be said before a model is loaded."""
+    out, names = Path(recipe.out), list(recipe.checkpoints)
+    inputs, parents = prompt_inputs(recipe.prompts, BASE, out=out)
+    for path in filter(None, map(recipe.path_of, names)):
+        if (Path(path) / MANIFEST).is_file():
+            manifest = read_artifact(path, kind="checkpoint")
+            parents.append(parent_of(path, relative_to=out, manifest=manifest))
+    graders, toolkits = all_graders(), toolkits_for(recipe.prompts, recipe.settings)
+    made = build_prompts(
+        recipe.prompts,
+        recipe.settings,
+        seed=recipe.seed,
+        graders=graders,
+        toolkits=toolkits,
+        base_dir=BASE,
+    )
+    units = units_of(names[0], made.prompts, recipe.samples_of)
+    if limit is not None:
+        units = [replace(unit, prompts=unit.prompts[:limit]) for unit in units]
+    renderers = {name: renderer_of(recipe.backend_of(name), recipe.path_of(name)) for name in names}
+    return Plan(made, units, toolkits, graders, renderers, inputs, parents)
+
+
+def show_plan(console: Console, recipe: EvalConfig, plan: Plan) -> None:
+    """Counts, and the first prompt of each task and setting as each checkpoint is asked it."""
+    for books_of, books in plan.made.books.items():
+        dropped = ", ".join(f"{reason} {n:,}" for reason, n in sorted(books.dropped.items()))
+        console.print(f"{books_of}: {books.rows_in:,} rows, {books.kept:,} asked; {dropped}")
+    names = ", ".join(recipe.checkpoints)
+    for unit in plan.units:
+        console.print(f"{unit.name}: {len(unit.prompts):,} prompts × {unit.samples} × ({names})")
+    shown: dict[str, str] = {}
+    for unit in plan.units:
+        first = unit.prompts[0]
+        for name, renderer in plan.renderers.items():
+            row = {k: prompt_to_row(first)[k] for k in ("messages", "tools", "thinking")}
+            text = json_text(row) if renderer is None else renderer.text(first)
+            if shown.get(unit.name) == text:
+                continue  # asked as another checkpoint is
+            shown[unit.name] = text
+            console.print(f"\nfirst prompt of {unit.name} for {name}:", highlight=False)
+            console.print(escape(text), highlight=False, soft_wrap=True)
+
+
+def lock_of(recipe: EvalConfig, plan: Plan, config_digest: str) -> dict[str, Any]:
+    """What the records of a run depend on."""
+    return make_lock(
+        config_digest=config_digest,
+        units=plan.units,
+        sampling={
+            "parameters": recipe.parameters.model_dump(mode="json"),
+            "limits": recipe.limits.model_dump(mode="json", exclude={"tools_at_once"}),
+            "samples": {unit.name: unit.samples for unit in plan.units},
+            "seed": recipe.seed,
+        },
+        rendering={
+            name: renderer
+            and {
+                "template": renderer.template.digest,
+                "tokenizer": renderer.facts()["tokenizer"]["digest"],
+            }
+            for name, renderer in plan.renderers.items()
+        },
+        data={
+            "files": {found.path: found.sha256 for found in plan.inputs},
+            "artifacts": sorted(parent.digest for parent in plan.parents),
+        },
+    )
+
+
+def make_records(recipe: EvalConfig, plan: Plan, console: Console) -> None:
+    """Every unit that is not there yet, checkpoint by checkpoint."""
+    from posttrain.evaluation.inspect_run import run_units
+
+    out = Path(recipe.out)
+    how = How(
+        recipe.limits.limits(recipe.parameters), recipe.seed, plan.opened, grade_with(plan.graders)
+    )
+
+    def keep(unit: Unit, records: list[Record]) -> None:
+        refuse_failures(records, max_failed=recipe.max_failed)
+        write_records(record_path(out, unit.checkpoint, unit.name), records)
+        for record in records:
+            meter.done(record.completion)
+
+    with Meter(
+        total=len(recipe.checkpoints) * sum(unit.size for unit in plan.units), console=console
+    ) as meter:
+        for name in recipe.checkpoints:
+            units = plan.of(name)
+            left = [u for u in units if not record_path(out, name, u.name).is_file()]
+            meter.restored(sum(unit.size for unit in units if unit not in left))
+            if not left:
+                continue
+            backend = recipe.backend_of(name)
+            sampler = open_sampler(backend, checkpoint=recipe.path_of(name))
+            bind_weights(out / LOCK, name, sampler.identity)
+            run_units(
+                left,
+                sampler,
+                how,
+                log_dir=out / "inspect" / name if recipe.inspect_logs else None,
+                on_done=keep,
+                progress=meter.tokens,
+                at_once=IN_FLIGHT * getattr(backend, "concurrency", 1),
+                work=out / "work",
+                close=getattr(sampler, "close", None),
+            )
+
+
+def finish(stage: StageDir, recipe: EvalConfig, plan: Plan, console: Console) -> None:
+    """Figures from the records, the books, and the manifest that makes it an artifact."""
+    names, out = list(recipe.checkpoints), stage.path
+    records = {
+        name: [r for unit in plan.units for r in read_records(record_path(out, name, unit.name))]
+        for name in names
+    }
+    asked = sum(len(unit.prompts) for unit in plan.units)
+    made = len(plan.made.prompts)
+    metrics = finish_run(
+        stage,
+        records,
+        lock=read_lock(out / LOCK),
+        counts=Counts(made, asked, {"limit": made - asked} if made > asked else {}),
+        parents=plan.parents,
+        seed=recipe.seed,
+        facts={
+            "sources": {
+                name: {
+                    "rows_in": books.rows_in,
+                    "kept": books.kept,
+                    "dropped": dict(sorted(books.dropped.items())),
+                }
+                for name, books in plan.made.books.items()
+            },
+            "inputs": as_facts(plan.inputs),
+        },
+    )
+    shutil.rmtree(out / "work", ignore_errors=True)
+    print_cells(console, metrics["cells"])
+    print_pairs(console, metrics["pairs"])
+    console.print(f"{write_report(out)}", highlight=False)
+
+
+def rescore_run(arguments: list[str], console: Console) -> None:
+    """Grade a run's records again; `out=DIR` keeps the result as a run of its own."""
+    parser = argparse.ArgumentParser(description="Grade the records of a run again.")
+    parser.add_argument("run", type=Path, help="a finished evaluation")
+    parser.add_argument("out", nargs="?", help="out=DIR; without it nothing is written")
+    options = parser.parse_args(arguments)
+    if options.out is not None and not options.out.startswith("out="):
+        raise ConfigError(f"rescore takes out=DIR, found {options.out!r}")
+    manifest, before = read_run(options.run)
+    after = rescore(before, grade_with(all_graders()))
+    for name, records in before.items():
+        scores, calls = changes(records, after[name])
+        console.print(
+            f"{name}: {len(records):,} records, {scores:,} scores and {calls:,} verdicts changed",
+            highlight=False,
+        )
+    print_cells(console, metrics_of(after, seed=manifest.seed)["cells"])
+    if options.out is not None:
+        out = Path(options.out.removeprefix("out="))
+        with claimed(out, kind=KIND, config=rescored_config(manifest)) as stage:
+            if not stage.complete:
+                keep_rescored(stage, options.run, manifest, after)
+            console.print(f"{write_report(out)}", highlight=False)
+
+
+def compare(arguments: list[str], console: Console) -> None:
+    """Two checkpoints of two runs (or of one), question by question."""
+    parser = argparse.ArgumentParser(description="Compare two runs on the same prompts.")
+    parser.add_argument("a", help="RUN, or RUN:NAME of one of its checkpoints")
+    parser.add_argument("b", help="RUN, or RUN:NAME")
+    parser.add_argument("--despite", action="append", default=[], choices=COMPARED,
+                        help="compare although this part of the locks differs")  # fmt: skip
+    parser.add_argument("--json", type=Path, help="write the figures to this file as well")
+    options = parser.parse_args(arguments)
+    a, b = side_of(options.a), side_of(options.b)
+    rows = compare_runs(a, b, despite=options.despite)
+    console.print(f"a: {a.run} {a.checkpoint}\nb: {b.run} {b.checkpoint}", highlight=False)
+    print_pairs(console, rows)
+    if options.json is not None:
+        atomic_write_json(options.json, {"a": options.a, "b": options.b, "pairs": rows})
+
+
+def grade_with(graders: Mapping[str, Grader]) -> Grade:
+    """Graders as evaluation takes them."""
+    return lambda name, attempts: graders[name].grade([Attempt(*attempt) for attempt in attempts])
+
+
+if __name__ == "__main__":
+    run_command(lambda: main(sys.argv[1:]))
