@@ -72,6 +72,14 @@ class RoomyLayer(DynamicLayer):
         """Columns written."""
         return self.used
 
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Pick rows by index, a row as often as it is named."""
+        assert self._key_buffer is not None
+        assert self._value_buffer is not None
+        self._key_buffer = self._key_buffer[beam_idx]
+        self._value_buffer = self._value_buffer[beam_idx]
+        self._show(self.used)
+
     def keep(self, count: int, moves: Moves) -> None:
         """The first `count` rows, after rows were moved into the places of others."""
         for buffer in (self._key_buffer, self._value_buffer):

@@ -84,15 +84,20 @@ def choose(
         the model's own. An id as large as the vocabulary says that the logits were not finite.
     """
     if how.all_greedy:
-        tokens = logits.argmax(-1)
+        tokens = _unless_broken(logits, logits.argmax(-1))
         return tokens, log_probability(logits, tokens) if how.logps else None
     scaled = logits if how.temperature is None else logits / how.temperature[:, None]
     scaled = _filtered(scaled, how)
     cumulative = torch.softmax(scaled, -1).cumsum(-1, dtype=torch.float64)
     drawn = torch.from_numpy(numbers).to(logits.device)[:, None] * cumulative[:, -1:]
     sampled = torch.searchsorted(cumulative, drawn, right=True)[:, 0]
-    tokens = torch.where(how.greedy, logits.argmax(-1), sampled)
+    tokens = _unless_broken(logits, torch.where(how.greedy, logits.argmax(-1), sampled))
     return tokens, log_probability(scaled, tokens) if how.logps else None
+
+
+def _unless_broken(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """A NaN anywhere in a model ends in all of a row's logits: looking at one of them is cheap."""
+    return torch.where(logits[:, 0].isnan(), logits.shape[-1], tokens)
 
 
 def log_probability(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

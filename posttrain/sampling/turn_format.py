@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from posttrain.chat import ChatTemplate
 from posttrain.chat.reasoning import CLOSE, OPEN
 from posttrain.errors import ConfigError, RenderError
-from posttrain.records import Message, message_to_template, tools_to_template
+from posttrain.records import Message, ToolCall, message_to_template, tools_to_template
 
 Encode = Callable[[Sequence[str]], list[list[int]]]
-_ASKED, _THOUGHT, _SAID = "q0", "r0", "a0"
+_ASKED, _THOUGHT, _SAID, _RESULT = "q0", "r0", "a0", "result0"
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class TurnFormat:
         stop_ids: tokens that end generation; `stop_texts` are their texts.
         open_id, close_id: the think tags, None where they are not single tokens.
         closing: what the template writes between a trace and an answer; None where it writes none.
+        writes_results: False for a template that leaves tool results out without a word.
     """
 
     template: ChatTemplate
@@ -39,6 +40,7 @@ class TurnFormat:
     open_id: int | None
     close_id: int | None
     closing: str | None
+    writes_results: bool
 
     def between(self, messages: Sequence[Message], *, tools: str | None, thinking: bool) -> str:
         """The text from behind the last assistant's end token to where the next one begins.
@@ -49,6 +51,8 @@ class TurnFormat:
         Raises:
             RenderError: the template refuses them, or puts no end token behind a turn with calls.
         """
+        if not self.writes_results:
+            raise RenderError(f"{self.template.name} does not write tool results")
         rows = [message_to_template(message) for message in messages]
         declared = tools_to_template(tools)
         last = max(k for k, m in enumerate(messages) if m.role == "assistant")
@@ -87,13 +91,17 @@ def turn_format(
         also_stops: further ids, with their texts, at which the model was made to stop.
 
     Raises:
-        ConfigError: no special token ends an assistant's turn.
+        ConfigError: it refuses them, or no special token ends a turn and none is in `also_stops`.
     """
     end = _end_token(template)
-    ids = encode([end, OPEN, CLOSE])
-    assert len(ids[0]) == 1, "a special token is one id"
-    stops = {ids[0][0]: end, **dict(also_stops)}
-    single = [found[0] if len(found) == 1 else None for found in ids[1:]]
+    stops = {} if end is None else {encode([end])[0][0]: end}
+    stops |= dict(also_stops)
+    if not stops:
+        raise ConfigError(
+            f"{template.name}: behind an assistant's words it writes no special token of this "
+            "tokenizer, and the model names no token to stop at: a sample would have no end"
+        )
+    single = [found[0] if len(found) == 1 else None for found in encode([OPEN, CLOSE])]
     return TurnFormat(
         template=template,
         stop_ids=tuple(stops),
@@ -101,21 +109,17 @@ def turn_format(
         open_id=single[0],
         close_id=single[1],
         closing=_closing(template),
+        writes_results=_writes_results(template),
     )
 
 
-def _end_token(template: ChatTemplate) -> str:
+def _end_token(template: ChatTemplate) -> str | None:
     """The first special token behind an assistant's words."""
     text = _answered(template, Message("assistant", _SAID), thinking=False)
     behind = text.rindex(_SAID) + len(_SAID) if _SAID in text else len(text)
     longest_first = sorted(template.special_tokens, key=len, reverse=True)
     found = re.search("|".join(map(re.escape, longest_first)) or "(?!)", text[behind:])
-    if found is None:
-        raise ConfigError(
-            f"{template.name}: behind an assistant's words it writes {text[behind:]!r}, in which "
-            "there is no special token of this tokenizer: a sample would have no end"
-        )
-    return found[0]
+    return found[0] if found else None
 
 
 def _closing(template: ChatTemplate) -> str | None:
@@ -127,6 +131,20 @@ def _closing(template: ChatTemplate) -> str | None:
     _, found, rest = text.partition(_THOUGHT)
     closing, answered, _ = rest.partition(_SAID)
     return closing if found and answered and CLOSE in closing else None
+
+
+def _writes_results(template: ChatTemplate) -> bool:
+    """False only where a conversation with a result renders, and the result is not in it."""
+    call = ToolCall("look_up", "{}", id="call00000")
+    messages = (
+        Message("user", _ASKED),
+        Message("assistant", tool_calls=(call,)),
+        Message("tool", _RESULT, tool_call_id=call.id, name=call.name),
+    )
+    try:
+        return _RESULT in template.text([message_to_template(m) for m in messages])
+    except RenderError:
+        return True  # such conversations are refused one by one, each with its reason
 
 
 def _answered(template: ChatTemplate, message: Message, *, thinking: bool) -> str:
