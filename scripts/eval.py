@@ -43,7 +43,7 @@ from posttrain.artifacts import (
 from posttrain.claim import claimed, run_command
 from posttrain.config.eval import EvalConfig
 from posttrain.config.load import load_recipe
-from posttrain.errors import ConfigError
+from posttrain.errors import ConfigError, PosttrainError
 from posttrain.evaluation.artifact import finish_run
 from posttrain.evaluation.compare import compare_runs, side_of
 from posttrain.evaluation.extra import require_inspect
@@ -59,6 +59,7 @@ from posttrain.evaluation.record import Record, read_records, write_records
 from posttrain.evaluation.rescore import changes, keep_rescored, rescore, rescored_config
 from posttrain.evaluation.run_files import (
     KIND,
+    RECORDS,
     metrics_of,
     read_run,
     record_path,
@@ -112,13 +113,19 @@ def evaluate(arguments: list[str], console: Console) -> None:
         return
     with claimed(out, kind=KIND, config=config, scratch="work") as stage:
         plan = plan_of(recipe, options.limit)
-        bind_lock(out / LOCK, lock_of(recipe, plan, stage.config_digest))
-        if stage.complete:
+        complete = stage.complete
+        bind_lock(out / LOCK, lock_of(recipe, plan, stage.config_digest), finished=complete)
+        if complete:
             shutil.rmtree(out / "work", ignore_errors=True)
             ensure_report(out)
             console.print(f"{out} is complete, nothing to do", highlight=False)
             return
-        make_records(recipe, plan, console)
+        try:
+            make_records(recipe, plan, console)
+        except PosttrainError:
+            if not (out / RECORDS).is_dir():
+                (out / LOCK).unlink()  # nothing is bound yet: a corrected recipe may have the place
+            raise
         finish(stage, recipe, plan, console)
 
 

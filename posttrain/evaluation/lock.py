@@ -60,8 +60,11 @@ def prompts_digest(unit: Unit) -> str:
     return digest_of([prompt_to_row(prompt) for prompt in unit.prompts])
 
 
-def bind_lock(path: Path, lock: Lock) -> Lock:
-    """Write the lock, or check it against the one that is there, and give back what is in force.
+def bind_lock(path: Path, lock: Lock, *, finished: bool = False) -> None:
+    """Write the lock, or check it against the one that is there.
+
+    Args:
+        finished: the run is complete: nothing will be mixed with it, whatever is installed by now.
 
     Raises:
         ConfigError: the run was begun with something else, naming what.
@@ -69,10 +72,9 @@ def bind_lock(path: Path, lock: Lock) -> Lock:
     lock = json.loads(json.dumps(lock))
     if not path.is_file():
         atomic_write_json(path, lock)
-        return lock
-    before = read_lock(path)
-    _refuse_other({k: v for k, v in before.items() if k != "weights"}, lock, path)
-    return before
+        return
+    unbound = {"weights", "versions"} if finished else {"weights"}
+    _refuse_other({k: v for k, v in read_lock(path).items() if k not in unbound}, lock, path)
 
 
 def bind_weights(path: Path, checkpoint: str, identity: Mapping[str, Any]) -> None:

@@ -4,10 +4,11 @@
      "rates": {"hallucination": {"a": 0.083, "b": 0.007, "difference": -0.076, "low": -0.11,
                                  "high": -0.05, "p": 1e-9, "test": "mcnemar", "questions": 500}}}
 
-Intervals of rates are Newcombe's hybrid for pairs (1998, method 10): both rates' own intervals and
-the correlation of the questions' means, so that two zeros do not differ by exactly nothing. p is
-McNemar's exact test where every question has one sample, else a sign-flip permutation test over
-questions. It is of each figure alone: nothing is corrected for looking at many.
+Intervals of rates are Wald's with half a pair added to each of the four outcomes (Agresti and Min
+2005), over questions' mean changes: they hold the correlation between the two, and two rates that
+do not change do not differ by exactly nothing. p is McNemar's exact test where every question has
+one sample, else a sign-flip permutation test over questions. It is of each figure alone: nothing is
+corrected for looking at many.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 from scipy import stats
 
 from posttrain.evaluation.cells import by_cell
-from posttrain.evaluation.clustered import Clustered, Floats, by_question, rate_of_means
+from posttrain.evaluation.clustered import Clustered, Floats, by_question
 from posttrain.evaluation.observe import LENGTHS, RATES, observe
 from posttrain.evaluation.record import Record
 
@@ -102,19 +103,26 @@ def rate_difference(a: Clustered, b: Clustered, *, seed: int) -> Difference:
     """How much a rate changed."""
     at = np.asarray(_shared(a, b))
     left, right = a.means[at[:, 0]], b.means[at[:, 1]]
-    first = rate_of_means(left, samples=int(a.counts[at[:, 0]].sum()))
-    second = rate_of_means(right, samples=int(b.counts[at[:, 1]].sum()))
-    change = second.value - first.value
-    together = _correlation(left, right)
-    low = change - _hybrid(second.value - second.low, first.high - first.value, together)
-    high = change + _hybrid(second.high - second.value, first.value - first.low, together)
+    changes = right - left
+    low, high = change_interval(changes)
     alone = bool((a.counts[at[:, 0]] == 1).all() and (b.counts[at[:, 1]] == 1).all())
     binary = bool(np.isin(left, (0, 1)).all() and np.isin(right, (0, 1)).all())
     if alone and binary:
         p, test = mcnemar(left, right), "mcnemar"
     else:
-        p, test = sign_flip(right - left, seed=seed), "permutation"
-    return Difference(first.value, second.value, change, low, high, p, test, len(at))
+        p, test = sign_flip(changes, seed=seed), "permutation"
+    values = float(left.mean()), float(right.mean())
+    return Difference(*values, float(changes.mean()), low, high, p, test, len(at))
+
+
+def change_interval(changes: Floats) -> tuple[float, float]:
+    """The interval of a mean change of shares, each between −1 and 1."""
+    # half a question that rose, half a one that fell, one that stayed
+    n = len(changes) + 2
+    mean = float(changes.sum()) / n
+    variance = (float((changes**2).sum()) + 1) / n - mean**2
+    half = float(stats.t.ppf(0.975, n - 1)) * math.sqrt(variance / n)
+    return max(-1.0, mean - half), min(1.0, mean + half)
 
 
 def length_difference(a: Clustered, b: Clustered, *, seed: int) -> Difference:
@@ -152,13 +160,3 @@ def sign_flip(changes: Floats, *, seed: int) -> float:
         rng=np.random.default_rng(seed),
     )
     return min(1.0, float(result.pvalue))
-
-
-def _correlation(a: Floats, b: Floats) -> float:
-    if len(a) < 2 or a.std() == 0 or b.std() == 0:
-        return 0.0
-    return float(np.clip(np.corrcoef(a, b)[0, 1], -1.0, 1.0))
-
-
-def _hybrid(one: float, other: float, correlation: float) -> float:
-    return math.sqrt(max(0.0, one * one - 2 * correlation * one * other + other * other))

@@ -43,10 +43,12 @@ def print_cells(console: Console, cells: Sequence[Row]) -> None:
 
 
 def print_pairs(console: Console, pairs: Sequence[Row]) -> None:
-    """One line a figure that two checkpoints share; differences in points."""
+    """One line a figure that two checkpoints share; differences in points, p for each alone."""
     table = Table("task", "setting", "think", "figure", "a", "b", "b − a", "95 %", "p", "test")
     for pair in pairs:
         for name, found in {**pair["rates"], **pair["lengths"]}.items():
+            if name not in _SHOWN and name not in pair["lengths"]:
+                continue
             scale = 100 if name in pair["rates"] else 1
             table.add_row(
                 pair["task"],
