@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.defaults import repeated_defaults
 from posttrain.config.dpo import DpoConfig
@@ -18,6 +19,7 @@ from posttrain.config.tiny_world import TinyWorldConfig
 ROOT = Path(__file__).resolve().parent.parent
 # a recipe is named after its stage; recipes/accelerate holds accelerate's own files
 SCHEMAS: dict[str, type[BaseModel]] = {
+    "build_dpo.yaml": BuildDpoConfig,
     "build_sft.yaml": BuildSftConfig,
     "dpo.yaml": DpoConfig,
     "sample.yaml": SampleConfig,
@@ -41,7 +43,7 @@ def test_the_three_families_of_recipes_are_there():
     assert {
         (family, stage)
         for family in ("tiny", "nemotron-3-nano", "one-gpu")
-        for stage in ("build_sft.yaml", "sft.yaml")
+        for stage in ("build_sft.yaml", "sft.yaml", "sample.yaml", "build_dpo.yaml", "dpo.yaml")
     } <= names
 
 
