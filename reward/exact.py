@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from reward.boxes import boxed, has_box
 from reward.final_answer import LABEL, TAG
-from reward.numbers import read_number, same_number
+from reward.maths import same
+from reward.numbers import read_number
 from reward.tidy import bare
 
 
@@ -35,10 +36,9 @@ def same_value(gold: str, answer: str, *, tolerance: float | None = None) -> boo
     """Whether a written number is the gold one; None where the gold is no number.
 
     Args:
-        gold, answer: one written number each, with a unit or none.
+        gold, answer: one written number each, with a unit or none; "x = 5" is 5.
         tolerance: share of the gold by which the answer may be off; None asks for equality.
     """
-    wanted, given = read_number(bare(gold)), read_number(bare(answer))
-    if wanted is None:
+    if read_number(bare(gold)) is None:
         return None
-    return given is not None and same_number(wanted, given, tolerance)
+    return same(gold, answer, tolerance=tolerance)
