@@ -48,6 +48,7 @@ class Launch:
     """A command to start: `keep` are the descriptors it inherits, `status` where it reports."""
 
     argv: list[str]
+    shell: str
     environment: dict[str, str]
     keep: tuple[int, ...]
     stdin: int
@@ -123,6 +124,7 @@ def _launch(
     keep = tuple(inherited.open)  # all that is open so far: bubblewrap reads them
     return Launch(
         argv=[*bwrap, "--args", str(arguments), "--", *program],
+        shell=box.programs["sh"],
         environment=box.environment,
         keep=keep,
         stdin=inherited.data(stdin),

@@ -178,10 +178,7 @@ async def open_sandbox(limits: Limits | None = None) -> AsyncGenerator[Sandbox]:
 
 
 async def _in_thread(work: Callable[[int], T]) -> T:
-    """Run `work(stop)` in a thread of its own; when cancelled, stop it and wait until it has.
-
-    A pool would bound how many run, and lend its threads' lives to sandboxes that die with them.
-    """
+    """Run `work(stop)` in a thread of its own; when cancelled, stop it and wait until it has."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
     stop = os.eventfd(0)

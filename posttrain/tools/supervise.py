@@ -2,9 +2,10 @@
 
     supervise(launch, limits=Limits(seconds=5), stop=stop)  → SandboxResult(b"42\\n", b"", 0)
 
-One thread a program, since the kernel kills a sandbox when the *thread* that started it ends, and
-since a watch in the event loop would sleep whenever something blocks the loop. The tree is killed
-through the first process of its namespace: when that is gone, nothing of it is left.
+One thread a program, since a watch in the event loop would sleep whenever something blocks the
+loop. The tree is killed through the first process of its namespace: when that is gone, nothing of
+it is left. A shell stands between us and bubblewrap, which then does not die before its child can
+follow; see the guardian.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from posttrain.errors import ConfigError
+from posttrain.tools.guardian import guarded_group
 from posttrain.tools.launch import Launch
 from posttrain.tools.limits import Limit, Limits, SandboxResult
 from posttrain.tools.watch import excess
@@ -107,14 +109,14 @@ def supervise(
         ConfigError: bubblewrap could not set the sandbox up; quotes what it says.
     """
     process = subprocess.Popen(  # noqa: S603 - a list, no shell; what it starts is the sandbox
-        launch.argv,
+        [launch.shell, "-c", '"$@"; exit $?', "sh", *launch.argv],
         stdin=launch.stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=launch.environment,
         cwd="/",
         pass_fds=launch.keep,
-        start_new_session=True,  # Ctrl-C is for us; we then kill it
+        process_group=guarded_group(),  # not ours: Ctrl-C is for us, and we then kill it
     )
     launch.started()
     begun, tree = time.monotonic(), _Tree()

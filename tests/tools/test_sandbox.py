@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import shutil
@@ -34,6 +35,13 @@ def mark() -> str:
 def daemon(mark: str) -> str:
     """A shell command that leaves a process behind, with the mark in its command line."""
     return f"(setsid sh -c 'sleep 1000; true' {mark} &)"
+
+
+def wait_for_end(handles: list[int]) -> None:
+    """Wait until the processes of these pidfds have ended; a minute would mean never."""
+    for handle in handles:
+        assert select.select([handle], [], [], 60)[0] == [handle]
+        os.close(handle)
 
 
 def in_a_box(work: Callable[[Sandbox], Awaitable[None]], limits: Limits | None = None) -> None:
@@ -217,9 +225,45 @@ def test_nothing_outlives_its_parent(mark: str, number: signal.Signals):
         handles = [os.pidfd_open(pid) for pid in running]
         parent.send_signal(number)
         assert parent.wait(timeout=30) != 0
-    for handle in handles:  # a pidfd is readable once its process has ended
-        assert select.select([handle], [], [], 30)[0] == [handle]
-        os.close(handle)
+    wait_for_end(handles)
+
+
+_BUSY_PARENT = """
+import asyncio
+from posttrain.tools.guardian import guarded_group
+from posttrain.tools.sandbox import check_sandbox, open_sandbox, run_sandboxed
+async def forever():
+    while True:
+        await run_sandboxed(["sh", "-c", "true MARK"])
+async def main():
+    check_sandbox()
+    running = [asyncio.ensure_future(forever()) for _ in range(4)]
+    await run_sandboxed(["true"])
+    print(guarded_group(), flush=True)
+    await asyncio.gather(*running)
+asyncio.run(main())
+"""
+
+
+@needs_bwrap
+def test_nothing_is_left_by_a_parent_killed_while_it_starts_sandboxes(mark: str):
+    """Several times, since what happens depends on how far each sandbox has got."""
+    for _ in range(4):
+        parent = subprocess.Popen(
+            [sys.executable, "-c", _BUSY_PARENT.replace("MARK", mark)],
+            stdout=subprocess.PIPE, cwd=Path(__file__).parents[2],
+        )  # fmt: skip
+        assert parent.stdout is not None
+        with parent:
+            guardian = os.pidfd_open(int(parent.stdout.readline()))
+            parent.kill()
+        wait_for_end([guardian])
+        handles = []
+        for pid in survivors(mark):  # all are being killed by now; one may still be ending
+            with contextlib.suppress(ProcessLookupError):
+                handles.append(os.pidfd_open(pid))
+        wait_for_end(handles)
+    assert survivors(mark) == []
 
 
 @needs_bwrap
