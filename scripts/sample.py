@@ -50,7 +50,7 @@ from posttrain.rollouts import Prompt, prompt_to_row
 from posttrain.sampling.collect import How, collect
 from posttrain.sampling.journal import row_line
 from posttrain.sampling.meter import Meter
-from posttrain.sampling.open import open_sampler
+from posttrain.sampling.open import opened_sampler
 from posttrain.sampling.stage import MADE_BY, append_speed, bind, prompt_lines, tasks_of
 from posttrain.sampling.tally import Tally
 from posttrain.tools.protocol import Environment, Toolkit
@@ -107,7 +107,6 @@ async def sample(
     out = Path(recipe.out)
     work = out / "work"
     tasks = tasks_of(prompts, recipe.samples_of, seed=recipe.seed)
-    sampler = open_sampler(recipe.backend, checkpoint=recipe.checkpoint)
     how = How(
         open_environment=lambda prompt: opened(prompt, toolkits),
         limits=recipe.limits.limits(recipe.parameters),
@@ -116,15 +115,16 @@ async def sample(
         max_failed=recipe.max_failed,
     )
     asked = prompt_lines(prompts)
-    bind(work, {"prompts": digest_of(asked), "sampler": dict(sampler.identity)})
-    atomic_write_text(out / "prompts.jsonl", asked)
-    with Meter(total=len(tasks), console=console) as meter:
-        try:
-            return await collect(
-                tasks, sampler, work=work, to=out / "samples.jsonl", how=how, watch=meter
-            )
-        finally:
-            append_speed(out / "speed.jsonl", meter.row())
+    async with opened_sampler(recipe.backend, checkpoint=recipe.checkpoint) as sampler:
+        bind(work, {"prompts": digest_of(asked), "sampler": dict(sampler.identity)})
+        atomic_write_text(out / "prompts.jsonl", asked)
+        with Meter(total=len(tasks), console=console) as meter:
+            try:
+                return await collect(
+                    tasks, sampler, work=work, to=out / "samples.jsonl", how=how, watch=meter
+                )
+            finally:
+                append_speed(out / "speed.jsonl", meter.row())
 
 
 def finish(

@@ -43,7 +43,8 @@ class SourceBooks:
     def drop(self, reason: str, detail: str = "") -> None:
         """Count a row; the first detail of a reason is kept."""
         self.dropped[reason] += 1
-        self.examples.setdefault(reason, detail)
+        if detail:
+            self.examples.setdefault(reason, detail)
 
 
 def distinct_questions(

@@ -8,7 +8,8 @@ What a backend needs is imported when it is opened: a server's needs no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from posttrain.artifacts import MANIFEST, read_artifact
@@ -31,12 +32,28 @@ from posttrain.sampling.protocol import Sampler
 from posttrain.sampling.rendered import RenderedSampler
 
 
-def open_sampler(backend: BackendConfig, *, checkpoint: str | None) -> Sampler:
+@asynccontextmanager
+async def opened_sampler(
+    backend: BackendConfig, *, checkpoint: str | None
+) -> AsyncIterator[Sampler]:
+    """As `open_sampler`; a server's connections are given back at the end."""
+    client = _client(backend) if isinstance(backend, Server) else None
+    try:
+        yield open_sampler(backend, checkpoint=checkpoint, client=client)
+    finally:
+        if client is not None:
+            await client.close()
+
+
+def open_sampler(
+    backend: BackendConfig, *, checkpoint: str | None, client: Client | None = None
+) -> Sampler:
     """The sampler of a recipe.
 
     Args:
         backend: which kind, and its fields.
         checkpoint: directory or hub id of the model; a server may do without.
+        client: how a server is reached; None opens one that nobody closes.
 
     Raises:
         ConfigError: what the kind needs is not there, or does not fit together.
@@ -47,8 +64,8 @@ def open_sampler(backend: BackendConfig, *, checkpoint: str | None) -> Sampler:
     if isinstance(backend, VllmBackend):
         return _open_vllm(backend, _needed(backend.kind, checkpoint))
     if isinstance(backend, CompletionsBackend):
-        return _open_completions(backend, checkpoint)
-    return _open_chat(backend, checkpoint)
+        return _open_completions(backend, checkpoint, client or _client(backend))
+    return _open_chat(backend, checkpoint, client or _client(backend))
 
 
 def _needed(kind: str, checkpoint: str | None) -> str:
@@ -91,14 +108,16 @@ def _open_vllm(backend: VllmBackend, checkpoint: str) -> Sampler:
     return RenderedSampler(engine, template=template, encoder=encoder, stop_ids=stops)
 
 
-def _open_completions(backend: CompletionsBackend, checkpoint: str | None) -> Sampler:
+def _open_completions(
+    backend: CompletionsBackend, checkpoint: str | None, client: Client
+) -> Sampler:
     from posttrain.models.inference import generation_stops
     from posttrain.sampling.completions_engine import CompletionsEngine
 
     tokenizer = _needed(backend.kind, backend.tokenizer or checkpoint)
     template, encoder, _ = _rendering(backend, tokenizer)
     engine = CompletionsEngine(
-        _client(backend),
+        client,
         model=backend.model,
         # where a server listens may change while a run goes on; what it serves may not
         identity={"backend": "completions", "weights": backend.model},
@@ -107,7 +126,7 @@ def _open_completions(backend: CompletionsBackend, checkpoint: str | None) -> Sa
     return RenderedSampler(engine, template=template, encoder=encoder, stop_ids=stops)
 
 
-def _open_chat(backend: ChatBackend, checkpoint: str | None) -> Sampler:
+def _open_chat(backend: ChatBackend, checkpoint: str | None, client: Client) -> Sampler:
     from posttrain.sampling.chat_sampler import ChatSampler
 
     count: Callable[[str], int] | None = None
@@ -119,7 +138,7 @@ def _open_chat(backend: ChatBackend, checkpoint: str | None) -> Sampler:
 
         count = counted
     return ChatSampler(
-        _client(backend),
+        client,
         model=backend.model,
         identity={"backend": "chat", "weights": backend.model},
         count=count,

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +18,7 @@ import yaml
 
 from posttrain.sampling.protocol import Request
 from tests.data_builders.small_build import write_tokenizer
-from tests.sampling.scripted import END, Adder, Scripted, call
+from tests.sampling.scripted import END, TOOLS, Adder, Scripted, call
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -23,8 +27,6 @@ class Adding:
     """A toolkit of one tool."""
 
     def schemas(self, prompt: object) -> str:
-        from tests.sampling.scripted import TOOLS
-
         return TOOLS
 
     def open(self, prompt: object) -> Adder:
@@ -79,8 +81,13 @@ def stage(sampler: Scripted) -> ModuleType:
     assert spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
+
+    @asynccontextmanager
+    async def opened(*_: object, **__: object) -> AsyncIterator[Scripted]:
+        yield sampler
+
     replaced: dict[str, Any] = {
-        "open_sampler": lambda *_, **__: sampler,
+        "opened_sampler": opened,
         "toolkits_for": lambda *_: {"adding": Adding()},
         "all_graders": dict,
     }
@@ -97,19 +104,34 @@ def sample(recipe: Path, *overrides: str, sampler: Scripted | None = None) -> Sc
     return sampler
 
 
+class Mortal(Scripted):
+    """Kills its process at a call of `sample`, as nothing can be caught."""
+
+    kill_at = 0
+
+    async def sample(self, requests, *, progress=None):
+        if len(self.calls) == self.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return await super().sample(requests, progress=progress)
+
+
+def killed(recipe: str, out: str, batched: bool, kill_at: int) -> int:
+    """Run the stage in a process of its own; returns the signal that ended it."""
+    child = os.fork()
+    if child == 0:
+        sampler = Mortal(answer, batched=batched)
+        sampler.kill_at = kill_at
+        sample(Path(recipe), f"out={out}", sampler=sampler)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 if __name__ == "__main__":
-    # killed from outside, or by the sampler itself
-    given, out, batched, kill_at = sys.argv[1:]
-
-    class Mortal(Scripted):
-        """Kills its process at a call of `sample`."""
-
-        async def sample(self, requests, *, progress=None):
-            if len(self.calls) == int(kill_at):
-                import os
-                import signal
-
-                os.kill(os.getpid(), signal.SIGKILL)
-            return await super().sample(requests, progress=progress)
-
-    sample(Path(given), f"out={out}", sampler=Mortal(answer, batched=batched == "True"))
+    # all kills from one process, which has imported everything and started no thread
+    stage(Scripted(answer))
+    codes = [
+        killed(sys.argv[1], out, batched == "batched", int(at))
+        for batched, out, *kills in json.loads(sys.argv[2])
+        for at in kills
+    ]
+    print(json.dumps(codes))
