@@ -1,0 +1,180 @@
+"""A checkpoint on disk becomes a sampler: the right weights, template and stops, or a refusal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from posttrain.artifacts import Counts, StageDir
+from posttrain.chat import nemotron_3_nano_template
+from posttrain.config.backend import (
+    ChatBackend,
+    CompletionsBackend,
+    TransformersBackend,
+    VllmBackend,
+)
+from posttrain.errors import ConfigError, DataError
+from posttrain.models.inference import weights_digest
+from posttrain.records import Message
+from posttrain.sampling.open import open_sampler
+from posttrain.sampling.protocol import Parameters, Request
+from posttrain.sampling.rendered import RenderedSampler
+from posttrain.sampling.transformers_engine import TransformersEngine
+from tests.sampling.small_models import byte_tokenizer, full_logps, small_model
+
+ON_CPU = TransformersBackend(kind="transformers", device="cpu", batch_size=4)
+END = "<|im_end|>"
+
+
+def write_checkpoint(folder: Path, *, template: str | None = None, vocabulary: int = 288) -> Path:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = template or nemotron_3_nano_template().source
+    model = small_model("attention", vocabulary=vocabulary, spread=0.05)
+    model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids([END, "<|eot_id|>"])
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+def requests(count: int = 6) -> list[Request]:
+    parameters = Parameters(max_tokens=12, logps=True)
+    return [
+        Request((Message("user", "?" * k),), None, k % 2 == 0, parameters, seed=k)
+        for k in range(count)
+    ]
+
+
+def test_a_checkpoint_is_sampled_and_scored(checkpoint):
+    sampler = open_sampler(ON_CPU, checkpoint=str(checkpoint))
+    assert isinstance(sampler, RenderedSampler)
+    assert isinstance(sampler.engine, TransformersEngine)
+    assert sampler.batched
+    told: list[int] = []
+    found = asyncio.run(sampler.sample(requests(), progress=told.append))
+    again = asyncio.run(open_sampler(ON_CPU, checkpoint=str(checkpoint)).sample(requests()))
+    assert found == again
+    steps = [one.step for one in found]
+    assert all(step and step.ids for step in steps)
+    assert sum(told) == sum(len(step.ids) for step in steps)
+    prompts = [one.prompt_ids for one in found]
+    scores = asyncio.run(sampler.score(prompts, [step.ids for step in steps]))
+    for step, prompt, nats in zip(steps, prompts, scores, strict=True):
+        truth = full_logps(sampler.engine.model, prompt, step.ids)
+        truth = truth[range(len(step.ids)), list(step.ids)].tolist()
+        assert step.logps == pytest.approx(truth, abs=1e-4)
+        assert nats == pytest.approx(truth, abs=1e-4)
+
+
+def test_identity_follows_weights_and_template_and_nothing_else(checkpoint, tmp_path):
+    first = open_sampler(ON_CPU, checkpoint=str(checkpoint)).identity
+    assert json.loads(json.dumps(first)) == first
+    assert first["dtype"] == "float32"
+    ids = byte_tokenizer().convert_tokens_to_ids([END, "<|eot_id|>"])
+    assert first["stop_ids"] == ids
+    other_batch = ON_CPU.model_copy(update={"batch_size": 1})
+    assert open_sampler(other_batch, checkpoint=str(checkpoint)).identity == first
+    bfloat16 = ON_CPU.model_copy(update={"dtype": "bfloat16"})
+    assert open_sampler(bfloat16, checkpoint=str(checkpoint)).identity["dtype"] == "bfloat16"
+    same = write_checkpoint(tmp_path / "same")
+    assert weights_digest(str(same)) == first["weights"]
+    tuned = small_model("attention", vocabulary=288, spread=0.06)
+    tuned.save_pretrained(same)
+    assert weights_digest(str(same)) != first["weights"]
+
+
+def test_an_artifact_is_known_by_its_digest_and_holds_to_its_template(tmp_path):
+    folder = tmp_path / "sft"
+    stage = StageDir.open(folder, kind="checkpoint", config={})
+    write_checkpoint(folder)
+    digest = nemotron_3_nano_template().digest
+    files = {path.name: None for path in folder.iterdir() if path.name != "stage.json"}
+    manifest = stage.finish(counts=Counts(0, 0), files=files, template_digest=digest)
+    assert open_sampler(ON_CPU, checkpoint=str(folder)).identity["weights"] == manifest.digest
+    other = tmp_path / "other.jinja"
+    other.write_text(nemotron_3_nano_template().source + " ")
+    changed = ON_CPU.model_copy(update={"chat_template": str(other)})
+    with pytest.raises(ConfigError, match="was trained with chat template"):
+        open_sampler(changed, checkpoint=str(folder))
+
+
+def test_what_cannot_be_opened_is_refused(checkpoint, tmp_path):
+    with pytest.raises(ConfigError, match="needs a checkpoint"):
+        open_sampler(ON_CPU, checkpoint=None)
+    with pytest.raises(ConfigError, match="no such directory"):
+        open_sampler(ON_CPU, checkpoint=str(tmp_path / "nowhere"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="no tokenizer"):
+        open_sampler(ON_CPU, checkpoint=str(tmp_path / "empty"))
+    small = write_checkpoint(tmp_path / "small", vocabulary=256)
+    with pytest.raises(ConfigError, match="256 rows"):
+        open_sampler(ON_CPU, checkpoint=str(small))
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        open_sampler(ON_CPU.model_copy(update={"device": "quantum"}), checkpoint=str(checkpoint))
+    clock = write_checkpoint(
+        tmp_path / "clock",
+        template="{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}{{ strftime_now('%Y') }}",
+    )
+    with pytest.raises(ConfigError, match="date_string"):
+        open_sampler(ON_CPU, checkpoint=str(clock))
+    (small / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="LoRA adapter"):
+        open_sampler(ON_CPU, checkpoint=str(small))
+
+
+def test_pickled_weights_are_never_read(tmp_path):
+    folder = write_checkpoint(tmp_path)
+    (folder / "model.safetensors").unlink()
+    torch.save(small_model("attention", vocabulary=288).state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match="safetensors"):
+        open_sampler(ON_CPU, checkpoint=str(folder))
+
+
+def test_servers_are_opened_without_asking_them(checkpoint, monkeypatch):
+    server = {"url": "http://127.0.0.1:9/v1", "model": "m"}
+    completions = CompletionsBackend(kind="completions", **server)
+    with pytest.raises(ConfigError, match="needs a checkpoint"):
+        open_sampler(completions, checkpoint=None)
+    rendered = open_sampler(completions, checkpoint=str(checkpoint))
+    assert not rendered.batched
+    assert rendered.identity["weights"] == "m"
+    assert rendered.identity["stop_ids"][0] == byte_tokenizer().convert_tokens_to_ids(END)
+    chat = open_sampler(ChatBackend(kind="chat", **server), checkpoint=None)
+    assert chat.identity["backend"] == "chat"
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    keyed = ChatBackend(kind="chat", api_key_env="NO_SUCH_KEY", **server)
+    with pytest.raises(ConfigError, match="NO_SUCH_KEY"):
+        open_sampler(keyed, checkpoint=None)
+
+
+def test_vllm_that_is_not_installed_is_named(checkpoint, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(ConfigError, match=r"posttrain\[vllm\]"):
+        open_sampler(VllmBackend(kind="vllm"), checkpoint=str(checkpoint))
+
+
+def test_a_cancelled_call_ends_and_the_engine_can_be_asked_again(checkpoint):
+    sampler = open_sampler(ON_CPU, checkpoint=str(checkpoint))
+    endless = Parameters(max_tokens=1500, temperature=0.0)
+
+    async def run() -> int:
+        begun = asyncio.Event()
+        many = [Request(r.messages, None, True, endless, seed=0) for r in requests(4)]
+        task = asyncio.create_task(sampler.sample(many, progress=lambda _: begun.set()))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        # the thread has one step left at most, and the next call waits for it
+        return len(await sampler.sample(requests(2)))
+
+    assert asyncio.run(run()) == 2
