@@ -19,10 +19,11 @@ Arguments = Mapping[str, Any]
 UNREAD = object()  # an argument that is there and whose value cannot be read
 
 _NAMES = ("name", "tool", "tool_name", "toolName", "function", "function_name", "functionName",
-          "action", "recipient_name", "api", "api_name", "tool_call", "method")  # fmt: skip
+          "action", "recipient_name", "api_name", "tool_call")  # fmt: skip
 _ARGUMENTS = ("arguments", "parameters", "args", "params", "input", "inputs", "tool_input",
               "toolInput", "action_input", "tool_args", "tool_arguments", "tool_parameters",
               "kwargs", "function_args", "function_arguments")  # fmt: skip
+_LOOSE = frozenset({"input", "inputs", "params", "kwargs"})  # with "name", any data has these
 _TEXT_INPUT = frozenset({"action_input", "tool_input", "toolInput"})
 _BESIDE = frozenset({"id", "type", "index", "thought", "thoughts", "reasoning", "reason", "call_id",
                      "tool_call_id", "status", "explanation", "description_of_call", "role",
@@ -39,6 +40,12 @@ _EMPTY_VALUE = re.compile(
     r"(?:\.\.\.|…|<[^<>]*>|\{[a-z_ \-]*\}|\[[a-z _]*\]|value[_ -]?\d*|values?|string|your[_ -].*|"
     r"(?:arg|argument|param|parameter)[_ -]?(?:name|value)?[_ -]?\d*)\Z",
     re.I | re.S,
+)
+_VERB = re.compile(
+    r"(?:^|_|(?<=[a-z])(?=[A-Z]))(?i:get|fetch|search|find|look|query|calculate|compute|convert|run|execute|exec|send|create|"
+    r"add|update|delete|remove|set|list|read|write|open|load|save|book|cancel|check|call|translate|"
+    r"generate|solve|plot|browse|retrieve|schedule|order|play|start|stop|track|verify|analy[sz]e)"
+    r"(?=_|[A-Z]|\d|$)"
 )
 _NOT_TOOLS = frozenset({"none", "null", "n/a", "finish", "final_answer", "final", "answer", "n"})
 
@@ -77,6 +84,11 @@ def tool_name(name: str | None) -> str | None:
 def function_like(name: str) -> bool:
     """Whether a name looks like a function's rather than like a word: `get_x`, `getX`, `a.b`."""
     return re.search(r"[_.]|[a-z][A-Z]", name) is not None
+
+
+def acts(name: str) -> bool:
+    """Whether a name has a verb, as a function's does: `get_weather`, `notes_readAll`, `a.b`."""
+    return "." in name or _VERB.search(name) is not None
 
 
 def placeholder(asked: Asked) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, cast
 from posttrain.chat.detect.asked import (
     Arguments,
     Asked,
+    acts,
     asked_in,
     function_like,
     placeholder,
@@ -26,7 +27,7 @@ from posttrain.chat.detect.mention import Ground
 from posttrain.chat.detect.reading import NOTHING, Reader
 
 _KEYS = (
-    "name|tool|tool_name|toolName|function|function_name|action|recipient_name|api|api_name|method|"
+    "name|tool|tool_name|toolName|function|function_name|action|recipient_name|api_name|"
     "arguments|parameters|args|params|input|tool_input|action_input|type|id|index|role|thoughts?|"
     "reasoning|tool_calls?|function_calls?|functionCalls?|tool_uses|toolUse|calls|search_query|content"
 )
@@ -128,7 +129,7 @@ def _is_data(asked: tuple[Asked, ...], ground: Ground) -> bool:
     names = [a.name or "" for a in asked]
     if question.wants_data:
         keyed = question.names("name", _PARAMETERS) or question.names(_TOOL, _PARAMETERS)
-        return keyed or not all(function_like(name) for name in names)
+        return keyed or not all(function_like(name) and acts(name) for name in names)
     return any(name.istitle() and not function_like(name) for name in names)
 
 

@@ -20,6 +20,10 @@ _RUN = (
     "python_code|ipython|jupyter|jupyter_code|interpreter|tool_code|run_code|run_python|bash"
 )
 _SEEK = "search|web_search|websearch|google_search|google|search_query|browse|wiki|wikipedia"
+_ENGINES = (
+    r"brave_search|wolfram_alpha|web_search|google_search|bing_search|search_web|browser\.search|"
+    r"google\.search|duckduckgo_search"
+)
 _MARKER = re.compile(
     r"(?P<tag><\|python_tag\|>)"
     rf"|<(?P<run>{_RUN})>"
@@ -28,9 +32,8 @@ _MARKER = re.compile(
     r"execute_start|interpreter)\|>"
     r"|^[ \t]*(?P<named>python|ipython|code_interpreter|browser|web_search|search)[ \t]*\n"
     r"[ \t]*(?=\{\s*[\"'](?:code|query|q|search_query|command|input)[\"'])"
-    r"|^(?: {0,3}|[>*-] )(?P<call>(?:(?:brave_search|wolfram_alpha|web_search|google_search|bing_search|"
-    r"search_web|browser\.search|google\.search|duckduckgo_search)(?:\.call|\.search|\.run)?|search)"
-    r")\((?=\s*(?:query|q|queries)?\s?=?\s?[\"'])"
+    rf"|^(?: {{0,3}}|[>*-] )(?P<call>(?:{_ENGINES})(?:\.call|\.search|\.run)?|search)\("
+    r"(?=\s*(?:query|q|queries)?\s?=?\s?[\"'])"
     r"|^[ \t]*(?P<fence>`{3,}|~{3,})(?:tool_code|tool_call|tool_calls|function_call|tool_use|"
     r"code_interpreter|json tool_call)[ \t]*\n",
     re.M,
@@ -71,10 +74,13 @@ def _at(match: re.Match[str], page: Page, reader: Reader) -> Candidate | None:
         return Candidate(f"{request}_request", match.start(), end, (asked,))
     if match["call"]:
         call, end = reader.python_call(match.start("call"))
-        if call is None or page.text[end : page.line_end(end)].strip(" .;`)"):
+        alone = (
+            match["call"] != "search" or not (page.text[: match.start()] + page.text[end:]).strip()
+        )
+        if call is None or not alone or page.after(end).strip(" .;`)"):
             return None
         asked = Asked(call.name, call.arguments, request="search")
-        return Candidate("search_request", match.start("call"), end, (asked,))
+        return Candidate("search_request", match.start("call"), end, (asked,), plain=True)
     return _tagged(match, page, reader)
 
 

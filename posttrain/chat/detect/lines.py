@@ -19,13 +19,20 @@ _S = r"[ \t]{0,8}"
 _BOLD = r"\*{0,2}"
 _NAME = r"[`\"']?(?P<{}>[A-Za-z_][\w.\-:/ ]{{0,80}}?)[`\"']?"
 _NEXT_LINE = rf"{_S}\n\s{{0,8}}{_BOLD}"
-_REACT = rf"{_NAME.format('react')}{_NEXT_LINE}(?:Action[ _]?)?Input(?: \d+)?{_BOLD}{_S}:"
-_BRACKET = rf"(?P<bracket>[A-Za-z_]\w{{0,60}})\[(?P<query>[^\]\n]{{1,400}})\]{_S}$"
+_REACT = rf"{_NAME.format('react')}{_NEXT_LINE}Action[ _]?Input(?: \d+)?{_BOLD}{_S}:"
+_LOOKS_UP = (
+    "search|lookup|look_up|retrieve|query|wikipedia|google|browse|calculator|calculate|python"
+)
+_BRACKET = (
+    rf"(?P<bracket>(?:{_LOOKS_UP})\w{{0,30}}|[A-Za-z]+_\w{{0,60}})"
+    rf"\[(?P<query>[^\]\n]{{1,400}})\]{_S}$"
+)
 _COHERE = r"\s{0,4}```(?:json)?\s{0,4}(?P<cohere>(?=[\[{]))"
 _PLAIN = (
-    rf"(?:tool|function)[ _-]?(?:calls?|name|to[ _]call)?{_BOLD}{_S}[:=]{_BOLD}{_S}"
-    rf"{_NAME.format('plain')}{_NEXT_LINE}(?:tool[ _-]?|function[ _-]?|action[ _-]?)?"
-    rf"(?:arguments|parameters|args|params|input){_BOLD}{_S}[:=]{_BOLD}"
+    rf"(?:tool|function|action)(?P<said>[ _-]?(?:calls?|to[ _]call))?(?:[ _]name)?"
+    rf"{_BOLD}{_S}[:=]{_BOLD}{_S}{_NAME.format('plain')}{_NEXT_LINE}"
+    r"(?:(?:tool|function|action)[ _-]?)?(?:arguments|parameters|args|params|input)"
+    rf"{_BOLD}{_S}[:=]{_BOLD}"
 )
 _LINE = re.compile(
     rf"^{_S}(?:[>*#\-]{_S})?{_BOLD}(?:"
@@ -72,19 +79,21 @@ def _line(match: re.Match[str], page: Page, reader: Reader) -> Candidate | None:
     value, end = reader.json(at)
     arguments: Arguments | None = read_arguments(value) if value is not NOTHING else None
     if match["plain"]:
-        if reader.text[at : at + 1] not in ("{", "["):
+        if reader.text[at : at + 1] != "{":
             return None
     elif arguments is None:
         arguments = {"": UNREAD}
     end = max(end, page.line_end(match.end()))
     form = "react" if match["react"] else "text_lines"
-    return Candidate(form, match.start(), end, (Asked(name, arguments),))
+    plain = match["react"] is None and match["said"] is None
+    return Candidate(form, match.start(), end, (Asked(name, arguments),), plain)
 
 
 def _spoken(page: Page, reader: Reader, start: int) -> Candidate | None:
     for match in _SPOKEN.finditer(page.text, start):
         value, end = reader.json(match.end())
-        if isinstance(value, dict) and toolish(match["name"]) and "_" in match["name"]:
+        said = isinstance(value, dict) and toolish(match["name"]) and "_" in match["name"]
+        if said and not page.after(end).strip(" .;`*"):
             return Candidate(
                 "text_lines", match.start(), end, (Asked(match["name"], read_arguments(value)),)
             )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import cast
 
-from posttrain.chat.detect.asked import Arguments, Asked, Request
+from posttrain.chat.detect.asked import Arguments, Asked, Request, function_like
 from posttrain.chat.detect.candidate import Candidate
 from posttrain.chat.detect.page import Page
 from posttrain.chat.detect.payload import Payload, read_payload
@@ -162,7 +162,7 @@ def _standalone(
     if payload is None or payload.kind not in ("xml", "invoke"):
         return None
     (asked,) = payload.asked
-    if payload.kind == "invoke" and not asked.arguments:
+    if payload.kind == "invoke" and not (asked.arguments or function_like(asked.name or "")):
         return None  # an element with a name and no parameters is any XML
     form = "deepseek" if dsml else "function_tag" if payload.kind == "xml" else "invoke_xml"
     plain = form == "invoke_xml" and match["tag"] == "function"

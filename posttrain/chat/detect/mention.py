@@ -40,7 +40,11 @@ _INSTRUCTS = re.compile(
     r"\bto (?:call|use|invoke|make) (?:a |an |any |the |one |your )?(?:tool|function|call)|"
     r"\b(?:exact(?:ly)?|this|following|call(?:ing)?) (?:\w+ )?format\b|\bexactly one of\b|"
     r"\b(?:respond|reply|return|output|emit|write|include)\b[^.\n]{0,80}\b(?:format|block|xml|"
-    r"tags?|object|json)\b",
+    r"tags?|object|json)\b|"
+    r"\b(?:the|an?) (?:model|assistant|llm|agent|api|server|response|client|system)\b[^.\n]{0,60}"
+    r"\b(?:outputs?|emits?|returns?|responds?|replies|generates?|produces?|sends?|writes?|would|"
+    r"will|might|looks?|contains?|calls?|is)\b|"
+    r"\byou (?:would|can|could|should|must|need to|might|may|will|have to)\b",
     re.I,
 )
 _MYSELF = re.compile(r"\b(?:I|I'll|I'm|let me|let's|we|my)\b", re.I)
@@ -84,7 +88,7 @@ class Ground:
             return self._amid(span[0], span[1], lone=True) or self.question.about_calls
         if self.question.wants_example and not self.declares(asked):
             return True
-        return self._amid(start, end) or self._introduced(start, end)
+        return self._amid(start, end) or self._introduced(start)
 
     def _fenced(
         self, fence: Fence, start: int, end: int, asked: Collection[Asked], since: int
@@ -98,7 +102,7 @@ class Ground:
         behind = self.page.text[end : fence.end].strip()
         if behind and not re.match(r"[\[{<,;✿]|[\w.]+\(|tool|function", behind):
             return True
-        return _EXAMPLE.search(self.page.lead_in(fence.start)) is not None
+        return self._introduced(fence.start)
 
     def _amid(self, start: int, end: int, *, lone: bool = False) -> bool:
         """Whether it is quoted or stands within a sentence."""
@@ -114,7 +118,7 @@ class Ground:
             return True
         return not leads and not trails
 
-    def _introduced(self, start: int, end: int) -> bool:
+    def _introduced(self, start: int) -> bool:
         """Whether the words before it call it an example."""
         lead = self.page.lead_in(start)
         if _EXAMPLE.search(lead):

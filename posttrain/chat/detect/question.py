@@ -14,16 +14,16 @@ import re
 from dataclasses import dataclass
 
 _SENTENCE = re.compile(r"[.!?。！？](?=\s|$)|\n")
-_TOPIC = re.compile(
-    r"\b(?:tool|function|plugin)s?[-_ ]?(?:call(?:s|ing|ers?)?|us(?:e|age)|invocations?|schemas?|"
-    r"definitions?|format)\b|<[|/]?\w*(?:tool|function|python_tag)|\[tool_calls|\bMCP\b|"
+_CALLS = (
+    r"(?:\b(?:tool|function|plugin)s?[-_ ]?(?:call(?:s|ing|ers?)?|us(?:e|age)|invocations?|"
+    r"schemas?|definitions?|format)\b|<[|/]?\w*(?:tool|function|python_tag)|\[tool_calls|\bMCP\b|"
     r"\bmodel context protocol\b|\b(?:openai|anthropic|chat completions?|gemini|mistral|llama|"
-    r"qwen|hermes|nemotron|deepseek|cohere)\b[^.]{0,40}\b(?:api|format|template|tool|function|"
-    r"call)s?\b|\bchat[- _]template|\bspecial tokens?\b|\bsystem prompt|\bReAct\b|\blangchain\b|"
-    r"\bagent(?:ic)? (?:framework|loop|prompt|format|trace|log)s?\b|"
-    r"工具调用|函数调用|调用工具|系统提示",
-    re.I,
+    r"qwen|hermes|nemotron|deepseek|cohere)\b[^.\n]{0,40}\b(?:api|format|template|tool|function|"
+    r"call)s?\b|\bchat[- _]template|\bspecial tokens?\b|\bsystem prompt|(?-i:\bReAct\b)|"
+    r"\blangchain\b|\bagent(?:ic)? (?:framework|loop|prompt|format|trace|log)s?\b|"
+    r"工具调用|函数调用|系统提示)"
 )
+_TOPIC = re.compile(_CALLS, re.I)
 _ASKING = re.compile(
     r"\b(?:what|how|why|which|when|where|explain|describe|document(?:ation)?|tell me about|"
     r"difference|compare|summari[sz]e|tutorial|guide|teach|understand|mean(?:s|ing)?|stands? for|"
@@ -32,10 +32,16 @@ _ASKING = re.compile(
     r"什么|如何|怎么|为什么|解释|说明|介绍",
     re.I,
 )
+_VERB = (
+    r"(?:show|giv(?:e|ing)|writ(?:e|ing)|provide|produce|generate|draft|convert|translate|format|"
+    r"demonstrate|illustrate|sketch|render|examples?|samples?|print|express|fill in|complete|quote|"
+    r"repeat|reproduce|turn (?:this|it|the))"
+)
+# to write *a call*, not to write something *with* one
 _SHOWING = re.compile(
-    r"\b(?:show|giv(?:e|ing)|writ(?:e|ing)|provide|produce|generate|draft|convert|translate|format|"
-    r"demonstrate|illustrate|sketch|render|examples?|samples?|looks? like|print|express|fill in|"
-    r"complete|quote|repeat|reproduce|turn (?:this|it|the))\b|示例|例子|写|展示|格式",
+    rf"\b{_VERB}\b(?:(?!\b(?:using|use|with|via|through|by|and|then|from|if)\b)[^.\n]){{0,80}}{_CALLS}|"
+    rf"{_CALLS}[^.\n]{{0,60}}(?:\blooks? like\b|\bexamples?\b|示例|例子)|"
+    r"(?:示例|例子|写|展示)[^。\n]{0,30}(?:工具调用|函数调用)",
     re.I,
 )
 _MAKE = (
@@ -46,10 +52,10 @@ _MAKE = (
 )
 _DATA = re.compile(
     rf"\b{_MAKE}\b[^.\n]{{0,120}}(?<![\w./])(?:json|jsonl|ya?ml|toml|dictionary|payload|config|"
-    r"configuration|manifest|openapi|schema|key[- ]value)\b|"
+    r"configuration|manifest|openapi|schema|key[- ]value)(?![\w.-])|"
     r"\b(?:as|in|into|with|using|valid|following|the|a)\s+(?:json|ya?ml)\b|"
     r"(?<![\w./])json (?:object|array|format|output|response|schema|structure|string|data)s?\b|"
-    r"JSON格式|JSON",
+    r"(?-i:(?<![\w./-])JSON(?![\w.-]))",
     re.I,
 )
 _CODE = re.compile(
@@ -57,7 +63,7 @@ _CODE = re.compile(
     r"svg|latex|bash|powershell|matlab|regex|regexp|code snippet|source code|pseudo-?code|"
     r"one-liner|unit tests?)\b(?!\.\w)|"
     r"\b(?:writ(?:e|ing)|creat(?:e|ing)|implement|define|develop|build|generat(?:e|ing)|giv(?:e|ing)|"
-    r"show|provide|complete|fix|debug|refactor|optimi[sz]e|convert|explain|example|"
+    r"show|provide|complete|fix|debug|refactor|optimi[sz]e|convert|explain|document|example|"
     r"how (?:do|to|can)|what (?:is|are|does))\b[^.\n]{0,80}\b(?:code|scripts?|programs?|functions?|"
     r"algorithms?|snippets?|commands?|regular expressions?|api|endpoints?|markup|templates?)\b|"
     r"代码|程序|脚本|语句|函数",

@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -38,6 +39,7 @@ class Case:
     hard: bool = False
 
 
+@lru_cache(maxsize=32)
 def rows(shared: Path, name: str) -> list[dict[str, Any]]:
     lines = (shared / "data" / f"{name}.jsonl").read_text("utf-8").split("\n")
     return [json.loads(line) for line in lines if line]
@@ -71,6 +73,7 @@ def _openai_turns(source: str, record: int, messages: list[Any], tools: Any) -> 
             )
 
 
+@lru_cache(maxsize=2)
 def turns(shared: Path) -> dict[str, list[Turn]]:
     """Real calls by source."""
     found: dict[str, list[Turn]] = {}
@@ -222,7 +225,7 @@ def third_party(shared: Path) -> Iterator[Case]:
 def by_templates(shared: Path) -> Iterator[Case]:
     """Calls as the chat templates of real models write them (those that TRL ships)."""
     folder = _template_folder()
-    found = turns(shared)["bfcl_nonlive"][::37]
+    found = turns(shared)["bfcl_nonlive"][::61]
     for path in sorted(folder.glob("*.jinja")):
         template = ChatTemplate(
             path.read_text("utf-8"),
@@ -433,7 +436,7 @@ def _template_documents() -> Iterator[Case]:
                "Explain how it works.", hard=True)  # fmt: skip
 
 
-PACKAGES = ("trl", "inspect_ai", "transformers", "huggingface_hub")
+PACKAGES = ("trl", "inspect_ai", "huggingface_hub")
 _SPEAKS = re.compile(r"tool_call|python_tag|TOOL_CALLS|function_call|<function|\"arguments\"")
 
 
