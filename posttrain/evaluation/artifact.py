@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posttrain.artifacts import Counts, Parent, StageDir, atomic_write_json
+from posttrain.evaluation.examples import examples
 from posttrain.evaluation.lock import LOCK, Lock
-from posttrain.evaluation.record import Record
-from posttrain.evaluation.run_files import METRICS, metrics_of, record_path
+from posttrain.evaluation.record import Record, write_records
+from posttrain.evaluation.run_files import EXAMPLES, METRICS, metrics_of, record_path
 from posttrain.evaluation.unit import unit_name
 
 
@@ -25,7 +26,7 @@ def finish_run(
     seed: int,
     facts: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Write `metrics.json` and the manifest; the records and the lock are there.
+    """Write `metrics.json`, `examples.jsonl` and the manifest; the records and the lock are there.
 
     Args:
         records: all of every checkpoint, the first being the one others are compared with.
@@ -37,7 +38,9 @@ def finish_run(
     out = stage.path
     metrics = metrics_of(records, seed=seed)
     atomic_write_json(out / METRICS, metrics)
-    files: dict[str, int | None] = {METRICS: None, LOCK: None}
+    shown = examples([record for found in records.values() for record in found])
+    write_records(out / EXAMPLES, shown)
+    files: dict[str, int | None] = {METRICS: None, LOCK: None, EXAMPLES: len(shown)}
     units: dict[str, None] = {}
     for name, found in records.items():
         sizes: dict[str, int] = {}

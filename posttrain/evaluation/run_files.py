@@ -1,6 +1,6 @@
 """The files of one evaluation, and what is computed from its records alone.
 
-    out/lock.json  out/metrics.json  out/records/dpo/maths.no_tools.jsonl  out/inspect/…
+    out/lock.json  out/records/dpo/maths.no_tools.jsonl  out/metrics.json  out/examples.jsonl
 
 A unit is done when its file is there: files appear whole.
 """
@@ -19,6 +19,7 @@ from posttrain.evaluation.record import Record, read_records
 
 RECORDS = "records"
 METRICS = "metrics.json"
+EXAMPLES = "examples.jsonl"
 KIND = "evaluation"
 Row = dict[str, Any]
 

@@ -21,6 +21,7 @@ _SHOWN = {
     "truncated": "truncated",
     "malformed": "malformed",
 }
+_COMPARED = ("accuracy", "hallucination", "called_tool")
 
 
 def print_cells(console: Console, cells: Sequence[Row]) -> None:
@@ -43,26 +44,27 @@ def print_cells(console: Console, cells: Sequence[Row]) -> None:
 
 
 def print_pairs(console: Console, pairs: Sequence[Row]) -> None:
-    """One line a figure that two checkpoints share; differences in points, p for each alone."""
-    table = Table("task", "setting", "think", "figure", "a", "b", "b − a", "95 %", "p", "test")
+    """One line a task × setting × mode: changes in points, their intervals, p of each alone."""
+    shown = {k: _SHOWN[k] for k in _COMPARED if any(k in pair["rates"] for pair in pairs)}
+    if not shown:
+        return
+    table = Table("checkpoints", "task", "setting", "think", *shown.values())
     for pair in pairs:
-        for name, found in {**pair["rates"], **pair["lengths"]}.items():
-            if name not in _SHOWN and name not in pair["lengths"]:
-                continue
-            scale = 100 if name in pair["rates"] else 1
-            table.add_row(
-                pair["task"],
-                pair["setting"],
-                pair["thinking"],
-                name,
-                f"{pair['a']} {scale * found['a']:.2f}",
-                f"{pair['b']} {scale * found['b']:.2f}",
-                f"{scale * found['difference']:+.2f}",
-                f"{scale * found['low']:+.2f} … {scale * found['high']:+.2f}",
-                p_value(found["p"]),
-                found["test"],
-            )
+        table.add_row(
+            f"{pair['a']} → {pair['b']}",
+            pair["task"],
+            pair["setting"],
+            pair["thinking"],
+            *(_change(pair["rates"].get(name)) for name in shown),
+        )
     console.print(table)
+
+
+def _change(found: Row | None) -> str:
+    if found is None:
+        return ""
+    between = f"{100 * found['low']:+.1f} … {100 * found['high']:+.1f}"
+    return f"{100 * found['difference']:+.2f} ({between}), p {p_value(found['p'])}"
 
 
 def interval(found: Row | None) -> str:

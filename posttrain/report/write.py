@@ -19,6 +19,8 @@ from posttrain.report.accuracy import add_accuracy
 from posttrain.report.accuracy import headline as accuracy_headline
 from posttrain.report.dpo_data import add_dpo_data
 from posttrain.report.dpo_data import headline as pairs_headline
+from posttrain.report.evaluation import add_evaluation
+from posttrain.report.evaluation import headline as evaluation_headline
 from posttrain.report.html import tiles
 from posttrain.report.lineage import Node, trace
 from posttrain.report.page import Page
@@ -36,6 +38,7 @@ ACCURACY = "accuracy.json"
 SECTIONS: dict[str, Callable[[Page, Node], None]] = {
     "checkpoint": add_training,
     "dpo_data": add_dpo_data,
+    "evaluation": add_evaluation,
     "samples": add_samples,
     "sft_data": add_sft_data,
     "tiny_world": add_tiny_world,
@@ -104,6 +107,8 @@ def headline(
             found += training_headline(facts)
         if node.kind == "dpo_data" and node.manifest is not None:
             found += pairs_headline(facts)
+        if node.kind == "evaluation" and node.depth == 0:
+            found += evaluation_headline(node)
         if node.kind == "samples" and node.depth == 0:
             found += samples_headline(facts)
         if node.kind == "sft_data" and node.manifest is not None:
