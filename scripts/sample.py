@@ -80,7 +80,14 @@ def main(arguments: list[str]) -> None:
             StageDir.open(out, kind="samples", config=config, claim=False)
         made = prompts_of(recipe, toolkits)
         show = text_of_messages if renderer is None else renderer.text
-        print_prompts(console, made, recipe.settings, samples=recipe.samples_of, render=show)
+        print_prompts(
+            console,
+            made,
+            recipe.settings,
+            samples=recipe.samples_of,
+            most_tokens=recipe.most_tokens,
+            render=show,
+        )
         return
 
     with claimed(out, kind="samples", config=config) as stage:

@@ -1,6 +1,6 @@
 """The plan of a run as text: sources, settings, and a prompt of each setting to read.
 
-print_prompts(console, made, settings, samples=recipe.samples_of, render=render)
+print_prompts(console, made, settings, samples=recipe.samples_of, …, render=renderer.text)
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ def print_prompts(
     settings: Sequence[Setting],
     *,
     samples: Callable[[str], int],
+    most_tokens: Callable[[str], int],
     render: Callable[[Prompt], str],
 ) -> None:
     """Counts of every source and setting, then the first prompt of each setting as it is asked."""
@@ -31,7 +32,8 @@ def print_prompts(
         table.add_row(name, f"{books.rows_in:,}", f"{books.kept:,}", _reasons(books.dropped))
     console.print(table)
     table = Table(
-        "setting", "tools", "prompts", "thinking", "samples", "completions", "not asked",
+        "setting", "tools", "prompts", "thinking", "samples", "completions", "tokens at most",
+        "not asked",
         title="settings", title_justify="left",
     )  # fmt: skip
     for setting in settings:
@@ -44,6 +46,7 @@ def print_prompts(
             f"{sum(p.thinking for p in prompts):,}",
             str(number),
             f"{len(prompts) * number:,}",
+            f"{len(prompts) * number * most_tokens(setting.name):,}",
             _reasons(made.skipped[setting.name]),
         )
     console.print(table)

@@ -18,12 +18,12 @@ from pydantic import Field, model_validator
 
 from posttrain.config.backend import BackendConfig, Server
 from posttrain.config.base import Strict
-from posttrain.config.prompts import AnySource, Setting, check_prompts
+from posttrain.config.prompts import NO_TOOLS, AnySource, Setting, check_prompts
 from posttrain.sampling.protocol import Parameters
 from posttrain.sampling.rollout import Limits
 
 # how a server is reached decides nothing about what is asked: a run may go on with other values
-_REACHING = {"concurrency", "timeout", "retries", "api_key_env"}
+_REACHING = {"url", "concurrency", "timeout", "retries", "api_key_env"}
 
 
 class ParametersConfig(Strict):
@@ -111,6 +111,12 @@ class SampleConfig(Strict):
         """What the samples depend on: the digest of the output directory is taken of this."""
         left_out: Any = {"out": True, "max_failed": True, "backend": _REACHING}
         return self.model_dump(mode="json", exclude=left_out)
+
+    def most_tokens(self, setting: str) -> int:
+        """The longest that a completion in a setting can be, tool results not counted."""
+        declares = next(s.tools for s in self.settings if s.name == setting) != NO_TOOLS
+        steps = self.parameters.max_tokens * (self.limits.max_turns if declares else 1)
+        return steps if self.limits.max_tokens is None else min(steps, self.limits.max_tokens)
 
     def samples_of(self, setting: str) -> int:
         """Completions of each prompt in a setting."""

@@ -114,6 +114,8 @@ def test_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert sample(recipe, "--dry-run").calls == []
     assert not (tmp_path / "out").exists()
     shown = capsys.readouterr().out
+    assert "14,400" in shown, "36 completions of at most 400 tokens"
+    assert "76,800" in shown, "24 completions of at most 8 steps of 400 tokens"
     assert "first prompt of no_tools (sums-" in shown
     assert "<|im_start|>user\n" in shown
     assert "<function>\n<name>add</name>" in shown
