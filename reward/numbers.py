@@ -56,6 +56,9 @@ _NUMBER = re.compile(
     rf"(?:_\s*(?:\{{\s*(?P<b>\d+|[a-z]+)\s*\}}|(?P<b1>\d+)))?"
     rf")(?P<rest>.*)"
 )
+_REPEATING = re.compile(
+    r"(?P<sign>-?)(?P<whole>\d*)\.(?P<fixed>\d*)\\(?:overline|bar)\{?(?P<again>\d+)\}?"
+)
 _PERCENT = re.compile(r"\s*(?:%|percent(?:age)?(?: points?)?(?![A-Za-z])|per cent(?![A-Za-z]))")
 
 
@@ -64,8 +67,13 @@ def read_number(text: str) -> Number | None:
 
     Thousands are grouped by commas or spaces in threes; a decimal comma is no number but a list.
     """
+    if len(text) > LONGEST:
+        return None
     text = _unwrapped(text)
-    match = _NUMBER.fullmatch(text) if len(text) <= LONGEST else None
+    repeating = _REPEATING.fullmatch(text)
+    if repeating:
+        return Number(_repeating(repeating), "fraction")
+    match = _NUMBER.fullmatch(text)
     if match is None or (match["sign"] and match["sign2"]):
         return None
     value = _value(match)
@@ -89,6 +97,14 @@ def read_number(text: str) -> Number | None:
         unit=unit,
         base=match["b"] or match["b1"],
     )
+
+
+def _repeating(match: re.Match[str]) -> Fraction:
+    """0.1\\overline{6} → 1/6."""
+    whole, fixed, again = match["whole"] or "0", match["fixed"], match["again"]
+    value = Fraction(int(whole + fixed), 10 ** len(fixed))
+    value += Fraction(int(again), (10 ** len(again) - 1) * 10 ** len(fixed))
+    return -value if match["sign"] else value
 
 
 def _unwrapped(text: str) -> str:

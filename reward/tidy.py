@@ -66,6 +66,7 @@ _LAYOUT = (
     (re.compile(r"\\(?:geq|geqslant)(?![A-Za-z])"), r"\\ge "),
     (re.compile(r"\\(?:varnothing)(?![A-Za-z])"), r"\\emptyset "),
 )  # fmt: skip
+_BOXED = re.compile(r"\\boxed\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}")
 _WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"))
 
 
@@ -81,6 +82,8 @@ def bare(text: str) -> str:
             inner = text[len(opening) : len(text) - len(closing)]
             if text.startswith(opening) and text.endswith(closing) and opening not in inner:
                 text = inner.strip() if len(text) > len(opening + closing) - 1 else text
+        if (box := _BOXED.fullmatch(text)) is not None:
+            text = box[1].strip()
     for pattern, instead in _LAYOUT:
         text = pattern.sub(instead, text)
     return " ".join(text.split())
