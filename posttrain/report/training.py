@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from posttrain.report.charts import HALF, Series, lines, spark
+from posttrain.report.dpo import add_dpo
+from posttrain.report.dpo import headline as dpo_headline
 from posttrain.report.html import Markup, facts_list, figure, paragraph, percent, table
 from posttrain.report.lineage import Node, listed_rows
 from posttrain.report.page import Page
@@ -23,13 +25,18 @@ def add_training(page: Page, node: Node) -> None:
     if rows is None:
         page.leave_out("Loss", f"{node.name} lists no log.jsonl")
         return
-    page.add("Training", _run(node.manifest.facts), *_curves(rows), *_held_out(rows))
+    facts = node.manifest.facts
+    preferences = facts.get("method") == "dpo"
+    if preferences:
+        add_dpo(page, facts, rows)
+    else:
+        page.add("Training", _run(facts), *_curves(rows), *_held_out(rows))
     speeds = node.path / "speed.jsonl"
     if not speeds.is_file():
         page.leave_out("Speed", f"{node.name} has no speed.jsonl")
         return
     starts = [json.loads(line) for line in speeds.read_text("utf-8").splitlines()]
-    page.add("Speed", *_speed(starts, rows))
+    page.add("Speed of DPO" if preferences else "Speed", *_speed(starts, rows))
 
 
 def _run(facts: Row) -> str:
@@ -175,6 +182,8 @@ def _speed(starts: Sequence[Row], rows: Sequence[Row]) -> list[str]:
 
 def headline(facts: Row) -> list[tuple[str, str, str]]:
     """Tiles of a checkpoint."""
+    if facts.get("method") == "dpo":
+        return dpo_headline(facts)
     found: list[tuple[str, str, str]] = []
     if facts.get("train_loss") is not None:
         found.append((f"{facts['train_loss']:.3f}", "last training loss", "nats per trained token"))

@@ -1,4 +1,4 @@
-"""Test-only launcher: `scripts/sft.py` under ZeRO-2, ZeRO-3 or FSDP2 on CPU processes.
+"""Test-only launcher: `scripts/sft.py`, or STAGE=dpo, under ZeRO-2, ZeRO-3 or FSDP2 on CPU.
 
     torchrun --nproc_per_node 2 tests/training/sharded_on_cpu.py zero3 --config … key=value
 
@@ -14,7 +14,7 @@ import runpy
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "sft.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / f"{os.environ.get('STAGE', 'sft')}.py"
 
 
 def claim_state(kind: str) -> None:
