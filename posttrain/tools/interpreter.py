@@ -41,7 +41,8 @@ class Interpreter:
         base = Path(sys.base_prefix).resolve()
         executable = base / "bin" / version
         library = base / "lib" / version / "os.py"
-        if not executable.is_file() or not library.is_file() or base in Path.home().parents:
+        everything = base in (Path.home(), *Path.home().parents)
+        if everything or not executable.is_file() or not library.is_file():
             raise ConfigError(
                 f"the sandbox cannot show the Python in {base}: it needs bin/{version} and "
                 f"lib/{version} in a directory of their own"

@@ -19,8 +19,6 @@ from pathlib import PurePosixPath
 from posttrain.tools.bubblewrap import Box
 from posttrain.tools.syscalls import filter_program
 
-_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
-
 
 @dataclass(slots=True)
 class Descriptors:
@@ -35,7 +33,8 @@ class Descriptors:
         with os.fdopen(descriptor, "wb", closefd=False) as file:
             file.write(content)
         os.lseek(descriptor, 0, os.SEEK_SET)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
         return descriptor
 
     def close(self) -> None:

@@ -76,7 +76,9 @@ FILES = {
     "writing elsewhere": ends(
         "for name in ('/', '/usr', '/usr/bin', '/etc', '/dev', '/proc', '/lib', '/bin', '/var',\n"
         "             str(Path(os.__file__).parent), canary['folder']):\n"
-        "  attempt(name, Path(name, 'planted').write_text, 'x')",
+        "  attempt(name, Path(name, 'planted').write_text, 'x')\n"
+        "for name in ('/', '/usr', '/dev', '/etc', os.__file__):\n"
+        "  at_most(name + ' writable', int(not os.statvfs(name).f_flag & os.ST_RDONLY), 0)"
     ),
     "overwriting a file": ends("attempt('secret', Path(canary['secret']).write_text, 'spoilt')"),
     "the interpreter": ends(
@@ -187,6 +189,10 @@ KERNEL = {
         "  if name != 'time': denied('clone ' + name, {clone}, flag | 17, 0, 0, 0, 0)\n"
         "denied('clone3', {clone3}, 0, 0, error=errno.ENOSYS)\n"
         "denied('setns', {setns}, 0, 0)"
+    ),
+    "namespaces of this machine": ends(
+        "for name, host in canary['namespaces'].items():\n"
+        "  at_most(name, int(os.readlink(f'/proc/self/ns/{name}') == host), 0)"
     ),
     "mounts": ends(
         "denied('tmpfs', {mount}, b'none', b'/scratch', b'tmpfs', 0, 0)\n"

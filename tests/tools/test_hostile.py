@@ -29,6 +29,7 @@ CASES = RESOURCES | ESCAPES
 MARK = f"hostile-{uuid.uuid4().hex}"  # every process of a case has it in its command line
 SECRET = f"secret-{uuid.uuid4().hex}"
 VARIABLE = "POSTTRAIN_TEST_SECRET"
+NAMESPACES = ("mnt", "pid", "net", "ipc", "uts", "cgroup")
 # a program that has to reach its end gets time to; one that a limit has to stop, little
 PATIENT = Limits(
     seconds=60, cpu_seconds=60, memory_mb=256, processes=24, scratch_mb=8, shm_mb=4, files=2000
@@ -89,6 +90,7 @@ def canaries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Canaries]:
             "abstract": abstract, "unix": str(folder / "s"), "secret": str(secret),
             "folder": str(folder), "home": str(Path.home()), "pid": process.pid,
             "self": os.getpid(), "variable": VARIABLE, "value": SECRET,
+            "namespaces": {n: os.readlink(f"/proc/self/ns/{n}") for n in NAMESPACES},
         }  # fmt: skip
         yield Canaries(facts, *listening, process, secret)
         process.kill()
