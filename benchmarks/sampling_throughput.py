@@ -1,0 +1,244 @@
+"""Sampling in process against transformers' own generate: new tokens a second, same model and load.
+
+    python benchmarks/sampling_throughput.py                      # a tiny random model
+    python benchmarks/sampling_throughput.py --checkpoint runs/tiny/sft --prompts …/prompts.jsonl
+    python benchmarks/sampling_throughput.py --checkpoint PATH --arms ours,generate --out a.json
+
+Arms: `ours` is the in-process backend; `generate` is transformers' generate in batches of the same
+size, prompts in order; `continuous` is its continuous batching. All sample at temperature 1, with
+the same stop tokens and limit. Tokens are counted up to the first stop token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
+
+from posttrain.config.backend import TransformersBackend
+from posttrain.models.encoding import encoder_of
+from posttrain.models.from_config import TINY_ATTENTION, TINY_HYBRID, build_model
+from posttrain.models.inference import generation_stops, load_for_inference
+from posttrain.models.rendering import renderer_of
+from posttrain.rollouts import prompt_from_row
+from posttrain.sampling.decode import decode
+from posttrain.sampling.engine import EngineRequest
+from posttrain.sampling.protocol import Parameters, seed_of
+from posttrain.versions import package_versions
+
+Ids = tuple[int, ...]
+SHAPES = {"attention": TINY_ATTENTION, "hybrid": TINY_HYBRID}
+VOCABULARY, STOP = 1024, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What every arm is asked: prompts, some of them several times."""
+
+    prompts: list[Ids]
+    stops: tuple[int, ...]
+    max_tokens: int
+    batch_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One arm. `cpu_seconds` tell more than `seconds` where other work shares the processor."""
+
+    arm: str
+    tokens: int
+    seconds: float
+    cpu_seconds: float
+    mean_length: float
+    peak_gib: float
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.seconds
+
+
+def random_model(shape: str) -> PreTrainedModel:
+    """A tiny model whose stop token is likely enough that lengths spread from 1 to about 200."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCABULARY, "pad_token_id": 0, "eos_token_id": STOP}
+    model: Any = build_model({**SHAPES[shape], **sizes}).eval()
+    head = torch.nn.Linear(model.config.hidden_size, VOCABULARY)
+    head.weight = model.lm_head.weight
+    with torch.no_grad():
+        head.bias.zero_()
+        head.bias[STOP] = 2.5
+    model.lm_head = head
+    return model.to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def random_prompts(count: int) -> list[Ids]:
+    """Of 40 to 80 tokens."""
+    rng = random.Random(0)
+    lengths = [rng.randint(40, 80) for _ in range(count)]
+    return [tuple(rng.randrange(3, VOCABULARY) for _ in range(length)) for length in lengths]
+
+
+def read_prompts(file: Path, checkpoint: str, count: int) -> list[Ids]:
+    """Rendered prompts of a samples artifact's `prompts.jsonl`."""
+    renderer = renderer_of(TransformersBackend(kind="transformers"), checkpoint)
+    assert renderer is not None
+    with file.open(encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in itertools.islice(lines, count)]
+    texts = [renderer.text(prompt_from_row(row)) for row in rows]
+    return [tuple(ids) for ids in encoder_of(renderer.tokenizer).encode(texts)]
+
+
+def ours(model: PreTrainedModel, load: Load) -> list[int]:
+    """Lengths of the completions."""
+    parameters = Parameters(max_tokens=load.max_tokens)
+    asked = [
+        EngineRequest(ids, parameters, seed_of(0, k), load.stops)
+        for k, ids in enumerate(load.prompts)
+    ]
+    return [len(one.ids) for one in decode(model, asked, batch_size=load.batch_size)]
+
+
+def plain_generate(model: PreTrainedModel, load: Load) -> list[int]:
+    """Batches padded on the left, each as long as its longest completion."""
+    lengths: list[int] = []
+    for start in range(0, len(load.prompts), load.batch_size):
+        batch = load.prompts[start : start + load.batch_size]
+        width = max(map(len, batch))
+        ids = torch.tensor([(0,) * (width - len(p)) + p for p in batch], device=model.device)
+        pads = torch.tensor([[width - len(p)] for p in batch], device=model.device)
+        mask = (torch.arange(width, device=model.device) >= pads).long()
+        generate: Any = model.generate
+        out = generate(ids, attention_mask=mask, generation_config=generation(load))
+        lengths += [written(row, load.stops) for row in out[:, width:].tolist()]
+    return lengths
+
+
+def continuous(model: PreTrainedModel, load: Load) -> list[int]:
+    """transformers' continuous batching; on a CPU its memory has to be named."""
+    config = ContinuousBatchingConfig(seed=0, max_requests_per_batch=load.batch_size)
+    if model.device.type == "cpu":
+        longest = max(map(len, load.prompts)) + load.max_tokens
+        config.page_size = 32
+        config.num_blocks = load.batch_size * (longest // 32 + 1)
+        config.max_batch_tokens = 4 * load.batch_size
+    run: Any = model
+    out = run.generate_batch(
+        [list(ids) for ids in load.prompts],
+        generation_config=generation(load),
+        continuous_batching_config=config,
+    )
+    assert all(one.generated_tokens for one in out.values()), "continuous batching failed"
+    assert len(out) == len(load.prompts), "continuous batching lost requests"
+    return [written(one.generated_tokens, load.stops) for one in out.values()]
+
+
+def generation(load: Load) -> GenerationConfig:
+    return GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        max_new_tokens=load.max_tokens,
+        eos_token_id=list(load.stops),
+        pad_token_id=0,
+    )
+
+
+def written(ids: Sequence[int], stops: Sequence[int]) -> int:
+    """Tokens up to the first stop, or all."""
+    return next((k + 1 for k, token in enumerate(ids) if token in stops), len(ids))
+
+
+ARMS: dict[str, Callable[[PreTrainedModel, Load], list[int]]] = {
+    "ours": ours,
+    "generate": plain_generate,
+    "continuous": continuous,
+}
+
+
+def measure(arm: str, model: PreTrainedModel, load: Load) -> Result:
+    """One arm once, after a short warm-up."""
+    warm = Load(load.prompts[:4], load.stops, 4, load.batch_size)
+    ARMS[arm](model, warm)
+    torch.manual_seed(0)
+    on_gpu = model.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    started, cpu = time.perf_counter(), time.process_time()
+    with torch.no_grad():  # continuous batching works outside inference mode only
+        lengths = ARMS[arm](model, load)
+    if on_gpu:
+        torch.cuda.synchronize()
+    seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+    return Result(arm, sum(lengths), seconds, cpu, sum(lengths) / len(lengths), peak_gib(on_gpu))
+
+
+def peak_gib(on_gpu: bool) -> float:
+    """On a CPU of the process so far: the first arm's is meaningful."""
+    if on_gpu:
+        return torch.cuda.max_memory_allocated() / (1 << 30)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--checkpoint", help="a directory or hub id; default: random weights")
+    parser.add_argument("--prompts", type=Path, help="prompts.jsonl; default: random tokens")
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="attention")
+    parser.add_argument("--count", type=int, default=100, help="distinct prompts")
+    parser.add_argument("--samples", type=int, default=16, help="completions a prompt")
+    parser.add_argument("--max-tokens", type=int, default=200)
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--threads", type=int, help="of the processor; default: torch's")
+    parser.add_argument("--arms", default="ours,generate", help=f"of {', '.join(ARMS)}")
+    parser.add_argument("--out", type=Path, help="also write the figures as JSON")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure each arm; print a table, and write JSON if asked to."""
+    given = parse(argv)
+    if given.prompts and not given.checkpoint:
+        sys.exit("--prompts are rendered with a checkpoint's template: give --checkpoint too")
+    if given.threads:
+        torch.set_num_threads(given.threads)
+    if given.checkpoint is None:
+        model, stops = random_model(given.shape), (STOP,)
+    else:
+        options = {"dtype": "auto", "device": "auto", "attention": "auto", "vocabulary": 0}
+        model = load_for_inference(given.checkpoint, **options)
+        stops = generation_stops(given.checkpoint, model)
+    if given.prompts and given.checkpoint:
+        distinct = read_prompts(given.prompts, given.checkpoint, given.count)
+    else:
+        distinct = random_prompts(given.count)
+    prompts = [ids for ids in distinct for _ in range(given.samples)]
+    load = Load(prompts, stops, given.max_tokens, given.batch_size)
+    results = [measure(arm, model, load) for arm in given.arms.split(",")]
+    print(f"{len(prompts):,} completions, batches of {given.batch_size}, {model.device}")
+    for one in results:
+        print(
+            f"{one.arm:<12}{one.speed:>10,.0f} tokens/s {one.tokens / one.cpu_seconds:>10,.0f} "
+            f"tokens/CPU-s {one.seconds:>8.1f} s  mean length {one.mean_length:.0f}  "
+            f"ratio {one.speed / results[0].speed:.2f}  peak {one.peak_gib:.2f} GiB"
+        )
+    if given.out:
+        facts = {"versions": package_versions(), "arms": [asdict(one) for one in results]}
+        given.out.write_text(json.dumps(facts, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
