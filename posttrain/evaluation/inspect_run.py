@@ -76,7 +76,7 @@ def run_units(
             await close()
 
     width = max(unit.size for unit in units) if sampler.batched else at_once
-    with _quiet() as scratch, contextlib.ExitStack() as stack:
+    with quiet_inspect() as scratch, contextlib.ExitStack() as stack:
         runs = [
             UnitRun(
                 unit,
@@ -123,7 +123,7 @@ _PLAIN: dict[str, Any] = {
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[Path]:
+def quiet_inspect() -> Iterator[Path]:
     """Inspect without traces in the home directory, without telemetry, and at a tolerable speed.
 
     Yields a scratch directory, which lasts as long as the process: inspect closes its trace there

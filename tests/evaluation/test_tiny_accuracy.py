@@ -273,9 +273,13 @@ def test_unknown_family_and_too_few_prompts_are_refused(world):
 def test_a_forced_close_stands_on_a_line_of_its_own(checkpoint, monkeypatch, trace, closed):
     benchmark = load_benchmark()
     subject = benchmark.load_subject(checkpoint)
-    encode, given = subject.tokenizer.encode, {}
-    monkeypatch.setattr(benchmark, "complete_with_budget", lambda *_, **named: given.update(named))
+    encode, asked = subject.tokenizer.encode, []
+    monkeypatch.setattr(
+        benchmark, "decode", lambda _, requests, batch_size: asked.extend(requests) or []
+    )
     condition = benchmark.Condition("budget 5", thinking=True, budget=5)
     benchmark.generator(subject, condition, max_new_tokens=9, batch_size=2)([[1]])
-    assert (given["budget"], given["max_new_tokens"]) == (5, 9)
-    assert subject.tokenizer.decode(given["forced_close"](encode(trace))) == closed
+    budget = asked[0].budget
+    assert budget.tokens == 5
+    assert asked[0].parameters.max_tokens == 5 + len(encode("\n</think>\n")) + 9
+    assert subject.tokenizer.decode(budget.closing(encode(trace))) == closed
