@@ -257,3 +257,27 @@ def test_a_server_has_so_many_rollouts_at_once():
     )
     assert sampler.most == 5
     assert [c.prompt_id for c in done] == [question(n).id for n in range(20)]
+
+
+class Busy(Adder):
+    """Counts the environments at work."""
+
+    working = most = 0
+
+    async def call(self, name, arguments):
+        Busy.working += 1
+        Busy.most = max(Busy.most, Busy.working)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        Busy.working -= 1
+        return await super().call(name, arguments)
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_so_many_rollouts_run_tools_at_once(batched: bool):
+    Busy.most = 0
+    sampler = Scripted(add_then_answer, batched=batched)
+    tasks = [Task(question(n), 0, 3) for n in range(12)]
+    limits = replace(LIMITS, tools_at_once=3)
+    done = asyncio.run(roll_out(tasks, sampler, open_environment=lambda _: Busy(), limits=limits))
+    assert (Busy.most, {c.finish for c in done}) == (3, {"stop"})
