@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> None:
     # -- the samples, and the tokenizer and template they were made with
     parents = [read_artifact(path, kind="samples") for path in recipe.samples]
     check_one_template(recipe, parents)
-    settings = tokenizer_config(recipe)
+    settings = tokenizer_config(recipe, parents)
     tokenizer = load_any_tokenizer(settings.path, revision=settings.revision)
     special = special_tokens(tokenizer, end_token=None, pad_token=settings.pad_token)
     template = chat_template_of(
@@ -166,13 +166,15 @@ def main(arguments: list[str]) -> None:
         console.print(f"{write_report(out)}", highlight=False)
 
 
-def tokenizer_config(recipe: BuildDpoConfig) -> TokenizerConfig:
+def tokenizer_config(recipe: BuildDpoConfig, parents: list[Manifest]) -> TokenizerConfig:
     """The samples' own tokenizer and template; the recipe's where there is none with them."""
     own = Path(recipe.samples[0]) / "tokenizer" if recipe.samples else None
     if own is not None and own.is_dir():
         if recipe.tokenizer is not None:
             raise ConfigError(f"tokenizer: leave it out, {own} is that of the samples")
-        return TokenizerConfig(path=str(own), chat_template="own")
+        made_by = parents[0].facts.get("sampler", {})
+        variables = dict(made_by.get("template_variables", {}))
+        return TokenizerConfig(path=str(own), chat_template="own", template_variables=variables)
     if recipe.tokenizer is None:
         raise ConfigError("tokenizer: is needed, a server made these samples and hid its own")
     return recipe.tokenizer
