@@ -66,14 +66,15 @@ def test_an_answer_in_the_reasoning_alone_is_none(name: str):
 def test_what_stalls_is_unscored_and_the_rest_is_graded(workers: Workers):
     asked = [
         ("2\\sqrt{2}", "\\boxed{\\sqrt{8}}"),
-        ("2\\sqrt{2}", "\\boxed{10^{10^{10}}}"),
+        ("2\\sqrt{2}", "\\boxed{9^{9^{9^{9}}}}"),
+        ("2\\sqrt{2}", "\\boxed{10^{10^{10}}}"),  # large, and told apart at once
         ("2\\sqrt{2}", "\\boxed{\\sqrt{7}}"),
-        ("5", "\\boxed{10^{10^{10}}}"),  # where a number is due, no algebra is done
+        ("5", "\\boxed{9^{9^{9^{9}}}}"),  # where a number is due, no algebra is done
     ]
     attempts = [Attempt(prompt_of(gold), completion_of(answer)) for gold, answer in asked]
     scores = Maths(workers=workers).grade(attempts)
-    assert [score.value for score in scores] == [1.0, None, 0.0, 0.0]
-    assert scores[1] == Score(None, "10^{10^{10}}", "unscored: stopped after 1 s")
+    assert [score.value for score in scores] == [1.0, None, 0.0, 0.0, 0.0]
+    assert scores[1] == Score(None, "9^{9^{9^{9}}}", "unscored: stopped after 1 s")
 
 
 def test_golds_that_cannot_be_used_are_refused(workers: Workers):
@@ -87,11 +88,11 @@ def test_golds_that_cannot_be_used_are_refused(workers: Workers):
         " ",
         "Monday",
         "0x1f",
-        "10^{10^{10}}-1",
+        "9^{9^{9^{9}}}",
     ]
     assert grader.refuse([prompt_of(gold) for gold in golds]) == [
         None, None, None, None, "no_gold", "no_gold",
-        "gold_unreadable: Monday", "gold_unreadable: 0x1f", "gold_too_hard: 10^{10^{10}}-1",
+        "gold_unreadable: Monday", "gold_unreadable: 0x1f", "gold_too_hard: 9^{9^{9^{9}}}",
     ]  # fmt: skip
     bad = grader.refuse([prompt_of("5", tolerance=2), prompt_of("5", tolerance="x")])
     assert all(reason is not None and reason.startswith("bad_tolerance") for reason in bad)
