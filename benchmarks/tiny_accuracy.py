@@ -27,10 +27,12 @@ from data_builders.tiny_world.heldout import held_out_items, taught
 from posttrain.artifacts import atomic_write_json, read_artifact
 from posttrain.chat import ChatTemplate
 from posttrain.errors import ConfigError, PosttrainError
-from posttrain.evaluation.generate import Stopping, complete, complete_with_budget
 from posttrain.evaluation.intervals import wilson
 from posttrain.models.chat_template import chat_template_of
 from posttrain.models.tokenizer import load_tokenizer, special_tokens
+from posttrain.sampling.decode import decode
+from posttrain.sampling.engine import Budget, EngineRequest
+from posttrain.sampling.protocol import Parameters
 
 CLOSE = "</think>\n"
 
@@ -44,8 +46,17 @@ class Subject:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     template: ChatTemplate
-    stopping: Stopping
+    stop_ids: tuple[int, ...]
     close_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A completion as episodes take it. `forced_at`: how many tokens before a forced close."""
+
+    ids: tuple[int, ...]
+    finished: bool
+    forced_at: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +85,10 @@ def load_subject(path: Path) -> Subject:
     return Subject(
         name=path.name,
         digest=digest,
-        model=AutoModelForCausalLM.from_pretrained(str(path), local_files_only=True),
+        model=AutoModelForCausalLM.from_pretrained(str(path), local_files_only=True).eval(),
         tokenizer=tokenizer,
         template=chat_template_of(tokenizer),
-        stopping=Stopping(special.stop_ids, special.pad_id),
+        stop_ids=special.stop_ids,
         close_id=close_id,
     )
 
@@ -86,33 +97,30 @@ def generator(
     subject: Subject, condition: Condition, *, max_new_tokens: int, batch_size: int
 ) -> Generate:
     """The generator of one condition, as episodes take it."""
-    model, stopping = subject.model, subject.stopping
+    encode = subject.tokenizer.encode
 
-    def free(prompts: Sequence[Sequence[int]]):
-        return complete(
-            model, prompts, stopping, max_new_tokens=max_new_tokens, batch_size=batch_size
-        )
-
-    def forced_close(reasoning: Sequence[int]) -> list[int]:
+    def closing(reasoning: Sequence[int]) -> list[int]:
         # as a trace cut in training is rendered: on a line of its own, without a blank one before
         ends_line = subject.tokenizer.decode(reasoning).endswith("\n")
-        text = CLOSE if ends_line else f"\n{CLOSE}"
-        return subject.tokenizer.encode(text, add_special_tokens=False)
+        return encode(CLOSE if ends_line else f"\n{CLOSE}", add_special_tokens=False)
 
-    def budgeted(prompts: Sequence[Sequence[int]]):
-        assert condition.budget is not None
-        return complete_with_budget(
-            model,
-            prompts,
-            stopping,
-            budget=condition.budget,
-            close_id=subject.close_id,
-            forced_close=forced_close,
-            max_new_tokens=max_new_tokens,
-            batch_size=batch_size,
-        )
+    budget, limit = None, max_new_tokens
+    if condition.budget is not None:
+        budget = Budget(condition.budget, subject.close_id, closing)
+        limit += condition.budget + len(closing([]))
+    parameters = Parameters(temperature=0.0, max_tokens=limit)
 
-    return free if condition.budget is None else budgeted
+    def generate(prompts: Sequence[Sequence[int]]) -> list[Written]:
+        asked = [
+            EngineRequest(tuple(ids), parameters, 0, subject.stop_ids, budget) for ids in prompts
+        ]
+        done = decode(subject.model, asked, batch_size=batch_size)
+        return [
+            Written(one.ids, one.finish == "stop", one.forced[0] if one.forced else None)
+            for one in done
+        ]
+
+    return generate
 
 
 def run(
@@ -237,7 +245,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=600, help="over all families")
     parser.add_argument("--families", help="comma-separated; default: those trained on")
     parser.add_argument("--budgets", default="8,24,64", help="reasoning tokens, comma-separated")
-    parser.add_argument("--max-new-tokens", type=int, default=320, help="of one completion")
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=320, help="of one completion, beside its budget"
+    )
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--out", type=Path, help="write everything as JSON")
     return parser.parse_args(argv)
