@@ -18,7 +18,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.chat.detect.figures import tally
-from tests.chat.detect.labelled_set import negatives, positives
+from tests.chat.detect.labelled_negatives import negatives
+from tests.chat.detect.labelled_positives import positives
 
 ROOT = Path(__file__).resolve().parents[1]
 

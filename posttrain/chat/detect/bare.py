@@ -33,8 +33,8 @@ _KEYS = (
 )
 _HEAD = re.compile(
     rf"(?P<json>\{{\s{{0,40}}[\"'](?:{_KEYS})[\"']\s{{0,4}}:)"
-    r"|^[ \t>*\-]*(?P<list>\[)\s{0,40}[A-Za-z_][\w.]{0,127}\("
-    r"|^[ \t]*(?:print\()?(?P<default>default_api\.)[A-Za-z_]\w{0,127}\("
+    r"|^[ \t>*\-]*(?P<list>\[)\s{0,40}[A-Za-z_][\w.\-/ ]{0,127}(?<! )\("
+    r"|^[ \t]*(?:print\()?(?P<default>default_api\.[A-Za-z_]\w{0,127}|tool_call)\("
     r"|\A\s*(?P<lone>(?:print\()?(?!functions\.)[A-Za-z_][\w.]{0,127}\()\s{0,4}[A-Za-z_]\w{0,60}\s?=(?!=)"
     r"|(?<![\w.])(?P<functions>functions\.[A-Za-z_][\w.]{0,127})(?=\(|:\d|\s{0,4}\{)",
     re.M,
@@ -138,6 +138,8 @@ def _list(at: int, ground: Ground, reader: Reader) -> Candidate | None:
     asked, end = reader.python_list(at)
     if not asked or any(placeholder(a) for a in asked) or not _named_only(asked):
         return None
+    if any(" " in (a.name or "") and not a.arguments for a in asked):
+        return None
     page = ground.page
     if len(page.before(at)) > 3 and not page.before(at).strip():
         return None  # code is indented
@@ -165,6 +167,8 @@ def _lone(match: re.Match[str], ground: Ground, reader: Reader) -> Candidate | N
     if call is None or not _named_only((call,)):
         return None
     end += wrapped and text.startswith(")", end)
+    if match["default"] == "tool_call":  # ChatGLM's; the tool's name is in the line above
+        return Candidate("glm", at, end, (Asked(None, call.arguments),), plain=True)
     if match["default"]:
         return Candidate("pythonic", at, end, (call,), plain=True)
     if not function_like(call.name or "") or text[end:].strip():

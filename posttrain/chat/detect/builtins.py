@@ -35,7 +35,8 @@ _MARKER = re.compile(
     rf"|^(?: {{0,3}}|[>*-] )(?P<call>(?:{_ENGINES})(?:\.call|\.search|\.run)?|search)\("
     r"(?=\s*(?:query|q|queries)?\s?=?\s?[\"'])"
     r"|^[ \t]*(?P<fence>`{3,}|~{3,})(?:tool_code|tool_call|tool_calls|function_call|tool_use|"
-    r"code_interpreter|json tool_call)[ \t]*\n",
+    r"code_interpreter|json tool_call)[ \t]*\n"
+    r"|^(?P<tir>`{3})(?:python|py)[ \t]*\n|^[ \t]*`{3}(?P<end_code><end_code>)",
     re.M,
 )
 _CODE = re.compile(
@@ -43,6 +44,7 @@ _CODE = re.compile(
     r"[\w.]{1,80}\(|```|[\d(][\d.\s+\-*/()%]*$)",
     re.M,
 )
+_OUTPUT = re.compile(r"[ \t]*`{3,}[ \t]*\n\s{0,4}`{3,}(?:output|tool_output|execution_result)\b")
 _LONGEST = 20_000
 _BLANK = re.compile(
     r"\s*(?:\.\.\.|…|query|your (?:query|code|search)[^<>]*|code|python)?\s*\Z", re.I
@@ -63,6 +65,13 @@ def _at(match: re.Match[str], page: Page, reader: Reader) -> Candidate | None:
         return _python_tag(match, page, reader)
     if match["fence"]:
         return _fenced(match, page, reader)
+    if match["tir"]:
+        return _run_and_printed(match, page)
+    if match["end_code"]:
+        code = Asked("python", {"code": UNREAD}, request="python")
+        return Candidate(
+            "python_request", match.start("end_code"), match.end(), (code,), plain=True
+        )
     if match["named"]:
         value, end = reader.json(match.end())
         request: Request = (
@@ -128,6 +137,15 @@ def _tagged(match: re.Match[str], page: Page, reader: Reader) -> Candidate | Non
     if match["token"] and closed >= 0:
         end = page.text.find(">", closed) + 1 or end
     return Candidate(f"{request}_request", match.start(), end, asked, plain)
+
+
+def _run_and_printed(match: re.Match[str], page: Page) -> Candidate | None:
+    """A Python block with the output that running it is said to have given right behind it."""
+    fence = page.fence(match.end())
+    if fence is None or not _OUTPUT.match(page.text, fence.end):
+        return None
+    code = Asked("python", {"code": UNREAD}, request="python")
+    return Candidate("python_request", match.start("tir"), fence.end, (code,), plain=True)
 
 
 def _fenced(match: re.Match[str], page: Page, reader: Reader) -> Candidate | None:

@@ -39,6 +39,11 @@ _LINE = re.compile(
     rf"Action(?: \d+)?{_BOLD}{_S}:{_S}{_BOLD}{_S}(?:{_REACT}|{_BRACKET}|{_COHERE})|{_PLAIN})",
     re.M | re.I,
 )
+# the whole message: a name above its arguments (older GLM), or behind "Call:" (NexusRaven)
+_NAME_ABOVE = re.compile(r"\A\s*([A-Za-z]\w*[_.]\w{1,100}|[a-z]+[A-Z]\w{0,100})\n\s{0,4}(?=\{)")
+_CALL = re.compile(
+    r"^(?:Call|Function call|Tool call):[ \t]*(?=[A-Za-z_][\w.]{0,127}\()", re.M | re.I
+)
 _VERB = r"\b(?:call(?:ing)?|invok(?:e|ing)|execut(?:e|ing)|us(?:e|ing)|tool call|function call)\b"
 _SPOKEN = re.compile(
     rf"{_VERB}{_S}(?:the{_S})?(?:tool|function)?{_S}:?{_S}[`\"']?(?P<name>[A-Za-z_][\w.]{{0,80}})"
@@ -50,7 +55,8 @@ _SPOKEN = re.compile(
 
 def written(page: Page, reader: Reader, start: int) -> Candidate | None:
     """The first candidate from `start` on."""
-    found = [c for c in (_first(page, reader, start), _spoken(page, reader, start)) if c]
+    finders = (_first, _spoken, _above, _called)
+    found = [c for finder in finders if (c := finder(page, reader, start))]
     return min(found, key=lambda c: c.start, default=None)
 
 
@@ -97,4 +103,23 @@ def _spoken(page: Page, reader: Reader, start: int) -> Candidate | None:
             return Candidate(
                 "text_lines", match.start(), end, (Asked(match["name"], read_arguments(value)),)
             )
+    return None
+
+
+def _above(page: Page, reader: Reader, start: int) -> Candidate | None:
+    match = _NAME_ABOVE.match(page.text) if start == 0 else None
+    if match is None:
+        return None
+    value, end = reader.json(match.end())
+    arguments = read_arguments(value) if value is not NOTHING else None
+    if arguments is None or re.sub(r"<\|\w+\|>|\s", "", page.text[end : end + 200]):
+        return None
+    return Candidate("glm", match.start(1), end, (Asked(match[1], arguments),), plain=True)
+
+
+def _called(page: Page, reader: Reader, start: int) -> Candidate | None:
+    for match in _CALL.finditer(page.text, start):
+        call, end = reader.python_call(match.end())
+        if call is not None and not any(key.isdecimal() for key in call.arguments or {}):
+            return Candidate("text_lines", match.start(), end, (call,), plain=True)
     return None

@@ -20,11 +20,15 @@ from posttrain.chat.detect.reading import NOTHING, Reader
 
 # a tag or special token; a bracketed or flowered marker; harmony's recipient
 _MARKER = re.compile(
-    r"<(?P<tag>[|｜]?[A-Za-z_][\w▁:\-.|｜]{1,60})(?P<rest>=[^<>\n]{1,128}|\s[^<>\n]{0,160})?>"
+    r"^(?P<recipient>(?:<\|recipient\|>|>>>)(?!all\b)"
+    r"(?=[A-Za-z_][\w.\-]{0,127}\s{0,2}(?:\{|<\||\n)))"
+    r"|(?P<open><\|open\|>call\b)"
+    r"|<(?P<tag>[|｜]?[A-Za-z_][\w▁:\-.|｜]{1,60})(?P<rest>=[^<>\n]{1,128}|\s[^<>\n]{0,160})?>"
     r"|\[(?P<square>(?:TOOL|FUNCTION|PLUGIN)[ _]?(?:CALLS?|REQUESTS?|USES?))\]"
     r"|(?P<flower>✿FUNCTION✿:?)"
-    r"|(?P<open><\|open\|>(?:call|tools)\b)"
-    r"|(?<![\w\"'`])(?P<to>to=[A-Za-z_][\w.]{0,127})(?=\s|<\||$)"
+    r"|(?P<functools>\bfunctools(?=\[\s{0,8}\{))"
+    r"|(?<![\w\"'`])(?P<to>to=[A-Za-z_][\w.]{0,127})(?=\s|<\||$)",
+    re.M,
 )
 _CALLS = re.compile(
     r"(?:tool|function|plugin)s?_?(?:call|us|request|invo)|"
@@ -49,6 +53,7 @@ _CUT = re.compile(
     r"\s{0,4}(?:function<｜tool▁sep｜>)?([A-Za-z_$][\w.\-:/]{0,127})"
     r"(?:\s{0,4}[<\[`{(][^\s]{0,60})?\s*\Z"
 )
+_ATTRIBUTE = re.compile(r"[^<>\n]{0,80}?\b(?:name|tool)\s?=\s?\"([^\"\n]{1,128})\"")
 _TAG = re.compile(r"\s*</?[^<>\s][^<>\n]{0,80}>")
 _KINDS = {"json": "hermes_json", "xml": "nemotron_xml", "invoke": "invoke_xml", "glm": "glm",
           "named": "tool_call_tag", "python": "tool_call_tag"}  # fmt: skip
@@ -67,7 +72,9 @@ def marked(page: Page, reader: Reader, start: int) -> Candidate | None:
 def _at(match: re.Match[str], page: Page, reader: Reader) -> Candidate | None:
     if match["to"]:
         return _harmony(match, reader)
-    if match["flower"] or match["open"] or match["square"]:
+    if match["open"]:
+        return _attributed(match, page)
+    if not match["tag"]:
         return _opened(match, page, reader, "mistral" if match["square"] else "marker")
     tag, rest = match["tag"], match["rest"] or ""
     word = tag.strip("|｜").replace("▁", "_").replace("-", "_").lower()
@@ -113,7 +120,7 @@ def _opened(match: re.Match[str], page: Page, reader: Reader, form: str | None) 
         rest = page.text[at : at + 200]
         cut = _CUT.match(rest) if at + 200 > len(page.text) else None
         starts = not page.before(match.start()).strip(" \t>*-")
-        if not (starts and (cut or not page.after(match.end()).strip())):
+        if match["recipient"] or not (starts and (cut or not page.after(match.end()).strip())):
             return None
         return Candidate(form or "tool_call_tag", match.start(), end, (Asked(cut and cut[1]),))
     if payload.kind == "blank":
@@ -136,6 +143,14 @@ def _more(reader: Reader, position: int, end: int) -> list[Asked]:
             found += payload.asked
             position = payload.end
     return found
+
+
+def _attributed(match: re.Match[str], page: Page) -> Candidate:
+    """`<|open|>call name="f" …<|sep|>…<|close|>call<|sep|>`."""
+    name = _ATTRIBUTE.match(page.text, match.end())
+    closed = page.text.find("<|close|>call", match.end(), match.end() + 20_000)
+    end = closed + len("<|close|>call") if closed >= 0 else match.end()
+    return Candidate("kimi", match.start(), end, (Asked(name[1] if name else None),))
 
 
 def _end(match: re.Match[str], page: Page, reader: Reader, payload: Payload | None) -> int:

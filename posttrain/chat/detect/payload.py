@@ -44,6 +44,11 @@ _FUNCTION = re.compile(
     r"(?:=\s*[\"']?(?P<name>[^<>\n\"']{1,128})[\"']?|"
     r"\s+name\s*=\s*[\"']?(?P<named>[^<>\n\"']{1,128})[\"']?[^<>\n]*)(?:>|\n|$)"
 )
+# a name in an element of its own; its arguments are not read
+_SPELT = re.compile(
+    r"\s*(?:<invoke>\s*|<server_name>[^<\n]{0,80}</server_name>\s*)?"
+    r"<(?:tool_name|function_name|name|tool)>([^<>\n]{1,128})</"
+)
 _PARAMETER = re.compile(
     r"<(/?)(?:\w{1,20}[:_]|[|｜]?DSML[|｜]?)?(parameter|param|arg_key|arg_value|arg|argument)"
     r"(?:=\s*[\"']?([^<>\n\"']{1,128})[\"']?|\s+name\s*=\s*[\"']([^<>\n\"']{1,128})[\"'][^<>\n]*)?>"
@@ -124,7 +129,9 @@ def _xml(reader: Reader, at: int) -> Payload | None:
     text = reader.text
     opened = _FUNCTION.match(text, at)
     if opened is None:
-        return None
+        spelt = _SPELT.match(text, at)
+        asked = Asked(spelt[1].strip()) if spelt else None
+        return Payload("xml", (asked,), spelt.end()) if spelt and asked else None
     name = (opened["name"] or opened["named"]).strip()
     closer = f"</{opened['prefix'] or ''}{opened['tag']}>"
     closed = reader.find(closer, opened.end())

@@ -19,7 +19,8 @@ NOTHING = object()
 _DECODER = json.JSONDecoder(strict=False)  # raw newlines in strings are common in calls
 _WINDOW = 4096
 _SPACE = re.compile(r"\s*")
-_CALL_HEAD = re.compile(r"([A-Za-z_][\w.\-]{0,127})\(")
+# names with spaces are real: [Market Trends API(country="us")]
+_CALL_HEAD = re.compile(r"([A-Za-z_][\w.\-/ ]{0,127})(?<! )\(")
 _KEYWORD = re.compile(r"\s*([A-Za-z_]\w{0,127})\s*=(?!=)\s*")
 _LITERALS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 _OPENING, _CLOSING = "([{", ")]}"

@@ -32,7 +32,7 @@ POSITIVE = [
     ("minimax", f"<minimax:tool_call>\n{INVOKE}\n</minimax:tool_call>", "get_weather"),
     ("glaive", f"<functioncall> {CALL}", "get_weather"),
     ("tool_tag", f"<TOOLCALL>[{CALL}]</TOOLCALL>", "get_weather"),
-    ("tool_tag", "<use_mcp_tool>\n<tool_name>get</tool_name>\n</use_mcp_tool>", None),
+    ("tool_tag", "<use_mcp_tool>\n<tool_name>get</tool_name>\n</use_mcp_tool>", "get"),
     ("mistral", f"[TOOL_CALLS] [{CALL}]", "get_weather"),
     ("mistral", '[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}', "get_weather"),
     ("mistral", "[TOOL_CALLS]get_wea", "get_wea"),
@@ -75,6 +75,14 @@ POSITIVE = [
     ("python_request", 'python\n{"code": "import math"}', "python"),
     ("search_request", "<search>weather in Paris</search>", "search"),
     ("search_request", "<|begin_search_query|>weather in Paris<|end_search_query|>", "search"),
+    ("marker", 'functools[{"name": "get_weather", "arguments": {}}]', "get_weather"),
+    ("marker", '>>>get_weather\n{"city": "Paris"}', "get_weather"),
+    ("marker", '<|recipient|>get_weather\n<|content|>{"city": "Paris"}', "get_weather"),
+    ("kimi", '<|open|>call tool="get_weather"<|sep|><|close|>call<|sep|>', "get_weather"),
+    ("pythonic", '[Market Trends API(country="us")]', "Market Trends API"),
+    ("text_lines", 'Call: get_weather(city="Paris")', "get_weather"),
+    ("python_request", "```python\nprint(1)\n```\n```output\n1\n```\nSo 1.", "python"),
+    ("python_request", "Code:\n```py\nprint(1)\n```<end_code>", "python"),
     ("search_request", 'web_search("weather in Paris")', "web_search"),
 ]  # fmt: skip
 
@@ -123,6 +131,16 @@ NEGATIVE = [
     ("", "search(\"x\") returns the index of x."),
     ("", "[Your Name]\n[Company(s)]"),
     ("", "<answer>4</answer>"),
+    ("", "[Assuming a uniform prior (p=0.5)]"),
+    ("", "Results\n{\"a\": 1}"),
+    ("", ">>>text\nand more"),
+    ("", "```python\nprint(1)\n```\nOutput:\n```\n1\n```"),
+    ("", "1. The model outputs:\n```json\n{}\n```\n2. Your code runs it.".replace("{}", CALL)),
+    ("", f"You would then send:\n\n{CALL}"),
+    ("Write a test case.", "Action: login\nInput: name\nExpected: ok"),
+    ("Document it.", 'Function: sort_array\nInput: [3, 1, 2]'),
+    ("Give me the config as JSON.", '{"name": "experiment_1", "parameters": {"lr": 0.1}}'),
+    ("", 'Calling parse_json with {"a": 1} returns 1.'),
 ]  # fmt: skip
 
 

@@ -13,7 +13,9 @@ import pytest
 from posttrain.chat.detect import detect_calls
 from tests.chat.detect.figures import Tally, tally
 from tests.chat.detect.labelled_forms import FORMS, HELD_OUT
-from tests.chat.detect.labelled_set import Turn, negatives, positives, turns
+from tests.chat.detect.labelled_negatives import negatives
+from tests.chat.detect.labelled_positives import positives
+from tests.chat.detect.labelled_set import Turn, turns
 
 
 @pytest.fixture(scope="module")
