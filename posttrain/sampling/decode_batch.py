@@ -63,8 +63,7 @@ class Batch:
         self._logits: torch.Tensor | None = None
         self._layout: _Layout | None = None
         self._width = 0
-        known = inspect.signature(model.forward).parameters
-        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
+        self._last_only = logits_of_last(model, 1)
 
     @property
     def going(self) -> int:
@@ -202,6 +201,12 @@ class Batch:
             **self._last_only,
         )
         return out.logits[:, -1].float()
+
+
+def logits_of_last(model: PreTrainedModel, count: int) -> dict[str, int]:
+    """What to call a model with so that it projects the last positions only, where it can."""
+    known = inspect.signature(model.forward).parameters
+    return {"logits_to_keep": count} if "logits_to_keep" in known else {}
 
 
 def _mask(pads: Sequence[int], width: int, device: torch.device) -> torch.Tensor:

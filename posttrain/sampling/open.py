@@ -3,7 +3,7 @@
     sampler = open_sampler(recipe.backend, checkpoint="runs/tiny/sft")
     sampler.identity  → {"backend": "transformers", "weights": "9c1e…", "template": "ab78…", …}
 
-What a backend needs is imported when it is opened: a server's needs no torch.
+Models and vLLM are imported only where their kind is opened.
 """
 
 from __future__ import annotations

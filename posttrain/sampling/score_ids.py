@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from transformers import PreTrainedModel
 
+from posttrain.sampling.decode_batch import logits_of_last
 from posttrain.sampling.decode_choose import log_probability
 from posttrain.sampling.engine import Ids
 
@@ -88,7 +89,7 @@ def _score_batch(
         attention_mask=mask if any(pads) else None,
         position_ids=(mask.cumsum(-1) - 1).clamp(min=0),
         use_cache=False,
-        logits_to_keep=longest + 1,
+        **logits_of_last(model, longest + 1),
     )
     nats = log_probability(out.logits[:, -longest - 1 : -1].float(), ids[:, -longest:])
     for row, (_, completion) in zip(nats.tolist(), pairs, strict=True):

@@ -44,12 +44,11 @@ class TransformersEngine:
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """What changes samples beyond rounding; batch size and device do not."""
+        """What changes samples; batch size, device and attention kernel change their rounding."""
         return {
             "backend": "transformers",
             "weights": self._weights,
             "dtype": str(self.model.dtype).removeprefix("torch."),
-            "attention": self.model.config._attn_implementation,
         }
 
     async def generate(
