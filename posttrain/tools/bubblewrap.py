@@ -136,7 +136,8 @@ class Box:
                  "--unshare-cgroup-try", "--hostname", "sandbox"]  # fmt: skip
         if self.user is None:
             return ["--unshare-user", "--uid", "1000", "--gid", "1000", *names]
-        kept = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")  # what setpriv needs to drop all
+        # what setpriv needs to drop all, and the first process to end what has another user
+        kept = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL")
         return [*names, "--cap-drop", "ALL", *(part for cap in kept for part in ("--cap-add", cap))]
 
     def _system(self, *, inside: bool) -> list[str]:

@@ -1,4 +1,4 @@
-"""The sandbox's own behaviour: what it returns, what it keeps, how it ends, where it refuses."""
+"""The sandbox's own behaviour: what it returns, what it keeps, how it ends."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ import subprocess
 import sys
 import textwrap
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
-from posttrain.errors import ConfigError
-from posttrain.tools import bubblewrap, sandbox
+from posttrain.tools import bubblewrap
+from posttrain.tools.launch import launch_run
 from posttrain.tools.limits import Limits
 from posttrain.tools.sandbox import Sandbox, check_sandbox, open_sandbox, run_sandboxed
+from posttrain.tools.supervise import supervise
 from tests.tools.test_hostile import survivors
 
 needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is missing")
@@ -278,36 +279,13 @@ def test_limits_hold_while_the_event_loop_is_blocked():
     assert asyncio.run(run()) == ("time", True)
 
 
-@pytest.fixture
-def unchecked() -> Iterator[None]:
-    """The check of this machine is made once a process: forget it, before and afterwards."""
-    check_sandbox.cache_clear()
-    yield
-    check_sandbox.cache_clear()
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_a_missing_bubblewrap_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(ConfigError, match="apt-get install bubblewrap"):
-        asyncio.run(run_sandboxed(["true"]))
-
-
 @needs_bwrap
-@pytest.mark.usefixtures("unchecked")
-def test_a_kernel_without_namespaces_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    fake = tmp_path / "bwrap"
-    fake.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(ConfigError, match=r"No permissions to create new namespace.*sysctl"):
-        check_sandbox()
-
-
-@needs_bwrap
-@pytest.mark.usefixtures("unchecked")
-def test_an_interpreter_that_does_not_start_is_refused(monkeypatch: pytest.MonkeyPatch):
-    broken = bubblewrap.Interpreter(None, "/usr/bin/false")
-    monkeypatch.setattr(sandbox.Interpreter, "here", lambda: broken)
-    with pytest.raises(ConfigError, match="Python does not start in the sandbox"):
-        check_sandbox()
+def test_a_sandbox_that_nobody_watches_ends_by_itself(monkeypatch: pytest.MonkeyPatch, mark: str):
+    monkeypatch.setattr(bubblewrap, "_GRACE", 0.0)
+    box = bubblewrap.Box(Limits(seconds=1), check_sandbox())
+    stop = os.eventfd(0)
+    with launch_run(box, ["sh", "-c", f"{daemon(mark)}; sleep 1000"]) as launch:
+        result = supervise(launch, limits=Limits(seconds=60), stop=stop)
+    os.close(stop)
+    assert (result.exit_code, result.limit) == (137, None)
+    assert survivors(mark) == []
