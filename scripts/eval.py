@@ -13,13 +13,14 @@ command finishes the run and repeats nothing that was finished.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 # before transformers is imported, which may be by way of trl, whose telemetry is on by default
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -67,12 +68,13 @@ from posttrain.evaluation.run_files import (
 )
 from posttrain.evaluation.tables import print_cells, print_pairs
 from posttrain.evaluation.unit import Grade, How, Unit, units_of
+from posttrain.models.encoding import encoder_of
 from posttrain.models.rendering import PromptRenderer, renderer_of
 from posttrain.records import json_text
 from posttrain.report import ensure_report, write_report
 from posttrain.rollouts import Prompt, prompt_to_row
 from posttrain.sampling.meter import Meter
-from posttrain.sampling.open import open_sampler
+from posttrain.sampling.open import opened_sampler
 from posttrain.tools.protocol import Environment, Toolkit
 from reward.grader import Attempt, Grader
 
@@ -114,14 +116,22 @@ def evaluate(arguments: list[str], console: Console) -> None:
     with claimed(out, kind=KIND, config=config, scratch="work") as stage:
         plan = plan_of(recipe, options.limit)
         complete = stage.complete
-        bind_lock(out / LOCK, lock_of(recipe, plan, stage.config_digest), finished=complete)
+        lock = make_lock(
+            recipe,
+            stage.config_digest,
+            units=plan.units,
+            rendering={name: digests(found) for name, found in plan.renderers.items()},
+            files={found.path: found.sha256 for found in plan.inputs},
+            parents=plan.parents,
+        )
+        bind_lock(out / LOCK, lock, finished=complete)
         if complete:
             shutil.rmtree(out / "work", ignore_errors=True)
             ensure_report(out)
             console.print(f"{out} is complete, nothing to do", highlight=False)
             return
         try:
-            make_records(recipe, plan, console)
+            asyncio.run(make_records(recipe, plan, console))
         except PosttrainError:
             if not (out / RECORDS).is_dir():
                 (out / LOCK).unlink()  # nothing is bound yet: a corrected recipe may have the place
@@ -129,8 +139,7 @@ def evaluate(arguments: list[str], console: Console) -> None:
         finish(stage, recipe, plan, console)
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """What a recipe comes to: prompts, what runs and grades them, and where all of it is from."""
 
     made: PromptSet
@@ -196,39 +205,27 @@ def show_plan(console: Console, recipe: EvalConfig, plan: Plan) -> None:
             console.print(escape(text), highlight=False, soft_wrap=True)
 
 
-def lock_of(recipe: EvalConfig, plan: Plan, config_digest: str) -> dict[str, Any]:
-    """What the records of a run depend on."""
-    return make_lock(
-        config_digest=config_digest,
-        units=plan.units,
-        sampling={
-            "parameters": recipe.parameters.model_dump(mode="json"),
-            "limits": recipe.limits.model_dump(mode="json", exclude={"tools_at_once"}),
-            "samples": {unit.name: unit.samples for unit in plan.units},
-            "seed": recipe.seed,
-        },
-        rendering={
-            name: renderer
-            and {
-                "template": renderer.template.digest,
-                "tokenizer": renderer.facts()["tokenizer"]["digest"],
-            }
-            for name, renderer in plan.renderers.items()
-        },
-        data={
-            "files": {found.path: found.sha256 for found in plan.inputs},
-            "artifacts": sorted(parent.digest for parent in plan.parents),
-        },
-    )
+def digests(renderer: PromptRenderer | None) -> dict[str, str] | None:
+    """What a checkpoint's prompts look like to it; None where a server renders them."""
+    if renderer is None:
+        return None
+    return {
+        "template": renderer.template.digest,
+        "tokenizer": encoder_of(renderer.tokenizer).digest,
+    }
 
 
-def make_records(recipe: EvalConfig, plan: Plan, console: Console) -> None:
+async def make_records(recipe: EvalConfig, plan: Plan, console: Console) -> None:
     """Every unit that is not there yet, checkpoint by checkpoint."""
+    # only here: the rest does without inspect, whose import takes seconds
     from posttrain.evaluation.inspect_run import run_units
 
     out = Path(recipe.out)
     how = How(
-        recipe.limits.limits(recipe.parameters), recipe.seed, plan.opened, grade_with(plan.graders)
+        recipe.limits.limits(recipe.parameters),
+        recipe.seed,
+        plan.opened,
+        grade_with(plan.graders),
     )
 
     def keep(unit: Unit, records: list[Record]) -> None:
@@ -237,9 +234,8 @@ def make_records(recipe: EvalConfig, plan: Plan, console: Console) -> None:
         for record in records:
             meter.done(record.completion)
 
-    with Meter(
-        total=len(recipe.checkpoints) * sum(unit.size for unit in plan.units), console=console
-    ) as meter:
+    total = len(recipe.checkpoints) * sum(unit.size for unit in plan.units)
+    with Meter(total=total, console=console) as meter:
         for name in recipe.checkpoints:
             units = plan.of(name)
             left = [u for u in units if not record_path(out, name, u.name).is_file()]
@@ -247,19 +243,18 @@ def make_records(recipe: EvalConfig, plan: Plan, console: Console) -> None:
             if not left:
                 continue
             backend = recipe.backend_of(name)
-            sampler = open_sampler(backend, checkpoint=recipe.path_of(name))
-            bind_weights(out / LOCK, name, sampler.identity)
-            run_units(
-                left,
-                sampler,
-                how,
-                log_dir=out / "inspect" / name if recipe.inspect_logs else None,
-                on_done=keep,
-                progress=meter.tokens,
-                at_once=IN_FLIGHT * getattr(backend, "concurrency", 1),
-                work=out / "work",
-                close=getattr(sampler, "close", None),
-            )
+            async with opened_sampler(backend, checkpoint=recipe.path_of(name)) as sampler:
+                bind_weights(out / LOCK, name, sampler.identity)
+                await run_units(
+                    left,
+                    sampler,
+                    how,
+                    log_dir=out / "inspect" / name if recipe.inspect_logs else None,
+                    on_done=keep,
+                    progress=meter.tokens,
+                    at_once=IN_FLIGHT * getattr(backend, "concurrency", 1),
+                    work=out / "work",
+                )
 
 
 def finish(stage: StageDir, recipe: EvalConfig, plan: Plan, console: Console) -> None:

@@ -11,6 +11,7 @@ from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.defaults import repeated_defaults
 from posttrain.config.dpo import DpoConfig
+from posttrain.config.eval import EvalConfig
 from posttrain.config.load import load_recipe, read_recipe
 from posttrain.config.sample import SampleConfig
 from posttrain.config.sft import SftConfig
@@ -22,6 +23,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "build_dpo.yaml": BuildDpoConfig,
     "build_sft.yaml": BuildSftConfig,
     "dpo.yaml": DpoConfig,
+    "eval.yaml": EvalConfig,
     "sample.yaml": SampleConfig,
     "sft.yaml": SftConfig,
     "world.yaml": TinyWorldConfig,

@@ -19,8 +19,10 @@ from pydantic import Field, field_validator, model_validator
 
 from posttrain.config.backend import BackendConfig, Server
 from posttrain.config.base import Strict
+from posttrain.config.load import nearest
 from posttrain.config.prompts import AnySource, Setting, check_prompts
 from posttrain.config.sample import LimitsConfig, ParametersConfig
+from posttrain.errors import ConfigError
 
 # how a server is reached decides nothing about what is asked: a run may go on with other values
 _REACHING = {"concurrency", "timeout", "retries", "api_key_env"}
@@ -133,12 +135,12 @@ class EvalConfig(Strict):
         """The recipe with some of its tasks alone, and the settings that ask these.
 
         Raises:
-            ValueError: a task that is not there, or that no setting asks.
+            ConfigError: a task that is not there, or that no setting asks.
         """
         known = [source.name for source in self.prompts]
         for name in tasks:
             if name not in known:
-                raise ValueError(f"there is no task {name!r}; tasks are {', '.join(known)}")
+                raise ConfigError(f"there is no task {name!r}{nearest(name, known)}")
         kept = tuple(
             setting.model_copy(
                 update={"sources": tuple(n for n in setting.sources or known if n in tasks)}
@@ -147,7 +149,7 @@ class EvalConfig(Strict):
             if set(setting.sources or known) & set(tasks)
         )
         if not kept:
-            raise ValueError(f"no setting asks {', '.join(tasks)}")
+            raise ConfigError(f"no setting asks {', '.join(tasks)}")
         sources = tuple(source for source in self.prompts if source.name in tasks)
         return self.model_copy(update={"prompts": sources, "settings": kept})
 

@@ -75,10 +75,12 @@ class Gather(Generic[Asked, Answered]):
         try:
             answers = await self.run([asked for asked, _ in batch])
             assert len(answers) == len(batch), f"{len(answers)} answers for {len(batch)}"
-        except Exception as error:  # noqa: BLE001  each of those who asked gets it
-            for _, future in batch:
-                if not future.done():
-                    future.set_exception(error)
+        except Exception as error:  # noqa: BLE001  it is raised where it is awaited
+            # one is told, and its error ends the run; the others are cancelled with it. Told to
+            # all, inspect would write a traceback with every variable for each
+            told = next((future for _, future in batch if not future.done()), None)
+            if told is not None:
+                told.set_exception(error)
             return
         for (_, future), answer in zip(batch, answers, strict=True):
             if not future.done():

@@ -1,6 +1,6 @@
 """Units through inspect: one `eval()` a checkpoint, a task a unit, our rollouts as its solver.
 
-    run_units(units, sampler, how, log_dir=out / "inspect", on_done=write)
+    await run_units(units, sampler, how, log_dir=out / "inspect", on_done=write)
 
 The solver is our own loop over tools, so that prompts, token ids, seeds and tools are those of
 sampling and training; inspect holds the concurrency, the limits, the scores and the log. Units run
@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from inspect_ai.model import Model, ModelOutput
 from inspect_ai.scorer import Score as InspectScore
 from inspect_ai.scorer import Scorer, Target, mean, scorer, stderr
 from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.util._display import init_display_type
 
 from posttrain.evaluation.inspect_messages import to_inspect
 from posttrain.evaluation.inspect_model import Ask, ask, inspect_model
@@ -37,7 +39,7 @@ from posttrain.sampling.rollout import Rollout
 Progress = Callable[[int], None]
 
 
-def run_units(
+async def run_units(
     units: Sequence[Unit],
     sampler: Sampler,
     how: How,
@@ -47,7 +49,6 @@ def run_units(
     progress: Progress | None = None,
     at_once: int = 64,
     work: Path | None = None,
-    close: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Make and grade every completion of the units of one checkpoint.
 
@@ -58,22 +59,15 @@ def run_units(
         at_once: completions under way with a sampler that is not batched.
         work: where a server's completions are kept one by one until their unit is done; those that
             are there are not made again.
-        close: called when all are made, in the event loop that the sampler was used in.
 
     Raises:
         Exception: the first that a sampler, an environment or a grader raised, as it is.
     """
     if not units:
         return
-    left = {unit.name for unit in units}
 
     async def generate(requests: Sequence[Request]) -> Sequence[Generation]:
         return await sampler.sample(requests, progress=progress)
-
-    async def finished(unit: Unit) -> None:
-        left.discard(unit.name)
-        if not left and close is not None:
-            await close()
 
     width = max(unit.size for unit in units) if sampler.batched else at_once
     with quiet_inspect() as scratch, contextlib.ExitStack() as stack:
@@ -91,8 +85,9 @@ def run_units(
             for unit in units
         ]
         model = inspect_model(sampler, units[0].checkpoint)
-        logs = inspect_ai.eval(
-            [_task(run, model, finished) for run in runs],
+        init_display_type("none")
+        logs = await inspect_ai.eval_async(
+            [_task(run, model) for run in runs],
             model=model,
             log_dir=str(log_dir or scratch / "logs"),
             log_samples=log_dir is not None,
@@ -103,17 +98,15 @@ def run_units(
     if broken:
         # an error would have been raised: what is left is that somebody stopped it
         raise KeyboardInterrupt
-    assert not left, f"units without an end: {sorted(left)}"
+    assert all(run.complete for run in runs), "a unit without an end"
 
 
 # nothing is drawn, served, tried again or sent anywhere; the first error is raised as it is
 _PLAIN: dict[str, Any] = {
-    "display": "none",
     "log_format": "eval",
     "log_realtime": False,
     "log_model_api": False,
     "log_buffer": 1000,
-    "score_display": False,
     "ctl_server": False,
     "max_tasks": 1,
     "fail_on_error": True,
@@ -141,14 +134,18 @@ def quiet_inspect() -> Iterator[Path]:
     # inspect keeps dozens of objects a sample alive: looking them all through again and again costs
     # as much as everything else it does
     gc.set_threshold(*_RARELY)
+    disabled = logging.root.manager.disable
+    logging.disable(max(disabled, _TRACES))
     _set(changed)
     try:
         yield scratch
     finally:
+        logging.disable(disabled)
         _set(before)
         gc.set_threshold(*thresholds)
 
 
+_TRACES = 9  # levels below debugging: inspect writes two lines a call of the model there
 _RARELY = (200_000, 50, 1000)
 _SCRATCH = tempfile.TemporaryDirectory(prefix="posttrain-inspect-")
 
@@ -161,9 +158,7 @@ def _set(variables: dict[str, str | None]) -> None:
             os.environ[name] = value
 
 
-def _task(
-    run: UnitRun, model: Model, finished: Callable[[Unit], Awaitable[None]]
-) -> inspect_ai.Task:
+def _task(run: UnitRun, model: Model) -> inspect_ai.Task:
     samples = [
         Sample(
             id=prompt.id,
@@ -183,7 +178,7 @@ def _task(
         name=run.unit.name,
         dataset=MemoryDataset(samples, name=run.unit.name),
         solver=_rollout(run, model),
-        scorer=_graded(run, finished),
+        scorer=_graded(run),
         epochs=run.unit.samples,
     )
 
@@ -215,11 +210,9 @@ def _rollout(run: UnitRun, model: Model) -> Solver:
 
 
 @scorer(metrics=[mean(), stderr(cluster="task")], name="posttrain_grade")
-def _graded(run: UnitRun, finished: Callable[[Unit], Awaitable[None]]) -> Scorer:
+def _graded(run: UnitRun) -> Scorer:
     async def score(state: TaskState, target: Target) -> InspectScore:
         record = await run.grade(_position(state))
-        if run.complete:
-            await finished(run.unit)
         return _inspect_score(record.score, calls=len(record.verdict.calls))
 
     return score

@@ -15,7 +15,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from posttrain.artifacts import atomic_write_json, differing_keys, digest_of
+from posttrain.artifacts import Parent, atomic_write_json, differing_keys, digest_of
+from posttrain.config.eval import EvalConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.evaluation.unit import Unit
 from posttrain.rollouts import prompt_to_row
@@ -29,27 +30,34 @@ Lock = dict[str, Any]
 
 
 def make_lock(
-    *,
+    recipe: EvalConfig,
     config_digest: str,
+    *,
     units: Sequence[Unit],
-    sampling: Mapping[str, Any],
-    rendering: Mapping[str, Any],
-    data: Mapping[str, Any],
+    rendering: Mapping[str, Mapping[str, str] | None],
+    files: Mapping[str, str | None],
+    parents: Sequence[Parent],
 ) -> Lock:
     """The lock of a run before any checkpoint is opened.
 
     Args:
         units: of one checkpoint; all are asked the same.
-        sampling: parameters, limits, samples, seed.
         rendering: checkpoint → digests of template and tokenizer, None where a server renders.
-        data: digests of the files that prompts are made from, and of the checkpoints' artifacts.
+        files: what prompts are made from, with digests.
+        parents: the artifacts those files and the checkpoints belong to.
     """
     return {
         "config": config_digest,
         "prompts": {unit.name: prompts_digest(unit) for unit in units},
-        "sampling": dict(sampling),
+        "sampling": {
+            "parameters": recipe.parameters.model_dump(mode="json"),
+            # how many tools run at a time changes nothing that is sampled
+            "limits": recipe.limits.model_dump(mode="json", exclude={"tools_at_once"}),
+            "samples": {unit.name: unit.samples for unit in units},
+            "seed": recipe.seed,
+        },
         "rendering": dict(rendering),
-        "data": dict(data),
+        "data": {"files": dict(files), "artifacts": sorted({p.digest for p in parents})},
         "versions": package_versions(PACKAGES),
         "weights": {},
     }

@@ -23,14 +23,11 @@ from tests.evaluation.scripted import CALL, ScriptedSampler, exact, how, prompt,
 
 def evaluate(units, sampler, how_, *, log_dir=None, **more) -> dict[str, list[Record]]:
     found: dict[str, list[Record]] = {}
-    run_units(
-        units,
-        sampler,
-        how_,
-        log_dir=log_dir,
-        on_done=lambda unit, records: found.update({unit.name: records}),
-        **more,
-    )
+
+    def keep(unit, records):
+        found[unit.name] = records
+
+    asyncio.run(run_units(units, sampler, how_, log_dir=log_dir, on_done=keep, **more))
     return found
 
 
@@ -116,16 +113,8 @@ def test_a_failing_grader_ends_the_run_with_its_own_error():
     def broken(name, attempts):
         raise ZeroDivisionError("the grader is broken")
 
-    done = []
     with pytest.raises(ZeroDivisionError, match="the grader is broken"):
-        run_units(
-            [unit([prompt(0), prompt(1)])],
-            ScriptedSampler(by_seed),
-            how(broken),
-            log_dir=None,
-            on_done=lambda unit, records: done.append(unit),
-        )
-    assert done == []
+        evaluate([unit([prompt(0), prompt(1)])], ScriptedSampler(by_seed), how(broken))
 
 
 def test_a_failing_sampler_ends_the_run_with_its_own_error():

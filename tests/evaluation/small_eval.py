@@ -1,0 +1,137 @@
+"""A recipe of two tasks in two settings, and scripts/eval.py with a scripted model behind it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import yaml
+
+from posttrain.sampling.protocol import Request
+from tests.data_builders.small_build import script, write_tokenizer
+from tests.evaluation.scripted import CALCULATOR, CALL, Calculator, ScriptedSampler, turn
+
+
+class Exact:
+    """Grades by equality with the gold."""
+
+    def refuse(self, prompts):
+        return [None] * len(prompts)
+
+    def grade(self, attempts):
+        from posttrain.records import Score
+
+        return [
+            Score(float(a.completion.answer == a.prompt.gold), a.completion.answer, "compared")
+            for a in attempts
+        ]
+
+
+class Calculators:
+    """A toolkit of one tool."""
+
+    def schemas(self, prompt):
+        return CALCULATOR
+
+    def open(self, prompt):
+        return Calculator()
+
+
+def answer(request: Request) -> str:
+    """With a tool a call first; without one, now and then a call all the same."""
+    last = request.messages[-1]
+    if last.role == "tool":
+        return turn(last.content, thinking=request.thinking)
+    if request.tools or request.seed % 5 == 0:
+        return turn(CALL, thinking=request.thinking)
+    return turn("56" if request.seed % 2 else "55", thinking=request.thinking)
+
+
+def tamed(request: Request) -> str:
+    """As `answer`, but never a call that was not declared."""
+    found = answer(request)
+    return found if request.tools or CALL not in found else turn("56", thinking=request.thinking)
+
+
+def write_recipe(folder: Path, **keys: Any) -> Path:
+    """The recipe; `keys` replace its own."""
+    for task in ("sums", "products"):
+        rows = [{"question": f"{task} {n}: 7*8?", "answer": "56"} for n in range(12)]
+        (folder / f"{task}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_tokenizer(folder / "checkpoint")
+    raw: dict[str, Any] = {
+        "out": str(folder / "out"),
+        "checkpoints": {"sft": str(folder / "checkpoint"), "dpo": str(folder / "checkpoint")},
+        "backend": {"kind": "transformers", "chat_template": "nemotron_3_nano"},
+        "samples": 2,
+        "prompts": [
+            {
+                "name": task,
+                "format": "question",
+                "path": str(folder / f"{task}.jsonl"),
+                "grader": "exact",
+            }
+            for task in ("sums", "products")
+        ],
+        "settings": [
+            {"name": "no_tools", "thinking": "both"},
+            {"name": "with_tools", "tools": "calculators", "samples": 1},
+        ],
+        **keys,
+    }
+    path = folder / "eval.yaml"
+    path.write_text(yaml.safe_dump(raw, sort_keys=False))
+    return path
+
+
+def stage(samplers: list[ScriptedSampler]) -> ModuleType:
+    """The script with these samplers, one opened after the other, behind every backend."""
+    module = script.__wrapped__("eval")  # a copy of its own, to be changed
+    left = list(samplers)
+
+    @asynccontextmanager
+    async def opened(*_: object, **__: object) -> AsyncIterator[ScriptedSampler]:
+        yield left.pop(0)
+
+    replaced: dict[str, Any] = {
+        "opened_sampler": opened,
+        "toolkits_for": lambda *_: {"calculators": Calculators()},
+        "all_graders": lambda: {"exact": Exact()},
+    }
+    for name, value in replaced.items():
+        assert hasattr(module, name)
+        setattr(module, name, value)
+    return module
+
+
+def evaluate(recipe: Path, *more: str, samplers: list[ScriptedSampler] | None = None) -> None:
+    """`python scripts/eval.py --config recipe …` in this process; errors are raised."""
+    if samplers is None:
+        samplers = [ScriptedSampler(answer), ScriptedSampler(tamed)]
+    stage(samplers).main(["--config", str(recipe), *more])
+
+
+def records(out: Path) -> dict[str, bytes]:
+    """Every file of records, by its path."""
+    found = sorted((out / "records").rglob("*.jsonl"))
+    return {path.relative_to(out).as_posix(): path.read_bytes() for path in found}
+
+
+class Mortal(ScriptedSampler):
+    """Kills its process at a call of `sample`, as nothing can be caught."""
+
+    async def sample(self, requests, *, progress=None):
+        if len(self.batches) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return await super().sample(requests, progress=progress)
+
+
+if __name__ == "__main__":
+    evaluate(Path(sys.argv[1]), *sys.argv[2:], samplers=[Mortal(answer)])
