@@ -259,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     world = read_artifact(given.world, kind="tiny_world")
     budgets = [int(text) for text in given.budgets.split(",") if text]
     families = (
-        dict.fromkeys(given.families.split(","))
+        dict.fromkeys(given.families.split(","), ())
         if given.families
         else taught(given.checkpoint[0], world)
     )

@@ -263,10 +263,10 @@ def test_off_prompts_close_their_reasoning_and_on_prompts_open_it(world, tokeniz
 
 def test_unknown_family_and_too_few_prompts_are_refused(world):
     with pytest.raises(DataError, match="no held-out prompts of family 'sums'"):
-        held_out_items(world, {"sums": None}, 4)
+        held_out_items(world, {"sums": ()}, 4)
     with pytest.raises(DataError, match="16 such prompts, 100 are asked"):
-        held_out_items(world, {"calendar": None}, 100)
-    assert len(held_out_items(world, dict.fromkeys(["maths", "lists", "logs"]), 10)) == 10
+        held_out_items(world, {"calendar": ()}, 100)
+    assert len(held_out_items(world, dict.fromkeys(["maths", "lists", "logs"], ()), 10)) == 10
 
 
 @pytest.mark.parametrize(("trace", "closed"), [("2+2", "\n</think>\n"), ("2+2\n", "</think>\n")])
