@@ -52,19 +52,18 @@ from posttrain.evaluation.lock import (
     COMPARED,
     LOCK,
     bind_lock,
-    bind_weights,
     make_lock,
     read_lock,
 )
-from posttrain.evaluation.record import Record, read_records, write_records
+from posttrain.evaluation.record import read_records
 from posttrain.evaluation.rescore import changes, keep_rescored, rescore, rescored_config
 from posttrain.evaluation.run_files import (
     KIND,
     RECORDS,
+    WORK,
     metrics_of,
     read_run,
     record_path,
-    refuse_failures,
 )
 from posttrain.evaluation.tables import print_cells, print_pairs
 from posttrain.evaluation.unit import Grade, How, Unit, units_of
@@ -79,7 +78,6 @@ from posttrain.tools.protocol import Environment, Toolkit
 from reward.grader import Attempt, Grader
 
 BASE = Path(".")
-IN_FLIGHT = 2  # rollouts a server connection, so that one may run tools while another is answered
 
 
 def main(arguments: list[str]) -> None:
@@ -102,7 +100,6 @@ def evaluate(arguments: list[str], console: Console) -> None:
     options = parser.parse_args(arguments)
     if options.limit is not None and options.limit < 1:
         raise ConfigError("--limit takes a number of prompts, 1 or more")
-    require_inspect()
     recipe = load_recipe(options.config, EvalConfig, options.overrides)
     recipe = recipe.part(tuple(options.task)) if options.task else recipe
     config = recipe.owner_config() | ({"limit": options.limit} if options.limit else {})
@@ -113,7 +110,8 @@ def evaluate(arguments: list[str], console: Console) -> None:
             StageDir.open(out, kind=KIND, config=config, claim=False)
         show_plan(console, recipe, plan_of(recipe, options.limit))
         return
-    with claimed(out, kind=KIND, config=config, scratch="work") as stage:
+    require_inspect()
+    with claimed(out, kind=KIND, config=config, scratch=WORK) as stage:
         plan = plan_of(recipe, options.limit)
         complete = stage.complete
         lock = make_lock(
@@ -126,14 +124,14 @@ def evaluate(arguments: list[str], console: Console) -> None:
         )
         bind_lock(out / LOCK, lock, finished=complete)
         if complete:
-            shutil.rmtree(out / "work", ignore_errors=True)
+            shutil.rmtree(out / WORK, ignore_errors=True)
             ensure_report(out)
             console.print(f"{out} is complete, nothing to do", highlight=False)
             return
         try:
-            asyncio.run(make_records(recipe, plan, console))
+            make(recipe, plan, console)
         except PosttrainError:
-            if not (out / RECORDS).is_dir():
+            if not any((out / folder).is_dir() for folder in (RECORDS, WORK)):
                 (out / LOCK).unlink()  # nothing is bound yet: a corrected recipe may have the place
             raise
         finish(stage, recipe, plan, console)
@@ -149,10 +147,6 @@ class Plan(NamedTuple):
     renderers: Mapping[str, PromptRenderer | None]
     inputs: Sequence[Input]
     parents: Sequence[Parent]
-
-    def of(self, checkpoint: str) -> list[Unit]:
-        """A checkpoint's units."""
-        return [replace(unit, checkpoint=checkpoint) for unit in self.units]
 
     def opened(self, prompt: Prompt) -> Environment | None:
         """What runs a prompt's calls."""
@@ -215,46 +209,24 @@ def digests(renderer: PromptRenderer | None) -> dict[str, str] | None:
     }
 
 
-async def make_records(recipe: EvalConfig, plan: Plan, console: Console) -> None:
-    """Every unit that is not there yet, checkpoint by checkpoint."""
+def make(recipe: EvalConfig, plan: Plan, console: Console) -> None:
+    """Every record that is not there yet."""
     # only here: the rest does without inspect, whose import takes seconds
-    from posttrain.evaluation.inspect_run import run_units
+    from posttrain.evaluation.make import make_records
 
-    out = Path(recipe.out)
-    how = How(
-        recipe.limits.limits(recipe.parameters),
-        recipe.seed,
-        plan.opened,
-        grade_with(plan.graders),
-    )
-
-    def keep(unit: Unit, records: list[Record]) -> None:
-        refuse_failures(records, max_failed=recipe.max_failed)
-        write_records(record_path(out, unit.checkpoint, unit.name), records)
-        for record in records:
-            meter.done(record.completion)
-
+    limits = recipe.limits.limits(recipe.parameters)
+    how = How(limits, recipe.seed, plan.opened, grade_with(plan.graders))
     total = len(recipe.checkpoints) * sum(unit.size for unit in plan.units)
     with Meter(total=total, console=console) as meter:
-        for name in recipe.checkpoints:
-            units = plan.of(name)
-            left = [u for u in units if not record_path(out, name, u.name).is_file()]
-            meter.restored(sum(unit.size for unit in units if unit not in left))
-            if not left:
-                continue
-            backend = recipe.backend_of(name)
-            async with opened_sampler(backend, checkpoint=recipe.path_of(name)) as sampler:
-                bind_weights(out / LOCK, name, sampler.identity)
-                await run_units(
-                    left,
-                    sampler,
-                    how,
-                    log_dir=out / "inspect" / name if recipe.inspect_logs else None,
-                    on_done=keep,
-                    progress=meter.tokens,
-                    at_once=IN_FLIGHT * getattr(backend, "concurrency", 1),
-                    work=out / "work",
-                )
+        asyncio.run(
+            make_records(
+                recipe,
+                plan.units,
+                how,
+                opened=lambda backend, path: opened_sampler(backend, checkpoint=path),
+                meter=meter,
+            )
+        )
 
 
 def finish(stage: StageDir, recipe: EvalConfig, plan: Plan, console: Console) -> None:
@@ -285,7 +257,7 @@ def finish(stage: StageDir, recipe: EvalConfig, plan: Plan, console: Console) ->
             "inputs": as_facts(plan.inputs),
         },
     )
-    shutil.rmtree(out / "work", ignore_errors=True)
+    shutil.rmtree(out / WORK, ignore_errors=True)
     print_cells(console, metrics["cells"])
     print_pairs(console, metrics["pairs"])
     console.print(f"{write_report(out)}", highlight=False)

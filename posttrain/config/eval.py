@@ -49,6 +49,8 @@ class EvalConfig(Strict):
         checkpoints: name → path, or path and backend.
         backend: what checkpoints run on that name no backend of their own.
         samples: completions of each prompt.
+        chunk: in process, the completions that are made together and kept together; a killed run
+            makes at most so many again.
         max_failed: largest share of completions that a backend may have given up on.
         inspect_logs: keep inspect's own logs beside the records, for `inspect view`.
     """
@@ -61,6 +63,7 @@ class EvalConfig(Strict):
     samples: int = Field(default=1, ge=1)
     parameters: ParametersConfig = ParametersConfig()
     limits: LimitsConfig = LimitsConfig()
+    chunk: int = Field(default=2048, ge=1)
     max_failed: float = Field(default=0.0, ge=0, lt=1)
     inspect_logs: bool = False
     seed: int = Field(default=0, ge=0)

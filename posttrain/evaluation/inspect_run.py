@@ -4,8 +4,8 @@
 
 The solver is our own loop over tools, so that prompts, token ids, seeds and tools are those of
 sampling and training; inspect holds the concurrency, the limits, the scores and the log. Units run
-one after another, and in process all completions of a unit move in step, so that a unit's batches
-depend on nothing but the unit.
+one after another, and in process all completions of one move in step, so that its batches depend on
+nothing else.
 """
 
 from __future__ import annotations
@@ -47,16 +47,17 @@ async def run_units(
     log_dir: Path | None,
     on_done: Callable[[Unit, list[Record]], None],
     progress: Progress | None = None,
-    at_once: int = 64,
+    at_once: int | None = None,
     work: Path | None = None,
 ) -> None:
     """Make and grade every completion of the units of one checkpoint.
 
     Args:
         log_dir: where inspect's own logs go; None keeps none.
+        units: whole, or parts of units.
         on_done: told a unit's records, in order, as soon as it has them all.
         progress: told new tokens as they come.
-        at_once: completions under way with a sampler that is not batched.
+        at_once: completions under way with a sampler that is not batched; None: all.
         work: where a server's completions are kept one by one until their unit is done; those that
             are there are not made again.
 
@@ -69,7 +70,8 @@ async def run_units(
     async def generate(requests: Sequence[Request]) -> Sequence[Generation]:
         return await sampler.sample(requests, progress=progress)
 
-    width = max(unit.size for unit in units) if sampler.batched else at_once
+    widest = max(unit.size for unit in units)
+    width = widest if sampler.batched else at_once or widest
     with quiet_inspect() as scratch, contextlib.ExitStack() as stack:
         runs = [
             UnitRun(
@@ -175,7 +177,7 @@ def _task(run: UnitRun, model: Model) -> inspect_ai.Task:
         for number, prompt in enumerate(run.unit.prompts)
     ]
     return inspect_ai.Task(
-        name=run.unit.name,
+        name=f"{run.unit.name}.{run.unit.part}",
         dataset=MemoryDataset(samples, name=run.unit.name),
         solver=_rollout(run, model),
         scorer=_graded(run),

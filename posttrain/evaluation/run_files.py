@@ -2,7 +2,7 @@
 
     out/lock.json  out/records/dpo/maths.no_tools.jsonl  out/metrics.json  out/examples.jsonl
 
-A unit is done when its file is there: files appear whole.
+A unit is done when its file is there: files appear whole. What is unfinished lies in out/work/.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from posttrain.artifacts import Manifest, read_artifact
+from posttrain.artifacts import Manifest, atomic_write_text, read_artifact
 from posttrain.errors import DataError
 from posttrain.evaluation.cells import cell_rows
 from posttrain.evaluation.paired import paired_rows
 from posttrain.evaluation.record import Record, read_records
+from posttrain.evaluation.unit import Unit
 
 RECORDS = "records"
+WORK = "work"
 METRICS = "metrics.json"
 EXAMPLES = "examples.jsonl"
 KIND = "evaluation"
@@ -27,6 +29,23 @@ Row = dict[str, Any]
 def record_path(out: Path, checkpoint: str, unit: str) -> Path:
     """Where a unit's records are."""
     return out / RECORDS / checkpoint / f"{unit}.jsonl"
+
+
+def part_path(out: Path, unit: Unit) -> Path:
+    """Where the records of one part are until the unit has all of them."""
+    return out / WORK / unit.checkpoint / f"{unit.name}.{unit.part:05}.jsonl"
+
+
+def join_parts(out: Path, parts: Sequence[Unit]) -> bool:
+    """Make the unit's file of its parts' if all are there; says whether it did."""
+    paths = [part_path(out, part) for part in parts]
+    if not all(path.is_file() for path in paths):
+        return False
+    target = record_path(out, parts[0].checkpoint, parts[0].name)
+    atomic_write_text(target, "".join(path.read_text("utf-8") for path in paths))
+    for path in paths:
+        path.unlink()
+    return True
 
 
 def metrics_of(by_checkpoint: Mapping[str, Sequence[Record]], *, seed: int) -> Row:

@@ -3,7 +3,8 @@
     Unit("dpo", task="maths", setting="no_tools", prompts=(…), samples=4)
     run = UnitRun(unit, …); await run.roll_out(position, ask); await run.grade(position)
 
-It is what a killed run makes again whole, and its records are one file.
+A unit's records are one file. In process a large one is made part by part: a part is what moves in
+step, what is in memory at a time, and what a killed run makes again whole.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from posttrain.evaluation.gather import Gather
 from posttrain.evaluation.record import Record, make_record
@@ -30,13 +31,14 @@ Grade = Callable[[str, Attempts], Sequence[Score]]
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What is asked of one checkpoint for one task in one setting."""
+    """What is asked of one checkpoint for one task in one setting, or a part of that."""
 
     checkpoint: str
     task: str
     setting: str
     prompts: tuple[Prompt, ...]
     samples: int
+    part: int = 0
 
     @property
     def name(self) -> str:
@@ -78,6 +80,16 @@ def units_of(
     return [
         Unit(checkpoint, task, setting, tuple(asked), samples_of(setting))
         for (task, setting), asked in found.items()
+    ]
+
+
+def parts_of(unit: Unit, *, chunk: int) -> list[Unit]:
+    """The unit in parts of about `chunk` completions, no prompt's samples apart."""
+    prompts = max(1, chunk // unit.samples)
+    starts = range(0, len(unit.prompts), prompts)
+    return [
+        replace(unit, prompts=unit.prompts[start : start + prompts], part=number)
+        for number, start in enumerate(starts)
     ]
 
 

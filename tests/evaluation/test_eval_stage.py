@@ -249,3 +249,52 @@ def test_nothing_secret_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         if path.is_file():
             assert b"do-not-write" not in path.read_bytes(), path
             assert b"MY_SERVER_KEY" not in path.read_bytes(), path
+
+
+def test_a_large_unit_is_made_in_parts_and_taken_up_at_one(run: Path):
+    out, recipe = run / "parts", run / "eval.yaml"
+
+    def mortal(request) -> str:
+        if "products" in request.messages[0].content and request.tools is None:
+            raise ZeroDivisionError
+        return answer(request)
+
+    first, more = ScriptedSampler(mortal), (f"out={out}", "chunk=10")
+    with pytest.raises(ZeroDivisionError):
+        evaluate(recipe, *more, samplers=[first])
+    assert [len(batch) for batch in first.batches[:-1]] == [10, 10, 10, 10, 8]
+    assert list(records(out)) == ["records/sft/sums.no_tools.jsonl"]
+    # one part of the next unit is there as well
+    second = ScriptedSampler(answer)
+    second.answers = 0
+
+    def once(request) -> str:
+        second.answers += 1
+        if second.answers > 10:
+            raise ZeroDivisionError
+        return answer(request)
+
+    second._answer = once
+    with pytest.raises(ZeroDivisionError):
+        evaluate(recipe, *more, samplers=[second])
+    third = ScriptedSampler(answer)
+    evaluate(recipe, *more, samplers=[third, ScriptedSampler(tamed)])
+    assert [len(batch) for batch in third.batches[:4]] == [10, 10, 10, 8]
+    assert records(out) == records(run / "out")
+    assert not (out / "work").exists()
+
+
+def test_without_inspect_it_says_what_to_install(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'posttrain\[eval\]'"):
+        evaluate(write_recipe(tmp_path))
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_light_parts_load_neither_inspect_nor_torch():
+    code = (
+        "import sys, posttrain.evaluation.compare, posttrain.evaluation.rescore;"
+        "print(sorted({'torch', 'transformers', 'inspect_ai'} & set(sys.modules)))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
