@@ -5,12 +5,12 @@ require_inspect()  →  ConfigError: evaluation needs inspect-ai: pip install 'p
 
 from __future__ import annotations
 
-import importlib.util
+from importlib.util import find_spec
 
 from posttrain.errors import ConfigError
 
 
 def require_inspect() -> None:
     """Raises ConfigError, naming the extra, where inspect-ai is not installed."""
-    if importlib.util.find_spec("inspect_ai") is None:
+    if find_spec("inspect_ai") is None:
         raise ConfigError("evaluation needs inspect-ai: pip install 'posttrain[eval]'")

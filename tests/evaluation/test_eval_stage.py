@@ -285,7 +285,7 @@ def test_a_large_unit_is_made_in_parts_and_taken_up_at_one(run: Path):
 
 
 def test_without_inspect_it_says_what_to_install(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("posttrain.evaluation.extra.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'posttrain\[eval\]'"):
         evaluate(write_recipe(tmp_path))
     assert not (tmp_path / "out").exists()
