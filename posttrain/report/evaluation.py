@@ -109,7 +109,7 @@ def _table_7(cells: Sequence[Row], pairs: Sequence[Row]) -> list[str]:
 def _chart(cells: Sequence[Row], names: Sequence[str]) -> str:
     rows = [
         Interval(
-            f"{cell['checkpoint']}, {cell['task']}, {cell['thinking']}",
+            f"{cell['checkpoint']}, {cell['task']}, {cell['setting']}, {cell['thinking']}",
             rate["low"],
             rate["value"],
             rate["high"],
@@ -159,7 +159,8 @@ def _figures(cells: Sequence[Row]) -> list[str]:
             for cell in own
         ]
         head = ["task", "setting", "reasoning", *(rate.replace("_", " ") for rate in rates)]
-        parts += [f"<h3>{name}</h3>", table([*head, "pass@k", "without a figure"], rows)]
+        head += ["pass@k", "without a figure"]
+        parts += [f"<h3>{name}</h3>", table(head, rows, numeric=range(3, len(head)))]
     note = "Adherence: with reasoning on, every step has a closed think block with something in it;"
     return [*parts, paragraph(note, " off, no think tag at all.")]
 

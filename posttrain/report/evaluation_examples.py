@@ -15,12 +15,13 @@ Row = Mapping[str, Any]
 
 
 def examples(rows: Sequence[Row]) -> list[str]:
-    """Every example, folded; those with a call that should not be there are open."""
+    """Every example, folded; those with a call that should not be there first, and open."""
+    records = sorted(map(record_from_row, rows), key=lambda r: not r.verdict.hallucinated)
     note = paragraph(
-        Markup("<mark>Highlighted</mark>"),
+        Markup('<mark style="background:var(--soft);color:var(--ink)">Highlighted</mark>'),
         " text is what the detector takes for a tool call; its form and kind stand below it.",
     )
-    return [note, *(_example(record_from_row(row)) for row in rows)]
+    return [note, *map(_example, records)]
 
 
 def _example(record: Record) -> str:
@@ -52,7 +53,8 @@ def _step(step: Step, calls: Sequence[FoundCall]) -> str:
     shown = [_marked(answer, [call for call in calls if call.part == "answer"])]
     if reasoning is not None:
         trace = _marked(reasoning, [call for call in calls if call.part == "reasoning"])
-        shown.insert(0, f'<span class="faint">{trace}\n&lt;/think&gt;</span>\n')
+        closed = "" if "unclosed_think" in step.parsed.problems else "\n&lt;/think&gt;"
+        shown.insert(0, f'<span class="faint">{trace}{closed}</span>\n')
     return "".join(shown)
 
 
