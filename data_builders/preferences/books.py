@@ -25,7 +25,9 @@ _BINS = 10
 class Books:
     """Counts that grow while prompts are read.
 
-    `unused` is (prompt number, index) → reason, of every completion in no candidate pair.
+    `unused`: completions in no candidate pair, by reason. `pairs_dropped`: pairs that were never
+    candidates, by reason. `prompts`: category → what became of the prompts. `rates`: setting and
+    mode → how its completions fared.
     """
 
     completions: int = 0

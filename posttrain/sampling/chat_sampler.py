@@ -127,8 +127,8 @@ class ChatSampler:
             reasoning = self._count(parsed.reasoning or "")
         if reasoning is None or total is None or prompt is None:
             raise RequestFailed(
-                "the server does not say how many tokens were reasoning; name a tokenizer: in "
-                "the backend to count them here"
+                "the server does not say how many tokens were reasoning; name the checkpoint that "
+                "it serves, whose tokenizer can count them here"
             )
         return prompt, reasoning, max(0, total - reasoning)
 

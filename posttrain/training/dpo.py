@@ -35,13 +35,13 @@ from posttrain.models.tokenizer import (
     load_tokenizer,
     special_tokens,
 )
-from posttrain.training.checkpoints import latest_complete, remove_broken
 from posttrain.training.distributed import Launched, check_launch, launched
 from posttrain.training.dpo_card import dpo_card
 from posttrain.training.dpo_collate import choose_layout, make_pair_collator
 from posttrain.training.dpo_plan import check_enough_pairs
 from posttrain.training.dpo_preflight import check_same_template, run_preflight
 from posttrain.training.dpo_trainer import PairTrainer
+from posttrain.training.finish import train_to_the_end
 from posttrain.training.log_rows import LOG, LogRows
 from posttrain.training.pair_data import Pairs, load_pairs
 from posttrain.training.preflight import Preflight
@@ -51,7 +51,6 @@ from posttrain.training.reference import (
     compute_order,
     weights_digest,
 )
-from posttrain.training.save import write_model
 from posttrain.training.stage import (
     KIND,
     REFERENCE,
@@ -198,19 +197,7 @@ def train_dpo(prepared: Prepared, stage: StageDir) -> Manifest | None:
         The manifest, on the main process; None on the others.
     """
     trainer = prepared.trainer
-    work = Path(trainer.args.output_dir)
-    if trainer.is_world_process_zero():
-        remove_broken(work)
-    trainer.accelerator.wait_for_everyone()
-    found = latest_complete(work, world_size=trainer.args.world_size)
-    if found is None:
-        trainer.train()
-    else:
-        checkpoint, progress = found
-        trainer.restore_progress(progress)
-        trainer.train(resume_from_checkpoint=str(checkpoint))
-    base, special = prepared.recipe.model, prepared.special
-    write_model(trainer, stage.path, out=stage.path, base=base, special=special)
+    train_to_the_end(trainer, stage.path, base=prepared.recipe.model, special=prepared.special)
     if not trainer.is_world_process_zero():
         return None
     return _finish(prepared, stage)
