@@ -3,93 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from data_builders.prompts import PromptSet, build_prompts, prompt_inputs
-from data_builders.tiny_world.items import Place, heldout_row, make_item, training_row
-from posttrain.config.base import Strict
+from data_builders.prompts import build_prompts, prompt_inputs
 from posttrain.config.load import validate
-from posttrain.config.prompts import AnySource, Setting, check_prompts
+from posttrain.config.prompts import check_prompts
 from posttrain.errors import ConfigError, DataError
-from posttrain.records import Message, Score, ToolCall
-from posttrain.rollouts import Prompt, metadata_of, prompt_from_row, prompt_to_row
-from posttrain.tools.protocol import Environment
-from reward.grader import Attempt
-
-TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-
-
-class Recipe(Strict):
-    """The two blocks alone."""
-
-    prompts: tuple[AnySource, ...]
-    settings: tuple[Setting, ...]
-
-
-class Numbers:
-    """Accepts gold answers that are whole numbers."""
-
-    def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
-        return [None if (p.gold or "").isdigit() else "not a number: x" for p in prompts]
-
-    def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
-        raise AssertionError("nothing is graded here")
-
-
-class Adding:
-    """A toolkit with one tool."""
-
-    def schemas(self, prompt: Prompt) -> str:
-        return json.dumps([TOOL])
-
-    def open(self, prompt: Prompt) -> Environment:
-        raise AssertionError("nothing is run here")
-
-
-GRADERS = {"tiny_world": Numbers(), "numbers": Numbers()}
-TOOLKITS = {"adding": Adding(), "tiny_world": Adding()}
-
-
-def build(
-    folder: Path,
-    rows: Sequence[Mapping[str, Any]],
-    settings: Sequence[Mapping[str, Any]] = ({"name": "no_tools"},),
-    *,
-    seed: int = 0,
-    **source: Any,
-) -> PromptSet:
-    """Prompts of one source."""
-    path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    raw = {"prompts": [{"name": "s", "path": str(path), **source}], "settings": list(settings)}
-    recipe = validate(raw, Recipe, where="recipe")
-    return build_prompts(
-        recipe.prompts,
-        recipe.settings,
-        seed=seed,
-        graders=GRADERS,
-        toolkits=TOOLKITS,
-        base_dir=Path("."),
-    )
-
-
-def questions(count: int) -> list[dict[str, Any]]:
-    """Rows in the manner of GSM8K."""
-    return [
-        {"question": f"What is {n} + {n}?", "answer": f"{n} + {n} = {2 * n}.\n#### {2 * n}", "n": n}
-        for n in range(count)
-    ]
-
-
-GSM: dict[str, Any] = {"format": "question", "gold_pattern": "#### (.+)", "grader": "numbers"}
-
-
-# -- question rows
+from posttrain.rollouts import metadata_of, prompt_from_row, prompt_to_row
+from tests.data_builders.small_prompts import GRADERS, GSM, TOOLKITS, Recipe, build, questions
 
 
 def test_a_question_and_its_gold(tmp_path: Path):
@@ -308,140 +233,6 @@ def test_names_stand_once(kind: str):
     assert isinstance(recipe, Recipe)
     with pytest.raises(ValueError, match="found twice: a"):
         check_prompts(recipe.prompts, recipe.settings)
-
-
-# -- the tiny world
-
-
-def world_row(family: str, index: int, *, heldout: bool = False) -> dict[str, Any]:
-    """A row of the tiny world."""
-    item = make_item(Place(5, "heldout" if heldout else "train", family, index))
-    return heldout_row(item) if heldout else training_row(item)
-
-
-BOTH = ({"name": "none", "thinking": 0.0}, {"name": "given", "tools": "given"})
-
-
-class Anything(Numbers):
-    """Accepts every gold."""
-
-    def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
-        return [None] * len(prompts)
-
-
-@pytest.fixture
-def _accepting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(GRADERS, "tiny_world", Anything())
-
-
-@pytest.mark.usefixtures("_accepting")
-@pytest.mark.parametrize("heldout", [True, False])
-def test_tiny_world_rows_lose_their_reference(tmp_path: Path, heldout: bool):
-    rows = [world_row("maths", n, heldout=heldout) for n in range(60)]
-    made = build(tmp_path, rows, BOTH, format="tiny_world")
-    bare = [p for p in made.prompts if p.setting == "none"]
-    given = [p for p in made.prompts if p.setting == "given"]
-    assert len(bare) == made.counts().kept > len(given) > 10
-    assert all(p.messages[-1].role == "user" for p in made.prompts)
-    assert any(len(p.messages) > 1 for p in bare), "no row of several turns"
-    assert not any(m.reasoning for p in bare for m in p.messages)
-    for prompt in bare:
-        assert (prompt.tools, prompt.environment) == (None, None)
-        assert metadata_of(prompt)["tools_declared"] == []
-    for prompt in given:
-        names = [tool["function"]["name"] for tool in json.loads(prompt.tools or "")]
-        assert prompt.environment == "tiny_world"
-        assert metadata_of(prompt)["tools_declared"] == names != []
-
-
-@pytest.mark.usefixtures("_accepting")
-def test_what_only_tools_know_is_not_asked_without(tmp_path: Path):
-    rows = [world_row("lookups", n) for n in range(40)]
-    made = build(tmp_path, rows, BOTH, format="tiny_world")
-    with_tools = sum(bool(row["tools"]) for row in rows)
-    assert made.skipped["none"]["needs_tools"] == with_tools > 0
-    assert {p.gold for p in made.prompts if p.setting == "none"} == {"unknown"}
-
-
-@pytest.mark.usefixtures("_accepting")
-def test_rows_whose_user_answers_back_are_dropped(tmp_path: Path):
-    rows = [world_row("clarify", n) for n in range(20)]
-    asking = sum(row["metadata"]["grading"] == "question" for row in rows)
-    made = build(tmp_path, rows, BOTH[1:], format="tiny_world")
-    assert made.books["s"].dropped["needs_replies"] == asking > 0
-
-
-# -- conversations
-
-
-def chat_row() -> dict[str, Any]:
-    """Two questions, the second answered through a call."""
-    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
-    return {
-        "messages": [
-            {"role": "user", "content": "Hi"},
-            {"role": "assistant", "content": "Hello", "reasoning_content": "Greet."},
-            {"role": "user", "content": "1+1?"},
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "c1", "content": "2"},
-            {"role": "assistant", "content": "2"},
-        ],
-        "tools": [TOOL],
-        "gold": 2,
-    }
-
-
-def test_a_conversation_is_asked_at_its_last_user_turn(tmp_path: Path):
-    settings = ({"name": "none"}, {"name": "given", "tools": "given", "thinking": 0.0})
-    made = build(tmp_path, [chat_row()], settings, format="chat", gold="gold", grader="numbers")
-    bare, given = made.prompts
-    assert bare.messages == (
-        Message("user", "Hi"),
-        Message("assistant", "Hello", reasoning="Greet."),
-        Message("user", "1+1?"),
-    )
-    assert [m.reasoning for m in given.messages] == [None] * 3
-    assert (bare.tools, bare.gold, given.environment) == (None, "2", None)
-    assert "add" in (given.tools or "")
-
-
-def test_a_closing_user_turn_is_no_question(tmp_path: Path):
-    row = chat_row()
-    row["messages"].append({"role": "user", "content": "Thanks"})
-    (prompt,) = build(tmp_path, [row], format="chat").prompts
-    assert prompt.messages[-1].content == "1+1?"
-
-
-def test_a_bare_prompt_is_asked_as_it_stands(tmp_path: Path):
-    row = {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]}
-    (prompt,) = build(tmp_path, [row], format="chat").prompts
-    assert [m.content for m in prompt.messages] == ["s", "u"]
-
-
-def test_calls_in_the_history_need_declared_tools(tmp_path: Path):
-    row = chat_row()
-    row["messages"] += [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
-    settings = ({"name": "none"}, {"name": "given", "tools": "given"})
-    made = build(
-        tmp_path, [row, {"messages": [{"role": "user", "content": "u"}]}], settings, format="chat"
-    )
-    assert made.skipped["none"] == {"calls_in_history": 1}
-    (given,) = [p for p in made.prompts if p.setting == "given"]
-    assert given.messages[3].tool_calls == (ToolCall("add", "{}", "c1"),)
-
-
-def test_alpaca_and_sharegpt_rows_are_conversations(tmp_path: Path):
-    rows = [
-        {"instruction": "Say a", "input": "", "output": "a"},
-        {"conversations": [{"from": "human", "value": "b?"}, {"from": "gpt", "value": "b"}]},
-        {"nothing": 1},
-    ]
-    made = build(tmp_path, rows, format="chat")
-    assert sorted(p.messages[0].content for p in made.prompts) == ["Say a", "b?"]
-    assert made.books["s"].dropped == {"unrecognised": 1}
-
-
-# -- inputs and real files
 
 
 def test_inputs_are_hashed(tmp_path: Path):

@@ -1,0 +1,87 @@
+"""Prompts built from rows written on the spot, with a grader and a toolkit of a few lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from data_builders.prompts import PromptSet, build_prompts
+from posttrain.config.base import Strict
+from posttrain.config.load import validate
+from posttrain.config.prompts import AnySource, Setting
+from posttrain.records import Score
+from posttrain.rollouts import Prompt
+from posttrain.tools.protocol import Environment
+from reward.grader import Attempt
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+class Recipe(Strict):
+    """The two blocks alone."""
+
+    prompts: tuple[AnySource, ...]
+    settings: tuple[Setting, ...]
+
+
+class Numbers:
+    """Accepts gold answers that are whole numbers."""
+
+    def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
+        return [None if (p.gold or "").isdigit() else "not a number: x" for p in prompts]
+
+    def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
+        raise AssertionError("nothing is graded here")
+
+
+class Adding:
+    """A toolkit with one tool."""
+
+    def schemas(self, prompt: Prompt) -> str:
+        return json.dumps([TOOL])
+
+    def open(self, prompt: Prompt) -> Environment:
+        raise AssertionError("nothing is run here")
+
+
+GRADERS = {"tiny_world": Numbers(), "numbers": Numbers()}
+TOOLKITS = {"adding": Adding(), "tiny_world": Adding()}
+
+
+def build(
+    folder: Path,
+    rows: Sequence[Mapping[str, Any]],
+    settings: Sequence[Mapping[str, Any]] = ({"name": "no_tools"},),
+    *,
+    seed: int = 0,
+    **source: Any,
+) -> PromptSet:
+    """Prompts of one source."""
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    raw = {"prompts": [{"name": "s", "path": str(path), **source}], "settings": list(settings)}
+    recipe = validate(raw, Recipe, where="recipe")
+    return build_prompts(
+        recipe.prompts,
+        recipe.settings,
+        seed=seed,
+        graders=GRADERS,
+        toolkits=TOOLKITS,
+        base_dir=Path("."),
+    )
+
+
+def questions(count: int) -> list[dict[str, Any]]:
+    """Rows in the manner of GSM8K."""
+    return [
+        {"question": f"What is {n} + {n}?", "answer": f"{n} + {n} = {2 * n}.\n#### {2 * n}", "n": n}
+        for n in range(count)
+    ]
+
+
+GSM: dict[str, Any] = {"format": "question", "gold_pattern": "#### (.+)", "grader": "numbers"}
+
+
+# -- question rows
