@@ -3,6 +3,7 @@
     ConfigError   a recipe that cannot mean anything: unknown key, impossible combination
     DataError     a row, file or artifact that is not what it claims to be
     RenderError   a conversation or template that cannot be rendered or masked exactly
+    JudgeError    a judge that failed too often to train on what is left
 
 Broken invariants of our own are `assert`s and are never caught.
 """
@@ -24,3 +25,7 @@ class DataError(PosttrainError):
 
 class RenderError(PosttrainError):
     """A conversation that the chat template refuses, or whose loss mask cannot be determined."""
+
+
+class JudgeError(PosttrainError):
+    """A judge that failed on more than the allowed share of what it was asked."""

@@ -28,6 +28,7 @@ LIGHT_FILES = (
     "posttrain/records.py",
     "posttrain/rollouts.py",
     "posttrain/pairs.py",
+    "posttrain/group_rewards.py",
     "posttrain/sampling/protocol.py",
     "posttrain/errors.py",
     "posttrain/artifacts.py",

@@ -1,0 +1,67 @@
+"""What stands between rollouts and a group-relative trainer: groups in, rewards in parts out.
+
+    Group(prompt=Prompt(id="maths-7/rlhf/on", …), completions=(Completion(…), …))   one prompt
+    → GroupRewards(rewards=(4.2, None, …), parts={"base": (3.5, None, …), …}, judgements=({…},))
+
+A reward that could not be had is None: such a rollout is *unscored*, takes no part in its group's
+mean and deviation, and is not trained on. Nothing invents a number in its place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from posttrain.rollouts import Completion, Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All rollouts of one prompt in one step, in the order of their index."""
+
+    prompt: Prompt
+    completions: tuple[Completion, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRewards:
+    """The rewards of one group.
+
+    Attributes:
+        rewards: one a rollout, finite, None where unscored.
+        parts: what the rewards are made of, or what is watched beside them (`accuracy`, …): one
+            value a rollout, None where there is none.
+        judgements: JSON-able rows of what a judge said, to be written beside the rollouts.
+        counts: additive facts of the group (`judge_calls`, `judge_failed`, `judge_tokens`, …);
+            they are summed over a step.
+    """
+
+    rewards: tuple[float | None, ...]
+    parts: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict[str, Any])
+    judgements: tuple[Mapping[str, Any], ...] = ()
+    counts: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    def __post_init__(self) -> None:
+        for reward in self.rewards:
+            assert reward is None or math.isfinite(reward), "a reward is finite, or unscored"
+        for name, values in self.parts.items():
+            assert len(values) == len(self.rewards), f"part {name} has another length"
+
+
+class GroupReward(Protocol):
+    """Rewards whole groups. Every group of a step that a process holds comes in one call."""
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What decides the rewards (judge, prompts, coefficients): bound by a run's config."""
+        ...
+
+    async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
+        """One `GroupRewards` a group, in order; `seed` is of this step, the same after a resume.
+
+        Raises:
+            JudgeError: too large a share of what was asked failed.
+        """
+        ...
