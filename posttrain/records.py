@@ -19,6 +19,8 @@ from typing import Any, Literal, cast
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
+# what a judge's chat template may know besides; no conversation to train on has them
+JudgedRole = Literal["principle", "response_1", "response_2"]
 ReasoningMode = Literal["on", "off"]
 
 
@@ -62,7 +64,7 @@ class Message:
     `tool_call_id` and `name` identify which call a `tool` message answers.
     """
 
-    role: Role
+    role: Role | JudgedRole
     content: str = ""
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from posttrain.records import ReasoningMode, Role
+from posttrain.records import JudgedRole, ReasoningMode, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Segment:
     """A run of rendered text; `role` and `message_index` are of the message it begins with."""
 
     text: str
-    role: Role
+    role: Role | JudgedRole
     trained: bool
     message_index: int
 
