@@ -1,0 +1,180 @@
+"""Group-relative length control: shorter than the group is better, by how much is the group's own.
+
+    length_adjustments([3.0, 4.0], [100, 300], [50, 50]).rewards == [3.25, 3.75]
+    # reasoning: +0.25 and -0.25; the answers are equally long; the shortest reasoning and the
+    # shortest answer are the first response's, which is below the gate of 3.8: no bonus
+
+    R_i = base_i + c_r · w̃_i(reasoning) + c_a · w̃_i(answer) + bonuses,  w̃_i = w_i − mean(w),
+    w_i = 1 − (l_i − l_min) / (l_max − l_min)                       (paper 3.3.2, equations 4 to 6)
+
+The adjustments sum to zero; the bonuses, for the shortest reasoning and the shortest answer, are
+given only to a response whose base reward reaches a percentile of the group's.
+
+Where this differs from NVIDIA's public code: the percentile is numpy's linear one (theirs, by
+index, lets one response fewer pass at 16); a missing or cut-off answer has no length, so it earns
+no length weight (theirs counts it as the shortest of all); unscored responses take no part (theirs
+are scored 3). As there, empty reasoning is short reasoning, but wins no bonus.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+Values = list[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Adjusted:
+    """Rewards and what was added to the base for each, one value a response; None: unscored."""
+
+    rewards: Values
+    reasoning_length: Values
+    answer_length: Values
+    reasoning_bonus: Values
+    answer_bonus: Values
+    style: Values
+
+
+def characters(text: str) -> int:
+    """A length as NVIDIA's code measures it: characters without the white space around them."""
+    return len(text.strip())
+
+
+def length_adjustments(
+    base: Sequence[float | None],
+    reasoning_lengths: Sequence[float],
+    answer_lengths: Sequence[float],
+    *,
+    reasoning_coefficient: float = 0.5,
+    answer_coefficient: float = 0.5,
+    reasoning_bonus: float = 0.5,
+    answer_bonus: float = 0.5,
+    quality_percentile: float = 80,
+    truncated: Sequence[bool] | None = None,
+    style_densities: Sequence[float] | None = None,
+    style_coefficient: float = 0.0,
+) -> Adjusted:
+    """The rewards of one group after length control. Lengths are in any one unit, e.g. tokens.
+
+    Args:
+        base: base rewards; None, unscored, is in no minimum, maximum, mean or percentile.
+        reasoning_lengths, answer_lengths: not negative. An answer of length 0 is missing: it is in
+            no minimum, maximum or mean of the answers, its answer and style parts are 0, and it
+            wins no answer bonus. Reasoning of length 0 counts as short, but wins no bonus.
+        reasoning_coefficient, answer_coefficient: c_r and c_a; 0 turns that part off.
+        reasoning_bonus, answer_bonus: for the shortest that is not empty, the first of equal ones,
+            if its base reward is at or above the percentile; otherwise for nobody.
+        quality_percentile: 0 to 100, linear between the two nearest base rewards.
+        truncated: the responses that a limit cut off. Their answers are treated as missing,
+            however much of them is there: a cut answer's length is not its length.
+        style_densities: marks a character (`reward.style.style_density`), needed for a
+            `style_coefficient`; centred as the lengths are, among the answers that are there.
+
+    Fewer than two scored responses are not adjusted.
+
+    Raises:
+        ValueError: lists of different lengths, a value not finite, a negative length or density, a
+            percentile outside 0 to 100, a style coefficient without densities.
+    """
+    densities = [0.0] * len(base) if style_densities is None else style_densities
+    cut = [False] * len(base) if truncated is None else truncated
+    coefficients = {
+        "reasoning_coefficient": reasoning_coefficient,
+        "answer_coefficient": answer_coefficient,
+        "reasoning_bonus": reasoning_bonus,
+        "answer_bonus": answer_bonus,
+        "style_coefficient": style_coefficient,
+    }
+    _check_coefficients(coefficients, quality_percentile)
+    if style_coefficient and style_densities is None:
+        raise ValueError("style_coefficient needs style_densities")
+    _check_columns(base, reasoning_lengths, answer_lengths, densities, cut)
+
+    scored = [i for i, reward in enumerate(base) if reward is not None]
+    answered = [i for i in scored if answer_lengths[i] > 0 and not cut[i]]
+    reasoned = [i for i in scored if reasoning_lengths[i] > 0]
+    passing = _passing(base, scored, quality_percentile)
+    parts = {
+        "reasoning_length": _centred(reasoning_lengths, scored, reasoning_coefficient),
+        "answer_length": _centred(answer_lengths, answered, answer_coefficient),
+        "reasoning_bonus": _bonus(reasoning_lengths, reasoned, passing, reasoning_bonus),
+        "answer_bonus": _bonus(answer_lengths, answered, passing, answer_bonus),
+        "style": _centred(densities, answered, style_coefficient),
+    }
+    spread: dict[str, Values] = {
+        name: [None if reward is None else part.get(i, 0.0) for i, reward in enumerate(base)]
+        for name, part in parts.items()
+    }
+    rewards: Values = [
+        None if reward is None else math.fsum([reward, *(p.get(i, 0.0) for p in parts.values())])
+        for i, reward in enumerate(base)
+    ]
+    return Adjusted(rewards, **spread)
+
+
+def _centred(
+    values: Sequence[float], members: Sequence[int], coefficient: float
+) -> dict[int, float]:
+    """Index → c · (w − mean(w)) of the members; nothing where all are equal."""
+    taken = [values[i] for i in members]
+    if not taken or min(taken) == max(taken):
+        return {}
+    lowest, span = min(taken), max(taken) - min(taken)
+    weights = [1 - (value - lowest) / span for value in taken]
+    mean = math.fsum(weights) / len(weights)
+    return {i: coefficient * (w - mean) for i, w in zip(members, weights, strict=True)}
+
+
+def _passing(base: Sequence[float | None], scored: Sequence[int], percentile: float) -> set[int]:
+    """Who is good enough for a bonus; nobody in a group of one."""
+    rewards = {i: reward for i in scored if (reward := base[i]) is not None}
+    if len(rewards) < 2:
+        return set()
+    gate = float(np.percentile(list(rewards.values()), percentile))
+    return {i for i, reward in rewards.items() if reward >= gate}
+
+
+def _bonus(
+    lengths: Sequence[float], members: Sequence[int], passing: set[int], bonus: float
+) -> dict[int, float]:
+    """Only the shortest member is looked at: if it does not pass, there is no bonus."""
+    if not members:
+        return {}
+    shortest = min(members, key=lambda i: (lengths[i], i))
+    return {shortest: bonus} if shortest in passing else {}
+
+
+def _check_coefficients(coefficients: dict[str, float], percentile: float) -> None:
+    for name, value in coefficients.items():
+        if not math.isfinite(value):
+            raise ValueError(f"{name} must be finite, got {value}")
+    if not 0 <= percentile <= 100:
+        raise ValueError(f"quality_percentile must be in 0 to 100, got {percentile}")
+
+
+def _check_columns(
+    base: Sequence[float | None],
+    reasoning: Sequence[float],
+    answers: Sequence[float],
+    densities: Sequence[float],
+    truncated: Sequence[bool],
+) -> None:
+    columns = {
+        "reasoning_lengths": reasoning,
+        "answer_lengths": answers,
+        "style_densities": densities,
+    }
+    for name, values in {**columns, "truncated": truncated}.items():
+        if len(values) != len(base):
+            raise ValueError(f"{len(base)} base rewards but {len(values)} {name}")
+    for i, reward in enumerate(base):
+        if reward is not None and not math.isfinite(reward):
+            raise ValueError(f"base[{i}] is {reward}: an unscored response is None")
+    for name, values in columns.items():
+        for i, value in enumerate(values):
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name}[{i}] is {value}: it must be finite and not negative")

@@ -1,0 +1,289 @@
+"""Length control against the paper's equations, by hand and in exact fractions."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reward.length import Adjusted, Values, characters, length_adjustments
+
+NO_BONUS = {"reasoning_bonus": 0.0, "answer_bonus": 0.0}
+NO_LENGTHS = {"reasoning_coefficient": 0.0, "answer_coefficient": 0.0}
+PARTS = ("reasoning_length", "answer_length", "reasoning_bonus", "answer_bonus", "style")
+
+
+def weights(lengths: Sequence[int], members: Sequence[int]) -> dict[int, Fraction]:
+    """Equations 4 and 5 for the members, exact."""
+    taken = [Fraction(lengths[i]) for i in members]
+    if len(set(taken)) < 2:
+        return {}
+    raw = [1 - (x - min(taken)) / (max(taken) - min(taken)) for x in taken]
+    return {i: w - sum(raw) / len(raw) for i, w in zip(members, raw, strict=True)}
+
+
+def winner(base: Values, lengths: Sequence[int], members: Sequence[int], share: Fraction) -> int:
+    """Index that wins a bonus, -1 where nobody does: the gate by interpolation between ranks."""
+    ranked = sorted(Fraction(b) for b in base if b is not None)
+    if len(ranked) < 2 or not members:
+        return -1
+    place = share * (len(ranked) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ranked) - 1)
+    gate = ranked[low] + (place - low) * (ranked[high] - ranked[low])
+    shortest = next(i for i in members if lengths[i] == min(lengths[m] for m in members))
+    return shortest if Fraction(base[shortest] or 0) >= gate else -1
+
+
+def slow(base: Values, reasoning: Sequence[int], answers: Sequence[int]) -> list[Fraction | None]:
+    """The final reward with the paper's constants."""
+    scored = [i for i, b in enumerate(base) if b is not None]
+    answered = [i for i in scored if answers[i]]
+    reasoned = [i for i in scored if reasoning[i]]
+    w_reasoning, w_answer = weights(reasoning, scored), weights(answers, answered)
+    first = winner(base, reasoning, reasoned, Fraction(4, 5))
+    second = winner(base, answers, answered, Fraction(4, 5))
+    half = Fraction(1, 2)
+    found: list[Fraction | None] = []
+    for i, b in enumerate(base):
+        if b is None:
+            found.append(None)
+            continue
+        lengths = half * w_reasoning.get(i, 0) + half * w_answer.get(i, 0)
+        found.append(Fraction(b) + lengths + half * (i == first) + half * (i == second))
+    return found
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> tuple[Values, list[int], list[int]]:
+    n = draw(st.integers(0, 16))
+    # quarters make every gate exact, so that a tie with it is decided alike
+    base = st.none() | st.integers(2, 20).map(lambda k: k / 4)
+    few = st.integers(0, 4) | st.integers(0, 5000)
+    draws = (draw(st.lists(of, min_size=n, max_size=n)) for of in (base, few, few))
+    return tuple(draws)
+
+
+def test_four_responses_by_hand():
+    # reasoning: w = 1, 3/4, 1/2, 0, mean 9/16; answers: w = 0, 1, 1/2, 1/2, mean 1/2
+    # gate: rank 0.8 · 3 = 2.4, between 4 and 5: 4.4. The shortest reasoning is response 0's (5.0,
+    # wins); the shortest answer is response 1's (3.0, below the gate: nobody wins)
+    found = length_adjustments([5.0, 3.0, 4.0, 2.0], [100, 200, 300, 500], [90, 10, 50, 50])
+    assert found.reasoning_length == [7 / 32, 3 / 32, -1 / 32, -9 / 32]
+    assert found.answer_length == [-0.25, 0.25, 0, 0]
+    assert found.reasoning_bonus == [0.5, 0, 0, 0]
+    assert found.answer_bonus == found.style == [0, 0, 0, 0]
+    assert found.rewards == [5.46875, 3.34375, 3.96875, 1.71875]
+
+
+def test_unscored_responses_take_no_part():
+    base: Values = [5.0, None, 3.0, 4.0, None, 2.0]
+    with_them = length_adjustments(base, [100, 1, 200, 300, 9999, 500], [90, 1, 10, 50, 9999, 50])
+    without = length_adjustments([5.0, 3.0, 4.0, 2.0], [100, 200, 300, 500], [90, 10, 50, 50])
+    for name in ("rewards", *PARTS):
+        column: Values = getattr(with_them, name)
+        assert (column[1], column[4]) == (None, None)
+        assert [column[k] for k in (0, 2, 3, 5)] == getattr(without, name)
+
+
+@given(groups())
+def test_as_the_slow_reading(group: tuple[Values, list[int], list[int]]):
+    expected = [None if e is None else float(e) for e in slow(*group)]
+    assert length_adjustments(*group).rewards == pytest.approx(expected, abs=1e-12)
+
+
+@given(groups())
+def test_lengths_are_zero_sum_and_parts_add_up(group: tuple[Values, list[int], list[int]]):
+    base, reasoning, answers = group
+    found = length_adjustments(base, reasoning, answers)
+    for column in (found.reasoning_length, found.answer_length):
+        assert math.fsum(x for x in column if x is not None) == pytest.approx(0, abs=1e-12)
+    for i, b in enumerate(base):
+        parts = [getattr(found, name)[i] for name in PARTS]
+        if b is None:
+            assert found.rewards[i] is None
+            assert parts == [None] * 5
+        else:
+            assert found.rewards[i] == pytest.approx(b + sum(parts), abs=1e-12)
+    for column in (found.reasoning_bonus, found.answer_bonus):
+        assert [x for x in column if x] in ([], [0.5])
+
+
+@given(groups(), st.integers(1, 7))
+def test_only_ratios_of_lengths_matter(group: tuple[Values, list[int], list[int]], factor: int):
+    base, reasoning, answers = group
+    longer = [[factor * x for x in column] for column in (reasoning, answers)]
+    before = length_adjustments(base, reasoning, answers).rewards
+    assert length_adjustments(base, *longer).rewards == pytest.approx(before, abs=1e-12)
+
+
+@given(groups(), st.integers(-8, 8).map(float))
+def test_adjustments_do_not_depend_on_the_level_of_the_base(
+    group: tuple[Values, list[int], list[int]], level: float
+):
+    base, reasoning, answers = group
+    raised = [None if b is None else b + level for b in base]
+    before, after = (length_adjustments(b, reasoning, answers) for b in (base, raised))
+    assert all(getattr(before, name) == getattr(after, name) for name in PARTS)
+
+
+def test_equal_lengths_adjust_nothing():
+    found = length_adjustments([1.0, 2.0, 3.0], [7, 7, 7], [40, 40, 40], **NO_BONUS)
+    assert found.rewards == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("base", [[], [4.0], [None], [None, 4.0, None]])
+def test_fewer_than_two_scored_are_left_as_they_are(base: Values):
+    lengths = list(range(1, len(base) + 1))
+    assert length_adjustments(base, lengths, lengths).rewards == base
+
+
+def test_the_gate_is_numpys_and_not_by_index():
+    base = [float(k) for k in range(16)]  # rank 0.8 · 15 = 12: four responses pass
+    assert np.percentile(base, 80) == 12
+    for place, bonus in ((12, 0.5), (11, 0.0)):
+        lengths = [9] * 16
+        lengths[place] = 5
+        found = length_adjustments(base, lengths, lengths)
+        assert found.reasoning_bonus[place] == found.answer_bonus[place] == bonus
+        assert sum(filter(None, found.reasoning_bonus)) == bonus
+
+
+def test_equally_short_ones_give_the_bonus_to_the_first():
+    found = length_adjustments([4.0, 4.0, 4.0], [8, 5, 5], [5, 5, 9])
+    assert found.reasoning_bonus == [0, 0.5, 0]
+    assert found.answer_bonus == [0.5, 0, 0]
+
+
+def test_a_bad_first_one_takes_the_bonus_from_an_equally_short_good_one():
+    found = length_adjustments([1.0, 5.0, 2.0], [5, 5, 9], [5, 5, 9])
+    assert found.reasoning_bonus == found.answer_bonus == [0, 0, 0]
+
+
+def test_empty_reasoning_is_short_but_wins_no_bonus():
+    found = length_adjustments([4.0, 4.0, 4.0], [0, 50, 100], [10, 10, 10], answer_bonus=0.0)
+    assert found.reasoning_length == [0.25, 0, -0.25]
+    assert found.reasoning_bonus == [0, 0.5, 0]
+    nobody = length_adjustments([4.0, 4.0], [0, 0], [10, 10], answer_bonus=0.0)
+    assert nobody.rewards == [4.0, 4.0]
+
+
+def test_a_missing_answer_earns_nothing_and_is_in_no_mean():
+    found = length_adjustments([4.0, 4.0, 4.0], [9, 9, 9], [0, 20, 60], reasoning_bonus=0.0)
+    assert found.answer_length == [0, 0.25, -0.25]
+    assert found.answer_bonus == [0, 0.5, 0]
+    assert found.rewards == [4.0, 4.75, 3.75]
+
+
+def test_a_cut_answer_is_treated_as_missing_and_its_reasoning_as_any():
+    given = ([4.0, 4.0, 4.0], [90, 30, 30], [3, 20, 60])
+    cut = length_adjustments(*given, truncated=[True, False, False])
+    missing = length_adjustments(*given[:2], [0, 20, 60])
+    assert cut == missing
+    assert cut.reasoning_length[0] == pytest.approx(-1 / 3)
+    assert length_adjustments(*given).answer_bonus == [0.5, 0, 0]
+
+
+def test_coefficients_of_zero_leave_the_base():
+    base: Values = [4.0, None, 3.0, 1.5]
+    off = {**NO_BONUS, **NO_LENGTHS}
+    assert length_adjustments(base, [1, 2, 3, 4], [4, 3, 2, 1], **off).rewards == base
+
+
+def test_each_coefficient_scales_its_own_part():
+    given: tuple[Values, list[int], list[int]] = ([5.0, 3.0, 5.0], [1, 5, 3], [9, 5, 1])
+    one = length_adjustments(*given)
+    other = length_adjustments(
+        *given,
+        reasoning_coefficient=0.3,
+        answer_coefficient=0.7,
+        reasoning_bonus=0.1,
+        answer_bonus=0.9,
+    )
+    for name, factor in zip(PARTS[:4], (0.6, 1.4, 0.2, 1.8), strict=True):
+        column = [factor * x for x in getattr(one, name)]
+        assert any(column)
+        assert getattr(other, name) == pytest.approx(column)
+
+
+def test_a_percentile_of_hundred_asks_for_the_best():
+    lengths = [5, 9, 9]
+    best = length_adjustments([4.0, 3.9, 1.0], lengths, lengths, quality_percentile=100)
+    assert best.reasoning_bonus == [0.5, 0, 0]
+    second = length_adjustments([3.9, 4.0, 1.0], lengths, lengths, quality_percentile=100)
+    assert second.reasoning_bonus == [0, 0, 0]
+
+
+def test_style_is_centred_among_answers_that_are_there():
+    found = length_adjustments(
+        [3.0, 3.0, 3.0],
+        [0, 0, 0],
+        [10, 10, 0],
+        style_densities=[0.0, 0.2, 0.0],
+        style_coefficient=0.1,
+        **NO_BONUS,
+    )
+    assert found.style == pytest.approx([0.05, -0.05, 0])
+    assert found.rewards == pytest.approx([3.05, 2.95, 3.0])
+
+
+def test_style_is_off_unless_asked_for():
+    found = length_adjustments([3.0, 3.0], [0, 0], [10, 10], style_densities=[0.0, 0.2], **NO_BONUS)
+    assert found == Adjusted([3.0, 3.0], *[[0.0, 0.0]] * 5)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"reasoning_lengths": [1, 2]}, "3 base rewards but 2 reasoning_lengths"),
+        ({"answer_lengths": [1, 2, 3, 4]}, "4 answer_lengths"),
+        ({"truncated": [True]}, "1 truncated"),
+        ({"style_densities": []}, "0 style_densities"),
+        ({"base": [1.0, math.nan, 2.0]}, r"base\[1\] is nan"),
+        ({"base": [1.0, None, math.inf]}, r"base\[2\] is inf"),
+        ({"reasoning_lengths": [1, -1, 2]}, r"reasoning_lengths\[1\] is -1"),
+        ({"answer_lengths": [1, 2, math.nan]}, r"answer_lengths\[2\] is nan"),
+        ({"style_densities": [0.1, -0.1, 0]}, r"style_densities\[1\]"),
+        ({"quality_percentile": 101}, "0 to 100"),
+        ({"quality_percentile": math.nan}, "0 to 100"),
+        ({"answer_coefficient": math.nan}, "answer_coefficient must be finite"),
+        ({"reasoning_bonus": math.inf}, "reasoning_bonus must be finite"),
+        ({"style_coefficient": 0.1}, "needs style_densities"),
+    ],
+)
+def test_arguments_that_mean_nothing_are_refused(changed: dict[str, Any], message: str):
+    arguments: dict[str, Any] = {
+        "base": [1.0, 2.0, 3.0],
+        "reasoning_lengths": [1, 2, 3],
+        "answer_lengths": [1, 2, 3],
+    }
+    with pytest.raises(ValueError, match=message):
+        length_adjustments(**arguments | changed)
+
+
+def test_arguments_are_not_changed():
+    base: Values = [5.0, None, 3.0]
+    reasoning, answers = [1, 2, 3], [3, 2, 1]
+    length_adjustments(base, reasoning, answers)
+    assert (base, reasoning, answers) == ([5.0, None, 3.0], [1, 2, 3], [3, 2, 1])
+
+
+def test_permuting_responses_permutes_rewards():
+    order = random.Random(3).sample(range(6), 6)
+    base: Values = [4.5, 3.0, None, 2.5, 4.75, 1.0]
+    reasoning, answers = [5, 9, 1, 7, 3, 11], [40, 10, 5, 90, 20, 60]
+    whole = length_adjustments(base, reasoning, answers).rewards
+    moved = length_adjustments(*([c[k] for k in order] for c in (base, reasoning, answers)))
+    assert moved.rewards == pytest.approx([whole[k] for k in order])
+
+
+def test_characters_do_not_count_the_white_space_around():
+    assert characters(" \n Four. \n") == 5
+    assert characters("\n") == 0

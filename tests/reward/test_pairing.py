@@ -1,0 +1,161 @@
+"""Pairs of a group, and base rewards against a slow reading of the paper's equations."""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reward.genrm import Verdict
+from reward.pairing import (
+    STRATEGIES,
+    all_pairs,
+    base_rewards,
+    both_orders,
+    circular_pairs,
+    match_scores,
+)
+
+Judgements = list[tuple[int, int, Verdict | None]]
+HALVES = st.integers(2, 10).map(lambda k: k / 2)  # 1 to 5
+verdicts = st.builds(Verdict, HALVES, HALVES, st.integers(1, 6).map(float))
+
+
+@st.composite
+def judged_groups(draw: st.DrawFn) -> tuple[int, Judgements]:
+    n = draw(st.integers(2, 9))
+    pairs = draw(st.sampled_from(sorted(STRATEGIES)).map(lambda name: STRATEGIES[name](n)))
+    return n, [(i, j, draw(st.none() | verdicts)) for i, j in pairs]
+
+
+def slow_base_rewards(n: int, judgements: Judgements) -> list[Fraction | None]:
+    """Equations 2 and 3 and the mean over matches, response by response, in exact fractions."""
+    found: list[Fraction | None] = []
+    for response in range(n):
+        total, matches = Fraction(0), 0
+        for i, j, verdict in judgements:
+            if verdict is None or response not in (i, j):
+                continue
+            own, other = verdict.score_1, verdict.score_2
+            towards_first = Fraction("3.5") - Fraction(verdict.ranking)
+            if response == j:
+                own, other, towards_first = other, own, -towards_first
+            total += Fraction(own) + (towards_first if own == other else 0)
+            matches += 1
+        found.append(total / matches if matches else None)
+    return found
+
+
+def test_a_circle_has_every_response_once_in_each_position():
+    assert circular_pairs(4) == [(0, 1), (1, 2), (2, 3), (3, 0)]
+    for n in range(2, 20):
+        pairs = circular_pairs(n)
+        assert sorted(i for i, _ in pairs) == sorted(j for _, j in pairs) == list(range(n))
+
+
+def test_calls_of_a_group_of_sixteen():
+    assert {name: len(pairs(16)) for name, pairs in STRATEGIES.items()} == {
+        "circular": 16,
+        "both_orders": 32,
+        "all_pairs": 120,
+    }
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_too_few_to_compare(strategy: str):
+    assert STRATEGIES[strategy](0) == []
+    assert STRATEGIES[strategy](1) == []
+    with pytest.raises(ValueError, match="-1 responses"):
+        STRATEGIES[strategy](-1)
+
+
+def test_two_responses_are_compared_in_both_orders_on_the_circle():
+    assert circular_pairs(2) == both_orders(2) == [(0, 1), (1, 0)]
+    assert all_pairs(2) == [(0, 1)]
+
+
+@pytest.mark.parametrize("n", range(3, 9))
+def test_both_orders_are_the_circle_and_its_reverse(n: int):
+    ring = circular_pairs(n)
+    assert sorted(both_orders(n)) == sorted(ring + [(j, i) for i, j in ring])
+
+
+@pytest.mark.parametrize("n", range(2, 9))
+def test_all_pairs_are_every_two_once(n: int):
+    assert sorted(all_pairs(n)) == list(combinations(range(n), 2))
+
+
+def test_ranking_speaks_only_where_scores_are_equal():
+    assert match_scores(Verdict(4, 2, 6)) == (4, 2)
+    assert match_scores(Verdict(3, 3, 1)) == (5.5, 0.5)
+    assert match_scores(Verdict(3, 3, 5)) == (1.5, 4.5)
+    assert match_scores(Verdict(2, 2, 3.5)) == (2, 2)
+
+
+def test_a_circle_of_three_by_hand():
+    # response 0: 4 as the first of (0, 1), 5 as the second of (2, 0); 1: 2 and 3 − 1.5; 2: 3 + 1.5
+    # and 1
+    judged: Judgements = [
+        (0, 1, Verdict(4, 2, 2)),
+        (1, 2, Verdict(3, 3, 5)),
+        (2, 0, Verdict(1, 5, 6)),
+    ]
+    assert base_rewards(3, judged) == [4.5, 1.75, 2.75]
+
+
+def test_a_failed_judgement_leaves_only_its_match_out():
+    whole: Judgements = [(i, j, Verdict(i + 1, j + 1, 3)) for i, j in circular_pairs(4)]
+    failed: Judgements = [(i, j, None if i == 1 else v) for i, j, v in whole]
+    assert base_rewards(4, failed) == [1.0, 2.0, 3.0, 4.0]
+    beside = [(i, j, Verdict(5, 1, 1) if i == 1 else v) for i, j, v in whole]
+    assert base_rewards(4, beside) == [1.0, 3.5, 2.0, 4.0]
+
+
+def test_a_response_without_any_judgement_is_unscored():
+    judged: Judgements = [(0, 1, None), (1, 2, None), (2, 3, Verdict(4, 3, 2)), (3, 0, None)]
+    assert base_rewards(4, judged) == [None, None, 4.0, 3.0]
+    assert base_rewards(1, []) == [None]
+    assert base_rewards(0, []) == []
+
+
+@pytest.mark.parametrize("pair", [(0, 3), (3, 0), (-1, 0), (1, 1)])
+def test_pairs_outside_the_group_are_refused(pair: tuple[int, int]):
+    with pytest.raises(ValueError, match="no pair of two different responses"):
+        base_rewards(3, [(*pair, None)])
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [Verdict(float("nan"), 3, 3), Verdict(3, float("inf"), 3), Verdict(4, 3, float("nan"))],
+)
+def test_a_verdict_that_is_not_finite_is_refused(verdict: Verdict):
+    with pytest.raises(ValueError, match="finite"):
+        base_rewards(2, [(0, 1, verdict)])
+
+
+@given(judged_groups())
+def test_as_the_slow_reading(case: tuple[int, Judgements]):
+    n, judgements = case
+    expected = slow_base_rewards(n, judgements)
+    assert base_rewards(n, judgements) == [None if e is None else float(e) for e in expected]
+
+
+@given(judged_groups(), st.integers(0, 1000))
+def test_the_order_of_arrival_changes_no_bit(case: tuple[int, Judgements], seed: int):
+    n, judgements = case
+    thirds = [
+        (i, j, v and Verdict(v.score_1 / 3, v.score_2 / 3, v.ranking)) for i, j, v in judgements
+    ]
+    shuffled = random.Random(seed).sample(thirds, len(thirds))
+    assert base_rewards(n, shuffled) == base_rewards(n, thirds)
+
+
+@given(judged_groups())
+def test_showing_a_pair_the_other_way_round_changes_nothing(case: tuple[int, Judgements]):
+    n, judgements = case
+    turned: Judgements = [(j, i, v and v.swapped()) for i, j, v in judgements]
+    assert base_rewards(n, turned) == base_rewards(n, judgements)
