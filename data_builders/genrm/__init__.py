@@ -1,0 +1,1 @@
+"""Preference data of any dialect → prompts on which a generative reward model is trained."""

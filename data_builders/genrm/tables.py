@@ -1,0 +1,41 @@
+"""What a build of judging prompts made, as tables on the console.
+
+print_built(console, built)
+"""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from data_builders.genrm.build import Built
+
+
+def print_built(console: Console, built: Built) -> None:
+    """A line a source with its books, and what each side of the split holds."""
+    table = Table("source", "rows", "pairs", "held out", "dialects", "dropped")
+    for name, books in built.books.items():
+        table.add_row(
+            name,
+            f"{books.rows_in:,}",
+            f"{books.kept:,}",
+            f"{books.held_out:,}",
+            ", ".join(f"{dialect} {n:,}" for dialect, n in sorted(books.dialects.items())),
+            ", ".join(f"{reason} {n:,}" for reason, n in sorted(books.dropped.items())),
+        )
+    console.print(table)
+    for title, side in (("train", built.train), ("held out", built.held_out)):
+        facts = side.facts()
+        rankings = ", ".join(f"{r}: {n:,}" for r, n in facts["rankings"].items())
+        console.print(
+            f"{title}: {facts['prompts']:,} prompts of {facts['pairs']:,} pairs "
+            f"({facts['with_scores']:,} with scores); rankings {rankings or 'none'}; "
+            f"longest prompt {facts['characters']['longest']:,} characters",
+            highlight=False,
+        )
+        if facts["scores_and_ranking_at_odds"]:
+            console.print(
+                f"  {facts['scores_and_ranking_at_odds']:,} pairs whose scores prefer one response "
+                "and whose ranking the other",
+                highlight=False,
+            )

@@ -1,0 +1,136 @@
+"""The recipe of the judge's data: `scripts/build_genrm.py --config recipes/tiny/build_genrm.yaml`.
+
+    out: runs/my_judge_data
+    layout: message
+    sources:
+      - {name: helpsteer3, path: data/helpsteer3/train.jsonl}
+      - {name: arena, path: data/arena/*.parquet, ties: middle}
+      - {name: safety, path: data/safety.jsonl, win: 1}
+
+Paths are relative to the directory the command is run in.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from posttrain.config.base import Strict
+from posttrain.config.source import SourceConfig
+from posttrain.records import Role
+
+PreferenceDialect = Literal[
+    "helpsteer3", "arena", "pandalm", "chosen_rejected", "ranked", "judging_prompt"
+]
+PreferenceField = Literal[
+    "context", "instruction", "input", "system", "role", "content",
+    "response_1", "response_2", "chosen", "rejected", "conversation_a", "conversation_b",
+    "overall_preference", "winner", "ranking", "score_1", "score_2", "principle", "reasoning",
+]  # fmt: skip
+Ties = Literal["drop", "middle"]
+LayoutName = Literal["roles", "message", "compact"]
+_NAME = re.compile(r"[\w.+-]+")
+_PLACE = ("name", "path", "hub", "revision", "subset", "split", "where", "strict", "roles")
+MIDDLE = 3.5
+
+
+class ScoresConfig(Strict):
+    """Individual scores of another scale, brought linearly to 1–5. The mapping is ours.
+
+    Args:
+        low, high: the ends of the scale that the rows use, the worst and the best.
+    """
+
+    low: float
+    high: float
+
+    @model_validator(mode="after")
+    def _is_a_scale(self) -> ScoresConfig:
+        if self.low >= self.high:
+            raise ValueError("scores.low must be below scores.high")
+        return self
+
+
+class PreferenceSource(Strict):
+    """Where a source's rows are and what their preference means.
+
+    Args:
+        path, hub, revision, subset, split, where, roles, strict: as for a source of training rows.
+        dialect: name it to forbid recognition by structure.
+        fields: canonical name → the row's own name for it (a dotted path reaches inside objects).
+        win: ranking of a pair of which only the winner is known, where response 1 won; response 2
+            then has 7 − win. Ours: the paper gives no mapping. Its safety pairs have 1.
+        ties: what becomes of pairs of which neither is better: dropped, or ranked 3.5. Ours.
+        agreement: share of the annotators who must name the same outcome.
+        scores: the scale of the rows' individual scores; null: 1–5 already.
+        held_out: every pair of this source is held out.
+        count: how many pairs to take, chosen by a keyed hash of their content; null takes all.
+    """
+
+    name: str
+    path: str | tuple[str, ...] | None = None
+    hub: str | None = None
+    revision: str | None = None
+    subset: str | None = None
+    split: str | None = None
+    where: str | None = None
+    strict: bool = False
+    roles: dict[str, Role] = Field(default_factory=dict[str, Role])
+    dialect: PreferenceDialect | None = None
+    fields: dict[PreferenceField, str] = Field(default_factory=dict[PreferenceField, str])
+    win: float = Field(default=2.0, ge=1, lt=MIDDLE)
+    ties: Ties = "drop"
+    agreement: float = Field(default=0.6, gt=0.5, le=1)
+    scores: ScoresConfig | None = None
+    held_out: bool = False
+    count: int | None = Field(default=None, ge=1)
+
+    def rows(self) -> SourceConfig:
+        """The same place as a source of rows."""
+        return SourceConfig(**{key: getattr(self, key) for key in _PLACE})
+
+    @model_validator(mode="after")
+    def _as_a_source(self) -> PreferenceSource:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(f"source name {self.name!r}: use letters, digits and any of _ . + -")
+        try:
+            self.rows()
+        except ValidationError as error:
+            raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+        return self
+
+
+class BuildGenRmConfig(Strict):
+    """One set of judging prompts with gold verdicts (paper, section 3.3.1).
+
+    Args:
+        layout: how a judge is shown a pair; the same must be used when it judges.
+        principle: what to judge by, for rows that bring no principle of their own; null: none.
+        swap: each pair is also asked in the other order, scores exchanged and ranking 7 − r, as in
+            the paper. What is held out always is, to measure consistency.
+        held_out: share of the questions, by a keyed hash, whose pairs are all held out. Ours.
+        max_characters: of a judging prompt; longer ones are dropped; null: no limit.
+        thinking: the judge reasons before its verdict.
+        sft: rows that bring the reasoning of a judgement also become rows for a warm-up by SFT.
+    """
+
+    out: str
+    sources: tuple[PreferenceSource, ...] = Field(min_length=1)
+    layout: LayoutName = "message"
+    principle: str | None = None
+    swap: bool = True
+    held_out: float = Field(default=0.02, ge=0, lt=1)
+    max_characters: int | None = Field(default=None, ge=1)
+    thinking: bool = True
+    sft: bool = False
+    seed: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _names(self) -> BuildGenRmConfig:
+        names = [source.name for source in self.sources]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"source names must differ, found twice: {', '.join(twice)}")
+        return self

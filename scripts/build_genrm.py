@@ -1,0 +1,117 @@
+"""Build the prompts on which a judge is trained and measured, from preference data.
+
+    python scripts/build_genrm.py --config recipes/tiny/build_genrm.yaml
+    python scripts/build_genrm.py --config recipes/nemotron-3-nano/build_genrm.yaml --dry-run
+
+Killed and started again, the same command ends with the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from data_builders.genrm.build import HELD_OUT, TRAIN, Built, build
+from data_builders.genrm.tables import print_built
+from data_builders.prompts import refuse_changes
+from data_builders.sft_inputs import Input, as_facts, find_parents
+from data_builders.sources import find_files
+from posttrain.artifacts import Parent, StageDir, read_artifact, sha256_file
+from posttrain.claim import claimed, run_command
+from posttrain.config.build_genrm import BuildGenRmConfig
+from posttrain.config.load import load_recipe
+from posttrain.report import ensure_report, write_report
+
+BASE = Path(".")
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description="Build judging prompts from preference data.")
+    parser.add_argument("--config", required=True, help="the recipe, a YAML file")
+    parser.add_argument("--dry-run", action="store_true", help="count everything, write nothing")
+    parser.add_argument("overrides", nargs="*", help="key.path=value; out=DIR is one")
+    options = parser.parse_args(arguments)
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    recipe = load_recipe(options.config, BuildGenRmConfig, options.overrides)
+    out = Path(recipe.out)
+    config = recipe.model_dump(mode="json", exclude={"out"})
+
+    # -- what the prompts are made from
+    inputs, parents = preference_inputs(recipe, out)
+    if options.dry_run:
+        if out.is_dir() and any(out.iterdir()):
+            StageDir.open(out, kind="genrm_data", config=config, claim=False)
+        print_built(console, build(recipe, None, base_dir=BASE))
+        return
+
+    with claimed(out, kind="genrm_data", config=config) as stage:
+        if stage.complete:
+            refuse_changes(read_artifact(out, verify=False), inputs, parents)
+            ensure_report(out)
+            console.print(f"{out} is complete, nothing to do")
+            return
+
+        # -- rows → pairs → judging prompts in both orders, questions held out
+        with Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        ) as bar:
+            task = bar.add_task("reading")
+            built = build(
+                recipe,
+                out,
+                base_dir=BASE,
+                progress=lambda name, n: bar.update(task, description=f"{name}: {n:,} pairs"),
+            )
+
+        # -- the books, and the manifest that makes it an artifact
+        manifest = stage.finish(
+            counts=built.counts(),
+            files={**built.files},
+            parents=parents,
+            seed=recipe.seed,
+            facts=facts_of(recipe, built, inputs),
+        )
+        print_built(console, built)
+        console.print(f"{out}  digest {manifest.digest[:16]}", highlight=False)
+        console.print(f"{write_report(out)}", highlight=False)
+
+
+def preference_inputs(recipe: BuildGenRmConfig, out: Path) -> tuple[list[Input], list[Parent]]:
+    """All input files, hashed, and the artifacts they lie in."""
+    inputs: list[Input] = []
+    paths: list[Path] = []
+    for source in recipe.sources:
+        if source.hub is not None:
+            inputs.append(Input(source.name, f"{source.hub}@{source.revision}", None, None))
+            continue
+        for path in find_files(source.rows(), BASE):
+            files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+            inputs += [Input(source.name, str(p), p.stat().st_size, sha256_file(p)) for p in files]
+            paths += files
+    return inputs, find_parents(paths, out)
+
+
+def facts_of(recipe: BuildGenRmConfig, built: Built, inputs: list[Input]) -> dict[str, Any]:
+    """The figures of the build."""
+    return {
+        "layout": recipe.layout,
+        "principle": recipe.principle,
+        "swap": recipe.swap,
+        "thinking": recipe.thinking,
+        "files": {"train": TRAIN, "held_out": HELD_OUT},
+        "inputs": as_facts(inputs),
+        **built.facts(),
+    }
+
+
+if __name__ == "__main__":
+    run_command(lambda: main(sys.argv[1:]))
