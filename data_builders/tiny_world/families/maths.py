@@ -3,12 +3,21 @@
     "What is 345 + 278?"  →  345+278 / 5+8=13 / 4+7+1=12 / 3+2+1=6  →  623
 
 Worked from the right, one place a line, so that each step is a fact about single digits and the
-answer is read off the lines. With tools declared, a calculator does the same.
+answer is read off the lines. Where a calculator is declared it does the same; where only other
+tools are, they are of no use and the digits are worked as without tools.
 """
 
 from __future__ import annotations
 
-from data_builders.tiny_world.drafts import Draft, Draw, Transcript, assistant, reason, user
+from data_builders.tiny_world.drafts import (
+    IDLE_TOOLS,
+    Draft,
+    Draw,
+    Transcript,
+    assistant,
+    reason,
+    user,
+)
 from data_builders.tiny_world.tools import ToolWorld
 
 WORDINGS = {
@@ -26,6 +35,9 @@ WORDINGS = {
         "Find {a} times {b}.",
     ),
 }
+# of the items with tools: so that tools are declared does not tell that one is called
+CALCULATOR_SHARE = 0.45
+OTHER_TOOLS = tuple(name for name in IDLE_TOOLS if name != "calculate")
 SIGNS = {"add": "+", "subtract": "-", "multiply": "*"}
 
 
@@ -74,24 +86,35 @@ def _operands(draw: Draw, task: str) -> tuple[int, int]:
     return (max(a, b), min(a, b)) if task == "subtract" else (a, b)
 
 
+def _declared(draw: Draw) -> tuple[str, ...]:
+    """Two tools, the calculator among them or not; () where none is to be declared."""
+    if not draw.with_tools:
+        return ()
+    if draw.rng.random() >= CALCULATOR_SHARE:
+        return tuple(draw.rng.sample(OTHER_TOOLS, 2))
+    names = ["calculate", draw.rng.choice(OTHER_TOOLS)]
+    draw.rng.shuffle(names)
+    return tuple(names)
+
+
 def make(draw: Draw) -> Draft:
-    """One sum; with tools the calculator is called instead of working in columns."""
+    """One sum; a calculator, where declared, is called instead of working in columns."""
     task = draw.rng.choice(("add", "add", "subtract", "multiply"))
     a, b = _operands(draw, task)
     result = {"add": a + b, "subtract": a - b, "multiply": a * b}[task]
     paraphrase = draw.rng.randrange(len(WORDINGS[task]))
     expression = f"{a}{SIGNS[task]}{b}"
-    if draw.with_tools:
-        names = ["calculate", draw.rng.choice(("get_price", "get_stock"))]
-        draw.rng.shuffle(names)
-        script = Transcript(ToolWorld(None, declared=names))
+    tools = _declared(draw)
+    calculator = "calculate" in tools
+    if calculator:
+        script = Transcript(ToolWorld(None, declared=tools))
         script.call(
             "calculate",
             {"expression": expression},
             reasoning=reason(draw.verbosity, [expression], opening="calculate.", result=expression),
         )
         script.answer(str(result), reasoning=str(result))
-        tools, reference = tuple(names), tuple(script.messages)
+        reference = tuple(script.messages)
     else:
         worked = reason(
             draw.verbosity,
@@ -99,7 +122,7 @@ def make(draw: Draw) -> Draft:
             opening="from the right.",
             result=str(result),
         )
-        tools, reference = (), (assistant(str(result), worked),)
+        reference = (assistant(str(result), worked),)
     return Draft(
         key=f"{task} {min(a, b)} {max(a, b)}",
         task=task,
@@ -109,5 +132,5 @@ def make(draw: Draw) -> Draft:
         gold=str(result),
         grading="number",
         tools=tools,
-        minimum_calls=1 if draw.with_tools else 0,
+        minimum_calls=1 if calculator else 0,
     )

@@ -144,6 +144,18 @@ def test_tools_of_no_use_are_declared_and_not_called(family: str) -> None:
         assert idle["metadata"]["minimum_calls"] == 0
 
 
+def test_a_sum_is_worked_by_hand_where_no_calculator_is_declared() -> None:
+    calls = 0
+    for index in range(400):
+        item = make_item(Place(1, "train", "maths", index), Choices(tools_declared=1.0))
+        declared = item["metadata"]["tools_declared"]
+        called = any("tool_calls" in message for message in item["reference"])
+        assert len(set(declared)) == 2
+        assert called == ("calculate" in declared) == (item["metadata"]["minimum_calls"] == 1)
+        calls += called
+    assert 150 < calls < 210
+
+
 def test_difficulties_are_those_asked_for() -> None:
     for family in FAMILIES:
         made = [
