@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reward.length import Adjusted, Values, characters, length_adjustments
 
+drawn = settings(max_examples=150, deadline=None, derandomize=True)
 NO_BONUS = {"reasoning_bonus": 0.0, "answer_bonus": 0.0}
 NO_LENGTHS = {"reasoning_coefficient": 0.0, "answer_coefficient": 0.0}
 PARTS = ("reasoning_length", "answer_length", "reasoning_bonus", "answer_bonus", "style")
@@ -93,12 +94,14 @@ def test_unscored_responses_take_no_part():
         assert [column[k] for k in (0, 2, 3, 5)] == getattr(without, name)
 
 
+@drawn
 @given(groups())
 def test_as_the_slow_reading(group: tuple[Values, list[int], list[int]]):
     expected = [None if e is None else float(e) for e in slow(*group)]
     assert length_adjustments(*group).rewards == pytest.approx(expected, abs=1e-12)
 
 
+@drawn
 @given(groups())
 def test_lengths_are_zero_sum_and_parts_add_up(group: tuple[Values, list[int], list[int]]):
     base, reasoning, answers = group
@@ -116,6 +119,7 @@ def test_lengths_are_zero_sum_and_parts_add_up(group: tuple[Values, list[int], l
         assert [x for x in column if x] in ([], [0.5])
 
 
+@drawn
 @given(groups(), st.integers(1, 7))
 def test_only_ratios_of_lengths_matter(group: tuple[Values, list[int], list[int]], factor: int):
     base, reasoning, answers = group
@@ -124,6 +128,7 @@ def test_only_ratios_of_lengths_matter(group: tuple[Values, list[int], list[int]
     assert length_adjustments(base, *longer).rewards == pytest.approx(before, abs=1e-12)
 
 
+@drawn
 @given(groups(), st.integers(-8, 8).map(float))
 def test_adjustments_do_not_depend_on_the_level_of_the_base(
     group: tuple[Values, list[int], list[int]], level: float

@@ -7,7 +7,7 @@ from fractions import Fraction
 from itertools import combinations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reward.genrm import Verdict
@@ -21,6 +21,7 @@ from reward.pairing import (
 )
 
 Judgements = list[tuple[int, int, Verdict | None]]
+drawn = settings(max_examples=150, deadline=None, derandomize=True)
 HALVES = st.integers(2, 10).map(lambda k: k / 2)  # 1 to 5
 verdicts = st.builds(Verdict, HALVES, HALVES, st.integers(1, 6).map(float))
 
@@ -137,6 +138,7 @@ def test_a_verdict_that_is_not_finite_is_refused(verdict: Verdict):
         base_rewards(2, [(0, 1, verdict)])
 
 
+@drawn
 @given(judged_groups())
 def test_as_the_slow_reading(case: tuple[int, Judgements]):
     n, judgements = case
@@ -144,6 +146,7 @@ def test_as_the_slow_reading(case: tuple[int, Judgements]):
     assert base_rewards(n, judgements) == [None if e is None else float(e) for e in expected]
 
 
+@drawn
 @given(judged_groups(), st.integers(0, 1000))
 def test_the_order_of_arrival_changes_no_bit(case: tuple[int, Judgements], seed: int):
     n, judgements = case
@@ -154,6 +157,7 @@ def test_the_order_of_arrival_changes_no_bit(case: tuple[int, Judgements], seed:
     assert base_rewards(n, shuffled) == base_rewards(n, thirds)
 
 
+@drawn
 @given(judged_groups())
 def test_showing_a_pair_the_other_way_round_changes_nothing(case: tuple[int, Judgements]):
     n, judgements = case

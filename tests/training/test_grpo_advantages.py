@@ -8,11 +8,12 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.training.grpo_advantages import leave_one_out_advantages
 
+drawn = settings(max_examples=150, deadline=None, derandomize=True)
 NAN = float("nan")
 Reward = float | None
 
@@ -65,6 +66,7 @@ def test_four_rewards_by_hand():
     np.testing.assert_allclose(found, [[1.0, rest, rest, rest]], rtol=1e-14)
 
 
+@drawn
 @given(rows)
 def test_as_the_formula_in_many_digits(row: list[Reward]):
     np.testing.assert_allclose(
@@ -119,6 +121,7 @@ def test_an_unscored_rollout_is_as_if_not_there(unscored: int):
     np.testing.assert_allclose(np.delete(found, unscored), whole, rtol=1e-14)
 
 
+@drawn
 @given(st.lists(st.lists(rewards | st.none(), min_size=5, max_size=5), max_size=4))
 def test_groups_do_not_touch(groups: list[list[Reward]]):
     if not groups:
@@ -128,6 +131,7 @@ def test_groups_do_not_touch(groups: list[list[Reward]]):
     assert together.tolist() == [leave_one_out_advantages([g])[0].tolist() for g in groups]
 
 
+@drawn
 @given(st.lists(rewards, min_size=2, max_size=16), st.integers(-64, 64).map(float))
 def test_the_level_of_the_rewards_does_not_matter(row: list[float], level: float):
     raised = [r + level for r in row]
@@ -136,6 +140,7 @@ def test_the_level_of_the_rewards_does_not_matter(row: list[float], level: float
     )
 
 
+@drawn
 @given(rows, st.randoms(use_true_random=False))
 def test_permuting_rollouts_permutes_advantages(row: list[Reward], random: Random):
     order = list(range(len(row)))
@@ -148,6 +153,7 @@ def test_permuting_rollouts_permutes_advantages(row: list[Reward], random: Rando
     )
 
 
+@drawn
 @given(st.lists(rewards, min_size=2, max_size=16))
 def test_the_better_reward_has_the_greater_advantage(row: list[float]):
     found = leave_one_out_advantages([row])[0]
