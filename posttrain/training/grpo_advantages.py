@@ -8,8 +8,8 @@
 
 The formula is that of NVIDIA's NeMo RL. There it is computed in fp32 and in one pass: where the
 others are equal the difference of two squares can leave a rest near 1e-3 in place of 0, and one odd
-reward in 16 then gets an advantage of hundreds. Here: float64, the squares of deviations, and a spread
-below 1e-6 of the group's largest reward counts as none.
+reward in 16 then gets an advantage of hundreds. Here: float64, the squares of deviations, and a
+spread below 1e-6 of the group's largest reward counts as none.
 """
 
 from __future__ import annotations
