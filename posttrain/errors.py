@@ -4,6 +4,7 @@
     DataError     a row, file or artifact that is not what it claims to be
     RenderError   a conversation or template that cannot be rendered or masked exactly
     JudgeError    a judge that failed too often to train on what is left
+    TrainingError a run that goes wrong: a limit of its health guard, a loss that is not finite
 
 Broken invariants of our own are `assert`s and are never caught.
 """
@@ -29,3 +30,7 @@ class RenderError(PosttrainError):
 
 class JudgeError(PosttrainError):
     """A judge that failed on more than the allowed share of what it was asked."""
+
+
+class TrainingError(PosttrainError):
+    """A run that would waste what it goes on with; its checkpoints stay."""

@@ -78,7 +78,7 @@ def _open_transformers(backend: TransformersBackend, checkpoint: str) -> Sampler
     from posttrain.models.inference import generation_stops, load_for_inference, weights_digest
     from posttrain.sampling.transformers_engine import TransformersEngine
 
-    template, encoder, vocabulary = _rendering(backend, checkpoint)
+    template, encoder, vocabulary = rendering_of(backend, checkpoint)
     model = load_for_inference(
         checkpoint,
         dtype=backend.dtype,
@@ -97,7 +97,7 @@ def _open_vllm(backend: VllmBackend, checkpoint: str) -> Sampler:
     from posttrain.models.inference import generation_stops, weights_digest
     from posttrain.sampling.vllm_engine import open_vllm
 
-    template, encoder, _ = _rendering(backend, checkpoint)
+    template, encoder, _ = rendering_of(backend, checkpoint)
     identity = {
         "backend": "vllm",
         "weights": weights_digest(checkpoint),
@@ -115,7 +115,7 @@ def _open_completions(
     from posttrain.sampling.completions_engine import CompletionsEngine
 
     tokenizer = _needed(backend.kind, backend.tokenizer or checkpoint)
-    template, encoder, _ = _rendering(backend, tokenizer)
+    template, encoder, _ = rendering_of(backend, tokenizer)
     engine = CompletionsEngine(
         client,
         model=backend.model,
@@ -155,8 +155,12 @@ def _client(backend: Server) -> Client:
     return Client(backend.url, settings)
 
 
-def _rendering(backend: Rendering, path: str) -> tuple[ChatTemplate, Encoder, int]:
-    """Template and tokenizer, and how many ids it uses."""
+def rendering_of(backend: Rendering, path: str) -> tuple[ChatTemplate, Encoder, int]:
+    """Template and tokenizer, and how many ids it uses.
+
+    Raises:
+        ConfigError: a template that reads a clock, or not the one a checkpoint was trained with.
+    """
     tokenizer = load_any_tokenizer(path)
     template = chat_template_of(
         tokenizer, choice=backend.chat_template, variables=dict(backend.template_variables)

@@ -170,7 +170,7 @@ def _nearest(key: str, fields: list[str]) -> str:
 
 
 def _check_combinations(args: Any) -> None:
-    if args.activation_offloading and not torch.cuda.is_available():
+    if getattr(args, "activation_offloading", False) and not torch.cuda.is_available():
         raise ConfigError("trainer.activation_offloading needs an accelerator")
     # transformers has parsed it by now
     accelerator = args.accelerator_config

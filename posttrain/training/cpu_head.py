@@ -32,8 +32,12 @@ _SCALED = (
 )
 
 
-def use_cpu_head(model: PreTrainedModel) -> bool:
-    """Put the head on a model that TRL has patched; False where TRL's own must stay."""
+def use_cpu_head(model: PreTrainedModel, *, temperature: float = 1.0) -> bool:
+    """Put the head on a model that TRL has patched; False where TRL's own must stay.
+
+    Args:
+        temperature: the logits are divided by it, as TRL's head was told to.
+    """
     config = model.config.get_text_config()
     if any(getattr(config, name, None) is not None for name in _SCALED):
         return False
@@ -51,29 +55,35 @@ def use_cpu_head(model: PreTrainedModel) -> bool:
             return earlier(*args, fused_lm_head=fused_lm_head, labels=labels, **kwargs)
         kwargs["use_cache"] = False
         hidden = self.base_model(*args, **kwargs).last_hidden_state[:, :-1]
-        return score_trained(hidden, labels[:, 1:], self.get_output_embeddings())
+        head = self.get_output_embeddings()
+        return score_trained(hidden, labels[:, 1:], head, temperature=temperature)
 
     model.forward = types.MethodType(forward, model)
     return True
 
 
-def score_trained(hidden: torch.Tensor, targets: torch.Tensor, lm_head: Any) -> FusedCausalLMOutput:
+def score_trained(
+    hidden: torch.Tensor, targets: torch.Tensor, lm_head: Any, *, temperature: float = 1.0
+) -> FusedCausalLMOutput:
     """Scores of the targets that are trained; zero elsewhere.
 
     Args:
         hidden: [rows, columns, width], the state that predicts each target.
         targets: int64 [rows, columns], -100 where nothing is trained.
         lm_head: the output projection.
+        temperature: the logits are divided by it.
     """
     mask = targets != IGNORED
     kept, wanted = hidden[mask], targets[mask]
     # from the configured size: a sharded weight may be empty here
     size = max(1, CHUNK_LOGITS // lm_head.out_features)
     if len(wanted) <= size:
-        chosen, entropy, top = _score(kept, wanted, lm_head)
+        chosen, entropy, top = _score(kept, wanted, lm_head, temperature)
     else:
         parts = [
-            checkpoint(_score, *chunk, lm_head, use_reentrant=False, preserve_rng_state=False)
+            checkpoint(
+                _score, *chunk, lm_head, temperature, use_reentrant=False, preserve_rng_state=False
+            )
             for chunk in zip(kept.split(size), wanted.split(size), strict=True)
         ]
         chosen, entropy, top = (torch.cat(column) for column in zip(*parts, strict=True))
@@ -91,10 +101,11 @@ def score_trained(hidden: torch.Tensor, targets: torch.Tensor, lm_head: Any) -> 
 
 
 def _score(
-    hidden: torch.Tensor, wanted: torch.Tensor, lm_head: Any
+    hidden: torch.Tensor, wanted: torch.Tensor, lm_head: Any, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Log-probability of each wanted id, entropy, and whether it is the likeliest: each [n]."""
-    scores = lm_head(hidden).float().log_softmax(-1)
+    logits = lm_head(hidden).float()
+    scores = (logits if temperature == 1 else logits / temperature).log_softmax(-1)
     chosen = scores.gather(-1, wanted[:, None]).squeeze(-1)
     with torch.no_grad():
         entropy = -(scores.exp() * scores).sum(-1)

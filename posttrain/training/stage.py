@@ -13,6 +13,7 @@ from typing import Any
 from posttrain.artifacts import Manifest, read_artifact
 from posttrain.config.dpo import DpoConfig
 from posttrain.config.sft import ModelConfig, SftConfig
+from posttrain.training.grpo_timing import TIMING
 from posttrain.training.log_rows import SPEED
 
 KIND = "checkpoint"
@@ -41,7 +42,7 @@ def stage_config(recipe: SftConfig | DpoConfig, data: Manifest) -> dict[str, Any
 def artifact_files(out: Path) -> list[str]:
     """The files of a finished checkpoint that its manifest lists."""
     # neither speeds, nor caches, nor pages that can be written again are part of the artifact
-    own = {"manifest.json", "stage.json", SPEED, "report.html", "accuracy.json"}
+    own = {"manifest.json", "stage.json", SPEED, TIMING, "report.html", "accuracy.json"}
     return [
         name
         for name in (

@@ -1,0 +1,178 @@
+"""What every recipe of group-relative training has: `rlhf` and `genrm` add where prompts come from.
+
+    model: {path: out/tiny/dpo}
+    prompts_per_step: 128            # × generations = the rollouts of a step
+    generations: 16
+    sampling: {temperature: 1.0, max_tokens: 16384}
+    loss: {clip_low: 0.2, clip_high: 0.28, kl: 0.0}
+    moe: {freeze_router: true, bias_update_rate: 1.0e-3}
+    guard: {truncated: {warn: 0.3, stop: 0.9}}
+    trainer: {learning_rate: 3.0e-6, max_steps: 100, per_device_train_batch_size: 8}
+
+`trainer:` passes through to the installed TRL `GRPOConfig` and is checked there field by field
+(`posttrain.training.grpo_arguments`); the fields that this project decides are refused by name
+(`posttrain.config.grpo_owned`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from posttrain.config.base import Strict
+from posttrain.config.grpo_owned import OWNED_TRAINER_FIELDS
+from posttrain.config.sft import AdapterConfig, LaunchConfig, ModelConfig
+
+Overlong = Literal["mask", "train"]
+
+
+class SamplingConfig(Strict):
+    """How the policy's rollouts are made, in this process, from its whole distribution.
+
+    Args:
+        max_tokens: of one step of a completion, reasoning included.
+        max_turns: steps of a completion whose prompt declares tools.
+        batch_size: rollouts decoded together on one process.
+    """
+
+    temperature: float = Field(default=1.0, gt=0)
+    max_tokens: int = Field(default=1024, ge=1)
+    max_turns: int = Field(default=8, ge=1)
+    batch_size: int = Field(default=256, ge=1)
+
+
+class ImportanceConfig(Strict):
+    """Masked importance sampling between what sampled a token and what trains it.
+
+    The values are the reference code's; those of Nano are not published.
+
+    Args:
+        token_low, token_high: a token whose ratio trainer / sampler is outside counts as zero in
+            the loss; inside, its loss is multiplied by the ratio.
+        sequence_limit: a completion whose mean of exp |difference| is above it is left out.
+    """
+
+    token_low: float = Field(default=0.5, ge=0, lt=1)
+    token_high: float = Field(default=5.0, gt=1)
+    sequence_limit: float = Field(default=2.0, gt=1)
+
+
+class GrpoLossConfig(Strict):
+    """Token-level clipped policy loss over the global batch.
+
+    Args:
+        clip_low, clip_high: the ratio to the policy that sampled is clipped to 1 − low … 1 + high.
+            It moves away from 1 only with several updates a batch.
+        updates: optimiser steps on each batch of rollouts; 1 is exactly on-policy, as in the paper.
+        kl: weight of KL(policy ‖ initial policy), estimator k3, token by token. Above 0 a second
+            copy of the model is kept (none with an adapter).
+        overlong: `mask` keeps truncated completions in their group's baseline and out of the loss;
+            `train` trains on them.
+        importance: null multiplies nothing and masks nothing.
+    """
+
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    clip_high: float = Field(default=0.28, gt=0)
+    updates: int = Field(default=1, ge=1)
+    kl: float = Field(default=0.0, ge=0)
+    overlong: Overlong = "mask"
+    importance: ImportanceConfig | None = ImportanceConfig()
+
+
+class MoeConfig(Strict):
+    """What happens to expert routers; without effect on a model that has none.
+
+    Args:
+        freeze_router: their weights are not trained.
+        bias_update_rate: after every step the score-correction bias of an expert that got more
+            tokens than the mean falls by this, of one that got fewer it rises; 0 leaves it.
+    """
+
+    freeze_router: bool = True
+    bias_update_rate: float = Field(default=1e-3, ge=0)
+
+
+class Limit(Strict):
+    """At `warn` a line is printed, at `stop` the run ends; null: never."""
+
+    warn: float | None = Field(default=None, ge=0)
+    stop: float | None = Field(default=None, ge=0)
+
+
+class GuardConfig(Strict):
+    """Signs that a run goes wrong, each as a mean over the last `window` batches of rollouts.
+
+    The limits are ours. They can be changed when a stopped run is started again.
+
+    Args:
+        zero_variance: share of the groups whose rewards are all equal: nothing to learn from.
+        truncated: share of the completions that ran to a limit.
+        unscored: share of the completions without a reward.
+        masked: share of the completions in the loss that importance sampling leaves out.
+        entropy: lower limits, as a share of the mean of the first `window` batches.
+        length: of a completion, as a multiple of the mean of the first `window` batches.
+    """
+
+    window: int = Field(default=4, ge=1)
+    zero_variance: Limit = Limit(warn=0.7, stop=1.0)
+    truncated: Limit = Limit(warn=0.3, stop=0.9)
+    unscored: Limit = Limit(warn=0.1, stop=0.5)
+    masked: Limit = Limit(warn=0.05, stop=0.5)
+    entropy: Limit = Limit(warn=0.3, stop=0.05)
+    length: Limit = Limit(warn=2.0, stop=5.0)
+
+
+class GroupTraining(Strict):
+    """One run of group-relative policy optimisation.
+
+    Args:
+        prompts_per_step: groups in a batch of rollouts, over all processes.
+        generations: rollouts of a prompt.
+        max_epochs: how often a prompt may be drawn.
+        chat_template, template_variables: as for a backend that samples; `own` is the one that the
+            policy was trained with.
+    """
+
+    out: str
+    model: ModelConfig
+    adapter: AdapterConfig | None = None
+    chat_template: str = "own"
+    template_variables: dict[str, str] = Field(default_factory=dict)
+    prompts_per_step: int = Field(default=128, ge=1)
+    generations: int = Field(default=16, ge=2)
+    max_epochs: int = Field(default=1, ge=1)
+    sampling: SamplingConfig = SamplingConfig()
+    loss: GrpoLossConfig = GrpoLossConfig()
+    moe: MoeConfig = MoeConfig()
+    guard: GuardConfig = GuardConfig()
+    end_token: str | None = None
+    pad_token: str | None = None
+    launch: LaunchConfig = LaunchConfig()
+    seed: int = Field(default=0, ge=0)
+    trainer: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("trainer")
+    @classmethod
+    def _not_ours(cls, trainer: dict[str, Any]) -> dict[str, Any]:
+        for key in trainer:
+            if key in OWNED_TRAINER_FIELDS:
+                raise ValueError(f"{key} is not yours to set: {OWNED_TRAINER_FIELDS[key]}")
+        return trainer
+
+    @model_validator(mode="after")
+    def _possible(self) -> GroupTraining:
+        if self.model.path is None:
+            raise ValueError("training starts from a policy: set model.path, not model.config")
+        if self.adapter is not None and self.adapter.dropout:
+            raise ValueError(
+                "adapter.dropout must be 0: a rollout is scored by the model that sampled it"
+            )
+        if self.launch.sharding in ("zero3", "fsdp2"):
+            raise ValueError(
+                f"launch.sharding {self.launch.sharding}: rollouts are made in this process and "
+                "need whole weights on each device; use none or zero2"
+            )
+        if self.launch.sharding == "zero2" and self.launch.world_size == 1:
+            raise ValueError("launch.sharding zero2 needs more than one process")
+        return self

@@ -1,0 +1,94 @@
+"""The loss of a micro-batch, token by token, and what keeps it from trusting stale samples.
+
+    ratio = exp(current − previous)
+    loss  = max(−A · ratio, −A · clip(ratio, 1 − low, 1 + high)) · w  +  kl · k3
+    w     = exp(previous − sampled), 0 outside the limits, 0 in a completion that strays too far
+
+`previous` is the trainer's own log-probability under the policy that sampled, `sampled` the
+sampler's. The sum over tokens is divided by the tokens of the *global* batch (paper, section 3.2;
+DAPO, arXiv 2503.14476).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from posttrain.config.grpo import GrpoLossConfig, ImportanceConfig
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Importance:
+    """Ratios between trainer and sampler, `[rows, columns]` unless said otherwise.
+
+    Attributes:
+        ratio: exp(previous − sampled); 0 where it is not finite, 1 outside the mask.
+        weight: what the loss is multiplied by.
+        strayed: `[rows]`, mean over a row's tokens of exp |previous − sampled|; 1 without tokens.
+        kept: `[rows]`, False for a row that is left out.
+    """
+
+    ratio: Tensor
+    weight: Tensor
+    strayed: Tensor
+    kept: Tensor
+
+
+def importance(
+    previous: Tensor, sampled: Tensor, mask: Tensor, config: ImportanceConfig | None
+) -> Importance:
+    """Masked importance sampling: per token and per completion."""
+    difference = torch.where(mask, previous - sampled, 0.0)
+    ratio = torch.nan_to_num(difference.exp(), nan=0.0, posinf=0.0)
+    count = mask.sum(-1).clamp(min=1)
+    apart = torch.nan_to_num(difference.abs().exp(), nan=torch.inf)
+    strayed = torch.where(mask, apart, 0.0).sum(-1) / count
+    strayed = torch.where(mask.any(-1), strayed, 1.0)
+    if config is None:
+        return Importance(ratio, torch.ones_like(ratio), strayed, torch.ones_like(count).bool())
+    inside = (ratio >= config.token_low) & (ratio <= config.token_high)
+    kept = strayed <= config.sequence_limit
+    weight = torch.where(inside & kept[:, None], ratio, 0.0)
+    return Importance(ratio, weight, strayed, kept)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLoss:
+    """`[rows, columns]`: the loss of each token, whether clipping decided it, k3 (None: no KL)."""
+
+    loss: Tensor
+    clipped: Tensor
+    kl: Tensor | None
+
+
+def token_loss(
+    current: Tensor,
+    previous: Tensor,
+    advantages: Tensor,
+    weight: Tensor,
+    config: GrpoLossConfig,
+    reference: Tensor | None,
+) -> TokenLoss:
+    """The loss of every token; what lies outside the mask is meaningless.
+
+    Args:
+        current: log-probabilities with graph.
+        previous: under the policy that sampled.
+        advantages: `[rows]`.
+        weight: of `importance`.
+        reference: under the initial policy; None: no KL term.
+    """
+    ratio = (current - previous).exp()
+    bounded = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
+    scale = advantages[:, None]
+    free, held = -scale * ratio, -scale * bounded
+    loss = torch.maximum(free, held) * weight
+    if reference is None:
+        return TokenLoss(loss, held > free, None)
+    apart = reference - current
+    # times the ratio: its gradient is then that of the KL itself (DeepSeek-V3.2, section 3.1)
+    kl = (apart.exp() - apart - 1) * ratio
+    return TokenLoss(loss + config.kl * kl, held > free, kl)

@@ -1,0 +1,382 @@
+"""TRL's `GRPOTrainer` with rollouts, rewards, advantages and loss of whole batches.
+
+TRL prepares model, reference, adapter, optimiser and loop. It deals single completions to processes
+and rewards them there; here one batch is `prompts_per_step` whole groups, made and rewarded before
+its first micro-batch (`get_batch_samples`), and the loss is a sum over the tokens of the global
+batch (`compute_loss`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from peft import PeftModel
+from torch.utils.data import DataLoader
+from transformers import PrinterCallback, ProgressCallback
+from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.utils import use_adapter
+
+from posttrain.config.grpo import GroupTraining
+from posttrain.errors import TrainingError
+from posttrain.group_rewards import Group, GroupReward, GroupRewards
+from posttrain.rollouts import Prompt
+from posttrain.sampling.engine import Engine
+from posttrain.sampling.loop import OpenEnvironment
+from posttrain.sampling.protocol import Parameters, Sampler, seed_of
+from posttrain.sampling.rollout import Limits
+from posttrain.training.cpu_head import use_cpu_head
+from posttrain.training.dpo_trainer import silence_attention_dropout
+from posttrain.training.expert_bias import ExpertBias
+from posttrain.training.grpo_batch import (
+    Batch,
+    ScoredGroup,
+    collate,
+    micro_batches,
+    row_of,
+    trained_rows,
+    with_advantages,
+)
+from posttrain.training.grpo_files import group_row, join_parts, rollout_file, write_part
+from posttrain.training.grpo_guard import HealthGuard
+from posttrain.training.grpo_lines import StepLines
+from posttrain.training.grpo_loss import Importance, importance, token_loss
+from posttrain.training.grpo_metrics import TokenSums, batch_metrics, group_facts
+from posttrain.training.grpo_order import drawn, share
+from posttrain.training.grpo_rollout import Drawn, LiveEngine, make_groups
+from posttrain.training.grpo_timing import StepClock
+from posttrain.training.packed_data import IGNORED
+from posttrain.training.resumable import Resumable
+
+MakeSampler = Callable[[Engine], Sampler]
+
+
+@dataclass(frozen=True, slots=True)
+class Rollouts:
+    """What the trainer needs to make and reward a batch of rollouts.
+
+    Attributes:
+        make_sampler: renders and parses around the live policy.
+        open_environment: runs the calls of a prompt that declares tools.
+        runner: in whose event loop rewards are asked for, batch after batch.
+    """
+
+    prompts: Sequence[Prompt]
+    reward: GroupReward
+    make_sampler: MakeSampler
+    open_environment: OpenEnvironment
+    runner: asyncio.Runner
+
+
+@dataclass(slots=True)
+class _Made:
+    """A batch of rollouts while it is trained on. `stats` are the ratios of rollouts seen so far,
+    `tokens` those in the loss of each update, over all processes."""
+
+    scored: list[ScoredGroup]
+    metrics: dict[str, float]
+    tokens: list[int]
+    batches: list[list[Batch]]
+    stats: dict[tuple[int, int], dict[str, Any]]
+
+
+class GroupTrainer(Resumable, GRPOTrainer):
+    """One batch = `prompts_per_step` × `generations` rollouts, whatever the layout of processes.
+
+    Args:
+        recipe: what is trained and how.
+        rollouts: prompts and reward.
+    """
+
+    # transformers declares these as optional or as wide unions; here they are always set
+    model: Any
+    accelerator: Any
+    args: Any
+
+    def __init__(
+        self, *args: Any, recipe: GroupTraining, rollouts: Rollouts, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, reward_funcs=[_never], **kwargs)
+        for printing in (PrinterCallback, ProgressCallback):
+            self.remove_callback(printing)
+        self.clock = StepClock(Path(recipe.out))
+        self.add_callback(StepLines(self.clock))
+        silence_attention_dropout(self.model)
+        adapted = isinstance(self.model, PeftModel)
+        plain = self.model.get_base_model() if adapted else self.model
+        whole = self.accelerator.distributed_type in ("NO", "MULTI_CPU")
+        if whole and self.args.device.type == "cpu":
+            for model in (plain, self.ref_model):
+                if model is not None:
+                    inner = self.accelerator.unwrap_model(model)
+                    use_cpu_head(inner, temperature=recipe.sampling.temperature)
+        self.recipe = recipe
+        self.rollouts = rollouts
+        self.guard = HealthGuard(recipe.guard)
+        self.expert_bias = ExpertBias(plain, rate=recipe.moe.bias_update_rate)
+        self._sampler = rollouts.make_sampler(
+            LiveEngine(
+                plain,
+                batch_size=recipe.sampling.batch_size,
+                autocast=self.compute_loss_context_manager,
+            )
+        )
+        self._sums = TokenSums(kl=bool(recipe.loss.kl))
+        self._made: _Made | None = None
+        self._violation: dict[str, float] = {}
+
+    # ---- the loop's shape: TRL's data loader is not asked for anything ----
+
+    def get_train_dataloader(self) -> DataLoader[int]:
+        """As many items as there are micro-batches, so that the loop has its length."""
+        count = self.args.max_steps * self.args.gradient_accumulation_steps
+        return DataLoader(range(count), batch_size=1)  # pyright: ignore[reportArgumentType]  # a range has items and a length
+
+    def _prepare_inputs(self, generation_batch: dict[str, Any]) -> dict[str, Any]:
+        # TRL would generate here; the batches are made, and only placed on the device
+        return super(GRPOTrainer, self)._prepare_inputs(generation_batch)
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Any]:
+        """The micro-batches of the next update; makes a batch of rollouts when it is due."""
+        batch, update = divmod(self.state.global_step, self.recipe.loss.updates)
+        if update == 0:
+            self._made = self._make(batch)
+        assert self._made is not None, "checkpoints are written between batches of rollouts"
+        found = self._made.batches[update]
+        assert len(found) == num_batches
+        return found, None
+
+    # ---- a batch of rollouts ----
+
+    def _make(self, batch: int) -> _Made:
+        recipe, loss = self.recipe, self.recipe.loss
+        self.clock.start(batch * loss.updates + 1)
+        mine = self._drawn(batch)
+        with self.clock.part("rollout"):
+            groups = [self._roll_out(batch, part) for part in mine]
+        with self.clock.part("reward"):
+            flat = [group for part in groups for group in part]
+            given = self.rollouts.runner.run(self._reward(flat, batch))
+        positions = [one.position for part in mine for one in part]
+        scored = with_advantages(positions, flat, given)
+        facts = [group_facts(one, overlong=loss.overlong) for one in scored]
+        everywhere = sorted(gather_object(facts), key=lambda one: one["position"])
+        updates = len(mine)
+        per_update = recipe.prompts_per_step // updates
+        tokens = [
+            sum(sum(one["trained"]) for one in everywhere[k * per_update : (k + 1) * per_update])
+            for k in range(updates)
+        ]
+        self.tokens_seen += sum(sum(one["tokens"]) for one in everywhere)
+        self.trained_seen += sum(tokens)
+        size = len(scored) // updates
+        parts = [scored[k * size : (k + 1) * size] for k in range(updates)]
+        made = _Made(scored, batch_metrics(everywhere), tokens, [], {})
+        made.batches = [self._batches(part) for part in parts]
+        return made
+
+    def _drawn(self, batch: int) -> list[list[Drawn]]:
+        """This process's prompts, a list an update."""
+        recipe, prompts = self.recipe, self.rollouts.prompts
+        per_batch = recipe.prompts_per_step
+        rows = drawn(count=len(prompts), per_batch=per_batch, batch=batch, seed=recipe.seed)
+        shares = share(
+            per_batch=per_batch,
+            updates=recipe.loss.updates,
+            processes=self.accelerator.num_processes,
+            process=self.accelerator.process_index,
+        )
+        return [[Drawn(at, prompts[rows[at]]) for at in part] for part in shares]
+
+    def _roll_out(self, batch: int, part: Sequence[Drawn]) -> list[Group]:
+        sampling = self.recipe.sampling
+        parameters = Parameters(sampling.temperature, max_tokens=sampling.max_tokens, logps=True)
+        making = make_groups(
+            part,
+            self._sampler,
+            generations=self.recipe.generations,
+            seed=self.recipe.seed,
+            batch=batch,
+            limits=Limits(parameters, max_turns=sampling.max_turns),
+            open_environment=self.rollouts.open_environment,
+        )
+        return self.rollouts.runner.run(making)
+
+    async def _reward(self, groups: Sequence[Group], batch: int) -> list[GroupRewards]:
+        return await self.rollouts.reward.reward(
+            groups, seed=seed_of(self.recipe.seed, "reward", batch)
+        )
+
+    def _batches(self, scored: Sequence[ScoredGroup]) -> list[Batch]:
+        """Micro-batches of one update, with the policy's own view where updates will change it."""
+        pad = self.processing_class.pad_token_id
+        rows = trained_rows(scored, overlong=self.recipe.loss.overlong)
+        parts = micro_batches(
+            rows, spare=_shortest(scored), count=self.args.gradient_accumulation_steps
+        )
+        batches = [collate(part, pad_id=pad) for part in parts]
+        if self.recipe.loss.updates > 1:
+            with torch.no_grad(), self.compute_loss_context_manager():
+                for batch in batches:
+                    placed = self._prepare_inputs(batch)
+                    batch["previous"] = self._score(self.model, placed)[0].cpu()
+        return batches
+
+    # ---- loss ----
+
+    def _score(
+        self, model: Any, inputs: dict[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Log-probability, entropy and whether it was sampled, of each token behind the first."""
+        labels = inputs["labels"]
+        given = {key: inputs[key] for key in ("input_ids", "attention_mask")}
+        out = model(**given, labels=labels, use_cache=False, fused_lm_head=True)
+        columns = labels.size(1) - 1
+        # prompt-learning adapters put virtual tokens in front
+        return out.log_probs[:, -columns:], out.entropy[:, -columns:], labels[:, 1:] != IGNORED
+
+    def _score_reference(self, inputs: dict[str, Any]) -> torch.Tensor | None:
+        if not self.recipe.loss.kl:
+            return None
+        with torch.no_grad():
+            if self.ref_model is not None:
+                return self._reference_logps(self.ref_model, inputs)
+            with use_adapter(self.accelerator.unwrap_model(self.model), adapter_name=None):
+                return self._reference_logps(self.model, inputs)
+
+    def _reference_logps(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        labels = inputs["labels"]
+        given = {key: inputs[key] for key in ("input_ids", "attention_mask")}
+        out = model(**given, labels=labels, use_cache=False, fused_lm_head=True)
+        return out.log_probs[:, -(labels.size(1) - 1) :]
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> torch.Tensor:
+        """The micro-batch's part of the update's loss; see `grpo_loss`."""
+        assert not return_outputs
+        assert self._made is not None
+        config = self.recipe.loss
+        with self.expert_bias.counting(inputs["attention_mask"]):
+            current, entropy, mask = self._score(model, inputs)
+        previous = inputs.get("previous", current.detach())
+        sampled = inputs["sampled"][:, 1:]
+        weights = importance(previous, sampled, mask, config.importance)
+        terms = token_loss(
+            current,
+            previous,
+            inputs["advantages"],
+            weights.weight,
+            config,
+            self._score_reference(inputs),
+        )
+        self._note(inputs["places"], mask, weights)
+        self._sums.add(mask, entropy, weights, terms)
+        counted = mask & weights.kept[:, None]
+        # DDP averages gradients over processes, the sum is over the global batch
+        tokens = self._made.tokens[self.state.global_step % config.updates]
+        scale = self.accelerator.num_processes / max(tokens, 1)
+        loss = torch.where(counted, terms.loss, 0.0).sum() * scale
+        if not torch.isfinite(loss):
+            raise TrainingError(
+                f"step {self.state.global_step + 1}: the loss is not finite; lower the learning "
+                "rate, or train in float32"
+            )
+        return loss
+
+    def _note(self, places: list[Any], mask: torch.Tensor, weights: Importance) -> None:
+        """Keep each rollout's ratios, to be written beside it."""
+        assert self._made is not None
+        for place, row in zip(places, ratio_rows(mask, weights), strict=True):
+            if row is not None:
+                self._made.stats[place] = row
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As the parent; the last micro-batch of a batch of rollouts puts it on disk."""
+        with self.clock.part("train"):
+            loss = super().training_step(*args, **kwargs)
+        if self.accelerator.sync_gradients:
+            self._violation = self.expert_bias.move(self.accelerator)
+            if (self.state.global_step + 1) % self.recipe.loss.updates == 0:
+                self._write()
+        return loss
+
+    def _write(self) -> None:
+        assert self._made is not None
+        step = self.state.global_step + 2 - self.recipe.loss.updates
+        file = rollout_file(Path(self.recipe.out), step)
+        rows = [group_row(one, step=step, stats=self._made.stats) for one in self._made.scored]
+        write_part(file, rows, process=self.accelerator.process_index)
+        self.accelerator.wait_for_everyone()
+        if self.is_world_process_zero():
+            join_parts(file, processes=self.accelerator.num_processes)
+        self.accelerator.wait_for_everyone()
+
+    # ---- log ----
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """As the parent, with the figures of the batch; then the guard looks at them."""
+        # the parent's own would be seconds, and means of micro-batch means
+        self._metrics["train"].clear()
+        step, updates = self.state.global_step, self.recipe.loss.updates
+        whole = "loss" in logs and step % updates == 0
+        if "loss" in logs:
+            assert self._made is not None
+            logs |= self._sums.drain(self.accelerator) | self._violation
+            logs |= {"tokens": self.tokens_seen, "trained": self.trained_seen}
+            logs |= self._made.metrics if whole else {}
+        epoch = self.state.epoch
+        drawn_so_far = -(-step // updates) * self.recipe.prompts_per_step
+        self.state.epoch = drawn_so_far / len(self.rollouts.prompts)
+        super().log(logs, start_time)
+        self.state.epoch = epoch
+        if whole:
+            self.clock.write(main=self.is_world_process_zero())
+            rows = [row for row in self.state.log_history if "rollouts" in row]
+            for warning in self.guard.look(rows):
+                if self.is_world_process_zero():
+                    print(f"warning      {warning}", flush=True)
+
+
+def _never(*_args: Any, **_kwargs: Any) -> list[float]:
+    raise AssertionError("groups are rewarded, not single completions")
+
+
+def _shortest(scored: Sequence[ScoredGroup]) -> Any:
+    """A row for a micro-batch that has none; its mask will be empty."""
+    rows = [
+        row_of(one, index, 0.0)
+        for one in scored
+        for index, completion in enumerate(one.group.completions)
+        if completion.finish != "failed"
+    ]
+    return min(rows, key=lambda row: (len(row.ids), row.place))
+
+
+def ratio_rows(mask: torch.Tensor, weights: Importance) -> list[dict[str, Any] | None]:
+    """Facts of each row's ratios; None for a row without tokens."""
+    count = mask.sum(-1)
+    total = torch.where(mask, weights.ratio, 0.0).sum(-1)
+    low = torch.where(mask, weights.ratio, torch.inf).amin(-1)
+    high = torch.where(mask, weights.ratio, -torch.inf).amax(-1)
+    masked = (mask & (weights.weight == 0)).sum(-1)
+    columns = torch.stack([count, total / count.clamp(min=1), low, high, masked, weights.strayed])
+    kept = weights.kept.tolist()
+    return [
+        {"mean": mean, "low": lowest, "high": highest, "masked": int(zeros), "strayed": strayed}
+        | {"kept": kept[k]}
+        if tokens
+        else None
+        for k, (tokens, mean, lowest, highest, zeros, strayed) in enumerate(columns.T.tolist())
+    ]
