@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from posttrain.config.grpo import Overlong
+from posttrain.errors import TrainingError
 from posttrain.group_rewards import Group, GroupRewards
 from posttrain.rollouts import Completion
 from posttrain.training.grpo_advantages import leave_one_out_advantages
@@ -122,16 +123,38 @@ def row_of(scored: ScoredGroup, index: int, advantage: float) -> Row:
     )
 
 
-def micro_batches(rows: Sequence[Row], *, spare: Row, count: int) -> list[list[Row]]:
+def micro_batches(
+    rows: Sequence[Row], scored: Sequence[ScoredGroup], *, count: int
+) -> list[list[Row]]:
     """Exactly `count` micro-batches of neighbouring rows, as equal as can be.
 
-    Every process must run as many as the others; one without rows runs `spare` with an empty mask.
+    Every process must run as many as the others: one without a row in the loss runs the shortest of
+    its rollouts with an empty mask.
+
+    Args:
+        scored: the groups that the rows are of.
     """
-    sizes = [len(part) for part in np.array_split(np.arange(len(rows)), count)]
-    ends = np.cumsum(sizes)
-    parts = [list(rows[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
-    silent = replace(spare, sampled=(False,) * len(spare.sampled))
+    each, more = divmod(len(rows), count)
+    ends = [(k + 1) * each + min(k + 1, more) for k in range(count)]
+    parts = [list(rows[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+    if each:
+        return parts
+    shortest = _shortest(scored)
+    silent = replace(shortest, sampled=(False,) * len(shortest.sampled))
     return [part or [silent] for part in parts]
+
+
+def _shortest(scored: Sequence[ScoredGroup]) -> Row:
+    made = [
+        row_of(one, index, 0.0)
+        for one in scored
+        for index, completion in enumerate(one.group.completions)
+        if completion.finish != "failed"
+    ]
+    if not made:
+        error = scored[0].group.completions[0].error
+        raise TrainingError(f"no rollout of {len(scored)} prompts could be made: {error}")
+    return min(made, key=lambda row: (len(row.ids), row.place))
 
 
 def collate(rows: Sequence[Row], *, pad_id: int) -> Batch:

@@ -38,7 +38,6 @@ from posttrain.training.grpo_batch import (
     ScoredGroup,
     collate,
     micro_batches,
-    row_of,
     trained_rows,
     with_advantages,
 )
@@ -218,9 +217,7 @@ class GroupTrainer(Resumable, GRPOTrainer):
         """Micro-batches of one update, with the policy's own view where updates will change it."""
         pad = self.processing_class.pad_token_id
         rows = trained_rows(scored, overlong=self.recipe.loss.overlong)
-        parts = micro_batches(
-            rows, spare=_shortest(scored), count=self.args.gradient_accumulation_steps
-        )
+        parts = micro_batches(rows, scored, count=self.args.gradient_accumulation_steps)
         batches = [collate(part, pad_id=pad) for part in parts]
         if self.recipe.loss.updates > 1:
             with torch.no_grad(), self.compute_loss_context_manager():
@@ -351,17 +348,6 @@ class GroupTrainer(Resumable, GRPOTrainer):
 
 def _never(*_args: Any, **_kwargs: Any) -> list[float]:
     raise AssertionError("groups are rewarded, not single completions")
-
-
-def _shortest(scored: Sequence[ScoredGroup]) -> Any:
-    """A row for a micro-batch that has none; its mask will be empty."""
-    rows = [
-        row_of(one, index, 0.0)
-        for one in scored
-        for index, completion in enumerate(one.group.completions)
-        if completion.finish != "failed"
-    ]
-    return min(rows, key=lambda row: (len(row.ids), row.place))
 
 
 def ratio_rows(mask: torch.Tensor, weights: Importance) -> list[dict[str, Any] | None]:

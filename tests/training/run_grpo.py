@@ -1,0 +1,122 @@
+"""Test-only launcher: a small run with a scripted reward, which may kill itself as `kill -9` would.
+
+python tests/training/run_grpo.py reward:1 grpo.yaml out=…
+
+rollout:N while batch N is rolled out, reward:N while it is rewarded, train:N behind the first of
+its micro-batches, write:N with only a part of its rollouts on disk, checkpoint:N when that
+checkpoint is half written, finish when trained and before the manifest; never.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import torch
+
+from posttrain.config.grpo import GroupTraining
+from posttrain.config.load import load_recipe
+from posttrain.errors import PosttrainError
+from posttrain.group_rewards import Group, GroupRewards
+from posttrain.training import grpo, grpo_files, grpo_trainer, resumable
+from posttrain.training.grpo_arguments import grpo_arguments
+from posttrain.training.stage import RESUME
+from tests.training.grpo_data import Scripted, make_prompts, words_of
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Mortal(Scripted):
+    """Dies while it rewards batch `at`; notes every prompt that it was asked about."""
+
+    at: int | None = None
+    log: Path | None = None
+
+    async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
+        given = await super().reward(groups, seed=seed)
+        if len(self.asked) - 1 == self.at:
+            die()
+        return given
+
+
+def arm(kind: str, at: int, reward: Mortal) -> None:
+    trainer: Any = grpo_trainer.GroupTrainer
+    if kind == "rollout":
+        roll_out = trainer._roll_out
+
+        def dying(self: Any, batch: int, part: Any) -> Any:
+            made = roll_out(self, batch, part)
+            return die() if batch == at else made
+
+        trainer._roll_out = dying
+    elif kind == "reward":
+        reward.at = at
+    elif kind == "train":
+        loss = trainer.compute_loss
+
+        def dying_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.state.global_step == at and self._made.stats:
+                die()
+            return loss(self, *args, **kwargs)
+
+        trainer.compute_loss = dying_loss
+    elif kind == "write":
+        whole_part = grpo_files.write_part
+
+        def write_part(file: Path, rows: Any, *, process: int) -> None:
+            whole_part(file, rows[: len(rows) // 2], process=process)
+            if rows[0]["step"] == at + 1:
+                die()
+            whole_part(file, rows, process=process)
+
+        grpo_trainer.write_part = write_part
+    elif kind == "checkpoint":
+        whole = resumable.mark_complete
+
+        def mark_complete(checkpoint: Path, progress: Any) -> None:
+            if progress.step == at:
+                file = checkpoint / "optimizer.pt"
+                file.write_bytes(file.read_bytes()[:100])
+                die()
+            whole(checkpoint, progress)
+
+        resumable.mark_complete = mark_complete
+    elif kind == "finish":
+        grpo.grpo_card = lambda *_, **__: die()
+    else:
+        assert kind == "never", kind
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    moment, path, *overrides = sys.argv[1:]
+    kind, _, at = moment.partition(":")
+    reward = Mortal(words_of)
+    arm(kind, int(at or 0), reward)
+    recipe = load_recipe(path, GroupTraining, overrides)
+    prompts = make_prompts(18)
+    out = Path(recipe.out)
+    args = grpo_arguments(recipe, out=out / RESUME)
+    try:
+        with args.main_process_first(local=False):
+            stage = grpo.open_stage(recipe, prompts=prompts, reward=reward)
+        prepared = grpo.prepare(recipe, args, prompts=prompts, reward=reward)
+        grpo.train_grpo(prepared, stage)
+    except PosttrainError as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+    print("asked", json.dumps([list(ids) for ids, _ in reward.asked]))
+
+
+if __name__ == "__main__":
+    main()
