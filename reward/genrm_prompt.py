@@ -69,18 +69,24 @@ def layout_for(wanted: str, template: str | None) -> str:
         template: source of the judge's chat template; None where a server hides it.
 
     Raises:
-        ConfigError: an unknown name, or `auto` with a template that is hidden.
+        ConfigError: an unknown name; `auto` with a template that is hidden; `roles` with one that
+            does not know them.
     """
-    if wanted in LAYOUTS:
-        return wanted
-    if wanted != AUTO:
+    if wanted not in (AUTO, *LAYOUTS):
         raise ConfigError(f"layout {wanted!r} is none of {AUTO}, {', '.join(LAYOUTS)}")
+    knows = template is not None and all(role in template for role in ("response_1", "response_2"))
+    if wanted == "roles" and template is not None and not knows:
+        raise ConfigError(
+            "layout roles: the judge's chat template does not know the roles response_1 and "
+            "response_2 and may leave the answers out; set layout to message"
+        )
+    if wanted != AUTO:
+        return wanted
     if template is None:
         raise ConfigError(
             "layout: a chat endpoint hides its template; say `roles` for a judge that knows "
             "response_1 and response_2 (the released GenRM), `message` for any other"
         )
-    knows = all(role in template for role in ("response_1", "response_2"))
     return "roles" if knows else "message"
 
 

@@ -165,6 +165,9 @@ def test_the_layout_follows_the_template():
     assert layout_for("compact", None) == "compact"
     with pytest.raises(ConfigError, match="hides its template"):
         layout_for("auto", None)
+    assert layout_for("roles", None) == layout_for("roles", knows) == "roles"
+    with pytest.raises(ConfigError, match="does not know the roles"):
+        layout_for("roles", "{% for m in messages %}")
     with pytest.raises(ConfigError, match="'role' is none of auto, roles"):
         layout_for("role", None)
 

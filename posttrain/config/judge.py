@@ -1,0 +1,141 @@
+"""How rollouts are judged: the blocks `judge:`, `pairing:` and `length:` of the RLHF recipe.
+
+    judge:
+      models:
+        - {backend: {kind: chat, url: "http://localhost:8000/v1", model: genrm}, layout: roles}
+      max_failed: 0.2
+    pairing: {strategy: circular}
+    length: {reasoning_coefficient: 0.5, answer_coefficient: 0.5, unit: tokens}
+
+Temperature, top_p and longest verdict are those of NVIDIA's public code (nemotron-3-nano reference,
+`genrm_compare`), as are the three retries; the length coefficients are the paper's (3.3.2). Which
+share of failed judgements stops a run is ours.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from posttrain.config.backend import BackendConfig, Server
+from posttrain.config.base import Strict
+from posttrain.sampling.protocol import Parameters
+
+LayoutName = Literal["auto", "roles", "message", "compact"]
+# how a server is reached decides nothing about its verdicts: a run may go on with other values
+_REACHING = {"url", "concurrency", "timeout", "retries", "api_key_env"}
+
+
+class JudgeParameters(Strict):
+    """How a judgement is sampled.
+
+    Args:
+        max_tokens: of a judgement, its reasoning included; one that runs to it has failed.
+    """
+
+    temperature: float = Field(default=0.6, ge=0)
+    top_p: float = Field(default=0.95, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    max_tokens: int = Field(default=16384, ge=1)
+
+    def parameters(self) -> Parameters:
+        """As samplers take them."""
+        return Parameters(**self.model_dump())
+
+
+class JudgeModel(Strict):
+    """One model that judges.
+
+    Args:
+        checkpoint: the model, a directory or hub id; with a server, the one that it serves (it
+            gives the tokenizer).
+        layout: how it is asked; `auto` is `roles` where its template knows the roles of the
+            released GenRM, else `message`. A chat endpoint hides its template: name the layout.
+        thinking: whether it reasons before its verdict.
+    """
+
+    backend: BackendConfig
+    checkpoint: str | None = None
+    layout: LayoutName = "auto"
+    thinking: bool = True
+
+    @model_validator(mode="after")
+    def _consistent(self) -> JudgeModel:
+        backend = self.backend
+        if self.checkpoint is None and not isinstance(backend, Server):
+            raise ValueError(f"checkpoint is required with backend.kind {backend.kind}")
+        if backend.kind == "completions" and self.checkpoint is None and backend.tokenizer is None:
+            raise ValueError("name backend.tokenizer, or the checkpoint that the server serves")
+        if backend.kind == "chat" and self.layout == "auto":
+            raise ValueError(
+                "a chat endpoint hides its template: set layout to roles for a judge that knows "
+                "response_1 and response_2 (the released GenRM), to message for any other"
+            )
+        return self
+
+
+class JudgeConfig(Strict):
+    """Who judges, and what becomes of judgements that fail.
+
+    Args:
+        models: each gives every match a vote; votes are averaged field by field over those that
+            gave a verdict. The same model twice votes twice, with other seeds.
+        principle: what to judge by, unless a prompt's metadata has its own `principle`; null: the
+            layout's own words.
+        retries: further judgements, with new seeds, of a match whose judgement cannot be read.
+        max_failed: largest share of a step's matches that may be left without any verdict.
+        max_characters: a longer judging prompt is not asked and has failed; null: no limit.
+        chunk: in process, the matches that are judged together and kept together; a killed run
+            judges at most so many again.
+        cache: a folder of judgements that several runs share; null: `judgements/` in `out`.
+    """
+
+    models: tuple[JudgeModel, ...] = Field(min_length=1)
+    principle: str | None = None
+    parameters: JudgeParameters = JudgeParameters()
+    retries: int = Field(default=3, ge=0)
+    max_failed: float = Field(default=0.2, ge=0, lt=1)
+    max_characters: int | None = Field(default=None, ge=1)
+    chunk: int = Field(default=1024, ge=1)
+    cache: str | None = None
+
+    def owner_config(self) -> dict[str, Any]:
+        """What the verdicts depend on: the digest of an output directory is taken of this."""
+        reaching: Any = {"__all__": {"backend": _REACHING}}
+        left_out: Any = {"models": reaching, "max_failed": True, "cache": True}
+        return self.model_dump(mode="json", exclude=left_out)
+
+
+class PairingConfig(Strict):
+    """Who is compared with whom.
+
+    Args:
+        strategy: `circular`, each rollout with its successor, N judgements (the paper's);
+            `both_orders`, those in both orders, 2N; `all_pairs`, N(N − 1)/2.
+    """
+
+    strategy: Literal["circular", "both_orders", "all_pairs"] = "circular"
+
+
+class LengthConfig(Strict):
+    """What length adds to the base reward. The paper's values; 0 turns a part off.
+
+    Args:
+        reasoning_coefficient, answer_coefficient: of the zero-sum adjustment inside a group.
+        reasoning_bonus, answer_bonus: for the shortest, if its base reward is good enough.
+        quality_percentile: of the group's base rewards, from which it is.
+        unit: lengths in tokens, or in characters without surrounding white space (NVIDIA's code).
+        style_coefficient: of the zero-sum adjustment by markup density; not in Nano's paper.
+        absolute_penalty: taken off for each 100 units of reasoning and answer together, whatever
+            the group does. Not in the paper: it is there to be compared with.
+    """
+
+    reasoning_coefficient: float = Field(default=0.5, ge=0)
+    answer_coefficient: float = Field(default=0.5, ge=0)
+    reasoning_bonus: float = Field(default=0.5, ge=0)
+    answer_bonus: float = Field(default=0.5, ge=0)
+    quality_percentile: float = Field(default=80.0, ge=0, le=100)
+    unit: Literal["tokens", "characters"] = "tokens"
+    style_coefficient: float = Field(default=0.0, ge=0)
+    absolute_penalty: float = Field(default=0.0, ge=0)

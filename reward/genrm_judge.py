@@ -1,0 +1,179 @@
+"""A judge over samplers: matches in, judgements out, everything in flight at once.
+
+    judge = GenRmJudge([Seat(sampler, layout="roles")], config, cache=VerdictCache(out / "votes"))
+    await judge.judge([Match(history, "56", "It is 54.")], seed=7)
+    → [Judgement(verdict=Verdict(5, 1, 1), votes=(Vote(…),))]
+
+A server gets every question at once, within its client's bound; a model in this process gets them
+in fixed stretches, so that what a killed run had finished need not be done again and the rest comes
+out the same. The order of the matches, and what else is judged, changes no question: its seeds come
+from its content.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from posttrain.config.judge import JudgeConfig, JudgeModel
+from posttrain.sampling.protocol import Sampler
+from posttrain.sampling.together import gather_or_cancel
+from reward.genrm_prompt import judging_messages, layout_for
+from reward.judgements import Judgement, Ledger, Match, Vote, averaged
+from reward.question import Asker, Question
+from reward.verdict_cache import VerdictCache
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One model that judges, and how it is asked: `layout` is a name of `LAYOUTS`."""
+
+    sampler: Sampler
+    layout: str
+    thinking: bool = True
+
+
+def seat_for(model: JudgeModel, sampler: Sampler, *, template: str | None) -> Seat:
+    """The seat of a recipe's model.
+
+    Args:
+        template: source of its chat template; None where a server hides it.
+
+    Raises:
+        ConfigError: as `layout_for`.
+    """
+    return Seat(sampler, layout_for(model.layout, template), model.thinking)
+
+
+class GenRmJudge:
+    """Judges matches; used from one event loop.
+
+    Args:
+        seats: each gives every match a vote.
+        config: parameters, retries and limits; its models are the caller's to open.
+        cache: where votes are kept; None keeps them only within one call of `judge`.
+    """
+
+    def __init__(
+        self, seats: Sequence[Seat], config: JudgeConfig, *, cache: VerdictCache | None = None
+    ) -> None:
+        assert seats, "nobody judges"
+        self.ledger = Ledger()
+        self._seats, self._config, self._cache = tuple(seats), config, cache
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What decides the judgements."""
+        askers = [self._asker(number) for number in range(len(self._seats))]
+        return {
+            "seats": [asdict(asker) for asker in askers],
+            "principle": self._config.principle,
+        }
+
+    def _asker(self, number: int) -> Asker:
+        seat, config = self._seats[number], self._config
+        parameters = config.parameters.parameters()
+        return Asker(
+            # the layout is in the messages; the same model twice has two opinions
+            identity={"seat": number, "model": dict(seat.sampler.identity)},
+            parameters=parameters,
+            thinking=seat.thinking,
+            # asked the same without chance, a model says the same
+            attempts=1 if parameters.temperature == 0 else config.retries + 1,
+            max_characters=config.max_characters,
+        )
+
+    async def judge(self, matches: Sequence[Match], *, seed: int) -> list[Judgement]:
+        """One judgement a match, in order; matches that are asked alike share their votes.
+
+        Args:
+            matches: every call they take is awaited before this returns.
+            seed: of the step; the same matches under the same seed get the same judgements from a
+                model that answers the same.
+
+        Raises:
+            ConfigError: a model that cannot answer anything (wrong key, wrong address).
+        """
+        started = time.monotonic()
+        columns: dict[int, list[Vote]] = {}
+
+        async def fill(number: int) -> None:
+            columns[number] = await self._votes(number, matches, seed)
+
+        await gather_or_cancel(fill(number) for number in range(len(self._seats)))
+        ordered = [columns[number] for number in range(len(self._seats))]
+        judgements = [averaged(votes) for votes in zip(*ordered, strict=True)]
+        self.ledger.add(judgements, seconds=time.monotonic() - started)
+        return judgements
+
+    async def _votes(self, number: int, matches: Sequence[Match], seed: int) -> list[Vote]:
+        """One seat's vote on each match."""
+        seat = self._seats[number]
+        asked = self._questions(number, matches)
+        distinct = {question.key: question for question in asked}
+        for question in distinct.values():
+            if self._cache is not None and question.vote is None:
+                question.vote = self._cache.get(question.key, seed=seed)
+        if seat.sampler.batched:
+            await self._in_stretches(seat.sampler, list(distinct.values()), seed)
+        else:
+            open_ = [question for question in distinct.values() if question.vote is None]
+            # one task a question: the client bounds how many are under way
+            await gather_or_cancel(self._alone(seat.sampler, q, seed) for q in open_)
+        paid: set[str] = set()
+        votes: list[Vote] = []
+        for question in asked:
+            vote = distinct[question.key].vote
+            assert vote is not None, "a question was left open"
+            votes.append(_shared(vote) if question.key in paid else vote)
+            paid.add(question.key)
+        return votes
+
+    def _questions(self, number: int, matches: Sequence[Match]) -> list[Question]:
+        asker, seat = self._asker(number), self._seats[number]
+        return [
+            Question(
+                judging_messages(
+                    match.history,
+                    match.answer_1,
+                    match.answer_2,
+                    layout=seat.layout,
+                    principle=match.principle or self._config.principle,
+                ),
+                asker,
+            )
+            for match in matches
+        ]
+
+    async def _alone(self, sampler: Sampler, question: Question, seed: int) -> None:
+        while question.vote is None:
+            [generation] = await sampler.sample([question.request(seed)])
+            question.take(generation)
+        self._keep(question, seed)
+
+    async def _in_stretches(
+        self, sampler: Sampler, questions: Sequence[Question], seed: int
+    ) -> None:
+        """Stretches are cut before what is known is left out: a resumed run makes the same ones."""
+        size = self._config.chunk
+        for start in range(0, len(questions), size):
+            missing = [q for q in questions[start : start + size] if q.vote is None]
+            live = missing
+            while live:
+                generations = await sampler.sample([question.request(seed) for question in live])
+                for question, generation in zip(live, generations, strict=True):
+                    question.take(generation)
+                live = [question for question in live if question.vote is None]
+            for question in missing:
+                self._keep(question, seed)
+
+    def _keep(self, question: Question, seed: int) -> None:
+        if self._cache is not None and question.keeps and question.vote is not None:
+            self._cache.add(question.key, question.vote, seed=seed)
+
+
+def _shared(vote: Vote) -> Vote:
+    """The vote as another match has it that was asked in the same words: paid for once."""
+    return replace(vote, calls=0, prompt_tokens=0, completion_tokens=0, cached=True)

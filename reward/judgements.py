@@ -1,0 +1,132 @@
+"""What a judge is asked and what came of it: matches in, judgements out, one at a time.
+
+    Match(history=(Message("user", "7*8?"),), answer_1="56", answer_2="It is 54.")
+    → Judgement(verdict=Verdict(5, 1, 1), votes=(Vote(Verdict(5, 1, 1), text='{"score_1": …'),))
+
+A judgement whose every vote failed has no verdict and says why: nothing is put in its place.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from posttrain.errors import JudgeError
+from posttrain.records import Message
+from reward.genrm import Verdict
+
+_SHOWN = 200  # characters of an answer in a message
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Two final answers to one conversation; `principle` None: the judge's own."""
+
+    history: tuple[Message, ...]
+    answer_1: str
+    answer_2: str
+    principle: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """What one model said of a match.
+
+    Attributes:
+        verdict: None where it failed; `reason` then says how.
+        text: its final answer as it was written, the last one if it was asked again.
+        calls: model calls that this vote took; 0 where it was known already.
+        prompt_tokens, completion_tokens: of those calls.
+        cached: whether it was taken from another match or another time.
+    """
+
+    verdict: Verdict | None
+    reason: str | None = None
+    text: str = ""
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached: bool = False
+
+    @property
+    def retries(self) -> int:
+        """Calls after the first."""
+        return max(0, self.calls - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The mean of the votes that have a verdict; None with a reason where none has."""
+
+    verdict: Verdict | None
+    votes: tuple[Vote, ...]
+
+    @property
+    def reason(self) -> str | None:
+        """Why there is no verdict; None where there is one."""
+        return None if self.verdict is not None else self.votes[0].reason
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What judging has cost so far in this process; `seconds` are of the wall clock."""
+
+    matches: int = 0
+    failed: int = 0
+    calls: int = 0
+    retries: int = 0
+    cached: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    seconds: float = 0.0
+
+    def add(self, judgements: Sequence[Judgement], *, seconds: float) -> None:
+        """Count the judgements of one batch."""
+        votes = [vote for judgement in judgements for vote in judgement.votes]
+        self.matches += len(judgements)
+        self.failed += sum(judgement.verdict is None for judgement in judgements)
+        self.calls += sum(vote.calls for vote in votes)
+        self.retries += sum(vote.retries for vote in votes)
+        self.cached += sum(vote.cached for vote in votes)
+        self.prompt_tokens += sum(vote.prompt_tokens for vote in votes)
+        self.completion_tokens += sum(vote.completion_tokens for vote in votes)
+        self.seconds += seconds
+
+
+def averaged(votes: Sequence[Vote]) -> Judgement:
+    """One judgement of several votes."""
+    given = [vote.verdict for vote in votes if vote.verdict is not None]
+    if not given:
+        return Judgement(None, tuple(votes))
+
+    def mean(values: Sequence[float]) -> float:
+        return sum(values) / len(values)
+
+    verdict = Verdict(
+        mean([v.score_1 for v in given]),
+        mean([v.score_2 for v in given]),
+        mean([v.ranking for v in given]),
+    )
+    return Judgement(verdict, tuple(votes))
+
+
+def refuse_failures(judgements: Sequence[Judgement], *, max_failed: float) -> None:
+    """Stop where too few matches are left to go by.
+
+    Raises:
+        JudgeError: more than `max_failed` of the judgements have no verdict.
+    """
+    failed = [judgement for judgement in judgements if judgement.verdict is None]
+    if len(failed) <= max_failed * len(judgements):
+        return
+    reasons = Counter(judgement.reason or "" for judgement in failed)
+    reason, count = reasons.most_common(1)[0]
+    example = next(j.votes[0].text for j in failed if j.reason == reason)
+    said = f"; it answered, for example: {example[-_SHOWN:]!r}" if example else ""
+    raise JudgeError(
+        f"{len(failed):,} of {len(judgements):,} judgements failed "
+        f"({len(failed) / len(judgements):.1%}), judge.max_failed allows {max_failed:.1%}; "
+        f"most often ({count:,}): {reason}{said}. Verdicts that came are kept: the same command "
+        "asks again for the others once the judge answers"
+    )

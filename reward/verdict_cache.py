@@ -1,0 +1,126 @@
+"""Votes on disk, found again by what was asked: a killed run asks for none of them twice.
+
+    cache = VerdictCache(out / "judgements")
+    cache.get("9c1e…", seed=7)     → Vote(Verdict(4, 2, 2), text="…", cached=True) or None
+    cache.add("9c1e…", vote, seed=7)
+
+A line is one vote. A vote that could not be read counts only under the seed that it was asked with:
+the same step finds it again after a resume, and another step asks anew. Calls that the backend gave
+up are not kept. Every process writes a file of its own, held by the kernel's lock, and reads all.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+from posttrain.json_values import load_json
+from posttrain.records import json_text
+from reward.genrm import Verdict
+from reward.judgements import Vote
+
+_FIELDS = ("score_1", "score_2", "ranking")
+_Place = tuple[int, int, int]  # file descriptor, offset, length
+
+
+class VerdictCache:
+    """Votes by key; a folder, used by any number of processes.
+
+    What other processes add while this one is at work is not seen before it is opened again.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._places: dict[tuple[str, int | None], _Place] = {}
+        self._own, own_path = _own_file(folder)
+        self._others: list[BinaryIO] = []
+        for path in sorted(folder.glob("votes-*.jsonl")):
+            if path != own_path:
+                self._others.append(path.open("rb"))
+                self._read(self._others[-1])
+        # a line that a killed process left half-written is written over
+        self._end = self._read(self._own)
+        self._own.truncate(self._end)
+
+    def __enter__(self) -> VerdictCache:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the files back."""
+        for file in (self._own, *self._others):
+            file.close()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def get(self, key: str, *, seed: int) -> Vote | None:
+        """The vote kept for what `key` stands for, as it is found now: it cost nothing."""
+        # the failure first: it was there before any later success
+        place = self._places.get((key, seed)) or self._places.get((key, None))
+        if place is None:
+            return None
+        file, offset, length = place
+        row: Mapping[str, Any] = load_json(os.pread(file, length, offset))
+        verdict = Verdict(*(row[name] for name in _FIELDS)) if row["reason"] is None else None
+        return Vote(verdict, reason=row["reason"], text=row["text"], cached=True)
+
+    def add(self, key: str, vote: Vote, *, seed: int) -> None:
+        """Keep a vote; when this returns it outlives the process."""
+        under = seed if vote.verdict is None else None
+        if (key, under) in self._places:
+            return
+        scores = {n: None if vote.verdict is None else getattr(vote.verdict, n) for n in _FIELDS}
+        row = {"key": key, "seed": under, **scores, "reason": vote.reason, "text": vote.text}
+        # half of a surrogate pair is no UTF-8: it is written as an escape
+        line = (json_text(row).encode("utf-8", "backslashreplace")) + b"\n"
+        offset = self._end
+        self._own.seek(offset)
+        self._own.write(line)
+        self._own.flush()
+        self._end += len(line)
+        self._places[key, under] = (self._own.fileno(), offset, len(line))
+
+    def _read(self, file: BinaryIO) -> int:
+        """Note what a file holds; returns where its last whole line ends."""
+        end = 0
+        file.seek(0)
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
+            place = (file.fileno(), end, len(line))
+            end += len(line)
+            try:
+                row = load_json(line)
+                self._places.setdefault((row["key"], row["seed"]), place)
+            except (ValueError, KeyError, TypeError):
+                continue  # damaged: asked again
+        return end
+
+
+def _own_file(folder: Path) -> tuple[BinaryIO, Path]:
+    """The first file that no other process holds."""
+    for number in itertools.count():
+        path = folder / f"votes-{number:03}.jsonl"
+        file = path.open("a+b")
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            continue
+        except OSError:
+            pass  # a network file system without locks: there the user takes care
+        return file, path
+    raise AssertionError("there is always a next number")
