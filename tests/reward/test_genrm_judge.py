@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -205,7 +206,7 @@ def test_the_same_model_twice_has_two_opinions():
 
 
 def test_the_identity_is_what_decides_the_verdicts():
-    def identity(**fields: object) -> object:
+    def identity(**fields: Any) -> Mapping[str, Any]:
         return judge_of(fair, **fields).identity
 
     assert identity() == identity(max_failed=0.9, cache="elsewhere", chunk=3)
