@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from posttrain.config.judge import JudgeConfig, JudgeModel
@@ -66,11 +66,17 @@ class GenRmJudge:
     @property
     def identity(self) -> Mapping[str, Any]:
         """What decides the judgements."""
-        askers = [self._asker(number) for number in range(len(self._seats))]
         return {
-            "seats": [asdict(asker) for asker in askers],
+            "models": [
+                {"model": dict(seat.sampler.identity), "layout": seat.layout,
+                 "thinking": seat.thinking}
+                for seat in self._seats
+            ],
+            "parameters": self._config.parameters.model_dump(mode="json"),
             "principle": self._config.principle,
-        }
+            "retries": self._config.retries,
+            "max_characters": self._config.max_characters,
+        }  # fmt: skip
 
     def _asker(self, number: int) -> Asker:
         seat, config = self._seats[number], self._config

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from posttrain.records import Message, json_text, message_to_row
+from posttrain.records import Message, json_text
 from posttrain.rollouts import Step
 from posttrain.sampling.protocol import Generation, Parameters, Request, seed_of
 from reward.genrm import parse_verdict
@@ -35,16 +35,20 @@ class Asker:
     thinking: bool
     attempts: int
     max_characters: int | None = None
+    # of all but the question, taken once
+    _digest: hashlib.blake2b = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        parts = json_text([self.identity, asdict(self.parameters), self.thinking]).encode()
+        object.__setattr__(self, "_digest", hashlib.blake2b(parts, digest_size=16))
 
     def key(self, messages: Sequence[Message]) -> str:
         """32 hex digits of what is asked of whom."""
-        parts = [
-            self.identity,
-            asdict(self.parameters),
-            self.thinking,
-            [message_to_row(message) for message in messages],
-        ]
-        return hashlib.blake2b(json_text(parts).encode(), digest_size=16).hexdigest()
+        digest = self._digest.copy()
+        for message in messages:
+            # judging prompts hold roles and texts alone; the length says where a text ends
+            digest.update(f"\n{message.role} {len(message.content)}\n{message.content}".encode())
+        return digest.hexdigest()
 
 
 class Question:

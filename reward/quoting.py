@@ -29,8 +29,14 @@ _UNSEEN = re.compile(
 
 @functools.cache
 def look_alikes(*delimiters: str) -> re.Pattern[str]:
-    """Matches tokens that frame chat messages, and a layout's own delimiters (regexes)."""
-    return re.compile("|".join((*_FRAMES, *delimiters)), re.IGNORECASE | re.MULTILINE)
+    """Matches tokens that frame chat messages, and a layout's own delimiters.
+
+    Args:
+        delimiters: regexes, each of texts that begin with `<`, `[` or `#`.
+    """
+    # all of them begin with one of these: most places of a text are passed over at once
+    any_of = "|".join((*_FRAMES, *delimiters))
+    return re.compile(rf"(?=[<\[#])(?:{any_of})", re.IGNORECASE | re.MULTILINE)
 
 
 FRAMES = look_alikes()
@@ -42,7 +48,8 @@ def quoted(text: str, frame: re.Pattern[str] = FRAMES) -> str:
     The work is linear in the text if no match of `frame` can be long.
     """
     text = text.replace("\r\n", "\n").replace("\r", "\n")
-    text = _UNSEEN.sub(_written_out, text)
+    if not text.replace("\n", "").isprintable():
+        text = _UNSEEN.sub(_written_out, text)
     # a mark that breaks one look-alike cannot make another: none has a backslash in it
     return frame.sub(lambda match: f"{match[0][0]}\\{match[0][1:]}", text)
 

@@ -289,7 +289,7 @@ def test_neither_the_order_of_groups_nor_other_groups_change_a_reward():
 
 
 def test_the_identity_binds_judge_pairing_and_length():
-    def identity(**length: float) -> Mapping[str, Any]:
+    def identity(**length: Any) -> Mapping[str, Any]:
         return JudgedReward(
             judge_of(fair),
             config=config(),
