@@ -151,7 +151,8 @@ def refuse(pair: Pair) -> None:
         raise RowProblem("empty_response", "the responses", "one of them is empty")
     try:
         said = (*responses, *(m.content for m in pair.history))
-        "".join((*said, pair.principle or "", pair.reasoning or "")).encode()
+        frame = () if pair.frame is None else (pair.frame.around("", ""),)
+        "".join((*said, *frame, pair.principle or "", pair.reasoning or "")).encode()
     except UnicodeEncodeError:
         raise RowProblem("bad_unicode", "the row", "text that cannot be written") from None
 

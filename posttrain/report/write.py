@@ -21,6 +21,10 @@ from posttrain.report.dpo_data import add_dpo_data
 from posttrain.report.dpo_data import headline as pairs_headline
 from posttrain.report.evaluation import add_evaluation
 from posttrain.report.evaluation import headline as evaluation_headline
+from posttrain.report.genrm_data import add_genrm_data
+from posttrain.report.genrm_data import headline as judging_headline
+from posttrain.report.genrm_evaluation import add_genrm_evaluation
+from posttrain.report.genrm_evaluation import headline as judges_headline
 from posttrain.report.html import tiles
 from posttrain.report.lineage import Node, trace
 from posttrain.report.page import Page
@@ -39,6 +43,8 @@ SECTIONS: dict[str, Callable[[Page, Node], None]] = {
     "checkpoint": add_training,
     "dpo_data": add_dpo_data,
     "evaluation": add_evaluation,
+    "genrm_data": add_genrm_data,
+    "genrm_evaluation": add_genrm_evaluation,
     "samples": add_samples,
     "sft_data": add_sft_data,
     "tiny_world": add_tiny_world,
@@ -109,6 +115,10 @@ def headline(
             found += pairs_headline(facts)
         if node.kind == "evaluation" and node.depth == 0:
             found += evaluation_headline(node)
+        if node.kind == "genrm_data" and node.depth == 0:
+            found += judging_headline(facts)
+        if node.kind == "genrm_evaluation" and node.depth == 0:
+            found += judges_headline(node)
         if node.kind == "samples" and node.depth == 0:
             found += samples_headline(facts)
         if node.kind == "sft_data" and node.manifest is not None:

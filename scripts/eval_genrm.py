@@ -1,0 +1,249 @@
+"""Evaluate judges on held-out pairs: right order, both orders agreeing, format, errors, by source.
+
+    python scripts/eval_genrm.py --config recipes/tiny/eval_genrm.yaml
+    python scripts/eval_genrm.py --config F out=runs/x pairs=100 --dry-run
+
+Every pair is asked in both orders. Killed and started again, the same command finishes the run and
+repeats nothing that was finished.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from posttrain.artifacts import (
+    MANIFEST,
+    Counts,
+    Manifest,
+    Parent,
+    StageDir,
+    atomic_write_json,
+    atomic_write_text,
+    digest_of,
+    parent_of,
+    read_artifact,
+)
+from posttrain.claim import claimed, run_command
+from posttrain.config.eval_genrm import EvalGenRmConfig
+from posttrain.config.load import load_recipe
+from posttrain.errors import DataError
+from posttrain.evaluation.judged import Judged, judge_cells, judge_differences
+from posttrain.evaluation.judged_tables import print_judge_differences, print_judges
+from posttrain.report import ensure_report, write_report
+from posttrain.rollouts import (
+    Completion,
+    Prompt,
+    completion_from_row,
+    metadata_of,
+    prompt_from_row,
+)
+from posttrain.sampling.collect import How, collect
+from posttrain.sampling.journal import row_line
+from posttrain.sampling.meter import Meter
+from posttrain.sampling.open import opened_sampler
+from posttrain.sampling.rollout import Limits
+from posttrain.sampling.stage import MADE_BY, bind, prompt_lines, tasks_of
+from reward.genrm_training import gold_from, outcome_of, preferred
+
+KIND = "genrm_evaluation"
+WORK, RECORDS, METRICS, EXAMPLES = "work", "records", "metrics.json", "examples.jsonl"
+TO_READ = 12  # judgements of each checkpoint kept for the report
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description="Evaluate judges on held-out pairs.")
+    parser.add_argument("--config", required=True, help="the recipe, a YAML file")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan, write nothing")
+    parser.add_argument("overrides", nargs="*", help="key.path=value; out=DIR is one")
+    options = parser.parse_args(arguments)
+    console = Console(width=None if sys.stdout.isatty() else 180)
+    recipe = load_recipe(options.config, EvalGenRmConfig, options.overrides)
+    out = Path(recipe.out)
+    data = read_artifact(recipe.data, kind="genrm_data")
+    parents = [parent_of(recipe.data, relative_to=out, manifest=data), *judges(recipe)]
+    config = recipe.owner_config() | {"parents": [parent.digest for parent in parents]}
+    prompts = held_out(recipe, data)
+
+    if options.dry_run:
+        if out.is_dir() and any(out.iterdir()):
+            StageDir.open(out, kind=KIND, config=config, claim=False)
+        asked, names = len(prompts) * recipe.samples, ", ".join(recipe.checkpoints)
+        console.print(f"{len(prompts):,} prompts × {recipe.samples} = {asked:,} for each: {names}")
+        console.print(prompts[0].messages[-1].content, markup=False, highlight=False)
+        return
+
+    with claimed(out, kind=KIND, config=config, scratch=WORK) as stage:
+        if stage.complete:
+            shutil.rmtree(out / WORK, ignore_errors=True)
+            ensure_report(out)
+            console.print(f"{out} is complete, nothing to do", highlight=False)
+            return
+        atomic_write_text(out / "prompts.jsonl", prompt_lines(prompts))
+        total = len(prompts) * recipe.samples * len(recipe.checkpoints)
+        with Meter(total=total, console=console) as meter:
+            asyncio.run(judge_all(recipe, prompts, meter))
+        finish(stage, recipe, prompts, parents, data, console)
+
+
+def held_out(recipe: EvalGenRmConfig, data: Manifest) -> list[Prompt]:
+    """The held-out judging prompts, both orders of a pair one behind the other.
+
+    Raises:
+        DataError: nothing was held out.
+    """
+    path = Path(recipe.data) / data.facts["files"]["held_out"]
+    with path.open(encoding="utf-8") as lines:
+        prompts = [prompt_from_row(json.loads(line)) for line in lines]
+    if not prompts:
+        raise DataError(f"{path} is empty: build_genrm held nothing out; raise its held_out")
+    pairs = [list(group) for _, group in itertools.groupby(prompts, key=lambda p: p.task)]
+    return [prompt for pair in pairs[: recipe.pairs] for prompt in pair]
+
+
+def judges(recipe: EvalGenRmConfig) -> list[Parent]:
+    """The lineage of the checkpoints that are artifacts; their files are verified."""
+    found: list[Parent] = []
+    for path in filter(None, map(recipe.path_of, recipe.checkpoints)):
+        if (Path(path) / MANIFEST).is_file():
+            manifest = read_artifact(path, kind="checkpoint")
+            found.append(parent_of(path, relative_to=Path(recipe.out), manifest=manifest))
+    return found
+
+
+async def judge_all(recipe: EvalGenRmConfig, prompts: Sequence[Prompt], meter: Meter) -> None:
+    """Every judgement that is not there yet, checkpoint by checkpoint."""
+    out = Path(recipe.out)
+    (out / RECORDS).mkdir(exist_ok=True)
+    tasks = tasks_of(prompts, lambda _: recipe.samples, seed=recipe.seed)
+    for name in recipe.checkpoints:
+        backend, work = recipe.backend_of(name), out / WORK / name
+        how = How(
+            open_environment=lambda _: None,
+            limits=Limits(recipe.parameters.parameters(), 1, None, 1),
+            chunk=recipe.chunk,
+            at_once=getattr(backend, "concurrency", 1),
+            max_failed=recipe.max_failed,
+        )
+        async with opened_sampler(backend, checkpoint=recipe.path_of(name)) as sampler:
+            asked = {"prompts": digest_of(prompt_lines(prompts))}
+            bind(work, asked | {"sampler": dict(sampler.identity)})
+            await collect(
+                tasks, sampler, work=work, to=record_path(out, name), how=how, watch=meter
+            )
+
+
+def record_path(out: Path, checkpoint: str) -> Path:
+    """Where a checkpoint's judgements are, a completion a line."""
+    return out / RECORDS / f"{checkpoint}.jsonl"
+
+
+def finish(
+    stage: StageDir,
+    recipe: EvalGenRmConfig,
+    prompts: Sequence[Prompt],
+    parents: Sequence[Parent],
+    data: Manifest,
+    console: Console,
+) -> None:
+    """Figures from the records, judgements to read, and the manifest that makes it an artifact."""
+    out, by_id = stage.path, {prompt.id: prompt for prompt in prompts}
+    judged: list[Judged] = []
+    examples: list[dict[str, Any]] = []
+    files: dict[str, int | None] = {"prompts.jsonl": len(prompts), METRICS: None}
+    failed: dict[str, int] = {}
+    for name in recipe.checkpoints:
+        with record_path(out, name).open(encoding="utf-8") as lines:
+            completions = [completion_from_row(json.loads(line)) for line in lines]
+        files[record_path(out, name).relative_to(out).as_posix()] = len(completions)
+        found = [judged_of(name, by_id[c.prompt_id], c) for c in completions]
+        judged += [one for one in found if one is not None]
+        failed[name] = found.count(None)
+        examples += [example(name, by_id[c.prompt_id], c) for c in completions[:TO_READ]]
+    metrics = {
+        "cells": judge_cells(judged, seed=recipe.seed),
+        "differences": judge_differences(judged, seed=recipe.seed),
+        "failed": failed,
+    }
+    atomic_write_json(out / METRICS, metrics)
+    atomic_write_text(out / EXAMPLES, "".join(map(row_line, examples)))
+    files[EXAMPLES] = len(examples)
+    asked = {prompt.task for prompt in prompts}
+    all_pairs: int = data.facts["held_out"]["pairs"]
+    not_asked = all_pairs - len(asked)
+    stage.finish(
+        counts=Counts(all_pairs, len(asked), {"not_asked": not_asked} if not_asked else {}),
+        files=files,
+        parents=parents,
+        seed=recipe.seed,
+        facts={
+            "checkpoints": list(recipe.checkpoints),
+            "samplers": {name: made_by(out, name)["sampler"] for name in recipe.checkpoints},
+            "prompts": digest_of(prompt_lines(prompts)),
+            "layout": data.facts["layout"],
+        },
+    )
+    shutil.rmtree(out / WORK, ignore_errors=True)
+    print_judges(console, metrics["cells"])
+    print_judge_differences(console, metrics["differences"])
+    console.print(f"{write_report(out)}", highlight=False)
+
+
+def made_by(out: Path, checkpoint: str) -> dict[str, Any]:
+    """What a checkpoint's judgements were made with."""
+    return json.loads((out / WORK / checkpoint / MADE_BY).read_text("utf-8"))
+
+
+def judged_of(checkpoint: str, prompt: Prompt, completion: Completion) -> Judged | None:
+    """A judgement held against its gold; None where the backend lost it."""
+    gold, about = gold_from(prompt), metadata_of(prompt)
+    outcome = outcome_of(completion, gold)
+    if outcome is None:
+        return None
+    verdict = outcome.verdict
+    errors = [e for e in (outcome.score_error_1, outcome.score_error_2) if e is not None]
+    return Judged(
+        checkpoint=checkpoint,
+        source=prompt.source,
+        question=about["question"],
+        pair=about["pair"],
+        index=completion.index,
+        swapped=about["swapped"],
+        readable=verdict is not None,
+        truncated=completion.truncated,
+        reward=outcome.reward,
+        prefers=None if verdict is None else preferred(verdict),
+        wanted=preferred(gold),
+        right=outcome.right_order,
+        same_scores=None if verdict is None else verdict.score_1 == verdict.score_2,
+        score_error=sum(errors) / len(errors) if errors else None,
+        ranking_error=outcome.ranking_error,
+        tokens=completion.reasoning_tokens + completion.answer_tokens,
+    )
+
+
+def example(checkpoint: str, prompt: Prompt, completion: Completion) -> dict[str, Any]:
+    """A judgement to read, with what was asked and what would have been right."""
+    outcome = outcome_of(completion, gold_from(prompt))
+    return {
+        "checkpoint": checkpoint,
+        "prompt": prompt.id,
+        "asked": prompt.messages[-1].content,
+        "said": completion.steps[-1].text if completion.steps else (completion.error or ""),
+        "gold": prompt.gold,
+        "reward": None if outcome is None else outcome.reward,
+        "readable": outcome is not None and outcome.verdict is not None,
+    }
+
+
+if __name__ == "__main__":
+    run_command(lambda: main(sys.argv[1:]))

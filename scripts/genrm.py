@@ -1,0 +1,116 @@
+"""Train a judge on judging prompts: `python scripts/genrm.py --config recipes/tiny/genrm.yaml`.
+
+Under several processes: `accelerate launch --config_file recipes/accelerate/ddp.yaml
+scripts/genrm.py --config …`. Overrides follow as `key.path=value`; `--dry-run` checks everything,
+prints the plan and trains nothing. Started again after a kill, the same command finishes the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+# before trl is imported, which sends telemetry by default
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+from posttrain.artifacts import Manifest, parent_of, read_artifact
+from posttrain.claim import exclusive, run_command
+from posttrain.config.genrm import GenRmConfig
+from posttrain.config.load import load_recipe
+from posttrain.errors import PosttrainError
+from posttrain.report import ensure_report, write_report
+from posttrain.rollouts import Prompt, prompt_from_row
+from posttrain.training.grpo import Prepared, open_stage, prepare, train_grpo
+from posttrain.training.grpo_arguments import grpo_arguments
+from posttrain.training.stage import RESUME, clean_up
+from reward.genrm_training import VerdictReward, gold_from
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse, resolve, then plan or train."""
+    parser = argparse.ArgumentParser(description="Train a judge on judging prompts.")
+    parser.add_argument("--config", required=True, help="a recipe, e.g. recipes/tiny/genrm.yaml")
+    parser.add_argument("--dry-run", action="store_true", help="check and plan, train nothing")
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value")
+    given = parser.parse_args(argv)
+    recipe = load_recipe(given.config, GenRmConfig, given.overrides)
+    data = read_artifact(recipe.data, kind="genrm_data")
+    prompts = judging_prompts(recipe, data)
+    if given.dry_run:
+        dry_run(recipe, prompts)
+    else:
+        train(recipe, prompts, data)
+
+
+def judging_prompts(recipe: GenRmConfig, data: Manifest) -> list[Prompt]:
+    """What the judge is trained on; every prompt has a gold verdict."""
+    path = Path(recipe.data) / data.facts["files"]["train"]
+    with path.open(encoding="utf-8") as lines:
+        prompts = [prompt_from_row(json.loads(line)) for line in lines]
+    for prompt in prompts:
+        gold_from(prompt)
+    return prompts
+
+
+def dry_run(recipe: GenRmConfig, prompts: Sequence[Prompt]) -> None:
+    """Everything but the training, and nothing written."""
+    reward = VerdictReward()
+    with tempfile.TemporaryDirectory() as work:
+        args = grpo_arguments(recipe, out=Path(work))
+        if Path(recipe.out).exists():
+            open_stage(recipe, prompts=prompts, reward=reward, claim=False)
+        show_plan(prepare(recipe, args, prompts=prompts, reward=reward))
+
+
+def train(recipe: GenRmConfig, prompts: Sequence[Prompt], data: Manifest) -> None:
+    """Claim the directory, check, print the plan, train, finish."""
+    out, reward = Path(recipe.out), VerdictReward()
+    args = grpo_arguments(recipe, out=out / RESUME)
+    with exclusive(out) if args.process_index == 0 else contextlib.nullcontext():
+        # one process claims the directory, then the others find it claimed
+        with args.main_process_first(local=False):
+            stage = open_stage(recipe, prompts=prompts, reward=reward)
+        if stage.complete:
+            print(f"{recipe.out} is finished; its files are as its manifest says")
+            clean_up(out)
+            if args.process_index == 0:
+                ensure_report(out)
+            return
+        try:
+            prepared = prepare(recipe, args, prompts=prompts, reward=reward)
+            show_plan(prepared)
+            manifest = train_grpo(
+                prepared,
+                stage,
+                method="genrm",
+                parents=[parent_of(recipe.data, relative_to=out, manifest=data)],
+                facts={"layout": data.facts["layout"], "principle": data.facts["principle"]},
+            )
+        except PosttrainError:
+            if args.process_index == 0:
+                stage.give_back()
+            raise
+        if manifest is not None:
+            facts = manifest.facts
+            first, last = (facts[when]["reward"] for when in ("first", "last"))
+            print(
+                f"{recipe.out}: checkpoint {manifest.digest[:12]}, {facts['steps']} steps, "
+                f"reward {first:.2f} → {last:.2f} (means of {facts['averaged']} batches)"
+            )
+            print(write_report(out))
+
+
+def show_plan(prepared: Prepared) -> None:
+    """Print what was found, on the main process."""
+    if prepared.trainer.is_world_process_zero():
+        for name, text in prepared.preflight.lines:
+            print(f"{name:<12} {text}", flush=True)
+
+
+if __name__ == "__main__":
+    run_command(main)
