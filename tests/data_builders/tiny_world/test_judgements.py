@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from data_builders.genrm.dialects import read_pair
+from data_builders.tiny_world.drills import LINES, drill_row
+from data_builders.tiny_world.grading import grade
+from data_builders.tiny_world.items import Choices, Place, make_item
+from data_builders.tiny_world.judgements import make_judgement, ranking_of, warm_up_row
+from data_builders.tiny_world.responses import WEIGHTS, compared, draw_response, near_miss
+from data_builders.tiny_world.write_judgements import REPEATED, write_judgements
+from posttrain.config.build_genrm import PreferenceSource
+from posttrain.config.tiny_judgements import TinyJudgementsConfig
+from reward.genrm import Gold, parse_verdict, training_reward
+
+CHOICES = Choices(difficulties=(1, 2), verbosity=(1, 0, 0), tools_declared=0, several_turns=0)
+
+
+def pairs(family: str, count: int) -> list[dict]:
+    return [make_judgement(Place(3, "train", family, k), CHOICES) for k in range(count)]
+
+
+@pytest.mark.parametrize("family", ["maths", "steps", "logs"])
+def test_the_grader_of_the_tiny_world_accepts_the_answers_scored_5_and_no_others(family: str):
+    for index, pair in enumerate(pairs(family, 150)):
+        item = make_item(Place(3, "train", family, index), CHOICES)
+        for number in (1, 2):
+            accepted = grade(item["metadata"], pair[f"response_{number}"]).correct
+            assert accepted == (pair[f"score_{number}"] == 5), pair
+
+
+def test_every_kind_of_answer_is_drawn_and_says_why_it_is_worth_what_it_is():
+    rng = random.Random(0)
+    drawn = [draw_response(rng, "61") for _ in range(1500)]
+    assert {one.kind for one in drawn} == set(WEIGHTS)
+    by_kind = {one.kind: one for one in drawn}
+    assert by_kind["right"].remark == "61 66 yes 11 yes right"
+    assert by_kind["worded"].score == 4
+    assert by_kind["unknown"].score == 2
+    assert "61" in by_kind["hedged"].text.split(" or ")
+    assert json.loads(by_kind["called"].text)["call"] == "calculate"
+    for kind in ("wrong", "worded_wrong", "begging"):
+        assert by_kind[kind].score == 1
+        assert by_kind[kind].remark.endswith(" wrong")
+
+
+def test_a_near_miss_is_never_the_gold_nor_negative():
+    rng = random.Random(1)
+    for gold in (0, 1, 7, 11, 40, 99, 105):
+        misses = [near_miss(rng, gold) for _ in range(200)]
+        assert gold not in misses
+        assert min(misses) >= 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "said"),
+    [
+        ("613", "623", "66 yes 12 no wrong"),
+        ("7", "7", "77 yes right"),
+        ("1", "15", "11 yes -5 no wrong"),
+        ("150", "15", "11 yes 55 yes 0- no wrong"),
+    ],
+)
+def test_numbers_are_compared_up_to_the_first_difference(answer: str, gold: str, said: str):
+    assert compared(answer, gold) == said
+
+
+def test_the_ranking_follows_the_scores_and_mirrors():
+    assert [ranking_of(5, other) for other in (1, 2, 4, 5)] == [1, 1, 3, 3.5]
+    assert ranking_of(4, 2) == 2
+    for first in range(1, 6):
+        for second in range(1, 6):
+            assert ranking_of(first, second) == 7 - ranking_of(second, first)
+
+
+def test_neither_position_is_favoured():
+    rankings = [pair["ranking"] for pair in pairs("maths", 1500)]
+    first, second = (sum(side(r) for r in rankings) for side in (lambda r: r < 3, lambda r: r > 4))
+    assert abs(first - second) < 0.15 * (first + second)
+
+
+def test_a_warm_up_row_ends_with_the_gold_verdict():
+    for pair in pairs("steps", 50):
+        row = warm_up_row(pair, layout="compact")
+        *asked, said = row["messages"]
+        gold = Gold(pair["score_1"], pair["score_2"], pair["ranking"])
+        assert training_reward(parse_verdict(said["content"]), gold) == 0
+        assert said["reasoning_content"].split("\n")[-3] == pair["metadata"]["gold"]
+        assert [message["role"] for message in asked] == ["user"]
+
+
+def test_the_preference_reader_takes_the_rows_as_they_are():
+    source = PreferenceSource(name="tiny", path="x.jsonl", ties="middle")
+    for pair in pairs("maths", 20):
+        dialect, read = read_pair(pair, source)
+        assert dialect == "ranked"
+        assert (read.response_1, read.response_2) == (pair["response_1"], pair["response_2"])
+        assert read.gold == Gold(pair["score_1"], pair["score_2"], pair["ranking"])
+        assert read.reasoning == pair["reasoning"]
+
+
+def test_a_drill_compares_what_it_is_asked():
+    row = drill_row(4, seed=3)
+    asked, said = row["messages"]
+    lines = asked["content"].split("\n")
+    assert len(lines) == LINES
+    for line, worked, word in zip(
+        lines, said["reasoning_content"].split("\n"), said["content"].split(), strict=True
+    ):
+        other, gold = line.split()
+        assert worked == f"{other} {compared(other, gold)}"
+        assert word == ("right" if other == gold else "wrong")
+    assert drill_row(4, seed=3) == row != drill_row(5, seed=3)
+
+
+def config(**changes: object) -> TinyJudgementsConfig:
+    given = {
+        "out": "unused",
+        "families": {
+            "maths": {"warm_up": 400, "train": 40, "heldout": 20, "difficulties": [1]},
+            "steps": {"warm_up": 30, "train": 20, "heldout": 10},
+        },
+        "drills": 5,
+    }
+    return TinyJudgementsConfig(**(given | changes))  # pyright: ignore[reportArgumentType]
+
+
+def rows_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_the_files_balance_and_come_out_the_same(tmp_path: Path):
+    written = write_judgements(config(), tmp_path / "a")
+    again = write_judgements(config(), tmp_path / "b")
+    assert written == again
+    for name in written.files:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+        assert len(rows_of(tmp_path / "a" / name)) == written.files[name]
+    assert written.counts.rows_in == 400 + 40 + 20 + 30 + 20 + 10 + 5
+    # one-digit sums are few: some pair is drawn twice
+    assert written.counts.dropped[REPEATED] > 0
+
+
+def test_held_out_questions_are_no_training_questions(tmp_path: Path):
+    write_judgements(config(), tmp_path)
+
+    def numbers(name: str) -> set[tuple[str, tuple[str, ...]]]:
+        """What is asked, whatever the wording."""
+        rows = [row for row in rows_of(tmp_path / name) if row["metadata"]["family"] == "maths"]
+        return {
+            (row["metadata"]["task"], tuple(sorted(digits(row["messages"][0]["content"]))))
+            for row in rows
+        }
+
+    assert numbers("heldout.jsonl").isdisjoint(numbers("train.jsonl"))
+    warm = {row["id"] for row in rows_of(tmp_path / "warm_up.jsonl")}
+    assert warm.isdisjoint(row["id"] for row in rows_of(tmp_path / "train.jsonl"))
+
+
+def digits(text: str) -> list[str]:
+    return [word.strip(".?") for word in text.split() if word.strip(".?").isdigit()]
+
+
+def test_a_recipe_without_rows_is_refused():
+    with pytest.raises(ValueError, match="no family has any rows"):
+        config(families={"maths": {"warm_up": 0, "train": 0, "heldout": 0}})
