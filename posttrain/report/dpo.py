@@ -8,15 +8,10 @@ from typing import Any
 
 from posttrain.report.charts import HALF, WIDTH, Series, lines
 from posttrain.report.html import facts_list, figure, paragraph, table
+from posttrain.report.log_charts import points
 from posttrain.report.page import Page
 
 Row = Mapping[str, Any]
-
-
-def points(rows: Sequence[Row], key: str) -> tuple[list[float], list[float]]:
-    """Steps and values of one logged quantity."""
-    found = [(float(row["step"]), float(row[key])) for row in rows if key in row]
-    return [step for step, _ in found], [value for _, value in found]
 
 
 def add_dpo(page: Page, facts: Row, rows: Sequence[Row]) -> None:

@@ -1,4 +1,4 @@
-"""Sections of a checkpoint: the loss as it fell, held-out loss by group, and the speed."""
+"""Sections of a checkpoint, by its method; SFT's are here: loss, held-out loss by group, speed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ from typing import Any
 from posttrain.report.charts import HALF, Series, lines, spark
 from posttrain.report.dpo import add_dpo
 from posttrain.report.dpo import headline as dpo_headline
+from posttrain.report.genrm import add_genrm
+from posttrain.report.group_training import headline as group_headline
 from posttrain.report.html import Markup, facts_list, figure, paragraph, percent, table
 from posttrain.report.lineage import Node, listed_rows
+from posttrain.report.log_charts import points
 from posttrain.report.page import Page
+from posttrain.report.rlhf import add_rlhf
 
 Row = Mapping[str, Any]
 
@@ -26,9 +30,13 @@ def add_training(page: Page, node: Node) -> None:
         page.leave_out("Loss", f"{node.name} lists no log.jsonl")
         return
     facts = node.manifest.facts
-    preferences = facts.get("method") == "dpo"
-    if preferences:
+    method = facts.get("method")
+    if method == "dpo":
         add_dpo(page, facts, rows)
+    elif method == "genrm":
+        add_genrm(page, node, facts, rows)
+    elif "generations" in facts:
+        add_rlhf(page, node, facts, rows)
     else:
         page.add("Training", _run(facts), *_curves(rows), *_held_out(rows))
     speeds = node.path / "speed.jsonl"
@@ -36,7 +44,7 @@ def add_training(page: Page, node: Node) -> None:
         page.leave_out("Speed", f"{node.name} has no speed.jsonl")
         return
     starts = [json.loads(line) for line in speeds.read_text("utf-8").splitlines()]
-    page.add("Speed of DPO" if preferences else "Speed", *_speed(starts, rows))
+    page.add(f"Speed of {method.upper()}" if method else "Speed", *_speed(starts, rows))
 
 
 def _run(facts: Row) -> str:
@@ -57,13 +65,6 @@ def _run(facts: Row) -> str:
 
 def _shown(value: object) -> object:
     return f"{value:.2g}" if isinstance(value, float) and value < 1 else value
-
-
-def points(rows: Sequence[Row], key: str) -> tuple[list[float], list[float]]:
-    """Steps and values of one logged quantity."""
-    found = [(row["step"], row[key]) for row in rows if key in row and "step" in row]
-    # json writes a diverged loss as NaN; the row stays, the charts leave it out
-    return [float(step) for step, _ in found], [float(value) for _, value in found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +185,8 @@ def headline(facts: Row) -> list[tuple[str, str, str]]:
     """Tiles of a checkpoint."""
     if facts.get("method") == "dpo":
         return dpo_headline(facts)
+    if "generations" in facts:
+        return group_headline(facts)
     found: list[tuple[str, str, str]] = []
     if facts.get("train_loss") is not None:
         found.append((f"{facts['train_loss']:.3f}", "last training loss", "nats per trained token"))

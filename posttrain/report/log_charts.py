@@ -1,0 +1,42 @@
+"""Charts of quantities in the rows of a training log.
+
+logged(rows, {"reward": "reward", "base": "part/base"}, y="reward", caption="…") → "<figure>…"
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from posttrain.report.charts import HALF, WIDTH, Series, lines
+from posttrain.report.html import figure
+
+Row = Mapping[str, Any]
+
+
+def points(rows: Sequence[Row], key: str) -> tuple[list[float], list[float]]:
+    """Steps and values of one logged quantity."""
+    found = [(row["step"], row[key]) for row in rows if key in row and "step" in row]
+    # json writes a diverged loss as NaN; the row stays, the charts leave it out
+    return [float(step) for step, _ in found], [float(value) for _, value in found]
+
+
+def logged(
+    rows: Sequence[Row], keys: Mapping[str, str], *, y: str, caption: str, half: bool = False
+) -> str:
+    """One chart of some keys by their names; "" where none of them was logged."""
+    series = [
+        Series(name, *points(rows, key), style)
+        for (name, key), style in zip(keys.items(), ("a", "b", "c"), strict=False)
+    ]
+    series = [one for one in series if any(math.isfinite(value) for value in one.y)]
+    if not series:
+        return ""
+    return figure(lines(series, x="step", y=y, width=HALF if half else WIDTH), caption)
+
+
+def side_by_side(*figures: str) -> str:
+    """Half-width figures in a row; "" where there is none."""
+    found = "".join(figures)
+    return f'<div class="pair">{found}</div>' if found else ""

@@ -1,0 +1,174 @@
+"""Finished group-relative runs as the trainer leaves them, but for the model: no step is trained.
+
+Rewards come from the stages' own rewards, log rows and rollout files from the trainer's own writers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from posttrain.artifacts import Counts, StageDir, atomic_write_text
+from posttrain.chat import parse_completion
+from posttrain.config.judge import LengthConfig, PairingConfig
+from posttrain.group_rewards import Group, GroupReward
+from posttrain.records import Message, Score
+from posttrain.rollouts import Completion, Prompt, Step
+from posttrain.training.grpo_batch import ScoredGroup, with_advantages
+from posttrain.training.grpo_facts import AVERAGED, _means, _sums
+from posttrain.training.grpo_files import group_row, join_parts, rollout_file, write_part
+from posttrain.training.grpo_metrics import batch_metrics, group_facts
+from reward.genrm_training import VerdictReward
+from reward.rlhf import JudgedReward
+from tests.reward.judging import config, judge_of, said
+from tests.sampling.scripted import END
+
+GENERATIONS, PROMPTS = 4, 2
+
+
+class Graded:
+    """Right is an answer that begins with 1."""
+
+    def refuse(self, prompts: Sequence[Any]) -> list[str | None]:
+        return [None] * len(prompts)
+
+    def grade(self, attempts: Sequence[Any]) -> list[Score]:
+        return [Score(float(a.completion.answer.startswith("1")), "", "") for a in attempts]
+
+
+def sometimes(request: Any, rng: random.Random) -> str:
+    """A judge that fails where an answer says so."""
+    text = request.messages[-1].content
+    return f"hm</think>no verdict{END}" if "unreadable" in text else said(request)
+
+
+def judged_reward() -> JudgedReward:
+    return JudgedReward(
+        judge_of(sometimes),
+        config=config(max_failed=0.9),
+        pairing=PairingConfig(),
+        length=LengthConfig(),
+        graders={"digits": Graded()},
+    )
+
+
+def completion_of(prompt: Prompt, index: int, reasoning: str, answer: str | None) -> Completion:
+    """One step, its ids the bytes of its text; without an answer it was cut while it reasoned."""
+    text = reasoning if answer is None else f"{reasoning}</think>{answer}{END}"
+    step = Step(
+        text,
+        parse_completion(text, thinking=True),
+        "length" if answer is None else "stop",
+        len(reasoning),
+        len(answer or ""),
+        prompt_tokens=2,
+        ids=tuple(text.encode()),
+        logps=(-1.0,) * len(text.encode()),
+    )
+    finish = "length" if answer is None else "stop"
+    return Completion(prompt.id, index, (step,), finish, prompt_ids=(1, 2))
+
+
+def rlhf_groups(step: int) -> list[Group]:
+    """Reasoning gets shorter from step to step; the last rollout of a group is cut."""
+    groups: list[Group] = []
+    for position in range(PROMPTS):
+        prompt = Prompt(
+            id=f"p{position}",
+            task=f"p{position}",
+            setting="rlhf",
+            messages=(Message("user", f"<b>{position}</b> + {step}?"),),
+            gold="1",
+            grader="digits",
+            source="maths",
+        )
+        answers = ["1", "1234", "unreadable" if step == 1 else "123", None]
+        made = [
+            completion_of(prompt, k, "r" * (40 - 4 * step + 5 * k), answer)
+            for k, answer in enumerate(answers)
+        ]
+        groups.append(Group(prompt, tuple(made)))
+    return groups
+
+
+def genrm_groups(step: int) -> list[Group]:
+    """Verdicts near gold, one of them malformed."""
+    gold = json.dumps({"score_1": 4, "score_2": 2, "ranking": 2})
+    prompt = Prompt(
+        id="pair-1",
+        task="pair-1",
+        setting="genrm",
+        messages=(Message("user", "Which?"),),
+        gold=gold,
+        grader="genrm",
+        source="helpsteer",
+    )
+    verdicts = ['{"score_1": 4, "score_2": 2, "ranking": 2}', "neither"]
+    verdicts += [f'{{"score_1": {k}, "score_2": 3, "ranking": 4}}' for k in (1, min(step, 5))]
+    return [
+        Group(
+            replace(prompt, source=source),
+            tuple(completion_of(prompt, k, "why", verdict) for k, verdict in enumerate(verdicts)),
+        )
+        for source in ("helpsteer", "safety")
+    ]
+
+
+def ratios(scored: Sequence[ScoredGroup], step: int) -> dict[tuple[int, int], dict[str, Any]]:
+    """As the trainer's, of the rollouts in the loss."""
+    return {
+        (one.position, k): {"mean": 1.0 + k / 100, "low": 0.5, "high": 2.0, "masked": k == 1}
+        | {"strayed": 1.0, "kept": not (step == 1 and k == 0)}
+        for one in scored
+        for k, completion in enumerate(one.group.completions)
+        if one.advantages[k] is not None and not completion.truncated
+    }
+
+
+def write_run(out: Path, *, method: str, batches: int = 3) -> Path:
+    """A `checkpoint` artifact of an RLHF run, or of a judge's training."""
+    reward: GroupReward = judged_reward() if method == "rlhf" else VerdictReward()
+    stage = StageDir.open(out, kind="checkpoint", config={"method": method})
+    log: list[dict[str, Any]] = []
+    for step in range(1, batches + 1):
+        groups = rlhf_groups(step) if method == "rlhf" else genrm_groups(step)
+        given = asyncio.run(reward.reward(groups, seed=step))
+        scored = with_advantages(range(len(groups)), groups, given)
+        file = rollout_file(out, step)
+        rows = [group_row(one, step=step, stats=ratios(scored, step)) for one in scored]
+        write_part(file, rows, process=0)
+        join_parts(file, processes=1)
+        metrics = batch_metrics([group_facts(one, overlong="mask") for one in scored])
+        log.append({"step": step, "loss": 0.1, "entropy": 1.0, "grad_norm": 0.5, "tokens": 10})
+        log[-1] |= {"masked_tokens": 0.0, "masked_completions": 0.0, **metrics}
+    atomic_write_text(out / "log.jsonl", "".join(json.dumps(row) + "\n" for row in log))
+    files = {"log.jsonl": len(log)}
+    files |= {str(rollout_file(Path(), step)): len(rows) for step in range(1, batches + 1)}
+    stage.finish(
+        counts=Counts(8, 8),
+        files=files,
+        parents=[],
+        facts={
+            "method": method,
+            "steps": batches,
+            "batches": batches,
+            "prompts_per_step": PROMPTS,
+            "generations": GENERATIONS,
+            "rollouts": batches * PROMPTS * GENERATIONS,
+            "epochs": 0.5,
+            "world_size": 1,
+            "sharding": "none",
+            "tokens": 1000,
+            "trained": 900,
+            "averaged": min(AVERAGED, len(log)),
+            "first": _means(log[:AVERAGED]),
+            "last": _means(log[-AVERAGED:]),
+            "counts": _sums(log),
+        },
+    )
+    return out

@@ -1,0 +1,193 @@
+"""Reports of RLHF and of a judge's training: what they say, against the rollouts that were written."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.errors import DataError
+from posttrain.report import write_report
+from posttrain.report.histograms import bins
+from posttrain.report.rlhf import judge_shares
+from posttrain.report.rollout_files import MOST_STEPS
+from tests.report.group_runs import write_run
+from tests.report.test_report import Reader, cells
+
+
+@pytest.fixture(scope="module")
+def rlhf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "rlhf", method="rlhf")
+
+
+@pytest.fixture(scope="module")
+def genrm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "genrm", method="genrm")
+
+
+def page_of(run: Path) -> str:
+    return write_report(run).read_text("utf-8")
+
+
+def sections(page: str) -> list[str]:
+    return re.findall(r"<h2>(.*?)</h2>", page)
+
+
+def log_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+
+
+def section(page: str, title: str) -> str:
+    return page.partition(f"<h2>{title}</h2>")[2].partition("</section>")[0]
+
+
+def test_the_page_is_whole_and_the_same_every_time(rlhf: Path, genrm: Path):
+    for run in (rlhf, genrm):
+        page = page_of(run)
+        assert Reader(page).loads == []
+        assert page_of(run) == page
+        assert len(sections(page)) == len(set(sections(page)))
+
+
+def test_rlhf_has_its_sections(rlhf: Path):
+    assert sections(page_of(rlhf))[:7] == [
+        "RLHF",
+        "Added to the judge&#x27;s reward",
+        "Lengths of rollouts",
+        "The judge",
+        "Health of RLHF",
+        "Advantages and importance weights",
+        "Groups to read",
+    ]
+
+
+def test_means_are_those_of_the_log(rlhf: Path):
+    page, log = page_of(rlhf), log_of(rlhf)
+    mean = sum(row["reward"] for row in log) / len(log)
+    assert cells(page, "reward")[1] == f"{mean:.3f}"
+    accuracy = sum(row["part/accuracy"] for row in log) / len(log)
+    assert cells(page, "accuracy on checkable prompts")[2] == f"{accuracy:.3f}"
+
+
+def test_what_is_added_sums_to_zero_but_for_the_bonuses(rlhf: Path):
+    page = page_of(rlhf)
+    assert cells(page, "reasoning length, zero-sum")[1].lstrip("+-") == "0.000"
+    assert float(cells(page, "reasoning length, zero-sum")[2]) > 0.1
+    assert float(cells(page, "bonus of the shortest reasoning")[1]) >= 0
+    assert "absolute length penalty" not in page
+
+
+def test_the_judge_is_counted_as_the_rollouts_say(rlhf: Path):
+    rows = [
+        json.loads(line)
+        for file in sorted((rlhf / "rollouts").iterdir())
+        for line in file.read_text().splitlines()
+    ]
+    judgements = [said for row in rows for said in row["judgements"]]
+    failed = sum(said["failed"] for said in judgements)
+    ties = sum(not j["failed"] and j["score_1"] == j["score_2"] for j in judgements)
+    decided = [j["ranking"] for j in judgements if not j["failed"] and j["ranking"] != 3.5]
+    first = sum(ranking < 3.5 for ranking in decided)
+    assert failed > 0
+    assert ties > 0
+    facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", section(page_of(rlhf), "The judge")))
+    assert facts["matches"] == f"{len(judgements)}, {len(judgements) / 3:.1f} a batch"
+    assert facts["failed"] == f"{100 * failed / len(judgements):.2f} %"
+    assert facts["equal scores"] == f"{100 * ties / (len(judgements) - failed):.1f} %"
+    assert facts["first answer preferred"].startswith(
+        f"{100 * first / len(decided):.1f} % of {len(decided)} rankings"
+    )
+
+
+def test_shares_without_a_base_are_not_made_up():
+    assert judge_shares({}) == {}
+    assert judge_shares({"count/matches": 4, "count/judge_failed": 4}) == {"failed": 1.0}
+
+
+def test_groups_stand_side_by_side_with_their_verdicts(rlhf: Path):
+    part = section(page_of(rlhf), "Groups to read")
+    assert part.count("<details") >= 3
+    assert "<b>0</b>" not in part
+    assert "&lt;b&gt;0&lt;/b&gt; + 1?" in part
+    group = part.partition("</details>")[0]
+    rewards = [float(found) for found in re.findall(r"· reward (-?[\d.]+)", group)]
+    # both matches of the one that the judge could not read failed
+    assert len(rewards) == 3
+    assert rewards == sorted(rewards, reverse=True)
+    assert "#2 · unscored" in group
+    assert "not in the loss (length)" in group
+    assert "failed: " in group
+    assert "#3 – #0" in group
+
+
+def test_advantages_and_ratios_are_counted(rlhf: Path):
+    part = section(page_of(rlhf), "Advantages and importance weights")
+    assert "Of all 3 batches of rollouts." in part
+    assert "Advantages of 22 scored rollouts" in part
+    assert "of the 16 rollouts given to the loss; median 1.0100" in part
+    assert "0.5 to 2; 6 tokens and 2 whole rollouts were left out" in part
+
+
+def test_a_long_run_is_read_in_part_and_says_so(tmp_path: Path):
+    page = page_of(write_run(tmp_path / "long", method="rlhf", batches=MOST_STEPS + 3))
+    assert f"Of {MOST_STEPS} of the {MOST_STEPS + 3} batches of rollouts" in page
+    assert f"<b>step {MOST_STEPS + 3}</b>" in page
+
+
+def test_seconds_are_of_the_last_run_of_each_batch(tmp_path: Path):
+    run = write_run(tmp_path / "rlhf", method="rlhf")
+    assert "rlhf has no timing.jsonl" in page_of(run)
+    rows = [
+        {"step": 1, "rollout": 50.0, "reward": 1.0},
+        {"step": 1, "rollout": 3.0, "reward": 1.0},
+        {"step": 2, "rollout": 3.0, "reward": 1.0},
+    ]
+    (run / "timing.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert cells(section(page_of(run), "Seconds of RLHF"), "rollout") == [
+        "rollout",
+        "6.0",
+        "3.00",
+        "75.0 %",
+    ]
+
+
+def test_rollouts_that_changed_are_refused(tmp_path: Path):
+    run = write_run(tmp_path / "rlhf", method="rlhf")
+    file = run / "rollouts" / "step-00002.jsonl"
+    file.write_text(file.read_text().replace('"index":0', '"index":9'))
+    with pytest.raises(DataError, match="step-00002"):
+        write_report(run)
+
+
+def test_a_judges_training_is_told_by_source(genrm: Path):
+    page = page_of(genrm)
+    assert sections(page)[:3] == [
+        "Training of the judge",
+        "Verdicts against gold",
+        "Verdicts by source",
+    ]
+    # of four verdicts one is malformed; two of the four of a late step order the pair wrong
+    assert cells(section(page, "Verdicts by source"), "safety")[1:3] == ["12", "75.0 %"]
+    log = log_of(genrm)
+    error = sum(row["part/ranking_error"] for row in log) / len(log)
+    assert cells(page, "distance of the ranking")[1] == f"{error:.3f}"
+    assert "[gold] {&quot;score_1&quot;: 4" in section(page, "Judgements to read")
+
+
+def test_bins_hold_every_value_between_round_edges():
+    values = [-1.31, -0.2, 0.0, 0.1, 0.1, 2.2]
+    found = bins(values, most=9)
+    assert [(one.low, one.high) for one in found] == [
+        (pytest.approx(0.5 * k), pytest.approx(0.5 * k + 0.5)) for k in range(-3, 5)
+    ]
+    assert [one.count for one in found] == [1, 0, 1, 3, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("values", [[0.0], [1.0] * 9, [-3.5], [1.0, 1.0 + 1e-12], [1e-9, 2e-9]])
+def test_bins_of_what_hardly_differs(values: list[float]):
+    found = bins(values)
+    assert sum(one.count for one in found) == len(values)
+    assert len(found) <= 24
