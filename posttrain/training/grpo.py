@@ -138,7 +138,7 @@ def prepare(
         open_environment or (lambda _: None),
         runner or asyncio.Runner(),
     )
-    trainer = _trainer(recipe, args, model, tokenizer, rollouts)
+    trainer = _trainer(recipe, args, model, tokenizer, rollouts, special.pad_id)
     got = launched(trainer.accelerator)
     check_launch(recipe.launch, got)
     _check_layout(recipe, trainer, got)
@@ -161,6 +161,7 @@ def _trainer(
     model: PreTrainedModel,
     tokenizer: Any,
     rollouts: Rollouts,
+    pad_id: int,
 ) -> GroupTrainer:
     return GroupTrainer(
         model=model,
@@ -172,6 +173,7 @@ def _trainer(
         peft_config=lora_config(recipe.adapter, model) if recipe.adapter else None,
         recipe=recipe,
         rollouts=rollouts,
+        pad_id=pad_id,
     )
 
 

@@ -1,6 +1,6 @@
 """Which prompts a batch of rollouts has, and which of them each process makes.
 
-    drawn(count=10, per_batch=4, batch=2, seed=0)     → [7, 2, 5, 0]   rows of the prompts
+    rows_drawn(count=10, per_batch=4, batch=2, seed=0)     → [7, 2, 5, 0]   rows of the prompts
     share(per_batch=4, updates=2, processes=2, process=1)   → [[1], [3]]   positions, by update
 
 Prompts come in whole permutations one after the other, the same for every layout of processes. A
@@ -15,7 +15,7 @@ from posttrain.errors import ConfigError
 from posttrain.training.epoch_order import EpochOrder
 
 
-def drawn(*, count: int, per_batch: int, batch: int, seed: int) -> list[int]:
+def rows_drawn(*, count: int, per_batch: int, batch: int, seed: int) -> list[int]:
     """Rows of the prompts of one batch of rollouts, in order of position.
 
     Args:

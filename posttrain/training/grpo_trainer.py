@@ -46,7 +46,7 @@ from posttrain.training.grpo_guard import HealthGuard
 from posttrain.training.grpo_lines import StepLines
 from posttrain.training.grpo_loss import Importance, importance, token_loss
 from posttrain.training.grpo_metrics import TokenSums, batch_metrics, group_facts
-from posttrain.training.grpo_order import drawn, share
+from posttrain.training.grpo_order import rows_drawn, share
 from posttrain.training.grpo_rollout import Drawn, LiveEngine, make_groups
 from posttrain.training.grpo_timing import StepClock
 from posttrain.training.packed_data import IGNORED
@@ -98,7 +98,7 @@ class GroupTrainer(Resumable, GRPOTrainer):
     args: Any
 
     def __init__(
-        self, *args: Any, recipe: GroupTraining, rollouts: Rollouts, **kwargs: Any
+        self, *args: Any, recipe: GroupTraining, rollouts: Rollouts, pad_id: int, **kwargs: Any
     ) -> None:
         super().__init__(*args, reward_funcs=[_never], **kwargs)
         for printing in (PrinterCallback, ProgressCallback):
@@ -116,6 +116,7 @@ class GroupTrainer(Resumable, GRPOTrainer):
                     use_cpu_head(inner, temperature=recipe.sampling.temperature)
         self.recipe = recipe
         self.rollouts = rollouts
+        self.pad_id = pad_id
         self.guard = HealthGuard(recipe.guard)
         self.expert_bias = ExpertBias(plain, rate=recipe.moe.bias_update_rate)
         self._sampler = rollouts.make_sampler(
@@ -136,9 +137,13 @@ class GroupTrainer(Resumable, GRPOTrainer):
         count = self.args.max_steps * self.args.gradient_accumulation_steps
         return DataLoader(range(count), batch_size=1)  # pyright: ignore[reportArgumentType]  # a range has items and a length
 
-    def _prepare_inputs(self, generation_batch: dict[str, Any]) -> dict[str, Any]:
+    def _prepare_inputs(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         # TRL would generate here; the batches are made, and only placed on the device
-        return super(GRPOTrainer, self)._prepare_inputs(generation_batch)
+        return super(GRPOTrainer, self)._prepare_inputs(*args, **kwargs)
+
+    def place(self, batch: Batch) -> Batch:
+        """The batch on this process's device."""
+        return self._prepare_inputs(batch)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
@@ -157,9 +162,9 @@ class GroupTrainer(Resumable, GRPOTrainer):
     def _make(self, batch: int) -> _Made:
         recipe, loss = self.recipe, self.recipe.loss
         self.clock.start(batch * loss.updates + 1)
-        mine = self._drawn(batch)
+        mine = self.drawn(batch)
         with self.clock.part("rollout"):
-            groups = [self._roll_out(batch, part) for part in mine]
+            groups = [self.roll_out(batch, part) for part in mine]
         with self.clock.part("reward"):
             flat = [group for part in groups for group in part]
             given = self.rollouts.runner.run(self._reward(flat, batch))
@@ -181,11 +186,11 @@ class GroupTrainer(Resumable, GRPOTrainer):
         made.batches = [self._batches(part) for part in parts]
         return made
 
-    def _drawn(self, batch: int) -> list[list[Drawn]]:
+    def drawn(self, batch: int) -> list[list[Drawn]]:
         """This process's prompts, a list an update."""
         recipe, prompts = self.recipe, self.rollouts.prompts
         per_batch = recipe.prompts_per_step
-        rows = drawn(count=len(prompts), per_batch=per_batch, batch=batch, seed=recipe.seed)
+        rows = rows_drawn(count=len(prompts), per_batch=per_batch, batch=batch, seed=recipe.seed)
         shares = share(
             per_batch=per_batch,
             updates=recipe.loss.updates,
@@ -194,7 +199,8 @@ class GroupTrainer(Resumable, GRPOTrainer):
         )
         return [[Drawn(at, prompts[rows[at]]) for at in part] for part in shares]
 
-    def _roll_out(self, batch: int, part: Sequence[Drawn]) -> list[Group]:
+    def roll_out(self, batch: int, part: Sequence[Drawn]) -> list[Group]:
+        """The groups of some of a batch's prompts."""
         sampling = self.recipe.sampling
         parameters = Parameters(sampling.temperature, max_tokens=sampling.max_tokens, logps=True)
         making = make_groups(
@@ -215,20 +221,19 @@ class GroupTrainer(Resumable, GRPOTrainer):
 
     def _batches(self, scored: Sequence[ScoredGroup]) -> list[Batch]:
         """Micro-batches of one update, with the policy's own view where updates will change it."""
-        pad = self.processing_class.pad_token_id
         rows = trained_rows(scored, overlong=self.recipe.loss.overlong)
         parts = micro_batches(rows, scored, count=self.args.gradient_accumulation_steps)
-        batches = [collate(part, pad_id=pad) for part in parts]
+        batches = [collate(part, pad_id=self.pad_id) for part in parts]
         if self.recipe.loss.updates > 1:
             with torch.no_grad(), self.compute_loss_context_manager():
                 for batch in batches:
-                    placed = self._prepare_inputs(batch)
-                    batch["previous"] = self._score(self.model, placed)[0].cpu()
+                    placed = self.place(batch)
+                    batch["previous"] = self.score(self.model, placed)[0].cpu()
         return batches
 
     # ---- loss ----
 
-    def _score(
+    def score(
         self, model: Any, inputs: dict[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Log-probability, entropy and whether it was sampled, of each token behind the first."""
@@ -266,7 +271,7 @@ class GroupTrainer(Resumable, GRPOTrainer):
         assert self._made is not None
         config = self.recipe.loss
         with self.expert_bias.counting(inputs["attention_mask"]):
-            current, entropy, mask = self._score(model, inputs)
+            current, entropy, mask = self.score(model, inputs)
         previous = inputs.get("previous", current.detach())
         sampled = inputs["sampled"][:, 1:]
         weights = importance(previous, sampled, mask, config.importance)

@@ -17,10 +17,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
 import torch
 
 from posttrain.config.grpo import GroupTraining
@@ -53,13 +49,13 @@ class Mortal(Scripted):
 def arm(kind: str, at: int, reward: Mortal) -> None:
     trainer: Any = grpo_trainer.GroupTrainer
     if kind == "rollout":
-        roll_out = trainer._roll_out
+        roll_out = trainer.roll_out
 
         def dying(self: Any, batch: int, part: Any) -> Any:
             made = roll_out(self, batch, part)
             return die() if batch == at else made
 
-        trainer._roll_out = dying
+        trainer.roll_out = dying
     elif kind == "reward":
         reward.at = at
     elif kind == "train":

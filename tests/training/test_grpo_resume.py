@@ -12,7 +12,7 @@ import yaml
 
 from posttrain.artifacts import read_artifact
 from tests.training.grpo_data import raw_recipe, write_policy
-from tests.training.tiny import log_rows, run_script, sha
+from tests.training.tiny import ROOT, log_rows, run_script, sha
 
 RUN = "tests/training/run_grpo.py"
 ACCELERATE = (sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch")
@@ -36,8 +36,13 @@ def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def undisturbed(recipe_file: Path) -> Path:
     out = recipe_file.parent / "undisturbed"
-    run_script(RUN, "never", str(recipe_file), f"out={out}")
+    run_grpo("never", str(recipe_file), f"out={out}")
     return out
+
+
+def run_grpo(*arguments: str, **kwargs: Any):
+    """The launcher imports from the tests."""
+    return run_script(RUN, *arguments, PYTHONPATH=str(ROOT), **kwargs)
 
 
 def rollouts(out: Path) -> dict[str, str]:
@@ -58,10 +63,10 @@ def test_the_bytes_are_those_of_an_undisturbed_run(
 ):
     out = tmp_path / "out"
     for moment in MOMENTS:
-        killed = run_script(RUN, moment, str(recipe_file), f"out={out}", check=False)
+        killed = run_grpo(moment, str(recipe_file), f"out={out}", check=False)
         assert killed.returncode == -9, killed.stdout[-1000:] + killed.stderr[-2000:]
         assert not (out / "manifest.json").exists()
-    run_script(RUN, "never", str(recipe_file), f"out={out}")
+    run_grpo("never", str(recipe_file), f"out={out}")
     assert rollouts(out) == rollouts(undisturbed)
     assert log_rows(out) == log_rows(undisturbed)
     assert read_artifact(out).digest == read_artifact(undisturbed).digest
@@ -83,9 +88,9 @@ def test_processes_change_nothing(
 ):
     """Same rollouts, rewards, advantages and losses; micro-batches of another size."""
     out = tmp_path / "out"
-    launch = TORCHRUN + (str(processes),) if processes == 3 else (*ACCELERATE, *TWO)
-    run_script(
-        RUN, "never", str(recipe_file), f"out={out}", f"launch.world_size={processes}",
+    launch = (*TORCHRUN, str(processes)) if processes == 3 else (*ACCELERATE, *TWO)
+    run_grpo(
+        "never", str(recipe_file), f"out={out}", f"launch.world_size={processes}",
         "trainer.per_device_train_batch_size=4", launcher=launch, ACCELERATE_USE_CPU="true",
     )  # fmt: skip
     for step in range(1, 6):
