@@ -19,13 +19,12 @@ from typing import Any
 from posttrain.config.judge import JudgeConfig, LengthConfig, PairingConfig
 from posttrain.group_rewards import Group, GroupRewards
 from posttrain.rollouts import Prompt, metadata_of
-from reward.genrm import MIDDLE_RANKING
 from reward.genrm_judge import GenRmJudge
 from reward.genrm_prompt import shown_answer
 from reward.grader import Attempt, Grader
 from reward.group_length import with_lengths
 from reward.judgements import Judgement, Match, refuse_failures
-from reward.pairing import STRATEGIES, base_rewards
+from reward.pairing import STRATEGIES, base_rewards, match_scores
 
 PRINCIPLE = "principle"  # of a prompt's metadata
 Values = tuple[float | None, ...]
@@ -189,6 +188,7 @@ def _counts(judgements: Sequence[Judgement]) -> dict[str, float]:
             counts["judge_failed"] += 1
             continue
         counts["ties"] += verdict.score_1 == verdict.score_2
-        counts["position_1_wins"] += verdict.ranking < MIDDLE_RANKING
-        counts["position_2_wins"] += verdict.ranking > MIDDLE_RANKING
+        first, second = match_scores(verdict)  # the ranking has parted ties
+        counts["position_1_wins"] += first > second
+        counts["position_2_wins"] += second > first
     return dict(counts)

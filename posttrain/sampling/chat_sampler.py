@@ -39,14 +39,22 @@ class ChatSampler:
         model: the name that the server knows the model by.
         identity: what a lock binds.
         count: tokens of a text, for servers that do not say how many were reasoning.
+        parts: False where nobody asks how many tokens were reasoning, as of a judge: what a server
+            does not tell apart is then all counted as answer.
     """
 
     batched = False
 
     def __init__(
-        self, client: Client, *, model: str, identity: Mapping[str, Any], count: Count | None = None
+        self,
+        client: Client,
+        *,
+        model: str,
+        identity: Mapping[str, Any],
+        count: Count | None = None,
+        parts: bool = True,
     ) -> None:
-        self._client, self._model, self._count = client, model, count
+        self._client, self._model, self._count, self._parts = client, model, count, parts
         self.identity: Mapping[str, Any] = identity
 
     async def sample(
@@ -121,7 +129,7 @@ class ChatSampler:
         prompt, total = usage.get("prompt_tokens"), usage.get("completion_tokens")
         details = usage.get("completion_tokens_details") or {}
         reasoning = details.get("reasoning_tokens")
-        if not parsed.reasoning and not reasoning:
+        if not reasoning and not (parsed.reasoning and self._parts):
             reasoning = 0
         elif reasoning is None and self._count is not None:
             reasoning = self._count(parsed.reasoning or "")

@@ -34,19 +34,23 @@ from posttrain.sampling.rendered import RenderedSampler
 
 @asynccontextmanager
 async def opened_sampler(
-    backend: BackendConfig, *, checkpoint: str | None
+    backend: BackendConfig, *, checkpoint: str | None, parts: bool = True
 ) -> AsyncIterator[Sampler]:
     """As `open_sampler`; a server's connections are given back at the end."""
     client = _client(backend) if isinstance(backend, Server) else None
     try:
-        yield open_sampler(backend, checkpoint=checkpoint, client=client)
+        yield open_sampler(backend, checkpoint=checkpoint, client=client, parts=parts)
     finally:
         if client is not None:
             await client.close()
 
 
 def open_sampler(
-    backend: BackendConfig, *, checkpoint: str | None, client: Client | None = None
+    backend: BackendConfig,
+    *,
+    checkpoint: str | None,
+    client: Client | None = None,
+    parts: bool = True,
 ) -> Sampler:
     """The sampler of a recipe.
 
@@ -54,6 +58,7 @@ def open_sampler(
         backend: which kind, and its fields.
         checkpoint: directory or hub id of the model; a server may do without.
         client: how a server is reached; None opens one that nobody closes.
+        parts: as of `ChatSampler`; other kinds always tell reasoning from answer.
 
     Raises:
         ConfigError: what the kind needs is not there, or does not fit together.
@@ -65,7 +70,7 @@ def open_sampler(
         return _open_vllm(backend, _needed(backend.kind, checkpoint))
     if isinstance(backend, CompletionsBackend):
         return _open_completions(backend, checkpoint, client or _client(backend))
-    return _open_chat(backend, checkpoint, client or _client(backend))
+    return _open_chat(backend, checkpoint, client or _client(backend), parts)
 
 
 def _needed(kind: str, checkpoint: str | None) -> str:
@@ -126,11 +131,13 @@ def _open_completions(
     return RenderedSampler(engine, template=template, encoder=encoder, stop_ids=stops)
 
 
-def _open_chat(backend: ChatBackend, checkpoint: str | None, client: Client) -> Sampler:
+def _open_chat(
+    backend: ChatBackend, checkpoint: str | None, client: Client, parts: bool
+) -> Sampler:
     from posttrain.sampling.chat_sampler import ChatSampler
 
     count: Callable[[str], int] | None = None
-    if checkpoint is not None:
+    if checkpoint is not None and parts:
         encoder = encoder_of(load_any_tokenizer(checkpoint))
 
         def counted(text: str) -> int:
@@ -142,6 +149,7 @@ def _open_chat(backend: ChatBackend, checkpoint: str | None, client: Client) -> 
         model=backend.model,
         identity={"backend": "chat", "weights": backend.model},
         count=count,
+        parts=parts,
     )
 
 

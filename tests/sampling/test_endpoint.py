@@ -247,6 +247,20 @@ def test_an_answer_that_cannot_be_used_is_a_failed_request(body: dict[str, Any])
         sampler._step(body, chat_request(0))
 
 
+def test_where_nobody_asks_for_the_parts_the_whole_is_counted():
+    client = Client("http://unused", settings())
+    message = {"content": "x", "reasoning_content": "a long trace"}
+    usage: dict[str, Any] = {"prompt_tokens": 3, "completion_tokens": 12}
+    body = {"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}
+    sampler = ChatSampler(client, model="m", identity={}, parts=False)
+    step = sampler._step(body, chat_request(0))
+    assert (step.parsed.reasoning, step.parsed.answer) == ("a long trace", "x")
+    assert (step.reasoning_tokens, step.answer_tokens) == (0, 12)
+    usage["completion_tokens_details"] = {"reasoning_tokens": 10}
+    step = sampler._step(body, chat_request(0))
+    assert (step.reasoning_tokens, step.answer_tokens) == (10, 2)
+
+
 def test_a_chat_endpoint_refuses_what_it_cannot_do_exactly():
     async def budgeted():
         async with Stub() as stub:
