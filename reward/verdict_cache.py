@@ -1,8 +1,9 @@
 """Votes on disk, found again by what was asked: a killed run asks for none of them twice.
 
     cache = VerdictCache(out / "judgements")
-    cache.get("9c1e…", seed=7)     → Vote(Verdict(4, 2, 2), text="…", cached=True) or None
     cache.add("9c1e…", vote, seed=7)
+    cache.get("9c1e…", seed=7)     → the very vote: a step that is done again finds what it paid for
+    cache.get("9c1e…", seed=8)     → Vote(Verdict(4, 2, 2), text="…", cached=True) or None
 
 A line is one vote. A vote that could not be read counts only under the seed that it was asked with:
 the same step finds it again after a resume, and another step asks anew. Calls that the backend gave
@@ -15,6 +16,7 @@ import fcntl
 import itertools
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -25,6 +27,7 @@ from reward.genrm import Verdict
 from reward.judgements import Vote
 
 _FIELDS = ("score_1", "score_2", "ranking")
+_COSTS = ("calls", "prompt_tokens", "completion_tokens")
 _Place = tuple[int, int, int]  # file descriptor, offset, length
 
 
@@ -67,7 +70,12 @@ class VerdictCache:
         return len(self._places)
 
     def get(self, key: str, *, seed: int) -> Vote | None:
-        """The vote kept for what `key` stands for, as it is found now: it cost nothing."""
+        """The vote kept for what `key` stands for.
+
+        Under the seed that it was asked with it is the vote as it was, costs and all, so that a
+        step which was killed and is done again has the same books; any other step has it for
+        nothing.
+        """
         # the failure first: it was there before any later success
         place = self._places.get((key, seed)) or self._places.get((key, None))
         if place is None:
@@ -75,7 +83,10 @@ class VerdictCache:
         file, offset, length = place
         row: Mapping[str, Any] = load_json(os.pread(file, length, offset))
         verdict = Verdict(*(row[name] for name in _FIELDS)) if row["reason"] is None else None
-        return Vote(verdict, reason=row["reason"], text=row["text"], cached=True)
+        vote = Vote(verdict, reason=row["reason"], text=row["text"])
+        if row["asked"] == seed:
+            return replace(vote, **{name: row[name] for name in _COSTS})
+        return replace(vote, cached=True)
 
     def add(self, key: str, vote: Vote, *, seed: int) -> None:
         """Keep a vote; when this returns it outlives the process."""
@@ -83,7 +94,8 @@ class VerdictCache:
         if (key, under) in self._places:
             return
         scores = {n: None if vote.verdict is None else getattr(vote.verdict, n) for n in _FIELDS}
-        row = {"key": key, "seed": under, **scores, "reason": vote.reason, "text": vote.text}
+        row = {"key": key, "seed": under, "asked": seed, **scores, "reason": vote.reason}
+        row |= {"text": vote.text, **{name: getattr(vote, name) for name in _COSTS}}
         # half of a surrogate pair is no UTF-8: it is written as an escape
         line = (json_text(row).encode("utf-8", "backslashreplace")) + b"\n"
         offset = self._end

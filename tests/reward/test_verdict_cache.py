@@ -38,9 +38,10 @@ class Dying(Scripted):
         return await super().sample(requests, progress=progress)
 
 
-def test_a_vote_is_found_again_and_cost_nothing(tmp_path: Path):
+def test_a_vote_is_found_again_and_cost_nothing_elsewhere(tmp_path: Path):
     with VerdictCache(tmp_path) as cache:
         cache.add("a", VOTE, seed=1)
+        assert cache.get("a", seed=1) == VOTE
         cache.add("a", Vote(Verdict(1, 1, 1)), seed=2)  # the first word stands
         assert cache.get("a", seed=9) == KEPT
         assert cache.get("b", seed=1) is None
@@ -55,7 +56,7 @@ def test_a_vote_is_found_again_and_cost_nothing(tmp_path: Path):
 def test_a_failure_is_remembered_under_its_seed_alone(tmp_path: Path):
     with VerdictCache(tmp_path) as cache:
         cache.add("a", LOST, seed=1)
-        assert cache.get("a", seed=1) == Vote(None, reason="unreadable", text="hm", cached=True)
+        assert cache.get("a", seed=1) == LOST
         assert cache.get("a", seed=2) is None
         cache.add("a", VOTE, seed=2)
         # a resumed run meets step 1 again, and finds what it found then
@@ -73,10 +74,10 @@ def test_a_torn_or_damaged_line_is_left_out(tmp_path: Path, tail: bytes):
     path.write_bytes(path.read_bytes() + tail)
     for _ in range(2):
         with VerdictCache(tmp_path) as cache:
-            assert cache.get("a", seed=1) == KEPT
+            assert cache.get("a", seed=2) == KEPT
             assert cache.get("c", seed=1) is None
             cache.add("b", VOTE, seed=1)
-            assert cache.get("b", seed=1) == KEPT
+            assert cache.get("b", seed=2) == KEPT
 
 
 def test_two_at_work_write_apart_and_later_read_both(tmp_path: Path):
@@ -86,7 +87,7 @@ def test_two_at_work_write_apart_and_later_read_both(tmp_path: Path):
         assert two.get("a", seed=1) is None
     assert len(list(tmp_path.iterdir())) == 2
     with VerdictCache(tmp_path) as cache:
-        assert cache.get("a", seed=1) == cache.get("b", seed=1) == KEPT
+        assert cache.get("a", seed=2) == cache.get("b", seed=2) == KEPT
 
 
 def judged(sampler: Scripted, folder: Path, *, seed: int = 1, **fields: object) -> list[Judgement]:
@@ -106,7 +107,8 @@ def test_after_a_kill_only_what_is_missing_is_asked(tmp_path: Path, batched: boo
     # in process the stretches 5 + 5 were finished, of a server two questions
     asked = [len(call) for call in again.calls]
     assert asked == ([2] if batched else [1] * 10)
-    assert [j.verdict for j in found] == [j.verdict for j in undisturbed]
+    # what it cost too: the books of a step that is done again are the same
+    assert found == undisturbed
     known = Scripted(babble, batched=batched)
     again_known = judged(known, tmp_path / "killed", seed=2)
     assert known.calls == []
