@@ -27,6 +27,8 @@ from posttrain.report import ensure_report, write_report
 from posttrain.rollouts import Prompt, prompt_from_row
 from posttrain.training.grpo import Prepared, open_stage, prepare, train_grpo
 from posttrain.training.grpo_arguments import grpo_arguments
+from posttrain.training.grpo_plan import make_plan, plan_lines
+from posttrain.training.plan import check_disk
 from posttrain.training.stage import RESUME, clean_up
 from reward.genrm_training import VerdictReward, gold_from
 
@@ -64,7 +66,7 @@ def dry_run(recipe: GenRmConfig, prompts: Sequence[Prompt]) -> None:
         args = grpo_arguments(recipe, out=Path(work))
         if Path(recipe.out).exists():
             open_stage(recipe, prompts=prompts, reward=reward, claim=False)
-        show_plan(prepare(recipe, args, prompts=prompts, reward=reward))
+        show_plan(prepare(recipe, args, prompts=prompts, reward=reward), measure=True)
 
 
 def train(recipe: GenRmConfig, prompts: Sequence[Prompt], data: Manifest) -> None:
@@ -83,7 +85,7 @@ def train(recipe: GenRmConfig, prompts: Sequence[Prompt], data: Manifest) -> Non
             return
         try:
             prepared = prepare(recipe, args, prompts=prompts, reward=reward)
-            show_plan(prepared)
+            show_plan(prepared, measure=False)
             manifest = train_grpo(
                 prepared,
                 stage,
@@ -93,7 +95,7 @@ def train(recipe: GenRmConfig, prompts: Sequence[Prompt], data: Manifest) -> Non
             )
         except PosttrainError:
             if args.process_index == 0:
-                stage.give_back()
+                stage.give_back(scratch=RESUME)
             raise
         if manifest is not None:
             facts = manifest.facts
@@ -105,11 +107,13 @@ def train(recipe: GenRmConfig, prompts: Sequence[Prompt], data: Manifest) -> Non
             print(write_report(out))
 
 
-def show_plan(prepared: Prepared) -> None:
-    """Print what was found, on the main process."""
+def show_plan(prepared: Prepared, *, measure: bool) -> None:
+    """Print plan and preflight on the main process; stop if the disk is too small."""
+    plan = make_plan(prepared, measure=measure)
     if prepared.trainer.is_world_process_zero():
-        for name, text in prepared.preflight.lines:
+        for name, text in plan_lines(plan, prepared):
             print(f"{name:<12} {text}", flush=True)
+    check_disk(plan.disk_bytes, Path(prepared.recipe.out))
 
 
 if __name__ == "__main__":

@@ -8,10 +8,13 @@ import pytest
 from pydantic import BaseModel
 
 from posttrain.config.build_dpo import BuildDpoConfig
+from posttrain.config.build_genrm import BuildGenRmConfig
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.defaults import repeated_defaults
 from posttrain.config.dpo import DpoConfig
 from posttrain.config.eval import EvalConfig
+from posttrain.config.eval_genrm import EvalGenRmConfig
+from posttrain.config.genrm import GenRmConfig
 from posttrain.config.load import load_recipe, read_recipe
 from posttrain.config.sample import SampleConfig
 from posttrain.config.sft import SftConfig
@@ -21,9 +24,12 @@ ROOT = Path(__file__).resolve().parent.parent
 # a recipe is named after its stage; recipes/accelerate holds accelerate's own files
 SCHEMAS: dict[str, type[BaseModel]] = {
     "build_dpo.yaml": BuildDpoConfig,
+    "build_genrm.yaml": BuildGenRmConfig,
     "build_sft.yaml": BuildSftConfig,
     "dpo.yaml": DpoConfig,
     "eval.yaml": EvalConfig,
+    "eval_genrm.yaml": EvalGenRmConfig,
+    "genrm.yaml": GenRmConfig,
     "sample.yaml": SampleConfig,
     "sft.yaml": SftConfig,
     "world.yaml": TinyWorldConfig,
@@ -90,3 +96,10 @@ def test_the_sampling_recipe_has_the_papers_numbers():
     assert tasks == {"maths": (1000, "maths"), "stem": (1000, "multiple_choice")}
     assert [recipe.samples_of(setting.name) for setting in recipe.settings] == [32, 32]
     assert [setting.tools for setting in recipe.settings] == ["none", "python"]
+
+
+def test_the_judges_recipe_has_the_papers_numbers():
+    recipe = load_recipe(ROOT / "recipes/nemotron-3-nano/genrm.yaml", GenRmConfig)
+    assert (recipe.prompts_per_step, recipe.generations, recipe.loss.updates) == (128, 8, 1)
+    data = load_recipe(ROOT / "recipes/nemotron-3-nano/build_genrm.yaml", BuildGenRmConfig)
+    assert data.swap
