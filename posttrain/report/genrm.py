@@ -73,8 +73,8 @@ def _verdicts(rows: Sequence[Row]) -> list[str]:
         rows,
         {"reward": "reward"},
         y="reward",
-        caption="−10 if malformed, minus the distances of both scores and of the ranking; 0 is "
-        "the gold verdict itself.",
+        caption="A verdict's distances from gold, in both scores and the ranking, with a minus; a "
+        "malformed one pays 10 and the worst distances possible.",
     )
     return [whole, side_by_side(*charts)]
 

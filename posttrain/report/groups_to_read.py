@@ -11,6 +11,9 @@ from posttrain.report.rollout_files import Batch
 Row = Mapping[str, Any]
 SHOWN_CHARACTERS = 1500
 SHOWN_VERDICT = 200
+# shown in another way, and shown only where they change something
+_LENGTHS = ("reasoning_tokens", "answer_tokens")
+_ADDED = ("reasoning_length", "answer_length", "reasoning_bonus", "answer_bonus", "style")
 
 
 def groups_to_read(batches: Sequence[Batch]) -> list[str]:
@@ -53,7 +56,7 @@ def _group(step: int, group: Row) -> str:
         group["rollouts"], key=lambda r: (r["reward"] is None, -(r["reward"] or 0.0), r["index"])
     )
     parts = [f'<pre class="chat">{text(_cut(asked + gold, SHOWN_CHARACTERS))}</pre>']
-    parts += [_rollout(rollout) for rollout in ranked]
+    parts.append(f'<div class="pair">{"".join(map(_rollout, ranked))}</div>')
     parts.append(_judgements(group["judgements"]))
     return folded(summary, "".join(parts))
 
@@ -66,13 +69,16 @@ def _rollout(rollout: Row) -> str:
     said += [
         f"{name.replace('_', ' ')} {value:.4g}"
         for name, value in rollout["parts"].items()
-        if value is not None and not name.endswith("_tokens")
+        if value is not None and name not in _LENGTHS and (value or name not in _ADDED)
     ]
     said.append(f"{rollout['reasoning_tokens']:,} + {rollout['answer_tokens']:,} tokens")
     if not rollout["in_loss"]:
         said.append(f"not in the loss ({rollout['finish']})")
     words = _cut(rollout["text"], SHOWN_CHARACTERS)
-    return f'<p>{text(" · ".join(said))}</p><pre class="chat"><mark>{text(words)}</mark></pre>'
+    return (
+        f"<div><p>{text(' · '.join(said))}</p>"
+        f'<pre class="chat"><mark>{text(words)}</mark></pre></div>'
+    )
 
 
 def _judgements(rows: Sequence[Row]) -> str:

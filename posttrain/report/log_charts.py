@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posttrain.report.charts import HALF, WIDTH, Series, lines
-from posttrain.report.html import figure
+from posttrain.report.html import figure, paragraph
 
 Row = Mapping[str, Any]
 
@@ -25,7 +25,10 @@ def points(rows: Sequence[Row], key: str) -> tuple[list[float], list[float]]:
 def logged(
     rows: Sequence[Row], keys: Mapping[str, str], *, y: str, caption: str, half: bool = False
 ) -> str:
-    """One chart of some keys by their names; "" where none of them was logged."""
+    """One chart of some keys by their names; "" where none of them was logged.
+
+    What is 0 at every step is said in words.
+    """
     series = [
         Series(name, *points(rows, key), style)
         for (name, key), style in zip(keys.items(), ("a", "b", "c"), strict=False)
@@ -33,6 +36,8 @@ def logged(
     series = [one for one in series if any(math.isfinite(value) for value in one.y)]
     if not series:
         return ""
+    if not any(value for one in series for value in one.y):
+        return f"<figure>{paragraph(caption.removesuffix('.'), ': 0 at every step.')}</figure>"
     return figure(lines(series, x="step", y=y, width=HALF if half else WIDTH), caption)
 
 
