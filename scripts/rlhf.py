@@ -109,7 +109,7 @@ async def open_seats(recipe: RlhfConfig, stack: contextlib.AsyncExitStack) -> li
     for model in recipe.judge.models:
         key = model.model_dump_json()
         if key not in opened:
-            backend = opened_sampler(model.backend, checkpoint=model.checkpoint)
+            backend = opened_sampler(model.backend, checkpoint=model.checkpoint, parts=False)
             sampler = await stack.enter_async_context(backend)
             template = sampler.template.source if isinstance(sampler, RenderedSampler) else None
             opened[key] = seat_for(model, sampler, template=template)
