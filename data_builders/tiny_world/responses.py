@@ -1,7 +1,7 @@
 """Final answers to a question of the tiny world, right and wrong, and what each is worth.
 
     draw_response(rng, "623")
-    → Response("613", kind="wrong", score=1, remark="613 66 yes 12 no wrong")
+    → Response("613", kind="wrong", score=1, remark="613 6=6 yes 1=2 no wrong")
 
 The scores are ours: 5 an answer that the grader of the tiny world accepts, 4 a right one in a
 sentence, 2 an honest `unknown`, 1 whatever is wrong, empty, hedged, a tool call, or begs for a good
@@ -90,14 +90,19 @@ _SLIPS: tuple[Callable[[random.Random, int], int], ...] = (
 )
 
 
+def same_or_not(one: str, other: str) -> str:
+    """Two digits held against each other: same_or_not("1", "2") == "1=2 no"."""
+    return f"{one}={other} {'yes' if one == other else 'no'}"
+
+
 def compared(answer: str, gold: str) -> str:
     """Two numbers held against each other digit by digit, up to the first that differs.
 
-    compared("613", "623") == "66 yes 12 no wrong"; a digit too few or too many stands before a "-".
+    compared("613", "623") == "6=6 yes 1=2 no wrong"; a digit too many is held against "-".
     """
     seen: list[str] = []
     for one, other in itertools.zip_longest(answer, gold, fillvalue="-"):
-        seen.append(f"{one}{other} {'yes' if one == other else 'no'}")
+        seen.append(same_or_not(one, other))
         if one != other:
             return " ".join([*seen, "wrong"])
     return " ".join([*seen, "right"])
