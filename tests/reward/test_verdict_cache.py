@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from reward.verdict_cache import VerdictCache
 from tests.reward.judging import babble, fair, judge_of, numbered
 from tests.sampling.scripted import Scripted
 
+ROOT = Path(__file__).parents[2]
 VOTE = Vote(Verdict(4, 2.5, 2), text="fünf\ud83d", calls=2, prompt_tokens=7, completion_tokens=3)
 KEPT = Vote(Verdict(4, 2.5, 2), text="fünf\ud83d", cached=True)
 LOST = Vote(None, reason="unreadable", text="hm", calls=4)
@@ -88,6 +91,36 @@ def test_two_at_work_write_apart_and_later_read_both(tmp_path: Path):
     assert len(list(tmp_path.iterdir())) == 2
     with VerdictCache(tmp_path) as cache:
         assert cache.get("a", seed=2) == cache.get("b", seed=2) == KEPT
+
+
+ENDLESS = """
+import itertools, sys
+from pathlib import Path
+from reward.genrm import Verdict
+from reward.judgements import Vote
+from reward.verdict_cache import VerdictCache
+
+cache = VerdictCache(Path(sys.argv[1]))
+for k in itertools.count():
+    cache.add(str(k), Vote(Verdict(4, 2, 2), text="x" * k), seed=1)
+    print(k, flush=True)
+"""
+
+
+def test_what_was_added_outlives_a_killed_process(tmp_path: Path):
+    command = [sys.executable, "-c", ENDLESS, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line == "300\n":
+                break
+        process.kill()
+    with VerdictCache(tmp_path) as cache:
+        assert [path.name for path in tmp_path.iterdir()] == ["votes-000.jsonl"]
+        for k in range(301):
+            found = cache.get(str(k), seed=1)
+            assert found is not None
+            assert found.text == "x" * k
 
 
 def judged(sampler: Scripted, folder: Path, *, seed: int = 1, **fields: object) -> list[Judgement]:
