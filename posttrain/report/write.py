@@ -36,6 +36,8 @@ from posttrain.report.sft_data import headline as data_headline
 from posttrain.report.tiny_world import add_tiny_world
 from posttrain.report.training import add_training
 from posttrain.report.training import headline as training_headline
+from posttrain.report.win_rate import add_win_rate
+from posttrain.report.win_rate import headline as win_headline
 
 REPORT = "report.html"
 ACCURACY = "accuracy.json"
@@ -48,6 +50,7 @@ SECTIONS: dict[str, Callable[[Page, Node], None]] = {
     "samples": add_samples,
     "sft_data": add_sft_data,
     "tiny_world": add_tiny_world,
+    "win_rate": add_win_rate,
 }
 
 
@@ -119,6 +122,8 @@ def headline(
             found += judging_headline(facts)
         if node.kind == "genrm_evaluation" and node.depth == 0:
             found += judges_headline(node)
+        if node.kind == "win_rate" and node.depth == 0:
+            found += win_headline(node)
         if node.kind == "samples" and node.depth == 0:
             found += samples_headline(facts)
         if node.kind == "sft_data" and node.manifest is not None:

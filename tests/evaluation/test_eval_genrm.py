@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.util import module_from_spec, spec_from_file_location
@@ -31,6 +32,8 @@ def script(name: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
+    # dataclasses look their module up
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
 
