@@ -272,6 +272,12 @@ class GroupTrainer(Resumable, GRPOTrainer):
         config = self.recipe.loss
         with self.expert_bias.counting(inputs["attention_mask"]):
             current, entropy, mask = self.score(model, inputs)
+        # looked for here: importance sampling would take it for a token that strays
+        if not torch.isfinite(current.detach()[mask]).all():
+            raise TrainingError(
+                f"step {self.state.global_step + 1}: the policy's log-probabilities are not finite; "
+                "lower the learning rate, or train in float32"
+            )
         previous = inputs.get("previous", current.detach())
         sampled = inputs["sampled"][:, 1:]
         weights = importance(previous, sampled, mask, config.importance)
@@ -289,13 +295,7 @@ class GroupTrainer(Resumable, GRPOTrainer):
         # DDP averages gradients over processes, the sum is over the global batch
         tokens = self._made.tokens[self.state.global_step % config.updates]
         scale = self.accelerator.num_processes / max(tokens, 1)
-        loss = torch.where(counted, terms.loss, 0.0).sum() * scale
-        if not torch.isfinite(loss):
-            raise TrainingError(
-                f"step {self.state.global_step + 1}: the loss is not finite; lower the learning "
-                "rate, or train in float32"
-            )
-        return loss
+        return torch.where(counted, terms.loss, 0.0).sum() * scale
 
     def _note(self, places: list[Any], mask: torch.Tensor, weights: Importance) -> None:
         """Keep each rollout's ratios, to be written beside it."""
