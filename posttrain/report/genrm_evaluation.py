@@ -13,9 +13,9 @@ from posttrain.report.page import Page
 Row = Mapping[str, Any]
 SHOWN_CHARACTERS = 4000
 _RATES = {
-    "right_order": "right order",
+    "pairwise_accuracy": "right order",
     "right_in_both_orders": "right in both orders",
-    "consistent": "both orders agree",
+    "position_consistency": "both orders agree",
     "format": "readable",
     "prefers_first": "prefers the first",
     "same_scores": "equal scores",
@@ -43,7 +43,7 @@ def headline(node: Node) -> list[tuple[str, str, str]]:
     cells = json.loads((node.path / "metrics.json").read_text("utf-8"))["cells"]
     last = cells[-1]
     found: list[tuple[str, str, str]] = []
-    for name in ("right_order", "consistent", "format"):
+    for name in ("pairwise_accuracy", "position_consistency", "format"):
         if last[name] is not None:
             found.append((percent(last[name]["value"]), _RATES[name], last["checkpoint"]))
     return found
@@ -72,7 +72,7 @@ def _cells(metrics: Row) -> list[str]:
 
 
 def _differences(rows: Sequence[Row]) -> list[str]:
-    names = {"right_order": 100, "consistent": 100, "format": 100, "reward": 1}
+    names = {"pairwise_accuracy": 100, "position_consistency": 100, "format": 100, "reward": 1}
     found = [
         [f"{row['a']} → {row['b']}", row["source"]]
         + [_change(row.get(name), scale) for name, scale in names.items()]

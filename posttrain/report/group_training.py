@@ -71,7 +71,10 @@ def before_and_after(facts: Row, names: Mapping[str, str]) -> str:
         for key, name in names.items()
         if key in first and key in last
     ]
-    note = f"Means over the first and the last {facts['averaged']} batches of rollouts."
+    averaged, batches = facts["averaged"], facts["batches"]
+    note = f"Means over the first and the last {averaged} batches of rollouts."
+    if 2 * averaged > batches:
+        note += f" The run had {batches}: these are partly the same."
     return paragraph(note) + table(["", "first", "last", "change"], rows, numeric={1, 2, 3})
 
 

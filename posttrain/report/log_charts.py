@@ -43,5 +43,7 @@ def logged(
 
 def side_by_side(*figures: str) -> str:
     """Half-width figures in a row; "" where there is none."""
-    found = "".join(figures)
-    return f'<div class="pair">{found}</div>' if found else ""
+    found = [one for one in figures if one]
+    if len(found) == 1:
+        found.append("<div></div>")  # alone it would be drawn as wide as the page
+    return f'<div class="pair">{"".join(found)}</div>' if found else ""

@@ -66,6 +66,7 @@ def test_rlhf_has_its_sections(rlhf: Path):
 
 def test_means_are_those_of_the_log(rlhf: Path):
     page, log = page_of(rlhf), log_of(rlhf)
+    assert "first and the last 3 batches of rollouts. The run had 3: these are partly" in page
     mean = sum(row["reward"] for row in log) / len(log)
     assert cells(page, "reward")[1] == f"{mean:.3f}"
     accuracy = sum(row["part/accuracy"] for row in log) / len(log)

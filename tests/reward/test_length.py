@@ -255,6 +255,7 @@ def test_style_is_off_unless_asked_for():
         ({"base": [1.0, None, math.inf]}, r"base\[2\] is inf"),
         ({"reasoning_lengths": [1, -1, 2]}, r"reasoning_lengths\[1\] is -1"),
         ({"answer_lengths": [1, 2, math.nan]}, r"answer_lengths\[2\] is nan"),
+        ({"answer_lengths": [1, math.inf, 2]}, r"answer_lengths\[1\] is inf"),
         ({"style_densities": [0.1, -0.1, 0]}, r"style_densities\[1\]"),
         ({"quality_percentile": 101}, "0 to 100"),
         ({"quality_percentile": math.nan}, "0 to 100"),
