@@ -1,4 +1,4 @@
-"""Evaluate judges on held-out pairs: right order, both orders agreeing, format, errors, by source.
+"""Evaluate judges on held-out pairs: pairwise accuracy, position consistency, format, errors.
 
     python scripts/eval_genrm.py --config recipes/tiny/eval_genrm.yaml
     python scripts/eval_genrm.py --config F out=runs/x pairs=100 --dry-run

@@ -25,8 +25,10 @@ from data_builders.genrm.texts import (
     RESPONSE_KEYS,
     final_answer,
     history_of,
+    interleaved,
     plain_history,
     responses_of,
+    turns_of,
 )
 from data_builders.where import lookup
 from posttrain.config.build_genrm import PreferenceSource
@@ -34,21 +36,34 @@ from posttrain.records import Message
 
 _IN_MESSAGE = ("role", "content")
 _RANKINGS = ("ranking", "preference_ranking")
+_STRENGTHS = ("overall_preference", "preference_strength")
+_ONE_HOT = {"model_a": "winner_model_a", "model_b": "winner_model_b", "tie": "winner_tie"}
 
 
 def helpsteer3(row: Row, how: Reading, source: PreferenceSource) -> Pair:
-    """`context`, two responses, `overall_preference` from −3 (response 1) to 3 (response 2)."""
-    field = "overall_preference"
+    """`context`, two responses, `overall_preference` from −3 (response 1) to 3 (response 2).
+
+    HelpSteer2's preferences are the same with a `prompt` and `preference_strength`.
+    """
+    field = next((name for name in _STRENGTHS if row.get(name) is not None), _STRENGTHS[0])
     ranking = strength(_needed(row, field), field, source)
     return Pair(history_of(row, how), *responses_of(row, how), gold_of(ranking, row, source))
 
 
 def arena(row: Row, how: Reading, source: PreferenceSource) -> Pair:
-    """`conversation_a` and `conversation_b`, or a prompt and two responses, and a `winner`."""
-    ranking = won(outcome_of(_needed(row, "winner"), "winner"), "winner", source)
+    """`conversation_a` and `conversation_b`, or a prompt and two responses, and a `winner`.
+
+    The winner may be one of three columns, and prompt and responses JSON lists of their turns.
+    """
+    ranking = won(outcome_of(_winner(row), "winner"), "winner", source)
     gold = gold_of(ranking, row, source)
     if row.get("conversation_a") is None:
-        return Pair(history_of(row, how), *responses_of(row, how), gold)
+        asked = turns_of(row.get("prompt"))
+        if asked is None:
+            return Pair(history_of(row, how), *responses_of(row, how), gold)
+        answered = (turns_of(row.get(key)) for key in ("response_a", "response_b"))
+        first, second = (interleaved(asked, side) for side in answered)
+        return _parted(first, second, gold)
     first, second = (_conversation(row, how, f"conversation_{side}") for side in "ab")
     return _parted(first, second, gold)
 
@@ -64,7 +79,7 @@ def pandalm(row: Row, how: Reading, source: PreferenceSource) -> Pair:
 def chosen_rejected(row: Row, how: Reading, source: PreferenceSource) -> Pair:
     """Any form of the chosen/rejected dialect; the chosen is read as response 1."""
     chosen, rejected = (read_side(row, side, how).messages for side in ("chosen", "rejected"))
-    gold = gold_of(source.win, _scores_by_side(row), source)
+    gold = gold_of(source.win, _scores_by_side(row, source), source)
     return _parted(chosen, rejected, gold, sided=False)
 
 
@@ -147,9 +162,11 @@ def recognise(row: Row) -> str:
             return "judging_prompt"
     if {"chosen", "rejected"} <= there and not pair:
         return "chosen_rejected"
-    if pair and "overall_preference" in there:
+    if pair and there & {*_STRENGTHS}:
         return "helpsteer3"
-    if "winner" in there and (pair or {"conversation_a", "conversation_b"} <= there):
+    if there & {"winner", *_ONE_HOT.values()} and (
+        pair or {"conversation_a", "conversation_b"} <= there
+    ):
         return "arena"
     if pair and any(key.startswith("annotator") for key in there):
         return "pandalm"
@@ -169,6 +186,16 @@ def _ranking(row: Row, source: PreferenceSource) -> float:
     raise RowProblem("no_preference", _RANKINGS[0], "the row does not say which is better")
 
 
+def _winner(row: Row) -> Any:
+    """Who won, from `winner` or from the one of three columns that is 1."""
+    if row.get("winner") is not None:
+        return row["winner"]
+    marked = [name for name, column in _ONE_HOT.items() if row.get(column) in (1, True, "1")]
+    if len(marked) != 1:
+        raise RowProblem("no_preference", "winner", "the row does not say which is better")
+    return marked[0]
+
+
 def _conversation(row: Row, how: Reading, field: str) -> tuple[Message, ...]:
     """Messages, also as JSON text."""
     listed = as_messages(row[field])
@@ -177,8 +204,13 @@ def _conversation(row: Row, how: Reading, field: str) -> tuple[Message, ...]:
     return read_messages(listed, how, field)
 
 
-def _scores_by_side(row: Row) -> Mapping[str, Any]:
-    """Scores of the chosen and the rejected, under the names or as recipes map them."""
+def _scores_by_side(row: Row, source: PreferenceSource) -> Mapping[str, Any]:
+    """Scores of the chosen and the rejected, under the usual names or as the recipe maps them.
+
+    Such rows are scored on any scale: without one in the recipe their scores say nothing.
+    """
+    if source.scores is None:
+        return {}
     return {
         "score_1": row.get("score_1", row.get("score_chosen")),
         "score_2": row.get("score_2", row.get("score_rejected")),

@@ -15,6 +15,7 @@ from data_builders.dialects.alpaca import request
 from data_builders.dialects.messages_list import with_system
 from data_builders.dialects.prompt_completion import read_answer, read_prompt
 from data_builders.dialects.reading import Reading, Row
+from posttrain.json_values import load_json
 from posttrain.records import Message, json_text
 
 CONTEXT_KEYS = ("context", "history", "messages", "conversations", "conversation", "prompt",
@@ -80,3 +81,25 @@ def final_answer(turns: Sequence[Message], where: str) -> str:
     # as `reward.genrm_prompt.shown_answer` shows a completion
     calls = [json_text({"call": c.name, "arguments": c.arguments}) for c in turns[0].tool_calls]
     return "\n".join(part for part in (turns[0].content, *calls) if part)
+
+
+def turns_of(value: Any) -> list[str] | None:
+    """The texts of a list of turns, or of its JSON; None where it is no such list."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = load_json(value)
+        except ValueError:
+            return None
+    found: list[Any] = value if isinstance(value, list) else []
+    return found if found and all(isinstance(turn, str) for turn in found) else None
+
+
+def interleaved(asked: Sequence[str], answered: Sequence[str] | None) -> tuple[Message, ...]:
+    """A conversation from its questions and its answers. Raises RowProblem."""
+    if answered is None or len(asked) != len(answered):
+        raise RowProblem("malformed_message", "the responses", "not an answer to every turn")
+    return tuple(
+        message
+        for question, answer in zip(asked, answered, strict=True)
+        for message in (Message("user", question), Message("assistant", answer))
+    )

@@ -1,8 +1,8 @@
 """How good a judge is, from its judgements of held-out pairs in both orders; with intervals.
 
     judge_cells([Judged("rl", "helpsteer3", "q1", "p1", 0, False, prefers=1, …), …], seed=0)
-    → [{"checkpoint": "rl", "source": "helpsteer3", "pairs": 500, "right_order": {"value": 0.81, …},
-        "consistent": {…}, "format": {…}, …}, …, {"source": "all", …}]
+    → [{"checkpoint": "rl", "source": "helpsteer3", "pairs": 500, "format": {"value": 0.99, …},
+        "pairwise_accuracy": {…}, "position_consistency": {…}, …}, …, {"source": "all", …}]
 
 Pairs of one question, and both orders of a pair, are one cluster. Nothing here reads a judgement:
 `reward.genrm_training` does.
@@ -105,10 +105,10 @@ def mirrored(preference: int) -> int:
 
 
 RATES: dict[str, Callable[[Sequence[Judged]], list[_Value]]] = {
-    "right_order": _each(lambda one: one.right),
-    "right_order_readable": _each(lambda one: one.right if one.readable else None),
+    "pairwise_accuracy": _each(lambda one: one.right),
+    "pairwise_accuracy_readable": _each(lambda one: one.right if one.readable else None),
     "right_in_both_orders": _right_in_both,
-    "consistent": _consistent,
+    "position_consistency": _consistent,
     "format": _each(lambda one: float(one.readable)),
     "prefers_first": _each(lambda one: None if not one.prefers else float(one.prefers == 1)),
     "prefers_neither": _each(lambda one: None if one.prefers is None else one.prefers == 0),

@@ -15,9 +15,9 @@ from posttrain.evaluation.tables import interval, p_value
 
 Row = Mapping[str, Any]
 _RATES = {
-    "right_order": "right order",
-    "consistent": "both orders agree",
-    "format": "readable",
+    "pairwise_accuracy": "pairwise accuracy",
+    "position_consistency": "position consistency",
+    "format": "format kept",
     "prefers_first": "prefers the first",
     "same_scores": "equal scores",
     "truncated": "truncated",
@@ -28,7 +28,7 @@ _MEANS = {
     "reward": "reward",
     "tokens": "tokens",
 }
-_COMPARED = ("right_order", "consistent", "format", "reward")
+_COMPARED = ("pairwise_accuracy", "position_consistency", "format", "reward")
 
 
 def print_judges(console: Console, cells: Sequence[Row]) -> None:
@@ -50,7 +50,9 @@ def print_judge_differences(console: Console, rows: Sequence[Row]) -> None:
     """One line a pair of checkpoints × source: changes, their intervals, p of each alone."""
     if not rows:
         return
-    table = Table("judges", "source", "right order", "both orders agree", "readable", "reward")
+    table = Table(
+        "judges", "source", "pairwise accuracy", "position consistency", "format kept", "reward"
+    )
     for row in rows:
         table.add_row(
             f"{row['a']} → {row['b']}",

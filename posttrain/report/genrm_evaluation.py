@@ -13,10 +13,10 @@ from posttrain.report.page import Page
 Row = Mapping[str, Any]
 SHOWN_CHARACTERS = 4000
 _RATES = {
-    "pairwise_accuracy": "right order",
+    "pairwise_accuracy": "pairwise accuracy",
     "right_in_both_orders": "right in both orders",
-    "position_consistency": "both orders agree",
-    "format": "readable",
+    "position_consistency": "position consistency",
+    "format": "format kept",
     "prefers_first": "prefers the first",
     "same_scores": "equal scores",
     "truncated": "truncated",
@@ -61,11 +61,12 @@ def _cells(metrics: Row) -> list[str]:
         table(["judge", "source", "pairs", *_RATES.values(), *_MEANS.values()], rows,
               numeric=range(2, 3 + len(_RATES) + len(_MEANS))),
         paragraph(
-            "Every pair is asked in both orders. Right order: the response that the gold prefers "
-            "is preferred, by the scores and at equal scores by the ranking; no preference is half "
-            "right, an answer without a verdict is not. Both orders agree: of pairs with two "
-            "readable verdicts. Prefers the first: a judge without position bias has one half. "
-            "Intervals are 95 %; pairs of one question are one cluster."
+            "Every pair is asked in both orders. Pairwise accuracy: the response that the gold "
+            "prefers is preferred, by the scores and at equal scores by the ranking; no preference "
+            "is half right, an answer without a verdict is not. Position consistency: the same "
+            "winner in both orders, of pairs with two readable verdicts. Prefers the first: a "
+            "judge without position bias has one half. Intervals are 95 %; pairs of one question "
+            "are one cluster."
             + (f" Lost by the backend and in no figure: {lost}." if lost else "")
         ),
     ]  # fmt: skip
@@ -78,8 +79,8 @@ def _differences(rows: Sequence[Row]) -> list[str]:
         + [_change(row.get(name), scale) for name, scale in names.items()]
         for row in rows
     ]
-    head = ["judges", "source", "right order, points", "both orders agree, points"]
-    return [table([*head, "readable, points", "reward"], found)] if found else []
+    head = ["judges", "source", "pairwise accuracy, points", "position consistency, points"]
+    return [table([*head, "format, points", "reward"], found)] if found else []
 
 
 def _share(found: Row | None) -> str | None:

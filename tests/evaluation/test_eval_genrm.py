@@ -101,15 +101,15 @@ def test_two_judges_are_told_apart(recipe: Path, tmp_path: Path):
     evaluate(recipe)
     cells = {cell["checkpoint"]: cell for cell in metrics(tmp_path / "out")["cells"]}
     knows_it, by_place = cells["knows"], cells["first"]
-    assert knows_it["right_order"]["value"] == knows_it["consistent"]["value"] == 1.0
+    assert knows_it["pairwise_accuracy"]["value"] == knows_it["position_consistency"]["value"] == 1.0
     assert knows_it["ranking_error"]["value"] == 0.0
     assert knows_it["score_error"] is None  # chosen and rejected have no scores
-    assert by_place["right_order"]["value"] < 0.6
-    assert by_place["consistent"]["value"] == 0.0
+    assert by_place["pairwise_accuracy"]["value"] < 0.6
+    assert by_place["position_consistency"]["value"] == 0.0
     assert by_place["prefers_first"]["value"] == 1.0
     assert 0.6 < by_place["format"]["value"] < 1.0
     (row,) = metrics(tmp_path / "out")["differences"]
-    assert row["right_order"]["low"] > 0.2
+    assert row["pairwise_accuracy"]["low"] > 0.2
     manifest = read_artifact(tmp_path / "out", kind="genrm_evaluation")
     files = {f.path: f.rows for f in manifest.files}
     assert files["records/knows.jsonl"] == files["prompts.jsonl"] == 2 * knows_it["pairs"]
@@ -117,7 +117,7 @@ def test_two_judges_are_told_apart(recipe: Path, tmp_path: Path):
     assert manifest.facts["samplers"]["knows"] == {"backend": "scripted"}
     assert not (tmp_path / "out/work").exists()
     page = (tmp_path / "out/report.html").read_text()
-    assert "both orders agree" in page
+    assert "position consistency" in page
     assert "first → knows" in page
     data_page = (tmp_path / "data/report.html").read_text()
     assert "Gold rankings" in data_page

@@ -172,11 +172,11 @@ def test_held_out_pairs_are_judged_better_than_before(trained: Path):
     out = run("eval_genrm", trained / "eval.yaml", raw)
     metrics = json.loads((out / "metrics.json").read_text())
     before, after = metrics["cells"]
-    assert before["right_order"]["value"] < 0.7
-    assert after["right_order"]["value"] > 0.9
-    assert after["consistent"]["value"] > 0.9
+    assert before["pairwise_accuracy"]["value"] < 0.7
+    assert after["pairwise_accuracy"]["value"] > 0.9
+    assert after["position_consistency"]["value"] > 0.9
     (change,) = metrics["differences"]
-    assert change["right_order"]["low"] > 0
+    assert change["pairwise_accuracy"]["low"] > 0
 
 
 def test_started_again_it_has_nothing_to_do_and_another_recipe_is_refused(

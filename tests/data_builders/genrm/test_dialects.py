@@ -110,6 +110,38 @@ def test_a_flat_arena_row_has_a_prompt_and_two_responses():
     assert (read(row).response_1, read(row).gold.ranking) == ("56", 2)
 
 
+def test_arena_rows_with_columns_for_the_winner_and_lists_of_turns():
+    row = {
+        "id": 65089,
+        "prompt": json.dumps(["What is 7*8?", "Sure?"]),
+        "response_a": json.dumps(["56", "Yes."]),
+        "response_b": json.dumps(["56", "No."]),
+        "winner_model_a": 1,
+        "winner_model_b": 0,
+        "winner_tie": 0,
+    }
+    pair = read(row)
+    assert [m.content for m in pair.history] == ["What is 7*8?", "56", "Sure?"]
+    assert (pair.response_1, pair.response_2, pair.gold.ranking) == ("Yes.", "No.", 2)
+    assert read(row | {"winner_model_a": 0, "winner_model_b": 1}).gold.ranking == 5
+    assert problem(row | {"winner_model_a": 0, "winner_tie": 1}) == "tie"
+    assert problem(row | {"winner_model_a": 0}) == "no_preference"
+    assert problem(row | {"response_a": json.dumps(["54", "Yes."])}) == "different_histories"
+    for damaged in (["56", None], ["56"], "56"):
+        assert problem(row | {"response_a": json.dumps(damaged)}) == "malformed_message"
+
+
+def test_helpsteer2_has_a_prompt_and_a_strength():
+    row = {"prompt": "7*8?", "response_1": "56", "response_2": "54", "preference_strength": -3}
+    assert (read(row).gold.ranking, recognise(row)) == (1, "helpsteer3")
+
+
+def test_transcripts_part_at_their_last_answer():
+    start = "\n\nHuman: Hi\n\nAssistant: Hello.\n\nHuman: 7*8?\n\nAssistant: "
+    pair = read({"chosen": start + "56", "rejected": start + "54"})
+    assert (len(pair.history), pair.response_1, pair.response_2) == (3, "56", "54")
+
+
 def test_pandalm_needs_enough_annotators_to_agree():
     pair = read(PANDALM)
     assert pair.gold == Gold(None, None, 2)
@@ -127,6 +159,8 @@ def test_chosen_and_rejected_have_no_order_of_their_own():
     assert (pair.response_1, pair.response_2, pair.gold.ranking) == ("56", "54", 1)
     scored = CHOSEN | {"score_chosen": 9.0, "score_rejected": 2.0}
     assert read(scored, scores={"low": 1, "high": 9}).gold == Gold(5, 1.5, 2)
+    # on which scale they are nobody says
+    assert read(scored).gold == Gold(None, None, 2)
     whole = {
         side: [{"role": "user", "content": "7*8?"}, {"role": "assistant", "content": said}]
         for side, said in (("chosen", "56"), ("rejected", "54"))
