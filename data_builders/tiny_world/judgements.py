@@ -3,7 +3,7 @@
     make_judgement(Place(3, "train", "maths", 7), choices)
     → {"id": "judgement-train-3-maths-7", "messages": [{"role": "user", "content": "Add 3 and 4."}],
        "response_1": "8", "response_2": "7", "score_1": 1, "score_2": 5, "ranking": 6,
-       "reasoning": "3+4\\n3+4=7\\n7\\n1 8 8=7 no wrong\\n2 7 7=7 yes right", "metadata": {…}}
+       "reasoning": "3+4\\n3+4=7\\n7\\n[A1]8 8=7 no wrong\\n[A2]7 7=7 yes right", "metadata": {…}}
 
 The question is an item of the tiny world and held out as items are; the answers are drawn for it,
 each on its own, so that neither position is favoured. Scores and ranking are ours, and so is 3.5,
@@ -52,7 +52,7 @@ def make_judgement(place: Place, choices: Choices) -> dict[str, Any]:
         "score_1": first.score,
         "score_2": second.score,
         "ranking": ranking_of(first.score, second.score),
-        "reasoning": f"{worked}\n{metadata['gold']}\n1 {first.remark}\n2 {second.remark}",
+        "reasoning": f"{worked}\n{metadata['gold']}\n[A1]{first.remark}\n[A2]{second.remark}",
         "metadata": {key: metadata[key] for key in kept} | {"kinds": [first.kind, second.kind]},
     }
 
