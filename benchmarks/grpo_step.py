@@ -1,0 +1,267 @@
+"""A GRPO step against plain TRL: seconds for the same prompts, rollouts, model and settings.
+
+    python benchmarks/grpo_step.py                 # a 0.6 B model on a GPU, a tiny one on CPU
+    python benchmarks/grpo_step.py --checkpoint runs/tiny/sft
+
+The reward is a constant in both arms, so that only making rollouts and training on them is
+measured, and everything that comes with a step: metrics, and on our side every rollout on disk and
+importance weights. TRL runs with the settings of ours: token-level loss, clip 0.2/0.28, no KL. On
+CPU the seconds are the process's own, so that other work on the machine counts little. The arms
+take turns, each in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+    TrainerCallback,
+    set_seed,
+)
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from posttrain.config.grpo import GroupTraining
+from posttrain.config.load import validate
+from posttrain.group_rewards import Group, GroupRewards
+from posttrain.models.tokenizer import load_tokenizer
+from posttrain.records import Message
+from posttrain.rollouts import Prompt
+from posttrain.training.grpo import prepare
+from posttrain.training.grpo_arguments import grpo_arguments
+from posttrain.versions import package_versions
+
+# the quickstart's model, with random weights
+CPU_MODEL = {
+    "vocab_size": 1024, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": True,
+}  # fmt: skip
+# the shape of a 0.6 B open model, with random weights
+GPU_MODEL = {
+    "vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "tie_word_embeddings": True,
+}  # fmt: skip
+TEMPLATE = (
+    "{% for m in messages %}<|start|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>{% endif %}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One arm: seconds of each step behind the first, which warms up; tokens made a step."""
+
+    arm: str
+    steps: list[float]
+    tokens: float
+
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        return statistics.median(self.steps)
+
+
+class Constant:
+    """The same for every rollout."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides it."""
+        return {"reward": "constant"}
+
+    async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
+        """One a group."""
+        return [GroupRewards((1.0,) * len(group.completions)) for group in groups]
+
+
+class Clock(TrainerCallback):
+    """Seconds between the ends of steps; on CPU, of work that this process did."""
+
+    def __init__(self) -> None:
+        self.marks: list[float] = []
+
+    def on_step_end(self, *_args: Any, **_kwargs: Any) -> None:
+        """Take the time."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+            self.marks.append(time.perf_counter())
+        else:
+            self.marks.append(time.process_time())
+
+    @property
+    def steps(self) -> list[float]:
+        """Seconds of each but the first."""
+        return [end - start for start, end in zip(self.marks, self.marks[1:], strict=False)]
+
+
+def write_model(folder: Path) -> None:
+    """A random model with a tokenizer of words."""
+    shape = GPU_MODEL if torch.cuda.is_available() else CPU_MODEL
+    words = {"<|pad|>": 0, "<|start|>": 1, "<|end|>": 2}
+    words |= {f"w{n}": n for n in range(3, shape["vocab_size"])}
+    raw = Tokenizer(models.WordLevel(words, unk_token="w3"))  # noqa: S106 - a token
+    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    named = {"pad_token": "<|pad|>", "bos_token": "<|start|>", "eos_token": "<|end|>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, **named)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(str(folder))
+    set_seed(0)
+    config = LlamaConfig(**shape, max_position_embeddings=8192, pad_token_id=0, eos_token_id=2)
+    AutoModelForCausalLM.from_config(config).save_pretrained(str(folder))
+
+
+def make_prompts(args: argparse.Namespace) -> list[Prompt]:
+    """Random words, of lengths as questions have them."""
+    rng, made = random.Random(0), []
+    for n in range(args.prompts * args.steps):
+        length = max(4, int(rng.gauss(args.prompt_tokens, args.prompt_tokens / 3)))
+        text = " ".join(f"w{rng.randrange(3, 1000)}" for _ in range(length))
+        made.append(Prompt(str(n), str(n), "made", (Message("user", text),), thinking=False))
+    return made
+
+
+def shared(args: argparse.Namespace) -> dict[str, Any]:
+    """What both arms are told."""
+    on_gpu = torch.cuda.is_available()
+    return {
+        "max_steps": args.steps, "per_device_train_batch_size": args.micro,
+        "learning_rate": 1e-6, "lr_scheduler_type": "constant", "save_strategy": "no",
+        "bf16": on_gpu, "gradient_checkpointing": False, "disable_tqdm": True,
+    }  # fmt: skip
+
+
+def ours(args: argparse.Namespace, work: Path) -> Result:
+    """Our trainer."""
+    raw = {
+        "out": str(work),
+        "model": {"path": str(args.checkpoint)},
+        "prompts_per_step": args.prompts,
+        "generations": args.generations,
+        "sampling": {"max_tokens": args.tokens},
+        # a random policy hardly ever stops; TRL trains on such completions
+        "loss": {"overlong": "train"},
+        "guard": {name: {} for name in ("zero_variance", "truncated", "entropy", "length")},
+        "trainer": {**shared(args), "warmup_steps": 0},
+    }
+    recipe = validate(raw, GroupTraining, where="benchmark")
+    arguments = grpo_arguments(recipe, out=work / "resume")
+    prepared = prepare(recipe, arguments, prompts=make_prompts(args), reward=Constant())
+    clock = Clock()
+    prepared.trainer.add_callback(clock)
+    prepared.trainer.train()
+    rows = [row for row in prepared.trainer.state.log_history if "rollouts" in row]
+    tokens = statistics.fmean(row["completion_tokens"] * row["rollouts"] for row in rows)
+    return Result("ours", clock.steps, tokens)
+
+
+def plain(args: argparse.Namespace, work: Path) -> Result:
+    """TRL's trainer as it is."""
+    tokenizer = load_tokenizer(args.checkpoint)
+    tokenizer.padding_side = "left"
+    prompts = [[{"role": "user", "content": p.messages[0].content}] for p in make_prompts(args)]
+    rollouts = args.prompts * args.generations
+    config = GRPOConfig(
+        output_dir=str(work), num_generations=args.generations, max_completion_length=args.tokens,
+        gradient_accumulation_steps=rollouts // args.micro, epsilon=0.2, epsilon_high=0.28,
+        beta=0.0, loss_type="dapo", report_to="none", logging_steps=1,
+        use_cpu=not torch.cuda.is_available(), dataloader_pin_memory=False, **shared(args),
+    )  # fmt: skip
+    trainer = GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(args.checkpoint),
+        reward_funcs=lambda completions, **_: [1.0] * len(completions),
+        args=config,
+        train_dataset=Dataset.from_dict({"prompt": prompts}),
+        processing_class=tokenizer,
+    )
+    clock = Clock()
+    trainer.add_callback(clock)
+    trainer.train()
+    rows = [row for row in trainer.state.log_history if "completions/mean_length" in row]
+    tokens = statistics.fmean(row["completions/mean_length"] * rollouts for row in rows)
+    return Result("trl", clock.steps, tokens)
+
+
+def run_arm(name: str, rest: Sequence[str]) -> Result:
+    """One arm in a process of its own."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        command = [sys.executable, __file__, *rest, "--arm", name, "--out", file.name]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        return Result(**json.loads(Path(file.name).read_text()))
+
+
+def main() -> None:
+    on_gpu = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--checkpoint", type=Path, help="the policy; default: random weights")
+    parser.add_argument("--prompts", type=int, default=16, help="a step")
+    parser.add_argument("--generations", type=int, default=16)
+    parser.add_argument("--prompt-tokens", type=int, default=256 if on_gpu else 40)
+    parser.add_argument("--tokens", type=int, default=1024 if on_gpu else 96, help="new, at most")
+    parser.add_argument("--micro", type=int, default=16, help="rollouts a micro-batch")
+    parser.add_argument("--steps", type=int, default=4, help="the first one is not counted")
+    parser.add_argument("--rounds", type=int, default=3, help="how often the arms take turns")
+    parser.add_argument("--arm", choices=["ours", "trl"], help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help="also write the figures as JSON")
+    args = parser.parse_args()
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        if args.checkpoint is None:
+            args.checkpoint = root / "model"
+            write_model(args.checkpoint)
+        if args.arm:
+            result = (ours if args.arm == "ours" else plain)(args, root / "work")
+            args.out.write_text(json.dumps(asdict(result)))
+            return
+        compare(args)
+
+
+def compare(args: argparse.Namespace) -> None:
+    """All rounds, and the ratio."""
+    names = ("checkpoint", "prompts", "generations", "prompt_tokens", "tokens", "micro", "steps")
+    rest = [f"--{name.replace('_', '-')}={getattr(args, name)}" for name in names]
+    results: list[Result] = []
+    for _ in range(args.rounds):
+        for arm in ("trl", "ours"):
+            result = run_arm(arm, rest)
+            results.append(result)
+            print(
+                f"{arm:<5} {result.seconds:>7.2f} s a step  {result.tokens:>8,.0f} tokens made  "
+                f"{1000 * result.seconds / result.tokens:.3f} ms a token",
+                flush=True,
+            )
+    each = {
+        arm: [1000 * r.seconds / r.tokens for r in results if r.arm == arm]
+        for arm in ("trl", "ours")
+    }
+    ratios = [a / b for a, b in zip(each["ours"], each["trl"], strict=True)]
+    print(f"ours / trl   {statistics.median(ratios):.3f} (of each round: {_listed(ratios)})")
+    if args.out:
+        facts = {"versions": package_versions(), "arms": [asdict(r) for r in results]}
+        args.out.write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def _listed(ratios: Sequence[float]) -> str:
+    return ", ".join(f"{ratio:.3f}" for ratio in ratios)
+
+
+if __name__ == "__main__":
+    main()
