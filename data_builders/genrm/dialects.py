@@ -205,16 +205,13 @@ def _conversation(row: Row, how: Reading, field: str) -> tuple[Message, ...]:
 
 
 def _scores_by_side(row: Row, source: PreferenceSource) -> Mapping[str, Any]:
-    """Scores of the chosen and the rejected, under the usual names or as the recipe maps them.
+    """Scores of the chosen and the rejected, under our names or the usual ones.
 
-    Such rows are scored on any scale: without one in the recipe their scores say nothing.
+    The usual ones are on any scale: without one in the recipe they say nothing.
     """
-    if source.scores is None:
-        return {}
-    return {
-        "score_1": row.get("score_1", row.get("score_chosen")),
-        "score_2": row.get("score_2", row.get("score_rejected")),
-    }
+    if source.scores is None or row.get("score_1") is not None:
+        return row
+    return {"score_1": row.get("score_chosen"), "score_2": row.get("score_rejected")}
 
 
 def _parted(
