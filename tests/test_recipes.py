@@ -16,6 +16,7 @@ from posttrain.config.eval import EvalConfig
 from posttrain.config.eval_genrm import EvalGenRmConfig
 from posttrain.config.genrm import GenRmConfig
 from posttrain.config.load import load_recipe, read_recipe
+from posttrain.config.rlhf import RlhfConfig
 from posttrain.config.sample import SampleConfig
 from posttrain.config.sft import SftConfig
 from posttrain.config.tiny_world import TinyWorldConfig
@@ -30,6 +31,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "eval.yaml": EvalConfig,
     "eval_genrm.yaml": EvalGenRmConfig,
     "genrm.yaml": GenRmConfig,
+    "rlhf.yaml": RlhfConfig,
     "sample.yaml": SampleConfig,
     "sft.yaml": SftConfig,
     "world.yaml": TinyWorldConfig,
@@ -103,3 +105,15 @@ def test_the_judges_recipe_has_the_papers_numbers():
     assert (recipe.prompts_per_step, recipe.generations, recipe.loss.updates) == (128, 8, 1)
     data = load_recipe(ROOT / "recipes/nemotron-3-nano/build_genrm.yaml", BuildGenRmConfig)
     assert data.swap
+
+
+def test_the_rlhf_recipe_has_the_papers_numbers():
+    recipe = load_recipe(ROOT / "recipes/nemotron-3-nano/rlhf.yaml", RlhfConfig)
+    assert (recipe.prompts_per_step, recipe.generations, recipe.loss.updates) == (128, 16, 1)
+    assert (recipe.loss.clip_low, recipe.loss.clip_high, recipe.loss.kl) == (0.2, 0.28, 0.0)
+    assert recipe.pairing.strategy == "circular"
+    length = recipe.length
+    assert (length.reasoning_coefficient, length.answer_coefficient) == (0.5, 0.5)
+    assert (length.reasoning_bonus, length.answer_bonus) == (0.5, 0.5)
+    assert length.quality_percentile == 80
+    assert (recipe.moe.freeze_router, recipe.moe.bias_update_rate) == (True, 1e-3)

@@ -88,7 +88,8 @@ class JudgeConfig(Strict):
         max_characters: a longer judging prompt is not asked and has failed; null: no limit.
         chunk: in process, the matches that are judged together and kept together; a killed run
             judges at most so many again.
-        cache: a folder of judgements that several runs share; null: `judgements/` in `out`.
+        cache: a folder of judgements that several runs share; null: beside the resume checkpoints
+            in `out`, until the run is finished.
     """
 
     models: tuple[JudgeModel, ...] = Field(min_length=1)
