@@ -94,18 +94,18 @@ def warm_up(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
         optimiser.zero_grad()
 
 
-def write_data(folder: Path) -> Path:
-    rows = [
-        {"prompt": q, "chosen": "good", "rejected": "bad", "score_1": 5, "score_2": 1}
-        for q in QUESTIONS
-    ]
+def write_data(folder: Path, name: str = "data", **keys: Any) -> Path:
+    """Pairs whose better response came first throughout."""
+    same = {"response_1": "good", "response_2": "bad", "score_1": 5, "score_2": 1, "ranking": 1}
+    rows = [{"prompt": question, **same} for question in QUESTIONS]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     raw = {
-        "out": str(folder / "data"),
+        "out": str(folder / name),
         "layout": "compact",
         "held_out": 0.3,
         "thinking": False,
-        "sources": [{"name": "words", "path": str(folder / "rows.jsonl"), "win": 1.0}],
+        "sources": [{"name": "words", "path": str(folder / "rows.jsonl")}],
+        **keys,
     }
     return run("build_genrm", folder / "build.yaml", raw)
 
@@ -161,22 +161,40 @@ def test_the_checkpoint_knows_its_data_and_its_policy(trained: Path):
     assert (trained / "judge/report.html").is_file()
 
 
-def test_held_out_pairs_are_judged_better_than_before(trained: Path):
+def evaluate(folder: Path, out: str, **checkpoints: str) -> dict[str, Any]:
+    """Figures of judges on what the data held out."""
     raw = {
-        "out": str(trained / "eval"),
-        "data": str(trained / "data"),
-        "checkpoints": {"before": str(trained / "policy"), "after": str(trained / "judge")},
+        "out": str(folder / out),
+        "data": str(folder / "data"),
+        "checkpoints": {name: str(folder / path) for name, path in checkpoints.items()},
         "backend": {"kind": "transformers"},
         "parameters": {"temperature": 0.0, "max_tokens": 3},
     }
-    out = run("eval_genrm", trained / "eval.yaml", raw)
-    metrics = json.loads((out / "metrics.json").read_text())
+    return json.loads((run("eval_genrm", folder / "eval.yaml", raw) / "metrics.json").read_text())
+
+
+def test_held_out_pairs_are_judged_better_than_before(trained: Path):
+    metrics = evaluate(trained, "eval", before="policy", after="judge")
     before, after = metrics["cells"]
     assert before["pairwise_accuracy"]["value"] < 0.7
     assert after["pairwise_accuracy"]["value"] > 0.9
     assert after["position_consistency"]["value"] > 0.9
     (change,) = metrics["differences"]
     assert change["pairwise_accuracy"]["low"] > 0
+
+
+def test_without_the_other_order_a_judge_learns_the_position(trained: Path):
+    write_data(trained, "one_order", swap=False)
+    raw = recipe(trained, out=str(trained / "skewed"), data=str(trained / "one_order"))
+    raw["trainer"]["max_steps"] = 25
+    run("genrm", trained / "skewed.yaml", raw)
+    # its own training says all is well
+    rows = [row for row in log_rows(trained / "skewed") if "reward" in row]
+    assert rows[-1]["part/right_order"] > 0.9
+    (cell,) = evaluate(trained, "eval_skewed", skewed="skewed")["cells"]
+    assert cell["prefers_first"]["value"] > 0.9
+    assert cell["position_consistency"]["value"] < 0.1
+    assert 0.4 < cell["pairwise_accuracy"]["value"] < 0.6
 
 
 def test_started_again_it_has_nothing_to_do_and_another_recipe_is_refused(
