@@ -17,6 +17,7 @@ from posttrain.artifacts import read_artifact
 from posttrain.errors import ConfigError, JudgeError
 from posttrain.evaluation.win_rate import Duel, win_rows
 from posttrain.sampling.protocol import Request
+from tests.evaluation import small_eval
 from tests.evaluation.test_eval_genrm import script, verdict
 from tests.sampling.scripted import END, Scripted
 from tests.sampling.small_stage import sample, write_recipe
@@ -166,3 +167,25 @@ def test_sides_that_were_asked_otherwise_are_refused(sides: Path, tmp_path: Path
     sample(recipe, sampler=Scripted(answers("x")))
     with pytest.raises(ConfigError, match="share no prompt"):
         compare(sides, tmp_path / "out", prefers_new, after=str(other / "out"))
+
+
+def prefers_56(request: Request, rng: random.Random) -> str:
+    first, second = _SHOWN.findall(request.messages[-1].content)[-1]
+    if ("56" in first) == ("56" in second):
+        return f"</think>{verdict(3, 3, 1)}{END}"
+    return f"</think>{verdict(5, 1, 2) if '56' in first else verdict(1, 5, 5)}{END}"
+
+
+def test_two_checkpoints_of_one_evaluation(tmp_path: Path):
+    small_eval.evaluate(small_eval.write_recipe(tmp_path))
+    run = str(tmp_path / "out")
+    compare(tmp_path, tmp_path / "w", prefers_56, before=f"{run}:sft", after=f"{run}:dpo")
+    found = {row["unit"]: row for row in rows(tmp_path / "w")}
+    # the second never calls an undeclared tool, and says 56 instead; with tools both are the same
+    assert found["sums.no_tools off"]["win"]["value"] > 0
+    assert found["all"]["loss"]["value"] == 0.0
+    assert found["sums.with_tools on"]["same"] == found["sums.with_tools on"]["duels"]
+    lines = [json.loads(line) for line in (tmp_path / "w/duels.jsonl").open()]
+    assert len(lines) == read_artifact(tmp_path / "w").counts.kept == found["all"]["duels"]
+    with pytest.raises(ConfigError, match="several checkpoints"):
+        compare(tmp_path, tmp_path / "x", prefers_56, before=run, after=f"{run}:dpo")
