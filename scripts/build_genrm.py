@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,21 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from data_builders.genrm.build import HELD_OUT, TRAIN, Built, build
+from data_builders.genrm.prompts import CountTokens
 from data_builders.genrm.tables import print_built
 from data_builders.prompts import refuse_changes
 from data_builders.sft_inputs import Input, as_facts, find_parents
 from data_builders.sources import find_files
 from posttrain.artifacts import Parent, StageDir, read_artifact, sha256_file
+from posttrain.chat import render
 from posttrain.claim import claimed, run_command
 from posttrain.config.build_genrm import BuildGenRmConfig
+from posttrain.config.build_sft import TokenizerConfig
 from posttrain.config.load import load_recipe
+from posttrain.models.chat_template import chat_template_of
+from posttrain.models.encoding import encoder_of, load_any_tokenizer
 from posttrain.report import ensure_report, write_report
+from posttrain.rollouts import Prompt
 
 BASE = Path(".")
 
@@ -43,10 +50,11 @@ def main(arguments: list[str]) -> None:
 
     # -- what the prompts are made from
     inputs, parents = preference_inputs(recipe, out)
+    counter = None if recipe.tokenizer is None else token_counter(recipe.tokenizer)
     if options.dry_run:
         if out.is_dir() and any(out.iterdir()):
             StageDir.open(out, kind="genrm_data", config=config, claim=False)
-        print_built(console, build(recipe, None, base_dir=BASE))
+        print_built(console, build(recipe, None, base_dir=BASE, count=counter))
         return
 
     with claimed(out, kind="genrm_data", config=config) as stage:
@@ -69,6 +77,7 @@ def main(arguments: list[str]) -> None:
                 recipe,
                 out,
                 base_dir=BASE,
+                count=counter,
                 progress=lambda name, n: bar.update(task, description=f"{name}: {n:,} pairs"),
             )
 
@@ -98,6 +107,24 @@ def preference_inputs(recipe: BuildGenRmConfig, out: Path) -> tuple[list[Input],
             inputs += [Input(source.name, str(p), p.stat().st_size, sha256_file(p)) for p in files]
             paths += files
     return inputs, find_parents(paths, out)
+
+
+def token_counter(config: TokenizerConfig) -> CountTokens:
+    """Counts tokens of prompts as the judge is asked."""
+    tokenizer = load_any_tokenizer(config.path, revision=config.revision)
+    encoder = encoder_of(tokenizer)
+    template = chat_template_of(
+        tokenizer, choice=config.chat_template, variables=config.template_variables
+    )
+
+    def count(prompts: Sequence[Prompt]) -> list[int]:
+        texts = [
+            render(p.messages, template, add_generation_prompt=True, enable_thinking=p.thinking)
+            for p in prompts
+        ]
+        return [len(ids) for ids in encoder.encode(texts)]
+
+    return count
 
 
 def facts_of(recipe: BuildGenRmConfig, built: Built, inputs: list[Input]) -> dict[str, Any]:

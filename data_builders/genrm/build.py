@@ -21,7 +21,7 @@ import numpy as np
 
 from data_builders.dialects import RowProblem
 from data_builders.genrm.pair import Pair
-from data_builders.genrm.prompts import prompts_of, sft_row
+from data_builders.genrm.prompts import CountTokens, prompts_of, sft_row
 from data_builders.genrm.read import SourceBooks, chosen_pairs
 from data_builders.keyed import unit
 from posttrain.artifacts import Counts
@@ -118,18 +118,20 @@ def build(
     out: Path | None,
     *,
     base_dir: Path,
+    count: CountTokens | None = None,
     progress: Told = lambda name, rows: None,
 ) -> Built:
     """Read every source and write the prompts.
 
     Args:
         out: the folder to write to; None writes nothing.
+        count: tokens of rendered prompts, where the recipe limits them.
         progress: told a source and how many of its pairs are done.
 
     Raises:
         ConfigError, DataError: as `chosen_pairs`; or nothing is left to train on.
     """
-    work = _Build(recipe, base_dir, progress)
+    work = _Build(recipe, base_dir, count, progress)
     with ExitStack() as stack:
         if out is not None:
             names = (TRAIN, HELD_OUT, *((WARM_UP,) if recipe.sft else ()))
@@ -153,8 +155,15 @@ def build(
 class _Build:
     """What lasts over all sources."""
 
-    def __init__(self, recipe: BuildGenRmConfig, base_dir: Path, progress: Told) -> None:
-        self._recipe, self._base_dir, self._progress = recipe, base_dir, progress
+    def __init__(
+        self,
+        recipe: BuildGenRmConfig,
+        base_dir: Path,
+        count: CountTokens | None,
+        progress: Told,
+    ) -> None:
+        self._recipe, self._base_dir = recipe, base_dir
+        self._count, self._progress = count, progress
         self._seen: dict[str, Any] = {}
         self._kept_apart: set[str] = set()
         self.files: dict[str, TextIO] = {}
@@ -177,7 +186,11 @@ class _Build:
             held_out = source.held_out or share < recipe.held_out
             try:
                 prompts = prompts_of(
-                    pair, source=source.name, recipe=recipe, swap=recipe.swap or held_out
+                    pair,
+                    source=source.name,
+                    recipe=recipe,
+                    swap=recipe.swap or held_out,
+                    count=self._count,
                 )
             except RowProblem as problem:
                 books.drop(problem.reason, str(problem))

@@ -7,31 +7,53 @@ prompts_of(pair, source="helpsteer3", recipe=recipe)
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from data_builders.dialects import RowProblem
 from data_builders.genrm.pair import Pair
 from posttrain.config.build_genrm import BuildGenRmConfig
+from posttrain.errors import RenderError
 from posttrain.records import Message, json_text
 from posttrain.rollouts import Prompt
 from reward.genrm import Gold, Verdict, parse_verdict, training_reward
 from reward.genrm_prompt import judging_messages, verdict_text
+from reward.quoting import quoted
 
+CountTokens = Callable[[Sequence[Prompt]], list[int]]
 GRADER = "genrm"
 SETTING = "judging"
 GIVEN, SWAPPED = "given", "swapped"
 
 
-def prompts_of(pair: Pair, *, source: str, recipe: BuildGenRmConfig, swap: bool) -> list[Prompt]:
+def prompts_of(
+    pair: Pair,
+    *,
+    source: str,
+    recipe: BuildGenRmConfig,
+    swap: bool,
+    count: CountTokens | None = None,
+) -> list[Prompt]:
     """The pair asked as it came and, with `swap`, in the other order; both share `task`.
 
+    Args:
+        count: tokens of rendered prompts; where it is given they go by `max_tokens`.
+
     Raises:
-        RowProblem: `too_long`, or `gold_refused` by the reader of verdicts.
+        RowProblem: `too_long`; `render_error`; `gold_refused` by the reader of verdicts.
     """
     name = f"{source}-{pair.key}"
     orders = ((GIVEN, pair), (SWAPPED, pair.swapped()))[: 2 if swap else 1]
-    return [_prompt(one, name, order, source, recipe) for order, one in orders]
+    prompts = [_prompt(one, name, order, source, recipe) for order, one in orders]
+    if count is not None and recipe.max_tokens is not None:
+        try:
+            long = max(count(prompts))
+        except RenderError as error:
+            raise RowProblem("render_error", "the judging prompt", str(error)) from None
+        if long > recipe.max_tokens:
+            raise RowProblem("too_long", "the judging prompt", f"{long:,} tokens")
+    return prompts
 
 
 def _prompt(pair: Pair, task: str, order: str, source: str, recipe: BuildGenRmConfig) -> Prompt:
@@ -63,7 +85,9 @@ def _prompt(pair: Pair, task: str, order: str, source: str, recipe: BuildGenRmCo
 def messages_of(pair: Pair, recipe: BuildGenRmConfig) -> tuple[Message, ...]:
     """What the judge is shown."""
     if pair.frame is not None:
-        return (Message("user", pair.frame.around(pair.response_1, pair.response_2)),)
+        # as it came, but for what would frame a message of its own
+        whole = pair.frame.around(pair.response_1, pair.response_2)
+        return (Message("user", quoted(whole)),)
     return judging_messages(
         pair.history,
         pair.response_1,

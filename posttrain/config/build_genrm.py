@@ -18,6 +18,7 @@ from typing import Literal
 from pydantic import Field, ValidationError, model_validator
 
 from posttrain.config.base import Strict
+from posttrain.config.build_sft import TokenizerConfig
 from posttrain.config.source import SourceConfig
 from posttrain.records import Role
 
@@ -111,7 +112,10 @@ class BuildGenRmConfig(Strict):
         swap: each pair is also asked in the other order, scores exchanged and ranking 7 − r, as in
             the paper. What is held out always is, to measure consistency.
         held_out: share of the questions, by a keyed hash, whose pairs are all held out. Ours.
-        max_characters: of a judging prompt; longer ones are dropped; null: no limit.
+        tokenizer: of the judge, with the template it is asked through; only counts tokens.
+        max_tokens: of a judging prompt as it is rendered; a pair with a longer one is dropped; null:
+            no limit.
+        max_characters: the same in characters of its texts, without a tokenizer.
         thinking: the judge reasons before its verdict.
         sft: rows that bring the reasoning of a judgement also become rows for a warm-up by SFT.
     """
@@ -122,6 +126,8 @@ class BuildGenRmConfig(Strict):
     principle: str | None = None
     swap: bool = True
     held_out: float = Field(default=0.02, ge=0, lt=1)
+    tokenizer: TokenizerConfig | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
     max_characters: int | None = Field(default=None, ge=1)
     thinking: bool = True
     sft: bool = False
@@ -133,4 +139,6 @@ class BuildGenRmConfig(Strict):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"source names must differ, found twice: {', '.join(twice)}")
+        if self.max_tokens is not None and self.tokenizer is None:
+            raise ValueError("max_tokens needs a tokenizer: to count with")
         return self

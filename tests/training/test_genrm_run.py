@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from posttrain.artifacts import read_artifact
-from posttrain.errors import ConfigError
+from posttrain.errors import ConfigError, DataError
 from tests.training.grpo_data import TEMPLATE, TRAINER
 from tests.training.tiny import ROOT, log_rows
 
@@ -195,6 +195,17 @@ def test_without_the_other_order_a_judge_learns_the_position(trained: Path):
     assert cell["prefers_first"]["value"] > 0.9
     assert cell["position_consistency"]["value"] < 0.1
     assert 0.4 < cell["pairwise_accuracy"]["value"] < 0.6
+
+
+def test_prompts_are_dropped_by_their_length_in_tokens(trained: Path):
+    # <|im_start|>, question, two answers, [verdict], <|im_end|>, <|im_start|>: 7 tokens
+    tokenizer = {"path": str(trained / "policy"), "chat_template": "own"}
+    with pytest.raises(DataError, match="too_long 40"):
+        write_data(trained, "short", tokenizer=tokenizer, max_tokens=6)
+    data = write_data(trained, "long", tokenizer=tokenizer, max_tokens=7)
+    assert read_artifact(data).counts.kept == 40
+    with pytest.raises(ConfigError, match="max_tokens needs a tokenizer"):
+        write_data(trained, "none", max_tokens=7)
 
 
 def test_started_again_it_has_nothing_to_do_and_another_recipe_is_refused(
