@@ -113,8 +113,8 @@ class BuildGenRmConfig(Strict):
             the paper. What is held out always is, to measure consistency.
         held_out: share of the questions, by a keyed hash, whose pairs are all held out. Ours.
         tokenizer: of the judge, with the template it is asked through; only counts tokens.
-        max_tokens: of a judging prompt as it is rendered; a pair with a longer one is dropped; null:
-            no limit.
+        max_tokens: of a judging prompt as it is rendered; pairs with a longer one are dropped;
+            null: no limit.
         max_characters: the same in characters of its texts, without a tokenizer.
         thinking: the judge reasons before its verdict.
         sft: rows that bring the reasoning of a judgement also become rows for a warm-up by SFT.
