@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from posttrain.config.backend import Server
 from posttrain.config.judge import JudgeConfig, JudgeModel
 from posttrain.sampling.protocol import Sampler
 from posttrain.sampling.together import gather_or_cancel
@@ -28,11 +29,17 @@ from reward.verdict_cache import VerdictCache
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """One model that judges, and how it is asked: `layout` is a name of `LAYOUTS`."""
+    """One model that judges, and how it is asked.
+
+    Attributes:
+        layout: a name of `LAYOUTS`.
+        at_once: questions under way with a server; None: all, within its client's bound.
+    """
 
     sampler: Sampler
     layout: str
     thinking: bool = True
+    at_once: int | None = None
 
 
 def seat_for(model: JudgeModel, sampler: Sampler, *, template: str | None) -> Seat:
@@ -44,7 +51,8 @@ def seat_for(model: JudgeModel, sampler: Sampler, *, template: str | None) -> Se
     Raises:
         ConfigError: as `layout_for`.
     """
-    return Seat(sampler, layout_for(model.layout, template), model.thinking)
+    at_once = model.backend.concurrency if isinstance(model.backend, Server) else None
+    return Seat(sampler, layout_for(model.layout, template), model.thinking, at_once)
 
 
 class GenRmJudge:
@@ -116,64 +124,75 @@ class GenRmJudge:
 
     async def _votes(self, number: int, matches: Sequence[Match], seed: int) -> list[Vote]:
         """One seat's vote on each match."""
-        seat = self._seats[number]
-        asked = self._questions(number, matches)
-        distinct = {question.key: question for question in asked}
-        for question in distinct.values():
-            if self._cache is not None and question.vote is None:
-                question.vote = self._cache.get(question.key, seed=seed)
-        if seat.sampler.batched:
-            await self._in_stretches(seat.sampler, list(distinct.values()), seed)
-        else:
-            open_ = [question for question in distinct.values() if question.vote is None]
-            # one task a question: the client bounds how many are under way
-            await gather_or_cancel(self._alone(seat.sampler, q, seed) for q in open_)
+        batched = self._seats[number].sampler.batched
+        ask = self._ask_in_process if batched else self._ask_server
         paid: set[str] = set()
         votes: list[Vote] = []
-        for question in asked:
-            vote = distinct[question.key].vote
-            assert vote is not None, "a question was left open"
-            votes.append(_shared(vote) if question.key in paid else vote)
+        for question in await ask(number, matches, seed):
+            assert question.vote is not None, "a question was left open"
+            votes.append(_shared(question.vote) if question.key in paid else question.vote)
             paid.add(question.key)
         return votes
 
-    def _questions(self, number: int, matches: Sequence[Match]) -> list[Question]:
-        asker, seat = self._asker(number), self._seats[number]
-        return [
-            Question(
-                judging_messages(
-                    match.history,
-                    match.answer_1,
-                    match.answer_2,
-                    layout=seat.layout,
-                    principle=match.principle or self._config.principle,
-                ),
-                asker,
-            )
-            for match in matches
-        ]
+    async def _ask_server(self, number: int, matches: Sequence[Match], seed: int) -> list[Question]:
+        """Each match's question, answered; prompts are written when there is room to send them."""
+        seat, asker = self._seats[number], self._asker(number)
+        asked: dict[int, Question] = {}
+        distinct: dict[str, Question] = {}
+        waiting = iter(enumerate(matches))
 
-    async def _alone(self, sampler: Sampler, question: Question, seed: int) -> None:
-        while question.vote is None:
-            [generation] = await sampler.sample([question.request(seed)])
-            question.take(generation)
-        self._keep(question, seed)
+        async def work() -> None:
+            for position, match in waiting:
+                question = self._question(match, seat, asker)
+                asked[position] = distinct.setdefault(question.key, question)
+                if asked[position] is not question:
+                    continue  # whoever asked it first waits for the answer
+                self._recall(question, seed)
+                while question.vote is None:
+                    [generation] = await seat.sampler.sample([question.request(seed)])
+                    question.take(generation)
+                self._keep(question, seed)
 
-    async def _in_stretches(
-        self, sampler: Sampler, questions: Sequence[Question], seed: int
-    ) -> None:
-        """Stretches are cut before what is known is left out: a resumed run makes the same ones."""
-        size = self._config.chunk
-        for start in range(0, len(questions), size):
-            missing = [q for q in questions[start : start + size] if q.vote is None]
+        workers = min(len(matches), seat.at_once or len(matches))
+        await gather_or_cancel(work() for _ in range(workers))
+        return [asked[position] for position in range(len(matches))]
+
+    async def _ask_in_process(
+        self, number: int, matches: Sequence[Match], seed: int
+    ) -> list[Question]:
+        """Each match's question, answered, in stretches.
+
+        They are cut before what is known is left out, so that a resumed run makes the same ones.
+        """
+        seat, asker = self._seats[number], self._asker(number)
+        asked = [self._question(match, seat, asker) for match in matches]
+        distinct = {question.key: question for question in asked}
+        questions = list(distinct.values())
+        for question in questions:
+            self._recall(question, seed)
+        for start in range(0, len(questions), self._config.chunk):
+            stretch = questions[start : start + self._config.chunk]
+            missing = [question for question in stretch if question.vote is None]
             live = missing
             while live:
-                generations = await sampler.sample([question.request(seed) for question in live])
+                generations = await seat.sampler.sample([q.request(seed) for q in live])
                 for question, generation in zip(live, generations, strict=True):
                     question.take(generation)
                 live = [question for question in live if question.vote is None]
             for question in missing:
                 self._keep(question, seed)
+        return [distinct[question.key] for question in asked]
+
+    def _question(self, match: Match, seat: Seat, asker: Asker) -> Question:
+        principle = match.principle or self._config.principle
+        messages = judging_messages(
+            match.history, match.answer_1, match.answer_2, layout=seat.layout, principle=principle
+        )
+        return Question(messages, asker)
+
+    def _recall(self, question: Question, seed: int) -> None:
+        if self._cache is not None and question.vote is None:
+            question.vote = self._cache.get(question.key, seed=seed)
 
     def _keep(self, question: Question, seed: int) -> None:
         if self._cache is not None and question.keeps and question.vote is not None:

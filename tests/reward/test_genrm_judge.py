@@ -235,6 +235,26 @@ def test_a_server_gets_all_questions_at_once_with_the_judges_roles():
     assert {judgement.reason for judgement in found} == {"no readable verdict in its answer"}
 
 
+def test_no_more_is_written_than_can_be_sent():
+    under_way: list[int] = []
+
+    class Counting(Scripted):
+        async def sample(
+            self, requests: Sequence[Request], *, progress: Callable[[int], None] | None = None
+        ) -> list[Generation]:
+            under_way.append(1)
+            try:
+                assert len(under_way) <= 3
+                await asyncio.sleep(0)
+                return await super().sample(requests)
+            finally:
+                under_way.pop()
+
+    seat = Seat(Counting(fair, batched=False), "compact", at_once=3)
+    found = judged(GenRmJudge([seat], config()), numbered(20))
+    assert verdicts(found) == verdicts(judged(judge_of(fair), numbered(20)))
+
+
 def test_a_server_that_refuses_the_key_stops_the_run():
     async def run() -> None:
         async with Stub(lambda body, again: 401) as stub:
@@ -260,7 +280,8 @@ def test_too_many_failures_stop_with_counts_and_an_example():
 
 def test_a_recipe_seats_its_models():
     model = config().models[0]
-    assert seat_for(model, Scripted(fair), template=None).layout == "compact"
+    seat = seat_for(model, Scripted(fair), template=None)
+    assert (seat.layout, seat.at_once) == ("compact", 32)
     auto = model.model_copy(update={"layout": "auto", "thinking": False})
     seat = seat_for(auto, Scripted(fair), template="{{ messages }}")
     assert (seat.layout, seat.thinking) == ("message", False)
