@@ -175,8 +175,8 @@ def pair_up(recipe: WinRateConfig, before: Side, after: Side) -> tuple[list[Meet
     """
     for name, prompt in before.prompts.items():
         other = after.prompts.get(name)
-        if other is not None and other.messages != prompt.messages:
-            raise ConfigError(f"prompt {name!r} reads differently in {recipe.after}")
+        if other is not None and asked_of(other) != asked_of(prompt):
+            raise ConfigError(f"prompt {name!r} is another one in {recipe.after}")
     shared = [name for name in before.prompts if name in after.prompts]
     if not shared:
         raise ConfigError(f"{recipe.before} and {recipe.after} share no prompt")
@@ -196,6 +196,11 @@ def pair_up(recipe: WinRateConfig, before: Side, after: Side) -> tuple[list[Meet
             found.append(Meeting(before.prompts[name], index, old, new))
     reasons = {reason: count for reason, count in dropped.items() if count}
     return found, Counts(len(keys), len(found), reasons)
+
+
+def asked_of(prompt: Prompt) -> tuple[object, ...]:
+    """All that a policy is told."""
+    return prompt.messages, prompt.tools, prompt.thinking, prompt.reasoning_budget
 
 
 def judge_parents(recipe: WinRateConfig) -> list[Parent]:

@@ -20,6 +20,7 @@ from posttrain.config.rlhf import RlhfConfig
 from posttrain.config.sample import SampleConfig
 from posttrain.config.sft import SftConfig
 from posttrain.config.tiny_world import TinyWorldConfig
+from posttrain.config.win_rate import WinRateConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 # a recipe is named after its stage; recipes/accelerate holds accelerate's own files
@@ -34,6 +35,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "rlhf.yaml": RlhfConfig,
     "sample.yaml": SampleConfig,
     "sft.yaml": SftConfig,
+    "win_rate.yaml": WinRateConfig,
     "world.yaml": TinyWorldConfig,
 }
 RECIPES = sorted(

@@ -167,6 +167,12 @@ def test_sides_that_were_asked_otherwise_are_refused(sides: Path, tmp_path: Path
     sample(recipe, sampler=Scripted(answers("x")))
     with pytest.raises(ConfigError, match="share no prompt"):
         compare(sides, tmp_path / "out", prefers_new, after=str(other / "out"))
+    # the same prompt, asked with a budget
+    settings = [{"name": "no_tools", "thinking": 1.0, "reasoning_budget": 9}]
+    recipe = write_recipe(tmp_path / "budget", settings=settings, samples=2)
+    sample(recipe, sampler=Scripted(answers("x")))
+    with pytest.raises(ConfigError, match="is another one in"):
+        compare(sides, tmp_path / "out", prefers_new, after=str(tmp_path / "budget/out"))
 
 
 def prefers_56(request: Request, rng: random.Random) -> str:

@@ -199,6 +199,7 @@ def test_a_released_judging_prompt_is_taken_apart_at_its_marks():
         "unsplit_prompt"
     )
     assert problem(RELEASED | {"num_responses": 3}) == "several_responses"
+    assert read(RELEASED | {"messages": [RELEASED["messages"]]}) == pair
 
 
 @pytest.mark.parametrize(
