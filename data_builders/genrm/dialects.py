@@ -198,12 +198,14 @@ def _winner(row: Row) -> Any:
 
 def _conversation(row: Row, how: Reading, field: str) -> tuple[Message, ...]:
     """Messages, also as JSON text, or as the one conversation of a list of them."""
+    if field not in row:
+        raise RowProblem("unrecognised", field, "the row has no such conversation")
     value: Any = row[field]
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
         value = value[0]
     listed = as_messages(value)
     if listed is None:
-        raise RowProblem("malformed_message", field, f"no conversation: {row[field]!r:.80}")
+        raise RowProblem("malformed_message", field, f"no conversation: {value!r:.80}")
     return read_messages(listed, how, field)
 
 
