@@ -50,7 +50,8 @@ class ImportanceConfig(Strict):
     Args:
         token_low, token_high: a token whose ratio trainer / sampler is outside counts as zero in
             the loss; inside, its loss is multiplied by the ratio.
-        sequence_limit: a completion whose mean of exp |difference| is above it is left out.
+        sequence_limit: a completion whose mean of exp |difference| is above it is left out of the
+            loss, though not of the tokens that the loss is divided by (in the reference it is).
     """
 
     token_low: float = Field(default=0.5, ge=0, lt=1)

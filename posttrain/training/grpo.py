@@ -52,13 +52,14 @@ from posttrain.training.grpo_advantages import leave_one_out_advantages
 from posttrain.training.grpo_card import grpo_card
 from posttrain.training.grpo_facts import run_facts
 from posttrain.training.grpo_files import FOLDER
+from posttrain.training.grpo_make import Rollouts
 from posttrain.training.grpo_preflight import (
     check_enough_prompts,
     check_environments,
     prompt_lengths,
     run_preflight,
 )
-from posttrain.training.grpo_trainer import GroupTrainer, Rollouts
+from posttrain.training.grpo_trainer import GroupTrainer
 from posttrain.training.log_rows import LOG, LogRows
 from posttrain.training.preflight import Preflight
 from posttrain.training.stage import KIND, artifact_files, clean_up, model_parent

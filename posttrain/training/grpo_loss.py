@@ -12,6 +12,7 @@ DAPO, arXiv 2503.14476).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -92,3 +93,21 @@ def token_loss(
     # times the ratio: its gradient is then that of the KL itself (DeepSeek-V3.2, section 3.1)
     kl = (apart.exp() - apart - 1) * ratio
     return TokenLoss(loss + config.kl * kl, held > free, kl)
+
+
+def ratio_rows(mask: Tensor, weights: Importance) -> list[dict[str, Any] | None]:
+    """Facts of each row's ratios; None for a row without tokens."""
+    count = mask.sum(-1)
+    total = torch.where(mask, weights.ratio, 0.0).sum(-1)
+    low = torch.where(mask, weights.ratio, torch.inf).amin(-1)
+    high = torch.where(mask, weights.ratio, -torch.inf).amax(-1)
+    masked = (mask & (weights.weight == 0)).sum(-1)
+    columns = torch.stack([count, total / count.clamp(min=1), low, high, masked, weights.strayed])
+    kept = weights.kept.tolist()
+    return [
+        {"mean": mean, "low": lowest, "high": highest, "masked": int(zeros), "strayed": strayed}
+        | {"kept": kept[k]}
+        if tokens
+        else None
+        for k, (tokens, mean, lowest, highest, zeros, strayed) in enumerate(columns.T.tolist())
+    ]

@@ -63,10 +63,10 @@ def make_plan(prepared: Prepared, *, measure: bool) -> GrpoPlan:
 def _seconds_a_rollout(trainer: GroupTrainer) -> float:
     """Of making a few and one pass forward and back over them; leaves no gradient behind."""
     recipe = trainer.recipe
-    prompts = trainer.drawn(0)[0][: -(-MEASURED // recipe.generations)]
+    prompts = trainer.maker.drawn(0)[0][: -(-MEASURED // recipe.generations)]
     trainer.model.to(trainer.args.device).train()
     started = time.perf_counter()
-    groups = trainer.roll_out(0, prompts)
+    groups = trainer.maker.roll_out(0, prompts)
     given = [GroupRewards((0.0,) * recipe.generations)] * len(groups)
     scored = with_advantages(range(len(groups)), groups, given)
     rows = trained_rows(scored, overlong="train")

@@ -8,14 +8,11 @@ batch (`compute_loss`).
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
 from peft import PeftModel
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, ProgressCallback
@@ -24,12 +21,6 @@ from trl.trainer.utils import use_adapter
 
 from posttrain.config.grpo import GroupTraining
 from posttrain.errors import TrainingError
-from posttrain.group_rewards import Group, GroupReward, GroupRewards
-from posttrain.rollouts import Prompt
-from posttrain.sampling.engine import Engine
-from posttrain.sampling.loop import OpenEnvironment
-from posttrain.sampling.protocol import Parameters, Sampler, seed_of
-from posttrain.sampling.rollout import Limits
 from posttrain.training.cpu_head import use_cpu_head
 from posttrain.training.dpo_trainer import silence_attention_dropout
 from posttrain.training.expert_bias import ExpertBias
@@ -39,49 +30,17 @@ from posttrain.training.grpo_batch import (
     collate,
     micro_batches,
     trained_rows,
-    with_advantages,
 )
 from posttrain.training.grpo_files import group_row, join_parts, rollout_file, write_part
 from posttrain.training.grpo_guard import HealthGuard
 from posttrain.training.grpo_lines import StepLines
-from posttrain.training.grpo_loss import Importance, importance, token_loss
-from posttrain.training.grpo_metrics import TokenSums, batch_metrics, group_facts
-from posttrain.training.grpo_order import rows_drawn, share
-from posttrain.training.grpo_rollout import Drawn, LiveEngine, make_groups
+from posttrain.training.grpo_loss import Importance, importance, ratio_rows, token_loss
+from posttrain.training.grpo_make import BatchMaker, Made, Rollouts
+from posttrain.training.grpo_metrics import TokenSums
+from posttrain.training.grpo_rollout import LiveEngine
 from posttrain.training.grpo_timing import StepClock
 from posttrain.training.packed_data import IGNORED
 from posttrain.training.resumable import Resumable
-
-MakeSampler = Callable[[Engine], Sampler]
-
-
-@dataclass(frozen=True, slots=True)
-class Rollouts:
-    """What the trainer needs to make and reward a batch of rollouts.
-
-    Attributes:
-        make_sampler: renders and parses around the live policy.
-        open_environment: runs the calls of a prompt that declares tools.
-        runner: in whose event loop rewards are asked for, batch after batch.
-    """
-
-    prompts: Sequence[Prompt]
-    reward: GroupReward
-    make_sampler: MakeSampler
-    open_environment: OpenEnvironment
-    runner: asyncio.Runner
-
-
-@dataclass(slots=True)
-class _Made:
-    """A batch of rollouts while it is trained on. `stats` are the ratios of rollouts seen so far,
-    `tokens` those in the loss of each update, over all processes."""
-
-    scored: list[ScoredGroup]
-    metrics: dict[str, float]
-    tokens: list[int]
-    batches: list[list[Batch]]
-    stats: dict[tuple[int, int], dict[str, Any]]
 
 
 class GroupTrainer(Resumable, GRPOTrainer):
@@ -119,15 +78,21 @@ class GroupTrainer(Resumable, GRPOTrainer):
         self.pad_id = pad_id
         self.guard = HealthGuard(recipe.guard)
         self.expert_bias = ExpertBias(plain, rate=recipe.moe.bias_update_rate)
-        self._sampler = rollouts.make_sampler(
-            LiveEngine(
-                plain,
-                batch_size=recipe.sampling.batch_size,
-                autocast=self.compute_loss_context_manager,
-            )
+        engine = LiveEngine(
+            plain,
+            batch_size=recipe.sampling.batch_size,
+            autocast=self.compute_loss_context_manager,
+        )
+        self.maker = BatchMaker(
+            recipe,
+            rollouts,
+            rollouts.make_sampler(engine),
+            processes=self.accelerator.num_processes,
+            process=self.accelerator.process_index,
+            clock=self.clock,
         )
         self._sums = TokenSums(kl=bool(recipe.loss.kl))
-        self._made: _Made | None = None
+        self._made: Made | None = None
         self._violation: dict[str, float] = {}
 
     # ---- the loop's shape: TRL's data loader is not asked for anything ----
@@ -151,73 +116,14 @@ class GroupTrainer(Resumable, GRPOTrainer):
         """The micro-batches of the next update; makes a batch of rollouts when it is due."""
         batch, update = divmod(self.state.global_step, self.recipe.loss.updates)
         if update == 0:
-            self._made = self._make(batch)
+            self._made = made = self.maker.make(batch)
+            self.tokens_seen += made.seen
+            self.trained_seen += sum(made.tokens)
+            made.batches = [self._batches(part) for part in made.parts]
         assert self._made is not None, "checkpoints are written between batches of rollouts"
         found = self._made.batches[update]
         assert len(found) == num_batches
         return found, None
-
-    # ---- a batch of rollouts ----
-
-    def _make(self, batch: int) -> _Made:
-        recipe, loss = self.recipe, self.recipe.loss
-        self.clock.start(batch * loss.updates + 1)
-        mine = self.drawn(batch)
-        with self.clock.part("rollout"):
-            groups = [self.roll_out(batch, part) for part in mine]
-        with self.clock.part("reward"):
-            flat = [group for part in groups for group in part]
-            given = self.rollouts.runner.run(self._reward(flat, batch))
-        positions = [one.position for part in mine for one in part]
-        scored = with_advantages(positions, flat, given)
-        facts = [group_facts(one, overlong=loss.overlong) for one in scored]
-        everywhere = sorted(gather_object(facts), key=lambda one: one["position"])
-        updates = len(mine)
-        per_update = recipe.prompts_per_step // updates
-        tokens = [
-            sum(sum(one["trained"]) for one in everywhere[k * per_update : (k + 1) * per_update])
-            for k in range(updates)
-        ]
-        self.tokens_seen += sum(sum(one["tokens"]) for one in everywhere)
-        self.trained_seen += sum(tokens)
-        size = len(scored) // updates
-        parts = [scored[k * size : (k + 1) * size] for k in range(updates)]
-        made = _Made(scored, batch_metrics(everywhere), tokens, [], {})
-        made.batches = [self._batches(part) for part in parts]
-        return made
-
-    def drawn(self, batch: int) -> list[list[Drawn]]:
-        """This process's prompts, a list an update."""
-        recipe, prompts = self.recipe, self.rollouts.prompts
-        per_batch = recipe.prompts_per_step
-        rows = rows_drawn(count=len(prompts), per_batch=per_batch, batch=batch, seed=recipe.seed)
-        shares = share(
-            per_batch=per_batch,
-            updates=recipe.loss.updates,
-            processes=self.accelerator.num_processes,
-            process=self.accelerator.process_index,
-        )
-        return [[Drawn(at, prompts[rows[at]]) for at in part] for part in shares]
-
-    def roll_out(self, batch: int, part: Sequence[Drawn]) -> list[Group]:
-        """The groups of some of a batch's prompts."""
-        sampling = self.recipe.sampling
-        parameters = Parameters(sampling.temperature, max_tokens=sampling.max_tokens, logps=True)
-        making = make_groups(
-            part,
-            self._sampler,
-            generations=self.recipe.generations,
-            seed=self.recipe.seed,
-            batch=batch,
-            limits=Limits(parameters, max_turns=sampling.max_turns),
-            open_environment=self.rollouts.open_environment,
-        )
-        return self.rollouts.runner.run(making)
-
-    async def _reward(self, groups: Sequence[Group], batch: int) -> list[GroupRewards]:
-        return await self.rollouts.reward.reward(
-            groups, seed=seed_of(self.recipe.seed, "reward", batch)
-        )
 
     def _batches(self, scored: Sequence[ScoredGroup]) -> list[Batch]:
         """Micro-batches of one update, with the policy's own view where updates will change it."""
@@ -275,8 +181,8 @@ class GroupTrainer(Resumable, GRPOTrainer):
         # looked for here: importance sampling would take it for a token that strays
         if not torch.isfinite(current.detach()[mask]).all():
             raise TrainingError(
-                f"step {self.state.global_step + 1}: the policy's log-probabilities are not finite; "
-                "lower the learning rate, or train in float32"
+                f"step {self.state.global_step + 1}: the policy's log-probabilities are not "
+                "finite; lower the learning rate, or train in float32"
             )
         previous = inputs.get("previous", current.detach())
         sampled = inputs["sampled"][:, 1:]
@@ -302,7 +208,7 @@ class GroupTrainer(Resumable, GRPOTrainer):
         assert self._made is not None
         for place, row in zip(places, ratio_rows(mask, weights), strict=True):
             if row is not None:
-                self._made.stats[place] = row
+                self._made.ratios[place] = row
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As the parent; the last micro-batch of a batch of rollouts puts it on disk."""
@@ -318,7 +224,11 @@ class GroupTrainer(Resumable, GRPOTrainer):
         assert self._made is not None
         step = self.state.global_step + 2 - self.recipe.loss.updates
         file = rollout_file(Path(self.recipe.out), step)
-        rows = [group_row(one, step=step, stats=self._made.stats) for one in self._made.scored]
+        rows = [
+            group_row(one, step=step, stats=self._made.ratios)
+            for part in self._made.parts
+            for one in part
+        ]
         write_part(file, rows, process=self.accelerator.process_index)
         self.accelerator.wait_for_everyone()
         if self.is_world_process_zero():
@@ -353,21 +263,3 @@ class GroupTrainer(Resumable, GRPOTrainer):
 
 def _never(*_args: Any, **_kwargs: Any) -> list[float]:
     raise AssertionError("groups are rewarded, not single completions")
-
-
-def ratio_rows(mask: torch.Tensor, weights: Importance) -> list[dict[str, Any] | None]:
-    """Facts of each row's ratios; None for a row without tokens."""
-    count = mask.sum(-1)
-    total = torch.where(mask, weights.ratio, 0.0).sum(-1)
-    low = torch.where(mask, weights.ratio, torch.inf).amin(-1)
-    high = torch.where(mask, weights.ratio, -torch.inf).amax(-1)
-    masked = (mask & (weights.weight == 0)).sum(-1)
-    columns = torch.stack([count, total / count.clamp(min=1), low, high, masked, weights.strayed])
-    kept = weights.kept.tolist()
-    return [
-        {"mean": mean, "low": lowest, "high": highest, "masked": int(zeros), "strayed": strayed}
-        | {"kept": kept[k]}
-        if tokens
-        else None
-        for k, (tokens, mean, lowest, highest, zeros, strayed) in enumerate(columns.T.tolist())
-    ]

@@ -23,7 +23,7 @@ from posttrain.config.grpo import GroupTraining
 from posttrain.config.load import load_recipe
 from posttrain.errors import PosttrainError
 from posttrain.group_rewards import Group, GroupRewards
-from posttrain.training import grpo, grpo_files, grpo_trainer, resumable
+from posttrain.training import grpo, grpo_files, grpo_make, grpo_trainer, resumable
 from posttrain.training.grpo_arguments import grpo_arguments
 from posttrain.training.stage import RESUME
 from tests.training.grpo_data import Scripted, make_prompts, words_of
@@ -49,20 +49,21 @@ class Mortal(Scripted):
 def arm(kind: str, at: int, reward: Mortal) -> None:
     trainer: Any = grpo_trainer.GroupTrainer
     if kind == "rollout":
-        roll_out = trainer.roll_out
+        maker: Any = grpo_make.BatchMaker
+        roll_out = maker.roll_out
 
         def dying(self: Any, batch: int, part: Any) -> Any:
             made = roll_out(self, batch, part)
             return die() if batch == at else made
 
-        trainer.roll_out = dying
+        maker.roll_out = dying
     elif kind == "reward":
         reward.at = at
     elif kind == "train":
         loss = trainer.compute_loss
 
         def dying_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.state.global_step == at and self._made.stats:
+            if self.state.global_step == at and self._made.ratios:
                 die()
             return loss(self, *args, **kwargs)
 

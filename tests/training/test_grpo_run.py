@@ -121,7 +121,7 @@ def test_the_first_loss_is_that_of_a_naive_reading(grpo: Make, policy: Path, ove
     prepared.trainer.train()
     made = prepared.trainer._made
     assert made is not None
-    rows = trained_rows(made.scored, overlong=recipe.loss.overlong)
+    rows = trained_rows(made.parts[0], overlong=recipe.loss.overlong)
     written = rollouts_of(Path(recipe.out), 1)
     assert {one["in_loss"] for one in written if one["index"] == 1} == {False}
     assert {one["advantage"] for one in written if one["index"] == 1} == {None}
