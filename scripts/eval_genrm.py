@@ -2,6 +2,7 @@
 
     python scripts/eval_genrm.py --config recipes/tiny/eval_genrm.yaml
     python scripts/eval_genrm.py --config F out=runs/x pairs=100 --dry-run
+    python scripts/eval_genrm.py rescore RUN               # read the records again
 
 Every pair is asked in both orders. Killed and started again, the same command finishes the run and
 repeats nothing that was finished.
@@ -15,7 +16,7 @@ import itertools
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,18 @@ from reward.genrm_training import gold_from, outcome_of, preferred
 
 KIND = "genrm_evaluation"
 WORK, RECORDS, METRICS, EXAMPLES = "work", "records", "metrics.json", "examples.jsonl"
-TO_READ = 12  # judgements of each checkpoint kept for the report
+TO_READ = 4  # judgements of each kind and checkpoint kept for the report
 
 
 def main(arguments: list[str]) -> None:
+    if arguments and arguments[0] == "rescore":
+        rescore(arguments[1:])
+    else:
+        evaluate(arguments)
+
+
+def evaluate(arguments: list[str]) -> None:
+    """Make what is missing of a run, or show what it would be."""
     parser = argparse.ArgumentParser(description="Evaluate judges on held-out pairs.")
     parser.add_argument("--config", required=True, help="the recipe, a YAML file")
     parser.add_argument("--dry-run", action="store_true", help="print the plan, write nothing")
@@ -147,6 +156,35 @@ def record_path(out: Path, checkpoint: str) -> Path:
     return out / RECORDS / f"{checkpoint}.jsonl"
 
 
+Said = tuple[Prompt, Completion, Judged | None]  # None: the backend lost it
+
+
+def read_judgements(
+    out: Path, checkpoints: Sequence[str], prompts: Sequence[Prompt]
+) -> dict[str, list[Said]]:
+    """Every checkpoint's judgements, held against their golds as they are read."""
+    by_id = {prompt.id: prompt for prompt in prompts}
+    found: dict[str, list[Said]] = {}
+    for name in checkpoints:
+        with record_path(out, name).open(encoding="utf-8") as lines:
+            completions = [completion_from_row(json.loads(line)) for line in lines]
+        asked = [by_id[completion.prompt_id] for completion in completions]
+        found[name] = [
+            (p, c, judged_of(name, p, c)) for p, c in zip(asked, completions, strict=True)
+        ]
+    return found
+
+
+def figures_of(said: Mapping[str, Sequence[Said]], *, seed: int) -> dict[str, Any]:
+    """All figures of a run."""
+    judged = [one for rows in said.values() for _, _, one in rows if one is not None]
+    return {
+        "cells": judge_cells(judged, seed=seed),
+        "differences": judge_differences(judged, seed=seed),
+        "failed": {name: sum(one is None for _, _, one in rows) for name, rows in said.items()},
+    }
+
+
 def finish(
     stage: StageDir,
     recipe: EvalGenRmConfig,
@@ -156,38 +194,29 @@ def finish(
     console: Console,
 ) -> None:
     """Figures from the records, judgements to read, and the manifest that makes it an artifact."""
-    out, by_id = stage.path, {prompt.id: prompt for prompt in prompts}
-    judged: list[Judged] = []
-    examples: list[dict[str, Any]] = []
-    files: dict[str, int | None] = {"prompts.jsonl": len(prompts), METRICS: None}
-    failed: dict[str, int] = {}
-    for name in recipe.checkpoints:
-        with record_path(out, name).open(encoding="utf-8") as lines:
-            completions = [completion_from_row(json.loads(line)) for line in lines]
-        files[record_path(out, name).relative_to(out).as_posix()] = len(completions)
-        found = [judged_of(name, by_id[c.prompt_id], c) for c in completions]
-        judged += [one for one in found if one is not None]
-        failed[name] = found.count(None)
-        examples += [example(name, by_id[c.prompt_id], c) for c in completions[:TO_READ]]
-    metrics = {
-        "cells": judge_cells(judged, seed=recipe.seed),
-        "differences": judge_differences(judged, seed=recipe.seed),
-        "failed": failed,
-    }
+    out, names = stage.path, list(recipe.checkpoints)
+    said = read_judgements(out, names, prompts)
+    metrics = figures_of(said, seed=recipe.seed)
+    examples = [example(name, *one) for name in names for one in to_read(said[name])]
     atomic_write_json(out / METRICS, metrics)
     atomic_write_text(out / EXAMPLES, "".join(map(row_line, examples)))
-    files[EXAMPLES] = len(examples)
-    asked = {prompt.task for prompt in prompts}
-    all_pairs: int = data.facts["held_out"]["pairs"]
-    not_asked = all_pairs - len(asked)
+    files: dict[str, int | None] = {
+        "prompts.jsonl": len(prompts),
+        METRICS: None,
+        EXAMPLES: len(examples),
+    }
+    for name, rows in said.items():
+        files[record_path(out, name).relative_to(out).as_posix()] = len(rows)
+    asked = len({prompt.task for prompt in prompts})
+    left: int = data.facts["held_out"]["pairs"] - asked
     stage.finish(
-        counts=Counts(all_pairs, len(asked), {"not_asked": not_asked} if not_asked else {}),
+        counts=Counts(asked + left, asked, {"not_asked": left} if left else {}),
         files=files,
         parents=parents,
         seed=recipe.seed,
         facts={
-            "checkpoints": list(recipe.checkpoints),
-            "samplers": {name: made_by(out, name)["sampler"] for name in recipe.checkpoints},
+            "checkpoints": names,
+            "samplers": {name: made_by(out, name)["sampler"] for name in names},
             "prompts": digest_of(prompt_lines(prompts)),
             "layout": data.facts["layout"],
         },
@@ -196,6 +225,33 @@ def finish(
     print_judges(console, metrics["cells"])
     print_judge_differences(console, metrics["differences"])
     console.print(f"{write_report(out)}", highlight=False)
+
+
+def rescore(arguments: list[str]) -> None:
+    """Read a finished run's judgements again, without a model, and print their figures."""
+    parser = argparse.ArgumentParser(description="Figures of a run's records, read again.")
+    parser.add_argument("run", type=Path, help="a finished evaluation of judges")
+    run: Path = parser.parse_args(arguments).run
+    manifest = read_artifact(run, kind=KIND)
+    with (run / "prompts.jsonl").open(encoding="utf-8") as lines:
+        prompts = [prompt_from_row(json.loads(line)) for line in lines]
+    said = read_judgements(run, manifest.facts["checkpoints"], prompts)
+    metrics = figures_of(said, seed=manifest.seed)
+    console = Console(width=None if sys.stdout.isatty() else 180)
+    print_judges(console, metrics["cells"])
+    print_judge_differences(console, metrics["differences"])
+    same = metrics == json.loads((run / METRICS).read_text("utf-8"))
+    console.print("as they were" if same else f"not what {run / METRICS} says", highlight=False)
+
+
+def to_read(said: Sequence[Said]) -> list[Said]:
+    """Some that are right, some that are wrong, some without a verdict."""
+    kinds: dict[object, list[Said]] = {}
+    for one in said:
+        judged = one[2]
+        kind = None if judged is None else (judged.readable, judged.right)
+        kinds.setdefault(kind, []).append(one)
+    return [one for rows in kinds.values() for one in rows[:TO_READ]]
 
 
 def made_by(out: Path, checkpoint: str) -> dict[str, Any]:
@@ -231,17 +287,18 @@ def judged_of(checkpoint: str, prompt: Prompt, completion: Completion) -> Judged
     )
 
 
-def example(checkpoint: str, prompt: Prompt, completion: Completion) -> dict[str, Any]:
+def example(
+    checkpoint: str, prompt: Prompt, completion: Completion, judged: Judged | None
+) -> dict[str, Any]:
     """A judgement to read, with what was asked and what would have been right."""
-    outcome = outcome_of(completion, gold_from(prompt))
     return {
         "checkpoint": checkpoint,
         "prompt": prompt.id,
         "asked": prompt.messages[-1].content,
         "said": completion.steps[-1].text if completion.steps else (completion.error or ""),
         "gold": prompt.gold,
-        "reward": None if outcome is None else outcome.reward,
-        "readable": outcome is not None and outcome.verdict is not None,
+        "reward": None if judged is None else judged.reward,
+        "right": None if judged is None else judged.right,
     }
 
 

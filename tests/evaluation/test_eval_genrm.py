@@ -101,7 +101,9 @@ def test_two_judges_are_told_apart(recipe: Path, tmp_path: Path):
     evaluate(recipe)
     cells = {cell["checkpoint"]: cell for cell in metrics(tmp_path / "out")["cells"]}
     knows_it, by_place = cells["knows"], cells["first"]
-    assert knows_it["pairwise_accuracy"]["value"] == knows_it["position_consistency"]["value"] == 1.0
+    assert (
+        knows_it["pairwise_accuracy"]["value"] == knows_it["position_consistency"]["value"] == 1.0
+    )
     assert knows_it["ranking_error"]["value"] == 0.0
     assert knows_it["score_error"] is None  # chosen and rejected have no scores
     assert by_place["pairwise_accuracy"]["value"] < 0.6
@@ -122,6 +124,18 @@ def test_two_judges_are_told_apart(recipe: Path, tmp_path: Path):
     data_page = (tmp_path / "data/report.html").read_text()
     assert "Gold rankings" in data_page
     assert "chosen_rejected" in data_page
+
+
+def test_records_can_be_read_again(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    evaluate(recipe)
+    capsys.readouterr()
+    script("eval_genrm").main(["rescore", str(tmp_path / "out")])
+    assert "as they were" in capsys.readouterr().out
+    shown = [json.loads(line) for line in (tmp_path / "out/examples.jsonl").open()]
+    kinds = {(e["checkpoint"], e["right"]) for e in shown}
+    assert kinds == {("first", 0.0), ("first", 1.0), ("knows", 1.0)}
 
 
 def test_an_interrupted_run_goes_on_where_it_was(recipe: Path, tmp_path: Path):
