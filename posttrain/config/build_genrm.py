@@ -139,6 +139,10 @@ class BuildGenRmConfig(Strict):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"source names must differ, found twice: {', '.join(twice)}")
+        if self.sft and self.layout == "roles":
+            raise ValueError(
+                "sft: conversations for SFT have no roles response_1 and response_2; set layout"
+            )
         if self.max_tokens is not None and self.tokenizer is None:
             raise ValueError("max_tokens needs a tokenizer: to count with")
         return self

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from data_builders.dialects import read_row
 from data_builders.genrm.build import WARM_UP, build
 from posttrain.config.build_genrm import BuildGenRmConfig
 from posttrain.config.load import validate
+from posttrain.config.source import SourceConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.rollouts import Prompt, metadata_of
 from reward.genrm import parse_verdict, training_reward
@@ -187,6 +189,11 @@ def test_reasoning_makes_warm_up_rows_in_the_given_order_alone(tmp_path: Path):
     assert said["messages"][-1]["reasoning_content"] == "The first declines."
     assert parse_verdict(said["messages"][-1]["content"]) is not None
     assert made.files[WARM_UP] == 1
+    # build_sft reads it
+    dialect, conversation = read_row(said, SourceConfig(name="warm_up", path=WARM_UP))
+    assert (dialect, conversation.messages[-1].reasoning) == ("openai", "The first declines.")
+    with pytest.raises(ConfigError, match="no roles response_1"):
+        recipe_of(tmp_path, {"safe": [row]}, sft=True, layout="roles")
 
 
 def test_where_and_strict(tmp_path: Path):
