@@ -163,13 +163,18 @@ def _client(backend: Server) -> Client:
     return Client(backend.url, settings)
 
 
-def rendering_of(backend: Rendering, path: str) -> tuple[ChatTemplate, Encoder, int]:
+def rendering_of(
+    backend: Rendering, path: str, *, revision: str | None = None
+) -> tuple[ChatTemplate, Encoder, int]:
     """Template and tokenizer, and how many ids it uses.
+
+    Args:
+        path: a directory or a hub id; `revision` is of the latter.
 
     Raises:
         ConfigError: a template that reads a clock, or not the one a checkpoint was trained with.
     """
-    tokenizer = load_any_tokenizer(path)
+    tokenizer = load_any_tokenizer(path, revision=revision)
     template = chat_template_of(
         tokenizer, choice=backend.chat_template, variables=dict(backend.template_variables)
     )

@@ -35,9 +35,10 @@ from posttrain.config.grpo import GroupTraining
 from posttrain.errors import ConfigError, DataError
 from posttrain.group_rewards import GroupReward
 from posttrain.models.adapters import adapter_reach, lora_config, quantization_config
+from posttrain.models.encoding import load_any_tokenizer
 from posttrain.models.inference import generation_stops
 from posttrain.models.load import load_model
-from posttrain.models.tokenizer import SpecialTokens, load_tokenizer, special_tokens
+from posttrain.models.tokenizer import SpecialTokens, special_tokens
 from posttrain.rollouts import Prompt
 from posttrain.sampling.engine import Engine
 from posttrain.sampling.loop import OpenEnvironment
@@ -109,11 +110,12 @@ def prepare(
     check_environments(prompts, open_environment)
     drawn = check_enough_prompts(recipe, prompts=len(prompts), max_steps=args.max_steps)
     path = str(recipe.model.path)
-    tokenizer = load_tokenizer(Path(path))
+    revision = recipe.model.revision
+    tokenizer = load_any_tokenizer(path, revision=revision)
     rendering = Rendering(
         chat_template=recipe.chat_template, template_variables=recipe.template_variables
     )
-    template, encoder, vocabulary = rendering_of(rendering, path)
+    template, encoder, vocabulary = rendering_of(rendering, path, revision=revision)
     lengths = prompt_lengths(prompts, template, encoder)
     special = special_tokens(tokenizer, end_token=recipe.end_token, pad_token=recipe.pad_token)
     # the finished checkpoint carries the template that its rollouts were asked with

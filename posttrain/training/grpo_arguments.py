@@ -39,6 +39,7 @@ def grpo_arguments(
     """
     check_trainer_fields(recipe.trainer, GRPOConfig, owned=OWNED_TRAINER_FIELDS)
     micro = recipe.trainer.get("per_device_train_batch_size", MICRO_BATCH)
+    revision = recipe.model.revision
     steps = accumulation(
         per_batch=recipe.prompts_per_step,
         generations=recipe.generations,
@@ -67,6 +68,8 @@ def grpo_arguments(
             "max_completion_length": recipe.sampling.max_tokens,
             "temperature": recipe.sampling.temperature,
             "beta": recipe.loss.kl,
+            # the reference is loaded from where the policy was
+            "model_init_kwargs": {"revision": revision} if recipe.loss.kl and revision else None,
             "loss_type": "dapo",
             "epsilon": recipe.loss.clip_low,
             "epsilon_high": recipe.loss.clip_high,
