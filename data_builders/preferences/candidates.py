@@ -3,8 +3,10 @@
     candidates_of(prompt, graded, rules)  →  Candidates(pairs=(Candidate("no_tools", 3, 0), …),
                                                         unusable={"truncated": [7]}, …)
 
-Where no tool is declared a completion with a call is never chosen. In no_tools and with_tools the
-final answer alone decides; in hallucination_penalty any call is rejected, whatever its answer.
+Where no tool is declared a completion with a call is never chosen, nor one that holds the markup of
+a call without being one: what is chosen is learnt, and half a call is learnt as a way around the
+penalty. In no_tools and with_tools the final answer alone decides; in hallucination_penalty any
+call is rejected, whatever its answer.
 """
 
 from __future__ import annotations
@@ -130,14 +132,18 @@ def _sides(
     wrong = [c for c in whole if c.score is not None and c.score < rules.right_at]
     if category == "hallucination_penalty":
         calling = [c for c in completions if c.calls]
-        free = [[c for c in side if not c.calls] for side in (right, wrong)]
-        unscored = [c for c in whole if not c.calls] if prompt.grader is None else []
+        free = [[c for c in side if not _calling(c)] for side in (right, wrong)]
+        unscored = [c for c in whole if not _calling(c)] if prompt.grader is None else []
         better = free[0] or free[1] or unscored
         return better, calling, "no_calls" if not calling else "only_calls"
     if category == "no_tools":
-        right = [c for c in right if not c.calls]
+        right = [c for c in right if not _calling(c)]
     why = "all_right" if right else "all_wrong" if wrong else "none_usable"
     return right, wrong, why
+
+
+def _calling(completion: Graded) -> bool:
+    return completion.calls > 0 or completion.call_markup
 
 
 def _spread(
@@ -182,6 +188,8 @@ def _why_unused(completion: Graded, outcome: dict[Category, str]) -> str:
         return "truncated"
     if completion.score is None:
         return "unscored"
+    if completion.call_markup and not completion.calls and "with_tools" not in outcome:
+        return "call_markup"
     if "paired" in outcome.values():
         return "not_needed"  # its side has enough others, or it differs in formatting only
     reasons = [why for category, why in outcome.items() if category != "hallucination_penalty"]

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 
 from data_builders.preferences.encoded import Encoded
-from posttrain.chat.detect import Verdict
+from posttrain.chat.detect import Verdict, has_call_marker
 from posttrain.records import Score
 from posttrain.rollouts import Completion, Finish
 
@@ -31,6 +31,7 @@ class Graded:
         length: tokens after the prompt that the model sampled.
         tokens: prompt and completion, tool results and all.
         ids_key: digest of the exact completion; text_key: of its letters and digits alone.
+        call_markup: whether it holds what opens or closes calls, called or not.
     """
 
     index: int
@@ -43,6 +44,7 @@ class Graded:
     answer_tokens: int
     ids_key: str
     text_key: str
+    call_markup: bool = False
 
     @property
     def truncated(self) -> bool:
@@ -65,6 +67,7 @@ def graded(
         answer_tokens=completion.answer_tokens,
         ids_key=_digest(repr(encoded.ids) if encoded else ""),
         text_key=_digest(_INSIGNIFICANT.sub("", text).lower()),
+        call_markup=has_call_marker("".join(step.text for step in completion.steps)),
     )
 
 

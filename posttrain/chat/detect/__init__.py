@@ -2,6 +2,7 @@
 
 from posttrain.chat.detect.completion import detect_in_completion, searched
 from posttrain.chat.detect.found import CLIP, KINDS, FoundCall, Kind, Part, Verdict
+from posttrain.chat.detect.marked import has_call_marker
 from posttrain.chat.detect.scan import detect_calls
 
 __all__ = [
@@ -13,5 +14,6 @@ __all__ = [
     "Verdict",
     "detect_calls",
     "detect_in_completion",
+    "has_call_marker",
     "searched",
 ]

@@ -4,7 +4,7 @@
 
 Markers are known by what their name says (a *tool*, *function* or *action* that is *called*, *used*
 or *requested*), so a dialect that nobody has listed is found too. A marker is no call by itself: it
-needs a payload, or a line of its own.
+needs a payload, a line of its own, or to be the first thing that is said.
 """
 
 from __future__ import annotations
@@ -69,6 +69,22 @@ def marked(page: Page, reader: Reader, start: int) -> Candidate | None:
     return None
 
 
+def has_call_marker(text: str) -> bool:
+    """Whether any marker that opens or closes calls is in a text, called, broken or spoken of."""
+    return any(
+        match["square"] or match["flower"] or (match["tag"] and _opens_calls(_word(match["tag"])))
+        for match in _MARKER.finditer(text.replace("</", "<"))
+    )
+
+
+def _word(tag: str) -> str:
+    return tag.strip("|｜").replace("▁", "_").replace("-", "_").lower()
+
+
+def _opens_calls(word: str) -> bool:
+    return _CALLS.search(word) is not None and _NOT_CALLS.search(word) is None
+
+
 def _at(match: re.Match[str], page: Page, reader: Reader) -> Candidate | None:
     if match["to"]:
         return _harmony(match, reader)
@@ -77,13 +93,13 @@ def _at(match: re.Match[str], page: Page, reader: Reader) -> Candidate | None:
     if not match["tag"]:
         return _opened(match, page, reader, "mistral" if match["square"] else "marker")
     tag, rest = match["tag"], match["rest"] or ""
-    word = tag.strip("|｜").replace("▁", "_").replace("-", "_").lower()
+    word = _word(tag)
     if tag.endswith(("|", "｜")) and tag[0] not in "|｜":
         return None  # gemma's closing token
     local = word.rpartition(":")[2].rpartition("｜")[2].rpartition("|")[2]
     if local in _BARE_TAGS and rest:
         return _standalone(match, page, reader, dsml="dsml" in word)
-    if _CALLS.search(word) and not _NOT_CALLS.search(word):
+    if _opens_calls(word):
         return _opened(match, page, reader, _form(tag, word))
     return None
 
@@ -120,7 +136,8 @@ def _opened(match: re.Match[str], page: Page, reader: Reader, form: str | None) 
         rest = page.text[at : at + 200]
         cut = _CUT.match(rest) if at + 200 > len(page.text) else None
         starts = not page.before(match.start()).strip(" \t>*-")
-        if match["recipient"] or not (starts and (cut or not page.after(match.end()).strip())):
+        alone = cut or not page.after(match.end()).strip() or not page.text[: match.start()].strip()
+        if match["recipient"] or not (starts and alone):
             return None
         return Candidate(form or "tool_call_tag", match.start(), end, (Asked(cut and cut[1]),))
     if payload.kind == "blank":

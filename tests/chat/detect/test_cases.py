@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from posttrain.chat.detect import detect_calls
+from posttrain.chat.detect import detect_calls, has_call_marker
 
 CALL = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
 TAGGED = f"<tool_call>\n{CALL}\n</tool_call>"
@@ -91,6 +91,7 @@ ABOUT = "What does a Hermes tool call look like?"
 NEGATIVE = [
     (ABOUT, "The `<tool_call>` tag opens a call."),
     (ABOUT, "A call is wrapped in <tool_call> and </tool_call> tags."),
+    (ABOUT, "<tool_call> opens a call, </tool_call> closes it."),
     (ABOUT, f"The model emits <tool_call>{CALL}</tool_call> and then waits."),
     (ABOUT, f"It looks like this:\n\n```xml\n{TAGGED}\n```\n\nThe name comes first."),
     (ABOUT, f"It looks like this:\n\n{TAGGED}\n"),
@@ -179,6 +180,28 @@ def test_what_is_shown_or_spoken_of_is_no_call(prompt: str, answer: str):
 @pytest.mark.parametrize("answer", [TAGGED, XML, CALL, f"Here is the call:\n{TAGGED}"])
 def test_a_prompt_that_wants_a_tool_used_asks_nothing_about_calls(prompt: str, answer: str):
     assert detect_calls(reasoning=None, answer=answer, tools=None, prompt=prompt).any
+
+
+def test_an_answer_that_begins_with_a_marker_is_a_call():
+    answer = "<tool_call> look up the price"
+    (call,) = detect_calls(reasoning=None, answer=answer, tools=None).calls
+    assert (call.form, call.name, call.start) == ("tool_call_tag", None, 0)
+    assert not detect_calls(reasoning=None, answer=f"Well. {answer}", tools=None).calls
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["It is 4. <tool_call> 4", "4\n</tool_call>", "[TOOL_CALLS]4", "<|tool_call|>4", "✿FUNCTION✿"],
+)
+def test_half_a_call_holds_the_marker_of_one(text: str):
+    assert has_call_marker(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["<think>4</think>", "a <b>call</b>", "<tool_response>4</tool_response>", "[calls]"]
+)
+def test_other_markup_is_no_marker_of_calls(text: str):
+    assert not has_call_marker(text)
 
 
 def test_a_call_after_a_mention_is_found():

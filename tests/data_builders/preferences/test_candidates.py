@@ -99,6 +99,17 @@ def test_prompts_without_contrast_say_which_side_is_missing():
     assert propose([one(0, 0.0, calls=1)]).outcome["hallucination_penalty"] == "only_calls"
 
 
+def test_half_a_call_is_never_chosen_where_no_tool_is_declared():
+    half = one(0, 1.0, call_markup=True)
+    found = propose([half, one(1, 0.0), one(2, 0.0, calls=1, call_markup=True)])
+    assert made(found, "hallucination_penalty") == {(1, 2)}
+    assert made(found, "no_tools") == set()
+    assert found.unusable == {0: "call_markup"}
+    # with tools declared, markup is what calls are made of
+    tools = asked(tools="[]")
+    assert made(propose([half, one(1, 0.0)], tools), "with_tools") == {(0, 1)}
+
+
 def test_a_truncated_call_is_rejected_and_a_truncated_answer_is_never_chosen():
     found = propose([one(0, 0.0, finish="length"), one(1, 0.0), one(2, 0.0, 1, finish="length")])
     assert made(found, "hallucination_penalty") == {(1, 2)}
