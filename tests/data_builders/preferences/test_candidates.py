@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import islice
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,14 +14,16 @@ from data_builders.preferences.candidates import Candidates, Rules, candidates_o
 from data_builders.preferences.graded import Graded
 from data_builders.preferences.rules import pair_indices
 from posttrain.records import Message
-from posttrain.rollouts import Prompt
+from posttrain.rollouts import Finish, Prompt
 
 ALL = frozenset({"no_tools", "with_tools", "hallucination_penalty"})
 
 
-def one(index: int, score: float | None, calls: int = 0, finish: str = "stop", **more) -> Graded:
-    fields = {"length": 5, "tokens": 9, "reasoning_tokens": 2, "answer_tokens": 2}
-    keys = {"ids_key": f"ids{index}", "text_key": f"text{index}"}
+def one(
+    index: int, score: float | None, calls: int = 0, finish: Finish = "stop", **more: Any
+) -> Graded:
+    fields: dict[str, Any] = {"length": 5, "tokens": 9, "reasoning_tokens": 2, "answer_tokens": 2}
+    keys: dict[str, Any] = {"ids_key": f"ids{index}", "text_key": f"text{index}"}
     return Graded(index=index, score=score, calls=calls, finish=finish, **fields | keys | more)
 
 
