@@ -22,9 +22,9 @@ $(BIN)/.installed-dev: $(BIN)/.installed
 	touch $@
 
 quickstart: $(BIN)/.installed
-	@echo "installed; the tiny recipe takes about 12 minutes on 2 cores"
+	@echo "installed; the tiny recipe takes about 18 minutes on 2 cores"
 	@$(MAKE) --no-print-directory tiny
-	@echo "done: open $(RUNS)/eval/report.html"
+	@echo "done: open the reports in $(RUNS)/eval, $(RUNS)/eval_genrm, $(RUNS)/rlhf and $(RUNS)/eval_rlhf"
 
 # Every stage is skipped when its output is complete and resumes when it was interrupted.
 tiny: $(BIN)/.installed
@@ -35,6 +35,15 @@ tiny: $(BIN)/.installed
 	$(BIN)/python scripts/build_dpo.py --config recipes/tiny/build_dpo.yaml
 	$(BIN)/accelerate launch --config_file recipes/accelerate/cpu.yaml scripts/dpo.py --config recipes/tiny/dpo.yaml
 	$(BIN)/python scripts/eval.py --config recipes/tiny/eval.yaml
+	$(BIN)/python scripts/tiny_judgements.py --config recipes/tiny/judgements.yaml
+	$(BIN)/python scripts/build_sft.py --config recipes/tiny/build_genrm_sft.yaml
+	$(BIN)/accelerate launch --config_file recipes/accelerate/cpu.yaml scripts/sft.py --config recipes/tiny/genrm_sft.yaml
+	$(BIN)/python scripts/build_genrm.py --config recipes/tiny/build_genrm.yaml
+	$(BIN)/accelerate launch --config_file recipes/accelerate/cpu.yaml scripts/genrm.py --config recipes/tiny/genrm.yaml
+	$(BIN)/python scripts/eval_genrm.py --config recipes/tiny/eval_genrm.yaml
+	$(BIN)/accelerate launch --config_file recipes/accelerate/cpu.yaml scripts/rlhf.py --config recipes/tiny/rlhf.yaml
+	$(BIN)/python scripts/eval.py --config recipes/tiny/eval_rlhf.yaml
+	$(BIN)/python scripts/win_rate.py --config recipes/tiny/win_rate.yaml
 
 test: $(BIN)/.installed-dev
 	$(BIN)/python -m pytest

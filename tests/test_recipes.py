@@ -19,6 +19,7 @@ from posttrain.config.load import load_recipe, read_recipe
 from posttrain.config.rlhf import RlhfConfig
 from posttrain.config.sample import SampleConfig
 from posttrain.config.sft import SftConfig
+from posttrain.config.tiny_judgements import TinyJudgementsConfig
 from posttrain.config.tiny_world import TinyWorldConfig
 from posttrain.config.win_rate import WinRateConfig
 
@@ -27,11 +28,15 @@ ROOT = Path(__file__).resolve().parent.parent
 SCHEMAS: dict[str, type[BaseModel]] = {
     "build_dpo.yaml": BuildDpoConfig,
     "build_genrm.yaml": BuildGenRmConfig,
+    "build_genrm_sft.yaml": BuildSftConfig,
     "build_sft.yaml": BuildSftConfig,
     "dpo.yaml": DpoConfig,
     "eval.yaml": EvalConfig,
     "eval_genrm.yaml": EvalGenRmConfig,
+    "eval_rlhf.yaml": EvalConfig,
     "genrm.yaml": GenRmConfig,
+    "genrm_sft.yaml": SftConfig,
+    "judgements.yaml": TinyJudgementsConfig,
     "rlhf.yaml": RlhfConfig,
     "sample.yaml": SampleConfig,
     "sft.yaml": SftConfig,

@@ -1,5 +1,7 @@
 """The quickstart's recipes end to end, with smoke overrides: world → data → model → samples → pairs →
-DPO → evaluation. A model this little trained has nothing right, so its pairs are given as text."""
+DPO → evaluation, then judgements → judge → RLHF → win rate. A model this little trained has nothing
+right, so its pairs are given as text, and a judge this little trained says nothing that can be read,
+so a server stands in for it."""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ import sys
 from pathlib import Path
 
 from posttrain.artifacts import read_artifact
+from tests.training.test_rlhf_script import judge_server
 
 ROOT = Path(__file__).parents[2]
 SMALL_WORLD = [
@@ -54,6 +57,7 @@ def test_the_tiny_recipes_chain(tmp_path: Path):
     assert read_artifact(data).digest == before
     assert "sft_data" in run(tmp_path, "scripts/preview.py", str(data), "--rows", "1")
     samples_to_evaluation(tmp_path, recipes)
+    judgements_to_win_rate(tmp_path, recipes)
 
 
 def samples_to_evaluation(tmp_path: Path, recipes: Path) -> None:
@@ -100,3 +104,59 @@ def samples_to_evaluation(tmp_path: Path, recipes: Path) -> None:
     assert lineage == {"checkpoint", "tiny_world"}
     for path in (samples, data, model, done):
         assert (path / "report.html").read_text().startswith("<!doctype html>")
+
+
+def judgements_to_win_rate(tmp_path: Path, recipes: Path) -> None:
+    """The judge and what it is for, from the quickstart's SFT checkpoint."""
+    few = [
+        "families={maths: {warm_up: 90, train: 12, heldout: 6, difficulties: [1]}}", "drills=20",
+    ]  # fmt: skip
+    judgements = ["scripts/tiny_judgements.py", "--config", str(recipes / "judgements.yaml"), *few]
+    run(tmp_path, *judgements)
+    assert "complete" in run(tmp_path, *judgements)
+    run(
+        tmp_path, "scripts/build_sft.py", "--config", str(recipes / "build_genrm_sft.yaml"),
+        "held_out.rows=4",
+    )  # fmt: skip
+    run(
+        tmp_path, "scripts/sft.py", "--config", str(recipes / "genrm_sft.yaml"),
+        "trainer.logging_steps=10", "trainer.warmup_steps=2",
+    )  # fmt: skip
+    run(tmp_path, "scripts/build_genrm.py", "--config", str(recipes / "build_genrm.yaml"))
+    short = ["prompts_per_step=2", "generations=4", "sampling.max_tokens=16"]
+    short += ["trainer.max_steps=1", "trainer.per_device_train_batch_size=8"]
+    run(tmp_path, "scripts/genrm.py", "--config", str(recipes / "genrm.yaml"), *short)
+    run(
+        tmp_path, "scripts/eval_genrm.py", "--config", str(recipes / "eval_genrm.yaml"), "pairs=3",
+        "parameters.max_tokens=16",
+    )  # fmt: skip
+    tiny = tmp_path / "runs" / "tiny"
+    judged = json.loads((tiny / "eval_genrm" / "metrics.json").read_text())
+    assert {cell["checkpoint"] for cell in judged["cells"]} == {"warm", "trained"}
+    with judge_server() as (url, asked):
+        backend = f"{{kind: chat, url: '{url}', model: stub}}"
+        served = [f"judge.models=[{{backend: {backend}, layout: compact}}]"]
+        world = ["prompts.0.count=6", "prompts.1.count=6"]
+        run(
+            tmp_path, "scripts/rlhf.py", "--config", str(recipes / "rlhf.yaml"),
+            *short, *world, *served,
+        )  # fmt: skip
+        assert asked
+        run(
+            tmp_path, "scripts/eval.py", "--config", str(recipes / "eval_rlhf.yaml"),
+            "parameters.max_tokens=24", "--limit", "4",
+        )  # fmt: skip
+        run(tmp_path, "scripts/win_rate.py", "--config", str(recipes / "win_rate.yaml"), *served)
+    lineage = {
+        name: {parent.kind for parent in read_artifact(tiny / name, kind=kind).parents}
+        for name, kind in (
+            ("genrm", "checkpoint"), ("rlhf", "checkpoint"), ("win_rate", "win_rate"),
+        )
+    }  # fmt: skip
+    assert lineage == {
+        "genrm": {"checkpoint", "genrm_data"},
+        "rlhf": {"checkpoint", "tiny_world"},
+        "win_rate": {"evaluation"},
+    }
+    for name in ("judgements", "genrm", "eval_genrm", "rlhf", "eval_rlhf", "win_rate"):
+        assert (tiny / name / "report.html").read_text().startswith("<!doctype html>")
