@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from posttrain.config.backend import Server
 from posttrain.config.base import Strict
 from posttrain.config.grpo_owned import OWNED_TRAINER_FIELDS
 from posttrain.config.sft import AdapterConfig, LaunchConfig, ModelConfig
@@ -27,19 +28,31 @@ from posttrain.config.sft import AdapterConfig, LaunchConfig, ModelConfig
 Overlong = Literal["mask", "train"]
 
 
-class SamplingConfig(Strict):
-    """How the policy's rollouts are made, in this process, from its whole distribution.
+class PolicyServer(Server):
+    """A vLLM server that holds the base model and is given the adapter before every batch.
 
     Args:
+        model: what the names begin with under which adapters are loaded.
+    """
+
+    model: str = "policy"
+
+
+class SamplingConfig(Strict):
+    """How the policy's rollouts are made, from its whole distribution.
+
+    Args:
+        server: makes them; null: they are made in this process, with the weights as they are.
         max_tokens: of one step of a completion, reasoning included.
         max_turns: steps of a completion whose prompt declares tools.
-        batch_size: rollouts decoded together on one process.
+        batch_size: rollouts decoded together on one process, where they are made in it.
     """
 
     temperature: float = Field(default=1.0, gt=0)
     max_tokens: int = Field(default=1024, ge=1)
     max_turns: int = Field(default=8, ge=1)
     batch_size: int = Field(default=256, ge=1)
+    server: PolicyServer | None = None
 
 
 class ImportanceConfig(Strict):
@@ -168,6 +181,11 @@ class GroupTraining(Strict):
         if self.adapter is not None and self.adapter.dropout:
             raise ValueError(
                 "adapter.dropout must be 0: a rollout is scored by the model that sampled it"
+            )
+        if self.sampling.server is not None and self.adapter is None:
+            raise ValueError(
+                "sampling.server holds the base and is sent the adapter: set adapter:, or leave "
+                "the server out"
             )
         if self.launch.sharding in ("zero3", "fsdp2"):
             raise ValueError(

@@ -61,7 +61,7 @@ class Client:
     def __init__(self, url: str, settings: ClientSettings) -> None:
         self.ledger = Ledger()
         self._url, self._settings = url.rstrip("/"), settings
-        self._headers = _headers(settings.api_key_env)
+        self._headers = key_headers(settings.api_key_env)
         self._gate = asyncio.Semaphore(settings.concurrency)
         self._session: aiohttp.ClientSession | None = None
 
@@ -167,7 +167,12 @@ def _retry_after(header: str | None) -> float:
         return 0.0  # a date; our own wait will do
 
 
-def _headers(variable: str | None) -> dict[str, str]:
+def key_headers(variable: str | None) -> dict[str, str]:
+    """The header that carries the key of an environment variable.
+
+    Raises:
+        ConfigError: it is not set.
+    """
     if variable is None:
         return {}
     key = os.environ.get(variable)

@@ -201,7 +201,9 @@ def stage_config(
     """What names a run: the recipe, prompts and policy by digest, and what the reward is."""
     # the guard's limits may change when a stopped run goes on; sources are in the prompts' digest
     outside = {"out", "guard", *(name for name in _INPUTS if name in type(recipe).model_fields)}
-    config = recipe.model_dump(mode="json", exclude=outside)
+    server = True if recipe.sampling.server is None else _REACHING
+    left_out: Any = dict.fromkeys(outside, True) | {"sampling": {"server": server}}
+    config = recipe.model_dump(mode="json", exclude=left_out)
     config["prompts_digest"] = digest_of(prompt_lines(prompts))
     config["reward"] = dict(reward.identity)
     if (parent := model_parent(recipe.model)) is not None:
@@ -210,6 +212,8 @@ def stage_config(
 
 
 _INPUTS = ("data", "prompts", "settings", "judge")
+# how a server is reached decides nothing about what it is asked
+_REACHING = {"url", "concurrency", "timeout", "retries", "api_key_env"}
 
 
 def open_stage(
@@ -247,7 +251,10 @@ def train_grpo(
         JudgeError: from the reward.
     """
     trainer = prepared.trainer
-    train_to_the_end(trainer, stage.path, base=prepared.recipe.model, special=prepared.special)
+    try:
+        train_to_the_end(trainer, stage.path, base=prepared.recipe.model, special=prepared.special)
+    finally:
+        trainer.close()
     if not trainer.is_world_process_zero():
         return None
     return _finish(prepared, stage, method, list(parents), dict(facts or {}))

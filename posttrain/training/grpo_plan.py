@@ -55,7 +55,7 @@ def make_plan(prepared: Prepared, *, measure: bool) -> GrpoPlan:
     disk = checkpoint_bytes(size, kept=kept)
     disk += rollouts * recipe.sampling.max_tokens * TOKEN_BYTES
     seconds = None
-    if measure and size.parameters <= MEASURED_UP_TO:
+    if measure and size.parameters <= MEASURED_UP_TO and recipe.sampling.server is None:
         seconds = _seconds_a_rollout(trainer) * rollouts / prepared.launched.world_size
     return GrpoPlan(size, rollouts, disk, seconds)
 

@@ -8,6 +8,7 @@ batch (`compute_loss`).
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from posttrain.training.grpo_loss import Importance, importance, ratio_rows, tok
 from posttrain.training.grpo_make import BatchMaker, Made, Rollouts
 from posttrain.training.grpo_metrics import TokenSums
 from posttrain.training.grpo_rollout import LiveEngine
+from posttrain.training.grpo_served import ServedPolicy
 from posttrain.training.grpo_timing import StepClock
 from posttrain.training.packed_data import IGNORED
 from posttrain.training.resumable import Resumable
@@ -78,7 +80,9 @@ class GroupTrainer(Resumable, GRPOTrainer):
         self.pad_id = pad_id
         self.guard = HealthGuard(recipe.guard)
         self.expert_bias = ExpertBias(plain, rate=recipe.moe.bias_update_rate)
-        engine = LiveEngine(
+        server = recipe.sampling.server
+        self.server = None if server is None else ServedPolicy(server)
+        live = LiveEngine(
             plain,
             batch_size=recipe.sampling.batch_size,
             autocast=self.compute_loss_context_manager,
@@ -86,7 +90,7 @@ class GroupTrainer(Resumable, GRPOTrainer):
         self.maker = BatchMaker(
             recipe,
             rollouts,
-            rollouts.make_sampler(engine),
+            rollouts.make_sampler(self.server or live),
             processes=self.accelerator.num_processes,
             process=self.accelerator.process_index,
             clock=self.clock,
@@ -116,6 +120,7 @@ class GroupTrainer(Resumable, GRPOTrainer):
         """The micro-batches of the next update; makes a batch of rollouts when it is due."""
         batch, update = divmod(self.state.global_step, self.recipe.loss.updates)
         if update == 0:
+            self._publish(batch)
             self._made = made = self.maker.make(batch)
             self.tokens_seen += made.seen
             self.trained_seen += sum(made.tokens)
@@ -124,6 +129,26 @@ class GroupTrainer(Resumable, GRPOTrainer):
         found = self._made.batches[update]
         assert len(found) == num_batches
         return found, None
+
+    def _publish(self, batch: int) -> None:
+        """Let the server that makes rollouts, if there is one, have the policy as it is now."""
+        if self.server is None:
+            return
+        name, before = self.server.name_of(batch), self.server.name_of(batch - 1) if batch else None
+        folder = Path(self.args.output_dir) / "policy"
+        if self.is_world_process_zero():
+            self.accelerator.unwrap_model(self.model).save_pretrained(str(folder / name))
+            taking = self.server.take(name, folder / name, instead_of=before)
+            self.rollouts.runner.run(taking)
+            if before is not None:
+                shutil.rmtree(folder / before, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+        self.server.use(name)
+
+    def close(self) -> None:
+        """Give connections back; the trainer is then of no more use."""
+        if self.server is not None:
+            self.rollouts.runner.run(self.server.close())
 
     def _batches(self, scored: Sequence[ScoredGroup]) -> list[Batch]:
         """Micro-batches of one update, with the policy's own view where updates will change it."""
