@@ -27,7 +27,6 @@ from posttrain.artifacts import (
     Parent,
     StageDir,
     atomic_write_text,
-    digest_of,
     parent_of,
 )
 from posttrain.config.backend import Rendering
@@ -45,7 +44,6 @@ from posttrain.sampling.loop import OpenEnvironment
 from posttrain.sampling.open import rendering_of
 from posttrain.sampling.protocol import Sampler
 from posttrain.sampling.rendered import RenderedSampler
-from posttrain.sampling.stage import prompt_lines
 from posttrain.training.distributed import Launched, check_launch, launched
 from posttrain.training.expert_bias import freeze_routers
 from posttrain.training.finish import train_to_the_end
@@ -60,10 +58,11 @@ from posttrain.training.grpo_preflight import (
     prompt_lengths,
     run_preflight,
 )
+from posttrain.training.grpo_stage import open_stage
 from posttrain.training.grpo_trainer import GroupTrainer
 from posttrain.training.log_rows import LOG, LogRows
 from posttrain.training.preflight import Preflight
-from posttrain.training.stage import KIND, artifact_files, clean_up, model_parent
+from posttrain.training.stage import artifact_files, clean_up, model_parent
 from posttrain.versions import package_versions
 
 __all__ = ["Prepared", "leave_one_out_advantages", "open_stage", "prepare", "train_grpo"]
@@ -193,39 +192,6 @@ def _check_layout(recipe: GroupTraining, trainer: GroupTrainer, got: Launched) -
             f"this run has sharding {got.sharding}; rollouts are made in this process and need "
             "whole weights on each device: use recipes/accelerate/ddp.yaml or zero2.yaml"
         )
-
-
-def stage_config(
-    recipe: GroupTraining, *, prompts: Sequence[Prompt], reward: GroupReward
-) -> dict[str, Any]:
-    """What names a run: the recipe, prompts and policy by digest, and what the reward is."""
-    # the guard's limits may change when a stopped run goes on; sources are in the prompts' digest
-    outside = {"out", "guard", *(name for name in _INPUTS if name in type(recipe).model_fields)}
-    server = True if recipe.sampling.server is None else _REACHING
-    left_out: Any = dict.fromkeys(outside, True) | {"sampling": {"server": server}}
-    config = recipe.model_dump(mode="json", exclude=left_out)
-    config["prompts_digest"] = digest_of(prompt_lines(prompts))
-    config["reward"] = dict(reward.identity)
-    if (parent := model_parent(recipe.model)) is not None:
-        config["model"]["path"] = parent.digest
-    return config
-
-
-_INPUTS = ("data", "prompts", "settings", "judge")
-# how a server is reached decides nothing about what it is asked
-_REACHING = {"url", "concurrency", "timeout", "retries", "api_key_env"}
-
-
-def open_stage(
-    recipe: GroupTraining, *, prompts: Sequence[Prompt], reward: GroupReward, claim: bool = True
-) -> StageDir:
-    """Claim the output directory, or only check that it could be had.
-
-    Raises:
-        ConfigError: it belongs to another config.
-    """
-    config = stage_config(recipe, prompts=prompts, reward=reward)
-    return StageDir.open(recipe.out, kind=KIND, config=config, claim=claim)
 
 
 def train_grpo(
