@@ -23,11 +23,13 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 @pytest.fixture(scope="module")
 def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """5 steps of 6 × 4 rollouts from 18 prompts, so that a second epoch begins within a step;
-    3 micro-batches a step, resumable every 2 steps."""
+    3 micro-batches a step, resumable every 2 steps. Mamba, attention and experts whose biases move,
+    and a reference."""
     root = tmp_path_factory.mktemp("grpo_resume")
-    policy = write_policy(root / "policy")
+    policy = write_policy(root / "policy", "hybrid")
     trainer = {"max_steps": 5, "save_steps": 2}
-    raw = raw_recipe(policy, Path("unset"), trainer, max_epochs=2)
+    loss = {"overlong": "train", "kl": 0.05}
+    raw = raw_recipe(policy, Path("unset"), trainer, max_epochs=2, loss=loss)
     path = root / "grpo.yaml"
     path.write_text(yaml.safe_dump(raw))
     return path
