@@ -43,7 +43,7 @@ def test_a_checkpoint_without_the_models_weights_is_refused(tmp_path: Path):
     name = "model.layers.0.mlp.up_proj.weight"
     with pytest.raises(DataError, match=f"lacks 1 of them .{name}. and has 0 others"):
         trainer._issue_warnings_after_load(SimpleNamespace(missing_keys=[name], unexpected_keys=[]))
-    with pytest.raises(DataError, match="lacks 0 of them .* and has 1 others"):
+    with pytest.raises(DataError, match=r"lacks 0 of them .* and has 1 others"):
         trainer._issue_warnings_after_load(SimpleNamespace(missing_keys=[], unexpected_keys=["x"]))
     # a weight that is tied to one that is there is not lacking
     trainer.model.lm_head.weight = trainer.model.get_input_embeddings().weight
