@@ -30,7 +30,8 @@ _GROUPS: dict[str, tuple[str, ...]] = {
     _LOSS: ("beta", "epsilon", "epsilon_high", "num_iterations", "mask_truncated_completions"),
     _OTHER_LOSS: (
         "loss_type", "delta", "importance_sampling_level", "scale_rewards",
-        "use_bias_correction_kl", "off_policy_mask_threshold", "top_entropy_quantile", "entropy_coef", "use_adaptive_entropy",
+        "use_bias_correction_kl", "off_policy_mask_threshold", "top_entropy_quantile",
+        "entropy_coef", "use_adaptive_entropy",
         "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target",
         "sapo_temperature_neg", "sapo_temperature_pos", "vespo_k_pos", "vespo_lambda_pos",
         "vespo_k_neg", "vespo_lambda_neg",
