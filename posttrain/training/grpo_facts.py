@@ -14,7 +14,8 @@ from posttrain.training.distributed import Launched
 from posttrain.training.grpo_trainer import GroupTrainer
 from posttrain.training.preflight import Preflight
 
-# a single batch is noisy: the first and the last so many are averaged
+# a single batch is noisy: the first and the last so many are averaged, fewer in a short run, so
+# that the two do not overlap
 AVERAGED = 5
 SHOWN = (
     "reward", "reward_std", "answer_tokens", "reasoning_tokens", "truncated", "zero_variance",
@@ -29,6 +30,7 @@ def run_facts(
     recipe = trainer.recipe
     rows = [row for row in trainer.state.log_history if "rollouts" in row]
     batches = trainer.args.max_steps // recipe.loss.updates
+    averaged = min(AVERAGED, max(1, len(rows) // 2))
     return {
         "method": method,
         "steps": trainer.state.global_step,
@@ -41,9 +43,9 @@ def run_facts(
         "sharding": got.sharding,
         "tokens": trainer.tokens_seen,
         "trained": trainer.trained_seen,
-        "averaged": min(AVERAGED, len(rows)),
-        "first": _means(rows[:AVERAGED]),
-        "last": _means(rows[-AVERAGED:]),
+        "averaged": averaged,
+        "first": _means(rows[:averaged]),
+        "last": _means(rows[-averaged:]),
         "counts": _sums(rows),
         **preflight.facts,
     }
