@@ -76,7 +76,7 @@ def run_seed(bench: Bench, seed: int) -> None:
     )  # fmt: skip
     for arm in bench.arms:
         run(
-            "win_rate", "win_rate", f"out={bench.out / f'win-{arm}-{seed}'}",
+            "win_rate", "win_rate", f"out={bench.out / f'win-{arm}-{seed}'}", "prompts=null",
             f"before={evaluation}:{START}", f"after={evaluation}:{arm}",
             f"judge.models.0.checkpoint={bench.runs / 'genrm_sft'}",
         )  # fmt: skip
