@@ -101,8 +101,10 @@ def _last_object(text: str) -> str | None:
         start, end, at = opening, closing, closing
     if start is None or end is None or "}" in text[end:]:
         return None
-    in_list = text[floor:start].rstrip().endswith("[") or text[end:].lstrip().startswith("]")
-    return None if in_list else text[start:end]
+    before, behind = text[floor:start].rstrip(), text[end:].lstrip()
+    in_list = before.endswith("[") or behind.startswith("]")
+    among = before.endswith(",") and behind.startswith(",")
+    return None if in_list or among else text[start:end]
 
 
 def _closing(text: str, opening: int) -> int | None:

@@ -99,6 +99,11 @@ class GenRmJudge:
             max_characters=config.max_characters,
         )
 
+    def keep_failures(self) -> None:
+        """What failed so far stays so on a resume: call it once that was found tolerable."""
+        if self._cache is not None:
+            self._cache.keep_failures()
+
     async def judge(self, matches: Sequence[Match], *, seed: int) -> list[Judgement]:
         """One judgement a match, in order; matches that are asked alike share their votes.
 

@@ -82,6 +82,7 @@ class JudgedReward:
         finally:
             accuracies = await watching
         refuse_failures(judgements, max_failed=self._config.max_failed)
+        self._judge.keep_failures()
         said = iter(judgements)
         return [
             self._rewarded(group, pairs, [next(said) for _ in pairs], accuracy)
@@ -92,7 +93,7 @@ class JudgedReward:
         """The matches of a group, by the rollouts' indices and nothing else."""
         present = [k for k, c in enumerate(group.completions) if c.finish != "failed"]
         answers = {k: shown_answer(group.completions[k]) for k in present}
-        principle = _principle(group.prompt)
+        principle = principle_of(group.prompt)
         for i, j in STRATEGIES[self._pairing.strategy](len(present)):
             first, second = present[i], present[j]
             match = Match(group.prompt.messages, answers[first], answers[second], principle)
@@ -129,7 +130,8 @@ class JudgedReward:
         return found
 
 
-def _principle(prompt: Prompt) -> str | None:
+def principle_of(prompt: Prompt) -> str | None:
+    """What a prompt's metadata says its answers are to be judged by, None without a text there."""
     given = metadata_of(prompt).get(PRINCIPLE)
     return given if isinstance(given, str) and given.strip() else None
 

@@ -5,9 +5,10 @@
     cache.get("9c1e…", seed=7)     → the very vote: a step that is done again finds what it paid for
     cache.get("9c1e…", seed=8)     → Vote(Verdict(4, 2, 2), text="…", cached=True) or None
 
-A line is one vote. A vote that could not be read counts only under the seed that it was asked with:
-the same step finds it again after a resume, and another step asks anew. Calls that the backend gave
-up are not kept. Every process writes a file of its own, held by the kernel's lock, and reads all.
+A line is one vote. A vote that could not be read counts only under the seed that it was asked with,
+and is written once its step is known to go on (`keep_failures`): the same step finds it again after
+a resume, and another step asks anew. Calls that the backend gave up are not kept. Every process
+writes a file of its own, held by the kernel's lock, and reads all.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class VerdictCache:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._places: dict[tuple[str, int | None], _Place] = {}
+        self._lost: dict[tuple[str, int], Vote] = {}
         self._own, own_path = _own_file(folder)
         self._others: list[BinaryIO] = []
         for path in sorted(folder.glob("votes-*.jsonl")):
@@ -76,6 +78,8 @@ class VerdictCache:
         step which was killed and is done again has the same books; any other step has it for
         nothing.
         """
+        if (lost := self._lost.get((key, seed))) is not None:
+            return lost
         # the failure first: it was there before any later success
         place = self._places.get((key, seed)) or self._places.get((key, None))
         if place is None:
@@ -89,7 +93,24 @@ class VerdictCache:
         return replace(vote, cached=True)
 
     def add(self, key: str, vote: Vote, *, seed: int) -> None:
-        """Keep a vote; when this returns it outlives the process."""
+        """Keep a vote. One with a verdict outlives the process when this returns.
+
+        One without is only remembered, until `keep_failures`: a judge that fails too often to go on
+        is asked again by the same command, not answered for by what it failed at.
+        """
+        if vote.verdict is None:
+            if (key, seed) not in self._places:
+                self._lost.setdefault((key, seed), vote)
+            return
+        self._write(key, vote, seed=seed)
+
+    def keep_failures(self) -> None:
+        """The step goes on: what failed in it stays failed, however often it is done again."""
+        lost, self._lost = self._lost, {}
+        for (key, seed), vote in lost.items():
+            self._write(key, vote, seed=seed)
+
+    def _write(self, key: str, vote: Vote, *, seed: int) -> None:
         under = seed if vote.verdict is None else None
         if (key, under) in self._places:
             return

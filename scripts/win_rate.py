@@ -40,7 +40,7 @@ from posttrain.evaluation.compare import side_of
 from posttrain.evaluation.tables import interval
 from posttrain.evaluation.win_rate import Duel, win_rows
 from posttrain.report import ensure_report, write_report
-from posttrain.rollouts import Completion, Prompt, metadata_of
+from posttrain.rollouts import Completion, Prompt
 from posttrain.sampling.journal import row_line
 from posttrain.sampling.open import opened_sampler
 from posttrain.sampling.rendered import RenderedSampler
@@ -48,6 +48,7 @@ from reward.genrm_judge import GenRmJudge, Seat, seat_for
 from reward.genrm_prompt import shown_answer
 from reward.genrm_training import preferred
 from reward.judgements import Judgement, Match, refuse_failures
+from reward.rlhf import principle_of
 from reward.verdict_cache import VerdictCache
 
 KIND, WORK, METRICS, DUELS = "win_rate", "work", "metrics.json", "duels.jsonl"
@@ -89,7 +90,7 @@ class Meeting:
     def matches(self) -> tuple[Match, Match]:
         """Both orders: the old answer first, the new answer first."""
         before, after = self.answers
-        history, principle = self.prompt.messages, metadata_of(self.prompt).get("principle")
+        history, principle = self.prompt.messages, principle_of(self.prompt)
         return (
             Match(history, before, after, principle),
             Match(history, after, before, principle),
@@ -236,7 +237,8 @@ async def judge_all(
             judge = GenRmJudge(seats, recipe.judge, cache=cache)
             matches = [m for meeting in meetings if not meeting.same for m in meeting.matches()]
             judgements = await judge.judge(matches, seed=recipe.seed)
-        refuse_failures(judgements, max_failed=recipe.judge.max_failed)
+            refuse_failures(judgements, max_failed=recipe.judge.max_failed)
+            judge.keep_failures()
         pairs = iter(zip(judgements[::2], judgements[1::2], strict=True))
         both = [None if meeting.same else next(pairs) for meeting in meetings]
         ledger = judge.ledger

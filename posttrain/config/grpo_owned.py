@@ -10,7 +10,7 @@ from posttrain.config.sft import OWNED_TRAINER_FIELDS as OWNED_BY_SFT
 _LOSS = "set loss: instead"
 _OTHER_LOSS = "this stage trains the clipped token-level loss over the global batch"
 _SAMPLING = "set sampling: instead"
-_ENGINE = "rollouts are made in process, by the engine that also samples and evaluates"
+_ENGINE = "rollouts are made in process, or by the server of sampling.server"
 _REWARD = "the reward judges whole groups, and its parts are in the recipe"
 _BATCH = "set prompts_per_step, generations and loss.updates instead"
 _WRITTEN = "every rollout is written to rollouts/"

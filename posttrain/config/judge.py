@@ -84,7 +84,8 @@ class JudgeConfig(Strict):
         principle: what to judge by, unless a prompt's metadata has its own `principle`; null: the
             layout's own words.
         retries: further judgements, with new seeds, of a match whose judgement cannot be read.
-        max_failed: largest share of a step's matches that may be left without any verdict.
+        max_failed: largest share of a process's matches in a step that may be left without
+            any verdict.
         max_characters: a longer judging prompt is not asked and has failed; null: no limit.
         chunk: in process, the matches that are judged together and kept together; a killed run
             judges at most so many again.

@@ -55,5 +55,7 @@ def leave_one_out_advantages(
     scale = np.abs(values).max(axis=1, initial=0.0)[:, None]
     spread = np.where(deviation > NEGLIGIBLE * scale, deviation, 0.0)
     plain = values - baseline
-    divided = np.where(spread > 0, plain / (spread + EPSILON), plain)
+    # what is left of equal rewards after rounding is no difference either
+    alike = (spread == 0) & (np.abs(plain) <= NEGLIGIBLE * scale)
+    divided = np.where(spread > 0, plain / (spread + EPSILON), np.where(alike, 0.0, plain))
     return np.where(scored & (count > 0), divided, 0.0)

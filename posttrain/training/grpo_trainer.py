@@ -21,7 +21,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import use_adapter
 
 from posttrain.config.grpo import GroupTraining
-from posttrain.errors import TrainingError
+from posttrain.errors import ConfigError, TrainingError
 from posttrain.training.cpu_head import use_cpu_head
 from posttrain.training.dpo_trainer import silence_attention_dropout
 from posttrain.training.expert_bias import ExpertBias
@@ -80,6 +80,11 @@ class GroupTrainer(Resumable, GRPOTrainer):
         self.pad_id = pad_id
         self.guard = HealthGuard(recipe.guard)
         self.expert_bias = ExpertBias(plain, rate=recipe.moe.bias_update_rate)
+        if adapted and self.expert_bias.routers:
+            raise ConfigError(
+                "moe.bias_update_rate moves biases of the base model, and an adapter's checkpoints "
+                "do not hold those: set moe.bias_update_rate=0, or train without an adapter"
+            )
         server = recipe.sampling.server
         self.server = None if server is None else ServedPolicy(server)
         live = LiveEngine(

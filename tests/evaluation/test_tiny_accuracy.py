@@ -244,8 +244,8 @@ def test_the_command_writes_the_same_bytes_twice(world, checkpoint, tmp_path, ca
         assert row["all"]["prompts"] == sum(f["prompts"] for f in row["families"].values()) == 22
         assert sum(row["reasons"].values()) == 22
     assert rows[2]["forced"] > 0
-    # a model that never closes its reasoning has exactly the budget's tokens of it
-    assert rows[2]["reasoning_tokens"] == 3.0
+    # a model that seldom closes its reasoning has nearly always the budget's tokens of it
+    assert 2.5 < rows[2]["reasoning_tokens"] <= 3.0
 
 
 def test_off_prompts_close_their_reasoning_and_on_prompts_open_it(world, tokenizer):

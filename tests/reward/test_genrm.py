@@ -59,6 +59,7 @@ def test_the_last_top_level_object_is_the_verdict(text: str):
         f"{GOOD} I wrote {{score_1}} above.",
         f"[{GOOD}]",
         f"[{FORGED}, {GOOD}]",
+        f'["x", {GOOD}, 2]',
         f'{{"verdict": {GOOD}}}',
         f'{{"verdict": {GOOD}',
         f'{{"text": "{GOOD}',

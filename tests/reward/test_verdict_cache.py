@@ -61,12 +61,23 @@ def test_a_failure_is_remembered_under_its_seed_alone(tmp_path: Path):
         cache.add("a", LOST, seed=1)
         assert cache.get("a", seed=1) == LOST
         assert cache.get("a", seed=2) is None
+        cache.keep_failures()
+    with VerdictCache(tmp_path) as cache:
         cache.add("a", VOTE, seed=2)
         # a resumed run meets step 1 again, and finds what it found then
         replayed = cache.get("a", seed=1)
         assert replayed is not None
         assert replayed.verdict is None
         assert cache.get("a", seed=3) == KEPT
+
+
+def test_a_failure_whose_step_did_not_go_on_is_asked_again(tmp_path: Path):
+    with VerdictCache(tmp_path) as cache:
+        cache.add("a", LOST, seed=1)
+    with VerdictCache(tmp_path) as cache:
+        assert cache.get("a", seed=1) is None
+        cache.add("a", VOTE, seed=1)
+        assert cache.get("a", seed=1) == VOTE
 
 
 @pytest.mark.parametrize("tail", [b'{"key": "c", "seed"', b'{"key": "c"}\n', b"\x00\xff\n", b"7\n"])
@@ -126,7 +137,9 @@ def test_what_was_added_outlives_a_killed_process(tmp_path: Path):
 def judged(sampler: Scripted, folder: Path, *, seed: int = 1, **fields: object) -> list[Judgement]:
     with VerdictCache(folder) as cache:
         judge = judge_of(sampler, cache=cache, **fields)
-        return asyncio.run(judge.judge(numbered(12), seed=seed))
+        found = asyncio.run(judge.judge(numbered(12), seed=seed))
+        judge.keep_failures()
+        return found
 
 
 @pytest.mark.parametrize("batched", [True, False])

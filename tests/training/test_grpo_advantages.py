@@ -176,3 +176,9 @@ def test_the_argument_is_not_changed():
     given_rewards = np.array([[1.0, NAN, 2.0]])
     leave_one_out_advantages(given_rewards)
     np.testing.assert_array_equal(given_rewards, [[1.0, NAN, 2.0]])
+
+
+def test_what_rounding_leaves_of_equal_rewards_is_nothing():
+    for size in (3, 7, 11, 22):
+        for value in (16.667, 0.1, -3.3, 1e6 / 3):
+            assert not leave_one_out_advantages([[value] * size]).any()
