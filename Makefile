@@ -22,7 +22,7 @@ $(BIN)/.installed-dev: $(BIN)/.installed
 	touch $@
 
 quickstart: $(BIN)/.installed
-	@echo "installed; the tiny recipe takes about 18 minutes on 2 cores"
+	@echo "installed; the tiny recipe takes about 18 minutes of one core"
 	@$(MAKE) --no-print-directory tiny
 	@echo "done: open the reports in $(RUNS)/eval, $(RUNS)/eval_genrm, $(RUNS)/rlhf and $(RUNS)/eval_rlhf"
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from posttrain.artifacts import read_artifact
 from posttrain.config.grpo import GroupTraining
-from posttrain.errors import JudgeError, TrainingError
+from posttrain.errors import ConfigError, JudgeError, TrainingError
 from posttrain.group_rewards import Group, GroupRewards
 from posttrain.models.routers import find_routers
 from posttrain.rollouts import Completion
@@ -201,6 +201,12 @@ def test_routers_stay_and_their_biases_move(grpo: Make, moe_policy: Path, freeze
         assert all(round(float(value) / 0.01, 4) in (-3, -2, -1, 0, 1, 2, 3) for value in moved)
         assert not router.get_buffer("e_score_correction_bias").any()
     assert all(row["max_violation"] > 0 for row in steps_of(out))
+
+
+def test_an_adapter_cannot_keep_moved_biases(grpo: Make, moe_policy: Path):
+    recipe = grpo(model=moe_policy, adapter={"rank": 4, "preset": "attention"})
+    with pytest.raises(ConfigError, match=r"set moe\.bias_update_rate=0"):
+        finish(recipe, PROMPTS, Scripted(words_of))
 
 
 class Failing(Scripted):

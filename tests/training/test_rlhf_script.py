@@ -147,6 +147,10 @@ def test_a_judge_that_mostly_fails_stops_the_run(recipe_file: Path, tmp_path: Pa
     assert "max_failed" in failed.stderr.splitlines()[-1]
     assert "Traceback" not in failed.stderr
     assert not (tmp_path / "out" / "manifest.json").exists()
+    # once the judge answers, the same command asks again for what failed, and finishes
+    with judge_server() as (url, _):
+        run(SCRIPT, recipe_file, url, tmp_path / "out")
+    assert (tmp_path / "out" / "manifest.json").exists()
 
 
 def test_a_dry_run_plans_and_writes_nothing(recipe_file: Path, tmp_path: Path):
