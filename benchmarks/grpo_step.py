@@ -41,7 +41,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from posttrain.config.grpo import GroupTraining
 from posttrain.config.load import validate
-from posttrain.group_rewards import Group, GroupRewards
+from posttrain.group_rewards import Failure, Group, GroupRewards
 from posttrain.models.tokenizer import load_tokenizer
 from posttrain.records import Message
 from posttrain.rollouts import Prompt
@@ -90,6 +90,9 @@ class Constant:
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
         """One a group."""
         return [GroupRewards((1.0,) * len(group.completions)) for group in groups]
+
+    def settle(self, asked: int, failures: Sequence[Failure]) -> None:
+        """Nothing fails here."""
 
 
 class Clock(TrainerCallback):

@@ -26,6 +26,14 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """A question that a judge gave no answer to: why, and the end of what it said."""
+
+    reason: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class GroupRewards:
     """The rewards of one group.
 
@@ -36,12 +44,15 @@ class GroupRewards:
         judgements: JSON-able rows of what a judge said, to be written beside the rollouts.
         counts: additive facts of the group (`judge_calls`, `judge_failed`, `judge_tokens`, …);
             they are summed over a step.
+        failures: of the `asked` questions about this group, those that came to nothing.
     """
 
     rewards: tuple[float | None, ...]
     parts: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict[str, Any])
     judgements: tuple[Mapping[str, Any], ...] = ()
     counts: Mapping[str, float] = field(default_factory=dict[str, float])
+    asked: int = 0
+    failures: tuple[Failure, ...] = ()
 
     def __post_init__(self) -> None:
         for reward in self.rewards:
@@ -59,7 +70,11 @@ class GroupReward(Protocol):
         ...
 
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
-        """One `GroupRewards` a group, in order; `seed` is of this step, the same after a resume.
+        """One `GroupRewards` a group, in order; `seed` is of this step, the same after a resume."""
+        ...
+
+    def settle(self, asked: int, failures: Sequence[Failure]) -> None:
+        """Whether the step may go on, from what all processes asked in it; each of them is told.
 
         Raises:
             JudgeError: too large a share of what was asked failed.

@@ -13,7 +13,7 @@ from its content.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,12 +62,19 @@ class GenRmJudge:
         seats: each gives every match a vote.
         config: parameters, retries and limits; its models are the caller's to open.
         cache: where votes are kept; None keeps them only within one call of `judge`.
+        progress: told of votes as they are had.
     """
 
     def __init__(
-        self, seats: Sequence[Seat], config: JudgeConfig, *, cache: VerdictCache | None = None
+        self,
+        seats: Sequence[Seat],
+        config: JudgeConfig,
+        *,
+        cache: VerdictCache | None = None,
+        progress: Callable[[int], None] | None = None,
     ) -> None:
         assert seats, "nobody judges"
+        self._progress = progress or (lambda _: None)
         self.ledger = Ledger()
         self._seats, self._config, self._cache = tuple(seats), config, cache
 
@@ -150,13 +157,14 @@ class GenRmJudge:
             for position, match in waiting:
                 question = self._question(match, seat, asker)
                 asked[position] = distinct.setdefault(question.key, question)
-                if asked[position] is not question:
-                    continue  # whoever asked it first waits for the answer
-                self._recall(question, seed)
-                while question.vote is None:
-                    [generation] = await seat.sampler.sample([question.request(seed)])
-                    question.take(generation)
-                self._keep(question, seed)
+                # whoever asked it first waits for the answer
+                if asked[position] is question:
+                    self._recall(question, seed)
+                    while question.vote is None:
+                        [generation] = await seat.sampler.sample([question.request(seed)])
+                        question.take(generation)
+                    self._keep(question, seed)
+                self._progress(1)
 
         workers = min(len(matches), seat.at_once or len(matches))
         await gather_or_cancel(work() for _ in range(workers))
@@ -186,6 +194,9 @@ class GenRmJudge:
                 live = [question for question in live if question.vote is None]
             for question in missing:
                 self._keep(question, seed)
+            self._progress(len(stretch))
+        # what was asked in the same words
+        self._progress(len(matches) - len(questions))
         return [distinct[question.key] for question in asked]
 
     def _question(self, match: Match, seat: Seat, asker: Asker) -> Question:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from posttrain.errors import DataError
-from posttrain.group_rewards import Group, GroupRewards
+from posttrain.group_rewards import Failure, Group, GroupRewards
 from posttrain.json_values import load_json
 from posttrain.rollouts import Completion, Prompt
 from reward.genrm import (
@@ -120,6 +120,9 @@ class VerdictReward:
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
         """One `GroupRewards` a group; nothing is drawn, the seed changes nothing."""
         return [_rewards(group) for group in groups]
+
+    def settle(self, asked: int, failures: Sequence[Failure]) -> None:
+        """Nobody is asked here: a verdict is held against its gold."""
 
 
 def _rewards(group: Group) -> GroupRewards:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from posttrain.errors import JudgeError
+from posttrain.group_rewards import Failure
 from posttrain.records import Message
 from reward.genrm import Verdict
 
@@ -111,22 +112,26 @@ def averaged(votes: Sequence[Vote]) -> Judgement:
     return Judgement(verdict, tuple(votes))
 
 
-def refuse_failures(judgements: Sequence[Judgement], *, max_failed: float) -> None:
+def failures_of(judgements: Sequence[Judgement]) -> tuple[Failure, ...]:
+    """Those that have no verdict."""
+    lost = [one for one in judgements if one.verdict is None]
+    return tuple(Failure(one.reason or "", one.votes[0].text[-_SHOWN:]) for one in lost)
+
+
+def refuse_failures(asked: int, failures: Sequence[Failure], *, max_failed: float) -> None:
     """Stop where too few matches are left to go by.
 
     Raises:
-        JudgeError: more than `max_failed` of the judgements have no verdict.
+        JudgeError: more than `max_failed` of the matches that were asked have no verdict.
     """
-    failed = [judgement for judgement in judgements if judgement.verdict is None]
-    if len(failed) <= max_failed * len(judgements):
+    if len(failures) <= max_failed * asked:
         return
-    reasons = Counter(judgement.reason or "" for judgement in failed)
-    reason, count = reasons.most_common(1)[0]
-    example = next(j.votes[0].text for j in failed if j.reason == reason)
-    said = f"; it answered, for example: {example[-_SHOWN:]!r}" if example else ""
+    reason, count = Counter(failure.reason for failure in failures).most_common(1)[0]
+    example = next(failure.text for failure in failures if failure.reason == reason)
+    said = f"; it answered, for example: {example!r}" if example else ""
     raise JudgeError(
-        f"{len(failed):,} of {len(judgements):,} judgements failed "
-        f"({len(failed) / len(judgements):.1%}), judge.max_failed allows {max_failed:.1%}; "
+        f"{len(failures):,} of {asked:,} judgements failed "
+        f"({len(failures) / asked:.1%}), judge.max_failed allows {max_failed:.1%}; "
         f"most often ({count:,}): {reason}{said}. Verdicts that came are kept: the same command "
         "asks again for the others once the judge answers"
     )

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from posttrain.config.judge import JudgeConfig, LengthConfig, PairingConfig
-from posttrain.group_rewards import Group, GroupRewards
+from posttrain.group_rewards import Failure, Group, GroupRewards
 from posttrain.rollouts import Prompt, metadata_of
 from reward.genrm_judge import GenRmJudge
 from reward.genrm_prompt import shown_answer
 from reward.grader import Attempt, Grader
 from reward.group_length import with_lengths
-from reward.judgements import Judgement, Match, refuse_failures
+from reward.judgements import Judgement, Match, failures_of, refuse_failures
 from reward.pairing import STRATEGIES, base_rewards, match_scores
 
 PRINCIPLE = "principle"  # of a prompt's metadata
@@ -44,7 +44,7 @@ class JudgedReward:
 
     Args:
         judge: who judges.
-        config: `max_failed` of it is held against all matches of one call.
+        config: `max_failed` of it is held against all matches of a step.
         pairing, length: who meets whom; what length adds.
         graders: by name; a prompt that names one and has a gold answer is graded, to be watched
             beside the reward: no part of it.
@@ -73,7 +73,7 @@ class JudgedReward:
         }
 
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
-        """As `GroupReward.reward`. Raises JudgeError beyond `config.max_failed`."""
+        """As `GroupReward.reward`."""
         paired = [list(self._pairs(group)) for group in groups]
         matches = [pair.match for pairs in paired for pair in pairs]
         watching = asyncio.create_task(asyncio.to_thread(self._accuracies, groups))
@@ -81,13 +81,16 @@ class JudgedReward:
             judgements = await self._judge.judge(matches, seed=seed)
         finally:
             accuracies = await watching
-        refuse_failures(judgements, max_failed=self._config.max_failed)
-        self._judge.keep_failures()
         said = iter(judgements)
         return [
             self._rewarded(group, pairs, [next(said) for _ in pairs], accuracy)
             for group, pairs, accuracy in zip(groups, paired, accuracies, strict=True)
         ]
+
+    def settle(self, asked: int, failures: Sequence[Failure]) -> None:
+        """As `GroupReward.settle`. Raises JudgeError beyond `config.max_failed`."""
+        refuse_failures(asked, failures, max_failed=self._config.max_failed)
+        self._judge.keep_failures()
 
     def _pairs(self, group: Group) -> Iterator[_Paired]:
         """The matches of a group, by the rollouts' indices and nothing else."""
@@ -112,7 +115,14 @@ class JudgedReward:
         if accuracy is not None:
             parts["accuracy"] = accuracy
         rows = [_row(p, j) for p, j in zip(pairs, judgements, strict=True)]
-        return GroupRewards(rewards, parts, tuple(rows), _counts(judgements))
+        return GroupRewards(
+            rewards,
+            parts,
+            tuple(rows),
+            _counts(judgements),
+            asked=len(judgements),
+            failures=failures_of(judgements),
+        )
 
     def _accuracies(self, groups: Sequence[Group]) -> list[Values | None]:
         """Per group what its grader says of each rollout; None without a grader."""

@@ -3,12 +3,14 @@
     cache = VerdictCache(out / "judgements")
     cache.add("9c1e…", vote, seed=7)
     cache.get("9c1e…", seed=7)     → the very vote: a step that is done again finds what it paid for
-    cache.get("9c1e…", seed=8)     → Vote(Verdict(4, 2, 2), text="…", cached=True) or None
+    cache.get("9c1e…", seed=8)     → None: another step asks anew
+    VerdictCache(folder, any_step=True).get("9c1e…", seed=8)
+                                   → Vote(Verdict(4, 2, 2), text="…", cached=True)
 
-A line is one vote. A vote that could not be read counts only under the seed that it was asked with,
-and is written once its step is known to go on (`keep_failures`): the same step finds it again after
-a resume, and another step asks anew. Calls that the backend gave up are not kept. Every process
-writes a file of its own, held by the kernel's lock, and reads all.
+A line is one vote. What a step finds depends on nothing that other steps or processes did, unless
+`any_step` asks for that. A vote that could not be read counts only under the seed that it was asked
+with, and is written once its step is known to go on (`keep_failures`). Calls that the backend gave
+up are not kept. Every process writes a file of its own, held by the kernel's lock, and reads all.
 """
 
 from __future__ import annotations
@@ -33,13 +35,17 @@ _Place = tuple[int, int, int]  # file descriptor, offset, length
 
 
 class VerdictCache:
-    """Votes by key; a folder, used by any number of processes.
+    """Votes by key and seed; a folder, used by any number of processes.
 
     What other processes add while this one is at work is not seen before it is opened again.
+
+    Args:
+        any_step: a verdict counts under every seed: whoever asks the same gets it for nothing.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, any_step: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._any_step = any_step
         self._places: dict[tuple[str, int | None], _Place] = {}
         self._lost: dict[tuple[str, int], Vote] = {}
         self._own, own_path = _own_file(folder)
@@ -68,19 +74,15 @@ class VerdictCache:
         for file in (self._own, *self._others):
             file.close()
 
-    def __len__(self) -> int:
-        return len(self._places)
-
     def get(self, key: str, *, seed: int) -> Vote | None:
         """The vote kept for what `key` stands for.
 
         Under the seed that it was asked with it is the vote as it was, costs and all, so that a
-        step which was killed and is done again has the same books; any other step has it for
-        nothing.
+        step which was killed and is done again has the same books.
         """
         if (lost := self._lost.get((key, seed))) is not None:
             return lost
-        # the failure first: it was there before any later success
+        # a step's own vote first: a failure was there before any later success
         place = self._places.get((key, seed)) or self._places.get((key, None))
         if place is None:
             return None
@@ -111,11 +113,10 @@ class VerdictCache:
             self._write(key, vote, seed=seed)
 
     def _write(self, key: str, vote: Vote, *, seed: int) -> None:
-        under = seed if vote.verdict is None else None
-        if (key, under) in self._places:
+        if (key, seed) in self._places:
             return
         scores = {n: None if vote.verdict is None else getattr(vote.verdict, n) for n in _FIELDS}
-        row = {"key": key, "seed": under, "asked": seed, **scores, "reason": vote.reason}
+        row = {"key": key, "asked": seed, **scores, "reason": vote.reason}
         row |= {"text": vote.text, **{name: getattr(vote, name) for name in _COSTS}}
         # half of a surrogate pair is no UTF-8: it is written as an escape
         line = (json_text(row).encode("utf-8", "backslashreplace")) + b"\n"
@@ -124,7 +125,13 @@ class VerdictCache:
         self._own.write(line)
         self._own.flush()
         self._end += len(line)
-        self._places[key, under] = (self._own.fileno(), offset, len(line))
+        self._note(row, (self._own.fileno(), offset, len(line)))
+
+    def _note(self, row: Mapping[str, Any], place: _Place) -> None:
+        key, seed, reason = row["key"], row["asked"], row["reason"]
+        self._places.setdefault((key, seed), place)
+        if self._any_step and reason is None:
+            self._places.setdefault((key, None), place)
 
     def _read(self, file: BinaryIO) -> int:
         """Note what a file holds; returns where its last whole line ends."""
@@ -136,8 +143,7 @@ class VerdictCache:
             place = (file.fileno(), end, len(line))
             end += len(line)
             try:
-                row = load_json(line)
-                self._places.setdefault((row["key"], row["seed"]), place)
+                self._note(load_json(line), place)
             except (ValueError, KeyError, TypeError):
                 continue  # damaged: asked again
         return end

@@ -164,7 +164,7 @@ def train(
             if args.process_index == 0:
                 ensure_report(out)
             return
-        cache = stack.enter_context(VerdictCache(judgements_folder(recipe, args.process_index)))
+        cache = stack.enter_context(open_cache(recipe, args.process_index))
         try:
             prepared = prepare(
                 recipe,
@@ -182,15 +182,11 @@ def train(
             raise
 
 
-def judgements_folder(recipe: RlhfConfig, process: int) -> Path:
-    """Where votes are kept for a run that is started again.
-
-    A process of its own finds its own votes again and no others, as it did while it ran: what it
-    makes of them is then the same. A folder that several runs share gives that up.
-    """
-    shared = recipe.judge.cache
-    own = Path(recipe.out) / RESUME / "judgements" / f"process-{process}"
-    return own if shared is None else Path(shared)
+def open_cache(recipe: RlhfConfig, process: int) -> VerdictCache:
+    """Where votes are kept for a run that is started again, or for whoever asks the same."""
+    if recipe.judge.cache is not None:
+        return VerdictCache(Path(recipe.judge.cache), any_step=True)
+    return VerdictCache(Path(recipe.out) / RESUME / "judgements" / f"process-{process}")
 
 
 def finish(prepared: Prepared, stage: StageDir, inputs: Inputs) -> None:

@@ -14,11 +14,12 @@ import contextlib
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from data_builders.keyed import key64
@@ -47,7 +48,7 @@ from posttrain.sampling.rendered import RenderedSampler
 from reward.genrm_judge import GenRmJudge, Seat, seat_for
 from reward.genrm_prompt import shown_answer
 from reward.genrm_training import preferred
-from reward.judgements import Judgement, Match, refuse_failures
+from reward.judgements import Judgement, Match, failures_of, refuse_failures
 from reward.rlhf import principle_of
 from reward.verdict_cache import VerdictCache
 
@@ -233,16 +234,23 @@ async def judge_all(
             )
             template = sampler.template.source if isinstance(sampler, RenderedSampler) else None
             seats.append(seat_for(model, sampler, template=template))
-        with VerdictCache(work / "judgements") as cache:
-            judge = GenRmJudge(seats, recipe.judge, cache=cache)
-            matches = [m for meeting in meetings if not meeting.same for m in meeting.matches()]
+        matches = [m for meeting in meetings if not meeting.same for m in meeting.matches()]
+        shared = recipe.judge.cache
+        folder = work / "judgements" if shared is None else Path(shared)
+        with VerdictCache(folder, any_step=shared is not None) as cache, Progress() as bar:
+            task = bar.add_task("judging", total=len(matches) * len(seats))
+            judge = GenRmJudge(
+                seats, recipe.judge, cache=cache, progress=lambda n: bar.advance(task, n)
+            )
             judgements = await judge.judge(matches, seed=recipe.seed)
-            refuse_failures(judgements, max_failed=recipe.judge.max_failed)
+            failures = failures_of(judgements)
+            refuse_failures(len(matches), failures, max_failed=recipe.judge.max_failed)
             judge.keep_failures()
         pairs = iter(zip(judgements[::2], judgements[1::2], strict=True))
         both = [None if meeting.same else next(pairs) for meeting in meetings]
-        ledger = judge.ledger
-        cost = {"matches": ledger.matches, "failed": ledger.failed}
+        # seconds differ from run to run: they are said, not kept
+        cost = asdict(judge.ledger)
+        print(f"{cost['calls']:,} calls in {cost.pop('seconds'):.0f} s")
         return both, dict(judge.identity), cost
 
 

@@ -84,13 +84,13 @@ class JudgeConfig(Strict):
         principle: what to judge by, unless a prompt's metadata has its own `principle`; null: the
             layout's own words.
         retries: further judgements, with new seeds, of a match whose judgement cannot be read.
-        max_failed: largest share of a process's matches in a step that may be left without
-            any verdict.
+        max_failed: largest share of a step's matches that may be left without any verdict.
         max_characters: a longer judging prompt is not asked and has failed; null: no limit.
         chunk: in process, the matches that are judged together and kept together; a killed run
             judges at most so many again.
-        cache: a folder of judgements that several runs share; null: beside the resume checkpoints
-            in `out`, until the run is finished.
+        cache: a folder of judgements that steps and runs share: who asks the same gets the verdict
+            that is there, so what comes of a run depends on what was. null: beside the resume
+            checkpoints in `out`, until the run is finished, and every step asks anew.
     """
 
     models: tuple[JudgeModel, ...] = Field(min_length=1)

@@ -128,7 +128,7 @@ class BatchMaker:
         """Every process must call it.
 
         Raises:
-            JudgeError: from the reward.
+            JudgeError: from the reward, in every process alike.
         """
         loss = self.recipe.loss
         self._clock.start(batch * loss.updates + 1)
@@ -140,6 +140,8 @@ class BatchMaker:
         scored = with_advantages([one.position for one in drawn], groups, given)
         own = [group_facts(one, overlong=loss.overlong) for one in scored]
         facts: list[Facts] = sorted(gather_object(own), key=lambda one: one["position"])
+        failures = [failure for one in facts for failure in one["failures"]]
+        self.rollouts.reward.settle(sum(one["asked"] for one in facts), failures)
         return Made(
             parts=_cut(scored, loss.updates),
             tokens=[_total(part, "trained") for part in _cut(facts, loss.updates)],

@@ -41,6 +41,8 @@ def group_facts(scored: ScoredGroup, *, overlong: Overlong) -> Facts:
         "rewards": list(scored.rewards.rewards),
         "parts": {name: list(values) for name, values in scored.rewards.parts.items()},
         "counts": dict(scored.rewards.counts),
+        "asked": scored.rewards.asked,
+        "failures": scored.rewards.failures,
         "informative": any(scored.advantages),
         "truncated": [completion.truncated for completion in completions],
         "failed": [completion.finish == "failed" for completion in completions],

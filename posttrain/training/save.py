@@ -8,6 +8,7 @@ With an adapter, the adapter goes to `adapter/` and the directory itself holds t
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -50,6 +51,7 @@ def write_model(
 
 
 def _write_merged(partial: Path, base: ModelConfig, special: SpecialTokens) -> None:
+    _order_lists(partial / ADAPTER / "adapter_config.json")
     merged = merge_adapter(partial / ADAPTER, base)
     set_special_tokens(merged, special)
     merged.save_pretrained(str(partial))
@@ -58,6 +60,13 @@ def _write_merged(partial: Path, base: ModelConfig, special: SpecialTokens) -> N
             ("tokenizer", "chat_template", "special_tokens", "vocab", "merges")
         ):
             path.replace(partial / path.name)
+
+
+def _order_lists(config: Path) -> None:
+    """PEFT keeps module names in sets, so their order in the file differs from process to process."""
+    read = json.loads(config.read_text("utf-8"))
+    ordered = {k: sorted(v) if isinstance(v, list) else v for k, v in read.items()}
+    config.write_text(json.dumps(ordered, indent=2, sort_keys=True), encoding="utf-8")
 
 
 def _move_into_place(partial: Path, target: Path) -> None:

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from posttrain.errors import ConfigError, JudgeError
+from posttrain.group_rewards import Failure
 from posttrain.sampling.chat_sampler import ChatSampler
 from posttrain.sampling.http_client import Client, ClientSettings
 from posttrain.sampling.protocol import Generation, Request
 from reward.genrm import Verdict
 from reward.genrm_judge import GenRmJudge, Seat, seat_for
 from reward.genrm_prompt import verdict_text
-from reward.judgements import Judgement, Match, Vote, averaged, refuse_failures
+from reward.judgements import Judgement, Match, Vote, averaged, failures_of, refuse_failures
 from tests.reward.judging import (
     answers_of,
     babble,
@@ -271,11 +272,12 @@ def test_a_server_that_refuses_the_key_stops_the_run():
 
 def test_too_many_failures_stop_with_counts_and_an_example():
     good, bad = Judgement(Verdict(1, 1, 3), ()), averaged([Vote(None, reason="no", text="Hm.")])
-    refuse_failures([good] * 8 + [bad] * 2, max_failed=0.2)
-    refuse_failures([], max_failed=0.0)
+    assert failures_of([good, bad, good]) == (Failure("no", "Hm."),)
+    refuse_failures(10, [Failure("no", "Hm.")] * 2, max_failed=0.2)
+    refuse_failures(0, [], max_failed=0.0)
     said = r"3 of 10 .*\(30\.0%\).*allows 20\.0%; most often \(3\): no; it answered.*'Hm\.'"
     with pytest.raises(JudgeError, match=said):
-        refuse_failures([good] * 7 + [bad] * 3, max_failed=0.2)
+        refuse_failures(10, [Failure("no", "Hm.")] * 3, max_failed=0.2)
 
 
 def test_a_recipe_seats_its_models():

@@ -76,7 +76,10 @@ def judged(
                 judge, config=config(), pairing=PairingConfig(), length=LengthConfig()
             )
             try:
-                return await reward.reward(groups(), seed=1), judge.ledger, client
+                found = await reward.reward(groups(), seed=1)
+                lost = [failure for one in found for failure in one.failures]
+                reward.settle(sum(one.asked for one in found), lost)
+                return found, judge.ledger, client
             finally:
                 await client.close()
 

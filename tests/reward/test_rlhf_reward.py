@@ -68,7 +68,9 @@ def rewarded(
         graders=graders,
     )
     given = [Group(prompt(k, **prompted), tuple(group)) for k, group in enumerate(groups)]
-    return asyncio.run(reward.reward(given, seed=seed))
+    found = asyncio.run(reward.reward(given, seed=seed))
+    reward.settle(sum(one.asked for one in found), [f for one in found for f in one.failures])
+    return found
 
 
 @pytest.mark.parametrize(

@@ -41,18 +41,20 @@ class Dying(Scripted):
         return await super().sample(requests, progress=progress)
 
 
-def test_a_vote_is_found_again_and_cost_nothing_elsewhere(tmp_path: Path):
+def test_a_vote_is_found_again_in_its_step_and_elsewhere_if_that_is_asked_for(tmp_path: Path):
     with VerdictCache(tmp_path) as cache:
         cache.add("a", VOTE, seed=1)
         assert cache.get("a", seed=1) == VOTE
-        cache.add("a", Vote(Verdict(1, 1, 1)), seed=2)  # the first word stands
-        assert cache.get("a", seed=9) == KEPT
+        cache.add("a", Vote(Verdict(1, 1, 1)), seed=1)  # the first word stands
+        assert cache.get("a", seed=1) == VOTE
+        assert cache.get("a", seed=9) is None
         assert cache.get("b", seed=1) is None
         before = (tmp_path / "votes-000.jsonl").read_bytes()
-    with VerdictCache(tmp_path) as cache:
+    with VerdictCache(tmp_path, any_step=True) as cache:
+        assert cache.get("a", seed=1) == VOTE
         assert cache.get("a", seed=9) == KEPT
-        assert len(cache) == 1
         cache.add("b", VOTE, seed=1)
+        assert cache.get("b", seed=9) == KEPT
     assert (tmp_path / "votes-000.jsonl").read_bytes().startswith(before)
 
 
@@ -62,7 +64,7 @@ def test_a_failure_is_remembered_under_its_seed_alone(tmp_path: Path):
         assert cache.get("a", seed=1) == LOST
         assert cache.get("a", seed=2) is None
         cache.keep_failures()
-    with VerdictCache(tmp_path) as cache:
+    with VerdictCache(tmp_path, any_step=True) as cache:
         cache.add("a", VOTE, seed=2)
         # a resumed run meets step 1 again, and finds what it found then
         replayed = cache.get("a", seed=1)
@@ -88,10 +90,10 @@ def test_a_torn_or_damaged_line_is_left_out(tmp_path: Path, tail: bytes):
     path.write_bytes(path.read_bytes() + tail)
     for _ in range(2):
         with VerdictCache(tmp_path) as cache:
-            assert cache.get("a", seed=2) == KEPT
+            assert cache.get("a", seed=1) == VOTE
             assert cache.get("c", seed=1) is None
             cache.add("b", VOTE, seed=1)
-            assert cache.get("b", seed=2) == KEPT
+            assert cache.get("b", seed=1) == VOTE
 
 
 def test_two_at_work_write_apart_and_later_read_both(tmp_path: Path):
@@ -101,7 +103,7 @@ def test_two_at_work_write_apart_and_later_read_both(tmp_path: Path):
         assert two.get("a", seed=1) is None
     assert len(list(tmp_path.iterdir())) == 2
     with VerdictCache(tmp_path) as cache:
-        assert cache.get("a", seed=2) == cache.get("b", seed=2) == KEPT
+        assert cache.get("a", seed=1) == cache.get("b", seed=1) == VOTE
 
 
 ENDLESS = """
@@ -134,8 +136,10 @@ def test_what_was_added_outlives_a_killed_process(tmp_path: Path):
             assert found.text == "x" * k
 
 
-def judged(sampler: Scripted, folder: Path, *, seed: int = 1, **fields: object) -> list[Judgement]:
-    with VerdictCache(folder) as cache:
+def judged(
+    sampler: Scripted, folder: Path, *, seed: int = 1, any_step: bool = False, **fields: object
+) -> list[Judgement]:
+    with VerdictCache(folder, any_step=any_step) as cache:
         judge = judge_of(sampler, cache=cache, **fields)
         found = asyncio.run(judge.judge(numbered(12), seed=seed))
         judge.keep_failures()
@@ -156,10 +160,13 @@ def test_after_a_kill_only_what_is_missing_is_asked(tmp_path: Path, batched: boo
     # what it cost too: the books of a step that is done again are the same
     assert found == undisturbed
     known = Scripted(babble, batched=batched)
-    again_known = judged(known, tmp_path / "killed", seed=2)
+    again_known = judged(known, tmp_path / "killed", seed=2, any_step=True)
     assert known.calls == []
     assert [j.votes[0].text for j in again_known] == [j.votes[0].text for j in undisturbed]
     assert sum(vote.calls for j in again_known for vote in j.votes) == 0
+    asked_anew = Scripted(fair, batched=batched)
+    judged(asked_anew, tmp_path / "killed", seed=2)
+    assert sum(map(len, asked_anew.calls)) == 12
 
 
 def test_unreadable_judgements_are_replayed_for_their_step_and_asked_anew_in_others(tmp_path: Path):
@@ -173,7 +180,8 @@ def test_unreadable_judgements_are_replayed_for_their_step_and_asked_anew_in_oth
     assert [j.verdict for j in judged(replayed, tmp_path, retries=0)] == [j.verdict for j in first]
     assert replayed.calls == []
     anew = Scripted(fair)
-    assert None not in [j.verdict for j in judged(anew, tmp_path, seed=2, retries=0)]
+    found = judged(anew, tmp_path, seed=2, retries=0, any_step=True)
+    assert None not in [j.verdict for j in found]
     assert [len(call) for call in anew.calls] == [len(lost)]
 
 

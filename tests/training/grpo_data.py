@@ -11,7 +11,7 @@ from typing import Any
 
 from posttrain.config.grpo import GroupTraining
 from posttrain.config.load import validate
-from posttrain.group_rewards import Group, GroupRewards
+from posttrain.group_rewards import Failure, Group, GroupRewards
 from posttrain.records import Message
 from posttrain.rollouts import Completion, Prompt
 from posttrain.training.grpo import Prepared, open_stage, prepare, train_grpo
@@ -82,6 +82,9 @@ class Scripted:
         self.asked.append((tuple(group.prompt.id for group in groups), seed))
         await asyncio.sleep(0)
         return [self._rewards(group) for group in groups]
+
+    def settle(self, asked: int, failures: Sequence[Failure]) -> None:
+        """Nothing fails here."""
 
     def _rewards(self, group: Group) -> GroupRewards:
         rewards = tuple(self.score(completion) for completion in group.completions)

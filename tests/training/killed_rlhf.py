@@ -1,14 +1,19 @@
 """Test-only launcher: `scripts/rlhf.py` that kills itself, as `kill -9` would, while it judges.
 
-python tests/training/killed_rlhf.py 30 --config …      when it has kept 30 votes
+python tests/training/killed_rlhf.py 30 --config …            when it has kept 30 votes
+python tests/training/killed_rlhf.py never scripted --config …   never; a judge in the process whose
+                                                                 verdicts are its seeds' alone
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import runpy
 import signal
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +35,33 @@ def arm(votes: int) -> None:
     cache.add = counted
 
 
+def seat_scripted() -> None:
+    """The judge is no model: it answers batch-wise, as one in the process does."""
+    from posttrain.sampling import open as opening
+    from posttrain.sampling.protocol import Request
+    from reward.genrm import Verdict
+    from reward.genrm_prompt import verdict_text
+    from tests.sampling.scripted import END, Scripted
+
+    def moody(_request: Request, rng: random.Random) -> str:
+        verdict = Verdict(rng.randint(1, 5), rng.randint(1, 5), rng.randint(1, 6))
+        said = verdict_text(verdict) if rng.random() < 0.95 else "Both are fine."
+        return f"hm</think>{said}{END}"
+
+    @contextlib.asynccontextmanager
+    async def opened(*_: Any, **__: Any) -> AsyncIterator[Scripted]:
+        yield Scripted(moody)
+
+    setattr(opening, "opened_sampler", opened)  # noqa: B010 - pyright knows the type it had
+
+
 def main() -> None:
     votes, *rest = sys.argv[1:]
-    arm(int(votes))
+    if rest[0] == "scripted":
+        seat_scripted()
+        rest = rest[1:]
+    if votes != "never":
+        arm(int(votes))
     sys.argv = [str(SCRIPT), *rest]
     runpy.run_path(str(SCRIPT), run_name="__main__")
 
