@@ -21,7 +21,8 @@ from data_builders.reasoning_control import (
 from posttrain.chat import ChatTemplate, TrainingSample, left_out, training_samples
 from posttrain.errors import RenderError
 from posttrain.records import Example
-from posttrain.tokens.encode import Encode, TokenSequence, clip, encode_samples
+from posttrain.tokens.encode import EncodeArrays, TokenSequence, clip, encode_samples
+from posttrain.tokens.supervision import NO_MARKS, Marks
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,13 @@ class Preparer:
     """Everything that turns one source's records into sequences."""
 
     template: ChatTemplate
-    encode: Encode
+    encode: EncodeArrays
     offsets: Offsets
     control: ControlPlan
     mask_close: bool
     capacity: int
     clip_overlong: bool
+    marks: Marks = NO_MARKS
 
 
 @dataclass(frozen=True, slots=True)

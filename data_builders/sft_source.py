@@ -140,7 +140,13 @@ def spool_source(
         books = Books(report)
         with (work / f"{source.name}.dropped.jsonl").open("w", encoding="utf-8") as dropped:
             batches = _prepared(recipe, source, preparer, base_dir, books, dropped, progress)
-            write_spool(work, source.name, _then(batches, books, facts), facts)
+            write_spool(
+                work,
+                source.name,
+                _then(batches, books, facts),
+                facts,
+                marks=preparer.marks,
+            )
     progress(source.name, facts["rows_in"])
     _check_limits(source.name, facts, recipe.limits)
     return facts

@@ -20,8 +20,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from data_builders.keyed import key64
-from data_builders.sft_prepare import Prepared
+from data_builders.sft_prepare import Prepared, PreparedSequence
 from posttrain.artifacts import atomic_write_json
+from posttrain.tokens.supervision import (
+    Batch,
+    Flag,
+    Marks,
+    mask_of_spans,
+    sequence_keys,
+    supervision_flags,
+)
 
 RECORDS = pa.schema(
     [
@@ -41,6 +49,8 @@ SEQUENCES = pa.schema(
         ("budget", pa.int32()),
         ("length", pa.int32()),
         ("trained", pa.int32()),
+        ("flags", pa.uint16()),
+        ("key", pa.uint64()),
         ("ids", pa.list_(pa.int32())),
         ("spans", pa.list_(pa.int32())),
     ]
@@ -48,9 +58,18 @@ SEQUENCES = pa.schema(
 
 
 def write_spool(
-    directory: Path, name: str, batches: Iterable[list[Prepared]], facts: dict[str, Any]
+    directory: Path,
+    name: str,
+    batches: Iterable[list[Prepared]],
+    facts: dict[str, Any],
+    *,
+    marks: Marks,
 ) -> None:
-    """Write the kept records of all batches; `facts` is read when the batches are exhausted."""
+    """Write the kept records of all batches; `facts` is read when the batches are exhausted.
+
+    Args:
+        marks: by which each sequence's supervision is read.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     records, sequences = _paths(directory, name)
     with (
@@ -61,7 +80,7 @@ def write_spool(
             kept = [p for p in batch if p.drop is None]
             if kept:
                 record_file.write_batch(_record_batch(kept))
-                sequence_file.write_batch(_sequence_batch(kept))
+                sequence_file.write_batch(_sequence_batch(kept, marks))
     atomic_write_json(directory / f"{name}.json", facts)
 
 
@@ -90,19 +109,39 @@ def _record_batch(kept: list[Prepared]) -> pa.RecordBatch:
     return pa.record_batch(arrays, schema=RECORDS)
 
 
-def _sequence_batch(kept: list[Prepared]) -> pa.RecordBatch:
+def _sequence_batch(kept: list[Prepared], marks: Marks) -> pa.RecordBatch:
     rows = [s for p in kept for s in p.sequences]
+    ids = pa.array([s.tokens.ids for s in rows], pa.list_(pa.int32()))
+    flags, keys = _supervision(rows, ids, marks)
     columns = [
         [s.sample.turn for s in rows],
         [s.sample.reasoning == "on" for s in rows],
         [s.budget for s in rows],
         [len(s.tokens.ids) for s in rows],
         [s.tokens.trained for s in rows],
-        [s.tokens.ids for s in rows],
+        flags,
+        keys,
+        ids,
         [s.tokens.spans for s in rows],
     ]
     arrays = [pa.array(c, f.type) for c, f in zip(columns, SEQUENCES, strict=True)]
     return pa.record_batch(arrays, schema=SEQUENCES)
+
+
+def _supervision(
+    rows: list[PreparedSequence], ids: pa.ListArray, marks: Marks
+) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint64]]:
+    """What each sequence's mask teaches, and a key of its tokens."""
+    values = ids.values.to_numpy()
+    starts = ids.offsets.to_numpy().astype(np.int64)
+    spans = [
+        first + edge for s, first in zip(rows, starts, strict=False) for edge in s.tokens.spans
+    ]
+    batch = Batch(values, mask_of_spans(len(values), np.array(spans, np.int64)), starts)
+    flags = supervision_flags(batch, marks)
+    flags[[s.budget is not None for s in rows]] |= np.uint16(Flag.CUT_TRACE)
+    flags[[s.length > len(s.tokens.ids) for s in rows]] |= np.uint16(Flag.CLIPPED)
+    return flags, sequence_keys(batch)
 
 
 class Lists:
@@ -149,7 +188,8 @@ class Spool:
     """A finished spool. `starts[r]` is record r's first sequence, `starts[-1]` their number.
 
     Per record: `id64` (the conversation), `row64` (the conversation with its licence and metadata).
-    Per sequence: `length`, `trained` tokens, whether it `reasons`, whether a trace in it was `cut`.
+    Per sequence: `length`, `trained` tokens, whether it `reasons`, whether a trace in it was `cut`,
+    the `flags` of its supervision, a `key` of its tokens.
     """
 
     name: str
@@ -162,6 +202,8 @@ class Spool:
     trained: npt.NDArray[np.int64]
     reasons: npt.NDArray[np.bool_]
     cut: npt.NDArray[np.bool_]
+    flags: npt.NDArray[np.uint16]
+    key: npt.NDArray[np.uint64]
     sequences: Rows
     ids: Lists
     spans: Lists
@@ -188,6 +230,8 @@ def read_spool(directory: Path, name: str) -> Spool:
         trained=sequences["trained"].to_numpy().astype(np.int64),
         reasons=sequences["reasons"].to_numpy(),
         cut=sequences["budget"].is_valid().to_numpy(),
+        flags=sequences["flags"].to_numpy(),
+        key=sequences["key"].to_numpy(),
         sequences=Rows(sequences, ["turn", "budget"]),
         ids=Lists(sequences["ids"]),
         spans=Lists(sequences["spans"]),

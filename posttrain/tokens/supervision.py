@@ -1,0 +1,228 @@
+"""What a loss mask teaches, sequence by sequence: one word of flags each, for a batch at once.
+
+    marks = Marks(stop=(2,), …)
+    supervision_flags(Batch(ids=[1, 7, 5, 2], trained=[F, F, T, T], starts=[0, 4]), marks)
+    →  [Flag.TRAINED | Flag.END_TRAINED]
+
+Everything is read from token ids, so that a data set of any origin can be looked at the same way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntFlag
+
+import numpy as np
+import numpy.typing as npt
+
+Ids = npt.NDArray[np.int32]
+Mask = npt.NDArray[np.bool_]
+Places = npt.NDArray[np.int64]
+
+_TAIL = 2  # tokens that a template may write behind the end token, e.g. a line end
+
+
+class Flag(IntFlag):
+    """What is true of one sequence."""
+
+    TRAINED = 1  # the loss sees at least one token
+    END_TRAINED = 2  # the last trained answer ends with a trained stop token
+    END_MASKED = 4  # the stop token is there, right behind the last trained one, and untrained
+    EMPTY_THINK = 8  # a trained answer starts after an empty trace
+    EVERYTHING = 16  # every single token is trained
+    TURN_TOKEN = 32  # a token that opens turns, or the pad, is trained
+    PROMPT = 64  # a token of a system, user or tool turn is trained
+    CUT_TRACE = 128  # a trace was cut to a budget (known of our own data only)
+    CLIPPED = 256  # the end was clipped off (known of our own data only)
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """The tokens by which a tokenizer and its template can be read; nothing known by default.
+
+    Args:
+        stop: ids that end a turn.
+        tail: ids that may stand between the stop token and the end of an answer (line ends).
+        turn: ids that no answer holds: turn openers, the pad.
+        empty_think: token patterns of an empty trace.
+        roles: role → the token pattern that opens its turns. Without one for the assistant, and
+            for another role, nobody can say whose turn a token belongs to.
+    """
+
+    stop: tuple[int, ...] = ()
+    tail: tuple[int, ...] = ()
+    turn: tuple[int, ...] = ()
+    empty_think: tuple[tuple[int, ...], ...] = ()
+    roles: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+
+    @property
+    def knows_roles(self) -> bool:
+        """Whether turns can be told apart."""
+        return "assistant" in self.roles and len(self.roles) > 1
+
+
+NO_MARKS = Marks()
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Sequences one behind the other: `ids` and `trained` (n,), sequence k at starts[k:k + 2]."""
+
+    ids: Ids
+    trained: Mask
+    starts: Places
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def lengths(self) -> Places:
+        """Tokens of each sequence."""
+        return np.diff(self.starts)
+
+
+def batch_of(sequences: Sequence[tuple[Sequence[int] | Ids, Sequence[bool] | Mask]]) -> Batch:
+    """A batch from (ids, trained) of single sequences."""
+    starts = np.cumsum([0, *(len(ids) for ids, _ in sequences)], dtype=np.int64)
+    ids = [np.asarray(ids, np.int32) for ids, _ in sequences]
+    trained = [np.asarray(mask, np.bool_) for _, mask in sequences]
+    return Batch(
+        np.concatenate([np.empty(0, np.int32), *ids]),
+        np.concatenate([np.empty(0, np.bool_), *trained]),
+        starts,
+    )
+
+
+def mask_of_spans(length: int, spans: Places) -> Mask:
+    """(length,) from alternating starts and ends of the trained tokens of a whole batch, sorted."""
+    steps = np.zeros(length + 1, np.int8)
+    np.add.at(steps, spans[::2], 1)
+    np.add.at(steps, spans[1::2], -1)
+    return np.cumsum(steps[:-1], dtype=np.int8).astype(np.bool_)
+
+
+def sums(batch: Batch, values: npt.NDArray[np.generic]) -> Places:
+    """Sums of (n,) values over each sequence."""
+    running = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
+    return running[batch.starts[1:]] - running[batch.starts[:-1]]
+
+
+def supervision_flags(batch: Batch, marks: Marks) -> npt.NDArray[np.uint16]:
+    """`Flag` of every sequence of a batch, as (m,) integers."""
+    trained = sums(batch, batch.trained)
+    end_trained, end_masked = _ends(batch, marks)
+    turn = sums(batch, batch.trained & np.isin(batch.ids, marks.turn)) if marks.turn else None
+    found = {
+        Flag.TRAINED: trained > 0,
+        Flag.END_TRAINED: end_trained,
+        Flag.END_MASKED: end_masked,
+        Flag.EMPTY_THINK: _empty_thinks(batch, marks),
+        Flag.EVERYTHING: (trained == batch.lengths) & (trained > 0),
+        Flag.TURN_TOKEN: np.zeros(len(batch), np.bool_) if turn is None else turn > 0,
+        Flag.PROMPT: prompt_tokens(batch, marks) > 0,
+    }
+    flags = np.zeros(len(batch), np.uint16)
+    for flag, where in found.items():
+        flags[where] |= np.uint16(flag)
+    return flags
+
+
+def _ends(batch: Batch, marks: Marks) -> tuple[Mask, Mask]:
+    """Whether the last trained token is (but for a tail) a stop token; whether one follows it."""
+    places = np.flatnonzero(batch.trained)
+    if not len(places) or not marks.stop:
+        nothing = np.zeros(len(batch), np.bool_)
+        return nothing, nothing
+    at = np.searchsorted(places, batch.starts[1:]) - 1
+    last = np.where(at >= 0, places[at], -1)
+    first, end = batch.starts[:-1], batch.starts[1:]
+    has = last >= first
+    inside = has & batch.trained[last]
+    trained = _stops(batch, marks, last, inside, step=-1, low=first, high=end, need=True)
+    masked = _stops(batch, marks, last + 1, has & ~trained, step=1, low=first, high=end, need=False)
+    return trained, masked
+
+
+def _stops(
+    batch: Batch,
+    marks: Marks,
+    start: Places,
+    where: Mask,
+    *,
+    step: int,
+    low: Places,
+    high: Places,
+    need: bool,
+) -> Mask:
+    """Whether a stop token stands at `start`, or beyond at most `_TAIL` tokens of the tail.
+
+    Args:
+        need: whether the tokens looked at are trained ones, or untrained ones.
+    """
+    found = np.zeros(len(start), np.bool_)
+    going = where.copy()
+    for k in range(_TAIL + 1):
+        at = start + step * k
+        going &= (at >= low) & (at < high)
+        safe = np.where(going, at, 0)
+        going &= batch.trained[safe] == need
+        token = batch.ids[safe]
+        found |= going & np.isin(token, marks.stop)
+        going &= ~found & np.isin(token, marks.tail)
+    return found
+
+
+def _empty_thinks(batch: Batch, marks: Marks) -> Mask:
+    """Sequences in which an empty trace stands right before, or in, what is trained."""
+    found = np.zeros(len(batch), np.bool_)
+    for pattern in marks.empty_think:
+        for start, owner in zip(*_places(batch, pattern), strict=True):
+            end = min(int(start) + len(pattern) + _TAIL, int(batch.starts[owner + 1]))
+            found[owner] |= batch.trained[int(start) : end].any()
+    return found
+
+
+def prompt_tokens(batch: Batch, marks: Marks) -> Places:
+    """Trained tokens in turns that are not the assistant's, for each sequence (0 if unknown)."""
+    counts = np.zeros(len(batch), np.int64)
+    if not marks.knows_roles or not len(batch.ids):
+        return counts
+    places: list[Places] = []
+    owners: list[Places] = []
+    foreign: list[Mask] = []
+    for role, pattern in marks.roles.items():
+        at, owner = _places(batch, pattern)
+        places.append(at)
+        owners.append(owner)
+        foreign.append(np.full(len(at), role != "assistant"))
+    at, owner, others = map(np.concatenate, (places, owners, foreign))
+    order = np.argsort(at, kind="stable")
+    at, owner, others = at[order], owner[order], others[order]
+    until = np.minimum(np.append(at[1:], len(batch.ids)), batch.starts[owner + 1])
+    running = np.concatenate([[0], np.cumsum(batch.trained, dtype=np.int64)])
+    np.add.at(counts, owner[others], (running[until] - running[at])[others])
+    return counts
+
+
+def _places(batch: Batch, pattern: Sequence[int]) -> tuple[Places, Places]:
+    """Where a pattern begins, and in which sequence; it never reaches into the next one."""
+    at = np.flatnonzero(batch.ids == pattern[0])
+    at = at[at + len(pattern) <= len(batch.ids)]
+    for offset, token in enumerate(pattern[1:], start=1):
+        at = at[batch.ids[at + offset] == token]
+    owner = np.searchsorted(batch.starts, at, side="right") - 1
+    inside = at + len(pattern) <= batch.starts[owner + 1]
+    return at[inside], owner[inside]
+
+
+def sequence_keys(batch: Batch) -> npt.NDArray[np.uint64]:
+    """64 bits of each sequence's ids: equal for exact copies, and for others only by accident."""
+    data = np.ascontiguousarray(batch.ids, "<i4").view(np.uint8)
+    cuts = (4 * batch.starts).tolist()
+    digests = b"".join(
+        hashlib.blake2b(data[a:b], digest_size=8).digest() for a, b in itertools.pairwise(cuts)
+    )
+    return np.frombuffer(digests, "<u8").astype(np.uint64)
