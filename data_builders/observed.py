@@ -13,13 +13,14 @@ from data_builders.where import Where, lookup
 from posttrain.errors import ConfigError
 
 _SAMPLE = 5
+_KEYS = 100
 
 
 class ObservedFields:
     """Fields seen and a few of their values; bounded, whatever the number of rows."""
 
     def __init__(self, where: Where) -> None:
-        self._where = where
+        self.where = where
         self._rows = 0
         self._matched = 0
         self._keys: dict[str, None] = {}
@@ -29,9 +30,9 @@ class ObservedFields:
         """Note one row."""
         self._rows += 1
         self._matched += matched
-        if len(self._keys) < 100:
+        if len(self._keys) < _KEYS:
             self._keys.update(dict.fromkeys(map(str, row)))
-        for path in self._where.fields:
+        for path in self.where.fields:
             values = self._values.get(path, {})
             if len(values) >= _SAMPLE:
                 continue
@@ -41,6 +42,28 @@ class ObservedFields:
                 continue
             self._values[path] = values
 
+    def state(self) -> dict[str, Any]:
+        """What was seen, JSON-able, for `add`."""
+        values = {path: list(found) for path, found in self._values.items()}
+        return {
+            "rows": self._rows,
+            "matched": self._matched,
+            "keys": list(self._keys),
+            "values": values,
+        }
+
+    def add(self, state: Mapping[str, Any]) -> None:
+        """Note what was seen in another part of the source."""
+        self._rows += state["rows"]
+        self._matched += state["matched"]
+        if len(self._keys) < _KEYS:
+            self._keys.update(dict.fromkeys(state["keys"]))
+        for path, found in state["values"].items():
+            values = self._values.setdefault(path, {})
+            for value in found:
+                if len(values) < _SAMPLE:
+                    values[value] = None
+
     def check(self, source: str) -> None:
         """Complain about a field that no row had, or an expression that no row met.
 
@@ -49,18 +72,18 @@ class ObservedFields:
         """
         if self._rows == 0:
             return
-        for path in self._where.fields:
+        for path in self.where.fields:
             if path not in self._values:
                 close = difflib.get_close_matches(path, self._keys, n=1)
                 hint = f"did you mean {close[0]!r}?" if close else f"rows have {_some(self._keys)}"
                 raise ConfigError(
                     f"source {source!r}: where names {path!r}, which none of {self._rows} rows has "
-                    f"({hint}): {self._where.text}"
+                    f"({hint}): {self.where.text}"
                 )
         if self._matched == 0:
             seen = "; ".join(f"{path} is {_some(values)}" for path, values in self._values.items())
             raise ConfigError(
-                f"source {source!r}: where matches none of {self._rows} rows: {self._where.text} "
+                f"source {source!r}: where matches none of {self._rows} rows: {self.where.text} "
                 f"({seen})"
             )
 

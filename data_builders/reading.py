@@ -21,7 +21,7 @@ from data_builders.filters import structural_drop
 from data_builders.observed import ObservedFields
 from data_builders.sources import open_rows
 from data_builders.sources_rows import BadRow, RawRow, RawRows
-from data_builders.where import Where, lookup, parse_where
+from data_builders.where import lookup, parse_where
 from posttrain.config.source import EndingPolicy, SourceConfig
 from posttrain.errors import DataError
 from posttrain.json_values import encode_json
@@ -73,23 +73,58 @@ def read_examples(
         DataError: a file that cannot be read; with `strict`, any row that cannot be.
     """
     rows = open_rows(config, base_dir)
-    where = parse_where(config.where) if config.where is not None else None
+    observed = observed_fields(config)
+    found = examples_of(
+        rows,
+        config,
+        allowed_licences=allowed_licences,
+        report=report or ReadReport(),
+        observed=observed,
+    )
+    return _then_check(found, config.name, observed)
+
+
+def observed_fields(config: SourceConfig) -> ObservedFields | None:
+    """Where to note what a source's rows show of its `where`. Raises ConfigError for a bad one."""
+    return ObservedFields(parse_where(config.where)) if config.where is not None else None
+
+
+def examples_of(
+    rows: RawRows,
+    config: SourceConfig,
+    *,
+    allowed_licences: Collection[str] | None,
+    report: ReadReport,
+    observed: ObservedFields | None,
+) -> Iterator[Example | Dropped]:
+    """As `read_examples`, of rows that may be a part of the source's: `observed` stays unchecked.
+
+    Args:
+        observed: as `observed_fields` gives it.
+    """
     allowed = None if allowed_licences is None else {name.lower() for name in allowed_licences}
-    return _Reader(config, where, allowed, report or ReadReport()).run(rows)
+    return _Reader(config, observed, allowed, report).run(rows)
+
+
+def _then_check(
+    found: Iterator[Example | Dropped], source: str, observed: ObservedFields | None
+) -> Iterator[Example | Dropped]:
+    yield from found
+    if observed is not None:
+        observed.check(source)
 
 
 @dataclass
 class _Reader:
     config: SourceConfig
-    where: Where | None
+    observed: ObservedFields | None
     allowed: set[str] | None
     report: ReadReport
 
     def run(self, rows: RawRows) -> Iterator[Example | Dropped]:
         """Count and yield what becomes of each row."""
-        observed = ObservedFields(self.where) if self.where is not None else None
         for raw in rows:
-            result = self._one(raw, observed)
+            result = self._one(raw)
             self.report.rows_in += 1
             self.report.file, self.report.line = raw.file, raw.line
             if isinstance(result, Dropped):
@@ -98,17 +133,15 @@ class _Reader:
                 self.report.kept += 1
                 self.report.dialects[result.dialect] += 1
             yield result
-        if observed is not None:
-            observed.check(self.config.name)
 
-    def _one(self, raw: RawRow | BadRow, observed: ObservedFields | None) -> Example | Dropped:
+    def _one(self, raw: RawRow | BadRow) -> Example | Dropped:
         if isinstance(raw, BadRow):
             if self.config.strict:
                 raise DataError(f"{raw.file}:{raw.line}: {raw.reason}: {raw.detail}")
             return Dropped(raw.reason, raw.detail, raw.file, raw.line)
-        if self.where is not None and observed is not None:
-            why = self.where.matches(raw.row)
-            observed.see(raw.row, matched=why is None)
+        if self.observed is not None:
+            why = self.observed.where.matches(raw.row)
+            self.observed.see(raw.row, matched=why is None)
             if why is not None:
                 return Dropped("where", why, raw.file, raw.line)
         try:

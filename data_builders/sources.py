@@ -31,7 +31,7 @@ def open_rows(config: SourceConfig, base_dir: Path) -> RawRows:
     """
     if config.hub is not None:
         return open_hub(config)
-    opened = [(_opener(path, config), path) for path in find_files(config, base_dir)]
+    opened = [(open_whole(path, config), path) for path in find_files(config, base_dir)]
     return _chain(opened, base_dir)
 
 
@@ -59,7 +59,12 @@ def _chain(opened: list[tuple[Opener, Path]], base_dir: Path) -> RawRows:
         yield from opener(path, os.path.relpath(path, base_dir))
 
 
-def _opener(path: Path, config: SourceConfig) -> Opener:
+def open_whole(path: Path, config: SourceConfig) -> Opener:
+    """What opens a path, by its suffix.
+
+    Raises:
+        ConfigError: it is of no kind that can be read.
+    """
     if path.is_dir():
         return open_directory(path, config)
     suffixes = [suffix.lower() for suffix in path.suffixes]

@@ -29,17 +29,18 @@ _BATCH_ROWS = 128
 _MEDIA = re.compile(r"\b(Image|Audio|Video|Pdf|Nifti)\(")
 
 
-def open_parquet(path: Path, name: str) -> RawRows:
-    """Rows of one Parquet file."""
+def open_parquet(path: Path, name: str, *, groups: range | None = None, line: int = 1) -> RawRows:
+    """Rows of one Parquet file, or of some of its row groups, the first of which is row `line`."""
     try:
         with pq.ParquetFile(path) as file:
-            batches = file.iter_batches(batch_size=_BATCH_ROWS)
+            chosen = range(file.num_row_groups) if groups is None else groups
+            batches = file.iter_batches(batch_size=_BATCH_ROWS, row_groups=list(chosen))
             names = file.schema_arrow.names
             twice = sorted({column for column in names if names.count(column) > 1})
             if twice:
                 raise DataError(f"{name}: two columns are called {twice[0]!r}")
             rows = (row for batch in batches for row in _batch_rows(batch))
-            yield from _number(rows, name, json_columns=frozenset())
+            yield from _number(rows, name, json_columns=frozenset(), start=line)
     except (pa.ArrowInvalid, OSError) as error:
         raise DataError(f"{name}: not a readable Parquet file: {error}") from error
 
@@ -56,8 +57,11 @@ def _batch_rows(batch: pa.RecordBatch) -> Iterator[Any]:
                 yield error
 
 
-def open_directory(path: Path, config: SourceConfig) -> Opener:
+def open_directory(path: Path, config: SourceConfig, rows: range | None = None) -> Opener:
     """An opener for a directory that `datasets` saved, at the source's split.
+
+    Args:
+        rows: only these, counted from 0.
 
     Raises:
         ConfigError: it is no such directory, or the split is missing or must be chosen.
@@ -70,11 +74,11 @@ def open_directory(path: Path, config: SourceConfig) -> Opener:
                 f"source {config.name!r}: {path} holds the splits {', '.join(splits)}; "
                 f"split is {config.split!r}"
             )
-        return lambda folder, name: _open_saved(folder / chosen, f"{name}/{chosen}")
+        return lambda folder, name: _open_saved(folder / chosen, f"{name}/{chosen}", rows)
     if (path / "state.json").is_file():
         if config.split is not None:
             raise ConfigError(f"source {config.name!r}: {path} is one split; leave split out")
-        return _open_saved
+        return lambda folder, name: _open_saved(folder, name, rows)
     holds = ", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "nothing"
     raise ConfigError(
         f"source {config.name!r}: {path} is a directory, but datasets' save_to_disk did not write "
@@ -105,7 +109,20 @@ def open_hub(config: SourceConfig) -> RawRows:
     return _number(rows, name, _json_columns(rows.features))
 
 
-def _open_saved(path: Path, name: str) -> RawRows:
+def count_saved(path: Path, config: SourceConfig) -> int:
+    """Rows of such a directory, at the source's split. Raises what reading it raises."""
+    import datasets
+
+    open_directory(path, config)
+    splits = sorted(p.parent.name for p in path.glob("*/state.json"))
+    folder = path / (config.split or splits[0]) if splits else path
+    try:
+        return len(datasets.load_from_disk(str(folder)))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: not a readable dataset directory: {error}") from error
+
+
+def _open_saved(path: Path, name: str, rows: range | None) -> RawRows:
     import datasets
 
     try:
@@ -116,7 +133,11 @@ def _open_saved(path: Path, name: str) -> RawRows:
     if media:
         raise DataError(f"{name}: column {media[0]!r} holds media; text only: save it without")
     # a dataset remembers the format it was last looked at in, and the columns
-    yield from _number(_rows(data.with_format(None)), name, _json_columns(data.features))
+    plain = data.with_format(None)
+    start = 1
+    if rows is not None:
+        plain, start = plain.select(rows), rows.start + 1
+    yield from _number(_rows(plain), name, _json_columns(data.features), start=start)
 
 
 def _rows(data: Any) -> Iterator[dict[str, Any]]:
@@ -144,8 +165,10 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def _number(rows: Iterable[Any], name: str, json_columns: frozenset[str]) -> RawRows:
-    for line, row in enumerate(rows, start=1):
+def _number(
+    rows: Iterable[Any], name: str, json_columns: frozenset[str], *, start: int = 1
+) -> RawRows:
+    for line, row in enumerate(rows, start=start):
         if isinstance(row, Exception):
             yield BadRow("malformed_row", str(row), name, line)
             continue

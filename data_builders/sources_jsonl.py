@@ -27,12 +27,20 @@ _BLOCK = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 
 
-def open_jsonl(path: Path, name: str) -> RawRows:
-    """Rows of one file, an object a line; `name` is what they call it."""
+def open_jsonl(
+    path: Path, name: str, *, start: int = 0, stop: int | None = None, line: int = 1
+) -> RawRows:
+    """Rows of one file, an object a line; `name` is what they call it.
+
+    Args:
+        start, stop: bytes of a plain file to read, cut at line ends.
+        line: number of the line that begins at `start`.
+    """
+    first = line
     with _opened(path) as lines:
-        line = 0
+        line = first - 1
         try:
-            for line, text in enumerate(lines, start=1):
+            for line, text in enumerate(_between(lines, start, stop), start=first):
                 if line == 1:
                     text = text.removeprefix(_BOM)
                 if text.strip():
@@ -70,6 +78,17 @@ def _opened(path: Path) -> Iterator[io.BufferedReader]:
         with pa.OSFile(str(path)) as file, pa.CompressedInputStream(file, compression) as stream:
             # NativeFile speaks the raw-stream protocol without being a RawIOBase by type
             yield io.BufferedReader(stream, buffer_size=1 << 20)  # pyright: ignore[reportArgumentType]
+
+
+def _between(lines: io.BufferedReader, start: int, stop: int | None) -> Iterator[bytes]:
+    if start:
+        lines.seek(start)
+    if stop is None:
+        yield from lines
+        return
+    while start < stop and (text := lines.readline()):
+        start += len(text)
+        yield text
 
 
 def _line(text: bytes, name: str, line: int) -> RawRow | BadRow:
