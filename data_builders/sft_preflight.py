@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from data_builders.reading import read_examples
 from data_builders.sft_prepare import Prepared, PreparedSequence, Preparer, prepare
 from posttrain.chat import ChatTemplate, left_out
@@ -18,6 +20,7 @@ from posttrain.errors import ConfigError
 from posttrain.records import Example
 
 PROBED = 64
+_TRIED = 16
 _ROWS_AT_MOST = 5_000
 _UNBOUNDED = 2**31 - 1
 
@@ -42,15 +45,43 @@ def probe_source(
 ) -> Probe:
     """Prepare the first records of a source. Raises what reading it raises."""
     started = time.perf_counter()
+    rows, examples = _first_examples(recipe, source, base_dir, PROBED)
+    prepared = prepare(examples, replace(preparer, capacity=_UNBOUNDED))
+    return Probe(source.name, rows, prepared, time.perf_counter() - started)
+
+
+def first_texts(recipe: BuildSftConfig, base_dir: Path) -> list[str]:
+    """What the first records of every source say, for a tokenizer to be tried on."""
+    return [
+        text
+        for source in recipe.sources
+        for example in _first_examples(recipe, source, base_dir, _TRIED)[1]
+        for message in example.messages
+        for text in (message.content, message.reasoning or "")
+        if _encodable(text)
+    ]
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair; its record will be dropped
+        return False
+    return True
+
+
+def _first_examples(
+    recipe: BuildSftConfig, source: SftSource, base_dir: Path, count: int
+) -> tuple[int, list[Example]]:
+    """Rows read, and the first records among them."""
     rows, examples = 0, list[Example]()
     for item in read_examples(source, base_dir, allowed_licences=recipe.licences):
         rows += 1
         if isinstance(item, Example):
             examples.append(item)
-        if len(examples) == PROBED or rows == _ROWS_AT_MOST:
+        if len(examples) == count or rows == _ROWS_AT_MOST:
             break
-    prepared = prepare(examples, replace(preparer, capacity=_UNBOUNDED))
-    return Probe(source.name, rows, prepared, time.perf_counter() - started)
+    return rows, examples
 
 
 def check_template(template: ChatTemplate) -> None:
@@ -97,7 +128,7 @@ def check_probe(
             f"{len(sequences)} sequences; the model would not learn to stop. The template and the "
             "tokenizer's eos token do not belong together"
         )
-    changed = sum(decode(s.tokens.ids) != s.sample.text for s in sequences)
+    changed = sum(decode(s.tokens.ids.tolist()) != s.sample.text for s in sequences)
     if changed:
         return [
             f"source {probe.name!r}: the tokenizer does not give back the exact text of {changed} "
@@ -134,7 +165,7 @@ def _check_boundary(name: str, sequences: Sequence[PreparedSequence], preparer: 
         first = next(i for i, s in enumerate(segments) if s.trained)
         prompts.append("".join(s.text for s in segments[:first]))
     for sequence, ids in zip(sequences, preparer.encode(prompts), strict=True):
-        if sequence.tokens.ids[: sequence.tokens.spans[0]] != ids:
+        if not np.array_equal(sequence.tokens.ids[: sequence.tokens.spans[0]], ids):
             raise ConfigError(
                 f"source {name!r}: this tokenizer encodes a prompt in pieces otherwise than as one "
                 "text (it adds something to a text, or a special token does not always split), so "
@@ -155,7 +186,7 @@ def _check_left_out(probe: Probe, template: ChatTemplate) -> None:
 
 def _trained_ids(sequence: PreparedSequence) -> list[int]:
     spans, ids = sequence.tokens.spans, sequence.tokens.ids
-    return [i for a, b in zip(spans[::2], spans[1::2], strict=True) for i in ids[a:b]]
+    return [i for a, b in zip(spans[::2], spans[1::2], strict=True) for i in ids[a:b].tolist()]
 
 
 def _round_up(length: int) -> int:

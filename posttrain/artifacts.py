@@ -59,7 +59,10 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What `manifest.json` says. `digest` identifies the artifact's content and lineage."""
+    """What `manifest.json` says. `digest` identifies the artifact's content and lineage.
+
+    `run` is how it was made where that decides nothing of it: no part of the digest.
+    """
 
     kind: str
     config: Mapping[str, Any]
@@ -72,6 +75,7 @@ class Manifest:
     seed: int
     facts: Mapping[str, Any]
     digest: str
+    run: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 def digest_of(value: object) -> str:
@@ -189,8 +193,13 @@ class StageDir:
         template_digest: str | None = None,
         seed: int = 0,
         facts: Mapping[str, Any] | None = None,
+        run: Mapping[str, Any] | None = None,
     ) -> Manifest:
-        """Hash `files` (path relative to the directory → rows, or None) and write the manifest."""
+        """Hash `files` (path relative to the directory → rows, or None) and write the manifest.
+
+        Args:
+            run: how it was made, for readers; kept out of the digest.
+        """
         entries = tuple(_file_entry(self.path, name, rows) for name, rows in sorted(files.items()))
         body: dict[str, Any] = {
             "kind": self.kind,
@@ -207,6 +216,8 @@ class StageDir:
             "seed": seed,
             "facts": dict(facts or {}),
         }
+        if run:
+            body["run"] = dict(run)
         body["digest"] = _manifest_digest(body)
         atomic_write_json(self.path / MANIFEST, body)
         return _manifest(body)
@@ -277,7 +288,7 @@ def _file_entry(root: Path, name: str, rows: int | None) -> FileEntry:
 
 
 def _manifest_digest(body: Mapping[str, Any]) -> str:
-    bound = {key: value for key, value in body.items() if key != "digest"}
+    bound = {key: value for key, value in body.items() if key not in ("digest", "run")}
     # where a parent lies is a convenience; which parent it was is the lineage
     bound["parents"] = [{k: p[k] for k in ("digest", "kind")} for p in body["parents"]]
     return digest_of(bound)
@@ -297,4 +308,5 @@ def _manifest(body: Mapping[str, Any]) -> Manifest:
         seed=body["seed"],
         facts=body["facts"],
         digest=body["digest"],
+        run=body.get("run", {}),
     )

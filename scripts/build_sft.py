@@ -28,7 +28,13 @@ from data_builders.sft_inputs import (
     input_files,
 )
 from data_builders.sft_plan import plan_build
-from data_builders.sft_preflight import check_markup, check_probe, check_template, probe_source
+from data_builders.sft_preflight import (
+    check_markup,
+    check_probe,
+    check_template,
+    first_texts,
+    probe_source,
+)
 from data_builders.sft_prepare import Preparer
 from data_builders.sft_rows import count_rows
 from data_builders.sft_source import control_plan, spool_source
@@ -57,7 +63,8 @@ def main(arguments: list[str]) -> None:
     console = Console(width=None if sys.stdout.isatty() else 140)
     recipe = load_recipe(options.config, BuildSftConfig, options.overrides)
     out = Path(recipe.out)
-    config = recipe.model_dump(mode="json", exclude={"out"})
+    # which library makes the ids decides nothing about them
+    config = recipe.model_dump(mode="json", exclude={"out": True, "tokenizer": {"backend"}})
 
     # -- the tokenizer, the template, and whether they fit the data
     tokenizer = load_any_tokenizer(recipe.tokenizer.path, revision=recipe.tokenizer.revision)
@@ -69,12 +76,17 @@ def main(arguments: list[str]) -> None:
     )
     check_template(template)
     profile = profile_of(template)
-    encoder = encoder_of(tokenizer)
+    for source in recipe.sources:
+        input_files(source, BASE)  # every path is looked up before any is read
+    encoder = encoder_of(
+        tokenizer, backend=recipe.tokenizer.backend, probes=first_texts(recipe, BASE)
+    )
     console.print(f"template: {profile.describe()}", highlight=False)
+    console.print(f"tokenizer: {encoder.describe()}", highlight=False)
     preparers = {
         source.name: Preparer(
             template=template,
-            encode=encoder.encode,
+            encode=encoder.arrays,
             offsets=encoder.offsets,
             control=control_plan(recipe, source),
             mask_close=recipe.reasoning.truncated_close == "masked",
@@ -84,8 +96,6 @@ def main(arguments: list[str]) -> None:
         for source in recipe.sources
     }
     warnings = check_markup(template, list(tokenizer.get_vocab()))
-    for source in recipe.sources:
-        input_files(source, BASE)  # every path is looked up before any is read
     probes = [probe_source(recipe, s, preparers[s.name], BASE) for s in recipe.sources]
     for probe in probes:
         warnings += check_probe(
@@ -191,6 +201,7 @@ def main(arguments: list[str]) -> None:
             template_digest=template.digest,
             seed=recipe.seed,
             facts=facts,
+            run={"tokenizer": encoder.name},
         )
         shutil.rmtree(work)
         print_summary(console, facts)

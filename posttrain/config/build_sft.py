@@ -46,6 +46,17 @@ class TokenizerConfig(Strict):
     pad_token: str | None = None
 
 
+class SftTokenizer(TokenizerConfig):
+    """The tokenizer of a large data set.
+
+    Args:
+        backend: the library that makes the ids, which are the same in any case: `auto` takes
+            tiktoken where it can stand for the tokenizer exactly, else `tokenizers`.
+    """
+
+    backend: Literal["auto", "tokenizers", "tiktoken"] = "auto"
+
+
 class LogUniformBudgets(Strict):
     """Budgets with a log-uniform density from `low` tokens up to `high` or just below the trace."""
 
@@ -194,7 +205,7 @@ class BuildSftConfig(Strict):
 
     out: str
     sources: tuple[SftSource, ...] = Field(min_length=1)
-    tokenizer: TokenizerConfig
+    tokenizer: SftTokenizer
     packing: PackingConfig
     reasoning: ReasoningConfig = ReasoningConfig()
     mixture: MixtureConfig = MixtureConfig()

@@ -2,7 +2,11 @@
 
 encoder = encoder_of(load_any_tokenizer("Qwen/Qwen3-0.6B", revision="c1899de…"))
 encoder.encode(["Hi"])      [[13048]]
+encoder.arrays(["Hi"])      [array([13048], dtype=int32)]
 encoder.offsets("Hi there") [(0, 2), (2, 8)]
+
+Byte-level BPE that tiktoken can express exactly goes through tiktoken where that is asked for
+(`tiktoken_ranks`), everything else through `tokenizers`; the ids are the same.
 """
 
 from __future__ import annotations
@@ -12,12 +16,20 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
 import tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from posttrain.errors import ConfigError
+from posttrain.models.tiktoken_encoder import TiktokenEncoder
+from posttrain.models.tiktoken_probe import disagreement
+from posttrain.models.tiktoken_ranks import ranks_of
 from posttrain.models.tokenizer import load_tokenizer
+
+Backend = Literal["auto", "tokenizers", "tiktoken"]
 
 _SPACES = ("\u2581", "\u0120")  # how SentencePiece and byte-level vocabularies write a space
 
@@ -46,15 +58,26 @@ def load_any_tokenizer(path: str, *, revision: str | None = None) -> PreTrainedT
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """Tokenisation without special tokens, truncation or padding."""
+    """Tokenisation without special tokens, truncation or padding.
+
+    `fast` gives the same ids as `backend`; where it is absent, `reason` says why.
+    """
 
     backend: tokenizers.Tokenizer
     digest: str
+    fast: TiktokenEncoder | None = None
+    reason: str = ""
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text."""
+        if self.fast is not None:
+            return [ids.tolist() for ids in self.fast.arrays(texts)]
         found = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in found]
+
+    def arrays(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
+        """Token ids of each text, int32; they may be views of one array."""
+        return _arrays(self.backend, texts) if self.fast is None else self.fast.arrays(texts)
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """The character span of each token."""
@@ -64,21 +87,48 @@ class Encoder:
         """The text of ids, special tokens included."""
         return self.backend.decode(list(ids), skip_special_tokens=False)
 
+    @property
+    def name(self) -> str:
+        """The library that makes the ids."""
+        return "tokenizers" if self.fast is None else "tiktoken"
 
-def encoder_of(tokenizer: PreTrainedTokenizerBase) -> Encoder:
+    def describe(self) -> str:
+        """One line for the log: which library makes the ids, and why that one."""
+        if self.fast is not None:
+            return "tiktoken, whose ids agreed with those of tokenizers on every probe"
+        return f"tokenizers ({self.reason})" if self.reason else "tokenizers"
+
+
+def _arrays(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
+    found = backend.encode_batch_fast(list(texts), add_special_tokens=False)
+    return [np.array(encoding.ids, np.int32) for encoding in found]
+
+
+def encoder_of(
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    backend: Backend = "tokenizers",
+    probes: Sequence[str] = (),
+) -> Encoder:
     """The encoder of a fast tokenizer, with any saved truncation or padding switched off.
+
+    Args:
+        backend: `auto` takes tiktoken where it is exact; making it costs about a second of a large
+            vocabulary, which pays from a few megabytes of text on.
+        probes: texts on which it must give the ids of `tokenizers`, beside the built-in ones.
 
     Raises:
         ConfigError: a tokenizer without a `tokenizers` backend, or one that puts a space before
-            every text: a completion tokenised apart from its prompt would begin with it.
+            every text: a completion tokenised apart from its prompt would begin with it; or
+            `tiktoken` was asked for and cannot give the same ids.
     """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if not isinstance(backend, tokenizers.Tokenizer):
+    own_backend = getattr(tokenizer, "backend_tokenizer", None)
+    if not isinstance(own_backend, tokenizers.Tokenizer):
         raise ConfigError(
             f"the tokenizer {tokenizer.name_or_path!r} has no tokenizer.json; convert it first "
             "(AutoTokenizer.from_pretrained(…, from_slow=True).save_pretrained(…))"
         )
-    own = copy.deepcopy(backend)
+    own = copy.deepcopy(own_backend)
     own.no_truncation()
     own.no_padding()
     first = own.encode("a", add_special_tokens=False).tokens[:1]
@@ -88,4 +138,32 @@ def encoder_of(tokenizer: PreTrainedTokenizerBase) -> Encoder:
             "completion would begin with one that its text does not have; set add_prefix_space or "
             "prepend_scheme in its tokenizer.json so that it adds none"
         )
-    return Encoder(own, hashlib.sha256(own.to_str().encode()).hexdigest())
+    text = own.to_str()
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    if backend == "tokenizers":
+        return Encoder(own, digest)
+    fast = _tiktoken_encoder(own, text, probes)
+    if isinstance(fast, TiktokenEncoder):
+        return Encoder(own, digest, fast)
+    if backend == "tiktoken":
+        raise ConfigError(
+            f"tiktoken cannot stand for the tokenizer {tokenizer.name_or_path!r}: {fast}; "
+            "set tokenizer.backend to auto or tokenizers"
+        )
+    return Encoder(own, digest, reason=f"not tiktoken: {fast}")
+
+
+def _tiktoken_encoder(
+    own: tokenizers.Tokenizer, text: str, probes: Sequence[str]
+) -> TiktokenEncoder | str:
+    """The encoder that gives the same ids, or why there is none."""
+    ranks = ranks_of(own, text)
+    if isinstance(ranks, str):
+        return ranks
+
+    def slow(texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
+        return _arrays(own, texts)
+
+    fast = TiktokenEncoder(ranks, slow=slow)
+    bad = disagreement(fast.arrays, slow, special=list(ranks.special), more=probes)
+    return fast if bad is None else f"other ids for {bad!r:.80}"

@@ -1,16 +1,18 @@
 """Training samples → token ids and the spans of them that are trained.
 
-    encode_samples([sample], encode)  →  [TokenSequence(ids=[1, 44, 9, 2], spans=[2, 4])]
+    encode_samples([sample], arrays)  →  [TokenSequence(ids=array([1, 44, 9, 2]), spans=[2, 4])]
 
 `spans` are alternating starts and ends, in tokens, of what the loss sees: here tokens 2 and 3.
 Segments are tokenised apart and concatenated; the turns of one conversation share most of their
-segments, so each distinct text of a batch is tokenised once, in one call for the whole batch.
+segments, so each distinct text of a batch is tokenised once, in one call for the whole batch. Ids
+stay in arrays from the tokenizer to the disk: no Python object is made for a token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +22,16 @@ from posttrain.chat.segments import TrainingSample
 IGNORED = -100
 # texts → token ids, without special tokens added at either end
 Encode = Callable[[Sequence[str]], list[list[int]]]
+# the same, (n,) int32 each
+EncodeArrays = Callable[[Sequence[str]], list[npt.NDArray[np.int32]]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TokenSequence:
-    """Token ids of one sample; `spans` are alternating starts and ends of trained tokens."""
+    """Token ids of one sample, (n,) int32; `spans` are alternating starts and ends of trained
+    tokens."""
 
-    ids: list[int]
+    ids: npt.NDArray[np.int32]
     spans: list[int]
 
     @property
@@ -35,27 +40,31 @@ class TokenSequence:
         return sum(self.spans[1::2]) - sum(self.spans[::2])
 
 
-def encode_samples(samples: Iterable[TrainingSample], encode: Encode) -> list[TokenSequence]:
+def encode_samples(samples: Iterable[TrainingSample], encode: EncodeArrays) -> list[TokenSequence]:
     """Tokenise samples, in order; texts that occur several times are tokenised once."""
     batch = list(samples)
-    texts = list(dict.fromkeys(s.text for sample in batch for s in sample.segments))
+    texts = distinct_texts(batch)
     ids_of = dict(zip(texts, encode(texts), strict=True)) if texts else {}
     return [_join(sample, ids_of) for sample in batch]
 
 
-def _join(sample: TrainingSample, ids_of: dict[str, list[int]]) -> TokenSequence:
-    ids: list[int] = []
+def distinct_texts(samples: Iterable[TrainingSample]) -> list[str]:
+    """The texts of all segments, each once."""
+    return list(dict.fromkeys(s.text for sample in samples for s in sample.segments))
+
+
+def _join(sample: TrainingSample, ids_of: dict[str, npt.NDArray[np.int32]]) -> TokenSequence:
+    parts = [ids_of[segment.text] for segment in sample.segments]
+    ends = list(accumulate(map(len, parts)))
     spans: list[int] = []
-    for segment in sample.segments:
-        start = len(ids)
-        ids.extend(ids_of[segment.text])
-        if not segment.trained or len(ids) == start:
-            continue
-        if spans and spans[-1] == start:
-            spans[-1] = len(ids)
-        else:
-            spans += [start, len(ids)]
-    return TokenSequence(ids, spans)
+    for k, segment in enumerate(sample.segments):
+        if segment.trained and (length := len(parts[k])):
+            start = ends[k] - length
+            if spans and spans[-1] == start:
+                spans[-1] = ends[k]
+            else:
+                spans += [start, ends[k]]
+    return TokenSequence(np.concatenate(parts or [np.empty(0, np.int32)]), spans)
 
 
 def clip(sequence: TokenSequence, capacity: int) -> TokenSequence:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -144,7 +145,7 @@ def test_a_prompt_tokenised_otherwise_in_pieces_is_refused(tmp_path):
     recipe = load_recipe(write_recipe(tmp_path), BuildSftConfig)
 
     def with_a_start_token(texts):
-        return [[0, *(ord(c) for c in text)] for text in texts]
+        return [np.array([0, *map(ord, text)], np.int32) for text in texts]
 
     preparer = Preparer(
         template=nemotron_3_nano_template(),
