@@ -18,6 +18,7 @@ from data_builders.sft_spool import Spool
 from data_builders.sft_write import Written
 from posttrain.artifacts import Counts
 from posttrain.config.build_sft import Unit
+from posttrain.tokens import Packs
 
 UNITS: tuple[str, ...] = ("rows", "tokens", "trained")
 
@@ -57,14 +58,14 @@ def data_facts(
     capacity: int,
 ) -> dict[str, Any]:
     """All that the report shows of the data: splits, sources, reasoning control, histograms."""
-    splits = {"train": split_facts(spools, plan.train, written.train, capacity)}
+    splits = {"train": split_facts(spools, plan.train, len(written.train), capacity)}
     groups = {
-        group: split_facts(spools, plan.evaluation[group], packs, capacity)
+        group: split_facts(spools, plan.evaluation[group], len(packs), capacity)
         for group, packs in written.evaluation.items()
     }
     if groups:
         everything = concatenate(list(plan.evaluation.values()))
-        packs = [pack for packs in written.evaluation.values() for pack in packs]
+        packs = sum(len(own) for own in written.evaluation.values())
         splits["eval"] = split_facts(spools, everything, packs, capacity)
     return {
         "capacity": capacity,
@@ -145,35 +146,34 @@ def _request(plan: SourcePlan) -> dict[str, Any] | None:
 
 
 def split_facts(
-    spools: Sequence[Spool], sequences: Sequences, packs: Sequence[Sequence[int]], capacity: int
+    spools: Sequence[Spool], sequences: Sequences, packs: int, capacity: int
 ) -> dict[str, Any]:
     """One split, or one evaluation group. `reasoning` and `truncated` count sequences."""
     trained = _per_sequence(spools, sequences, "trained")
     tokens = int(sequences.length.sum())
     return {
-        "packs": len(packs),
+        "packs": packs,
         "sequences": len(sequences),
         "tokens": tokens,
         "trained": int(trained.sum()),
         "reasoning": int(_per_sequence(spools, sequences, "reasons").sum()),
         "truncated": int(_per_sequence(spools, sequences, "cut").sum()),
         "longest": int(sequences.length.max(initial=0)),
-        "fill": tokens / (len(packs) * capacity) if packs else 0.0,
-        "sequences_per_pack": len(sequences) / len(packs) if packs else 0.0,
+        "fill": tokens / (packs * capacity) if packs else 0.0,
+        "sequences_per_pack": len(sequences) / packs if packs else 0.0,
     }
 
 
 def histograms(
     spools: Sequence[Spool],
     sequences: Sequences,
-    packs: Sequence[Sequence[int]],
+    packs: Packs,
     capacity: int,
 ) -> dict[str, Any]:
     """Lengths by powers of two, fill of packs by percent, budgets as they were drawn."""
     trained = _per_sequence(spools, sequences, "trained")
     length = sequences.length
     bins = np.ceil(np.log2(np.maximum(length, 1))).astype(int)
-    fills = np.array([length[pack].sum() / capacity for pack in packs])
     budgets: dict[int, int] = {}
     for spool in spools:
         for budget, count in spool.facts["budgets"]:
@@ -188,7 +188,7 @@ def histograms(
             }
             for b in np.unique(bins)
         ],
-        "fill_percent": np.bincount(np.floor(fills * 100).astype(int), minlength=101).tolist(),
+        "fill_percent": np.bincount(packs.fills(length) * 100 // capacity, minlength=101).tolist(),
         "budgets": [[budget, budgets[budget]] for budget in sorted(budgets)],
     }
 

@@ -1,6 +1,6 @@
 """The plan → packs → files: the last, quick part of a build, done anew after a kill.
 
-write_splits(out, spools, plan, recipe)  →  Written(train=[[0, 7], …], evaluation={…}, …)
+write_splits(out, spools, plan, recipe)  →  Written(train=Packs(…), evaluation={…}, …)
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from data_builders.sft_plan import BuildPlan, Sequences
 from data_builders.sft_spool import Spool
 from data_builders.shards import ShardWriter
 from posttrain.config.build_sft import BuildSftConfig
-from posttrain.tokens import pack_lengths
-
-Packs = list[list[int]]
+from posttrain.tokens import Packs, pack_lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +49,10 @@ def write_splits(
 
 def _pack(sequences: Sequences, recipe: BuildSftConfig, split: str) -> Packs:
     return pack_lengths(
-        sequences.length.tolist(),
+        sequences.length,
         recipe.packing.capacity,
         seed=key64(recipe.seed, "pack", split),
-        window=recipe.packing.window,
-        groups=sequences.group.tolist(),
+        groups=sequences.group,
     )
 
 

@@ -97,7 +97,9 @@ class ShardWriter:
         elif self._stream is not None:
             self._stream.close()
 
-    def write(self, sequences: Sequences, pack: Sequence[int], *, group: str | None = None) -> None:
+    def write(
+        self, sequences: Sequences, pack: npt.NDArray[np.int32], *, group: str | None = None
+    ) -> None:
         """Write one pack: the sequences at the given positions, in that order."""
         total = int(sequences.length[pack].sum())
         ids, labels = np.empty(total, np.int32), np.empty(total, np.int32)
@@ -112,7 +114,7 @@ class ShardWriter:
             self._placed.append((self.packs, offset))
             offset = until
         assert offset == total, "the plan's lengths are those of the spool"
-        self._written.append(select(sequences, np.asarray(pack, np.int64)))
+        self._written.append(select(sequences, pack.astype(np.int64)))
         lengths = sequences.length[pack].astype(np.int32)
         self._waiting.append(_Pack(ids, labels, lengths, group))
         self.packs += 1

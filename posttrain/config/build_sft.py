@@ -171,14 +171,13 @@ class MixtureConfig(Strict):
 
 
 class PackingConfig(Strict):
-    """Packs of `capacity` tokens; `window` sequences are packed together.
+    """Packs of `capacity` tokens.
 
     `overlong`: what happens to a sequence longer than a pack: it is dropped, or its end is clipped
     off. Either way it is counted.
     """
 
     capacity: int = Field(ge=8)
-    window: int = Field(default=65_536, ge=1)
     overlong: Literal["drop", "truncate"] = "drop"
 
 

@@ -1,5 +1,5 @@
 """Segments → token ids and loss masks → packs. Plain integers; no model, no trainer."""
 
-from posttrain.tokens.packing import pack_lengths
+from posttrain.tokens.packing import Packs, pack_lengths
 
-__all__ = ["pack_lengths"]
+__all__ = ["Packs", "pack_lengths"]

@@ -1,217 +1,183 @@
 """Sequence lengths → packs: full packs whose contents still look like the whole data.
 
-    pack_lengths([5, 3, 4, 2], 8)  →  [[1, 0], [3, 2]]          (fills of 8 and 6)
+    pack_lengths([5, 3, 4, 2], 8)  →  Packs(positions=[1, 0, 3, 2], offsets=[0, 2, 4])
 
 Best-fit decreasing fills packs almost perfectly, and sorts them: one pack gets two long sequences,
 another two hundred short ones of the same length and, often, of the same source. A training batch
-then no longer resembles the mixture. So most sequences of a window are dealt in random order into
-the tightest pack that holds them; the shortest few, which fill holes best, and a random rest come
-last, in decreasing order. How much is dealt at random is decided window by window: as much as costs
-no pack beyond plain best-fit decreasing (Ding et al. 2024, arXiv 2404.10830, use that order for
-whole corpora).
+then no longer resembles the mixture. So most sequences are dealt to random packs and only a reserve
+fills holes by best fit (`packing_deal`). How large the reserve is, is tried from the best mixed on:
+the first that costs no pack beyond plain best-fit decreasing is taken. Both work on the histogram
+of lengths (`packing_fit`): the search grows with distinct lengths; what grows with sequences is a
+few sorts and sums of arrays, about 40 bytes a sequence at the most.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
-from itertools import chain, pairwise
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-WINDOW = 65_536
-# a pack that already holds the group is skipped; after this many a new pack is opened, so that
-# hostile groups cannot make the search quadratic
-_TRIES = 64
+from posttrain.tokens.packing_deal import Dealing, deal
+from posttrain.tokens.packing_fit import Int, best_fit, histogram
+from posttrain.tokens.packing_groups import Groups, keep_apart
 
-
-class _Dealing(NamedTuple):
-    """An order in which to place a window's sequences.
-
-    First the `long` ones (from this share of the capacity on), decreasing; then others at random;
-    last, decreasing, the shortest that hold the share `short` of the others' tokens, and the share
-    `rest` of the remaining others.
-    """
-
-    long: float
-    short: float
-    rest: float
-
-
+_MOST = (1 << 31) - 1
+# one pack in so many may be added to keep labels apart before another dealing is tried
+_TOLERATED = 10_000
 # from the best mixed to plain best-fit decreasing; measured in docs/data.md
 _DEALINGS = (
-    _Dealing(long=1.0, short=0.0, rest=0.1),
-    _Dealing(long=0.5, short=0.0, rest=0.1),
-    _Dealing(long=1.0, short=0.02, rest=0.1),
-    _Dealing(long=1.0, short=0.05, rest=0.1),
-    _Dealing(long=0.5, short=0.1, rest=0.1),
-    _Dealing(long=1.0, short=0.2, rest=0.1),
-    _Dealing(long=0.25, short=0.1, rest=0.1),
-    _Dealing(long=0.5, short=0.2, rest=0.5),
-    _Dealing(long=0.25, short=0.1, rest=0.5),
-    _Dealing(long=0.25, short=0.0, rest=0.85),
+    Dealing(reserve=0.03, limit=0.03),
+    Dealing(reserve=0.06, limit=0.06),
+    Dealing(reserve=0.12, limit=0.12),
+    Dealing(reserve=0.12, limit=0.25, shortest=0.02),
+    Dealing(reserve=0.25, limit=0.25, shortest=0.02),
+    Dealing(reserve=0.03, limit=0.03, long=0.33),
+    Dealing(reserve=0.25, limit=1.0, shortest=0.02),
+    Dealing(reserve=0.06, limit=0.25, shortest=0.05, long=0.25),
+    Dealing(reserve=0.5, limit=0.5),
+    Dealing(reserve=0.0, limit=0.0, long=0.0),
 )
-_PLAIN = _Dealing(long=0.0, short=0.0, rest=0.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packs:
+    """Packs as two arrays: pack k holds `positions[offsets[k] : offsets[k + 1]]`, in that order."""
+
+    positions: npt.NDArray[np.int32]
+    offsets: Int
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, pack: int) -> npt.NDArray[np.int32]:
+        """The positions of one pack, a view."""
+        if not 0 <= pack < len(self):
+            raise IndexError(f"pack {pack} of {len(self)}")
+        return self.positions[self.offsets[pack] : self.offsets[pack + 1]]
+
+    def __iter__(self) -> Iterator[npt.NDArray[np.int32]]:
+        return (self[k] for k in range(len(self)))
+
+    def fills(self, lengths: npt.NDArray[np.integer]) -> Int:
+        """(packs,) tokens in each, given (n,) tokens of every sequence."""
+        sums = np.concatenate([[0], np.cumsum(lengths[self.positions], dtype=np.int64)])
+        return np.diff(sums[self.offsets])
 
 
 def pack_lengths(
-    lengths: Sequence[int],
+    lengths: Sequence[int] | npt.NDArray[np.integer],
     capacity: int,
     *,
     seed: int = 0,
-    window: int = WINDOW,
-    groups: Sequence[int | str] | None = None,
-) -> list[list[int]]:
+    groups: Sequence[int | str] | npt.NDArray[np.integer] | None = None,
+) -> Packs:
     """Assign every sequence to one pack of at most `capacity` tokens.
 
     Args:
-        lengths: tokens of each sequence, 1 … capacity.
+        lengths: (n,) tokens of each sequence, 1 … capacity.
         capacity: tokens a pack holds.
-        seed: of the shuffles (which sequences share a window, a pack, and the order of both).
-        window: sequences considered together; memory and the last, part-filled pack go per window.
+        seed: of what shares a pack, and of the order of packs and in packs; 0 … 2**64 - 1.
         groups: one label a sequence; sequences of the same label never share a pack (the turns of
             a conversation, the repeats of a record).
 
     Returns:
-        Packs of indices into `lengths`; every index is in exactly one. Same input, same packs. In
-        each window there are no more packs than best-fit decreasing needs for it.
+        Packs of indices into `lengths`; every index is in exactly one. Same input, same packs.
+        There are no more packs than best-fit decreasing needs for all sequences together, unless
+        labels need more.
 
     Raises:
         ValueError: a length is not in 1 … capacity (the index is named), or an argument cannot be
             used.
     """
-    sizes = _checked(lengths, capacity, window, groups)
-    if not sizes:
-        return []
-    rng = np.random.default_rng(seed)
-    order: list[int] = rng.permutation(len(sizes)).tolist()
-    count = -(-len(sizes) // window)
-    bounds = [len(sizes) * k // count for k in range(count + 1)]  # windows of nearly equal size
-    packs: list[list[int]] = []
-    for start, stop in pairwise(bounds):
-        found = _pack_window(order[start:stop], sizes, capacity, groups)
-        for k in rng.permutation(len(found)).tolist():
-            packs.append([found[k][i] for i in rng.permutation(len(found[k])).tolist()])
-    return packs
+    sizes = _checked(lengths, capacity)
+    if groups is not None and len(groups) != len(sizes):
+        raise ValueError(f"{len(sizes)} lengths but {len(groups)} groups")
+    if not len(sizes):
+        return Packs(np.empty(0, np.int32), np.zeros(1, np.int64))
+    random = np.random.PCG64(seed)  # its raw words are the same in every version of numpy
+    keys = random.random_raw(len(sizes))
+    labels = None if groups is None else Groups.of(groups)
+    if labels is not None:
+        labels.spread(keys)
+    order = _order(keys)
+    sizes = sizes[order]
+    apart = None if labels is None or labels.largest == 1 else labels.in_order(order)
+    least = 1 if labels is None else labels.largest
+    del labels
+    pack, packs = _dealt(sizes, capacity, apart, least)
+    return _shuffled(pack, packs, order, random)
 
 
 def _checked(
-    lengths: Sequence[int],
-    capacity: int,
-    window: int,
-    groups: Sequence[int | str] | None,
-) -> list[int]:
-    if capacity < 1:
-        raise ValueError(f"capacity must be at least 1, found {capacity}")
-    if window < 1:
-        raise ValueError(f"window must be at least 1, found {window}")
-    if groups is not None and len(groups) != len(lengths):
-        raise ValueError(f"{len(lengths)} lengths but {len(groups)} groups")
-    sizes = np.asarray(lengths).tolist()
-    for index, size in enumerate(sizes):
-        if type(size) is not int or not 1 <= size <= capacity:
-            raise ValueError(f"lengths[{index}] is {size!r}; it must be an integer 1 … {capacity}")
-    return sizes
+    lengths: Sequence[int] | npt.NDArray[np.integer], capacity: int
+) -> npt.NDArray[np.int32]:
+    if not 1 <= capacity <= _MOST:
+        raise ValueError(f"capacity must be 1 … {_MOST}, found {capacity}")
+    sizes = np.asarray(lengths)
+    if len(sizes) > _MOST:
+        raise ValueError(f"{len(sizes)} sequences; at most {_MOST} can be packed together")
+    if len(sizes) and sizes.dtype.kind not in "iu":
+        for index, size in enumerate(lengths):
+            if type(size) is not int or not 1 <= size <= capacity:
+                raise ValueError(
+                    f"lengths[{index}] is {size!r}; it must be an integer 1 … {capacity}"
+                )
+    wrong = np.flatnonzero((sizes < 1) | (sizes > capacity))
+    if len(wrong):
+        index = int(wrong[0])
+        raise ValueError(f"lengths[{index}] is {sizes[index]}; it must be 1 … {capacity}")
+    return sizes.astype(np.int32)
 
 
-def _pack_window(
-    items: list[int], sizes: list[int], capacity: int, groups: Sequence[int | str] | None
-) -> list[list[int]]:
-    """Packs of one window; `items` come in random order, which settles every tie."""
-    fewest = -(-sum(sizes[i] for i in items) // capacity)
-    plain: list[list[int]] | None = None
-    for dealing in _DEALINGS:
-        packs = _best_fit(_dealt(items, sizes, capacity, dealing), sizes, capacity, groups)
-        if len(packs) == fewest:
-            return packs
-        if plain is None:
-            plain = _best_fit(_dealt(items, sizes, capacity, _PLAIN), sizes, capacity, groups)
-        if len(packs) <= len(plain):
-            return packs
-    assert plain is not None
-    return plain
+def _order(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
+    """(n,) indices in the order of their keys; sorts `keys` in place."""
+    mask = np.uint64((1 << (len(keys) - 1).bit_length()) - 1)
+    keys &= ~mask
+    keys |= np.arange(len(keys), dtype=np.uint64)  # no ties: any sort gives the same order
+    keys.sort()
+    return (keys & mask).astype(np.int32)
 
 
-def _dealt(items: list[int], sizes: list[int], capacity: int, dealing: _Dealing) -> Iterable[int]:
-    least = dealing.long * capacity
-    long = sorted((i for i in items if sizes[i] >= least), key=sizes.__getitem__, reverse=True)
-    others = [i for i in items if sizes[i] < least]
-    shortest = _shortest(others, sizes, dealing.short)
-    middle = [i for i in others if i not in shortest]
-    kept = len(middle) - int(len(middle) * dealing.rest)
-    last = sorted([*middle[kept:], *shortest], key=sizes.__getitem__, reverse=True)
-    return chain(long, middle[:kept], last)
+def _dealt(
+    sizes: npt.NDArray[np.int32], capacity: int, labels: npt.NDArray[np.int32] | None, least: int
+) -> tuple[npt.NDArray[np.int32], int]:
+    """Pack of every sequence by the best mixed dealing that needs no more packs than best fit.
 
-
-def _shortest(items: list[int], sizes: list[int], share: float) -> set[int]:
-    """The shortest items that together hold this share of the tokens."""
-    left = share * sum(sizes[i] for i in items)
-    found: set[int] = set()
-    if left:
-        for item in sorted(items, key=sizes.__getitem__):
-            if left <= 0:
-                break
-            left -= sizes[item]
-            found.add(item)
+    Where labels force more on every dealing, the one with fewest packs.
+    """
+    target = max(least, best_fit(*histogram(sizes, capacity), capacity).packs)
+    found: tuple[npt.NDArray[np.int32], int] | None = None
+    for how in _DEALINGS:
+        pack, packs = deal(sizes, capacity, target, how)
+        if packs > target:
+            continue
+        if labels is not None:
+            packs = keep_apart(pack, packs, sizes, capacity, labels)
+        if found is None or packs < found[1]:
+            found = pack, packs
+        if packs <= target + target // _TOLERATED:
+            break
+    assert found is not None, "the last dealing is best fit itself"
     return found
 
 
-def _best_fit(
-    items: Iterable[int],
-    sizes: list[int],
-    capacity: int,
-    groups: Sequence[int | str] | None,
-) -> list[list[int]]:
-    """Put each item into the fullest pack that has room; O(log) a search by bisection."""
-    packs: list[list[int]] = []
-    labels: list[set[int | str]] = []
-    rooms: list[int] = []  # distinct free rooms, ascending
-    with_room: dict[int, list[int]] = {}  # free room → packs that have it
-    for item in items:
-        size = sizes[item]
-        found = _tightest(size, rooms, with_room, labels, None if groups is None else groups[item])
-        if found is None:
-            pack, room = len(packs), capacity
-            packs.append([])
-            labels.append(set())
-        else:
-            room, position = found
-            stack = with_room[room]
-            pack = stack.pop(position)
-            if not stack:
-                del with_room[room]
-                del rooms[bisect_left(rooms, room)]
-        packs[pack].append(item)
-        if groups is not None:
-            labels[pack].add(groups[item])
-        room -= size
-        if room in with_room:
-            with_room[room].append(pack)
-        elif room:
-            with_room[room] = [pack]
-            insort(rooms, room)
-    return packs
-
-
-def _tightest(
-    size: int,
-    rooms: list[int],
-    with_room: dict[int, list[int]],
-    labels: list[set[int | str]],
-    label: int | str | None,
-) -> tuple[int, int] | None:
-    """(free room, position in its stack) of the pack to use, `None` to open a new one."""
-    at = bisect_left(rooms, size)
-    if label is None:
-        return (rooms[at], -1) if at < len(rooms) else None
-    tries = 0
-    for room in rooms[at : at + _TRIES]:  # each holds at least one pack
-        stack = with_room[room]
-        for position in range(len(stack) - 1, -1, -1):
-            if label not in labels[stack[position]]:
-                return room, position
-            tries += 1
-            if tries == _TRIES:
-                return None
-    return None
+def _shuffled(
+    pack: npt.NDArray[np.int32], packs: int, order: npt.NDArray[np.int32], random: np.random.PCG64
+) -> Packs:
+    """Packs in random order, without those that stayed empty, each in random order."""
+    place = np.argsort(random.random_raw(packs), kind="stable")
+    rank = np.empty(packs, np.uint64)
+    rank[place] = np.arange(packs, dtype=np.uint64)
+    low, high = (len(pack) - 1).bit_length(), (packs - 1).bit_length()
+    keys = random.random_raw(len(pack))
+    keys &= np.uint64((1 << (64 - high)) - (1 << low))
+    keys |= np.arange(len(pack), dtype=np.uint64)
+    if high:
+        keys |= rank[pack] << np.uint64(64 - high)
+    keys.sort()
+    keys &= np.uint64((1 << low) - 1)
+    counts = np.bincount(pack, minlength=packs)[place]
+    offsets = np.concatenate([[0], np.cumsum(counts[counts > 0])])
+    return Packs(order[keys], offsets)
