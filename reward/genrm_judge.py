@@ -15,10 +15,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from posttrain.artifacts import MANIFEST, read_artifact
 from posttrain.config.backend import Server
 from posttrain.config.judge import JudgeConfig, JudgeModel
+from posttrain.errors import ConfigError
 from posttrain.sampling.protocol import Sampler
 from posttrain.sampling.together import gather_or_cancel
 from reward.genrm_prompt import judging_messages, layout_for
@@ -49,10 +52,24 @@ def seat_for(model: JudgeModel, sampler: Sampler, *, template: str | None) -> Se
         template: source of its chat template; None where a server hides it.
 
     Raises:
-        ConfigError: as `layout_for`.
+        ConfigError: as `layout_for`; or the checkpoint was trained as a judge in another layout.
     """
+    layout = layout_for(model.layout, template)
+    trained = _trained_layout(model.checkpoint)
+    if trained not in (None, layout):
+        raise ConfigError(
+            f"the judge {model.checkpoint} was trained to be asked in the layout {trained}, and is "
+            f"asked in {layout}: set its layout to {trained}"
+        )
     at_once = model.backend.concurrency if isinstance(model.backend, Server) else None
-    return Seat(sampler, layout_for(model.layout, template), model.thinking, at_once)
+    return Seat(sampler, layout, model.thinking, at_once)
+
+
+def _trained_layout(checkpoint: str | None) -> str | None:
+    """Of a judge that this project trained; None of any other."""
+    if checkpoint is None or not (Path(checkpoint) / MANIFEST).is_file():
+        return None
+    return read_artifact(checkpoint, verify=False).facts.get("layout")
 
 
 class GenRmJudge:

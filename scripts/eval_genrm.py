@@ -143,7 +143,7 @@ async def judge_all(recipe: EvalGenRmConfig, prompts: Sequence[Prompt], meter: M
             at_once=getattr(backend, "concurrency", 1),
             max_failed=recipe.max_failed,
         )
-        async with opened_sampler(backend, checkpoint=recipe.path_of(name)) as sampler:
+        async with opened_sampler(backend, checkpoint=recipe.path_of(name), parts=False) as sampler:
             asked = {"prompts": digest_of(prompt_lines(prompts))}
             bind(work, asked | {"sampler": dict(sampler.identity)})
             await collect(

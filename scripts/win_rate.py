@@ -230,7 +230,7 @@ async def judge_all(
     async with contextlib.AsyncExitStack() as stack:
         for model in recipe.judge.models:
             sampler = await stack.enter_async_context(
-                opened_sampler(model.backend, checkpoint=model.checkpoint)
+                opened_sampler(model.backend, checkpoint=model.checkpoint, parts=False)
             )
             template = sampler.template.source if isinstance(sampler, RenderedSampler) else None
             seats.append(seat_for(model, sampler, template=template))

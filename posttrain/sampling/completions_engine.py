@@ -64,9 +64,11 @@ class CompletionsEngine:
             "stop_token_ids": list(stop_ids),
             "skip_special_tokens": False,
             "return_token_ids": True,
+            # said also where they do nothing: a server may take defaults from the checkpoint
+            "top_k": parameters.top_k or -1,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
         }
-        if parameters.top_k:
-            body["top_k"] = parameters.top_k
         if parameters.logps:
             body["logprobs"] = 0
         choice = _choice(await self._client.post("/completions", body, key=request.seed))

@@ -84,7 +84,7 @@ def evaluate(recipe: Path, *overrides: str, **judges: Scripted) -> dict[str, Scr
     module = script("eval_genrm")
 
     @asynccontextmanager
-    async def opened(_: object, *, checkpoint: str) -> AsyncIterator[Scripted]:
+    async def opened(_: object, *, checkpoint: str, parts: bool) -> AsyncIterator[Scripted]:
         yield found[Path(checkpoint).name]
 
     assert hasattr(module, "opened_sampler")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from posttrain.artifacts import Counts, StageDir
 from posttrain.errors import ConfigError, JudgeError
 from posttrain.group_rewards import Failure
 from posttrain.sampling.chat_sampler import ChatSampler
@@ -280,10 +282,16 @@ def test_too_many_failures_stop_with_counts_and_an_example():
         refuse_failures(10, [Failure("no", "Hm.")] * 3, max_failed=0.2)
 
 
-def test_a_recipe_seats_its_models():
+def test_a_recipe_seats_its_models(tmp_path: Path):
     model = config().models[0]
     seat = seat_for(model, Scripted(fair), template=None)
     assert (seat.layout, seat.at_once) == ("compact", 32)
+    judge = StageDir.open(tmp_path / "judge", kind="checkpoint", config={})
+    judge.finish(counts=Counts(0, 0), files={}, facts={"layout": "compact"})
+    trained = model.model_copy(update={"checkpoint": str(tmp_path / "judge")})
+    assert seat_for(trained, Scripted(fair), template=None).layout == "compact"
+    with pytest.raises(ConfigError, match="in the layout compact, and is asked in roles"):
+        seat_for(trained.model_copy(update={"layout": "roles"}), Scripted(fair), template=None)
     auto = model.model_copy(update={"layout": "auto", "thinking": False})
     seat = seat_for(auto, Scripted(fair), template="{{ messages }}")
     assert (seat.layout, seat.thinking) == ("message", False)

@@ -91,7 +91,9 @@ def asked_twice(groups: list[Any]) -> int:
     for group in groups:
         answers = [one["answer"] for one in group["rollouts"]]
         for row in group["judgements"]:
-            key = json.dumps([group["prompt"]["task"], answers[row["first"]], answers[row["second"]]])
+            key = json.dumps(
+                [group["prompt"]["task"], answers[row["first"]], answers[row["second"]]]
+            )
             steps.setdefault(key, set()).add(group["step"])
     return sum(len(found) > 1 for found in steps.values())
 

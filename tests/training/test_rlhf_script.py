@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,46 +12,10 @@ import yaml
 from posttrain.artifacts import read_artifact
 from posttrain.records import message_to_row
 from tests.training.grpo_data import make_prompts, raw_recipe, write_policy
+from tests.training.judge_server import judge_server
 from tests.training.tiny import log_rows, run_script, sha
 
 SCRIPT, KILLED = "scripts/rlhf.py", "tests/training/killed_rlhf.py"
-
-
-@contextlib.contextmanager
-def judge_server(failing: int = 0) -> Iterator[tuple[str, list[str]]]:
-    """Verdicts that the question alone decides; of 256 questions `failing` get none.
-
-    Yields its address, and the questions that it has been asked.
-    """
-    asked: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            question = body["messages"][-1]["content"]
-            asked.append(question)
-            digest = hashlib.sha256(question.encode()).digest()
-            scores = {"score_1": 1 + digest[0] % 5, "score_2": 1 + digest[1] % 5}
-            said = json.dumps(scores | {"ranking": 1 + digest[2] % 6})
-            message = {"role": "assistant", "content": "?" if digest[3] < failing else said}
-            choice = {"message": message, "finish_reason": "stop"}
-            usage = {"prompt_tokens": 9, "completion_tokens": 5}
-            answer = json.dumps({"choices": [choice], "usage": usage}).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
-
-        def log_message(self, *_: Any) -> None:
-            """Nothing on the tests' screen."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1", asked
-    finally:
-        server.shutdown()
 
 
 @pytest.fixture(scope="module")
