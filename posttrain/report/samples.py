@@ -24,10 +24,14 @@ def sample_conversations(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [note, *chats] if chats else []
 
 
-def _sample(row: Mapping[str, Any], *, opened: bool) -> str:
+def marked_text(segments: Sequence[Sequence[Any]]) -> str:
+    """Text with what is trained highlighted, from [role, trained, text]; a long one is cut."""
     pieces: list[str] = []
     room = SHOWN_CHARACTERS
-    for _, trained, words in row["segments"]:
+    for role, trained, words in segments:
+        if role == "gap":
+            pieces.append(f'<span class="faint">{text(words)}</span>')
+            continue
         shown = text(words[:room])
         pieces.append(f"<mark>{shown}</mark>" if trained else shown)
         room -= len(words)
@@ -36,10 +40,14 @@ def _sample(row: Mapping[str, Any], *, opened: bool) -> str:
                 f'<span class="faint"> … {-room:,} characters more and what follows</span>'
             )
             break
+    return "".join(pieces)
+
+
+def _sample(row: Mapping[str, Any], *, opened: bool) -> str:
     budget = f", cut to {row['budget']} tokens" if row["budget"] is not None else ""
     about = f"turn {row['turn']}, reasoning {row['reasoning']}{budget}, {row['tokens']:,} tokens"
     summary = Markup(
         f"<b>{text(row['source'])}</b> &middot; {text(about)} &middot; "
         f"<code>{text(row['record_id'][:12])}</code>"
     )
-    return folded(summary, f'<pre class="chat">{"".join(pieces)}</pre>', opened=opened)
+    return folded(summary, f'<pre class="chat">{marked_text(row["segments"])}</pre>', opened=opened)

@@ -19,6 +19,7 @@ from posttrain.report.lineage import Node, listed_rows
 from posttrain.report.page import Page
 from posttrain.report.samples import sample_conversations
 from posttrain.report.sft_sources import drops, mixture, origins
+from posttrain.report.supervision import add_supervision
 
 Facts = Mapping[str, Any]
 
@@ -40,6 +41,7 @@ def add_sft_data(page: Page, node: Node) -> None:
             page.leave_out(title, f"{node.name} has no facts on {', '.join(missing)}")
         else:
             page.add(title, *write(facts))
+    add_supervision(page, node)
     rows = listed_rows(node, "samples.jsonl")
     if rows is None:
         page.leave_out("Sample conversations", f"{node.name} lists no samples.jsonl")

@@ -33,6 +33,8 @@ from posttrain.report.sampling import add_samples
 from posttrain.report.sampling import headline as samples_headline
 from posttrain.report.sft_data import add_sft_data, fill
 from posttrain.report.sft_data import headline as data_headline
+from posttrain.report.supervision import add_audit
+from posttrain.report.supervision import headline as audit_headline
 from posttrain.report.tiny_world import add_tiny_world
 from posttrain.report.training import add_training
 from posttrain.report.training import headline as training_headline
@@ -42,6 +44,7 @@ from posttrain.report.win_rate import headline as win_headline
 REPORT = "report.html"
 ACCURACY = "accuracy.json"
 SECTIONS: dict[str, Callable[[Page, Node], None]] = {
+    "audit": add_audit,
     "checkpoint": add_training,
     "dpo_data": add_dpo_data,
     "evaluation": add_evaluation,
@@ -114,6 +117,8 @@ def headline(
         facts = node.manifest.facts if node.manifest is not None else {}
         if node.kind == "checkpoint" and node.depth == 0:
             found += training_headline(facts)
+        if node.kind == "audit" and node.depth == 0:
+            found += audit_headline(facts)
         if node.kind == "dpo_data" and node.manifest is not None:
             found += pairs_headline(facts)
         if node.kind == "evaluation" and node.depth == 0:

@@ -59,13 +59,24 @@ class Repeats:
             file.close()
         self._held.cleanup()
 
-    def add(self, keys: npt.NDArray[np.uint64], groups: npt.NDArray[np.integer]) -> None:
-        """Add rows; a row's place is how many were added before it."""
+    def add(
+        self,
+        keys: npt.NDArray[np.uint64],
+        groups: npt.NDArray[np.integer],
+        *,
+        counted: npt.NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Add rows; a row's place is how many were added before it.
+
+        Args:
+            counted: rows to leave out, but for their places, are False in it.
+        """
         rows = np.empty(len(keys), _ROW)
         rows["key"], rows["group"] = keys, groups
         rows["place"] = np.arange(self._rows, self._rows + len(keys))
         self._rows += len(keys)
-        bucket = (keys >> np.uint64(58)).astype(np.int64)
+        rows = rows if counted is None else rows[counted]
+        bucket = (rows["key"] >> np.uint64(58)).astype(np.int64)
         order = np.argsort(bucket, kind="stable")
         cuts = np.searchsorted(bucket[order], np.arange(_FILES + 1))
         for k, file in enumerate(self._files):

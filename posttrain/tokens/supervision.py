@@ -220,7 +220,7 @@ def _places(batch: Batch, pattern: Sequence[int]) -> tuple[Places, Places]:
 
 def sequence_keys(batch: Batch) -> npt.NDArray[np.uint64]:
     """64 bits of each sequence's ids: equal for exact copies, and for others only by accident."""
-    data = np.ascontiguousarray(batch.ids, "<i4").view(np.uint8)
+    data = memoryview(batch.ids.astype("<i4").tobytes())
     cuts = (4 * batch.starts).tolist()
     digests = b"".join(
         hashlib.blake2b(data[a:b], digest_size=8).digest() for a, b in itertools.pairwise(cuts)

@@ -1,0 +1,100 @@
+"""A tokenised data set of forty sound sequences, and ways to plant one defect into some of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from posttrain.chat import nemotron_3_nano_template
+from posttrain.models.encoding import encoder_of, load_any_tokenizer
+from tests.data_builders.small_build import write_tokenizer
+
+IGNORED = -100
+SPECIAL = {"<|pad|>": 256, "<|im_start|>": 257, "<|im_end|>": 258, "<think>": 259, "</think>": 260}
+
+
+@dataclass(frozen=True)
+class Sound:
+    """One sequence: ids, and for each whether it is trained."""
+
+    ids: list[int]
+    mask: list[bool]
+
+    @property
+    def labels(self) -> list[int]:
+        return [i if m else IGNORED for i, m in zip(self.ids, self.mask, strict=True)]
+
+
+def tokenizer(folder: Path) -> Path:
+    """A tokenizer of single bytes that carries the chat template."""
+    path = write_tokenizer(folder / "tokenizer")
+    (path / "chat_template.jinja").write_text(nemotron_3_nano_template().source)
+    return path
+
+
+def sound(folder: Path, count: int = 40) -> list[Sound]:
+    """Sequences as they should be, all different; every other one reasons."""
+    encode = encoder_of(load_any_tokenizer(str(tokenizer(folder)))).encode
+    found: list[Sound] = []
+    for k in range(count):
+        think = "<think>\n" if k % 2 else "<think></think>"
+        trace = f"{k} is a number.\n</think>\n" if k % 2 else ""
+        prompt = f"<|im_start|>system\n<|im_end|>\n<|im_start|>user\nSay {k}<|im_end|>\n<|im_start|>assistant\n{think}"
+        asked, said = encode([prompt, f"{trace}{'so ' * (1 + k % 7)}{k}<|im_end|>\n"])
+        found.append(Sound(asked + said, [False] * len(asked) + [True] * len(said)))
+    return found
+
+
+def unmasked(one: Sound) -> Sound:
+    return replace(one, mask=[True] * len(one.ids))
+
+
+def all_masked(one: Sound) -> Sound:
+    return replace(one, mask=[False] * len(one.ids))
+
+
+def end_masked(one: Sound) -> Sound:
+    """The end token and the line end behind it are left out of the loss."""
+    return replace(one, mask=[*one.mask[:-2], False, False])
+
+
+def cut_off(one: Sound) -> Sound:
+    """The end of the answer is gone."""
+    return Sound(one.ids[:-3], one.mask[:-3])
+
+
+def end_missing(one: Sound) -> Sound:
+    """The answer is whole, but for its end token."""
+    at = len(one.ids) - 2
+    assert one.ids[at] == SPECIAL["<|im_end|>"]
+    return Sound(one.ids[:at] + one.ids[at + 1 :], one.mask[:at] + one.mask[at + 1 :])
+
+
+def user_trained(one: Sound) -> Sound:
+    """The words of the user are in the loss, the markers around them are not."""
+    say = one.ids.index(ord("S"))
+    mask = list(one.mask)
+    mask[say : say + 3] = [True] * 3
+    return replace(one, mask=mask)
+
+
+def padded(one: Sound) -> Sound:
+    """Padding in the loss."""
+    return Sound([*one.ids, SPECIAL["<|pad|>"]], [*one.mask, True])
+
+
+def write_labels(path: Path, rows: list[Sound]) -> Path:
+    """One sequence a row, with labels."""
+    pq.write_table(
+        pa.table({"input_ids": [r.ids for r in rows], "labels": [r.labels for r in rows]}), path
+    )
+    return path
+
+
+def figures(manifest: Path) -> dict[str, dict[str, int]]:
+    """The figures of a written audit."""
+    return json.loads((manifest / "manifest.json").read_text("utf-8"))["facts"]["supervision"]

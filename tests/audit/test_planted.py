@@ -1,0 +1,249 @@
+"""Defects planted into tokenised data: each is found, with its exact count, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from datasets import Dataset
+
+from posttrain.errors import ConfigError, DataError
+from tests.audit import planted
+from tests.audit.planted import SPECIAL, Sound, figures, sound, write_labels
+from tests.data_builders.small_build import script
+
+NOTHING_WRONG = {
+    "nothing_trained": 0, "end_trained": 40, "end_masked": 0, "no_end": 0, "empty_think": 20,
+    "everything_trained": 0, "turn_tokens": 0, "prompt_trained": 0, "cut_trace": None,
+    "clipped": None, "duplicated": 0,
+}  # fmt: skip
+LAX = [
+    "nothing_trained=1.0",
+    "min_end_trained=null",
+    "max_turn_tokens=null",
+    "max_prompt_trained=null",
+]
+
+
+def audit(path: Path, *keys: str, lax: bool = True) -> dict[str, int]:
+    """The figures of the only source of a data set."""
+    out = path.parent / f"audit-{path.name}"
+    limits = [f"limits.{key}" for key in LAX] if lax else []
+    tokenizer = f"tokenizer.path={path.parent / 'tokenizer'}"
+    script("audit").main([str(path), tokenizer, f"out={out}", *limits, *keys])
+    (found,) = figures(out).values()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("plant", "expected"),
+    [
+        (None, {}),
+        (planted.unmasked, {"everything_trained": 6, "turn_tokens": 6, "prompt_trained": 6}),
+        (planted.all_masked, {"nothing_trained": 6, "end_trained": 34, "empty_think": 17}),
+        (planted.end_masked, {"end_masked": 6, "end_trained": 34}),
+        (planted.end_missing, {"no_end": 6, "end_trained": 34}),
+        (planted.cut_off, {"no_end": 6, "end_trained": 34}),
+        (planted.user_trained, {"prompt_trained": 6}),
+        (planted.padded, {"turn_tokens": 6, "end_trained": 34, "no_end": 6}),
+    ],
+)
+def test_each_defect_is_counted_exactly(tmp_path, plant, expected):
+    rows = sound(tmp_path)
+    rows[:6] = map(plant or (lambda one: one), rows[:6])
+    found = audit(write_labels(tmp_path / "rows.parquet", rows))
+    counts = {name: found[name] for name in NOTHING_WRONG}
+    assert counts == NOTHING_WRONG | expected
+    assert found["sequences"] == 40
+    assert found["tokens"] == sum(len(r.ids) for r in rows)
+    assert found["trained"] == sum(sum(r.mask) for r in rows)
+    assert found["longest"] == max(len(r.ids) for r in rows)
+
+
+def test_copies_are_counted_and_the_most_repeated_are_shown(tmp_path):
+    rows = sound(tmp_path)
+    rows += [rows[3]] * 4 + [rows[8]] * 2 + [rows[5]]
+    found = audit(write_labels(tmp_path / "rows.parquet", rows))
+    assert found["duplicated"] == 7
+    shown = read_rows(tmp_path / "audit-rows.parquet")
+    times = [(row["times"], row["about"]) for row in shown if row["kind"] == "repeated"]
+    assert times == [
+        (5, "rows.parquet, row 3"), (3, "rows.parquet, row 8"), (2, "rows.parquet, row 5")
+    ]  # fmt: skip
+
+
+def read_rows(out: Path) -> list[dict]:
+    return [
+        json.loads(line) for line in (out / "supervision.jsonl").read_text("utf-8").splitlines()
+    ]
+
+
+def test_the_worst_are_shown_with_their_masks(tmp_path):
+    rows = sound(tmp_path)
+    long = Sound(rows[0].ids[:-2] + [65] * 900 + rows[0].ids[-2:], rows[0].mask + [True] * 900)
+    rows[:2] = [long, planted.end_masked(rows[1])]
+    audit(write_labels(tmp_path / "rows.parquet", rows))
+    shown = read_rows(tmp_path / "audit-rows.parquet")
+    (ends,) = (row for row in shown if row["kind"] == "end_masked")
+    assert [trained for _, trained, _ in ends["segments"]] == [False, True, False]
+    assert ends["segments"][2][2] == "<|im_end|>\n"
+    longest = next(row for row in shown if row["kind"] == "longest")
+    assert longest["tokens"] == len(long.ids)
+    assert any(role == "gap" for role, _, _ in longest["segments"])
+    page = (tmp_path / "audit-rows.parquet" / "report.html").read_text("utf-8")
+    assert "Worst offenders" in page
+    assert "The end token is there and not trained" in page
+
+
+def packed(rows: list[Sound], **columns: list[list[int]]) -> dict[str, list[list[int]]]:
+    """Packs of five sequences each."""
+    groups = [rows[k : k + 5] for k in range(0, len(rows), 5)]
+    ids = [[i for one in group for i in one.ids] for group in groups]
+    labels = [[i for one in group for i in one.labels] for group in groups]
+    return {"input_ids": ids, "labels": labels, **columns}
+
+
+def lengths_of(rows: list[Sound]) -> list[list[int]]:
+    return [[len(one.ids) for one in rows[k : k + 5]] for k in range(0, len(rows), 5)]
+
+
+def test_packs_are_taken_apart_by_seq_lengths_or_positions(tmp_path):
+    rows = sound(tmp_path)
+    lengths = lengths_of(rows)
+    positions = [[p for n in own for p in range(n)] for own in lengths]
+    for name, columns in (
+        ("lengths", {"seq_lengths": lengths}), ("positions", {"position_ids": positions})
+    ):  # fmt: skip
+        Dataset.from_dict(packed(rows, **columns)).save_to_disk(tmp_path / name)
+        found = audit(tmp_path / name)
+        assert {key: found[key] for key in NOTHING_WRONG} == NOTHING_WRONG
+        assert found["longest"] == max(map(max, lengths))
+
+
+def test_truncated_packs_are_found(tmp_path):
+    """Packs cut at a length, with `seq_lengths` cut as well, or left as they were."""
+    rows = sound(tmp_path)
+    lengths = lengths_of(rows)
+    table = packed(rows, seq_lengths=[[*own[:-1], own[-1] - 4] for own in lengths])
+    stale = packed(rows, seq_lengths=lengths)
+    for one in (table, stale):
+        one["input_ids"] = [ids[:-4] for ids in one["input_ids"]]
+        one["labels"] = [labels[:-4] for labels in one["labels"]]
+    pa_file(tmp_path / "cut.arrow", table)
+    found = audit(tmp_path / "cut.arrow")
+    assert (found["no_end"], found["end_trained"]) == (8, 32)
+    pa_file(
+        tmp_path / "stale.arrow", stale | {"seq_lengths": [*lengths[:2], *table["seq_lengths"][2:]]}
+    )
+    found = audit(tmp_path / "stale.arrow")
+    body = json.loads((tmp_path / "audit-stale.arrow" / "manifest.json").read_text("utf-8"))
+    assert body["counts"] == {"in": 8, "kept": 6, "dropped": {"seq_lengths_do_not_add_up": 2}}
+    assert found["sequences"] == 30
+
+
+def pa_file(path: Path, table: dict) -> None:
+    with pa.ipc.new_file(str(path), pa.table(table).schema) as file:
+        file.write_table(pa.table(table))
+
+
+def test_masks_are_read_as_trl_reads_them(tmp_path):
+    """`labels` alone if there; else both masks; else everything is trained."""
+    rows = sound(tmp_path)
+    ids = [r.ids for r in rows]
+    masks = [[int(m) for m in r.mask] for r in rows]
+    half = [[0] * len(m) if k < 10 else m for k, m in enumerate(masks)]
+    for name, columns, trained in (
+        ("one", {"assistant_masks": masks}, 40),
+        ("both", {"assistant_masks": masks, "completion_mask": half}, 30),
+        ("labels", {"labels": [r.labels for r in rows], "completion_mask": half}, 40),
+    ):
+        Dataset.from_dict({"input_ids": ids, **columns}).save_to_disk(tmp_path / name)
+        assert audit(tmp_path / name)["end_trained"] == trained
+    Dataset.from_dict({"input_ids": ids}).save_to_disk(tmp_path / "none")
+    assert audit(tmp_path / "none")["everything_trained"] == 40
+
+
+def test_padding_is_no_part_of_a_sequence(tmp_path):
+    rows = sound(tmp_path)
+    length = max(len(r.ids) for r in rows)
+    room = [length - len(r.ids) for r in rows]
+    table = {
+        "input_ids": [r.ids + [SPECIAL["<|pad|>"]] * n for r, n in zip(rows, room, strict=True)],
+        "labels": [r.labels + [IGNORED_LABEL] * n for r, n in zip(rows, room, strict=True)],
+        "attention_mask": [[1] * len(r.ids) + [0] * n for r, n in zip(rows, room, strict=True)],
+    }
+    Dataset.from_dict(table).save_to_disk(tmp_path / "padded")
+    found = audit(tmp_path / "padded")
+    assert {key: found[key] for key in NOTHING_WRONG} == NOTHING_WRONG
+    assert found["tokens"] == sum(len(r.ids) for r in rows)
+
+
+def test_rows_that_cannot_be_looked_at_are_counted_by_reason(tmp_path):
+    rows = sound(tmp_path)
+    labels = [r.labels for r in rows]
+    ids: list = [r.ids for r in rows]
+    labels[0] = labels[0][:-1]
+    labels[1] = [*labels[1][1:], IGNORED_LABEL]  # shifted by hand, as the trainer does itself
+    ids[2] = None
+    ids[3] = [99_999] * len(labels[3])
+    labels[3] = [IGNORED_LABEL] * len(labels[3])
+    ids[4], labels[4] = [], []
+    Dataset.from_dict({"input_ids": ids, "labels": labels}).save_to_disk(tmp_path / "rows")
+    assert audit(tmp_path / "rows")["sequences"] == 35
+    body = json.loads((tmp_path / "audit-rows" / "manifest.json").read_text("utf-8"))
+    assert body["counts"] == {
+        "in": 40,
+        "kept": 35,
+        "dropped": {
+            "empty_row": 1,
+            "ids_beyond_the_vocabulary": 1,
+            "labels_differ_from_ids": 1,
+            "length_of_labels": 1,
+            "null_ids": 1,
+        },
+    }
+
+
+IGNORED_LABEL = -100
+
+
+@pytest.mark.parametrize(
+    ("plant", "key", "pattern"),
+    [
+        (planted.unmasked, "min_trained=null", r"limits.max_turn_tokens allows at most 1.00%"),
+        (planted.all_masked, "min_trained=null", r"nothing is trained in 15.00% of 40 sequences \(6\)"),
+        (planted.end_masked, "min_trained=null", r"end token is trained in 85.00% .*at least 95.00%"),
+        (planted.user_trained, "min_trained=null", r"limits.max_prompt_trained"),
+        (None, "min_trained=0.9", r"of [\d,]+ tokens .*limits.min_trained allows at least 90.00%"),
+        (None, "max_empty_think=0.1", r"'rows.parquet'.*empty trace in 50.00% of 40"),
+    ],
+)  # fmt: skip
+def test_a_crossed_limit_names_source_figure_limit_and_advice(tmp_path, plant, key, pattern):
+    rows = sound(tmp_path)
+    rows[:6] = map(plant or (lambda one: one), rows[:6])
+    path = write_labels(tmp_path / "rows.parquet", rows)
+    for _ in range(2):  # a finished audit says the same again
+        with pytest.raises(DataError, match=pattern):
+            audit(path, f"limits.{key}", lax=False)
+
+
+def test_data_without_a_tokenizer_or_without_tokens_is_refused(tmp_path):
+    path = write_labels(tmp_path / "rows.parquet", sound(tmp_path))
+    with pytest.raises(ConfigError, match=r"carries no tokenizer: name it with tokenizer.path"):
+        script("audit").main([str(path)])
+    Dataset.from_dict({"text": ["a"]}).save_to_disk(tmp_path / "text")
+    with pytest.raises(DataError, match=r"no column input_ids, found text"):
+        audit(tmp_path / "text")
+    with pytest.raises(ConfigError, match=r"unknown key 'dta' \(did you mean 'data'"):
+        script("audit").main(["dta=x"])
+
+
+def test_copies_print_without_an_artifact_too(tmp_path, capsys):
+    path = write_labels(tmp_path / "rows.parquet", sound(tmp_path))
+    script("audit").main([str(path), f"tokenizer.path={tmp_path / 'tokenizer'}"])
+    out = capsys.readouterr().out
+    assert "100.0%" in out
+    assert list(tmp_path.glob("audit-*")) == []
+    assert SPECIAL["<think>"] == 259
