@@ -28,21 +28,37 @@ quickstart: $(BIN)/.installed
 
 # Every stage is skipped when its output is complete and resumes when it was interrupted.
 tiny: $(BIN)/.installed
+	@echo "[1/16] the tiny world (to the end about 18 min of one core)"
 	$(BIN)/python scripts/tiny_world.py --config recipes/tiny/world.yaml
+	@echo "[2/16] SFT data (to the end about 17 min of one core)"
 	$(BIN)/python scripts/build_sft.py --config recipes/tiny/build_sft.yaml
+	@echo "[3/16] SFT (to the end about 17 min of one core)"
 	$(BIN)/accelerate launch --config_file recipes/accelerate/cpu.yaml scripts/sft.py --config recipes/tiny/sft.yaml
+	@echo "[4/16] samples (to the end about 12 min of one core)"
 	$(BIN)/python scripts/sample.py --config recipes/tiny/sample.yaml
+	@echo "[5/16] preference pairs (to the end about 10 min of one core)"
 	$(BIN)/python scripts/build_dpo.py --config recipes/tiny/build_dpo.yaml
+	@echo "[6/16] DPO (to the end about 10 min of one core)"
 	$(BIN)/accelerate launch --config_file recipes/accelerate/cpu.yaml scripts/dpo.py --config recipes/tiny/dpo.yaml
+	@echo "[7/16] evaluation (to the end about 8 min of one core)"
 	$(BIN)/python scripts/eval.py --config recipes/tiny/eval.yaml
+	@echo "[8/16] judgements (to the end about 6 min of one core)"
 	$(BIN)/python scripts/tiny_judgements.py --config recipes/tiny/judgements.yaml
+	@echo "[9/16] data of the judge's warm-up (to the end about 6 min of one core)"
 	$(BIN)/python scripts/build_sft.py --config recipes/tiny/build_genrm_sft.yaml
+	@echo "[10/16] warm-up of the judge (to the end about 6 min of one core)"
 	$(BIN)/accelerate launch --config_file recipes/accelerate/cpu.yaml scripts/sft.py --config recipes/tiny/genrm_sft.yaml
+	@echo "[11/16] data of the judge (to the end about 5 min of one core)"
 	$(BIN)/python scripts/build_genrm.py --config recipes/tiny/build_genrm.yaml
+	@echo "[12/16] the judge's training (to the end about 5 min of one core)"
 	$(BIN)/accelerate launch --config_file recipes/accelerate/cpu.yaml scripts/genrm.py --config recipes/tiny/genrm.yaml
+	@echo "[13/16] evaluation of the judge (to the end about 3 min of one core)"
 	$(BIN)/python scripts/eval_genrm.py --config recipes/tiny/eval_genrm.yaml
+	@echo "[14/16] RLHF (to the end about 3 min of one core)"
 	$(BIN)/accelerate launch --config_file recipes/accelerate/cpu.yaml scripts/rlhf.py --config recipes/tiny/rlhf.yaml
+	@echo "[15/16] evaluation (to the end about 1 min of one core)"
 	$(BIN)/python scripts/eval.py --config recipes/tiny/eval_rlhf.yaml
+	@echo "[16/16] win rate (to the end about 1 min of one core)"
 	$(BIN)/python scripts/win_rate.py --config recipes/tiny/win_rate.yaml
 
 test: $(BIN)/.installed-dev

@@ -91,7 +91,7 @@ class GenRmJudge:
         progress: Callable[[int], None] | None = None,
     ) -> None:
         assert seats, "nobody judges"
-        self._progress = progress or (lambda _: None)
+        self._progress = progress or _tell_nobody
         self.ledger = Ledger()
         self._seats, self._config, self._cache = tuple(seats), config, cache
 
@@ -230,6 +230,10 @@ class GenRmJudge:
     def _keep(self, question: Question, seed: int) -> None:
         if self._cache is not None and question.keeps and question.vote is not None:
             self._cache.add(question.key, question.vote, seed=seed)
+
+
+def _tell_nobody(_votes: int) -> None:
+    """Nobody watches."""
 
 
 def _shared(vote: Vote) -> Vote:

@@ -63,7 +63,7 @@ def _write_merged(partial: Path, base: ModelConfig, special: SpecialTokens) -> N
 
 
 def _order_lists(config: Path) -> None:
-    """PEFT keeps module names in sets, so their order in the file differs from process to process."""
+    """PEFT keeps module names in sets: their order in the file differs between processes."""
     read = json.loads(config.read_text("utf-8"))
     ordered = {k: sorted(v) if isinstance(v, list) else v for k, v in read.items()}
     config.write_text(json.dumps(ordered, indent=2, sort_keys=True), encoding="utf-8")
