@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from rensa import RMinHash
+from rensa import RMinHash  # pyright: ignore[reportAttributeAccessIssue]  # compiled, untyped
 
 from data_builders.dedup.near_text import NearText, codes_of
 from data_builders.keyed import shuffled_keys

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
+import numpy.typing as npt
 from rapidfuzz.distance import Levenshtein
 
 from data_builders.dedup.near_text import NearText, in_key_order
@@ -44,12 +46,16 @@ def similarity(a: NearText, b: NearText, *, edits: float) -> float | None:
     return 1.0 - differing / max(whole, 1)
 
 
+def allowed_edits(characters: npt.NDArray[np.int64], share: float) -> npt.NDArray[np.int64]:
+    """How many edits a side of that many characters may have."""
+    return SLACK + np.floor(share * characters).astype(np.int64)
+
+
 def _edits(a: NearText, b: NearText, share: float) -> int | None:
     """Edited characters of both sides, `None` when a side has more than its share and `SLACK`."""
     differing = 0
     for one, other in ((a.asked, b.asked), (a.answered, b.answered)):
-        longer = max(len(one), len(other))
-        allowed = SLACK + int(share * longer)
+        allowed = int(allowed_edits(np.array(max(len(one), len(other))), share))
         if abs(len(one) - len(other)) > allowed:
             return None
         distance = Levenshtein.distance(one, other, score_cutoff=allowed)

@@ -1,0 +1,200 @@
+"""Which records of a build are dropped because another says the same, and which one that is.
+
+    find_duplicates(said, ids, config, scratch)
+    → Duplicates(row=[17, 204], reason=["duplicate", "near_duplicate"], kept=[3, 99],
+                 similarity=[1.0, 0.981])
+
+Records are taken in the order of precedence, and a record is dropped when it is a copy of one that
+was *kept*. Chains do not pull texts together that are far apart: every dropped record is within the
+threshold of the kept one it is counted under. The order of rows, parts and workers changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from data_builders.dedup.equal_keys import equal_keys
+from data_builders.dedup.near_index import NearIndex
+from data_builders.dedup.near_text import NearText
+from data_builders.dedup.said import Said
+from data_builders.dedup.verify import similarity
+from posttrain.config.deduplication import DeduplicationConfig, NearConfig
+
+Int = npt.NDArray[np.int64]
+Keys = npt.NDArray[np.uint64]
+_NO_ROWS = np.empty(0, np.int64)
+KeyColumn = Literal["conversation", "prompt"]
+REASONS = ("duplicate", "duplicate_prompt", "near_duplicate")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Who comes first: sources by `precedence` (sources,), then records by `first` and `second`.
+
+    Records are numbered over all sources, one after the other; `starts` (sources + 1,).
+    """
+
+    precedence: Int
+    starts: Int
+    first: Sequence[Keys]
+    second: Sequence[Keys]
+
+    def ranked(self, rows: Int, group: Int | None = None) -> Int:
+        """The order in which the rows come, inside their groups if any: positions (rows,)."""
+        source = self.source(rows)
+        one, two = np.empty(len(rows), np.uint64), np.empty(len(rows), np.uint64)
+        for k in range(len(self.first)):
+            own = source == k
+            one[own] = self.first[k][rows[own] - self.starts[k]]
+            two[own] = self.second[k][rows[own] - self.starts[k]]
+        keys = (rows, two, one, self.precedence[source])
+        return np.lexsort(keys if group is None else (*keys, group))
+
+    def source(self, rows: Int) -> Int:
+        """The source of every row."""
+        return np.searchsorted(self.starts, rows, side="right") - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicates:
+    """Dropped rows, ascending; all (n,). `reason` indexes `REASONS`, `kept` is the row kept.
+
+    `similarity` is 1 for exact copies, NaN where only the prompts are the same.
+    """
+
+    row: Int
+    reason: npt.NDArray[np.int8]
+    kept: Int
+    similarity: npt.NDArray[np.float64]
+
+
+@dataclass
+class _Search:
+    """What was found so far: `there` (records,) and, search by search, the dropped and the kept."""
+
+    there: npt.NDArray[np.bool_]
+    found: list[Duplicates] = field(default_factory=list[Duplicates])
+
+    def add(self, rows: Int, kept: Int, reason: int, similarity: npt.NDArray[np.float64]) -> None:
+        self.there[rows] = False
+        reasons = np.full(len(rows), reason, np.int8)
+        self.found.append(Duplicates(rows, reasons, kept, similarity))
+
+
+def order_of(
+    names: Sequence[str],
+    first: Sequence[Keys],
+    second: Sequence[Keys],
+    config: DeduplicationConfig,
+) -> Order:
+    """The order that a recipe asks for.
+
+    Args:
+        names: of the sources.
+        first, second: per source keys of its records, (records,): their ids, and what tells apart
+            records of one id.
+    """
+    named = [name for name in config.precedence if name in names]
+    ranks = [*named, *(name for name in names if name not in named)]
+    return Order(
+        precedence=np.array([ranks.index(name) for name in names], np.int64),
+        starts=np.cumsum([0, *(len(keys) for keys in first)]).astype(np.int64),
+        first=first,
+        second=second,
+    )
+
+
+def find_duplicates(
+    said: Sequence[Said], order: Order, config: DeduplicationConfig, scratch: Path
+) -> Duplicates:
+    """Exact copies, then those with the same prompt if asked, then near-duplicates if asked.
+
+    Args:
+        scratch: a folder for the index of near-duplicates; it is removed again.
+    """
+    count = int(order.starts[-1])
+    assert count == sum(len(s) for s in said), "a row of columns for every record"
+    assert count < 1 << 32, "two rows fit one word"
+    search = _Search(np.ones(count, np.bool_))
+    _same_key(said, "conversation", order, search, similarity=1.0)
+    if config.prompt:
+        _same_key(said, "prompt", order, search, similarity=np.nan)
+    if config.near is not None:
+        with NearIndex.build(scratch, said, search.there) as index:
+            pairs = index.pairs(edits=config.near.edits)
+        _near(pairs, said, order, config.near, search)
+    return _settled(search.found)
+
+
+def _same_key(
+    said: Sequence[Said], column: KeyColumn, order: Order, search: _Search, *, similarity: float
+) -> None:
+    """Of every group of rows that share a key and are still there, keep the first."""
+    reason = ("conversation", "prompt").index(column)
+    for groups in equal_keys(np.concatenate([s.keys(column) for s in said])):
+        there = search.there[groups.rows]
+        rows, group = groups.rows[there], groups.group[there]
+        ranked = order.ranked(rows, group)
+        rows, group = rows[ranked], group[ranked]
+        heads = np.concatenate([[True], group[1:] != group[:-1]])[: len(rows)]
+        first = rows[heads][np.cumsum(heads) - 1]
+        copies = rows[~heads]
+        search.add(copies, first[~heads], reason, np.full(len(copies), similarity))
+
+
+def _near(
+    pairs: Int, said: Sequence[Said], order: Order, config: NearConfig, search: _Search
+) -> None:
+    """Compare the pairs in the order of their later record, each with records still kept."""
+    involved = np.unique(pairs)
+    ranked = order.ranked(involved)
+    rank = np.empty(len(involved), np.int64)
+    rank[ranked] = np.arange(len(involved))
+    ranks = np.sort(rank[np.searchsorted(involved, pairs)], axis=1)
+    ranks = ranks[np.lexsort((ranks[:, 0], ranks[:, 1]))]
+    dropped: dict[int, tuple[int, float]] = {}
+    for first, later in ranks.tolist():
+        if first in dropped or later in dropped:
+            continue
+        one, other = (_text(said, order, int(involved[ranked[k]])) for k in (first, later))
+        share = similarity(one, other, edits=config.edits)
+        if share is not None:
+            dropped[later] = first, share
+    rows, kept = np.array(list(dropped), np.int64), np.array([k for k, _ in dropped.values()], int)
+    shares = np.array([share for _, share in dropped.values()], np.float64)
+    reason = REASONS.index("near_duplicate")
+    search.add(involved[ranked[rows]], involved[ranked[kept]], reason, shares)
+
+
+def _text(said: Sequence[Said], order: Order, row: int) -> NearText:
+    source = int(order.source(np.array([row]))[0])
+    return said[source].text(row - int(order.starts[source]))
+
+
+def _settled(found: Sequence[Duplicates]) -> Duplicates:
+    """All in one, each with a record that was kept to the end.
+
+    A record may have been kept as the first of its copies and then fall to an earlier one: its
+    copies fall with it, under its reason; those that only share its prompt, under theirs.
+    """
+    row = np.concatenate([_NO_ROWS, *(part.row for part in found)])
+    kept = np.concatenate([_NO_ROWS, *(part.kept for part in found)])
+    reason = np.concatenate([np.empty(0, np.int8), *(part.reason for part in found)])
+    similarity = np.concatenate([np.empty(0), *(part.similarity for part in found)])
+    order = np.argsort(row)
+    row, reason, kept, similarity = row[order], reason[order], kept[order], similarity[order]
+    while len(row):
+        at = np.minimum(np.searchsorted(row, kept), len(row) - 1)
+        fell = row[at] == kept
+        if not fell.any():
+            break
+        copies = fell & (reason == REASONS.index("duplicate"))
+        reason[copies], similarity[copies] = reason[at[copies]], similarity[at[copies]]
+        kept[fell] = kept[at[fell]]
+    return Duplicates(row, reason, kept, similarity)

@@ -1,0 +1,118 @@
+"""The index in which near-duplicates meet: keys of all records on disk, band by band.
+
+    with NearIndex.build(folder, said, there) as index:
+        index.pairs(edits=0.05)   → (p, 2) rows of records that might be near-duplicates
+
+408 bytes a record: 100 keys of 4 bytes, its two lengths. One band is in memory at a time.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from data_builders.dedup.equal_keys import GroupedRows, equal_keys
+from data_builders.dedup.said import Said
+from data_builders.dedup.signature import BANDS
+from data_builders.dedup.verify import allowed_edits
+
+# in a larger group each record is compared with this many that come closest to it in length
+NEIGHBOURS = 32
+Int = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+Bool = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class NearIndex:
+    """`rows[i]` is the record at place i; `lengths` (n, 2); `bands` (BANDS, n), a memory map."""
+
+    folder: Path
+    rows: Int
+    lengths: npt.NDArray[np.int32]
+    bands: npt.NDArray[np.uint32]
+
+    @classmethod
+    def build(cls, folder: Path, said: Sequence[Said], there: Bool) -> Self:
+        """Write the keys of all records that are long enough and still `there`.
+
+        Args:
+            there: over the records of all sources, one after the other.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        count = sum(int((there[first + rows]).sum()) for first, rows, _, _ in _batches(said))
+        shape = (BANDS, max(count, 1))
+        bands = np.memmap(folder / "bands", np.uint32, mode="w+", shape=shape)
+        lengths = np.memmap(folder / "lengths", np.int32, mode="w+", shape=(max(count, 1), 2))
+        places = np.memmap(folder / "rows", np.int64, mode="w+", shape=(max(count, 1),))
+        at = 0
+        for first, rows, sizes, keys in _batches(said):
+            kept = there[first + rows]
+            until = at + int(kept.sum())
+            bands[:, at:until] = keys[kept].T
+            lengths[at:until] = sizes[kept]
+            places[at:until] = first + rows[kept]
+            at = until
+        return cls(folder, places[:count], lengths[:count], bands[:, :count])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def bytes(self) -> int:
+        """Its size on disk."""
+        return self.bands.nbytes + self.lengths.nbytes + self.rows.nbytes
+
+    def pairs(self, *, edits: float) -> Int:
+        """Records that share a key and are of about one length, each pair once, (p, 2)."""
+        found = np.empty(0, np.uint64)
+        for band in range(BANDS):
+            fresh = [_close(g, self.lengths, edits) for g in equal_keys(self.bands[band])]
+            if fresh:
+                found = np.union1d(found, np.concatenate(fresh))
+        low, high = found >> np.uint64(32), found & np.uint64(0xFFFFFFFF)
+        return np.stack([self.rows[low], self.rows[high]], axis=1)
+
+
+def _batches(
+    said: Sequence[Said],
+) -> Iterator[tuple[int, Int, npt.NDArray[np.int32], npt.NDArray[np.uint32]]]:
+    first = 0
+    for source in said:
+        for rows, lengths, keys in source.near():
+            yield first, rows, lengths, keys
+        first += len(source)
+
+
+def _close(groups: GroupedRows, lengths: npt.NDArray[np.int32], edits: float) -> Words:
+    """Pairs of one group whose lengths differ by no more than the allowed edits."""
+    sizes = lengths[groups.rows].astype(np.int64)
+    group = groups.group
+    order = np.lexsort((groups.rows, sizes[:, 0], sizes.sum(axis=1), group))
+    rows, sizes, group = groups.rows[order], sizes[order], group[order]
+    pairs: list[Words] = []
+    for step in range(1, NEIGHBOURS + 1):
+        together = group[step:] == group[:-step]
+        if not together.any():
+            break
+        a, b = sizes[step:], sizes[:-step]
+        near = (np.abs(a - b) <= allowed_edits(np.maximum(a, b), edits)).all(axis=1) & together
+        one, other = rows[step:][near], rows[:-step][near]
+        low, high = np.minimum(one, other), np.maximum(one, other)
+        pairs.append(low.astype(np.uint64) << np.uint64(32) | high.astype(np.uint64))
+    return np.concatenate(pairs) if pairs else np.empty(0, np.uint64)

@@ -1,0 +1,96 @@
+"""Conversations, copies of them in other layouts, copies with planted edits."""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from data_builders.dedup.duplicates import Duplicates, find_duplicates, order_of
+from data_builders.dedup.said import Said, said_batch
+from data_builders.keyed import key64
+from posttrain.config.deduplication import DeduplicationConfig
+from posttrain.records import Example, Message, ToolCall, make_example
+
+_WORDS = """river stone market engine winter letter garden bridge copper silver window doctor planet
+island forest camera ticket bottle hammer pencil signal harbour village measure collect explain
+compare deliver remember discover arrange protect publish quiet narrow ancient gentle sudden certain
+hollow bright heavy distant careful""".split()  # noqa: SIM905  a list of fifty strings reads worse
+TOOLS = json.dumps(
+    [{"type": "function", "function": {"name": n, "parameters": {"type": "object"}}} for n in "fg"]
+)
+
+
+def sentence(rng: random.Random, words: int) -> str:
+    """Words drawn at random, with a full stop now and then."""
+    drawn = [rng.choice(_WORDS) + ("." if rng.random() < 0.1 else "") for _ in range(words)]
+    return " ".join(drawn)
+
+
+def chat(question: str, answer: str, *, source: str = "a", reasoning: str | None = None) -> Example:
+    """One question, one answer."""
+    messages = (Message("user", question), Message("assistant", answer, reasoning=reasoning))
+    return make_example(messages, source=source, dialect="openai")
+
+
+def with_call(number: int, *, call_id: str, indent: int | None = None) -> Example:
+    """A conversation with a call; the ids and the layout of its JSON are to choose."""
+    arguments = json.dumps({"b": [number, 2], "a": "é"}, indent=indent)
+    result = json.dumps({"price": number, "unit": "€"}, indent=indent)
+    messages = (
+        Message("user", f"What does item {number} cost?"),
+        Message("assistant", tool_calls=(ToolCall("f", arguments, call_id),)),
+        Message("tool", result, tool_call_id=call_id, name="f"),
+        Message("assistant", f"It costs {number}."),
+    )
+    return make_example(messages, tools=TOOLS, source="a", dialect="openai")
+
+
+def edited(text: str, share: float, rng: random.Random) -> str:
+    """The text with a share of its characters deleted, replaced, or others put between."""
+    characters = list(text)
+    for _ in range(int(share * len(text))):
+        at = rng.randrange(len(characters))
+        new = rng.choice(string.ascii_letters + " ,.")
+        characters[at : at + 1] = rng.choice(([new], [], [characters[at], new]))
+    return "".join(characters)
+
+
+def edited_copy(example: Example, share: float, rng: random.Random) -> Example:
+    """The conversation with that share of every text edited."""
+    messages = [
+        replace(
+            m,
+            content=edited(m.content, share, rng),
+            reasoning=None if m.reasoning is None else edited(m.reasoning, share, rng),
+        )
+        for m in example.messages
+    ]
+    return make_example(messages, tools=example.tools, source="copies", dialect="openai")
+
+
+def said_of(examples: Sequence[Example], config: DeduplicationConfig, *, batch: int = 128) -> Said:
+    """The columns of some records, in batches as a build writes them."""
+    batches = [
+        said_batch(examples[k : k + batch], config, None) for k in range(0, len(examples), batch)
+    ]
+    return Said([pa.Table.from_batches([b]) for b in batches])
+
+
+def deduplicate(
+    sources: dict[str, list[Example]], config: DeduplicationConfig, scratch: Path
+) -> Duplicates:
+    """What is dropped among the records of some sources."""
+    ids = [np.array([key64(0, "record", e.id) for e in s], np.uint64) for s in sources.values()]
+    rows = [
+        np.array([key64(0, "row", e.id, e.licence) for e in s], np.uint64) for s in sources.values()
+    ]
+    said = [said_of(examples, config) for examples in sources.values()]
+    order = order_of(list(sources), ids, rows, config)
+    return find_duplicates(said, order, config, scratch / "index")
