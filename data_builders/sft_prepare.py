@@ -7,7 +7,7 @@ A pure function of a batch of records: nothing here depends on which records cam
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from data_builders.filters.drop import Drop
@@ -21,7 +21,13 @@ from data_builders.reasoning_control import (
 from posttrain.chat import ChatTemplate, TrainingSample, left_out, training_samples
 from posttrain.errors import RenderError
 from posttrain.records import Example
-from posttrain.tokens.encode import EncodeArrays, TokenSequence, clip, encode_samples
+from posttrain.tokens.encode import (
+    EncodeArrays,
+    TokenSequence,
+    clip,
+    distinct_texts,
+    encode_samples,
+)
 from posttrain.tokens.supervision import NO_MARKS, Marks
 
 
@@ -73,6 +79,10 @@ def prepare(examples: Sequence[Example], preparer: Preparer) -> list[Prepared]:
     controlled = [control_reasoning(e, preparer.control, preparer.offsets) for e in examples]
     rendered = [_render(c, preparer) for c in controlled]
     flat = [sample for found in rendered if not isinstance(found, Drop) for sample in found]
+    carried = [e.licence + e.metadata for e in examples]
+    if not _is_text([*distinct_texts(flat), *carried]):
+        rendered = [_as_text(c, found) for c, found in zip(controlled, rendered, strict=True)]
+        flat = [sample for found in rendered if not isinstance(found, Drop) for sample in found]
     tokens = iter(encode_samples(flat, preparer.encode))
     done: list[Prepared] = []
     for record, found in zip(controlled, rendered, strict=True):
@@ -83,7 +93,10 @@ def prepare(examples: Sequence[Example], preparer: Preparer) -> list[Prepared]:
     return done
 
 
-def _render(record: Controlled, preparer: Preparer) -> tuple[TrainingSample, ...] | Drop:
+Rendered = tuple[TrainingSample, ...] | Drop
+
+
+def _render(record: Controlled, preparer: Preparer) -> Rendered:
     masked = frozenset(c.message for c in record.cuts) if preparer.mask_close else frozenset[int]()
     missing = left_out(record.example, preparer.template)
     if missing is not None:
@@ -92,13 +105,28 @@ def _render(record: Controlled, preparer: Preparer) -> tuple[TrainingSample, ...
         samples = training_samples(record.example, preparer.template, untrained_close=masked)
     except RenderError as error:
         return Drop("render_error", str(error))
+    return samples or Drop("nothing_trained", "no assistant message answers a user")
+
+
+def _is_text(parts: Iterable[str]) -> bool:
+    try:
+        "".join(parts).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _as_text(record: Controlled, found: Rendered) -> Rendered:
+    """What was rendered, or a drop if it holds half a surrogate pair."""
+    if isinstance(found, Drop):
+        return found
     example = record.example
-    written = [example.licence, example.metadata, *(s.text for x in samples for s in x.segments)]
+    written = [example.licence, example.metadata, *(s.text for x in found for s in x.segments)]
     try:
         "".join(written).encode()
     except UnicodeEncodeError as error:  # the filter bad_unicode was switched off
         return Drop("render_error", f"not text that can be tokenised: {error}")
-    return samples or Drop("nothing_trained", "no assistant message answers a user")
+    return found
 
 
 def _prepared(

@@ -12,9 +12,11 @@ from __future__ import annotations
 import bisect
 import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from posttrain.chat.cut import cut_segments
 from posttrain.chat.locate import (
     Located,
     locate_generation_tags,
@@ -25,7 +27,7 @@ from posttrain.chat.profile import Profile, profile_of
 from posttrain.chat.segments import Segment, TrainingSample
 from posttrain.chat.sequences import Sequence as Plan
 from posttrain.chat.sequences import sequences
-from posttrain.chat.template import ChatTemplate, Layout
+from posttrain.chat.template import ChatTemplate
 from posttrain.errors import RenderError
 from posttrain.records import (
     Example,
@@ -34,8 +36,6 @@ from posttrain.records import (
     message_to_template,
     tools_to_template,
 )
-
-THINK_CLOSE = "</think>"
 
 
 def render(
@@ -92,21 +92,27 @@ def training_samples(
     rows, tools = _as_rows(example.messages, example.tools)
     _refuse_control_tokens(example, profile)
     plan = sequences(example.messages, every_turn=profile.every_turn)
-    kwargs = {"enable_thinking": example.reasoning_mode == "on"}
+    mode = example.reasoning_mode
+    kwargs = {"enable_thinking": mode == "on"}
+    conversation = _Conversation(example.messages, rows, tools, kwargs)
     if len(plan) > 1 and profile.composable and not _has_markup(example, profile):
-        located = _compose_turns(template, profile, rows, tools, plan, kwargs)
+        found = _compose_turns(template, profile, conversation, plan, untrained_close)
     else:
-        located = [_locate(template, profile, rows[: p.stop], tools, p, kwargs) for p in plan]
+        found = [_alone(template, profile, conversation, p, untrained_close) for p in plan]
     return tuple(
-        TrainingSample(
-            record_id=example.id,
-            turn=p.turn,
-            reasoning=example.reasoning_mode,
-            segments=_cut(where, example.messages, template, untrained_close),
-            trained_messages=p.trained,
-        )
-        for p, where in zip(plan, located, strict=True)
+        TrainingSample(example.id, p.turn, mode, segments, p.trained)
+        for p, segments in zip(plan, found, strict=True)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Conversation:
+    """Messages, and with the tools as templates take them; `kwargs` switch thinking."""
+
+    messages: Sequence[Message]
+    rows: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None
+    kwargs: Mapping[str, Any]
 
 
 def left_out(example: Example, template: ChatTemplate) -> str | None:
@@ -167,14 +173,23 @@ def _has_markup(example: Example, profile: Profile) -> bool:
     return any(profile.tags.search(text) for m in example.messages for text in _texts(m))
 
 
-def _locate(
+def _alone(
     template: ChatTemplate,
     profile: Profile,
-    rows: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] | None,
+    conversation: _Conversation,
     plan: Plan,
-    kwargs: Mapping[str, Any],
+    untrained_close: frozenset[int],
+) -> tuple[Segment, ...]:
+    """The segments of one sequence, from a render of all of it."""
+    located = _locate(template, profile, conversation, plan)
+    return cut_segments(located, conversation.messages, template, untrained_close)
+
+
+def _locate(
+    template: ChatTemplate, profile: Profile, conversation: _Conversation, plan: Plan
 ) -> Located:
+    rows, tools = conversation.rows[: plan.stop], conversation.tools
+    kwargs = conversation.kwargs
     if profile.mode == "generation-tags":
         return locate_generation_tags(template, rows, tools=tools, wanted=plan.trained, **kwargs)
     if profile.mode == "single-pass":
@@ -194,36 +209,48 @@ def _locate(
 def _compose_turns(
     template: ChatTemplate,
     profile: Profile,
-    rows: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] | None,
+    conversation: _Conversation,
     plans: Sequence[Plan],
-    kwargs: Mapping[str, Any],
-) -> list[Located]:
-    """History from one render of everything, each earlier turn's own steps from a render of it."""
+    untrained_close: frozenset[int],
+) -> list[tuple[Segment, ...]]:
+    """History from one render of everything, each earlier turn's own steps from a render of it.
+
+    Turns share the segments of their history, so what a turn costs does not grow with the turns
+    before it.
+    """
     last = plans[-1]
-    whole = _locate(template, profile, rows[: last.stop], tools, last, kwargs)
-    found: list[Located] = []
+    whole = _locate(template, profile, conversation, last)
+    history = cut_segments(whole, conversation.messages, template, untrained_close)
+    ends = list(itertools.accumulate(len(segment.text) for segment in history))
+    found: list[tuple[Segment, ...]] = []
     for plan in plans[:-1]:
-        alone = template.layout(rows[plan.first : plan.stop], **kwargs)
-        found.append(_join(whole, alone, rows, plan, profile))
-    return [*found, whole]
+        cut = whole.starts[plan.first + 1]
+        assert cut is not None, "a composable template locates every message after the first user's"
+        steps = _steps(template, profile, conversation, plan)
+        own = cut_segments(steps, conversation.messages, template, untrained_close)
+        count = bisect.bisect_right(ends, cut)
+        before = ends[count - 1] if count else 0
+        if before < cut:  # no special token to cut at: history runs on into the prompt
+            joint = replace(history[count], text=whole.text[before:cut])
+            if own[0].trained:
+                own = (joint, *own)
+            else:
+                own = (replace(joint, text=joint.text + own[0].text), *own[1:])
+        found.append(history[:count] + own)
+    return [*found, history]
 
 
-def _join(
-    whole: Located,
-    alone: Layout,
-    rows: Sequence[Mapping[str, Any]],
-    plan: Plan,
-    profile: Profile,
+def _steps(
+    template: ChatTemplate, profile: Profile, conversation: _Conversation, plan: Plan
 ) -> Located:
-    cut = whole.starts[plan.first + 1]
+    """A turn after its user message, from a render of the turn alone."""
+    rows = conversation.rows
+    alone = template.layout(rows[plan.first : plan.stop], **conversation.kwargs)
     resume = alone.starts[1] if alone.starts else None
-    assert cut is not None, "a composable template locates every message after the first user's"
     assert resume is not None, "a composable template locates every message of a turn"
-    shift = cut - resume
-    text = whole.text[:cut] + alone.text[resume:]
-    inner = [start + shift for start in (alone.starts or ())[1:] if start is not None]
-    starts = (*whole.starts[: plan.first + 1], *inner)
+    text = alone.text[resume:]
+    own = [start - resume for start in (alone.starts or ())[1:] if start is not None]
+    starts = (*(None,) * (plan.first + 1), *own)
     spans: dict[int, tuple[int, int]] = {}
     for k in plan.trained:
         start = starts[k]
@@ -235,58 +262,3 @@ def _join(
         assert following is not None
         spans[k] = (start + len(prompt), following)
     return Located(text, starts, spans)
-
-
-def _cut(
-    located: Located,
-    messages: Sequence[Message],
-    template: ChatTemplate,
-    untrained_close: frozenset[int],
-) -> tuple[Segment, ...]:
-    """Cut text at mask boundaries, and before messages that begin with a special token."""
-    text = located.text
-    trained: set[tuple[int, int]] = set()
-    for k, span in located.spans.items():
-        pieces = _without_close(text, *span) if k in untrained_close else (span,)
-        trained.update(pieces)
-    heads = {
-        start: k
-        for k, start in enumerate(located.starts)
-        if start is not None and template.special_at(text, start)
-    }
-    edges = {0, len(text), *heads, *(edge for span in trained for edge in span)}
-    ordered = sorted(edges)
-    owners = _owners(located, len(messages))
-    segments: list[Segment] = []
-    for start, stop in itertools.pairwise(ordered):
-        k = owners(start)
-        segments.append(Segment(text[start:stop], messages[k].role, (start, stop) in trained, k))
-    return tuple(segments)
-
-
-def _without_close(text: str, start: int, stop: int) -> tuple[tuple[int, int], ...]:
-    """A trained span minus its first `</think>` and the newline before it."""
-    at = text.find(THINK_CLOSE, start, stop)
-    if at < 0:
-        raise RenderError(
-            "a truncated trace has no </think> in its rendered text to leave untrained"
-        )
-    until = at + len(THINK_CLOSE)
-    if at > start and text[at - 1] == "\n":
-        at -= 1
-    return tuple((a, b) for a, b in ((start, at), (until, stop)) if a < b)
-
-
-def _owners(located: Located, count: int) -> Callable[[int], int]:
-    """A function from offset to the index of the message it belongs to."""
-    known = [(start, k) for k, start in enumerate(located.starts) if start is not None]
-    if not known:  # only the trained messages were located: what follows one is the next one's
-        edges = {stop: k + 1 for k, (_, stop) in located.spans.items()}
-        known = sorted({**edges, **{start: k for k, (start, _) in located.spans.items()}}.items())
-    offsets = [start for start, _ in known]
-
-    def owner(offset: int) -> int:
-        at = bisect.bisect_right(offsets, offset)
-        return min(known[at - 1][1] if at else 0, count - 1)
-
-    return owner
