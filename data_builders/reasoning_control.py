@@ -79,9 +79,10 @@ def control_reasoning(example: Example, plan: ControlPlan, offsets: Offsets) -> 
         if unit(plan.seed, "truncate", example.id, position) >= plan.truncate:
             continue
         trace = message.reasoning or ""
-        length = len(offsets(trace))
+        spans = offsets(trace)
+        length = len(spans)
         budget = budget_for(length, plan, example.id, position)
-        short = budget and truncate_reasoning(trace, budget=budget, offsets=offsets)
+        short = budget and truncate_reasoning(trace, budget=budget, offsets=lambda _: spans)
         if not budget or not short:
             too_short += 1
             continue

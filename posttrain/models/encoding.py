@@ -25,7 +25,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from posttrain.errors import ConfigError
 from posttrain.models.tiktoken_encoder import TiktokenEncoder
-from posttrain.models.tiktoken_probe import disagreement
+from posttrain.models.tiktoken_probe import disagreement, probe_texts
 from posttrain.models.tiktoken_ranks import ranks_of
 from posttrain.models.tokenizer import load_tokenizer
 
@@ -67,6 +67,7 @@ class Encoder:
     digest: str
     fast: TiktokenEncoder | None = None
     reason: str = ""
+    fast_offsets: bool = False
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text."""
@@ -81,6 +82,10 @@ class Encoder:
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """The character span of each token."""
+        if self.fast is not None and self.fast_offsets:
+            found = self.fast.offsets(text)
+            if found is not None:
+                return found
         return self.backend.encode(text, add_special_tokens=False).offsets
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -144,7 +149,7 @@ def encoder_of(
         return Encoder(own, digest)
     fast = _tiktoken_encoder(own, text, probes)
     if isinstance(fast, TiktokenEncoder):
-        return Encoder(own, digest, fast)
+        return Encoder(own, digest, fast, fast_offsets=_same_offsets(own, fast))
     if backend == "tiktoken":
         raise ConfigError(
             f"tiktoken cannot stand for the tokenizer {tokenizer.name_or_path!r}: {fast}; "
@@ -167,3 +172,12 @@ def _tiktoken_encoder(
     fast = TiktokenEncoder(ranks, slow=slow)
     bad = disagreement(fast.arrays, slow, special=list(ranks.special), more=probes)
     return fast if bad is None else f"other ids for {bad!r:.80}"
+
+
+def _same_offsets(own: tokenizers.Tokenizer, fast: TiktokenEncoder) -> bool:
+    """Whether the tokenizer says where tokens lie as they lie; some leave out white space."""
+    for text in probe_texts([]):
+        found = fast.offsets(text)
+        if found is not None and found != own.encode(text, add_special_tokens=False).offsets:
+            return False
+    return True
