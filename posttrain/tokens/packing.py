@@ -19,9 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from posttrain.tokens.packing_arrays import Int, Small, SortedRows, blocks, gathered, histogram
 from posttrain.tokens.packing_deal import Dealing, deal
-from posttrain.tokens.packing_fit import Int, best_fit, histogram
-from posttrain.tokens.packing_groups import Groups, keep_apart
+from posttrain.tokens.packing_fit import best_fit
+from posttrain.tokens.packing_groups import Labels, keep_apart, labels_of, spread
 
 _MOST = (1 << 31) - 1
 # one pack in so many may be added to keep labels apart before another dealing is tried
@@ -45,25 +46,29 @@ _DEALINGS = (
 class Packs:
     """Packs as two arrays: pack k holds `positions[offsets[k] : offsets[k + 1]]`, in that order."""
 
-    positions: npt.NDArray[np.int32]
+    positions: Small
     offsets: Int
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def __getitem__(self, pack: int) -> npt.NDArray[np.int32]:
+    def __getitem__(self, pack: int) -> Small:
         """The positions of one pack, a view."""
         if not 0 <= pack < len(self):
             raise IndexError(f"pack {pack} of {len(self)}")
         return self.positions[self.offsets[pack] : self.offsets[pack + 1]]
 
-    def __iter__(self) -> Iterator[npt.NDArray[np.int32]]:
+    def __iter__(self) -> Iterator[Small]:
         return (self[k] for k in range(len(self)))
 
     def fills(self, lengths: npt.NDArray[np.integer]) -> Int:
         """(packs,) tokens in each, given (n,) tokens of every sequence."""
-        sums = np.concatenate([[0], np.cumsum(lengths[self.positions], dtype=np.int64)])
-        return np.diff(sums[self.offsets])
+        sums = np.zeros(len(self), np.int64)
+        for block in blocks(len(self)):
+            start, stop = self.offsets[block.start], self.offsets[block.stop]
+            own = lengths[self.positions[start:stop]]
+            sums[block] = np.add.reduceat(own, self.offsets[block] - start, dtype=np.int64)
+        return sums
 
 
 def pack_lengths(
@@ -91,28 +96,25 @@ def pack_lengths(
         ValueError: a length is not in 1 … capacity (the index is named), or an argument cannot be
             used.
     """
-    sizes = _checked(lengths, capacity)
-    if groups is not None and len(groups) != len(sizes):
-        raise ValueError(f"{len(sizes)} lengths but {len(groups)} groups")
-    if not len(sizes):
+    given = _checked(lengths, capacity)
+    if groups is not None and len(groups) != len(given):
+        raise ValueError(f"{len(given)} lengths but {len(groups)} groups")
+    if not len(given):
         return Packs(np.empty(0, np.int32), np.zeros(1, np.int64))
     random = np.random.PCG64(seed)  # its raw words are the same in every version of numpy
-    keys = random.random_raw(len(sizes))
-    labels = None if groups is None else Groups.of(groups)
-    if labels is not None:
-        labels.spread(keys)
-    order = _order(keys)
-    sizes = sizes[order]
-    apart = None if labels is None or labels.largest == 1 else labels.in_order(order)
-    least = 1 if labels is None else labels.largest
-    del labels
-    pack, packs = _dealt(sizes, capacity, apart, least)
+    keys = random.random_raw(len(given))
+    labels = None if groups is None else labels_of(groups)
+    largest = 1 if labels is None else spread(keys, labels)
+    order = SortedRows.by(keys).all_rows()
+    del keys
+    apart = Labels(labels, order) if labels is not None and largest > 1 else None
+    pack, packs = _dealt(gathered(given, order), capacity, largest, apart)
     return _shuffled(pack, packs, order, random)
 
 
 def _checked(
     lengths: Sequence[int] | npt.NDArray[np.integer], capacity: int
-) -> npt.NDArray[np.int32]:
+) -> npt.NDArray[np.integer]:
     if not 1 <= capacity <= _MOST:
         raise ValueError(f"capacity must be 1 … {_MOST}, found {capacity}")
     sizes = np.asarray(lengths)
@@ -124,31 +126,21 @@ def _checked(
                 raise ValueError(
                     f"lengths[{index}] is {size!r}; it must be an integer 1 … {capacity}"
                 )
-    wrong = np.flatnonzero((sizes < 1) | (sizes > capacity))
-    if len(wrong):
-        index = int(wrong[0])
-        raise ValueError(f"lengths[{index}] is {sizes[index]}; it must be 1 … {capacity}")
-    return sizes.astype(np.int32)
+    for block in blocks(len(sizes)):
+        wrong = np.flatnonzero((sizes[block] < 1) | (sizes[block] > capacity))
+        if len(wrong):
+            index = block.start + int(wrong[0])
+            raise ValueError(f"lengths[{index}] is {sizes[index]}; it must be 1 … {capacity}")
+    return sizes
 
 
-def _order(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
-    """(n,) indices in the order of their keys; sorts `keys` in place."""
-    mask = np.uint64((1 << (len(keys) - 1).bit_length()) - 1)
-    keys &= ~mask
-    keys |= np.arange(len(keys), dtype=np.uint64)  # no ties: any sort gives the same order
-    keys.sort()
-    return (keys & mask).astype(np.int32)
-
-
-def _dealt(
-    sizes: npt.NDArray[np.int32], capacity: int, labels: npt.NDArray[np.int32] | None, least: int
-) -> tuple[npt.NDArray[np.int32], int]:
+def _dealt(sizes: Small, capacity: int, least: int, labels: Labels | None) -> tuple[Small, int]:
     """Pack of every sequence by the best mixed dealing that needs no more packs than best fit.
 
     Where labels force more on every dealing, the one with fewest packs.
     """
     target = max(least, best_fit(*histogram(sizes, capacity), capacity).packs)
-    found: tuple[npt.NDArray[np.int32], int] | None = None
+    found: tuple[Small, int] | None = None
     for how in _DEALINGS:
         pack, packs = deal(sizes, capacity, target, how)
         if packs > target:
@@ -163,21 +155,21 @@ def _dealt(
     return found
 
 
-def _shuffled(
-    pack: npt.NDArray[np.int32], packs: int, order: npt.NDArray[np.int32], random: np.random.PCG64
-) -> Packs:
+def _shuffled(pack: Small, packs: int, order: Small, random: np.random.PCG64) -> Packs:
     """Packs in random order, without those that stayed empty, each in random order."""
     place = np.argsort(random.random_raw(packs), kind="stable")
     rank = np.empty(packs, np.uint64)
     rank[place] = np.arange(packs, dtype=np.uint64)
-    low, high = (len(pack) - 1).bit_length(), (packs - 1).bit_length()
     keys = random.random_raw(len(pack))
-    keys &= np.uint64((1 << (64 - high)) - (1 << low))
-    keys |= np.arange(len(pack), dtype=np.uint64)
-    if high:
-        keys |= rank[pack] << np.uint64(64 - high)
-    keys.sort()
-    keys &= np.uint64((1 << low) - 1)
-    counts = np.bincount(pack, minlength=packs)[place]
-    offsets = np.concatenate([[0], np.cumsum(counts[counts > 0])])
-    return Packs(order[keys], offsets)
+    counts = np.zeros(packs, np.int64)
+    bits = np.uint64((packs - 1).bit_length())
+    for block in blocks(len(pack)):
+        counts += np.bincount(pack[block], minlength=packs)
+        keys[block] >>= bits
+        keys[block] |= rank[pack[block]] << (np.uint64(64) - bits) if bits else np.uint64(0)
+    offsets = np.concatenate([[0], np.cumsum(counts[place][counts[place] > 0])])
+    shuffled = SortedRows.by(keys)
+    positions = np.empty(len(pack), np.int32)
+    for block in blocks(len(pack)):
+        positions[block] = order[shuffled.rows(block)]
+    return Packs(positions, offsets)

@@ -17,9 +17,8 @@ from array import array
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Int = npt.NDArray[np.int64]
+from posttrain.tokens.packing_arrays import Int
 
 
 class Rooms:
@@ -82,21 +81,23 @@ def _lowest(bits: int) -> int:
 class Fit:
     """What `best_fit` did: `packs` in all, and (m,) placements in decreasing order of length.
 
-    Placement k puts `each[k]` sequences of one length into each of the packs
-    `first[k]` … `first[k] + run[k] - 1`.
+    Placement k puts `each[k]` sequences of one length into each of the packs from `first[k]` on,
+    until `ends[k]` sequences are placed, those of earlier placements included.
     """
 
     packs: int
     first: Int
-    run: Int
     each: Int
+    ends: Int
 
-    def expanded(self) -> Int:
-        """(sequences,) the pack of every sequence, longest first."""
-        ends = np.cumsum(self.run)
-        total = int(ends[-1]) if len(ends) else 0
-        packs = np.arange(total) - np.repeat(ends - self.run - self.first, self.run)
-        return np.repeat(packs, np.repeat(self.each, self.run))
+    def packs_of(self, start: int, stop: int) -> Int:
+        """(stop - start,) packs of the sequences `start` … `stop` - 1, the longest being 0."""
+        low, high = np.searchsorted(self.ends, [start, stop - 1], side="right").tolist()
+        ends = np.minimum(self.ends[low : high + 1], stop)
+        placement = np.repeat(np.arange(low, high + 1), np.diff(ends, prepend=start))
+        begin = np.where(placement > 0, self.ends[placement - 1], 0)
+        within = np.arange(start, stop) - begin
+        return self.first[placement] + within // self.each[placement]
 
 
 def best_fit(lengths: Int, counts: Int, capacity: int, rooms: Int | None = None) -> Fit:
@@ -130,15 +131,6 @@ def best_fit(lengths: Int, counts: Int, capacity: int, rooms: Int | None = None)
             left -= run * each
             if room > each * length:
                 waiting.add(room - each * length, at, run)
-            placed.extend((at, run, each))
-    table = np.frombuffer(placed, np.int64).reshape(-1, 3) if placed else np.empty((0, 3), np.int64)
-    return Fit(opened, table[:, 0], table[:, 1], table[:, 2])
-
-
-def histogram(sizes: npt.NDArray[np.int32], longest: int) -> tuple[Int, Int]:
-    """Distinct sizes, decreasing, and how often each occurs; `longest` bounds them."""
-    counts = np.zeros(longest + 1, np.int64)
-    for start in range(0, len(sizes), 1 << 20):  # bincount copies what it counts
-        counts += np.bincount(sizes[start : start + (1 << 20)], minlength=longest + 1)
-    lengths = np.flatnonzero(counts)[::-1]
-    return lengths, counts[lengths]
+            placed.extend((at, each, run * each))
+    first, each, count = np.array(placed, np.int64).reshape(-1, 3).T
+    return Fit(opened, first, each, np.cumsum(count))
