@@ -1,6 +1,9 @@
 """JSON text in, plain values out; what Python's `json` accepts beyond JSON is refused.
 
 load_json('{"a": 1}') → {"a": 1};  '{"a": 1, "a": 2}', 'NaN' and '1e999' raise
+
+Nesting has a limit of its own. Python's is the room on the stack, which differs from one caller to
+the next: the same row would be read in one process and refused in another.
 """
 
 from __future__ import annotations
@@ -12,20 +15,25 @@ from typing import Any
 
 from posttrain.records import json_text
 
+MAX_DEPTH = 100  # lists and objects inside each other; far beyond any chat, far below the stack
+_TOO_DEEP = f"nested too deep: lists and objects beyond {MAX_DEPTH} levels"
+
 
 def load_json(text: str | bytes) -> Any:
     """Decode strict JSON.
 
     Raises:
-        ValueError: not JSON; or a repeated key, NaN, an infinity, nesting beyond the stack,
+        ValueError: not JSON; or a repeated key, NaN, an infinity, nesting beyond `MAX_DEPTH`,
             bytes that are not UTF-8 (`UnicodeDecodeError`).
     """
     if isinstance(text, bytes):
         text = text.decode("utf-8")
     try:
-        return _DECODER.decode(text)
+        value = _DECODER.decode(text)
     except RecursionError:
-        raise ValueError("nested too deep") from None
+        raise ValueError(_TOO_DEEP) from None
+    _check_depth(text, value)
+    return value
 
 
 def encode_json(value: object) -> str:
@@ -36,11 +44,34 @@ def encode_json(value: object) -> str:
     """
     try:
         text = json_text(value)
-    except (TypeError, RecursionError) as error:
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    except TypeError as error:
         raise ValueError(str(error)) from None
+    _check_depth(text, value)
     if ("NaN" in text or "Infinity" in text) and not _finite_everywhere(value):
         raise ValueError("a number is not finite")
     return text
+
+
+def _check_depth(text: str, value: Any) -> None:
+    """Refuse what nests beyond the limit; few texts hold enough brackets to need a closer look."""
+    if text.count("{") + text.count("[") <= MAX_DEPTH:
+        return
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            item for inner in level for item in _inside(inner) if isinstance(item, dict | list)
+        ]
+        if not level:
+            return
+    raise ValueError(_TOO_DEEP)
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _finite_everywhere(value: Any) -> bool:

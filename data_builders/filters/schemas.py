@@ -6,17 +6,24 @@ validator('{"type":"dict",…}') → Draft202012Validator
 
 Type names that other schema languages use ("dict", "float", "tuple") are read as JSON Schema's own.
 A schema that is still not one maps to the reason why, as text. Nothing is fetched from anywhere.
+
+A `pattern` is matched by RE2, whose time grows with the text and no faster: a schema from the wild
+must not be able to stop a build. What RE2 has no word for (looking ahead, references back) and
+`patternProperties` (with what depends on it) are not checked.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError
+import pyarrow as pa
+import pyarrow.compute as pc
+from jsonschema import Draft202012Validator, validators
+from jsonschema.exceptions import SchemaError, ValidationError
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
@@ -35,7 +42,8 @@ _STANDARD = frozenset({"object", "array", "string", "integer", "number", "boolea
 _SUBSCHEMAS = ("items", "additionalProperties", "not", "contains", "propertyNames", "if", "then",
                "else", "unevaluatedItems", "unevaluatedProperties")  # fmt: skip
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_NAMED = ("properties", "$defs", "definitions", "dependentSchemas")
+_BY_PATTERN = ("patternProperties", "additionalProperties", "unevaluatedProperties")
 
 
 @lru_cache(maxsize=1024)
@@ -91,7 +99,34 @@ def validator(schema_text: str) -> Draft202012Validator | str:
     except RecursionError:
         return "nested too deep"
     # an empty registry resolves references inside the schema and fetches none
-    return Draft202012Validator(schema, registry=Registry())
+    return _Checker(schema, registry=Registry())
+
+
+def _pattern(
+    _validator: Any, pattern: Any, instance: Any, _schema: Any
+) -> Iterator[ValidationError]:
+    """The keyword `pattern`."""
+    if isinstance(instance, str) and isinstance(pattern, str) and not _matches(pattern, instance):
+        yield ValidationError(f"{instance!r:.80} does not match {pattern!r:.80}")
+
+
+def _matches(pattern: str, text: str) -> bool:
+    """Whether the pattern is found anywhere in the text; True if RE2 cannot tell.
+
+    Raises:
+        re.error: no regular expression at all.
+    """
+    one = pa.array([text.encode("utf-8", "backslashreplace").decode()])
+    try:
+        options = pc.MatchSubstringOptions(pattern)
+        found = pc.call_function("match_substring_regex", [one], options)
+        return bool(found[0].as_py())
+    except (pa.ArrowInvalid, UnicodeEncodeError):
+        re.compile(pattern)
+        return True
+
+
+_Checker = validators.extend(Draft202012Validator, {"pattern": _pattern})
 
 
 def _standard(schema: Any) -> Any:
@@ -99,6 +134,8 @@ def _standard(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     result = dict(schema)
+    if "patternProperties" in result:
+        result = {key: value for key, value in result.items() if key not in _BY_PATTERN}
     for key in _SUBSCHEMAS:
         if key in result:
             result[key] = _standard(result[key])
