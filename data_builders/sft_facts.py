@@ -6,19 +6,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
 from data_builders.mixture import SourcePlan
-from data_builders.sft_plan import BuildPlan, Sequences, concatenate
+from data_builders.packed import Tally
+from data_builders.sft_books import CONTROL
+from data_builders.sft_plan import BuildPlan
 from data_builders.sft_spool import Spool
 from data_builders.sft_write import Written
 from posttrain.artifacts import Counts
 from posttrain.config.build_sft import Unit
-from posttrain.tokens import Packs
 
 UNITS: tuple[str, ...] = ("rows", "tokens", "trained")
 
@@ -29,10 +28,13 @@ def books_of(spools: Sequence[Spool], plan: BuildPlan) -> dict[str, Counts]:
     for k, spool in enumerate(spools):
         taken = plan.mixture[k].distinct
         dropped = dict(spool.facts["dropped"])
-        left = len(plan.mixture[k].stock.keys) - taken
-        for reason, count in (("not_sampled", left), ("held_out_duplicate", plan.duplicates[k])):
-            if count:
-                dropped[reason] = count
+        left = plan.mixture[k].stock.total.rows - taken
+        later = {
+            **plan.dropped[k],
+            "not_sampled": left,
+            "held_out_duplicate": plan.duplicates[k],
+        }
+        dropped.update({reason: count for reason, count in later.items() if count})
         books[spool.name] = Counts(spool.facts["rows_in"], taken + plan.held_out[k], dropped)
     return books
 
@@ -58,22 +60,19 @@ def data_facts(
     capacity: int,
 ) -> dict[str, Any]:
     """All that the report shows of the data: splits, sources, reasoning control, histograms."""
-    splits = {"train": split_facts(spools, plan.train, len(written.train), capacity)}
-    groups = {
-        group: split_facts(spools, plan.evaluation[group], len(packs), capacity)
-        for group, packs in written.evaluation.items()
-    }
-    if groups:
-        everything = concatenate(list(plan.evaluation.values()))
-        packs = sum(len(own) for own in written.evaluation.values())
-        splits["eval"] = split_facts(spools, everything, packs, capacity)
+    splits = {"train": written.train.facts()}
+    if written.evaluation:
+        everything = Tally(capacity)
+        for tally in written.evaluation.values():
+            everything.join(tally)
+        splits["eval"] = everything.facts()
     return {
         "capacity": capacity,
         "splits": splits,
-        "eval_groups": groups,
+        "eval_groups": {group: tally.facts() for group, tally in written.evaluation.items()},
         "sources": source_facts(spools, plan, books),
         "control": control_totals(spools),
-        "histograms": histograms(spools, plan.train, written.train, capacity),
+        "histograms": histograms(spools, written.train),
     }
 
 
@@ -113,29 +112,26 @@ _FROM_SPOOL = (
 
 
 def _realised(plan: SourcePlan) -> dict[str, float]:
-    rows, available = len(plan.records), len(plan.stock.keys)
+    total = plan.total
     return {
-        "rows": rows,
+        "rows": total.rows,
         "distinct_rows": plan.distinct,
-        "tokens": plan.realised("tokens"),
-        "trained": plan.trained,
-        "epochs": rows / max(available, 1),
+        "tokens": total.tokens,
+        "trained": total.trained,
+        "epochs": total.rows / max(plan.stock.total.rows, 1),
     }
 
 
 def _available(plan: SourcePlan) -> dict[str, int]:
-    return {
-        "rows": len(plan.stock.keys),
-        "tokens": int(plan.stock.tokens.sum()),
-        "trained": int(plan.stock.trained.sum()),
-    }
+    total = plan.stock.total
+    return {"rows": total.rows, "tokens": total.tokens, "trained": total.trained}
 
 
 def _request(plan: SourcePlan) -> dict[str, Any] | None:
     if plan.requested is None:
         return None
     unit: Unit = plan.requested.unit
-    realised = plan.realised(unit)
+    realised = plan.total.measure(unit)
     return {
         "unit": unit,
         "amount": plan.requested.value,
@@ -145,72 +141,23 @@ def _request(plan: SourcePlan) -> dict[str, Any] | None:
     }
 
 
-def split_facts(
-    spools: Sequence[Spool], sequences: Sequences, packs: int, capacity: int
-) -> dict[str, Any]:
-    """One split, or one evaluation group. `reasoning` and `truncated` count sequences."""
-    trained = _per_sequence(spools, sequences, "trained")
-    tokens = int(sequences.length.sum())
-    return {
-        "packs": packs,
-        "sequences": len(sequences),
-        "tokens": tokens,
-        "trained": int(trained.sum()),
-        "reasoning": int(_per_sequence(spools, sequences, "reasons").sum()),
-        "truncated": int(_per_sequence(spools, sequences, "cut").sum()),
-        "longest": int(sequences.length.max(initial=0)),
-        "fill": tokens / (packs * capacity) if packs else 0.0,
-        "sequences_per_pack": len(sequences) / packs if packs else 0.0,
-    }
-
-
-def histograms(
-    spools: Sequence[Spool],
-    sequences: Sequences,
-    packs: Packs,
-    capacity: int,
-) -> dict[str, Any]:
+def histograms(spools: Sequence[Spool], train: Tally) -> dict[str, Any]:
     """Lengths by powers of two, fill of packs by percent, budgets as they were drawn."""
-    trained = _per_sequence(spools, sequences, "trained")
-    length = sequences.length
-    bins = np.ceil(np.log2(np.maximum(length, 1))).astype(int)
-    budgets: dict[int, int] = {}
+    budgets = Counter[int]()
     for spool in spools:
-        for budget, count in spool.facts["budgets"]:
-            budgets[budget] = budgets.get(budget, 0) + count
+        budgets.update(dict(spool.facts["budgets"]))
     return {
-        "length": [
-            {
-                "up_to": 1 << int(b),
-                "sequences": int((bins == b).sum()),
-                "trained": int(trained[bins == b].sum()),
-                "untrained": int((length - trained)[bins == b].sum()),
-            }
-            for b in np.unique(bins)
-        ],
-        "fill_percent": np.bincount(packs.fills(length) * 100 // capacity, minlength=101).tolist(),
+        "length": train.lengths(),
+        "fill_percent": train.fills.tolist(),
         "budgets": [[budget, budgets[budget]] for budget in sorted(budgets)],
     }
 
 
-def _per_sequence(
-    spools: Sequence[Spool], sequences: Sequences, column: Literal["trained", "reasons", "cut"]
-) -> npt.NDArray[np.int64]:
-    values = np.zeros(len(sequences), np.int64)
-    for k, spool in enumerate(spools):
-        own = sequences.source == k
-        values[own] = getattr(spool, column)[sequences.sequence[own]]
-    return values
-
-
 def control_totals(spools: Sequence[Spool]) -> dict[str, float]:
     """Realised rates of reasoning control over all sources, before the mixture repeats or drops."""
-    total = {key: sum(s.facts["control"].get(key, 0) for s in spools) for key in _CONTROL}
+    total = {key: sum(s.facts["control"][key] for s in spools) for key in CONTROL}
     return {
         **total,
         "strip_rate": total["stripped"] / max(total["reasoned"], 1),
         "truncate_rate": total["truncated"] / max(total["traces"], 1),
     }
-
-
-_CONTROL = ("reasoned", "stripped", "traces", "truncated", "too_short")

@@ -1,17 +1,25 @@
 """What a build reads: every input file with its hash, and the artifacts that some belong to.
 
-find_inputs(recipe, Path("."))
-→ [Input("maths", "runs/world/train.jsonl", 1_234_567, "ab12…"), …]
+scan_inputs(recipe, Path("."))
+→ [Input("maths", "runs/world/train.jsonl", 1_234_567, "ab12…"), …], {"maths": [Part(…), …]}
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from data_builders.parts import Part, Piece, gather
+from data_builders.parts_files import cut_file
+from data_builders.sft_source import samples_of_each
+from data_builders.sft_spool import SPOOL_FORMAT
 from data_builders.sources import find_files
+from data_builders.sources_arrow import count_saved
 from posttrain.artifacts import (
     MANIFEST,
     Manifest,
@@ -23,6 +31,7 @@ from posttrain.artifacts import (
 )
 from posttrain.config.build_sft import BuildSftConfig, SftSource
 from posttrain.errors import ConfigError, DataError
+from posttrain.versions import package_versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +44,71 @@ class Input:
     sha256: str | None
 
 
-def find_inputs(recipe: BuildSftConfig, base_dir: Path) -> list[Input]:
-    """All input files, hashed.
+def scan_inputs(
+    recipe: BuildSftConfig, base_dir: Path
+) -> tuple[list[Input], dict[str, list[Part]]]:
+    """All input files, hashed, and the parts that each source is read in: one pass over each file.
 
     Raises:
         ConfigError: a path that matches nothing.
+        DataError: a file that changed while it was read.
     """
-    found: list[Input] = []
-    for source in recipe.sources:
-        if source.hub is not None:
-            found.append(Input(source.name, f"{source.hub}@{source.revision}", None, None))
-            continue
-        for path in input_files(source, base_dir):
-            name = path.relative_to(base_dir) if path.is_relative_to(base_dir) else path
-            size, digest = path.stat().st_size, sha256_file(path)
-            found.append(Input(source.name, str(name), size, digest))
-    return found
+    inputs: list[Input] = []
+    parts: dict[str, list[Part]] = {}
+    with ThreadPoolExecutor(recipe.workers) as pool:  # hashing leaves the interpreter free
+        for source in recipe.sources:
+            pieces: list[Piece] = []
+            for found in _scanned(source, base_dir, recipe.part_bytes, pool):
+                inputs += found[0]
+                pieces += found[1]
+            parts[source.name] = gather(source.name, pieces, recipe.part_bytes)
+    return inputs, parts
+
+
+def _scanned(
+    source: SftSource, base_dir: Path, size: int, pool: ThreadPoolExecutor
+) -> Iterator[tuple[list[Input], list[Piece]]]:
+    """The inputs and pieces of each path of a source."""
+    if source.hub is not None:
+        name = f"{source.hub}@{source.revision}"
+        digest = digest_of([source.hub, source.subset, source.revision, source.split])
+        piece = Piece(name, name, "hub", 0, 0, 1, None, 1, digest)
+        yield [Input(source.name, name, None, None)], [piece]
+        return
+
+    def scan(path: Path) -> tuple[list[Input], list[Piece]]:
+        name = os.path.relpath(path, base_dir)
+        if path.is_dir():
+            return _directory(source, path, base_dir, name, size)
+        digest, pieces = cut_file(path, name, size)
+        shown = _shown(path, base_dir)
+        return [Input(source.name, shown, path.stat().st_size, digest)], pieces
+
+    yield from pool.map(scan, find_files(source, base_dir))
+
+
+def _directory(
+    source: SftSource, path: Path, base_dir: Path, name: str, size: int
+) -> tuple[list[Input], list[Piece]]:
+    """A dataset directory: its files are inputs, its rows are cut evenly."""
+    files = sorted(p for p in path.rglob("*") if p.is_file())
+    inputs = [
+        Input(source.name, _shown(file, base_dir), file.stat().st_size, sha256_file(file))
+        for file in files
+    ]
+    digest = digest_of([[i.bytes, i.sha256] for i in inputs])
+    total, rows = sum(i.bytes or 0 for i in inputs), count_saved(path, source)
+    count = min(max(1, -(-total // size)), max(rows, 1))
+    edges = [rows * k // count for k in range(count + 1)]
+    pieces = [
+        Piece(str(path), name, "directory", a, b, a + 1, b - a, max(total // count, 1), digest)
+        for a, b in pairwise(edges)
+    ]
+    return inputs, pieces
+
+
+def _shown(path: Path, base_dir: Path) -> str:
+    return str(path.relative_to(base_dir) if path.is_relative_to(base_dir) else path)
 
 
 def input_files(source: SftSource, base_dir: Path) -> list[Path]:
@@ -64,21 +122,33 @@ def input_files(source: SftSource, base_dir: Path) -> list[Path]:
     return files
 
 
-def fingerprint(
-    inputs: Iterable[Input], recipe: BuildSftConfig, source: SftSource, tokens: dict[str, Any]
+# what of a source is looked at only after its rows are prepared, or not by what its rows become
+_LATER = {"path", "share", "rows", "tokens", "max_epochs", "held_out"}
+
+
+def part_key(
+    part: Part, recipe: BuildSftConfig, source: SftSource, tokens: Mapping[str, Any]
 ) -> str:
-    """Of everything that decides a source's spool.
+    """Names the spool of a part after everything that decides it, and nothing else.
 
     Args:
-        inputs: of this source.
         tokens: digests of tokenizer and template.
     """
-    shared = recipe.model_dump(
-        mode="json", include={"packing", "reasoning", "licences", "seed", "write_dropped"}
-    )
-    files = [{"bytes": i.bytes, "sha256": i.sha256} for i in inputs]
-    own = source.model_dump(mode="json")
-    return digest_of({**shared, "source": own, "inputs": files, **tokens})
+    shared = recipe.model_dump(mode="json", include={"reasoning", "licences", "seed"})
+    return digest_of(
+        {
+            **shared,
+            **tokens,
+            "capacity": recipe.packing.capacity,
+            "overlong": recipe.packing.overlong,
+            "source": source.model_dump(mode="json", exclude=_LATER),
+            "samples": samples_of_each(recipe),
+            "dropped": recipe.write_dropped,
+            "rows": part.content(placed=recipe.write_dropped),
+            "versions": package_versions(),
+            "format": SPOOL_FORMAT,
+        }
+    )[:32]
 
 
 def find_parents(paths: Sequence[Path], out: Path) -> list[Parent]:

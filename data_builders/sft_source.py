@@ -1,101 +1,96 @@
-"""One source, from its rows to its spool, with the books of what happened on the way.
+"""One part of a source, from its rows to its spool, with the books of what happened on the way.
 
-spool_source(source, preparer, work, …)
-→ {"rows_in": 7473, "dropped": {"overlong": 3}, "sequences": 7470, "control": {…}, …}
+    PartJob(part, source, key, spool="runs/x/work/parts").run(tools, tell)
+
+A pure function of the part's rows and of the recipe, wherever it runs: in this process, in one of
+several workers, or on another machine that sees the same disk.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Protocol
 
-from data_builders.keyed import unit
-from data_builders.reading import Dropped, ReadReport, read_examples
-from data_builders.reasoning_control import ControlPlan
-from data_builders.sft_prepare import Prepared, PreparedSequence, Preparer, prepare
-from data_builders.sft_spool import batched, read_facts, write_spool
-from posttrain.config.build_sft import BuildSftConfig, LimitsConfig, SftSource
-from posttrain.errors import DataError
+from data_builders.observed import ObservedFields
+from data_builders.parts import Part, open_part
+from data_builders.reading import Dropped, ReadReport, examples_of, observed_fields
+from data_builders.reasoning_control import ControlPlan, Offsets
+from data_builders.sft_books import Books
+from data_builders.sft_prepare import Preparer, prepare
+from data_builders.sft_spool import SpoolWriter
+from posttrain.chat import ChatTemplate
+from posttrain.config.build_sft import BuildSftConfig, SftSource
 from posttrain.records import Example
+from posttrain.tokens.encode import EncodeArrays
+from posttrain.tokens.supervision import Marks
 
-BATCH = 128
+BATCH_ROWS = 128
+BATCH_CHARACTERS = 4_000_000  # a batch of long rows is smaller, so that memory knows a bound
 SAMPLES_PER_BUILD = 20
-Progress = Callable[[str, int], None]
+Tell = Callable[[int], None]
 
 
-@dataclass
-class Books:
-    """Counts of one source, growing while it is read."""
+class Renderer(Protocol):
+    """A tokenizer and a template, as the data stage uses them."""
 
-    report: ReadReport
-    dropped: Counter[str] = field(default_factory=Counter[str])
-    lost: Counter[str] = field(default_factory=Counter[str])
-    licences: Counter[str] = field(default_factory=Counter[str])
-    control: Counter[str] = field(default_factory=Counter[str])
-    budgets: Counter[int] = field(default_factory=Counter[int])
-    sequences: int = 0
-    clipped: int = 0
-    samples: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
+    @property
+    def template(self) -> ChatTemplate:
+        """How messages are written."""
+        ...
 
-    def add(self, prepared: Prepared, *, seed: int, keep_samples: int) -> None:
-        """Count one record."""
-        record = prepared.controlled
-        if prepared.drop is not None:
-            self.dropped[prepared.drop.reason] += 1
-        else:
-            self.licences[record.example.licence] += 1
-        self.control["reasoned"] += record.reasoned
-        self.control["stripped"] += record.stripped
-        self.control["traces"] += record.traces
-        self.control["truncated"] += len(record.cuts)
-        self.control["too_short"] += record.too_short
-        self.budgets.update(cut.budget for cut in record.cuts)
-        self.sequences += len(prepared.sequences)
-        self.lost.update(prepared.lost)
-        self.clipped += prepared.clipped
-        for sequence in prepared.sequences[:1]:
-            place = unit(seed, "sample", record.example.id)
-            if len(self.samples) < keep_samples or place < self.samples[-1][0]:
-                self.samples.append((place, _sample(record.example, sequence)))
-                self.samples.sort(key=lambda item: item[0])
-                del self.samples[keep_samples:]
+    @property
+    def encode(self) -> EncodeArrays:
+        """Texts → ids."""
+        ...
 
-    def facts(self) -> dict[str, Any]:
-        """The finished books, JSON-able."""
-        return {
-            "rows_in": self.report.rows_in,
-            "dropped": _sorted(self.report.dropped + self.dropped),
-            "trimmed_rows": self.report.trimmed_rows,
-            "dialects": _sorted(self.report.dialects),
-            "licences": _sorted(self.licences),
-            "sequences": self.sequences,
-            "sequences_lost": _sorted(self.lost),
-            "sequences_clipped": self.clipped,
-            "control": dict(self.control),
-            "budgets": [[budget, n] for budget, n in sorted(self.budgets.items())],
-            "samples": [row for _, row in self.samples],
-        }
+    @property
+    def offsets(self) -> Offsets:
+        """The character spans of a text's tokens."""
+        ...
+
+    @property
+    def marks(self) -> Marks:
+        """The tokens by which a sequence's supervision is read."""
+        ...
 
 
-def _sorted(counts: Mapping[str, int]) -> dict[str, int]:
-    return {key: counts[key] for key in sorted(counts)}
+class Tools:
+    """What every job of one process uses; the tokenizer is loaded when a job first needs it.
+
+    Args:
+        load: called at most once.
+    """
+
+    def __init__(self, recipe: BuildSftConfig, load: Callable[[], Renderer]) -> None:
+        self.recipe = recipe
+        self._load = load
+        self._renderer: Renderer | None = None
+        self._preparers: dict[str, Preparer] = {}
+
+    def preparer(self, source: SftSource) -> Preparer:
+        """What turns this source's records into sequences."""
+        if source.name not in self._preparers:
+            if self._renderer is None:
+                self._renderer = self._load()
+            self._preparers[source.name] = preparer_of(self.recipe, source, self._renderer)
+        return self._preparers[source.name]
 
 
-def _sample(example: Example, sequence: PreparedSequence) -> dict[str, Any]:
-    sample = sequence.sample
-    return {
-        "source": example.source,
-        "record_id": example.id,
-        "turn": sample.turn,
-        "reasoning": sample.reasoning,
-        "budget": sequence.budget,
-        "tokens": sequence.length,
-        "segments": [[s.role, s.trained, s.text] for s in sample.segments],
-    }
+def preparer_of(recipe: BuildSftConfig, source: SftSource, renderer: Renderer) -> Preparer:
+    """What turns a source's records into sequences."""
+    return Preparer(
+        template=renderer.template,
+        encode=renderer.encode,
+        offsets=renderer.offsets,
+        control=control_plan(recipe, source),
+        mask_close=recipe.reasoning.truncated_close == "masked",
+        capacity=recipe.packing.capacity,
+        clip_overlong=recipe.packing.overlong == "truncate",
+        marks=renderer.marks,
+    )
 
 
 def control_plan(recipe: BuildSftConfig, source: SftSource) -> ControlPlan:
@@ -109,89 +104,92 @@ def control_plan(recipe: BuildSftConfig, source: SftSource) -> ControlPlan:
     )
 
 
-def spool_source(
-    recipe: BuildSftConfig,
-    source: SftSource,
-    preparer: Preparer,
-    *,
-    work: Path,
-    base_dir: Path,
-    fingerprint: str,
-    progress: Progress,
-) -> dict[str, Any]:
-    """Prepare all of a source into `work`, unless an earlier, killed run has already done so.
-
-    Args:
-        fingerprint: of everything that decides the result; a spool made by another is replaced.
-        progress: told the source's name and how many rows have been read so far.
-
-    Returns:
-        The source's books.
-
-    Raises:
-        DataError: more was lost to a reason than the recipe's limits allow.
-    """
-    facts = read_facts(work, source.name)
-    if facts is None or facts["fingerprint"] != fingerprint:
-        (work / f"{source.name}.json").unlink(missing_ok=True)
-        work.mkdir(parents=True, exist_ok=True)
-        report = ReadReport()
-        facts = dict[str, Any](fingerprint=fingerprint)
-        books = Books(report)
-        with (work / f"{source.name}.dropped.jsonl").open("w", encoding="utf-8") as dropped:
-            batches = _prepared(recipe, source, preparer, base_dir, books, dropped, progress)
-            write_spool(
-                work,
-                source.name,
-                _then(batches, books, facts),
-                facts,
-                marks=preparer.marks,
-            )
-    progress(source.name, facts["rows_in"])
-    _check_limits(source.name, facts, recipe.limits)
-    return facts
+def samples_of_each(recipe: BuildSftConfig) -> int:
+    """How many rendered samples are kept of a source."""
+    return max(2, -(-SAMPLES_PER_BUILD // len(recipe.sources)))
 
 
-def _then(
-    batches: Iterator[list[Prepared]], books: Books, facts: dict[str, Any]
-) -> Iterator[list[Prepared]]:
-    yield from batches
-    facts.update(books.facts())
+@dataclass(frozen=True, slots=True)
+class PartJob:
+    """Prepare one part into `folder`. `scratch` names this build, as `SpoolWriter` wants it."""
 
+    part: Part
+    source: SftSource
+    folder: str
+    scratch: str
 
-def _prepared(
-    recipe: BuildSftConfig,
-    source: SftSource,
-    preparer: Preparer,
-    base_dir: Path,
-    books: Books,
-    dropped: TextIO,
-    progress: Progress,
-) -> Iterator[list[Prepared]]:
-    keep = max(2, -(-SAMPLES_PER_BUILD // len(recipe.sources)))
+    def describe(self) -> str:
+        """For messages."""
+        return self.part.describe()
 
-    def kept_examples() -> Iterator[tuple[Example, str, int]]:
-        report = books.report
-        for item in read_examples(
-            source, base_dir, allowed_licences=recipe.licences, report=report
+    def run(self, tools: Tools, tell: Tell) -> None:
+        """Do it. `tell` is told how many more rows were read, now and then."""
+        recipe, preparer = tools.recipe, tools.preparer(self.source)
+        books = Books(ReadReport(), samples_of_each(recipe), recipe.seed)
+        observed = observed_fields(self.source)
+        with SpoolWriter(Path(self.folder), scratch=self.scratch, marks=preparer.marks) as writer:
+            for batch in self._batches(recipe, books.report, observed):
+                self._prepare(batch, preparer, books, writer, write_dropped=recipe.write_dropped)
+                tell(len(batch))
+            writer.finish(books.facts(observed))
+
+    def _batches(
+        self, recipe: BuildSftConfig, report: ReadReport, observed: ObservedFields | None
+    ) -> Iterator[list[_Located]]:
+        """Rows in order, bounded in number and in text."""
+        batch: list[_Located] = []
+        held = 0
+        for item in examples_of(
+            open_part(self.part, self.source),
+            self.source,
+            allowed_licences=recipe.licences,
+            report=report,
+            observed=observed,
         ):
+            batch.append(_Located(item, report.file, report.line))
             if isinstance(item, Example):
-                yield item, report.file, report.line
-            elif recipe.write_dropped:
-                dropped.write(_dropped_line(source.name, item))
+                held += sum(len(m.content) + len(m.reasoning or "") for m in item.messages)
+            if len(batch) == BATCH_ROWS or held >= BATCH_CHARACTERS:
+                yield batch
+                batch, held = [], 0
+        if batch:
+            yield batch
 
-    for located in batched(kept_examples(), BATCH):
-        batch = prepare([example for example, _, _ in located], preparer)
-        for record, (example, file, line) in zip(batch, located, strict=True):
-            books.add(record, seed=recipe.seed, keep_samples=keep)
-            if record.drop is not None and recipe.write_dropped:
-                item = Dropped(record.drop.reason, record.drop.detail, file, line, example.id)
-                dropped.write(_dropped_line(source.name, item))
-        progress(source.name, books.report.rows_in)
-        yield batch
+    def _prepare(
+        self,
+        batch: list[_Located],
+        preparer: Preparer,
+        books: Books,
+        writer: SpoolWriter,
+        *,
+        write_dropped: bool,
+    ) -> None:
+        examples = [row.item for row in batch if isinstance(row.item, Example)]
+        prepared = prepare(examples, preparer)
+        writer.write(prepared)
+        results = iter(prepared)
+        for row in batch:
+            dropped = row.item
+            if isinstance(dropped, Example):
+                record = next(results)
+                books.add(record)
+                if record.drop is None:
+                    continue
+                drop = record.drop
+                dropped = Dropped(drop.reason, drop.detail, row.file, row.line, dropped.id)
+            if write_dropped:
+                writer.drop(dropped_line(self.source.name, dropped))
 
 
-def _dropped_line(source: str, item: Dropped) -> str:
+@dataclass(frozen=True, slots=True)
+class _Located:
+    item: Example | Dropped
+    file: str
+    line: int
+
+
+def dropped_line(source: str, item: Dropped) -> str:
+    """A line of `dropped.jsonl`."""
     row = {
         "source": source,
         "reason": item.reason,
@@ -201,24 +199,3 @@ def _dropped_line(source: str, item: Dropped) -> str:
         "record_id": item.record_id,
     }
     return json.dumps(row, ensure_ascii=True) + "\n"
-
-
-def _check_limits(name: str, facts: Mapping[str, Any], limits: LimitsConfig) -> None:
-    rows, lost = facts["rows_in"], facts["sequences_lost"]
-    sequences = facts["sequences"] + sum(lost.values())
-    for reason, limit in limits.model_dump().items():
-        of_rows = facts["dropped"].get(reason, 0) / max(rows, 1)
-        of_sequences = lost.get(reason, 0) / max(sequences, 1)
-        if max(of_rows, of_sequences) > limit:
-            raise DataError(
-                f"source {name!r}: {reason} took {of_rows:.1%} of {rows:,} rows and "
-                f"{of_sequences:.1%} of {sequences:,} sequences, limits.{reason} is {limit:.1%}. "
-                f"{_ADVICE[reason]}"
-            )
-
-
-_ADVICE = {
-    "nothing_trained": "Look at write_dropped: true; are these conversations without answers?",
-    "overlong": "Raise packing.capacity, or set packing.overlong to truncate.",
-    "render_error": "Look at write_dropped: true; does this template fit this source?",
-}

@@ -1,27 +1,33 @@
-"""One source's sequences on disk, waiting for the mixture: `work/maths.sequences.arrow` and others.
+"""Prepared parts on disk, waiting for the mixture: one folder a part, flat files in it.
 
-    records:    {"record_id": "5f0c…", "id64": …, "row64": …, "licence": "MIT", …, "sequences": 2}
-    sequences:  {"turn": 0, "reasons": true, "budget": None, "ids": […], "spans": [31, 90]}
+    records.bin     RECORD:   id64, row64, tokens, trained, where its text and sequences are
+    sequences.bin   SEQUENCE: length, trained, turn, flags, where its tokens are
+    tokens.bin      int32: the ids of a sequence, then the edges of its trained spans
+    texts.bin       a JSON list a record: ["5f0c…", "MIT", "openai", "{}"]
+    dropped.jsonl   with write_dropped
+    books.json      counts, and the sizes of the other files
 
-Tokens go to disk as they are made and come back through a memory map, so memory grows with records
-and not with tokens. `maths.json` is written last: a spool without it is made again.
+A folder is named after everything that decides its bytes, and renamed to that when it is complete:
+one that is there is right. Files are read a block at a time, tokens and texts in single pieces, so
+memory grows neither with rows nor with tokens.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from data_builders.keyed import key64
 from data_builders.sft_prepare import Prepared, PreparedSequence
-from posttrain.artifacts import atomic_write_json
+from posttrain.errors import DataError
 from posttrain.tokens.supervision import (
     Batch,
     Flag,
@@ -31,225 +37,254 @@ from posttrain.tokens.supervision import (
     supervision_flags,
 )
 
-RECORDS = pa.schema(
+RECORD = np.dtype(
     [
-        ("record_id", pa.string()),
-        ("id64", pa.uint64()),
-        ("row64", pa.uint64()),
-        ("licence", pa.string()),
-        ("dialect", pa.string()),
-        ("metadata", pa.string()),
-        ("sequences", pa.int32()),
+        ("id64", "<u8"),  # of the conversation
+        ("row64", "<u8"),  # of the conversation with its licence, dialect and metadata
+        ("tokens", "<u8"),
+        ("trained", "<u8"),
+        ("text", "<u8"),  # byte in texts.bin
+        ("text_size", "<u4"),
+        ("first", "<u4"),  # of its sequences, in this part
+        ("sequences", "<u4"),
+        ("_", "<u4"),
     ]
 )
-SEQUENCES = pa.schema(
+SEQUENCE = np.dtype(
     [
-        ("turn", pa.int16()),
-        ("reasons", pa.bool_()),
-        ("budget", pa.int32()),
-        ("length", pa.int32()),
-        ("trained", pa.int32()),
-        ("flags", pa.uint16()),
-        ("key", pa.uint64()),
-        ("ids", pa.list_(pa.int32())),
-        ("spans", pa.list_(pa.int32())),
+        ("at", "<u8"),  # in tokens.bin, counted in tokens
+        ("key", "<u8"),  # of its ids
+        ("length", "<u4"),
+        ("trained", "<u4"),
+        ("edges", "<u4"),  # of trained spans, behind the ids
+        ("budget", "<i4"),  # -1: no trace was cut
+        ("turn", "<i2"),
+        ("flags", "<u2"),
+        ("reasons", "?"),
+        ("_", "V3"),
     ]
 )
+Rows = npt.NDArray[np.void]
+Int = npt.NDArray[np.int64]
+BLOCK = 8192  # records looked at together
+SPOOL_FORMAT = 1  # raised when the same part would be written otherwise
+_FILES = ("records.bin", "sequences.bin", "tokens.bin", "texts.bin", "dropped.jsonl")
+_BOOKS = "books.json"
 
 
-def write_spool(
-    directory: Path,
-    name: str,
-    batches: Iterable[list[Prepared]],
-    facts: dict[str, Any],
-    *,
-    marks: Marks,
-) -> None:
-    """Write the kept records of all batches; `facts` is read when the batches are exhausted.
+class SpoolWriter:
+    """Writes one part; the folder appears under its name when the writer is closed without error.
 
     Args:
+        folder: the part's.
+        scratch: names the unfinished folder; two builds that share a spool give different ones.
         marks: by which each sequence's supervision is read.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    records, sequences = _paths(directory, name)
-    with (
-        pa.ipc.new_file(str(records), RECORDS) as record_file,
-        pa.ipc.new_file(str(sequences), SEQUENCES) as sequence_file,
-    ):
-        for batch in batches:
-            kept = [p for p in batch if p.drop is None]
-            if kept:
-                record_file.write_batch(_record_batch(kept))
-                sequence_file.write_batch(_sequence_batch(kept, marks))
-    atomic_write_json(directory / f"{name}.json", facts)
 
+    def __init__(self, folder: Path, *, scratch: str, marks: Marks) -> None:
+        self._folder, self._marks = folder, marks
+        self._partial = folder.with_name(f"{folder.name}.{scratch}-{os.getpid()}")
+        shutil.rmtree(self._partial, ignore_errors=True)
+        self._partial.mkdir(parents=True)
+        self._files: dict[str, BinaryIO] = {n: (self._partial / n).open("wb") for n in _FILES}
+        self._sequences = self._tokens = self._text = 0
 
-def read_facts(directory: Path, name: str) -> dict[str, Any] | None:
-    """What `write_spool` was given as facts, `None` when the spool was not finished."""
-    path = directory / f"{name}.json"
-    return json.loads(path.read_text("utf-8")) if path.is_file() else None
+    def write(self, batch: Sequence[Prepared]) -> None:
+        """Write the records of a batch that were kept."""
+        kept = [p for p in batch if p.drop is None]
+        if not kept:
+            return
+        rows = [s for p in kept for s in p.sequences]
+        sequences = self._sequence_rows(rows)
+        self._files["records.bin"].write(self._record_rows(kept, sequences).tobytes())
+        self._files["sequences.bin"].write(sequences.tobytes())
+        for row in rows:
+            self._files["tokens.bin"].write(np.asarray(row.tokens.ids, "<i4").tobytes())
+            self._files["tokens.bin"].write(np.array(row.tokens.spans, "<i4").tobytes())
+        self._sequences += len(rows)
 
+    def drop(self, line: str) -> None:
+        """Write one line of `dropped.jsonl`."""
+        self._files["dropped.jsonl"].write(line.encode())
 
-def _paths(directory: Path, name: str) -> tuple[Path, Path]:
-    return directory / f"{name}.records.arrow", directory / f"{name}.sequences.arrow"
+    def finish(self, books: Mapping[str, Any]) -> None:
+        """Write the books; the part is complete."""
+        sizes = {name: file.tell() for name, file in self._files.items()}
+        self.close()
+        text = json.dumps({"files": sizes, "books": books}, ensure_ascii=True)
+        (self._partial / _BOOKS).write_text(text, "utf-8")
+        try:
+            self._partial.rename(self._folder)
+        except OSError:  # another build was quicker, with the same bytes
+            if read_books(self._folder) is None:
+                shutil.rmtree(self._folder)
+                self._partial.rename(self._folder)
+        shutil.rmtree(self._partial, ignore_errors=True)
 
+    def close(self) -> None:
+        """Close the files; an unfinished folder is left, and replaced by the next attempt."""
+        for file in self._files.values():
+            file.close()
 
-def _record_batch(kept: list[Prepared]) -> pa.RecordBatch:
-    rows = [p.example for p in kept]
-    columns = [
-        [r.id for r in rows],
-        [key64(0, "record", r.id) for r in rows],
-        [key64(0, "row", r.id, r.licence, r.dialect, r.metadata) for r in rows],
-        [r.licence for r in rows],
-        [r.dialect for r in rows],
-        [r.metadata for r in rows],
-        [len(p.sequences) for p in kept],
-    ]
-    arrays = [pa.array(c, f.type) for c, f in zip(columns, RECORDS, strict=True)]
-    return pa.record_batch(arrays, schema=RECORDS)
+    def __enter__(self) -> Self:
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-def _sequence_batch(kept: list[Prepared], marks: Marks) -> pa.RecordBatch:
-    rows = [s for p in kept for s in p.sequences]
-    ids = pa.array([s.tokens.ids for s in rows], pa.list_(pa.int32()))
-    flags, keys = _supervision(rows, ids, marks)
-    columns = [
-        [s.sample.turn for s in rows],
-        [s.sample.reasoning == "on" for s in rows],
-        [s.budget for s in rows],
-        [len(s.tokens.ids) for s in rows],
-        [s.tokens.trained for s in rows],
-        flags,
-        keys,
-        ids,
-        [s.tokens.spans for s in rows],
-    ]
-    arrays = [pa.array(c, f.type) for c, f in zip(columns, SEQUENCES, strict=True)]
-    return pa.record_batch(arrays, schema=SEQUENCES)
+    def _record_rows(self, kept: Sequence[Prepared], sequences: Rows) -> Rows:
+        found = np.zeros(len(kept), RECORD)
+        counts = np.array([len(p.sequences) for p in kept], np.int64)
+        starts = np.cumsum(counts) - counts
+        for row, p in zip(found, kept, strict=True):
+            e = p.example
+            row["id64"] = key64(0, "record", e.id)
+            row["row64"] = key64(0, "row", e.id, e.licence, e.dialect, e.metadata)
+            text = json.dumps([e.id, e.licence, e.dialect, e.metadata]).encode()
+            row["text"], row["text_size"] = self._text, len(text)
+            self._text += self._files["texts.bin"].write(text)
+        found["sequences"], found["first"] = counts, self._sequences + starts
+        found["tokens"] = np.add.reduceat(sequences["length"], starts, dtype=np.uint64)
+        found["trained"] = np.add.reduceat(sequences["trained"], starts, dtype=np.uint64)
+        return found
+
+    def _sequence_rows(self, rows: Sequence[PreparedSequence]) -> Rows:
+        found = np.zeros(len(rows), SEQUENCE)
+        found["length"] = [len(s.tokens.ids) for s in rows]
+        found["trained"] = [s.tokens.trained for s in rows]
+        found["edges"] = [len(s.tokens.spans) for s in rows]
+        found["budget"] = [-1 if s.budget is None else s.budget for s in rows]
+        found["turn"] = [s.sample.turn for s in rows]
+        found["reasons"] = [s.sample.reasoning == "on" for s in rows]
+        found["flags"], found["key"] = _supervision(rows, self._marks)
+        sizes = found["length"].astype(np.int64) + found["edges"]
+        found["at"] = self._tokens + np.cumsum(sizes) - sizes
+        self._tokens += int(sizes.sum())
+        return found
 
 
 def _supervision(
-    rows: list[PreparedSequence], ids: pa.ListArray, marks: Marks
+    rows: Sequence[PreparedSequence], marks: Marks
 ) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint64]]:
     """What each sequence's mask teaches, and a key of its tokens."""
-    values = ids.values.to_numpy()
-    starts = ids.offsets.to_numpy().astype(np.int64)
-    spans = [
-        first + edge for s, first in zip(rows, starts, strict=False) for edge in s.tokens.spans
-    ]
-    batch = Batch(values, mask_of_spans(len(values), np.array(spans, np.int64)), starts)
+    ids = np.concatenate([np.asarray(s.tokens.ids, np.int32) for s in rows])
+    starts = np.cumsum([0, *(len(s.tokens.ids) for s in rows)], dtype=np.int64)
+    edges = [edge + at for s, at in zip(rows, starts, strict=False) for edge in s.tokens.spans]
+    batch = Batch(ids, mask_of_spans(len(ids), np.array(edges, np.int64)), starts)
     flags = supervision_flags(batch, marks)
     flags[[s.budget is not None for s in rows]] |= np.uint16(Flag.CUT_TRACE)
     flags[[s.length > len(s.tokens.ids) for s in rows]] |= np.uint16(Flag.CLIPPED)
     return flags, sequence_keys(batch)
 
 
-class Lists:
-    """A `list<int32>` column in a memory map: `lists[i]` is a view, nothing is copied."""
-
-    def __init__(self, column: pa.ChunkedArray) -> None:
-        self._values = [chunk.values.to_numpy() for chunk in column.chunks]
-        self._offsets = [chunk.offsets.to_numpy() for chunk in column.chunks]
-        self._first = np.cumsum([0, *(len(chunk) for chunk in column.chunks)])
-
-    def __getitem__(self, index: int) -> npt.NDArray[np.int32]:
-        chunk = int(np.searchsorted(self._first, index, side="right")) - 1
-        at = index - int(self._first[chunk])
-        offsets = self._offsets[chunk]
-        return self._values[chunk][offsets[at] : offsets[at + 1]]
+def read_books(folder: Path) -> dict[str, Any] | None:
+    """The books of a finished part, None where there is none or a file is not as it was written."""
+    path = folder / _BOOKS
+    if not path.is_file():
+        return None
+    found = json.loads(path.read_text("utf-8"))
+    for name, size in found["files"].items():
+        if not (folder / name).is_file() or (folder / name).stat().st_size != size:
+            return None
+    return found["books"]
 
 
-class Rows:
-    """Some columns of a table in a memory map; rows are gathered chunk by chunk."""
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Some records of a part and all their sequences; `sequences` begins at the part's `first`.
 
-    def __init__(self, table: pa.Table, columns: list[str]) -> None:
-        self._empty = table.select(columns).slice(0, 0)
-        self._chunks = table.select(columns).to_batches()
-        self._first = np.cumsum([0, *(len(chunk) for chunk in self._chunks)])
-
-    def take(self, rows: npt.NDArray[np.int64]) -> pa.Table:
-        """The rows at the given positions, in that order."""
-        if not len(rows):
-            return self._empty
-        chunks = np.searchsorted(self._first, rows, side="right") - 1
-        order = np.argsort(chunks, kind="stable")
-        which, starts = np.unique(chunks[order], return_index=True)
-        parts = [
-            self._chunks[chunk].take(pa.array(rows[where] - self._first[chunk]))
-            for chunk, where in zip(which, np.split(order, starts[1:]), strict=True)
-        ]
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        return pa.Table.from_batches(parts).combine_chunks().take(pa.array(back))
-
-
-@dataclass(frozen=True)
-class Spool:
-    """A finished spool. `starts[r]` is record r's first sequence, `starts[-1]` their number.
-
-    Per record: `id64` (the conversation), `row64` (the conversation with its licence and metadata).
-    Per sequence: `length`, `trained` tokens, whether it `reasons`, whether a trace in it was `cut`,
-    the `flags` of its supervision, a `key` of its tokens.
+    `part` counts through the source's parts, `row` is the first record's number in the source.
     """
 
-    name: str
-    facts: dict[str, Any]
+    part: int
+    row: int
+    first: int
     records: Rows
-    id64: npt.NDArray[np.uint64]
-    row64: npt.NDArray[np.uint64]
-    starts: npt.NDArray[np.int64]
-    length: npt.NDArray[np.int64]
-    trained: npt.NDArray[np.int64]
-    reasons: npt.NDArray[np.bool_]
-    cut: npt.NDArray[np.bool_]
-    flags: npt.NDArray[np.uint16]
-    key: npt.NDArray[np.uint64]
     sequences: Rows
-    ids: Lists
-    spans: Lists
-
-    def per_record(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Sums over each record's sequences."""
-        return np.diff(np.concatenate([[0], np.cumsum(values)])[self.starts])
 
 
-def read_spool(directory: Path, name: str) -> Spool:
-    """Open a finished spool; only its index columns are loaded."""
-    facts = read_facts(directory, name)
-    assert facts is not None, f"spool {name} is not finished"
-    records, sequences = (_mapped(path) for path in _paths(directory, name))
-    counts = records["sequences"].to_numpy()
-    return Spool(
-        name=name,
-        facts=facts,
-        records=Rows(records, ["record_id", "licence", "dialect", "metadata"]),
-        id64=records["id64"].to_numpy(),
-        row64=records["row64"].to_numpy(),
-        starts=np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64),
-        length=sequences["length"].to_numpy().astype(np.int64),
-        trained=sequences["trained"].to_numpy().astype(np.int64),
-        reasons=sequences["reasons"].to_numpy(),
-        cut=sequences["budget"].is_valid().to_numpy(),
-        flags=sequences["flags"].to_numpy(),
-        key=sequences["key"].to_numpy(),
-        sequences=Rows(sequences, ["turn", "budget"]),
-        ids=Lists(sequences["ids"]),
-        spans=Lists(sequences["spans"]),
-    )
+@dataclass(frozen=True, slots=True)
+class Spool:
+    """All of one source's finished parts, in order, and its merged books."""
+
+    name: str
+    facts: Mapping[str, Any]
+    folders: tuple[Path, ...]
+
+    def __len__(self) -> int:
+        """Records in it."""
+        return sum((f / "records.bin").stat().st_size // RECORD.itemsize for f in self.folders)
+
+    def record_blocks(self) -> Iterator[Rows]:
+        """All records in order, a block at a time."""
+        for folder in self.folders:
+            with (folder / "records.bin").open("rb") as file:
+                while len(block := np.fromfile(file, RECORD, BLOCK)):
+                    yield block
+
+    def sequence_blocks(self) -> Iterator[Rows]:
+        """All sequences in order, a block at a time."""
+        for folder in self.folders:
+            with (folder / "sequences.bin").open("rb") as file:
+                while len(block := np.fromfile(file, SEQUENCE, BLOCK)):
+                    yield block
+
+    def blocks(self) -> Iterator[Block]:
+        """All records with their sequences."""
+        row = 0
+        for part, folder in enumerate(self.folders):
+            with (
+                (folder / "records.bin").open("rb") as records,
+                (folder / "sequences.bin").open("rb") as sequences,
+            ):
+                while len(block := np.fromfile(records, RECORD, BLOCK)):
+                    count = int(block["sequences"].sum(dtype=np.int64))
+                    found = np.fromfile(sequences, SEQUENCE, count)
+                    yield Block(part, row, int(block["first"][0]), block, found)
+                    row += len(block)
 
 
-def _mapped(path: Path) -> pa.Table:
-    with pa.memory_map(str(path)) as source:
-        return pa.ipc.open_file(source).read_all()
+class Reader:
+    """Tokens and texts of sequences, wherever in the given folders they lie.
 
+    Files stay open, the least recently used are closed beyond `most`.
+    """
 
-def batched(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    """Lists of at most `size` items."""
-    batch: list[Any] = []
-    for item in items:
-        batch.append(item)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
+    def __init__(self, folders: Sequence[Path], most: int = 256) -> None:
+        self._folders, self._most = folders, most
+        self._open: dict[tuple[int, str], int] = {}
+
+    def tokens(
+        self, part: int, at: int, ids: npt.NDArray[np.int32], edges: npt.NDArray[np.int32]
+    ) -> None:
+        """Fill `ids` and `edges` with those of the sequence at a place."""
+        wanted = 4 * (len(ids) + len(edges))
+        if (
+            os.preadv(self._file(part, "tokens.bin"), [ids.data, edges.data], 4 * at)
+            != wanted
+        ):
+            raise DataError(f"{self._folders[part]} was changed while it was read")
+
+    def text(self, part: int, at: int, size: int) -> list[str]:
+        """Record id, licence, dialect and metadata of the record whose text is at a place."""
+        return json.loads(os.pread(self._file(part, "texts.bin"), size, at))
+
+    def close(self) -> None:
+        """Close all files."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _file(self, part: int, name: str) -> int:
+        file = self._open.pop((part, name), None)
+        if file is None:
+            file = os.open(self._folders[part] / name, os.O_RDONLY)
+        self._open[part, name] = file  # the last one used comes last
+        if len(self._open) > self._most:
+            os.close(self._open.pop(next(iter(self._open))))
+        return file

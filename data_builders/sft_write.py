@@ -1,6 +1,6 @@
 """The plan → packs → files: the last, quick part of a build, done anew after a kill.
 
-write_splits(out, spools, plan, recipe)  →  Written(train=Packs(…), evaluation={…}, …)
+write_splits(out, spools, plan, recipe, …)  →  Written(tallies={"train": {"": Tally}, …}, files=…)
 """
 
 from __future__ import annotations
@@ -12,48 +12,79 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_builders.keyed import key64
-from data_builders.sft_plan import BuildPlan, Sequences
+from data_builders.packed import PackedSplit, Tally, cut_shards, pack_split
+from data_builders.pool import Executor
+from data_builders.sft_plan import BuildPlan
 from data_builders.sft_spool import Spool
-from data_builders.shards import ShardWriter
+from data_builders.shards import ShardJob, Where
+from data_builders.stages import Stages
 from posttrain.config.build_sft import BuildSftConfig
-from posttrain.tokens import Packs, pack_lengths
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Packs of each split (positions in its planned sequences), and files with their rows."""
+    """What the groups of each split add up to, and files with their rows.
 
-    train: Packs
-    evaluation: dict[str, Packs]
+    Training has one group without a name.
+    """
+
+    train: Tally
+    evaluation: dict[str, Tally]
     files: dict[str, int | None]
 
 
 def write_splits(
-    out: Path, spools: Sequence[Spool], plan: BuildPlan, recipe: BuildSftConfig
+    out: Path,
+    spools: Sequence[Spool],
+    plan: BuildPlan,
+    recipe: BuildSftConfig,
+    *,
+    scratch: Path,
+    executor: Executor,
+    stages: Stages,
 ) -> Written:
-    """Pack and write both splits; what an earlier, killed run left of them is replaced."""
-    for folder in ("packed", "index"):
-        shutil.rmtree(out / folder, ignore_errors=True)
-    train = _pack(plan.train, recipe, "train")
-    with ShardWriter(out, "train", spools, recipe.shards, grouped=False) as writer:
-        for pack in train:
-            writer.write(plan.train, pack)
-    evaluation = {g: _pack(s, recipe, f"eval/{g}") for g, s in sorted(plan.evaluation.items())}
-    with ShardWriter(out, "eval", spools, recipe.shards, grouped=True) as held_out:
-        for group, packs in evaluation.items():
-            for pack in packs:
-                held_out.write(plan.evaluation[group], pack, group=group)
-    return Written(train, evaluation, {**writer.files, **held_out.files})
+    """Pack and write both splits; what an earlier, killed run left of them is replaced.
+
+    Args:
+        scratch: for the plan, made anew.
+    """
+    for folder in (out / "packed", out / "index", scratch):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    stages.start("packing")
+    splits = [
+        pack_split(scratch, "train", {"": plan.train}, recipe),
+        pack_split(scratch, "eval", dict(sorted(plan.evaluation.items())), recipe),
+    ]
+    jobs: list[ShardJob] = []
+    for split in splits:
+        jobs += _shard_jobs(out, spools, split, recipe, scratch)
+    total = sum(job.shard.entries[1] - job.shard.entries[0] for job in jobs)
+    stages.start("writing shards", total=total, unit="sequences")
+    for _ in executor.run(jobs, stages.advance):
+        pass
+    files: dict[str, int | None] = {}
+    for job in jobs:
+        packed, index = job.names
+        files[packed] = job.shard.packs[1] - job.shard.packs[0]
+        files[index] = job.shard.entries[1] - job.shard.entries[0]
+    return Written(splits[0].tallies[""], dict(splits[1].tallies), files)
 
 
-def _pack(sequences: Sequences, recipe: BuildSftConfig, split: str) -> Packs:
-    return pack_lengths(
-        sequences.length,
-        recipe.packing.capacity,
-        seed=key64(recipe.seed, "pack", split),
-        groups=sequences.group,
+def _shard_jobs(
+    out: Path, spools: Sequence[Spool], split: PackedSplit, recipe: BuildSftConfig, scratch: Path
+) -> list[ShardJob]:
+    where = Where(
+        entries=str(split.entries),
+        packs=str(split.packs),
+        folders=[str(folder) for spool in spools for folder in spool.folders],
+        sources=[spool.name for spool in spools],
+        groups=list(split.tallies) if split.split == "eval" else None,
     )
+    path = scratch / f"{split.split}.json"
+    where.save(path)
+    shards = cut_shards(split, recipe.shards)
+    return [ShardJob(shard, split.split, str(path), str(out)) for shard in shards]
 
 
 def write_jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> int:

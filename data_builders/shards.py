@@ -5,29 +5,34 @@
 
 Arrow IPC streams, as `datasets.Dataset.from_file` maps them. `seq_lengths` is the form in which the
 installed TRL takes packed rows (`DataCollatorForLanguageModeling`, padding-free). Evaluation rows
-carry `group`, "<source>/<on|off>"; one of their packs holds one group only.
+carry `group`, "<source>/<on|off>"; one of their packs holds one group only. A shard is made from
+the plan and the spools alone, whoever writes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_builders.sft_plan import Sequences, concatenate, select
-from data_builders.sft_spool import Spool
-from posttrain.config.build_sft import ShardConfig
+from data_builders.packed import PACK, ShardPlan
+from data_builders.sft_spool import Reader
+from data_builders.windows import ENTRY, Entries
 from posttrain.tokens.encode import labels_of
 
+Int32 = npt.NDArray[np.int32]
+Packs = npt.NDArray[np.void]
 _INT_LIST = pa.list_(pa.int32())
-_BATCH_TOKENS = 4_194_304  # tokens held in memory before they are written
+_BATCH_TOKENS = 1_048_576  # tokens in memory before they are written
+_INDEX_ROWS = 16_384  # rows of the index in memory before they are written
 INDEX = pa.schema(
     [
         ("pack", pa.int32()),
@@ -54,147 +59,171 @@ def pack_schema(*, grouped: bool) -> pa.Schema:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pack:
-    ids: npt.NDArray[np.int32]
-    labels: npt.NDArray[np.int32]
-    lengths: npt.NDArray[np.int32]
-    group: str | None
+class Where:
+    """What all shards of a split share. Saved once, since a job is sent to a worker.
 
-
-class ShardWriter:
-    """Writes one split, shard by shard, in the order packs arrive.
-
-    `files` maps each finished file's path (relative to the artifact) to its rows. Shards close at
-    the recipe's number of packs or bytes, so the same packs always give the same files.
+    `folders` are the parts of all sources in order; `groups` label packs, None where they have no
+    label.
     """
 
-    def __init__(
-        self, root: Path, split: str, spools: Sequence[Spool], config: ShardConfig, *, grouped: bool
-    ) -> None:
-        self.files: dict[str, int] = {}
-        self.packs = 0
-        self._root, self._split, self._spools, self._config = root, split, spools, config
-        self._schema = pack_schema(grouped=grouped)
-        self._stream: pa.ipc.RecordBatchStreamWriter | None = None
-        self._waiting: list[_Pack] = []
-        self._placed: list[tuple[int, int]] = []
-        self._written: list[Sequences] = []
-        self._shard_packs = self._shard_bytes = 0
-        for folder in ("packed", "index"):
-            (root / folder).mkdir(parents=True, exist_ok=True)
+    entries: str
+    packs: str
+    folders: Sequence[str]
+    sources: Sequence[str]
+    groups: Sequence[str] | None
 
-    def __enter__(self) -> Self:
+    def save(self, path: Path) -> None:
+        """Write it as JSON."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        path.write_text(json.dumps(values), "utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Where:
+        """As it was saved."""
+        return cls(**json.loads(path.read_text("utf-8")))
+
+
+@dataclass(frozen=True, slots=True)
+class ShardJob:
+    """Write one shard. `where` is a saved `Where`."""
+
+    shard: ShardPlan
+    split: str
+    where: str
+    out: str
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Paths of the shard and of its index, relative to the artifact."""
+        name = f"{self.split}-{self.shard.number:05d}"
+        return f"packed/{name}.arrow", f"index/{name}.parquet"
+
+    def describe(self) -> str:
+        """For messages."""
+        return self.names[0]
+
+    def run(self, tools: Any, tell: Callable[[int], None]) -> None:
+        """Do it; `tell` is told of sequences."""
+        del tools  # the plan and the spools say everything
+        where = Where.load(Path(self.where))
+        paths = [Path(self.out) / name for name in self.names]
+        partial = [path.with_name(f".{path.name}.{os.getpid()}") for path in paths]
+        schema = pack_schema(grouped=where.groups is not None)
+        with (
+            Reader([Path(folder) for folder in where.folders]) as reader,
+            pa.ipc.new_stream(str(partial[0]), schema) as stream,
+            _Index(partial[1], where, reader) as index,
+        ):
+            for first, packs, entries in self._batches(where):
+                stream.write_batch(_batch(packs, entries, reader, where, schema))
+                index.add(first, packs, entries)
+                tell(len(entries))
+        for made, path in zip(partial, paths, strict=True):
+            made.replace(path)
+
+    def _batches(self, where: Where) -> Iterator[tuple[int, Packs, Entries]]:
+        """The number of the first pack, some packs, and their entries; few tokens at a time."""
+        first, stop = self.shard.packs
+        packs = np.fromfile(where.packs, PACK, stop - first, offset=first * PACK.itemsize)
+        sums = np.cumsum(packs["tokens"], dtype=np.int64)
+        at = self.shard.entries[0]
+        start = 0
+        with Path(where.entries).open("rb") as file:
+            file.seek(at * ENTRY.itemsize)
+            while start < len(packs):
+                before = int(sums[start - 1]) if start else 0
+                end = int(np.searchsorted(sums, before + _BATCH_TOKENS, side="left")) + 1
+                some = packs[start:end]
+                entries = np.fromfile(file, ENTRY, int(some["stop"][-1]) - at)
+                yield first + start, some, entries
+                at, start = int(some["stop"][-1]), end
+
+
+def _batch(
+    packs: Packs, entries: Entries, reader: Reader, where: Where, schema: pa.Schema
+) -> pa.RecordBatch:
+    """Rows of the shard."""
+    lengths = entries["length"].astype(np.int32)
+    edges = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    ids, labels = np.empty(edges[-1], np.int32), np.empty(edges[-1], np.int32)
+    spans = np.empty(int(entries["edges"].max()), np.int32)
+    places = zip(
+        entries["part"].tolist(), entries["at"].tolist(), entries["edges"].tolist(), strict=True
+    )
+    for k, (part, at, count) in enumerate(places):
+        own = slice(int(edges[k]), int(edges[k + 1]))
+        reader.tokens(part, at, ids[own], spans[:count])
+        labels_of(ids[own], spans[:count].tolist(), out=labels[own])
+    columns: list[pa.Array] = [
+        _lists(ids, packs["tokens"]),
+        _lists(labels, packs["tokens"]),
+        _lists(lengths, _counts(packs, entries)),
+    ]
+    if where.groups is not None:
+        columns.append(pa.array([where.groups[k] for k in packs["group"].tolist()], pa.string()))
+    return pa.record_batch(columns, schema=schema)
+
+
+def _counts(packs: Packs, entries: Entries) -> npt.NDArray[np.int64]:
+    """Sequences in each of the packs that the entries are of."""
+    stops = packs["stop"].astype(np.int64)
+    return np.diff(stops, prepend=stops[-1] - len(entries))
+
+
+def _lists(values: Int32, lengths: npt.NDArray[np.integer]) -> pa.Array:
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
+
+
+class _Index:
+    """The index of one shard, one row a sequence, in the order of the shard."""
+
+    def __init__(self, path: Path, where: Where, reader: Reader) -> None:
+        self._where, self._reader = where, reader
+        self._writer = pq.ParquetWriter(path, INDEX, compression="zstd")
+        self._waiting: list[tuple[Int32, Int32, Entries]] = []
+
+    def __enter__(self) -> _Index:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None:
-            self._close_shard()
-        elif self._stream is not None:
-            self._stream.close()
-
-    def write(
-        self, sequences: Sequences, pack: npt.NDArray[np.int32], *, group: str | None = None
-    ) -> None:
-        """Write one pack: the sequences at the given positions, in that order."""
-        total = int(sequences.length[pack].sum())
-        ids, labels = np.empty(total, np.int32), np.empty(total, np.int32)
-        offset = 0
-        for position in pack:
-            spool = self._spools[sequences.source[position]]
-            at = int(sequences.sequence[position])
-            tokens = spool.ids[at]
-            until = offset + len(tokens)
-            ids[offset:until] = tokens
-            labels_of(tokens, spool.spans[at].tolist(), out=labels[offset:until])
-            self._placed.append((self.packs, offset))
-            offset = until
-        assert offset == total, "the plan's lengths are those of the spool"
-        self._written.append(select(sequences, pack.astype(np.int64)))
-        lengths = sequences.length[pack].astype(np.int32)
-        self._waiting.append(_Pack(ids, labels, lengths, group))
-        self.packs += 1
-        self._shard_packs += 1
-        self._shard_bytes += 8 * total
-        if sum(len(p.ids) for p in self._waiting) >= _BATCH_TOKENS:
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
             self._flush()
-        if self._shard_packs == self._config.packs or self._shard_bytes >= self._config.bytes:
-            self._close_shard()
+        self._writer.close()
+
+    def add(self, first: int, packs: Packs, entries: Entries) -> None:
+        """The entries of some packs, of which the first has this number."""
+        counts = _counts(packs, entries)
+        pack = np.repeat(np.arange(first, first + len(packs), dtype=np.int32), counts)
+        length = entries["length"].astype(np.int64)
+        begin = np.cumsum(length) - length
+        heads = np.repeat(begin[np.cumsum(counts) - counts], counts)
+        self._waiting.append((pack, (begin - heads).astype(np.int32), entries))
+        if sum(len(entries) for _, _, entries in self._waiting) >= _INDEX_ROWS:
+            self._flush()
 
     def _flush(self) -> None:
         if not self._waiting:
             return
-        if self._stream is None:
-            name = f"packed/{self._split}-{len(self.files) // 2:05d}.arrow"
-            self._stream = pa.ipc.new_stream(str(self._root / name), self._schema)
-        packs, self._waiting = self._waiting, []
-        columns: list[pa.Array] = [
-            _lists([p.ids for p in packs]),
-            _lists([p.labels for p in packs]),
-            _lists([p.lengths for p in packs]),
-        ]
-        if "group" in self._schema.names:
-            columns.append(pa.array([p.group for p in packs], pa.string()))
-        self._stream.write_batch(pa.record_batch(columns, schema=self._schema))
+        packs, offsets, parts = zip(*self._waiting, strict=True)
+        self._waiting = []
+        self._writer.write_table(
+            self._table(np.concatenate(packs), np.concatenate(offsets), np.concatenate(parts))
+        )
 
-    def _close_shard(self) -> None:
-        self._flush()
-        if self._stream is None:
-            return
-        self._stream.close()
-        self._stream = None
-        number = len(self.files) // 2
-        index = f"index/{self._split}-{number:05d}.parquet"
-        table = _index(self._spools, concatenate(self._written), self._placed)
-        pq.write_table(table, self._root / index, compression="zstd", row_group_size=65_536)
-        self.files[f"packed/{self._split}-{number:05d}.arrow"] = self._shard_packs
-        self.files[index] = len(self._placed)
-        self._written, self._placed = [], []
-        self._shard_packs = self._shard_bytes = 0
-
-
-def _lists(arrays: Sequence[npt.NDArray[np.int32]]) -> pa.Array:
-    offsets = np.cumsum([0, *(len(a) for a in arrays)], dtype=np.int32)
-    return pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(arrays)))
-
-
-def _index(
-    spools: Sequence[Spool], written: Sequences, placed: Sequence[tuple[int, int]]
-) -> pa.Table:
-    """One row a sequence, in the order of the shard."""
-    order = np.argsort(written.source, kind="stable")
-    parts = [
-        _index_of(spool, select(written, order[written.source[order] == k]))
-        for k, spool in enumerate(spools)
-    ]
-    back = np.empty_like(order)
-    back[order] = np.arange(len(order))
-    table = pa.concat_tables(parts).combine_chunks().take(pa.array(back))
-    packs, offsets = np.array(placed, np.int32).T
-    columns = {"pack": pa.array(packs), "offset": pa.array(offsets)}
-    columns |= {name: table[name] for name in table.column_names}
-    return pa.table({f.name: columns[f.name] for f in INDEX}).cast(INDEX)
-
-
-def _index_of(spool: Spool, written: Sequences) -> pa.Table:
-    records, sequences = spool.records.take(written.record), spool.sequences.take(written.sequence)
-    modes = np.where(spool.reasons[written.sequence], "on", "off")
-    return pa.table(
-        {
-            "length": written.length,
-            "trained": spool.trained[written.sequence],
-            "record_id": records["record_id"],
-            "turn": sequences["turn"],
-            "epoch": written.epoch,
-            "source": pa.array([spool.name] * len(written), pa.string()),
-            "licence": records["licence"],
-            "dialect": records["dialect"],
-            "reasoning": pa.array(modes.tolist(), pa.string()),
-            "truncated_budget": sequences["budget"],
-            "metadata": records["metadata"],
+    def _table(self, packs: Int32, offsets: Int32, entries: Entries) -> pa.Table:
+        places = zip(*(entries[n].tolist() for n in ("part", "text", "text_size")), strict=True)
+        texts = [self._reader.text(*place) for place in places]
+        cut = entries["budget"] >= 0
+        names = self._where.sources
+        columns: dict[str, Any] = {
+            "pack": packs,
+            "offset": offsets,
+            **{name: entries[name] for name in ("length", "trained", "turn", "epoch")},
+            "source": [names[k] for k in entries["source"].tolist()],
+            "reasoning": ["on" if reasons else "off" for reasons in entries["reasons"].tolist()],
+            "truncated_budget": pa.array(entries["budget"], mask=~cut),
         }
-    )
+        for place, name in enumerate(("record_id", "licence", "dialect", "metadata")):
+            columns[name] = [text[place] for text in texts]
+        return pa.table({field.name: columns[field.name] for field in INDEX}).cast(INDEX)

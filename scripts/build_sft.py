@@ -11,21 +11,23 @@ again by the same command, and ends with the same bytes.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from data_builders.pool import Executor, Here, Pool
 from data_builders.sft_facts import books_of, data_facts, total_counts
 from data_builders.sft_inputs import (
     as_facts,
     check_unchanged,
-    find_inputs,
     find_parents,
-    fingerprint,
     input_files,
+    scan_inputs,
 )
 from data_builders.sft_plan import plan_build
 from data_builders.sft_preflight import (
@@ -35,20 +37,19 @@ from data_builders.sft_preflight import (
     first_texts,
     probe_source,
 )
-from data_builders.sft_prepare import Preparer
 from data_builders.sft_rows import count_rows
-from data_builders.sft_source import control_plan, spool_source
-from data_builders.sft_spool import read_spool
+from data_builders.sft_source import Tools, preparer_of
+from data_builders.sft_spools import spool_sources
 from data_builders.sft_tables import print_plan, print_summary
 from data_builders.sft_write import join_files, write_jsonl, write_splits
-from posttrain.artifacts import StageDir, read_artifact
+from data_builders.stages import Stages
+from posttrain.artifacts import StageDir, digest_of, read_artifact
 from posttrain.chat import profile_of
 from posttrain.claim import claimed, run_command
-from posttrain.config.build_sft import BuildSftConfig
+from posttrain.config.build_sft import EXECUTION, BuildSftConfig, SftTokenizer
 from posttrain.config.load import load_recipe
-from posttrain.models.chat_template import chat_template_of
-from posttrain.models.encoding import encoder_of, load_any_tokenizer
-from posttrain.models.tokenizer import special_tokens
+from posttrain.models.data_renderer import load_data_renderer
+from posttrain.models.encoding import Encoder
 from posttrain.report import ensure_report, write_report
 
 BASE = Path(".")
@@ -63,38 +64,23 @@ def main(arguments: list[str]) -> None:
     console = Console(width=None if sys.stdout.isatty() else 140)
     recipe = load_recipe(options.config, BuildSftConfig, options.overrides)
     out = Path(recipe.out)
-    # which library makes the ids decides nothing about them
-    config = recipe.model_dump(mode="json", exclude={"out": True, "tokenizer": {"backend"}})
+    # how the work is done decides nothing about what comes of it
+    unnamed = {"out": True, **dict.fromkeys(EXECUTION, True), "tokenizer": {"backend"}}
+    config = recipe.model_dump(mode="json", exclude=unnamed)
+    # a worker is one thread: what it computes with must not start more
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
     # -- the tokenizer, the template, and whether they fit the data
-    tokenizer = load_any_tokenizer(recipe.tokenizer.path, revision=recipe.tokenizer.revision)
-    special = special_tokens(tokenizer, end_token=None, pad_token=recipe.tokenizer.pad_token)
-    template = chat_template_of(
-        tokenizer,
-        choice=recipe.tokenizer.chat_template,
-        variables=recipe.tokenizer.template_variables,
-    )
-    check_template(template)
-    profile = profile_of(template)
     for source in recipe.sources:
         input_files(source, BASE)  # every path is looked up before any is read
-    encoder = encoder_of(
-        tokenizer, backend=recipe.tokenizer.backend, probes=first_texts(recipe, BASE)
-    )
+    renderer = load_data_renderer(recipe.tokenizer, first_texts(recipe, BASE))
+    tokenizer, special = renderer.tokenizer, renderer.special
+    template, encoder = renderer.template, renderer.encoder
+    check_template(template)
+    profile = profile_of(template)
     console.print(f"template: {profile.describe()}", highlight=False)
     console.print(f"tokenizer: {encoder.describe()}", highlight=False)
-    preparers = {
-        source.name: Preparer(
-            template=template,
-            encode=encoder.arrays,
-            offsets=encoder.offsets,
-            control=control_plan(recipe, source),
-            mask_close=recipe.reasoning.truncated_close == "masked",
-            capacity=recipe.packing.capacity,
-            clip_overlong=recipe.packing.overlong == "truncate",
-        )
-        for source in recipe.sources
-    }
+    preparers = {s.name: preparer_of(recipe, s, renderer) for s in recipe.sources}
     warnings = check_markup(template, list(tokenizer.get_vocab()))
     probes = [probe_source(recipe, s, preparers[s.name], BASE) for s in recipe.sources]
     for probe in probes:
@@ -119,7 +105,7 @@ def main(arguments: list[str]) -> None:
     # -- the output directory, ours or nobody's
     with claimed(out, kind="sft_data", config=config, scratch="work") as stage:
         work = out / "work"
-        inputs = find_inputs(recipe, BASE)
+        inputs, parts = scan_inputs(recipe, BASE)
         if stage.complete:
             check_unchanged(
                 read_artifact(out, verify=False), inputs, encoder.digest, template.digest
@@ -134,36 +120,32 @@ def main(arguments: list[str]) -> None:
             out,
         )
 
-        # -- rows → sequences on disk, source by source
-        digests = {"tokenizer": encoder.digest, "template": template.digest}
-        with Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            TimeElapsedColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        ) as progress:
-            task = progress.add_task("reading")
-            for source in recipe.sources:
-                spool_source(
-                    recipe,
-                    source,
-                    preparers[source.name],
-                    work=work,
-                    base_dir=BASE,
-                    fingerprint=fingerprint(
-                        [i for i in inputs if i.source == source.name], recipe, source, digests
-                    ),
-                    progress=lambda name, n: progress.update(
-                        task, description=f"{name}: {n:,} rows"
-                    ),
-                )
-            # -- sequences → mixture → packs → shards
-            spools = [read_spool(work, source.name) for source in recipe.sources]
-            progress.update(task, description="planning the mixture")
+        # -- rows → sequences on disk, part by part → mixture → packs → shards
+        tools = partial(Tools, recipe, partial(load_data_renderer, as_chosen(recipe, encoder)))
+        with Stages(console) as stages, ExitStack() as stack:
+            executor: Executor = Here(Tools(recipe, lambda: renderer))
+            if recipe.workers > 1:
+                executor = stack.enter_context(Pool(tools, recipe.workers))
+            spools = spool_sources(
+                recipe,
+                parts,
+                Path(recipe.spool) if recipe.spool else work / "parts",
+                tokens={"tokenizer": encoder.digest, "template": template.digest},
+                scratch=digest_of(str(out.resolve()))[:12],
+                executor=executor,
+                stages=stages,
+            )
+            stages.start("planning the mixture")
             plan = plan_build(spools, recipe)
-            progress.update(task, description="packing and writing")
-            written = write_splits(out, spools, plan, recipe)
+            written = write_splits(
+                out,
+                spools,
+                plan,
+                recipe,
+                scratch=work / "plan",
+                executor=executor,
+                stages=stages,
+            )
 
         # -- what a reader needs beside the shards
         files = dict(written.files)
@@ -173,8 +155,8 @@ def main(arguments: list[str]) -> None:
         samples = [row for spool in spools for row in spool.facts["samples"]]
         files["samples.jsonl"] = write_jsonl(out / "samples.jsonl", samples)
         if recipe.write_dropped:
-            parts = [work / f"{source.name}.dropped.jsonl" for source in recipe.sources]
-            files["dropped.jsonl"] = join_files(out / "dropped.jsonl", parts)
+            dropped = [folder / "dropped.jsonl" for spool in spools for folder in spool.folders]
+            files["dropped.jsonl"] = join_files(out / "dropped.jsonl", dropped)
 
         # -- the books, and the manifest that makes it an artifact
         books = books_of(spools, plan)
@@ -203,10 +185,15 @@ def main(arguments: list[str]) -> None:
             facts=facts,
             run={"tokenizer": encoder.name},
         )
-        shutil.rmtree(work)
+        shutil.rmtree(work, ignore_errors=True)
         print_summary(console, facts)
         console.print(f"{out}  digest {manifest.digest[:16]}", highlight=False)
         console.print(f"{write_report(out)}", highlight=False)
+
+
+def as_chosen(recipe: BuildSftConfig, encoder: Encoder) -> SftTokenizer:
+    """The recipe's tokenizer with the library that was found to be exact: workers ask no more."""
+    return recipe.tokenizer.model_copy(update={"backend": encoder.name})
 
 
 if __name__ == "__main__":

@@ -199,8 +199,21 @@ class LimitsConfig(Strict):
     render_error: float = Field(default=0.5, ge=0, le=1)
 
 
+# keys that decide how the work is done and nothing about what comes of it
+EXECUTION = frozenset({"workers", "part_bytes", "spool"})
+
+
 class BuildSftConfig(Strict):
-    """One SFT data set. `out` is where it goes; everything else decides what it holds."""
+    """One SFT data set. `out` is where it goes; all but `EXECUTION` decides what it holds.
+
+    Args:
+        workers: processes that prepare parts and write shards, each of one thread; 1 works without
+            further processes.
+        part_bytes: about how much input is prepared together: the share of the work that a worker
+            takes at a time, and that a killed build does again.
+        spool: a directory where prepared parts are kept for other builds of the same rows; null
+            keeps them in `out` until the build is finished.
+    """
 
     out: str
     sources: tuple[SftSource, ...] = Field(min_length=1)
@@ -216,6 +229,9 @@ class BuildSftConfig(Strict):
     )
     seed: int = Field(default=0, ge=0)
     write_dropped: bool = False
+    workers: int = Field(default=1, ge=1)
+    part_bytes: int = Field(default=67_108_864, ge=1)
+    spool: str | None = None
 
     @model_validator(mode="after")
     def _distinct_names(self) -> BuildSftConfig:

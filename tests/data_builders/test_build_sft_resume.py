@@ -31,7 +31,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 KILLER = """
 import os, sys
 sys.path.insert(0, {root!r})
-import data_builders.sft_source as source, data_builders.shards as shards
+import data_builders.sft_source as source, data_builders.packed as packed, data_builders.shards as shards
 calls = 0
 def kill_at(original, number):
     def call(*args, **kwargs):
@@ -53,8 +53,9 @@ def test_killed_twice_and_resumed_gives_the_same_bytes(world, tmp_path, monkeypa
     patches = [
         # in the second source, after the first is spooled
         "source.prepare = kill_at(source.prepare, 3)",
-        # in the second shard
-        "shards.ShardWriter.write = kill_at(shards.ShardWriter.write, 10)",
+        # while packing evaluation, and in the second shard
+        "packed._pack_window = kill_at(packed._pack_window, 2)",
+        "shards._batch = kill_at(shards._batch, 2)",
     ]
     for patch in patches:
         code = KILLER.format(root=str(ROOT), patch=patch, recipe=recipe, out=out)

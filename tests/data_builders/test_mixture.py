@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from data_builders.keyed import key64
-from data_builders.mixture import Stock, plan_mixture
+from data_builders.mixture import SourcePlan, Stock, plan_mixture
+from data_builders.sft_spool import RECORD
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.load import validate
 from posttrain.errors import ConfigError, DataError
@@ -25,10 +26,25 @@ def recipe(sources: list[dict], **mixture) -> BuildSftConfig:
     return validate(raw, BuildSftConfig, where="test")
 
 
-def stock(name: str, rows: int, *, tokens: int = 10, prefix: str = "") -> Stock:
-    keys = np.array([key64(0, "row", f"{prefix or name}{i}") for i in range(rows)], np.uint64)
-    lengths = np.full(rows, tokens, np.int64)
-    return Stock(name, keys, lengths, lengths // 2)
+def records(name: str, rows: int, *, tokens: int = 10) -> np.ndarray:
+    found = np.zeros(rows, RECORD)
+    found["row64"] = [key64(0, "row", f"{name}{i}") for i in range(rows)]
+    found["tokens"], found["trained"], found["sequences"] = tokens, tokens // 2, 1
+    return found
+
+
+def stock_of(name: str, found: np.ndarray, block: int = 97) -> Stock:
+    blocks = [found[start : start + block] for start in range(0, len(found), block)]
+    return Stock.of(name, lambda: blocks)
+
+
+def stock(name: str, rows: int, *, tokens: int = 10) -> Stock:
+    return stock_of(name, records(name, rows, tokens=tokens))
+
+
+def takes(plan: SourcePlan) -> np.ndarray:
+    """How often each record is taken."""
+    return np.concatenate([np.empty(0, np.int64), *plan.takes()])
 
 
 def test_shares_are_met_by_repeating_the_small_and_sampling_the_large():
@@ -36,29 +52,40 @@ def test_shares_are_met_by_repeating_the_small_and_sampling_the_large():
         [{"name": "small", "share": 0.5}, {"name": "large", "share": 0.5}], total=20_000
     )
     small, large = plan_mixture([stock("small", 400), stock("large", 5000)], config)
-    assert small.realised("tokens") == large.realised("tokens") == 10_000
-    seen = Counter(small.records.tolist())
-    assert set(seen.values()) == {2, 3}
-    assert Counter(small.epochs.tolist()) == {0: 400, 1: 400, 2: 200}
-    assert large.distinct == len(large.records) == 1000, "without replacement"
-    assert small.trained == 5000
+    assert small.total.tokens == large.total.tokens == 10_000
+    assert Counter(takes(small).tolist()) == {2: 200, 3: 200}
+    assert Counter(takes(large).tolist()) == {0: 4000, 1: 1000}, "without replacement"
+    assert large.distinct == large.total.rows == 1000
+    assert (small.distinct, small.total.rows, small.total.trained) == (400, 1000, 5000)
 
 
-def test_every_epoch_has_an_order_of_its_own():
-    [plan] = plan_mixture([stock("a", 50)], recipe([{"name": "a", "rows": 150}]))
-    orders = [tuple(plan.records[plan.epochs == e]) for e in range(3)]
-    assert len(set(orders)) == 3
-    assert all(sorted(order) == list(range(50)) for order in orders)
+def test_every_last_epoch_is_another_choice():
+    chosen = []
+    for rows in (25, 75, 125):
+        [plan] = plan_mixture([stock("a", 50)], recipe([{"name": "a", "rows": rows}]))
+        counts = takes(plan)
+        assert counts.sum() == rows
+        chosen.append(tuple(counts > counts.min()))
+    assert len(set(chosen)) == 3
 
 
 def test_the_plan_does_not_depend_on_input_order():
     config = recipe([{"name": "a", "rows": 130}], tolerance=0.1)
-    given = stock("a", 100)
-    [plan] = plan_mixture([given], config)
+    given = records("a", 100)
+    [plan] = plan_mixture([stock_of("a", given)], config)
     order = np.random.default_rng(0).permutation(100)
-    shuffled = Stock("a", given.keys[order], given.tokens[order], given.trained[order])
-    [again] = plan_mixture([shuffled], config)
-    assert given.keys[plan.records].tolist() == shuffled.keys[again.records].tolist()
+    [again] = plan_mixture([stock_of("a", given[order], block=13)], config)
+    assert takes(plan)[order].tolist() == takes(again).tolist()
+
+
+def test_copies_of_a_row_count_as_rows():
+    """Their keys are equal: where the amount ends among them, so many of them are taken."""
+    given = records("a", 10)
+    given = np.concatenate([given] * 30)
+    for rows in (7, 100, 299):
+        [plan] = plan_mixture([stock_of("a", given)], recipe([{"name": "a", "rows": rows}]))
+        assert takes(plan).sum() == plan.total.rows == rows
+        assert plan.total.tokens == 10 * rows
 
 
 def test_without_a_total_the_first_source_to_reach_its_cap_decides():
@@ -68,14 +95,13 @@ def test_without_a_total_the_first_source_to_reach_its_cap_decides():
         unit="rows",
     )
     a, b = plan_mixture([stock("a", 100), stock("b", 1000)], config)
-    assert a.realised("rows") == 200  # its cap: a total of 800
-    assert b.realised("rows") == 600
+    assert a.total.rows == 200  # its cap: a total of 800
+    assert b.total.rows == 600
 
 
 def test_without_amounts_every_record_is_taken_once():
     plans = plan_mixture([stock("a", 7), stock("b", 11)], recipe([{"name": "a"}, {"name": "b"}]))
-    assert [sorted(p.records.tolist()) for p in plans] == [list(range(7)), list(range(11))]
-    assert all((p.epochs == 0).all() for p in plans)
+    assert [takes(p).tolist() for p in plans] == [[1] * 7, [1] * 11]
 
 
 def test_amounts_in_rows_and_tokens_come_beside_shares():
@@ -84,14 +110,13 @@ def test_amounts_in_rows_and_tokens_come_beside_shares():
         total=1000,
     )
     a, b, c = plan_mixture([stock("a", 100), stock("b", 20), stock("c", 200)], config)
-    assert (a.realised("tokens"), b.realised("rows"), c.realised("tokens")) == (1000, 30, 500)
+    assert (a.total.tokens, b.total.rows, c.total.tokens) == (1000, 30, 500)
 
 
 def test_tokens_stop_at_the_nearest_record():
-    lengths = np.array([7] * 40, np.int64)
-    uneven = Stock("a", stock("a", 40).keys, lengths, lengths)
-    [plan] = plan_mixture([uneven], recipe([{"name": "a", "tokens": 101}], tolerance=0.05))
-    assert plan.realised("tokens") == 98  # 14 records; 15 would be 105
+    config = recipe([{"name": "a", "tokens": 101}], tolerance=0.05)
+    [plan] = plan_mixture([stock("a", 40, tokens=7)], config)
+    assert plan.total.tokens == 98  # 14 records; 15 would be 105
 
 
 @pytest.mark.parametrize(
