@@ -196,7 +196,7 @@ class _Reader:
             except KeyError:
                 continue
         try:
-            metadata = encode_json(kept)
+            metadata = encode_json(kept) if kept else "{}"
         except ValueError as error:
             raise RowProblem("malformed_metadata", ", ".join(kept), str(error)) from None
         licence = self.config.licence

@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
+from pydantic import TypeAdapter
+
+_DUMP: Callable[[object], bytes] = TypeAdapter(object).dump_json
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 # what a judge's chat template may know besides; no conversation to train on has them
@@ -108,8 +111,11 @@ def content_id(messages: Iterable[Message], tools: str | None) -> str:
          m.tool_call_id, m.name]
         for m in messages
     ]  # fmt: skip
-    # surrogatepass: a lone surrogate is bad data for a filter to name, not a reason to crash here
-    text = json_text([payload, tools]).encode("utf-8", "surrogatepass")
+    try:
+        text = _DUMP([payload, tools])  # the bytes of `json_text`, many times as fast
+    except ValueError:
+        # a lone surrogate is bad data for a filter to name, not a reason to crash here
+        text = json_text([payload, tools]).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(text, digest_size=16).hexdigest()
 
 

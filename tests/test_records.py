@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 
 from posttrain.records import (
     Message,
     ToolCall,
+    content_id,
     example_from_row,
     example_to_row,
+    json_text,
     make_example,
     message_to_template,
 )
@@ -48,3 +51,13 @@ def test_template_rows_decode_arguments_and_leave_absent_fields_out():
         "id": "1",
         "function": {"name": "f", "arguments": {"x": None}},
     }
+
+
+def test_ids_are_hashes_of_plain_json_whatever_the_text():
+    """Ids are in every artifact: a quicker encoder may not change one."""
+    every = "".join(chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000)
+    for text in (every, '\x00\x1f\x7f"\\/', "half \ud83d a pair"):
+        message = Message("assistant", text, reasoning=text[:9], name="n")
+        payload = [[["assistant", text, text[:9], [], None, "n"]], None]
+        plain = json_text(payload).encode("utf-8", "surrogatepass")
+        assert content_id([message], None) == hashlib.blake2b(plain, digest_size=16).hexdigest()
