@@ -108,14 +108,15 @@ def _finished(recipe: BuildSftConfig, source: SftSource, folders: Sequence[Path]
 def _check_limits(name: str, facts: Mapping[str, Any], limits: LimitsConfig) -> None:
     rows, lost = facts["rows_in"], facts["sequences_lost"]
     sequences = facts["sequences"] + sum(lost.values())
-    for reason, limit in limits.model_dump().items():
+    for reason, advice in _ADVICE.items():
+        limit: float = getattr(limits, reason)
         of_rows = facts["dropped"].get(reason, 0) / max(rows, 1)
         of_sequences = lost.get(reason, 0) / max(sequences, 1)
         if max(of_rows, of_sequences) > limit:
             raise DataError(
                 f"source {name!r}: {reason} took {of_rows:.1%} of {rows:,} rows and "
                 f"{of_sequences:.1%} of {sequences:,} sequences, limits.{reason} is {limit:.1%}. "
-                f"{_ADVICE[reason]}"
+                f"{advice}"
             )
 
 

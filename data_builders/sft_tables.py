@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from data_builders.sft_preflight import Probe
+from posttrain.audit.tables import print_supervision
 from posttrain.config.build_sft import BuildSftConfig, SftSource
 
 _BYTES_PER_TOKEN = 8  # an id and a label, four bytes each
@@ -98,6 +99,7 @@ def print_summary(console: Console, facts: Mapping[str, Any]) -> None:
     _print_books(console, facts)
     _print_mixture(console, facts)
     _print_splits(console, facts)
+    print_supervision(console, facts["supervision"])
     control = facts["control"]
     console.print(
         f"Reasoning control: stripped {control['stripped']:,} of {control['reasoned']:,} records "

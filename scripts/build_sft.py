@@ -21,6 +21,7 @@ from pathlib import Path
 from rich.console import Console
 
 from data_builders.pool import Executor, Here, Pool
+from data_builders.sft_audit import audit_spools, check_supervision
 from data_builders.sft_facts import books_of, data_facts, total_counts
 from data_builders.sft_inputs import (
     as_facts,
@@ -51,6 +52,7 @@ from posttrain.config.load import load_recipe
 from posttrain.models.data_renderer import load_data_renderer
 from posttrain.models.encoding import Encoder
 from posttrain.report import ensure_report, write_report
+from posttrain.report.supervision import ROWS as SUPERVISION
 
 BASE = Path(".")
 
@@ -137,6 +139,10 @@ def main(arguments: list[str]) -> None:
             )
             stages.start("planning the mixture")
             plan = plan_build(spools, recipe)
+            stages.start("auditing")
+            audit = audit_spools(spools, None, renderer.marks, scratch=work)
+            supervision = {name: found.facts() for name, found in audit.figures.items()}
+            check_supervision(supervision, recipe.limits)
             written = write_splits(
                 out,
                 spools,
@@ -154,6 +160,8 @@ def main(arguments: list[str]) -> None:
             files[str(Path(path).relative_to(out))] = None
         samples = [row for spool in spools for row in spool.facts["samples"]]
         files["samples.jsonl"] = write_jsonl(out / "samples.jsonl", samples)
+        worst = audit.worst.rows(encoder.decode)
+        files[SUPERVISION] = write_jsonl(out / SUPERVISION, worst)
         if recipe.write_dropped:
             dropped = [folder / "dropped.jsonl" for spool in spools for folder in spool.folders]
             files["dropped.jsonl"] = join_files(out / "dropped.jsonl", dropped)
@@ -174,6 +182,7 @@ def main(arguments: list[str]) -> None:
             },
             "inputs": as_facts(inputs),
             "warnings": warnings,
+            "supervision": supervision,
             **data_facts(spools, plan, written, books, recipe.packing.capacity),
         }
         manifest = stage.finish(

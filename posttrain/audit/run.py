@@ -51,8 +51,8 @@ def audit_set(found: Iterable[Found], marks: Marks) -> Audit:
         for batch in _batches(found):
             _count(audit, batch, marks, repeats)
         repeated = repeats.found(groups=len(audit.figures), most=SHOWN)
-    for source, figures in zip(audit.figures, audit.figures.values(), strict=True):
-        figures.duplicated = repeated.later[list(audit.figures).index(source)]
+    for figures, later in zip(audit.figures.values(), repeated.later, strict=True):
+        figures.duplicated = later
     _show_repeated(audit, found, repeated)
     return audit
 

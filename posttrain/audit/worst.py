@@ -109,15 +109,11 @@ class Worst:
             at = np.flatnonzero(fits)
             if not len(at):
                 continue
+            at = at[np.unique(keys[at], return_index=True)[1]]  # the first of exact copies
             badness = _badness(kind, lengths[at], trained[at], keys[at])
             heap = self.heaps.setdefault((source, kind), [])
-            order = np.lexsort((keys[at], -badness))
-            taken: set[int] = set()
-            for k in order[: 4 * SHOWN].tolist():
+            for k in np.lexsort((keys[at], -badness))[:SHOWN].tolist():
                 item = (float(badness[k]), -int(keys[at[k]]))
-                if item[1] in taken or len(taken) == SHOWN:
-                    continue  # copies of one that is shown already
-                taken.add(item[1])
                 self._admit(heap, item, lambda place=int(at[k]): excerpt(*fetch(place)))
 
     def _admit(

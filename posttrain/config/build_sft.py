@@ -20,6 +20,7 @@ from pydantic import Field, model_validator
 
 from posttrain.config.base import Strict
 from posttrain.config.source import SourceConfig
+from posttrain.config.supervision import SupervisionLimits
 
 Unit = Literal["rows", "tokens"]
 
@@ -188,13 +189,14 @@ class ShardConfig(Strict):
     bytes: int = Field(default=268_435_456, ge=1)
 
 
-class LimitsConfig(Strict):
-    """Largest share of a source's rows or sequences that may be lost to a reason before it stops.
+class LimitsConfig(SupervisionLimits):
+    """What stops a build: too much lost to a reason, or masks that teach the wrong thing.
 
-    A sequence is `nothing_trained` when its mask is empty: no answer, or none left after clipping.
+    Args:
+        overlong: largest share of a source's rows or sequences that may be longer than a pack.
+        render_error: largest share of a source's rows that the template may refuse.
     """
 
-    nothing_trained: float = Field(default=0.01, ge=0, le=1)
     overlong: float = Field(default=0.5, ge=0, le=1)
     render_error: float = Field(default=0.5, ge=0, le=1)
 

@@ -27,9 +27,9 @@ _ROW = np.dtype([("key", "<u8"), ("place", "<i8"), ("group", "<i4")])
 class Repeated:
     """What occurs several times.
 
-    `later[g]`: rows of group g whose key was added before, in whatever group. `most[g]`: the keys
-    of group g that occur most often, as (number of rows in all groups, place of its first row in
-    g), places counted over all rows added.
+    `later[g]`: rows of group g whose key an earlier row of the group, or a row of an earlier group,
+    has. `most[g]`: the keys of group g that occur most often, as (number of rows in all groups,
+    place of its first row in g), places counted over all rows added.
     """
 
     later: list[int]
@@ -95,7 +95,7 @@ class Repeats:
             file.flush()
             file.seek(0)
             rows = np.frombuffer(file.read(), _ROW)
-            rows = rows[np.lexsort((rows["place"], rows["key"]))]
+            rows = rows[np.lexsort((rows["place"], rows["group"], rows["key"]))]
             if not len(rows):
                 continue
             first = np.append(True, rows["key"][1:] != rows["key"][:-1])
@@ -121,7 +121,7 @@ def _name(
     some = rows[inside]
     for group, best in enumerate(named):
         own = np.flatnonzero(some["group"] == group)
-        _, once = np.unique(key[own], return_index=True)  # rows are by place within a key
+        _, once = np.unique(key[own], return_index=True)  # rows of a key are by place in a group
         own = own[once]
         order = own[np.lexsort((some["place"][own], -number[own]))][:most]
         best += zip(number[order].tolist(), some["place"][order].tolist(), strict=True)
