@@ -1,6 +1,6 @@
 """Which records of a build are dropped because another says the same, and which one that is.
 
-    find_duplicates(said, ids, config, scratch)
+    find_duplicates(order_of(said, names, config), config, scratch)
     → Duplicates(row=[17, 204], reason=["duplicate", "near_duplicate"], kept=[3, 99],
                  similarity=[1.0, 0.981])
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,43 +21,51 @@ import numpy.typing as npt
 from data_builders.dedup.equal_keys import equal_keys
 from data_builders.dedup.near_index import NearIndex
 from data_builders.dedup.near_text import NearText
-from data_builders.dedup.said import Said
+from data_builders.dedup.said import KeyColumn, Said
 from data_builders.dedup.verify import similarity
 from posttrain.config.deduplication import DeduplicationConfig, NearConfig
 
 Int = npt.NDArray[np.int64]
 Keys = npt.NDArray[np.uint64]
 _NO_ROWS = np.empty(0, np.int64)
-KeyColumn = Literal["conversation", "prompt"]
 REASONS = ("duplicate", "duplicate_prompt", "near_duplicate")
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Who comes first: sources by `precedence` (sources,), then records by `first` and `second`.
+    """Who comes first: sources by `precedence` (sources,), then records by their keys.
 
     Records are numbered over all sources, one after the other; `starts` (sources + 1,).
     """
 
+    said: Sequence[Said]
     precedence: Int
     starts: Int
-    first: Sequence[Keys]
-    second: Sequence[Keys]
 
     def ranked(self, rows: Int, group: Int | None = None) -> Int:
         """The order in which the rows come, inside their groups if any: positions (rows,)."""
-        source = self.source(rows)
-        one, two = np.empty(len(rows), np.uint64), np.empty(len(rows), np.uint64)
-        for k in range(len(self.first)):
-            own = source == k
-            one[own] = self.first[k][rows[own] - self.starts[k]]
-            two[own] = self.second[k][rows[own] - self.starts[k]]
-        keys = (rows, two, one, self.precedence[source])
+        keys = (rows, self._keys("rest64", rows), self._keys("id64", rows))
+        keys = (*keys, self.precedence[self.source(rows)])
         return np.lexsort(keys if group is None else (*keys, group))
 
     def source(self, rows: Int) -> Int:
         """The source of every row."""
         return np.searchsorted(self.starts, rows, side="right") - 1
+
+    def text(self, row: int) -> NearText:
+        """What a row said."""
+        source = int(self.source(np.array([row]))[0])
+        return self.said[source].text(row - int(self.starts[source]))
+
+    def _keys(self, column: KeyColumn, rows: Int) -> Keys:
+        order = np.argsort(rows, kind="stable")
+        ascending = rows[order]
+        edges = np.searchsorted(ascending, self.starts)
+        found = np.empty(len(rows), np.uint64)
+        for said, start, a, b in zip(self.said, self.starts, edges, edges[1:], strict=False):
+            if b > a:
+                found[order[a:b]] = said.keys_at(column, ascending[a:b] - start)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,57 +94,40 @@ class _Search:
         self.found.append(Duplicates(rows, reasons, kept, similarity))
 
 
-def order_of(
-    names: Sequence[str],
-    first: Sequence[Keys],
-    second: Sequence[Keys],
-    config: DeduplicationConfig,
-) -> Order:
-    """The order that a recipe asks for.
-
-    Args:
-        names: of the sources.
-        first, second: per source keys of its records, (records,): their ids, and what tells apart
-            records of one id.
-    """
+def order_of(said: Sequence[Said], names: Sequence[str], config: DeduplicationConfig) -> Order:
+    """The order that a recipe asks for, of sources with the given names."""
     named = [name for name in config.precedence if name in names]
     ranks = [*named, *(name for name in names if name not in named)]
     return Order(
+        said=said,
         precedence=np.array([ranks.index(name) for name in names], np.int64),
-        starts=np.cumsum([0, *(len(keys) for keys in first)]).astype(np.int64),
-        first=first,
-        second=second,
+        starts=np.cumsum([0, *(len(s) for s in said)]).astype(np.int64),
     )
 
 
-def find_duplicates(
-    said: Sequence[Said], order: Order, config: DeduplicationConfig, scratch: Path
-) -> Duplicates:
+def find_duplicates(order: Order, config: DeduplicationConfig, scratch: Path) -> Duplicates:
     """Exact copies, then those with the same prompt if asked, then near-duplicates if asked.
 
     Args:
         scratch: a folder for the index of near-duplicates; it is removed again.
     """
     count = int(order.starts[-1])
-    assert count == sum(len(s) for s in said), "a row of columns for every record"
     assert count < 1 << 32, "two rows fit one word"
     search = _Search(np.ones(count, np.bool_))
-    _same_key(said, "conversation", order, search, similarity=1.0)
+    _same_key("conversation", order, search, similarity=1.0)
     if config.prompt:
-        _same_key(said, "prompt", order, search, similarity=np.nan)
+        _same_key("prompt", order, search, similarity=np.nan)
     if config.near is not None:
-        with NearIndex.build(scratch, said, search.there) as index:
+        with NearIndex.build(scratch, order.said, search.there) as index:
             pairs = index.pairs(edits=config.near.edits)
-        _near(pairs, said, order, config.near, search)
+        _near(pairs, order, config.near, search)
     return _settled(search.found)
 
 
-def _same_key(
-    said: Sequence[Said], column: KeyColumn, order: Order, search: _Search, *, similarity: float
-) -> None:
+def _same_key(column: KeyColumn, order: Order, search: _Search, *, similarity: float) -> None:
     """Of every group of rows that share a key and are still there, keep the first."""
     reason = ("conversation", "prompt").index(column)
-    for groups in equal_keys(np.concatenate([s.keys(column) for s in said])):
+    for groups in equal_keys(np.concatenate([s.keys(column) for s in order.said])):
         there = search.there[groups.rows]
         rows, group = groups.rows[there], groups.group[there]
         ranked = order.ranked(rows, group)
@@ -148,9 +138,7 @@ def _same_key(
         search.add(copies, first[~heads], reason, np.full(len(copies), similarity))
 
 
-def _near(
-    pairs: Int, said: Sequence[Said], order: Order, config: NearConfig, search: _Search
-) -> None:
+def _near(pairs: Int, order: Order, config: NearConfig, search: _Search) -> None:
     """Compare the pairs in the order of their later record, each with records still kept."""
     involved = np.unique(pairs)
     ranked = order.ranked(involved)
@@ -162,7 +150,7 @@ def _near(
     for first, later in ranks.tolist():
         if first in dropped or later in dropped:
             continue
-        one, other = (_text(said, order, int(involved[ranked[k]])) for k in (first, later))
+        one, other = (order.text(int(involved[ranked[k]])) for k in (first, later))
         share = similarity(one, other, edits=config.edits)
         if share is not None:
             dropped[later] = first, share
@@ -170,11 +158,6 @@ def _near(
     shares = np.array([share for _, share in dropped.values()], np.float64)
     reason = REASONS.index("near_duplicate")
     search.add(involved[ranked[rows]], involved[ranked[kept]], reason, shares)
-
-
-def _text(said: Sequence[Said], order: Order, row: int) -> NearText:
-    source = int(order.source(np.array([row]))[0])
-    return said[source].text(row - int(order.starts[source]))
 
 
 def _settled(found: Sequence[Duplicates]) -> Duplicates:

@@ -3,7 +3,7 @@
     with NearIndex.build(folder, said, there) as index:
         index.pairs(edits=0.05)   → (p, 2) rows of records that might be near-duplicates
 
-408 bytes a record: 100 keys of 4 bytes, its two lengths. One band is in memory at a time.
+424 bytes a record: 100 keys of 4 bytes, two lengths, its number. One band is in memory at a time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class NearIndex:
 
     folder: Path
     rows: Int
-    lengths: npt.NDArray[np.int32]
+    lengths: Int
     bands: npt.NDArray[np.uint32]
 
     @classmethod
@@ -50,7 +50,7 @@ class NearIndex:
         count = sum(int((there[first + rows]).sum()) for first, rows, _, _ in _batches(said))
         shape = (BANDS, max(count, 1))
         bands = np.memmap(folder / "bands", np.uint32, mode="w+", shape=shape)
-        lengths = np.memmap(folder / "lengths", np.int32, mode="w+", shape=(max(count, 1), 2))
+        lengths = np.memmap(folder / "lengths", np.int64, mode="w+", shape=(max(count, 1), 2))
         places = np.memmap(folder / "rows", np.int64, mode="w+", shape=(max(count, 1),))
         at = 0
         for first, rows, sizes, keys in _batches(said):
@@ -91,7 +91,7 @@ class NearIndex:
 
 def _batches(
     said: Sequence[Said],
-) -> Iterator[tuple[int, Int, npt.NDArray[np.int32], npt.NDArray[np.uint32]]]:
+) -> Iterator[tuple[int, Int, Int, npt.NDArray[np.uint32]]]:
     first = 0
     for source in said:
         for rows, lengths, keys in source.near():
@@ -99,9 +99,9 @@ def _batches(
         first += len(source)
 
 
-def _close(groups: GroupedRows, lengths: npt.NDArray[np.int32], edits: float) -> Words:
+def _close(groups: GroupedRows, lengths: Int, edits: float) -> Words:
     """Pairs of one group whose lengths differ by no more than the allowed edits."""
-    sizes = lengths[groups.rows].astype(np.int64)
+    sizes = lengths[groups.rows]
     group = groups.group
     order = np.lexsort((groups.rows, sizes[:, 0], sizes.sum(axis=1), group))
     rows, sizes, group = groups.rows[order], sizes[order], group[order]

@@ -123,14 +123,19 @@ def _kinds() -> npt.NDArray[np.uint8]:
     return kinds
 
 
+def is_word(codes: Codes) -> npt.NDArray[np.bool_]:
+    """Letters and digits."""
+    return kinds_of(codes) == _WORD
+
+
 def count_words(text: str) -> int:
     """Runs of word characters; each ideograph and syllable sign of East Asia is a word."""
     codes = codes_of(text)
-    word = kinds_of(codes) == _WORD
+    word = is_word(codes)
     starts = np.count_nonzero(word & ~np.concatenate([[False], word[:-1]]))
     return int(starts + np.count_nonzero(is_ideograph(codes)))
 
 
-def is_ideograph(codes: Codes) -> npt.NDArray[np.bool_]:
+def is_ideograph(codes: Codes | npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
     """Characters of scripts written without spaces: kana, Han, their extensions."""
     return ((codes >= 0x3040) & (codes <= 0x9FFF)) | ((codes >= 0xF900) & (codes <= 0xFAFF))

@@ -1,84 +1,112 @@
-"""What every record of a source said, on disk: the columns that deduplication works on.
+"""What every record of a part said, on disk: the columns that deduplication works on.
 
-    {"conversation": 0x5f0c…, "prompt": 0x91ab…, "file": "maths.jsonl", "line": 7,
-     "asked": 212, "answered": 1904, "bands": b"…", "text": b"…"}
+    said.bin        SAID: keys of the conversation, its prompt and the record, where its text is
+    said_bands.bin  400 bytes for every record long enough to have near-duplicates
+    said_texts.bin  where each was read (JSON), and what was said (compressed)
 
-A row is a pure function of its record. `file` and `line` are there when drops are written down,
-the last four when near-duplicates are looked for; `bands` and `text` are null for a record that is
-too short for that. `text` is compressed; it is read again only for the few records that meet.
+A row is a pure function of its record. Where a record was read is kept when drops are written down,
+what it said when near-duplicates are looked for. Keys are read in order, texts only of the few
+records that meet.
 """
 
 from __future__ import annotations
 
+import json
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import BinaryIO, Literal
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import zstandard
 
 from data_builders.dedup.keys import conversation_key, prompt_key
 from data_builders.dedup.near_text import NearText, near_text
 from data_builders.dedup.signature import BANDS, band_keys
-from posttrain.config.deduplication import DeduplicationConfig
+from data_builders.keyed import key64
+from posttrain.config.deduplication import DeduplicationConfig, NearConfig
 from posttrain.records import Example
 
-SAID = pa.schema(
+SAID = np.dtype(
     [
-        ("conversation", pa.uint64()),
-        ("prompt", pa.uint64()),
-        ("file", pa.string()),
-        ("line", pa.int64()),
-        ("asked", pa.int32()),
-        ("answered", pa.int32()),
-        ("bands", pa.binary(4 * BANDS)),
-        ("text", pa.binary()),
+        ("conversation", "<u8"),
+        ("prompt", "<u8"),
+        ("id64", "<u8"),  # of the record's id
+        ("rest64", "<u8"),  # of what tells apart records of one id
+        ("text", "<u8"),  # byte in said_texts.bin, of the place and then of the text
+        ("place_size", "<u4"),
+        ("text_size", "<u4"),  # 0: too short to have near-duplicates
+        ("asked", "<u4"),  # characters
+        ("answered", "<u4"),
     ]
 )
-Bands = npt.NDArray[np.uint32]
-_LENGTHS = ("asked", "answered")
+SAID_FILES = ("said.bin", "said_bands.bin", "said_texts.bin")
+Rows = npt.NDArray[np.void]
+Int = npt.NDArray[np.int64]
+Keys = npt.NDArray[np.uint64]
+KeyColumn = Literal["conversation", "prompt", "id64", "rest64"]
+Place = tuple[str, int]
+_BLOCK = 65_536
 _HEAD = struct.Struct("<I")
 _LEVEL = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a record was read."""
+class SaidBatch:
+    """Some records: `rows` (n,), `bands` (m, BANDS) of the m that have a text, all their texts."""
 
-    file: str
-    line: int
+    rows: Rows
+    bands: npt.NDArray[np.uint32]
+    texts: bytes
 
 
 def said_batch(
-    examples: Sequence[Example],
-    config: DeduplicationConfig,
-    places: Sequence[Place] | None,
-) -> pa.RecordBatch:
-    """The columns of some records, before reasoning control, in their order."""
-    texts = [near_text(e) for e in examples] if config.near is not None else []
-    least = config.near.min_words if config.near is not None else 0
-    long = [k for k, text in enumerate(texts) if text.words >= least]
-    keys: list[bytes | None] = [None] * len(examples)
-    packed: list[bytes | None] = [None] * len(examples)
-    for k, row in zip(long, band_keys([texts[k] for k in long]), strict=True):
-        keys[k] = row.astype("<u4").tobytes()
-        packed[k] = _packed(texts[k])
-    columns = [
-        [conversation_key(e) for e in examples],
-        [prompt_key(e) for e in examples],
-        [p.file for p in places] if places is not None else [None] * len(examples),
-        [p.line for p in places] if places is not None else [None] * len(examples),
-        [len(t.asked) for t in texts] if texts else [None] * len(examples),
-        [len(t.answered) for t in texts] if texts else [None] * len(examples),
-        keys,
-        packed,
-    ]
-    arrays = [pa.array(c, f.type) for c, f in zip(columns, SAID, strict=True)]
-    return pa.record_batch(arrays, schema=SAID)
+    examples: Sequence[Example], config: DeduplicationConfig, places: Sequence[Place] | None
+) -> SaidBatch:
+    """The columns of some records as they are before reasoning control, in their order.
+
+    Args:
+        places: file and line of each, when they are to be kept.
+    """
+    rows = np.zeros(len(examples), SAID)
+    texts, bands = _near_columns(examples, config.near)
+    written: list[bytes] = []
+    at = 0
+    for k, (row, example) in enumerate(zip(rows, examples, strict=True)):
+        row["conversation"], row["prompt"] = conversation_key(example), prompt_key(example)
+        row["id64"] = int(example.id[:16], 16)
+        row["rest64"] = key64(0, "rest", example.licence, example.dialect, example.metadata)
+        place = json.dumps(places[k]).encode() if places is not None else b""
+        packed = b""
+        if (text := texts.get(k)) is not None:
+            packed = _packed(text)
+            row["asked"], row["answered"] = len(text.asked), len(text.answered)
+        row["text"], row["place_size"], row["text_size"] = at, len(place), len(packed)
+        written += [place, packed]
+        at += len(place) + len(packed)
+    return SaidBatch(rows, bands, b"".join(written))
+
+
+def _near_columns(
+    examples: Sequence[Example], config: NearConfig | None
+) -> tuple[dict[int, NearText], npt.NDArray[np.uint32]]:
+    """The texts that are long enough, by their place in the batch, and their keys."""
+    if config is None:
+        return {}, np.empty((0, BANDS), np.uint32)
+    texts = dict(enumerate(map(near_text, examples)))
+    long = {k: text for k, text in texts.items() if text.words >= config.min_words}
+    return long, band_keys(list(long.values()))
+
+
+def write_said(files: Mapping[str, BinaryIO], batch: SaidBatch) -> None:
+    """Append to the open files of a part, by the names of `SAID_FILES`."""
+    rows = batch.rows.copy()
+    rows["text"] += files["said_texts.bin"].tell()
+    files["said.bin"].write(rows.tobytes())
+    files["said_bands.bin"].write(batch.bands.astype("<u4").tobytes())
+    files["said_texts.bin"].write(batch.texts)
 
 
 def _packed(text: NearText) -> bytes:
@@ -98,52 +126,73 @@ def _unpacked(packed: bytes) -> NearText:
 
 
 class Said:
-    """The columns of one source, opened from the files of its parts through a memory map."""
+    """The columns of one source, in the folders of its parts."""
 
-    def __init__(self, tables: Sequence[pa.Table]) -> None:
-        self._batches = [batch for table in tables for batch in table.to_batches()]
-        self._first = np.cumsum([0, *(len(batch) for batch in self._batches)])
-
-    @classmethod
-    def open(cls, paths: Sequence[Path]) -> Self:
-        """Those of finished files, in the given order."""
-        tables: list[pa.Table] = []
-        for path in paths:
-            with pa.memory_map(str(path)) as source:
-                tables.append(pa.ipc.open_file(source).read_all())
-        return cls(tables)
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = tuple(folders)
+        sizes = [(f / "said.bin").stat().st_size // SAID.itemsize for f in self._folders]
+        self._first = np.cumsum([0, *sizes])
 
     def __len__(self) -> int:
         return int(self._first[-1])
 
-    def keys(self, column: str) -> npt.NDArray[np.uint64]:
-        """`conversation` or `prompt` of every record, (n,)."""
-        return np.concatenate(
-            [np.empty(0, np.uint64), *(b.column(column).to_numpy() for b in self._batches)]
-        )
+    def keys(self, column: KeyColumn) -> Keys:
+        """A column of all records, (n,)."""
+        found = np.empty(len(self), np.uint64)
+        for first, rows, _ in self._blocks():
+            found[first : first + len(rows)] = rows[column]
+        return found
 
-    def near(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], Bands]]:
-        """Batch by batch the rows long enough to compare: rows (m,), lengths (m, 2), keys."""
-        for first, batch in zip(self._first, self._batches, strict=False):
-            bands = batch.column("bands")
-            rows = np.flatnonzero(bands.is_valid().to_numpy(zero_copy_only=False))
-            raw = b"".join(bands.drop_null().to_pylist())
-            lengths = [batch.column(n).to_numpy(zero_copy_only=False) for n in _LENGTHS]
-            yield (
-                (rows + first).astype(np.int64),
-                np.stack([length[rows] for length in lengths], axis=1).astype(np.int32),
-                np.frombuffer(raw, "<u4").reshape(len(rows), BANDS),
-            )
+    def keys_at(self, column: KeyColumn, wanted: Int) -> Keys:
+        """A column of the records with the given numbers, ascending, (wanted,)."""
+        found = np.empty(len(wanted), np.uint64)
+        for first, rows, _ in self._blocks():
+            a, b = np.searchsorted(wanted, [first, first + len(rows)])
+            found[a:b] = rows[column][wanted[a:b] - first]
+        return found
+
+    def near(self) -> Iterator[tuple[Int, npt.NDArray[np.int64], npt.NDArray[np.uint32]]]:
+        """Block by block what can have near-duplicates: rows (m,), lengths (m, 2), keys."""
+        for first, rows, bands in self._blocks():
+            at = np.flatnonzero(rows["text_size"])
+            lengths = np.stack([rows["asked"][at], rows["answered"][at]], axis=1)
+            keys = np.fromfile(bands, "<u4", len(at) * BANDS).reshape(len(at), BANDS)
+            yield first + at, lengths.astype(np.int64), keys
 
     def text(self, row: int) -> NearText:
-        """What a row said; only of rows that `near` gives."""
-        return _unpacked(self._value("text", row))
+        """What a record said; only of those that `near` gives."""
+        part, found = self._row(row)
+        at = int(found["text"]) + int(found["place_size"])
+        return _unpacked(self._read(part, at, int(found["text_size"])))
 
     def place(self, row: int) -> Place | None:
-        """Where a row was read, `None` where that was not kept."""
-        file, line = self._value("file", row), self._value("line", row)
-        return None if file is None else Place(file, line)
+        """File and line where a record was read, `None` where that was not kept."""
+        part, found = self._row(row)
+        if not found["place_size"]:
+            return None
+        file, line = json.loads(self._read(part, int(found["text"]), int(found["place_size"])))
+        return file, line
 
-    def _value(self, column: str, row: int) -> Any:
-        batch = int(np.searchsorted(self._first, row, side="right")) - 1
-        return self._batches[batch].column(column)[row - int(self._first[batch])].as_py()
+    def _blocks(self) -> Iterator[tuple[int, Rows, BinaryIO]]:
+        """Records in order, with the number of the first, and the keys, open where theirs begin."""
+        for folder, first in zip(self._folders, self._first.tolist(), strict=False):
+            with (
+                (folder / "said.bin").open("rb") as file,
+                (folder / "said_bands.bin").open("rb") as bands,
+            ):
+                while len(rows := np.fromfile(file, SAID, _BLOCK)):
+                    yield first, rows, bands
+                    first += len(rows)
+
+    def _row(self, row: int) -> tuple[Path, np.void]:
+        part = int(np.searchsorted(self._first, row, side="right")) - 1
+        folder = self._folders[part]
+        at = (row - int(self._first[part])) * SAID.itemsize
+        with (folder / "said.bin").open("rb") as file:
+            file.seek(at)
+            return folder, np.fromfile(file, SAID, 1)[0]
+
+    def _read(self, folder: Path, at: int, size: int) -> bytes:
+        with (folder / "said_texts.bin").open("rb") as file:
+            file.seek(at)
+            return file.read(size)

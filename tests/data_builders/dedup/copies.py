@@ -6,15 +6,13 @@ import json
 import random
 import string
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
-import pyarrow as pa
+from tempfile import TemporaryDirectory
 
 from data_builders.dedup.duplicates import Duplicates, find_duplicates, order_of
-from data_builders.dedup.said import Said, said_batch
-from data_builders.keyed import key64
+from data_builders.dedup.said import SAID_FILES, Said, said_batch, write_said
 from posttrain.config.deduplication import DeduplicationConfig
 from posttrain.records import Example, Message, ToolCall, make_example
 
@@ -75,22 +73,28 @@ def edited_copy(example: Example, share: float, rng: random.Random) -> Example:
     return make_example(messages, tools=example.tools, source="copies", dialect="openai")
 
 
-def said_of(examples: Sequence[Example], config: DeduplicationConfig, *, batch: int = 128) -> Said:
-    """The columns of some records, in batches as a build writes them."""
-    batches = [
-        said_batch(examples[k : k + batch], config, None) for k in range(0, len(examples), batch)
-    ]
-    return Said([pa.Table.from_batches([b]) for b in batches])
+def said_of(
+    examples: Sequence[Example], config: DeduplicationConfig, folder: Path, *, batch: int = 128
+) -> Said:
+    """The columns of some records, in two parts, in batches as a build writes them."""
+    half = len(examples) // 2
+    parts = {folder / "0": examples[:half], folder / "1": examples[half:]}
+    for part, own in parts.items():
+        part.mkdir(parents=True)
+        with ExitStack() as stack:
+            files = {name: stack.enter_context((part / name).open("wb")) for name in SAID_FILES}
+            for k in range(0, len(own), batch):
+                some = own[k : k + batch]
+                places = [("rows.jsonl", k + n + 1) for n in range(len(some))]
+                write_said(files, said_batch(some, config, places))
+    return Said(list(parts))
 
 
 def deduplicate(
     sources: dict[str, list[Example]], config: DeduplicationConfig, scratch: Path
 ) -> Duplicates:
     """What is dropped among the records of some sources."""
-    ids = [np.array([key64(0, "record", e.id) for e in s], np.uint64) for s in sources.values()]
-    rows = [
-        np.array([key64(0, "row", e.id, e.licence) for e in s], np.uint64) for s in sources.values()
-    ]
-    said = [said_of(examples, config) for examples in sources.values()]
-    order = order_of(list(sources), ids, rows, config)
-    return find_duplicates(said, order, config, scratch / "index")
+    with TemporaryDirectory(dir=scratch) as folder:
+        said = [said_of(own, config, Path(folder) / name) for name, own in sources.items()]
+        order = order_of(said, list(sources), config)
+        return find_duplicates(order, config, scratch / "index")

@@ -102,7 +102,7 @@ def test_edited_copies_are_found_and_nothing_else(tmp_path, share):
     assert len(found.row) >= 147
     assert all(kept == row - 150 for row, kept in zip(found.row, found.kept, strict=True))
     assert found.similarity.min() > 0.94
-    assert list(tmp_path.iterdir()) == [], "the index is gone"
+    assert list(tmp_path.iterdir()) == [], "the index is removed"
 
 
 def test_republished_under_another_system_text_with_other_ids(tmp_path):
