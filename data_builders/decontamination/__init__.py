@@ -1,0 +1,1 @@
+"""Decontamination: records that hold what an evaluation asks, found by shared runs of words."""

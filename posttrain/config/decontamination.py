@@ -1,0 +1,44 @@
+"""The recipe's block `decontamination:`, which keeps what is evaluated on out of training.
+
+decontamination:
+  files:
+    - {path: eval/gsm8k_test.jsonl, fields: [question]}
+    - {path: "eval/mmlu/*.parquet", fields: [question, choices]}
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from posttrain.config.base import Strict
+
+
+class EvaluationFile(Strict):
+    """One file, glob or directory of evaluation items, in any form that a source may have.
+
+    Args:
+        path: relative to the base directory.
+        split: of a dataset directory that holds several.
+        fields: dotted paths of the texts to look for; lists and objects stand for all texts in
+            them. Without it every text of a row counts.
+    """
+
+    path: str = Field(min_length=1)
+    split: str | None = None
+    fields: tuple[str, ...] = ()
+
+
+class DecontaminationConfig(Strict):
+    """Records that share runs of words with an evaluation item are dropped as `contaminated`.
+
+    Args:
+        files: what is evaluated on.
+        ngram: words of a run.
+        coverage: the share of an item's words that must lie in runs that one message also has.
+        common: a run that more items than this of a file have is a template and does not count.
+    """
+
+    files: tuple[EvaluationFile, ...] = Field(min_length=1)
+    ngram: int = Field(default=8, ge=3, le=50)
+    coverage: float = Field(default=0.6, gt=0, le=1)
+    common: int = Field(default=10, ge=1)

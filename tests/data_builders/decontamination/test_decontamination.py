@@ -1,0 +1,164 @@
+"""Evaluation items are found in prompts, answers and traces; what has nothing to do with them is not."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_builders.decontamination.index import RunIndex
+from data_builders.decontamination.items import Item, read_items
+from data_builders.decontamination.match import Decontaminator
+from data_builders.decontamination.words import runs, words_of
+from posttrain.config.decontamination import DecontaminationConfig, EvaluationFile
+from posttrain.errors import ConfigError, DataError
+from posttrain.records import ToolCall
+from tests.data_builders.dedup.copies import chat, sentence
+from tests.data_builders.small_build import write_rows
+
+
+def load(folder: Path, rows: list[dict], **keys) -> Decontaminator:
+    file = EvaluationFile(path=write_rows(folder / "eval.jsonl", rows).name, **keys)
+    return Decontaminator.load(DecontaminationConfig(files=(file,)), folder)
+
+
+def items(count: int, *, seed: int = 0) -> list[dict]:
+    rng = random.Random(seed)
+    return [{"question": sentence(rng, rng.randrange(12, 60)), "id": k} for k in range(count)]
+
+
+def test_words_are_runs_of_letters_and_digits_and_single_ideographs():
+    words = words_of("Tom's 1,000 APPLES — 苹果 ﬁne")
+    shown = [words.text[a:b] for a, b in words.spans]
+    assert shown == ["tom", "s", "1", "000", "apples", "苹", "果", "fine"]
+    assert words.passage(2, 3) == "1,000 apples"
+    again = words_of("fine  果 苹 apples")
+    assert again.hashes.tolist() == words.hashes[[7, 6, 5, 4]].tolist()
+    assert len(words_of("?! …")) == 0
+    assert len(set(words_of("ab ba abb bab aab").hashes.tolist())) == 5
+
+
+def test_runs_depend_on_their_words_and_order_alone():
+    a, b = words_of("x one two three four"), words_of("one, two THREE four y")
+    assert set(runs(a.hashes, 4)) & set(runs(b.hashes, 4)) == {
+        runs(words_of("one two three four").hashes, 4)[0]
+    }
+    assert len(runs(a.hashes, 6)) == 0
+    assert runs(words_of("two one three four").hashes, 4)[0] not in runs(b.hashes, 4)
+
+
+@pytest.mark.parametrize("where", ["prompt", "answer", "reasoning", "call"])
+@pytest.mark.parametrize("form", ["verbatim", "embedded", "layout"])
+def test_planted_items_are_found_and_named(tmp_path, where, form):
+    rows = items(40)
+    found = load(tmp_path, rows)
+    rng = random.Random(1)
+    for k, row in enumerate(rows):
+        text = row["question"]
+        if form == "embedded":
+            text = f"{sentence(rng, 20)}: {text} {sentence(rng, 20)}"
+        elif form == "layout":
+            text = f"**{text.upper().replace(' ', chr(10), 5)}**".replace(".", " !")
+        example = chat(sentence(rng, 30), sentence(rng, 30))
+        ask, answer = example.messages
+        if where == "call":
+            call = ToolCall("f", json.dumps({"q": text}))
+            example = replace(example, messages=(ask, replace(answer, tool_calls=(call,))))
+        elif where == "prompt":
+            example = replace(example, messages=(replace(ask, content=text), answer))
+        else:
+            field = {"answer": "content", "reasoning": "reasoning"}[where]
+            example = replace(example, messages=(ask, replace(answer, **{field: text})))
+        drop = found.drop(example)
+        assert drop is not None
+        assert drop.reason == "contaminated"
+        assert f"eval.jsonl:{k + 1} question" in drop.detail
+        assert drop.detail.startswith("message 0" if where == "prompt" else "message 1")
+
+
+def test_none_of_a_thousand_unrelated_records_is_dropped(tmp_path):
+    found = load(tmp_path, items(200))
+    rng = random.Random(2)
+    records = [chat(sentence(rng, 60), sentence(rng, 200)) for _ in range(1000)]
+    assert [found.drop(r) for r in records] == [None] * 1000
+
+
+def test_a_part_of_an_item_counts_by_its_share(tmp_path):
+    text = " ".join(f"word{k}" for k in range(40))
+    found = load(tmp_path, [{"question": text}])
+    words = text.split()
+    assert found.drop(chat(" ".join(words[:23]), "x")) is None
+    drop = found.drop(chat(" ".join(words[:24]), "x"))
+    assert drop is not None
+    assert "60% of" in drop.detail
+    assert "word0 word1" in drop.detail
+    # two messages do not add up, and no run goes from one into the other
+    assert found.drop(chat(" ".join(words[:15]), " ".join(words[15:30]))) is None
+    assert found.drop(chat(" ".join(words[:7]), " ".join(words[7:14]))) is None
+
+
+def test_short_items_are_found_as_whole_messages_only(tmp_path):
+    found = load(tmp_path, [{"q": "What is the capital of France?"}, {"q": "Yes."}])
+    assert found.drop(chat("what is the capital of FRANCE", "Paris")) is not None
+    assert found.drop(chat("Tell me: what is the capital of France?", "Paris")) is None
+    assert found.drop(chat("Yes.", "Yes.")) is None
+
+
+def test_templates_that_many_items_share_do_not_count(tmp_path):
+    frame = "answer the following question about the life of birds in one word only please"
+    rng = random.Random(3)
+    rows = [{"q": f"{frame} {sentence(rng, 12)}"} for _ in range(30)]
+    found = load(tmp_path, rows)
+    assert found.drop(chat(frame, "x")) is None
+    assert found.drop(chat(f"{frame} {sentence(rng, 12)}", "x")) is None
+    assert found.drop(chat(rows[7]["q"], "x")) is not None
+
+
+def test_items_of_lists_and_objects_and_chosen_fields(tmp_path):
+    row = {"turns": ["first " * 9, {"content": "second " * 9}], "meta": {"note": "third " * 9}}
+    path = write_rows(tmp_path / "e.jsonl", [row]).name
+    every = [i.text.split()[0] for i in read_items(EvaluationFile(path=path), tmp_path)]
+    assert every == ["first", "second", "third"]
+    chosen = list(read_items(EvaluationFile(path=path, fields=("meta.note",)), tmp_path))
+    assert chosen == [Item("e.jsonl", 1, "meta.note", "third " * 9)]
+
+
+def test_what_cannot_be_read_stops(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"no row of eval.jsonl has prompt; its fields are id, quest"
+    ):
+        load(tmp_path, items(2), fields=("question", "prompt"))
+    (tmp_path / "bad.jsonl").write_text('{"q": "fine"}\n{"q": \n')
+    with pytest.raises(DataError, match=r"bad.jsonl:2: malformed_json"):
+        list(read_items(EvaluationFile(path="bad.jsonl"), tmp_path))
+    with pytest.raises(ConfigError, match="no text to look for"):
+        load(tmp_path, [{"q": "yes"}])
+
+
+def test_looking_up_is_counting(tmp_path):
+    """Against a plain count of shared runs, for random texts over few words."""
+    rng = random.Random(4)
+    texts = [" ".join(rng.choice("abcdef") for _ in range(rng.randrange(6, 14))) for _ in range(30)]
+    index = RunIndex.build((Item("f", k, "q", t) for k, t in enumerate(texts)), ngram=4, common=3)
+    grams = [{tuple(t.split()[i : i + 4]) for i in range(len(t.split()) - 3)} for t in texts]
+    for _ in range(200):
+        text = " ".join(rng.choice("abcdef") for _ in range(12))
+        own = {tuple(text.split()[i : i + 4]) for i in range(9)}
+        shares = []
+        for words, of_item in zip((t.split() for t in texts), grams, strict=True):
+            rare = {g for g in of_item if sum(g in other for other in grams) <= 3}
+
+            def covered(some: set, words: list[str] = words) -> int:
+                hits = [i for i in range(len(words) - 3) if tuple(words[i : i + 4]) in some]
+                return len({i + k for i in hits for k in range(4)})
+
+            shares.append(covered(rare & own) / max(covered(rare), 1))
+        found = index.find(words_of(text))
+        assert (0 if found is None else found.coverage) == pytest.approx(max(shares))
+        if found is not None:
+            assert texts[found.item.line] == texts[int(np.argmax(shares))]
+            assert index.may_hold(words_of(text))
