@@ -89,7 +89,7 @@ def profile_of(template: ChatTemplate) -> Profile:
         composable=mode == "single-pass" and _is_composable(template, every_turn),
         prompts=prompts,
         tags=_tag_pattern(template.source),
-        control_tokens=_control_pattern(template),
+        control_tokens=framing_tokens(template),
         probes_agreed=agreed,
         every_turn=every_turn,
         leaves_out=_left_out(template),
@@ -247,7 +247,7 @@ def _tag_pattern(source: str) -> re.Pattern[str]:
     return re.compile("|".join(re.escape(tag) for tag in sorted(tags)) or "(?!)")
 
 
-def _control_pattern(template: ChatTemplate) -> re.Pattern[str]:
+def framing_tokens(template: ChatTemplate) -> re.Pattern[str]:
     """Matches special tokens that frame messages: text containing one would forge a boundary."""
     plain = "".join(_plain_text(template, probe) for probe in PROBES[:3])
     frames = sorted(

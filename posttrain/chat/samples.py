@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from posttrain.chat.cut import cut_segments
+from posttrain.chat.framing import message_texts, refuse_framing
 from posttrain.chat.locate import (
     Located,
     locate_generation_tags,
@@ -32,7 +32,6 @@ from posttrain.errors import RenderError
 from posttrain.records import (
     Example,
     Message,
-    json_text,
     message_to_template,
     tools_to_template,
 )
@@ -90,7 +89,7 @@ def training_samples(
     """
     profile = profile_of(template)
     rows, tools = _as_rows(example.messages, example.tools)
-    _refuse_control_tokens(example, profile)
+    refuse_framing(example.messages, example.tools, profile.control_tokens)
     plan = sequences(example.messages, every_turn=profile.every_turn)
     mode = example.reasoning_mode
     kwargs = {"enable_thinking": mode == "on"}
@@ -139,38 +138,8 @@ def _as_rows(
         raise RenderError(f"tool arguments or schemas cannot be decoded: {error}") from error
 
 
-def _texts(message: Message) -> list[str]:
-    return [
-        message.content,
-        message.reasoning or "",
-        message.name or "",
-        message.tool_call_id or "",
-        *(text for call in message.tool_calls for text in (call.name, call.id or "")),
-        *(_unescaped(call.arguments) for call in message.tool_calls),
-    ]
-
-
-def _unescaped(text: str) -> str:
-    """JSON text as a template will write it: a token may hide behind escapes such as \\u003c."""
-    return json_text(json.loads(text)) if "\\" in text else text
-
-
-def _refuse_control_tokens(example: Example, profile: Profile) -> None:
-    places = [
-        (f"message {k} ({message.role})", text)
-        for k, message in enumerate(example.messages)
-        for text in _texts(message)
-    ]
-    for place, text in (*places, ("a declared tool", _unescaped(example.tools or ""))):
-        found = profile.control_tokens.search(text)
-        if found:
-            raise RenderError(
-                f"{place} contains {found[0]!r}, which would end the message early once tokenised"
-            )
-
-
 def _has_markup(example: Example, profile: Profile) -> bool:
-    return any(profile.tags.search(text) for m in example.messages for text in _texts(m))
+    return any(profile.tags.search(text) for m in example.messages for text in message_texts(m))
 
 
 def _alone(

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from posttrain.chat import ChatTemplate, parse_completion, render
+from posttrain.chat.framing import refuse_framing
+from posttrain.chat.profile import framing_tokens
 from posttrain.chat.reasoning import CLOSE, OPEN
 from posttrain.errors import ConfigError, RenderError
 from posttrain.models.encoding import Encoder
@@ -35,6 +37,9 @@ class _Asked:
 class RenderedSampler:
     """A `Sampler` that asks an engine.
 
+    A prompt or a tool's result that holds a token which frames messages is not asked: its
+    generation has an error.
+
     Args:
         engine: continues token ids.
         template: the one the model was trained with.
@@ -55,6 +60,7 @@ class RenderedSampler:
         stop_ids: Sequence[int] = (),
     ) -> None:
         self.engine, self.template, self.encoder = engine, template, encoder
+        self._frames = framing_tokens(template)
         also = [(i, encoder.decode([i])) for i in stop_ids]
         self._turns = turn_format(template, encoder.encode, also_stops=also)
 
@@ -124,6 +130,7 @@ class RenderedSampler:
         """The prompt, or what is put behind the step that the request continues."""
         try:
             if request.continues is None:
+                refuse_framing(request.messages, request.tools, self._frames)
                 text = render(
                     request.messages,
                     self.template,
@@ -132,6 +139,9 @@ class RenderedSampler:
                     enable_thinking=request.thinking,
                 )
             else:
+                # what was sampled stays as it was sampled; what came of its calls is new
+                said = max(k for k, m in enumerate(request.messages) if m.role == "assistant") + 1
+                refuse_framing(request.messages[said:], None, self._frames, first=said)
                 text = self._turns.between(
                     request.messages, tools=request.tools, thinking=request.thinking
                 )

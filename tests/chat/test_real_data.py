@@ -12,7 +12,8 @@ from transformers import AutoTokenizer
 
 from data_builders.reading import Dropped, read_examples
 from posttrain.chat import nemotron_3_nano_template, parse_completion, render, training_samples
-from posttrain.config.source import SourceConfig, StructuralFilters
+from posttrain.config.filters import Filters, StructuralFilters
+from posttrain.config.source import SourceConfig
 from posttrain.models.chat_template import chat_template_of
 from posttrain.records import (
     Example,
@@ -32,7 +33,7 @@ SOURCES = {
 }  # fmt: skip
 END = "<|im_end|>\n"
 # only what cannot be rendered is filtered here: faulty conversations must be masked right as well
-_OFF = StructuralFilters(**dict.fromkeys(StructuralFilters.model_fields, False))
+_OFF = Filters(**dict.fromkeys(StructuralFilters.model_fields, False))
 
 
 def records(shared: Path, name: str) -> list[Example]:
