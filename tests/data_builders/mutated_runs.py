@@ -9,18 +9,23 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from data_builders.reading import Dropped, ReadReport, read_examples
 from data_builders.sft_prepare import Preparer, prepare
+from data_builders.sft_source import preparer_of
+from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.source import SourceConfig
 from posttrain.errors import DataError
+from posttrain.models.data_renderer import load_data_renderer
 from posttrain.records import Example, example_from_row, example_to_row
 from tests.data_builders.mutations import ROWS, mutated
+from tests.data_builders.small_build import build, manifest, write_tokenizer
 
 # reasons for which a row could not be read; `strict` stops at the first of them
 UNREADABLE = {
@@ -158,3 +163,52 @@ def names_its_place(reason: str, detail: str) -> bool:
     return bool((_PLACED if reason == "malformed_json" else _NAMED).search(detail)) or bool(
         _NAMED.search(detail)
     )
+
+
+CAPACITY = 4096
+
+
+def preparer_for(folder: Path) -> Preparer:
+    """What renders and tokenises, with reasoning control switched well up."""
+    recipe = BuildSftConfig.model_validate(_recipe(folder, []))
+    renderer = load_data_renderer(recipe.tokenizer)
+    return preparer_of(recipe, recipe.sources[0], renderer)
+
+
+def _recipe(folder: Path, dialects: list[str]) -> dict[str, Any]:
+    found = [
+        {"name": d, "path": str(folder / f"{d}.jsonl"), "metadata": ("label",)} for d in dialects
+    ]
+    return {
+        "out": str(folder / "out"),
+        "tokenizer": {"path": str(write_tokenizer(folder / "tokenizer"))},
+        "packing": {"capacity": CAPACITY},
+        "reasoning": {"strip": 0.2, "truncate": 0.5, "budgets": {"kind": "log_uniform", "low": 1}},
+        "sources": tuple(found or [{"name": "none", "path": "none.jsonl"}]),
+        "limits": {
+            "nothing_trained": 1.0, "overlong": 1.0, "render_error": 1.0, "min_end_trained": None,
+            "max_turn_tokens": None, "max_prompt_trained": None,
+        },
+        "write_dropped": True,
+    }  # fmt: skip
+
+
+def build_all(folder: Path, runs: Mapping[str, Run], *, workers: int = 2) -> dict[str, Any]:
+    """Build the files of all runs into one data set; every row is kept or dropped as it was alone."""
+    recipe = _recipe(folder, list(runs)) | {"workers": workers, "part_bytes": 200_000}
+    path = folder / "recipe.yaml"
+    path.write_text(json.dumps(recipe))
+    build(path)
+    body = manifest(folder / "out")
+    counts, lines = body["counts"], (folder / "out" / "dropped.jsonl").read_text("utf-8")
+    assert counts["in"] == sum(r.lines for r in runs.values())
+    assert counts["in"] == counts["kept"] + sum(counts["dropped"].values())
+    rows = [json.loads(line) for line in lines.splitlines()]
+    written = Counter((row["source"], row["reason"]) for row in rows)
+    alone = Counter[tuple[str, str]]()
+    for dialect, found in runs.items():
+        for (_, reason), count in found.outcomes.items():
+            if reason != "kept":
+                alone[dialect, reason] += count
+    assert written == alone
+    return body
