@@ -11,7 +11,6 @@ Byte-level BPE that tiktoken can express exactly goes through tiktoken where tha
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -133,9 +132,13 @@ def encoder_of(
             f"the tokenizer {tokenizer.name_or_path!r} has no tokenizer.json; convert it first "
             "(AutoTokenizer.from_pretrained(…, from_slow=True).save_pretrained(…))"
         )
-    own = copy.deepcopy(own_backend)
-    own.no_truncation()
-    own.no_padding()
+    # a copy, by way of the text that names it: for a large vocabulary the text is what costs
+    text = own_backend.to_str()
+    own = tokenizers.Tokenizer.from_str(text)
+    if own.truncation is not None or own.padding is not None:
+        own.no_truncation()
+        own.no_padding()
+        text = own.to_str()
     first = own.encode("a", add_special_tokens=False).tokens[:1]
     if first and first[0].startswith(_SPACES):
         raise ConfigError(
@@ -143,7 +146,6 @@ def encoder_of(
             "completion would begin with one that its text does not have; set add_prefix_space or "
             "prepend_scheme in its tokenizer.json so that it adds none"
         )
-    text = own.to_str()
     digest = hashlib.sha256(text.encode()).hexdigest()
     if backend == "tokenizers":
         return Encoder(own, digest)

@@ -16,7 +16,6 @@ merges stop at three parts or more, since then no two neighbours ever spell it.)
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import tokenizers
+from pydantic_core import from_json
 
 from posttrain.models.tiktoken_patterns import pattern_of
 
@@ -62,7 +62,7 @@ def ranks_of(tokenizer: tokenizers.Tokenizer, text: str) -> Ranks | str:
     Args:
         text: its `to_str()`, which costs as much as all of this.
     """
-    parts: dict[str, Any] = json.loads(text)
+    parts: dict[str, Any] = from_json(text)
     model, normalizer = parts["model"], parts["normalizer"]
     pattern = pattern_of(parts["pre_tokenizer"])
     problem = (
@@ -70,7 +70,6 @@ def ranks_of(tokenizer: tokenizers.Tokenizer, text: str) -> Ranks | str:
         or ("its pre-tokenizer is not one that tiktoken can express" if pattern is None else "")
         or ("" if normalizer in (None, {"type": "NFC"}) else "it normalises text")
         or _not_plain(parts["added_tokens"], normalised=normalizer is not None)
-        or ("it splits added tokens" if tokenizer.encode_special_tokens else "")
     )
     if problem:
         return problem
