@@ -18,6 +18,7 @@ from typing import Any
 
 from data_builders.dialects import Conversation, RowProblem, read_row
 from data_builders.filters import structural_drop
+from data_builders.filters.drop import Span
 from data_builders.observed import ObservedFields
 from data_builders.sources import open_rows
 from data_builders.sources_rows import BadRow, RawRow, RawRows
@@ -30,13 +31,17 @@ from posttrain.records import Example, Message, make_example
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A row that became no record. `record_id` is known once the row was a conversation."""
+    """A row that became no record. `record_id` is known once the row was a conversation.
+
+    `span` is the text that a filter objected to, where one did.
+    """
 
     reason: str
     detail: str
     file: str
     line: int
     record_id: str | None = None
+    span: Span | None = None
 
 
 @dataclass

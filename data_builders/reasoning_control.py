@@ -58,6 +58,11 @@ class Controlled:
     too_short: int
 
 
+def untouched(example: Example) -> Controlled:
+    """A record that reasoning control leaves alone, and counts nowhere."""
+    return Controlled(example, False, False, 0, (), 0)
+
+
 def control_reasoning(example: Example, plan: ControlPlan, offsets: Offsets) -> Controlled:
     """Strip a record, or cut some of its traces, or leave it alone.
 
@@ -67,7 +72,7 @@ def control_reasoning(example: Example, plan: ControlPlan, offsets: Offsets) -> 
         offsets: the tokenizer's spans of a text; only called for traces that are cut.
     """
     if example.reasoning_mode == "off":
-        return Controlled(example, False, False, 0, (), 0)
+        return untouched(example)
     if unit(plan.seed, "strip", example.id) < plan.strip:
         return Controlled(strip_reasoning(example), True, True, 0, (), 0)
     messages = list(example.messages)

@@ -11,12 +11,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from data_builders.filters.drop import Drop
+from data_builders.filters.screen import Screen
 from data_builders.reasoning_control import (
     Controlled,
     ControlPlan,
     Cut,
     Offsets,
     control_reasoning,
+    untouched,
 )
 from posttrain.chat import ChatTemplate, TrainingSample, left_out, training_samples
 from posttrain.errors import RenderError
@@ -43,6 +45,7 @@ class Preparer:
     capacity: int
     clip_overlong: bool
     marks: Marks = NO_MARKS
+    screen: Screen | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,18 @@ class Prepared:
 
 def prepare(examples: Sequence[Example], preparer: Preparer) -> list[Prepared]:
     """Prepare a batch, in order; the texts of the whole batch are tokenised in one call."""
+    if preparer.screen is None:
+        return _prepare(examples, preparer)
+    drops = preparer.screen(examples)
+    kept = [example for example, drop in zip(examples, drops, strict=True) if drop is None]
+    done = iter(_prepare(kept, preparer))
+    return [
+        next(done) if drop is None else Prepared(untouched(example), (), (), 0, drop)
+        for example, drop in zip(examples, drops, strict=True)
+    ]
+
+
+def _prepare(examples: Sequence[Example], preparer: Preparer) -> list[Prepared]:
     controlled = [control_reasoning(e, preparer.control, preparer.offsets) for e in examples]
     rendered = [_render(c, preparer) for c in controlled]
     flat = [sample for found in rendered if not isinstance(found, Drop) for sample in found]
@@ -132,6 +147,9 @@ def _as_text(record: Controlled, found: Rendered) -> Rendered:
 def _prepared(
     record: Controlled, encoded: list[tuple[TrainingSample, TokenSequence]], preparer: Preparer
 ) -> Prepared:
+    longest = max(len(tokens.ids) for _, tokens in encoded)
+    if preparer.screen is not None and (drop := preparer.screen.by_length(longest)) is not None:
+        return Prepared(record, (), (), 0, drop)
     kept: list[PreparedSequence] = []
     lost: list[str] = []
     details: list[str] = []

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
+from data_builders.filters.screen import Screen
 from data_builders.observed import ObservedFields
 from data_builders.parts import Part, open_part
 from data_builders.reading import Dropped, ReadReport, examples_of, observed_fields
@@ -90,6 +91,7 @@ def preparer_of(recipe: BuildSftConfig, source: SftSource, renderer: Renderer) -
         capacity=recipe.packing.capacity,
         clip_overlong=recipe.packing.overlong == "truncate",
         marks=renderer.marks,
+        screen=Screen(source.filters, renderer.encode),
     )
 
 
@@ -176,7 +178,9 @@ class PartJob:
                 if record.drop is None:
                     continue
                 drop = record.drop
-                dropped = Dropped(drop.reason, drop.detail, row.file, row.line, dropped.id)
+                dropped = Dropped(
+                    drop.reason, drop.detail, row.file, row.line, dropped.id, drop.span
+                )
             if write_dropped:
                 writer.drop(dropped_line(self.source.name, dropped))
 
@@ -197,5 +201,6 @@ def dropped_line(source: str, item: Dropped) -> str:
         "file": item.file,
         "line": item.line,
         "record_id": item.record_id,
+        **({"span": asdict(item.span)} if item.span is not None else {}),
     }
     return json.dumps(row, ensure_ascii=True) + "\n"

@@ -1,9 +1,11 @@
-"""Filters: pure functions `Example → Drop | None`, one drop reason each, one table of them.
+"""Structural filters: pure functions `Example → Drop | None`, one reason each, one table of them.
 
 structural_drop(example, StructuralFilters(tool_markup=False)) → Drop("empty_answer", …) or None
 
+Filters of what a text says are in `screen.py`.
+
 To add one: a function in a file here, a line in `STRUCTURAL` at its place in the order, its switch
-in `posttrain.config.source.StructuralFilters`, a line in `docs/dialects.md`.
+in `posttrain.config.filters.StructuralFilters`, a line in `docs/dialects.md`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from data_builders.filters.tools import (
     unusable_schema,
 )
 from data_builders.filters.turns import bad_unicode, empty_answer, role_order
-from posttrain.config.source import StructuralFilters
+from posttrain.config.filters import StructuralFilters
 from posttrain.records import Example
 
 __all__ = ["STRUCTURAL", "Drop", "structural_drop"]

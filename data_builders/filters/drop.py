@@ -1,11 +1,38 @@
-"""Why a record was dropped: a name to count by, and a detail to act on.
+"""Why a record was dropped: a name to count by, a detail to act on, and the text that decided.
 
 Drop("unknown_tool", "message 4 calls 'get_wether' (did you mean 'get_weather'?)")
+Drop("narrative", "message 1, answer: 'our nation'", Span(1, "answer", 310, 320, "our nation"))
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+Part = Literal["reasoning", "answer"]
+_SHOWN = 200  # characters of a span, half of them from its end
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where in a record a filter's match stands: characters `start` to `end` of a message's part.
+
+    `text` is what stands there; of a long span, its beginning and its end.
+    """
+
+    message: int
+    part: Part
+    start: int
+    end: int
+    text: str
+
+
+def span_in(text: str, start: int, end: int, *, message: int, part: Part) -> Span:
+    """The span `start` to `end` of a message's text."""
+    shown = text[start:end]
+    if len(shown) > _SHOWN:
+        shown = f"{shown[: _SHOWN // 2]} … {shown[-_SHOWN // 2 :]}"
+    return Span(message, part, start, end, shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,3 +41,4 @@ class Drop:
 
     reason: str
     detail: str
+    span: Span | None = None

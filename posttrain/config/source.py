@@ -19,6 +19,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from posttrain.config.base import Strict
+from posttrain.config.filters import Filters
 from posttrain.records import Role
 
 DialectName = Literal[
@@ -45,23 +46,6 @@ EndingPolicy = Literal["trim", "drop"]
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-class StructuralFilters(Strict):
-    """Which structural checks a source must pass. Each name is also the drop reason."""
-
-    bad_unicode: bool = True  # text that cannot be written as UTF-8
-    role_order: bool = True  # turns that no chat could have produced
-    empty_answer: bool = True  # an assistant turn without text and calls
-    unclosed_think: bool = True  # a think tag without its partner
-    nested_think: bool = True  # think tags inside or after a trace
-    foreign_think: bool = True  # a trace in other tags than <think>
-    undeclared_tools: bool = True  # tool calls where no tool is declared
-    unknown_tool: bool = True  # a call to a tool that is not declared
-    unusable_schema: bool = True  # a called tool's schema cannot be checked
-    bad_arguments: bool = True  # arguments that fail the declared schema
-    unpaired_tool_result: bool = True  # results and calls that do not match
-    tool_markup: bool = True  # tool calls written as text
-
-
 class SourceConfig(Strict):
     """Where a source's rows are and how they become records.
 
@@ -80,6 +64,7 @@ class SourceConfig(Strict):
         ending: conversations that do not end on an assistant turn are trimmed to it, or dropped.
         prefilled_think: assistant texts start inside a trace, the opening tag is not in the text.
         strict: stop at the first row that cannot be read as a record instead of dropping it.
+        filters: structural checks and filters of the text (`posttrain.config.filters`).
     """
 
     name: str = Field(min_length=1)
@@ -98,7 +83,7 @@ class SourceConfig(Strict):
     ending: EndingPolicy = "trim"
     prefilled_think: bool = False
     strict: bool = False
-    filters: StructuralFilters = StructuralFilters()
+    filters: Filters = Filters()
 
     @property
     def paths(self) -> tuple[str, ...]:

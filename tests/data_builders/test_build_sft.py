@@ -195,7 +195,7 @@ def test_dry_run_prints_a_plan_and_writes_nothing(tmp_path, capsys):
 
 
 def test_overlong_sequences_are_dropped_or_clipped_and_counted(tmp_path):
-    long = [{"instruction": "q", "input": "", "output": "y" * 900} for _ in range(1)]
+    long = [{"instruction": "q", "input": "", "output": " ".join(map(str, range(900)))}]
     rows = write_rows(tmp_path / "mixed.jsonl", plain_rows(40) + long)
     sources = [{"name": "mixed", "path": str(rows)}]
     recipe = write_recipe(tmp_path, sources=sources, packing={"capacity": 256}, write_dropped=True)

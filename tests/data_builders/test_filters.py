@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from data_builders.filters import STRUCTURAL, structural_drop
-from posttrain.config.source import StructuralFilters
+from posttrain.config.filters import StructuralFilters
 from posttrain.records import Example, Message, ToolCall, make_example
 from tests.data_builders.rows import WEATHER, answer, calls, chat, result, user
 

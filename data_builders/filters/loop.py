@@ -1,0 +1,40 @@
+"""What a rule against repetition finds in a text, and what the rules share.
+
+Loop(rule="cycle", start=410, end=2210, detail="97% of 640 words equal the word 6 before")
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from data_builders.filters.words import DIGITS, IDEOGRAPH, LETTERS, Flags, Keys, Words
+
+_NUMBER = np.uint64(0xD1B54A32D192ED03)
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """`start` to `end` in bytes of the words' data; `rule` names the rule that found it."""
+
+    rule: str
+    start: int
+    end: int
+    detail: str
+
+
+def without_numbers(words: Words) -> Keys:
+    """The words' keys, with one for all numbers."""
+    return np.where(words.kinds == DIGITS, _NUMBER, words.keys)
+
+
+def of_language(words: Words) -> Flags:
+    """Which words are of language: two letters at least, or an ideograph."""
+    return ((words.kinds == LETTERS) & (words.lengths >= 2)) | (words.kinds == IDEOGRAPH)
+
+
+def loop_at(words: Words, rule: str, first: int, last: int, detail: str) -> Loop:
+    """The loop from word `first` to before word `last`."""
+    end = int(words.starts[last - 1] + words.lengths[last - 1])
+    return Loop(rule, int(words.starts[first]), min(end, int(words.offsets[-1]) - 1), detail)
