@@ -35,8 +35,10 @@ _DEALINGS = (
     Dealing(reserve=0.12, limit=0.25, shortest=0.02),
     Dealing(reserve=0.25, limit=0.25, shortest=0.02),
     Dealing(reserve=0.03, limit=0.03, long=0.33),
+    Dealing(reserve=0.25, limit=0.25),
     Dealing(reserve=0.25, limit=1.0, shortest=0.02),
     Dealing(reserve=0.06, limit=0.25, shortest=0.05, long=0.25),
+    Dealing(reserve=0.25, limit=1.0, shortest=0.02, long=0.33),
     Dealing(reserve=0.5, limit=0.5),
     Dealing(reserve=0.0, limit=0.0, long=0.0),
 )
