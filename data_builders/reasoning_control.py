@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from data_builders.keyed import unit
 from posttrain.chat import strip_reasoning, truncate_reasoning
@@ -87,7 +88,8 @@ def control_reasoning(example: Example, plan: ControlPlan, offsets: Offsets) -> 
         spans = offsets(trace)
         length = len(spans)
         budget = budget_for(length, plan, example.id, position)
-        short = budget and truncate_reasoning(trace, budget=budget, offsets=lambda _: spans)
+        known = partial(_given, spans)  # tokenised once, not once more for the cut
+        short = budget and truncate_reasoning(trace, budget=budget, offsets=known)
         if not budget or not short:
             too_short += 1
             continue
@@ -95,6 +97,10 @@ def control_reasoning(example: Example, plan: ControlPlan, offsets: Offsets) -> 
         cuts.append(Cut(position, length, budget))
     changed = with_messages(example, messages) if cuts else example
     return Controlled(changed, True, False, traces, tuple(cuts), too_short)
+
+
+def _given(spans: Sequence[tuple[int, int]], _: str) -> Sequence[tuple[int, int]]:
+    return spans
 
 
 def budget_for(length: int, plan: ControlPlan, record_id: str, position: int) -> int | None:

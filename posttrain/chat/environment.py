@@ -95,7 +95,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """The attribute, else the item; undefined when there is neither or it is unsafe."""
-        kind = type(obj)
+        kind = cast(object, type(obj))
         if kind is dict and attribute not in _OF_DICT:
             message = cast(dict[str, Any], obj)
             if attribute in message:
