@@ -5,9 +5,8 @@
             …
 
 A job is an object that can be sent, with `run(tools, tell)`. Workers are started anew (spawned) and
-make
-their tools themselves. Jobs are given out in order. Of several that fail, the first in order is
-the one reported, so an error does not depend on how fast a worker was. A worker ends when the
+make their tools themselves. Jobs are given out in order. Of several that fail, the first in order
+is the one reported, so an error does not depend on how fast a worker was. A worker ends when the
 process that started it is gone; `Here` runs the same jobs in this process.
 """
 

@@ -93,6 +93,8 @@ def _deal(
     handle: int, entries: Entries, windows: npt.NDArray[np.int64], free: npt.NDArray[np.int64]
 ) -> None:
     """Write entries to the free places of their windows."""
+    if not len(entries):
+        return
     order = np.argsort(windows, kind="stable")
     which, starts = np.unique(windows[order], return_index=True)
     for window, rows in zip(which.tolist(), np.split(order, starts[1:]), strict=True):

@@ -107,6 +107,7 @@ def main(arguments: list[str]) -> None:
     # -- the output directory, ours or nobody's
     with claimed(out, kind="sft_data", config=config, scratch="work") as stage:
         work = out / "work"
+        work.mkdir(exist_ok=True)
         inputs, parts = scan_inputs(recipe, BASE)
         if stage.complete:
             check_unchanged(

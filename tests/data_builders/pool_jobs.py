@@ -1,0 +1,70 @@
+"""Jobs for a pool of processes, in a file of their own so that workers can import them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from posttrain.errors import DataError
+
+
+class Tools:
+    """What a worker makes once: it remembers how many jobs it did."""
+
+    def __init__(self) -> None:
+        self.done = 0
+
+
+@dataclass(frozen=True)
+class Job:
+    """Squares a number, unless told to do something else."""
+
+    number: int
+    does: str = "square"
+    waits_for: str = ""
+    touches: str = ""
+
+    def describe(self) -> str:
+        """For messages."""
+        return f"job {self.number}"
+
+    def run(self, tools: Tools, tell: Callable[[int], None]) -> tuple[int, int]:
+        """The square, and who computed it."""
+        tools.done += 1
+        while self.waits_for and not Path(self.waits_for).exists():
+            tell(0)  # fails, and ends this process, once nobody listens
+            time.sleep(0.01)
+        if self.touches:
+            Path(self.touches).touch()
+        if self.does == "die":
+            os.kill(os.getpid(), 9)
+        if self.does == "exit":
+            os._exit(3)
+        if self.does == "data error":
+            raise DataError(f"rows.jsonl:{self.number}: bad")
+        if self.does == "bug":
+            raise ZeroDivisionError("not the user's")
+        tell(self.number)
+        return self.number**2, os.getpid()
+
+
+PARENT = """
+import os, sys
+sys.path.insert(0, {root!r})
+from data_builders.pool import Pool
+from tests.data_builders.pool_jobs import Job, Tools
+if __name__ == "__main__":
+    def tell(count):
+        pass
+    with Pool(Tools, 2) as pool:
+        jobs = [Job(1), Job(2), Job(3, waits_for={never!r}), Job(4, waits_for={never!r})]
+        pids = []
+        for _, (_, pid) in pool.run(jobs, tell):
+            pids.append(pid)
+            if len(pids) == 2:
+                print(*(w.process.pid for w in pool._workers), flush=True)
+                os.kill(os.getpid(), 9)
+"""
