@@ -178,8 +178,10 @@ def _stops(
 def _empty_thinks(batch: Batch, marks: Marks) -> Mask:
     """Sequences in which an empty trace stands right before, or in, what is trained."""
     found = np.zeros(len(batch), np.bool_)
+    # the patterns are alike: one look for each token that begins some
+    heads = {p[0]: np.flatnonzero(batch.ids == p[0]) for p in {p[:1] for p in marks.empty_think}}
     for pattern in marks.empty_think:
-        for start, owner in zip(*_places(batch, pattern), strict=True):
+        for start, owner in zip(*_places(batch, pattern, heads[pattern[0]]), strict=True):
             end = min(int(start) + len(pattern) + _TAIL, int(batch.starts[owner + 1]))
             found[owner] |= batch.trained[int(start) : end].any()
     return found
@@ -207,9 +209,15 @@ def prompt_tokens(batch: Batch, marks: Marks) -> Places:
     return counts
 
 
-def _places(batch: Batch, pattern: Sequence[int]) -> tuple[Places, Places]:
-    """Where a pattern begins, and in which sequence; it never reaches into the next one."""
-    at = np.flatnonzero(batch.ids == pattern[0])
+def _places(
+    batch: Batch, pattern: Sequence[int], heads: Places | None = None
+) -> tuple[Places, Places]:
+    """Where a pattern begins, and in which sequence; it never reaches into the next one.
+
+    Args:
+        heads: where its first token stands, if that is known.
+    """
+    at = np.flatnonzero(batch.ids == pattern[0]) if heads is None else heads
     at = at[at + len(pattern) <= len(batch.ids)]
     for offset, token in enumerate(pattern[1:], start=1):
         at = at[batch.ids[at + offset] == token]

@@ -1,0 +1,197 @@
+"""A build killed with −9 at random moments and started again: the bytes of an undisturbed one.
+
+    python benchmarks/sft_kills.py [--kills 20] [--workers 1 2] [--seed 0] [--markdown out.md]
+
+Each kill has a directory of its own: the build is started, killed at a moment drawn between its
+first write and its end, and finished by the same command. Every second kill takes only the main
+process, so that its workers have to end by themselves; the others take the whole process group.
+Asserted: the same manifest digest, the same files with the same bytes, no process left behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.data_builders.small_build import (
+    ROOT,
+    manifest,
+    plain_rows,
+    reasoning_rows,
+    write_recipe,
+    write_rows,
+)
+
+_PATIENCE = 20.0  # seconds that workers get to notice that nobody waits for them
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One kill: when, what was there, who was killed."""
+
+    workers: int
+    seconds: float
+    state: str
+    whole_group: bool
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--kills", type=int, default=20, help="for each number of workers")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--rows", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--markdown", type=Path, help="write the table there too")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        recipe = _recipe(folder, given.rows)
+        lines = ["| workers | killed after | of | was there | killed |", "|--:|--:|--:|---|---|"]
+        whole = None
+        for workers in given.workers:
+            begun, whole_seconds, found = _undisturbed(folder, recipe, workers)
+            assert whole in (None, found), "the number of workers changed the bytes"
+            whole = found
+            rng = random.Random(f"{given.seed} {workers}")
+            number = tried = 0
+            while number < given.kills:
+                moment = rng.uniform(begun, whole_seconds)
+                out = folder / f"killed-{workers}-{tried}"
+                kill = _killed(recipe, out, workers, moment, whole_group=number % 2 == 0)
+                tried += 1
+                if kill is None:  # quicker than the first: another moment
+                    whole_seconds = min(whole_seconds, moment)
+                    continue
+                number += 1
+                assert _run(recipe, out, workers).wait() == 0
+                assert _contents(out) == whole, f"other bytes after {kill}"
+                lines.append(_line(kill, whole_seconds))
+                print(lines[-1], flush=True)
+        lines += ["", f"All {len(lines) - 2} ended with digest {manifest(out)['digest'][:16]}."]
+        print(lines[-1])
+    if given.markdown:
+        given.markdown.write_text("\n".join(lines) + "\n", "utf-8")
+
+
+def _recipe(folder: Path, rows: int) -> Path:
+    plain = plain_rows(rows)
+    sources = [
+        {"name": "reasoning", "path": str(write_rows(folder / "r.jsonl", reasoning_rows(rows)))},
+        {"name": "plain", "path": str(write_rows(folder / "p.jsonl", [*plain, *plain[:9], {}]))},
+    ]
+    return write_recipe(
+        folder,
+        sources=sources,
+        shards={"packs": 60},
+        write_dropped=True,
+        part_bytes=max(rows * 25, 20_000),
+    )
+
+
+def _undisturbed(folder: Path, recipe: Path, workers: int) -> tuple[float, float, dict[str, str]]:
+    """After how many seconds a build begins to write, when it ends, and what it wrote."""
+    out = folder / f"whole-{workers}"
+    started = time.monotonic()
+    process = _run(recipe, out, workers)
+    while not out.exists() and process.poll() is None:
+        time.sleep(0.02)
+    begun = time.monotonic() - started
+    assert process.wait() == 0
+    return begun, time.monotonic() - started, _contents(out)
+
+
+def _run(recipe: Path, out: Path, workers: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "scripts/build_sft.py", "--config", str(recipe)]
+    return subprocess.Popen(
+        [*command, f"out={out}", f"workers={workers}"],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+
+
+def _killed(
+    recipe: Path, out: Path, workers: int, moment: float, *, whole_group: bool
+) -> Kill | None:
+    """Kill a build after some seconds; None if all that counts was finished by then."""
+    process = _run(recipe, out, workers)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        assert process.wait(moment) == 0
+    state = _state(out)
+    if state == "finished":
+        process.wait()
+        return None
+    if whole_group:
+        with contextlib.suppress(ProcessLookupError):  # it had just finished
+            os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+    process.wait()
+    _check_alone(process.pid)
+    return Kill(workers, moment, state, whole_group)
+
+
+def _check_alone(group: int) -> None:
+    """No process of the killed build goes on for long."""
+    until = time.monotonic() + _PATIENCE
+    while time.monotonic() < until:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"processes of group {group} are still there")
+
+
+def _state(out: Path) -> str:
+    """How far a build was, by what lies in its directory."""
+    if (out / "manifest.json").is_file():
+        return "finished"
+    if (out / "tokenizer").is_dir():
+        return "shards written"
+    if (out / "packed").is_dir():
+        return f"{len(list((out / 'packed').iterdir()))} shards"
+    done = len(list(out.glob("work/parts/*/*/books.json")))
+    return f"{done} parts prepared" if done else "nothing yet"
+
+
+def _contents(out: Path) -> dict[str, str]:
+    """Every file of a finished build, by path, with a hash of its bytes."""
+    assert (out / "manifest.json").is_file(), f"{out} was not finished"
+    assert json.loads((out / "manifest.json").read_text("utf-8"))["digest"]
+    return {
+        str(path.relative_to(out)): hashlib.sha256(_told(path)).hexdigest()
+        for path in sorted(out.rglob("*"))
+        if path.is_file()
+    }
+
+
+def _told(path: Path) -> bytes:
+    """A file's bytes; a report is titled by its directory's name, which is not compared."""
+    if path.name != "report.html":
+        return path.read_bytes()
+    return path.read_bytes().replace(path.parent.name.encode(), b"out")
+
+
+def _line(kill: Kill, whole: float) -> str:
+    who = "all processes" if kill.whole_group else "the main process"
+    return f"| {kill.workers} | {kill.seconds:.1f} s | {whole:.1f} s | {kill.state} | {who} |"
+
+
+if __name__ == "__main__":
+    main()
