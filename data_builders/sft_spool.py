@@ -259,10 +259,7 @@ class Reader:
     ) -> None:
         """Fill `ids` and `edges` with those of the sequence at a place."""
         wanted = 4 * (len(ids) + len(edges))
-        if (
-            os.preadv(self._file(part, "tokens.bin"), [ids.data, edges.data], 4 * at)
-            != wanted
-        ):
+        if os.preadv(self._file(part, "tokens.bin"), [ids.data, edges.data], 4 * at) != wanted:
             raise DataError(f"{self._folders[part]} was changed while it was read")
 
     def text(self, part: int, at: int, size: int) -> list[str]:
