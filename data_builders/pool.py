@@ -175,7 +175,7 @@ def _serve(connection: Connection, make_tools: Callable[[], Any]) -> None:
             tools = tools or make_tools()
             answer = ("done", job.run(tools, tell))
         except Exception as error:  # noqa: BLE001 - whatever it is, the parent raises it
-            answer = ("failed", _sendable(error))
+            answer = ("failed", sendable(error))
         _send(connection, answer)
 
 
@@ -186,7 +186,7 @@ def _send(connection: Connection, message: tuple[Any, ...]) -> None:
         os._exit(1)  # the parent is gone: nobody waits for this, and another may have its place
 
 
-def _sendable(error: Exception) -> Exception:
+def sendable(error: Exception) -> Exception:
     """The user's mistakes as they are; of anything else the whole story, as text."""
     if isinstance(error, PosttrainError):
         return type(error)(str(error))

@@ -80,7 +80,7 @@ def _scanned(
         name = os.path.relpath(path, base_dir)
         if path.is_dir():
             return _directory(source, path, base_dir, name, size)
-        digest, pieces = cut_file(path, name, size)
+        digest, pieces = cut_file(path.absolute(), name, size)
         shown = _shown(path, base_dir)
         return [Input(source.name, shown, path.stat().st_size, digest)], pieces
 
@@ -101,7 +101,17 @@ def _directory(
     count = min(max(1, -(-total // size)), max(rows, 1))
     edges = [rows * k // count for k in range(count + 1)]
     pieces = [
-        Piece(str(path), name, "directory", a, b, a + 1, b - a, max(total // count, 1), digest)
+        Piece(
+            str(path.absolute()),
+            name,
+            "directory",
+            a,
+            b,
+            a + 1,
+            b - a,
+            max(total // count, 1),
+            digest,
+        )
         for a, b in pairwise(edges)
     ]
     return inputs, pieces

@@ -43,6 +43,7 @@ def spool_sources(
         DataError: more of a source was lost to a reason than the recipe's limits allow; as soon as
             its last part is done.
     """
+    folder = folder.resolve()  # workers may have been started elsewhere
     _clear(folder, scratch)
     folders = {
         source.name: [

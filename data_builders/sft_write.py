@@ -48,6 +48,7 @@ def write_splits(
     Args:
         scratch: for the plan, made anew.
     """
+    out, scratch = out.resolve(), scratch.resolve()  # workers may have been started elsewhere
     for folder in (out / "packed", out / "index", scratch):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)

@@ -21,6 +21,7 @@ from pathlib import Path
 from rich.console import Console
 
 from data_builders.pool import Executor, Here, Pool
+from data_builders.ray_build import RayExecutor
 from data_builders.sft_audit import audit_spools, check_supervision
 from data_builders.sft_facts import books_of, data_facts, total_counts
 from data_builders.sft_inputs import (
@@ -127,7 +128,9 @@ def main(arguments: list[str]) -> None:
         tools = partial(Tools, recipe, partial(load_data_renderer, as_chosen(recipe, encoder)))
         with Stages(console) as stages, ExitStack() as stack:
             executor: Executor = Here(Tools(recipe, lambda: renderer))
-            if recipe.workers > 1:
+            if recipe.executor == "ray":
+                executor = stack.enter_context(RayExecutor(tools, recipe.workers))
+            elif recipe.workers > 1:
                 executor = stack.enter_context(Pool(tools, recipe.workers))
             spools = spool_sources(
                 recipe,
@@ -202,8 +205,15 @@ def main(arguments: list[str]) -> None:
 
 
 def as_chosen(recipe: BuildSftConfig, encoder: Encoder) -> SftTokenizer:
-    """The recipe's tokenizer with the library that was found to be exact: workers ask no more."""
-    return recipe.tokenizer.model_copy(update={"backend": encoder.name})
+    """The recipe's tokenizer for workers: with the library that was found to be exact, and paths
+    that do not depend on where a process was started."""
+    own = recipe.tokenizer
+    changed: dict[str, str] = {"backend": encoder.name}
+    if Path(own.path).is_dir():
+        changed["path"] = str(Path(own.path).absolute())
+    if own.chat_template not in ("own", "nemotron_3_nano"):
+        changed["chat_template"] = str(Path(own.chat_template).absolute())
+    return own.model_copy(update=changed)
 
 
 if __name__ == "__main__":

@@ -202,15 +202,17 @@ class LimitsConfig(SupervisionLimits):
 
 
 # keys that decide how the work is done and nothing about what comes of it
-EXECUTION = frozenset({"workers", "part_bytes", "spool"})
+EXECUTION = frozenset({"executor", "workers", "part_bytes", "spool"})
 
 
 class BuildSftConfig(Strict):
     """One SFT data set. `out` is where it goes; all but `EXECUTION` decides what it holds.
 
     Args:
+        executor: `local` works on this machine; `ray` on a Ray cluster that `RAY_ADDRESS` names and
+            that sees the same disk, or on a Ray of its own.
         workers: processes that prepare parts and write shards, each of one thread; 1 works without
-            further processes.
+            further processes, unless by Ray.
         part_bytes: about how much input is prepared together: the share of the work that a worker
             takes at a time, and that a killed build does again.
         spool: a directory where prepared parts are kept for other builds of the same rows; null
@@ -231,6 +233,7 @@ class BuildSftConfig(Strict):
     )
     seed: int = Field(default=0, ge=0)
     write_dropped: bool = False
+    executor: Literal["local", "ray"] = "local"
     workers: int = Field(default=1, ge=1)
     part_bytes: int = Field(default=67_108_864, ge=1)
     spool: str | None = None

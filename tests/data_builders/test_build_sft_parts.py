@@ -165,3 +165,12 @@ def test_only_the_parts_that_changed_are_prepared_again(world, tmp_path, monkeyp
     assert 0 < sum(prepared) < everything / 3
     build(recipe, f"out={tmp_path / 'fresh'}")
     assert _digest(tmp_path / "fresh") == _digest(tmp_path / "c")
+
+
+def test_a_ray_pipeline_gives_the_same_bytes(world, tmp_path):
+    """On a Ray that is started here, with one actor, and ended with the build."""
+    ray = pytest.importorskip("ray", reason="the extra ray is not installed")
+    build(world / "recipe.yaml", f"out={tmp_path / 'out'}", PART, "executor=ray")
+    assert not ray.is_initialized()
+    assert _digest(tmp_path / "out") == _digest(world / "out")
+    assert shard_bytes(tmp_path / "out") == shard_bytes(world / "out")
