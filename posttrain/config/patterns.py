@@ -45,7 +45,9 @@ def _read(given: object) -> object:
     if not isinstance(items, list):
         return items
     # a pattern without context may stand alone
-    return [{"pattern": i} if isinstance(i, str) else i for i in cast(list[object], items)]
+    given_each = cast(list[object], items)
+    # a tuple, for what a validator returns is no JSON any more and is taken as strictly as Python
+    return tuple({"pattern": i} if isinstance(i, str) else i for i in given_each)
 
 
 Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(_read), Field(min_length=1)]

@@ -1,0 +1,234 @@
+"""Filters of what a text says: loops in, honest repetition out; patterns, language, length, copies."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data_builders.filters.screen import Screen
+from posttrain.config.filters import Filters, RepetitionFilter
+from posttrain.config.load import validate
+from posttrain.errors import ConfigError
+from posttrain.records import Example, Message, make_example
+
+OFF: dict[str, Any] = {"repetition": None}
+ENGLISH = (
+    "The train leaves the station at nine in the morning and reaches the coast before noon, so "
+    "we can walk along the harbour, have a late lunch with our friends there, and still be home "
+    "before it is dark. Nobody has to get up early, and the tickets are not expensive at all."
+)
+GERMAN = (
+    "Der Zug verlässt den Bahnhof um neun Uhr morgens und erreicht die Küste noch vor dem Mittag, "
+    "sodass wir am Hafen entlanggehen, mit unseren Freunden spät zu Mittag essen und trotzdem vor "
+    "der Dunkelheit wieder zu Hause sein können. Niemand muss früh aufstehen, und teuer ist es nicht."
+)
+
+
+def words(texts: Any) -> Any:
+    """One token a word."""
+    return [np.arange(len(text.split()), dtype=np.int32) for text in texts]
+
+
+def example(*turns: str, reasoning: str | None = None) -> Example:
+    """User and assistant in turn; the trace is the last answer's."""
+    messages = [Message("user" if k % 2 == 0 else "assistant", t) for k, t in enumerate(turns)]
+    if reasoning is not None:
+        messages[-1] = Message("assistant", turns[-1], reasoning=reasoning)
+    return make_example(
+        tuple(messages), tools=None, source="s", licence="MIT", dialect="openai", metadata="{}"
+    )
+
+
+def dropped(filters: dict[str, Any], *records: Example) -> list[str | None]:
+    screen = Screen(validate(filters, Filters, where="test"), words)
+    return [None if drop is None else drop.reason for drop in screen(records)]
+
+
+def sentences(count: int, seed: int = 0) -> list[str]:
+    rng = random.Random(seed)
+    pool = [f"{a}{b}" for a in "bcdfghklmnprst" for b in ("an", "el", "ior", "uta", "ery", "os")]
+    return [" ".join(rng.choices(pool, k=rng.randint(8, 16))) + "." for _ in range(count)]
+
+
+SENTENCE = "But wait, maybe I should check whether the first case really gives seven."
+LOOPS = {
+    "a sentence": " ".join([SENTENCE] * 40),
+    "lines": "\n".join(["Let me try again.", "That does not work either."] * 60),
+    "a digit": "The value is 0." + "3" * 4000,
+    "a counter": " ".join(f"Attempt {k}: the sum is still not equal to ten." for k in range(80)),
+    "behind an honest beginning": " ".join(sentences(60)) + " " + " ".join([SENTENCE] * 60),
+    "amid": " ".join(sentences(30)) + SENTENCE * 80 + " ".join(sentences(30, seed=1)),
+    "blanks": "So the answer is" + " " * 4000 + "7.",
+}
+
+
+@pytest.mark.parametrize("text", LOOPS.values(), ids=LOOPS)
+def test_loops_are_dropped_in_traces_and_in_answers(text: str):
+    assert dropped({}, example("Q?", "7", reasoning=text), example("Q?", text)) == [
+        "repetition",
+        "repetition",
+    ]
+
+
+HONEST = {
+    "prose": " ".join(sentences(200)),
+    "a step revisited": " ".join(
+        [*sentences(20), SENTENCE, *sentences(20, 1), SENTENCE, *sentences(20, 2), SENTENCE]
+    ),
+    "a table": "\n".join(f"| {k} | {k * k} | {k**3 % 97} |" for k in range(60)),
+    "code": "\n".join(
+        f"    if name == {word!r}:\n        return make_{word}(value)"
+        for word in [
+            "alpha",
+            "beta",
+            "gamma",
+            "delta",
+            "epsilon",
+            "zeta",
+            "eta",
+            "theta",
+            "iota",
+            "kappa",
+        ]
+    ),
+    "a refrain": "\n".join(
+        "\n".join([*sentences(4, k), "Sing it low, sing it high,", "the river goes by."])
+        for k in range(6)
+    ),
+    "arithmetic": "\n".join(f"{k} + {k * 7 % 13} = {k + k * 7 % 13}" for k in range(50)),
+}
+
+
+@pytest.mark.parametrize("text", HONEST.values(), ids=HONEST)
+def test_honest_repetition_stays(text: str):
+    assert dropped({}, example("Q?", text), example("Q?", "7", reasoning=text)) == [None, None]
+
+
+def test_a_loop_is_judged_alike_alone_and_among_others():
+    records = [example("Q?", text) for text in (*LOOPS.values(), *HONEST.values())]
+    together = dropped({}, *records)
+    assert together == [dropped({}, record)[0] for record in records]
+    assert together[::-1] == dropped({}, *records[::-1])
+
+
+def test_a_drop_shows_where():
+    text = " ".join(sentences(30)) + " " + " ".join([SENTENCE] * 60)
+    screen = Screen(Filters(), words)
+    [drop] = screen([example("Q?", "7", reasoning=text)])
+    assert drop is not None
+    assert drop.span is not None
+    assert (drop.span.message, drop.span.part) == (1, "reasoning")
+    assert SENTENCE[:20] in text[drop.span.start : drop.span.end]
+
+
+def test_loops_of_real_sets(shared: Path):
+    """GSM8K's answers and long proofs of DeepSeek: none is dropped."""
+    rows: list[Example] = []
+    for line in (shared / "data" / "gsm8k_train.jsonl").read_text("utf-8").splitlines()[:1500]:
+        row = json.loads(line)
+        rows.append(example(row["question"], row["answer"]))
+    assert set(dropped({}, *rows)) == {None}
+
+
+def test_a_switch_turns_it_off():
+    loop = example("Q?", LOOPS["a sentence"])
+    assert dropped(OFF, loop) == [None]
+    assert dropped({"repetition": {"cycle_words": 5000, "whole_words": 9000, "window_share": 1.0,
+                                   "drift_words": 9000}}, loop) == [None]  # fmt: skip
+    assert RepetitionFilter().window == 512
+
+
+def test_patterns_with_context():
+    rule = {"pattern": r"\bour (great )?nation\b", "unless": "said|quote", "within": 30}
+    both = OFF | {"narratives": [rule, r"\bour values\b"]}
+    assert dropped(
+        both,
+        example("Q?", "We serve our great nation."),
+        example("Q?", 'The senator said "our nation" twice.'),
+        example("Q?", "56", reasoning="This agrees with OUR VALUES."),
+        example("our nation?", "Which one?"),
+        example("Q?", "Our nationality law."),
+    ) == ["narrative", None, "narrative", None, None]
+    near = OFF | {"refusals": [{"pattern": "i cannot", "near": "assist"}]}
+    assert dropped(
+        near,
+        example("Q?", "I cannot assist with that."),
+        example("Q?", "I cannot see why."),
+        example("Q?", "Sure.", reasoning="I cannot assist with that."),
+    ) == ["refusal", None, None]
+    assert dropped(
+        OFF | {"untranslated": ["(unable|not able) to translate"]},
+        example("Q?", "I am not able to translate this."),
+    ) == ["untranslated"]
+
+
+def test_a_file_of_patterns_is_read_and_its_mistakes_name_their_line(tmp_path: Path):
+    file = tmp_path / "narratives.yaml"
+    file.write_text("patterns:\n  - '\\bour values\\b'\n  - {pattern: 'our (great', within: 5}\n")
+    with pytest.raises(ConfigError, match=r"narratives\.yaml:3: 'our \(great' is no pattern"):
+        dropped(OFF | {"narratives": str(file)}, example("Q?", "A."))
+    file.write_text("patterns:\n  - '\\bour values\\b'\n")
+    assert dropped(OFF | {"narratives": str(file)}, example("Q?", "By our values.")) == [
+        "narrative"
+    ]
+    with pytest.raises(ConfigError, match=r"pattern 1: .*look-around"):
+        dropped(OFF | {"refusals": ["(?=a)b"]}, example("Q?", "A."))
+
+
+def test_languages():
+    pytest.importorskip("py3langid", reason="the extra language is not installed")
+    only = OFF | {"language": {"allowed": ["en"]}}
+    code = "```python\n" + "for zahl in liste:\n    drucke(zahl)\n" * 30 + "```"
+    assert dropped(
+        only,
+        example("Q?", ENGLISH),
+        example("Q?", GERMAN),
+        example("Q?", ENGLISH, reasoning=GERMAN),
+        example("Q?", code),
+        example("Q?", "Guten Tag!"),
+    ) == [None, "language", "language", None, None]
+    assert dropped(OFF | {"language": {"allowed": ["de", "en"]}}, example("Q?", GERMAN)) == [None]
+    with pytest.raises(ConfigError, match="xx is no language"):
+        dropped(OFF | {"language": {"allowed": ["xx"]}}, example("Q?", "A."))
+
+
+def test_turns_and_tokens():
+    bounds = OFF | {"length": {"min_turns": 2, "max_turns": 3, "min_tokens": 5, "max_tokens": 9}}
+    records = [example(*["a", "b"] * turns) for turns in (1, 2, 3, 4)]
+    assert dropped(bounds, *records) == ["too_few_turns", None, None, "too_many_turns"]
+    screen = Screen(validate(bounds, Filters, where="test"), words)
+    found = [screen.by_length(tokens) for tokens in (4, 5, 9, 10)]
+    assert [d and d.reason for d in found] == ["too_short", None, None, "too_long"]
+    with pytest.raises(ConfigError, match="above the most"):
+        dropped({"length": {"min_turns": 3, "max_turns": 2}})
+
+
+def test_copied_answers():
+    on = OFF | {"copied": {"characters": 20}}
+    assert dropped(
+        on,
+        example(ENGLISH, ENGLISH.replace(" ", "  ", 3)),
+        example("Q?", ENGLISH, "Again?", ENGLISH),
+        example("Q?", ENGLISH, reasoning=f"{ENGLISH}\n"),
+        example("Q?", "Yes.", "Sure?", "Yes."),
+        example("Q?", ENGLISH),
+    ) == ["copied_answer", "copied_answer", "copied_answer", None, None]
+
+
+def test_texts_cut_off_at_a_known_limit():
+    on = OFF | {"truncated": {"tokens": [100], "slack": 0.02}}
+    cut, short = " ".join(["wording"] * 100), " ".join(["wording"] * 90)
+    half = " ".join(["wording"] * 50)
+    assert dropped(
+        on,
+        example("Q?", cut),
+        example("Q?", cut + "."),
+        example("Q?", short),
+        example("Q?", half, reasoning=half + ". "),
+        example("Q?", "```\n" + " ".join(["wording"] * 98) + "."),
+    ) == ["truncated_text", None, None, "truncated_text", "truncated_text"]
