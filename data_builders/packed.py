@@ -118,7 +118,7 @@ def pack_split(
     with packed.entries.open("wb") as entries, packed.packs.open("wb") as packs:
         for number, (label, stream) in enumerate(groups.items()):
             tally = tallies[label] = Tally(recipe.packing.capacity)
-            windows = Windows.write(folder / f"{split}.windows", stream)
+            windows = Windows.write(folder / f"{split}.windows", stream, tally.capacity)
             for k, window in enumerate(windows):
                 seed = key64(recipe.seed, "pack", split, label, k)
                 done = _pack_window(window, seed, tally, entries, packs, done=done, group=number)

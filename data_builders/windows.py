@@ -1,11 +1,11 @@
 """Planned sequences in random order, in windows on disk: memory holds one window.
 
     windows = Windows.write(path, stream)       stream() → Entries, Entries, …
-    for entries in windows: …                   each in the order of their keys
+    for entries in windows: …                   to be put in the order of their keys
 
 A sequence's place is its key, a hash of what it is; so neither input order nor parts change the
-order. Sequences that are packed together share a window. There are at most `_WINDOWS`, so that few
-packs are left part-filled, and a window's share of memory stays below 16 bytes a sequence.
+order. Sequences that are packed together share a window. The last pack of a window is part-filled,
+so a window is large enough for some hundreds of them.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ ENTRY = np.dtype(
 )
 Entries = npt.NDArray[np.void]
 Stream = Callable[[], Iterable[Entries]]
-_SIZE = 65_536  # sequences below which a window is not worth cutting
-_WINDOWS = 8
+_SEQUENCES = 65_536  # of a window, at least
+_PACKS = 500  # of a window, at least: half of one in a thousand then stays empty
 _BITS = 16  # of a key, by which windows are cut
 
 
@@ -52,15 +52,22 @@ class Windows:
     edges: tuple[int, ...]
 
     @classmethod
-    def write(cls, path: Path, stream: Stream) -> Windows:
-        """Go through the stream twice: once to cut windows, once to write them."""
+    def write(cls, path: Path, stream: Stream, capacity: int) -> Windows:
+        """Go through the stream twice: once to cut windows, once to write them.
+
+        Args:
+            capacity: tokens a pack holds.
+        """
         counts = np.zeros(1 << _BITS, np.int64)
+        tokens = 0
         for entries in stream():
             counts += np.bincount(_bins(entries), minlength=len(counts))
+            tokens += int(entries["length"].sum(dtype=np.int64))
         total = int(counts.sum())
-        number = min(max(1, total // _SIZE), _WINDOWS)
+        number = max(1, min(total // _SEQUENCES, tokens // (capacity * _PACKS)))
         # a bin belongs to the window in which its first sequence lies
         window_of = (np.cumsum(counts) - counts) * number // max(total, 1)
+        window_of = np.minimum(window_of, number - 1)  # empty bins behind the last
         sizes = np.bincount(window_of, weights=counts, minlength=number).astype(np.int64)
         edges = np.concatenate([[0], np.cumsum(sizes)])
         free = edges[:-1].copy()
@@ -78,11 +85,10 @@ class Windows:
         return self.edges[-1]
 
     def __iter__(self) -> Iterator[Entries]:
-        """The windows in order, each sorted by key."""
+        """The windows in order; entries of one lie as they came."""
         with self.path.open("rb") as file:
             for start, stop in zip(self.edges, self.edges[1:], strict=False):
-                entries = np.fromfile(file, ENTRY, stop - start)
-                yield entries[np.argsort(entries["key"], kind="stable")]
+                yield np.fromfile(file, ENTRY, stop - start)
 
 
 def _bins(entries: Entries) -> npt.NDArray[np.int64]:
