@@ -3,7 +3,7 @@
     python benchmarks/sft_kills.py [--kills 20] [--workers 1 2] [--seed 0] [--markdown out.md]
 
 Each kill has a directory of its own: the build is started, killed at a moment drawn between its
-first write and its end, and finished by the same command. Every second kill takes only the main
+first finished part and its end, and finished by the same command. Every second kill takes only the main
 process, so that its workers have to end by themselves; the others take the whole process group.
 Asserted: the same manifest digest, the same files with the same bytes, no process left behind.
 """
@@ -102,11 +102,11 @@ def _recipe(folder: Path, rows: int) -> Path:
 
 
 def _undisturbed(folder: Path, recipe: Path, workers: int) -> tuple[float, float, dict[str, str]]:
-    """After how many seconds a build begins to write, when it ends, and what it wrote."""
+    """After how many seconds a build has its first part, when it ends, and what it wrote."""
     out = folder / f"whole-{workers}"
     started = time.monotonic()
     process = _run(recipe, out, workers)
-    while not out.exists() and process.poll() is None:
+    while not any(out.glob("work/parts/*/*/books.json")) and process.poll() is None:
         time.sleep(0.02)
     begun = time.monotonic() - started
     assert process.wait() == 0

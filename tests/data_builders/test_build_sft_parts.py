@@ -157,7 +157,9 @@ def test_only_the_parts_that_changed_are_prepared_again(world, tmp_path, monkeyp
     build(recipe, f"out={tmp_path / 'a'}", PART, keep)
     everything = sum(prepared)
     prepared.clear()
-    build(recipe, f"out={tmp_path / 'b'}", PART, keep, "mixture.total=30000", "mixture.tolerance=0.1")
+    build(
+        recipe, f"out={tmp_path / 'b'}", PART, keep, "mixture.total=30000", "mixture.tolerance=0.1"
+    )
     assert sum(prepared) == 0, "another mixture of the same rows"
 
     write_rows(tmp_path / "short.jsonl", plain_rows(170))
