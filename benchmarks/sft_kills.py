@@ -3,8 +3,8 @@
     python benchmarks/sft_kills.py [--kills 20] [--workers 1 2] [--seed 0] [--markdown out.md]
 
 Each kill has a directory of its own: the build is started, killed at a moment drawn between its
-first finished part and its end, and finished by the same command. Every second kill takes only the main
-process, so that its workers have to end by themselves; the others take the whole process group.
+first finished part and its end, and finished by the same command. Every second kill takes only the
+main process, so that its workers have to end by themselves; the others the whole process group.
 Asserted: the same manifest digest, the same files with the same bytes, no process left behind.
 """
 
