@@ -2,7 +2,7 @@
 
     books = Books(report); books.add(prepared, …); books.facts()
     merged([part.facts(), part.facts()], samples=20)
-    → {"rows_in": 7473, "dropped": {"overlong": 3}, "sequences": 7470, "control": {…}, …}
+    → {"rows_in": 7473, "dropped": {"overlong": 3}, "sequences": 7470, "samples": [(1, 0)], …}
 
 Everything that is added is a sum, a count by name, or the few samples whose keyed hashes are the
 smallest: how rows are cut into parts changes nothing.
@@ -11,7 +11,7 @@ smallest: how rows are cut into parts changes nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,7 +78,7 @@ class Books:
             "sequences_clipped": self.clipped,
             "control": dict(self.control),
             "budgets": [[budget, n] for budget, n in self.budgets.items()],
-            "samples": [[place, row] for place, row in self.samples],
+            "samples": [place for place, _ in self.samples],
             "observed": None if observed is None else observed.state(),
         }
 
@@ -96,22 +96,28 @@ def _sample(example: Example, sequence: PreparedSequence) -> dict[str, Any]:
     }
 
 
-def merged(parts: Sequence[Mapping[str, Any]], *, samples: int) -> dict[str, Any]:
-    """The books of a source from those of its parts, in order.
+def merged(parts: Iterable[Mapping[str, Any]], *, samples: int) -> dict[str, Any]:
+    """The books of a source from those of its parts, in order, looked at one by one.
 
     Args:
-        samples: how many to keep.
+        samples: how many to keep; they are given as (part, place in its samples).
     """
-    facts: dict[str, Any] = {name: sum(part[name] for part in parts) for name in _SUMS}
-    for name in _COUNTS:
-        total = Counter[str](dict.fromkeys(CONTROL, 0)) if name == "control" else Counter[str]()
-        for part in parts:
-            total.update(part[name])
-        facts[name] = dict(total) if name == "control" else {k: total[k] for k in sorted(total)}
+    sums = Counter[str](dict.fromkeys(_SUMS, 0))
+    counts = {name: Counter[str]() for name in _COUNTS}
+    counts["control"].update(dict.fromkeys(CONTROL, 0))
     budgets = Counter[int]()
-    for part in parts:
+    chosen: list[tuple[float, int, int]] = []
+    for number, part in enumerate(parts):
+        sums.update({name: part[name] for name in _SUMS})
+        for name, own in counts.items():
+            own.update(part[name])
         budgets.update(dict(part["budgets"]))
-    facts["budgets"] = [[budget, n] for budget, n in sorted(budgets.items())]
-    chosen = sorted((s for part in parts for s in part["samples"]), key=lambda item: item[0])
-    facts["samples"] = [row for _, row in chosen[:samples]]
-    return facts
+        chosen += [(place, number, k) for k, place in enumerate(part["samples"])]
+        chosen = sorted(chosen)[:samples]
+    return {
+        **sums,
+        **{name: {key: own[key] for key in sorted(own)} for name, own in counts.items()},
+        "control": dict(counts["control"]),
+        "budgets": [[budget, n] for budget, n in sorted(budgets.items())],
+        "samples": [(number, k) for _, number, k in chosen],
+    }

@@ -133,7 +133,7 @@ class PartJob:
             for batch in self._batches(recipe, books.report, observed):
                 self._prepare(batch, preparer, books, writer, write_dropped=recipe.write_dropped)
                 tell(len(batch))
-            writer.finish(books.facts(observed))
+            writer.finish(books.facts(observed), [row for _, row in books.samples])
 
     def _batches(
         self, recipe: BuildSftConfig, report: ReadReport, observed: ObservedFields | None

@@ -5,6 +5,7 @@
     tokens.bin      int32: the ids of a sequence, then the edges of its trained spans
     texts.bin       a JSON list a record: ["5f0c…", "MIT", "openai", "{}"]
     dropped.jsonl   with write_dropped
+    samples.jsonl   some rendered sequences to read
     books.json      counts, and the sizes of the other files
 
 A folder is named after everything that decides its bytes, and renamed to that when it is complete:
@@ -14,6 +15,7 @@ memory grows neither with rows nor with tokens.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -68,7 +70,14 @@ Rows = npt.NDArray[np.void]
 Int = npt.NDArray[np.int64]
 BLOCK = 8192  # records looked at together
 SPOOL_FORMAT = 1  # raised when the same part would be written otherwise
-_FILES = ("records.bin", "sequences.bin", "tokens.bin", "texts.bin", "dropped.jsonl")
+_FILES = (
+    "records.bin",
+    "sequences.bin",
+    "tokens.bin",
+    "texts.bin",
+    "dropped.jsonl",
+    "samples.jsonl",
+)
 _BOOKS = "books.json"
 
 
@@ -107,8 +116,10 @@ class SpoolWriter:
         """Write one line of `dropped.jsonl`."""
         self._files["dropped.jsonl"].write(line.encode())
 
-    def finish(self, books: Mapping[str, Any]) -> None:
-        """Write the books; the part is complete."""
+    def finish(self, books: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
+        """Write the books and the samples; the part is complete."""
+        for row in samples:
+            self._files["samples.jsonl"].write(json.dumps(row).encode() + b"\n")
         sizes = {name: file.tell() for name, file in self._files.items()}
         self.close()
         text = json.dumps({"files": sizes, "books": books}, ensure_ascii=True)
@@ -187,6 +198,12 @@ def read_books(folder: Path) -> dict[str, Any] | None:
         if not (folder / name).is_file() or (folder / name).stat().st_size != size:
             return None
     return found["books"]
+
+
+def read_sample(folder: Path, number: int) -> dict[str, Any]:
+    """One of a part's samples."""
+    with (folder / "samples.jsonl").open("rb") as file:
+        return json.loads(next(itertools.islice(file, number, None)))
 
 
 @dataclass(frozen=True, slots=True)

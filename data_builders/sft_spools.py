@@ -6,7 +6,7 @@ spools = spool_sources(recipe, parts, folder, executor=…, …)  →  [Spool("m
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from data_builders.reading import observed_fields
 from data_builders.sft_books import merged
 from data_builders.sft_inputs import part_key
 from data_builders.sft_source import PartJob, samples_of_each
-from data_builders.sft_spool import Spool, read_books
+from data_builders.sft_spool import Spool, read_books, read_sample
 from data_builders.stages import Stages
 from posttrain.config.build_sft import BuildSftConfig, LimitsConfig, SftSource
 from posttrain.errors import DataError
@@ -91,16 +91,19 @@ def _jobs(
 
 
 def _finished(recipe: BuildSftConfig, source: SftSource, folders: Sequence[Path]) -> Spool:
-    books: list[dict[str, Any]] = []
-    for folder in folders:
-        found = read_books(folder)
-        assert found is not None, f"{folder} was finished"
-        books.append(found)
-    facts = merged(books, samples=samples_of_each(recipe))
     observed = observed_fields(source)
+
+    def books() -> Iterator[dict[str, Any]]:
+        for folder in folders:
+            found = read_books(folder)
+            assert found is not None, f"{folder} was finished"
+            if observed is not None:
+                observed.add(found["observed"])
+            yield found
+
+    facts = merged(books(), samples=samples_of_each(recipe))
+    facts["samples"] = [read_sample(folders[part], k) for part, k in facts["samples"]]
     if observed is not None:
-        for part in books:
-            observed.add(part["observed"])
         observed.check(source.name)
     _check_limits(source.name, facts, recipe.limits)
     return Spool(source.name, facts, tuple(folders))
