@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from posttrain.audit.titles import share
 from posttrain.config.supervision import SupervisionLimits
 from posttrain.tokens.supervision import Flag, Marks
 
@@ -85,13 +86,6 @@ class Figures:
     def facts(self) -> dict[str, int | None]:
         """For a manifest."""
         return asdict(self)
-
-
-def share(figures: Mapping[str, Any], name: str) -> float | None:
-    """One count as a share: of tokens for `trained`, else of sequences; `None` if unknown."""
-    whole = figures["tokens" if name == "trained" else "sequences"]
-    count = figures[name]
-    return None if count is None or not whole else count / whole
 
 
 def violations(source: str, figures: Mapping[str, Any], limits: SupervisionLimits) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from posttrain.audit.figures import share
+from posttrain.audit.titles import share
 
 # figure → heading; those that are 0 everywhere are left out
 OPTIONAL = {

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from posttrain.audit.titles import REPEATED, TITLES
 from posttrain.tokens.supervision import Flag, Ids, Mask
 
 SHOWN = 3  # of each kind and source
@@ -24,24 +25,19 @@ _WINDOW = 160  # tokens shown of the beginning, around the first trained token, 
 Decode = Callable[[Sequence[int]], str]
 Fetch = Callable[[int], tuple[Ids, Mask, str]]  # a place → ids, mask, what to call it
 
-# kind → (what it is, the flags that a sequence must have, those that it must not have)
-KINDS: dict[str, tuple[str, Flag, Flag]] = {
-    "nothing_trained": ("nothing is trained", Flag(0), Flag.TRAINED),
-    "no_end": (
-        "no end token after what is trained",
-        Flag.TRAINED,
-        Flag.END_TRAINED | Flag.END_MASKED,
-    ),
-    "end_masked": ("the end token is there and not trained", Flag.END_MASKED, Flag(0)),
-    "turn_tokens": ("a token that opens turns, or the pad, is trained", Flag.TURN_TOKEN, Flag(0)),
-    "prompt_trained": ("a system, user or tool turn is trained", Flag.PROMPT, Flag(0)),
-    "everything_trained": ("every token is trained", Flag.EVERYTHING, Flag(0)),
-    "empty_think": ("an answer after an empty trace", Flag.EMPTY_THINK, Flag(0)),
-    "least_trained": ("the smallest share is trained", Flag.TRAINED, Flag(0)),
-    "longest": ("the longest", Flag(0), Flag(0)),
+# kind → (the flags that a sequence must have, those that it must not have)
+KINDS: dict[str, tuple[Flag, Flag]] = {
+    "nothing_trained": (Flag(0), Flag.TRAINED),
+    "no_end": (Flag.TRAINED, Flag.END_TRAINED | Flag.END_MASKED),
+    "end_masked": (Flag.END_MASKED, Flag(0)),
+    "turn_tokens": (Flag.TURN_TOKEN, Flag(0)),
+    "prompt_trained": (Flag.PROMPT, Flag(0)),
+    "everything_trained": (Flag.EVERYTHING, Flag(0)),
+    "empty_think": (Flag.EMPTY_THINK, Flag(0)),
+    "least_trained": (Flag.TRAINED, Flag(0)),
+    "longest": (Flag(0), Flag(0)),
 }
-REPEATED = "repeated"
-TITLES = {REPEATED: "exact copies", **{kind: title for kind, (title, _, _) in KINDS.items()}}
+assert [REPEATED, *KINDS] == list(TITLES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +100,7 @@ class Worst:
         fetch: Fetch,
     ) -> None:
         """Look at some sequences of one source, all (m,); `fetch` takes a position among them."""
-        for kind, (_, needed, refused) in KINDS.items():
+        for kind, (needed, refused) in KINDS.items():
             fits = ((flags & needed) == needed) & ((flags & refused) == 0)
             at = np.flatnonzero(fits)
             if not len(at):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from posttrain.audit.figures import share
-from posttrain.audit.worst import TITLES
+from posttrain.audit.titles import TITLES, share
 from posttrain.report.html import Markup, folded, paragraph, percent, table, text
 from posttrain.report.lineage import Node, listed_rows
 from posttrain.report.page import Page

@@ -178,7 +178,7 @@ class Box:
             self.programs["choom"], "-n", "1000", "--",
             self.programs["prlimit"],
             _bound("as", resource.RLIMIT_AS, limits.memory_mb * MEBI),
-            _bound("cpu", resource.RLIMIT_CPU, limits.cpu_seconds, spare=1),
+            _bound("cpu", resource.RLIMIT_CPU, limits.cpu_seconds, spare=2),
             _bound("nproc", resource.RLIMIT_NPROC, processes),
             _bound("fsize", resource.RLIMIT_FSIZE, limits.scratch_mb * MEBI),
             _bound("nofile", resource.RLIMIT_NOFILE, limits.open_files),

@@ -82,7 +82,7 @@ def test_a_checkpoint_shows_its_whole_lineage(run):
     assert "@import" not in page
     assert sections(page) == [
         "Training", "Speed", "Mixture", "Drops by source", "Sources", "Lengths", "Reasoning control",
-        "Packing", "Sample conversations", "Tiny world", "Counts", "Provenance",
+        "Packing", "Supervision", "Worst offenders", "Sample conversations", "Tiny world", "Counts", "Provenance",
         "Not in this report",
     ]  # fmt: skip
     for folder in ("sft", "sft_data", "world"):
@@ -125,7 +125,8 @@ def test_lengths_and_budgets_are_drawn_in_full(run):
 
 
 def test_samples_highlight_exactly_what_is_trained(run):
-    reader = Reader(write_report(run / "sft").read_text())
+    page = write_report(run / "sft").read_text()
+    reader = Reader(section(page, "Sample conversations"))
     rows = [json.loads(line) for line in (run / "sft_data" / "samples.jsonl").open()]
     trained = [text for row in rows for _, on, text in row["segments"] if on]
     assert reader.marked
