@@ -43,9 +43,18 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "win_rate.yaml": WinRateConfig,
     "world.yaml": TinyWorldConfig,
 }
+LISTS = {"narratives.yaml", "untranslated.yaml"}  # of patterns, that recipes name
 RECIPES = sorted(
-    path for path in (ROOT / "recipes").rglob("*.yaml") if path.parent.name != "accelerate"
+    path
+    for path in (ROOT / "recipes").rglob("*.yaml")
+    if path.parent.name != "accelerate" and path.name not in LISTS
 )
+
+
+@pytest.fixture(autouse=True)
+def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths inside a recipe are relative to the directory a command is run in."""
+    monkeypatch.chdir(ROOT)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -97,6 +106,9 @@ def test_the_paper_blend_has_the_papers_numbers():
     assert (shares["chat"], shares["code"], shares["science"]) == (0.286, 0.207, 0.128)
     assert (recipe.reasoning.strip, recipe.reasoning.truncate) == (0.10, 0.03)
     assert recipe.packing.capacity == 256 * 1024
+    assert all(source.filters.narratives for source in recipe.sources)
+    untranslated = {source.name for source in recipe.sources if source.filters.untranslated}
+    assert untranslated == {"multilingual"}
 
 
 def test_the_sampling_recipe_has_the_papers_numbers():
