@@ -20,6 +20,7 @@ from pydantic import Field, field_validator, model_validator
 from posttrain.config.base import Strict
 from posttrain.config.sft import OWNED_TRAINER_FIELDS as OWNED_BY_SFT
 from posttrain.config.sft import AdapterConfig, LaunchConfig, ModelConfig
+from posttrain.config.trainer_fields import common, refuse_owned
 
 PairLayout = Literal["auto", "shared_prompt", "unpacked"]
 SftForm = Literal["sum", "mean"]
@@ -31,16 +32,8 @@ _REFERENCE = "the reference is the policy before step 1; its log-probabilities a
 _EVALUATION = "measure the checkpoint with scripts/eval.py instead"
 _OTHER_LOSS = "this stage trains the paper's loss: sigmoid preference and SFT on the chosen"
 
-_FROM_SFT = (
-    "output_dir", "seed", "data_seed", "pad_token", "label_names", "remove_unused_columns",
-    "label_smoothing_factor", "average_tokens_across_devices", "auto_find_batch_size",
-    "model_init_kwargs", "trust_remote_code", "resume_from_checkpoint", "overwrite_output_dir",
-    "ignore_data_skip", "save_only_model", "push_to_hub", "hub_model_id", "hub_token",
-    "hub_private_repo", "hub_strategy", "deepspeed", "fsdp", "fsdp_config", "parallelism_config",
-    "do_train", "do_predict",
-)  # fmt: skip
 _ORDER = "pairs are drawn in keyed permutations, the same in every layout"
-OWNED_TRAINER_FIELDS: dict[str, str] = {name: OWNED_BY_SFT[name] for name in _FROM_SFT} | {
+OWNED_TRAINER_FIELDS: dict[str, str] = common(OWNED_BY_SFT) | {
     "beta": _LOSS,
     "loss_type": _LOSS,
     "loss_weights": _LOSS,
@@ -124,10 +117,7 @@ class DpoConfig(Strict):
     @field_validator("trainer")
     @classmethod
     def _not_ours(cls, trainer: dict[str, Any]) -> dict[str, Any]:
-        for key in trainer:
-            if key in OWNED_TRAINER_FIELDS:
-                raise ValueError(f"{key} is not yours to set: {OWNED_TRAINER_FIELDS[key]}")
-        return trainer
+        return refuse_owned(trainer, OWNED_TRAINER_FIELDS)
 
     @model_validator(mode="after")
     def _possible(self) -> DpoConfig:

@@ -24,6 +24,7 @@ from posttrain.config.backend import Server
 from posttrain.config.base import Strict
 from posttrain.config.grpo_owned import OWNED_TRAINER_FIELDS
 from posttrain.config.sft import AdapterConfig, LaunchConfig, ModelConfig
+from posttrain.config.trainer_fields import refuse_owned
 
 Overlong = Literal["mask", "train"]
 
@@ -169,10 +170,7 @@ class GroupTraining(Strict):
     @field_validator("trainer")
     @classmethod
     def _not_ours(cls, trainer: dict[str, Any]) -> dict[str, Any]:
-        for key in trainer:
-            if key in OWNED_TRAINER_FIELDS:
-                raise ValueError(f"{key} is not yours to set: {OWNED_TRAINER_FIELDS[key]}")
-        return trainer
+        return refuse_owned(trainer, OWNED_TRAINER_FIELDS)
 
     @model_validator(mode="after")
     def _possible(self) -> GroupTraining:

@@ -6,6 +6,7 @@ OWNED_TRAINER_FIELDS["beta"]  → "set loss: instead"
 from __future__ import annotations
 
 from posttrain.config.sft import OWNED_TRAINER_FIELDS as OWNED_BY_SFT
+from posttrain.config.trainer_fields import common
 
 _LOSS = "set loss: instead"
 _OTHER_LOSS = "this stage trains the clipped token-level loss over the global batch"
@@ -18,14 +19,6 @@ _REFERENCE = "the reference is the policy before step 1"
 _EVALUATION = "measure the checkpoint with scripts/eval.py instead"
 _LOGGED = "every step has its row in log.jsonl"
 
-_FROM_SFT = (
-    "output_dir", "seed", "data_seed", "pad_token", "label_names", "remove_unused_columns",
-    "label_smoothing_factor", "average_tokens_across_devices", "auto_find_batch_size",
-    "model_init_kwargs", "trust_remote_code", "resume_from_checkpoint", "overwrite_output_dir",
-    "ignore_data_skip", "save_only_model", "push_to_hub", "hub_model_id", "hub_token",
-    "hub_private_repo", "hub_strategy", "deepspeed", "fsdp", "fsdp_config", "parallelism_config",
-    "do_train", "do_predict",
-)  # fmt: skip
 _GROUPS: dict[str, tuple[str, ...]] = {
     _LOSS: ("beta", "epsilon", "epsilon_high", "num_iterations", "mask_truncated_completions"),
     _OTHER_LOSS: (
@@ -71,6 +64,6 @@ _GROUPS: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 
-OWNED_TRAINER_FIELDS: dict[str, str] = {name: OWNED_BY_SFT[name] for name in _FROM_SFT} | {
+OWNED_TRAINER_FIELDS: dict[str, str] = common(OWNED_BY_SFT) | {
     name: why for why, names in _GROUPS.items() for name in names
 }

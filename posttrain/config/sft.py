@@ -20,6 +20,7 @@ from typing import Any, Literal, cast
 from pydantic import Field, field_validator, model_validator
 
 from posttrain.config.base import Strict
+from posttrain.config.trainer_fields import refuse_owned
 
 Isolation = Literal["auto", "varlen", "block_diagonal", "unpacked"]
 Sharding = Literal["none", "zero2", "zero3", "fsdp2"]
@@ -169,10 +170,7 @@ class SftConfig(Strict):
     @field_validator("trainer")
     @classmethod
     def _not_ours(cls, trainer: dict[str, Any]) -> dict[str, Any]:
-        for key in trainer:
-            if key in OWNED_TRAINER_FIELDS:
-                raise ValueError(f"{key} is not yours to set: {OWNED_TRAINER_FIELDS[key]}")
-        return trainer
+        return refuse_owned(trainer, OWNED_TRAINER_FIELDS)
 
     @model_validator(mode="after")
     def _possible(self) -> SftConfig:
