@@ -1,14 +1,15 @@
 """How an SFT build grows: memory with rows, speed with workers.
 
+    python benchmarks/sft_scale.py                                # rows of the tiny world
     python benchmarks/sft_scale.py --tokenizer DIR --data traces.jsonl --data gsm8k.jsonl \
-        [--rows 2532 …] [--times 1 4 16] [--workers 1 2] [--repeat 3] [--work DIR]
+        [--rows 468 2532] [--times 1 4 16] [--workers 1 2] [--only memory|workers] [--repeat 3]
 
 The given rows, up to `--rows` of each file, are written once, four and sixteen times, each copy
-with its number in the first user turn so that no two are the same conversation. Each build is a
-process of its own, `scripts/build_sft.py` as a user runs it, started anew. Peak memory is of its
-largest process: resident (what the kernel counts, files that are mapped included) and anonymous
-(what the process itself asked for, sampled 50 times a second). CPU is of all its processes. What a
-build costs without rows, imports above all, is measured with the first 32 of them and taken off.
+with its number in the first user turn so that no two are the same conversation. Each build is
+`scripts/build_sft.py` as a user runs it, in a process of its own. What a build costs without rows
+(imports, tokenizer, report) is measured with the first 32 of them and taken off where a column says
+so. `others` is how many cores other work on the machine kept busy: wall times mean something where
+it is next to nothing. Asserted: builds of the same rows have the same digest.
 """
 
 from __future__ import annotations
@@ -17,19 +18,17 @@ import argparse
 import json
 import os
 import platform
-import resource
 import shutil
-import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import yaml
+from process_tree import Cost, Memory, measured
 
 from data_builders.reading import read_examples
 from posttrain.artifacts import read_artifact
@@ -37,50 +36,80 @@ from posttrain.config.source import SourceConfig
 from posttrain.records import Example, message_to_template
 
 ROOT = Path(__file__).resolve().parent.parent
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 _FEW = 32
+_WORLD = ("maths", "lists", "logs", "steps", "lookups", "plans")
+_WORLD_ROWS = 500  # of each
 
 
-@dataclass(frozen=True)
-class Cost:
-    """One build: seconds, bytes of its largest process, and what it made."""
+@dataclass(frozen=True, slots=True)
+class Built:
+    """One build: what it cost and what it made."""
 
-    wall: float
-    cpu: float
-    resident: int
-    anonymous: int
+    cost: Cost
     rows: int
     tokens: int
     digest: str
 
 
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What all builds share."""
+
+    work: Path
+    recipe: Path
+    part_bytes: int
+    rows: Sequence[dict[str, Any]]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Growth of an SFT build.")
-    parser.add_argument("--tokenizer", required=True)
-    parser.add_argument("--data", action="append", required=True)
-    parser.add_argument("--rows", type=int, nargs="*", default=[], help="of each file; all")
-    parser.add_argument("--times", type=int, nargs="+", default=[1, 4, 16])
-    parser.add_argument("--workers", type=int, nargs="*", default=[1, 2])
-    parser.add_argument("--repeat", type=int, default=3, help="of the builds with workers")
-    parser.add_argument("--capacity", type=int, default=32_768)
-    parser.add_argument("--part-bytes", type=int, default=4_000_000, help="with workers")
-    parser.add_argument("--work", help="where to work; a temporary directory")
-    options = parser.parse_args()
+    options = _options()
+    packages = ("numpy", "pyarrow", "tokenizers", "tiktoken", "transformers")
     print(
-        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load "
-        f"{os.getloadavg()[0]:.2f}, Python {platform.python_version()}"
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python "
+        f"{platform.python_version()}, {', '.join(f'{p} {version(p)}' for p in packages)}\n"
     )
     work = Path(options.work or tempfile.mkdtemp())
     work.mkdir(parents=True, exist_ok=True)
+    if not options.data:
+        options.data, options.tokenizer = _tiny_world(work)
     rows = list(_rows(options.data, options.rows))
     recipe = _recipe(work, options.tokenizer, options.capacity)
-    few = _build(work, recipe, _write(work, rows[:_FEW], 1))
-    print(f"the first {_FEW} rows alone: {few.wall:.1f} s, {few.cpu:.1f} CPU s\n")
-    _growth(work, recipe, rows, options.times, few)
-    if options.workers:
-        parts = f"part_bytes={options.part_bytes}"
-        _speed(work, recipe, rows, max(options.times), options.workers, options.repeat, parts)
+    setup = Setup(work, recipe, options.part_bytes, rows)
+    _build(setup, _write(setup, _FEW, 1), 1)  # files that are read for the first time
+    if options.only != "workers":
+        _memory(setup, options.times, options.workers)
+    if options.only != "memory":
+        _speed(setup, max(options.times), options.workers, options.repeat)
     if not options.work:
         shutil.rmtree(work)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Growth of an SFT build.")
+    parser.add_argument("--data", action="append", help="rows; without any, the tiny world's")
+    parser.add_argument("--tokenizer", help="with --data: a tokenizer's directory")
+    parser.add_argument("--rows", type=int, nargs="*", default=[], help="of each file; all")
+    parser.add_argument("--times", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--only", choices=("memory", "workers"))
+    parser.add_argument("--repeat", type=int, default=3, help="of the builds that are timed")
+    parser.add_argument("--capacity", type=int, default=32_768)
+    parser.add_argument("--part-bytes", type=int, default=4_000_000)
+    parser.add_argument("--work", help="where to work; a temporary directory")
+    options = parser.parse_args()
+    if bool(options.data) != bool(options.tokenizer):
+        parser.error("give both --data and --tokenizer, or neither")
+    return options
+
+
+def _tiny_world(work: Path) -> tuple[list[str], str]:
+    """Its training rows and its tokenizer, generated."""
+    world = work / "world"
+    sizes = [f"families.{name}.train={_WORLD_ROWS}" for name in _WORLD]
+    command = [sys.executable, "scripts/tiny_world.py", "--config", "recipes/tiny/world.yaml"]
+    measured([*command, f"out={world}", *sizes], cwd=ROOT, env=_ONE_THREAD)
+    return [str(world / "train" / f"{name}.jsonl") for name in _WORLD], str(world / "tokenizer")
 
 
 def _rows(files: Sequence[str], counts: Sequence[int]) -> Iterator[dict[str, Any]]:
@@ -94,19 +123,20 @@ def _rows(files: Sequence[str], counts: Sequence[int]) -> Iterator[dict[str, Any
             messages = [message_to_template(message) for message in example.messages]
             for message in messages:
                 message.pop("thinking", None)  # the trace under its second name
-            yield {"messages": messages}
+            tools = {} if example.tools is None else {"tools": json.loads(example.tools)}
+            yield {"messages": messages, **tools}
 
 
-def _write(work: Path, rows: Sequence[dict[str, Any]], times: int) -> Path:
-    """The rows, `times` over, no two alike."""
-    path = work / f"rows-{len(rows)}x{times}.jsonl"
+def _write(setup: Setup, count: int, times: int) -> Path:
+    """The first rows, `times` over, no two alike."""
+    path = setup.work / f"rows-{count}x{times}.jsonl"
     with path.open("w", encoding="utf-8") as file:
         for copy in range(times):
-            for row in rows:
+            for row in setup.rows[:count]:
                 messages = [dict(message) for message in row["messages"]]
                 user = next(m for m in messages if m["role"] == "user")
                 user["content"] = f"{user['content']} ({copy})"
-                file.write(json.dumps({"messages": messages}, ensure_ascii=False) + "\n")
+                file.write(json.dumps({**row, "messages": messages}, ensure_ascii=False) + "\n")
     return path
 
 
@@ -123,109 +153,70 @@ def _recipe(work: Path, tokenizer: str, capacity: int) -> Path:
     return path
 
 
-def _build(work: Path, recipe: Path, rows: Path, *overrides: str) -> Cost:
-    out = work / "out"
+def _build(setup: Setup, rows: Path, workers: int) -> Built:
+    out = setup.work / "out"
     shutil.rmtree(out, ignore_errors=True)
-    command = [sys.executable, str(ROOT / "scripts" / "build_sft.py"), "--config", str(recipe)]
-    command += [f"out={out}", f"sources.0.path={rows}", *overrides]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    watch = _Watch(process.pid)
-    said, _ = process.communicate()
-    resident, anonymous = watch.peak()
-    after, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter() - started
-    if process.returncode:
-        sys.exit(said)
+    command = [sys.executable, "scripts/build_sft.py", "--config", str(setup.recipe), f"out={out}"]
+    command += [f"sources.0.path={rows}", f"workers={workers}", f"part_bytes={setup.part_bytes}"]
+    cost, _ = measured(command, cwd=ROOT, env=_ONE_THREAD)
     found = read_artifact(out, verify=False)
     tokens = sum(split["tokens"] for split in found.facts["splits"].values())
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Cost(wall, cpu, resident, anonymous, found.counts.rows_in, tokens, found.digest)
+    return Built(cost, found.counts.rows_in, tokens, found.digest)
 
 
-class _Watch:
-    """The largest resident and anonymous memory among a process and its children."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid, self._peak, self._over = pid, (0, 0), threading.Event()
-        self._thread = threading.Thread(target=self._look)
-        self._thread.start()
-
-    def peak(self) -> tuple[int, int]:
-        self._over.set()
-        self._thread.join()
-        return self._peak
-
-    def _look(self) -> None:
-        while not self._over.wait(0.02):
-            for pid in (self._pid, *_children(self._pid)):
-                found = _memory(pid)
-                self._peak = max(self._peak[0], found[0]), max(self._peak[1], found[1])
-
-
-def _children(pid: int) -> list[int]:
-    try:
-        return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
-
-
-def _memory(pid: int) -> tuple[int, int]:
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0, 0
-    values = dict(line.split(":", 1) for line in lines)
-    kib = [int(values.get(name, "0").split()[0]) for name in ("VmHWM", "RssAnon")]
-    return kib[0] << 10, kib[1] << 10
-
-
-def _growth(work: Path, recipe: Path, rows: Sequence[Any], times: Sequence[int], few: Cost) -> None:
-    print(
-        "| rows | tokens | CPU s | CPU s without starting | rows/s of CPU | resident | anonymous |"
-    )
-    print("|---|---|---|---|---|---|---|")
-    first: Cost | None = None
-    for count in times:
-        cost = _build(work, recipe, _write(work, rows, count))
-        first = first or cost
-        own = cost.cpu - few.cpu
-        print(
-            f"| {cost.rows:,} | {cost.tokens:,} | {cost.cpu:.1f} | {own:.1f} "
-            f"| {cost.rows / own:,.0f} | {cost.resident / 1e6:,.0f} MB "
-            f"({cost.resident / first.resident - 1:+.1%}) | {cost.anonymous / 1e6:,.0f} MB "
-            f"({cost.anonymous / first.anonymous - 1:+.1%}) |",
-            flush=True,
-        )
+def _memory(setup: Setup, times: Sequence[int], workers: Sequence[int]) -> None:
+    print("| workers | rows | tokens | largest process: resident | anonymous ", end="")
+    print("| all processes: resident | anonymous |\n|--:|--:|--:|--:|--:|--:|--:|")
+    for count in workers:
+        first: Built | None = None
+        for many in times:
+            built = _build(setup, _write(setup, len(setup.rows), many), count)
+            first = first or built
+            print(
+                f"| {count} | {built.rows:,} | {built.tokens:,} "
+                f"| {_grown(built.cost.largest, first.cost.largest)} "
+                f"| {_grown(built.cost.together, first.cost.together)} |",
+                flush=True,
+            )
     print()
 
 
-def _speed(
-    work: Path,
-    recipe: Path,
-    rows: Sequence[Any],
-    times: int,
-    workers: Sequence[int],
-    repeat: int,
-    parts: str,
-) -> None:
-    path = _write(work, rows, times)
-    best: dict[int, Cost] = {}
+def _grown(now: Memory, first: Memory) -> str:
+    return " | ".join(
+        f"{getattr(now, name) / 1e6:,.0f} MB ({getattr(now, name) / getattr(first, name) - 1:+.1%})"
+        for name in ("resident", "anonymous")
+    )
+
+
+def _speed(setup: Setup, times: int, workers: Sequence[int], repeat: int) -> None:
+    """Best of several builds; those without rows are taken off with the same workers."""
+    paths = {"few": _write(setup, _FEW, 1), "all": _write(setup, len(setup.rows), times)}
+    runs: dict[tuple[str, int], list[Built]] = {}
     for _ in range(repeat):
         for count in workers:
-            cost = _build(work, recipe, path, f"workers={count}", parts)
-            if count not in best or cost.wall < best[count].wall:
-                best[count] = cost
-    print(f"| workers | wall s, best of {repeat} | times as fast | CPU s | rows/s | digest |")
-    print("|---|---|---|---|---|---|")
-    for count, cost in best.items():
+            for name, path in paths.items():
+                runs.setdefault((name, count), []).append(_build(setup, path, count))
+    for name in paths:
+        digests = {run.digest for count in workers for run in runs[name, count]}
+        assert len(digests) == 1, f"builds of the same rows differ: {digests}"
+    print("| workers | wall s | CPU s | wall s without start | CPU s without start ", end="")
+    print("| rows/s | times as fast | without start | others |\n" + "|--:" * 9 + "|")
+    base: tuple[float, float] | None = None
+    for count in workers:
+        best = min(runs["all", count], key=lambda run: run.cost.wall)
+        few = [run.cost for run in runs["few", count]]
+        wall = best.cost.wall - min(cost.wall for cost in few)
+        cpu = min(run.cost.cpu for run in runs["all", count]) - min(cost.cpu for cost in few)
+        base = base or (best.cost.wall, wall)
         print(
-            f"| {count} | {cost.wall:.1f} | {best[workers[0]].wall / cost.wall:.2f} "
-            f"| {cost.cpu:.1f} | {cost.rows / cost.wall:,.0f} | {cost.digest[:12]} |"
+            f"| {count} | {best.cost.wall:.1f} | {best.cost.cpu:.1f} | {wall:.1f} | {cpu:.1f} "
+            f"| {best.rows / wall:,.0f} | {base[0] / best.cost.wall:.2f} | {base[1] / wall:.2f} "
+            f"| {best.cost.others:.2f} |"
         )
-    print(f"\nload at the end {os.getloadavg()[0]:.2f}")
+    built = runs["all", workers[0]][0]
+    print(
+        f"\n{built.rows:,} rows, {built.tokens:,} tokens, digest {built.digest[:16]} in all builds"
+    )
 
 
 if __name__ == "__main__":
