@@ -1,11 +1,14 @@
-"""The plan of millions of rows: memory and time of mixture, order and packs, without any token.
+"""The plan of millions of rows: memory, time and disk of all that happens between rows and shards.
 
     python benchmarks/sft_plan.py [--rows 1_000_000 18_000_000] [--capacity 262144] [--work DIR]
 
-For each number of rows a spool of two sources with made-up columns is written (lengths log-normal,
-50 to the capacity, the shape of long-reasoning data) and planned as a build does it: held out,
-mixture with a share of 0.7 and 0.3, random order, packs, shards. Peak memory is of that process, a
-row's part of it what exceeds the peak with a thousand rows.
+For each number of rows a spool of two sources is written as a build leaves it (columns only:
+lengths log-normal, 50 to the capacity, the shape of long-reasoning data; tokens are holes in the
+file) and taken through what a build does next: held out, mixture with shares of 0.7 and 0.3, random
+order, packs, shards; and the audit of supervision. Each step runs in a process of its own. Its
+memory is the kernel's highest resident set, everything counted: columns, order, packing arrays,
+keys. A row's part is what exceeds the same step on a thousand rows. Disk is the most that lay there
+at once beside the spool.
 """
 
 from __future__ import annotations
@@ -13,23 +16,28 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import resource
 import shutil
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from data_builders.packed import cut_shards, pack_split
+from data_builders.sft_audit import audit_spools
 from data_builders.sft_plan import plan_build
 from data_builders.sft_spool import RECORD, SEQUENCE, Spool
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.load import validate
+from posttrain.tokens.supervision import NO_MARKS, Flag
 
-_PART = 500_000
+_PART = 500_000  # rows
 _NAMES = ("long", "short")
+_TEXT = json.dumps(["0" * 32, "MIT", "openai", "{}"]).encode()
+_EVERY = 0.2  # seconds between looks at the disk
 
 
 def main() -> None:
@@ -38,32 +46,46 @@ def main() -> None:
     parser.add_argument("--capacity", type=int, default=262_144)
     parser.add_argument("--work", help="where to work; a temporary directory")
     options = parser.parse_args()
-    base = 0
-    print("| rows | CPU s | peak | bytes a row | scratch a row | packs | fill | shards |")
-    print("|---|---|---|---|---|---|---|---|")
+    base: dict[str, int] = {}
+    print("| rows | step | CPU s | highest memory | bytes a row | disk, bytes a row | made |")
+    print("|--:|---|--:|--:|--:|--:|---|")
     for rows in (1000, *options.rows):
         work = Path(options.work or tempfile.mkdtemp()) / str(rows)
         shutil.rmtree(work, ignore_errors=True)
         _in_a_process(_write, work, rows, options.capacity)
-        found = _in_a_process(_plan, work, options.capacity)
-        base = base or found["peak"]
-        print(
-            f"| {rows:,} | {found['cpu']:.1f} | {found['peak'] / 1e6:,.0f} MB "
-            f"| {(found['peak'] - base) / rows:.1f} | {found['scratch'] / rows:.0f} "
-            f"| {found['packs']:,} | {found['fill']:.3%} | {found['shards']:,} |",
-            flush=True,
-        )
+        for name, step in (("plan", _plan), ("audit", _audit)):
+            found = _in_a_process(step, work, options.capacity)
+            base.setdefault(name, found["memory"])
+            print(
+                f"| {rows:,} | {name} | {found['cpu']:.1f} | {found['memory'] / 1e6:,.0f} MB "
+                f"| {(found['memory'] - base[name]) / rows:.1f} | {found['disk'] / rows:.0f} "
+                f"| {found['made']} |",
+                flush=True,
+            )
         shutil.rmtree(work)
 
 
-def _in_a_process(function, work: Path, *arguments) -> dict:
-    """Anew, so that its peak is its own."""
-    process = multiprocessing.get_context("spawn").Process(target=function, args=(work, *arguments))
+def _in_a_process(step: Callable[..., Any], work: Path, *arguments: int) -> dict[str, Any]:
+    """Anew, so that its memory is its own; `disk` is what lay in its scratch folder at most."""
+    process = multiprocessing.get_context("spawn").Process(target=step, args=(work, *arguments))
     process.start()
-    process.join()
+    disk = 0
+    while process.exitcode is None:
+        process.join(_EVERY)
+        disk = max(disk, _size(_scratch(work, step)))
     assert process.exitcode == 0, f"it ended with {process.exitcode}"
     result = work / "result.json"
-    return json.loads(result.read_text()) if result.is_file() else {}
+    return {**json.loads(result.read_text()), "disk": disk} if result.is_file() else {}
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except FileNotFoundError:
+            continue  # it went while it was looked at
+    return total
 
 
 def _write(work: Path, rows: int, capacity: int) -> None:
@@ -82,18 +104,61 @@ def _write_part(folder: Path, count: int, capacity: int, random: np.random.Gener
     sequences["length"] = np.clip(random.lognormal(7.5, 1.6, count), 50, capacity)
     sequences["trained"] = sequences["length"] // 2
     sequences["budget"] = -1
+    sequences["flags"] = np.where(random.random(count) < 0.99, Flag.TRAINED | Flag.END_TRAINED, 0)
+    sequences["at"] = np.cumsum(sequences["length"], dtype=np.int64) - sequences["length"]
+    sequences["key"] = random.integers(0, 2**64, count, np.uint64)
     records["id64"] = records["row64"] = random.integers(0, 2**64, count, np.uint64)
     records["tokens"], records["trained"] = sequences["length"], sequences["trained"]
     records["first"], records["sequences"] = np.arange(count), 1
+    records["text_size"] = len(_TEXT)
     records.tofile(folder / "records.bin")
     sequences.tofile(folder / "sequences.bin")
+    (folder / "texts.bin").write_bytes(_TEXT)  # one for all
+    with (folder / "tokens.bin").open("wb") as file:
+        file.truncate(4 * int(sequences["length"].sum(dtype=np.int64)))
+
+
+def _spools(work: Path) -> list[Spool]:
+    facts = {"dropped": Counter[str]()}
+    return [Spool(name, facts, tuple(sorted((work / name).iterdir()))) for name in _NAMES]
+
+
+def _scratch(work: Path, step: Callable[..., Any]) -> Path:
+    return work / f"scratch{step.__name__}"
 
 
 def _plan(work: Path, capacity: int) -> None:
-    spools = [
-        Spool(name, {"dropped": Counter[str]()}, tuple(sorted((work / name).iterdir())))
-        for name in _NAMES
-    ]
+    recipe = _recipe(capacity)
+    started = time.process_time()
+    scratch = _scratch(work, _plan)
+    scratch.mkdir()
+    plan = plan_build(_spools(work), recipe)
+    train = pack_split(scratch, "train", {"": plan.train}, recipe)
+    shards = cut_shards(train, recipe.shards)
+    facts = train.tallies[""].facts()
+    made = (
+        f"{facts['sequences']:,} sequences in {facts['packs']:,} packs, {facts['fill']:.3%} full, "
+        f"{len(shards):,} shards"
+    )
+    _report(work, started, made)
+
+
+def _audit(work: Path, capacity: int) -> None:
+    del capacity
+    started = time.process_time()
+    audit = audit_spools(_spools(work), None, NO_MARKS, scratch=_scratch(work, _audit))
+    sequences = sum(own.sequences for own in audit.figures.values())
+    _report(work, started, f"figures of {sequences:,} sequences")
+
+
+def _report(work: Path, started: float, made: str) -> None:
+    cpu = time.process_time() - started
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    memory = int(status["VmHWM"].split()[0]) << 10
+    (work / "result.json").write_text(json.dumps({"cpu": cpu, "memory": memory, "made": made}))
+
+
+def _recipe(capacity: int) -> BuildSftConfig:
     sources = [
         {"name": name, "path": "x", "share": share, "max_epochs": 2}
         for name, share in zip(_NAMES, (0.7, 0.3), strict=True)
@@ -102,27 +167,10 @@ def _plan(work: Path, capacity: int) -> None:
         "out": "x",
         "tokenizer": {"path": "x"},
         "packing": {"capacity": capacity},
-        "held_out": {"rate": 0.001},
-        "mixture": {"max_epochs": 1},
+        "held_out": {"rate": 0.01},
         "sources": sources,
     }
-    recipe = validate(raw, BuildSftConfig, where="benchmark")
-    scratch = work / "plan"
-    scratch.mkdir()
-    started = time.process_time()
-    plan = plan_build(spools, recipe)
-    train = pack_split(scratch, "train", {"": plan.train}, recipe)
-    shards = cut_shards(train, recipe.shards)
-    facts = train.tallies[""].facts()
-    result = {
-        "cpu": time.process_time() - started,
-        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
-        "scratch": sum(path.stat().st_size for path in scratch.iterdir()),
-        "packs": facts["packs"],
-        "fill": facts["fill"],
-        "shards": len(shards),
-    }
-    (work / "result.json").write_text(json.dumps(result))
+    return validate(raw, BuildSftConfig, where="benchmark")
 
 
 if __name__ == "__main__":
