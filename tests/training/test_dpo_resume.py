@@ -14,7 +14,7 @@ from tests.training.dpo_data import make_pairs, write_pairs
 from tests.training.dpo_recipe import raw_recipe
 from tests.training.tiny import log_rows, run_script
 
-KILLED = "tests/training/killed_dpo.py"
+KILLED = "tests/training/killed.py"
 ACCELERATE = (sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone")
 TWO_PROCESSES = ("--config_file", "recipes/accelerate/cpu-2.yaml")
@@ -44,7 +44,7 @@ def recipe_file(attention_path: Path, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.fixture(scope="module")
 def undisturbed(recipe_file: Path) -> Path:
     out = recipe_file.parent / "undisturbed"
-    run_script(KILLED, "never", "--config", str(recipe_file), f"out={out}")
+    run_script(KILLED, "dpo", "never", "--config", str(recipe_file), f"out={out}")
     return out
 
 
@@ -58,10 +58,10 @@ def test_the_bytes_are_those_of_an_undisturbed_run(
     out = tmp_path / "out"
     arguments = ("--config", str(recipe_file), f"out={out}")
     for moment in MOMENTS:
-        killed = run_script(KILLED, moment, *arguments, check=False)
+        killed = run_script(KILLED, "dpo", moment, *arguments, check=False)
         assert killed.returncode == -9, killed.stderr[-2000:]
         assert not (out / "manifest.json").exists()
-    last = run_script(KILLED, "never", *arguments)
+    last = run_script(KILLED, "dpo", "never", *arguments)
     assert "all on disk" in last.stdout
     assert [row["step"] for row in log_rows(out) if "loss" in row] == [1, 2, 3, 4, 6, 8, 9, 10]
     assert log_rows(out) == log_rows(undisturbed)
@@ -89,7 +89,7 @@ def test_two_processes_follow_one(recipe_file: Path, undisturbed: Path, tmp_path
     """2 processes × accumulation 2 × 2 pairs against 1 × 2 × 4, each with its own reference."""
     out = tmp_path / "out"
     run_script(
-        *TWO_PROCESSES, KILLED, "never", "--config", str(recipe_file), f"out={out}",
+        *TWO_PROCESSES, KILLED, "dpo", "never", "--config", str(recipe_file), f"out={out}",
         "launch.world_size=2", "trainer.per_device_train_batch_size=2", launcher=ACCELERATE,
     )  # fmt: skip
     assert_same_rows(out, undisturbed)

@@ -62,8 +62,9 @@ def test_two_cpu_processes_follow_one_process_even_when_killed(
     )  # fmt: skip
     launch = ("--config_file", "recipes/accelerate/cpu-2.yaml")
     killed = run_script(
-        *launch, "tests/training/killed.py", "step:13", *arguments, launcher=ACCELERATE, check=False
-    )
+        *launch, "tests/training/killed.py", "sft", "step:13", *arguments,
+        launcher=ACCELERATE, check=False,
+    )  # fmt: skip
     assert killed.returncode != 0
     assert (tmp_path / "out" / "resume" / "checkpoint-12" / "complete.json").is_file()
     run_script(*launch, SCRIPT, *arguments, launcher=ACCELERATE)

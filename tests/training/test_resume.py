@@ -67,7 +67,7 @@ def test_the_bytes_are_those_of_an_undisturbed_run(
     out = tmp_path / "out"
     arguments = ("--config", str(recipe_file), f"out={out}")
     for moment in MOMENTS:
-        killed = run_script(KILLED, moment, *arguments, check=False)
+        killed = run_script(KILLED, "sft", moment, *arguments, check=False)
         assert killed.returncode == -9, killed.stderr[-2000:]
         assert not (out / "manifest.json").exists()
     run_script(SCRIPT, *arguments)
