@@ -68,7 +68,13 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process: SpawnProcess = context.Process(target=_serve, args=(theirs, make_tools))
-        self.process.start()
+        # what is blocked stays blocked in a child: Ctrl-C is the parent's to answer, also while a
+        # worker is still importing
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         self.number: int | None = None
 
@@ -160,7 +166,6 @@ def _give_next(worker: _Worker, waiting: Iterator[tuple[int, Job]]) -> None:
 
 def _serve(connection: Connection, make_tools: Callable[[], Any]) -> None:
     """A worker's life."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     tools: Any = None
 
     def tell(rows: int) -> None:

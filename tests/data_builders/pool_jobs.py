@@ -68,3 +68,22 @@ if __name__ == "__main__":
                 print(*(w.process.pid for w in pool._workers), flush=True)
                 os.kill(os.getpid(), 9)
 """
+
+
+INTERRUPTED = """
+import sys
+sys.path.insert(0, {root!r})
+from data_builders.pool import Pool
+from posttrain.claim import run_command
+from tests.data_builders.pool_jobs import Job, Tools
+def main():
+    with Pool(Tools, 2) as pool:
+        said = []
+        def tell(count):
+            if not said:
+                print(*(w.process.pid for w in pool._workers), flush=True)
+                said.append(count)
+        list(pool.run([Job(1, waits_for={never!r}), Job(2, waits_for={never!r})], tell))
+if __name__ == "__main__":
+    run_command(main)
+"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ import pytest
 
 from data_builders.pool import Here, Pool, WorkerError
 from posttrain.errors import DataError
-from tests.data_builders.pool_jobs import PARENT, Job, Tools
+from tests.data_builders.pool_jobs import INTERRUPTED, PARENT, Job, Tools
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -67,6 +68,33 @@ def test_no_worker_outlives_its_parent(tmp_path):
     assert done.returncode == -9, done.stderr
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == 2
+    _check_gone(pids)
+
+
+def test_ctrl_c_ends_parent_and_workers_without_a_traceback(tmp_path):
+    """A terminal sends it to all of them; one worker may still be importing."""
+    script = tmp_path / "parent.py"
+    script.write_text(INTERRUPTED.format(root=str(ROOT), never=str(tmp_path / "never")))
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said.splitlines()) == (
+        130,
+        ["interrupted; the same command takes it up again"],
+    )
+    assert len(pids) == 2
+    _check_gone(pids)
+
+
+def _check_gone(pids: list[int]) -> None:
     deadline = time.monotonic() + 30
     while any(_alive(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.01)
