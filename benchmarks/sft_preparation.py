@@ -1,0 +1,253 @@
+"""SFT preparation: ours with either library against TRL's and against the tokenizer alone.
+
+    python benchmarks/sft_preparation.py                      # the tiny world, written anew
+    python benchmarks/sft_preparation.py --tokenizer DIR --rows long.jsonl --rows short.jsonl:2532
+
+Ours reads, converts, filters (structure, repetition, narratives), controls reasoning, renders,
+tokenises, masks, packs and writes. TRL's is `SFTTrainer._prepare_dataset` on the rows that ours
+ends with: the same texts, one template and tokenizer, packs of one capacity, the loss on assistants
+alone; without masks as well, which is less than ours does. It is given a data set that was read
+already, and nothing of it is written but what `datasets` writes itself. The floor is the library's
+batch call on the rendered texts. Every run is a process of its own with one thread; figures are of
+the run with the fewest CPU seconds. `--write` replaces the tables in docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import yaml
+
+from data_builders.reading import read_examples
+from data_builders.sft_prepare import prepare
+from data_builders.sft_source import preparer_of
+from posttrain.config.build_sft import BuildSftConfig
+from posttrain.config.load import load_recipe
+from posttrain.config.source import SourceConfig
+from posttrain.models.data_renderer import load_data_renderer
+from posttrain.records import Example, message_to_template
+from posttrain.versions import package_versions
+
+ROOT = Path(__file__).resolve().parents[1]
+ARMS = Path(__file__).with_name("sft_preparation_arms.py")
+NARRATIVES = ROOT / "recipes" / "nemotron-3-nano" / "narratives.yaml"
+MARKS = ("<!-- sft_preparation: begin -->", "<!-- sft_preparation: end -->")
+Facts = dict[str, Any]
+COMPARED = (
+    "ours, tiktoken",
+    "ours, tokenizers",
+    "TRL",
+    "TRL, no masks",
+    "floor, tiktoken",
+    "floor, tokenizers",
+)
+STEPS = (
+    "hash the input",
+    "read",
+    "convert",
+    "filters",
+    "reasoning control",
+    "render",
+    "tokenise",
+    "mask",
+    "spool",
+    "plan and audit",
+    "pack",
+    "write",
+    "other",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--rows", action="append", help="FILE or FILE:COUNT, in any dialect")
+    parser.add_argument("--tokenizer", help="a directory or a hub id")
+    parser.add_argument("--capacity", type=int, default=32_768, help="tokens of a pack")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--write", action="store_true", help="the tables into the documentation")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        rows, tokenizer = options.rows, options.tokenizer
+        if not rows:
+            rows, tokenizer = tiny_world(work / "world")
+        make_inputs(work, rows, tokenizer, options.capacity)
+        text = "\n".join(tables(work, options.repeats, rows))
+    print(text)
+    if options.write:
+        write_into(ROOT / "docs" / "benchmarks.md", text)
+
+
+def tiny_world(out: Path) -> tuple[list[str], str]:
+    """Rows and tokenizer of the quickstart."""
+    command = [sys.executable, "scripts/tiny_world.py", "--config", "recipes/tiny/world.yaml"]
+    subprocess.run([*command, f"out={out}"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    return [str(p) for p in sorted((out / "train").glob("*.jsonl"))], str(out / "tokenizer")
+
+
+def make_inputs(work: Path, rows: Sequence[str], tokenizer: str, capacity: int) -> None:
+    """rows.jsonl and recipe.yaml for ours; trl.jsonl and texts.json, what ours makes of them."""
+    path = Path(tokenizer)
+    recipe: Facts = {
+        "out": str(work / "out"),
+        "tokenizer": {"path": str(path.resolve()) if path.is_dir() else tokenizer},
+        "packing": {"capacity": capacity},
+        "sources": [
+            {
+                "name": "rows",
+                "path": str(work / "rows.jsonl"),
+                "licence": "MIT",
+                "filters": {"narratives": str(NARRATIVES)},
+            }
+        ],
+    }
+    (work / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+    given = load_recipe(work / "recipe.yaml", BuildSftConfig, [])
+    renderer = load_data_renderer(given.tokenizer)
+    (work / "template.jinja").write_text(renderer.template.source, "utf-8")
+    preparer = preparer_of(given, given.sources[0], renderer)
+    texts: list[str] = []
+    with (work / "rows.jsonl").open("w") as ours, (work / "trl.jsonl").open("w") as theirs:
+        for example, row in original_rows(rows):
+            made = prepare([example], preparer)[0]
+            if made.drop is not None:
+                continue
+            ours.write(json.dumps(row) + "\n")
+            mode = made.example.reasoning_mode == "on"
+            for sequence in made.sequences:
+                texts.append("".join(part.text for part in sequence.sample.segments))
+            stop = len(made.example.messages)
+            theirs.write(json.dumps(_for_trl(made.example, stop, thinking=mode)) + "\n")
+    (work / "texts.json").write_text(json.dumps(texts))
+
+
+def original_rows(files: Sequence[str]) -> Iterator[tuple[Example, Facts]]:
+    """Every record of the files that passes the checks of structure, and its row of messages."""
+    for given in files:
+        file, _, count = given.partition(":")
+        with open(file, encoding="utf-8") as handle:
+            first = json.loads(handle.readline())
+        fields: Any = {"prompt": "question", "completion": "answer"} if "question" in first else {}
+        source = SourceConfig(name="rows", path=str(Path(file).resolve()), fields=fields)
+        for number, item in enumerate(read_examples(source, Path("."))):
+            if isinstance(item, Example) and (not count or number < int(count)):
+                yield item, _for_us(item)
+
+
+def _for_us(example: Example) -> Facts:
+    messages = [message_to_template(message) for message in example.messages]
+    for message in messages:
+        message.pop("thinking", None)  # the trace under its second name
+    tools = None if example.tools is None else json.loads(example.tools)
+    return {"messages": messages} | ({"tools": tools} if tools else {})
+
+
+def _for_trl(example: Example, stop: int, *, thinking: bool) -> Facts:
+    row = _for_us(example)
+    if "tools" in row:
+        row["tools"] = json.dumps(row["tools"])  # as text, or Arrow would unify the schemas
+    return {
+        "messages": row.pop("messages")[:stop],
+        **row,
+        "chat_template_kwargs": {"enable_thinking": thinking},
+    }
+
+
+def run(program: Path, *arguments: str) -> Facts:
+    """What a program prints, as JSON; one thread each."""
+    threads = ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    env = {
+        **os.environ,
+        **dict.fromkeys(threads, "1"),
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+    }
+    command = [sys.executable, str(program), *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def best(work: Path, arms: Sequence[str], repeats: int) -> dict[str, Facts]:
+    """The cheapest run of each arm; they take turns, so that a busy minute meets all of them."""
+    found: dict[str, Facts] = {}
+    for _ in range(repeats):
+        for arm in arms:
+            facts = run(ARMS, arm, str(work))
+            if arm not in found or facts["cpu"] < found[arm]["cpu"]:
+                found[arm] = facts
+    return found
+
+
+def tables(work: Path, repeats: int, rows: Sequence[str]) -> Iterator[str]:
+    """All that is printed."""
+    found = best(work, COMPARED, repeats)
+    names = ", ".join(f"`{Path(row.partition(':')[0]).name}`" for row in rows)
+    tokens = found["ours, tiktoken"]["tokens"]
+    yield f"{found['ours, tiktoken']['sequences']:,} sequences, {tokens:,} tokens of {names};"
+    versions = package_versions(("trl", "transformers", "datasets", "tokenizers", "tiktoken"))
+    yield (
+        f"{os.cpu_count()} {platform.machine()} cores, Python {platform.python_version()}, "
+        + ", ".join(f"{name} {version}" for name, version in versions.items())
+        + f"; one thread, fewest CPU seconds of {repeats} runs."
+    )
+    yield ""
+    yield from compared(found)
+    yield ""
+    yield from by_step(best(work, ("steps, tiktoken", "steps, tokenizers"), repeats), found)
+
+
+def compared(found: Mapping[str, Facts]) -> Iterator[str]:
+    """The arms side by side."""
+    yield "| arm | CPU s | wall s | M tokens/CPU s | TRL's CPU s ÷ this | peak MB (at the start) |"
+    yield "|---|---|---|---|---|---|"
+    reference = found["TRL"]["cpu"]
+    for arm, facts in found.items():
+        yield (
+            f"| {arm} | {facts['cpu']:.2f} | {facts['wall']:.2f} "
+            f"| {facts['tokens'] / facts['cpu'] / 1e6:.2f} | {reference / facts['cpu']:.2f} "
+            f"| {facts['peak']:.0f} ({facts['start']:.0f}) |"
+        )
+
+
+def by_step(found: Mapping[str, Facts], arms: Mapping[str, Facts]) -> Iterator[str]:
+    """Where our CPU seconds go, beside the floor's."""
+    floors = [arms[f"floor, {name}"]["cpu"] for name in ("tiktoken", "tokenizers")]
+    yield "| step | tiktoken: CPU s | of its floor | tokenizers: CPU s | of its floor |"
+    yield "|---|---|---|---|---|"
+    for step in STEPS:
+        took = [facts["steps"].get(step, 0.0) for facts in found.values()]
+        cells = [f"{s:.3f} | {s / f:.0%}" for s, f in zip(took, floors, strict=True)]
+        yield f"| {step} | {' | '.join(cells)} |"
+    sums = [sum(facts["steps"].values()) for facts in found.values()]
+    cells = [f"{s:.3f} | {s / f:.0%}" for s, f in zip(sums, floors, strict=True)]
+    yield f"| all | {' | '.join(cells)} |"
+
+
+def write_into(page: Path, text: str) -> None:
+    """Replace what stands between the marks."""
+    begin, end = MARKS
+    page_text = page.read_text("utf-8")
+    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+    if not pattern.search(page_text):
+        sys.exit(f"{page} has no {begin} … {end}")
+    page.write_text(pattern.sub(lambda _: f"{begin}\n{text}\n{end}", page_text), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
