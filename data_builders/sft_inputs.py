@@ -14,6 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from data_builders.decontamination.items import as_source
+from data_builders.decontamination.match import Decontaminator
 from data_builders.parts import Part, Piece, gather
 from data_builders.parts_files import cut_file
 from data_builders.sft_source import samples_of_each
@@ -30,6 +32,8 @@ from posttrain.artifacts import (
     sha256_file,
 )
 from posttrain.config.build_sft import BuildSftConfig, SftSource
+from posttrain.config.decontamination import DecontaminationConfig
+from posttrain.config.source import SourceConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.versions import package_versions
 
@@ -121,7 +125,7 @@ def _shown(path: Path, base_dir: Path) -> str:
     return str(path.relative_to(base_dir) if path.is_relative_to(base_dir) else path)
 
 
-def input_files(source: SftSource, base_dir: Path) -> list[Path]:
+def input_files(source: SourceConfig, base_dir: Path) -> list[Path]:
     """The files of a source; a dataset directory stands for the files in it."""
     files: list[Path] = []
     for path in find_files(source, base_dir):
@@ -132,23 +136,65 @@ def input_files(source: SftSource, base_dir: Path) -> list[Path]:
     return files
 
 
+EVALUATION = "evaluation files"  # no source can have a name with a space
+
+
+def evaluation_files(config: DecontaminationConfig | None, base_dir: Path) -> list[Input]:
+    """All files that decontamination reads, hashed.
+
+    Raises:
+        ConfigError: a path that matches nothing.
+    """
+    entries = config.files if config is not None else ()
+    paths = [path for file in entries for path in input_files(as_source(file), base_dir)]
+    return [
+        Input(EVALUATION, _shown(path, base_dir), path.stat().st_size, sha256_file(path))
+        for path in dict.fromkeys(paths)
+    ]
+
+
+def load_decontaminator(
+    config: DecontaminationConfig | None, base_dir: Path, files: Sequence[Input]
+) -> Decontaminator | None:
+    """What a recipe asks for, `None` without the block.
+
+    Args:
+        files: as `evaluation_files` found them when the build began.
+
+    Raises:
+        DataError: one of them is another by now, or cannot be read.
+    """
+    if config is None:
+        return None
+    found = Decontaminator.load(config, base_dir)
+    if [i.sha256 for i in evaluation_files(config, base_dir)] != [i.sha256 for i in files]:
+        raise DataError("an evaluation file was changed while the build read it; start again")
+    return found
+
+
 # what of a source is looked at only after its rows are prepared, or not by what its rows become
 _LATER = {"path", "share", "rows", "tokens", "max_epochs", "held_out"}
 
 
 def part_key(
-    part: Part, recipe: BuildSftConfig, source: SftSource, tokens: Mapping[str, Any]
+    part: Part,
+    recipe: BuildSftConfig,
+    source: SftSource,
+    tokens: Mapping[str, Any],
+    evaluation: Sequence[Input] = (),
 ) -> str:
     """Names the spool of a part after everything that decides it, and nothing else.
 
     Args:
         tokens: digests of tokenizer and template.
+        evaluation: what decontamination reads.
     """
     shared = recipe.model_dump(mode="json", include={"reasoning", "licences", "seed"})
     return digest_of(
         {
             **shared,
             **tokens,
+            **_blocks(recipe, evaluation),
             "capacity": recipe.packing.capacity,
             "overlong": recipe.packing.overlong,
             "source": source.model_dump(mode="json", exclude=_LATER),
@@ -159,6 +205,21 @@ def part_key(
             "format": SPOOL_FORMAT,
         }
     )[:32]
+
+
+def _blocks(recipe: BuildSftConfig, evaluation: Sequence[Input]) -> dict[str, Any]:
+    """What parts hold because of deduplication and decontamination; without the blocks, nothing.
+
+    Of deduplication that is what `said_batch` writes: the rest of it is for the plan.
+    """
+    blocks: dict[str, Any] = {}
+    if recipe.deduplication is not None:
+        near = recipe.deduplication.near
+        blocks["said"] = {"min_words": None if near is None else near.min_words}
+    if recipe.decontamination is not None:
+        blocks["decontamination"] = recipe.decontamination.model_dump(mode="json")
+        blocks["evaluation"] = [[i.path, i.sha256] for i in evaluation]
+    return blocks
 
 
 def find_parents(paths: Sequence[Path], out: Path) -> list[Parent]:

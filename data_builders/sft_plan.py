@@ -65,7 +65,8 @@ def plan_build(
     how = [source.held_out or recipe.held_out for source in recipe.sources]
     withheld = choose([(s.candidates, h) for s, h in zip(sources, how, strict=True)], recipe.seed)
     stocks = [
-        Stock.of(s.spool.name, partial(s.remaining, withheld), _lost(s.spool)) for s in sources
+        Stock.of(s.spool.name, partial(s.remaining, withheld), _lost(s, own))
+        for s, own in zip(sources, drops, strict=True)
     ]
     mixture = plan_mixture(stocks, recipe)
     held_out = [len(rows) for rows in withheld.rows]
@@ -104,11 +105,12 @@ class _Source:
             yield records[mask & ~withheld.holds(records["id64"])]
 
 
-def _lost(spool: Spool) -> str:
+def _lost(source: _Source, drops: Mapping[str, Int]) -> str:
     """Where a source's rows went, most first."""
-    dropped = sorted(spool.facts["dropped"].items(), key=lambda item: -item[1])
+    counts = {**source.spool.facts["dropped"], **{name: len(rows) for name, rows in drops.items()}}
+    dropped = sorted(counts.items(), key=lambda item: -item[1])
     parts = [f"{count:,} {reason}" for reason, count in dropped]
-    if held_out := len(spool):
+    if held_out := len(source.spool) - len(source.dropped):
         parts.append(f"{held_out:,} held out")
     return ", ".join(parts) or "no rows"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from data_builders.decontamination.match import Decontaminator
 from data_builders.filters.drop import Drop
 from data_builders.filters.screen import Screen
 from data_builders.reasoning_control import (
@@ -46,6 +47,7 @@ class Preparer:
     clip_overlong: bool
     marks: Marks = NO_MARKS
     screen: Screen | None = None
+    decontaminator: Decontaminator | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +81,27 @@ class Prepared:
 
 def prepare(examples: Sequence[Example], preparer: Preparer) -> list[Prepared]:
     """Prepare a batch, in order; the texts of the whole batch are tokenised in one call."""
-    if preparer.screen is None:
+    if preparer.screen is None and preparer.decontaminator is None:
         return _prepare(examples, preparer)
-    drops = preparer.screen(examples)
+    drops = _objections(examples, preparer)
     kept = [example for example, drop in zip(examples, drops, strict=True) if drop is None]
     done = iter(_prepare(kept, preparer))
     return [
         next(done) if drop is None else Prepared(untouched(example), (), (), 0, drop)
         for example, drop in zip(examples, drops, strict=True)
     ]
+
+
+def _objections(examples: Sequence[Example], preparer: Preparer) -> list[Drop | None]:
+    """What each record is dropped for as it was read: contamination first, then the filters."""
+    evaluated = preparer.decontaminator
+    drops = [None if evaluated is None else evaluated.drop(example) for example in examples]
+    if preparer.screen is not None:
+        left = [at for at, drop in enumerate(drops) if drop is None]
+        found = preparer.screen([examples[at] for at in left])
+        for at, drop in zip(left, found, strict=True):
+            drops[at] = drop
+    return drops
 
 
 def _prepare(examples: Sequence[Example], preparer: Preparer) -> list[Prepared]:

@@ -9,21 +9,24 @@ several workers, or on another machine that sees the same disk.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
+from data_builders.decontamination.match import Decontaminator
+from data_builders.dedup.said import SaidBatch, said_batch
 from data_builders.filters.screen import Screen
 from data_builders.observed import ObservedFields
 from data_builders.parts import Part, open_part
 from data_builders.reading import Dropped, ReadReport, examples_of, observed_fields
 from data_builders.reasoning_control import ControlPlan, Offsets
 from data_builders.sft_books import Books
-from data_builders.sft_prepare import Preparer, prepare
+from data_builders.sft_prepare import Prepared, Preparer, prepare
 from data_builders.sft_spool import SpoolWriter
 from posttrain.chat import ChatTemplate
 from posttrain.config.build_sft import BuildSftConfig, SftSource
+from posttrain.config.deduplication import DeduplicationConfig
 from posttrain.records import Example
 from posttrain.tokens.encode import EncodeArrays
 from posttrain.tokens.supervision import Marks
@@ -59,16 +62,23 @@ class Renderer(Protocol):
 
 
 class Tools:
-    """What every job of one process uses; the tokenizer is loaded when a job first needs it.
+    """What every job of one process uses, loaded when a job first needs it.
 
     Args:
-        load: called at most once.
+        load: gives the tokenizer and the template; called at most once.
+        evaluated: gives what decontamination looks for; called at most once.
     """
 
-    def __init__(self, recipe: BuildSftConfig, load: Callable[[], Renderer]) -> None:
+    def __init__(
+        self,
+        recipe: BuildSftConfig,
+        load: Callable[[], Renderer],
+        evaluated: Callable[[], Decontaminator | None] = lambda: None,
+    ) -> None:
         self.recipe = recipe
-        self._load = load
+        self._load, self._evaluated = load, evaluated
         self._renderer: Renderer | None = None
+        self._decontaminator: Decontaminator | None = None
         self._preparers: dict[str, Preparer] = {}
 
     def preparer(self, source: SftSource) -> Preparer:
@@ -76,11 +86,19 @@ class Tools:
         if source.name not in self._preparers:
             if self._renderer is None:
                 self._renderer = self._load()
-            self._preparers[source.name] = preparer_of(self.recipe, source, self._renderer)
+                self._decontaminator = self._evaluated()
+            self._preparers[source.name] = preparer_of(
+                self.recipe, source, self._renderer, self._decontaminator
+            )
         return self._preparers[source.name]
 
 
-def preparer_of(recipe: BuildSftConfig, source: SftSource, renderer: Renderer) -> Preparer:
+def preparer_of(
+    recipe: BuildSftConfig,
+    source: SftSource,
+    renderer: Renderer,
+    decontaminator: Decontaminator | None = None,
+) -> Preparer:
     """What turns a source's records into sequences."""
     return Preparer(
         template=renderer.template,
@@ -92,6 +110,7 @@ def preparer_of(recipe: BuildSftConfig, source: SftSource, renderer: Renderer) -
         clip_overlong=recipe.packing.overlong == "truncate",
         marks=renderer.marks,
         screen=Screen(source.filters, renderer.encode),
+        decontaminator=decontaminator,
     )
 
 
@@ -129,9 +148,19 @@ class PartJob:
         recipe, preparer = tools.recipe, tools.preparer(self.source)
         books = Books(ReadReport(), samples_of_each(recipe), recipe.seed)
         observed = observed_fields(self.source)
-        with SpoolWriter(Path(self.folder), scratch=self.scratch, marks=preparer.marks) as writer:
+        said = recipe.deduplication
+        with SpoolWriter(
+            Path(self.folder),
+            scratch=self.scratch,
+            marks=preparer.marks,
+            said=said is not None,
+        ) as writer:
             for batch in self._batches(recipe, books.report, observed):
-                self._prepare(batch, preparer, books, writer, write_dropped=recipe.write_dropped)
+                prepared = prepare(_examples(batch), preparer)
+                writer.write(prepared)
+                if said is not None:
+                    writer.write_said(_said(batch, prepared, said, placed=recipe.write_dropped))
+                self._book(batch, prepared, books, writer, write_dropped=recipe.write_dropped)
                 tell(len(batch))
             writer.finish(books.facts(observed), [row for _, row in books.samples])
 
@@ -157,18 +186,16 @@ class PartJob:
         if batch:
             yield batch
 
-    def _prepare(
+    def _book(
         self,
         batch: list[_Located],
-        preparer: Preparer,
+        prepared: Sequence[Prepared],
         books: Books,
         writer: SpoolWriter,
         *,
         write_dropped: bool,
     ) -> None:
-        examples = [row.item for row in batch if isinstance(row.item, Example)]
-        prepared = prepare(examples, preparer)
-        writer.write(prepared)
+        """Count what became of every row, and write down what was dropped."""
         results = iter(prepared)
         for row in batch:
             dropped = row.item
@@ -190,6 +217,24 @@ class _Located:
     item: Example | Dropped
     file: str
     line: int
+
+
+def _examples(batch: Sequence[_Located]) -> list[Example]:
+    return [row.item for row in batch if isinstance(row.item, Example)]
+
+
+def _said(
+    batch: Sequence[_Located],
+    prepared: Sequence[Prepared],
+    config: DeduplicationConfig,
+    *,
+    placed: bool,
+) -> SaidBatch:
+    """What the kept records of a batch said before reasoning control."""
+    rows = [row for row in batch if isinstance(row.item, Example)]
+    kept = [row for row, p in zip(rows, prepared, strict=True) if p.drop is None]
+    places = [(row.file, row.line) for row in kept] if placed else None
+    return said_batch(_examples(kept), config, places)
 
 
 def dropped_line(source: str, item: Dropped) -> str:

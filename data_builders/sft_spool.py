@@ -6,6 +6,7 @@
     texts.bin       a JSON list a record: ["5f0c…", "MIT", "openai", "{}"]
     dropped.jsonl   with write_dropped
     samples.jsonl   some rendered sequences to read
+    said*.bin       with deduplication: what each record said (`dedup.said`)
     books.json      counts, and the sizes of the other files
 
 A folder is named after everything that decides its bytes, and renamed to that when it is complete:
@@ -27,6 +28,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 import numpy.typing as npt
 
+from data_builders.dedup.said import SAID_FILES, SaidBatch, write_said
 from data_builders.keyed import key64
 from data_builders.sft_prepare import Prepared, PreparedSequence
 from posttrain.errors import DataError
@@ -88,14 +90,16 @@ class SpoolWriter:
         folder: the part's.
         scratch: names the unfinished folder; two builds that share a spool give different ones.
         marks: by which each sequence's supervision is read.
+        said: what records said is written too.
     """
 
-    def __init__(self, folder: Path, *, scratch: str, marks: Marks) -> None:
+    def __init__(self, folder: Path, *, scratch: str, marks: Marks, said: bool = False) -> None:
         self._folder, self._marks = folder, marks
         self._partial = folder.with_name(f"{folder.name}.{scratch}-{os.getpid()}")
         shutil.rmtree(self._partial, ignore_errors=True)
         self._partial.mkdir(parents=True)
-        self._files: dict[str, BinaryIO] = {n: (self._partial / n).open("wb") for n in _FILES}
+        names = (*_FILES, *SAID_FILES) if said else _FILES
+        self._files: dict[str, BinaryIO] = {n: (self._partial / n).open("wb") for n in names}
         self._sequences = self._tokens = self._text = 0
 
     def write(self, batch: Sequence[Prepared]) -> None:
@@ -111,6 +115,10 @@ class SpoolWriter:
             self._files["tokens.bin"].write(np.asarray(row.tokens.ids, "<i4").tobytes())
             self._files["tokens.bin"].write(np.array(row.tokens.spans, "<i4").tobytes())
         self._sequences += len(rows)
+
+    def write_said(self, batch: SaidBatch) -> None:
+        """Write what the records said that `write` was given, in the same order."""
+        write_said(self._files, batch)
 
     def drop(self, line: str) -> None:
         """Write one line of `dropped.jsonl`."""

@@ -14,7 +14,7 @@ from data_builders.parts import Part, rows_of
 from data_builders.pool import Executor
 from data_builders.reading import observed_fields
 from data_builders.sft_books import merged
-from data_builders.sft_inputs import part_key
+from data_builders.sft_inputs import Input, part_key
 from data_builders.sft_source import PartJob, samples_of_each
 from data_builders.sft_spool import Spool, read_books, read_sample
 from data_builders.stages import Stages
@@ -28,6 +28,7 @@ def spool_sources(
     folder: Path,
     *,
     tokens: Mapping[str, Any],
+    evaluation: Sequence[Input] = (),
     scratch: str,
     executor: Executor,
     stages: Stages,
@@ -37,6 +38,7 @@ def spool_sources(
     Args:
         parts: of each source by its name.
         tokens: digests of what makes tokens.
+        evaluation: what decontamination reads.
         scratch: names this build; parts that it left unfinished are removed.
 
     Raises:
@@ -47,7 +49,7 @@ def spool_sources(
     _clear(folder, scratch)
     folders = {
         source.name: [
-            folder / source.name / part_key(part, recipe, source, tokens)
+            folder / source.name / part_key(part, recipe, source, tokens, evaluation)
             for part in parts[source.name]
         ]
         for source in recipe.sources

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,8 +96,8 @@ def write_jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> int:
     return len(rows)
 
 
-def join_files(target: Path, parts: Sequence[Path]) -> int:
-    """Concatenate files of lines; returns how many lines."""
+def join_files(target: Path, parts: Sequence[Path], more: Iterable[str] = ()) -> int:
+    """Concatenate files of lines, and then some more lines; returns how many."""
     lines = 0
     with target.open("wb") as whole:
         for part in parts:
@@ -105,4 +105,7 @@ def join_files(target: Path, parts: Sequence[Path]) -> int:
                 for line in file:
                     whole.write(line)
                     lines += 1
+        for line in more:
+            whole.write(line.encode())
+            lines += 1
     return lines

@@ -23,12 +23,15 @@ from rich.console import Console
 from data_builders.pool import Executor, Here, Pool
 from data_builders.ray_build import RayExecutor
 from data_builders.sft_audit import audit_spools, check_supervision
+from data_builders.sft_duplicates import find_copies
 from data_builders.sft_facts import books_of, data_facts, total_counts
 from data_builders.sft_inputs import (
     as_facts,
     check_unchanged,
+    evaluation_files,
     find_parents,
     input_files,
+    load_decontaminator,
     scan_inputs,
 )
 from data_builders.sft_plan import plan_build
@@ -48,7 +51,7 @@ from data_builders.stages import Stages
 from posttrain.artifacts import StageDir, digest_of, read_artifact
 from posttrain.chat import profile_of
 from posttrain.claim import claimed, run_command
-from posttrain.config.build_sft import EXECUTION, BuildSftConfig, SftTokenizer
+from posttrain.config.build_sft import EXECUTION, OPTIONAL, BuildSftConfig, SftTokenizer
 from posttrain.config.load import load_recipe
 from posttrain.models.data_renderer import load_data_renderer
 from posttrain.models.encoding import Encoder
@@ -69,6 +72,7 @@ def main(arguments: list[str]) -> None:
     out = Path(recipe.out)
     # how the work is done decides nothing about what comes of it
     unnamed = {"out": True, **dict.fromkeys(EXECUTION, True), "tokenizer": {"backend"}}
+    unnamed |= {name: True for name in OPTIONAL if getattr(recipe, name) is None}
     config = recipe.model_dump(mode="json", exclude=unnamed)
     # a worker is one thread: what it computes with must not start more
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -76,6 +80,8 @@ def main(arguments: list[str]) -> None:
     # -- the tokenizer, the template, and whether they fit the data
     for source in recipe.sources:
         input_files(source, BASE)  # every path is looked up before any is read
+    evaluation = evaluation_files(recipe.decontamination, BASE)
+    decontaminator = load_decontaminator(recipe.decontamination, BASE, evaluation)
     renderer = load_data_renderer(recipe.tokenizer, first_texts(recipe, BASE))
     tokenizer, special = renderer.tokenizer, renderer.special
     template, encoder = renderer.template, renderer.encoder
@@ -83,7 +89,7 @@ def main(arguments: list[str]) -> None:
     profile = profile_of(template)
     console.print(f"template: {profile.describe()}", highlight=False)
     console.print(f"tokenizer: {encoder.describe()}", highlight=False)
-    preparers = {s.name: preparer_of(recipe, s, renderer) for s in recipe.sources}
+    preparers = {s.name: preparer_of(recipe, s, renderer, decontaminator) for s in recipe.sources}
     warnings = check_markup(template, list(tokenizer.get_vocab()))
     probes = [probe_source(recipe, s, preparers[s.name], BASE) for s in recipe.sources]
     for probe in probes:
@@ -110,6 +116,7 @@ def main(arguments: list[str]) -> None:
         work = out / "work"
         work.mkdir(exist_ok=True)
         inputs, parts = scan_inputs(recipe, BASE)
+        inputs += evaluation
         if stage.complete:
             check_unchanged(
                 read_artifact(out, verify=False), inputs, encoder.digest, template.digest
@@ -120,14 +127,20 @@ def main(arguments: list[str]) -> None:
             return
         parents = find_parents(
             [p for s in recipe.sources for p in input_files(s, BASE)]
+            + [BASE / given.path for given in evaluation]
             + [Path(recipe.tokenizer.path)],
             out,
         )
 
         # -- rows → sequences on disk, part by part → mixture → packs → shards
-        tools = partial(Tools, recipe, partial(load_data_renderer, as_chosen(recipe, encoder)))
+        tools = partial(
+            Tools,
+            recipe,
+            partial(load_data_renderer, as_chosen(recipe, encoder)),
+            partial(load_decontaminator, recipe.decontamination, BASE.absolute(), evaluation),
+        )
         with Stages(console) as stages, ExitStack() as stack:
-            executor: Executor = Here(Tools(recipe, lambda: renderer))
+            executor: Executor = Here(Tools(recipe, lambda: renderer, lambda: decontaminator))
             if recipe.executor == "ray":
                 executor = stack.enter_context(RayExecutor(tools, recipe.workers))
             elif recipe.workers > 1:
@@ -137,14 +150,20 @@ def main(arguments: list[str]) -> None:
                 parts,
                 Path(recipe.spool) if recipe.spool else work / "parts",
                 tokens={"tokenizer": encoder.digest, "template": template.digest},
+                evaluation=evaluation,
                 scratch=digest_of(str(out.resolve()))[:12],
                 executor=executor,
                 stages=stages,
             )
+            copies = None
+            if recipe.deduplication is not None:
+                stages.start("looking for duplicates")
+                copies = find_copies(spools, recipe.deduplication, work / "duplicates")
+            drops = copies.drops if copies is not None else None
             stages.start("planning the mixture")
-            plan = plan_build(spools, recipe)
+            plan = plan_build(spools, recipe, drops)
             stages.start("auditing")
-            audit = audit_spools(spools, None, renderer.marks, scratch=work)
+            audit = audit_spools(spools, drops, renderer.marks, scratch=work)
             supervision = {name: found.facts() for name, found in audit.figures.items()}
             check_supervision(supervision, recipe.limits)
             written = write_splits(
@@ -168,7 +187,8 @@ def main(arguments: list[str]) -> None:
         files[SUPERVISION] = write_jsonl(out / SUPERVISION, worst)
         if recipe.write_dropped:
             dropped = [folder / "dropped.jsonl" for spool in spools for folder in spool.folders]
-            files["dropped.jsonl"] = join_files(out / "dropped.jsonl", dropped)
+            more = copies.lines(spools) if copies is not None else ()
+            files["dropped.jsonl"] = join_files(out / "dropped.jsonl", dropped, more)
 
         # -- the books, and the manifest that makes it an artifact
         books = books_of(spools, plan)

@@ -6,14 +6,16 @@ Decontaminator(index, coverage=0.6).drop(example)
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_builders.decontamination.index import RunIndex
-from data_builders.decontamination.items import read_items, texts_in
+from data_builders.decontamination.index import SHORTEST, RunIndex
+from data_builders.decontamination.items import as_source, read_items, texts_in
 from data_builders.decontamination.words import words_of
 from data_builders.filters.drop import Drop
+from data_builders.sources import find_files
 from posttrain.config.decontamination import DecontaminationConfig
 from posttrain.errors import ConfigError
 from posttrain.json_values import load_json
@@ -36,14 +38,12 @@ class Decontaminator:
         """Read and index all evaluation files.
 
         Raises:
-            ConfigError: a path that matches nothing, a field that no row has, or no text at all.
+            ConfigError: a path that matches nothing, a field that no row has, a file without text.
             DataError: a row that cannot be read.
         """
         items = (item for file in config.files for item in read_items(file, base_dir))
         index = RunIndex.build(items, ngram=config.ngram, common=config.common)
-        if not index.items:
-            names = ", ".join(file.path for file in config.files)
-            raise ConfigError(f"decontamination: {names}: no text to look for, all are too short")
+        _check_each(config, base_dir, {item.file for item in index.items})
         lengths = [len(index.items[number].text) for number in index.whole.values()]
         return cls(index, config.coverage, 2 * max(lengths, default=0))
 
@@ -66,6 +66,18 @@ class Decontaminator:
             f"{place}: {overlap.coverage:.0%} of {item.file}:{item.line} {item.field}: {shown!r}"
         )
         return Drop("contaminated", detail)
+
+
+def _check_each(config: DecontaminationConfig, base_dir: Path, seen: set[str]) -> None:
+    """A file that gives nothing to look for would let everything pass without a word."""
+    for file in config.files:
+        for path in find_files(as_source(file), base_dir):
+            name = os.path.relpath(path, base_dir)
+            if name not in seen:
+                raise ConfigError(
+                    f"decontamination: {name}: no text to look for; it is empty, or all its texts "
+                    f"have fewer than {SHORTEST} words"
+                )
 
 
 def _texts(example: Example) -> Iterator[tuple[str, str]]:

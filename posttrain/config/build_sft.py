@@ -19,6 +19,9 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from posttrain.config.base import Strict
+from posttrain.config.decontamination import DecontaminationConfig
+from posttrain.config.deduplication import DeduplicationConfig
+from posttrain.config.load import nearest
 from posttrain.config.source import SourceConfig
 from posttrain.config.supervision import SupervisionLimits
 
@@ -201,6 +204,8 @@ class LimitsConfig(SupervisionLimits):
     render_error: float = Field(default=0.5, ge=0, le=1)
 
 
+# blocks that are no part of a data set's name while they are not given
+OPTIONAL = ("deduplication", "decontamination")
 # keys that decide how the work is done and nothing about what comes of it
 EXECUTION = frozenset({"executor", "workers", "part_bytes", "spool"})
 
@@ -209,6 +214,8 @@ class BuildSftConfig(Strict):
     """One SFT data set. `out` is where it goes; all but `EXECUTION` decides what it holds.
 
     Args:
+        deduplication: records that say what another says are dropped; null keeps all.
+        decontamination: records that hold what evaluation asks are dropped; null keeps all.
         executor: `local` works on this machine; `ray` on a Ray cluster that `RAY_ADDRESS` names and
             that sees the same disk, or on a Ray of its own.
         workers: processes that prepare parts and write shards, each of one thread; 1 works without
@@ -226,6 +233,8 @@ class BuildSftConfig(Strict):
     reasoning: ReasoningConfig = ReasoningConfig()
     mixture: MixtureConfig = MixtureConfig()
     held_out: HeldOutConfig = HeldOutConfig(rate=0.0)
+    deduplication: DeduplicationConfig | None = None
+    decontamination: DecontaminationConfig | None = None
     shards: ShardConfig = ShardConfig()
     limits: LimitsConfig = LimitsConfig()
     licences: tuple[str, ...] | None = Field(
@@ -244,6 +253,16 @@ class BuildSftConfig(Strict):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"source names must differ, found twice: {', '.join(twice)}")
+        return self
+
+    @model_validator(mode="after")
+    def _known_precedence(self) -> BuildSftConfig:
+        names = [source.name for source in self.sources]
+        for name in self.deduplication.precedence if self.deduplication else ():
+            if name not in names:
+                raise ValueError(
+                    f"deduplication.precedence: there is no source {name!r}{nearest(name, names)}"
+                )
         return self
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@ deduplication:
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from posttrain.config.base import Strict
 
@@ -42,3 +42,10 @@ class DeduplicationConfig(Strict):
     prompt: bool = False
     near: NearConfig | None = None
     precedence: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _named_once(self) -> DeduplicationConfig:
+        twice = sorted({name for name in self.precedence if self.precedence.count(name) > 1})
+        if twice:
+            raise ValueError(f"deduplication.precedence names {', '.join(twice)} twice")
+        return self

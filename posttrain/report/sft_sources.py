@@ -117,9 +117,14 @@ def origins(facts: Facts) -> list[str]:
         ]
         for name, source in facts["sources"].items()
     ]
+    # what no record came from: files of evaluation items, to be kept out
+    others = "; ".join(
+        f"{name}: {', '.join(own)}" for name, own in files.items() if name not in facts["sources"]
+    )
     warnings = "".join(f"<li>{text(warning)}</li>" for warning in facts.get("warnings", ()))
     return [
         paragraph(f"Template: {facts['template']['describe']}."),
         table(["source", "rows by dialect", "usable rows by licence", "files (sha256)"], rows),
+        paragraph(f"Also read: {others}.") if others else "",
         f"<h3>Warnings of the build</h3><ul>{warnings}</ul>" if warnings else "",
     ]
