@@ -9,9 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_builders.filters.words import DIGITS, IDEOGRAPH, LETTERS, Flags, Keys, Words
+from data_builders.filters.words import DIGITS, IDEOGRAPH, LETTERS, SIGNS, Flags, Keys, Words
 
 _NUMBER = np.uint64(0xD1B54A32D192ED03)
+_MARKUP = np.zeros(256, np.bool_)  # signs of code, tables and formulas, by their byte
+_MARKUP[list(b"|()[]{}<>=_/\\@#$%^&*+~`")] = True
+_QUOTES = np.zeros(256, np.bool_)  # and with another sign behind them
+_QUOTES[list(b"\"':")] = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,14 @@ def without_numbers(words: Words) -> Keys:
 def of_language(words: Words) -> Flags:
     """Which words are of language: two letters at least, or an ideograph."""
     return ((words.kinds == LETTERS) & (words.lengths >= 2)) | (words.kinds == IDEOGRAPH)
+
+
+def of_markup(words: Words) -> Flags:
+    """Which words are signs of code, data, tables or formulas."""
+    data = np.frombuffer(words.data, np.uint8)
+    first, second = data[words.starts], data[np.minimum(words.starts + 1, len(data) - 1)]
+    several = (words.kinds == SIGNS) & (words.lengths > 1)
+    return _MARKUP[first] | (several & (_QUOTES[first] | _MARKUP[second]))
 
 
 def loop_at(words: Words, rule: str, first: int, last: int, detail: str) -> Loop:

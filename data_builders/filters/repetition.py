@@ -4,8 +4,8 @@ find_repetitions(["… I check again. I check again. I check again. …"], Repet
     → [Repetition(rule="cycle", start=410, end=2210, detail="96% of 640 words equal the word 4 …")]
 
 Two passes. The first looks at all texts together and names those that might hold a loop; it is
-generous and costs two sorts of n-grams. The second judges those alone, exactly, by five rules:
-blanks, unbroken, cycle, window and whole. Both are linear in the text but for the sorts.
+generous and costs two sorts of n-grams. The second judges those alone, exactly, by six rules:
+blanks, unbroken, cycle, shifting, window and whole. Both are linear in the text but for the sorts.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from data_builders.filters.cycle import cycle
 from data_builders.filters.loop import Loop
 from data_builders.filters.recurring import recurring
 from data_builders.filters.runs import blank_run, unbroken_run
+from data_builders.filters.shifting import shifting
 from data_builders.filters.suspects import suspects
 from data_builders.filters.words import Words, split_texts
 from posttrain.config.filters import RepetitionFilter
 
 BATCH = 1 << 16  # characters looked at together: what they need fits the processor's cache
 _LONGEST = 1 << 23  # characters; of a longer text, parts are judged
-_RULES = (blank_run, unbroken_run, cycle, recurring)
+_RULES = (blank_run, unbroken_run, cycle, shifting, recurring)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from data_builders.filters.cycle import GRAM as CYCLE_GRAM
-from data_builders.filters.cycle import cycling
 from data_builders.filters.loop import without_numbers
+from data_builders.filters.nearby import GRAM as NEAR_GRAM
+from data_builders.filters.nearby import cycling
 from data_builders.filters.recurrence import Grams
 from data_builders.filters.recurring import GRAM, REACH, Lines, line_gaps, lines_of
 from data_builders.filters.runs import blank_runs, unbroken_words
@@ -27,7 +27,7 @@ _SLACK = 0.6  # this part of the share that the rules ask for
 def suspects(words: Words, limits: RepetitionFilter) -> list[int]:
     """The texts that may hold a loop, by their index."""
     of_text = np.repeat(np.arange(len(words.first) - 1), np.diff(words.first))
-    gaps = Grams(without_numbers(words), CYCLE_GRAM, of_text=of_text).gaps()
+    gaps = Grams(without_numbers(words), NEAR_GRAM, of_text=of_text).gaps()
     grams, lines = Grams(words.keys, GRAM, of_text=of_text, every=_EVERY), lines_of(words)
     by_line = Grams(lines.keys, 1, of_text=of_text[lines.starts])
     windows = [

@@ -42,8 +42,12 @@ class RepetitionFilter(Strict):
 
     Args:
         cycle_words, cycle_rounds, cycle_share: a stretch of at least so many words and rounds, in
-            which this share of the words equal the word one round before.
-        counting_share: the same, where numbers that count up or down by one are equal too.
+            which this share of the words equal the word one round before, or in running text any
+            word at most a round before: rounds may grow and shrink.
+        exact_share: in code, tables and data, whose rows differ a little for good reasons, this
+            share of the words must stand in rounds that are equal to the letter.
+        counting_share: the share where numbers that count up or down are equal too.
+        row_rounds: rounds of that in code, tables and data.
         drift_words, drift_rounds, drift_share: the same for longer stretches that change more.
         bare_words, bare_rounds, bare_share: the same for stretches with next to no letters: grids
             and tables of numbers repeat their rows honestly.
@@ -60,13 +64,15 @@ class RepetitionFilter(Strict):
     cycle_words: int = Field(default=160, ge=16)
     cycle_rounds: int = Field(default=6, ge=3)
     cycle_share: float = Field(default=0.88, ge=0.5, le=1)
+    exact_share: float = Field(default=0.75, ge=0, le=1)
+    row_rounds: int = Field(default=24, ge=3)
     counting_share: float = Field(default=0.95, ge=0.5, le=1)
     drift_words: int = Field(default=640, ge=16)
     drift_rounds: int = Field(default=24, ge=3)
     drift_share: float = Field(default=0.84, ge=0.5, le=1)
     bare_words: int = Field(default=200, ge=16)
     bare_rounds: int = Field(default=64, ge=3)
-    bare_share: float = Field(default=0.98, ge=0.5, le=1)
+    bare_share: float = Field(default=0.99, ge=0.5, le=1)
     unbroken: int = Field(default=256, ge=32)
     window: int = Field(default=512, ge=128)
     window_share: float = Field(default=0.75, ge=0.5, le=1)
