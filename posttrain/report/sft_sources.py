@@ -119,7 +119,7 @@ def origins(facts: Facts) -> list[str]:
     ]
     # what no record came from: files of evaluation items, to be kept out
     others = "; ".join(
-        f"{name}: {', '.join(own)}" for name, own in files.items() if name not in facts["sources"]
+        f"{name} {', '.join(own)}" for name, own in files.items() if name not in facts["sources"]
     )
     warnings = "".join(f"<li>{text(warning)}</li>" for warning in facts.get("warnings", ()))
     return [
