@@ -3,9 +3,9 @@
 A template writes one string. To learn which part each message became without rendering every prefix
 again, the parsed template gets an invisible mark at the start of each turn of its message loop:
 
-    {% for message in messages %}   →   {% for message in messages %}{{ __mark__(message) }}
+    {% for message in messages %}   →   {% for message in messages %}{{ message | __mark__ }}
     …                                   …
-    {% endfor %}                        {% endfor %}{{ __mark__(None) }}
+    {% endfor %}                        {% endfor %}{{ none | __mark__ }}
 
 Marks are removed again, so the text is what the unmarked template writes. `{% generation %}` blocks
 are marked the same way. The environment mirrors `transformers.utils.chat_template_utils`
@@ -33,7 +33,7 @@ from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-MARK = "__mark__"
+MARK = "__mark__"  # the filter, and the variable that says what to write
 GENERATION_START, GENERATION_END = "generation-start", "generation-end"
 
 
@@ -108,13 +108,20 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
 
+@jinja2.pass_context  # which also keeps Jinja from writing a mark as it compiles
+def _write_mark(context: jinja2.runtime.Context, item: object) -> str:
+    """What the render's own `__mark__` says of an item, nothing where it has none."""
+    name: Callable[[object], str] | None = context.parent.get(MARK)
+    return "" if name is None else name(item)
+
+
 def _environment() -> SandboxedEnvironment:
     env = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     filters, variables = (
         cast(Any, env).filters,
         cast(Any, env).globals,
     )  # jinja2 leaves them untyped
-    filters["tojson"] = _tojson
+    filters["tojson"], filters[MARK] = _tojson, _write_mark
     variables.update(
         raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_Namespace
     )
@@ -122,9 +129,10 @@ def _environment() -> SandboxedEnvironment:
 
 
 def _mark(argument: nodes.Expr, lineno: int) -> nodes.Output:
-    call = nodes.Call(nodes.Name(MARK, "load"), [argument], [], None, None)
-    output = nodes.Output([call])
-    for node in (output, call, call.node, argument):
+    # a filter is found once a render; a call would pass the sandbox's questions each time
+    mark = nodes.Filter(argument, MARK, [], [], None, None)
+    output = nodes.Output([mark])
+    for node in (output, mark, argument):
         node.set_lineno(lineno)
     return output
 
@@ -185,8 +193,9 @@ def compile_template(source: str) -> tuple[Renderer, bool]:
     """Compile a template with marks.
 
     Returns:
-        A function of the template's variables (which must include `__mark__`), and whether a
-        message loop was found to mark.
+        A function of the template's variables, and whether a message loop was found to mark. With
+        `__mark__` among the variables, a function of a message, each turn of the loop begins with
+        what it returns.
 
     Raises:
         jinja2.TemplateSyntaxError: the source is not a template.

@@ -14,7 +14,7 @@ import hashlib
 import importlib.util
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,7 @@ from posttrain.errors import RenderError
 
 NEMOTRON_3_NANO_SHA256 = "ab7813c3abdd9cb655905a410728b26c7884eca45ddfab8d9f931553485a7862"
 # no message can hold a mark by accident or on purpose: this is drawn anew in every process
-_NONCE = secrets.token_hex(8)
-_MARKS = re.compile(f"\x00{_NONCE}([^\x01]*)\x01")
+_OPEN, _CLOSE = f"\x00{secrets.token_hex(8)}", "\x01"
 _END = "end"
 # what a template can fail with inside Python when it meets a value that it did not expect, or when
 # it is itself at fault (a macro that calls itself, a text a terabyte long)
@@ -115,7 +114,7 @@ class ChatTemplate:
         Raises:
             RenderError: the template refused the conversation.
         """
-        return self._run(messages, tools, add_generation_prompt, kwargs, mark=_no_mark)
+        return self._run(messages, tools, add_generation_prompt, kwargs)
 
     def layout(
         self,
@@ -131,9 +130,9 @@ class ChatTemplate:
 
         def mark(item: object) -> str:
             name = item if isinstance(item, str) else index.get(id(item), _END)
-            return f"\x00{_NONCE}{name}\x01"
+            return f"{_OPEN}{name}{_CLOSE}"
 
-        marked = self._run(messages, tools, add_generation_prompt, kwargs, mark=mark)
+        marked = self._run(messages, tools, add_generation_prompt, {**kwargs, MARK: mark})
         return _read_marks(marked, len(messages))
 
     def _run(
@@ -142,7 +141,6 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
         kwargs: Mapping[str, Any],
-        mark: Callable[[object], str],
     ) -> str:
         try:
             return self._render(
@@ -150,7 +148,7 @@ class ChatTemplate:
                 tools=tools,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
-                **{**self.variables, **kwargs, MARK: mark},
+                **{**self.variables, **kwargs},
             )
         except jinja2.TemplateError as error:
             raise RenderError(f"{self.name} refuses this conversation: {error}") from error
@@ -158,18 +156,14 @@ class ChatTemplate:
             raise RenderError(f"{self.name} cannot render this conversation: {error!r}") from error
 
 
-def _no_mark(_: object) -> str:
-    return ""
-
-
 def _read_marks(marked: str, count: int) -> Layout:
-    pieces = _MARKS.split(marked)
-    text = "".join(pieces[::2])
+    head, *rest = marked.split(_OPEN)
+    named = [piece.partition(_CLOSE)[::2] for piece in rest]
+    text = "".join([head, *(piece for _, piece in named)])
     starts: list[int | None] = [None] * count
     generation: list[tuple[int, int]] = []
-    opened, end, position, located, last = 0, len(text), 0, True, -1
-    for piece, name in zip(pieces[::2], pieces[1::2], strict=False):
-        position += len(piece)
+    opened, end, position, located, last = 0, len(text), len(head), True, -1
+    for name, piece in named:
         if name == GENERATION_START:
             opened = position
         elif name == GENERATION_END:
@@ -181,6 +175,7 @@ def _read_marks(marked: str, count: int) -> Layout:
             starts[last] = position
         else:  # out of order
             located = False
+        position += len(piece)
     located = located and last == count - 1
     # only leading messages may be missing from the loop
     first = next((i for i, s in enumerate(starts) if s is not None), count)
