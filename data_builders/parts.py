@@ -4,8 +4,9 @@
     → [Part("maths", pieces=(Piece("data/maths.jsonl", "lines", 0, 67_108_911, line=1, …),)), …]
 
 A file of lines is cut at line ends, Parquet at row groups, a dataset directory at rows; anything
-else is one piece. Small pieces share a part. Rows keep the file and line that they have in the
-whole. A part's digest says what it reads, so work done on it holds as long as that is the same.
+else is one piece. Small pieces share a part; the first parts of a source are smaller than the rest
+(`part_size`). Rows keep the file and line that they have in the whole. A part's digest says what it
+reads, so work done on it holds as long as that is the same.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from posttrain.config.source import SourceConfig
 from posttrain.errors import DataError
 
 Kind = Literal["lines", "parquet", "directory", "whole", "hub"]
+_SHARE = 32  # a part is at most this part of what comes before it,
+_LEAST = 1 << 20  # but no less than so many bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +86,27 @@ class Part:
         )
 
 
+def part_size(position: int, most: int) -> int:
+    """Bytes of the part that begins at this byte of its source: `most`, or less near the start.
+
+    A power of two near a 32nd of what comes before it, so that a small source too is work for many
+    workers. Where a part ends depends on nothing behind it: what is added there changes nothing.
+    """
+    grown = max(position // _SHARE, _LEAST)
+    return min(most, 1 << (grown.bit_length() - 1))
+
+
 def gather(source: str, pieces: Iterable[Piece], size: int) -> list[Part]:
-    """Pieces in order, as parts of about `size` bytes."""
+    """Pieces in order, as parts of at most about `size` bytes."""
     parts: list[Part] = []
     waiting: list[Piece] = []
+    position = held = 0
     for piece in pieces:
-        if waiting and sum(p.bytes for p in waiting) + piece.bytes > size:
+        if waiting and held + piece.bytes > part_size(position, size):
             parts.append(Part(source, tuple(waiting)))
-            waiting = []
+            position, waiting, held = position + held, [], 0
         waiting.append(piece)
+        held += piece.bytes
     if waiting:
         parts.append(Part(source, tuple(waiting)))
     return parts

@@ -1,6 +1,6 @@
 """Files → pieces: one pass over a file hashes it and finds where it can be cut.
 
-cut_file(Path("maths.jsonl"), "maths.jsonl", size=64 MiB)  →  (sha256, [Piece(…), Piece(…)])
+cut_file(Path("maths.jsonl"), "maths.jsonl", 64 MiB)  →  (sha256, [Piece(…), Piece(…)])
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_builders.parts import Piece
+from data_builders.parts import Piece, part_size
 from data_builders.sources_json import layout_of
 from posttrain.artifacts import sha256_file
 from posttrain.errors import DataError
@@ -23,19 +23,20 @@ _BLOCK = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 
 
-def cut_file(path: Path, name: str, size: int) -> tuple[str, list[Piece]]:
-    """A file's sha256 and its pieces of about `size` bytes; an empty file has none.
+def cut_file(path: Path, name: str, most: int, *, start: int = 0) -> tuple[str, list[Piece]]:
+    """A file's sha256 and its pieces of at most about `most` bytes; an empty file has none.
 
     Args:
         name: what its rows call the file.
+        start: bytes of the source before it.
     """
     before = path.stat()
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         digest = sha256_file(path)
-        pieces = _row_groups(path, name, size, digest)
+        pieces = _row_groups(path, name, most, start, digest)
     elif suffix in (".jsonl", ".ndjson") or (suffix == ".json" and _is_lines(path)):
-        digest, pieces = _lines(path, name, size)
+        digest, pieces = _lines(path, name, most, start)
     else:
         digest = sha256_file(path)
         pieces = [Piece(str(path), name, "whole", 0, 0, 1, None, before.st_size, digest)]
@@ -74,7 +75,7 @@ class _Stretch:
         return Piece(str(path), name, "lines", self.start, stop, self.line, rows, size, digest)
 
 
-def _lines(path: Path, name: str, size: int) -> tuple[str, list[Piece]]:
+def _lines(path: Path, name: str, most: int, before: int) -> tuple[str, list[Piece]]:
     whole = hashlib.sha256()
     pieces: list[Piece] = []
     position, stretch, last = 0, _Stretch(0, 1), b""
@@ -82,7 +83,7 @@ def _lines(path: Path, name: str, size: int) -> tuple[str, list[Piece]]:
         while block := file.read(_BLOCK):
             whole.update(block)
             begin = 0
-            for cut in _cuts(block, position, stretch.start, size):
+            for cut in _cuts(block, position, stretch.start, before, most):
                 stretch.add(memoryview(block)[begin:cut])
                 pieces.append(stretch.piece(path, name, position + cut, open_end=False))
                 stretch = _Stretch(position + cut, stretch.line + stretch.lines)
@@ -95,9 +96,16 @@ def _lines(path: Path, name: str, size: int) -> tuple[str, list[Piece]]:
     return whole.hexdigest(), pieces
 
 
-def _cuts(block: bytes, position: int, start: int, size: int) -> Iterator[int]:
-    """Where in a block pieces end: behind the first line end at `size` bytes or more."""
+def _cuts(block: bytes, position: int, start: int, before: int, most: int) -> Iterator[int]:
+    """Where in a block pieces end: behind the first line end that makes one large enough.
+
+    Args:
+        position: of the block in its file.
+        start: of the piece that is growing.
+        before: bytes of the source before the file.
+    """
     while True:
+        size = part_size(before + start, most)
         cut = block.find(b"\n", max(start + size - position - 1, 0)) + 1
         if not cut:
             return
@@ -105,7 +113,7 @@ def _cuts(block: bytes, position: int, start: int, size: int) -> Iterator[int]:
         start = position + cut
 
 
-def _row_groups(path: Path, name: str, size: int, digest: str) -> list[Piece]:
+def _row_groups(path: Path, name: str, most: int, position: int, digest: str) -> list[Piece]:
     try:
         found = pq.read_metadata(path)
     except (pa.ArrowInvalid, OSError):
@@ -118,11 +126,12 @@ def _row_groups(path: Path, name: str, size: int, digest: str) -> list[Piece]:
         group = found.row_group(number)
         rows += group.num_rows
         held += sum(group.column(c).total_compressed_size for c in range(group.num_columns))
-        if held >= size or number == found.num_row_groups - 1:
+        if held >= part_size(position, most) or number == found.num_row_groups - 1:
             stop = number + 1
             pieces.append(
                 Piece(str(path), name, "parquet", start, stop, line, rows, max(held, 1), digest)
             )
             line += rows
+            position += held
             start, rows, held = stop, 0, 0
     return pieces

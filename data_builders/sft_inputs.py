@@ -10,13 +10,13 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 from data_builders.decontamination.items import as_source
 from data_builders.decontamination.match import Decontaminator
-from data_builders.parts import Part, Piece, gather
+from data_builders.parts import Part, Piece, gather, part_size
 from data_builders.parts_files import cut_file
 from data_builders.sft_source import samples_of_each
 from data_builders.sft_spool import SPOOL_FORMAT
@@ -80,15 +80,17 @@ def _scanned(
         yield [Input(source.name, name, None, None)], [piece]
         return
 
-    def scan(path: Path) -> tuple[list[Input], list[Piece]]:
+    def scan(path: Path, start: int) -> tuple[list[Input], list[Piece]]:
         name = os.path.relpath(path, base_dir)
         if path.is_dir():
             return _directory(source, path, base_dir, name, size)
-        digest, pieces = cut_file(path.absolute(), name, size)
+        digest, pieces = cut_file(path.absolute(), name, size, start=start)
         shown = _shown(path, base_dir)
         return [Input(source.name, shown, path.stat().st_size, digest)], pieces
 
-    yield from pool.map(scan, find_files(source, base_dir))
+    paths = find_files(source, base_dir)
+    sizes = [path.stat().st_size if path.is_file() else 0 for path in paths]
+    yield from pool.map(scan, paths, accumulate(sizes, initial=0))
 
 
 def _directory(
@@ -102,7 +104,7 @@ def _directory(
     ]
     digest = digest_of([[i.bytes, i.sha256] for i in inputs])
     total, rows = sum(i.bytes or 0 for i in inputs), count_saved(path, source)
-    count = min(max(1, -(-total // size)), max(rows, 1))
+    count = min(max(1, -(-total // part_size(total, size))), max(rows, 1))
     edges = [rows * k // count for k in range(count + 1)]
     pieces = [
         Piece(

@@ -20,6 +20,7 @@ import itertools
 import json
 import os
 import shutil
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,8 +96,8 @@ class SpoolWriter:
 
     def __init__(self, folder: Path, *, scratch: str, marks: Marks, said: bool = False) -> None:
         self._folder, self._marks = folder, marks
-        self._partial = folder.with_name(f"{folder.name}.{scratch}-{os.getpid()}")
-        shutil.rmtree(self._partial, ignore_errors=True)
+        # not by process id: two machines of a cluster may have the same
+        self._partial = folder.with_name(f"{folder.name}.{scratch}-{uuid.uuid4().hex}")
         self._partial.mkdir(parents=True)
         names = (*_FILES, *SAID_FILES) if said else _FILES
         self._files: dict[str, BinaryIO] = {n: (self._partial / n).open("wb") for n in names}
@@ -141,7 +142,7 @@ class SpoolWriter:
         shutil.rmtree(self._partial, ignore_errors=True)
 
     def close(self) -> None:
-        """Close the files; an unfinished folder is left, and replaced by the next attempt."""
+        """Close the files; an unfinished folder is left, and goes when its build is run again."""
         for file in self._files.values():
             file.close()
 
@@ -201,7 +202,10 @@ def read_books(folder: Path) -> dict[str, Any] | None:
     path = folder / _BOOKS
     if not path.is_file():
         return None
-    found = json.loads(path.read_text("utf-8"))
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except ValueError:  # the machine itself went down while the file was on its way to the disk
+        return None
     for name, size in found["files"].items():
         if not (folder / name).is_file() or (folder / name).stat().st_size != size:
             return None

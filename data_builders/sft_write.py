@@ -64,6 +64,8 @@ def write_splits(
     stages.start("writing shards", total=total, unit="sequences")
     for _ in executor.run(jobs, stages.advance):
         pass
+    for left in (*out.glob("packed/.*"), *out.glob("index/.*")):
+        left.unlink()  # of a worker that died, and whose job another one did
     files: dict[str, int | None] = {}
     for job in jobs:
         packed, index = job.names

@@ -12,7 +12,7 @@ the plan and the spools alone, whoever writes it.
 from __future__ import annotations
 
 import json
-import os
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +107,7 @@ class ShardJob:
         del tools  # the plan and the spools say everything
         where = Where.load(Path(self.where))
         paths = [Path(self.out) / name for name in self.names]
-        partial = [path.with_name(f".{path.name}.{os.getpid()}") for path in paths]
+        partial = [path.with_name(f".{path.name}.{uuid.uuid4().hex}") for path in paths]
         schema = pack_schema(grouped=where.groups is not None)
         with (
             Reader([Path(folder) for folder in where.folders]) as reader,
