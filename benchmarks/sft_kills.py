@@ -3,9 +3,10 @@
     python benchmarks/sft_kills.py [--kills 20] [--workers 1 2] [--seed 0] [--markdown out.md]
 
 Each kill has a directory of its own: the build is started, killed at a moment drawn between its
-first finished part and its end, and finished by the same command. Every second kill takes only the
-main process, so that its workers have to end by themselves; the others the whole process group.
-Asserted: the same manifest digest, the same files with the same bytes, no process left behind.
+first finished part and its end, and finished by the same command. Moments are counted in CPU
+seconds of all its processes, which other work on the machine does not move. Every second kill takes
+only the main process, so that its workers have to end by themselves; the others the whole process
+group. Asserted: the same digest, the same files with the same bytes, no process left behind.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from process_tree import cpu_seconds
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.data_builders.small_build import (
@@ -35,12 +38,13 @@ from tests.data_builders.small_build import (
     write_rows,
 )
 
-_PATIENCE = 20.0  # seconds that workers get to notice that nobody waits for them
+_EVERY = 0.01  # seconds between looks at a build
+_PATIENCE = 60.0  # seconds that workers get to notice that nobody waits for them
 
 
 @dataclass(frozen=True)
 class Kill:
-    """One kill: when, what was there, who was killed."""
+    """One kill: after how many CPU seconds, what was there, who was killed."""
 
     workers: int
     seconds: float
@@ -59,8 +63,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         recipe = _recipe(folder, given.rows)
-        lines = ["| workers | killed after | of | was there | killed |", "|--:|--:|--:|---|---|"]
-        whole = None
+        lines = ["| workers | killed after CPU s | of | was there | killed |"]
+        lines.append("|--:|--:|--:|---|---|")
+        whole: dict[str, str] | None = None
+        digest = ""
         for workers in given.workers:
             begun, whole_seconds, found = _undisturbed(folder, recipe, workers)
             assert whole in (None, found), "the number of workers changed the bytes"
@@ -78,9 +84,10 @@ def main() -> None:
                 number += 1
                 assert _run(recipe, out, workers).wait() == 0
                 assert _contents(out) == whole, f"other bytes after {kill}"
+                digest = manifest(out)["digest"][:16]
                 lines.append(_line(kill, whole_seconds))
                 print(lines[-1], flush=True)
-        lines += ["", f"All {len(lines) - 2} ended with digest {manifest(out)['digest'][:16]}."]
+        lines += ["", f"All {len(lines) - 2} ended with digest {digest}."]
         print(lines[-1])
     if given.markdown:
         given.markdown.write_text("\n".join(lines) + "\n", "utf-8")
@@ -102,15 +109,17 @@ def _recipe(folder: Path, rows: int) -> Path:
 
 
 def _undisturbed(folder: Path, recipe: Path, workers: int) -> tuple[float, float, dict[str, str]]:
-    """After how many seconds a build has its first part, when it ends, and what it wrote."""
+    """After how many CPU seconds a build has its first part, when it ends, and what it wrote."""
     out = folder / f"whole-{workers}"
-    started = time.monotonic()
     process = _run(recipe, out, workers)
-    while not any(out.glob("work/parts/*/*/books.json")) and process.poll() is None:
-        time.sleep(0.02)
-    begun = time.monotonic() - started
-    assert process.wait() == 0
-    return begun, time.monotonic() - started, _contents(out)
+    begun = used = 0.0
+    while process.poll() is None:
+        used = max(used, cpu_seconds(process.pid))
+        if not begun and any(out.glob("work/parts/*/*/books.json")):
+            begun = used
+        time.sleep(_EVERY)
+    assert process.returncode == 0
+    return begun, used, _contents(out)
 
 
 def _run(recipe: Path, out: Path, workers: int) -> subprocess.Popen[bytes]:
@@ -128,13 +137,13 @@ def _run(recipe: Path, out: Path, workers: int) -> subprocess.Popen[bytes]:
 def _killed(
     recipe: Path, out: Path, workers: int, moment: float, *, whole_group: bool
 ) -> Kill | None:
-    """Kill a build after some seconds; None if all that counts was finished by then."""
+    """Kill a build after some CPU seconds; None if all that counts was finished by then."""
     process = _run(recipe, out, workers)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        assert process.wait(moment) == 0
+    while process.poll() is None and cpu_seconds(process.pid) < moment:
+        time.sleep(_EVERY)
     state = _state(out)
     if state == "finished":
-        process.wait()
+        assert process.wait() == 0
         return None
     if whole_group:
         with contextlib.suppress(ProcessLookupError):  # it had just finished
@@ -190,7 +199,7 @@ def _told(path: Path) -> bytes:
 
 def _line(kill: Kill, whole: float) -> str:
     who = "all processes" if kill.whole_group else "the main process"
-    return f"| {kill.workers} | {kill.seconds:.1f} s | {whole:.1f} s | {kill.state} | {who} |"
+    return f"| {kill.workers} | {kill.seconds:.1f} | {whole:.1f} | {kill.state} | {who} |"
 
 
 if __name__ == "__main__":

@@ -36,7 +36,12 @@ from posttrain.config.source import SourceConfig
 from posttrain.records import Example, message_to_template
 
 ROOT = Path(__file__).resolve().parent.parent
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+_ENVIRONMENT = {
+    "PYTHONPATH": str(ROOT),
+    "OMP_NUM_THREADS": "1",
+    "RAYON_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
 _FEW = 32
 _WORLD = ("maths", "lists", "logs", "steps", "lookups", "plans")
 _WORLD_ROWS = 500  # of each
@@ -58,7 +63,6 @@ class Setup:
 
     work: Path
     recipe: Path
-    part_bytes: int
     rows: Sequence[dict[str, Any]]
 
 
@@ -75,8 +79,8 @@ def main() -> None:
         options.data, options.tokenizer = _tiny_world(work)
     rows = list(_rows(options.data, options.rows))
     recipe = _recipe(work, options.tokenizer, options.capacity)
-    setup = Setup(work, recipe, options.part_bytes, rows)
-    _build(setup, _write(setup, _FEW, 1), 1)  # files that are read for the first time
+    setup = Setup(work, recipe, rows)
+    _build(setup, _write(setup, _FEW, 1), 1)  # reads libraries for the first time
     if options.only != "workers":
         _memory(setup, options.times, options.workers)
     if options.only != "memory":
@@ -95,7 +99,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", choices=("memory", "workers"))
     parser.add_argument("--repeat", type=int, default=3, help="of the builds that are timed")
     parser.add_argument("--capacity", type=int, default=32_768)
-    parser.add_argument("--part-bytes", type=int, default=4_000_000)
     parser.add_argument("--work", help="where to work; a temporary directory")
     options = parser.parse_args()
     if bool(options.data) != bool(options.tokenizer):
@@ -108,7 +111,7 @@ def _tiny_world(work: Path) -> tuple[list[str], str]:
     world = work / "world"
     sizes = [f"families.{name}.train={_WORLD_ROWS}" for name in _WORLD]
     command = [sys.executable, "scripts/tiny_world.py", "--config", "recipes/tiny/world.yaml"]
-    measured([*command, f"out={world}", *sizes], cwd=ROOT, env=_ONE_THREAD)
+    measured([*command, f"out={world}", *sizes], cwd=ROOT, env=_ENVIRONMENT)
     return [str(world / "train" / f"{name}.jsonl") for name in _WORLD], str(world / "tokenizer")
 
 
@@ -153,12 +156,14 @@ def _recipe(work: Path, tokenizer: str, capacity: int) -> Path:
     return path
 
 
-def _build(setup: Setup, rows: Path, workers: int) -> Built:
+def _build(setup: Setup, rows: Path, workers: int, *, few: bool = False) -> Built:
     out = setup.work / "out"
     shutil.rmtree(out, ignore_errors=True)
     command = [sys.executable, "scripts/build_sft.py", "--config", str(setup.recipe), f"out={out}"]
-    command += [f"sources.0.path={rows}", f"workers={workers}", f"part_bytes={setup.part_bytes}"]
-    cost, _ = measured(command, cwd=ROOT, env=_ONE_THREAD)
+    command += [f"sources.0.path={rows}", f"workers={workers}"]
+    if few:  # work for every worker, so that all of them start
+        command.append(f"part_bytes={max(rows.stat().st_size // (2 * workers), 1)}")
+    cost, _ = measured(command, cwd=ROOT, env=_ENVIRONMENT)
     found = read_artifact(out, verify=False)
     tokens = sum(split["tokens"] for split in found.facts["splits"].values())
     return Built(cost, found.counts.rows_in, tokens, found.digest)
@@ -168,10 +173,10 @@ def _memory(setup: Setup, times: Sequence[int], workers: Sequence[int]) -> None:
     print("| workers | rows | tokens | largest process: resident | anonymous ", end="")
     print("| all processes: resident | anonymous |\n|--:|--:|--:|--:|--:|--:|--:|")
     for count in workers:
-        first: Built | None = None
-        for many in times:
-            built = _build(setup, _write(setup, len(setup.rows), many), count)
-            first = first or built
+        few = _build(setup, _write(setup, _FEW, 1), count, few=True)
+        builds = [_build(setup, _write(setup, len(setup.rows), many), count) for many in times]
+        first = builds[0]
+        for built in (few, *builds):
             print(
                 f"| {count} | {built.rows:,} | {built.tokens:,} "
                 f"| {_grown(built.cost.largest, first.cost.largest)} "
@@ -195,7 +200,8 @@ def _speed(setup: Setup, times: int, workers: Sequence[int], repeat: int) -> Non
     for _ in range(repeat):
         for count in workers:
             for name, path in paths.items():
-                runs.setdefault((name, count), []).append(_build(setup, path, count))
+                built = _build(setup, path, count, few=name == "few")
+                runs.setdefault((name, count), []).append(built)
     for name in paths:
         digests = {run.digest for count in workers for run in runs[name, count]}
         assert len(digests) == 1, f"builds of the same rows differ: {digests}"
