@@ -198,9 +198,10 @@ def test_a_cancelled_run_leaves_no_process(mark: str):
 
 _PARENT = """
 import asyncio, sys
+from posttrain.tools.limits import Limits
 from posttrain.tools.sandbox import open_sandbox
 async def main():
-    async with open_sandbox() as box:
+    async with open_sandbox(Limits(seconds=600)) as box:
         await box.run(["mkfifo", "ready"])
         script = "(setsid sh -c 'sleep 1000; true' MARK &); echo > ready; sleep 1000"
         running = asyncio.ensure_future(box.run(["sh", "-c", script]))
@@ -225,7 +226,7 @@ def test_nothing_outlives_its_parent(mark: str, number: signal.Signals):
         assert len(running) >= 3  # both programs, and what starts them
         handles = [os.pidfd_open(pid) for pid in running]
         parent.send_signal(number)
-        assert parent.wait(timeout=30) != 0
+        assert parent.wait(timeout=300) != 0
     wait_for_end(handles)
 
 

@@ -156,7 +156,7 @@ def run_script(*arguments: str, launcher: Sequence[str] = (), check: bool = True
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **env},
-        timeout=100,
+        timeout=600,
         check=False,
     )
     if check:
