@@ -19,13 +19,14 @@ from data_builders.filters.recurrence import Grams, unions, window_sums
 from data_builders.filters.words import DIGITS, LINE_END, Flags, Keys, Words
 from posttrain.config.filters import RepetitionFilter
 
-_CANDIDATES = 4  # periods tried in a stretch
+_LONG_GRAM = 16  # words
+_CANDIDATES = 3  # periods tried in a stretch, by each kind of gram
 _FARTHEST = 4096  # words in a round
 _SLACK = 0.75  # part of the words that must be equal for a closer look, numbers apart
 _LANGUAGE = 0.25  # share of words of language from which a stretch is not bare
 _PLAIN = 0.92  # share of words that are no markup from which a stretch is running text
 _WHOLE = 0.9  # share of the words that stand in rounds without a change, for formulas
-_VARIED = 8  # distinct words in a round of formulas, numbers apart; rows of grids have fewer
+_VARIED = 7  # distinct words in a round of formulas, numbers apart; rows of grids have fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +69,29 @@ def cycle(words: Words, limits: RepetitionFilter) -> Loop | None:
     stretches = cycling(words, gaps, limits)
     if not stretches:
         return None
+    # a round's parts may be alike: longer grams stood a whole round before
+    far_gaps = Grams(blind, _LONG_GRAM).gaps()
     lines = np.cumsum(words.kinds == LINE_END)
     language, plain = of_language(words), ~of_markup(words)
     text = _Stretch(0, words.keys, blind, _values(words), lines, language, plain)
     tried = set[tuple[int, int, int]]()
     for first, last in stretches:
-        near = gaps[first:last]
-        often = np.bincount(near[(near > 0) & (near <= _FARTHEST)])
-        for period in np.argsort(-often, kind="stable")[:_CANDIDATES].tolist():
+        for period in {**_often(gaps[first:last]), **_often(far_gaps[first:last])}:
             attempt = (period, max(first - period, 0), last)
-            if often[period] and attempt not in tried:
+            if attempt not in tried:
                 tried.add(attempt)
                 loop = _with_period(words, text.cut(*attempt[1:]), period, limits)
                 if loop is not None:
                     return loop
     return None
+
+
+def _often(gaps: npt.NDArray[np.int32]) -> dict[int, None]:
+    """The most frequent gaps, in order: what may be the length of a round."""
+    counts = np.bincount(gaps[(gaps > 0) & (gaps <= _FARTHEST)])
+    found = np.flatnonzero(counts)
+    order = np.argsort(-counts[found], kind="stable")[:_CANDIDATES]
+    return dict.fromkeys(found[order].tolist())
 
 
 def _with_period(
@@ -92,7 +101,7 @@ def _with_period(
     if len(text.keys) <= period:
         return None
     blind = text.blind[period:] == text.blind[:-period]
-    width = max(limits.cycle_words, limits.cycle_rounds * period) - period
+    width = max(limits.shortest, limits.cycle_rounds * period) - period
     if not (window_sums(blind, width) >= _SLACK * width).any():
         return None
     found = [
@@ -134,6 +143,7 @@ def _rules(text: _Stretch, period: int, limits: RepetitionFilter) -> list[_Rule]
     return [
         _Rule(size, often, [alike, *prose]),
         _Rule(size, often, [counts, *prose]),
+        _Rule(limits.short_words, often, [(counting, limits.short_share), *prose]),
         _Rule(limits.drift_words, limits.drift_rounds, [drifting, *prose]),
         # code, tables, records: their rows differ a little for good reasons
         _Rule(size, often, [alike, spoken, (whole, limits.exact_share)]),

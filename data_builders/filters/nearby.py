@@ -18,10 +18,10 @@ from posttrain.config.filters import RepetitionFilter
 
 GRAM = 4  # words, by which what stood before is found
 # windows, in units of the shortest loop; a loop fills most of one whatever its size
-_COARSE = tuple(2.0**k for k in range(7))
+_COARSE = tuple(2.0 ** (2 * k / 3) for k in range(11))
 FINE = tuple(2.0 ** (k / 4) for k in range(25))
 _BLOCK = 8  # words
-_SLACK = 0.8  # a stretch is looked at from this part of the share it must have
+_SLACK = 0.9  # a stretch is looked at from this part of the share it must have
 
 Distances = npt.NDArray[np.int32]
 
@@ -35,13 +35,23 @@ def distances(keys: Keys, gaps: Distances) -> Distances:
 
 def cycling(words: Words, gaps: Distances, limits: RepetitionFilter) -> list[tuple[int, int]]:
     """Stretches, first word and behind the last, most of whose words equal some word before."""
-    found = dense(
-        distances(without_numbers(words), gaps),
-        width=min(limits.cycle_words, limits.bare_words) - _BLOCK,
-        rounds=limits.cycle_rounds / 2,
-        share=_SLACK * limits.cycle_share,
+    distance = distances(without_numbers(words), gaps)
+    shortest = limits.shortest - _BLOCK
+    longer = min(limits.cycle_words, limits.bare_words) - _BLOCK
+    few = tuple(scale for scale in _COARSE if shortest * scale < longer)
+    rounds = limits.cycle_rounds / 2
+    wanted = (
+        (few, rounds, limits.short_share),
+        (_COARSE[len(few) :], rounds, limits.cycle_share),
+        (_COARSE[len(few) :: 2], limits.drift_rounds / 2, limits.drift_share),
     )
-    return [(first, min(last, len(words.keys))) for first, last in found]
+    return [
+        (first, min(last, len(words.keys)))
+        for scales, rounds, share in wanted
+        for first, last in dense(
+            distance, width=shortest, rounds=rounds, share=_SLACK * share, scales=scales
+        )
+    ]
 
 
 def dense(
@@ -72,7 +82,10 @@ def dense(
         blocks = int(width * scale) // _BLOCK
         if blocks > len(away) // _BLOCK:
             break
-        close = away <= np.uint32(max(int(width * scale / rounds) - nearest, 0))
+        farthest = int(width * scale / rounds)
+        if farthest < nearest:
+            continue
+        close = away <= np.uint32(farthest - nearest)
         sums = np.zeros(len(away) // _BLOCK + 1, np.int32)
         np.cumsum(np.bitwise_count(close.view(np.uint64)), out=sums[1:])
         hot = sums[blocks:] - sums[:-blocks] >= share * blocks * _BLOCK

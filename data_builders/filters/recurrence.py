@@ -68,20 +68,30 @@ class Grams:
             (words,) with 0 for the last `n - 1`, which begin no gram.
         """
         gaps = np.zeros(self.words, np.int32)
+        gaps[self.kept] = self.kept_gaps(nth)
+        return gaps
+
+    def kept_gaps(self, nth: int = 1) -> npt.NDArray[np.int32]:
+        """The gaps of the grams kept, (grams kept,), in the order of `kept`."""
+        gaps = np.zeros(len(self.kept), np.int32)
         if len(self._sorted) > nth:
-            at, before = self.kept[nth:], self.kept[:-nth]
             same = (self._sorted[nth:] ^ self._sorted[:-nth]) <= _POSITION
-            gaps[at] = np.where(same, at - before, 0)
+            np.subtract(self.kept[nth:], self.kept[:-nth], out=gaps[nth:], where=same)
         return gaps
 
     def counts(self) -> npt.NDArray[np.int32]:
         """How often each gram stands in its text, (words,), 0 where none was kept."""
         counts = np.zeros(self.words, np.int32)
-        if len(self._sorted):
-            new = np.flatnonzero((self._sorted[1:] ^ self._sorted[:-1]) > _POSITION) + 1
-            sizes = np.diff(np.concatenate([[0], new, [len(self._sorted)]]))
-            counts[self.kept] = np.repeat(sizes, sizes)
+        counts[self.kept] = self.kept_counts()
         return counts
+
+    def kept_counts(self) -> npt.NDArray[np.int32]:
+        """How often each gram kept stands in its text, (grams kept,), in the order of `kept`."""
+        if not len(self._sorted):
+            return np.zeros(0, np.int32)
+        new = np.flatnonzero((self._sorted[1:] ^ self._sorted[:-1]) > _POSITION) + 1
+        sizes = np.diff(new, prepend=0, append=len(self._sorted)).astype(np.int32)
+        return np.repeat(sizes, sizes)
 
 
 def inside(begins: Flags, n: int) -> Flags:
@@ -118,5 +128,7 @@ def unions(hot: Flags, width: int) -> list[tuple[int, int]]:
 
 def filled(values: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     """Each zero replaced by the last value before it that is none."""
-    last = np.maximum.accumulate(np.where(values > 0, np.arange(len(values)), 0))
+    last = np.arange(len(values), dtype=np.int32)
+    last *= values > 0
+    np.maximum.accumulate(last, out=last)
     return values[last]

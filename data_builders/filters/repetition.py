@@ -56,7 +56,7 @@ def _batches(
 ) -> Iterator[list[tuple[int, int, str]]]:
     """(index, offset, text) of the texts that are long enough to hold a loop, in batches."""
     # every word has a character at least
-    shortest = min(limits.cycle_words, limits.bare_words, limits.unbroken)
+    shortest = min(limits.shortest, limits.unbroken)
     batch, size = list[tuple[int, int, str]](), 0
     for index, text in enumerate(texts):
         if len(text) < shortest:

@@ -55,7 +55,7 @@ def _returning_windows(
         blocks = np.bincount(at // _BLOCK, weights, minlength=len(words.keys) // _BLOCK + 1)
         return np.convolve(blocks, np.ones(span))
 
-    gaps = grams.gaps(times)[grams.kept]
+    gaps = grams.kept_gaps(times)
     far = line_gaps(lines, by_line, times)
     returns = (far > 0) & (far <= reach)
     share = in_windows(grams.kept[(gaps > 0) & (gaps <= reach)])
@@ -69,7 +69,7 @@ def _returning_texts(
     of_text: Positions, grams: Grams, lines: Lines, by_line: Grams, limits: RepetitionFilter
 ) -> list[int]:
     sizes = np.bincount(of_text)
-    often = grams.counts()[grams.kept] >= limits.whole_times
+    often = grams.kept_counts() >= limits.whole_times
     lines_often = by_line.counts() >= limits.whole_times
     texts = len(sizes)
     grams_of = np.bincount(of_text[grams.kept], minlength=texts)

@@ -8,7 +8,7 @@ Only assistant turns count; a user may write about tags.
 from __future__ import annotations
 
 from data_builders.filters.drop import Drop
-from posttrain.chat.reasoning import CLOSE, OPEN, split_think
+from posttrain.chat.reasoning import has_tags, split_think
 from posttrain.records import Example
 
 _PARTNERLESS = {
@@ -34,7 +34,7 @@ def nested_think(example: Example) -> Drop | None:
     """Traces inside traces, after an answer's start, or tags inside a trace of its own field."""
     for index, message in enumerate(example.messages):
         trace = message.reasoning or ""
-        if message.role == "assistant" and (OPEN in trace or CLOSE in trace):
+        if message.role == "assistant" and has_tags(trace):
             return Drop("nested_think", f"message {index}: a think tag inside the trace")
     return _find(example, "nested_think", _MISPLACED)
 
@@ -56,7 +56,9 @@ def foreign_think(example: Example) -> Drop | None:
 
 def _find(example: Example, reason: str, problems: dict[str, str]) -> Drop | None:
     for index, message in enumerate(example.messages):
-        problem = split_think(message.content).problem if message.role == "assistant" else None
+        if message.role != "assistant" or not has_tags(message.content):
+            continue
+        problem = split_think(message.content).problem
         if problem is not None and problem in problems:
             return Drop(reason, f"message {index}: {problems[problem]}")
     return None

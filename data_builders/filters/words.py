@@ -102,17 +102,20 @@ def _bounds(data: bytes) -> tuple[Positions, Positions, npt.NDArray[np.uint8]]:
     changes[0] = True
     np.not_equal(kinds[1:], before[:-1], out=changes[1:])
     bounds = np.flatnonzero(changes)
+    found = kinds[bounds]
     lengths = np.diff(bounds, append=len(data))
-    long = np.flatnonzero((lengths > PIECE) & (kinds[bounds] != BLANK))
+    words = np.flatnonzero(found)
+    starts, lengths, found = bounds[words], lengths[words], found[words]
+    long = np.flatnonzero(lengths > PIECE)
     if len(long):
         more = (lengths[long] - 1) // PIECE
         at = np.repeat(long, more)
         step = np.arange(len(at)) - np.repeat(np.cumsum(more) - more, more) + 1
-        bounds = np.insert(bounds, at + 1, bounds[at] + step * PIECE)
-        lengths = np.diff(bounds, append=len(data))
-    found = kinds[bounds]
-    words = np.flatnonzero(found)
-    return bounds[words], lengths[words], found[words]
+        ends = starts + lengths
+        starts = np.insert(starts, at + 1, starts[at] + step * PIECE)
+        found = np.insert(found, at + 1, found[at])
+        lengths = np.minimum(np.insert(ends, at + 1, ends[at]) - starts, PIECE)
+    return starts, lengths, found
 
 
 def _keys(data: bytes, starts: Positions, lengths: Positions) -> Keys:

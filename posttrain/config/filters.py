@@ -44,6 +44,8 @@ class RepetitionFilter(Strict):
         cycle_words, cycle_rounds, cycle_share: a stretch of at least so many words and rounds, in
             which this share of the words equal the word one round before, or in running text any
             word at most a round before: rounds may grow and shrink.
+        short_words, short_share: the same for shorter stretches of running text that hardly change,
+            numbers that count apart.
         exact_share: in code, tables and data, whose rows differ a little for good reasons, this
             share of the words must stand in rounds that are equal to the letter.
         counting_share: the share where numbers that count up or down are equal too.
@@ -64,6 +66,8 @@ class RepetitionFilter(Strict):
     cycle_words: int = Field(default=160, ge=16)
     cycle_rounds: int = Field(default=6, ge=3)
     cycle_share: float = Field(default=0.88, ge=0.5, le=1)
+    short_words: int = Field(default=80, ge=16)
+    short_share: float = Field(default=0.97, ge=0.5, le=1)
     exact_share: float = Field(default=0.75, ge=0, le=1)
     row_rounds: int = Field(default=24, ge=3)
     counting_share: float = Field(default=0.95, ge=0.5, le=1)
@@ -82,6 +86,11 @@ class RepetitionFilter(Strict):
     whole_times: int = Field(default=8, ge=3)
     vocabulary: int = Field(default=20, ge=0)
     blanks: int = Field(default=1000, ge=100)
+
+    @property
+    def shortest(self) -> int:
+        """Words of the shortest loop that any rule about words finds."""
+        return min(self.short_words, self.cycle_words, self.bare_words)
 
 
 class LanguageFilter(Strict):
