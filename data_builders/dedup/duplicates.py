@@ -57,6 +57,13 @@ class Order:
         source = int(self.source(np.array([row]))[0])
         return self.said[source].text(row - int(self.starts[source]))
 
+    def keys(self, column: KeyColumn) -> Keys:
+        """A column of all records, (records,)."""
+        found = np.empty(int(self.starts[-1]), np.uint64)
+        for said, start, end in zip(self.said, self.starts, self.starts[1:], strict=False):
+            found[start:end] = said.keys(column)
+        return found
+
     def _keys(self, column: KeyColumn, rows: Int) -> Keys:
         order = np.argsort(rows, kind="stable")
         ascending = rows[order]
@@ -127,7 +134,7 @@ def find_duplicates(order: Order, config: DeduplicationConfig, scratch: Path) ->
 def _same_key(column: KeyColumn, order: Order, search: _Search, *, similarity: float) -> None:
     """Of every group of rows that share a key and are still there, keep the first."""
     reason = ("conversation", "prompt").index(column)
-    for groups in equal_keys(np.concatenate([s.keys(column) for s in order.said])):
+    for groups in equal_keys(order.keys(column)):
         there = search.there[groups.rows]
         rows, group = groups.rows[there], groups.group[there]
         ranked = order.ranked(rows, group)

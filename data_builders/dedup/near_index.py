@@ -3,11 +3,13 @@
     with NearIndex.build(folder, said, there) as index:
         index.pairs(edits=0.05)   → (p, 2) rows of records that might be near-duplicates
 
-424 bytes a record: 100 keys of 4 bytes, two lengths, its number. One band is in memory at a time.
+400 bytes a record on disk, 100 keys of 4 bytes; in memory one band of them at a time, and 12 bytes
+a record for its number and two lengths.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ from data_builders.dedup.verify import allowed_edits
 
 # in a larger group each record is compared with this many that come closest to it in length
 NEIGHBOURS = 32
+_BANDS = "bands"
 Int = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 Bool = npt.NDArray[np.bool_]
@@ -32,12 +35,13 @@ Bool = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class NearIndex:
-    """`rows[i]` is the record at place i; `lengths` (n, 2); `bands` (BANDS, n), a memory map."""
+    """`rows[i]` is the record at place i; `lengths` (n, 2); `stride` records fit each band's piece
+    of the file."""
 
     folder: Path
-    rows: Int
-    lengths: Int
-    bands: npt.NDArray[np.uint32]
+    rows: npt.NDArray[np.uint32]
+    lengths: npt.NDArray[np.uint32]
+    stride: int
 
     @classmethod
     def build(cls, folder: Path, said: Sequence[Said], there: Bool) -> Self:
@@ -47,20 +51,24 @@ class NearIndex:
             there: over the records of all sources, one after the other.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        count = sum(int((there[first + rows]).sum()) for first, rows, _, _ in _batches(said))
-        shape = (BANDS, max(count, 1))
-        bands = np.memmap(folder / "bands", np.uint32, mode="w+", shape=shape)
-        lengths = np.memmap(folder / "lengths", np.int64, mode="w+", shape=(max(count, 1), 2))
-        places = np.memmap(folder / "rows", np.int64, mode="w+", shape=(max(count, 1),))
+        lengths = np.empty((len(there), 2), np.uint32)
+        places = np.empty(len(there), np.uint32)
         at = 0
-        for first, rows, sizes, keys in _batches(said):
-            kept = there[first + rows]
-            until = at + int(kept.sum())
-            bands[:, at:until] = keys[kept].T
-            lengths[at:until] = sizes[kept]
-            places[at:until] = first + rows[kept]
-            at = until
-        return cls(folder, places[:count], lengths[:count], bands[:, :count])
+        # what is not written of the file takes no room on disk
+        with (folder / _BANDS).open("wb") as file:
+            for first, rows, sizes, keys in _batches(said):
+                kept = there[first + rows]
+                until = at + int(kept.sum())
+                for band, column in enumerate(np.ascontiguousarray(keys[kept].T)):
+                    os.pwrite(file.fileno(), column.data, 4 * (band * len(there) + at))
+                lengths[at:until], places[at:until] = sizes[kept], first + rows[kept]
+                at = until
+        return cls(folder, places[:at], lengths[:at], len(there))
+
+    def band(self, number: int) -> npt.NDArray[np.uint32]:
+        """The keys of all records in one band, (n,)."""
+        offset = 4 * number * self.stride
+        return np.fromfile(self.folder / _BANDS, np.uint32, len(self.rows), offset=offset)
 
     def __enter__(self) -> Self:
         return self
@@ -73,20 +81,15 @@ class NearIndex:
     ) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    @property
-    def bytes(self) -> int:
-        """Its size on disk."""
-        return self.bands.nbytes + self.lengths.nbytes + self.rows.nbytes
-
     def pairs(self, *, edits: float) -> Int:
         """Records that share a key and are of about one length, each pair once, (p, 2)."""
         found = np.empty(0, np.uint64)
         for band in range(BANDS):
-            fresh = [_close(g, self.lengths, edits) for g in equal_keys(self.bands[band])]
+            fresh = [_close(g, self.lengths, edits) for g in equal_keys(self.band(band))]
             if fresh:
                 found = np.union1d(found, np.concatenate(fresh))
         low, high = found >> np.uint64(32), found & np.uint64(0xFFFFFFFF)
-        return np.stack([self.rows[low], self.rows[high]], axis=1)
+        return np.stack([self.rows[low], self.rows[high]], axis=1).astype(np.int64)
 
 
 def _batches(
@@ -99,9 +102,9 @@ def _batches(
         first += len(source)
 
 
-def _close(groups: GroupedRows, lengths: Int, edits: float) -> Words:
+def _close(groups: GroupedRows, lengths: npt.NDArray[np.uint32], edits: float) -> Words:
     """Pairs of one group whose lengths differ by no more than the allowed edits."""
-    sizes = lengths[groups.rows]
+    sizes = lengths[groups.rows].astype(np.int64)
     group = groups.group
     order = np.lexsort((groups.rows, sizes[:, 0], sizes.sum(axis=1), group))
     rows, sizes, group = groups.rows[order], sizes[order], group[order]
