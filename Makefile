@@ -3,13 +3,14 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 RUNS := runs/tiny
+TEST_WORKERS ?= 2
 export HF_HUB_DISABLE_TELEMETRY := 1
 # tests and the tiny recipe never need the hub
 export HF_HUB_OFFLINE := 1
 # matrices this small gain nothing from a second thread, and threads that wait for one another on a
 # busy machine cost a hundredfold
 export OMP_NUM_THREADS := 1
-.PHONY: quickstart tiny test lint format bench clean
+.PHONY: quickstart tiny test test-ray lint format bench clean
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; try make PYTHON=python3.11")'
@@ -61,8 +62,14 @@ tiny: $(BIN)/.installed
 	@echo "[16/16] win rate (to the end about 1 min of one core)"
 	$(BIN)/python scripts/win_rate.py --config recipes/tiny/win_rate.yaml
 
+# a file's tests stay together: they share what is slow to make
 test: $(BIN)/.installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
+
+# Ray is no small thing to install, so the test of its builds skips without it
+test-ray: $(BIN)/.installed-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
+	$(BIN)/python -m pytest -k ray_pipeline tests/data_builders/test_build_sft_parts.py
 
 lint: $(BIN)/.installed-dev
 	$(BIN)/ruff check .
