@@ -97,14 +97,18 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         """The attribute, else the item; undefined when there is neither or it is unsafe."""
         kind = cast(object, type(obj))
         if kind is dict and attribute not in _OF_DICT:
-            message = cast(dict[str, Any], obj)
-            if attribute in message:
-                return message[attribute]
+            if attribute in obj:
+                return obj[attribute]
             return self.undefined(obj=obj, name=attribute)
         if (kind is str and attribute in _OF_TEXT) or (
             kind is LoopContext and attribute in _OF_LOOP
         ):
             return getattr(obj, attribute)
+        if kind is _Namespace and not attribute.startswith("_"):
+            # it has no attributes but those that the template gave it
+            value = getattr(obj, attribute, self)
+            if value is not self:
+                return value
         return super().getattr(obj, attribute)
 
 

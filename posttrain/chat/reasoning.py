@@ -13,6 +13,7 @@ from typing import Literal
 from posttrain.records import Example, with_messages
 
 OPEN, CLOSE = "<think>", "</think>"
+_BOTH = "think>"  # no text without it has either tag
 ThinkProblem = Literal["unclosed_think", "unopened_think", "nested_think", "second_think"]
 Offsets = Callable[[str], Sequence[tuple[int, int]]]
 
@@ -32,14 +33,19 @@ def split_think(text: str) -> ThinkSplit:
     White space around the trace and before the answer is layout and is not kept; tags anywhere
     else are left in place and named as a problem, never guessed at.
     """
-    opened, closed = text.count(OPEN), text.count(CLOSE)
-    if opened == closed == 0:
+    if not has_tags(text):
         return ThinkSplit(None, text, None)
+    opened, closed = text.count(OPEN), text.count(CLOSE)
     problem = _think_problem(text, opened, closed)
     if problem is not None:
         return ThinkSplit(None, text, problem)
     trace, _, answer = text.lstrip()[len(OPEN) :].partition(CLOSE)
     return ThinkSplit(trace.strip() or None, answer.lstrip("\r\n"), None)
+
+
+def has_tags(text: str) -> bool:
+    """Whether a text has a think tag."""
+    return _BOTH in text and (OPEN in text or CLOSE in text)
 
 
 def _think_problem(text: str, opened: int, closed: int) -> ThinkProblem | None:
