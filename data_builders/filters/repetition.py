@@ -45,10 +45,15 @@ def find_repetitions(texts: Sequence[str], limits: RepetitionFilter) -> list[Rep
         for suspect in suspects(words, limits):
             index, offset, part = batch[suspect]
             own = words.of_text(suspect)
-            loop = next((loop for rule in _RULES if (loop := rule(own, limits))), None)
+            loop = rules_on(own, limits)
             if loop is not None and found[index] is None:
                 found[index] = _located(loop, own, part, offset)
     return found
+
+
+def rules_on(words: Words, limits: RepetitionFilter) -> Loop | None:
+    """The second pass: what the first rule to object finds in one text."""
+    return next((loop for rule in _RULES if (loop := rule(words, limits))), None)
 
 
 def _batches(

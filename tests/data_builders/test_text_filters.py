@@ -138,7 +138,7 @@ def test_loops_of_real_sets(shared: Path):
 def test_a_switch_turns_it_off():
     loop = example("Q?", LOOPS["a sentence"])
     assert dropped(OFF, loop) == [None]
-    assert dropped({"repetition": {"cycle_words": 5000, "whole_words": 9000, "window_share": 1.0,
+    assert dropped({"repetition": {"cycle_words": 5000, "short_words": 5000, "whole_words": 9000, "window_share": 1.0,
                                    "drift_words": 9000}}, loop) == [None]  # fmt: skip
     assert RepetitionFilter().window == 512
 
