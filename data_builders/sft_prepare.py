@@ -139,7 +139,9 @@ def _render(record: Controlled, preparer: Preparer) -> Rendered:
 
 def _is_text(parts: Iterable[str]) -> bool:
     try:
-        "".join(parts).encode()
+        for part in parts:
+            if not part.isascii():  # which costs nothing to know
+                part.encode()
     except UnicodeEncodeError:
         return False
     return True

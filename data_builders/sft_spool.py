@@ -112,9 +112,9 @@ class SpoolWriter:
         sequences = self._sequence_rows(rows)
         self._files["records.bin"].write(self._record_rows(kept, sequences).tobytes())
         self._files["sequences.bin"].write(sequences.tobytes())
-        for row in rows:
-            self._files["tokens.bin"].write(np.asarray(row.tokens.ids, "<i4").tobytes())
-            self._files["tokens.bin"].write(np.array(row.tokens.spans, "<i4").tobytes())
+        tokens = [part for row in rows for part in (row.tokens.ids, row.tokens.spans)]
+        joined = np.concatenate(tokens, dtype="<i4", casting="same_kind")
+        self._files["tokens.bin"].write(joined.tobytes())
         self._sequences += len(rows)
 
     def write_said(self, batch: SaidBatch) -> None:
@@ -156,13 +156,14 @@ class SpoolWriter:
         found = np.zeros(len(kept), RECORD)
         counts = np.array([len(p.sequences) for p in kept], np.int64)
         starts = np.cumsum(counts) - counts
-        for row, p in zip(found, kept, strict=True):
-            e = p.example
-            row["id64"] = key64(0, "record", e.id)
-            row["row64"] = key64(0, "row", e.id, e.licence, e.dialect, e.metadata)
-            text = json.dumps([e.id, e.licence, e.dialect, e.metadata]).encode()
-            row["text"], row["text_size"] = self._text, len(text)
-            self._text += self._files["texts.bin"].write(text)
+        rows = [(p.example.id, p.example.licence, p.example.dialect, p.example.metadata)
+                for p in kept]  # fmt: skip
+        found["id64"] = [key64(0, "record", row[0]) for row in rows]
+        found["row64"] = [key64(0, "row", *row) for row in rows]
+        texts = [json.dumps(row).encode() for row in rows]
+        sizes = np.array([len(text) for text in texts], np.int64)
+        found["text"], found["text_size"] = self._text + np.cumsum(sizes) - sizes, sizes
+        self._text += self._files["texts.bin"].write(b"".join(texts))
         found["sequences"], found["first"] = counts, self._sequences + starts
         found["tokens"] = np.add.reduceat(sequences["length"], starts, dtype=np.uint64)
         found["trained"] = np.add.reduceat(sequences["trained"], starts, dtype=np.uint64)
