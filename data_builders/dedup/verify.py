@@ -5,14 +5,15 @@ similarity(… "tom has 5 apples…", … "tom has 6 apples…", …)           
 
 What Jaccard similarity cannot tell apart, this does: 3 % of the characters at random damage a sixth
 of all n-grams, and so does another question at the end of a shared text. Edits are counted on each
-side by itself, so that a shared answer does not hide another question. Numbers are exempt from
-tolerance: texts that differ in their numbers more than in their words are two exercises made from
-one template.
+side by itself, so that a shared answer does not hide another question. Numbers, and single letters
+of a question (variables, pieces on a board), are exempt from tolerance: texts that differ in them
+more than in their words are two exercises made from one template.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -73,33 +74,41 @@ def _has_json(text: NearText) -> bool:
 def _another_exercise(a: NearText, b: NearText) -> bool:
     """Whether something else was asked: in other numbers, or in a passage that was exchanged."""
     return (
-        _other_numbers(a.asked, b.asked, fewest=2)
-        or _other_numbers(f"{a.asked}\n{a.answered}", f"{b.asked}\n{b.answered}", fewest=1)
+        _other_values(a.asked, b.asked, _is_number_or_letter, fewest=2)
+        or _other_values(
+            f"{a.asked}\n{a.answered}", f"{b.asked}\n{b.answered}", str.isdigit, fewest=1
+        )
         or _other_passage(a.asked, b.asked)
     )
 
 
-def _other_numbers(one: str, other: str, *, fewest: int) -> bool:
-    """Whether at least `fewest` numbers differ, and `_TIMES` as many as words do."""
+def _other_values(one: str, other: str, is_value: Callable[[str], bool], *, fewest: int) -> bool:
+    """Whether at least `fewest` values differ, and more than `_TIMES` as many as words do."""
     tokens, other_tokens = _WORD.findall(one), _WORD.findall(other)
-    numbers = words = 0
+    values = words = 0
     for step in Levenshtein.opcodes(tokens, other_tokens):
         before = tokens[step.src_start : step.src_end]
         after = other_tokens[step.dest_start : step.dest_end]
         if step.tag == "replace":
-            both = [_same_but_digits(x, y) for x, y in zip(before, after, strict=True)]
-            numbers += sum(both)
+            both = [_another(x, y, is_value) for x, y in zip(before, after, strict=True)]
+            values += sum(both)
             words += len(both) - sum(both)
         elif step.tag != "equal":
-            alone = [token.isdigit() for token in before + after]
-            numbers += sum(alone)
+            alone = [is_value(token) for token in before + after]
+            values += sum(alone)
             words += len(alone) - sum(alone)
-    return numbers >= fewest and numbers > _TIMES * words
+    return values >= fewest and values > _TIMES * words
 
 
-def _same_but_digits(one: str, other: str) -> bool:
-    """`12` and `17`, `3x` and `4x`; not `house` and `hou7se`."""
+def _another(one: str, other: str, is_value: Callable[[str], bool]) -> bool:
+    """`12` and `17`, `3x` and `4x`; where letters are values `b` and `w`; not `all` and `a1l`."""
+    if is_value(one) and is_value(other):
+        return True
     return one != other and _DIGITS.sub("0", one) == _DIGITS.sub("0", other)
+
+
+def _is_number_or_letter(token: str) -> bool:
+    return token.isdigit() or (len(token) == 1 and token.isascii())
 
 
 def _other_passage(one: str, other: str) -> bool:

@@ -130,6 +130,10 @@ def test_distinct_questions_of_one_template_are_kept(tmp_path):
         chat(f"{frame} What is the capital of {name}?", f"It is {city}. {frame}")
         for name, city in [("France", "Paris"), ("Poland", "Warsaw"), ("Kenya", "Nairobi")]
     ]
+    rows += [
+        chat(f"{frame} Sort the letters {' '.join(rng.sample('abcdefgh', 8))}.", "a b c d e f g h")
+        for _ in range(30)
+    ]
     rows += [chat(sentence(rng, 9), f"I cannot help with that. {frame}") for _ in range(30)]
     assert len(deduplicate({"a": rows}, NEAR, tmp_path).row) == 0
 
