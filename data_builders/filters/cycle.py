@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from data_builders.filters.loop import Loop, loop_at, of_language, of_markup, without_numbers
+from data_builders.filters.loop import PLAIN, Loop, loop_at, of_language, of_markup, without_numbers
 from data_builders.filters.nearby import GRAM, cycling
 from data_builders.filters.recurrence import Grams, unions, window_sums
 from data_builders.filters.words import DIGITS, LINE_END, Flags, Keys, Words
@@ -24,7 +24,6 @@ _CANDIDATES = 3  # periods tried in a stretch, by each kind of gram
 _FARTHEST = 4096  # words in a round
 _SLACK = 0.75  # part of the words that must be equal for a closer look, numbers apart
 _LANGUAGE = 0.25  # share of words of language from which a stretch is not bare
-_PLAIN = 0.92  # share of words that are no markup from which a stretch is running text
 _WHOLE = 0.9  # share of the words that stand in rounds without a change, for formulas
 _VARIED = 7  # distinct words in a round of formulas, numbers apart; rows of grids have fewer
 
@@ -136,7 +135,7 @@ def _rules(text: _Stretch, period: int, limits: RepetitionFilter) -> list[_Rule]
     counting = equal | _counts(text, period)
     whole = _in_runs(equal, period)
     spoken = (text.language[period:], _LANGUAGE)
-    prose = [spoken, (text.plain[period:], _PLAIN)]
+    prose = [spoken, (text.plain[period:], PLAIN)]
     size, often, many = limits.cycle_words, limits.cycle_rounds, limits.row_rounds
     alike, counts = (equal, limits.cycle_share), (counting, limits.counting_share)
     drifting = (equal, limits.drift_share)

@@ -11,6 +11,7 @@ import numpy as np
 
 from data_builders.filters.words import DIGITS, IDEOGRAPH, LETTERS, SIGNS, Flags, Keys, Words
 
+PLAIN = 0.92  # share of words that are no markup from which a stretch is running text
 _NUMBER = np.uint64(0xD1B54A32D192ED03)
 _MARKUP = np.zeros(256, np.bool_)  # signs of code, tables and formulas, by their byte
 _MARKUP[list(b"|()[]{}<>=_/\\@#$%^&*+~`")] = True

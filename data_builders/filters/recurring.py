@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from data_builders.filters.loop import Loop, loop_at, of_language
+from data_builders.filters.loop import PLAIN, Loop, loop_at, of_language, of_markup
 from data_builders.filters.recurrence import Grams, inside, unions, window_sums
 from data_builders.filters.words import LINE_END, Flags, Keys, Positions, Words
 from posttrain.config.filters import RepetitionFilter
@@ -23,6 +23,7 @@ GRAM = 8  # words
 REACH = 4  # windows
 _SENTENCE = 4  # words of language
 _LANGUAGE = 0.5  # share of words of language: running text has 0.8, tables and listings less
+_MARKUP_SHARE = 0.9  # code and tables return to their own lines for good reasons
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +79,12 @@ def _window(
     width = limits.window
     hot = window_sums(returns, width) >= limits.window_share * width
     hot &= window_sums(of_language(words), width) >= _LANGUAGE * width
+    markup = of_markup(words)
     for first, last in unions(hot, width):
+        share = returns[first:last].mean()
+        if 1 - markup[first:last].mean() < PLAIN and share < _MARKUP_SHARE:
+            continue
         if _vocabulary(words, slice(first, last), returns) >= limits.vocabulary:
-            share = returns[first:last].mean()
             text = (
                 f"{share:.0%} of {last - first:,} words stood {times} times or more "
                 f"in the {reach:,} before"

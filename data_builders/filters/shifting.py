@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from data_builders.filters.loop import Loop, loop_at, of_language, of_markup, without_numbers
+from data_builders.filters.loop import PLAIN, Loop, loop_at, of_language, of_markup, without_numbers
 from data_builders.filters.nearby import FINE, GRAM, dense, distances
 from data_builders.filters.recurrence import Grams
 from data_builders.filters.words import Words
 from posttrain.config.filters import RepetitionFilter
 
-_LANGUAGE = 0.5  # share of words of language, and of words that are no markup, of running text
-_PLAIN = 0.92
+_LANGUAGE = 0.5  # share of words of language, of running text
 _FAR = 64  # words before; rows of code, tables and grids are shorter
 _FAR_SHARE = 0.92
 
@@ -34,7 +33,7 @@ def shifting(words: Words, limits: RepetitionFilter) -> Loop | None:
         ):
             part = slice(first, min(last, len(distance)))
             if nearest == 1 and (
-                language[part].mean() < _LANGUAGE or 1 - markup[part].mean() < _PLAIN
+                language[part].mean() < _LANGUAGE or 1 - markup[part].mean() < PLAIN
             ):
                 continue
             if len(np.unique(words.keys[part][language[part]])) < limits.vocabulary:
