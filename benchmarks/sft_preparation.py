@@ -8,7 +8,7 @@ tokenises, masks, packs and writes. TRL's is `SFTTrainer._prepare_dataset` on th
 ends with: the same texts, one template and tokenizer, packs of one capacity, the loss on assistants
 alone; without masks as well, which is less than ours does. It is given a data set that was read
 already, and nothing of it is written but what `datasets` writes itself. The floor is the library's
-batch call on the rendered texts. Every run is a process of its own with one thread; figures are of
+batch call on the rendered texts. Behind the tables stands that of `sft_turns.py`. Every run is a process of its own with one thread; figures are of
 the run with the fewest CPU seconds. `--write` replaces the tables in docs/benchmarks.md.
 """
 
@@ -42,6 +42,7 @@ from posttrain.versions import package_versions
 
 ROOT = Path(__file__).resolve().parents[1]
 ARMS = Path(__file__).with_name("sft_preparation_arms.py")
+TURNS = Path(__file__).with_name("sft_turns.py")
 NARRATIVES = ROOT / "recipes" / "nemotron-3-nano" / "narratives.yaml"
 MARKS = ("<!-- sft_preparation: begin -->", "<!-- sft_preparation: end -->")
 Facts = dict[str, Any]
@@ -87,6 +88,8 @@ def main() -> None:
             rows, tokenizer = tiny_world(work / "world")
         make_inputs(work, rows, tokenizer, options.capacity)
         text = "\n".join(tables(work, options.repeats, rows))
+        turns = (str(work / "rows.jsonl"), "--repeats", str(options.repeats), "--tokenizer")
+        text += "\n\n" + run(TURNS, *turns, tokenizer).strip()
     print(text)
     if options.write:
         write_into(ROOT / "docs" / "benchmarks.md", text)
@@ -167,8 +170,8 @@ def _for_trl(example: Example, stop: int, *, thinking: bool) -> Facts:
     }
 
 
-def run(program: Path, *arguments: str) -> Facts:
-    """What a program prints, as JSON; one thread each."""
+def run(program: Path, *arguments: str) -> str:
+    """What a program prints; one thread each."""
     threads = ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     env = {
         **os.environ,
@@ -180,7 +183,7 @@ def run(program: Path, *arguments: str) -> Facts:
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(done.stderr)
-    return json.loads(done.stdout.splitlines()[-1])
+    return done.stdout
 
 
 def best(work: Path, arms: Sequence[str], repeats: int) -> dict[str, Facts]:
@@ -188,7 +191,7 @@ def best(work: Path, arms: Sequence[str], repeats: int) -> dict[str, Facts]:
     found: dict[str, Facts] = {}
     for _ in range(repeats):
         for arm in arms:
-            facts = run(ARMS, arm, str(work))
+            facts: Facts = json.loads(run(ARMS, arm, str(work)).splitlines()[-1])
             if arm not in found or facts["cpu"] < found[arm]["cpu"]:
                 found[arm] = facts
     return found

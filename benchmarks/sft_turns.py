@@ -1,0 +1,141 @@
+"""Growth of rendering, tokenising and masking with the turns of a conversation.
+
+    python benchmarks/sft_turns.py --tokenizer runs/tiny/world/tokenizer rows.jsonl
+
+The same questions and answers, each with a trace, as conversations of 1 to 32 turns. A template
+drops the traces of earlier turns, so every turn is a sequence of its own that repeats all before
+it: `copying` puts those together from pieces that were tokenised once. CPU seconds of one thread,
+the best of `--repeats`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = os.environ["RAYON_NUM_THREADS"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from data_builders.sft_source import BATCH_ROWS
+from posttrain.chat import training_samples
+from posttrain.config.build_sft import SftTokenizer
+from posttrain.models.data_renderer import DataRenderer, load_data_renderer
+from posttrain.records import Example, Message, make_example
+from posttrain.tokens.encode import distinct_texts, encode_samples
+
+TURNS = (1, 2, 4, 8, 16, 32)
+_LONGEST = 4000  # characters of an exchange: long ones would drown what is measured
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """CPU seconds of the two parts, and what they were for."""
+
+    rendering: float
+    copying: float
+    sequences: int
+    emitted: int
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("rows", type=Path, help="JSON lines with `messages`")
+    parser.add_argument("--tokenizer", required=True)
+    parser.add_argument("--backend", choices=["tiktoken", "tokenizers", "auto"], default="auto")
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    renderer = load_data_renderer(SftTokenizer(path=options.tokenizer, backend=options.backend))
+    pairs = exchanges(options.rows)
+    pairs = pairs[: len(pairs) // max(TURNS) * max(TURNS)]
+    print(f"{2 * len(pairs):,} messages in all, {renderer.encoder.name}:\n")
+    print("| turns | sequences | µs to render and tokenise a message | ÷ 1 turn | tokens emitted "
+          "| ns to copy a token |")  # fmt: skip
+    print("|---|---|---|---|---|---|")
+    costs = {turns: measured(conversations(pairs, turns), renderer) for turns in TURNS}
+    for _ in range(options.repeats - 1):
+        for turns, cost in costs.items():
+            costs[turns] = less(cost, measured(conversations(pairs, turns), renderer))
+    for turns, cost in costs.items():
+        print(
+            f"| {turns} | {cost.sequences:,} | {cost.rendering / len(pairs) / 2 * 1e6:.1f} "
+            f"| {cost.rendering / costs[1].rendering:.2f} | {cost.emitted:,} "
+            f"| {cost.copying / cost.emitted * 1e9:.1f} |"
+        )
+
+
+def exchanges(path: Path) -> list[tuple[Message, Message]]:
+    """Question and answer of each row; without a trace, all but the last line becomes one."""
+    found: list[tuple[Message, Message]] = []
+    for line in path.read_text("utf-8").splitlines():
+        messages: list[dict[str, Any]] = json.loads(line)["messages"]
+        asked = next(m["content"] for m in messages if m["role"] == "user")
+        told = messages[-1]
+        trace, content = told.get("reasoning_content"), told["content"]
+        if not trace:
+            trace, _, content = content.rpartition("\n")
+        if content.strip() and len(asked) + len(content) + len(trace) <= _LONGEST:
+            answer = Message("assistant", content, reasoning=trace or "So it is.")
+            found.append((Message("user", asked), answer))
+    return found
+
+
+def conversations(pairs: Sequence[tuple[Message, Message]], turns: int) -> list[Example]:
+    """The exchanges in groups of so many."""
+    return [
+        make_example(
+            [message for pair in pairs[k : k + turns] for message in pair],
+            source="turns",
+            licence="none",
+            dialect="openai",
+        )
+        for k in range(0, len(pairs), turns)
+    ]
+
+
+def measured(examples: Sequence[Example], renderer: DataRenderer) -> Cost:
+    """One pass over all conversations, in the batches of a build."""
+    rendering = copying = 0.0
+    sequences = emitted = 0
+    for k in range(0, len(examples), BATCH_ROWS):
+        batch = examples[k : k + BATCH_ROWS]
+        began = time.process_time()
+        samples = [s for e in batch for s in training_samples(e, renderer.template)]
+        texts = distinct_texts(samples)
+        ids = dict(zip(texts, renderer.encode(texts), strict=True))
+        rendering += time.process_time() - began
+        seconds, made = timed(lambda s=samples, i=ids: encode_samples(s, known(i)))
+        copying += seconds
+        sequences += len(made)
+        emitted += sum(len(sequence.ids) for sequence in made)
+    return Cost(rendering, copying, sequences, emitted)
+
+
+def known(ids: dict[str, Any]) -> Callable[[Sequence[str]], list[Any]]:
+    """An encoder that only looks up."""
+    return lambda texts: [ids[text] for text in texts]
+
+
+def timed(run: Callable[[], list[Any]]) -> tuple[float, list[Any]]:
+    """CPU seconds and result."""
+    began = time.process_time()
+    found = run()
+    return time.process_time() - began, found
+
+
+def less(a: Cost, b: Cost) -> Cost:
+    """The lower seconds of two runs."""
+    return Cost(min(a.rendering, b.rendering), min(a.copying, b.copying), a.sequences, a.emitted)
+
+
+if __name__ == "__main__":
+    main()
