@@ -44,27 +44,32 @@ def kill_at(original, number):
 {patch}
 from tests.data_builders.small_build import build
 from pathlib import Path
-build(Path({recipe!r}), "out=" + {out!r})
+build(Path({recipe!r}), "out=" + {out!r}, {part!r})
 """
+PART = "part_bytes=8000"
 
 
 def test_killed_twice_and_resumed_gives_the_same_bytes(world, tmp_path, monkeypatch):
     recipe, out = str(world / "recipe.yaml"), str(tmp_path / "killed")
     patches = [
-        # in the second source, after the first is spooled
+        # in the third part of the first source
         "source.prepare = kill_at(source.prepare, 3)",
         # while packing evaluation, and in the second shard
         "packed._pack_window = kill_at(packed._pack_window, 2)",
         "shards._batch = kill_at(shards._batch, 2)",
     ]
+    prepared: list[int] = []
     for patch in patches:
-        code = KILLER.format(root=str(ROOT), patch=patch, recipe=recipe, out=out)
+        code = KILLER.format(root=str(ROOT), patch=patch, recipe=recipe, out=out, part=PART)
         done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
         assert done.returncode == 9, done.stderr.decode()[-2000:]
         assert not (Path(out) / "manifest.json").exists()
-    # both sources were spooled before the second kill: nothing is prepared again
+        prepared.append(len(list(Path(out).glob("work/parts/*/*/books.json"))))
+    assert prepared[0] == 2, "finished parts are kept"
+    assert prepared[1] == prepared[2] > 6
+    # all parts were there before the second kill: nothing is prepared again
     monkeypatch.setattr("data_builders.sft_source.prepare", None)
-    build(Path(recipe), f"out={out}")
+    build(Path(recipe), f"out={out}", PART)
     assert manifest(Path(out))["digest"] == manifest(world / "out")["digest"]
     assert shard_bytes(Path(out)) == shard_bytes(world / "out")
 
