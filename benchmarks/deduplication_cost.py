@@ -13,7 +13,6 @@ import argparse
 import json
 import multiprocessing
 import random
-import resource
 import shutil
 import sys
 import tempfile
@@ -136,17 +135,23 @@ def make_up(work: Path, rows: int, near: bool) -> None:
         (folder / "said_texts.bin").write_bytes(packed.texts)
 
 
+def peak() -> int:
+    """Bytes; of this process alone, unlike `ru_maxrss`, which begins with its parent's."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) << 10
+
+
 def search(work: Path, near: bool) -> None:
     """Find the copies, with a watch on processor and memory."""
     said = Said(sorted(path for path in work.iterdir() if path.is_dir()))
     config = NEAR if near else EXACT
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    before = peak()
     started = time.process_time()
     found = find_duplicates(order_of([said], ["made up"], config), config, work / "index")
     result = {
         "cpu": time.process_time() - started,
         "before": before,
-        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
+        "peak": peak(),
         "found": len(found.row),
     }
     (work / "result.json").write_text(json.dumps(result))
