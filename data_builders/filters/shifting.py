@@ -12,36 +12,63 @@ from __future__ import annotations
 import numpy as np
 
 from data_builders.filters.loop import PLAIN, Loop, loop_at, of_language, of_markup, without_numbers
-from data_builders.filters.nearby import FINE, GRAM, dense, distances
+from data_builders.filters.nearby import FINE, GRAM, Distances, dense, distances
 from data_builders.filters.recurrence import Grams
-from data_builders.filters.words import Words
+from data_builders.filters.words import Flags, Words
 from posttrain.config.filters import RepetitionFilter
 
-_LANGUAGE = 0.5  # share of words of language, of running text
+_LANGUAGE = 0.4  # share of words of language, of running text
 _FAR = 64  # words before; rows of code, tables and grids are shorter
+_FAR_GRAM = 16  # words; shorter ones stand within a round as well
 _FAR_SHARE = 0.92
 
 
 def shifting(words: Words, limits: RepetitionFilter) -> Loop | None:
-    """The first window whose words were said shortly before."""
-    distance = distances(words.keys, Grams(without_numbers(words), GRAM).gaps())
-    width, rounds = limits.cycle_words, limits.cycle_rounds
-    language, markup = of_language(words), of_markup(words)
-    for share, nearest in ((limits.cycle_share, 1), (_FAR_SHARE, _FAR)):
-        for first, last in dense(
-            distance, width=width, rounds=rounds, share=share, nearest=nearest, scales=FINE
-        ):
-            part = slice(first, min(last, len(distance)))
-            if nearest == 1 and (
-                language[part].mean() < _LANGUAGE or 1 - markup[part].mean() < PLAIN
-            ):
-                continue
-            if len(np.unique(words.keys[part][language[part]])) < limits.vocabulary:
-                continue
-            copied = distance[part][distance[part] > 0]
-            detail = (
-                f"{len(copied) / (part.stop - first):.0%} of {part.stop - first:,} words equal one "
-                f"shortly before, mostly {int(np.median(copied)):,} words"
-            )
-            return loop_at(words, "shifting", first, part.stop, detail)
+    """The first window of running text, or of any with long rounds, said shortly before."""
+    blind = without_numbers(words)
+    language = of_language(words)
+    near = distances(words.keys, Grams(blind, GRAM).gaps())
+    prose = dense(
+        near,
+        width=limits.cycle_words,
+        rounds=limits.cycle_rounds,
+        share=limits.cycle_share,
+        scales=FINE,
+    )
+    if not prose:
+        return None  # words from farther are as dense in nearer ones
+    markup = of_markup(words)
+    for first, last in prose:
+        part = slice(first, last)
+        if language[part].mean() >= _LANGUAGE and 1 - markup[part].mean() >= PLAIN:
+            loop = _loop(words, near, language, part, limits)
+            if loop is not None:
+                return loop
+    far = distances(words.keys, Grams(blind, _FAR_GRAM).gaps())
+    for first, last in dense(
+        far,
+        width=limits.cycle_words,
+        rounds=limits.cycle_rounds,
+        share=_FAR_SHARE,
+        nearest=_FAR,
+        scales=FINE,
+    ):
+        loop = _loop(words, far, language, slice(first, last), limits)
+        if loop is not None:
+            return loop
     return None
+
+
+def _loop(
+    words: Words, distance: Distances, language: Flags, part: slice, limits: RepetitionFilter
+) -> Loop | None:
+    """The loop, if it is one of words and not of a few signs."""
+    if len(np.unique(words.keys[part][language[part]])) < limits.vocabulary:
+        return None
+    copied = distance[part][distance[part] > 0]
+    last = min(part.stop, len(distance))
+    detail = (
+        f"{len(copied) / (last - part.start):.0%} of {last - part.start:,} words equal one "
+        f"shortly before, mostly {int(np.median(copied)):,} words"
+    )
+    return loop_at(words, "shifting", part.start, last, detail)
