@@ -220,8 +220,9 @@ class BuildSftConfig(Strict):
             that sees the same disk, or on a Ray of its own.
         workers: processes that prepare parts and write shards, each of one thread; 1 works without
             further processes, unless by Ray.
-        part_bytes: about how much input is prepared together: the share of the work that a worker
-            takes at a time, and that a killed build does again.
+        part_bytes: about how much input is prepared together at most: the share of the work that a
+            worker takes at a time, and that a killed build does again. The first parts of a source
+            are smaller.
         spool: a directory where prepared parts are kept for other builds of the same rows; null
             keeps them in `out` until the build is finished.
     """
