@@ -14,15 +14,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import tokenizers
+from pydantic_core import from_json
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from posttrain.errors import ConfigError
+from posttrain.models.long_texts import parts_at_lines, pieces_of
 from posttrain.models.tiktoken_encoder import TiktokenEncoder
 from posttrain.models.tiktoken_probe import disagreement, probe_texts
 from posttrain.models.tiktoken_ranks import ranks_of
@@ -59,7 +62,8 @@ def load_any_tokenizer(path: str, *, revision: str | None = None) -> PreTrainedT
 class Encoder:
     """Tokenisation without special tokens, truncation or padding.
 
-    `fast` gives the same ids as `backend`; where it is absent, `reason` says why.
+    `fast` gives the same ids as `backend`; where it is absent, `reason` says why. `cuts` says that
+    long texts may be given to `backend` in pieces (`long_texts`).
     """
 
     backend: tokenizers.Tokenizer
@@ -67,17 +71,17 @@ class Encoder:
     fast: TiktokenEncoder | None = None
     reason: str = ""
     fast_offsets: bool = False
+    cuts: bool = False
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text."""
-        if self.fast is not None:
-            return [ids.tolist() for ids in self.fast.arrays(texts)]
-        found = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [encoding.ids for encoding in found]
+        return [ids.tolist() for ids in self.arrays(texts)]
 
     def arrays(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
         """Token ids of each text, int32; they may be views of one array."""
-        return _arrays(self.backend, texts) if self.fast is None else self.fast.arrays(texts)
+        if self.fast is not None:
+            return self.fast.arrays(texts)
+        return _arrays_of_pieces(self.backend, texts) if self.cuts else _arrays(self.backend, texts)
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """The character span of each token."""
@@ -106,6 +110,16 @@ class Encoder:
 def _arrays(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
     found = backend.encode_batch_fast(list(texts), add_special_tokens=False)
     return [np.array(encoding.ids, np.int32) for encoding in found]
+
+
+def _arrays_of_pieces(
+    backend: tokenizers.Tokenizer, texts: Sequence[str]
+) -> list[npt.NDArray[np.int32]]:
+    pieces, counts = pieces_of(texts)
+    ids = iter(_arrays(backend, pieces))
+    return [
+        next(ids) if count == 1 else np.concatenate(list(islice(ids, count))) for count in counts
+    ]
 
 
 def encoder_of(
@@ -147,8 +161,9 @@ def encoder_of(
             "prepend_scheme in its tokenizer.json so that it adds none"
         )
     digest = hashlib.sha256(text.encode()).hexdigest()
+    cuts = parts_at_lines(from_json(text))
     if backend == "tokenizers":
-        return Encoder(own, digest)
+        return Encoder(own, digest, cuts=cuts)
     fast = _tiktoken_encoder(own, text, probes)
     if isinstance(fast, TiktokenEncoder):
         return Encoder(own, digest, fast, fast_offsets=_same_offsets(own, fast))
@@ -157,7 +172,7 @@ def encoder_of(
             f"tiktoken cannot stand for the tokenizer {tokenizer.name_or_path!r}: {fast}; "
             "set tokenizer.backend to auto or tokenizers"
         )
-    return Encoder(own, digest, reason=f"not tiktoken: {fast}")
+    return Encoder(own, digest, reason=f"not tiktoken: {fast}", cuts=cuts)
 
 
 def _tiktoken_encoder(
