@@ -95,7 +95,9 @@ def prepare(examples: Sequence[Example], preparer: Preparer) -> list[Prepared]:
 def _objections(examples: Sequence[Example], preparer: Preparer) -> list[Drop | None]:
     """What each record is dropped for as it was read: contamination first, then the filters."""
     evaluated = preparer.decontaminator
-    drops = [None if evaluated is None else evaluated.drop(example) for example in examples]
+    drops: list[Drop | None] = [None] * len(examples)
+    if evaluated is not None:
+        drops = evaluated.drops(examples)
     if preparer.screen is not None:
         left = [at for at, drop in enumerate(drops) if drop is None]
         found = preparer.screen([examples[at] for at in left])

@@ -9,15 +9,16 @@ An item with fewer words than a run has is found where it is a whole message, no
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from data_builders.decontamination.items import Item
-from data_builders.decontamination.words import Hashes, Words, runs, words_of
+from data_builders.decontamination.words import Hashes, Words, runs, words_of, words_of_all
 from data_builders.dedup.signature import rolling
+from data_builders.held_out import is_among
 
 SHORTEST = 5  # words of an item that is compared as a whole: below, "yes" would be contamination
 Int = npt.NDArray[np.int64]
@@ -80,10 +81,22 @@ class RunIndex:
             present=present,
         )
 
-    def may_hold(self, words: Words) -> bool:
-        """Whether a text might share a run with an item; False is certain."""
+    def suspects(self, texts: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """Which texts might hold an item, (texts,); of the others `find` says `None`."""
+        words, starts = words_of_all(texts)
+        counts = np.diff(starts)
+        found = np.zeros(len(texts), np.bool_)
         hashes = runs(words.hashes, self.ngram)
-        return bool(self.present[_slot(hashes, self.present)].any())
+        hits = np.flatnonzero(self.present[_slot(hashes, self.present)])
+        hits = hits[is_among(hashes[hits], self.hashes)]
+        owner = np.searchsorted(starts, hits, side="right") - 1
+        found[owner[hits + self.ngram <= starts[owner + 1]]] = True
+        for count in range(SHORTEST, self.ngram):
+            at = np.flatnonzero(counts == count)
+            if len(at) and self.whole:
+                keys = rolling(words.hashes, count)[starts[at]]
+                found[at] = [key in self.whole for key in keys.tolist()]
+        return found
 
     def find(self, words: Words) -> Overlap | None:
         """The item of which most is in a text, if any; the first of equals."""

@@ -1,17 +1,19 @@
 """A record against the evaluation items: dropped as `contaminated`, with the matched pair.
 
-Decontaminator(index, coverage=0.6).drop(example)
-→ Drop("contaminated", "message 0: 94 % of eval/gsm8k.jsonl:7 question: 'natalia sold clips …'")
+Decontaminator(index, coverage=0.6).drops([example, …])
+→ [Drop("contaminated", "message 0: 94% of eval/gsm8k.jsonl:7 question: 'natalia sold …'"), None]
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_builders.decontamination.index import SHORTEST, RunIndex
+import numpy as np
+
+from data_builders.decontamination.index import SHORTEST, Overlap, RunIndex
 from data_builders.decontamination.items import as_source, read_items, texts_in
 from data_builders.decontamination.words import words_of
 from data_builders.filters.drop import Drop
@@ -22,16 +24,15 @@ from posttrain.json_values import load_json
 from posttrain.records import Example
 
 _SHOWN = 300  # characters of a passage
-_BETWEEN = "\0"  # of two texts: no letter
+_CHARACTERS = 1 << 18  # looked at together
 
 
 @dataclass(frozen=True)
 class Decontaminator:
-    """`longest_whole`: characters of the longest item that is only found as a whole message."""
+    """What evaluation asks, and from which share of an item on a record is dropped."""
 
     index: RunIndex
     coverage: float
-    longest_whole: int
 
     @classmethod
     def load(cls, config: DecontaminationConfig, base_dir: Path) -> Decontaminator:
@@ -44,28 +45,58 @@ class Decontaminator:
         items = (item for file in config.files for item in read_items(file, base_dir))
         index = RunIndex.build(items, ngram=config.ngram, common=config.common)
         _check_each(config, base_dir, {item.file for item in index.items})
-        lengths = [len(index.items[number].text) for number in index.whole.values()]
-        return cls(index, config.coverage, 2 * max(lengths, default=0))
+        return cls(index, config.coverage)
+
+    def drops(self, examples: Sequence[Example]) -> list[Drop | None]:
+        """The objection to each record: which item, how much of it, where in the record."""
+        texts = [
+            _Text(number, place, text)
+            for number, example in enumerate(examples)
+            for place, text in _texts(example)
+        ]
+        best: dict[int, tuple[str, Overlap]] = {}
+        for some in _chunks(texts):
+            # most texts share no run at all, which one look at many of them tells
+            for at in np.flatnonzero(self.index.suspects([t.text for t in some])).tolist():
+                text = some[at]
+                overlap = self.index.find(words_of(text.text))
+                if overlap is None or overlap.coverage < self.coverage:
+                    continue
+                if text.record not in best or overlap.coverage > best[text.record][1].coverage:
+                    best[text.record] = text.place, overlap
+        return [_drop(*best[k]) if k in best else None for k in range(len(examples))]
 
     def drop(self, example: Example) -> Drop | None:
-        """The objection to a record: which item, how much of it, where in the record."""
-        texts = list(_texts(example))
-        # most records share no run at all, which one look at all their texts tells
-        if not self.index.may_hold(words_of(_BETWEEN.join(text for _, text in texts))):
-            texts = [(place, text) for place, text in texts if len(text) <= self.longest_whole]
-        found = [(place, self.index.find(words_of(text))) for place, text in texts]
-        overlaps = [
-            (place, o) for place, o in found if o is not None and o.coverage >= self.coverage
-        ]
-        if not overlaps:
-            return None
-        place, overlap = max(overlaps, key=lambda pair: pair[1].coverage)
-        item, passage = overlap.item, overlap.passage
-        shown = passage if len(passage) <= _SHOWN else f"{passage[:_SHOWN]}…"
-        detail = (
-            f"{place}: {overlap.coverage:.0%} of {item.file}:{item.line} {item.field}: {shown!r}"
-        )
-        return Drop("contaminated", detail)
+        """As `drops`, of one record."""
+        return self.drops([example])[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    record: int
+    place: str
+    text: str
+
+
+def _chunks(texts: Sequence[_Text]) -> Iterator[list[_Text]]:
+    """Texts in order, not too much at a time."""
+    some: list[_Text] = []
+    held = 0
+    for text in texts:
+        some.append(text)
+        held += len(text.text)
+        if held >= _CHARACTERS:
+            yield some
+            some, held = [], 0
+    if some:
+        yield some
+
+
+def _drop(place: str, overlap: Overlap) -> Drop:
+    item, passage = overlap.item, overlap.passage
+    shown = passage if len(passage) <= _SHOWN else f"{passage[:_SHOWN]}…"
+    found = f"{overlap.coverage:.0%} of {item.file}:{item.line} {item.field}: {shown!r}"
+    return Drop("contaminated", f"{place}: {found}")
 
 
 def _check_each(config: DecontaminationConfig, base_dir: Path, seen: set[str]) -> None:

@@ -9,6 +9,7 @@ or kana by itself. Punctuation and layout do not count.
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -20,7 +21,9 @@ from data_builders.dedup.signature import rolling
 from data_builders.keyed import shuffled_keys
 
 Hashes = npt.NDArray[np.uint64]
+Int = npt.NDArray[np.int64]
 _BASE = 0x9E3779B97F4A7C15
+_BETWEEN = "\0"  # two texts: no letter
 _LONGEST = 256  # characters beyond it weigh the same, which mixes up no word that is one
 
 
@@ -42,9 +45,22 @@ class Words:
 
 def words_of(text: str) -> Words:
     """The words of a text."""
-    if not text.isascii():
-        text = unicodedata.normalize("NFKC", text)
-    text = text.lower()
+    return _words_in(_normalised(text))
+
+
+def words_of_all(texts: Sequence[str]) -> tuple[Words, Int]:
+    """The words of some texts, one after the other, and the first word of each, (texts + 1,)."""
+    parts = [_normalised(text) for text in texts]
+    words = _words_in(_BETWEEN.join(parts))
+    begins = np.cumsum([0, *(len(part) + len(_BETWEEN) for part in parts)])
+    return words, np.searchsorted(words.spans[:, 0], begins).astype(np.int64)
+
+
+def _normalised(text: str) -> str:
+    return (text if text.isascii() else unicodedata.normalize("NFKC", text)).lower()
+
+
+def _words_in(text: str) -> Words:
     codes = codes_of(text)
     at = np.flatnonzero(is_word(codes))
     if not len(at):

@@ -108,6 +108,24 @@ def test_short_items_are_found_as_whole_messages_only(tmp_path):
     assert found.drop(chat("Yes.", "Yes.")) is None
 
 
+def test_many_together_are_as_one_by_one(tmp_path, monkeypatch):
+    rows = [*items(30), {"question": "Who was Ada Lovelace, then?"}]
+    found = load(tmp_path, rows)
+    rng = random.Random(5)
+    records = [chat(sentence(rng, 20), row["question"]) for row in rows for _ in range(2)]
+    records += [chat(sentence(rng, 30), "") for _ in range(60)]
+    # a run that begins in one record and ends in the next
+    begin, end = rows[3]["question"].split()[:6], rows[3]["question"].split()[6:]
+    records += [chat("x", " ".join(begin)), chat(" ".join(end[:7]), "x")]
+    rng.shuffle(records)
+    alone = [found.drop(record) for record in records]
+    assert sum(drop is not None for drop in alone) == 62
+    assert found.drops(records) == alone
+    monkeypatch.setattr("data_builders.decontamination.match._CHARACTERS", 100)
+    assert found.drops(records) == alone
+    assert found.drops([]) == []
+
+
 def test_templates_that_many_items_share_do_not_count(tmp_path):
     frame = "answer the following question about the life of birds in one word only please"
     rng = random.Random(3)
@@ -161,4 +179,4 @@ def test_looking_up_is_counting(tmp_path):
         assert (0 if found is None else found.coverage) == pytest.approx(max(shares))
         if found is not None:
             assert texts[found.item.line] == texts[int(np.argmax(shares))]
-            assert index.may_hold(words_of(text))
+            assert index.suspects(["zz", text, ""]).tolist() == [False, True, False]
