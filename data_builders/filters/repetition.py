@@ -22,7 +22,7 @@ from data_builders.filters.suspects import suspects
 from data_builders.filters.words import Words, split_texts
 from posttrain.config.filters import RepetitionFilter
 
-BATCH = 1 << 16  # characters looked at together: what they need fits the processor's cache
+BATCH = 1 << 18  # characters looked at together
 _LONGEST = 1 << 23  # characters; of a longer text, parts are judged
 _RULES = (blank_run, unbroken_run, cycle, shifting, recurring)
 

@@ -14,24 +14,31 @@ from posttrain.config.filters import RepetitionFilter
 
 _GRAM = 8  # characters
 _SHARE = 0.9  # of a window, that must repeat; two random letters reach 0.4
+_SAMPLES = 8  # bytes looked at of a run of blanks, to find one
 
 
 def blank_run(words: Words, limits: RepetitionFilter) -> Loop | None:
     """Blanks and empty lines without end."""
-    ends, starts = blank_runs(words)
-    long = np.flatnonzero(starts - ends >= limits.blanks)
-    if not len(long):
+    starts, ends = long_blanks(words, limits.blanks)
+    if not len(starts):
         return None
-    start, end = int(ends[long[0]]), int(starts[long[0]])
-    return Loop("blanks", start, end, f"{end - start:,} blank characters")
+    size = int(ends[0] - starts[0])
+    return Loop("blanks", int(starts[0]), int(ends[0]), f"{size:,} blank characters")
 
 
-def blank_runs(words: Words) -> tuple[Positions, Positions]:
-    """Where blanks and line ends begin and end, (runs,) each, in bytes; many are empty."""
+def long_blanks(words: Words, shortest: int) -> tuple[Positions, Positions]:
+    """Where runs of at least so many blanks and line ends begin and end, in bytes."""
+    own = np.frombuffer(words.data, np.uint8)[int(words.offsets[0]) : int(words.offsets[-1])]
+    # a long run holds eight samples in a row; next to no other text does
+    few = own[:: max(shortest // _SAMPLES, 1)] <= ord(" ")
+    if not (window_sums(few, _SAMPLES) == _SAMPLES).any():
+        return np.empty(0, np.int64), np.empty(0, np.int64)
     visible = np.flatnonzero(words.kinds != LINE_END)
     starts, lengths = words.starts[visible], words.lengths[visible]
     begin, end = words.offsets[0], words.offsets[-1]
-    return np.append(begin, starts + lengths), np.append(starts, end)
+    befores, afters = np.append(begin, starts + lengths), np.append(starts, end)
+    long = afters - befores >= shortest
+    return befores[long], afters[long]
 
 
 def unbroken_run(words: Words, limits: RepetitionFilter) -> Loop | None:
@@ -52,7 +59,10 @@ def unbroken_run(words: Words, limits: RepetitionFilter) -> Loop | None:
 
 def unbroken_words(words: Words, shortest: int) -> list[tuple[int, int]]:
     """Runs of one kind of at least so many bytes, as start and end in bytes."""
-    full = (words.lengths == PIECE) & (words.kinds != LINE_END)
+    full = words.lengths == PIECE
+    if np.count_nonzero(full) < shortest // PIECE - 1:
+        return []  # as in most texts
+    full &= words.kinds != LINE_END
     full[:-1] &= words.starts[1:] == words.starts[:-1] + PIECE
     full[-1:] = False
     edges = np.flatnonzero(np.diff(full, prepend=False, append=False))

@@ -15,7 +15,7 @@ from data_builders.filters.nearby import GRAM as NEAR_GRAM
 from data_builders.filters.nearby import cycling
 from data_builders.filters.recurrence import Grams
 from data_builders.filters.recurring import GRAM, REACH, Lines, line_gaps, lines_of
-from data_builders.filters.runs import blank_runs, unbroken_words
+from data_builders.filters.runs import long_blanks, unbroken_words
 from data_builders.filters.words import Positions, Words
 from posttrain.config.filters import RepetitionFilter
 
@@ -35,10 +35,9 @@ def suspects(words: Words, limits: RepetitionFilter) -> list[int]:
         *_returning_windows(words, grams, lines, by_line, limits),
     ]
     found = {int(text) for first, last in windows for text in np.unique(of_text[first:last])}
-    found.update(_returning_texts(of_text, grams, lines, by_line, limits))
+    found.update(_returning_texts(words, of_text, grams, lines, by_line, limits))
     begins = [start for start, _ in unbroken_words(words, limits.unbroken)]
-    ends, starts = blank_runs(words)
-    begins += ends[starts - ends >= limits.blanks].tolist()
+    begins += long_blanks(words, limits.blanks)[0].tolist()
     found.update((np.searchsorted(words.offsets, begins, side="right") - 1).tolist())
     return sorted(found)
 
@@ -66,9 +65,14 @@ def _returning_windows(
 
 
 def _returning_texts(
-    of_text: Positions, grams: Grams, lines: Lines, by_line: Grams, limits: RepetitionFilter
+    words: Words,
+    of_text: Positions,
+    grams: Grams,
+    lines: Lines,
+    by_line: Grams,
+    limits: RepetitionFilter,
 ) -> list[int]:
-    sizes = np.bincount(of_text)
+    sizes = np.diff(words.first)
     often = grams.kept_counts() >= limits.whole_times
     lines_often = by_line.counts() >= limits.whole_times
     texts = len(sizes)
