@@ -118,3 +118,14 @@ def test_texts_that_were_read(shared: Path):
     assert not any(by_label["honest"])
     assert len(by_label["honest"]) >= 200
     assert sum(by_label["loop"]) >= 0.8 * len(by_label["loop"])
+
+
+@pytest.mark.parametrize("offset", range(0, 260, 37))
+def test_blanks_are_counted_to_the_character(offset: int):
+    before, after = "word " * 100 + "x" * (offset + 1), "and on" * 30
+    for blanks in (" ", " \n", "\n"):
+        run = blanks * (LIMITS.blanks // len(blanks))
+        [long, short] = find_repetitions([before + run + after, before + run[1:] + after], LIMITS)
+        assert long is not None
+        assert (long.rule, long.start, long.end) == ("blanks", len(before), len(before + run))
+        assert short is None or short.rule != "blanks"
