@@ -220,6 +220,8 @@ def _places(
     at = np.flatnonzero(batch.ids == pattern[0]) if heads is None else heads
     at = at[at + len(pattern) <= len(batch.ids)]
     for offset, token in enumerate(pattern[1:], start=1):
+        if not len(at):
+            return at, at
         at = at[batch.ids[at + offset] == token]
     owner = np.searchsorted(batch.starts, at, side="right") - 1
     inside = at + len(pattern) <= batch.starts[owner + 1]
