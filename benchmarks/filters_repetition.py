@@ -114,8 +114,14 @@ def compression(judged: Sequence[tuple[Spoken, Repetition | None]]) -> Iterator[
 
 def made_up(shared: Path, per_cell: int) -> Iterator[str]:
     """Loops planted into real texts: recall by length of the round and by drift."""
+    plan = Plan(1, 0)
+    yield (
+        f"A stretch of a text is said {plan.rounds} times or more, {plan.words} words at least, each "
+        "round with a share of the words of the round before replaced by others of the text; it "
+        "stands anywhere and is 20, 50 or 90 % of the whole."
+    )
     for name, bases in _bases(shared).items():
-        yield f"\n{name}, {per_cell} loops a cell:\n"
+        yield f"\n{name.capitalize()}, {len(bases)} texts, {per_cell} loops a cell:\n"
         yield f"| words in a round | {' | '.join(f'{d:.0%} drift' for d in DRIFTS)} |"
         yield "|---|" + "---|" * len(DRIFTS)
         for cycle in CYCLES:
