@@ -116,8 +116,8 @@ def made_up(shared: Path, per_cell: int) -> Iterator[str]:
     """Loops planted into real texts: recall by length of the round and by drift."""
     plan = Plan(1, 0)
     yield (
-        f"A stretch of a text is said {plan.rounds} times or more, {plan.words} words at least, each "
-        "round with a share of the words of the round before replaced by others of the text; it "
+        f"A stretch of a text is said {plan.rounds} times or more, {plan.words} words at least, "
+        "each round with a share of the words of the round before replaced by others of the text; it "
         "stands anywhere and is 20, 50 or 90 % of the whole."
     )
     for name, bases in _bases(shared).items():
