@@ -117,7 +117,7 @@ def made_up(shared: Path, per_cell: int) -> Iterator[str]:
     plan = Plan(1, 0)
     yield (
         f"A stretch of a text is said {plan.rounds} times or more, {plan.words} words at least, "
-        "each round with a share of the words of the round before replaced by others of the text; it "
+        "each round with a share of the words of the one before replaced by others of the text; it "
         "stands anywhere and is 20, 50 or 90 % of the whole."
     )
     for name, bases in _bases(shared).items():
