@@ -29,8 +29,8 @@ Distances = npt.NDArray[np.int32]
 def distances(keys: Keys, gaps: Distances) -> Distances:
     """How many words before each word its equal stands, 0 where it is not equal."""
     distance = filled(gaps)
-    equal = keys == keys[np.arange(len(keys), dtype=np.int32) - distance]
-    return np.where(equal, distance, np.int32(0))
+    equal = keys == keys.take(np.arange(len(keys)) - distance)
+    return distance * equal
 
 
 def cycling(words: Words, gaps: Distances, limits: RepetitionFilter) -> list[tuple[int, int]]:

@@ -128,7 +128,7 @@ def unions(hot: Flags, width: int) -> list[tuple[int, int]]:
 
 def filled(values: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     """Each zero replaced by the last value before it that is none."""
-    last = np.arange(len(values), dtype=np.int32)
+    last = np.arange(len(values))
     last *= values > 0
     np.maximum.accumulate(last, out=last)
-    return values[last]
+    return values.take(last)

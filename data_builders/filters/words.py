@@ -124,7 +124,8 @@ def _keys(data: bytes, starts: Positions, lengths: Positions) -> Keys:
     loads = np.ndarray((len(data) + PIECE,), np.dtype("<u8"), buffer=padded, strides=(1,))
     keys = (loads[starts] & _FIRST_BYTES[lengths]) * _MIX_A
     keys ^= keys >> np.uint64(29)
-    keys += (loads[starts + 8] & _OTHER_BYTES[lengths]) * _MIX_B
+    long = np.flatnonzero(lengths > 8)  # the others add nothing
+    keys[long] += (loads[starts[long] + 8] & _OTHER_BYTES[lengths[long]]) * _MIX_B
     keys ^= keys >> np.uint64(32)
     keys *= _MIX_B
     return keys
