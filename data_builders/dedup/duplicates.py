@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from data_builders.dedup.equal_keys import equal_keys
-from data_builders.dedup.near_index import NearIndex
+from data_builders.dedup.near_index import NearIndex, whole_keys
 from data_builders.dedup.near_text import NearText
 from data_builders.dedup.said import KeyColumn, Said
 from data_builders.dedup.verify import similarity
@@ -125,6 +125,7 @@ def find_duplicates(order: Order, config: DeduplicationConfig, scratch: Path) ->
     if config.prompt:
         _same_key("prompt", order, search, similarity=np.nan)
     if config.near is not None:
+        _same_text(order, config.near, search)
         with NearIndex.build(scratch, order.said, search.there) as index:
             pairs = index.pairs(edits=config.near.edits)
         _near(pairs, order, config.near, search)
@@ -137,12 +138,29 @@ def _same_key(column: KeyColumn, order: Order, search: _Search, *, similarity: f
     for groups in equal_keys(order.keys(column)):
         there = search.there[groups.rows]
         rows, group = groups.rows[there], groups.group[there]
-        ranked = order.ranked(rows, group)
-        rows, group = rows[ranked], group[ranked]
-        heads = np.concatenate([[True], group[1:] != group[:-1]])[: len(rows)]
-        first = rows[heads][np.cumsum(heads) - 1]
-        copies = rows[~heads]
-        search.add(copies, first[~heads], reason, np.full(len(copies), similarity))
+        copies, first = _after_the_first(order, rows, group)
+        search.add(copies, first, reason, np.full(len(copies), similarity))
+
+
+def _after_the_first(order: Order, rows: Int, group: Int) -> tuple[Int, Int]:
+    """All rows of groups but the first of each, and that first row for each of them."""
+    ranked = order.ranked(rows, group)
+    rows, group = rows[ranked], group[ranked]
+    heads = np.concatenate([[True], group[1:] != group[:-1]])[: len(rows)]
+    first = rows[heads][np.cumsum(heads) - 1]
+    return rows[~heads], first[~heads]
+
+
+def _same_text(order: Order, config: NearConfig, search: _Search) -> None:
+    """What differs in nothing that near-duplicates are compared by, in groups of any size."""
+    rows, keys = whole_keys(order.said, search.there)
+    reason = REASONS.index("near_duplicate")
+    for groups in equal_keys(keys):
+        copies, first = _after_the_first(order, rows[groups.rows], groups.group)
+        same = np.zeros(len(copies), np.bool_)
+        for k, (row, kept) in enumerate(zip(copies.tolist(), first.tolist(), strict=True)):
+            same[k] = similarity(order.text(row), order.text(kept), edits=config.edits) == 1
+        search.add(copies[same], first[same], reason, np.ones(int(same.sum())))
 
 
 def _near(pairs: Int, order: Order, config: NearConfig, search: _Search) -> None:
@@ -184,7 +202,7 @@ def _settled(found: Sequence[Duplicates]) -> Duplicates:
         fell = row[at] == kept
         if not fell.any():
             break
-        copies = fell & (reason == REASONS.index("duplicate"))
+        copies = fell & (similarity == 1)
         reason[copies], similarity[copies] = reason[at[copies]], similarity[at[copies]]
         kept[fell] = kept[at[fell]]
     return Duplicates(row, reason, kept, similarity)

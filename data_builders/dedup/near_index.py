@@ -3,8 +3,8 @@
     with NearIndex.build(folder, said, there) as index:
         index.pairs(edits=0.05)   → (p, 2) rows of records that might be near-duplicates
 
-400 bytes a record on disk, 100 keys of 4 bytes; in memory one band of them at a time, and 12 bytes
-a record for its number and two lengths.
+400 bytes a record on disk, 100 keys of 4 bytes; in memory one band of them at a time, and 16 bytes
+a record for its number, two lengths and a key.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from data_builders.dedup.equal_keys import GroupedRows, equal_keys
 from data_builders.dedup.said import Said
 from data_builders.dedup.signature import BANDS
 from data_builders.dedup.verify import allowed_edits
+from data_builders.keyed import shuffled_keys
 
-# in a larger group each record is compared with this many that come closest to it in length
-NEIGHBOURS = 32
+# in a larger group each record is compared with the few that come closest to it in length; what
+# many share is a template, and copies made from one also meet in smaller groups
+LARGE, FEW = 16, 4
 _BANDS = "bands"
 Int = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
@@ -35,12 +37,13 @@ Bool = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class NearIndex:
-    """`rows[i]` is the record at place i; `lengths` (n, 2); `stride` records fit each band's piece
-    of the file."""
+    """`rows[i]` is the record at place i; `lengths` (n, 2); `ties` (n,) belong to what was said;
+    `stride` records fit each band's piece of the file."""
 
     folder: Path
     rows: npt.NDArray[np.uint32]
     lengths: npt.NDArray[np.uint32]
+    ties: npt.NDArray[np.uint32]
     stride: int
 
     @classmethod
@@ -52,7 +55,7 @@ class NearIndex:
         """
         folder.mkdir(parents=True, exist_ok=True)
         lengths = np.empty((len(there), 2), np.uint32)
-        places = np.empty(len(there), np.uint32)
+        places, ties = np.empty(len(there), np.uint32), np.empty(len(there), np.uint32)
         at = 0
         # what is not written of the file takes no room on disk
         with (folder / _BANDS).open("wb") as file:
@@ -62,8 +65,9 @@ class NearIndex:
                 for band, column in enumerate(np.ascontiguousarray(keys[kept].T)):
                     os.pwrite(file.fileno(), column.data, 4 * (band * len(there) + at))
                 lengths[at:until], places[at:until] = sizes[kept], first + rows[kept]
+                ties[at:until] = _folded(sizes[kept], keys[kept]) >> np.uint64(32)
                 at = until
-        return cls(folder, places[:at], lengths[:at], len(there))
+        return cls(folder, places[:at], lengths[:at], ties[:at], len(there))
 
     def band(self, number: int) -> npt.NDArray[np.uint32]:
         """The keys of all records in one band, (n,)."""
@@ -85,11 +89,30 @@ class NearIndex:
         """Records that share a key and are of about one length, each pair once, (p, 2)."""
         found = np.empty(0, np.uint64)
         for band in range(BANDS):
-            fresh = [_close(g, self.lengths, edits) for g in equal_keys(self.band(band))]
+            fresh = [_close(g, self.lengths, self.ties, edits) for g in equal_keys(self.band(band))]
             if fresh:
                 found = np.union1d(found, np.concatenate(fresh))
         low, high = found >> np.uint64(32), found & np.uint64(0xFFFFFFFF)
         return np.stack([self.rows[low], self.rows[high]], axis=1).astype(np.int64)
+
+
+def _folded(lengths: Int, bands: npt.NDArray[np.uint32]) -> Words:
+    """One key of all that is known of each record, (n,)."""
+    keys = np.zeros(len(bands), np.uint64)
+    for column in (*lengths.T, *bands.T):
+        keys = shuffled_keys(keys + column.astype(np.uint64), salt=1)
+    return keys
+
+
+def whole_keys(said: Sequence[Said], there: Bool) -> tuple[Int, Words]:
+    """Records that can have near-duplicates, and a key of all bands and lengths of each, (n,)."""
+    found: list[tuple[Int, Words]] = []
+    for first, rows, lengths, bands in _batches(said):
+        kept = there[first + rows]
+        found.append((first + rows[kept], _folded(lengths[kept], bands[kept])))
+    empty = np.empty(0, np.int64), np.empty(0, np.uint64)
+    rows, keys = zip(empty, *found, strict=True)
+    return np.concatenate(rows), np.concatenate(keys)
 
 
 def _batches(
@@ -102,15 +125,27 @@ def _batches(
         first += len(source)
 
 
-def _close(groups: GroupedRows, lengths: npt.NDArray[np.uint32], edits: float) -> Words:
-    """Pairs of one group whose lengths differ by no more than the allowed edits."""
+def _close(
+    groups: GroupedRows,
+    lengths: npt.NDArray[np.uint32],
+    ties: npt.NDArray[np.uint32],
+    edits: float,
+) -> Words:
+    """Pairs of one group whose lengths differ by no more than the allowed edits.
+
+    Args:
+        ties: of all records; who is next to whom is not for the order of rows to say.
+    """
     sizes = lengths[groups.rows].astype(np.int64)
     group = groups.group
-    order = np.lexsort((groups.rows, sizes[:, 0], sizes.sum(axis=1), group))
+    order = np.lexsort((ties[groups.rows], sizes[:, 0], sizes.sum(axis=1), group))
     rows, sizes, group = groups.rows[order], sizes[order], group[order]
+    large = (np.bincount(group) > LARGE)[group]
     pairs: list[Words] = []
-    for step in range(1, NEIGHBOURS + 1):
+    for step in range(1, LARGE):
         together = group[step:] == group[:-step]
+        if step > FEW:
+            together &= ~large[step:]
         if not together.any():
             break
         a, b = sizes[step:], sizes[:-step]

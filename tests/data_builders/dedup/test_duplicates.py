@@ -121,6 +121,21 @@ def test_republished_under_another_system_text_with_other_ids(tmp_path):
     assert len(deduplicate({"a": rows, "b": republished}, NEAR, tmp_path).row) == 30
 
 
+def test_one_text_under_many_system_texts(tmp_path):
+    rng = random.Random(14)
+    turns = chat(sentence(rng, 30), sentence(rng, 40)).messages
+    rows = [
+        make_example((Message("system", f"Be {word}."), *turns), source="a", dialect="openai")
+        for word in sentence(rng, 120).split()
+    ]
+    rows = list({row.id: row for row in rows}.values())
+    assert len(rows) > 40
+    found = deduplicate({"a": rows, "b": [chat(sentence(rng, 30), "x")]}, NEAR, tmp_path)
+    assert len(found.row) == len(rows) - 1
+    assert len(set(found.kept.tolist())) == 1
+    assert set(found.similarity.tolist()) == {1.0}
+
+
 def test_distinct_questions_of_one_template_are_kept(tmp_path):
     rng = random.Random(7)
     frame = sentence(rng, 60)
