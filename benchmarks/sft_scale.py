@@ -213,6 +213,8 @@ def _speed(setup: Setup, times: int, workers: Sequence[int], repeat: int) -> Non
         few = [run.cost for run in runs["few", count]]
         wall = best.cost.wall - min(cost.wall for cost in few)
         cpu = min(run.cost.cpu for run in runs["all", count]) - min(cost.cpu for cost in few)
+        if min(wall, cpu) <= 0:
+            sys.exit(f"too few rows to start {count} workers for: give more --times")
         base = base or (best.cost.wall, wall)
         print(
             f"| {count} | {best.cost.wall:.1f} | {best.cost.cpu:.1f} | {wall:.1f} | {cpu:.1f} "
