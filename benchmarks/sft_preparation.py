@@ -47,6 +47,7 @@ TURNS = Path(__file__).with_name("sft_turns.py")
 NARRATIVES = ROOT / "recipes" / "nemotron-3-nano" / "narratives.yaml"
 MARKS = ("<!-- sft_preparation: begin -->", "<!-- sft_preparation: end -->")
 Facts = dict[str, Any]
+_TINY_ROWS = 500  # of each family
 COMPARED = (
     "ours, tiktoken",
     "ours, tokenizers",
@@ -97,10 +98,11 @@ def main() -> None:
 
 
 def tiny_world(out: Path) -> tuple[list[str], str]:
-    """Rows and tokenizer of the quickstart."""
+    """Some rows of each family of the quickstart, and its tokenizer."""
     command = [sys.executable, "scripts/tiny_world.py", "--config", "recipes/tiny/world.yaml"]
     subprocess.run([*command, f"out={out}"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    return [str(p) for p in sorted((out / "train").glob("*.jsonl"))], str(out / "tokenizer")
+    families = sorted((out / "train").glob("*.jsonl"))
+    return [f"{path}:{_TINY_ROWS}" for path in families], str(out / "tokenizer")
 
 
 def make_inputs(work: Path, rows: Sequence[str], tokenizer: str, capacity: int) -> None:
