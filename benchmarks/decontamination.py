@@ -25,6 +25,7 @@ from benchmarks.dedup_sets import sets_in
 from data_builders.decontamination.items import read_items
 from data_builders.decontamination.match import Decontaminator
 from data_builders.decontamination.words import words_of
+from data_builders.filters.drop import Drop
 from posttrain.config.decontamination import DecontaminationConfig, EvaluationFile
 from posttrain.records import Example
 from tests.data_builders.dedup.copies import chat
@@ -63,8 +64,8 @@ def main() -> None:
     unrelated(sets, options.data)
 
 
-def load(files: tuple[EvaluationFile, ...], data: Path, **keys: float) -> Decontaminator:
-    return Decontaminator.load(DecontaminationConfig(files=files, **keys), data)
+def load(files: tuple[EvaluationFile, ...], data: Path, coverage: float = 0.6) -> Decontaminator:
+    return Decontaminator.load(DecontaminationConfig(files=files, coverage=coverage), data)
 
 
 def planted(file: EvaluationFile, data: Path) -> None:
@@ -112,6 +113,7 @@ def overlaps(sets: dict[str, list[Example]], data: Path, *, listed: bool) -> Non
     print("|---|---|---|---|---|---|")
     for name, examples in sets.items():
         spent: list[float] = []
+        drops: list[Drop | None] = []
         for _ in range(_TIMES):
             started = time.process_time()
             drops = [
