@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from data_builders.held_out import Numbered, Withheld, choose, is_among, numbered
+from data_builders.held_out_twins import with_twins
 from data_builders.keyed import key64, shuffled_keys
 from data_builders.mixture import Records, SourcePlan, Stock, plan_mixture
 from data_builders.sft_spool import Block, Spool
@@ -33,7 +34,8 @@ class BuildPlan:
     """`evaluation` maps "<source>/<on|off>" to sequences.
 
     Per source: `held_out` counts the records that evaluation sees, `duplicates` further records of
-    held-out conversations, `dropped` records by the reason that the plan dropped them for.
+    held-out conversations and of those that share a sequence with one, `dropped` records by the
+    reason that the plan dropped them for.
     """
 
     train: Stream
@@ -63,7 +65,8 @@ def plan_build(
         for spool, own in zip(spools, drops, strict=True)
     ]
     how = [source.held_out or recipe.held_out for source in recipe.sources]
-    withheld = choose([(s.candidates, h) for s, h in zip(sources, how, strict=True)], recipe.seed)
+    chosen = choose([(s.candidates, h) for s, h in zip(sources, how, strict=True)], recipe.seed)
+    withheld = with_twins(chosen, [(s.spool.blocks, s.usable) for s in sources])
     stocks = [
         Stock.of(s.spool.name, partial(s.remaining, withheld), _lost(s, own))
         for s, own in zip(sources, drops, strict=True)
