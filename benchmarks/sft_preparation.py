@@ -6,11 +6,12 @@
 Ours reads, converts, filters (structure, repetition, narratives), controls reasoning, renders,
 tokenises, masks, packs and writes. TRL's is `SFTTrainer._prepare_dataset` on the rows that ours
 ends with: the same texts, one template and tokenizer, packs of one capacity, the loss on assistants
-alone; without masks as well, which is less than ours does. It is given a data set that was read
-already, and nothing of it is written but what `datasets` writes itself. The floor is the library's
-batch call on the rendered texts. Every run is a process of its own with one thread; figures are of
-the run with the fewest CPU seconds. The last table is that of `sft_turns.py`. `--write` replaces
-the tables in docs/benchmarks.md.
+alone; without masks as well, which is less than ours does. (Of several turns with reasoning ours
+makes a sequence each, TRL one in all: compare rows of one turn.) It is given a data set that was
+read already, and nothing of it is written but what `datasets` writes itself. The floor is the
+library's batch call on the rendered texts. Every run is a process of its own with one thread;
+figures are of the run with the fewest CPU seconds. The last table is that of `sft_turns.py`.
+`--write` replaces the tables in docs/benchmarks.md.
 """
 
 from __future__ import annotations
