@@ -124,7 +124,7 @@ def origins(facts: Facts) -> list[str]:
     warnings = "".join(f"<li>{text(warning)}</li>" for warning in facts.get("warnings", ()))
     return [
         paragraph(f"Template: {facts['template']['describe']}."),
-        table(["source", "rows by dialect", "usable rows by licence", "files (sha256)"], rows),
+        table(["source", "rows by dialect", "prepared rows by licence", "files (sha256)"], rows),
         paragraph(f"Also read: {others}.") if others else "",
         f"<h3>Warnings of the build</h3><ul>{warnings}</ul>" if warnings else "",
     ]
