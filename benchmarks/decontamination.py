@@ -73,7 +73,7 @@ def planted(file: EvaluationFile, data: Path) -> None:
     so they are only planted as they are."""
     found = load((file,), data)
     rng = random.Random(0)
-    items = [item.text for item in read_items(file, data)]
+    items = [item.text for read in read_items(file, data) for item in read.items]
     items = rng.sample(items, min(_PLANTED, len(items)))
     ngram = found.index.ngram
     long = [text for text in items if len(words_of(text)) >= ngram]
@@ -101,7 +101,11 @@ def replaced(text: str, rng: random.Random) -> str:
 def rows_of(data: Path) -> dict[str, list[Example]]:
     """Rows that are no conversations: each of their texts as a question."""
     return {
-        path: [chat(i.text, "I see.") for i in read_items(EvaluationFile(path=path), data)]
+        path: [
+            chat(item.text, "I see.")
+            for read in read_items(EvaluationFile(path=path), data)
+            for item in read.items
+        ]
         for path in ROWS
     }
 

@@ -6,20 +6,18 @@ Decontaminator(index, coverage=0.6).drops([example, …])
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from data_builders.decontamination.index import SHORTEST, Overlap, RunIndex
-from data_builders.decontamination.items import as_source, read_items, texts_in
+from data_builders.decontamination.books import FileBook, books_of
+from data_builders.decontamination.index import Overlap, RunIndex
+from data_builders.decontamination.items import read_items, texts_in
 from data_builders.decontamination.words import words_of
 from data_builders.filters.drop import Drop
-from data_builders.sources import find_files
 from posttrain.config.decontamination import DecontaminationConfig
-from posttrain.errors import ConfigError
 from posttrain.json_values import load_json
 from posttrain.records import Example
 
@@ -29,23 +27,30 @@ _CHARACTERS = 1 << 18  # looked at together
 
 @dataclass(frozen=True)
 class Decontaminator:
-    """What evaluation asks, and from which share of an item on a record is dropped."""
+    """What evaluation asks, and from which share of an item's own words on a record is dropped.
+
+    `books` tells what is looked for of each evaluation file, `warnings` what of them is not.
+    """
 
     index: RunIndex
     coverage: float
+    books: list[FileBook] = field(default_factory=list[FileBook])
+    warnings: list[str] = field(default_factory=list[str])
 
     @classmethod
     def load(cls, config: DecontaminationConfig, base_dir: Path) -> Decontaminator:
         """Read and index all evaluation files.
 
         Raises:
-            ConfigError: a path that matches nothing, a field that no row has, a file without text.
+            ConfigError: a path that matches nothing, a field that no row has, a file without text
+                or without anything that could be told from a template.
             DataError: a row that cannot be read.
         """
-        items = (item for file in config.files for item in read_items(file, base_dir))
+        read = [(file, found) for file in config.files for found in read_items(file, base_dir)]
+        items = (item for _, found in read for item in found.items)
         index = RunIndex.build(items, ngram=config.ngram, common=config.common)
-        _check_each(config, base_dir, {item.file for item in index.items})
-        return cls(index, config.coverage)
+        books, warnings = books_of(read, index, config)
+        return cls(index, config.coverage, books, warnings)
 
     def drops(self, examples: Sequence[Example]) -> list[Drop | None]:
         """The objection to each record: which item, how much of it, where in the record."""
@@ -95,20 +100,9 @@ def _chunks(texts: Sequence[_Text]) -> Iterator[list[_Text]]:
 def _drop(place: str, overlap: Overlap) -> Drop:
     item, passage = overlap.item, overlap.passage
     shown = passage if len(passage) <= _SHOWN else f"{passage[:_SHOWN]}…"
-    found = f"{overlap.coverage:.0%} of {item.file}:{item.line} {item.field}: {shown!r}"
+    part = " without its template" if overlap.template else ""
+    found = f"{overlap.coverage:.0%} of {item.file}:{item.line} {item.field}{part}: {shown!r}"
     return Drop("contaminated", f"{place}: {found}")
-
-
-def _check_each(config: DecontaminationConfig, base_dir: Path, seen: set[str]) -> None:
-    """A file that gives nothing to look for would let everything pass without a word."""
-    for file in config.files:
-        for path in find_files(as_source(file), base_dir):
-            name = os.path.relpath(path, base_dir)
-            if name not in seen:
-                raise ConfigError(
-                    f"decontamination: {name}: no text to look for; it is empty, or all its texts "
-                    f"have fewer than {SHORTEST} words"
-                )
 
 
 def _texts(example: Example) -> Iterator[tuple[str, str]]:

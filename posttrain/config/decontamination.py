@@ -33,9 +33,10 @@ class DecontaminationConfig(Strict):
 
     Args:
         files: what is evaluated on.
-        ngram: words of a run.
-        coverage: the share of an item's words that must lie in runs that one message also has.
-        common: a run that more items than this of a file have is a template and does not count.
+        ngram: words of a run, and the own words of an item that must be found at least.
+        coverage: the share of an item's own words that must lie in runs that one message also has.
+        common: a run that more distinct items of all files than this have is a template; own words
+            are those in no template.
     """
 
     files: tuple[EvaluationFile, ...] = Field(min_length=1)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_builders.decontamination.index import RunIndex
+from data_builders.decontamination.index import Overlap, RunIndex
 from data_builders.decontamination.items import Item, read_items
 from data_builders.decontamination.match import Decontaminator
 from data_builders.decontamination.words import runs, words_of
@@ -139,10 +139,10 @@ def test_templates_that_many_items_share_do_not_count(tmp_path):
 def test_items_of_lists_and_objects_and_chosen_fields(tmp_path):
     row = {"turns": ["first " * 9, {"content": "second " * 9}], "meta": {"note": "third " * 9}}
     path = write_rows(tmp_path / "e.jsonl", [row]).name
-    every = [i.text.split()[0] for i in read_items(EvaluationFile(path=path), tmp_path)]
-    assert every == ["first", "second", "third"]
-    chosen = list(read_items(EvaluationFile(path=path, fields=("meta.note",)), tmp_path))
-    assert chosen == [Item("e.jsonl", 1, "meta.note", "third " * 9)]
+    (every,) = read_items(EvaluationFile(path=path), tmp_path)
+    assert [i.text.split()[0] for i in every.items] == ["first", "second", "third"]
+    (chosen,) = read_items(EvaluationFile(path=path, fields=("meta.note",)), tmp_path)
+    assert chosen.items == (Item("e.jsonl", 1, "meta.note", "third " * 9),)
 
 
 def test_what_cannot_be_read_stops(tmp_path):
@@ -152,7 +152,7 @@ def test_what_cannot_be_read_stops(tmp_path):
         load(tmp_path, items(2), fields=("question", "prompt"))
     (tmp_path / "bad.jsonl").write_text('{"q": "fine"}\n{"q": \n')
     with pytest.raises(DataError, match=r"bad.jsonl:2: malformed_json"):
-        list(read_items(EvaluationFile(path="bad.jsonl"), tmp_path))
+        read_items(EvaluationFile(path="bad.jsonl"), tmp_path)
     with pytest.raises(ConfigError, match="no text to look for"):
         load(tmp_path, [{"q": "yes"}])
 
@@ -160,23 +160,36 @@ def test_what_cannot_be_read_stops(tmp_path):
 def test_looking_up_is_counting(tmp_path):
     """Against a plain count of shared runs, for random texts over few words."""
     rng = random.Random(4)
-    texts = [" ".join(rng.choice("abcdef") for _ in range(rng.randrange(6, 14))) for _ in range(30)]
+
+    def drawn(least: int, most: int) -> str:
+        body = " ".join(rng.choice("abcdef") for _ in range(rng.randrange(least, most)))
+        return f"say it in one {body}" if rng.random() < 0.5 else body
+
+    texts = [drawn(6, 14) for _ in range(30)]
     index = RunIndex.build((Item("f", k, "q", t) for k, t in enumerate(texts)), ngram=4, common=3)
     grams = [{tuple(t.split()[i : i + 4]) for i in range(len(t.split()) - 3)} for t in texts]
+    every: list[Overlap | None] = []
     for _ in range(200):
-        text = " ".join(rng.choice("abcdef") for _ in range(12))
-        own = {tuple(text.split()[i : i + 4]) for i in range(9)}
+        text = drawn(8, 16) if rng.random() < 0.4 else f"a b {rng.choice(texts)[:-2]}"
+        split = text.split()
+        own = {tuple(split[i : i + 4]) for i in range(len(split) - 3)}
         shares = []
         for words, of_item in zip((t.split() for t in texts), grams, strict=True):
-            rare = {g for g in of_item if sum(g in other for other in grams) <= 3}
+            template = {g for g in of_item if sum(g in other for other in grams) > 3}
 
-            def covered(some: set, words: list[str] = words) -> int:
+            def covered(some: set, words: list[str] = words) -> set[int]:
                 hits = [i for i in range(len(words) - 3) if tuple(words[i : i + 4]) in some]
-                return len({i + k for i in hits for k in range(4)})
+                return {i + k for i in hits for k in range(4)}
 
-            shares.append(covered(rare & own) / max(covered(rare), 1))
+            mine = set(range(len(words))) - covered(template)
+            hit = len(mine & covered(own - template))
+            shares.append(hit / len(mine) if hit >= 4 else 0.0)
         found = index.find(words_of(text))
         assert (0 if found is None else found.coverage) == pytest.approx(max(shares))
         if found is not None:
             assert texts[found.item.line] == texts[int(np.argmax(shares))]
             assert index.suspects(["zz", text, ""]).tolist() == [False, True, False]
+        every.append(found)
+    assert sum(f is None for f in every) > 20
+    assert sum(f is not None and f.template for f in every) > 20
+    assert sum(f is not None and not f.template for f in every) > 20

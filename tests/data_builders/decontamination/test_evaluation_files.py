@@ -1,0 +1,150 @@
+"""What of evaluation files is looked for: items in many places, templates, splits, rows without text."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset, DatasetDict
+
+from data_builders.decontamination.match import Decontaminator
+from posttrain.config.decontamination import DecontaminationConfig
+from posttrain.errors import ConfigError
+from tests.data_builders.dedup.copies import chat, sentence
+from tests.data_builders.small_build import write_rows
+
+VERBS = "Evaluate Simplify Factor Expand Integrate Differentiate Solve Compute Find Derive".split()  # noqa: SIM905  a list reads worse
+FRAME = (
+    "Work on the following exercise from the mathematics contest and put only your final answer "
+    "into a box at the end."
+)
+
+
+def questions(count: int, *, seed: int = 0) -> list[str]:
+    rng = random.Random(seed)
+    return [sentence(rng, 30) for _ in range(count)]
+
+
+def load(folder: Path, *files: dict[str, Any], **keys: Any) -> Decontaminator:
+    return Decontaminator.load(
+        DecontaminationConfig.model_validate({"files": files, **keys}), folder
+    )
+
+
+def short_exercises(count: int) -> list[dict[str, Any]]:
+    """Six words each has for itself."""
+    rng = random.Random(1)
+    drawn = (f"{rng.choice(VERBS)} {rng.choice('pqrst')} when b is {k}" for k in range(count))
+    return [{"question": f"{FRAME} {text}"} for text in drawn]
+
+
+def test_the_same_items_in_many_files_are_one_item_each(tmp_path):
+    asked = questions(20)
+    for k in range(11):
+        rows = [{"question": text, "answer": f"of model {k}"} for text in asked]
+        write_rows(tmp_path / "runs" / f"run{k:02}.jsonl", rows)
+    found = load(tmp_path, {"path": "runs/*.jsonl", "fields": ("question",)})
+    drops = found.drops([chat(text, "x") for text in asked])
+    places = [drop.detail.split(" question")[0] for drop in drops if drop is not None]
+    assert places == [f"message 0: 100% of runs/run00.jsonl:{k + 1}" for k in range(20)]
+    assert [(b.inside, b.repeated) for b in found.books] == [(20, 0)] + [(0, 20)] * 10
+    assert found.warnings == []
+
+
+def test_items_that_cannot_be_told_apart_are_refused(tmp_path):
+    rows = [{"q": f"{text} sample {k}"} for text in questions(20) for k in range(11)]
+    write_rows(tmp_path / "e.jsonl", rows)
+    with pytest.raises(ConfigError, match=r"e.jsonl: none of its 220 items .* Raise `common`"):
+        load(tmp_path, {"path": "e.jsonl"})
+    found = load(tmp_path, {"path": "e.jsonl"}, common=11)
+    assert found.drop(chat(questions(20)[3], "x")) is not None
+
+
+def test_items_with_few_words_of_their_own_are_counted_and_said(tmp_path):
+    write_rows(tmp_path / "e.jsonl", [*short_exercises(60), {"question": questions(1)[0]}])
+    found = load(tmp_path, {"path": "e.jsonl"})
+    (book,) = found.books
+    assert (book.inside, book.template, book.whole, book.rows) == (1, 60, 0, 61)
+    (warning,) = found.warnings
+    assert warning.startswith(
+        "decontamination: e.jsonl: 60 of 61 items are found as whole messages"
+    )
+    # as a whole message each is found, amid other words none
+    asked = [row["question"] for row in short_exercises(60)]
+    drops = found.drops([chat(text.upper(), "x") for text in asked])
+    assert all(
+        drop is not None and "question without its template" in drop.detail for drop in drops
+    )
+    assert found.drops([chat(f"Hello. {text}", "x") for text in asked]) == [None] * 60
+
+
+def test_other_questions_under_the_same_instruction_are_kept(tmp_path):
+    rng = random.Random(3)
+    long = [
+        {
+            "question": f"{FRAME} {rng.choice(VERBS)} the sum of {sentence(rng, rng.randrange(8, 30))}"
+        }
+        for _ in range(60)
+    ]
+    write_rows(tmp_path / "e.jsonl", [*short_exercises(60), *long])
+    found = load(tmp_path, {"path": "e.jsonl"})
+    other = [
+        chat(f"{FRAME} {rng.choice(VERBS)} the sum of all {sentence(rng, 12)} number {k}", "x")
+        for k in range(200)
+    ]
+    assert found.drops(other) == [None] * 200
+    planted = [chat(f"Hello. {row['question']} Thanks.", "x") for row in long]
+    assert None not in found.drops(planted)
+
+
+def test_the_share_is_that_of_the_own_words(tmp_path):
+    own = [" ".join(f"word{k}x{n}" for n in range(20)) for k in range(12)]
+    write_rows(tmp_path / "e.jsonl", [{"question": f"{FRAME} {text}"} for text in own])
+    found = load(tmp_path, {"path": "e.jsonl"})
+    assert found.drop(chat(f"{FRAME} {' '.join(own[4].split()[:11])} and so on", "x")) is None
+    drop = found.drop(chat(f"{FRAME} {' '.join(own[4].split()[:13])} and so on", "x"))
+    assert drop is not None
+    assert "65% of e.jsonl:5 question without its template: " in drop.detail
+    assert found.drop(chat(own[4], "x")) is not None
+
+
+def test_a_split_of_a_dataset_directory(tmp_path):
+    asked = questions(12)
+    test = Dataset.from_list([{"question": text} for text in asked])
+    train = Dataset.from_list([{"question": "something else that nobody asks for here"}])
+    DatasetDict({"test": test, "train": train}).save_to_disk(str(tmp_path / "d"))
+    found = load(tmp_path, {"path": "d", "split": "test", "fields": ("question",)})
+    drop = found.drop(chat(asked[4], "x"))
+    assert drop is not None
+    assert "d/test:5 question" in drop.detail
+    assert [(b.file, b.rows, b.inside) for b in found.books] == [("d", 12, 12)]
+
+
+def test_rows_without_text_are_counted_and_said(tmp_path):
+    asked = questions(12)
+    rows: list[dict[str, Any]] = [{"question": text} for text in asked[:6]]
+    rows += [{"quest": asked[6]}, {"question": None}, {"question": " "}, {"question": [[]]}]
+    write_rows(tmp_path / "e.jsonl", rows)
+    found = load(tmp_path, {"path": "e.jsonl", "fields": ("question",)})
+    assert found.warnings == ["decontamination: e.jsonl: 4 of 10 rows have no text in question"]
+    assert (found.books[0].rows, found.books[0].lacking, found.books[0].inside) == (10, 4, 6)
+    whole = load(tmp_path, {"path": "e.jsonl"})
+    assert whole.warnings == ["decontamination: e.jsonl: 3 of 10 rows have no text"]
+
+
+def test_every_text_is_in_the_book_once(tmp_path):
+    rows = [{"q": text} for text in ("yes", "one two three four five six", *questions(3))]
+    write_rows(tmp_path / "e.jsonl", [*rows, *rows[1:3], *short_exercises(11)])
+    (book,) = load(tmp_path, {"path": "e.jsonl"}).books
+    assert book.facts() == {
+        "file": "e.jsonl",
+        "rows": 18,
+        "lacking": 0,
+        "too_short": 1,
+        "repeated": 2,
+        "inside": 3,
+        "whole": 1,
+        "template": 11,
+    }
