@@ -5,6 +5,7 @@ package_versions()  →  {"torch": "2.13.0+cpu", "transformers": "5.23.0", …}
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 from collections.abc import Iterable
 
@@ -22,10 +23,13 @@ VERSIONED = (
 
 def package_versions(names: Iterable[str] = VERSIONED) -> dict[str, str]:
     """Installed versions of the packages that shape results; absent ones are left out."""
-    found: dict[str, str] = {}
-    for name in names:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    found = {name: _version(name) for name in names}
+    return {name: version for name, version in found.items() if version is not None}
+
+
+@functools.cache  # a build asks for every part of its input, and each answer reads a file
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
