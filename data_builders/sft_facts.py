@@ -18,6 +18,7 @@ from data_builders.sft_spool import Spool
 from data_builders.sft_write import Written
 from posttrain.artifacts import Counts
 from posttrain.config.build_sft import Unit
+from posttrain.errors import DataError
 
 UNITS: tuple[str, ...] = ("rows", "tokens", "trained")
 
@@ -37,6 +38,23 @@ def books_of(spools: Sequence[Spool], plan: BuildPlan) -> dict[str, Counts]:
         dropped.update({reason: count for reason, count in later.items() if count})
         books[spool.name] = Counts(spool.facts["rows_in"], taken + plan.held_out[k], dropped)
     return books
+
+
+def check_left(books: Mapping[str, Counts], plan: BuildPlan) -> None:
+    """Stop a build of which nothing is left to train on.
+
+    Raises:
+        DataError: with where the rows went.
+    """
+    if any(source.total.trained for source in plan.mixture):
+        return
+    total = total_counts(books)
+    gone = [f"{count:,} {reason}" for reason, count in total.dropped.items()]
+    held_out, rows = sum(plan.held_out), sum(p.total.rows for p in plan.mixture)
+    gone += [f"{held_out:,} held out"] if held_out else []
+    gone += [f"{rows:,} without a token that is trained on"] if rows else []
+    where = f": {', '.join(gone)}" if gone else ""
+    raise DataError(f"nothing is left to train on, of {total.rows_in:,} rows{where}")
 
 
 def total_counts(books: Mapping[str, Counts]) -> Counts:

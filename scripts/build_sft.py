@@ -24,7 +24,7 @@ from data_builders.pool import Executor, Here, Pool
 from data_builders.ray_build import RayExecutor
 from data_builders.sft_audit import audit_spools, check_supervision
 from data_builders.sft_duplicates import find_copies
-from data_builders.sft_facts import books_of, data_facts, total_counts
+from data_builders.sft_facts import books_of, check_left, data_facts, total_counts
 from data_builders.sft_inputs import (
     as_facts,
     check_unchanged,
@@ -91,6 +91,7 @@ def main(arguments: list[str]) -> None:
     console.print(f"tokenizer: {encoder.describe()}", highlight=False)
     preparers = {s.name: preparer_of(recipe, s, renderer, decontaminator) for s in recipe.sources}
     warnings = check_markup(template, list(tokenizer.get_vocab()))
+    warnings += decontaminator.warnings if decontaminator is not None else []
     probes = [probe_source(recipe, s, preparers[s.name], BASE) for s in recipe.sources]
     for probe in probes:
         warnings += check_probe(
@@ -166,6 +167,8 @@ def main(arguments: list[str]) -> None:
             audit = audit_spools(spools, drops, renderer.marks, scratch=work)
             supervision = {name: found.facts() for name, found in audit.figures.items()}
             check_supervision(supervision, recipe.limits)
+            books = books_of(spools, plan)
+            check_left(books, plan)
             written = write_splits(
                 out,
                 spools,
@@ -191,7 +194,11 @@ def main(arguments: list[str]) -> None:
             files["dropped.jsonl"] = join_files(out / "dropped.jsonl", dropped, more)
 
         # -- the books, and the manifest that makes it an artifact
-        books = books_of(spools, plan)
+        decontaminated = (
+            {"decontamination": [book.facts() for book in decontaminator.books]}
+            if decontaminator is not None
+            else {}
+        )
         facts = {
             "template": {
                 "name": template.name,
@@ -207,6 +214,7 @@ def main(arguments: list[str]) -> None:
             "inputs": as_facts(inputs),
             "warnings": warnings,
             "supervision": supervision,
+            **decontaminated,
             **data_facts(spools, plan, written, books, recipe.packing.capacity),
         }
         manifest = stage.finish(
