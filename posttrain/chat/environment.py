@@ -111,6 +111,14 @@ class _Sandbox(ImmutableSandboxedEnvironment):
                 return value
         return super().getattr(obj, attribute)
 
+    def call(self, context: jinja2.runtime.Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """What a call gives. `namespace` needs none of the questions, most templates begin so."""
+        if obj is not _Namespace:
+            return super().call(context, obj, *args, **kwargs)
+        for given_by_jinja in ("_loop_vars", "_block_vars"):
+            kwargs.pop(given_by_jinja, None)
+        return _Namespace(*args, **kwargs)
+
 
 @jinja2.pass_context  # which also keeps Jinja from writing a mark as it compiles
 def _write_mark(context: jinja2.runtime.Context, item: object) -> str:
@@ -210,5 +218,6 @@ def compile_template(source: str) -> tuple[Renderer, bool]:
     marked = cast(nodes.Template, marker.visit(tree))
     # jinja2 compiles a tree as readily as a source text; only its annotation says `str`
     code: Any = env.compile(cast(Any, marked))
-    template = jinja2.Template.from_code(env, code, env.make_globals(None))
+    # a plain dict: every render copies it, and Jinja's chain of dicts copies item by item
+    template = jinja2.Template.from_code(env, code, dict(cast(Any, env).globals))
     return template.render, marker.marked == 1

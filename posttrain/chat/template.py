@@ -126,11 +126,13 @@ class ChatTemplate:
     ) -> Layout:
         """One render: the text and the offset of every message. Raises as `text` does."""
         messages = [dict(message) for message in messages]  # marks go by identity
-        index = {id(message): str(i) for i, message in enumerate(messages)}
+        marks = {id(message): f"{_OPEN}{i}{_CLOSE}" for i, message in enumerate(messages)}
 
         def mark(item: object) -> str:
-            name = item if isinstance(item, str) else index.get(id(item), _END)
-            return f"{_OPEN}{name}{_CLOSE}"
+            found = marks.get(id(item))
+            if found is None:
+                found = f"{_OPEN}{item if isinstance(item, str) else _END}{_CLOSE}"
+            return found
 
         marked = self._run(messages, tools, add_generation_prompt, {**kwargs, MARK: mark})
         return _read_marks(marked, len(messages))
@@ -157,30 +159,36 @@ class ChatTemplate:
 
 
 def _read_marks(marked: str, count: int) -> Layout:
-    head, *rest = marked.split(_OPEN)
-    named = [piece.partition(_CLOSE)[::2] for piece in rest]
-    text = "".join([head, *(piece for _, piece in named)])
+    pieces = marked.split(_OPEN)
     starts: list[int | None] = [None] * count
     generation: list[tuple[int, int]] = []
-    opened, end, position, located, last = 0, len(text), len(head), True, -1
-    for name, piece in named:
-        if name == GENERATION_START:
+    opened, end, position, located, last = 0, None, len(pieces[0]), True, -1
+    for k in range(1, len(pieces)):
+        name, _, piece = pieces[k].partition(_CLOSE)
+        pieces[k] = piece
+        if name.isdecimal():
+            number = int(name)
+            if last < number < count:
+                last = number
+                starts[last] = position
+            else:  # out of order
+                located = False
+        elif name == _END:
+            end = position
+        elif name == GENERATION_START:
             opened = position
         elif name == GENERATION_END:
             generation.append((opened, position))
-        elif name == _END:
-            end = position
-        elif name.isdecimal() and last < int(name) < count:
-            last = int(name)
-            starts[last] = position
-        else:  # out of order
+        else:  # a loop over something else than messages
             located = False
         position += len(piece)
     located = located and last == count - 1
     # only leading messages may be missing from the loop
-    first = next((i for i, s in enumerate(starts) if s is not None), count)
-    located = located and all(s is not None for s in starts[first:])
-    return Layout(text, tuple(starts) if located else None, end, tuple(generation))
+    if located and None in starts:
+        first = next((i for i, s in enumerate(starts) if s is not None), count)
+        located = None not in starts[first:]
+    end = position if end is None else end
+    return Layout("".join(pieces), tuple(starts) if located else None, end, tuple(generation))
 
 
 def nemotron_3_nano_template(

@@ -90,6 +90,17 @@ def test_unsafe_templates_are_stopped_by_the_sandbox():
             )
 
 
+def test_namespaces_made_in_a_loop_and_a_block_are_what_transformers_makes_of_them():
+    source = (
+        "{% for m in messages %}{% set ns = namespace({'of': m.role}, at=loop.index) %}"
+        "{% set ns.at = ns.at + 1 %}[{{ ns.of }}{{ ns.at }}{{ ns.none }}]{% endfor %}"
+        "{% block last %}{{ namespace(left=messages | length).left }}{% endblock %}"
+    )
+    messages = [user("q"), says("a")]
+    text = render(messages, ChatTemplate(source))
+    assert text == "[user2][assistant3]2" == hf_text(source, messages, None)
+
+
 def test_qwen3_history_without_reasoning_makes_every_turn_a_sequence():
     """Qwen3 writes an empty think block before the last answer only: earlier ones lack the prompt."""
     template = _template("qwen3", (TEMPLATES / "qwen3.jinja").read_text())
