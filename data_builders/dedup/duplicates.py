@@ -113,7 +113,9 @@ def order_of(said: Sequence[Said], names: Sequence[str], config: DeduplicationCo
 
 
 def find_duplicates(order: Order, config: DeduplicationConfig, scratch: Path) -> Duplicates:
-    """Exact copies, then those with the same prompt if asked, then near-duplicates if asked.
+    """Exact copies, then near-duplicates if asked, then those with the same prompt if asked.
+
+    Prompts come last: the record that stays for a prompt is not dropped any more.
 
     Args:
         scratch: a folder for the index of near-duplicates; it is removed again.
@@ -122,13 +124,13 @@ def find_duplicates(order: Order, config: DeduplicationConfig, scratch: Path) ->
     assert count < 1 << 32, "two rows fit one word"
     search = _Search(np.ones(count, np.bool_))
     _same_key("conversation", order, search, similarity=1.0)
-    if config.prompt:
-        _same_key("prompt", order, search, similarity=np.nan)
     if config.near is not None:
         _same_text(order, config.near, search)
-        with NearIndex.build(scratch, order.said, search.there) as index:
+        with NearIndex.build(scratch, order.said, order.precedence, search.there) as index:
             pairs = index.pairs(edits=config.near.edits)
         _near(pairs, order, config.near, search)
+    if config.prompt:
+        _same_key("prompt", order, search, similarity=np.nan)
     return _settled(search.found)
 
 
@@ -159,7 +161,7 @@ def _same_text(order: Order, config: NearConfig, search: _Search) -> None:
         copies, first = _after_the_first(order, rows[groups.rows], groups.group)
         same = np.zeros(len(copies), np.bool_)
         for k, (row, kept) in enumerate(zip(copies.tolist(), first.tolist(), strict=True)):
-            same[k] = similarity(order.text(row), order.text(kept), edits=config.edits) == 1
+            same[k] = similarity(order.text(row), order.text(kept), config) == 1
         search.add(copies[same], first[same], reason, np.ones(int(same.sum())))
 
 
@@ -176,7 +178,7 @@ def _near(pairs: Int, order: Order, config: NearConfig, search: _Search) -> None
         if first in dropped or later in dropped:
             continue
         one, other = (order.text(int(involved[ranked[k]])) for k in (first, later))
-        share = similarity(one, other, edits=config.edits)
+        share = similarity(one, other, config)
         if share is not None:
             dropped[later] = first, share
     rows, kept = np.array(list(dropped), np.int64), np.array([k for k, _ in dropped.values()], int)
@@ -186,10 +188,11 @@ def _near(pairs: Int, order: Order, config: NearConfig, search: _Search) -> None
 
 
 def _settled(found: Sequence[Duplicates]) -> Duplicates:
-    """All in one, each with a record that was kept to the end.
+    """All in one, each with the record it is counted under.
 
-    A record may have been kept as the first of its copies and then fall to an earlier one: its
-    copies fall with it, under its reason; those that only share its prompt, under theirs.
+    A record may have been kept as the first of its copies and then fall to another one: its copies
+    fall with it, under its reason. A near-duplicate of a record that then falls for its prompt
+    keeps that record's name: what it has in common with a third was not looked at.
     """
     row = np.concatenate([_NO_ROWS, *(part.row for part in found)])
     kept = np.concatenate([_NO_ROWS, *(part.kept for part in found)])
@@ -199,10 +202,10 @@ def _settled(found: Sequence[Duplicates]) -> Duplicates:
     row, reason, kept, similarity = row[order], reason[order], kept[order], similarity[order]
     while len(row):
         at = np.minimum(np.searchsorted(row, kept), len(row) - 1)
-        fell = row[at] == kept
+        same_text = (similarity == 1) & (reason[at] == REASONS.index("near_duplicate"))
+        fell = (row[at] == kept) & ((reason == REASONS.index("duplicate")) | same_text)
         if not fell.any():
             break
-        copies = fell & (similarity == 1)
-        reason[copies], similarity[copies] = reason[at[copies]], similarity[at[copies]]
-        kept[fell] = kept[at[fell]]
+        kept[fell], reason[fell] = kept[at[fell]], reason[at[fell]]
+        similarity[fell] = similarity[at[fell]]
     return Duplicates(row, reason, kept, similarity)

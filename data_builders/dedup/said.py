@@ -62,6 +62,17 @@ class SaidBatch:
     texts: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class NearBlock:
+    """Some records that can have near-duplicates: `rows` (m,), their numbers; `lengths` (m, 2), of
+    both sides; `id64` (m,); `bands` (m, BANDS)."""
+
+    rows: Int
+    lengths: Int
+    id64: Keys
+    bands: npt.NDArray[np.uint32]
+
+
 def said_batch(
     examples: Sequence[Example], config: DeduplicationConfig, places: Sequence[Place] | None
 ) -> SaidBatch:
@@ -151,13 +162,13 @@ class Said:
             found[a:b] = rows[column][wanted[a:b] - first]
         return found
 
-    def near(self) -> Iterator[tuple[Int, npt.NDArray[np.int64], npt.NDArray[np.uint32]]]:
-        """Block by block what can have near-duplicates: rows (m,), lengths (m, 2), keys."""
+    def near(self) -> Iterator[NearBlock]:
+        """Block by block what can have near-duplicates."""
         for first, rows, bands in self._blocks():
             at = np.flatnonzero(rows["text_size"])
             lengths = np.stack([rows["asked"][at], rows["answered"][at]], axis=1)
             keys = np.fromfile(bands, "<u4", len(at) * BANDS).reshape(len(at), BANDS)
-            yield first + at, lengths.astype(np.int64), keys
+            yield NearBlock(first + at, lengths.astype(np.int64), rows["id64"][at], keys)
 
     def text(self, row: int) -> NearText:
         """What a record said; only of those that `near` gives."""

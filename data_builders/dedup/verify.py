@@ -1,50 +1,43 @@
 """Whether two texts are one text with some edits: counted in edited characters, not estimated.
 
-similarity(NearText("tom has 5 apples…", …), NearText("tom has 5 aples…", …), edits=0.05) → 0.988
-similarity(… "tom has 5 apples…", … "tom has 6 apples…", …)                              → None
+similarity(NearText("tom has five apples…", …), NearText("tom has five aples…", …), config) → 0.988
+similarity(… "tom has five apples…", … "tom has nine apples…", …)                           → None
 
 What Jaccard similarity cannot tell apart, this does: 3 % of the characters at random damage a sixth
-of all n-grams, and so does another question at the end of a shared text. Edits are counted on each
-side by itself, so that a shared answer does not hide another question. Numbers, and single letters
-of a question (variables, pieces on a board), are exempt from tolerance: texts that differ in them
-more than in their words are two exercises made from one template.
+of all n-grams, and so does another question at the end of a shared text. Three rules, ours:
+
+1. Each side has its share of edits, so that a shared answer does not hide another question.
+2. A side that is short by itself may differ only where the other does, and about as densely: edits
+   at random fall on both. One canned answer to two questions, or "yes" and "no", do not pass.
+3. What may be something else said (`changes`) must be outnumbered by slips that only damage the
+   text. Two exercises from one template differ in words and numbers and in nothing else.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-
 import numpy as np
 import numpy.typing as npt
-from rapidfuzz.distance import Levenshtein
 
-from data_builders.dedup.near_text import NearText, in_key_order
+from data_builders.dedup.changes import changes_of
+from data_builders.dedup.near_text import NearText, count_words, in_key_order
+from data_builders.dedup.spans import Span, differing
+from posttrain.config.deduplication import NearConfig
 
 SLACK = 3  # edits that a side of any length may have besides its share
-Span = tuple[int, int]
-_TIMES = 3
-_DENSE = 0.15
-_BRIDGE = 2
-_DIGITS = re.compile(r"\d+")
-_WORD = re.compile(r"\w+")
-_TOKEN = re.compile(r"\w+|[^\w\s]")
+_DENSER = 5  # times the other side's share of edits that a short side may have
+_DOUBTFUL = 3  # changes that may be slips, to each that is one
+Spans = tuple[Span, ...]
 
 
-def similarity(a: NearText, b: NearText, *, edits: float) -> float | None:
+def similarity(a: NearText, b: NearText, config: NearConfig) -> float | None:
     """The share of the characters that two near-duplicates have in common, `None` for no such pair.
 
-    Args:
-        edits: the largest share of a side's characters that may be inserted, deleted or replaced.
+    Above 2,048 characters edits are counted in windows (`spans`).
     """
-    differing = _edits(a, b, edits)
-    if differing is None and (_has_json(a) or _has_json(b)):
-        a, b = in_key_order(a), in_key_order(b)
-        differing = _edits(a, b, edits)
-    if differing is None or (differing and _another_exercise(a, b)):
-        return None
-    whole = max(len(a.asked), len(b.asked)) + max(len(a.answered), len(b.answered))
-    return 1.0 - differing / max(whole, 1)
+    found = _found(a, b, config)
+    if found is None and (_has_json(a) or _has_json(b)):
+        found = _found(in_key_order(a), in_key_order(b), config)
+    return found
 
 
 def allowed_edits(characters: npt.NDArray[np.int64], share: float) -> npt.NDArray[np.int64]:
@@ -52,18 +45,50 @@ def allowed_edits(characters: npt.NDArray[np.int64], share: float) -> npt.NDArra
     return SLACK + np.floor(share * characters).astype(np.int64)
 
 
-def _edits(a: NearText, b: NearText, share: float) -> int | None:
-    """Edited characters of both sides, `None` when a side has more than its share and `SLACK`."""
-    differing = 0
-    for one, other in ((a.asked, b.asked), (a.answered, b.answered)):
-        allowed = int(allowed_edits(np.array(max(len(one), len(other))), share))
-        if abs(len(one) - len(other)) > allowed:
-            return None
-        distance = Levenshtein.distance(one, other, score_cutoff=allowed)
-        if distance > allowed:
-            return None
-        differing += distance
-    return differing
+def _found(a: NearText, b: NearText, config: NearConfig) -> float | None:
+    asked, answered = _sides(a, b, config.edits)
+    if asked is None or answered is None:
+        return None
+    sizes = max(len(a.asked), len(b.asked)), max(len(a.answered), len(b.answered))
+    edits = _edits(asked), _edits(answered)
+    if sum(edits) == 0:
+        return 1.0
+    if _only_one_side(a, b, sizes, edits, config.min_words):
+        return None
+    if _another(a, b, asked, answered):
+        return None
+    return 1.0 - sum(edits) / sum(sizes)
+
+
+def _only_one_side(
+    a: NearText, b: NearText, sizes: tuple[int, int], edits: tuple[int, int], min_words: int
+) -> bool:
+    """Whether a side that is short by itself differs, and the other not as it does."""
+    denser = (
+        edits[0] * sizes[1] > _DENSER * edits[1] * sizes[0],
+        edits[1] * sizes[0] > _DENSER * edits[0] * sizes[1],
+    )
+    texts = ((a.asked, b.asked), (a.answered, b.answered))
+    return any(
+        more and max(map(count_words, side)) < min_words
+        for more, side in zip(denser, texts, strict=True)
+    )
+
+
+def _sides(a: NearText, b: NearText, share: float) -> tuple[Spans | None, Spans | None]:
+    """Where each side differs, `None` for more edits than its share."""
+    most, other_most = (
+        int(allowed_edits(np.array(max(len(one), len(other))), share))
+        for one, other in ((a.asked, b.asked), (a.answered, b.answered))
+    )
+    asked = differing(a.asked, b.asked, most=most)
+    if asked is None:
+        return None, None
+    return asked, differing(a.answered, b.answered, most=other_most)
+
+
+def _edits(spans: Spans) -> int:
+    return sum(span.edits for span in spans)
 
 
 def _has_json(text: NearText) -> bool:
@@ -71,69 +96,15 @@ def _has_json(text: NearText) -> bool:
     return "\n{" in sides or "\n[" in sides
 
 
-def _another_exercise(a: NearText, b: NearText) -> bool:
-    """Whether something else was asked: in other numbers, or in a passage that was exchanged."""
-    return (
-        _other_values(a.asked, b.asked, _is_number_or_letter, fewest=2)
-        or _other_values(
-            f"{a.asked}\n{a.answered}", f"{b.asked}\n{b.answered}", str.isdigit, fewest=1
-        )
-        or _other_passage(a.asked, b.asked)
-    )
-
-
-def _other_values(one: str, other: str, is_value: Callable[[str], bool], *, fewest: int) -> bool:
-    """Whether at least `fewest` values differ, and more than `_TIMES` as many as words do."""
-    tokens, other_tokens = _WORD.findall(one), _WORD.findall(other)
-    values = words = 0
-    for step in Levenshtein.opcodes(tokens, other_tokens):
-        before = tokens[step.src_start : step.src_end]
-        after = other_tokens[step.dest_start : step.dest_end]
-        if step.tag == "replace":
-            both = [_another(x, y, is_value) for x, y in zip(before, after, strict=True)]
-            values += sum(both)
-            words += len(both) - sum(both)
-        elif step.tag != "equal":
-            alone = [is_value(token) for token in before + after]
-            values += sum(alone)
-            words += len(alone) - sum(alone)
-    return values >= fewest and values > _TIMES * words
-
-
-def _another(one: str, other: str, is_value: Callable[[str], bool]) -> bool:
-    """`12` and `17`, `3x` and `4x`; where letters are values `b` and `w`; not `all` and `a1l`."""
-    if is_value(one) and is_value(other):
+def _another(a: NearText, b: NearText, asked: Spans, answered: Spans) -> bool:
+    """Whether something else was asked, or the same was answered otherwise."""
+    changes = changes_of(a.asked, b.asked, asked)
+    if changes.passage:
         return True
-    return one != other and _DIGITS.sub("0", one) == _DIGITS.sub("0", other)
-
-
-def _is_number_or_letter(token: str) -> bool:
-    return token.isdigit() or (len(token) == 1 and token.isascii())
-
-
-def _other_passage(one: str, other: str) -> bool:
-    """Whether some passage has more edits than scattered ones would leave in so short a place."""
-    if one == other:
+    answer = changes_of(a.answered, b.answered, answered)
+    # what may be a slip is taken for one in the answer to one question
+    doubtful = changes.doubtful + (answer.doubtful if asked else 0)
+    exchanged = changes.exchanged + answer.exchanged
+    if not doubtful and not exchanged:
         return False
-    tokens, other_tokens = _TOKEN.findall(one), _TOKEN.findall(other)
-    for (start, end), (other_start, other_end) in _changed(tokens, other_tokens):
-        before, after = "".join(tokens[start:end]), "".join(other_tokens[other_start:other_end])
-        if before and after:
-            limit = SLACK + _DENSE * max(len(before), len(after))
-            if Levenshtein.distance(before, after) > limit:
-                return True
-    return False
-
-
-def _changed(one: list[str], other: list[str]) -> list[tuple[Span, Span]]:
-    """Where two lists differ; places with at most `_BRIDGE` equal tokens between them are one."""
-    places: list[tuple[Span, Span]] = []
-    for step in Levenshtein.opcodes(one, other):
-        if step.tag == "equal":
-            continue
-        here = ((step.src_start, step.src_end), (step.dest_start, step.dest_end))
-        if places and here[0][0] - places[-1][0][1] <= _BRIDGE:
-            last = places.pop()
-            here = ((last[0][0], here[0][1]), (last[1][0], here[1][1]))
-        places.append(here)
-    return places
+    return changes.slips + answer.slips < max(1, exchanged, doubtful / _DOUBTFUL)

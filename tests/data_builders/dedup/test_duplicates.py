@@ -163,7 +163,7 @@ def test_chains_do_not_pull_distant_texts_together(tmp_path):
     assert 0 < len(found.row) < 12
     for row, kept, share in zip(found.row, found.kept, found.similarity, strict=True):
         assert kept not in found.row
-        assert similarity(said[kept], said[row], edits=0.05) == share
+        assert similarity(said[kept], said[row], NearConfig()) == share
 
 
 def test_the_order_of_rows_changes_nothing(tmp_path):
