@@ -18,6 +18,7 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, Protocol, Self
@@ -69,7 +70,8 @@ class _Worker:
         self.connection, theirs = context.Pipe()
         self.process: SpawnProcess = context.Process(target=_serve, args=(theirs, make_tools))
         # what is blocked stays blocked in a child: Ctrl-C is the parent's to answer, also while a
-        # worker is still importing
+        # worker is still importing. The tracker comes first, since its start unblocks Ctrl-C
+        resource_tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self.process.start()

@@ -71,7 +71,7 @@ if __name__ == "__main__":
 
 
 INTERRUPTED = """
-import sys
+import signal, sys
 sys.path.insert(0, {root!r})
 from data_builders.pool import Pool
 from posttrain.claim import run_command
@@ -85,5 +85,7 @@ def main():
                 said.append(count)
         list(pool.run([Job(1, waits_for={never!r}), Job(2, waits_for={never!r})], tell))
 if __name__ == "__main__":
+    # a shell that started the tests in the background had Ctrl-C ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     run_command(main)
 """

@@ -197,7 +197,7 @@ def test_a_cancelled_run_leaves_no_process(mark: str):
 
 
 _PARENT = """
-import asyncio, sys
+import asyncio, signal
 from posttrain.tools.limits import Limits
 from posttrain.tools.sandbox import open_sandbox
 async def main():
@@ -208,6 +208,8 @@ async def main():
         await box.run(["cat", "ready"])
         print("running", flush=True)
         await running
+# a shell that started the tests in the background had Ctrl-C ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)
 asyncio.run(main())
 """
 

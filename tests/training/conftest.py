@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,14 @@ from tests.training.tiny import attention_model, hybrid_model, write_artifact
 
 torch.set_num_threads(1)
 MakeRecipe = Callable[..., SftConfig]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def extensions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Where DeepSpeed compiles: a process killed there leaves a lock that later ones wait for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path_factory.mktemp("extensions")))
+        yield
 
 
 @pytest.fixture(scope="session")
