@@ -65,7 +65,7 @@ def cycle(words: Words, limits: RepetitionFilter) -> Loop | None:
     """The first stretch with a period."""
     blind = without_numbers(words)
     gaps = Grams(blind, GRAM).gaps()
-    stretches = cycling(words, gaps, limits)
+    stretches = cycling(blind, gaps, limits)
     if not stretches:
         return None
     # a round's parts may be alike: longer grams stood a whole round before

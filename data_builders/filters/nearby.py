@@ -11,9 +11,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from data_builders.filters.loop import without_numbers
 from data_builders.filters.recurrence import filled, unions
-from data_builders.filters.words import Keys, Words
+from data_builders.filters.words import Keys
 from posttrain.config.filters import RepetitionFilter
 
 GRAM = 4  # words, by which what stood before is found
@@ -33,9 +32,13 @@ def distances(keys: Keys, gaps: Distances) -> Distances:
     return distance * equal
 
 
-def cycling(words: Words, gaps: Distances, limits: RepetitionFilter) -> list[tuple[int, int]]:
-    """Stretches, first word and behind the last, most of whose words equal some word before."""
-    distance = distances(without_numbers(words), gaps)
+def cycling(blind: Keys, gaps: Distances, limits: RepetitionFilter) -> list[tuple[int, int]]:
+    """Stretches, first word and behind the last, most of whose words equal some word before.
+
+    Args:
+        blind: of `without_numbers`.
+    """
+    distance = distances(blind, gaps)
     shortest = limits.shortest - _BLOCK
     longer = min(limits.cycle_words, limits.bare_words) - _BLOCK
     few = tuple(scale for scale in _COARSE if shortest * scale < longer)
@@ -46,7 +49,7 @@ def cycling(words: Words, gaps: Distances, limits: RepetitionFilter) -> list[tup
         (_COARSE[len(few) :: 2], limits.drift_rounds / 2, limits.drift_share),
     )
     return [
-        (first, min(last, len(words.keys)))
+        (first, min(last, len(blind)))
         for scales, rounds, share in wanted
         for first, last in dense(
             distance, width=shortest, rounds=rounds, share=_SLACK * share, scales=scales

@@ -44,7 +44,8 @@ def lines_of(words: Words) -> Lines:
     """All lines with at least four words of language; `words` end with a line's end."""
     ends = np.flatnonzero(words.kinds == LINE_END)
     starts = np.append(0, ends[:-1] + 1)
-    language = np.append(0, np.cumsum(of_language(words)))
+    language = np.zeros(len(words.keys) + 1, np.int32)
+    np.cumsum(of_language(words), out=language[1:])
     long = language[ends] - language[starts] >= _SENTENCE
     starts, ends = starts[long], ends[long]
     with np.errstate(over="ignore"):

@@ -27,11 +27,12 @@ _SLACK = 0.6  # this part of the share that the rules ask for
 def suspects(words: Words, limits: RepetitionFilter) -> list[int]:
     """The texts that may hold a loop, by their index."""
     of_text = np.repeat(np.arange(len(words.first) - 1), np.diff(words.first))
-    gaps = Grams(without_numbers(words), NEAR_GRAM, of_text=of_text).gaps()
+    blind = without_numbers(words)
+    gaps = Grams(blind, NEAR_GRAM, of_text=of_text).gaps()
     grams, lines = Grams(words.keys, GRAM, of_text=of_text, every=_EVERY), lines_of(words)
     by_line = Grams(lines.keys, 1, of_text=of_text[lines.starts])
     windows = [
-        *cycling(words, gaps, limits),
+        *cycling(blind, gaps, limits),
         *_returning_windows(words, grams, lines, by_line, limits),
     ]
     found = {int(text) for first, last in windows for text in np.unique(of_text[first:last])}

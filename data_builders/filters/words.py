@@ -98,14 +98,12 @@ def split_texts(texts: Sequence[str]) -> Words:
 def _bounds(data: bytes) -> tuple[Positions, Positions, npt.NDArray[np.uint8]]:
     kinds = np.frombuffer(data.translate(_KINDS), np.uint8)
     before = np.frombuffer(data.translate(_KINDS_BEFORE), np.uint8)
-    changes = np.empty(len(data), np.bool_)
-    changes[0] = True
-    np.not_equal(kinds[1:], before[:-1], out=changes[1:])
-    bounds = np.flatnonzero(changes)
-    found = kinds[bounds]
-    lengths = np.diff(bounds, append=len(data))
-    words = np.flatnonzero(found)
-    starts, lengths, found = bounds[words], lengths[words], found[words]
+    changes = np.ones(len(data) + 1, np.bool_)
+    np.not_equal(kinds[1:], before[:-1], out=changes[1:-1])
+    visible = kinds.astype(np.bool_)
+    starts = np.flatnonzero(changes[:-1] & visible)
+    lengths = np.flatnonzero(changes[1:] & visible) - starts + 1
+    found = kinds[starts]
     long = np.flatnonzero(lengths > PIECE)
     if len(long):
         more = (lengths[long] - 1) // PIECE
