@@ -7,6 +7,7 @@ A choice at rate r is `unit(...) < r`: raising the rate only adds records.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 
 import numpy as np
@@ -17,11 +18,15 @@ _SCALE = 2.0**-53
 
 def key64(seed: int, purpose: str, *parts: str | int) -> int:
     """64 bits determined by the seed, the purpose and the parts, and by nothing else."""
-    text = "\x1f".join(str(part) for part in parts).encode("utf-8", "surrogatepass")
+    text = "\x1f".join(map(str, parts)).encode("utf-8", "surrogatepass")
+    digest = hashlib.blake2b(text, key=_key(seed, purpose), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
+
+
+@functools.lru_cache(maxsize=256)  # few purposes, asked of every record
+def _key(seed: int, purpose: str) -> bytes:
     key = f"{seed}\x1f{purpose}".encode()
-    if len(key) > hashlib.blake2b.MAX_KEY_SIZE:
-        key = hashlib.blake2b(key).digest()
-    return int.from_bytes(hashlib.blake2b(text, key=key, digest_size=8).digest(), "big")
+    return key if len(key) <= hashlib.blake2b.MAX_KEY_SIZE else hashlib.blake2b(key).digest()
 
 
 def unit(seed: int, purpose: str, *parts: str | int) -> float:

@@ -84,14 +84,19 @@ def assistant_text(text: str, how: Reading, *, reasoning: str | None = None) -> 
 
 def role_of(raw: Mapping[str, Any], how: Reading) -> Any:
     """The raw role of a message, `None` if it has none."""
-    keys = (how.role,) if how.role else ("role", "from")
-    return next((raw[key] for key in keys if raw.get(key) is not None), None)
+    return _first_of(raw, (how.role,) if how.role else ("role", "from"))
 
 
 def content_of(raw: Mapping[str, Any], how: Reading) -> Any:
     """The raw content of a message, `None` if it has none."""
-    keys = (how.content,) if how.content else ("content", "value")
-    return next((raw[key] for key in keys if raw.get(key) is not None), None)
+    return _first_of(raw, (how.content,) if how.content else ("content", "value"))
+
+
+def _first_of(raw: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
+    for key in keys:  # asked of every message several times: no generator
+        if (value := raw.get(key)) is not None:
+            return value
+    return None
 
 
 def _read(raw: Mapping[str, Any], how: Reading, where: str) -> tuple[Message, bool]:
@@ -124,8 +129,11 @@ def _read(raw: Mapping[str, Any], how: Reading, where: str) -> tuple[Message, bo
 
 def _calls(raw: Mapping[str, Any], where: str) -> tuple[ToolCall, ...]:
     """The calls of a turn, under `tool_calls` or the older `function_call`."""
-    calls = read_calls(raw.get("tool_calls"), f"{where}.tool_calls")
-    older = read_calls(raw.get("function_call"), f"{where}.function_call")
+    given, given_older = raw.get("tool_calls"), raw.get("function_call")
+    if given is None and given_older is None:
+        return ()
+    calls = read_calls(given, f"{where}.tool_calls")
+    older = read_calls(given_older, f"{where}.function_call")
     if not (calls and older):
         return calls or older
     if [(c.name, c.arguments) for c in calls] != [(c.name, c.arguments) for c in older]:
@@ -174,6 +182,6 @@ def _reasoning(raw: Mapping[str, Any], trace: str | None, how: Reading, where: s
             raise RowProblem("malformed_message", f"{where}.{key}", f"found {value!r:.80}")
         if value.strip():
             found.append(value)
-    if len({text.strip() for text in found}) > 1:
+    if len(found) > 1 and len({text.strip() for text in found}) > 1:
         raise RowProblem("conflicting_reasoning", where, "two reasoning fields that differ")
     return found[0] if found else None

@@ -26,7 +26,8 @@ def find_list(row: Row) -> tuple[str, list[Mapping[str, Any]]] | None:
     Raises:
         RowProblem: `unrecognised`, two such fields, which may not say the same.
     """
-    found = [(key, listed) for key in LIST_KEYS if (listed := as_messages(row.get(key)))]
+    given = [(key, row[key]) for key in LIST_KEYS if row.get(key) is not None]
+    found = [(key, listed) for key, value in given if (listed := as_messages(value))]
     if len(found) > 1:
         raise RowProblem("unrecognised", found[1][0], f"a second conversation beside {found[0][0]}")
     return found[0] if found else None

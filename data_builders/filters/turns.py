@@ -43,20 +43,23 @@ def bad_unicode(example: Example) -> Drop | None:
     """Text with half a surrogate pair: no tokenizer or file can hold it."""
     for place, text in _texts(example):
         try:
-            if not text.isascii():  # which costs nothing to know
+            if text is not None and not text.isascii():  # which costs nothing to know
                 text.encode("utf-8")
         except UnicodeEncodeError as error:
-            return Drop("bad_unicode", f"{place}: {error.reason} at character {error.start}")
+            where = place if isinstance(place, str) else f"message {place}"
+            return Drop("bad_unicode", f"{where}: {error.reason} at character {error.start}")
     return None
 
 
-def _texts(example: Example) -> Iterator[tuple[str, str]]:
+def _texts(example: Example) -> Iterator[tuple[int | str, str | None]]:
+    """All text of a record, with its message's index or another place."""
     for index, message in enumerate(example.messages):
-        yield f"message {index}", message.content
-        for text in (message.reasoning, message.tool_call_id, message.name):
-            yield f"message {index}", text or ""
+        yield index, message.content
+        yield index, message.reasoning
+        yield index, message.tool_call_id
+        yield index, message.name
         for call in message.tool_calls:
-            yield f"message {index}", f"{call.name}{call.arguments}{call.id}"
-    yield "tools", example.tools or ""
+            yield index, f"{call.name}{call.arguments}{call.id}"
+    yield "tools", example.tools
     yield "metadata", example.metadata
     yield "licence", example.licence

@@ -26,17 +26,18 @@ def refuse_framing(
     Raises:
         RenderError: naming the message and the token.
     """
-    places = [
-        (f"message {first + k} ({message.role})", text)
-        for k, message in enumerate(messages)
-        for text in message_texts(message)
-    ]
-    for place, text in (*places, ("a declared tool", _unescaped(tools or ""))):
-        found = tokens.search(text)
-        if found:
-            raise RenderError(
-                f"{place} contains {found[0]!r}, which would end the message early once tokenised"
-            )
+    for k, message in enumerate(messages):
+        for text in message_texts(message):
+            if found := tokens.search(text):
+                raise _forged(f"message {first + k} ({message.role})", found[0])
+    if tools and (found := tokens.search(_unescaped(tools))):
+        raise _forged("a declared tool", found[0])
+
+
+def _forged(place: str, token: str) -> RenderError:
+    return RenderError(
+        f"{place} contains {token!r}, which would end the message early once tokenised"
+    )
 
 
 def message_texts(message: Message) -> list[str]:
