@@ -2,9 +2,10 @@
 
     python benchmarks/deduplication.py --data ../shared/data [--each 200] [--pairs]
 
-Copies are planted: of every set up to `--each` conversations of at least 50 words, with a share of
-the characters of every text edited at random places (inserted, deleted or replaced, letters, spaces
-and points), laid out anew, or published again. What is found among the sets as they are can be
+Copies are planted: of every set up to `--each` conversations with a message or trace of at least 50
+words, with a share of the characters of every text edited at random places (inserted, deleted or
+replaced, letters, spaces and points), laid out anew, or published again; and of those whose texts
+are all shorter but come to 50 words together. What is found among the sets as they are can be
 listed with `--pairs`, to be read. What it costs is measured by `deduplication_cost.py`.
 """
 
@@ -23,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.dedup_sets import sets_in
 from data_builders.dedup.duplicates import REASONS, Duplicates
-from data_builders.dedup.near_text import near_text
+from data_builders.dedup.near_text import count_words, near_text, squeeze
 from posttrain.config.deduplication import DeduplicationConfig, NearConfig
 from posttrain.records import Example, Message, make_example
 from tests.data_builders.dedup.copies import chat, deduplicate, edited_copy
@@ -89,15 +90,26 @@ def planted(sets: dict[str, list[Example]], each: int, scratch: Path) -> None:
     kinds = [f"{share:.0%}" for share in SHARES] + ["laid out anew", "published again"]
     print(f"\n| set | copies | {' | '.join(kinds)} |\n|{'---|' * (2 + len(kinds))}")
     for name, examples in sets.items():
-        rng = random.Random(0)
-        long = [e for e in examples if near_text(e).words >= WORDS]
-        _found_line(name, rng.sample(long, min(each, len(long))), rng, scratch)
-    prose = [e for e in sets["reasoning_gym"] if near_text(e).words >= WORDS and _is_prose(e)]
+        long = [e for e in examples if _longest(e) >= WORDS]
+        _found_line(name, long, each, scratch)
+        if name == "reasoning_gym":
+            _found_line(f"{name}, prose", [e for e in long if _is_prose(e)], each, scratch)
+        short = [e for e in examples if _longest(e) < WORDS <= near_text(e).words]
+        _found_line(f"{name}, shorter texts", short, each, scratch)
+
+
+def _longest(example: Example) -> int:
+    """Words of the longest text that is edited and compared."""
+    turns = [m for m in example.messages if m.role != "system"]
+    said = [text for m in turns for text in (m.content, m.reasoning or "")]
+    return max(count_words(squeeze(text)) for text in said)
+
+
+def _found_line(name: str, examples: list[Example], each: int, scratch: Path) -> None:
+    if not examples:
+        return
     rng = random.Random(0)
-    _found_line("reasoning_gym, prose", rng.sample(prose, min(each, len(prose))), rng, scratch)
-
-
-def _found_line(name: str, chosen: list[Example], rng: random.Random, scratch: Path) -> None:
+    chosen = rng.sample(examples, min(each, len(examples)))
     changes: list[tuple[Change, DeduplicationConfig]] = [
         (lambda e, share=share: edited_copy(e, share, rng), NEAR) for share in SHARES
     ]

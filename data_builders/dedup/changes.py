@@ -33,7 +33,8 @@ _LONG = 4  # letters of a word in which one edited letter is taken for a slip
 _FUNCTION_WORDS = frozenset(
     """a an the of to in on at by for from with into and or but if then than that this these those
     there is are was were be been am do does did has have had will would can could may must i you he
-    she it we they me him her us them my your his its our their as so""".split()  # noqa: SIM905  a list of seventy strings reads worse
+    she it we they me him her us them my your his its our their as so how who
+    what when where why which""".split()  # noqa: SIM905  a list of seventy strings reads worse
 )
 _NEAR = 3  # a third of the letters may differ in what is doubtful; more is another word
 _BRIDGE = 2  # places with so many equal tokens between them are one passage

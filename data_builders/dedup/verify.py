@@ -9,8 +9,9 @@ of all n-grams, and so does another question at the end of a shared text. Three 
 1. Each side has its share of edits, so that a shared answer does not hide another question.
 2. A side that is short by itself may differ only where the other does, and about as densely: edits
    at random fall on both. One canned answer to two questions, or "yes" and "no", do not pass.
-3. What may be something else said (`changes`) must be outnumbered by slips that only damage the
-   text. Two exercises from one template differ in words and numbers and in nothing else.
+3. Where something else may be said (`changes`), there must be slips that only damage the text: one
+   to two words, numbers or signs that were exchanged, one to three changes that can be either. Two
+   exercises from one template differ in words and numbers, and have no slips.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from posttrain.config.deduplication import NearConfig
 
 SLACK = 3  # edits that a side of any length may have besides its share
 _DENSER = 5  # times the other side's share of edits that a short side may have
-_DOUBTFUL = 3  # changes that may be slips, to each that is one
+_EXCHANGED, _DOUBTFUL = 2, 3  # at most so many changes, to each that is a slip
 Spans = tuple[Span, ...]
 
 
@@ -107,4 +108,4 @@ def _another(a: NearText, b: NearText, asked: Spans, answered: Spans) -> bool:
     exchanged = changes.exchanged + answer.exchanged
     if not doubtful and not exchanged:
         return False
-    return changes.slips + answer.slips < max(1, exchanged, doubtful / _DOUBTFUL)
+    return changes.slips + answer.slips < max(1, exchanged / _EXCHANGED, doubtful / _DOUBTFUL)

@@ -189,3 +189,55 @@ def test_a_copy_falls_with_the_record_it_was_a_copy_of(tmp_path):
     assert found.kept.tolist() == [0, 0]
     assert [REASONS[r] for r in found.reason] == ["near_duplicate"] * 2
     assert found.similarity[0] == found.similarity[1] < 1
+
+
+def edited_copies(example: Example, share: float, rng: random.Random, count: int) -> list[Example]:
+    return [edited_copy(example, share, rng) for _ in range(count)]
+
+
+@pytest.mark.parametrize(("words", "copies"), [(60, 80), (600, 40)])
+def test_any_number_of_copies_of_one_text_leave_one(tmp_path, words, copies):
+    rng = random.Random(15)
+    rows = edited_copies(texts(1, seed=16, words=words)[0], 0.01, rng, copies)
+    kept: set[str] = set()
+    for order in (rows, rows[::-1], rng.sample(rows, len(rows))):
+        found = deduplicate({"a": order}, NEAR, tmp_path)
+        assert len(found.row) == copies - 1
+        kept |= {order[k].id for k in set(range(copies)) - set(found.row.tolist())}
+    assert len(kept) == 1
+
+
+def test_copies_of_several_texts_from_one_template(tmp_path):
+    rng = random.Random(17)
+    frame = sentence(rng, 60)
+    rows: list[Example] = []
+    for _ in range(6):
+        rows += edited_copies(chat(f"{frame} {sentence(rng, 6)}", sentence(rng, 12)), 0.01, rng, 30)
+    found = deduplicate({"a": rows}, NEAR, tmp_path)
+    assert len(found.row) == 6 * 29
+    assert all(row // 30 == kept // 30 for row, kept in zip(found.row, found.kept, strict=True))
+
+
+def test_a_prompt_is_not_lost_with_the_near_duplicate_that_had_it(tmp_path):
+    rng = random.Random(18)
+    first = chat(sentence(rng, 50), sentence(rng, 60))
+    near = edited_copy(first, 0.02, rng)
+    sibling = chat(near.messages[0].content, sentence(rng, 30))
+    config = DeduplicationConfig(prompt=True, near=NearConfig())
+    found = deduplicate({"a": [first], "b": [near], "c": [sibling]}, config, tmp_path)
+    assert (found.row.tolist(), found.kept.tolist()) == ([1], [0])
+    assert [REASONS[r] for r in found.reason] == ["near_duplicate"]
+
+
+def test_a_near_duplicate_of_what_falls_for_its_prompt(tmp_path):
+    rng = random.Random(19)
+    first = chat(sentence(rng, 50), sentence(rng, 60))
+    near = edited_copy(first, 0.02, rng)
+    asked = chat(first.messages[0].content, sentence(rng, 30))
+    config = DeduplicationConfig(prompt=True, near=NearConfig())
+    sources = {"a": [asked], "b": [first, first], "c": [near]}
+    found = deduplicate(sources, config, tmp_path)
+    assert [REASONS[r] for r in found.reason] == ["duplicate_prompt"] * 2 + ["near_duplicate"]
+    assert found.row.tolist() == [1, 2, 3]
+    assert found.kept[:2].tolist() == [0, 0]
+    assert found.kept[2] in (1, 2), "it has nothing to do with the answer that was kept"

@@ -77,7 +77,7 @@ def test_exercises_from_one_template_are_kept(tmp_path):
     names = "Tom Tim Sam Pam Kim Jim Ben Ken Dan Jan Ann Amy Eva Ava Leo Lea Max Mia".split()  # noqa: SIM905  as above
     counts = "one two three four five six seven eight nine ten".split()  # noqa: SIM905  as above
     rows = []
-    for _ in range(120):
+    for _ in range(80):
         name, a, b = rng.choice(names), rng.randrange(11, 99), rng.randrange(2, 9)
         asked = (
             f"{name} went to the market on Saturday morning and bought {a} apples for the family. "
@@ -86,8 +86,8 @@ def test_exercises_from_one_template_are_kept(tmp_path):
             "kitchen. How many apples did everybody find there?"
         )
         rows.append(chat(asked, f"{name} bought {a} and gave away {b}. The answer is {a - b}."))
-    for a in range(10):
-        for b in range(10):
+    for a in range(8):
+        for b in range(8):
             asked = (
                 f"A farmer walked to the market on Saturday and bought {counts[a]} baskets for the "
                 f"family. On the way home the farmer found {counts[b]} more behind the old garden "
@@ -96,7 +96,7 @@ def test_exercises_from_one_template_are_kept(tmp_path):
             )
             rows.append(chat(asked, f"There are {a + b + 2} baskets."))
     distinct = list({row.id: row for row in rows}.values())
-    assert len(distinct) > 200
+    assert len(distinct) > 130
     assert len(deduplicate({"a": distinct}, NEAR, tmp_path).row) == 0
 
 
