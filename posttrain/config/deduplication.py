@@ -20,8 +20,9 @@ class NearConfig(Strict):
         edits: the largest share of the characters, on the user's side and on the assistant's, that
             may differ. Ours: copies with 3 % of their characters changed are found, and of the
             distinct questions of public sets the closest differ by more.
-        min_words: records with fewer words are only ever compared exactly. Ours: in a short text
-            one edited word can be another question.
+        min_words: records with fewer words are only ever compared exactly, and a side with fewer
+            may differ only where the other side does. Ours: in a short text one edited word can be
+            another question.
     """
 
     edits: float = Field(default=0.05, gt=0, le=0.1)
