@@ -190,7 +190,8 @@ def _supervision(
     """What each sequence's mask teaches, and a key of its tokens."""
     ids = np.concatenate([np.asarray(s.tokens.ids, np.int32) for s in rows])
     starts = np.cumsum([0, *(len(s.tokens.ids) for s in rows)], dtype=np.int64)
-    edges = [edge + at for s, at in zip(rows, starts, strict=False) for edge in s.tokens.spans]
+    begins = starts.tolist()
+    edges = [edge + at for s, at in zip(rows, begins, strict=False) for edge in s.tokens.spans]
     batch = Batch(ids, mask_of_spans(len(ids), np.array(edges, np.int64)), starts)
     flags = supervision_flags(batch, marks)
     flags[[s.budget is not None for s in rows]] |= np.uint16(Flag.CUT_TRACE)

@@ -21,6 +21,7 @@ import numpy.typing as npt
 Ids = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.int64]
+Known = dict[tuple[int, ...], Places]  # where some patterns begin in a batch
 
 _TAIL = 2  # tokens that a template may write behind the end token, e.g. a line end
 
@@ -114,7 +115,7 @@ def supervision_flags(batch: Batch, marks: Marks) -> npt.NDArray[np.uint16]:
     """`Flag` of every sequence of a batch, as (m,) integers."""
     trained = sums(batch, batch.trained)
     end_trained, end_masked = _ends(batch, marks)
-    turn = sums(batch, batch.trained & np.isin(batch.ids, marks.turn)) if marks.turn else None
+    turn = sums(batch, batch.trained & _among(batch.ids, marks.turn)) if marks.turn else None
     found = {
         Flag.TRAINED: trained > 0,
         Flag.END_TRAINED: end_trained,
@@ -170,20 +171,29 @@ def _stops(
         safe = np.where(going, at, 0)
         going &= batch.trained[safe] == need
         token = batch.ids[safe]
-        found |= going & np.isin(token, marks.stop)
-        going &= ~found & np.isin(token, marks.tail)
+        found |= going & _among(token, marks.stop)
+        going &= ~found & _among(token, marks.tail)
+    return found
+
+
+def _among(ids: Ids, tokens: Sequence[int]) -> Mask:
+    """Which ids are one of a few tokens; `np.isin` prepares for many, which costs more."""
+    found = np.zeros(len(ids), np.bool_)
+    for token in tokens:
+        found |= ids == token
     return found
 
 
 def _empty_thinks(batch: Batch, marks: Marks) -> Mask:
     """Sequences in which an empty trace stands right before, or in, what is trained."""
     found = np.zeros(len(batch), np.bool_)
-    # the patterns are alike: one look for each token that begins some
-    heads = {p[0]: np.flatnonzero(batch.ids == p[0]) for p in {p[:1] for p in marks.empty_think}}
+    running = np.concatenate([[0], np.cumsum(batch.trained, dtype=np.int64)])
+    known: Known = {}
     for pattern in marks.empty_think:
-        for start, owner in zip(*_places(batch, pattern, heads[pattern[0]]), strict=True):
-            end = min(int(start) + len(pattern) + _TAIL, int(batch.starts[owner + 1]))
-            found[owner] |= batch.trained[int(start) : end].any()
+        start, owner = _places(batch, pattern, known)
+        if len(start):
+            end = np.minimum(start + len(pattern) + _TAIL, batch.starts[owner + 1])
+            found[owner[running[end] > running[start]]] = True
     return found
 
 
@@ -195,8 +205,9 @@ def prompt_tokens(batch: Batch, marks: Marks) -> Places:
     places: list[Places] = []
     owners: list[Places] = []
     foreign: list[Mask] = []
+    known: Known = {}
     for role, pattern in marks.roles.items():
-        at, owner = _places(batch, pattern)
+        at, owner = _places(batch, pattern, known)
         places.append(at)
         owners.append(owner)
         foreign.append(np.full(len(at), role != "assistant"))
@@ -209,23 +220,30 @@ def prompt_tokens(batch: Batch, marks: Marks) -> Places:
     return counts
 
 
-def _places(
-    batch: Batch, pattern: Sequence[int], heads: Places | None = None
-) -> tuple[Places, Places]:
+def _places(batch: Batch, pattern: tuple[int, ...], known: Known) -> tuple[Places, Places]:
     """Where a pattern begins, and in which sequence; it never reaches into the next one.
 
     Args:
-        heads: where its first token stands, if that is known.
+        known: of the same batch; patterns are alike, and what begins several is looked for once.
     """
-    at = np.flatnonzero(batch.ids == pattern[0]) if heads is None else heads
-    at = at[at + len(pattern) <= len(batch.ids)]
-    for offset, token in enumerate(pattern[1:], start=1):
-        if not len(at):
-            return at, at
-        at = at[batch.ids[at + offset] == token]
+    at = _begins(batch.ids, pattern, known)
+    if not len(at):
+        return at, at
     owner = np.searchsorted(batch.starts, at, side="right") - 1
     inside = at + len(pattern) <= batch.starts[owner + 1]
     return at[inside], owner[inside]
+
+
+def _begins(ids: Ids, pattern: tuple[int, ...], known: Known) -> Places:
+    """Where a pattern begins, wherever sequences do."""
+    if pattern not in known:
+        if len(pattern) == 1:
+            known[pattern] = np.flatnonzero(ids == pattern[0])
+        else:
+            at = _begins(ids, pattern[:-1], known)
+            at = at[at + len(pattern) <= len(ids)]
+            known[pattern] = at[ids[at + len(pattern) - 1] == pattern[-1]]
+    return known[pattern]
 
 
 def sequence_keys(batch: Batch) -> npt.NDArray[np.uint64]:
