@@ -27,7 +27,9 @@ _IDEOGRAPH = "\u3040-\u9fff\uf900-\ufaff"
 _TOKEN = re.compile(rf"[{_IDEOGRAPH}]|[^\W_{_IDEOGRAPH}]+|[^\w\s]|_")
 _DIGIT = re.compile(r"\d")
 _ONE_IDEOGRAPH = re.compile(f"[{_IDEOGRAPH}]")
-_OPERATORS = frozenset("+=<>^%&|~≤≥≠±×÷−√")
+_OPERATORS = frozenset("+=<>^%&|~!≤≥≠±×÷−√")
+_BETWEEN_WORDS = frozenset("*/")  # operators where they stand for another sign, or else layout
+_BRACKETS, _STOPS = frozenset("()[]{}"), frozenset(".?。")
 _LONG = 4  # letters of a word in which one edited letter is taken for a slip
 # no exercise has another word in the place of one of these, but for another of them
 _FUNCTION_WORDS = frozenset(
@@ -208,9 +210,13 @@ def _is_latin(text: str) -> bool:
 
 def _sign_kind(tokens: _Tokens, other: _Tokens, place: _Place) -> Kind:
     """Signs at a word are punctuation; operators, and signs among others or numbers, are not."""
-    signs = {*tokens.texts[place.start : place.end], *other.texts[place[2] : place[3]]}
-    if signs & _OPERATORS:
+    before = {*tokens.texts[place.start : place.end]}
+    after = {*other.texts[place.other_start : place.other_end]}
+    signs = before | after
+    if signs & _OPERATORS or (before and after and signs & _BETWEEN_WORDS):
         return "exchanged"
     beside = tokens.near(place[:2])
     at_word = any((len(t) > 1 and t.isalpha()) or _ONE_IDEOGRAPH.match(t) for t in beside)
-    return "layout" if at_word or "" in beside else "exchanged"
+    if not at_word and not ("" in beside and signs <= _STOPS):
+        return "exchanged"
+    return "doubtful" if signs & _BRACKETS else "layout"

@@ -43,6 +43,10 @@ def shared(one: tuple[str, str], other: tuple[str, str]) -> float | None:
         ("x^2+3x", "x^2-3x"),
         ("v > 0", "v < 0"),
         ("1.5", "15"),
+        ("total * price", "total / price"),
+        ("!ready", "ready"),
+        ("(price + tax) * rate", "price + (tax * rate)"),
+        ("#...#", "#..#."),
         ("是", "不是"),
         ("大", "小"),
     ],
@@ -55,6 +59,12 @@ def test_another_word_number_or_sign_is_another_question(one, other):
     assert shared((asked[0], "Yes"), (asked[1], "Yes")) is None
     assert shared((asked[0], answer), (asked[1], answer)) is None
     assert shared((asked[0], f"{answer} {one}"), (asked[1], f"{answer} {other}")) is None
+
+
+def test_the_last_sign_of_a_board_is_part_of_it():
+    text = sentence(random.Random(11), 60)
+    assert shared((f"{text} ..#..", "yes"), (f"{text} ..#.#", "yes")) is None
+    assert shared((f"{text} That is all", "yes"), (f"{text} That is all.", "yes")) is not None
 
 
 def test_a_short_side_differs_only_where_the_other_does(tmp_path):
