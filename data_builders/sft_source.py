@@ -25,6 +25,7 @@ from data_builders.sft_books import Books
 from data_builders.sft_prepare import Prepared, Preparer, prepare
 from data_builders.sft_spool import SpoolWriter
 from posttrain.chat import ChatTemplate
+from posttrain.collecting import collected_rarely
 from posttrain.config.build_sft import BuildSftConfig, SftSource
 from posttrain.config.deduplication import DeduplicationConfig
 from posttrain.records import Example
@@ -149,12 +150,13 @@ class PartJob:
         books = Books(ReadReport(), samples_of_each(recipe), recipe.seed)
         observed = observed_fields(self.source)
         said = recipe.deduplication
-        with SpoolWriter(
+        spooled = SpoolWriter(
             Path(self.folder),
             scratch=self.scratch,
             marks=preparer.marks,
             said=said is not None,
-        ) as writer:
+        )
+        with collected_rarely(), spooled as writer:
             for batch in self._batches(recipe, books.report, observed):
                 prepared = prepare(_examples(batch), preparer)
                 writer.write(prepared)

@@ -11,7 +11,6 @@ nothing else.
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import os
 import tempfile
@@ -27,6 +26,7 @@ from inspect_ai.scorer import Scorer, Target, mean, scorer, stderr
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util._display import init_display_type
 
+from posttrain.collecting import collected_rarely
 from posttrain.evaluation.inspect_messages import to_inspect
 from posttrain.evaluation.inspect_model import Ask, ask, inspect_model
 from posttrain.evaluation.record import Record
@@ -132,23 +132,20 @@ def quiet_inspect() -> Iterator[Path]:
         "INSPECT_API_KEY_OVERRIDE": None,
     }
     before = {name: os.environ.get(name) for name in changed}
-    thresholds = gc.get_threshold()
-    # inspect keeps dozens of objects a sample alive: looking them all through again and again costs
-    # as much as everything else it does
-    gc.set_threshold(*_RARELY)
     disabled = logging.root.manager.disable
     logging.disable(max(disabled, _TRACES))
     _set(changed)
     try:
-        yield scratch
+        # inspect keeps dozens of objects a sample alive: looking them all through again and again
+        # costs as much as everything else it does
+        with collected_rarely():
+            yield scratch
     finally:
         logging.disable(disabled)
         _set(before)
-        gc.set_threshold(*thresholds)
 
 
 _TRACES = 9  # levels below debugging: inspect writes two lines a call of the model there
-_RARELY = (200_000, 50, 1000)
 _SCRATCH = tempfile.TemporaryDirectory(prefix="posttrain-inspect-")
 
 
