@@ -72,7 +72,7 @@ SEQUENCE = np.dtype(
 Rows = npt.NDArray[np.void]
 Int = npt.NDArray[np.int64]
 BLOCK = 8192  # records looked at together
-SPOOL_FORMAT = 1  # raised when the same part would be written otherwise
+SPOOL_FORMAT = 2  # raised when the same part would be written otherwise
 _FILES = (
     "records.bin",
     "sequences.bin",

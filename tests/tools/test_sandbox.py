@@ -283,6 +283,15 @@ def test_limits_hold_while_the_event_loop_is_blocked():
 
 
 @needs_bwrap
+def test_a_program_that_ignores_the_end_of_its_processor_time_is_ended_for_it():
+    """The kernel would kill it without a word two seconds later."""
+    ignores = "trap '' XCPU; while :; do :; done"
+    limits = Limits(seconds=600, cpu_seconds=1)
+    result = asyncio.run(run_sandboxed(["sh", "-c", ignores], limits=limits))
+    assert (result.exit_code, result.limit) == (137, "cpu")
+
+
+@needs_bwrap
 def test_a_sandbox_that_nobody_watches_ends_by_itself(monkeypatch: pytest.MonkeyPatch, mark: str):
     monkeypatch.setattr(bubblewrap, "_GRACE", 0.0)
     box = bubblewrap.Box(Limits(seconds=1), check_sandbox())
