@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument(
         "arguments", nargs="*", metavar="PATH | key.path=value", help="data, and keys of the recipe"
     )
-    recipe = _recipe(parser.parse_args(arguments))
+    recipe = _recipe(parser.parse_intermixed_args(arguments))
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     tokens = audit_tokens(recipe, first=Path(recipe.data[0]))
     if recipe.out is None:

@@ -9,7 +9,6 @@ Grading is kept from one start to the next; a build that was killed ends with th
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import shutil
 import sys
@@ -41,7 +40,7 @@ from posttrain.chat import profile_of
 from posttrain.claim import claimed, run_command
 from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.config.build_sft import TokenizerConfig
-from posttrain.config.load import load_recipe
+from posttrain.config.command import parse_recipe, recipe_parser
 from posttrain.errors import ConfigError
 from posttrain.models.chat_template import chat_template_of
 from posttrain.models.encoding import encoder_of, load_any_tokenizer
@@ -54,13 +53,10 @@ TO_READ = 24  # pairs of each category kept as text for the report
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description="Build preference pairs from graded samples.")
-    parser.add_argument("--config", required=True, help="the recipe, a YAML file")
-    parser.add_argument("--dry-run", action="store_true", help="print the plan, write nothing")
-    parser.add_argument("overrides", nargs="*", help="key.path=value; out=DIR is one")
-    options = parser.parse_args(arguments)
+    recipe, options = parse_recipe(
+        recipe_parser("Build preference pairs from graded samples."), BuildDpoConfig, arguments
+    )
     console = Console(width=None if sys.stdout.isatty() else 140)
-    recipe = load_recipe(options.config, BuildDpoConfig, options.overrides)
     out = Path(recipe.out)
 
     # -- the samples, and the tokenizer and template they were made with

@@ -8,7 +8,6 @@ Killed and started again, the same command ends with the same bytes.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +27,7 @@ from posttrain.chat import render
 from posttrain.claim import claimed, run_command
 from posttrain.config.build_genrm import BuildGenRmConfig
 from posttrain.config.build_sft import TokenizerConfig
-from posttrain.config.load import load_recipe
+from posttrain.config.command import parse_recipe, recipe_parser
 from posttrain.models.chat_template import chat_template_of
 from posttrain.models.encoding import encoder_of, load_any_tokenizer
 from posttrain.report import ensure_report, write_report
@@ -38,13 +37,10 @@ BASE = Path(".")
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description="Build judging prompts from preference data.")
-    parser.add_argument("--config", required=True, help="the recipe, a YAML file")
-    parser.add_argument("--dry-run", action="store_true", help="count everything, write nothing")
-    parser.add_argument("overrides", nargs="*", help="key.path=value; out=DIR is one")
-    options = parser.parse_args(arguments)
+    recipe, options = parse_recipe(
+        recipe_parser("Build judging prompts from preference data."), BuildGenRmConfig, arguments
+    )
     console = Console(width=None if sys.stdout.isatty() else 140)
-    recipe = load_recipe(options.config, BuildGenRmConfig, options.overrides)
     out = Path(recipe.out)
     config = recipe.model_dump(mode="json", exclude={"out"})
 

@@ -10,7 +10,6 @@ again by the same command, and ends with the same bytes.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import sys
@@ -52,7 +51,7 @@ from posttrain.artifacts import StageDir, digest_of, read_artifact
 from posttrain.chat import profile_of
 from posttrain.claim import claimed, run_command
 from posttrain.config.build_sft import EXECUTION, OPTIONAL, BuildSftConfig, SftTokenizer
-from posttrain.config.load import load_recipe
+from posttrain.config.command import parse_recipe, recipe_parser
 from posttrain.models.data_renderer import load_data_renderer
 from posttrain.models.encoding import Encoder
 from posttrain.report import ensure_report, write_report
@@ -62,13 +61,10 @@ BASE = Path(".")
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description="Build SFT data from chat rows.")
-    parser.add_argument("--config", required=True, help="the recipe, a YAML file")
-    parser.add_argument("--dry-run", action="store_true", help="print the plan, write nothing")
-    parser.add_argument("overrides", nargs="*", help="key.path=value; out=DIR is one")
-    options = parser.parse_args(arguments)
+    recipe, options = parse_recipe(
+        recipe_parser("Build SFT data from chat rows."), BuildSftConfig, arguments
+    )
     console = Console(width=None if sys.stdout.isatty() else 140)
-    recipe = load_recipe(options.config, BuildSftConfig, options.overrides)
     out = Path(recipe.out)
     # how the work is done decides nothing about what comes of it
     unnamed = {"out": True, **dict.fromkeys(EXECUTION, True), "tokenizer": {"backend"}}

@@ -7,7 +7,6 @@ prints the plan and trains nothing. Started again after a kill, the same command
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import tempfile
@@ -18,8 +17,8 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 from posttrain.claim import exclusive, run_command
+from posttrain.config.command import parse_recipe, recipe_parser
 from posttrain.config.dpo import DpoConfig
-from posttrain.config.load import load_recipe
 from posttrain.errors import PosttrainError
 from posttrain.report import ensure_report, write_report
 from posttrain.training.dpo import Prepared, open_stage, prepare, train_dpo
@@ -31,12 +30,9 @@ from posttrain.training.stage import REFERENCE, RESUME, clean_up
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse, resolve, then plan or train."""
-    parser = argparse.ArgumentParser(description="Train a policy on preference pairs.")
-    parser.add_argument("--config", required=True, help="a recipe, e.g. recipes/tiny/dpo.yaml")
-    parser.add_argument("--dry-run", action="store_true", help="check and plan, train nothing")
-    parser.add_argument("overrides", nargs="*", metavar="key.path=value")
-    given = parser.parse_args(argv)
-    recipe = load_recipe(given.config, DpoConfig, given.overrides)
+    recipe, given = parse_recipe(
+        recipe_parser("Train a policy on preference pairs."), DpoConfig, argv
+    )
     if given.dry_run:
         dry_run(recipe)
     else:

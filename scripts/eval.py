@@ -42,8 +42,8 @@ from posttrain.artifacts import (
     read_artifact,
 )
 from posttrain.claim import claimed, run_command
+from posttrain.config.command import parse_recipe, recipe_parser
 from posttrain.config.eval import EvalConfig
-from posttrain.config.load import load_recipe
 from posttrain.errors import ConfigError, PosttrainError
 from posttrain.evaluation.artifact import finish_run
 from posttrain.evaluation.compare import compare_runs, side_of
@@ -91,16 +91,12 @@ def main(arguments: list[str]) -> None:
 
 def evaluate(arguments: list[str], console: Console) -> None:
     """Make what is missing of a run, or show what it would be."""
-    parser = argparse.ArgumentParser(description="Evaluate checkpoints.")
-    parser.add_argument("--config", required=True, help="the recipe, a YAML file")
+    parser = recipe_parser("Evaluate checkpoints.")
     parser.add_argument("--limit", type=int, help="only so many prompts of each task and setting")
     parser.add_argument("--task", action="append", default=[], help="only this task; repeatable")
-    parser.add_argument("--dry-run", action="store_true", help="print the plan, write nothing")
-    parser.add_argument("overrides", nargs="*", help="key.path=value; out=DIR is one")
-    options = parser.parse_args(arguments)
+    recipe, options = parse_recipe(parser, EvalConfig, arguments)
     if options.limit is not None and options.limit < 1:
         raise ConfigError("--limit takes a number of prompts, 1 or more")
-    recipe = load_recipe(options.config, EvalConfig, options.overrides)
     recipe = recipe.part(tuple(options.task)) if options.task else recipe
     config = recipe.owner_config() | ({"limit": options.limit} if options.limit else {})
     out = Path(recipe.out)
@@ -268,7 +264,7 @@ def rescore_run(arguments: list[str], console: Console) -> None:
     parser = argparse.ArgumentParser(description="Grade the records of a run again.")
     parser.add_argument("run", type=Path, help="a finished evaluation")
     parser.add_argument("out", nargs="?", help="out=DIR; without it nothing is written")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     if options.out is not None and not options.out.startswith("out="):
         raise ConfigError(f"rescore takes out=DIR, found {options.out!r}")
     manifest, before = read_run(options.run)
@@ -296,7 +292,7 @@ def compare(arguments: list[str], console: Console) -> None:
     parser.add_argument("--despite", action="append", default=[], choices=COMPARED,
                         help="compare although this part of the locks differs")  # fmt: skip
     parser.add_argument("--json", type=Path, help="write the figures to this file as well")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     a, b = side_of(options.a), side_of(options.b)
     rows = compare_runs(a, b, despite=options.despite)
     console.print(f"a: {a.run} {a.checkpoint}\nb: {b.run} {b.checkpoint}", highlight=False)

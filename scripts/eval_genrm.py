@@ -35,8 +35,8 @@ from posttrain.artifacts import (
     read_artifact,
 )
 from posttrain.claim import claimed, run_command
+from posttrain.config.command import parse_recipe, recipe_parser
 from posttrain.config.eval_genrm import EvalGenRmConfig
-from posttrain.config.load import load_recipe
 from posttrain.errors import DataError
 from posttrain.evaluation.judged import Judged, judge_cells, judge_differences
 from posttrain.evaluation.judged_tables import print_judge_differences, print_judges
@@ -70,13 +70,10 @@ def main(arguments: list[str]) -> None:
 
 def evaluate(arguments: list[str]) -> None:
     """Make what is missing of a run, or show what it would be."""
-    parser = argparse.ArgumentParser(description="Evaluate judges on held-out pairs.")
-    parser.add_argument("--config", required=True, help="the recipe, a YAML file")
-    parser.add_argument("--dry-run", action="store_true", help="print the plan, write nothing")
-    parser.add_argument("overrides", nargs="*", help="key.path=value; out=DIR is one")
-    options = parser.parse_args(arguments)
+    recipe, options = parse_recipe(
+        recipe_parser("Evaluate judges on held-out pairs."), EvalGenRmConfig, arguments
+    )
     console = Console(width=None if sys.stdout.isatty() else 180)
-    recipe = load_recipe(options.config, EvalGenRmConfig, options.overrides)
     out = Path(recipe.out)
     data = read_artifact(recipe.data, kind="genrm_data")
     parents = [parent_of(recipe.data, relative_to=out, manifest=data), *judges(recipe)]
@@ -231,7 +228,7 @@ def rescore(arguments: list[str]) -> None:
     """Read a finished run's judgements again, without a model, and print their figures."""
     parser = argparse.ArgumentParser(description="Figures of a run's records, read again.")
     parser.add_argument("run", type=Path, help="a finished evaluation of judges")
-    run: Path = parser.parse_args(arguments).run
+    run: Path = parser.parse_intermixed_args(arguments).run
     manifest = read_artifact(run, kind=KIND)
     with (run / "prompts.jsonl").open(encoding="utf-8") as lines:
         prompts = [prompt_from_row(json.loads(line)) for line in lines]

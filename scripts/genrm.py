@@ -7,7 +7,6 @@ prints the plan and trains nothing. Started again after a kill, the same command
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -20,8 +19,8 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 from posttrain.artifacts import Manifest, parent_of, read_artifact
 from posttrain.claim import exclusive, run_command
+from posttrain.config.command import parse_recipe, recipe_parser
 from posttrain.config.genrm import GenRmConfig
-from posttrain.config.load import load_recipe
 from posttrain.errors import PosttrainError
 from posttrain.report import ensure_report, write_report
 from posttrain.rollouts import Prompt, prompt_from_row
@@ -35,12 +34,9 @@ from reward.genrm_training import VerdictReward, gold_from
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse, resolve, then plan or train."""
-    parser = argparse.ArgumentParser(description="Train a judge on judging prompts.")
-    parser.add_argument("--config", required=True, help="a recipe, e.g. recipes/tiny/genrm.yaml")
-    parser.add_argument("--dry-run", action="store_true", help="check and plan, train nothing")
-    parser.add_argument("overrides", nargs="*", metavar="key.path=value")
-    given = parser.parse_args(argv)
-    recipe = load_recipe(given.config, GenRmConfig, given.overrides)
+    recipe, given = parse_recipe(
+        recipe_parser("Train a judge on judging prompts."), GenRmConfig, argv
+    )
     data = read_artifact(recipe.data, kind="genrm_data")
     prompts = judging_prompts(recipe, data)
     if given.dry_run:

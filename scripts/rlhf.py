@@ -8,7 +8,6 @@ Paths in a recipe are relative to the directory this is run in.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import os
@@ -26,7 +25,7 @@ from data_builders.sft_inputs import Input, as_facts
 from data_builders.toolkits import toolkits_for
 from posttrain.artifacts import Parent, StageDir, parent_of, read_artifact
 from posttrain.claim import exclusive, run_command
-from posttrain.config.load import load_recipe
+from posttrain.config.command import parse_recipe, recipe_parser
 from posttrain.config.rlhf import RlhfConfig
 from posttrain.errors import PosttrainError
 from posttrain.report import ensure_report, write_report
@@ -63,12 +62,7 @@ class Inputs:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse, resolve, then plan or train."""
-    parser = argparse.ArgumentParser(description="Train a policy by RLHF.")
-    parser.add_argument("--config", required=True, help="a recipe, e.g. recipes/tiny/rlhf.yaml")
-    parser.add_argument("--dry-run", action="store_true", help="check and plan, train nothing")
-    parser.add_argument("overrides", nargs="*", metavar="key.path=value")
-    given = parser.parse_args(argv)
-    recipe = load_recipe(given.config, RlhfConfig, given.overrides)
+    recipe, given = parse_recipe(recipe_parser("Train a policy by RLHF."), RlhfConfig, argv)
     inputs = read_inputs(recipe)
     # the judge's connections live in this loop from the first step to the last
     with asyncio.Runner() as runner:

@@ -9,7 +9,6 @@ command ends with exactly every sample; in process, with the same bytes.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import shutil
@@ -41,7 +40,7 @@ from posttrain.artifacts import (
     read_artifact,
 )
 from posttrain.claim import claimed, run_command
-from posttrain.config.load import load_recipe
+from posttrain.config.command import parse_recipe, recipe_parser
 from posttrain.config.sample import SampleConfig
 from posttrain.models.rendering import PromptRenderer, renderer_of
 from posttrain.records import json_text
@@ -60,13 +59,10 @@ IN_FLIGHT = 2  # rollouts a server connection, so that one may run tools while a
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description="Sample completions of prompts.")
-    parser.add_argument("--config", required=True, help="the recipe, a YAML file")
-    parser.add_argument("--dry-run", action="store_true", help="print the plan, write nothing")
-    parser.add_argument("overrides", nargs="*", help="key.path=value; out=DIR is one")
-    options = parser.parse_args(arguments)
+    recipe, options = parse_recipe(
+        recipe_parser("Sample completions of prompts."), SampleConfig, arguments
+    )
     console = Console(width=None if sys.stdout.isatty() else 140)
-    recipe = load_recipe(options.config, SampleConfig, options.overrides)
     out, config = Path(recipe.out), recipe.owner_config()
 
     # -- what the samples are made from: files and their artifacts, the checkpoint, its tokenizer

@@ -7,7 +7,6 @@ prints the plan and trains nothing. Started again after a kill, the same command
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import tempfile
@@ -18,7 +17,7 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 from posttrain.claim import exclusive, run_command
-from posttrain.config.load import load_recipe
+from posttrain.config.command import parse_recipe, recipe_parser
 from posttrain.config.sft import SftConfig
 from posttrain.errors import PosttrainError
 from posttrain.report import ensure_report, write_report
@@ -31,12 +30,7 @@ from posttrain.training.stage import RESUME, clean_up
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse, resolve, then plan or train."""
-    parser = argparse.ArgumentParser(description="Train a model on packed shards.")
-    parser.add_argument("--config", required=True, help="a recipe, e.g. recipes/tiny/sft.yaml")
-    parser.add_argument("--dry-run", action="store_true", help="check and plan, train nothing")
-    parser.add_argument("overrides", nargs="*", metavar="key.path=value")
-    given = parser.parse_args(argv)
-    recipe = load_recipe(given.config, SftConfig, given.overrides)
+    recipe, given = parse_recipe(recipe_parser("Train a model on packed shards."), SftConfig, argv)
     if given.dry_run:
         dry_run(recipe)
     else:

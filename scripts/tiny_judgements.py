@@ -5,12 +5,11 @@ python scripts/tiny_judgements.py --config recipes/tiny/judgements.yaml [key=val
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from data_builders.tiny_world.write_judgements import write_judgements
 from posttrain.claim import claimed, run_command
-from posttrain.config.load import load_recipe
+from posttrain.config.command import parse_recipe, recipe_parser
 from posttrain.config.tiny_judgements import TinyJudgementsConfig
 from posttrain.report import ensure_report, write_report
 
@@ -28,12 +27,9 @@ def plan(config: TinyJudgementsConfig) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """Read the recipe, then print the plan or write the artifact."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--config", required=True, type=Path)
-    parser.add_argument("--dry-run", action="store_true", help="print the plan, write nothing")
-    parser.add_argument("overrides", nargs="*", metavar="key=value")
-    options = parser.parse_args(arguments)
-    config = load_recipe(options.config, TinyJudgementsConfig, options.overrides)
+    config, options = parse_recipe(
+        recipe_parser("Write the tiny judgements."), TinyJudgementsConfig, arguments
+    )
     print(plan(config))
     if options.dry_run:
         return

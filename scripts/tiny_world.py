@@ -5,13 +5,12 @@ python scripts/tiny_world.py --config recipes/tiny/world.yaml [key=value …] [-
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from data_builders.tiny_world.write import check_families, write_world
 from posttrain.chat.template import nemotron_3_nano_template
 from posttrain.claim import claimed, run_command
-from posttrain.config.load import load_recipe
+from posttrain.config.command import parse_recipe, recipe_parser
 from posttrain.config.tiny_world import TinyWorldConfig
 from posttrain.report import ensure_report, write_report
 
@@ -27,12 +26,9 @@ def plan(config: TinyWorldConfig) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """Read the recipe, then print the plan or write the artifact."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--config", required=True, type=Path)
-    parser.add_argument("--dry-run", action="store_true", help="print the plan, write nothing")
-    parser.add_argument("overrides", nargs="*", metavar="key=value")
-    options = parser.parse_args(arguments)
-    config = load_recipe(options.config, TinyWorldConfig, options.overrides)
+    config, options = parse_recipe(
+        recipe_parser("Write the tiny world."), TinyWorldConfig, arguments
+    )
     check_families(config)
     print(plan(config))
     if options.dry_run:

@@ -8,7 +8,6 @@ Verdicts are kept: killed and started again, the same command asks for none of t
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import shutil
@@ -34,7 +33,7 @@ from posttrain.artifacts import (
     read_artifact,
 )
 from posttrain.claim import claimed, run_command
-from posttrain.config.load import load_recipe
+from posttrain.config.command import parse_recipe, recipe_parser
 from posttrain.config.win_rate import WinRateConfig
 from posttrain.errors import ConfigError
 from posttrain.evaluation.compare import side_of
@@ -99,13 +98,10 @@ class Meeting:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description="Judge two policies' answers to the same prompts.")
-    parser.add_argument("--config", required=True, help="the recipe, a YAML file")
-    parser.add_argument("--dry-run", action="store_true", help="print the plan, write nothing")
-    parser.add_argument("overrides", nargs="*", help="key.path=value; out=DIR is one")
-    options = parser.parse_args(arguments)
+    recipe, options = parse_recipe(
+        recipe_parser("Judge two policies' answers to the same prompts."), WinRateConfig, arguments
+    )
     console = Console(width=None if sys.stdout.isatty() else 160)
-    recipe = load_recipe(options.config, WinRateConfig, options.overrides)
     out = Path(recipe.out)
     before, after = (read_side(given, out) for given in (recipe.before, recipe.after))
     meetings, counts = pair_up(recipe, before, after)

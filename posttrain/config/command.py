@@ -1,0 +1,42 @@
+"""The command line that every stage has: `--config FILE [--dry-run] [key.path=value …]`.
+
+    recipe, options = parse_recipe(recipe_parser("Train a model."), SftConfig, argv)
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TypeVar
+
+from pydantic import BaseModel
+
+from posttrain.config.load import load_recipe
+
+Schema = TypeVar("Schema", bound=BaseModel)
+
+
+def recipe_parser(description: str) -> argparse.ArgumentParser:
+    """The options of every stage; a stage adds its own."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--config", required=True, help="the recipe, a YAML file")
+    parser.add_argument("--dry-run", action="store_true", help="check and plan, write nothing")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key.path=value", help="keys of the recipe; out=DIR is one"
+    )
+    return parser
+
+
+def parse_recipe(
+    parser: argparse.ArgumentParser, schema: type[Schema], argv: Sequence[str] | None
+) -> tuple[Schema, argparse.Namespace]:
+    """The validated recipe and the options; overrides may stand before, between and after options.
+
+    Args:
+        argv: without the program's name; None: the process's own.
+
+    Raises:
+        ConfigError: as `load_recipe`.
+    """
+    options = parser.parse_intermixed_args(argv)
+    return load_recipe(options.config, schema, options.overrides), options
