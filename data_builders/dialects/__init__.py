@@ -40,13 +40,16 @@ _ANSWERS = frozenset({*OUTPUT_KEYS, *COMPLETION_KEYS})
 _IN_MESSAGE = ("role", "content")
 
 
-def read_row(row: Row, config: SourceConfig) -> tuple[str, Conversation]:
+def read_row(row: Row, config: SourceConfig, *, trains: bool = True) -> tuple[str, Conversation]:
     """The row's dialect (the recipe's, else recognised by structure) and its conversation.
+
+    Args:
+        trains: as in `Reading`.
 
     Raises:
         RowProblem: the row fits no dialect, or something in it is malformed.
     """
-    how = reading_of(config)
+    how = reading_of(config, trains=trains)
     view = canonical(row, config)
     try:
         dialect = config.dialect or recognise(view, how)
@@ -55,7 +58,7 @@ def read_row(row: Row, config: SourceConfig) -> tuple[str, Conversation]:
         raise RowProblem("malformed_json", "the row", "nested too deep") from None
 
 
-def reading_of(config: SourceConfig) -> Reading:
+def reading_of(config: SourceConfig, *, trains: bool = True) -> Reading:
     """What the recipe says about how to read messages."""
     return Reading(
         roles=config.roles,
@@ -63,6 +66,7 @@ def reading_of(config: SourceConfig) -> Reading:
         content=config.fields.get("content"),
         reasoning=config.fields.get("reasoning"),
         prefilled_think=config.prefilled_think,
+        trains=trains,
     )
 
 

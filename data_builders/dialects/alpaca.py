@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from data_builders.dialects.content import read_text, refuse_media
+from data_builders.dialects.loss_masks import refuse_row_masks
 from data_builders.dialects.message import assistant_text
 from data_builders.dialects.messages_list import declared_tools, given_keys, not_a, with_system
 from data_builders.dialects.problem import RowProblem
@@ -23,6 +24,7 @@ def alpaca(row: Row, how: Reading) -> Conversation:
     if "instruction" not in row or len(outputs) != 1:
         raise not_a("alpaca", row, "it needs instruction and one of output and response")
     refuse_media(row)
+    refuse_row_masks(row, how)
     answer = assistant_text(
         read_text(row[outputs[0]], outputs[0]), how, reasoning=row_reasoning(row)
     )

@@ -13,6 +13,7 @@ from typing import Literal
 
 from data_builders.dialects.alpaca import request
 from data_builders.dialects.content import refuse_media
+from data_builders.dialects.loss_masks import refuse_row_masks
 from data_builders.dialects.message import assistant_text, read_messages
 from data_builders.dialects.messages_list import declared_tools, find_list, not_a, with_system
 from data_builders.dialects.problem import RowProblem
@@ -34,6 +35,7 @@ def read_side(row: Row, side: Side, how: Reading) -> Conversation:
     if "chosen" not in row or "rejected" not in row:
         raise not_a("chosen_rejected", row, "it needs chosen and rejected")
     refuse_media(row)
+    refuse_row_masks(row, how)
     prompt = _prompt(row, how)
     value = row[side]
     if prompt is None and isinstance(value, str):

@@ -1,6 +1,8 @@
 """A message's content, plain or in parts → its text and, if a part is a trace, its reasoning.
 
 [{"type": "thinking", "thinking": "…"}, {"type": "text", "text": "4"}] → ("4", "…")
+
+A part's text also stands under `value` (LLaMA-Factory), or under `text.value` (OpenAI Assistants).
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ def read_content(value: Any, role: Role, where: str) -> tuple[str, str | None]:
     A tool's result may be any JSON value: what is not text or text parts is kept as JSON text.
 
     Raises:
-        RowProblem: `unsupported_content` for parts that are not text, `malformed_message`.
+        RowProblem: `unsupported_content` for parts that are not text, `malformed_message`, also
+            for a part without its text.
     """
     if isinstance(value, list) and (role != "tool" or (value and all(map(_is_part, value)))):
         return _join(value, where)
@@ -65,6 +68,16 @@ def _kind(part: Mapping[str, Any]) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
+def _text_of(part: Mapping[str, Any], keys: tuple[str, ...], where: str) -> str:
+    """A part's text under the first of `keys` that it fills, also as OpenAI Assistants' object."""
+    value = next((found for key in keys if (found := part.get(key)) is not None), None)
+    text = value.get("value") if isinstance(value, Mapping) else value
+    if isinstance(text, str):
+        return text
+    # read as empty, whole prompts would be gone
+    raise RowProblem("malformed_message", where, f"a content part without its text: {part!r:.80}")
+
+
 def _join(parts: list[Any], where: str) -> tuple[str, str | None]:
     texts: list[str] = []
     traces: list[str] = []
@@ -77,9 +90,9 @@ def _join(parts: list[Any], where: str) -> tuple[str, str | None]:
             raise RowProblem("malformed_message", at, f"a content part is {part!r:.80}")
         kind = _kind(part)
         if kind in _TEXT_PARTS:
-            texts.append(read_text(part.get("text"), at))
+            texts.append(_text_of(part, ("text", "value"), at))
         elif kind is not None and kind in _TRACE_PARTS:
-            traces.append(read_text(part.get(kind, part.get("text")), at))
+            traces.append(_text_of(part, (kind, "text", "value"), at))
         else:
             raise RowProblem("unsupported_content", at, f"a content part of type {kind!r:.40}")
     return "".join(texts), "\n".join(traces) or None

@@ -12,6 +12,7 @@ from typing import Any
 
 from data_builders.dialects.calls import read_calls, read_id
 from data_builders.dialects.content import read_content
+from data_builders.dialects.loss_masks import refuse_untrained
 from data_builders.dialects.problem import RowProblem
 from data_builders.dialects.reading import Reading
 from data_builders.dialects.think import split_inline
@@ -115,7 +116,7 @@ def _read(raw: Mapping[str, Any], how: Reading, where: str) -> tuple[Message, bo
     reasoning = _reasoning(raw, trace, how, where)
     calls = _calls(raw, where)
     if role == "assistant":
-        _refuse_untrained(raw, where)
+        _refuse_untrained(raw, content, how, where)
         return _assistant(text, reasoning, calls, how, where), False
     if calls or reasoning:
         what = "calls tools" if calls else "reasons"
@@ -141,12 +142,14 @@ def _calls(raw: Mapping[str, Any], where: str) -> tuple[ToolCall, ...]:
     return calls
 
 
-def _refuse_untrained(raw: Mapping[str, Any], where: str) -> None:
-    """Answers that the row marks as not to be trained: every assistant turn here would be."""
-    for key in ("weight", "train", "trainable"):
-        value = raw.get(key)
-        if isinstance(value, int | float) and value == 0:
-            raise RowProblem("untrained_turn", f"{where}.{key}", f"{value}: an answer not to train")
+def _refuse_untrained(raw: Mapping[str, Any], content: Any, how: Reading, where: str) -> None:
+    """Answers, or parts of them, that the row marks as not to be trained."""
+    if not how.trains:
+        return
+    refuse_untrained(raw, where, mapped=(how.role, how.content, how.reasoning))
+    for index, part in enumerate(content if isinstance(content, list) else ()):
+        if isinstance(part, Mapping):
+            refuse_untrained(part, f"{where}.content[{index}]")
 
 
 def _call_turn(raw: Mapping[str, Any], how: Reading, where: str) -> Message:
@@ -157,6 +160,7 @@ def _call_turn(raw: Mapping[str, Any], how: Reading, where: str) -> Message:
     calls = read_calls(value, where)
     if not calls:
         raise RowProblem("malformed_tool_call", where, "a call turn without a call")
+    _refuse_untrained(raw, None, how, where)
     return Message("assistant", reasoning=_reasoning(raw, trace, how, where), tool_calls=calls)
 
 

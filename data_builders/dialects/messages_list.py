@@ -10,6 +10,7 @@ from typing import Any
 
 from data_builders.dialects.calls import read_tools
 from data_builders.dialects.content import read_text, refuse_media
+from data_builders.dialects.loss_masks import refuse_row_masks
 from data_builders.dialects.message import as_messages, read_messages
 from data_builders.dialects.problem import RowProblem
 from data_builders.dialects.reading import Conversation, Reading, Row
@@ -42,6 +43,7 @@ def read_list(row: Row, how: Reading, *, dialect: str, key: str) -> Conversation
     if how.role is None and not all(item.get(key) is not None for item in listed):
         raise not_a(dialect, row, f"not every message of {where} has {key!r}")
     refuse_media(row)
+    refuse_row_masks(row, how)
     messages = with_system(row, read_messages(listed, how, where))
     return Conversation(messages, declared_tools(row, listed))
 

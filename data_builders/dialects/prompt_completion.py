@@ -11,6 +11,7 @@ from typing import Any
 
 from data_builders.dialects.alpaca import row_reasoning
 from data_builders.dialects.content import read_text, refuse_media
+from data_builders.dialects.loss_masks import refuse_row_masks
 from data_builders.dialects.message import as_messages, assistant_text, read_messages
 from data_builders.dialects.messages_list import declared_tools, given_keys, not_a, with_system
 from data_builders.dialects.problem import RowProblem
@@ -26,6 +27,7 @@ def prompt_completion(row: Row, how: Reading) -> Conversation:
     if "prompt" not in row or len(completions) != 1:
         raise not_a("prompt_completion", row, "it needs prompt and one of completion and response")
     refuse_media(row)
+    refuse_row_masks(row, how)
     key = completions[0]
     turns = (
         *read_prompt(row["prompt"], how, "prompt"),

@@ -17,7 +17,8 @@ Row = Mapping[str, object]
 class Reading:
     """What the recipe says about a source's rows; rows themselves carry canonical field names.
 
-    `role` and `content` are the keys inside a message, where they are not the usual ones.
+    `role` and `content` are the keys inside a message, where they are not the usual ones. Where
+    nothing of the rows `trains` (prompts, what a judge compares), their loss masks do not matter.
     """
 
     roles: Mapping[str, Role] = field(default_factory=dict)
@@ -25,6 +26,7 @@ class Reading:
     content: str | None = None
     reasoning: str | None = None
     prefilled_think: bool = False
+    trains: bool = True
 
 
 @dataclass(frozen=True, slots=True)

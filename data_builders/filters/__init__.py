@@ -22,7 +22,7 @@ from data_builders.filters.tools import (
     unknown_tool,
     unusable_schema,
 )
-from data_builders.filters.turns import bad_unicode, empty_answer, role_order
+from data_builders.filters.turns import bad_unicode, empty_answer, empty_user_turn, role_order
 from posttrain.config.filters import StructuralFilters
 from posttrain.records import Example
 
@@ -36,6 +36,7 @@ STRUCTURAL: dict[str, Callable[[Example], Drop | None]] = {
     "nested_think": nested_think,
     "foreign_think": foreign_think,
     "empty_answer": empty_answer,
+    "empty_user_turn": empty_user_turn,
     "undeclared_tools": undeclared_tools,
     "unknown_tool": unknown_tool,
     "unusable_schema": unusable_schema,

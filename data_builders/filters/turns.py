@@ -5,10 +5,10 @@ role_order(Example: user, user, assistant) → Drop("role_order", "message 1: us
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from data_builders.filters.drop import Drop
-from posttrain.records import Example
+from posttrain.records import Example, Message
 
 _AFTER = {
     # a turn → the turns that may stand right before it ("" is the start)
@@ -37,6 +37,18 @@ def empty_answer(example: Example) -> Drop | None:
             detail = "a trace without an answer" if message.reasons else "no text and no call"
             return Drop("empty_answer", f"message {index}: {detail}")
     return None
+
+
+def empty_user_turn(example: Example) -> Drop | None:
+    """A user's turn without text: whatever was asked is not in the record."""
+    index = first_empty_user(example.messages)
+    return None if index is None else Drop("empty_user_turn", f"message {index}: no text")
+
+
+def first_empty_user(messages: Sequence[Message]) -> int | None:
+    """Which user's turn has no text, if one has none."""
+    found = (i for i, m in enumerate(messages) if m.role == "user" and not m.content.strip())
+    return next(found, None)
 
 
 def bad_unicode(example: Example) -> Drop | None:

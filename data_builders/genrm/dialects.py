@@ -128,6 +128,7 @@ def read_pair(row: Row, source: PreferenceSource) -> tuple[str, Pair]:
         roles=source.roles,
         role=source.fields.get("role"),
         content=source.fields.get("content"),
+        trains=False,
     )
     view = canonical(row, source)
     try:

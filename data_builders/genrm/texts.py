@@ -15,6 +15,7 @@ from data_builders.dialects.alpaca import request
 from data_builders.dialects.messages_list import with_system
 from data_builders.dialects.prompt_completion import read_answer, read_prompt
 from data_builders.dialects.reading import Reading, Row
+from data_builders.filters.turns import first_empty_user
 from posttrain.json_values import load_json
 from posttrain.records import Message, json_text
 
@@ -47,12 +48,15 @@ def plain_history(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Turns without their reasoning, the last of them one that is to be answered.
 
     Raises:
-        RowProblem: `nothing_to_answer`: they end on an answer, or on an empty turn.
+        RowProblem: `nothing_to_answer`: they end on an answer, or on an empty turn;
+            `empty_user_turn` for an earlier one.
     """
     if not messages or messages[-1].role not in ("user", "tool"):
         raise RowProblem("nothing_to_answer", "the conversation", "it does not end on a question")
     if not messages[-1].content.strip():
         raise RowProblem("nothing_to_answer", "the conversation", "its last turn is empty")
+    if (empty := first_empty_user(messages)) is not None:
+        raise RowProblem("empty_user_turn", f"message {empty}", "a user turn without text")
     return tuple(replace(m, reasoning=None) for m in messages)
 
 

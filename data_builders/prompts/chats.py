@@ -9,6 +9,7 @@ answers (some logs close with the user's thanks) that turn is no question, and t
 from __future__ import annotations
 
 from data_builders.dialects import RowProblem, read_row
+from data_builders.filters.turns import first_empty_user
 from data_builders.prompts.question import Question, Row, carried, text_of
 from posttrain.config.prompts import ChatPrompts
 
@@ -17,17 +18,21 @@ def read_chat(row: Row, source: ChatPrompts) -> Question:
     """The question of one row.
 
     Raises:
-        RowProblem: no conversation, none with a user, or no gold where one is named.
+        RowProblem: no conversation, none with a user or one who says nothing, or no gold where one
+            is named.
     """
-    _, conversation = read_row(row, source.rows())
+    _, conversation = read_row(row, source.rows(), trains=False)
     messages = conversation.messages
     answers = [i for i, message in enumerate(messages) if message.role == "assistant"]
     until = answers[-1] if answers else len(messages)
     users = [i for i, message in enumerate(messages[:until]) if message.role == "user"]
     if not users:
         raise RowProblem("no_user", "messages", "no user turn to answer")
+    messages = messages[: users[-1] + 1]
+    if (empty := first_empty_user(messages)) is not None:
+        raise RowProblem("empty_user_turn", f"message {empty}", "a user turn without text")
     return Question(
-        messages=messages[: users[-1] + 1],
+        messages=messages,
         tools=conversation.tools,
         gold=None if source.gold is None else text_of(row, source.gold),
         metadata=carried(row, source.metadata),

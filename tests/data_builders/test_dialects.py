@@ -333,3 +333,140 @@ def test_null_columns_of_a_joined_table_say_nothing(dialect: str, row: dict[str,
 def test_weights_that_train_an_answer_are_no_matter() -> None:
     row = {"conversations": [{**SHAREGPT[0], "weight": 0}, {**SHAREGPT[1], "weight": 1}]}
     assert read(row)[1].messages == PLAIN
+
+
+def asked(content: Any) -> dict[str, Any]:
+    """A row whose user's turn has such content."""
+    return {"messages": [{"role": "user", "content": content}, OPENAI[1]]}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "text", "value": "2+2?"},
+        {"type": "text", "text": {"value": "2+2?", "annotations": []}},
+        {"type": "text", "text": None, "value": "2+2?"},
+        {"type": "input_text", "text": "2+2?"},
+    ],
+)
+def test_a_part_says_its_text_in_every_spelling(part: dict[str, Any]) -> None:
+    assert read(asked([part]))[1].messages == PLAIN
+    result = {"role": "tool", "content": [part]}
+    assert read({"messages": [OPENAI[0], result, OPENAI[1]]})[1].messages[1].content == "2+2?"
+    trace = part | {"type": "reasoning"}
+    row = assistant(content=[trace, {"type": "text", "value": "4"}])
+    assert read(row)[1].messages[1] == Message("assistant", "4", reasoning="2+2?")
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "text"},
+        {"type": "text", "text": None},
+        {"type": "text", "text": 4},
+        {"type": "text", "text": ["2+2?"]},
+        {"type": "text", "text": {"content": "2+2?"}},
+        {"type": "text", "content": "2+2?"},
+        {"type": "output_text", "value": None},
+    ],
+)
+def test_a_part_without_its_text_is_never_read_as_empty(role: str, part: dict[str, Any]) -> None:
+    turn = {"role": role, "content": [{"type": "text", "text": "a"}, part]}
+    with pytest.raises(RowProblem) as caught:
+        read({"messages": [turn, *OPENAI]})
+    assert caught.value.reason == "malformed_message"
+    assert caught.value.field == "messages[0].content[1]"
+
+
+@pytest.mark.parametrize(
+    "part", [{"type": "thinking"}, {"type": "reasoning", "summary": []}, {"type": "thinking", "thinking": 4}]
+)  # fmt: skip
+def test_a_trace_part_without_its_text_is_not_lost(part: dict[str, Any]) -> None:
+    assert problem(assistant(content=[part, {"type": "text", "text": "4"}])) == "malformed_message"
+
+
+UNTRAINED = [
+    {"weight": 0}, {"weight": 0.0}, {"weight": "0"}, {"loss_weight": 0}, {"loss_weight": "0.0"},
+    {"loss": False}, {"loss": "false"}, {"train": False}, {"train": 0}, {"training": False},
+    {"train_on_turn": "False"}, {"trainable": False}, {"masked": True}, {"masked": 1},
+    {"masked": "1"}, {"mask": True}, {"mask": "true"}, {"masked": True, "weight": 0},
+]  # fmt: skip
+TRAINED = [
+    {"weight": 1}, {"weight": "1"}, {"loss_weight": 1.0}, {"loss": True}, {"train": "true"},
+    {"training": True}, {"train_on_turn": 1}, {"masked": False}, {"masked": 0}, {"mask": False},
+    {"mask": "false"}, {"weight": None}, {"loss_mask": None}, {"weight": 1, "masked": False},
+    {"constraint": 0}, {"glossary": False}, {"name": "trainer"},
+]  # fmt: skip
+UNKNOWN = [
+    {"loss_mask": 1}, {"loss_mask": [0, 1]}, {"train_mask": 1}, {"train_loss": False},
+    {"is_masked": False}, {"ignore_loss": True}, {"supervised": False}, {"lossMask": 0},
+    {"Weight": 0}, {"unmasked": False}, {"train_detail": [{"train": False}]},
+    {"weight": 0.5}, {"weight": -1}, {"loss_weight": "half"}, {"train": "yes"}, {"loss": []},
+    {"mask": 0}, {"mask": "1"}, {"weight": 1, "train": False}, {"weight": 0, "masked": False},
+]  # fmt: skip
+
+
+def masked(more: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Rows whose answer, or a part of it, has such keys, with where these stand."""
+    said = {**OPENAI[1], **more}
+    call = {"from": "function_call", "value": '{"name": "weather", "arguments": {}}', **more}
+    part = {"type": "text", "text": "4", **more}
+    return [
+        ("messages[1]", {"messages": [OPENAI[0], said]}),
+        ("messages[1]", {"messages": [OPENAI[0], said, *OPENAI]}),
+        ("messages[1].content[0]", assistant(content=[part])),
+        ("conversations[1]", {"conversations": [SHAREGPT[0], {**SHAREGPT[1], **more}]}),
+        ("conversations[1]", {"conversations": [SHAREGPT[0], call]}),
+        ("completion[0]", {"prompt": "2+2?", "completion": [said]}),
+        ("prompt[1]", {"prompt": [OPENAI[0], said, OPENAI[0]], "completion": "4"}),
+        ("chosen[0]", {"prompt": "2+2?", "chosen": said, "rejected": "5"}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "more"),
+    [
+        *(("untrained_turn", more) for more in UNTRAINED),
+        *(("malformed_message", more) for more in UNKNOWN),
+    ],
+)
+def test_an_answer_that_is_not_to_be_trained_is_not(reason: str, more: dict[str, Any]) -> None:
+    for where, row in masked(more):
+        with pytest.raises(RowProblem) as caught:
+            read(row)
+        assert caught.value.reason == reason, row
+        assert caught.value.field in {f"{where}.{key}" for key in more}
+
+
+@pytest.mark.parametrize("more", TRAINED)
+def test_masks_that_train_an_answer_are_no_matter(more: dict[str, Any]) -> None:
+    for _, row in masked(more):
+        assert read(row)[1].messages[1].role == "assistant"
+
+
+@pytest.mark.parametrize("more", [*UNTRAINED, *UNKNOWN])
+def test_masks_of_other_turns_are_no_matter(more: dict[str, Any]) -> None:
+    assert read({"messages": [{**OPENAI[0], **more}, OPENAI[1]]})[1].messages == PLAIN
+
+
+def test_a_key_that_the_recipe_reads_is_no_mask() -> None:
+    row = {"messages": [OPENAI[0], {"role": "assistant", "training_text": "4"}]}
+    row["messages"][0] = {"role": "user", "training_text": "2+2?"}
+    assert read(row, fields={"content": "training_text"})[1].messages == PLAIN
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": OPENAI},
+        {"conversations": SHAREGPT},
+        {"instruction": "2+2?", "output": "4"},
+        {"prompt": "2+2?", "completion": "4"},
+        {"prompt": "2+2?", "chosen": "4", "rejected": "5"},
+    ],
+)
+def test_a_mask_over_the_row_is_refused_unless_it_says_what_is_done(row: dict[str, Any]) -> None:
+    assert problem(row | {"loss_mask": [0, 1]}) == "malformed_message"
+    assert problem(row | {"train_on_inputs": True}) == "malformed_message"
+    assert read(row | {"train_on_inputs": False, "loss_mask": None})[1].messages == PLAIN

@@ -122,6 +122,27 @@ def test_a_bare_prompt_is_asked_as_it_stands(tmp_path: Path):
     assert [m.content for m in prompt.messages] == ["s", "u"]
 
 
+def test_a_question_without_words_is_not_asked(tmp_path: Path):
+    answer = {"role": "assistant", "content": "a"}
+    rows = [
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        {"messages": [{"role": "user", "content": []}]},
+        {"messages": [{"role": "user", "content": ""}, answer, {"role": "user", "content": "b"}]},
+        {"prompt": " ", "completion": "a"},
+        {"instruction": "", "input": None, "output": "a"},
+        {"messages": [{"role": "user", "content": [{"type": "text", "value": "c"}]}]},
+    ]
+    made = build(tmp_path, rows, format="chat")
+    assert [p.messages[-1].content for p in made.prompts] == ["c"]
+    assert made.books["s"].dropped == {"malformed_message": 1, "empty_user_turn": 4}
+
+
+def test_loss_masks_are_no_matter_where_nothing_is_trained(tmp_path: Path):
+    answer = {"role": "assistant", "content": "a", "weight": 0, "loss_mask": 1}
+    row = {"messages": [{"role": "user", "content": "u"}, answer], "train_on_inputs": True}
+    assert len(build(tmp_path, [row], format="chat").prompts) == 1
+
+
 def test_calls_in_the_history_need_declared_tools(tmp_path: Path):
     row = chat_row()
     row["messages"] += [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]

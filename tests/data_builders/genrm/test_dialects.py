@@ -202,12 +202,23 @@ def test_a_released_judging_prompt_is_taken_apart_at_its_marks():
     assert read(RELEASED | {"messages": [RELEASED["messages"]]}) == pair
 
 
+def test_loss_masks_of_what_is_compared_are_no_matter():
+    row = HELPSTEER3 | {"response2": {"role": "assistant", "content": "54", "weight": 0}}
+    assert read(row) == read(HELPSTEER3 | {"response2": "54"})
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         ({"context": [*HELPSTEER3["context"], {"role": "assistant", "content": "56"}]},
          "nothing_to_answer"),
         ({"context": []}, "malformed_message"),
+        ({"context": [{"role": "user", "content": [{"type": "text", "text": 7}]}]},
+         "malformed_message"),
+        ({"context": [{"role": "user", "content": ""}, {"role": "assistant", "content": "56"},
+                      *HELPSTEER3["context"]]}, "empty_user_turn"),
+        ({"response2": {"role": "assistant", "content": [{"type": "text"}]}},
+         "malformed_message"),
         ({"overall_preference": "much"}, "malformed_label"),
         ({"overall_preference": 0.5}, "malformed_label"),
         ({"overall_preference": float("nan")}, "malformed_label"),

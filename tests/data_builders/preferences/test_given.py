@@ -109,6 +109,39 @@ def test_tool_results_inside_a_side_are_masked(tmp_path: Path, text):
             "different_prompts",
         ),
         ({"prompt": "q", "chosen": "", "rejected": "b"}, "empty_answer"),
+        ({"prompt": " ", "chosen": "a", "rejected": "b"}, "empty_user_turn"),
+        (
+            {
+                "prompt": [{"role": "user", "content": []}],
+                "chosen": "a",
+                "rejected": "b",
+            },
+            "empty_user_turn",
+        ),
+        (
+            {
+                "prompt": "q",
+                "chosen": "a",
+                "rejected": {"role": "assistant", "content": [{"type": "text"}]},
+            },
+            "malformed_message",
+        ),
+        (
+            {
+                "prompt": "q",
+                "chosen": {"role": "assistant", "content": "a", "loss_weight": 0},
+                "rejected": "b",
+            },
+            "untrained_turn",
+        ),
+        (
+            {
+                "prompt": "q",
+                "chosen": "a",
+                "rejected": {"from": "gpt", "value": "b", "loss_mask": 0},
+            },
+            "malformed_message",
+        ),
     ],
 )
 def test_a_row_that_is_no_pair_is_dropped_by_name(tmp_path: Path, text, row, reason: str):
