@@ -31,7 +31,7 @@ class Layout:
     """One way to ask: `write(history, answer_1, answer_2, principle)`, all of it quoted already."""
 
     write: Callable[[Sequence[Message], str, str, str | None], tuple[Message, ...]]
-    frame: str  # a regex of its delimiters
+    frame: str  # a regex of where its delimiters begin, for `look_alikes`
 
     def quote(self, text: str) -> str:
         """Foreign text as this layout may hold it."""
@@ -201,13 +201,16 @@ def _compact(
 
 
 # also where unseen characters or other spacing stand between the words
-_RELEASED = (
-    r"\[\W{0,8}the\W{1,8}(?:begin|end)\W{1,8}of\W{1,8}response\W{0,8}\d?\W{0,8}\]|"
-    r"#{4}[^\n#]{1,60}#{4}"
+_RELEASED = "|".join(
+    (
+        r"\[(?=(?i:\W{0,8}the\W{1,8}(?:begin|end)\W{1,8}of\W{1,8}response\W{0,8}\d?\W{0,8}\]))",
+        r"#(?=#{3}[^\n#]{1,60}#{4})",
+        *(rf"{label}(?<=^{label})(?=: )" for label in _LABELS.values()),
+    )
 )
 LAYOUTS: dict[str, Layout] = {
     # the released judge's template writes these delimiters around what it gets in its roles
     "roles": Layout(_roles, _RELEASED),
     "message": Layout(_message, _RELEASED),
-    "compact": Layout(_compact, r"\[/?\W{0,8}(?:A[12]|[SUATP]|verdict)\W{0,8}\]"),
+    "compact": Layout(_compact, r"\[(?=/?\W{0,8}(?i:A[12]|[SUATP]|verdict)\W{0,8}\])"),
 }
