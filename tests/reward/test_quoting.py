@@ -26,10 +26,11 @@ HEADINGS = [
 ]
 LABELS = ["\nSystem: ", "\nUser: ", "\nAssistant: ", "\nTool: "]
 COMPACT = [f"[{mark}]" for mark in ("S", "U", "A", "T", "P", "A1", "/A1", "A2", "/A2", "verdict")]
-TOKENS = (
-    "<|im_start|> <|im_end|> <|eot_id|> <｜end▁of▁sentence｜> <s> </s> <think> </think> <tool_call> "
-    "</tool_call> <start_of_turn> <end_of_turn> [INST] [/INST] [TOOL_CALLS] <<SYS>> <</SYS>>"
-).split()
+TOKENS = [
+    *("<|im_start|>", "<|im_end|>", "<|eot_id|>", "<｜end▁of▁sentence｜>", "<s>", "</s>"),
+    *("<think>", "</think>", "<tool_call>", "</tool_call>", "<start_of_turn>", "<end_of_turn>"),
+    *("[INST]", "[/INST]", "[TOOL_CALLS]", "<<SYS>>", "<</SYS>>"),
+]
 DELIMITERS: Mapping[str, Sequence[str]] = {
     "roles": [*MARKS, *HEADINGS, *LABELS, *TOKENS],
     "message": [*MARKS, *HEADINGS, *LABELS, *TOKENS],
