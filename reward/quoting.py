@@ -31,14 +31,18 @@ _UNSEEN = re.compile(
 
 
 @functools.cache
-def look_alikes(*delimiters: str) -> re.Pattern[str]:
+def look_alikes(*delimiters: str, tokens: tuple[str, ...] = ()) -> re.Pattern[str]:
     """Matches the beginnings of tokens that frame chat messages, and of a layout's own delimiters.
 
     Args:
         delimiters: regexes as those above. Each begins with a literal character, so that most
             places of a text are passed over at once.
+        tokens: special tokens of a tokenizer; what differs from one in its numbers counts too.
     """
-    return re.compile("|".join((*_FRAMES, *delimiters)), re.MULTILINE)
+    # a tokenizer may have a thousand that are numbered: they are one alternative
+    rest = {token: re.sub(r"\d+", r"\\d+", re.escape(token[1:])) for token in tokens}
+    own = sorted({f"{re.escape(t[0])}(?={rest[t]})" for t in tokens if len(t) > 1})
+    return re.compile("|".join((*_FRAMES, *delimiters, *own)), re.MULTILINE)
 
 
 FRAMES = look_alikes()
