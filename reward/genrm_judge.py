@@ -37,19 +37,24 @@ class Seat:
     Attributes:
         layout: a name of `LAYOUTS`.
         at_once: questions under way with a server; None: all, within its client's bound.
+        tokens: special tokens of its tokenizer; () where a server hides them.
     """
 
     sampler: Sampler
     layout: str
     thinking: bool = True
     at_once: int | None = None
+    tokens: tuple[str, ...] = ()
 
 
-def seat_for(model: JudgeModel, sampler: Sampler, *, template: str | None) -> Seat:
+def seat_for(
+    model: JudgeModel, sampler: Sampler, *, template: str | None, tokens: tuple[str, ...] = ()
+) -> Seat:
     """The seat of a recipe's model.
 
     Args:
         template: source of its chat template; None where a server hides it.
+        tokens: special tokens of its tokenizer; () where a server hides them.
 
     Raises:
         ConfigError: as `layout_for`; or the checkpoint was trained as a judge in another layout.
@@ -62,7 +67,7 @@ def seat_for(model: JudgeModel, sampler: Sampler, *, template: str | None) -> Se
             f"asked in {layout}: set its layout to {trained}"
         )
     at_once = model.backend.concurrency if isinstance(model.backend, Server) else None
-    return Seat(sampler, layout, model.thinking, at_once)
+    return Seat(sampler, layout, model.thinking, at_once, tokens)
 
 
 def _trained_layout(checkpoint: str | None) -> str | None:
@@ -219,7 +224,12 @@ class GenRmJudge:
     def _question(self, match: Match, seat: Seat, asker: Asker) -> Question:
         principle = match.principle or self._config.principle
         messages = judging_messages(
-            match.history, match.answer_1, match.answer_2, layout=seat.layout, principle=principle
+            match.history,
+            match.answer_1,
+            match.answer_2,
+            layout=seat.layout,
+            principle=principle,
+            tokens=seat.tokens,
         )
         return Question(messages, asker)
 

@@ -12,6 +12,7 @@ Whatever of a conversation or an answer looks like part of the frame is written 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -31,11 +32,11 @@ class Layout:
     """One way to ask: `write(history, answer_1, answer_2, principle)`, all of it quoted already."""
 
     write: Callable[[Sequence[Message], str, str, str | None], tuple[Message, ...]]
-    frame: str  # a regex of its delimiters
+    frame: str  # a regex of where its delimiters begin, for `look_alikes`
 
-    def quote(self, text: str) -> str:
-        """Foreign text as this layout may hold it."""
-        return quoted(text, look_alikes(self.frame))
+    def quote(self, text: str, tokens: tuple[str, ...] = ()) -> str:
+        """Foreign text as this layout may hold it before a tokenizer with these special tokens."""
+        return quoted(text, look_alikes(self.frame, tokens=tokens))
 
 
 def judging_messages(
@@ -45,6 +46,7 @@ def judging_messages(
     *,
     layout: str,
     principle: str | None = None,
+    tokens: tuple[str, ...] = (),
 ) -> tuple[Message, ...]:
     """The messages that ask for a verdict.
 
@@ -53,11 +55,13 @@ def judging_messages(
         answer_1, answer_2: final answers, without reasoning; a blank one is marked as missing.
         layout: a name of `LAYOUTS`.
         principle: what to judge by; None: the layout's own words, or none.
+        tokens: special tokens of the judge's tokenizer, where it is known.
     """
     form = LAYOUTS[layout]
-    turns = [_turn(message, form) for message in history]
-    first, second = (form.quote(a) if a.strip() else EMPTY for a in (answer_1, answer_2))
-    return form.write(turns, first, second, None if principle is None else form.quote(principle))
+    quote = functools.partial(form.quote, tokens=tokens)
+    turns = [_turn(message, quote) for message in history]
+    first, second = (quote(a) if a.strip() else EMPTY for a in (answer_1, answer_2))
+    return form.write(turns, first, second, None if principle is None else quote(principle))
 
 
 def layout_for(wanted: str, template: str | None) -> str:
@@ -101,11 +105,11 @@ def verdict_text(verdict: Verdict) -> str:
     return json_text({k: int(v) if float(v).is_integer() else v for k, v in fields.items()})
 
 
-def _turn(message: Message, form: Layout) -> Message:
+def _turn(message: Message, quote: Callable[[str], str]) -> Message:
     """A turn of the history as it may be shown: no reasoning, calls as text, all of it quoted."""
     if message.role == "assistant":
         message = replace(message, content=split_think(message.content).content)
-    return Message(message.role, form.quote(_spoken(message)))
+    return Message(message.role, quote(_spoken(message)))
 
 
 def _spoken(message: Message) -> str:
@@ -201,13 +205,16 @@ def _compact(
 
 
 # also where unseen characters or other spacing stand between the words
-_RELEASED = (
-    r"\[\W{0,8}the\W{1,8}(?:begin|end)\W{1,8}of\W{1,8}response\W{0,8}\d?\W{0,8}\]|"
-    r"#{4}[^\n#]{1,60}#{4}"
+_RELEASED = "|".join(
+    (
+        r"\[(?=(?i:\W{0,8}the\W{1,8}(?:begin|end)\W{1,8}of\W{1,8}response\W{0,8}\d?\W{0,8}\]))",
+        r"#(?=#{3}[^\n#]{1,60}#{4})",
+        *(rf"{label}(?<=^{label})(?=: )" for label in _LABELS.values()),
+    )
 )
 LAYOUTS: dict[str, Layout] = {
     # the released judge's template writes these delimiters around what it gets in its roles
     "roles": Layout(_roles, _RELEASED),
     "message": Layout(_message, _RELEASED),
-    "compact": Layout(_compact, r"\[/?\W{0,8}(?:A[12]|[SUATP]|verdict)\W{0,8}\]"),
+    "compact": Layout(_compact, r"\[(?=/?\W{0,8}(?i:A[12]|[SUATP]|verdict)\W{0,8}\])"),
 }

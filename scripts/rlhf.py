@@ -106,7 +106,8 @@ async def open_seats(recipe: RlhfConfig, stack: contextlib.AsyncExitStack) -> li
             backend = opened_sampler(model.backend, checkpoint=model.checkpoint, parts=False)
             sampler = await stack.enter_async_context(backend)
             template = sampler.template.source if isinstance(sampler, RenderedSampler) else None
-            opened[key] = seat_for(model, sampler, template=template)
+            tokens = sampler.encoder.special_tokens if isinstance(sampler, RenderedSampler) else ()
+            opened[key] = seat_for(model, sampler, template=template, tokens=tokens)
     return [opened[model.model_dump_json()] for model in recipe.judge.models]
 
 

@@ -229,7 +229,8 @@ async def judge_all(
                 opened_sampler(model.backend, checkpoint=model.checkpoint, parts=False)
             )
             template = sampler.template.source if isinstance(sampler, RenderedSampler) else None
-            seats.append(seat_for(model, sampler, template=template))
+            tokens = sampler.encoder.special_tokens if isinstance(sampler, RenderedSampler) else ()
+            seats.append(seat_for(model, sampler, template=template, tokens=tokens))
         matches = [m for meeting in meetings if not meeting.same for m in meeting.matches()]
         shared = recipe.judge.cache
         folder = work / "judgements" if shared is None else Path(shared)

@@ -96,6 +96,12 @@ class Encoder:
         return self.backend.decode(list(ids), skip_special_tokens=False)
 
     @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """Texts that become special tokens wherever they stand."""
+        added = self.backend.get_added_tokens_decoder().values()
+        return tuple(sorted(token.content for token in added if token.special))
+
+    @property
     def name(self) -> str:
         """The library that makes the ids."""
         return "tokenizers" if self.fast is None else "tiktoken"

@@ -8,14 +8,16 @@ from collections.abc import Sequence
 import pytest
 
 from posttrain.chat import ChatTemplate
+from posttrain.models.encoding import encoder_of
 from posttrain.records import Message
 from posttrain.sampling.rendered import RenderedSampler
 from reward.genrm import Verdict
 from reward.genrm_judge import GenRmJudge, Seat, seat_for
+from reward.genrm_prompt import LAYOUTS
 from reward.judgements import Judgement, Match
 from tests.reward.attacks import ATTACKS
 from tests.reward.judging import HISTORY, config
-from tests.sampling.small_models import CHAT_TOKENS
+from tests.sampling.small_models import CHAT_TOKENS, byte_tokenizer
 from tests.sampling.test_rendered import ENCODER, Says, sampler_of
 
 VERDICT = '{"score_1": 4, "score_2": 2, "ranking": 2}'
@@ -72,6 +74,26 @@ def test_a_prompt_has_the_special_tokens_of_its_template_and_no_others(
     assert len(found) > len(ATTACKS)
     assert found == [found[0]] * len(found)
     assert {judgement.verdict for judgement in judgements} == {Verdict(4, 2, 2)}
+
+
+# of tokenizers in use; none of them looks like those that are quoted for every judge
+ODD = ("<SPECIAL_7>", "[MASK]", "[gMASK]", "<mask>", "<fim_prefix>", "<unused0>", "]~b]", "<a><a>")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_no_answer_becomes_a_special_token_of_a_tokenizer_that_is_known(layout: str):
+    encoder = encoder_of(byte_tokenizer((*CHAT_TOKENS, *ODD)))
+    assert {*CHAT_TOKENS, *ODD} <= {*encoder.special_tokens}
+    special = {encoder.encode([token])[0][0] for token in encoder.special_tokens}
+    engine = Says(f"I look at both.</think>\n{VERDICT}<|im_end|>", encoder=encoder)
+    sampler = RenderedSampler(engine, template=ROLES, encoder=encoder)
+    seat = Seat(sampler, layout, tokens=encoder.special_tokens)
+    attacks = ("a", *ODD, "".join(ODD), *(token[0] + token for token in ODD), "<a><a><a>")
+    matches = [Match((Message("user", f"{x}?"),), x, f"b{x}", principle=x) for x in attacks]
+    asyncio.run(GenRmJudge([seat], config(retries=0)).judge(matches, seed=1))
+    found = [[i for i in request.ids if i in special] for request in engine.requests]
+    assert len(found) == len(attacks)
+    assert found == [found[0]] * len(found)
 
 
 def test_a_template_that_knows_the_roles_gets_them():
