@@ -128,10 +128,10 @@ def dry_run(
     recipe: RlhfConfig, inputs: Inputs, runner: asyncio.Runner, stack: contextlib.AsyncExitStack
 ) -> None:
     """Everything but the training, and nothing written."""
-    reward = judged_reward(recipe, runner.run(open_seats(recipe, stack)), None)
     prompts = inputs.made.prompts
     with tempfile.TemporaryDirectory() as work:
         args = grpo_arguments(recipe, out=Path(work))
+        reward = judged_reward(recipe, runner.run(open_seats(recipe, stack)), None)
         if Path(recipe.out).exists():
             open_stage(recipe, prompts=prompts, reward=reward, claim=False)
         prepared = prepare(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import os
 import typing
 import warnings
 from collections.abc import Mapping
@@ -19,9 +20,12 @@ import torch
 import trl
 from trl.trainer.sft_config import SFTConfig
 
+from posttrain.config.dpo import DpoConfig
+from posttrain.config.grpo import GroupTraining
 from posttrain.config.load import nearest
 from posttrain.config.sft import OWNED_TRAINER_FIELDS, SftConfig
 from posttrain.errors import ConfigError
+from posttrain.training.distributed import check_precision
 
 REPORTERS = {
     "tensorboard": "tensorboard",
@@ -55,7 +59,7 @@ def sft_arguments(recipe: SftConfig, *, out: Path) -> SFTConfig:
     """
     args = make_arguments(
         SFTConfig,
-        recipe.trainer,
+        recipe,
         owned=OWNED_TRAINER_FIELDS,
         defaults={"save_strategy": "epoch", "logging_steps": 10},
         decided={
@@ -85,24 +89,28 @@ def sft_arguments(recipe: SftConfig, *, out: Path) -> SFTConfig:
 
 def make_arguments(
     kind: type[T],
-    trainer: Mapping[str, Any],
+    recipe: SftConfig | DpoConfig | GroupTraining,
     *,
     owned: Mapping[str, str],
     defaults: Mapping[str, Any],
     decided: Mapping[str, Any],
+    env: Mapping[str, str] = os.environ,
 ) -> T:
     """A TRL config from a recipe's `trainer:` block.
 
     Args:
         kind: the config's class.
+        recipe: the resolved recipe.
         owned: fields that the stage decides; never suggested for a misspelt name.
         defaults: of this stage, where the recipe says nothing.
         decided: the values of owned fields.
+        env: the process environment, where the launcher leaves what it was asked for.
 
     Raises:
-        ConfigError: an unknown field, a value the trainer refuses, or an impossible combination.
+        ConfigError: an unknown field, a value the trainer refuses, an impossible combination, or
+            another precision than the launcher's.
     """
-    check_trainer_fields(trainer, kind, owned=owned)
+    check_trainer_fields(recipe.trainer, kind, owned=owned)
     shared = {
         "bf16": torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
         "use_cpu": not torch.cuda.is_available(),
@@ -115,7 +123,7 @@ def make_arguments(
     }
     # TRL 1.16 has no other field for it yet, so the advice does not help the user
     warnings.filterwarnings("ignore", message="`gradient_checkpointing.*is deprecated")
-    given = {**shared, **defaults, **trainer, **decided}
+    given = {**shared, **defaults, **recipe.trainer, **decided}
     try:
         args = kind(**given)
     except (ValueError, TypeError, ImportError) as error:
@@ -123,6 +131,7 @@ def make_arguments(
             f"trainer: the installed trl {trl.__version__} refuses this: {error}"
         ) from error
     _check_combinations(args)
+    check_precision(args, recipe.model, recipe.adapter, env)
     return args
 
 

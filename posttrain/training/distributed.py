@@ -1,7 +1,8 @@
 """What the launcher really started, and a refusal when it is not what was asked for.
 
 `accelerate launch --cpu --num_processes 2` starts one process and says nothing; a DeepSpeed or FSDP
-config with CPU forced trains as plain DDP and says nothing. Both stop here.
+config with CPU forced trains as plain DDP and says nothing; `mixed_precision: bf16` trains a
+recipe that says `bf16: false` in bf16. All three stop here, as do weights that would not move.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
-from posttrain.config.sft import LaunchConfig
+from posttrain.config.sft import AdapterConfig, LaunchConfig, ModelConfig
 from posttrain.errors import ConfigError
 
 TWO_CPU_PROCESSES = (
@@ -90,24 +91,71 @@ def check_launch(asked: LaunchConfig, got: Launched, env: Mapping[str, str] = os
         )
 
 
+def check_precision(
+    args: Any,
+    model: ModelConfig,
+    adapter: AdapterConfig | None,
+    env: Mapping[str, str] = os.environ,
+) -> None:
+    """Stop when launcher and recipe name different precisions, or the weights would not move.
+
+    Args:
+        args: of the trainer, made under the launcher's environment.
+        model, adapter: the recipe's blocks.
+        env: the process environment, where accelerate leaves what its config asked for.
+
+    Raises:
+        ConfigError: naming both sides, and what to change.
+    """
+    recipe = "fp16" if args.fp16 else "bf16" if args.bf16 else "no"
+    asked: dict[str, str] = {}
+    # `no` is also what accelerate sets when nothing was said: transformers then takes the recipe's
+    if (launcher := env.get("ACCELERATE_MIXED_PRECISION", "no")) != "no":
+        asked["mixed_precision"] = launcher
+    if args.deepspeed_plugin is not None:
+        # a DeepSpeed file that says `enabled` itself, true or false, is obeyed before the recipe
+        asked["deepspeed_config"] = _deepspeed_precision(args.deepspeed_plugin.deepspeed_config)
+    for name, precision in asked.items():
+        if precision != recipe:
+            raise ConfigError(
+                f"the launcher's {name} asks for {precision!r}, the recipe for {recipe!r} "
+                f"(trainer.bf16 is {args.bf16}, trainer.fp16 is {args.fp16}): change the recipe's "
+                f"trainer.bf16 or trainer.fp16, or the launcher's {name} to {recipe!r}"
+            )
+    # both cast up what they train, or keep a float32 copy of it, but only under mixed precision
+    sharded = args.deepspeed_plugin is not None or _is_true(env, "ACCELERATE_USE_FSDP")
+    if model.dtype != "float32" and adapter is None and not (sharded and recipe != "no"):
+        raise ConfigError(
+            f"model.dtype {model.dtype}: all weights are trained, and a plain optimiser rounds most "
+            "small steps away. Set model.dtype: float32 (with trainer.bf16: true it still computes "
+            "in bf16), train an adapter:, or set trainer.bf16: true and start with "
+            "recipes/accelerate/fsdp2.yaml, zero2.yaml or zero3.yaml, which keep float32 weights"
+        )
+
+
+def _deepspeed_precision(config: Mapping[str, Any]) -> str:
+    enabled = (name for name in ("fp16", "bf16") if config.get(name, {}).get("enabled"))
+    return next(enabled, "no")
+
+
+def _is_true(env: Mapping[str, str], name: str) -> bool:
+    return env.get(name, "").lower() in ("true", "1")
+
+
 def _asked_by_launcher(env: Mapping[str, str]) -> dict[str, str]:
     asked: dict[str, str] = {}
-    if env.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
+    if _is_true(env, "ACCELERATE_USE_DEEPSPEED"):
         stage = env.get("ACCELERATE_DEEPSPEED_ZERO_STAGE")
         if stage is not None:
             asked["ACCELERATE_DEEPSPEED_ZERO_STAGE"] = f"zero{stage}"
-    if env.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
+    if _is_true(env, "ACCELERATE_USE_FSDP"):
         asked["ACCELERATE_USE_FSDP"] = f"fsdp{env.get('FSDP_VERSION', '1')}"
     return asked
 
 
 def _several_cpu_processes_asked(env: Mapping[str, str]) -> bool:
     # accelerate's one-process launcher sets MASTER_ADDR only when num_processes is above 1
-    return (
-        env.get("ACCELERATE_USE_CPU", "").lower() in ("true", "1")
-        and "MASTER_ADDR" in env
-        and "LOCAL_RANK" not in env
-    )
+    return _is_true(env, "ACCELERATE_USE_CPU") and "MASTER_ADDR" in env and "LOCAL_RANK" not in env
 
 
 def _recipe_for(sharding: str | None) -> str:

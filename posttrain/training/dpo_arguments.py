@@ -30,7 +30,7 @@ def dpo_arguments(
     Args:
         recipe: the resolved recipe.
         out: where resume checkpoints go.
-        env: the process environment, where the launcher leaves the number of processes.
+        env: the process environment, where the launcher leaves processes and precision.
 
     Raises:
         ConfigError: an unknown field, a value the trainer refuses, a batch that does not divide.
@@ -40,7 +40,8 @@ def dpo_arguments(
     processes = int(env.get("WORLD_SIZE", "1"))
     args = make_arguments(
         DPOConfig,
-        recipe.trainer,
+        recipe,
+        env=env,
         owned=OWNED_TRAINER_FIELDS,
         defaults={
             "learning_rate": LEARNING_RATE,

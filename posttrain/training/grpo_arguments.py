@@ -32,7 +32,7 @@ def grpo_arguments(
     Args:
         recipe: the resolved recipe.
         out: where resume checkpoints go.
-        env: the process environment, where the launcher leaves the number of processes.
+        env: the process environment, where the launcher leaves processes and precision.
 
     Raises:
         ConfigError: an unknown field, a value the trainer refuses, groups that would be split.
@@ -49,7 +49,8 @@ def grpo_arguments(
     )
     args = make_arguments(
         GRPOConfig,
-        recipe.trainer,
+        recipe,
+        env=env,
         owned=OWNED_TRAINER_FIELDS,
         defaults={
             "learning_rate": LEARNING_RATE,

@@ -28,6 +28,11 @@ class Resumable(Trainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        if getattr(self.model, "is_loaded_in_4bit", False) and self.args.deepspeed_plugin is None:
+            # TRL casts a QLoRA adapter to bfloat16, where small steps are rounded away
+            for parameter in self.model.parameters():
+                if parameter.requires_grad:
+                    parameter.data = parameter.data.float()
         self.tokens_seen = 0
         self.trained_seen = 0
 

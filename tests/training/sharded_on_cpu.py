@@ -2,9 +2,10 @@
 
     torchrun --nproc_per_node 2 tests/training/sharded_on_cpu.py zero3 --config … key=value
 
+The sharding is that of the shipped recipes/accelerate/KIND.yaml, read as accelerate reads it.
 accelerate drops sharding when CPU is forced, so this sets its *private* state beforehand. It proves
-that losses, resume and saving work with sharded parameters; it says nothing about NCCL, mixed
-precision, offloading or memory.
+that losses, resume and saving work with sharded parameters; it says nothing about NCCL, offloading
+or memory. The recipe's precision holds.
 """
 
 from __future__ import annotations
@@ -14,19 +15,40 @@ import runpy
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / f"{os.environ.get('STAGE', 'sft')}.py"
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / f"{os.environ.get('STAGE', 'sft')}.py"
+SHARDING = ("ACCELERATE_USE_", "ACCELERATE_DEEPSPEED_", "FSDP_")
+
+
+def launch_environment(name: str) -> dict[str, str]:
+    """What `accelerate launch` leaves for the script under a shipped launcher file."""
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import (
+        prepare_deepspeed_cmd_env,
+        prepare_multi_gpu_env,
+        prepare_simple_launcher_cmd_env,
+    )
+
+    config = ROOT / "recipes" / "accelerate" / f"{name}.yaml"
+    parsed = launch_command_parser().parse_args(["--config_file", str(config), str(SCRIPT)])
+    args, defaults, _ = _validate_launch_command(parsed)
+    if args.use_deepspeed:
+        fields = [*defaults.deepspeed_config, "mixed_precision"]
+        args.deepspeed_fields_from_accelerate_config = ",".join(fields)
+        return prepare_deepspeed_cmd_env(args)[1]
+    if args.use_fsdp or args.multi_gpu:
+        return prepare_multi_gpu_env(args)
+    return prepare_simple_launcher_cmd_env(args)[1]
 
 
 def claim_state(kind: str) -> None:
     os.environ["DS_ACCELERATOR"] = "cpu"
+    environment = launch_environment(kind)
+    os.environ.update({k: v for k, v in environment.items() if k.startswith(SHARDING)})
     from accelerate import PartialState
     from accelerate.utils import DistributedType
 
     if kind.startswith("zero"):
-        os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
-        os.environ["ACCELERATE_DEEPSPEED_ZERO_STAGE"] = kind[-1]
-        os.environ["ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL"] = "true"
-        os.environ["ACCELERATE_DEEPSPEED_ZERO3_INIT"] = str(kind == "zero3").lower()
         import deepspeed.comm.torch
 
         # a C++ extension compiled on first use; plain gloo does the same here
@@ -34,12 +56,6 @@ def claim_state(kind: str) -> None:
         PartialState(cpu=False, backend="gloo")
     else:
         assert kind == "fsdp2", kind
-        os.environ["ACCELERATE_USE_FSDP"] = "true"
-        os.environ["FSDP_VERSION"] = "2"
-        os.environ["FSDP_AUTO_WRAP_POLICY"] = "TRANSFORMER_BASED_WRAP"
-        os.environ["FSDP_STATE_DICT_TYPE"] = "FULL_STATE_DICT"
-        os.environ["FSDP_RESHARD_AFTER_FORWARD"] = "true"
-        os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"
         state = PartialState(cpu=True, backend="gloo")
         state._shared_state["distributed_type"] = DistributedType.MULTI_GPU
 

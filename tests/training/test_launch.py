@@ -106,6 +106,23 @@ def test_sharded_runs_follow_one_process(
     assert losses(tmp_path / "out") == pytest.approx(losses(one_process), abs=1e-5)
 
 
+def test_the_shipped_fsdp2_file_trains_nemotron_h(
+    recipe: MakeRecipe, data: Path, hybrid_path: Path, tmp_path: Path
+):
+    """Mamba, attention and routed experts, whose correction bias is a persistent buffer."""
+    epoch = {"num_train_epochs": 1}
+    one = recipe(model={"path": str(hybrid_path)}, out=str(tmp_path / "one"), trainer=ONE | epoch)
+    stage = open_stage(one)
+    train_sft(prepare(one, sft_arguments(one, out=tmp_path / "one" / "resume")), stage)
+    two = write_recipe(tmp_path / "two.yaml", data, hybrid_path, TWO | epoch)
+    run_script(
+        "tests/training/sharded_on_cpu.py", "fsdp2", "--config", str(two),
+        f"out={tmp_path / 'two'}", "launch.world_size=2", "launch.sharding=fsdp2",
+        launcher=TORCHRUN,
+    )  # fmt: skip
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
+
+
 def test_accelerate_cpu_with_two_processes_starts_one_and_is_refused(two: Path, tmp_path: Path):
     result = run_script(
         "--cpu", "--num_processes", "2", SCRIPT, "--config", str(two), f"out={tmp_path / 'out'}",
