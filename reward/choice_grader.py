@@ -14,7 +14,7 @@ from typing import Any, cast
 from posttrain.records import Score
 from posttrain.rollouts import Prompt, metadata_of
 from reward.grader import Attempt
-from reward.multiple_choice import choice, chosen
+from reward.multiple_choice import HEDGE, choice, chosen
 from reward.outcomes import before_reading, no_answer, unscored, verdict
 from reward.worker import Outcome
 from reward.workers import Workers, shared_workers
@@ -104,4 +104,8 @@ def _grade(attempt: Attempt, match: Outcome) -> Score:
         letter = choice(match.value, options)
     else:
         letter = chosen(attempt.completion.answer, options)
-    return no_answer() if letter is None else verdict(letter == gold, letter, gold)
+    if letter is None and match.value is None:
+        return no_answer(attempt)
+    if letter == HEDGE:
+        return Score(0.0, None, "several options are chosen")
+    return verdict(letter == gold, letter or str(match.value), gold)

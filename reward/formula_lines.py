@@ -25,6 +25,11 @@ _TOKEN = re.compile(
     rf"(?:\s?\\?%|\s(?:percent|hundred|thousand|million|billion|trillion|dozen)s?\b)?"
     rf"[A-Za-z0-9_^°½¼¾]*"
 )
+# "A: 18", "a) 18", "答案：18": no formula, though it has no words of ASCII letters
+_OWN_LABEL = re.compile(
+    r"[*_]*[A-Za-z][A-Za-z.]{0,5}[*_]*[ \t]*[:).][ \t*_]*(?=[-+−$€£¥₹\\]?\d)"
+    r"|\D*[^\W\d_\x00-\x7f\u0370-\u03ff]{2}"
+)
 _OR = re.compile(r"\s*,?\s*\bor\b\s*")
 _COMMAND = re.compile(r"\\(?:text|mathrm|mbox)\{[^{}]*\}|\\(?:begin|end)\{[a-z]*\}|\\[A-Za-z]+")
 _PLAIN_WORDS = frozenset([
@@ -42,7 +47,7 @@ _SMALL_WORDS = frozenset([
 def leading(line: str) -> str | None:
     """The answer at the head of what follows a label."""
     if reads_as_maths(line):
-        return line
+        return None if _OWN_LABEL.match(line) else line
     while match := _LEADS.match(line):
         line = line[match.end() :]
     span = _SPAN.match(line)
@@ -58,7 +63,7 @@ def leading(line: str) -> str | None:
 def last(line: str) -> str | None:
     """The last formula or number of a line."""
     if reads_as_maths(line):
-        return line
+        return None if _OWN_LABEL.match(line) else line
     spans = [span for span in _SPAN.finditer(line) if reads_as_maths(span.group())]
     if spans:
         return _joined_spans(line, spans, len(spans) - 1)

@@ -2,7 +2,8 @@
 
     grader.grade([Attempt(prompt, completion)]) → [Score(1.0, "56", "equal to the gold 56")]
 
-A grader that fails, times out or cannot read its gold leaves the attempt unscored.
+A grader that fails, times out, cannot read its gold, or finds no answer where no format was asked
+for, leaves the attempt unscored.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
     GRADERS["maths"]().grade([Attempt(prompt, completion)])
     → [Score(1.0, "56", "equal to the gold 56")]
 
-A completion that a limit ended is wrong, 0.0; one that failed, and one whose comparison failed or
-took too long, is unscored. `metadata` of a prompt may hold `tolerance` (maths, numeric),
+A completion that a limit ended is wrong, 0.0; one that failed, one whose comparison failed or took
+too long, and one in which no answer is found, unless it is empty or lacks the format that its
+prompt asks for, is unscored. `metadata` of a prompt may hold `tolerance` (maths, numeric),
 `ignore_case` (exact), `options` and `output_regex` (multiple_choice).
 """
 

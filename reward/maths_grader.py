@@ -61,7 +61,7 @@ class Maths:
             tolerance = tolerance_of(attempt.prompt)
         except ValueError as problem:
             return unscored(answer, str(problem))
-        return no_answer() if answer is None else (gold_text(gold), answer, tolerance)
+        return no_answer(attempt) if answer is None else (gold_text(gold), answer, tolerance)
 
     def _settle(self, questions: Sequence[Question]) -> dict[Question, Outcome]:
         """Each distinct question once: most completions of a prompt answer alike."""

@@ -1,7 +1,7 @@
 """The letter a completion chooses among options.
 
 chosen("I think \\\\boxed{C}.", {"A": "2", "B": "3", "C": "5"}) == "C"
-chosen("The answer is (B) 3.", …) == "B";  chosen("Answer: A or B", …) is None
+chosen("The answer is (B) 3.", …) == "B";  chosen("Answer: A or B", …) == HEDGE
 
 Only a single letter of an option counts, or the text of exactly one; the most explicit place wins,
 and of two alike the later, as in `final_answer`.
@@ -17,6 +17,7 @@ from reward.final_answer import LABEL, TAG
 from reward.tidy import tidy
 
 Options = Mapping[str, str]
+HEDGE = ""  # in place of a letter: several options are chosen
 
 _DRESS = r"[\s*_$`\"'(\[{]*(?:\\\(|\\(?:text|textbf|mathrm|mathbf|boxed)\s*\{)*"
 # a letter, with "option" before it or not; group 2 is what is behind
@@ -30,10 +31,11 @@ _PARTING = re.compile(r"[\s*_$`\"'\]})\\]*(?:[.:)]|[-–—](?!\d))?[\s*_$`\"'\]
 _ANOTHER = re.compile(r"(?<![A-Za-z])([A-Z])\s?[.:)]")
 _CHOICE = re.compile(r"\b(?:option|choice)[ \t*_]*(?:is|:)[ \t*_:]*", re.IGNORECASE)
 _SECOND = re.compile(r"\s*(?:or|and|/|,|&)\s*\W{0,3}([A-Za-z])(?![A-Za-z])", re.IGNORECASE)
+_LETTERS = re.compile(r"(?:\W|\b(?:or|and|[A-Z])\b)*", re.IGNORECASE)
 
 
 def chosen(answer: str, options: Options) -> str | None:
-    """The option's letter, None where no single option is chosen.
+    """The option's letter, HEDGE where several are chosen, None where no option is found.
 
     Args:
         answer: a completion's answer, without its reasoning.
@@ -45,27 +47,37 @@ def chosen(answer: str, options: Options) -> str | None:
         answer = tags[-1]
     if has_box(answer):
         box = joined_boxes(answer)
-        return None if box is None else choice(box, options)
+        return None if box is None else choice(box, options) or _hedged(box, options)
     labels = [m.end() for m in (*LABEL.finditer(answer), *_CHOICE.finditer(answer))]
     for end in sorted(labels, reverse=True):
         rest = answer[end : end + 2000].strip()
         if rest and (letter := _said(rest, options)) is not _NOTHING:
             return letter
     lines = [line for line in answer.splitlines() if line.strip()]
-    return choice(answer, options) or (choice(lines[-1][:2000], options) if lines else None)
+    last = lines[-1][:2000] if lines else ""
+    return choice(answer, options) or choice(last, options) or _hedged(last, options)
+
+
+def _hedged(text: str, options: Options) -> str | None:
+    """HEDGE for a text that is several letters of options: "A or B"."""
+    match = _LETTER.match(text.strip())
+    second = match and _SECOND.match(match[2])
+    if not match or not second or not _LETTERS.fullmatch(match[2]):
+        return None
+    return HEDGE if {match[1].upper(), second[1].upper()} <= options.keys() else None
 
 
 _NOTHING = "?"  # a label that introduces neither a letter nor an option's text
 
 
-def _said(rest: str, options: Options) -> str | None:
-    """What is behind a label: a letter, None for a hedge, _NOTHING for other words."""
+def _said(rest: str, options: Options) -> str:
+    """What is behind a label: a letter, HEDGE, or _NOTHING for other words."""
     line = rest.split("\n", 1)[0]
     match = _LETTER.match(line)
     if match:
         letter, second = match[1].upper(), _SECOND.match(match[2])
         if second and second[1].upper() in options:
-            return None
+            return HEDGE
         if letter in options and _letter_stands(line, match, options[letter]):
             return _by_text(rest, options, exactly=True) or letter
     found = choice(line, options) or _by_text(line.split(". ")[0], options)
@@ -95,8 +107,8 @@ def choice(text: str, options: Options) -> str | None:
     rest = behind[_PARTING.match(behind).end() :]  # pyright: ignore[reportOptionalMemberAccess] - matches ""
     if not rest.strip(" .") or _plain(rest) in (_plain(options[letter]), ""):
         return letter
-    # "C. because …": a remark on one line, unless it is another option or names one
-    if rest == behind.lstrip() or "\n" in text or _ANOTHER.search(rest):
+    # "C. because …": a remark on one line, unless it is another option or names one ("A: C")
+    if rest == behind.lstrip() or "\n" in text or _ANOTHER.search(rest) or rest in options:
         return _by_text(text, options)
     return letter if _by_text(rest, options) in (None, letter) else None
 

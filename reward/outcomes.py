@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from posttrain.records import Score
 from posttrain.rollouts import Prompt, metadata_of
+from reward.asked_format import asked_formats
 from reward.grader import Attempt
 
 SHOWN = 200  # characters of an answer or gold in a score
@@ -22,9 +23,21 @@ def before_reading(attempt: Attempt) -> Score | None:
     return None
 
 
-def no_answer() -> Score:
-    """The score of a completion in which no answer is found."""
-    return Score(0.0, None, "no answer found")
+def no_answer(attempt: Attempt) -> Score:
+    """The score of a completion in which no answer is found.
+
+    It is wrong if it is empty, or lacks the format that its prompt asks for. Otherwise the answer
+    may stand where it is not looked for, or be written as it is not read.
+    """
+    answer, asked = attempt.completion.answer, asked_formats(attempt.prompt)
+    if not answer.strip():
+        return Score(0.0, None, "no answer: empty")
+    if not asked:
+        return unscored(None, "no answer found; the prompt asks for no format")
+    names = " or ".join(form.name for form in asked)
+    if any(form.used(answer) for form in asked):
+        return unscored(None, f"no answer that can be read in the {names} that the prompt asks for")
+    return Score(0.0, None, f"no answer found; the prompt asks for {names}")
 
 
 def verdict(correct: bool, answer: str, gold: str) -> Score:

@@ -60,7 +60,7 @@ def _grade_text(attempt: Attempt) -> Score:
     if gold is None:
         return unscored(None, "the prompt has no gold")
     if answer is None:
-        return no_answer()
+        return no_answer(attempt)
     return verdict(same_text(gold, answer, ignore_case=_ignores_case(attempt.prompt)), answer, gold)
 
 
@@ -83,7 +83,7 @@ def _grade_number(attempt: Attempt) -> Score:
         return unscored(None, "the prompt has no gold")
     gold, answer = gold_text(attempt.prompt.gold), final_answer(attempt.completion.answer)
     if answer is None:
-        return no_answer()
+        return no_answer(attempt)
     try:
         correct = same_value(gold, answer, tolerance=tolerance_of(attempt.prompt))
     except ValueError as problem:

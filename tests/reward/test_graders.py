@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from posttrain.records import Score
+from posttrain.records import Message, Score
 from reward.choice_grader import MultipleChoice
 from reward.grader import Attempt
 from reward.graders import GRADERS
@@ -32,7 +32,6 @@ def grade(grader: str, gold: str | None, answer: str, **metadata: object) -> Sco
 def test_a_score_says_what_was_read_and_why():
     assert grade("maths", "56", "7*8 is \\boxed{56}.") == Score(1.0, "56", "equal to the gold 56")
     assert grade("maths", "56", "Answer: 54") == Score(0.0, "54", "not the gold 56")
-    assert grade("maths", "56", "I do not know.") == Score(0.0, None, "no answer found")
     assert grade("exact", "New York", "Answer: New  York\n").value == 1.0
     assert grade("exact", "New York", "new york").value == 0.0
     assert grade("exact", "New York", "\\boxed{new york}", ignore_case=True).value == 1.0
@@ -59,6 +58,7 @@ def test_truncated_is_wrong_and_failed_is_unscored(name: str):
 @pytest.mark.parametrize("name", GRADERS)
 def test_an_answer_in_the_reasoning_alone_is_none(name: str):
     prompt = prompt_of("5", options={"A": "5", "B": "2"})
+    prompt = dataclasses.replace(prompt, messages=(Message("user", "5 or 2? In \\boxed{}."),))
     completion = completion_of("I am done.", reasoning="so it is \\boxed{5}, that is \\boxed{A}")
     assert GRADERS[name]().grade([Attempt(prompt, completion)])[0].value == 0.0
 

@@ -191,5 +191,8 @@ def test_every_mmlu_gold_is_accepted_and_no_other_letter(shared: Path):
             for prompt, row in zip(prompts, rows, strict=True)
             for letter in "ABCD"
         ]
-        right = [1.0 if letter == row["answer"] else 0.0 for row in rows for letter in "ABCD"]
-        assert values(grader, asked) == right, phrasing
+        right = [letter == row["answer"] for row in rows for letter in "ABCD"]
+        given = values(grader, asked)
+        assert [value == 1.0 for value in given] == right, phrasing
+        # the text of two options alike, and one "(A) -$1,000"
+        assert given.count(None) <= 4, phrasing
