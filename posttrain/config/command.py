@@ -1,6 +1,6 @@
 """The command line that every stage has: `--config FILE [--dry-run] [key.path=value …]`.
 
-    recipe, options = parse_recipe(recipe_parser("Train a model."), SftConfig, argv)
+recipe, options = parse_recipe(recipe_parser("Train a model."), SftConfig, argv)
 """
 
 from __future__ import annotations
