@@ -99,10 +99,12 @@ def train(recipe: GenRmConfig, prompts: Sequence[Prompt], data: Manifest) -> Non
             raise
         if manifest is not None:
             facts = manifest.facts
-            first, last = (facts[when]["reward"] for when in ("first", "last"))
+            first, last = facts["first"], facts["last"]
             print(
                 f"{recipe.out}: checkpoint {manifest.digest[:12]}, {facts['steps']} steps, "
-                f"reward {first:.2f} → {last:.2f} (means of {facts['averaged']} batches)"
+                f"reward {first['reward']:.2f} → {last['reward']:.2f}, truncated "
+                f"{first['truncated']:.1%} → {last['truncated']:.1%} (means of "
+                f"{facts['averaged']} batches)"
             )
             print(write_report(out))
 

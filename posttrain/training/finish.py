@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transformers.integrations import TensorBoardCallback
+from transformers.integrations.integration_utils import TensorBoardCallback
 
 from posttrain.config.sft import ModelConfig
 from posttrain.errors import TrainingError
