@@ -168,7 +168,7 @@ def published(example: Example) -> Example:
     """The same without its tools' declarations, under a system text of another publisher."""
     turns = [replace(m, name=None) for m in example.messages if m.role != "system"]
     turns.insert(0, Message("system", "You are a careful and friendly assistant."))
-    return make_example(turns, source="copies", licence="other", dialect="other")
+    return make_example(turns, source="copies", license="other", dialect="other")
 
 
 def short_prompts(sets: dict[str, list[Example]], scratch: Path) -> None:

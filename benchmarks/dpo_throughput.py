@@ -293,8 +293,8 @@ def main() -> None:
             flush=True,
         )
     if args.out:
-        facts = {"versions": package_versions(), "arms": [asdict(r) for r in results]}
-        args.out.write_text(json.dumps(facts, indent=1) + "\n")
+        stats = {"versions": package_versions(), "arms": [asdict(r) for r in results]}
+        args.out.write_text(json.dumps(stats, indent=1) + "\n")
 
 
 if __name__ == "__main__":

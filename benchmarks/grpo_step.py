@@ -157,7 +157,7 @@ def ours(args: argparse.Namespace, work: Path) -> Result:
         "out": str(work),
         "model": {"path": str(args.checkpoint)},
         "prompts_per_step": args.prompts,
-        "generations": args.generations,
+        "num_generations": args.generations,
         "sampling": {"max_tokens": args.tokens},
         # a random policy hardly ever stops; TRL trains on such completions
         "loss": {"overlong": "train"},
@@ -258,8 +258,8 @@ def compare(args: argparse.Namespace) -> None:
     ratios = [a / b for a, b in zip(each["ours"], each["trl"], strict=True)]
     print(f"ours / trl   {statistics.median(ratios):.3f} (of each round: {_listed(ratios)})")
     if args.out:
-        facts = {"versions": package_versions(), "arms": [asdict(r) for r in results]}
-        args.out.write_text(json.dumps(facts, indent=1) + "\n")
+        stats = {"versions": package_versions(), "arms": [asdict(r) for r in results]}
+        args.out.write_text(json.dumps(stats, indent=1) + "\n")
 
 
 def _listed(ratios: Sequence[float]) -> str:

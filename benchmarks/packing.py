@@ -74,8 +74,8 @@ def main() -> None:
     versions = package_versions(("numpy", "pyarrow", "trl"))
     print(", ".join(f"{name} {version}" for name, version in versions.items()))
     if options.out:
-        facts = {"versions": versions, "results": [asdict(r) for r in results]}
-        options.out.write_text(json.dumps(facts, indent=1) + "\n")
+        stats = {"versions": versions, "results": [asdict(r) for r in results]}
+        options.out.write_text(json.dumps(stats, indent=1) + "\n")
 
 
 def measured(options: argparse.Namespace) -> Iterator[Result]:

@@ -29,8 +29,8 @@ from trl.trainer.dpo_trainer import DPOTrainer
 from data_builders.dialects import canonical, reading_of
 from data_builders.dialects.chosen_rejected import read_side
 from data_builders.preferences.encoded import Encoder
-from data_builders.preferences.given import GivenPair, read_given
-from data_builders.preferences.propose_given import given_pair
+from data_builders.preferences.offline import OfflinePair, read_offline
+from data_builders.preferences.propose_offline import offline_pair
 from data_builders.preferences.write import PairWriter, read_pairs
 from posttrain.chat import ChatTemplate
 from posttrain.config.source import SourceConfig
@@ -92,9 +92,9 @@ def ours(config: SourceConfig, folder: Path, template: ChatTemplate, tokenizer: 
     encoder = Encoder(template, encoder_of(tokenizer).encode)
     with PairWriter(folder / "ours", "train", shard_pairs=8192) as writer:
         dropped = 0
-        for found in read_given(config, encoder, base_dir=folder):
-            if isinstance(found, GivenPair):
-                writer.add(given_pair(found))
+        for found in read_offline(config, encoder, base_dir=folder):
+            if isinstance(found, OfflinePair):
+                writer.add(offline_pair(found))
             else:
                 dropped += 1
     return dropped

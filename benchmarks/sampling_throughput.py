@@ -236,8 +236,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"ratio {one.speed / results[0].speed:.2f}  peak {one.peak_gib:.2f} GiB"
         )
     if given.out:
-        facts = {"versions": package_versions(), "arms": [asdict(one) for one in results]}
-        given.out.write_text(json.dumps(facts, indent=1) + "\n")
+        stats = {"versions": package_versions(), "arms": [asdict(one) for one in results]}
+        given.out.write_text(json.dumps(stats, indent=1) + "\n")
 
 
 if __name__ == "__main__":

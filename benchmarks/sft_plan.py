@@ -119,8 +119,8 @@ def _write_part(folder: Path, count: int, capacity: int, random: np.random.Gener
 
 
 def _spools(work: Path) -> list[Spool]:
-    facts = {"dropped": Counter[str]()}
-    return [Spool(name, facts, tuple(sorted((work / name).iterdir()))) for name in _NAMES]
+    stats = {"dropped": Counter[str]()}
+    return [Spool(name, stats, tuple(sorted((work / name).iterdir()))) for name in _NAMES]
 
 
 def _scratch(work: Path, step: Callable[..., Any]) -> Path:
@@ -135,9 +135,9 @@ def _plan(work: Path, capacity: int) -> None:
     plan = plan_build(_spools(work), recipe)
     train = pack_split(scratch, "train", {"": plan.train}, recipe)
     shards = cut_shards(train, recipe.shards)
-    facts = train.tallies[""].facts()
+    stats = train.tallies[""].stats()
     made = (
-        f"{facts['sequences']:,} sequences in {facts['packs']:,} packs, {facts['fill']:.3%} full, "
+        f"{stats['sequences']:,} sequences in {stats['packs']:,} packs, {stats['fill']:.3%} full, "
         f"{len(shards):,} shards"
     )
     _report(work, started, made)
@@ -166,7 +166,7 @@ def _recipe(capacity: int) -> BuildSftConfig:
     raw = {
         "out": "x",
         "tokenizer": {"path": "x"},
-        "packing": {"capacity": capacity},
+        "packing": {"max_length": capacity},
         "held_out": {"rate": 0.01},
         "sources": sources,
     }

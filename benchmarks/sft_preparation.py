@@ -47,7 +47,7 @@ ARMS = Path(__file__).with_name("sft_preparation_arms.py")
 TURNS = Path(__file__).with_name("sft_turns.py")
 NARRATIVES = ROOT / "recipes" / "nemotron-3-nano" / "narratives.yaml"
 MARKS = ("<!-- sft_preparation: begin -->", "<!-- sft_preparation: end -->")
-Facts = dict[str, Any]
+Stats = dict[str, Any]
 _TINY_ROWS = 500  # of each family
 COMPARED = (
     "ours, tiktoken",
@@ -109,15 +109,15 @@ def tiny_world(out: Path) -> tuple[list[str], str]:
 def make_inputs(work: Path, rows: Sequence[str], tokenizer: str, capacity: int) -> None:
     """rows.jsonl and recipe.yaml for ours; trl.jsonl and texts.json, what ours makes of them."""
     path = Path(tokenizer)
-    recipe: Facts = {
+    recipe: Stats = {
         "out": str(work / "out"),
         "tokenizer": {"path": str(path.resolve()) if path.is_dir() else tokenizer},
-        "packing": {"capacity": capacity},
+        "packing": {"max_length": capacity},
         "sources": [
             {
                 "name": "rows",
                 "path": str(work / "rows.jsonl"),
-                "licence": "MIT",
+                "license": "MIT",
                 "filters": {"narratives": str(NARRATIVES)},
             }
         ],
@@ -142,7 +142,7 @@ def make_inputs(work: Path, rows: Sequence[str], tokenizer: str, capacity: int) 
     (work / "texts.json").write_text(json.dumps(texts))
 
 
-def original_rows(files: Sequence[str]) -> Iterator[tuple[Example, Facts]]:
+def original_rows(files: Sequence[str]) -> Iterator[tuple[Example, Stats]]:
     """Every record of the files that passes the checks of structure, and its row of messages."""
     for given in files:
         file, _, count = given.partition(":")
@@ -155,7 +155,7 @@ def original_rows(files: Sequence[str]) -> Iterator[tuple[Example, Facts]]:
                 yield item, _for_us(item)
 
 
-def _for_us(example: Example) -> Facts:
+def _for_us(example: Example) -> Stats:
     messages = [message_to_template(message) for message in example.messages]
     for message in messages:
         message.pop("thinking", None)  # the trace under its second name
@@ -163,7 +163,7 @@ def _for_us(example: Example) -> Facts:
     return {"messages": messages} | ({"tools": tools} if tools else {})
 
 
-def _for_trl(example: Example, stop: int, *, thinking: bool) -> Facts:
+def _for_trl(example: Example, stop: int, *, thinking: bool) -> Stats:
     row = _for_us(example)
     if "tools" in row:
         row["tools"] = json.dumps(row["tools"])  # as text, or Arrow would unify the schemas
@@ -190,14 +190,14 @@ def run(program: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def best(work: Path, arms: Sequence[str], repeats: int) -> dict[str, Facts]:
+def best(work: Path, arms: Sequence[str], repeats: int) -> dict[str, Stats]:
     """The cheapest run of each arm; they take turns, so that a busy minute meets all of them."""
-    found: dict[str, Facts] = {}
+    found: dict[str, Stats] = {}
     for _ in range(repeats):
         for arm in arms:
-            facts: Facts = json.loads(run(ARMS, arm, str(work)).splitlines()[-1])
-            if arm not in found or facts["cpu"] < found[arm]["cpu"]:
-                found[arm] = facts
+            stats: Stats = json.loads(run(ARMS, arm, str(work)).splitlines()[-1])
+            if arm not in found or stats["cpu"] < found[arm]["cpu"]:
+                found[arm] = stats
     return found
 
 
@@ -219,29 +219,29 @@ def tables(work: Path, repeats: int, rows: Sequence[str]) -> Iterator[str]:
     yield from by_step(best(work, ("steps, tiktoken", "steps, tokenizers"), repeats), found)
 
 
-def compared(found: Mapping[str, Facts]) -> Iterator[str]:
+def compared(found: Mapping[str, Stats]) -> Iterator[str]:
     """The arms side by side."""
     yield "| arm | CPU s | wall s | M tokens/CPU s | TRL's CPU s ÷ this | peak MB (at the start) |"
     yield "|---|---|---|---|---|---|"
     reference = found["TRL"]["cpu"]
-    for arm, facts in found.items():
+    for arm, stats in found.items():
         yield (
-            f"| {arm} | {facts['cpu']:.2f} | {facts['wall']:.2f} "
-            f"| {facts['tokens'] / facts['cpu'] / 1e6:.2f} | {reference / facts['cpu']:.2f} "
-            f"| {facts['peak']:.0f} ({facts['start']:.0f}) |"
+            f"| {arm} | {stats['cpu']:.2f} | {stats['wall']:.2f} "
+            f"| {stats['tokens'] / stats['cpu'] / 1e6:.2f} | {reference / stats['cpu']:.2f} "
+            f"| {stats['peak']:.0f} ({stats['start']:.0f}) |"
         )
 
 
-def by_step(found: Mapping[str, Facts], arms: Mapping[str, Facts]) -> Iterator[str]:
+def by_step(found: Mapping[str, Stats], arms: Mapping[str, Stats]) -> Iterator[str]:
     """Where our CPU seconds go, beside the floor's."""
     floors = [arms[f"floor, {name}"]["cpu"] for name in ("tiktoken", "tokenizers")]
     yield "| step | tiktoken: CPU s | of its floor | tokenizers: CPU s | of its floor |"
     yield "|---|---|---|---|---|"
     for step in STEPS:
-        took = [facts["steps"].get(step, 0.0) for facts in found.values()]
+        took = [stats["steps"].get(step, 0.0) for stats in found.values()]
         cells = [f"{s:.3f} | {s / f:.0%}" for s, f in zip(took, floors, strict=True)]
         yield f"| {step} | {' | '.join(cells)} |"
-    sums = [sum(facts["steps"].values()) for facts in found.values()]
+    sums = [sum(stats["steps"].values()) for stats in found.values()]
     cells = [f"{s:.3f} | {s / f:.0%}" for s, f in zip(sums, floors, strict=True)]
     yield f"| all | {' | '.join(cells)} |"
 

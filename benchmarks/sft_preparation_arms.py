@@ -45,9 +45,9 @@ from posttrain.models.data_renderer import DataRenderer, load_data_renderer
 from posttrain.models.encoding import encoder_of, load_any_tokenizer
 from posttrain.tokens.supervision import Marks
 
-Facts = dict[str, Any]
+Stats = dict[str, Any]
 # what is set up, then what is measured, then what is counted of its result
-Arm = Callable[[Path], Callable[[], Callable[[], Facts]]]
+Arm = Callable[[Path], Callable[[], Callable[[], Stats]]]
 _BATCH = 128  # texts encoded in one call by the floors
 
 
@@ -80,7 +80,7 @@ def _resident() -> float:
 def ours(backend: str, *, steps: bool = False) -> Arm:
     """What `scripts/build_sft.py` does between the tokenizer and the manifest."""
 
-    def prepared(work: Path) -> Callable[[], Callable[[], Facts]]:
+    def prepared(work: Path) -> Callable[[], Callable[[], Stats]]:
         recipe = load_recipe(work / "recipe.yaml", BuildSftConfig, [f"tokenizer.backend={backend}"])
         renderer = load_data_renderer(recipe.tokenizer, first_texts(recipe, Path(".")))
         profile_of(renderer.template)
@@ -101,7 +101,7 @@ def ours(backend: str, *, steps: bool = False) -> Arm:
     return prepared
 
 
-def build(out: Path, recipe: BuildSftConfig, marks: Marks, tools: Tools) -> Callable[[], Facts]:
+def build(out: Path, recipe: BuildSftConfig, marks: Marks, tools: Tools) -> Callable[[], Stats]:
     """All stages of a build, from hashing the input to the last shard."""
     with Stages(Console(quiet=True)) as stages:
         executor = Here(tools)
@@ -121,7 +121,7 @@ def build(out: Path, recipe: BuildSftConfig, marks: Marks, tools: Tools) -> Call
         written = write_splits(
             out, spools, plan, recipe, scratch=scratch, executor=executor, stages=stages
         )
-    split = written.train.facts()
+    split = written.train.stats()
     return lambda: {"out": str(out), **{k: split[k] for k in _COUNTED}}
 
 
@@ -144,7 +144,7 @@ class Clock:
         """Forget what was before."""
         self.seconds, self._since = {}, time.process_time()
 
-    def stopped(self, count: Callable[[], Facts]) -> Callable[[], Facts]:
+    def stopped(self, count: Callable[[], Stats]) -> Callable[[], Stats]:
         """The count with the seconds by step."""
         self.turn("end")
         return lambda: {**count(), "steps": self.seconds}
@@ -218,7 +218,7 @@ def trl(*, masks: bool) -> Arm:
     counted. Caching is off, so that every map runs.
     """
 
-    def prepared(work: Path) -> Callable[[], Callable[[], Facts]]:
+    def prepared(work: Path) -> Callable[[], Callable[[], Stats]]:
         # here, so that the memory of the other arms is theirs
         from trl.chat_template_utils import get_training_chat_template
         from trl.trainer.sft_config import SFTConfig
@@ -232,7 +232,7 @@ def trl(*, masks: bool) -> Arm:
             use_cpu=True,
             bf16=False,
             packing=True,
-            max_length=recipe.packing.capacity,
+            max_length=recipe.packing.max_length,
             assistant_only_loss=masks,
         )
         template = get_training_chat_template(tokenizer) if masks else None
@@ -242,7 +242,7 @@ def trl(*, masks: bool) -> Arm:
         files, cache = str(work / "trl.jsonl"), str(work / "datasets")
         rows = datasets.load_dataset("json", data_files=files, split="train", cache_dir=cache)
 
-        def run() -> Callable[[], Facts]:
+        def run() -> Callable[[], Stats]:
             made = SFTTrainer._prepare_dataset(
                 cast(Any, owner), cast(Any, rows), tokenizer, args, True, None, "train"
             )
@@ -253,7 +253,7 @@ def trl(*, masks: bool) -> Arm:
     return prepared
 
 
-def _counted(made: Any) -> Facts:
+def _counted(made: Any) -> Stats:
     return {
         "sequences": sum(len(found) for found in made["seq_lengths"]),
         "tokens": sum(len(ids) for ids in made["input_ids"]),
@@ -265,13 +265,13 @@ def _counted(made: Any) -> Facts:
 def floor(backend: Literal["tokenizers", "tiktoken"]) -> Arm:
     """Ids of the rendered text and nothing else, `_BATCH` texts in a call."""
 
-    def prepared(work: Path) -> Callable[[], Callable[[], Facts]]:
+    def prepared(work: Path) -> Callable[[], Callable[[], Stats]]:
         recipe = load_recipe(work / "recipe.yaml", BuildSftConfig, [])
         encoder = encoder_of(load_any_tokenizer(recipe.tokenizer.path), backend=backend)
         texts: list[str] = json.loads((work / "texts.json").read_text("utf-8"))
         batches = [texts[k : k + _BATCH] for k in range(0, len(texts), _BATCH)]
 
-        def run() -> Callable[[], Facts]:
+        def run() -> Callable[[], Stats]:
             if encoder.fast is not None:
                 tokens = sum(len(ids) for batch in batches for ids in encoder.arrays(batch))
             else:

@@ -148,9 +148,9 @@ def _recipe(work: Path, tokenizer: str, capacity: int) -> Path:
     recipe = {
         "out": "given below",
         "tokenizer": {"path": str(Path(tokenizer).resolve())},
-        "packing": {"capacity": capacity},
+        "packing": {"max_length": capacity},
         "held_out": {"rate": 0.01},
-        "sources": [{"name": "rows", "path": "given below", "licence": "MIT"}],
+        "sources": [{"name": "rows", "path": "given below", "license": "MIT"}],
     }
     path.write_text(yaml.safe_dump(recipe, sort_keys=False))
     return path
@@ -165,7 +165,7 @@ def _build(setup: Setup, rows: Path, workers: int, *, few: bool = False) -> Buil
         command.append(f"part_bytes={max(rows.stat().st_size // (2 * workers), 1)}")
     cost, _ = measured(command, cwd=ROOT, env=_ENVIRONMENT)
     found = read_artifact(out, verify=False)
-    tokens = sum(split["tokens"] for split in found.facts["splits"].values())
+    tokens = sum(split["tokens"] for split in found.stats["splits"].values())
     return Built(cost, found.counts.rows_in, tokens, found.digest)
 
 

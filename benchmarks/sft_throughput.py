@@ -4,7 +4,7 @@
     python benchmarks/sft_throughput.py --data runs/tiny/sft_data --steps 10
 
 Arms: `padded` is one sequence a row through TRL's collator; `trl packed` is TRL's best-fit packing,
-the micro-batch flattened into one row; `ours` is the layout that `isolation: auto` chooses.
+the micro-batch flattened into one row; `ours` is the layout that `document_masking: auto` chooses.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from trl.trainer.utils import add_fused_lm_head
 from posttrain.models.load import choose_attention
 from posttrain.tokens import pack_lengths
 from posttrain.training.cpu_head import use_cpu_head
-from posttrain.training.isolation import choose_isolation, make_collator
+from posttrain.training.document_masking import choose_document_masking, make_collator
 from posttrain.training.packed_data import load_split, sequences
 from posttrain.versions import package_versions
 
@@ -185,19 +185,21 @@ def main() -> None:
             f"peak {r.peak_gib:.2f} GiB  loss {r.loss:.3f}"
         )
     if args.out:
-        facts = {"versions": package_versions(), "arms": [asdict(r) for r in results]}
-        args.out.write_text(json.dumps(facts, indent=1) + "\n")
+        stats = {"versions": package_versions(), "arms": [asdict(r) for r in results]}
+        args.out.write_text(json.dumps(stats, indent=1) + "\n")
 
 
 def run_arms(rows: list[dict[str, list[int]]], args: Any, on_gpu: bool) -> Iterator[Result]:
     """Each arm on a fresh copy of the same model."""
     padding_free = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)
     model = build(on_gpu, args.capacity)
-    isolation = choose_isolation("auto", model)
+    document_masking = choose_document_masking("auto", model)
     if not on_gpu:
         use_cpu_head(model)
     packs = our_packs(rows, args.capacity)
-    yield measure(f"ours ({isolation})", model, make_collator(isolation, 0), packs, args)
+    yield measure(
+        f"ours ({document_masking})", model, make_collator(document_masking, 0), packs, args
+    )
     padded = DataCollatorForLanguageModeling(pad_token_id=0)
     yield measure("trl padded", build(on_gpu, args.capacity), padded, rows, args)
     packed = list(pack_dataset(Dataset.from_list(rows), args.capacity, "bfd"))

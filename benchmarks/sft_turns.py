@@ -95,7 +95,7 @@ def conversations(pairs: Sequence[tuple[Message, Message]], turns: int) -> list[
         make_example(
             [message for pair in pairs[k : k + turns] for message in pair],
             source="turns",
-            licence="none",
+            license="none",
             dialect="openai",
         )
         for k in range(0, len(pairs), turns)

@@ -100,8 +100,8 @@ def row_of(bench: Bench, arm: str, seed: int) -> str:
         if (pair["a"], pair["b"], pair["task"]) == (START, arm, "all")
     )["rates"]["accuracy"]  # fmt: skip
     gain = f"{100 * pair['difference']:+.1f} ({100 * pair['low']:+.1f} … {100 * pair['high']:+.1f})"
-    facts = read(bench.rlhf(arm, seed) / "manifest.json")["facts"]
-    base = f"{facts['first']['part/base']:.2f} → {facts['last']['part/base']:.2f}"
+    stats = read(bench.rlhf(arm, seed) / "manifest.json")["stats"]
+    base = f"{stats['first']['part/base']:.2f} → {stats['last']['part/base']:.2f}"
     wins = read(bench.out / f"win-{arm}-{seed}" / "metrics.json")["rows"]
     score = _percent(next(row for row in wins if row["unit"] == "all")["score"])
     shorter = f"{100 * (tokens / _length(start) - 1):+.0f} %"

@@ -62,7 +62,7 @@ class Tally:
         self.bins += other.bins
         self.fills += other.fills
 
-    def facts(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         """For the manifest."""
         trained, tokens = int(self.bins[:, 1].sum()), int(self.bins[:, 1:].sum())
         return {
@@ -117,7 +117,7 @@ def pack_split(
     done = 0
     with packed.entries.open("wb") as entries, packed.packs.open("wb") as packs:
         for number, (label, stream) in enumerate(groups.items()):
-            tally = tallies[label] = Tally(recipe.packing.capacity)
+            tally = tallies[label] = Tally(recipe.packing.max_length)
             windows = Windows.write(folder / f"{split}.windows", stream, tally.capacity)
             for k, window in enumerate(windows):
                 seed = key64(recipe.seed, "pack", split, label, k)

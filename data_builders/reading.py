@@ -4,7 +4,7 @@ for item in read_examples(SourceConfig(name="sums", path="sums.jsonl"), base_dir
     → Example(messages=(…), source="sums", dialect="openai", …)
     → Dropped("bad_arguments", "message 2, call of 'f': …", file="sums.jsonl", line=7, record_id=…)
 
-In this order: readable row → `where` → dialect → ending → licence → structural filters.
+In this order: readable row → `where` → dialect → ending → license → structural filters.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ def read_examples(
     config: SourceConfig,
     base_dir: Path,
     *,
-    allowed_licences: Collection[str] | None = None,
+    allowed_licenses: Collection[str] | None = None,
     report: ReadReport | None = None,
 ) -> Iterator[Example | Dropped]:
     """Stream a source's records.
 
     Args:
         base_dir: where the source's relative paths start.
-        allowed_licences: licences that may pass, compared without case; `None` lets all pass.
+        allowed_licenses: licenses that may pass, compared without case; `None` lets all pass.
         report: counts into this.
 
     Raises:
@@ -82,7 +82,7 @@ def read_examples(
     found = examples_of(
         rows,
         config,
-        allowed_licences=allowed_licences,
+        allowed_licenses=allowed_licenses,
         report=report or ReadReport(),
         observed=observed,
     )
@@ -98,7 +98,7 @@ def examples_of(
     rows: RawRows,
     config: SourceConfig,
     *,
-    allowed_licences: Collection[str] | None,
+    allowed_licenses: Collection[str] | None,
     report: ReadReport,
     observed: ObservedFields | None,
 ) -> Iterator[Example | Dropped]:
@@ -107,7 +107,7 @@ def examples_of(
     Args:
         observed: as `observed_fields` gives it.
     """
-    allowed = None if allowed_licences is None else {name.lower() for name in allowed_licences}
+    allowed = None if allowed_licenses is None else {name.lower() for name in allowed_licenses}
     return _Reader(config, observed, allowed, report).run(rows)
 
 
@@ -151,7 +151,7 @@ class _Reader:
                 return Dropped("where", why, raw.file, raw.line)
         try:
             dialect, conversation = read_row(raw.row, self.config)
-            metadata, licence = self._carried(raw.row)
+            metadata, license = self._carried(raw.row)
         except RowProblem as problem:
             if self.config.strict:
                 raise DataError(f"{raw.file}:{raw.line}: {problem.reason}: {problem}") from problem
@@ -160,7 +160,7 @@ class _Reader:
         if reason is not None:
             last = conversation.messages[-1].role
             return Dropped(reason, f"the last message is of {last}", raw.file, raw.line)
-        example = self._example(conversation, messages, dialect, metadata, licence)
+        example = self._example(conversation, messages, dialect, metadata, license)
         return self._filtered(example, raw, trimmed=len(conversation.messages) - len(messages))
 
     def _example(
@@ -169,21 +169,21 @@ class _Reader:
         messages: tuple[Message, ...],
         dialect: str,
         metadata: str,
-        licence: str,
+        license: str,
     ) -> Example:
         return make_example(
             messages,
             tools=conversation.tools,
             source=self.config.name,
-            licence=licence,
+            license=license,
             dialect=dialect,
             metadata=metadata,
         )
 
     def _filtered(self, example: Example, raw: RawRow, *, trimmed: int) -> Example | Dropped:
-        if self.allowed is not None and example.licence.lower() not in self.allowed:
-            detail = f"{example.licence!r} is not on the allow-list"
-            return Dropped("licence", detail, raw.file, raw.line, example.id)
+        if self.allowed is not None and example.license.lower() not in self.allowed:
+            detail = f"{example.license!r} is not on the allow-list"
+            return Dropped("license", detail, raw.file, raw.line, example.id)
         drop = structural_drop(example, self.config.filters)
         if drop is not None:
             return Dropped(drop.reason, drop.detail, raw.file, raw.line, example.id)
@@ -193,7 +193,7 @@ class _Reader:
         return example
 
     def _carried(self, row: dict[str, Any]) -> tuple[str, str]:
-        """The row's metadata as JSON text, and its licence."""
+        """The row's metadata as JSON text, and its license."""
         kept: dict[str, Any] = {}
         for path in self.config.metadata:
             try:
@@ -204,14 +204,14 @@ class _Reader:
             metadata = encode_json(kept) if kept else "{}"
         except ValueError as error:
             raise RowProblem("malformed_metadata", ", ".join(kept), str(error)) from None
-        licence = self.config.licence
-        if self.config.licence_field is not None:
+        license = self.config.license
+        if self.config.license_field is not None:
             with suppress(KeyError):
-                licence = lookup(row, self.config.licence_field) or licence
-        if not isinstance(licence, str):
-            where = str(self.config.licence_field)
-            raise RowProblem("malformed_metadata", where, f"the licence is {licence!r:.80}")
-        return metadata, licence
+                license = lookup(row, self.config.license_field) or license
+        if not isinstance(license, str):
+            where = str(self.config.license_field)
+            raise RowProblem("malformed_metadata", where, f"the license is {license!r:.80}")
+        return metadata, license
 
 
 def end_on_assistant(

@@ -1,7 +1,7 @@
 """The audit of a build: what the masks of every source's sequences teach, from the spool's columns.
 
     audit = audit_spools(spools, drops, marks, scratch=work)
-    audit.figures["maths"].facts()  →  {"sequences": 7470, "end_trained": 7470, …}
+    audit.figures["maths"].stats()  →  {"sequences": 7470, "end_trained": 7470, …}
 
 All records count that the mixture and evaluation may draw from, each once. Flags and keys were
 computed as the sequences were made; tokens are read only of the few that are shown.

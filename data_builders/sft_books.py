@@ -1,7 +1,7 @@
 """The books of a source: what became of its rows, kept part by part and added up.
 
-    books = Books(report); books.add(prepared, …); books.facts()
-    merged([part.facts(), part.facts()], samples=20)
+    books = Books(report); books.add(prepared, …); books.stats()
+    merged([part.stats(), part.stats()], samples=20)
     → {"rows_in": 7473, "dropped": {"overlong": 3}, "sequences": 7470, "samples": [(1, 0)], …}
 
 Everything that is added is a sum, a count by name, or the few samples whose keyed hashes are the
@@ -22,7 +22,7 @@ from data_builders.sft_prepare import Prepared, PreparedSequence
 from posttrain.records import Example
 
 _SUMS = ("rows_in", "trimmed_rows", "sequences", "sequences_clipped")
-_COUNTS = ("dropped", "dialects", "licences", "sequences_lost", "control")
+_COUNTS = ("dropped", "dialects", "licenses", "sequences_lost", "control")
 CONTROL = ("reasoned", "stripped", "traces", "truncated", "too_short")
 
 
@@ -35,7 +35,7 @@ class Books:
     seed: int
     dropped: Counter[str] = field(default_factory=Counter[str])
     lost: Counter[str] = field(default_factory=Counter[str])
-    licences: Counter[str] = field(default_factory=Counter[str])
+    licenses: Counter[str] = field(default_factory=Counter[str])
     control: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(CONTROL, 0)))
     budgets: Counter[int] = field(default_factory=Counter[int])
     sequences: int = 0
@@ -48,7 +48,7 @@ class Books:
         if prepared.drop is not None:
             self.dropped[prepared.drop.reason] += 1
         else:
-            self.licences[record.example.licence] += 1
+            self.licenses[record.example.license] += 1
         self.control["reasoned"] += record.reasoned
         self.control["stripped"] += record.stripped
         self.control["traces"] += record.traces
@@ -65,14 +65,14 @@ class Books:
                 self.samples.sort(key=lambda item: item[0])
                 del self.samples[self.keep_samples :]
 
-    def facts(self, observed: ObservedFields | None) -> dict[str, Any]:
+    def stats(self, observed: ObservedFields | None) -> dict[str, Any]:
         """The finished books of a part, JSON-able."""
         return {
             "rows_in": self.report.rows_in,
             "dropped": dict(self.report.dropped + self.dropped),
             "trimmed_rows": self.report.trimmed_rows,
             "dialects": dict(self.report.dialects),
-            "licences": dict(self.licences),
+            "licenses": dict(self.licenses),
             "sequences": self.sequences,
             "sequences_lost": dict(self.lost),
             "sequences_clipped": self.clipped,

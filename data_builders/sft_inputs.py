@@ -191,13 +191,13 @@ def part_key(
         tokens: digests of tokenizer and template.
         evaluation: what decontamination reads.
     """
-    shared = recipe.model_dump(mode="json", include={"reasoning", "licences", "seed"})
+    shared = recipe.model_dump(mode="json", include={"reasoning", "licenses", "seed"})
     return digest_of(
         {
             **shared,
             **tokens,
             **_blocks(recipe, evaluation),
-            "capacity": recipe.packing.capacity,
+            "capacity": recipe.packing.max_length,
             "overlong": recipe.packing.overlong,
             "source": source.model_dump(mode="json", exclude=_LATER),
             "samples": samples_of_each(recipe),
@@ -243,7 +243,7 @@ def find_parents(paths: Sequence[Path], out: Path) -> list[Parent]:
     return [parents[digest] for digest in sorted(parents)]
 
 
-def as_facts(inputs: Iterable[Input]) -> list[dict[str, Any]]:
+def as_stats(inputs: Iterable[Input]) -> list[dict[str, Any]]:
     """For the manifest: by file name only, since where a file lies is no part of the lineage."""
     return [
         {**asdict(i), "path": i.path if i.sha256 is None else Path(i.path).name} for i in inputs
@@ -258,10 +258,10 @@ def check_unchanged(
     Raises:
         ConfigError: naming what changed.
     """
-    before = {(i["source"], i["path"], i["sha256"]) for i in manifest.facts["inputs"]}
-    now = {(i["source"], i["path"], i["sha256"]) for i in as_facts(inputs)}
+    before = {(i["source"], i["path"], i["sha256"]) for i in manifest.stats["inputs"]}
+    now = {(i["source"], i["path"], i["sha256"]) for i in as_stats(inputs)}
     changed = sorted({path for _, path, _ in before ^ now})
-    if manifest.facts["tokenizer"]["digest"] != tokenizer:
+    if manifest.stats["tokenizer"]["digest"] != tokenizer:
         changed.append("the tokenizer")
     if manifest.template_digest != template:
         changed.append("the chat template")

@@ -110,7 +110,7 @@ class _Source:
 
 def _lost(source: _Source, drops: Mapping[str, Int]) -> str:
     """Where a source's rows went, most first."""
-    counts = {**source.spool.facts["dropped"], **{name: len(rows) for name, rows in drops.items()}}
+    counts = {**source.spool.stats["dropped"], **{name: len(rows) for name, rows in drops.items()}}
     dropped = sorted(counts.items(), key=lambda item: -item[1])
     parts = [f"{count:,} {reason}" for reason, count in dropped]
     if held_out := len(source.spool) - len(source.dropped):

@@ -75,7 +75,7 @@ def _first_examples(
 ) -> tuple[int, list[Example]]:
     """Rows read, and the first records among them."""
     rows, examples = 0, list[Example]()
-    for item in read_examples(source, base_dir, allowed_licences=recipe.licences):
+    for item in read_examples(source, base_dir, allowed_licenses=recipe.licenses):
         rows += 1
         if isinstance(item, Example):
             examples.append(item)
@@ -140,20 +140,20 @@ def check_probe(
 def _check_capacity(
     name: str, sequences: Sequence[PreparedSequence], recipe: BuildSftConfig
 ) -> None:
-    capacity = recipe.packing.capacity
+    capacity = recipe.packing.max_length
     lengths = sorted(s.length for s in sequences)
     prompts = sorted(s.tokens.spans[0] for s in sequences)
     if prompts[0] >= capacity:
         raise ConfigError(
-            f"packing.capacity {capacity} is shorter than the prompts of source {name!r}: in its "
+            f"packing.max_length {capacity} is shorter than the prompts of source {name!r}: in its "
             f"first {len(lengths)} sequences the answer starts after {prompts[0]} to {prompts[-1]} "
-            f"tokens. Raise packing.capacity, e.g. to {_round_up(lengths[-1])}"
+            f"tokens. Raise packing.max_length, e.g. to {_round_up(lengths[-1])}"
         )
     if lengths[0] > capacity and recipe.packing.overlong == "drop":
         raise ConfigError(
-            f"packing.capacity {capacity} is shorter than every one of the first {len(lengths)} "
+            f"packing.max_length {capacity} is shorter than every one of the first {len(lengths)} "
             f"sequences of source {name!r} ({lengths[0]} to {lengths[-1]} tokens). Raise "
-            f"packing.capacity, e.g. to {_round_up(lengths[-1])}"
+            f"packing.max_length, e.g. to {_round_up(lengths[-1])}"
         )
 
 

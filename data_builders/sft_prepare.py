@@ -110,7 +110,7 @@ def _prepare(examples: Sequence[Example], preparer: Preparer) -> list[Prepared]:
     controlled = [control_reasoning(e, preparer.control, preparer.offsets) for e in examples]
     rendered = [_render(c, preparer) for c in controlled]
     flat = [sample for found in rendered if not isinstance(found, Drop) for sample in found]
-    carried = [e.licence + e.metadata for e in examples]
+    carried = [e.license + e.metadata for e in examples]
     if not _is_text([*distinct_texts(flat), *carried]):
         rendered = [_as_text(c, found) for c, found in zip(controlled, rendered, strict=True)]
         flat = [sample for found in rendered if not isinstance(found, Drop) for sample in found]
@@ -154,7 +154,7 @@ def _as_text(record: Controlled, found: Rendered) -> Rendered:
     if isinstance(found, Drop):
         return found
     example = record.example
-    written = [example.licence, example.metadata, *(s.text for x in found for s in x.segments)]
+    written = [example.license, example.metadata, *(s.text for x in found for s in x.segments)]
     try:
         "".join(written).encode()
     except UnicodeEncodeError as error:  # the filter bad_unicode was switched off

@@ -107,7 +107,7 @@ def preparer_of(
         offsets=renderer.offsets,
         control=control_plan(recipe, source),
         mask_close=recipe.reasoning.truncated_close == "masked",
-        capacity=recipe.packing.capacity,
+        capacity=recipe.packing.max_length,
         clip_overlong=recipe.packing.overlong == "truncate",
         marks=renderer.marks,
         screen=Screen(source.filters, renderer.encode),
@@ -164,7 +164,7 @@ class PartJob:
                     writer.write_said(_said(batch, prepared, said, placed=recipe.write_dropped))
                 self._book(batch, prepared, books, writer, write_dropped=recipe.write_dropped)
                 tell(len(batch))
-            writer.finish(books.facts(observed), [row for _, row in books.samples])
+            writer.finish(books.stats(observed), [row for _, row in books.samples])
 
     def _batches(
         self, recipe: BuildSftConfig, report: ReadReport, observed: ObservedFields | None
@@ -175,7 +175,7 @@ class PartJob:
         for item in examples_of(
             open_part(self.part, self.source),
             self.source,
-            allowed_licences=recipe.licences,
+            allowed_licenses=recipe.licenses,
             report=report,
             observed=observed,
         ):

@@ -45,7 +45,7 @@ from posttrain.tokens.supervision import (
 RECORD = np.dtype(
     [
         ("id64", "<u8"),  # of the conversation
-        ("row64", "<u8"),  # of the conversation with its licence, dialect and metadata
+        ("row64", "<u8"),  # of the conversation with its license, dialect and metadata
         ("tokens", "<u8"),
         ("trained", "<u8"),
         ("text", "<u8"),  # byte in texts.bin
@@ -156,7 +156,7 @@ class SpoolWriter:
         found = np.zeros(len(kept), RECORD)
         counts = np.array([len(p.sequences) for p in kept], np.int64)
         starts = np.cumsum(counts) - counts
-        rows = [(p.example.id, p.example.licence, p.example.dialect, p.example.metadata)
+        rows = [(p.example.id, p.example.license, p.example.dialect, p.example.metadata)
                 for p in kept]  # fmt: skip
         found["id64"] = [key64(0, "record", row[0]) for row in rows]
         found["row64"] = [key64(0, "row", *row) for row in rows]
@@ -239,7 +239,7 @@ class Spool:
     """All of one source's finished parts, in order, and its merged books."""
 
     name: str
-    facts: Mapping[str, Any]
+    stats: Mapping[str, Any]
     folders: tuple[Path, ...]
 
     def __len__(self) -> int:
@@ -294,7 +294,7 @@ class Reader:
             raise DataError(f"{self._folders[part]} was changed while it was read")
 
     def text(self, part: int, at: int, size: int) -> list[str]:
-        """Record id, licence, dialect and metadata of the record whose text is at a place."""
+        """Record id, license, dialect and metadata of the record whose text is at a place."""
         return json.loads(os.pread(self._file(part, "texts.bin"), size, at))
 
     def close(self) -> None:

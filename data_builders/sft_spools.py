@@ -103,20 +103,20 @@ def _finished(recipe: BuildSftConfig, source: SftSource, folders: Sequence[Path]
                 observed.add(found["observed"])
             yield found
 
-    facts = merged(books(), samples=samples_of_each(recipe))
-    facts["samples"] = [read_sample(folders[part], k) for part, k in facts["samples"]]
+    stats = merged(books(), samples=samples_of_each(recipe))
+    stats["samples"] = [read_sample(folders[part], k) for part, k in stats["samples"]]
     if observed is not None:
         observed.check(source.name)
-    _check_limits(source.name, facts, recipe.limits)
-    return Spool(source.name, facts, tuple(folders))
+    _check_limits(source.name, stats, recipe.limits)
+    return Spool(source.name, stats, tuple(folders))
 
 
-def _check_limits(name: str, facts: Mapping[str, Any], limits: LimitsConfig) -> None:
-    rows, lost = facts["rows_in"], facts["sequences_lost"]
-    sequences = facts["sequences"] + sum(lost.values())
+def _check_limits(name: str, stats: Mapping[str, Any], limits: LimitsConfig) -> None:
+    rows, lost = stats["rows_in"], stats["sequences_lost"]
+    sequences = stats["sequences"] + sum(lost.values())
     for reason, advice in _ADVICE.items():
         limit: float = getattr(limits, reason)
-        of_rows = facts["dropped"].get(reason, 0) / max(rows, 1)
+        of_rows = stats["dropped"].get(reason, 0) / max(rows, 1)
         of_sequences = lost.get(reason, 0) / max(sequences, 1)
         if max(of_rows, of_sequences) > limit:
             raise DataError(
@@ -128,6 +128,6 @@ def _check_limits(name: str, facts: Mapping[str, Any], limits: LimitsConfig) -> 
 
 _ADVICE = {
     "nothing_trained": "Look at write_dropped: true; are these conversations without answers?",
-    "overlong": "Raise packing.capacity, or set packing.overlong to truncate.",
+    "overlong": "Raise packing.max_length, or set packing.overlong to truncate.",
     "render_error": "Look at write_dropped: true; does this template fit this source?",
 }

@@ -1,6 +1,6 @@
 """The tables that a build prints: what it expects before, what it did after.
 
-print_summary(console, facts)     source │ in │ kept │ held out │ dropped by reason …
+print_summary(console, stats)     source │ in │ kept │ held out │ dropped by reason …
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def print_plan(
             "unknown" if number is None else f"~{number * per_row['seconds']:,.0f}",
         )
     console.print(table)
-    capacity = recipe.packing.capacity
+    capacity = recipe.packing.max_length
     least = "at least " if not complete else ""
     console.print(
         f"Each record once: {least}~{tokens:,.0f} tokens, ~{tokens / capacity:,.0f} packs of "
@@ -94,27 +94,27 @@ def _total(recipe: BuildSftConfig) -> str:
     return ""
 
 
-def print_summary(console: Console, facts: Mapping[str, Any]) -> None:
+def print_summary(console: Console, stats: Mapping[str, Any]) -> None:
     """What the build did."""
-    _print_books(console, facts)
-    _print_mixture(console, facts)
-    _print_splits(console, facts)
-    print_supervision(console, facts["supervision"])
-    control = facts["control"]
+    _print_books(console, stats)
+    _print_mixture(console, stats)
+    _print_splits(console, stats)
+    print_supervision(console, stats["supervision"])
+    control = stats["control"]
     console.print(
         f"Reasoning control: stripped {control['stripped']:,} of {control['reasoned']:,} records "
         f"with reasoning ({control['strip_rate']:.2%}), cut {control['truncated']:,} of "
         f"{control['traces']:,} traces ({control['truncate_rate']:.2%}), left "
         f"{control['too_short']:,} chosen traces whole because they are too short. "
-        f"Template: {facts['template']['describe']}"
+        f"Template: {stats['template']['describe']}"
     )
-    for warning in facts["warnings"]:
+    for warning in stats["warnings"]:
         console.print(f"warning: {warning}", style="yellow", highlight=False)
 
 
-def _print_books(console: Console, facts: Mapping[str, Any]) -> None:
+def _print_books(console: Console, stats: Mapping[str, Any]) -> None:
     table = _table("Rows", "source", "in", "kept", "held out", "dropped")
-    for name, source in facts["sources"].items():
+    for name, source in stats["sources"].items():
         reasons = ", ".join(f"{reason} {n:,}" for reason, n in source["dropped"].items())
         table.add_row(
             name, f"{source['in']:,}", f"{source['kept']:,}", f"{source['held_out']:,}", reasons
@@ -122,13 +122,13 @@ def _print_books(console: Console, facts: Mapping[str, Any]) -> None:
     console.print(table)
 
 
-def _print_mixture(console: Console, facts: Mapping[str, Any]) -> None:
+def _print_mixture(console: Console, stats: Mapping[str, Any]) -> None:
     table = _table(
         "Mixture, requested and realised (repeats counted)",
         *("source", "asked", "got", "rows", "tokens", "trained", "% rows", "% tok.", "% trained"),
         "epochs",
     )
-    for name, source in facts["sources"].items():
+    for name, source in stats["sources"].items():
         asked, got, shares = source["requested"], source["realised"], source["shares"]
         table.add_row(
             name,
@@ -141,13 +141,13 @@ def _print_mixture(console: Console, facts: Mapping[str, Any]) -> None:
     console.print(table)
 
 
-def _print_splits(console: Console, facts: Mapping[str, Any]) -> None:
+def _print_splits(console: Console, stats: Mapping[str, Any]) -> None:
     table = _table(
-        f"Packs of {facts['capacity']:,} tokens",
+        f"Packs of {stats['max_length']:,} tokens",
         *("split", "packs", "sequences", "reasoning on", "cut", "tokens", "trained", "fill"),
         "longest",
     )
-    named = {**facts["splits"], **{f"  {g}": v for g, v in facts["eval_groups"].items()}}
+    named = {**stats["splits"], **{f"  {g}": v for g, v in stats["eval_groups"].items()}}
     for name, split in named.items():
         table.add_row(
             name,

@@ -43,7 +43,7 @@ INDEX = pa.schema(
         ("turn", pa.int16()),
         ("epoch", pa.int16()),
         ("source", pa.string()),
-        ("licence", pa.string()),
+        ("license", pa.string()),
         ("dialect", pa.string()),
         ("reasoning", pa.string()),
         ("truncated_budget", pa.int32()),
@@ -224,6 +224,6 @@ class _Index:
             "reasoning": ["on" if reasons else "off" for reasons in entries["reasons"].tolist()],
             "truncated_budget": pa.array(entries["budget"], mask=~cut),
         }
-        for place, name in enumerate(("record_id", "licence", "dialect", "metadata")):
+        for place, name in enumerate(("record_id", "license", "dialect", "metadata")):
             columns[name] = [text[place] for text in texts]
         return pa.table({field.name: columns[field.name] for field in INDEX}).cast(INDEX)

@@ -73,7 +73,7 @@ class Manifest:
     versions: Mapping[str, str]
     template_digest: str | None
     seed: int
-    facts: Mapping[str, Any]
+    stats: Mapping[str, Any]
     digest: str
     run: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -192,7 +192,7 @@ class StageDir:
         parents: Sequence[Parent] = (),
         template_digest: str | None = None,
         seed: int = 0,
-        facts: Mapping[str, Any] | None = None,
+        stats: Mapping[str, Any] | None = None,
         run: Mapping[str, Any] | None = None,
     ) -> Manifest:
         """Hash `files` (path relative to the directory → rows, or None) and write the manifest.
@@ -214,7 +214,7 @@ class StageDir:
             "versions": package_versions(),
             "template_digest": template_digest,
             "seed": seed,
-            "facts": dict(facts or {}),
+            "stats": dict(stats or {}),
         }
         if run:
             body["run"] = dict(run)
@@ -306,7 +306,7 @@ def _manifest(body: Mapping[str, Any]) -> Manifest:
         versions=body["versions"],
         template_digest=body["template_digest"],
         seed=body["seed"],
-        facts=body["facts"],
+        stats=body["stats"],
         digest=body["digest"],
         run=body.get("run", {}),
     )

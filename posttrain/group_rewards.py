@@ -42,7 +42,7 @@ class GroupRewards:
         parts: what the rewards are made of, or what is watched beside them (`accuracy`, …): one
             value a rollout, None where there is none.
         judgements: JSON-able rows of what a judge said, to be written beside the rollouts.
-        counts: additive facts of the group (`judge_calls`, `judge_failed`, `judge_tokens`, …);
+        counts: additive stats of the group (`judge_calls`, `judge_failed`, `judge_tokens`, …);
             they are summed over a step.
         failures: of the `asked` questions about this group, those that came to nothing.
     """

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-Category = Literal["no_tools", "with_tools", "hallucination_penalty", "given"]
+Category = Literal["no_tools", "with_tools", "hallucination_penalty", "offline"]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 
@@ -36,7 +36,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two completions of one prompt. `category` "given" is a pair that came as data."""
+    """Two completions of one prompt. `category` "offline" is a pair that came as data."""
 
     id: str
     task: str

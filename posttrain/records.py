@@ -2,7 +2,7 @@
 
     Example(
         messages=(Message("user", "2+2?"), Message("assistant", "4", reasoning="2+2 is 4.")),
-        tools=None, id="5f0c…", source="sums", licence="MIT", dialect="openai",
+        tools=None, id="5f0c…", source="sums", license="MIT", dialect="openai",
     )
 
 Tool schemas, tool arguments and metadata are JSON *text*: inside Arrow, nested values of varying
@@ -94,7 +94,7 @@ class Example:
     tools: str | None
     id: str
     source: str
-    licence: str
+    license: str
     dialect: str
     metadata: str = "{}"
 
@@ -124,7 +124,7 @@ def make_example(
     *,
     tools: str | None = None,
     source: str,
-    licence: str = "unknown",
+    license: str = "unknown",
     dialect: str,
     metadata: str = "{}",
 ) -> Example:
@@ -135,7 +135,7 @@ def make_example(
         tools=tools,
         id=content_id(turns, tools),
         source=source,
-        licence=licence,
+        license=license,
         dialect=dialect,
         metadata=metadata,
     )
@@ -179,7 +179,7 @@ def example_to_row(example: Example) -> dict[str, Any]:
     return {
         "id": example.id,
         "source": example.source,
-        "licence": example.licence,
+        "license": example.license,
         "dialect": example.dialect,
         "messages": json_text([message_to_row(m) for m in example.messages]),
         "tools": example.tools,
@@ -221,7 +221,7 @@ def example_from_row(row: Mapping[str, Any]) -> Example:
         tools=row["tools"],
         id=row["id"],
         source=row["source"],
-        licence=row["licence"],
+        license=row["license"],
         dialect=row["dialect"],
         metadata=row["metadata"],
     )

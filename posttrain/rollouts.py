@@ -1,7 +1,7 @@
 """What is asked of a model and all that it generated: prompts, steps, completions; torch-free.
 
     Prompt(id="maths-7/no_tools/on", task="maths-7", setting="no_tools",
-           messages=(Message("user", "7*8?"),), thinking=True, gold="56", grader="maths")
+           messages=(Message("user", "7*8?"),), thinking=True, gold="56", grader="math")
     Completion(prompt_id="maths-7/no_tools/on", index=0, prompt_ids=(1, 9, …), finish="stop",
                steps=(Step(text="7*8 is 56.</think>56<|im_end|>", ids=(4, 8, …), …),))
 

@@ -22,8 +22,8 @@ from latex2sympy2_extended.latex2sympy2 import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 from sympy.core.relational import Relational
 
-from reward.ascii_maths import to_latex
-from reward.formula_lines import reads_as_maths
+from reward.ascii_math import to_latex
+from reward.formula_lines import reads_as_math
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # "timeout is disabled": we have our own
 
@@ -75,7 +75,7 @@ def read_formula(text: str, *, natural_log: bool) -> Any:
     Raises:
         Unreadable: words, numbers side by side, or what the parser does not take.
     """
-    if not reads_as_maths(text) or _MISLEADING.search(text):
+    if not reads_as_math(text) or _MISLEADING.search(text):
         raise Unreadable(text)
     latex = to_latex(text)
     if natural_log:

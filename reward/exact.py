@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from reward.boxes import boxed, has_box
 from reward.final_answer import LABEL, TAG
-from reward.maths import same
+from reward.math_answers import same
 from reward.numbers import read_number
 from reward.tidy import bare
 

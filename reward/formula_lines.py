@@ -41,13 +41,13 @@ _SMALL_WORDS = frozenset([
 
 def leading(line: str) -> str | None:
     """The answer at the head of what follows a label."""
-    if reads_as_maths(line):
+    if reads_as_math(line):
         return line
     while match := _LEADS.match(line):
         line = line[match.end() :]
     span = _SPAN.match(line)
-    if span and reads_as_maths(span.group()):
-        spans = [s for s in _SPAN.finditer(line) if reads_as_maths(s.group())]
+    if span and reads_as_math(span.group()):
+        spans = [s for s in _SPAN.finditer(line) if reads_as_math(s.group())]
         return _joined_spans(line, spans, 0)
     number = _TOKEN.match(line)
     if number:
@@ -57,9 +57,9 @@ def leading(line: str) -> str | None:
 
 def last(line: str) -> str | None:
     """The last formula or number of a line."""
-    if reads_as_maths(line):
+    if reads_as_math(line):
         return line
-    spans = [span for span in _SPAN.finditer(line) if reads_as_maths(span.group())]
+    spans = [span for span in _SPAN.finditer(line) if reads_as_math(span.group())]
     if spans:
         return _joined_spans(line, spans, len(spans) - 1)
     numbers = list(_TOKEN.finditer(line))
@@ -93,7 +93,7 @@ def _with_unit(line: str, number: re.Match[str]) -> str:
     return number.group() + line[number.end() :][: known_unit_length(line[number.end() :])]
 
 
-def reads_as_maths(text: str) -> bool:
+def reads_as_math(text: str) -> bool:
     """Whether a text holds no words other than those of formulas."""
     words: list[str] = re.findall(r"[A-Za-z]+", _COMMAND.sub(" ", text))
     return all(

@@ -69,7 +69,7 @@ def _trained_layout(checkpoint: str | None) -> str | None:
     """Of a judge that this project trained; None of any other."""
     if checkpoint is None or not (Path(checkpoint) / MANIFEST).is_file():
         return None
-    return read_artifact(checkpoint, verify=False).facts.get("layout")
+    return read_artifact(checkpoint, verify=False).stats.get("layout")
 
 
 class GenRmJudge:
@@ -104,7 +104,7 @@ class GenRmJudge:
                  "thinking": seat.thinking}
                 for seat in self._seats
             ],
-            "parameters": self._config.parameters.model_dump(mode="json"),
+            "parameters": self._config.sampling.model_dump(mode="json"),
             "principle": self._config.principle,
             "retries": self._config.retries,
             "max_characters": self._config.max_characters,
@@ -112,7 +112,7 @@ class GenRmJudge:
 
     def _asker(self, number: int) -> Asker:
         seat, config = self._seats[number], self._config
-        parameters = config.parameters.parameters()
+        parameters = config.sampling.parameters()
         return Asker(
             # the layout is in the messages; the same model twice has two opinions
             identity={"seat": number, "model": dict(seat.sampler.identity)},

@@ -1,6 +1,6 @@
 """Graders by name: completions in, scores out; each refuses the prompts whose gold it can't use.
 
-    GRADERS["maths"]().grade([Attempt(prompt, completion)])
+    GRADERS["math"]().grade([Attempt(prompt, completion)])
     → [Score(1.0, "56", "equal to the gold 56")]
 
 A completion that a limit ended is wrong, 0.0; one that failed, and one whose comparison failed or
@@ -14,11 +14,11 @@ from collections.abc import Callable
 
 from reward.choice_grader import MultipleChoice
 from reward.grader import Grader
-from reward.maths_grader import Maths
+from reward.math_grader import Math
 from reward.text_graders import Exact, Numeric
 
 GRADERS: dict[str, Callable[[], Grader]] = {
-    "maths": Maths,
+    "math": Math,
     "multiple_choice": MultipleChoice,
     "exact": Exact,
     "numeric": Numeric,

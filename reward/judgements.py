@@ -118,20 +118,20 @@ def failures_of(judgements: Sequence[Judgement]) -> tuple[Failure, ...]:
     return tuple(Failure(one.reason or "", one.votes[0].text[-_SHOWN:]) for one in lost)
 
 
-def refuse_failures(asked: int, failures: Sequence[Failure], *, max_failed: float) -> None:
+def refuse_failures(asked: int, failures: Sequence[Failure], *, max_failure_rate: float) -> None:
     """Stop where too few matches are left to go by.
 
     Raises:
-        JudgeError: more than `max_failed` of the matches that were asked have no verdict.
+        JudgeError: more than `max_failure_rate` of the matches that were asked have no verdict.
     """
-    if len(failures) <= max_failed * asked:
+    if len(failures) <= max_failure_rate * asked:
         return
     reason, count = Counter(failure.reason for failure in failures).most_common(1)[0]
     example = next(failure.text for failure in failures if failure.reason == reason)
     said = f"; it answered, for example: {example!r}" if example else ""
     raise JudgeError(
         f"{len(failures):,} of {asked:,} judgements failed "
-        f"({len(failures) / asked:.1%}), judge.max_failed allows {max_failed:.1%}; "
+        f"({len(failures) / asked:.1%}), judge.max_failure_rate allows {max_failure_rate:.1%}; "
         f"most often ({count:,}): {reason}{said}. Verdicts that came are kept: the same command "
         "asks again for the others once the judge answers"
     )

@@ -117,5 +117,5 @@ class Question:
 
 def _why(step: Step, limit: int) -> str:
     if step.finish != "stop":
-        return f"ran to judge.parameters.max_tokens {limit:,}"
+        return f"ran to judge.sampling.max_tokens {limit:,}"
     return "no readable verdict in its answer"

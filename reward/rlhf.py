@@ -44,7 +44,7 @@ class JudgedReward:
 
     Args:
         judge: who judges.
-        config: `max_failed` of it is held against all matches of a step.
+        config: `max_failure_rate` of it is held against all matches of a step.
         pairing, length: who meets whom; what length adds.
         graders: by name; a prompt that names one and has a gold answer is graded, to be watched
             beside the reward: no part of it.
@@ -88,8 +88,8 @@ class JudgedReward:
         ]
 
     def settle(self, asked: int, failures: Sequence[Failure]) -> None:
-        """As `GroupReward.settle`. Raises JudgeError beyond `config.max_failed`."""
-        refuse_failures(asked, failures, max_failed=self._config.max_failed)
+        """As `GroupReward.settle`. Raises JudgeError beyond `config.max_failure_rate`."""
+        refuse_failures(asked, failures, max_failure_rate=self._config.max_failure_rate)
         self._judge.keep_failures()
 
     def _pairs(self, group: Group) -> Iterator[_Paired]:
@@ -175,7 +175,7 @@ def _row(paired: _Paired, judgement: Judgement) -> dict[str, Any]:
 
 
 def _counts(judgements: Sequence[Judgement]) -> dict[str, float]:
-    """Additive facts of a group's judgements."""
+    """Additive stats of a group's judgements."""
     counts: Counter[str] = Counter(
         matches=len(judgements),
         judge_failed=0,

@@ -12,7 +12,7 @@ from posttrain.rollouts import Prompt, metadata_of
 from reward.exact import said, same_text, same_value
 from reward.final_answer import final_answer
 from reward.grader import Attempt
-from reward.maths import gold_text
+from reward.math_answers import gold_text
 from reward.outcomes import before_reading, no_answer, tolerance_of, unscored, verdict
 
 

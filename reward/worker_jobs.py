@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from reward import algebra, maths
+from reward import algebra, math_answers
 from reward.patterns import last_match, pattern_problem
 
 
 def same(gold: str, answer: str, tolerance: float | None) -> bool:
-    """`maths.same`, with algebra."""
-    return maths.same(gold, answer, algebra=algebra.equal, tolerance=tolerance)
+    """`math_answers.same`, with algebra."""
+    return math_answers.same(gold, answer, algebra=algebra.equal, tolerance=tolerance)
 
 
 JOBS: dict[str, Callable[..., Any]] = {

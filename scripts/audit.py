@@ -86,7 +86,7 @@ def _audit(recipe: AuditConfig, tokens: AuditTokens) -> tuple[SetReader, Audit]:
 
 def _show(console: Console, recipe: AuditConfig, reader: SetReader, audit: Audit) -> list[str]:
     """Print the figures; returns what crosses a limit."""
-    figures = {name: found.facts() for name, found in audit.figures.items()}
+    figures = {name: found.stats() for name, found in audit.figures.items()}
     print_supervision(console, figures)
     for source, reasons in reader.dropped.items():
         lost = ", ".join(f"{reason} {count:,}" for reason, count in sorted(reasons.items()))
@@ -105,7 +105,7 @@ def _keep(console: Console, recipe: AuditConfig, tokens: AuditTokens, out: Path)
         if stage.complete:
             ensure_report(out)
             console.print(f"{out} is complete, nothing to do")
-            return list(read_artifact(out, verify=False).facts["violations"])
+            return list(read_artifact(out, verify=False).stats["violations"])
         reader, audit = _audit(recipe, tokens)
         crossed = _show(console, recipe, reader, audit)
         _finish(stage, reader, audit, tokens, crossed, parents)
@@ -143,12 +143,12 @@ def _finish(
         counts=Counts(rows_in, rows_in - sum(total.values()), total),
         files={ROWS: len(rows)},
         parents=parents,
-        facts={
+        stats={
             "rows": {
                 source: {"in": number, "dropped": dropped.get(source, {})}
                 for source, number in reader.rows_in.items()
             },
-            "supervision": {name: found.facts() for name, found in audit.figures.items()},
+            "supervision": {name: found.stats() for name, found in audit.figures.items()},
             "violations": crossed,
         },
     )

@@ -31,7 +31,7 @@ from data_builders.preferences.books import (
 )
 from data_builders.preferences.build import Proposed, chosen_pairs, propose_sampled, sample_rows
 from data_builders.preferences.encoded import Encoder
-from data_builders.preferences.propose_given import propose_given
+from data_builders.preferences.propose_offline import propose_offline
 from data_builders.preferences.select import Selection, select
 from data_builders.preferences.tables import print_dry_run, print_summary
 from data_builders.preferences.write import PairWriter
@@ -105,7 +105,7 @@ def main(arguments: list[str]) -> None:
             proposed = propose_sampled(
                 recipe, graders, encoder, out=out, work=work, progress=progress
             )
-            propose_given(recipe, encoder, proposed, work=work, base_dir=BASE, progress=progress)
+            propose_offline(recipe, encoder, proposed, work=work, base_dir=BASE, progress=progress)
 
             # -- shares and totals over all of them
             selection = select(
@@ -143,9 +143,9 @@ def main(arguments: list[str]) -> None:
             files["dropped.jsonl"] = write_jsonl(out / "dropped.jsonl", proposed.dropped_rows)
 
         # -- the books, and the manifest that makes it an artifact
-        facts = facts_of(recipe, proposed, selection)
-        facts["template"] = {"name": template.name, "describe": profile_of(template).describe()}
-        facts["tokenizer"] = {
+        stats = stats_of(recipe, proposed, selection)
+        stats["template"] = {"name": template.name, "describe": profile_of(template).describe()}
+        stats["tokenizer"] = {
             "digest": text.digest,
             "end": special.end_token,
             "pad": special.pad_token,
@@ -160,10 +160,10 @@ def main(arguments: list[str]) -> None:
             ],
             template_digest=template.digest,
             seed=recipe.seed,
-            facts=facts,
+            stats=stats,
         )
         shutil.rmtree(work, ignore_errors=True)
-        print_summary(console, facts, manifest)
+        print_summary(console, stats, manifest)
         console.print(f"{out}  digest {manifest.digest[:16]}", highlight=False)
         console.print(f"{write_report(out)}", highlight=False)
 
@@ -174,7 +174,7 @@ def tokenizer_config(recipe: BuildDpoConfig, parents: list[Manifest]) -> Tokeniz
     if own is not None and own.is_dir():
         if recipe.tokenizer is not None:
             raise ConfigError(f"tokenizer: leave it out, {own} is that of the samples")
-        made_by = parents[0].facts.get("sampler", {})
+        made_by = parents[0].stats.get("sampler", {})
         variables = dict(made_by.get("template_variables", {}))
         return TokenizerConfig(path=str(own), chat_template="own", template_variables=variables)
     if recipe.tokenizer is None:
@@ -185,7 +185,7 @@ def tokenizer_config(recipe: BuildDpoConfig, parents: list[Manifest]) -> Tokeniz
 def check_one_template(recipe: BuildDpoConfig, parents: list[Manifest]) -> None:
     """Samples of two templates or tokenizers cannot be pairs of one data set."""
     for (a, left), (b, right) in itertools.pairwise(zip(recipe.samples, parents, strict=True)):
-        tokenizers = [parent.facts.get("tokenizer", {}).get("digest") for parent in (left, right)]
+        tokenizers = [parent.stats.get("tokenizer", {}).get("digest") for parent in (left, right)]
         if left.template_digest != right.template_digest or tokenizers[0] != tokenizers[1]:
             raise ConfigError(f"{a} and {b} were sampled with different templates or tokenizers")
 
@@ -199,8 +199,8 @@ def stage_config(recipe: BuildDpoConfig, parents: list[Manifest]) -> dict[str, A
 def counts_of(proposed: Proposed, selection: Selection) -> Counts:
     """Completions and given rows in, those in a pair kept, the others by reason."""
     used = len(used_completions(selection.pairs))
-    given = sum(pair.category == "given" for pair in selection.pairs)
-    rows = proposed.books.completions + proposed.given_rows
+    given = sum(pair.category == "offline" for pair in selection.pairs)
+    rows = proposed.books.completions + proposed.offline_rows
     dropped = +Counter(proposed.books.unused)
     not_drawn = rows - used - given - sum(dropped.values())
     return Counts(
@@ -210,7 +210,7 @@ def counts_of(proposed: Proposed, selection: Selection) -> Counts:
     )
 
 
-def facts_of(recipe: BuildDpoConfig, proposed: Proposed, selection: Selection) -> dict[str, Any]:
+def stats_of(recipe: BuildDpoConfig, proposed: Proposed, selection: Selection) -> dict[str, Any]:
     """The figures of the build."""
     pairs, books = selection.pairs, proposed.books
     dropped = books.pairs_dropped + Counter(selection.dropped)

@@ -21,7 +21,7 @@ from data_builders.genrm.build import HELD_OUT, TRAIN, Built, build
 from data_builders.genrm.prompts import CountTokens
 from data_builders.genrm.tables import print_built
 from data_builders.prompts import refuse_changes
-from data_builders.sft_inputs import Input, as_facts, find_parents
+from data_builders.sft_inputs import Input, as_stats, find_parents
 from data_builders.sources import find_files
 from posttrain.artifacts import Parent, StageDir, read_artifact, sha256_file
 from posttrain.chat import render
@@ -87,7 +87,7 @@ def main(arguments: list[str]) -> None:
             files={**built.files},
             parents=parents,
             seed=recipe.seed,
-            facts=facts_of(recipe, built, inputs),
+            stats=stats_of(recipe, built, inputs),
         )
         print_built(console, built)
         console.print(f"{out}  digest {manifest.digest[:16]}", highlight=False)
@@ -127,7 +127,7 @@ def token_counter(config: TokenizerConfig) -> CountTokens:
     return count
 
 
-def facts_of(recipe: BuildGenRmConfig, built: Built, inputs: list[Input]) -> dict[str, Any]:
+def stats_of(recipe: BuildGenRmConfig, built: Built, inputs: list[Input]) -> dict[str, Any]:
     """The figures of the build."""
     return {
         "layout": recipe.layout,
@@ -135,8 +135,8 @@ def facts_of(recipe: BuildGenRmConfig, built: Built, inputs: list[Input]) -> dic
         "swap": recipe.swap,
         "thinking": recipe.thinking,
         "files": {"train": TRAIN, "held_out": HELD_OUT},
-        "inputs": as_facts(inputs),
-        **built.facts(),
+        "inputs": as_stats(inputs),
+        **built.stats(),
     }
 
 

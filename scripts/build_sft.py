@@ -1,7 +1,7 @@
 """Build SFT data: chat rows of any dialect → reasoning-controlled, masked, packed shards.
 
     python scripts/build_sft.py --config recipes/tiny/build_sft.yaml out=runs/tiny/sft_data
-    python scripts/build_sft.py --config recipes/tiny/build_sft.yaml out=runs/x packing.capacity=512
+    python scripts/build_sft.py --config recipes/tiny/build_sft.yaml out=runs/x seed=2
     python scripts/build_sft.py --config recipes/tiny/build_sft.yaml out=runs/x --dry-run
 
 Paths in a recipe are relative to the directory this is run in. A build that was killed is taken up
@@ -24,9 +24,8 @@ from data_builders.pool import Executor, Here, Pool
 from data_builders.ray_build import RayExecutor
 from data_builders.sft_audit import audit_spools, check_supervision
 from data_builders.sft_duplicates import find_copies
-from data_builders.sft_facts import books_of, check_left, data_facts, total_counts
 from data_builders.sft_inputs import (
-    as_facts,
+    as_stats,
     check_unchanged,
     evaluation_files,
     find_parents,
@@ -45,6 +44,7 @@ from data_builders.sft_preflight import (
 from data_builders.sft_rows import count_rows
 from data_builders.sft_source import Tools, preparer_of
 from data_builders.sft_spools import spool_sources
+from data_builders.sft_stats import books_of, check_left, data_stats, total_counts
 from data_builders.sft_tables import print_plan, print_summary
 from data_builders.sft_write import join_files, write_jsonl, write_splits
 from data_builders.stages import Stages
@@ -165,7 +165,7 @@ def main(arguments: list[str]) -> None:
             plan = plan_build(spools, recipe, drops)
             stages.start("auditing")
             audit = audit_spools(spools, drops, renderer.marks, scratch=work)
-            supervision = {name: found.facts() for name, found in audit.figures.items()}
+            supervision = {name: found.stats() for name, found in audit.figures.items()}
             check_supervision(supervision, recipe.limits)
             books = books_of(spools, plan)
             check_left(books, plan)
@@ -184,7 +184,7 @@ def main(arguments: list[str]) -> None:
         tokenizer.chat_template = template.source
         for path in tokenizer.save_pretrained(out / "tokenizer"):
             files[str(Path(path).relative_to(out))] = None
-        samples = [row for spool in spools for row in spool.facts["samples"]]
+        samples = [row for spool in spools for row in spool.stats["samples"]]
         files["samples.jsonl"] = write_jsonl(out / "samples.jsonl", samples)
         worst = audit.worst.rows(encoder.decode)
         files[SUPERVISION] = write_jsonl(out / SUPERVISION, worst)
@@ -195,11 +195,11 @@ def main(arguments: list[str]) -> None:
 
         # -- the books, and the manifest that makes it an artifact
         decontaminated = (
-            {"decontamination": [book.facts() for book in decontaminator.books]}
+            {"decontamination": [book.stats() for book in decontaminator.books]}
             if decontaminator is not None
             else {}
         )
-        facts = {
+        stats = {
             "template": {
                 "name": template.name,
                 "mode": profile.mode,
@@ -211,11 +211,11 @@ def main(arguments: list[str]) -> None:
                 "pad": special.pad_token,
                 "stop_ids": list(special.stop_ids),
             },
-            "inputs": as_facts(inputs),
+            "inputs": as_stats(inputs),
             "warnings": warnings,
             "supervision": supervision,
             **decontaminated,
-            **data_facts(spools, plan, written, books, recipe.packing.capacity),
+            **data_stats(spools, plan, written, books, recipe.packing.max_length),
         }
         manifest = stage.finish(
             counts=total_counts(books),
@@ -223,11 +223,11 @@ def main(arguments: list[str]) -> None:
             parents=parents,
             template_digest=template.digest,
             seed=recipe.seed,
-            facts=facts,
+            stats=stats,
             run={"tokenizer": encoder.name},
         )
         shutil.rmtree(work, ignore_errors=True)
-        print_summary(console, facts)
+        print_summary(console, stats)
         console.print(f"{out}  digest {manifest.digest[:16]}", highlight=False)
         console.print(f"{write_report(out)}", highlight=False)
 

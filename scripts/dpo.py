@@ -76,10 +76,10 @@ def train(recipe: DpoConfig) -> None:
                 stage.give_back(scratch=REFERENCE)
             raise
         if manifest is not None:
-            facts = manifest.facts
-            print(f"{recipe.out}: checkpoint {manifest.digest[:12]}, {facts['steps']} steps")
-            if facts["chosen_fell"]:
-                print(fall_warning(facts["lowest_chosen_change_per_token"], recipe.chosen_floor))
+            stats = manifest.stats
+            print(f"{recipe.out}: checkpoint {manifest.digest[:12]}, {stats['steps']} steps")
+            if stats["chosen_fell"]:
+                print(fall_warning(stats["lowest_chosen_change_per_token"], recipe.chosen_floor))
             print(write_report(out))
 
 

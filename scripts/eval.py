@@ -30,7 +30,7 @@ from rich.markup import escape
 
 from data_builders.graders import all_graders
 from data_builders.prompts import PromptSet, build_prompts, prompt_inputs
-from data_builders.sft_inputs import Input, as_facts
+from data_builders.sft_inputs import Input, as_stats
 from data_builders.toolkits import toolkits_for
 from posttrain.artifacts import (
     MANIFEST,
@@ -171,7 +171,7 @@ def plan_of(recipe: EvalConfig, limit: int | None) -> Plan:
         toolkits=toolkits,
         base_dir=BASE,
     )
-    units = units_of(names[0], made.prompts, recipe.samples_of)
+    units = units_of(names[0], made.prompts, recipe.n_of)
     if limit is not None:
         units = [replace(unit, prompts=unit.prompts[:limit]) for unit in units]
     renderers = {name: renderer_of(recipe.backend_of(name), recipe.path_of(name)) for name in names}
@@ -214,7 +214,7 @@ def make(recipe: EvalConfig, plan: Plan, console: Console) -> None:
     # only here: the rest does without inspect, whose import takes seconds
     from posttrain.evaluation.make import make_records
 
-    limits = recipe.limits.limits(recipe.parameters)
+    limits = recipe.sampling.limits()
     how = How(limits, recipe.seed, plan.opened, grade_with(plan.graders))
     total = len(recipe.checkpoints) * sum(unit.size for unit in plan.units)
     with Meter(total=total, console=console) as meter:
@@ -245,7 +245,7 @@ def finish(stage: StageDir, recipe: EvalConfig, plan: Plan, console: Console) ->
         counts=Counts(made, asked, {"limit": made - asked} if made > asked else {}),
         parents=plan.parents,
         seed=recipe.seed,
-        facts={
+        stats={
             "sources": {
                 name: {
                     "rows_in": books.rows_in,
@@ -254,7 +254,7 @@ def finish(stage: StageDir, recipe: EvalConfig, plan: Plan, console: Console) ->
                 }
                 for name, books in plan.made.books.items()
             },
-            "inputs": as_facts(plan.inputs),
+            "inputs": as_stats(plan.inputs),
         },
     )
     shutil.rmtree(out / WORK, ignore_errors=True)

@@ -86,8 +86,8 @@ def evaluate(arguments: list[str]) -> None:
     if options.dry_run:
         if out.is_dir() and any(out.iterdir()):
             StageDir.open(out, kind=KIND, config=config, claim=False)
-        asked, names = len(prompts) * recipe.samples, ", ".join(recipe.checkpoints)
-        console.print(f"{len(prompts):,} prompts × {recipe.samples} = {asked:,} for each: {names}")
+        asked, names = len(prompts) * recipe.n, ", ".join(recipe.checkpoints)
+        console.print(f"{len(prompts):,} prompts × {recipe.n} = {asked:,} for each: {names}")
         console.print(prompts[0].messages[-1].content, markup=False, highlight=False)
         return
 
@@ -98,7 +98,7 @@ def evaluate(arguments: list[str]) -> None:
             console.print(f"{out} is complete, nothing to do", highlight=False)
             return
         atomic_write_text(out / "prompts.jsonl", prompt_lines(prompts))
-        total = len(prompts) * recipe.samples * len(recipe.checkpoints)
+        total = len(prompts) * recipe.n * len(recipe.checkpoints)
         with Meter(total=total, console=console) as meter:
             asyncio.run(judge_all(recipe, prompts, meter))
         finish(stage, recipe, prompts, parents, data, console)
@@ -110,7 +110,7 @@ def held_out(recipe: EvalGenRmConfig, data: Manifest) -> list[Prompt]:
     Raises:
         DataError: nothing was held out.
     """
-    path = Path(recipe.data) / data.facts["files"]["held_out"]
+    path = Path(recipe.data) / data.stats["files"]["held_out"]
     with path.open(encoding="utf-8") as lines:
         prompts = [prompt_from_row(json.loads(line)) for line in lines]
     if not prompts:
@@ -133,15 +133,15 @@ async def judge_all(recipe: EvalGenRmConfig, prompts: Sequence[Prompt], meter: M
     """Every judgement that is not there yet, checkpoint by checkpoint."""
     out = Path(recipe.out)
     (out / RECORDS).mkdir(exist_ok=True)
-    tasks = tasks_of(prompts, lambda _: recipe.samples, seed=recipe.seed)
+    tasks = tasks_of(prompts, lambda _: recipe.n, seed=recipe.seed)
     for name in recipe.checkpoints:
         backend, work = recipe.backend_of(name), out / WORK / name
         how = How(
             open_environment=lambda _: None,
-            limits=Limits(recipe.parameters.parameters(), 1, None, 1),
+            limits=Limits(recipe.sampling.parameters(), 1, None, 1),
             chunk=recipe.chunk,
             at_once=getattr(backend, "concurrency", 1),
-            max_failed=recipe.max_failed,
+            max_failure_rate=recipe.max_failure_rate,
         )
         async with opened_sampler(backend, checkpoint=recipe.path_of(name), parts=False) as sampler:
             asked = {"prompts": digest_of(prompt_lines(prompts))}
@@ -208,17 +208,17 @@ def finish(
     for name, rows in said.items():
         files[record_path(out, name).relative_to(out).as_posix()] = len(rows)
     asked = len({prompt.task for prompt in prompts})
-    left: int = data.facts["held_out"]["pairs"] - asked
+    left: int = data.stats["held_out"]["pairs"] - asked
     stage.finish(
         counts=Counts(asked + left, asked, {"not_asked": left} if left else {}),
         files=files,
         parents=parents,
         seed=recipe.seed,
-        facts={
+        stats={
             "checkpoints": names,
             "samplers": {name: made_by(out, name)["sampler"] for name in names},
             "prompts": digest_of(prompt_lines(prompts)),
-            "layout": data.facts["layout"],
+            "layout": data.stats["layout"],
         },
     )
     shutil.rmtree(out / WORK, ignore_errors=True)
@@ -235,7 +235,7 @@ def rescore(arguments: list[str]) -> None:
     manifest = read_artifact(run, kind=KIND)
     with (run / "prompts.jsonl").open(encoding="utf-8") as lines:
         prompts = [prompt_from_row(json.loads(line)) for line in lines]
-    said = read_judgements(run, manifest.facts["checkpoints"], prompts)
+    said = read_judgements(run, manifest.stats["checkpoints"], prompts)
     metrics = figures_of(said, seed=manifest.seed)
     console = Console(width=None if sys.stdout.isatty() else 180)
     print_judges(console, metrics["cells"])

@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def judging_prompts(recipe: GenRmConfig, data: Manifest) -> list[Prompt]:
     """What the judge is trained on; every prompt has a gold verdict."""
-    path = Path(recipe.data) / data.facts["files"]["train"]
+    path = Path(recipe.data) / data.stats["files"]["train"]
     with path.open(encoding="utf-8") as lines:
         prompts = [prompt_from_row(json.loads(line)) for line in lines]
     for prompt in prompts:
@@ -91,20 +91,20 @@ def train(recipe: GenRmConfig, prompts: Sequence[Prompt], data: Manifest) -> Non
                 stage,
                 method="genrm",
                 parents=[parent_of(recipe.data, relative_to=out, manifest=data)],
-                facts={"layout": data.facts["layout"], "principle": data.facts["principle"]},
+                stats={"layout": data.stats["layout"], "principle": data.stats["principle"]},
             )
         except PosttrainError:
             if args.process_index == 0:
                 stage.give_back(scratch=RESUME)
             raise
         if manifest is not None:
-            facts = manifest.facts
-            first, last = facts["first"], facts["last"]
+            stats = manifest.stats
+            first, last = stats["first"], stats["last"]
             print(
-                f"{recipe.out}: checkpoint {manifest.digest[:12]}, {facts['steps']} steps, "
+                f"{recipe.out}: checkpoint {manifest.digest[:12]}, {stats['steps']} steps, "
                 f"reward {first['reward']:.2f} → {last['reward']:.2f}, truncated "
                 f"{first['truncated']:.1%} → {last['truncated']:.1%} (means of "
-                f"{facts['averaged']} batches)"
+                f"{stats['averaged']} batches)"
             )
             print(write_report(out))
 

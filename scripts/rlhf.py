@@ -22,7 +22,7 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 from data_builders.graders import all_graders
 from data_builders.prompts import PromptSet, build_prompts, prompt_inputs, refuse_changes
-from data_builders.sft_inputs import Input, as_facts
+from data_builders.sft_inputs import Input, as_stats
 from data_builders.toolkits import toolkits_for
 from posttrain.artifacts import Parent, StageDir, parent_of, read_artifact
 from posttrain.claim import exclusive, run_command
@@ -196,14 +196,14 @@ def finish(prepared: Prepared, stage: StageDir, inputs: Inputs) -> None:
         stage,
         method="rlhf",
         parents=inputs.parents,
-        facts={"inputs": as_facts(inputs.files), "books": books_of(inputs.made)},
+        stats={"inputs": as_stats(inputs.files), "books": books_of(inputs.made)},
     )
     if manifest is None:
         return
-    first, last = manifest.facts["first"], manifest.facts["last"]
+    first, last = manifest.stats["first"], manifest.stats["last"]
     print(
-        f"{stage.path}: checkpoint {manifest.digest[:12]}, {manifest.facts['steps']} steps; means "
-        f"of the first and last {manifest.facts['averaged']} batches:"
+        f"{stage.path}: checkpoint {manifest.digest[:12]}, {manifest.stats['steps']} steps; means "
+        f"of the first and last {manifest.stats['averaged']} batches:"
     )
     names = ("reward", "part/base", "part/accuracy", "answer_tokens", "reasoning_tokens")
     for name in (*names, "truncated"):

@@ -1,7 +1,7 @@
 """Sample a model: prompts × settings × n completions, with tools run where they are declared.
 
     python scripts/sample.py --config recipes/tiny/sample.yaml
-    python scripts/sample.py --config recipes/tiny/sample.yaml out=runs/x samples=4 --dry-run
+    python scripts/sample.py --config recipes/tiny/sample.yaml out=runs/x n=4 --dry-run
 
 Paths in a recipe are relative to the directory this is run in. Killed and started again, the same
 command ends with exactly every sample; in process, with the same bytes.
@@ -28,7 +28,7 @@ from data_builders.prompts import (
     prompt_inputs,
     refuse_changes,
 )
-from data_builders.sft_inputs import Input, as_facts
+from data_builders.sft_inputs import Input, as_stats
 from data_builders.toolkits import toolkits_for
 from posttrain.artifacts import (
     MANIFEST,
@@ -84,7 +84,7 @@ def main(arguments: list[str]) -> None:
             console,
             made,
             recipe.settings,
-            samples=recipe.samples_of,
+            samples=recipe.n_of,
             most_tokens=recipe.most_tokens,
             render=show,
         )
@@ -115,13 +115,13 @@ async def sample(
     """Make every completion that is not there yet, into `samples.jsonl`."""
     out = Path(recipe.out)
     work = out / "work"
-    tasks = tasks_of(prompts, recipe.samples_of, seed=recipe.seed)
+    tasks = tasks_of(prompts, recipe.n_of, seed=recipe.seed)
     how = How(
         open_environment=lambda prompt: opened(prompt, toolkits),
-        limits=recipe.limits.limits(recipe.parameters),
+        limits=recipe.sampling.limits(),
         chunk=recipe.chunk,
         at_once=IN_FLIGHT * getattr(recipe.backend, "concurrency", 1),
-        max_failed=recipe.max_failed,
+        max_failure_rate=recipe.max_failure_rate,
     )
     asked = prompt_lines(prompts)
     async with opened_sampler(recipe.backend, checkpoint=recipe.checkpoint) as sampler:
@@ -147,7 +147,7 @@ def finish(
 ) -> Manifest:
     """The tokenizer beside the samples, the books, and the manifest that makes it an artifact."""
     out = stage.path
-    samples = sum(facts["samples"] for facts in tally.facts().values())
+    samples = sum(stats["samples"] for stats in tally.stats().values())
     examples = "".join(map(row_line, tally.examples))
     atomic_write_text(out / "examples.jsonl", examples)
     files: dict[str, int | None] = {
@@ -155,8 +155,8 @@ def finish(
         "samples.jsonl": samples,
         "examples.jsonl": len(tally.examples),
     }
-    facts: dict[str, Any] = {
-        "settings": tally.facts(),
+    stats: dict[str, Any] = {
+        "settings": tally.stats(),
         "sources": {
             name: {
                 "rows_in": books.rows_in,
@@ -168,19 +168,19 @@ def finish(
         },
         "not_asked": {name: dict(sorted(counts.items())) for name, counts in made.skipped.items()},
         "failed": dict(tally.errors),
-        "inputs": as_facts(inputs),
+        "inputs": as_stats(inputs),
         "sampler": json.loads((out / "work" / MADE_BY).read_text("utf-8"))["sampler"],
     }
     if renderer is not None:
         files |= {f"tokenizer/{name}": None for name in renderer.save(out / "tokenizer")}
-        facts |= renderer.facts()
+        stats |= renderer.stats()
     manifest = stage.finish(
         counts=made.counts(),
         files=files,
         parents=parents,
         template_digest=None if renderer is None else renderer.template.digest,
         seed=recipe.seed,
-        facts=facts,
+        stats=stats,
     )
     shutil.rmtree(out / "work")
     return manifest

@@ -76,7 +76,7 @@ def train(recipe: SftConfig) -> None:
         manifest = train_sft(prepared, stage)
         if manifest is not None:
             print(
-                f"{recipe.out}: checkpoint {manifest.digest[:12]}, {manifest.facts['steps']} steps"
+                f"{recipe.out}: checkpoint {manifest.digest[:12]}, {manifest.stats['steps']} steps"
             )
             print(write_report(out))
 

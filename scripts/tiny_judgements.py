@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> None:
             counts=written.counts,
             files=written.files,
             seed=config.seed,
-            facts=written.facts,
+            stats=written.stats,
         )
         print(f"wrote {manifest.counts.kept:,} rows")
         print(write_report(stage.path))

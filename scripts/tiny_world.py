@@ -49,9 +49,9 @@ def main(arguments: list[str] | None = None) -> None:
             files=written.files,
             template_digest=template.digest,
             seed=config.seed,
-            facts=written.facts,
+            stats=written.stats,
         )
-        print(f"wrote {manifest.counts.kept:,} rows, vocabulary {written.facts['vocabulary']}")
+        print(f"wrote {manifest.counts.kept:,} rows, vocabulary {written.stats['vocabulary']}")
         print(write_report(stage.path))
 
 

@@ -141,7 +141,7 @@ def main(arguments: list[str]) -> None:
             files={METRICS: None, DUELS: len(duels)},
             parents=parents,
             seed=recipe.seed,
-            facts={"before": recipe.before, "after": recipe.after, "judge": identity},
+            stats={"before": recipe.before, "after": recipe.after, "judge": identity},
         )
         shutil.rmtree(out / WORK, ignore_errors=True)
         print_rows(console, rows)
@@ -244,7 +244,7 @@ async def judge_all(
             )
             judgements = await judge.judge(matches, seed=recipe.seed)
             failures = failures_of(judgements)
-            refuse_failures(len(matches), failures, max_failed=recipe.judge.max_failed)
+            refuse_failures(len(matches), failures, max_failure_rate=recipe.judge.max_failure_rate)
             judge.keep_failures()
         pairs = iter(zip(judgements[::2], judgements[1::2], strict=True))
         both = [None if meeting.same else next(pairs) for meeting in meetings]

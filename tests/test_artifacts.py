@@ -18,7 +18,7 @@ def make(path: Path, config: dict, text: str = "row\n", **extra):
 
 
 def test_round_trip_and_json_names(tmp_path):
-    made = make(tmp_path / "a", {"x": 1}, seed=3, facts={"fill": 0.5})
+    made = make(tmp_path / "a", {"x": 1}, seed=3, stats={"fill": 0.5})
     assert read_artifact(tmp_path / "a", kind="toy") == made
     body = json.loads((tmp_path / "a" / "manifest.json").read_text())
     assert body["counts"] == {"in": 2, "kept": 1, "dropped": {"empty": 1}}

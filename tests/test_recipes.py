@@ -78,7 +78,7 @@ def test_a_repeated_default_is_found(tmp_path):
     path.write_text(
         "out: x\n"
         "tokenizer: {path: t, chat_template: nemotron_3_nano}\n"
-        "packing: {capacity: 64, overlong: drop}\n"
+        "packing: {max_length: 64, overlong: drop}\n"
         "reasoning: {strip: 0.1}\n"
         "sources: [{name: a, path: a.jsonl, ending: trim}]\n"
     )
@@ -105,7 +105,7 @@ def test_the_paper_blend_has_the_papers_numbers():
     shares = {source.name: source.share for source in recipe.sources}
     assert (shares["chat"], shares["code"], shares["science"]) == (0.286, 0.207, 0.128)
     assert (recipe.reasoning.strip, recipe.reasoning.truncate) == (0.10, 0.03)
-    assert recipe.packing.capacity == 256 * 1024
+    assert recipe.packing.max_length == 256 * 1024
     assert all(source.filters.narratives for source in recipe.sources)
     untranslated = {source.name for source in recipe.sources if source.filters.untranslated}
     assert untranslated == {"multilingual"}
@@ -115,20 +115,28 @@ def test_the_sampling_recipe_has_the_papers_numbers():
     recipe = load_recipe(ROOT / "recipes/nemotron-3-nano/sample.yaml", SampleConfig)
     tasks = {source.name: (source.count, source.grader) for source in recipe.prompts}
     assert tasks == {"maths": (1000, "maths"), "stem": (1000, "multiple_choice")}
-    assert [recipe.samples_of(setting.name) for setting in recipe.settings] == [32, 32]
+    assert [recipe.n_of(setting.name) for setting in recipe.settings] == [32, 32]
     assert [setting.tools for setting in recipe.settings] == ["none", "python"]
 
 
 def test_the_judges_recipe_has_the_papers_numbers():
     recipe = load_recipe(ROOT / "recipes/nemotron-3-nano/genrm.yaml", GenRmConfig)
-    assert (recipe.prompts_per_step, recipe.generations, recipe.loss.updates) == (128, 8, 1)
+    assert (recipe.prompts_per_step, recipe.num_generations, recipe.loss.num_iterations) == (
+        128,
+        8,
+        1,
+    )
     data = load_recipe(ROOT / "recipes/nemotron-3-nano/build_genrm.yaml", BuildGenRmConfig)
     assert data.swap
 
 
 def test_the_rlhf_recipe_has_the_papers_numbers():
     recipe = load_recipe(ROOT / "recipes/nemotron-3-nano/rlhf.yaml", RlhfConfig)
-    assert (recipe.prompts_per_step, recipe.generations, recipe.loss.updates) == (128, 16, 1)
+    assert (recipe.prompts_per_step, recipe.num_generations, recipe.loss.num_iterations) == (
+        128,
+        16,
+        1,
+    )
     assert (recipe.loss.clip_low, recipe.loss.clip_high, recipe.loss.kl) == (0.2, 0.28, 0.0)
     assert recipe.pairing.strategy == "circular"
     length = recipe.length

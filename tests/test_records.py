@@ -25,7 +25,7 @@ MESSAGES = (
 
 
 def record(**changes):
-    fields = {"tools": '[{"name":"f"}]', "source": "s", "licence": "MIT", "dialect": "openai"}
+    fields = {"tools": '[{"name":"f"}]', "source": "s", "license": "MIT", "dialect": "openai"}
     return make_example(MESSAGES, metadata='{"reward":1}', **{**fields, **changes})
 
 
@@ -35,7 +35,7 @@ def test_row_round_trip():
 
 
 def test_id_is_of_the_content_alone():
-    assert record().id == record(source="other", licence="x", dialect="y").id
+    assert record().id == record(source="other", license="x", dialect="y").id
     assert record().id != record(tools=None).id
     changed = (dataclasses.replace(MESSAGES[0], content="q"), *MESSAGES[1:])
     assert make_example(changed, source="s", dialect="openai").id != record().id

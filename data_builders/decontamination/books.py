@@ -38,7 +38,7 @@ class FileBook:
     whole: int
     template: int
 
-    def facts(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         """For the manifest."""
         return asdict(self)
 

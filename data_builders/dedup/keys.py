@@ -3,7 +3,7 @@
 conversation_key(example) → 0x5f0c…    of all turns, the declared tools and the system text
 prompt_key(example)       → 0x91ab…    of the same without anything the assistant or a tool said
 
-Not part of a key: source, licence, metadata, dialect, ids of calls, names of tool results. Case and
+Not part of a key: source, license, metadata, dialect, ids of calls, names of tool results. Case and
 punctuation are: two prompts that differ in one letter are two prompts.
 """
 

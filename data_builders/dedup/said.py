@@ -88,7 +88,7 @@ def said_batch(
     for k, (row, example) in enumerate(zip(rows, examples, strict=True)):
         row["conversation"], row["prompt"] = conversation_key(example), prompt_key(example)
         row["id64"] = int(example.id[:16], 16)
-        row["rest64"] = key64(0, "rest", example.licence, example.dialect, example.metadata)
+        row["rest64"] = key64(0, "rest", example.license, example.dialect, example.metadata)
         place = json.dumps(places[k]).encode() if places is not None else b""
         packed = b""
         if (text := texts.get(k)) is not None:

@@ -62,4 +62,4 @@ def _texts(example: Example) -> Iterator[tuple[int | str, str | None]]:
             yield index, f"{call.name}{call.arguments}{call.id}"
     yield "tools", example.tools
     yield "metadata", example.metadata
-    yield "licence", example.licence
+    yield "license", example.license

@@ -60,7 +60,7 @@ class Figures:
             self.at_odds += (gold.score_1 - gold.score_2) * (MIDDLE_RANKING - gold.ranking) < 0
         self.characters += [sum(len(m.content) for m in p.messages) for p in prompts]
 
-    def facts(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         """For the manifest."""
         long = np.quantile(self.characters, [0.5, 0.9, 1.0]) if self.characters else np.zeros(3)
         return {
@@ -94,11 +94,11 @@ class Built:
             dropped=dict(sorted(dropped.items())),
         )
 
-    def facts(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         """For the manifest."""
         return {
-            "train": self.train.facts(),
-            "held_out": self.held_out.facts(),
+            "train": self.train.stats(),
+            "held_out": self.held_out.stats(),
             "sources": {
                 name: {
                     "rows_in": books.rows_in,

@@ -25,17 +25,17 @@ def print_built(console: Console, built: Built) -> None:
         )
     console.print(table)
     for title, side in (("train", built.train), ("held out", built.held_out)):
-        facts = side.facts()
-        rankings = ", ".join(f"{r}: {n:,}" for r, n in facts["rankings"].items())
+        stats = side.stats()
+        rankings = ", ".join(f"{r}: {n:,}" for r, n in stats["rankings"].items())
         console.print(
-            f"{title}: {facts['prompts']:,} prompts of {facts['pairs']:,} pairs "
-            f"({facts['with_scores']:,} with scores); rankings {rankings or 'none'}; "
-            f"longest prompt {facts['characters']['longest']:,} characters",
+            f"{title}: {stats['prompts']:,} prompts of {stats['pairs']:,} pairs "
+            f"({stats['with_scores']:,} with scores); rankings {rankings or 'none'}; "
+            f"longest prompt {stats['characters']['longest']:,} characters",
             highlight=False,
         )
-        if facts["scores_and_ranking_at_odds"]:
+        if stats["scores_and_ranking_at_odds"]:
             console.print(
-                f"  {facts['scores_and_ranking_at_odds']:,} pairs whose scores prefer one response "
+                f"  {stats['scores_and_ranking_at_odds']:,} pairs whose scores prefer one response "
                 "and whose ranking the other",
                 highlight=False,
             )

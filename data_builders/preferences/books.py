@@ -3,7 +3,7 @@
     lengths(pairs)["no_tools"]
     → {"pairs": 1920, "chosen_mean": 61.2, "rejected_mean": 60.8, "chosen_longer": 0.48, …}
 
-Everything here goes into the manifest's facts and into the report.
+Everything here goes into the manifest's stats and into the report.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ def completions_line(rates: Mapping[str, Mapping[str, int]]) -> str:
 
 
 def used_completions(pairs: Iterable[Candidate]) -> set[tuple[int, int]]:
-    """(prompt number, index) of every completion in a pair; given pairs have none."""
+    """(prompt number, index) of every completion in a pair; offline pairs have none."""
     return {
         (pair.prompt, side.index)
         for pair in pairs
-        if pair.category != "given"
+        if pair.category != "offline"
         for side in (pair.chosen, pair.rejected)
     }
 

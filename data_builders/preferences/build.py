@@ -36,7 +36,7 @@ class Proposed:
     candidates: list[Candidate] = field(default_factory=list[Candidate])
     books: Books = field(default_factory=Books)
     prompts: int = 0
-    given_rows: int = 0
+    offline_rows: int = 0
     dropped_rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
 
@@ -150,7 +150,7 @@ def chosen_pairs(
             for p in picked:
                 yield _sampled_pair(p, prompt.id, prompt.task, prompt.source, ids, texts)
     assert number == proposed.prompts
-    for place, pair in enumerate(read_pairs(work, "given") if recipe.given else ()):
+    for place, pair in enumerate(read_pairs(work, "offline") if recipe.offline else ()):
         if number + place in wanted:
             yield pair
 
@@ -183,7 +183,7 @@ _SHORT: dict[Category, str] = {
     "no_tools": "right",
     "with_tools": "right",
     "hallucination_penalty": "call",
-    "given": "given",
+    "offline": "offline",
 }
 
 

@@ -25,27 +25,27 @@ def print_dry_run(console: Console, recipe: BuildDpoConfig, parents: Sequence[Ma
         console.print(
             f"samples  {path}: {rows:,} completions of {asked:,} prompts", highlight=False
         )
-    for source in recipe.given:
-        console.print(f"given    {source.name}: {', '.join(source.paths) or source.hub}")
+    for source in recipe.offline:
+        console.print(f"offline  {source.name}: {', '.join(source.paths) or source.hub}")
     total = f"{recipe.total:,} pairs at most" if recipe.total else "as many as shares allow"
     console.print(f"total    {total}, {recipe.pairs_per_prompt} of a prompt, rule {recipe.rule}")
     for category, share in recipe.categories.items():
         console.print(f"share    {share:.1%} {category}", highlight=False)
 
 
-def print_summary(console: Console, facts: Mapping[str, Any], manifest: Manifest) -> None:
+def print_summary(console: Console, stats: Mapping[str, Any], manifest: Manifest) -> None:
     """The categories, what was dropped, and what needs a second look."""
     table = Table(box=None, pad_edge=False)
     table.add_column("category")
     columns = ("asked", "pairs", "on", "off", "chosen", "rejected", "chosen longer", "apart < 0.1")
     for name in columns:
         table.add_column(name, justify="right")
-    pairs, modes = facts["pairs"]["by_category"], facts["pairs"]["by_mode"]
+    pairs, modes = stats["pairs"]["by_category"], stats["pairs"]["by_mode"]
     for category, count in pairs.items():
-        length, apart = facts["lengths"][category], facts["distances"][category]
+        length, apart = stats["lengths"][category], stats["distances"][category]
         table.add_row(
             category,
-            f"{facts['shares_asked'][category]:.1%}",
+            f"{stats['shares_asked'][category]:.1%}",
             f"{count:,}",
             f"{modes.get(f'{category}/on', 0):,}",
             f"{modes.get(f'{category}/off', 0):,}",
@@ -55,7 +55,7 @@ def print_summary(console: Console, facts: Mapping[str, Any], manifest: Manifest
             f"{apart['below_a_tenth']:.0%}",
         )
     console.print(table)
-    if sampled := completions_line(facts["samples"]):
+    if sampled := completions_line(stats["samples"]):
         console.print(f"sampled: {sampled}", highlight=False)
     counts = manifest.counts
     lost = ", ".join(f"{reason} {n:,}" for reason, n in counts.dropped.items())
@@ -64,9 +64,9 @@ def print_summary(console: Console, facts: Mapping[str, Any], manifest: Manifest
         f"{counts.rows_in - counts.kept:,} not ({lost or 'none'})",
         highlight=False,
     )
-    if facts["limited_by"]:
+    if stats["limited_by"]:
         console.print(
-            f"the total is limited by {facts['limited_by']}: there are no more such pairs",
+            f"the total is limited by {stats['limited_by']}: there are no more such pairs",
             style="yellow",
             highlight=False,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from data_builders.sft_inputs import Input, as_facts, find_parents
+from data_builders.sft_inputs import Input, as_stats, find_parents
 from data_builders.sources import find_files
 from posttrain.artifacts import Manifest, Parent, sha256_file
 from posttrain.config.prompts import AnySource
@@ -50,8 +50,8 @@ def refuse_changes(manifest: Manifest, inputs: Sequence[Input], parents: Sequenc
     Raises:
         ConfigError: naming what changed.
     """
-    before = {(i["source"], i["path"], i["sha256"]) for i in manifest.facts["inputs"]}
-    now = {(i["source"], i["path"], i["sha256"]) for i in as_facts(inputs)}
+    before = {(i["source"], i["path"], i["sha256"]) for i in manifest.stats["inputs"]}
+    now = {(i["source"], i["path"], i["sha256"]) for i in as_stats(inputs)}
     changed = sorted({path for _, path, _ in before ^ now})
     known = {parent.digest for parent in manifest.parents}
     changed += sorted(parent.path for parent in parents if parent.digest not in known)

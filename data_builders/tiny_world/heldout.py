@@ -24,7 +24,7 @@ def taught(checkpoint: Path, world: Manifest) -> Taught:
 
     A checkpoint without lineage: all families that have training rows, whole.
     """
-    every: Taught = {name: () for name, rows in world.facts["train_rows"].items() if rows}
+    every: Taught = {name: () for name, rows in world.stats["train_rows"].items() if rows}
     try:
         manifest = read_artifact(checkpoint, kind="checkpoint", verify=False)
         data = [p for p in manifest.parents if p.kind == "sft_data"]

@@ -1,6 +1,6 @@
 """The tiny world on disk: train/<family>.jsonl, heldout/<family>.jsonl and tokenizer/.
 
-    write_world(config, Path("runs/tiny/world"))  → Written(counts, files, facts)
+    write_world(config, Path("runs/tiny/world"))  → Written(counts, files, stats)
 
 Held-out prompts are unique: an item whose messages, tools and state were already drawn is dropped
 as `repeated_heldout` and counted. Training rows may repeat, as in any sample of a finite world.
@@ -31,7 +31,7 @@ class Written:
 
     counts: Counts
     files: Mapping[str, int | None]
-    facts: Mapping[str, Any]
+    stats: Mapping[str, Any]
 
 
 def check_families(config: TinyWorldConfig) -> None:
@@ -139,7 +139,7 @@ def write_world(config: TinyWorldConfig, out: Path, *, template: ChatTemplate) -
             **{f"heldout/{family}.jsonl": rows for family, rows in heldout.items()},
             **{f"tokenizer/{name}": None for name in names},
         },
-        facts={
+        stats={
             "train_rows": train,
             "heldout_rows": heldout,
             "vocabulary": tokenizer.get_vocab_size(),

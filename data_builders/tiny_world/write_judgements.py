@@ -1,6 +1,6 @@
 """The tiny world's judgements on disk: warm_up.jsonl, drills.jsonl, train.jsonl, heldout.jsonl.
 
-    write_judgements(config, Path("runs/tiny/judgements"))  → Written(counts, files, facts)
+    write_judgements(config, Path("runs/tiny/judgements"))  → Written(counts, files, stats)
 
 `warm_up` and `drills` are conversations for SFT, `train` and `heldout` pairs with their gold. A
 family's warm-up and training pairs are different items. A pair that its file already holds is
@@ -41,7 +41,7 @@ def write_judgements(config: TinyJudgementsConfig, out: Path) -> Written:
         files[f"{name}.jsonl"] = len(rows)
     written = sum(rows or 0 for rows in files.values())
     return Written(
-        counts=Counts(written + dropped.total(), written, dict(dropped)), files=files, facts={}
+        counts=Counts(written + dropped.total(), written, dict(dropped)), files=files, stats={}
     )
 
 

@@ -2,7 +2,7 @@
 
 figures = Figures.empty(knows_roles=True, knows_cuts=False)
 figures.add(lengths, trained, flags)
-figures.facts()  →  {"sequences": 7470, "tokens": 912_340, "trained": 610_012, …}
+figures.stats()  →  {"sequences": 7470, "tokens": 912_340, "trained": 610_012, …}
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Figures:
                 setattr(self, name, before + int(number[(values & flag) != 0].sum()))
         self.no_end = self.sequences - self.nothing_trained - self.end_trained - self.end_masked
 
-    def facts(self) -> dict[str, int | None]:
+    def stats(self) -> dict[str, int | None]:
         """For a manifest."""
         return asdict(self)
 
@@ -120,7 +120,7 @@ _LIMITED = (
     (
         "nothing_trained",
         "nothing_trained",
-        "Look at the mask, and at packing.capacity: are prompts longer than what is kept?",
+        "Look at the mask, and at packing.max_length: are prompts longer than what is kept?",
     ),
     (
         "end_trained",

@@ -28,8 +28,8 @@ class BuildDpoConfig(Strict):
 
     Args:
         samples: artifacts of the sampling stage, graded here.
-        given: sources of pairs that exist as text, in the chosen/rejected dialect; they become the
-            category `given`.
+        offline: sources of pairs that exist as text, in the chosen/rejected dialect; they are
+            the category `offline`.
         tokenizer: where there are no samples, or a server made them and hid its own; samples that
             carry a tokenizer are read with that one.
         categories: category → share of the pairs; shares sum to 1. A category that is not named is
@@ -52,7 +52,7 @@ class BuildDpoConfig(Strict):
 
     out: str
     samples: tuple[str, ...] = ()
-    given: tuple[SourceConfig, ...] = ()
+    offline: tuple[SourceConfig, ...] = ()
     tokenizer: TokenizerConfig | None = None
     categories: dict[Category, float] = Field(min_length=1)
     total: int | None = Field(default=None, ge=1)
@@ -78,24 +78,26 @@ class BuildDpoConfig(Strict):
 
     @model_validator(mode="after")
     def _inputs(self) -> BuildDpoConfig:
-        sampled = set(self.categories) - {"given"}
+        sampled = set(self.categories) - {"offline"}
         if bool(self.samples) != bool(sampled):
             raise ValueError(
-                "categories other than given are built from samples: "
+                "categories other than offline are built from samples: "
                 + (f"{', '.join(sorted(sampled))} need samples:" if sampled else "none is named")
             )
-        if bool(self.given) != ("given" in self.categories):
-            raise ValueError("give both, or neither: sources under given: and a share of `given`")
-        if self.given and not self.samples and self.tokenizer is None:
-            raise ValueError("given pairs without samples need a tokenizer:")
-        for source in self.given:
-            if source.metadata or source.licence_field:
+        if bool(self.offline) != ("offline" in self.categories):
+            raise ValueError(
+                "give both, or neither: sources under offline: and a share of `offline`"
+            )
+        if self.offline and not self.samples and self.tokenizer is None:
+            raise ValueError("offline pairs without samples need a tokenizer:")
+        for source in self.offline:
+            if source.metadata or source.license_field:
                 raise ValueError(
-                    f"given source {source.name!r}: pairs carry no metadata or licence"
+                    f"offline source {source.name!r}: pairs carry no metadata or license"
                 )
             if source.dialect not in (None, "chosen_rejected"):
-                raise ValueError(f"given {source.name!r}: its dialect is chosen_rejected")
-        names = [source.name for source in self.given]
+                raise ValueError(f"offline {source.name!r}: its dialect is chosen_rejected")
+        names = [source.name for source in self.offline]
         if len(set(names)) < len(names):
-            raise ValueError("given: source names must differ")
+            raise ValueError("offline: source names must differ")
         return self

@@ -1,7 +1,7 @@
 """The recipe of the SFT data stage: `scripts/build_sft.py --config F out=DIR`.
 
     tokenizer: {path: runs/tiny/world/tokenizer}
-    packing: {capacity: 1024}
+    packing: {max_length: 1024}
     held_out: {rate: 0.02}
     mixture: {unit: tokens, total: 2_000_000}
     sources:
@@ -175,13 +175,13 @@ class MixtureConfig(Strict):
 
 
 class PackingConfig(Strict):
-    """Packs of `capacity` tokens.
+    """Packs of `max_length` tokens.
 
     `overlong`: what happens to a sequence longer than a pack: it is dropped, or its end is clipped
     off. Either way it is counted.
     """
 
-    capacity: int = Field(ge=8)
+    max_length: int = Field(ge=8)
     overlong: Literal["drop", "truncate"] = "drop"
 
 
@@ -238,8 +238,8 @@ class BuildSftConfig(Strict):
     decontamination: DecontaminationConfig | None = None
     shards: ShardConfig = ShardConfig()
     limits: LimitsConfig = LimitsConfig()
-    licences: tuple[str, ...] | None = Field(
-        default=None, description="only these licences may enter; null: any"
+    licenses: tuple[str, ...] | None = Field(
+        default=None, description="only these licenses may enter; null: any"
     )
     seed: int = Field(default=0, ge=0)
     write_dropped: bool = False

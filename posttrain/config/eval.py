@@ -4,7 +4,7 @@
     backend: {kind: transformers}
     prompts: [{name: maths, format: tiny_world, path: runs/tiny/world/heldout/maths.jsonl}]
     settings: [{name: no_tools, thinking: both}, {name: with_tools, tools: given}]
-    parameters: {temperature: 0, max_tokens: 192}
+    sampling: {temperature: 0, max_tokens: 192}
 
 The first checkpoint is the one that the others are compared with. A source of prompts is a task;
 paths are relative to the directory the command is run in.
@@ -21,7 +21,7 @@ from posttrain.config.backend import BackendConfig, Server
 from posttrain.config.base import Strict
 from posttrain.config.load import nearest
 from posttrain.config.prompts import AnySource, Setting, check_prompts
-from posttrain.config.sample import LimitsConfig, ParametersConfig
+from posttrain.config.sample import ToolLoopSampling
 from posttrain.errors import ConfigError
 
 # how a server is reached decides nothing about what is asked: a run may go on with other values
@@ -48,10 +48,10 @@ class EvalConfig(Strict):
     Args:
         checkpoints: name → path, or path and backend.
         backend: what checkpoints run on that name no backend of their own.
-        samples: completions of each prompt.
+        n: completions of each prompt.
         chunk: in process, the completions that are made together and kept together; a killed run
             makes at most so many again.
-        max_failed: largest share of completions that a backend may have given up on.
+        max_failure_rate: largest share of completions that a backend may have given up on.
         inspect_logs: keep inspect's own logs beside the records, for `inspect view`.
     """
 
@@ -60,11 +60,10 @@ class EvalConfig(Strict):
     backend: BackendConfig | None = None
     prompts: tuple[AnySource, ...] = Field(min_length=1)
     settings: tuple[Setting, ...] = Field(min_length=1)
-    samples: int = Field(default=1, ge=1)
-    parameters: ParametersConfig = ParametersConfig()
-    limits: LimitsConfig = LimitsConfig()
+    n: int = Field(default=1, ge=1)
+    sampling: ToolLoopSampling = ToolLoopSampling()
     chunk: int = Field(default=2048, ge=1)
-    max_failed: float = Field(default=0.0, ge=0, lt=1)
+    max_failure_rate: float = Field(default=0.0, ge=0, lt=1)
     inspect_logs: bool = False
     seed: int = Field(default=0, ge=0)
 
@@ -119,7 +118,7 @@ class EvalConfig(Strict):
 
     def owner_config(self) -> dict[str, Any]:
         """What the records depend on: the digest of the output directory is taken of this."""
-        config = self.model_dump(mode="json", exclude={"out", "max_failed", "inspect_logs"})
+        config = self.model_dump(mode="json", exclude={"out", "max_failure_rate", "inspect_logs"})
         config["backend"] = _asked(self.backend)
         config["checkpoints"] = {
             name: found
@@ -129,10 +128,10 @@ class EvalConfig(Strict):
         }
         return config
 
-    def samples_of(self, setting: str) -> int:
+    def n_of(self, setting: str) -> int:
         """Completions of each prompt in a setting."""
-        own = next(s.samples for s in self.settings if s.name == setting)
-        return self.samples if own is None else own
+        own = next(s.n for s in self.settings if s.name == setting)
+        return self.n if own is None else own
 
     def part(self, tasks: tuple[str, ...]) -> EvalConfig:
         """The recipe with some of its tasks alone, and the settings that ask these.

@@ -3,7 +3,7 @@
     data: runs/tiny/genrm_data            # its held-out pairs, each in both orders
     checkpoints: {warm: runs/tiny/genrm_sft, rl: runs/tiny/genrm}
     backend: {kind: transformers}
-    parameters: {temperature: 0, max_tokens: 256}
+    sampling: {temperature: 0, max_tokens: 256}
 
 The first checkpoint is the one that the others are compared with. Paths are relative to the
 directory the command is run in.
@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 from posttrain.config.backend import BackendConfig, Server
 from posttrain.config.base import Strict
 from posttrain.config.eval import EvaluatedConfig
-from posttrain.config.sample import ParametersConfig
+from posttrain.config.sample import SamplingConfig
 
 # how a server is reached decides nothing about what is asked: a run may go on with other values
 REACHING = {"concurrency", "timeout", "retries", "api_key_env"}
@@ -33,21 +33,21 @@ class EvalGenRmConfig(Strict):
         data: a `genrm_data` artifact.
         checkpoints: name → path, or path and backend.
         backend: what checkpoints run on that name no backend of their own.
-        samples: judgements of each pair in each order.
+        n: judgements of each pair in each order.
         pairs: how many pairs, from the front of the file; null takes all.
         chunk: in process, the judgements that are made together and kept together.
-        max_failed: largest share of judgements that a backend may have given up on.
+        max_failure_rate: largest share of judgements that a backend may have given up on.
     """
 
     out: str
     data: str
     checkpoints: dict[str, str | EvaluatedConfig] = Field(min_length=1)
     backend: BackendConfig | None = None
-    samples: int = Field(default=1, ge=1)
+    n: int = Field(default=1, ge=1)
     pairs: int | None = Field(default=None, ge=1)
-    parameters: ParametersConfig = ParametersConfig()
+    sampling: SamplingConfig = SamplingConfig()
     chunk: int = Field(default=2048, ge=1)
-    max_failed: float = Field(default=0.0, ge=0, lt=1)
+    max_failure_rate: float = Field(default=0.0, ge=0, lt=1)
     seed: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
@@ -79,7 +79,7 @@ class EvalGenRmConfig(Strict):
 
     def owner_config(self) -> dict[str, Any]:
         """What the judgements depend on: the digest of the output directory is taken of this."""
-        config = self.model_dump(mode="json", exclude={"out", "max_failed", "data"})
+        config = self.model_dump(mode="json", exclude={"out", "max_failure_rate", "data"})
         config["backend"] = _asked(self.backend)
         config["checkpoints"] = {
             name: {"path": self.path_of(name), "backend": _asked(self.backend_of(name))}

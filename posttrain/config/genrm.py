@@ -24,4 +24,4 @@ class GenRmConfig(GroupTraining):
     """
 
     data: str
-    generations: int = Field(default=8, ge=2)
+    num_generations: int = Field(default=8, ge=2)

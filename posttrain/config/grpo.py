@@ -1,8 +1,8 @@
 """What every recipe of group-relative training has: `rlhf` and `genrm` add where prompts come from.
 
     model: {path: out/tiny/dpo}
-    prompts_per_step: 128            # × generations = the rollouts of a step
-    generations: 16
+    prompts_per_step: 128            # × num_generations = the rollouts of a step
+    num_generations: 16
     sampling: {temperature: 1.0, max_tokens: 16384}
     loss: {clip_low: 0.2, clip_high: 0.28, kl: 0.0}
     moe: {freeze_router: true, bias_update_rate: 1.0e-3}
@@ -39,7 +39,7 @@ class PolicyServer(Server):
     model: str = "policy"
 
 
-class SamplingConfig(Strict):
+class RolloutSampling(Strict):
     """How the policy's rollouts are made, from its whole distribution.
 
     Args:
@@ -79,7 +79,8 @@ class GrpoLossConfig(Strict):
     Args:
         clip_low, clip_high: the ratio to the policy that sampled is clipped to 1 − low … 1 + high.
             It moves away from 1 only with several updates a batch.
-        updates: optimiser steps on each batch of rollouts; 1 is exactly on-policy, as in the paper.
+        num_iterations: optimiser steps on each batch of rollouts; 1 is exactly on-policy, as in the
+            paper.
         kl: weight of KL(policy ‖ initial policy), estimator k3, token by token. Above 0 a second
             copy of the model is kept (none with an adapter).
         overlong: `mask` keeps truncated completions in their group's baseline and out of the loss;
@@ -89,7 +90,7 @@ class GrpoLossConfig(Strict):
 
     clip_low: float = Field(default=0.2, gt=0, lt=1)
     clip_high: float = Field(default=0.28, gt=0)
-    updates: int = Field(default=1, ge=1)
+    num_iterations: int = Field(default=1, ge=1)
     kl: float = Field(default=0.0, ge=0)
     overlong: Overlong = "mask"
     importance: ImportanceConfig | None = ImportanceConfig()
@@ -143,7 +144,7 @@ class GroupTraining(Strict):
 
     Args:
         prompts_per_step: groups in a batch of rollouts, over all processes.
-        generations: rollouts of a prompt.
+        num_generations: rollouts of a prompt.
         max_epochs: how often a prompt may be drawn.
         chat_template, template_variables: as for a backend that samples; `own` is the one that the
             policy was trained with.
@@ -155,9 +156,9 @@ class GroupTraining(Strict):
     chat_template: str = "own"
     template_variables: dict[str, str] = Field(default_factory=dict)
     prompts_per_step: int = Field(default=128, ge=1)
-    generations: int = Field(default=16, ge=2)
+    num_generations: int = Field(default=16, ge=2)
     max_epochs: int = Field(default=1, ge=1)
-    sampling: SamplingConfig = SamplingConfig()
+    sampling: RolloutSampling = RolloutSampling()
     loss: GrpoLossConfig = GrpoLossConfig()
     moe: MoeConfig = MoeConfig()
     guard: GuardConfig = GuardConfig()

@@ -3,7 +3,7 @@
     judge:
       models:
         - {backend: {kind: chat, url: "http://localhost:8000/v1", model: genrm}, layout: roles}
-      max_failed: 0.2
+      max_failure_rate: 0.2
     pairing: {strategy: circular}
     length: {reasoning_coefficient: 0.5, answer_coefficient: 0.5, unit: tokens}
 
@@ -27,7 +27,7 @@ LayoutName = Literal["auto", "roles", "message", "compact"]
 _REACHING = {"url", "concurrency", "timeout", "retries", "api_key_env"}
 
 
-class JudgeParameters(Strict):
+class JudgeSampling(Strict):
     """How a judgement is sampled.
 
     Args:
@@ -84,7 +84,7 @@ class JudgeConfig(Strict):
         principle: what to judge by, unless a prompt's metadata has its own `principle`; null: the
             layout's own words.
         retries: further judgements, with new seeds, of a match whose judgement cannot be read.
-        max_failed: largest share of a step's matches that may be left without any verdict.
+        max_failure_rate: largest share of a step's matches that may be left without any verdict.
         max_characters: a longer judging prompt is not asked and has failed; null: no limit.
         chunk: in process, the matches that are judged together and kept together; a killed run
             judges at most so many again.
@@ -95,9 +95,9 @@ class JudgeConfig(Strict):
 
     models: tuple[JudgeModel, ...] = Field(min_length=1)
     principle: str | None = None
-    parameters: JudgeParameters = JudgeParameters()
+    sampling: JudgeSampling = JudgeSampling()
     retries: int = Field(default=3, ge=0)
-    max_failed: float = Field(default=0.2, ge=0, lt=1)
+    max_failure_rate: float = Field(default=0.2, ge=0, lt=1)
     max_characters: int | None = Field(default=None, ge=1)
     chunk: int = Field(default=1024, ge=1)
     cache: str | None = None
@@ -105,7 +105,7 @@ class JudgeConfig(Strict):
     def owner_config(self) -> dict[str, Any]:
         """What the verdicts depend on: the digest of an output directory is taken of this."""
         reaching: Any = {"__all__": {"backend": _REACHING}}
-        left_out: Any = {"models": reaching, "max_failed": True, "cache": True}
+        left_out: Any = {"models": reaching, "max_failure_rate": True, "cache": True}
         return self.model_dump(mode="json", exclude=left_out)
 
 

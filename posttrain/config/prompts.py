@@ -6,7 +6,7 @@
         format: question
         path: data/gsm8k.jsonl
         gold_pattern: "#### (.+)"
-        grader: maths
+        grader: math
     settings:
       - {name: no_tools}
       - {name: with_tools, tools: python, sources: [gsm8k], thinking: both}
@@ -187,7 +187,7 @@ class Setting(Strict):
         reasoning_budget: tokens of reasoning in each step with reasoning on; null: no budget.
         sources: names of the sources asked in this setting; null: all.
         where: only rows for which this is true.
-        samples: completions of each prompt, instead of the recipe's.
+        n: completions of each prompt, instead of the recipe's.
     """
 
     name: str
@@ -196,7 +196,7 @@ class Setting(Strict):
     reasoning_budget: int | None = Field(default=None, ge=1)
     sources: tuple[str, ...] | None = None
     where: str | None = None
-    samples: int | None = Field(default=None, ge=1)
+    n: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
     def _named(self) -> Setting:

@@ -5,14 +5,14 @@
     prompts: [{name: maths, format: tiny_world, path: runs/tiny/world/train/maths.jsonl}]
     settings: [{name: rlhf, thinking: 0.5}]
     prompts_per_step: 16
-    generations: 8
+    num_generations: 8
     judge: {models: [{backend: {kind: transformers}, checkpoint: runs/tiny/genrm}]}
     pairing: {strategy: circular}
     length: {reasoning_coefficient: 0.5, answer_coefficient: 0.5}
     trainer: {learning_rate: 1.0e-4, max_steps: 40}
 
-Prompts × generations and the length control are the paper's by default (section 3.3.2); its RLHF
-learning rate, KL weight and longest completion are not published.
+Prompts × num_generations and the length control are the paper's by default (section 3.3.2); its
+RLHF learning rate, KL weight and longest completion are not published.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class RlhfConfig(GroupTraining):
     def _consistent(self) -> RlhfConfig:
         check_prompts(self.prompts, self.settings)
         for setting in self.settings:
-            if setting.samples is not None:
+            if setting.n is not None:
                 raise ValueError(
-                    f"setting {setting.name!r}: samples is for sampling; here every prompt has "
-                    "generations: rollouts"
+                    f"setting {setting.name!r}: n is for sampling; here every prompt has "
+                    "num_generations: rollouts"
                 )
         return self

@@ -2,8 +2,8 @@
 
     checkpoint: runs/tiny/sft
     backend: {kind: transformers}
-    samples: 16
-    parameters: {max_tokens: 256}
+    n: 16
+    sampling: {max_tokens: 256}
     prompts: [{name: maths, format: tiny_world, path: runs/tiny/world/train/maths.jsonl}]
     settings: [{name: no_tools}, {name: with_tools, tools: given}]
 
@@ -26,7 +26,7 @@ from posttrain.sampling.rollout import Limits
 _REACHING = {"url", "concurrency", "timeout", "retries", "api_key_env"}
 
 
-class ParametersConfig(Strict):
+class SamplingConfig(Strict):
     """How each step is sampled.
 
     Args:
@@ -44,26 +44,27 @@ class ParametersConfig(Strict):
 
     def parameters(self) -> Parameters:
         """As samplers take them."""
-        return Parameters(**self.model_dump())
+        fields = SamplingConfig.model_fields
+        return Parameters(**{name: getattr(self, name) for name in fields})
 
 
-class LimitsConfig(Strict):
-    """How far a completion with tools may go.
+class ToolLoopSampling(SamplingConfig):
+    """How a completion is sampled, and how far one with tools may go.
 
     Args:
         max_turns: steps; a call in the last one is not run.
-        max_tokens: what the model may write in all steps together; null: no such limit. Tool
-            results are not counted.
+        max_total_tokens: what the model may write in all steps; null: no such limit. Tool results
+            are not counted.
         tools_at_once: completions whose calls run at the same time.
     """
 
     max_turns: int = Field(default=8, ge=1)
-    max_tokens: int | None = Field(default=None, ge=1)
+    max_total_tokens: int | None = Field(default=None, ge=1)
     tools_at_once: int = Field(default=4, ge=1)
 
-    def limits(self, parameters: ParametersConfig) -> Limits:
+    def limits(self) -> Limits:
         """As rollouts take them."""
-        return Limits(parameters.parameters(), self.max_turns, self.max_tokens, self.tools_at_once)
+        return Limits(self.parameters(), self.max_turns, self.max_total_tokens, self.tools_at_once)
 
 
 class SampleConfig(Strict):
@@ -72,10 +73,10 @@ class SampleConfig(Strict):
     Args:
         checkpoint: the model, a directory; with a server, the one that it serves (optional: it
             gives the tokenizer and the lineage).
-        samples: completions of each prompt.
+        n: completions of each prompt.
         chunk: in process, the completions that are made together and kept together; a killed run
             makes at most so many again.
-        max_failed: largest share of completions that a backend may have given up on.
+        max_failure_rate: largest share of completions that a backend may have given up on.
     """
 
     out: str
@@ -83,11 +84,10 @@ class SampleConfig(Strict):
     backend: BackendConfig
     prompts: tuple[AnySource, ...] = Field(min_length=1)
     settings: tuple[Setting, ...] = Field(min_length=1)
-    samples: int = Field(ge=1)
-    parameters: ParametersConfig = ParametersConfig()
-    limits: LimitsConfig = LimitsConfig()
+    n: int = Field(ge=1)
+    sampling: ToolLoopSampling = ToolLoopSampling()
     chunk: int = Field(default=1024, ge=1)
-    max_failed: float = Field(default=0.0, ge=0, lt=1)
+    max_failure_rate: float = Field(default=0.0, ge=0, lt=1)
     seed: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
@@ -109,16 +109,18 @@ class SampleConfig(Strict):
 
     def owner_config(self) -> dict[str, Any]:
         """What the samples depend on: the digest of the output directory is taken of this."""
-        left_out: Any = {"out": True, "max_failed": True, "backend": _REACHING}
+        left_out: Any = {"out": True, "max_failure_rate": True, "backend": _REACHING}
         return self.model_dump(mode="json", exclude=left_out)
 
     def most_tokens(self, setting: str) -> int:
         """The longest that a completion in a setting can be, tool results not counted."""
         declares = next(s.tools for s in self.settings if s.name == setting) != NO_TOOLS
-        steps = self.parameters.max_tokens * (self.limits.max_turns if declares else 1)
-        return steps if self.limits.max_tokens is None else min(steps, self.limits.max_tokens)
+        sampling = self.sampling
+        steps = sampling.max_tokens * (sampling.max_turns if declares else 1)
+        most = sampling.max_total_tokens
+        return steps if most is None else min(steps, most)
 
-    def samples_of(self, setting: str) -> int:
+    def n_of(self, setting: str) -> int:
         """Completions of each prompt in a setting."""
-        own = next(s.samples for s in self.settings if s.name == setting)
-        return self.samples if own is None else own
+        own = next(s.n for s in self.settings if s.name == setting)
+        return self.n if own is None else own

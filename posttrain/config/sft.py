@@ -3,7 +3,7 @@
     data: out/tiny/sft_data          # what build_sft wrote
     out: out/tiny/sft
     model: {config: {family: attention, hidden_size: 128, …}}
-    isolation: auto
+    document_masking: auto
     balance: {coefficient: 1.0e-4}
     keep_epochs: [1, 3]
     launch: {world_size: 2, sharding: zero2}
@@ -22,11 +22,11 @@ from pydantic import Field, field_validator, model_validator
 from posttrain.config.base import Strict
 from posttrain.config.trainer_fields import refuse_owned
 
-Isolation = Literal["auto", "varlen", "block_diagonal", "unpacked"]
+DocumentMasking = Literal["auto", "varlen", "block_diagonal", "unpacked"]
 Sharding = Literal["none", "zero2", "zero3", "fsdp2"]
 
 _PACKED = "the shards are packed, truncated and labelled by build_sft"
-_LAYOUT = "set isolation: instead"
+_LAYOUT = "set document_masking: instead"
 _ORDER = "the order of packs is a keyed permutation of seed and epoch, the same in every layout"
 _GLOBAL = "the loss is per trained token over the global batch"
 _RESUME = "every run resumes exactly from its own output directory"
@@ -151,7 +151,7 @@ class SftConfig(Strict):
     out: str
     model: ModelConfig
     adapter: AdapterConfig | None = None
-    isolation: Isolation = "auto"
+    document_masking: DocumentMasking = "auto"
     end_token: str | None = None
     pad_token: str | None = None
     balance: BalanceConfig = BalanceConfig()

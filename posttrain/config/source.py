@@ -3,7 +3,7 @@
     sources:
       - name: airline
         path: ../shared/data/tau_bench_airline.jsonl
-        licence: MIT
+        license: MIT
         where: reward == 1
         metadata: [task_id, trial]
         filters: {tool_markup: false}
@@ -59,7 +59,7 @@ class SourceConfig(Strict):
         fields: canonical name → the row's own name for it (a dotted path reaches inside objects).
         roles: the row's own role names → ours, beside the usual ones.
         where: keep only the rows for which this is true, e.g. `reward == 1 and not info.aborted`.
-        licence: of every row; `licence_field` instead takes it from the row, this is its default.
+        license: of every row; `license_field` instead takes it from the row, this is its default.
         metadata: fields of the row (dotted paths) to carry along, keyed by their last part.
         ending: conversations that do not end on an assistant turn are trimmed to it, or dropped.
         prefilled_think: assistant texts start inside a trace, the opening tag is not in the text.
@@ -77,8 +77,8 @@ class SourceConfig(Strict):
     fields: dict[FieldName, str] = Field(default_factory=dict[FieldName, str])
     roles: dict[str, Role] = Field(default_factory=dict[str, Role])
     where: str | None = None
-    licence: str = "unknown"
-    licence_field: str | None = None
+    license: str = "unknown"
+    license_field: str | None = None
     metadata: tuple[str, ...] = ()
     ending: EndingPolicy = "trim"
     prefilled_think: bool = False

@@ -24,7 +24,7 @@ def finish_run(
     counts: Counts,
     parents: Sequence[Parent],
     seed: int,
-    facts: Mapping[str, Any],
+    stats: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Write `metrics.json`, `examples.jsonl` and the manifest; the records and the lock are there.
 
@@ -59,11 +59,11 @@ def finish_run(
         # one only where every checkpoint is asked through the same
         template_digest=templates.pop() if len(templates) == 1 else None,
         seed=seed,
-        facts={
+        stats={
             "units": list(units),
             "checkpoints": list(records),
             "weights": lock["weights"],
-            **facts,
+            **stats,
         },
     )
     return metrics

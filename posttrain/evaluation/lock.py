@@ -50,9 +50,8 @@ def make_lock(
         "config": config_digest,
         "prompts": {unit.name: prompts_digest(unit) for unit in units},
         "sampling": {
-            "parameters": recipe.parameters.model_dump(mode="json"),
+            "sampling": recipe.sampling.model_dump(mode="json", exclude={"tools_at_once"}),
             # how many tools run at a time changes nothing that is sampled
-            "limits": recipe.limits.model_dump(mode="json", exclude={"tools_at_once"}),
             "samples": {unit.name: unit.samples for unit in units},
             "seed": recipe.seed,
         },

@@ -68,7 +68,7 @@ async def _make(
         return
 
     def keep(part: Unit, records: list[Record]) -> None:
-        refuse_failures(records, max_failed=recipe.max_failed)
+        refuse_failures(records, max_failure_rate=recipe.max_failure_rate)
         write_records(part_path(out, part), records)
         join_parts(out, parts[part.name])
         for record in records:

@@ -63,5 +63,5 @@ def keep_rescored(stage: StageDir, run: Path, manifest: Manifest, records: Recor
         counts=manifest.counts,
         parents=[parent_of(run, relative_to=out, manifest=manifest)],
         seed=manifest.seed,
-        facts={key: manifest.facts[key] for key in ("sources", "inputs")},
+        stats={key: manifest.stats[key] for key in ("sources", "inputs")},
     )

@@ -65,19 +65,20 @@ def metrics_of(by_checkpoint: Mapping[str, Sequence[Record]], *, seed: int) -> R
     }
 
 
-def refuse_failures(records: Sequence[Record], *, max_failed: float) -> None:
+def refuse_failures(records: Sequence[Record], *, max_failure_rate: float) -> None:
     """Refuse figures of a backend that gave up too often.
 
     Raises:
-        DataError: more than `max_failed` of the completions failed.
+        DataError: more than `max_failure_rate` of the completions failed.
     """
     errors = [record.completion.error or "?" for record in records if record.failed]
-    if len(errors) > max_failed * len(records):
+    if len(errors) > max_failure_rate * len(records):
         most = max(errors, key=errors.count)
         raise DataError(
-            f"{len(errors):,} of {len(records):,} completions failed, max_failed allows "
-            f"{max_failed:.2%}; most often: {most[:200]}. The same command asks again for those "
-            "alone, or raise max_failed"
+            f"{len(errors):,} of {len(records):,} completions failed, max_failure_rate allows "
+            f"{max_failure_rate:.2%}; most often: {most[:200]}. The same command asks again for "
+            "those "
+            "alone, or raise max_failure_rate"
         )
 
 
@@ -88,8 +89,8 @@ def read_run(out: Path) -> tuple[Manifest, dict[str, list[Record]]]:
         DataError: not a finished evaluation, or files that changed.
     """
     manifest = read_artifact(out, kind=KIND)
-    names: Sequence[str] = manifest.facts["checkpoints"]
-    units: Sequence[str] = manifest.facts["units"]
+    names: Sequence[str] = manifest.stats["checkpoints"]
+    units: Sequence[str] = manifest.stats["units"]
     return manifest, {
         name: [r for unit in units for r in read_records(record_path(out, name, unit))]
         for name in names

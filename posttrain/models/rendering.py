@@ -44,7 +44,7 @@ class PromptRenderer:
         written = self.tokenizer.save_pretrained(folder)
         return sorted(str(Path(path).relative_to(folder)) for path in written)
 
-    def facts(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         """For a manifest."""
         return {
             "template": {

@@ -77,7 +77,7 @@ def _print_pack(
             f"turn {row['turn']}",
             f"epoch {row['epoch']}",
             f"{row['length']:,} tokens, {row['trained']:,} trained",
-            row["licence"],
+            row["license"],
             row["record_id"],
         ]
         console.print(Text(f"── {' · '.join(parts)} ──", "bold cyan"))

@@ -7,27 +7,27 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posttrain.report.charts import HALF, WIDTH, Series, lines
-from posttrain.report.html import facts_list, figure, paragraph, table
+from posttrain.report.html import figure, paragraph, stats_list, table
 from posttrain.report.log_charts import points
 from posttrain.report.page import Page
 
 Row = Mapping[str, Any]
 
 
-def add_dpo(page: Page, facts: Row, rows: Sequence[Row]) -> None:
+def add_dpo(page: Page, stats: Row, rows: Sequence[Row]) -> None:
     """All sections but the speed."""
     logged = [row for row in rows if math.isfinite(row.get("preference_loss", math.nan))]
     if not logged:
         page.leave_out("Preference training", "no logged loss is finite")
         return
-    page.add("Preference training", _run(facts), *_losses(logged))
-    page.add("Margins and log-probabilities", *_curves(facts, logged))
-    page.add("By category", *_categories(facts, logged))
+    page.add("Preference training", _run(stats), *_losses(logged))
+    page.add("Margins and log-probabilities", *_curves(stats, logged))
+    page.add("By category", *_categories(stats, logged))
 
 
-def headline(facts: Row) -> list[tuple[str, str, str]]:
+def headline(stats: Row) -> list[tuple[str, str, str]]:
     """Tiles of a DPO checkpoint."""
-    last = facts["last"]
+    last = stats["last"]
     return [
         (
             f"{last['accuracy']:.1%}",
@@ -37,26 +37,26 @@ def headline(facts: Row) -> list[tuple[str, str, str]]:
         (
             f"{last['chosen_change']:+.2f}",
             "change of the chosen, nats",
-            f"rejected {last['rejected_change']:+.2f}; {facts['steps']} steps",
+            f"rejected {last['rejected_change']:+.2f}; {stats['steps']} steps",
         ),
     ]
 
 
-def _run(facts: Row) -> str:
-    first = facts["first_sft"]
-    return facts_list(
+def _run(stats: Row) -> str:
+    first = stats["first_sft"]
+    return stats_list(
         [
-            ("steps", f"{facts['steps']} of {facts['global_batch']} pairs"),
-            ("pairs drawn", f"{facts['pairs_drawn']:,}, {facts['epochs']:.2f} epochs"),
-            ("β", f"{facts['beta']:g}"),
-            ("first preference loss", f"{facts['first_preference_loss']:.6f} (ln 2 = 0.693147)"),
+            ("steps", f"{stats['steps']} of {stats['global_batch']} pairs"),
+            ("pairs drawn", f"{stats['pairs_drawn']:,}, {stats['epochs']:.2f} epochs"),
+            ("β", f"{stats['beta']:g}"),
+            ("first preference loss", f"{stats['first_preference_loss']:.6f} (ln 2 = 0.693147)"),
             (
                 "first SFT term",
                 f"{first['sum']:.3f} as a sum a completion, {first['mean']:.3f} as a mean a token; "
-                f"the {facts['sft_form']} is trained",
+                f"the {stats['sft_form']} is trained",
             ),
-            ("processes", f"{facts['world_size']}, sharding {facts['sharding']}"),
-            ("layout", facts["layout"]),
+            ("processes", f"{stats['world_size']}, sharding {stats['sharding']}"),
+            ("layout", stats["layout"]),
         ]
     )
 
@@ -76,7 +76,7 @@ def _losses(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _curves(facts: Row, rows: Sequence[Row]) -> list[str]:
+def _curves(stats: Row, rows: Sequence[Row]) -> list[str]:
     margin = lines([Series("margin", *points(rows, "margin"))], x="step", y="β × nats", width=HALF)
     levels = _both(rows, "logp", y="nats")
     changes = _both(rows, "change", y="nats")
@@ -86,8 +86,8 @@ def _curves(facts: Row, rows: Sequence[Row]) -> list[str]:
         "</div>",
         figure(levels, "Log-probability a completion, mean over pairs; other pairs each step."),
     ]
-    if facts["chosen_fell"]:
-        fall = -facts["lowest_chosen_change_per_token"]
+    if stats["chosen_fell"]:
+        fall = -stats["lowest_chosen_change_per_token"]
         parts.append(
             paragraph(
                 f"The chosen completions became less likely: by {fall:.4f} nats a token at the "
@@ -105,9 +105,9 @@ def _both(rows: Sequence[Row], what: str, *, y: str) -> str:
     return lines(series, x="step", y=y, width=HALF if what == "change" else WIDTH)
 
 
-def _categories(facts: Row, rows: Sequence[Row]) -> list[str]:
+def _categories(stats: Row, rows: Sequence[Row]) -> list[str]:
     table_rows: list[list[object]] = []
-    for name, pairs in facts["pairs_by_category"].items():
+    for name, pairs in stats["pairs_by_category"].items():
         last = [row for row in rows if f"{name}/margin" in row][-1:]
         if not last:
             continue

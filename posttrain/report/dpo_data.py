@@ -10,7 +10,7 @@ from posttrain.report.html import Markup, figure, folded, paragraph, percent, ta
 from posttrain.report.lineage import Node, listed_rows
 from posttrain.report.page import Page
 
-Facts = Mapping[str, Any]
+Stats = Mapping[str, Any]
 SHOWN_PAIRS = 4  # of each category
 SHOWN_CHARACTERS = 3000
 
@@ -18,11 +18,11 @@ SHOWN_CHARACTERS = 3000
 def add_dpo_data(page: Page, node: Node) -> None:
     """All sections of one `dpo_data` artifact."""
     assert node.manifest is not None
-    facts = node.manifest.facts
-    page.add("Preference pairs", *_categories(facts))
-    page.add("Graded samples", *_samples(facts))
-    page.add("Length balance", *_lengths(facts))
-    page.add("Distance of chosen and rejected", *_distances(facts))
+    stats = node.manifest.stats
+    page.add("Preference pairs", *_categories(stats))
+    page.add("Graded samples", *_samples(stats))
+    page.add("Length balance", *_lengths(stats))
+    page.add("Distance of chosen and rejected", *_distances(stats))
     rows = listed_rows(node, "samples.jsonl")
     if rows is None:
         page.leave_out("Pairs to read", f"{node.name} lists no samples.jsonl")
@@ -30,12 +30,12 @@ def add_dpo_data(page: Page, node: Node) -> None:
         page.add("Pairs to read", *_pairs(rows))
 
 
-def headline(facts: Facts) -> list[tuple[str, str, str]]:
+def headline(stats: Stats) -> list[tuple[str, str, str]]:
     """Figures for the top of the page."""
-    total, parts = facts["pairs"]["total"], facts["pairs"]["by_category"]
+    total, parts = stats["pairs"]["total"], stats["pairs"]["by_category"]
     tiles = [(f"{total:,}", "preference pairs", ", ".join(f"{k} {v:,}" for k, v in parts.items()))]
     made, cut = (
-        sum(found.get(key, 0) for found in facts["samples"].values())
+        sum(found.get(key, 0) for found in stats["samples"].values())
         for key in ("completions", "truncated")
     )
     if made:
@@ -43,45 +43,45 @@ def headline(facts: Facts) -> list[tuple[str, str, str]]:
     return tiles
 
 
-def _categories(facts: Facts) -> list[str]:
-    pairs, modes = facts["pairs"]["by_category"], facts["pairs"]["by_mode"]
+def _categories(stats: Stats) -> list[str]:
+    pairs, modes = stats["pairs"]["by_category"], stats["pairs"]["by_mode"]
     rows: list[list[object]] = [
         [
             category,
-            percent(facts["shares_asked"][category]),
+            percent(stats["shares_asked"][category]),
             count,
-            percent(count / max(1, facts["pairs"]["total"])),
+            percent(count / max(1, stats["pairs"]["total"])),
             modes.get(f"{category}/on", 0),
             modes.get(f"{category}/off", 0),
         ]
         for category, count in pairs.items()
     ]
     head = ["category", "share asked", "pairs", "share", "reasoning on", "reasoning off"]
-    books = facts["pair_books"]
+    books = stats["pair_books"]
     dropped = ", ".join(f"{reason} {n:,}" for reason, n in books["dropped"].items()) or "none"
-    limit = facts["limited_by"]
+    limit = stats["limited_by"]
     outcomes = [
         [category, outcome, count]
-        for category, found in facts["prompts"].items()
+        for category, found in stats["prompts"].items()
         for outcome, count in found.items()
     ]
     return [
         table(head, rows, numeric=range(1, 6)),
         paragraph(
             f"{books['in']:,} candidate pairs = {books['kept']:,} kept + not: {dropped}. "
-            f"Rule: {facts['rule']} (ours; the paper states none). "
+            f"Rule: {stats['rule']} (ours; the paper states none). "
             + (f"The total is limited by {limit}: there are no more such pairs." if limit else "")
         ),
         table(["category", "prompt", "prompts"], outcomes, numeric={2}) if outcomes else "",
     ]
 
 
-def _samples(facts: Facts) -> list[str]:
+def _samples(stats: Stats) -> list[str]:
     names = ("right", "with_call", "truncated", "unscored", "failed")
     rows = [
         [setting, found["completions"]]
         + [percent(found.get(name, 0) / max(1, found["completions"])) for name in names]
-        for setting, found in facts["samples"].items()
+        for setting, found in stats["samples"].items()
     ]
     if not rows:
         return []
@@ -91,7 +91,7 @@ def _samples(facts: Facts) -> list[str]:
     return [paragraph(note), table(head, rows, numeric=range(1, 7))]
 
 
-def _lengths(facts: Facts) -> list[str]:
+def _lengths(stats: Stats) -> list[str]:
     rows = [
         [
             category,
@@ -102,7 +102,7 @@ def _lengths(facts: Facts) -> list[str]:
             percent(found["chosen_longer"]),
             percent(found["rejected_longer"]),
         ]
-        for category, found in facts["lengths"].items()
+        for category, found in stats["lengths"].items()
     ]
     head = ["category", "pairs", "chosen, tokens", "rejected, tokens", "median difference"]
     head += ["chosen longer", "rejected longer"]
@@ -113,8 +113,8 @@ def _lengths(facts: Facts) -> list[str]:
     return [paragraph(note), table(head, rows, numeric=range(1, 7))]
 
 
-def _distances(facts: Facts) -> list[str]:
-    found = facts["distances"].get("all")
+def _distances(stats: Stats) -> list[str]:
+    found = stats["distances"].get("all")
     if not found:
         return []
     shown = [Bar(f"{k}0–{k + 1}0 %", [count]) for k, count in enumerate(found["tenths"])]

@@ -13,7 +13,7 @@ from posttrain.report.group_training import (
     before_and_after,
     health,
     lengths,
-    run_facts,
+    run_stats,
     spreads,
 )
 from posttrain.report.groups_to_read import groups_to_read
@@ -39,11 +39,11 @@ SHOWN = {
 }
 
 
-def add_genrm(page: Page, node: Node, facts: Row, rows: Sequence[Row]) -> None:
+def add_genrm(page: Page, node: Node, stats: Row, rows: Sequence[Row]) -> None:
     """All sections but the speed of one run."""
     logs = batch_rows(rows)
     batches = read_rollouts(node)
-    page.add("Training of the judge", run_facts(facts), before_and_after(facts, SHOWN))
+    page.add("Training of the judge", run_stats(stats), before_and_after(stats, SHOWN))
     page.add("Verdicts against gold", *_verdicts(logs))
     page.add("Verdicts by source", *_sources(batches))
     page.add("Lengths of judgements", *lengths(logs))

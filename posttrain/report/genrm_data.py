@@ -10,28 +10,28 @@ from posttrain.report.html import figure, paragraph, percent, table
 from posttrain.report.lineage import Node
 from posttrain.report.page import Page
 
-Facts = Mapping[str, Any]
+Stats = Mapping[str, Any]
 
 
 def add_genrm_data(page: Page, node: Node) -> None:
     """All sections of one `genrm_data` artifact."""
     assert node.manifest is not None
-    facts = node.manifest.facts
-    page.add("Judging prompts", *_sides(facts))
-    page.add("Pairs by source", *_sources(facts))
+    stats = node.manifest.stats
+    page.add("Judging prompts", *_sides(stats))
+    page.add("Pairs by source", *_sources(stats))
 
 
-def headline(facts: Facts) -> list[tuple[str, str, str]]:
+def headline(stats: Stats) -> list[tuple[str, str, str]]:
     """Figures for the top of the page."""
-    train, held_out = facts["train"], facts["held_out"]
+    train, held_out = stats["train"], stats["held_out"]
     return [
         (f"{train['prompts']:,}", "judging prompts", f"of {train['pairs']:,} pairs"),
         (f"{held_out['pairs']:,}", "pairs held out", "each in both orders"),
     ]
 
 
-def _sides(facts: Facts) -> list[str]:
-    sides = {"train": facts["train"], "held out": facts["held_out"]}
+def _sides(stats: Stats) -> list[str]:
+    sides = {"train": stats["train"], "held out": stats["held_out"]}
     rows = [
         [name, side["pairs"], side["prompts"], side["with_scores"], side["with_principle"],
          side["scores_and_ranking_at_odds"], side["characters"]["median"],
@@ -40,11 +40,11 @@ def _sides(facts: Facts) -> list[str]:
     ]  # fmt: skip
     head = ["", "pairs", "prompts", "with scores", "with a principle", "scores against ranking"]
     head += ["median characters", "longest"]
-    drawn = [Bar(ranking, [n]) for ranking, n in facts["train"]["rankings"].items()]
-    swap = "in both orders" if facts["swap"] else "in one order"
+    drawn = [Bar(ranking, [n]) for ranking, n in stats["train"]["rankings"].items()]
+    swap = "in both orders" if stats["swap"] else "in one order"
     return [
         paragraph(
-            f"Layout {facts['layout']}; trained {swap}. Questions are held out, not pairs: neither "
+            f"Layout {stats['layout']}; trained {swap}. Questions are held out, not pairs: neither "
             "the other order of a pair nor another pair of its question is on the other side."
         ),
         table(head, rows, numeric=range(1, 8)),
@@ -55,15 +55,15 @@ def _sides(facts: Facts) -> list[str]:
     ]
 
 
-def _sources(facts: Facts) -> list[str]:
+def _sources(stats: Stats) -> list[str]:
     rows = [
         [name, found["rows_in"], found["kept"], percent(found["kept"] / max(1, found["rows_in"])),
          found["held_out"], ", ".join(f"{k} {n:,}" for k, n in found["dialects"].items())]
-        for name, found in facts["sources"].items()
+        for name, found in stats["sources"].items()
     ]  # fmt: skip
     dropped = [
         [name, reason, count, found["examples"].get(reason)]
-        for name, found in facts["sources"].items()
+        for name, found in stats["sources"].items()
         for reason, count in found["dropped"].items()
     ]
     head = ["source", "rows", "pairs", "kept", "held out", "read as"]

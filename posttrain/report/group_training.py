@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posttrain.report.histograms import histogram
-from posttrain.report.html import facts_list, figure, paragraph, percent, table
+from posttrain.report.html import figure, paragraph, percent, stats_list, table
 from posttrain.report.lineage import Node
 from posttrain.report.log_charts import logged, side_by_side
 from posttrain.report.page import Page
@@ -24,9 +24,9 @@ def batch_rows(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if "rollouts" in row]
 
 
-def headline(facts: Row) -> list[tuple[str, str, str]]:
+def headline(stats: Row) -> list[tuple[str, str, str]]:
     """Tiles of a run: what it is trained for, before and after."""
-    first, last, averaged = facts["first"], facts["last"], facts["averaged"]
+    first, last, averaged = stats["first"], stats["last"], stats["averaged"]
     note = f"mean of the last {averaged} batches"
     found: list[tuple[str, str, str]] = []
     if "reward" in first and "reward" in last:
@@ -48,32 +48,32 @@ def headline(facts: Row) -> list[tuple[str, str, str]]:
     return found
 
 
-def run_facts(facts: Row) -> str:
+def run_stats(stats: Row) -> str:
     """What was run."""
     pairs: list[tuple[str, object]] = [
         (
             "batches",
-            f"{facts['batches']:,} of {facts['prompts_per_step']} prompts × "
-            f"{facts['generations']} rollouts",
+            f"{stats['batches']:,} of {stats['prompts_per_step']} prompts × "
+            f"{stats['num_generations']} rollouts",
         ),
-        ("optimiser steps", facts["steps"]),
-        ("epochs", f"{facts['epochs']:.2f}"),
-        ("tokens sampled", facts["tokens"]),
-        ("of them in the loss", facts["trained"]),
-        ("processes", f"{facts['world_size']}, sharding {facts['sharding']}"),
+        ("optimiser steps", stats["steps"]),
+        ("epochs", f"{stats['epochs']:.2f}"),
+        ("tokens sampled", stats["tokens"]),
+        ("of them in the loss", stats["trained"]),
+        ("processes", f"{stats['world_size']}, sharding {stats['sharding']}"),
     ]
-    return facts_list(pairs)
+    return stats_list(pairs)
 
 
-def before_and_after(facts: Row, names: Mapping[str, str]) -> str:
+def before_and_after(stats: Row, names: Mapping[str, str]) -> str:
     """A table of means over the first and the last batches; quantities not logged are left out."""
-    first, last = facts["first"], facts["last"]
+    first, last = stats["first"], stats["last"]
     rows = [
         [name, f"{first[key]:.3f}", f"{last[key]:.3f}", f"{last[key] - first[key]:+.3f}"]
         for key, name in names.items()
         if key in first and key in last
     ]
-    averaged, batches = facts["averaged"], facts["batches"]
+    averaged, batches = stats["averaged"], stats["batches"]
     note = f"Means over the first and the last {averaged} batches of rollouts."
     if 2 * averaged > batches:
         note += f" The run had {batches}: these are partly the same."

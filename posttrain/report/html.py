@@ -75,10 +75,10 @@ def table(
     )
 
 
-def facts_list(pairs: Sequence[tuple[str, object]]) -> str:
+def stats_list(pairs: Sequence[tuple[str, object]]) -> str:
     """Names and values, one a line."""
     rows = "".join(f"<dt>{text(name)}</dt><dd>{text(value)}</dd>" for name, value in pairs)
-    return f'<dl class="facts">{rows}</dl>'
+    return f'<dl class="stats">{rows}</dl>'
 
 
 def tiles(items: Sequence[tuple[str, str, str]]) -> str:

@@ -12,11 +12,11 @@ from posttrain.report.group_training import (
     before_and_after,
     health,
     lengths,
-    run_facts,
+    run_stats,
     spreads,
 )
 from posttrain.report.groups_to_read import groups_to_read
-from posttrain.report.html import facts_list, paragraph, percent, table
+from posttrain.report.html import paragraph, percent, stats_list, table
 from posttrain.report.lineage import Node
 from posttrain.report.log_charts import logged, side_by_side
 from posttrain.report.page import Page
@@ -46,11 +46,11 @@ ADDED = {
 }
 
 
-def add_rlhf(page: Page, node: Node, facts: Row, rows: Sequence[Row]) -> None:
+def add_rlhf(page: Page, node: Node, stats: Row, rows: Sequence[Row]) -> None:
     """All sections but the speed of one run."""
     logs = batch_rows(rows)
     batches = read_rollouts(node)
-    page.add("RLHF", run_facts(facts), before_and_after(facts, SHOWN), *_rewards(logs))
+    page.add("RLHF", run_stats(stats), before_and_after(stats, SHOWN), *_rewards(logs))
     page.add("Added to the judge's reward", *_parts(batches))
     page.add("Lengths of rollouts", *lengths(logs))
     page.add("The judge", *_judge(logs))
@@ -179,4 +179,4 @@ def _totals(rows: Sequence[Row]) -> str:
     if "first preferred" in shares:
         preferred = f"{percent(shares['first preferred'])} of {decided:,.0f} rankings"
         pairs.append(("first answer preferred", f"{preferred} (50 % without position bias)"))
-    return facts_list(pairs)
+    return stats_list(pairs)

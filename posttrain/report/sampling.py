@@ -10,16 +10,16 @@ from posttrain.report.lineage import Node, listed_rows
 from posttrain.report.page import Page
 from posttrain.rollouts import TRUNCATED
 
-Facts = Mapping[str, Any]
+Stats = Mapping[str, Any]
 SHOWN_CHARACTERS = 3000
 
 
 def add_samples(page: Page, node: Node) -> None:
     """All sections of one `samples` artifact."""
     assert node.manifest is not None
-    facts = node.manifest.facts
-    page.add("Samples", *_settings(facts["settings"]))
-    page.add("Prompts by source", *_sources(facts))
+    stats = node.manifest.stats
+    page.add("Samples", *_settings(stats["settings"]))
+    page.add("Prompts by source", *_sources(stats))
     rows = listed_rows(node, "examples.jsonl")
     if rows is None:
         page.leave_out("Samples to read", f"{node.name} lists no examples.jsonl")
@@ -28,9 +28,9 @@ def add_samples(page: Page, node: Node) -> None:
         page.add("Samples to read", *parts)
 
 
-def headline(facts: Facts) -> list[tuple[str, str, str]]:
+def headline(stats: Stats) -> list[tuple[str, str, str]]:
     """Figures for the top of the page."""
-    found = facts["settings"].values()
+    found = stats["settings"].values()
     samples, tokens = (sum(f[key] for f in found) for key in ("samples", "tokens"))
     cut = sum(f["finish"][finish] for f in found for finish in TRUNCATED)
     return [
@@ -40,7 +40,7 @@ def headline(facts: Facts) -> list[tuple[str, str, str]]:
     ]
 
 
-def _settings(settings: Mapping[str, Facts]) -> list[str]:
+def _settings(settings: Mapping[str, Stats]) -> list[str]:
     ended = list(next(iter(settings.values()))["finish"])
     counts: list[list[object]] = [
         [name, found["prompts"], found["samples"], found["thinking_on"]]
@@ -60,7 +60,7 @@ def _settings(settings: Mapping[str, Facts]) -> list[str]:
     ]
 
 
-def _lengths(name: str, found: Facts) -> list[object]:
+def _lengths(name: str, found: Stats) -> list[object]:
     problems = ", ".join(f"{problem} {n:,}" for problem, n in found["problems"].items())
     return [
         name,
@@ -74,15 +74,15 @@ def _lengths(name: str, found: Facts) -> list[object]:
 _MEANS = ("reasoning_tokens", "answer_tokens", "steps")
 
 
-def _sources(facts: Facts) -> list[str]:
+def _sources(stats: Stats) -> list[str]:
     rows = [
         [name, found["rows_in"], found["kept"], reason, count, found["examples"].get(reason)]
-        for name, found in facts["sources"].items()
+        for name, found in stats["sources"].items()
         for reason, count in (found["dropped"] or {None: None}).items()
     ]
     skipped = [
         [setting, reason, count]
-        for setting, reasons in facts["not_asked"].items()
+        for setting, reasons in stats["not_asked"].items()
         for reason, count in reasons.items()
     ]
     head = ["source", "rows", "asked", "not asked because", "rows", "such as"]

@@ -21,26 +21,26 @@ from posttrain.report.samples import sample_conversations
 from posttrain.report.sft_sources import drops, mixture, origins
 from posttrain.report.supervision import add_supervision
 
-Facts = Mapping[str, Any]
+Stats = Mapping[str, Any]
 
 
 def add_sft_data(page: Page, node: Node) -> None:
-    """All sections of one `sft_data` artifact; each is left out, and said to be, without facts."""
+    """All sections of one `sft_data` artifact; each is left out, and said to be, without stats."""
     assert node.manifest is not None
-    facts = node.manifest.facts
+    stats = node.manifest.stats
     for title, needed, write in (
         ("Mixture", ("sources",), mixture),
         ("Drops by source", ("sources",), drops),
         ("Sources", ("sources", "inputs", "template"), origins),
         ("Lengths", ("histograms",), _lengths),
         ("Reasoning control", ("control", "histograms"), _control),
-        ("Packing", ("splits", "capacity", "histograms"), _packing),
+        ("Packing", ("splits", "max_length", "histograms"), _packing),
     ):
-        missing = [name for name in needed if name not in facts]
+        missing = [name for name in needed if name not in stats]
         if missing:
-            page.leave_out(title, f"{node.name} has no facts on {', '.join(missing)}")
+            page.leave_out(title, f"{node.name} has no stats on {', '.join(missing)}")
         else:
-            page.add(title, *write(facts))
+            page.add(title, *write(stats))
     add_supervision(page, node)
     rows = listed_rows(node, "samples.jsonl")
     if rows is None:
@@ -49,8 +49,8 @@ def add_sft_data(page: Page, node: Node) -> None:
         page.add("Sample conversations", *sample_conversations(rows))
 
 
-def _lengths(facts: Facts) -> list[str]:
-    histogram: Sequence[Mapping[str, int]] = facts["histograms"]["length"]
+def _lengths(stats: Stats) -> list[str]:
+    histogram: Sequence[Mapping[str, int]] = stats["histograms"]["length"]
     if not histogram:
         return []
     first, last = histogram[0]["up_to"], histogram[-1]["up_to"]
@@ -79,15 +79,15 @@ def _lengths(facts: Facts) -> list[str]:
     ]
 
 
-def _control(facts: Facts) -> list[str]:
-    sources: Mapping[str, Any] = facts.get("sources", {})
+def _control(stats: Stats) -> list[str]:
+    sources: Mapping[str, Any] = stats.get("sources", {})
     rows: list[list[object]] = [
         [name, *_control_row(source["control"])]
         for name, source in sources.items()
         if source["control"].get("reasoned")
     ]
     without = len(sources) - len(rows)
-    rows.append(["all", *_control_row(facts["control"])])
+    rows.append(["all", *_control_row(stats["control"])])
     head = ["source", "records with reasoning", "stripped", "share"]
     head += ["traces", "cut to a budget", "share", "too short to cut"]
     parts = [
@@ -98,7 +98,7 @@ def _control(facts: Facts) -> list[str]:
         ),
         table(head, rows, numeric=range(1, 8), total=True),
     ]
-    budgets: Sequence[tuple[int, int]] = facts["histograms"]["budgets"]
+    budgets: Sequence[tuple[int, int]] = stats["histograms"]["budgets"]
     if budgets:
         drawn = [Bar(label, [number]) for label, number in _binned(budgets)]
         chart = bars(drawn, x="budget, tokens of reasoning kept", y="traces")
@@ -132,9 +132,9 @@ def _binned(budgets: Sequence[tuple[int, int]], most: int = 12) -> list[tuple[st
     return [(f"{1 << k:,} – {(2 << k) - 1:,}", counts.get(k, 0)) for k in bins]
 
 
-def _packing(facts: Facts) -> list[str]:
-    groups: Mapping[str, Any] = facts.get("eval_groups", {})
-    named = {**facts["splits"], **{f"  {name}": split for name, split in groups.items()}}
+def _packing(stats: Stats) -> list[str]:
+    groups: Mapping[str, Any] = stats.get("eval_groups", {})
+    named = {**stats["splits"], **{f"  {name}": split for name, split in groups.items()}}
     rows: list[list[object]] = [
         [
             Markup(("&emsp;" if name.startswith(" ") else "") + text(name.strip())),
@@ -151,10 +151,10 @@ def _packing(facts: Facts) -> list[str]:
     head = ["split", "packs", "sequences", "tokens", "trained", "fill"]
     head += ["sequences a pack", "longest"]
     parts = [
-        paragraph(f"Packs of {facts['capacity']:,} tokens."),
+        paragraph(f"Packs of {stats['max_length']:,} tokens."),
         table(head, rows, numeric=range(1, 8)),
     ]
-    fills: Sequence[int] = facts["histograms"]["fill_percent"]
+    fills: Sequence[int] = stats["histograms"]["fill_percent"]
     if sum(fills):
         chart = bars(_fill_bars(fills), x="fill, rounded down to whole percent", y="packs")
         parts.append(figure(chart, "How full the packs of the training split are."))
@@ -175,17 +175,17 @@ def headline(manifest: Manifest) -> list[tuple[str, str, str]]:
     """Tiles of a data set."""
     counts = manifest.counts
     found = [(f"{counts.kept:,}", "rows kept", f"of {counts.rows_in:,}")]
-    if "splits" in manifest.facts:
-        train = manifest.facts["splits"]["train"]
+    if "splits" in manifest.stats:
+        train = manifest.stats["splits"]["train"]
         share = percent(train["trained"] / train["tokens"], 0) if train["tokens"] else "–"
         size = f"{train['tokens'] / 1e6:,.2f} M"
         found.append((size, "training tokens", f"{share} trained, repeats counted"))
-        found.append(fill(manifest.facts))
+        found.append(fill(manifest.stats))
     return found
 
 
-def fill(facts: Facts) -> tuple[str, str, str]:
+def fill(stats: Stats) -> tuple[str, str, str]:
     """The tile of how full packs are."""
-    train = facts["splits"]["train"]
-    packs = f"{train['packs']:,} packs of {facts['capacity']:,}"
+    train = stats["splits"]["train"]
+    packs = f"{train['packs']:,} packs of {stats['max_length']:,}"
     return percent(train["fill"], 2), "packing fill", packs

@@ -7,12 +7,12 @@ from typing import Any
 
 from posttrain.report.html import bar, paragraph, percent, signed_percent, table, text
 
-Facts = Mapping[str, Any]
+Stats = Mapping[str, Any]
 
 
-def mixture(facts: Facts) -> list[str]:
+def mixture(stats: Stats) -> list[str]:
     """Amounts asked for and realised."""
-    sources: Mapping[str, Any] = facts["sources"]
+    sources: Mapping[str, Any] = stats["sources"]
     largest = max((s["shares"]["tokens"] for s in sources.values()), default=1.0)
     rows: list[list[object]] = []
     for name, source in sources.items():
@@ -50,9 +50,9 @@ def _asked(asked: Mapping[str, Any] | None) -> str:
     return f"{asked['amount']:,.0f} {asked['unit']}{share}"
 
 
-def drops(facts: Facts) -> list[str]:
+def drops(stats: Stats) -> list[str]:
     """Rows in, kept and dropped by reason."""
-    sources: Mapping[str, Any] = facts["sources"]
+    sources: Mapping[str, Any] = stats["sources"]
     reasons = sorted({reason for s in sources.values() for reason in s["dropped"]})
     head = ["source", "in", "kept", "held out", "dropped"]
     if len(reasons) <= 5:
@@ -102,29 +102,29 @@ def _lost_sequences(lost: Mapping[str, Mapping[str, int]]) -> str:
     )
 
 
-def origins(facts: Facts) -> list[str]:
-    """Template, dialects, licences, files and the warnings of the build."""
+def origins(stats: Stats) -> list[str]:
+    """Template, dialects, licenses, files and the warnings of the build."""
     files: dict[str, list[str]] = {}
-    for given in facts["inputs"]:
+    for given in stats["inputs"]:
         digest = f" ({given['sha256'][:12]})" if given["sha256"] else ""
         files.setdefault(given["source"], []).append(f"{given['path']}{digest}")
     rows: list[list[object]] = [
         [
             name,
             _by_reason(source["dialects"]),
-            _by_reason(source["licences"]),
+            _by_reason(source["licenses"]),
             ", ".join(files.get(name, [])),
         ]
-        for name, source in facts["sources"].items()
+        for name, source in stats["sources"].items()
     ]
     # what no record came from: files of evaluation items, to be kept out
     others = "; ".join(
-        f"{name} {', '.join(own)}" for name, own in files.items() if name not in facts["sources"]
+        f"{name} {', '.join(own)}" for name, own in files.items() if name not in stats["sources"]
     )
-    warnings = "".join(f"<li>{text(warning)}</li>" for warning in facts.get("warnings", ()))
+    warnings = "".join(f"<li>{text(warning)}</li>" for warning in stats.get("warnings", ()))
     return [
-        paragraph(f"Template: {facts['template']['describe']}."),
-        table(["source", "rows by dialect", "prepared rows by licence", "files (sha256)"], rows),
+        paragraph(f"Template: {stats['template']['describe']}."),
+        table(["source", "rows by dialect", "prepared rows by license", "files (sha256)"], rows),
         paragraph(f"Also read: {others}.") if others else "",
         f"<h3>Warnings of the build</h3><ul>{warnings}</ul>" if warnings else "",
     ]

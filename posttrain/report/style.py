@@ -49,9 +49,9 @@ svg text{font-family:inherit!important;font-variant-numeric:tabular-nums}
 .pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(340px,1fr));gap:0 32px}
 .bar{display:block;width:72px;height:9px;background:var(--wash);margin-top:6px}
 .bar i{display:block;height:100%;background:var(--accent)}
-dl.facts{display:grid;grid-template-columns:max-content 1fr;gap:3px 20px;margin:10px 0;
+dl.stats{display:grid;grid-template-columns:max-content 1fr;gap:3px 20px;margin:10px 0;
 font-size:13.5px}
-dl.facts dt{color:var(--muted)}dl.facts dd{margin:0;overflow-wrap:anywhere}
+dl.stats dt{color:var(--muted)}dl.stats dd{margin:0;overflow-wrap:anywhere}
 details{border:1px solid var(--rule);border-radius:4px;margin:8px 0}
 summary{cursor:pointer;padding:7px 12px;font-size:13.5px;color:var(--muted)}
 summary b{color:var(--ink);font-weight:600}

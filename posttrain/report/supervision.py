@@ -30,28 +30,28 @@ _COLUMNS = {
 def add_audit(page: Page, node: Node) -> None:
     """The sections of an `audit` artifact."""
     assert node.manifest is not None
-    facts = node.manifest.facts
+    stats = node.manifest.stats
     rows: list[list[object]] = [
         [name, books["in"], books["in"] - sum(books["dropped"].values()), _reasons(books)]
-        for name, books in facts["rows"].items()
+        for name, books in stats["rows"].items()
     ]
     page.add(
         "Rows",
         paragraph("Rows of the data as it was found; those that cannot be looked at, by reason."),
         table(["source", "in", "looked at", "left out"], rows, numeric={1, 2}),
     )
-    crossed = "".join(f"<li>{text(line)}</li>" for line in facts["violations"])
+    crossed = "".join(f"<li>{text(line)}</li>" for line in stats["violations"])
     if crossed:
         page.add("Limits that were crossed", f"<ul>{crossed}</ul>")
     add_supervision(page, node)
 
 
-def headline(facts: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def headline(stats: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Tiles of an audit."""
-    sources: Mapping[str, Any] = facts["supervision"]
+    sources: Mapping[str, Any] = stats["supervision"]
     whole = {name: sum(s[name] for s in sources.values()) for name in ("sequences", "tokens")}
     trained = sum(s["trained"] for s in sources.values())
-    number = len(facts["violations"])
+    number = len(stats["violations"])
     return [
         (f"{whole['sequences']:,}", "sequences", f"of {len(sources)} sources"),
         (percent(trained / whole["tokens"]) if whole["tokens"] else "–", "of tokens trained", ""),
@@ -66,9 +66,9 @@ def _reasons(books: Mapping[str, Any]) -> str:
 def add_supervision(page: Page, node: Node) -> None:
     """The sections "Supervision" and "Worst offenders"."""
     assert node.manifest is not None
-    sources: Mapping[str, Any] | None = node.manifest.facts.get("supervision")
+    sources: Mapping[str, Any] | None = node.manifest.stats.get("supervision")
     if sources is None:
-        page.leave_out("Supervision", f"{node.name} has no facts on supervision")
+        page.leave_out("Supervision", f"{node.name} has no stats on supervision")
         return
     page.add(
         "Supervision",

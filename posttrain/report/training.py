@@ -13,7 +13,7 @@ from posttrain.report.dpo import add_dpo
 from posttrain.report.dpo import headline as dpo_headline
 from posttrain.report.genrm import add_genrm
 from posttrain.report.group_training import headline as group_headline
-from posttrain.report.html import Markup, facts_list, figure, paragraph, percent, table
+from posttrain.report.html import Markup, figure, paragraph, percent, stats_list, table
 from posttrain.report.lineage import Node, listed_rows
 from posttrain.report.log_charts import points
 from posttrain.report.page import Page
@@ -29,16 +29,16 @@ def add_training(page: Page, node: Node) -> None:
     if rows is None:
         page.leave_out("Loss", f"{node.name} lists no log.jsonl")
         return
-    facts = node.manifest.facts
-    method = facts.get("method")
+    stats = node.manifest.stats
+    method = stats.get("method")
     if method == "dpo":
-        add_dpo(page, facts, rows)
+        add_dpo(page, stats, rows)
     elif method == "genrm":
-        add_genrm(page, node, facts, rows)
-    elif "generations" in facts:
-        add_rlhf(page, node, facts, rows)
+        add_genrm(page, node, stats, rows)
+    elif "num_generations" in stats:
+        add_rlhf(page, node, stats, rows)
     else:
-        page.add("Training", _run(facts), *_curves(rows), *_held_out(rows))
+        page.add("Training", _run(stats), *_curves(rows), *_held_out(rows))
     speeds = node.path / "speed.jsonl"
     if not speeds.is_file():
         page.leave_out("Speed", f"{node.name} has no speed.jsonl")
@@ -47,7 +47,7 @@ def add_training(page: Page, node: Node) -> None:
     page.add(f"Speed of {method.upper()}" if method else "Speed", *_speed(starts, rows))
 
 
-def _run(facts: Row) -> str:
+def _run(stats: Row) -> str:
     named = {
         "steps": "steps",
         "epochs": "epochs",
@@ -56,11 +56,11 @@ def _run(facts: Row) -> str:
         "trained": "of them trained",
         "world_size": "processes",
         "sharding": "sharding",
-        "isolation": "packed sequences",
+        "document_masking": "packed sequences",
         "packed_vs_alone": "largest logit difference, packed versus alone",
     }
-    pairs = [(name, _shown(facts[key])) for key, name in named.items() if key in facts]
-    return facts_list(pairs) if pairs else ""
+    pairs = [(name, _shown(stats[key])) for key, name in named.items() if key in stats]
+    return stats_list(pairs) if pairs else ""
 
 
 def _shown(value: object) -> object:
@@ -181,17 +181,17 @@ def _speed(starts: Sequence[Row], rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def headline(facts: Row) -> list[tuple[str, str, str]]:
+def headline(stats: Row) -> list[tuple[str, str, str]]:
     """Tiles of a checkpoint."""
-    if facts.get("method") == "dpo":
-        return dpo_headline(facts)
-    if "generations" in facts:
-        return group_headline(facts)
+    if stats.get("method") == "dpo":
+        return dpo_headline(stats)
+    if "num_generations" in stats:
+        return group_headline(stats)
     found: list[tuple[str, str, str]] = []
-    if facts.get("train_loss") is not None:
-        found.append((f"{facts['train_loss']:.3f}", "last training loss", "nats per trained token"))
-    if facts.get("tokens") and "steps" in facts:
-        share = percent(facts["trained"] / facts["tokens"], 0)
-        remark = f"{facts['steps']:,} steps, {share} trained"
-        found.append((f"{facts['tokens'] / 1e6:,.2f} M", "tokens read", remark))
+    if stats.get("train_loss") is not None:
+        found.append((f"{stats['train_loss']:.3f}", "last training loss", "nats per trained token"))
+    if stats.get("tokens") and "steps" in stats:
+        share = percent(stats["trained"] / stats["tokens"], 0)
+        remark = f"{stats['steps']:,} steps, {share} trained"
+        found.append((f"{stats['tokens'] / 1e6:,.2f} M", "tokens read", remark))
     return found

@@ -25,9 +25,9 @@ _OUTCOMES = {1.0: "won", 0.5: "tied", 0.0: "lost", None: "unjudged"}
 def add_win_rate(page: Page, node: Node) -> None:
     """All sections of one `win_rate` artifact."""
     assert node.manifest is not None
-    facts = node.manifest.facts
+    stats = node.manifest.stats
     metrics = json.loads((node.path / "metrics.json").read_text("utf-8"))
-    page.add("Win rate", *_figures(metrics["rows"], facts))
+    page.add("Win rate", *_figures(metrics["rows"], stats))
     rows = listed_rows(node, "duels.jsonl") or []
     page.add("Answers side by side", *(_duel(row, n == 0) for n, row in enumerate(_spread(rows))))
 
@@ -40,7 +40,7 @@ def headline(node: Node) -> list[tuple[str, str, str]]:
     return [(_share(row["score"]) or "", "won + tied / 2, per cent", f"{row['duels']:,} pairs")]
 
 
-def _figures(rows: Sequence[Row], facts: Row) -> list[str]:
+def _figures(rows: Sequence[Row], stats: Row) -> list[str]:
     cells = [
         [row["unit"], row["duels"], row["same"], row["unjudged"]]
         + [_share(row[name]) for name in _RATES]
@@ -49,7 +49,7 @@ def _figures(rows: Sequence[Row], facts: Row) -> list[str]:
     ]
     head = ["", "pairs", "same answer", "unjudged", *_RATES.values(), "tokens"]
     return [
-        paragraph(f"{facts['after']} against {facts['before']}."),
+        paragraph(f"{stats['after']} against {stats['before']}."),
         table(head, cells, numeric=range(1, len(head))),
         paragraph(
             "Every pair of answers is judged in both orders. Won: both orders prefer the new "

@@ -114,28 +114,28 @@ def headline(
     """The figures to read first: (figure, what it is, a remark)."""
     found = accuracy_headline(accuracy, nodes[0].digest) if accuracy is not None else []
     for node in nodes:
-        facts = node.manifest.facts if node.manifest is not None else {}
+        stats = node.manifest.stats if node.manifest is not None else {}
         if node.kind == "checkpoint" and node.depth == 0:
-            found += training_headline(facts)
+            found += training_headline(stats)
         if node.kind == "audit" and node.depth == 0:
-            found += audit_headline(facts)
+            found += audit_headline(stats)
         if node.kind == "dpo_data" and node.manifest is not None:
-            found += pairs_headline(facts)
+            found += pairs_headline(stats)
         if node.kind == "evaluation" and node.depth == 0:
             found += evaluation_headline(node)
         if node.kind == "genrm_data" and node.depth == 0:
-            found += judging_headline(facts)
+            found += judging_headline(stats)
         if node.kind == "genrm_evaluation" and node.depth == 0:
             found += judges_headline(node)
         if node.kind == "win_rate" and node.depth == 0:
             found += win_headline(node)
         if node.kind == "samples" and node.depth == 0:
-            found += samples_headline(facts)
+            found += samples_headline(stats)
         if node.kind == "sft_data" and node.manifest is not None:
             if node.depth == 0:
                 found += data_headline(node.manifest)
-            elif "splits" in facts:
-                found.append(fill(facts))
+            elif "splits" in stats:
+                found.append(fill(stats))
     return found[:6]
 
 

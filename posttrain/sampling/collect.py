@@ -1,7 +1,7 @@
 """Every task's completion in one file, in order, however often the work is killed on the way.
 
     tally = await collect(tasks, sampler, work=out / "work", to=out / "samples.jsonl", …)
-    tally.facts()  → {"no_tools": {"samples": 9600, "finish": {"stop": 9571, "length": 29}, …}}
+    tally.stats()  → {"no_tools": {"samples": 9600, "finish": {"stop": 9571, "length": 29}, …}}
 
 In process the tasks are cut into fixed stretches; one that was not finished is made again whole,
 and comes out the same. A server's completions are kept one by one; only missing ones are asked for.
@@ -29,14 +29,14 @@ class How:
     """How tasks become completions.
 
     `chunk` is the completions of a stretch; `at_once` bounds the rollouts in flight with a server;
-    `max_failed` is the largest share of completions that may fail.
+    `max_failure_rate` is the largest share of completions that may fail.
     """
 
     open_environment: OpenEnvironment
     limits: Limits
     chunk: int = 512
     at_once: int = 64
-    max_failed: float = 0.0
+    max_failure_rate: float = 0.0
 
 
 class Watch:
@@ -67,8 +67,8 @@ async def collect(
         work: a folder that belongs to these tasks and this sampler; the caller sees to that.
 
     Raises:
-        DataError: more than `how.max_failed` of them failed. Called again, a server is asked again
-            for those that did.
+        DataError: more than `how.max_failure_rate` of them failed. Called again, a server is asked
+            again for those that did.
     """
     if sampler.batched:
         count = await _make_chunks(tasks, sampler, work, how, watch)
@@ -157,8 +157,9 @@ def _join(tasks: Sequence[Task], lines: Iterable[bytes], to: Path) -> Tally:
 
 def _refuse_failures(tally: Tally, count: int, how: How, advice: str) -> None:
     failed = sum(tally.errors.values())
-    if failed > how.max_failed * count:
+    if failed > how.max_failure_rate * count:
         raise DataError(
-            f"{failed:,} of {count:,} completions failed, max_failed allows {how.max_failed:.2%}; "
-            f"most often: {tally.errors.most_common(1)[0][0]}. {advice}, or raise max_failed"
+            f"{failed:,} of {count:,} completions failed, max_failure_rate allows "
+            f"{how.max_failure_rate:.2%}; "
+            f"most often: {tally.errors.most_common(1)[0][0]}. {advice}, or raise max_failure_rate"
         )

@@ -1,6 +1,6 @@
 """What a set of completions adds up to, setting by setting, counted a row at a time.
 
-tally.add(prompt, row); tally.facts()
+tally.add(prompt, row); tally.stats()
 → {"no_tools": {"prompts": 300, "samples": 4800, "finish": {"stop": 4790, "length": 10},
    "tokens": 301_234, "samples_with_calls": 412, …}}
 """
@@ -72,7 +72,7 @@ class Tally:
         """How completions ended, a line a setting."""
         return [f"{name}: {_ended(found.finish)}" for name, found in self.settings.items()]
 
-    def facts(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         """JSON-able, the settings in the order of their first row."""
         return {
             name: {

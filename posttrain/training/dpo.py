@@ -209,19 +209,19 @@ def _finish(prepared: Prepared, stage: StageDir) -> Manifest:
     parents = [parent_of(recipe.data, relative_to=stage.path, manifest=prepared.data)]
     if policy is not None:
         parents.append(parent_of(str(recipe.model.path), relative_to=stage.path, manifest=policy))
-    facts = run_facts(prepared)
+    stats = run_stats(prepared)
     card = dpo_card(
         recipe,
         parents=parents,
         base=f"checkpoint {policy.digest[:12]}" if policy else str(recipe.model.path),
-        facts=facts,
+        stats=stats,
         versions=package_versions(),
     )
     atomic_write_text(stage.path / "README.md", card)
     rows = sum(1 for _ in (stage.path / LOG).open(encoding="utf-8"))
     files: dict[str, int | None] = dict.fromkeys(artifact_files(stage.path))
     pairs = len(prepared.trainer.pairs)
-    reached = min(pairs, facts["pairs_drawn"])
+    reached = min(pairs, stats["pairs_drawn"])
     manifest = stage.finish(
         counts=Counts(
             rows_in=pairs,
@@ -232,14 +232,14 @@ def _finish(prepared: Prepared, stage: StageDir) -> Manifest:
         parents=parents,
         template_digest=prepared.data.template_digest,
         seed=recipe.seed,
-        facts=facts,
+        stats=stats,
     )
     clean_up(stage.path)
     return manifest
 
 
-def run_facts(prepared: Prepared) -> dict[str, Any]:
-    """Facts of a finished run, from its log; the same after a resume."""
+def run_stats(prepared: Prepared) -> dict[str, Any]:
+    """Stats of a finished run, from its log; the same after a resume."""
     trainer, loss = prepared.trainer, prepared.recipe.loss
     rows = [row for row in trainer.state.log_history if "preference_loss" in row]
     first, last = rows[0], rows[-1]
@@ -266,7 +266,7 @@ def run_facts(prepared: Prepared) -> dict[str, Any]:
         "chosen_fell": min(changes) < trainer.chosen_floor,
         "reference_key": trainer.store.key.digest,
         "end_token": prepared.special.end_token,
-        **prepared.preflight.facts,
+        **prepared.preflight.stats,
     }
 
 

@@ -1,4 +1,4 @@
-"""The README.md of a DPO checkpoint, from the manifest's facts alone: same run, same bytes."""
+"""The README.md of a DPO checkpoint, from the manifest's stats alone: same run, same bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def dpo_card(
     *,
     parents: Sequence[Parent],
     base: str,
-    facts: Mapping[str, Any],
+    stats: Mapping[str, Any],
     versions: Mapping[str, str],
 ) -> str:
     """Markdown with a YAML head, as model hubs read it.
@@ -23,13 +23,13 @@ def dpo_card(
     Args:
         base: the policy that training started from.
     """
-    loss, last = recipe.loss, facts["last"]
+    loss, last = recipe.loss, stats["last"]
     rows = [
         *front_matter("dpo"),
         "# DPO checkpoint",
         "",
-        f"Policy and reference: {base}. {facts['steps']:,} steps of {facts['global_batch']} pairs, "
-        f"{facts['epochs']:.2f} epochs.",
+        f"Policy and reference: {base}. {stats['steps']:,} steps of {stats['global_batch']} pairs, "
+        f"{stats['epochs']:.2f} epochs.",
         "",
         f"Loss: {loss.preference_weight:g} × sigmoid (β {loss.beta:g}) + {loss.sft_weight:g} × SFT "
         f"on chosen ({loss.sft_form}) + {loss.kl_weight:g} × KL.",
@@ -38,17 +38,17 @@ def dpo_card(
         "|---|---|",
         *[f"| {name.replace('_', ' ')} | {value:.4f} |" for name, value in last.items()],
         "",
-        *_fall_lines(facts),
+        *_fall_lines(stats),
         *lineage_lines(parents),
         "## Data",
         "",
         "| category | pairs |",
         "|---|---|",
-        *[f"| {name} | {n:,} |" for name, n in facts["pairs_by_category"].items()],
+        *[f"| {name} | {n:,} |" for name, n in stats["pairs_by_category"].items()],
         "",
         "## Training",
         "",
-        f"Adapter: {adapter_line(recipe.adapter)}. Layout: {facts['layout']}. Seed: {recipe.seed}.",
+        f"Adapter: {adapter_line(recipe.adapter)}. Layout: {stats['layout']}. Seed: {recipe.seed}.",
         "",
         *[f"- `{key}`: {value}" for key, value in sorted(recipe.trainer.items())],
         "",
@@ -57,11 +57,11 @@ def dpo_card(
     return "\n".join(rows)
 
 
-def _fall_lines(facts: Mapping[str, Any]) -> list[str]:
-    if not facts["chosen_fell"]:
+def _fall_lines(stats: Mapping[str, Any]) -> list[str]:
+    if not stats["chosen_fell"]:
         return []
     return [
         f"**The log-probability of chosen completions fell**, by up to "
-        f"{-facts['lowest_chosen_change_per_token']:.4f} nats a token.",
+        f"{-stats['lowest_chosen_change_per_token']:.4f} nats a token.",
         "",
     ]

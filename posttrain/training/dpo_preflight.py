@@ -101,7 +101,7 @@ def run_preflight(
     """
     tokens = check_pairs(pairs, rows=embedding_rows(model), longest=positions(model))
     lines = [("tokens", tokens), ("stops", check_stops(model, special))]
-    facts: dict[str, Any] = {"layout": layout}
+    stats: dict[str, Any] = {"layout": layout}
     if sharded:
         lines.append(("probe", "not measured, the parameters are sharded"))
     else:
@@ -111,9 +111,9 @@ def run_preflight(
             ("probe", f"{layout}: log-probability a token in its batch vs alone {apart:.1e}")
         )
         # an upper bound to one digit: the last bits differ between machines
-        facts["batch_vs_alone"] = float(f"{apart:.0e}")
+        stats["batch_vs_alone"] = float(f"{apart:.0e}")
     lines += adapter_lines(model, reach)
-    return Preflight(tuple(lines), facts)
+    return Preflight(tuple(lines), stats)
 
 
 def probe_layout(score: Score, pairs: Pairs, layout: str, pad_id: int) -> float:

@@ -49,7 +49,6 @@ from posttrain.training.expert_bias import freeze_routers
 from posttrain.training.finish import train_to_the_end
 from posttrain.training.grpo_advantages import leave_one_out_advantages
 from posttrain.training.grpo_card import grpo_card
-from posttrain.training.grpo_facts import run_facts
 from posttrain.training.grpo_files import FOLDER
 from posttrain.training.grpo_make import Rollouts
 from posttrain.training.grpo_preflight import (
@@ -59,6 +58,7 @@ from posttrain.training.grpo_preflight import (
     run_preflight,
 )
 from posttrain.training.grpo_stage import open_stage
+from posttrain.training.grpo_stats import run_stats
 from posttrain.training.grpo_trainer import GroupTrainer
 from posttrain.training.log_rows import LOG, LogRows
 from posttrain.training.preflight import Preflight
@@ -180,10 +180,11 @@ def _trainer(
 
 
 def _check_layout(recipe: GroupTraining, trainer: GroupTrainer, got: Launched) -> None:
-    batch = trainer.get_total_train_batch_size(trainer.args) * recipe.loss.updates
-    if batch != recipe.prompts_per_step * recipe.generations:
+    batch = trainer.get_total_train_batch_size(trainer.args) * recipe.loss.num_iterations
+    if batch != recipe.prompts_per_step * recipe.num_generations:
         raise ConfigError(
-            f"a step has {recipe.prompts_per_step} × {recipe.generations} rollouts, this launch "
+            f"a step has {recipe.prompts_per_step} × {recipe.num_generations} rollouts, this "
+            "launch "
             f"makes it {batch}: the launcher did not say in WORLD_SIZE how many processes it "
             "starts; use accelerate launch"
         )
@@ -200,14 +201,14 @@ def train_grpo(
     *,
     method: str = "grpo",
     parents: Sequence[Parent] = (),
-    facts: Mapping[str, Any] | None = None,
+    stats: Mapping[str, Any] | None = None,
 ) -> Manifest | None:
     """Train, resuming from a whole checkpoint if there is one, and finish the artifact.
 
     Args:
         method: of the manifest and the card, such as `rlhf`.
         parents: what prompts and reward were made from; the policy is added.
-        facts: more for the manifest.
+        stats: more for the manifest.
 
     Returns:
         The manifest, on the main process; None on the others.
@@ -223,7 +224,7 @@ def train_grpo(
         trainer.close()
     if not trainer.is_world_process_zero():
         return None
-    return _finish(prepared, stage, method, list(parents), dict(facts or {}))
+    return _finish(prepared, stage, method, list(parents), dict(stats or {}))
 
 
 def _finish(
@@ -233,12 +234,12 @@ def _finish(
     recipe, policy = prepared.recipe, prepared.policy
     if policy is not None:
         parents.append(parent_of(str(recipe.model.path), relative_to=stage.path, manifest=policy))
-    facts = run_facts(prepared.trainer, prepared.launched, prepared.preflight, method=method) | more
+    stats = run_stats(prepared.trainer, prepared.launched, prepared.preflight, method=method) | more
     card = grpo_card(
         recipe,
         parents=parents,
         base=f"checkpoint {policy.digest[:12]}" if policy else str(recipe.model.path),
-        facts=facts,
+        stats=stats,
         versions=package_versions(),
     )
     atomic_write_text(stage.path / "README.md", card)
@@ -254,7 +255,7 @@ def _finish(
         parents=parents,
         template_digest=prepared.template_digest,
         seed=recipe.seed,
-        facts=facts,
+        stats=stats,
     )
     clean_up(stage.path)
     return manifest

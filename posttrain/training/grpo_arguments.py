@@ -1,6 +1,7 @@
 """A recipe of group-relative training → the installed TRL's `GRPOConfig`.
 
-prompts_per_step: 128, generations: 16, micro-batch 8, 2 processes → gradient_accumulation_steps=128
+prompts_per_step: 128, num_generations: 16, micro-batch 8, 2 processes
+→ gradient_accumulation_steps=128
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ def grpo_arguments(
     revision = recipe.model.revision
     steps = accumulation(
         per_batch=recipe.prompts_per_step,
-        generations=recipe.generations,
-        updates=recipe.loss.updates,
+        num_generations=recipe.num_generations,
+        num_iterations=recipe.loss.num_iterations,
         micro=micro,
         processes=int(env.get("WORLD_SIZE", "1")),
     )
@@ -57,14 +58,14 @@ def grpo_arguments(
             "warmup_steps": WARMUP_STEPS,
             "per_device_train_batch_size": MICRO_BATCH,
             "save_strategy": "steps",
-            "save_steps": 10 * recipe.loss.updates,
+            "save_steps": 10 * recipe.loss.num_iterations,
         },
         decided={
             "output_dir": str(out),
             "seed": recipe.seed,
             "data_seed": recipe.seed,
             "gradient_accumulation_steps": steps,
-            "num_generations": recipe.generations,
+            "num_generations": recipe.num_generations,
             "max_completion_length": recipe.sampling.max_tokens,
             "temperature": recipe.sampling.temperature,
             "beta": recipe.loss.kl,
@@ -81,11 +82,11 @@ def grpo_arguments(
             "logging_nan_inf_filter": False,
         },
     )
-    _check_steps(args, recipe.loss.updates)
+    _check_steps(args, recipe.loss.num_iterations)
     return args
 
 
-def _check_steps(args: GRPOConfig, updates: int) -> None:
+def _check_steps(args: GRPOConfig, num_iterations: int) -> None:
     if args.max_steps <= 0:
         raise ConfigError("trainer.max_steps: a run is counted in optimiser steps; give it")
     if args.save_strategy in ("best", "epoch"):
@@ -95,8 +96,8 @@ def _check_steps(args: GRPOConfig, updates: int) -> None:
         )
     for name in ("max_steps", "save_steps"):
         value = getattr(args, name)
-        if value % updates:
+        if value % num_iterations:
             raise ConfigError(
                 f"trainer.{name} {value:g} ends inside a batch of rollouts, which has "
-                f"{updates} updates: set it to a multiple of {updates}"
+                f"{num_iterations} updates: set it to a multiple of {num_iterations}"
             )

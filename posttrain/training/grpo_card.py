@@ -1,4 +1,4 @@
-"""The README.md of a checkpoint of group-relative training, from the manifest's facts alone."""
+"""The README.md of a checkpoint of group-relative training, from the manifest's stats alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def grpo_card(
     *,
     parents: Sequence[Parent],
     base: str,
-    facts: Mapping[str, Any],
+    stats: Mapping[str, Any],
     versions: Mapping[str, str],
 ) -> str:
     """Markdown with a YAML head, as model hubs read it.
@@ -23,21 +23,21 @@ def grpo_card(
     Args:
         base: the policy that training started from.
     """
-    first, last, loss = facts["first"], facts["last"], recipe.loss
-    name = str(facts["method"])
+    first, last, loss = stats["first"], stats["last"], recipe.loss
+    name = str(stats["method"])
     rows = [
         *front_matter(name),
         f"# {name.upper()} checkpoint",
         "",
-        f"Policy: {base}. {facts['batches']:,} batches of {facts['prompts_per_step']} prompts × "
-        f"{facts['generations']} rollouts, {facts['epochs']:.2f} epochs, {facts['steps']:,} "
-        f"optimiser steps, {facts['trained']:,} tokens in the loss.",
+        f"Policy: {base}. {stats['batches']:,} batches of {stats['prompts_per_step']} prompts × "
+        f"{stats['num_generations']} rollouts, {stats['epochs']:.2f} epochs, {stats['steps']:,} "
+        f"optimiser steps, {stats['trained']:,} tokens in the loss.",
         "",
         f"Loss: per token over the batch, clip −{loss.clip_low:g}/+{loss.clip_high:g}, KL "
         f"{loss.kl:g}, truncated completions {loss.overlong}ed, temperature "
         f"{recipe.sampling.temperature:g}, at most {recipe.sampling.max_tokens} tokens.",
         "",
-        f"| mean of {facts['averaged']} batches | first | last |",
+        f"| mean of {stats['averaged']} batches | first | last |",
         "|---|---|---|",
         *[
             f"| {key.replace('_', ' ')} | {first[key]:.4f} | {last[key]:.4f} |"

@@ -96,7 +96,7 @@ def token_loss(
 
 
 def ratio_rows(mask: Tensor, weights: Importance) -> list[dict[str, Any] | None]:
-    """Facts of each row's ratios; None for a row without tokens."""
+    """Stats of each row's ratios; None for a row without tokens."""
     count = mask.sum(-1)
     total = torch.where(mask, weights.ratio, 0.0).sum(-1)
     low = torch.where(mask, weights.ratio, torch.inf).amin(-1)

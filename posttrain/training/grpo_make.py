@@ -23,7 +23,7 @@ from posttrain.sampling.loop import OpenEnvironment
 from posttrain.sampling.protocol import Parameters, Sampler, seed_of
 from posttrain.sampling.rollout import Limits
 from posttrain.training.grpo_batch import Batch, ScoredGroup, with_advantages
-from posttrain.training.grpo_metrics import Facts, batch_metrics, group_facts
+from posttrain.training.grpo_metrics import Stats, batch_metrics, group_stats
 from posttrain.training.grpo_order import rows_drawn, share
 from posttrain.training.grpo_rollout import Drawn, make_groups
 from posttrain.training.grpo_timing import StepClock
@@ -103,7 +103,7 @@ class BatchMaker:
         rows = rows_drawn(count=len(prompts), per_batch=per_batch, batch=batch, seed=recipe.seed)
         shares = share(
             per_batch=per_batch,
-            updates=recipe.loss.updates,
+            num_iterations=recipe.loss.num_iterations,
             processes=self._processes,
             process=self._process,
         )
@@ -116,7 +116,7 @@ class BatchMaker:
         making = make_groups(
             part,
             self._sampler,
-            generations=self.recipe.generations,
+            num_generations=self.recipe.num_generations,
             seed=self.recipe.seed,
             batch=batch,
             limits=Limits(parameters, max_turns=sampling.max_turns),
@@ -131,22 +131,22 @@ class BatchMaker:
             JudgeError: from the reward, in every process alike.
         """
         loss = self.recipe.loss
-        self._clock.start(batch * loss.updates + 1)
+        self._clock.start(batch * loss.num_iterations + 1)
         drawn = [one for part in self.drawn(batch) for one in part]
         with self._clock.part("rollout"):
             groups = self.roll_out(batch, drawn)
         with self._clock.part("reward"):
             given = self.rollouts.runner.run(self._reward(groups, batch))
         scored = with_advantages([one.position for one in drawn], groups, given)
-        own = [group_facts(one, overlong=loss.overlong) for one in scored]
-        facts: list[Facts] = sorted(gather_object(own), key=lambda one: one["position"])
-        failures = [failure for one in facts for failure in one["failures"]]
-        self.rollouts.reward.settle(sum(one["asked"] for one in facts), failures)
+        own = [group_stats(one, overlong=loss.overlong) for one in scored]
+        stats: list[Stats] = sorted(gather_object(own), key=lambda one: one["position"])
+        failures = [failure for one in stats for failure in one["failures"]]
+        self.rollouts.reward.settle(sum(one["asked"] for one in stats), failures)
         return Made(
-            parts=_cut(scored, loss.updates),
-            tokens=[_total(part, "trained") for part in _cut(facts, loss.updates)],
-            seen=_total(facts, "tokens") + _total(facts, "prompt_tokens"),
-            metrics=batch_metrics(facts),
+            parts=_cut(scored, loss.num_iterations),
+            tokens=[_total(part, "trained") for part in _cut(stats, loss.num_iterations)],
+            seen=_total(stats, "tokens") + _total(stats, "prompt_tokens"),
+            metrics=batch_metrics(stats),
         )
 
     async def _reward(self, groups: Sequence[Group], batch: int) -> list[GroupRewards]:
@@ -160,5 +160,5 @@ def _cut(items: list[T], parts: int) -> list[list[T]]:
     return [items[k * size : (k + 1) * size] for k in range(parts)]
 
 
-def _total(facts: Sequence[Facts], name: str) -> int:
-    return sum(sum(one[name]) for one in facts)
+def _total(stats: Sequence[Stats], name: str) -> int:
+    return sum(sum(one[name]) for one in stats)

@@ -21,10 +21,10 @@ from posttrain.config.grpo import Overlong
 from posttrain.training.grpo_batch import ScoredGroup, in_loss
 from posttrain.training.grpo_loss import Importance, TokenLoss
 
-Facts = dict[str, Any]
+Stats = dict[str, Any]
 
 
-def group_facts(scored: ScoredGroup, *, overlong: Overlong) -> Facts:
+def group_stats(scored: ScoredGroup, *, overlong: Overlong) -> Stats:
     """The numbers of one group: small enough to be shared by all processes."""
     completions, prompt = scored.group.completions, scored.group.prompt
     trained = [
@@ -54,7 +54,7 @@ def group_facts(scored: ScoredGroup, *, overlong: Overlong) -> Facts:
     }
 
 
-def batch_metrics(groups: Sequence[Facts]) -> dict[str, float]:
+def batch_metrics(groups: Sequence[Stats]) -> dict[str, float]:
     """Means over a whole batch of rollouts."""
     rewards = _all(groups, "rewards")
     scored = [reward for reward in rewards if reward is not None]
@@ -72,11 +72,11 @@ def batch_metrics(groups: Sequence[Facts]) -> dict[str, float]:
     return row | _parts(groups) | _counts(groups)
 
 
-def _all(groups: Sequence[Facts], name: str) -> list[Any]:
+def _all(groups: Sequence[Stats], name: str) -> list[Any]:
     return [value for one in groups for value in one[name]]
 
 
-def _parts(groups: Sequence[Facts]) -> dict[str, float]:
+def _parts(groups: Sequence[Stats]) -> dict[str, float]:
     parts: dict[str, list[float]] = defaultdict(list)
     for one in groups:
         for name, values in one["parts"].items():
@@ -86,7 +86,7 @@ def _parts(groups: Sequence[Facts]) -> dict[str, float]:
     }
 
 
-def _counts(groups: Sequence[Facts]) -> dict[str, float]:
+def _counts(groups: Sequence[Stats]) -> dict[str, float]:
     counts: dict[str, float] = defaultdict(float)
     for one in groups:
         for name, value in one["counts"].items():

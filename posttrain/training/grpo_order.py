@@ -1,7 +1,8 @@
 """Which prompts a batch of rollouts has, and which of them each process makes.
 
     rows_drawn(count=10, per_batch=4, batch=2, seed=0)     → [7, 2, 5, 0]   rows of the prompts
-    share(per_batch=4, updates=2, processes=2, process=1)   → [[1], [3]]   positions, by update
+    share(per_batch=4, num_iterations=2, processes=2, process=1)
+    → [[1], [3]]   positions, by update
 
 Prompts come in whole permutations one after the other, the same for every layout of processes. A
 process makes whole groups: their rewards are relative to each other.
@@ -32,16 +33,16 @@ def rows_drawn(*, count: int, per_batch: int, batch: int, seed: int) -> list[int
     return rows
 
 
-def share(*, per_batch: int, updates: int, processes: int, process: int) -> list[list[int]]:
+def share(*, per_batch: int, num_iterations: int, processes: int, process: int) -> list[list[int]]:
     """Positions that one process makes, a list an update; all of them are of the same length."""
-    size = per_batch // (updates * processes)
-    assert size * updates * processes == per_batch, "checked by `accumulation`"
-    starts = [(update * processes + process) * size for update in range(updates)]
+    size = per_batch // (num_iterations * processes)
+    assert size * num_iterations * processes == per_batch, "checked by `accumulation`"
+    starts = [(update * processes + process) * size for update in range(num_iterations)]
     return [list(range(start, start + size)) for start in starts]
 
 
 def accumulation(
-    *, per_batch: int, generations: int, updates: int, micro: int, processes: int
+    *, per_batch: int, num_generations: int, num_iterations: int, micro: int, processes: int
 ) -> int:
     """Micro-batches of an update on each process.
 
@@ -53,19 +54,19 @@ def accumulation(
         ConfigError: a group would be split over processes or updates, or micro-batches do not fit;
             with the sizes that do.
     """
-    parts = updates * processes
+    parts = num_iterations * processes
     if per_batch % parts:
         below = per_batch // parts * parts
         sizes = [size for size in (below, below + parts) if size]
-        may = [p for p in range(1, per_batch + 1) if per_batch % (p * updates) == 0]
+        may = [p for p in range(1, per_batch + 1) if per_batch % (p * num_iterations) == 0]
         fits = f", or start {_listed(may)} process(es)" if may else ""
-        shared = f" × {updates} updates" if updates > 1 else ""
+        shared = f" × {num_iterations} updates" if num_iterations > 1 else ""
         raise ConfigError(
             f"prompts_per_step {per_batch} over {processes} process(es){shared} would split a "
             f"group, whose rewards are relative to each other: set prompts_per_step to "
             f"{_listed(sizes)}{fits}"
         )
-    local = per_batch // parts * generations
+    local = per_batch // parts * num_generations
     if local % micro:
         fitting = [n for n in range(1, local + 1) if local % n == 0]
         raise ConfigError(

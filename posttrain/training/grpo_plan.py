@@ -50,7 +50,7 @@ def make_plan(prepared: Prepared, *, measure: bool) -> GrpoPlan:
     trainer, recipe = prepared.trainer, prepared.recipe
     args = trainer.args
     size = model_size(trainer.model, sharded_over=1)
-    rollouts = prepared.drawn * recipe.generations
+    rollouts = prepared.drawn * recipe.num_generations
     kept = 0 if args.save_strategy == "no" else args.save_total_limit or args.max_steps
     disk = checkpoint_bytes(size, kept=kept)
     disk += rollouts * recipe.sampling.max_tokens * TOKEN_BYTES
@@ -63,11 +63,11 @@ def make_plan(prepared: Prepared, *, measure: bool) -> GrpoPlan:
 def _seconds_a_rollout(trainer: GroupTrainer) -> float:
     """Of making a few and one pass forward and back over them; leaves no gradient behind."""
     recipe = trainer.recipe
-    prompts = trainer.maker.drawn(0)[0][: -(-MEASURED // recipe.generations)]
+    prompts = trainer.maker.drawn(0)[0][: -(-MEASURED // recipe.num_generations)]
     trainer.model.to(trainer.args.device).train()
     started = time.perf_counter()
     groups = trainer.maker.roll_out(0, prompts)
-    given = [GroupRewards((0.0,) * recipe.generations)] * len(groups)
+    given = [GroupRewards((0.0,) * recipe.num_generations)] * len(groups)
     scored = with_advantages(range(len(groups)), groups, given)
     rows = trained_rows(scored, overlong="train")
     size = trainer.args.per_device_train_batch_size
@@ -87,15 +87,15 @@ def plan_lines(plan: GrpoPlan, prepared: Prepared) -> list[tuple[str, str]]:
     trainer, recipe, got = prepared.trainer, prepared.recipe, prepared.launched
     args, loss = trainer.args, recipe.loss
     prompts = len(trainer.rollouts.prompts)
-    updates = f"{loss.updates} update{'s' if loss.updates > 1 else ''}"
+    num_iterations = f"{loss.num_iterations} update{'s' if loss.num_iterations > 1 else ''}"
     lines = [
         *model_lines(plan.size, args, got),
         ("loss", _loss_line(prepared)),
         (
             "batch",
-            f"{recipe.prompts_per_step} prompts × {recipe.generations} = "
-            f"{recipe.prompts_per_step * recipe.generations:,} rollouts on {got.world_size} "
-            f"process(es), {updates} of {args.per_device_train_batch_size} × "
+            f"{recipe.prompts_per_step} prompts × {recipe.num_generations} = "
+            f"{recipe.prompts_per_step * recipe.num_generations:,} rollouts on {got.world_size} "
+            f"process(es), {num_iterations} of {args.per_device_train_batch_size} × "
             f"{args.gradient_accumulation_steps} accumulated on each",
         ),
         (
@@ -121,7 +121,7 @@ def _loss_line(prepared: Prepared) -> str:
     loss = prepared.recipe.loss
     clip = f"clip −{loss.clip_low:g}/+{loss.clip_high:g}"
     # with one update the policy is the one that sampled, and nothing can be clipped
-    idle = " (idle with one update a batch)" if loss.updates == 1 else ""
+    idle = " (idle with one update a batch)" if loss.num_iterations == 1 else ""
     kl = f", KL {loss.kl:g}" if loss.kl else ", no KL"
     kept = "out of" if loss.overlong == "mask" else "in"
     return f"per token over the batch, {clip}{idle}{kl}, truncated completions {kept} the loss"

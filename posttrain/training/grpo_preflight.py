@@ -77,11 +77,11 @@ def check_enough_prompts(recipe: GroupTraining, *, prompts: int, max_steps: int)
     Raises:
         ConfigError: more often than `max_epochs` allows; with the ways out.
     """
-    batches = max_steps // recipe.loss.updates
+    batches = max_steps // recipe.loss.num_iterations
     total = batches * recipe.prompts_per_step
     if total > prompts * recipe.max_epochs:
         epochs = -(-total // max(prompts, 1))
-        most = prompts * recipe.max_epochs // recipe.prompts_per_step * recipe.loss.updates
+        most = prompts * recipe.max_epochs // recipe.prompts_per_step * recipe.loss.num_iterations
         fewer = f", set trainer.max_steps: {most}" if most else ""
         raise ConfigError(
             f"{batches} batches × {recipe.prompts_per_step} prompts draw {total:,}; there are "
@@ -101,7 +101,7 @@ def run_preflight(
     routers: int,
     reach: tuple[AdapterReach, ...],
 ) -> Preflight:
-    """Lines and facts; `lengths` in tokens, `routers` those that the model has.
+    """Lines and stats; `lengths` in tokens, `routers` those that the model has.
 
     Raises:
         ConfigError: from the first check that fails.
@@ -124,8 +124,8 @@ def run_preflight(
             ("routers", f"{routers} {frozen}; bias moved by {recipe.moe.bias_update_rate:g} a step")
         )
     lines += adapter_lines(model, reach)
-    facts: dict[str, Any] = {"routers": routers, "longest_prompt": max(lengths)}
-    return Preflight(tuple(lines), facts)
+    stats: dict[str, Any] = {"routers": routers, "longest_prompt": max(lengths)}
+    return Preflight(tuple(lines), stats)
 
 
 def check_environments(prompts: Sequence[Prompt], opened: OpenEnvironment | None) -> None:

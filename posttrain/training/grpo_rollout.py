@@ -91,7 +91,7 @@ async def make_groups(
     drawn: Sequence[Drawn],
     sampler: Sampler,
     *,
-    generations: int,
+    num_generations: int,
     seed: int,
     batch: int,
     limits: Limits,
@@ -106,10 +106,10 @@ async def make_groups(
     tasks = [
         Task(one.prompt, index, seed_of(seed, "rollout", batch, one.position))
         for one in drawn
-        for index in range(generations)
+        for index in range(num_generations)
     ]
     made = await roll_out(tasks, sampler, open_environment=open_environment, limits=limits)
     return [
-        Group(one.prompt, tuple(made[k * generations : (k + 1) * generations]))
+        Group(one.prompt, tuple(made[k * num_generations : (k + 1) * num_generations]))
         for k, one in enumerate(drawn)
     ]

@@ -46,7 +46,7 @@ from posttrain.training.resumable import Resumable
 
 
 class GroupTrainer(Resumable, GRPOTrainer):
-    """One batch = `prompts_per_step` × `generations` rollouts, whatever the layout of processes.
+    """A batch is `prompts_per_step` × `num_generations` rollouts, whatever the layout of processes.
 
     Args:
         recipe: what is trained and how.
@@ -123,7 +123,7 @@ class GroupTrainer(Resumable, GRPOTrainer):
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
         """The micro-batches of the next update; makes a batch of rollouts when it is due."""
-        batch, update = divmod(self.state.global_step, self.recipe.loss.updates)
+        batch, update = divmod(self.state.global_step, self.recipe.loss.num_iterations)
         if update == 0:
             self._publish(batch)
             self._made = made = self.maker.make(batch)
@@ -165,7 +165,7 @@ class GroupTrainer(Resumable, GRPOTrainer):
         rows = trained_rows(scored, overlong=self.recipe.loss.overlong)
         parts = micro_batches(rows, scored, count=self.args.gradient_accumulation_steps)
         batches = [collate(part, pad_id=self.pad_id) for part in parts]
-        if self.recipe.loss.updates > 1:
+        if self.recipe.loss.num_iterations > 1:
             with torch.no_grad(), self.compute_loss_context_manager():
                 for batch in batches:
                     placed = self.place(batch)
@@ -234,7 +234,7 @@ class GroupTrainer(Resumable, GRPOTrainer):
         self._sums.add(mask, entropy, weights, terms)
         counted = mask & weights.kept[:, None]
         # DDP averages gradients over processes, the sum is over the global batch
-        tokens = self._made.tokens[self.state.global_step % config.updates]
+        tokens = self._made.tokens[self.state.global_step % config.num_iterations]
         scale = self.accelerator.num_processes / max(tokens, 1)
         return torch.where(counted, terms.loss, 0.0).sum() * scale
 
@@ -251,13 +251,13 @@ class GroupTrainer(Resumable, GRPOTrainer):
             loss = super().training_step(*args, **kwargs)
         if self.accelerator.sync_gradients:
             self._violation = self.expert_bias.move(self.accelerator)
-            if (self.state.global_step + 1) % self.recipe.loss.updates == 0:
+            if (self.state.global_step + 1) % self.recipe.loss.num_iterations == 0:
                 self._write()
         return loss
 
     def _write(self) -> None:
         assert self._made is not None
-        step = self.state.global_step + 2 - self.recipe.loss.updates
+        step = self.state.global_step + 2 - self.recipe.loss.num_iterations
         file = rollout_file(Path(self.recipe.out), step)
         rows = [
             group_row(one, step=step, stats=self._made.ratios)
@@ -276,15 +276,15 @@ class GroupTrainer(Resumable, GRPOTrainer):
         """As the parent, with the figures of the batch; then the guard looks at them."""
         # the parent's own would be seconds, and means of micro-batch means
         self._metrics["train"].clear()
-        step, updates = self.state.global_step, self.recipe.loss.updates
-        whole = "loss" in logs and step % updates == 0
+        step, num_iterations = self.state.global_step, self.recipe.loss.num_iterations
+        whole = "loss" in logs and step % num_iterations == 0
         if "loss" in logs:
             assert self._made is not None
             logs |= self._sums.drain(self.accelerator) | self._violation
             logs |= {"tokens": self.tokens_seen, "trained": self.trained_seen}
             logs |= self._made.metrics if whole else {}
         epoch = self.state.epoch
-        drawn_so_far = -(-step // updates) * self.recipe.prompts_per_step
+        drawn_so_far = -(-step // num_iterations) * self.recipe.prompts_per_step
         self.state.epoch = drawn_so_far / len(self.rollouts.prompts)
         super().log(logs, start_time)
         self.state.epoch = epoch

@@ -1,6 +1,6 @@
-"""The README.md of a checkpoint: where it comes from, what it was trained on, under which licences.
+"""The README.md of a checkpoint: where it comes from, what it was trained on, under which licenses.
 
-Written from the manifest's facts alone, so that the same run gives the same bytes.
+Written from the manifest's stats alone, so that the same run gives the same bytes.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ def model_card(
     *,
     parents: Sequence[Parent],
     base: str | None,
-    facts: Mapping[str, Any],
+    stats: Mapping[str, Any],
     by_source: Sums,
-    by_licence: Sums,
+    by_license: Sums,
     versions: Mapping[str, str],
 ) -> str:
     """Markdown with a YAML head, as model hubs read it.
 
     Args:
         base: what training started from; None for random weights.
-        by_source, by_licence: name → (sequences, tokens, trained tokens).
+        by_source, by_license: name → (sequences, tokens, trained tokens).
     """
     rows = [
         *front_matter("sft"),
         "# SFT checkpoint",
         "",
-        f"Base: {base or 'random initialisation'}. Trained for {facts['steps']:,} steps of "
-        f"{facts['global_batch']} packs, "
-        f"{facts['tokens']:,} tokens of which {facts['trained']:,} trained.",
+        f"Base: {base or 'random initialisation'}. Trained for {stats['steps']:,} steps of "
+        f"{stats['global_batch']} packs, "
+        f"{stats['tokens']:,} tokens of which {stats['trained']:,} trained.",
         "",
-        *_loss_lines(facts),
+        *_loss_lines(stats),
         *lineage_lines(parents),
         "## Data",
         "",
         *_table("source", by_source),
         "",
-        "## Licences of the data",
+        "## Licenses of the data",
         "",
-        *_table("licence", by_licence),
+        *_table("license", by_license),
         "",
         "## Training",
         "",
-        f"Adapter: {adapter_line(recipe.adapter)}. Isolation: {facts['isolation']}. "
+        f"Adapter: {adapter_line(recipe.adapter)}. Document masking: {stats['document_masking']}. "
         f"Expert balance coefficient: {recipe.balance.coefficient:g}. Seed: {recipe.seed}.",
         "",
         *[f"- `{key}`: {value}" for key, value in sorted(recipe.trainer.items())],
@@ -101,11 +101,11 @@ def adapter_line(spec: AdapterConfig | None) -> str:
     return f"{spec.method} rank {spec.rank}, preset {spec.preset}, merged into these weights"
 
 
-def _loss_lines(facts: Mapping[str, Any]) -> list[str]:
-    lines = [f"Last logged training loss: {facts['train_loss']:.4f}."]
-    if facts.get("eval_loss"):
+def _loss_lines(stats: Mapping[str, Any]) -> list[str]:
+    lines = [f"Last logged training loss: {stats['train_loss']:.4f}."]
+    if stats.get("eval_loss"):
         lines += ["", "| held-out group | loss per trained token |", "|---|---|"]
-        lines += [f"| {name} | {loss:.4f} |" for name, loss in facts["eval_loss"].items()]
+        lines += [f"| {name} | {loss:.4f} |" for name, loss in stats["eval_loss"].items()]
     return [*lines, ""]
 
 

@@ -2,7 +2,7 @@
 
 tokens       512 of 8,000 packs: ids 0…1023 of 1,024 rows, pad <|pad|> ≠ end <|im_end|>
 end token    <|im_end|> is trained in 100.0 % of 2,113 sequences
-isolation    block_diagonal: …; packed vs alone 2.1e-07, unprotected 0.83
+document_masking    block_diagonal: …; packed vs alone 2.1e-07, unprotected 0.83
 stops        generation stops at [2], pads with 0
 """
 
@@ -17,11 +17,11 @@ from transformers import PreTrainedModel
 from posttrain.errors import ConfigError, DataError
 from posttrain.models.adapters import AdapterReach, trainable_routers
 from posttrain.models.tokenizer import SpecialTokens
-from posttrain.training.isolation import (
+from posttrain.training.document_masking import (
     check_probe,
-    describe_isolation,
+    describe_document_masking,
     make_collator,
-    probe_isolation,
+    probe_document_masking,
 )
 from posttrain.training.packed_data import IGNORED, sequences
 
@@ -31,10 +31,10 @@ END_TRAINED = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """What was found, as (check, sentence) lines for the plan and facts for the manifest."""
+    """What was found, as (check, sentence) lines for the plan and stats for the manifest."""
 
     lines: tuple[tuple[str, str], ...]
-    facts: dict[str, Any]
+    stats: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def run_preflight(
     model: PreTrainedModel,
     train: Dataset,
     special: SpecialTokens,
-    isolation: str,
+    document_masking: str,
     reach: tuple[AdapterReach, ...],
     sharded: bool,
 ) -> Preflight:
@@ -136,11 +136,15 @@ def run_preflight(
         ),
         ("stops", check_stops(model, special)),
     ]
-    line, probe = _isolation_line(model, train, special, isolation, sharded)
-    lines.append(("isolation", line))
+    line, probe = _document_masking_line(model, train, special, document_masking, sharded)
+    lines.append(("document_masking", line))
     lines += adapter_lines(model, reach)
-    facts = {"isolation": isolation, "end_trained": round(sample.end_trained, 4), **probe}
-    return Preflight(tuple(lines), facts)
+    stats = {
+        "document_masking": document_masking,
+        "end_trained": round(sample.end_trained, 4),
+        **probe,
+    }
+    return Preflight(tuple(lines), stats)
 
 
 def _tokens_line(sample: DataSample, special: SpecialTokens, rows: int) -> str:
@@ -168,15 +172,19 @@ def check_stops(model: PreTrainedModel, special: SpecialTokens) -> str:
     return f"generation stops at {stop_ids}, pads with {generation.pad_token_id}"
 
 
-def _isolation_line(
-    model: PreTrainedModel, train: Dataset, special: SpecialTokens, isolation: str, sharded: bool
+def _document_masking_line(
+    model: PreTrainedModel,
+    train: Dataset,
+    special: SpecialTokens,
+    document_masking: str,
+    sharded: bool,
 ) -> tuple[str, dict[str, Any]]:
-    described = describe_isolation(isolation, str(model.config._attn_implementation))
+    described = describe_document_masking(document_masking, str(model.config._attn_implementation))
     if sharded:
         return f"{described}; not measured, the parameters are sharded", {}
     packs = [train[row] for row in range(min(2, len(train) - 1))]
-    probe = probe_isolation(model, make_collator(isolation, special.pad_id), packs)
-    check_probe(probe, isolation)
+    probe = probe_document_masking(model, make_collator(document_masking, special.pad_id), packs)
+    check_probe(probe, document_masking)
     line = f"{described}; packed vs alone {probe.apart:.1e}, unprotected {probe.leaking:.1e}"
     return line, {"packed_vs_alone": _rounded(probe.apart)}
 

@@ -41,8 +41,8 @@ from posttrain.models.tokenizer import (
     special_tokens,
 )
 from posttrain.training.distributed import Launched, check_launch, launched
+from posttrain.training.document_masking import choose_document_masking, make_collator
 from posttrain.training.finish import train_to_the_end
-from posttrain.training.isolation import choose_isolation, make_collator
 from posttrain.training.log_rows import LOG, LogRows
 from posttrain.training.model_card import model_card
 from posttrain.training.packed_data import index_sums, load_split, split_by_group
@@ -62,7 +62,7 @@ class Prepared:
     tokenizer: PreTrainedTokenizerBase
     special: SpecialTokens
     trainer: PackedSFTTrainer
-    isolation: str
+    document_masking: str
     launched: Launched
     preflight: Preflight
     reach: tuple[AdapterReach, ...]
@@ -96,9 +96,9 @@ def prepare(recipe: SftConfig, args: SFTConfig) -> Prepared:
         seed=recipe.seed,
         quantization=quantization_config(recipe.adapter),
     )
-    isolation = choose_isolation(recipe.isolation, model)
+    document_masking = choose_document_masking(recipe.document_masking, model)
     reach = adapter_reach(recipe.adapter, model) if recipe.adapter else ()
-    trainer = _trainer(recipe, args, model, tokenizer, special, isolation, train, held_out)
+    trainer = _trainer(recipe, args, model, tokenizer, special, document_masking, train, held_out)
     _check_kept_epochs(recipe, trainer, packs=len(train) - 1)
     got = launched(trainer.accelerator)
     check_launch(recipe.launch, got)
@@ -106,11 +106,13 @@ def prepare(recipe: SftConfig, args: SFTConfig) -> Prepared:
         model=trainer.model,
         train=train,
         special=special,
-        isolation=isolation,
+        document_masking=document_masking,
         reach=reach,
         sharded=got.sharding == "zero3",
     )
-    return Prepared(recipe, data, tokenizer, special, trainer, isolation, got, preflight, reach)
+    return Prepared(
+        recipe, data, tokenizer, special, trainer, document_masking, got, preflight, reach
+    )
 
 
 def _check_kept_epochs(recipe: SftConfig, trainer: PackedSFTTrainer, *, packs: int) -> None:
@@ -129,12 +131,12 @@ def _trainer(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     special: SpecialTokens,
-    isolation: str,
+    document_masking: str,
     train: Dataset,
     held_out: Dataset | None,
 ) -> PackedSFTTrainer:
     # TRL insists on making its own collator when padding-free
-    args.padding_free = isolation == "varlen"
+    args.padding_free = document_masking == "varlen"
     out = Path(recipe.out)
 
     def keep(trainer: PackedSFTTrainer, epoch: int) -> None:
@@ -144,7 +146,9 @@ def _trainer(
     return PackedSFTTrainer(
         model=model,
         args=args,
-        data_collator=None if args.padding_free else make_collator(isolation, special.pad_id),
+        data_collator=None
+        if args.padding_free
+        else make_collator(document_masking, special.pad_id),
         train_dataset=train,
         eval_dataset=split_by_group(held_out) if held_out is not None else None,
         processing_class=tokenizer,
@@ -189,14 +193,14 @@ def _finish(prepared: Prepared, stage: StageDir) -> Manifest:
         parents.append(parent_of(str(recipe.model.path), relative_to=stage.path, manifest=base))
     packs = len(prepared.trainer.train_dataset) - 1
     reached = min(packs, state.global_step * prepared.trainer.global_batch)
-    facts = _facts(prepared)
+    stats = _stats(prepared)
     card = model_card(
         recipe,
         parents=parents,
         base=f"checkpoint {base.digest[:12]}" if base else recipe.model.path,
-        facts=facts,
+        stats=stats,
         by_source=index_sums(artifact, "train", "source"),
-        by_licence=index_sums(artifact, "train", "licence"),
+        by_license=index_sums(artifact, "train", "license"),
         versions=package_versions(),
     )
     atomic_write_text(stage.path / "README.md", card)
@@ -212,13 +216,13 @@ def _finish(prepared: Prepared, stage: StageDir) -> Manifest:
         parents=parents,
         template_digest=prepared.data.template_digest,
         seed=recipe.seed,
-        facts=facts,
+        stats=stats,
     )
     clean_up(stage.path)
     return manifest
 
 
-def _facts(prepared: Prepared) -> dict[str, Any]:
+def _stats(prepared: Prepared) -> dict[str, Any]:
     trainer, recipe = prepared.trainer, prepared.recipe
     history = trainer.state.log_history
     losses = [entry["loss"] for entry in history if "loss" in entry]
@@ -240,5 +244,5 @@ def _facts(prepared: Prepared) -> dict[str, Any]:
         "train_loss": losses[-1] if losses else None,
         "eval_loss": held_out,
         "end_token": prepared.special.end_token,
-        **prepared.preflight.facts,
+        **prepared.preflight.stats,
     }

@@ -97,4 +97,4 @@ def write_labels(path: Path, rows: list[Sound]) -> Path:
 
 def figures(manifest: Path) -> dict[str, dict[str, int]]:
     """The figures of a written audit."""
-    return json.loads((manifest / "manifest.json").read_text("utf-8"))["facts"]["supervision"]
+    return json.loads((manifest / "manifest.json").read_text("utf-8"))["stats"]["supervision"]

@@ -13,7 +13,7 @@ def test_both_sides_of_every_pair_are_counted(tmp_path):
     data = write_pairs(tmp_path / "pairs", pairs)
     script("audit").main([str(data), f"out={tmp_path / 'audit'}"])
     body = json.loads((tmp_path / "audit" / "manifest.json").read_text("utf-8"))
-    found = body["facts"]["supervision"]
+    found = body["stats"]["supervision"]
     assert set(found) == {f"{p.category}/{side}" for p in pairs for side in ("chosen", "rejected")}
     for name, figures in found.items():
         category, side = name.split("/")

@@ -74,7 +74,7 @@ NANO = nemotron_3_nano_template()
 
 
 class TestRenderedOracles:
-    """The outputs recorded from NVIDIA's own code (facts 1, "Rendered oracles")."""
+    """The outputs recorded from NVIDIA's own code (stats 1, "Rendered oracles")."""
 
     def test_generation_prompts(self):
         on = render([user("Hi")], NANO, add_generation_prompt=True)

@@ -21,7 +21,7 @@ def judge(*models: dict[str, Any], **fields: Any) -> JudgeConfig:
 
 def test_the_defaults_are_those_of_the_paper_and_its_code():
     found = judge({"backend": CHAT, "layout": "roles"})
-    parameters = found.parameters.parameters()
+    parameters = found.sampling.parameters()
     assert (parameters.temperature, parameters.top_p, parameters.max_tokens) == (0.6, 0.95, 16384)
     assert found.retries == 3
     assert PairingConfig().strategy == "circular"
@@ -67,8 +67,8 @@ def test_how_a_server_is_reached_and_when_to_stop_may_change():
     model = {"backend": CHAT, "layout": "roles"}
     moved = {**CHAT, "url": "http://elsewhere:1/v1", "concurrency": 7, "timeout": 3.0, "retries": 1}
     bound = judge(model).owner_config()
-    other = judge({"backend": moved, "layout": "roles"}, max_failed=0.5, cache="shared")
+    other = judge({"backend": moved, "layout": "roles"}, max_failure_rate=0.5, cache="shared")
     assert other.owner_config() == bound
-    for change in ({"principle": "p"}, {"parameters": {"top_p": 0.5}}, {"retries": 0}):
+    for change in ({"principle": "p"}, {"sampling": {"top_p": 0.5}}, {"retries": 0}):
         assert judge(model, **change).owner_config() != bound
     assert judge(model, model).owner_config() != bound

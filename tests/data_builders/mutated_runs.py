@@ -35,7 +35,7 @@ UNREADABLE = {
 }  # fmt: skip
 # where in a row: a field by name, a message by number; in text that is no JSON, a place in it
 _NAMED = re.compile(r"messages?\b|conversations?\b|history|instruction|input|output|prompt|completion"
-                    r"|chosen|rejected|tools|functions|system|reasoning|content|metadata|licence"
+                    r"|chosen|rejected|tools|functions|system|reasoning|content|metadata|license"
                     r"|label|images?|videos?|audios?|response|the row|the answer|turn \d|call of")  # fmt: skip
 _PLACED = re.compile(r"char \d|at byte \d|key '|column \d|a row is an|nested too deep|digits"
                      r"|is not JSON|beyond the range|array needs")  # fmt: skip
@@ -182,7 +182,7 @@ def _recipe(folder: Path, dialects: list[str]) -> dict[str, Any]:
     return {
         "out": str(folder / "out"),
         "tokenizer": {"path": str(write_tokenizer(folder / "tokenizer"))},
-        "packing": {"capacity": CAPACITY},
+        "packing": {"max_length": CAPACITY},
         "reasoning": {"strip": 0.2, "truncate": 0.5, "budgets": {"kind": "log_uniform", "low": 1}},
         "sources": tuple(found or [{"name": "none", "path": "none.jsonl"}]),
         "limits": {

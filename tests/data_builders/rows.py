@@ -47,7 +47,7 @@ def read_all(
 ) -> list[Example | Dropped]:
     """Everything that becomes of a file's rows."""
     config = SourceConfig(name="s", path=path, **settings)
-    return list(read_examples(config, folder, allowed_licences=allowed))
+    return list(read_examples(config, folder, allowed_licenses=allowed))
 
 
 def chat(*turns: Message, tools: list[dict[str, Any]] | None = None) -> Example:

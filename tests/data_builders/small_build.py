@@ -115,21 +115,21 @@ def write_recipe(folder: Path, **keys: Any) -> Path:
         "out": str(folder / "out"),
         "tokenizer": {"path": str(write_tokenizer(folder / "tokenizer"))},
         # one token a byte makes the tools of the system block long
-        "packing": {"capacity": 4096},
+        "packing": {"max_length": 4096},
         "held_out": {"rate": 0.1},
         "reasoning": {"strip": 0.2, "truncate": 0.3, "budgets": {"kind": "log_uniform", "low": 4}},
         "sources": [
             {
                 "name": "reasoning",
                 "path": str(write_rows(folder / "reasoning.jsonl", reasoning_rows(120))),
-                "licence": "MIT",
+                "license": "MIT",
                 "metadata": ["level"],
                 "share": 0.8,
             },
             {
                 "name": "plain",
                 "path": str(write_rows(folder / "plain.jsonl", plain_rows(300))),
-                "licence": "CC0-1.0",
+                "license": "CC0-1.0",
                 "share": 0.2,
             },
         ],

@@ -38,8 +38,8 @@ def test_books_balance_and_agree_with_the_shards(world):
     body = manifest(world / "out")
     counts = body["counts"]
     assert counts["in"] == 420 == counts["kept"] + sum(counts["dropped"].values())
-    facts = body["facts"]["sources"]
-    for name, source in facts.items():
+    stats = body["stats"]["sources"]
+    for name, source in stats.items():
         rows = [
             r for s in ("train", "eval") for r in index(world / "out", s) if r["source"] == name
         ]
@@ -48,7 +48,7 @@ def test_books_balance_and_agree_with_the_shards(world):
         assert sum(r["length"] for r in train) == source["realised"]["tokens"]
         assert sum(r["trained"] for r in train) == source["realised"]["trained"]
         assert source["in"] == source["kept"] + sum(source["dropped"].values())
-    assert facts["reasoning"]["shares"]["tokens"] == pytest.approx(0.8, abs=0.02)
+    assert stats["reasoning"]["shares"]["tokens"] == pytest.approx(0.8, abs=0.02)
     assert {f["path"]: f["rows"] for f in body["files"]}["packed/train-00000.arrow"] == 7
     assert not (world / "out" / "work").exists()
     read_artifact(world / "out", kind="sft_data")
@@ -104,10 +104,10 @@ def test_sequences_are_what_the_template_renders(world):
     assert tokenizer.chat_template == template.source
 
 
-def test_metadata_licence_dialect_and_budget_survive_to_the_index(world):
+def test_metadata_license_dialect_and_budget_survive_to_the_index(world):
     rows = [r for r in index(world / "out") if r["source"] == "reasoning"]
     assert {json.loads(r["metadata"])["level"] for r in rows} == {0, 1, 2}
-    assert {(r["licence"], r["dialect"]) for r in rows} == {("MIT", "openai")}
+    assert {(r["license"], r["dialect"]) for r in rows} == {("MIT", "openai")}
     assert {r["reasoning"] for r in rows} == {"on", "off"}
     cut = [r for r in rows if r["truncated_budget"] is not None]
     assert cut
@@ -198,7 +198,9 @@ def test_overlong_sequences_are_dropped_or_clipped_and_counted(tmp_path):
     long = [{"instruction": "q", "input": "", "output": " ".join(map(str, range(900)))}]
     rows = write_rows(tmp_path / "mixed.jsonl", plain_rows(40) + long)
     sources = [{"name": "mixed", "path": str(rows)}]
-    recipe = write_recipe(tmp_path, sources=sources, packing={"capacity": 256}, write_dropped=True)
+    recipe = write_recipe(
+        tmp_path, sources=sources, packing={"max_length": 256}, write_dropped=True
+    )
     build(recipe)
     assert manifest(tmp_path / "out")["counts"]["dropped"] == {"overlong": 1}
     [line] = (tmp_path / "out" / "dropped.jsonl").read_text().splitlines()
@@ -209,7 +211,7 @@ def test_overlong_sequences_are_dropped_or_clipped_and_counted(tmp_path):
     build(recipe, f"out={tmp_path / 'clipped'}", "packing.overlong=truncate")
     body = manifest(tmp_path / "clipped")
     assert body["counts"]["dropped"] == {}
-    assert body["facts"]["sources"]["mixed"]["sequences_clipped"] == 1
+    assert body["stats"]["sources"]["mixed"]["sequences_clipped"] == 1
     assert (
         max(r["length"] for s in ("train", "eval") for r in index(tmp_path / "clipped", s)) == 256
     )
@@ -220,7 +222,7 @@ def test_losing_too_many_samples_stops_the_build(tmp_path):
     rows = write_rows(tmp_path / "mixed.jsonl", plain_rows(90) + prompts)
     sources = [{"name": "mixed", "path": str(rows)}]
     recipe = write_recipe(
-        tmp_path, sources=sources, packing={"capacity": 256, "overlong": "truncate"}
+        tmp_path, sources=sources, packing={"max_length": 256, "overlong": "truncate"}
     )
     with pytest.raises(DataError, match=r"'mixed': nothing_trained took 5.3% of 95 rows.*1.0%"):
         build(recipe)
@@ -279,11 +281,11 @@ def test_text_that_cannot_be_tokenised_is_dropped_by_name(tmp_path):
     assert manifest(tmp_path / "out")["counts"]["dropped"] == {"render_error": 1}
 
 
-def test_only_licences_on_the_list_enter(tmp_path):
-    build(write_recipe(tmp_path, licences=["CC0-1.0"], sources=_without_shares(tmp_path)))
+def test_only_licenses_on_the_list_enter(tmp_path):
+    build(write_recipe(tmp_path, licenses=["CC0-1.0"], sources=_without_shares(tmp_path)))
     body = manifest(tmp_path / "out")
-    assert body["counts"]["dropped"] == {"licence": 120}
-    assert body["facts"]["sources"]["plain"]["licences"] == {"CC0-1.0": 300}
+    assert body["counts"]["dropped"] == {"license": 120}
+    assert body["stats"]["sources"]["plain"]["licenses"] == {"CC0-1.0": 300}
 
 
 def _without_shares(folder: Path) -> list[dict]:
@@ -291,11 +293,11 @@ def _without_shares(folder: Path) -> list[dict]:
         {
             "name": "reasoning",
             "path": str(write_rows(folder / "r.jsonl", reasoning_rows(120))),
-            "licence": "MIT",
+            "license": "MIT",
         },
         {
             "name": "plain",
             "path": str(write_rows(folder / "p.jsonl", plain_rows(300))),
-            "licence": "CC0-1.0",
+            "license": "CC0-1.0",
         },
     ]

@@ -56,6 +56,6 @@ def test_both_libraries_build_the_same_bytes(tmp_path):
     quick, plain = made["auto"], made["tokenizers"]
     assert quick.run["tokenizer"] == "tiktoken"
     assert plain.run["tokenizer"] == "tokenizers"
-    assert quick.facts["control"]["truncated"] > 50
+    assert quick.stats["control"]["truncated"] > 50
     assert quick.digest == plain.digest
     assert shard_bytes(tmp_path / "auto") == shard_bytes(tmp_path / "tokenizers")

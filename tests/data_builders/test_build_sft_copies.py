@@ -43,7 +43,7 @@ def _recipe(folder: Path, rows: dict[str, list[dict[str, Any]]], **keys: Any) ->
     ]
     write_rows(folder / "eval.jsonl", sorted(asked, key=str))
     sources = [
-        {"name": name, "path": str(write_rows(folder / f"{name}.jsonl", own)), "licence": "MIT"}
+        {"name": name, "path": str(write_rows(folder / f"{name}.jsonl", own)), "license": "MIT"}
         for name, own in rows.items()
     ]
     given: dict[str, Any] = {
@@ -70,7 +70,7 @@ def _dropped(out: Path) -> list[dict[str, Any]]:
 
 
 def test_every_row_is_kept_or_dropped_for_a_reason(world):
-    sources = manifest(world / "out")["facts"]["sources"]
+    sources = manifest(world / "out")["stats"]["sources"]
     assert sources["early"]["dropped"] == {
         "contaminated": 3,
         "duplicate": 6,
@@ -81,7 +81,7 @@ def test_every_row_is_kept_or_dropped_for_a_reason(world):
     counts = manifest(world / "out")["counts"]
     assert counts["in"] == 61 == counts["kept"] + sum(counts["dropped"].values())
     assert "near_duplicate" in (world / "out" / "report.html").read_text()
-    files = [given["path"] for given in manifest(world / "out")["facts"]["inputs"]]
+    files = [given["path"] for given in manifest(world / "out")["stats"]["inputs"]]
     assert "eval.jsonl" in files
 
 
@@ -153,7 +153,7 @@ def test_what_is_for_the_plan_prepares_no_row_again(world, tmp_path, monkeypatch
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(raw))
     monkeypatch.setattr("data_builders.sft_source.prepare", None)
     build(tmp_path / "recipe.yaml", f"out={tmp_path / 'out'}", f"spool={world / 'spool'}")
-    sources = manifest(tmp_path / "out")["facts"]["sources"]
+    sources = manifest(tmp_path / "out")["stats"]["sources"]
     assert sources["late"]["dropped"].pop("near_duplicate") < 10
     assert sources["late"]["dropped"] == {"duplicate": 5}
     assert sources["early"]["dropped"] == {"contaminated": 3, "duplicate": 1}

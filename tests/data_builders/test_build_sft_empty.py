@@ -19,7 +19,7 @@ def _rows(count: int) -> list[dict[str, Any]]:
 
 
 def _recipe(folder: Path, rows: list[dict[str, Any]], **keys: Any) -> Path:
-    source = {"name": "a", "path": str(write_rows(folder / "a.jsonl", rows)), "licence": "MIT"}
+    source = {"name": "a", "path": str(write_rows(folder / "a.jsonl", rows)), "license": "MIT"}
     return write_recipe(folder, sources=[source], **keys)
 
 
@@ -48,11 +48,11 @@ def test_all_rows_are_held_out_or_there_are_none(tmp_path):
 def test_what_was_not_looked_for_is_in_the_manifest_and_printed(tmp_path, capsys):
     asked = [*_rows(3), {"question": "another name of the field"}]
     build(_recipe(tmp_path, _rows(40), decontamination=_evaluation(tmp_path, asked)))
-    facts = manifest(tmp_path / "out")["facts"]
-    (book,) = facts["decontamination"]
+    stats = manifest(tmp_path / "out")["stats"]
+    (book,) = stats["decontamination"]
     assert (book["file"], book["rows"], book["lacking"], book["inside"]) == ("e.jsonl", 4, 1, 3)
     warning = "decontamination: e.jsonl: 1 of 4 rows have no text in instruction"
-    assert warning in facts["warnings"]
+    assert warning in stats["warnings"]
     assert warning in capsys.readouterr().out
     assert warning in (tmp_path / "out" / "report.html").read_text()
-    assert facts["sources"]["a"]["dropped"]["contaminated"] == 3
+    assert stats["sources"]["a"]["dropped"]["contaminated"] == 3

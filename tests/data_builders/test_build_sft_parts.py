@@ -40,7 +40,7 @@ def _recipe(folder: Path, **keys: Any) -> Path:
         {
             "name": "reasoning",
             "path": str(write_rows(folder / "traces.jsonl", _rows())),
-            "licence": "MIT",
+            "license": "MIT",
             "metadata": ["level"],
             "where": "level in [0, 2]",
             "share": 0.7,
@@ -48,7 +48,7 @@ def _recipe(folder: Path, **keys: Any) -> Path:
         {
             "name": "plain",
             "path": str(write_rows(folder / "short.jsonl", plain_rows(150))),
-            "licence": "CC0-1.0",
+            "license": "CC0-1.0",
             "share": 0.3,
         },
     ]
@@ -117,7 +117,7 @@ def test_the_same_rows_in_other_files_give_the_same_shards(tmp_path):
     }.items():
         folder = tmp_path / name
         folder.mkdir()
-        source = {"name": "plain", "path": write(folder, plain_rows(150)), "licence": "MIT"}
+        source = {"name": "plain", "path": write(folder, plain_rows(150)), "license": "MIT"}
         build(write_recipe(folder, sources=[source]), "part_bytes=3000")
         made[name] = shard_bytes(folder / "out")
         assert manifest(folder / "out")["counts"]["in"] == 150

@@ -20,7 +20,7 @@ def test_no_sequence_that_is_held_out_is_trained_on(tmp_path):
     path = write_rows(tmp_path / "rivers.jsonl", rows)
     build(
         write_recipe(
-            tmp_path, sources=[{"name": "rivers", "path": str(path), "licence": "MIT"}],
+            tmp_path, sources=[{"name": "rivers", "path": str(path), "license": "MIT"}],
             held_out={"rate": 0.2}, reasoning={"strip": 0.5, "truncate": 0.0},
         )
     )  # fmt: skip

@@ -19,7 +19,7 @@ def recipe(sources: list[dict], **mixture) -> BuildSftConfig:
     raw = {
         "out": "out",
         "tokenizer": {"path": "tok"},
-        "packing": {"capacity": 64},
+        "packing": {"max_length": 64},
         "mixture": mixture,
         "sources": [{"path": "x.jsonl", **source} for source in sources],
     }

@@ -101,17 +101,17 @@ def test_strict_lets_filters_drop(tmp_path: Path) -> None:
     assert item.reason == "empty_answer"
 
 
-def test_licences(tmp_path: Path) -> None:
+def test_licenses(tmp_path: Path) -> None:
     write_lines(tmp_path / "rows.jsonl", [{**GOOD, "license": "cc-by-4.0"}, GOOD])
-    own, default = read_all(tmp_path, licence="MIT", licence_field="license")
+    own, default = read_all(tmp_path, license="MIT", license_field="license")
     assert isinstance(own, Example)
     assert isinstance(default, Example)
-    assert (own.licence, default.licence) == ("cc-by-4.0", "MIT")
+    assert (own.license, default.license) == ("cc-by-4.0", "MIT")
     assert own.id == default.id
-    settings: dict[str, Any] = {"licence": "MIT", "licence_field": "license", "allowed": ["mit"]}
+    settings: dict[str, Any] = {"license": "MIT", "license_field": "license", "allowed": ["mit"]}
     refused, passed = read_all(tmp_path, **settings)
     assert isinstance(refused, Dropped)
-    assert (refused.reason, refused.record_id) == ("licence", own.id)
+    assert (refused.reason, refused.record_id) == ("license", own.id)
     assert passed == default
 
 

@@ -46,7 +46,7 @@ def test_books_balance(out):
     body = manifest(out)
     counts = body["counts"]
     assert counts["in"] == counts["kept"] + sum(counts["dropped"].values()) == 13 * ROWS
-    sources = body["facts"]["sources"]
+    sources = body["stats"]["sources"]
     dialects = {d for source in sources.values() for d in source["dialects"]}
     assert len(dialects) >= 6
     for name, source in sources.items():
@@ -67,6 +67,6 @@ def test_shards_hold_what_the_index_says(out):
         labels = pack["labels"][row["offset"] : row["offset"] + row["length"]]
         assert sum(label != -100 for label in labels) == row["trained"]
     assert sum(len(p["input_ids"]) for p in all_packs) == sum(r["length"] for r in rows)
-    split = manifest(out)["facts"]["splits"]["train"]
+    split = manifest(out)["stats"]["splits"]["train"]
     assert split["fill"] > 0.97
     assert max(max(pack["input_ids"]) for pack in all_packs) <= 100_276

@@ -39,11 +39,11 @@ def rows_of(out: Path) -> list[dict[str, Any]]:
 def test_the_builds_figures_are_those_of_its_shards(tmp_path):
     build(write_recipe(tmp_path, sources=sources(tmp_path, copies=7)))
     out = tmp_path / "out"
-    built = manifest(out)["facts"]["supervision"]
+    built = manifest(out)["stats"]["supervision"]
     rows = index(out) + index(out, "eval")
     for name, figures in built.items():
         own = [row for row in rows if row["source"] == name]
-        lost = manifest(out)["facts"]["sources"][name]["dropped"].get("held_out_duplicate", 0)
+        lost = manifest(out)["stats"]["sources"][name]["dropped"].get("held_out_duplicate", 0)
         assert figures["sequences"] == len(own) + lost
         assert figures["longest"] == max(row["length"] for row in own)
         assert figures["end_trained"] == figures["sequences"]
@@ -56,8 +56,8 @@ def test_the_builds_figures_are_those_of_its_shards(tmp_path):
 def test_an_audit_of_the_artifact_finds_what_the_build_counted(tmp_path):
     build(write_recipe(tmp_path, sources=sources(tmp_path), held_out={"rate": 0.3}))
     script("audit").main([str(tmp_path / "out"), f"out={tmp_path / 'audit'}"])
-    built = manifest(tmp_path / "out")["facts"]["supervision"]
-    found = manifest(tmp_path / "audit")["facts"]["supervision"]
+    built = manifest(tmp_path / "out")["stats"]["supervision"]
+    found = manifest(tmp_path / "audit")["stats"]["supervision"]
     # whether an end was clipped off cannot be seen from tokens
     clipped = {name: {"clipped": None} for name in built}
     assert found == {name: built[name] | clipped[name] for name in sorted(built, reverse=True)}
@@ -68,7 +68,7 @@ def test_repeats_of_the_mixture_are_no_copies(tmp_path):
     build(write_recipe(tmp_path))
     assert max(row["epoch"] for row in index(tmp_path / "out")) > 0
     script("audit").main([str(tmp_path / "out"), f"out={tmp_path / 'audit'}"])
-    found = manifest(tmp_path / "audit")["facts"]["supervision"]
+    found = manifest(tmp_path / "audit")["stats"]["supervision"]
     assert {figures["duplicated"] for figures in found.values()} == {0}
 
 
@@ -103,17 +103,20 @@ def test_crossed_limits_stop_the_build_until_they_are_raised(tmp_path):
 
 
 def test_clipped_answers_that_lost_their_end_stop_the_build(tmp_path):
-    keys = {"capacity": 400, "overlong": "truncate"}
+    keys = {"max_length": 400, "overlong": "truncate"}
     reasoning = {"strip": 0.0, "truncate": 0.0}
     recipe = write_recipe(
         tmp_path, sources=sources(tmp_path)[:1], packing=keys, reasoning=reasoning
     )
     with pytest.raises(DataError, match=r"end token is trained in .* limits.min_end_trained"):
-        build(recipe, "packing.capacity=1200", "limits.nothing_trained=1.0")
+        build(recipe, "packing.max_length=1200", "limits.nothing_trained=1.0")
     build(
-        recipe, "packing.capacity=1200", "limits.nothing_trained=1.0", "limits.min_end_trained=0.0"
+        recipe,
+        "packing.max_length=1200",
+        "limits.nothing_trained=1.0",
+        "limits.min_end_trained=0.0",
     )
-    found = manifest(tmp_path / "out")["facts"]["supervision"]["reasoning"]
+    found = manifest(tmp_path / "out")["stats"]["supervision"]["reasoning"]
     assert found["clipped"] == found["no_end"] > 0
     kinds = {row["kind"] for row in rows_of(tmp_path / "out")}
     assert "no_end" in kinds

@@ -40,7 +40,7 @@ def example(*turns: str, reasoning: str | None = None) -> Example:
     if reasoning is not None:
         messages[-1] = Message("assistant", turns[-1], reasoning=reasoning)
     return make_example(
-        tuple(messages), tools=None, source="s", licence="MIT", dialect="openai", metadata="{}"
+        tuple(messages), tools=None, source="s", license="MIT", dialect="openai", metadata="{}"
     )
 
 

@@ -70,7 +70,7 @@ def write_recipe(folder: Path, **keys: Any) -> Path:
         "out": str(folder / "out"),
         "checkpoints": {"sft": str(folder / "checkpoint"), "dpo": str(folder / "checkpoint")},
         "backend": {"kind": "transformers", "chat_template": "nemotron_3_nano"},
-        "samples": 2,
+        "n": 2,
         "prompts": [
             {
                 "name": task,
@@ -82,7 +82,7 @@ def write_recipe(folder: Path, **keys: Any) -> Path:
         ],
         "settings": [
             {"name": "no_tools", "thinking": "both"},
-            {"name": "with_tools", "tools": "calculators", "samples": 1},
+            {"name": "with_tools", "tools": "calculators", "n": 1},
         ],
         **keys,
     }

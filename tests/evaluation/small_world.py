@@ -20,5 +20,5 @@ def make_world(out: Path) -> Path:
     )
     stage = StageDir.open(out, kind="tiny_world", config=config.owner_config())
     written = write_world(config, out, template=nemotron_3_nano_template())
-    stage.finish(counts=written.counts, files=written.files, facts=written.facts)
+    stage.finish(counts=written.counts, files=written.files, stats=written.stats)
     return out

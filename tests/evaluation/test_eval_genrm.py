@@ -70,7 +70,7 @@ def recipe(tmp_path: Path) -> Path:
         "data": str(tmp_path / "data"),
         "checkpoints": {"first": str(tmp_path / "first"), "knows": str(tmp_path / "knows")},
         "backend": {"kind": "transformers"},
-        "parameters": {"temperature": 0.0, "max_tokens": 200},
+        "sampling": {"temperature": 0.0, "max_tokens": 200},
         "chunk": 16,
     }
     path = tmp_path / "eval.yaml"
@@ -116,7 +116,7 @@ def test_two_judges_are_told_apart(recipe: Path, tmp_path: Path):
     files = {f.path: f.rows for f in manifest.files}
     assert files["records/knows.jsonl"] == files["prompts.jsonl"] == 2 * knows_it["pairs"]
     assert manifest.counts.kept == knows_it["pairs"]
-    assert manifest.facts["samplers"]["knows"] == {"backend": "scripted"}
+    assert manifest.stats["samplers"]["knows"] == {"backend": "scripted"}
     assert not (tmp_path / "out/work").exists()
     page = (tmp_path / "out/report.html").read_text()
     assert "position consistency" in page

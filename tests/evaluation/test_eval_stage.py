@@ -203,7 +203,7 @@ def test_compare(run: Path, capsys):
 
 
 def test_runs_that_were_not_asked_alike_are_not_compared(run: Path, tmp_path: Path):
-    recipe = write_recipe(tmp_path, parameters={"temperature": 0.5})
+    recipe = write_recipe(tmp_path, sampling={"temperature": 0.5})
     evaluate(recipe)
     compare = ["compare", f"{run / 'out'}:sft", f"{tmp_path / 'out'}:sft"]
     with pytest.raises(ConfigError, match=r"sampling\.parameters\.temperature.*--despite sampling"):
@@ -221,7 +221,7 @@ def test_a_recipe_that_fails_first_gives_its_place_back(tmp_path: Path):
 
     with pytest.raises(ConfigError, match="broken"):
         evaluate(recipe, samplers=[ScriptedSampler(refuse)])
-    write_recipe(tmp_path, samples=1)
+    write_recipe(tmp_path, n=1)
     evaluate(recipe)
 
 

@@ -83,7 +83,7 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sides")
     for name, said in (("old", "the old {}"), ("new", "new {}"), ("alike", "the old {}")):
         settings = [{"name": "no_tools", "thinking": 1.0}]
-        recipe = write_recipe(folder / name, settings=settings, samples=2)
+        recipe = write_recipe(folder / name, settings=settings, n=2)
         sample(recipe, sampler=Scripted(answers(said)))
     return folder
 
@@ -163,13 +163,13 @@ def test_a_judge_that_says_nothing_stops_it(sides: Path, tmp_path: Path):
 
 def test_sides_that_were_asked_otherwise_are_refused(sides: Path, tmp_path: Path):
     other = tmp_path / "other"
-    recipe = write_recipe(other, settings=[{"name": "else", "thinking": 1.0}], samples=1)
+    recipe = write_recipe(other, settings=[{"name": "else", "thinking": 1.0}], n=1)
     sample(recipe, sampler=Scripted(answers("x")))
     with pytest.raises(ConfigError, match="share no prompt"):
         compare(sides, tmp_path / "out", prefers_new, after=str(other / "out"))
     # the same prompt, asked with a budget
     settings = [{"name": "no_tools", "thinking": 1.0, "reasoning_budget": 9}]
-    recipe = write_recipe(tmp_path / "budget", settings=settings, samples=2)
+    recipe = write_recipe(tmp_path / "budget", settings=settings, n=2)
     sample(recipe, sampler=Scripted(answers("x")))
     with pytest.raises(ConfigError, match="is another one in"):
         compare(sides, tmp_path / "out", prefers_new, after=str(tmp_path / "budget/out"))

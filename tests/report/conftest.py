@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 RECIPE = """
 out: sft_data
 tokenizer: {path: world/tokenizer}
-packing: {capacity: 512}
+packing: {max_length: 512}
 reasoning: {strip: 0.2, truncate: 0.2, budgets: {kind: log_uniform, low: 2}}
 held_out: {rows: 4}
 mixture: {tolerance: 0.2}
@@ -64,7 +64,7 @@ def write_checkpoint(out: Path, data: Path, rows: list[dict] | None = None) -> P
         files={"log.jsonl": len(rows)},
         parents=[parent_of(data, relative_to=out, manifest=manifest)],
         template_digest=manifest.template_digest,
-        facts={"steps": 20, "tokens": 200, "trained": 120, "train_loss": 2.0},
+        stats={"steps": 20, "tokens": 200, "trained": 120, "train_loss": 2.0},
     )
     return out
 

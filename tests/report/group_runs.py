@@ -20,9 +20,9 @@ from posttrain.group_rewards import Group, GroupReward
 from posttrain.records import Message, Score
 from posttrain.rollouts import Completion, Prompt, Step
 from posttrain.training.grpo_batch import ScoredGroup, with_advantages
-from posttrain.training.grpo_facts import AVERAGED, _means, _sums
 from posttrain.training.grpo_files import group_row, join_parts, rollout_file, write_part
-from posttrain.training.grpo_metrics import batch_metrics, group_facts
+from posttrain.training.grpo_metrics import batch_metrics, group_stats
+from posttrain.training.grpo_stats import AVERAGED, _means, _sums
 from reward.genrm_training import VerdictReward
 from reward.rlhf import JudgedReward
 from tests.reward.judging import config, judge_of, said
@@ -50,7 +50,7 @@ def sometimes(request: Any, rng: random.Random) -> str:
 def judged_reward() -> JudgedReward:
     return JudgedReward(
         judge_of(sometimes),
-        config=config(max_failed=0.9),
+        config=config(max_failure_rate=0.9),
         pairing=PairingConfig(),
         length=LengthConfig(),
         graders={"digits": Graded()},
@@ -143,7 +143,7 @@ def write_run(out: Path, *, method: str, batches: int = 3) -> Path:
         rows = [group_row(one, step=step, stats=ratios(scored, step)) for one in scored]
         write_part(file, rows, process=0)
         join_parts(file, processes=1)
-        metrics = batch_metrics([group_facts(one, overlong="mask") for one in scored])
+        metrics = batch_metrics([group_stats(one, overlong="mask") for one in scored])
         log.append({"step": step, "loss": 0.1, "entropy": 1.0, "grad_norm": 0.5, "tokens": 10})
         log[-1] |= {"masked_tokens": 0.0, "masked_completions": 0.0, **metrics}
     atomic_write_text(out / "log.jsonl", "".join(json.dumps(row) + "\n" for row in log))
@@ -153,12 +153,12 @@ def write_run(out: Path, *, method: str, batches: int = 3) -> Path:
         counts=Counts(8, 8),
         files=files,
         parents=[],
-        facts={
+        stats={
             "method": method,
             "steps": batches,
             "batches": batches,
             "prompts_per_step": PROMPTS,
-            "generations": GENERATIONS,
+            "num_generations": GENERATIONS,
             "rollouts": batches * PROMPTS * GENERATIONS,
             "epochs": 0.5,
             "world_size": 1,

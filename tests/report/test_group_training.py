@@ -100,11 +100,11 @@ def test_the_judge_is_counted_as_the_rollouts_say(rlhf: Path):
     first = sum(ranking < 3.5 for ranking in decided)
     assert failed > 0
     assert ties > 0
-    facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", section(page_of(rlhf), "The judge")))
-    assert facts["matches"] == f"{len(judgements)}, {len(judgements) / 3:.1f} a batch"
-    assert facts["failed"] == f"{100 * failed / len(judgements):.2f} %"
-    assert facts["equal scores"] == f"{100 * ties / (len(judgements) - failed):.1f} %"
-    assert facts["first answer preferred"].startswith(
+    stats = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", section(page_of(rlhf), "The judge")))
+    assert stats["matches"] == f"{len(judgements)}, {len(judgements) / 3:.1f} a batch"
+    assert stats["failed"] == f"{100 * failed / len(judgements):.2f} %"
+    assert stats["equal scores"] == f"{100 * ties / (len(judgements) - failed):.1f} %"
+    assert stats["first answer preferred"].startswith(
         f"{100 * first / len(decided):.1f} % of {len(decided)} rankings"
     )
 

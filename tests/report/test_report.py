@@ -94,7 +94,7 @@ def test_a_checkpoint_shows_its_whole_lineage(run):
 def test_numbers_are_the_manifests(run):
     page = write_report(run / "sft").read_text()
     manifest = read_artifact(run / "sft_data")
-    maths, total = manifest.facts["sources"]["maths"], manifest.counts
+    maths, total = manifest.stats["sources"]["maths"], manifest.counts
     mixture = cells(page, "maths")
     for value in (maths["realised"]["rows"], maths["realised"]["tokens"]):
         assert f"{value:,}" in mixture
@@ -111,7 +111,7 @@ def test_numbers_are_the_manifests(run):
 
 def test_lengths_and_budgets_are_drawn_in_full(run):
     page = write_report(run / "sft").read_text()
-    histograms = read_artifact(run / "sft_data").facts["histograms"]
+    histograms = read_artifact(run / "sft_data").stats["histograms"]
     lengths = section(page, "Lengths")
     drawn = re.findall(r"<title>≤ ([\d,]+): ([\d,]+)</title>", lengths)
     plain = [(int(a.replace(",", "")), int(b.replace(",", ""))) for a, b in drawn]
@@ -277,12 +277,12 @@ def test_the_report_loads_nothing_heavy():
     assert out.stdout.strip() == "[]"
 
 
-def test_an_artifact_without_facts_says_what_is_missing(tmp_path):
+def test_an_artifact_without_stats_says_what_is_missing(tmp_path):
     stage = StageDir.open(tmp_path / "bare", kind="sft_data", config={})
     stage.finish(counts=Counts(3, 2, {"empty_answer": 1}), files={})
     page = write_report(tmp_path / "bare").read_text()
     assert sections(page) == ["Counts", "Provenance", "Not in this report"]
     missing = section(page, "Not in this report")
-    assert "Mixture: bare has no facts on sources" in missing
+    assert "Mixture: bare has no stats on sources" in missing
     assert "Sample conversations: bare lists no samples.jsonl" in missing
     assert 'dropped: empty_answer</td><td class="n">1</td>' in page

@@ -95,7 +95,7 @@ def test_a_judgement_that_stays_unreadable_has_failed_and_says_why():
 
 def test_without_chance_there_is_no_second_try():
     sampler = Scripted(babble)
-    judged(judge_of(sampler, parameters={"temperature": 0.0}), matches(("12", "1")))
+    judged(judge_of(sampler, sampling={"temperature": 0.0}), matches(("12", "1")))
     assert len(sampler.calls) == 1
 
 
@@ -129,11 +129,11 @@ def test_reasoning_is_no_verdict_and_a_cut_judgement_is_none_either():
     [found] = judged(judge_of(thinks), matches(("1", "12")))
     assert found.verdict == Verdict(1, 2, 5)
     for script, limit in ((unfinished, 500), (runs_on, 200)):
-        judge = judge_of(script, parameters={"max_tokens": limit}, retries=0)
+        judge = judge_of(script, sampling={"max_tokens": limit}, retries=0)
         [found] = judged(judge, matches(("1", "12")))
         assert (found.verdict, found.reason) == (
             None,
-            f"ran to judge.parameters.max_tokens {limit}",
+            f"ran to judge.sampling.max_tokens {limit}",
         )
 
 
@@ -212,8 +212,8 @@ def test_the_identity_is_what_decides_the_verdicts():
     def identity(**fields: Any) -> Mapping[str, Any]:
         return judge_of(fair, **fields).identity
 
-    assert identity() == identity(max_failed=0.9, cache="elsewhere", chunk=3)
-    for fields in ({"principle": "p"}, {"retries": 1}, {"parameters": {"temperature": 1.0}}):
+    assert identity() == identity(max_failure_rate=0.9, cache="elsewhere", chunk=3)
+    for fields in ({"principle": "p"}, {"retries": 1}, {"sampling": {"temperature": 1.0}}):
         assert identity(**fields) != identity()
 
 
@@ -275,11 +275,11 @@ def test_a_server_that_refuses_the_key_stops_the_run():
 def test_too_many_failures_stop_with_counts_and_an_example():
     good, bad = Judgement(Verdict(1, 1, 3), ()), averaged([Vote(None, reason="no", text="Hm.")])
     assert failures_of([good, bad, good]) == (Failure("no", "Hm."),)
-    refuse_failures(10, [Failure("no", "Hm.")] * 2, max_failed=0.2)
-    refuse_failures(0, [], max_failed=0.0)
+    refuse_failures(10, [Failure("no", "Hm.")] * 2, max_failure_rate=0.2)
+    refuse_failures(0, [], max_failure_rate=0.0)
     said = r"3 of 10 .*\(30\.0%\).*allows 20\.0%; most often \(3\): no; it answered.*'Hm\.'"
     with pytest.raises(JudgeError, match=said):
-        refuse_failures(10, [Failure("no", "Hm.")] * 3, max_failed=0.2)
+        refuse_failures(10, [Failure("no", "Hm.")] * 3, max_failure_rate=0.2)
 
 
 def test_a_recipe_seats_its_models(tmp_path: Path):
@@ -287,7 +287,7 @@ def test_a_recipe_seats_its_models(tmp_path: Path):
     seat = seat_for(model, Scripted(fair), template=None)
     assert (seat.layout, seat.at_once) == ("compact", 32)
     judge = StageDir.open(tmp_path / "judge", kind="checkpoint", config={})
-    judge.finish(counts=Counts(0, 0), files={}, facts={"layout": "compact"})
+    judge.finish(counts=Counts(0, 0), files={}, stats={"layout": "compact"})
     trained = model.model_copy(update={"checkpoint": str(tmp_path / "judge")})
     assert seat_for(trained, Scripted(fair), template=None).layout == "compact"
     with pytest.raises(ConfigError, match="in the layout compact, and is asked in roles"):

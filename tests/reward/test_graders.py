@@ -12,7 +12,7 @@ from posttrain.records import Score
 from reward.choice_grader import MultipleChoice
 from reward.grader import Attempt
 from reward.graders import GRADERS
-from reward.maths_grader import Maths
+from reward.math_grader import Math
 from reward.workers import Workers
 from tests.reward.attempts import completion_of, prompt_of, values
 
@@ -72,13 +72,13 @@ def test_what_stalls_is_unscored_and_the_rest_is_graded(workers: Workers):
         ("5", "\\boxed{9^{9^{9^{9}}}}"),  # where a number is due, no algebra is done
     ]
     attempts = [Attempt(prompt_of(gold), completion_of(answer)) for gold, answer in asked]
-    scores = Maths(workers=workers).grade(attempts)
+    scores = Math(workers=workers).grade(attempts)
     assert [score.value for score in scores] == [1.0, None, 0.0, 0.0, 0.0]
     assert scores[1] == Score(None, "9^{9^{9^{9}}}", "unscored: stopped after 1 s")
 
 
 def test_golds_that_cannot_be_used_are_refused(workers: Workers):
-    grader = Maths(workers=workers)
+    grader = Math(workers=workers)
     golds = [
         "5",
         "1,234 km",
@@ -136,7 +136,7 @@ def test_threads_do_not_turn_answers_to_zero(workers: Workers):
         (prompt_of(gold), f"It is $\\boxed{{{answer}}}$")
         for gold, answer in [("\\sqrt{8}", "2\\sqrt{2}"), ("x+1", "1+x"), ("7", "7"), ("x", "y")]
     ]
-    grader = Maths(workers=workers)
+    grader = Math(workers=workers)
     alone = values(grader, asked)
     assert alone == [1.0, 1.0, 1.0, 0.0]
     found: list[list[float | None]] = []

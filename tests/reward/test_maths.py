@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reward import algebra
-from reward.maths import NeedsAlgebra, gold_text, same
+from reward.math_answers import NeedsAlgebra, gold_text, same
 
 EQUAL = [
     ("\\sqrt{8}", "2\\sqrt{2}"), ("1/2", "\\frac{1}{2}"), ("1/2", "0.5"), ("3", "x=3"),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from reward.choice_grader import MultipleChoice
-from reward.maths_grader import Maths
+from reward.math_grader import Math
 from reward.text_graders import Numeric
 from tests.reward.attempts import prompt_of, values
 from tests.reward.near_misses import formula_near_misses, near_misses
@@ -90,8 +90,8 @@ def golds(shared: Path) -> list[str]:
     return [row["answer"].rsplit("####", 1)[1].strip() for row in rows]
 
 
-@pytest.mark.parametrize("grader", [Maths(), Numeric()], ids=["maths", "numeric"])
-def test_every_gsm8k_gold_is_accepted(shared: Path, golds: list[str], grader: Maths | Numeric):
+@pytest.mark.parametrize("grader", [Math(), Numeric()], ids=["maths", "numeric"])
+def test_every_gsm8k_gold_is_accepted(shared: Path, golds: list[str], grader: Math | Numeric):
     assert len(golds) == 7473
     assert sum("," in gold for gold in golds) == 79
     assert sum("-" in gold for gold in golds) == 3
@@ -106,8 +106,8 @@ def test_every_gsm8k_gold_is_accepted(shared: Path, golds: list[str], grader: Ma
         assert set(values(grader, asked)) == {1.0}, phrasing
 
 
-@pytest.mark.parametrize("grader", [Maths(), Numeric()], ids=["maths", "numeric"])
-def test_no_near_miss_of_a_number_is_accepted(golds: list[str], grader: Maths | Numeric):
+@pytest.mark.parametrize("grader", [Math(), Numeric()], ids=["maths", "numeric"])
+def test_no_near_miss_of_a_number_is_accepted(golds: list[str], grader: Math | Numeric):
     rare = [gold for gold in golds if not gold.isdigit()]
     wrong = [
         (prompt_of(gold), PHRASINGS[k % len(PHRASINGS)].format(answer))
@@ -140,8 +140,8 @@ def test_no_near_miss_of_a_formula_is_accepted(shared: Path):
     ]
     right = [(prompt_of(gold), f"\\boxed{{{gold}}}") for gold in found if len(gold) < 200]
     assert len(wrong) > 60
-    assert set(values(Maths(), right)) == {1.0}
-    assert set(values(Maths(), wrong)) == {0.0}
+    assert set(values(Math(), right)) == {1.0}
+    assert set(values(Math(), wrong)) == {0.0}
 
 
 def test_grades_agree_with_those_of_reasoning_gym(shared: Path):
@@ -149,9 +149,9 @@ def test_grades_agree_with_those_of_reasoning_gym(shared: Path):
     rows = [r for r in rows_of(shared, "reasoning_gym_graded.jsonl") if r["name"] in FAMILIES]
     assert {row["name"] for row in rows} == set(FAMILIES)
     prompts = [_prompt(row) for row in rows]
-    assert set(Maths().refuse(prompts)) == {None}
+    assert set(Math().refuse(prompts)) == {None}
     graded = [(p, row, c) for p, row in zip(prompts, rows, strict=True) for c in row["completions"]]
-    ours = values(Maths(), [(p, c["full_model_response"] or "") for p, _, c in graded])
+    ours = values(Math(), [(p, c["full_model_response"] or "") for p, _, c in graded])
     differ = Counter(
         (row["name"], row["expected_answer"][:24].strip(), str(completion["model_answer"])[:24])
         for (_, row, completion), value in zip(graded, ours, strict=True)

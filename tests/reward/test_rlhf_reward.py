@@ -55,14 +55,14 @@ def rewarded(
     *groups: Sequence[Completion],
     length: LengthConfig = NO_LENGTH,
     strategy: str = "circular",
-    max_failed: float = 0.2,
+    max_failure_rate: float = 0.2,
     graders: Mapping[str, Grader] | None = None,
     seed: int = 1,
     **prompted: Any,
 ) -> list[GroupRewards]:
     reward = JudgedReward(
         judge,
-        config=config(max_failed=max_failed),
+        config=config(max_failure_rate=max_failure_rate),
         pairing=PairingConfig.model_validate({"strategy": strategy}),
         length=length,
         graders=graders,
@@ -136,7 +136,7 @@ def test_a_failed_judgement_takes_away_its_own_match_only():
         pair = answers_of(request)
         return babble(request, rng) if pair == ("1", "12") else fair(request, rng)
 
-    [found] = rewarded(judge_of(silent_on_first_pair), completions(FOUR), max_failed=0.25)
+    [found] = rewarded(judge_of(silent_on_first_pair), completions(FOUR), max_failure_rate=0.25)
     assert found.rewards == (1.0, 2.0, 3.0, 4.0)
     row = found.judgements[0]
     assert (row["failed"], row["score_1"], row["ranking"]) == (True, None, None)
@@ -151,7 +151,7 @@ def test_without_any_judgement_a_rollout_is_unscored():
         return babble(request, rng) if "12" in answers_of(request) else fair(request, rng)
 
     [found] = rewarded(
-        judge_of(silent_about_two), completions(FOUR), max_failed=0.5, length=LengthConfig()
+        judge_of(silent_about_two), completions(FOUR), max_failure_rate=0.5, length=LengthConfig()
     )
     assert found.rewards[1] is None
     assert {values[1] for name, values in found.parts.items() if "tokens" not in name} == {None}

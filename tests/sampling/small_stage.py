@@ -51,8 +51,8 @@ def write_recipe(folder: Path, **keys: Any) -> Path:
         "out": str(folder / "out"),
         "checkpoint": str(folder / "checkpoint"),
         "backend": {"kind": "transformers", "chat_template": "nemotron_3_nano"},
-        "samples": 3,
-        "parameters": {"max_tokens": 400},
+        "n": 3,
+        "sampling": {"max_tokens": 400},
         "chunk": 10,
         "prompts": [
             {
@@ -65,7 +65,7 @@ def write_recipe(folder: Path, **keys: Any) -> Path:
         ],
         "settings": [
             {"name": "no_tools", "thinking": 0.5},
-            {"name": "with_tools", "tools": "adding", "samples": 2},
+            {"name": "with_tools", "tools": "adding", "n": 2},
         ],
         **keys,
     }

@@ -52,11 +52,11 @@ def run(
     *,
     sampler: Scripted,
     watch: Watch | None = None,
-    max_failed: float = 0.0,
+    max_failure_rate: float = 0.0,
     tasks: Sequence[Task] = TASKS,
 ) -> Tally:
     """Collect into `folder`."""
-    how = How(lambda _: Adder(), LIMITS, chunk=8, at_once=4, max_failed=max_failed)
+    how = How(lambda _: Adder(), LIMITS, chunk=8, at_once=4, max_failure_rate=max_failure_rate)
     (folder / "work").mkdir(parents=True, exist_ok=True)
     made = collect(
         tasks,
@@ -135,7 +135,7 @@ def test_a_server_is_asked_again_for_what_failed_alone(tmp_path: Path):
     flaky = Flaky(script, batched=False)
     flaky.refused = ("2+2?",)
     with pytest.raises(DataError, match=r"5 of 35 completions failed.*HTTP 500"):
-        run(tmp_path / "flaky", sampler=flaky, max_failed=0.1)
+        run(tmp_path / "flaky", sampler=flaky, max_failure_rate=0.1)
     again = Scripted(script, batched=False)
     run(tmp_path / "flaky", sampler=again)
     assert {r.messages[0].content for batch in again.calls for r in batch} == {"2+2?"}
@@ -147,10 +147,10 @@ def test_a_server_is_asked_again_for_what_failed_alone(tmp_path: Path):
 def test_failures_within_the_limit_stay_and_are_counted(tmp_path: Path, batched: bool):
     flaky = Flaky(script, batched=batched)
     flaky.refused = ("2+2?",)
-    tally = run(tmp_path, sampler=flaky, max_failed=0.2)
+    tally = run(tmp_path, sampler=flaky, max_failure_rate=0.2)
     failed = [c for c in rows(tmp_path) if c.finish == "failed"]
     assert [(c.prompt_id, c.error) for c in failed] == [(question(2).id, "HTTP 500")] * 5
-    assert tally.facts()["with_tools"]["finish"]["failed"] == 5
+    assert tally.stats()["with_tools"]["finish"]["failed"] == 5
 
 
 def test_chunks_of_other_tasks_are_refused(tmp_path: Path):
@@ -171,10 +171,10 @@ def test_text_that_utf8_cannot_hold_survives(tmp_path: Path):
 def test_tally_counts_by_setting(tmp_path: Path):
     tally = run(tmp_path, sampler=Scripted(script))
     completions = rows(tmp_path)
-    facts = tally.facts()["with_tools"]
-    assert (facts["prompts"], facts["samples"], facts["thinking_on"]) == (7, 35, 0)
-    assert facts["samples_with_calls"] == sum(bool(c.tool_calls) for c in completions) > 0
-    assert facts["tokens"] == sum(len(s.ids or ()) for c in completions for s in c.steps)
-    assert facts["finish"] == {
+    stats = tally.stats()["with_tools"]
+    assert (stats["prompts"], stats["samples"], stats["thinking_on"]) == (7, 35, 0)
+    assert stats["samples_with_calls"] == sum(bool(c.tool_calls) for c in completions) > 0
+    assert stats["tokens"] == sum(len(s.ids or ()) for c in completions for s in c.steps)
+    assert stats["finish"] == {
         "stop": 35, "length": 0, "turn_limit": 0, "token_limit": 0, "failed": 0
     }  # fmt: skip

@@ -52,10 +52,10 @@ def test_the_artifact(done: Path):
     assert (rows["prompts.jsonl"], rows["samples.jsonl"]) == (24, 60)
     assert (manifest.counts.rows_in, manifest.counts.kept) == (30, 12)
     assert manifest.counts.dropped == {"not_chosen": 18}
-    facts = manifest.facts["settings"]["with_tools"]
-    assert (facts["prompts"], facts["samples"], facts["finish"]["stop"]) == (12, 24, 24)
-    assert 0 < facts["samples_with_calls"] == facts["tool_results"] < 24
-    assert manifest.facts["sampler"] == {"backend": "scripted"}
+    stats = manifest.stats["settings"]["with_tools"]
+    assert (stats["prompts"], stats["samples"], stats["finish"]["stop"]) == (12, 24, 24)
+    assert 0 < stats["samples_with_calls"] == stats["tool_results"] < 24
+    assert manifest.stats["sampler"] == {"backend": "scripted"}
     tokenizer = load_any_tokenizer(str(done / "out/tokenizer"))
     assert isinstance(tokenizer.chat_template, str)
     assert not (done / "out/work").exists()
@@ -173,7 +173,7 @@ def test_failures_stop_the_stage_and_more_may_be_allowed_later(tmp_path: Path):
     with pytest.raises(DataError, match="60 of 60 completions failed"):
         sample(recipe, sampler=Refusing(answer, batched=False))
     # another limit is no other recipe; a mended server answers
-    sample(recipe, "max_failed=0.1", sampler=Scripted(answer, batched=False))
+    sample(recipe, "max_failure_rate=0.1", sampler=Scripted(answer, batched=False))
     assert [c.finish for c in read(tmp_path / "out")[1]] == ["stop"] * 60
 
 

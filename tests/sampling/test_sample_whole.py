@@ -65,10 +65,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ],
         settings=[
             {"name": "no_tools", "thinking": 0.5},
-            {"name": "with_tools", "tools": "given", "thinking": "both", "samples": 2},
+            {"name": "with_tools", "tools": "given", "thinking": "both", "n": 2},
         ],
-        samples=3,
-        parameters={"max_tokens": 12, "logps": True},
+        n=3,
+        sampling={"max_tokens": 12, "logps": True},
         chunk=32,
     )
     run(folder / "sample.yaml")
@@ -155,12 +155,12 @@ def server_recipe(folder: Path, kind: str) -> Path:
                 "name": "sums",
                 "format": "question",
                 "path": str(folder / "rows.jsonl"),
-                "grader": "maths",
+                "grader": "math",
             }
         ],
         settings=[{"name": "no_tools"}],
-        samples=5,
-        parameters={"max_tokens": 64},
+        n=5,
+        sampling={"max_tokens": 64},
     )
 
 

@@ -69,7 +69,7 @@ def samples_to_evaluation(tmp_path: Path, recipes: Path) -> None:
     ]
     run(
         tmp_path, "scripts/sample.py", "--config", str(recipes / "sample.yaml"), *asked,
-        "samples=2", "parameters.max_tokens=24",
+        "n=2", "sampling.max_tokens=24",
     )  # fmt: skip
     samples, data, model, done = (
         tmp_path / "runs" / "tiny" / n for n in ("samples", "dpo_data", "dpo", "eval")
@@ -94,7 +94,7 @@ def samples_to_evaluation(tmp_path: Path, recipes: Path) -> None:
     held_out = [
         "prompts=[{name: maths, format: tiny_world, path: runs/tiny/world/heldout/maths.jsonl}]",
         "settings=[{name: no_tools, thinking: both}]",
-        "parameters.max_tokens=24",
+        "sampling.max_tokens=24",
     ]
     run(
         tmp_path, "scripts/eval.py", "--config", str(recipes / "eval.yaml"), *held_out,
@@ -123,12 +123,12 @@ def judgements_to_win_rate(tmp_path: Path, recipes: Path) -> None:
         "trainer.logging_steps=10", "trainer.warmup_steps=2",
     )  # fmt: skip
     run(tmp_path, "scripts/build_genrm.py", "--config", str(recipes / "build_genrm.yaml"))
-    short = ["prompts_per_step=2", "generations=4", "sampling.max_tokens=16"]
+    short = ["prompts_per_step=2", "num_generations=4", "sampling.max_tokens=16"]
     short += ["trainer.max_steps=1", "trainer.per_device_train_batch_size=8"]
     run(tmp_path, "scripts/genrm.py", "--config", str(recipes / "genrm.yaml"), *short)
     run(
         tmp_path, "scripts/eval_genrm.py", "--config", str(recipes / "eval_genrm.yaml"), "pairs=3",
-        "parameters.max_tokens=16",
+        "sampling.max_tokens=16",
     )  # fmt: skip
     tiny = tmp_path / "runs" / "tiny"
     judged = json.loads((tiny / "eval_genrm" / "metrics.json").read_text())
@@ -144,7 +144,7 @@ def judgements_to_win_rate(tmp_path: Path, recipes: Path) -> None:
         assert asked
         run(
             tmp_path, "scripts/eval.py", "--config", str(recipes / "eval_rlhf.yaml"),
-            "parameters.max_tokens=24", "--limit", "4",
+            "sampling.max_tokens=24", "--limit", "4",
         )  # fmt: skip
         run(tmp_path, "scripts/win_rate.py", "--config", str(recipes / "win_rate.yaml"), *served)
     lineage = {

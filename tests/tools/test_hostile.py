@@ -41,7 +41,7 @@ STRICT = replace(PATIENT, seconds=3, cpu_seconds=1)
 class Canaries:
     """What the programs are told to reach: each is really there, on the host."""
 
-    facts: dict[str, Any]
+    stats: dict[str, Any]
     tcp: socket.socket
     udp: socket.socket
     abstract: socket.socket
@@ -85,28 +85,28 @@ def canaries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Canaries]:
         process = stack.enter_context(
             subprocess.Popen(["sleep", "600"], start_new_session=True, stdin=subprocess.DEVNULL)
         )
-        facts = {
+        stats = {
             "tcp": listening[0].getsockname()[1], "udp": listening[1].getsockname()[1],
             "abstract": abstract, "unix": str(folder / "s"), "secret": str(secret),
             "folder": str(folder), "home": str(Path.home()), "pid": process.pid,
             "self": os.getpid(), "variable": VARIABLE, "value": SECRET,
             "namespaces": {n: os.readlink(f"/proc/self/ns/{n}") for n in NAMESPACES},
         }  # fmt: skip
-        yield Canaries(facts, *listening, process, secret)
+        yield Canaries(stats, *listening, process, secret)
         process.kill()
 
 
-async def _run(case: Case, facts: dict[str, Any], python: str, turn: asyncio.Semaphore):
+async def _run(case: Case, stats: dict[str, Any], python: str, turn: asyncio.Semaphore):
     program = f"{case.program}\n# {MARK}"
-    argv = [python, "-I", "-c", program, json.dumps({**facts, "inside": True})]
+    argv = [python, "-I", "-c", program, json.dumps({**stats, "inside": True})]
     limits = STRICT if {"time", "cpu"} & set(case.limits) else PATIENT
     async with turn:
         return await run_sandboxed(argv, limits=limits)
 
 
-async def _run_all(facts: dict[str, Any]) -> dict[str, SandboxResult]:
+async def _run_all(stats: dict[str, Any]) -> dict[str, SandboxResult]:
     python, turn = check_sandbox().executable, asyncio.Semaphore(4)
-    runs = [_run(case, facts, python, turn) for case in CASES.values()]
+    runs = [_run(case, stats, python, turn) for case in CASES.values()]
     return dict(zip(CASES, await asyncio.gather(*runs), strict=True))
 
 
@@ -114,7 +114,7 @@ async def _run_all(facts: dict[str, Any]) -> dict[str, SandboxResult]:
 def results(canaries: Canaries) -> Iterator[dict[str, SandboxResult]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, SECRET)
-        yield asyncio.run(_run_all(canaries.facts))
+        yield asyncio.run(_run_all(canaries.stats))
 
 
 def survivors(mark: str) -> list[int]:
@@ -159,10 +159,10 @@ def test_the_same_program_gets_through_outside(
     name: str, canaries: Canaries, results: dict[str, SandboxResult]
 ):
     """What a case tries is there to be had: run on the host, it succeeds."""
-    facts = json.dumps({**canaries.facts, "inside": False})
+    stats = json.dumps({**canaries.stats, "inside": False})
     environment = {**os.environ, VARIABLE: SECRET}
     done = subprocess.run(
-        [sys.executable, "-c", CASES[name].program, facts],
+        [sys.executable, "-c", CASES[name].program, stats],
         capture_output=True, text=True, env=environment, check=False,
     )  # fmt: skip
     assert "ESCAPED" in done.stdout, done

@@ -73,7 +73,7 @@ TRAINER: dict[str, Any] = {
 
 @pytest.fixture
 def recipe(data: Path, attention_path: Path, tmp_path: Path) -> MakeRecipe:
-    """`recipe(isolation=…, trainer={…})`: a validated recipe on the tiny data and model."""
+    """`recipe(document_masking=…, trainer={…})`: a validated recipe on the tiny data and model."""
 
     def make(trainer: dict[str, Any] | None = None, **keys: Any) -> SftConfig:
         raw = {

@@ -91,12 +91,12 @@ def write_pairs(
         counts=Counts(rows_in=len(found), kept=len(found)),
         files={name: None for name in files if name != "stage.json"},
         template_digest=template,
-        facts=facts_of(pairs),
+        stats=stats_of(pairs),
     )
     return root
 
 
-def facts_of(pairs: Sequence[Pair]) -> dict[str, Any]:
+def stats_of(pairs: Sequence[Pair]) -> dict[str, Any]:
     """What a report tells of such an artifact, as far as these pairs have it."""
     by_category = Counter(pair.category for pair in pairs)
     return {

@@ -104,7 +104,7 @@ def raw_recipe(
         "out": str(out),
         "model": {"path": str(policy)},
         "prompts_per_step": 6,
-        "generations": 4,
+        "num_generations": 4,
         "sampling": {"max_tokens": 8},
         # a random policy hardly ever stops
         "loss": {"overlong": "train"},

@@ -76,7 +76,7 @@ def test_a_reporter_that_is_not_installed_is_named(recipe: MakeRecipe, tmp_path,
         ({"adapter": {"preset": "nemotron_h", "dropout": 0.1}}, "dropout must be 0"),
         ({"keep_epochs": [2, 1]}, "rising"),
         ({"launch": {"world_size": 1, "sharding": "zero2"}}, "more than one process"),
-        ({"isolation": "packed"}, "isolation"),
+        ({"document_masking": "packed"}, "document_masking"),
         ({"learning_rate": 1.0}, "unknown key 'learning_rate'"),
     ],
 )

@@ -6,8 +6,8 @@ from trl.trainer.utils import add_fused_lm_head
 
 from posttrain.training import cpu_head
 from posttrain.training.cpu_head import use_cpu_head
-from posttrain.training.isolation import make_collator
-from tests.training.test_isolation import packs
+from posttrain.training.document_masking import make_collator
+from tests.training.test_document_masking import packs
 from tests.training.tiny import attention_model
 
 OUTPUTS = ("log_probs", "entropy", "is_top1")

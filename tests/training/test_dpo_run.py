@@ -59,8 +59,8 @@ def test_a_run_ends_in_a_checkpoint_that_prefers_the_chosen(dpo: Make, pair_data
     assert rows[-1]["preference_loss"] < 0.5
     assert rows[-1]["accuracy"] > 0.9
     assert rows[-1]["epoch"] == 4.0
-    assert manifest.facts["method"] == "dpo"
-    assert manifest.facts["pairs_by_category"]["no_tools"] == 14
+    assert manifest.stats["method"] == "dpo"
+    assert manifest.stats["pairs_by_category"]["no_tools"] == 14
     assert not (out / RESUME).exists()
     assert not any(entry.path.startswith(REFERENCE) for entry in manifest.files)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
@@ -159,7 +159,7 @@ def test_layouts_train_alike_and_the_hybrid_runs_unpacked(dpo: Make, hybrid_path
     for a, b in zip(steps_of(shared), steps_of(unpacked), strict=True):
         assert a == pytest.approx(b, abs=1e-5)
     hybrid = finish(dpo(name="hybrid", model=hybrid_path))
-    assert read_artifact(hybrid).facts["layout"] == "unpacked"
+    assert read_artifact(hybrid).stats["layout"] == "unpacked"
     assert steps_of(hybrid)[0]["preference_loss"] == pytest.approx(math.log(2), abs=1e-4)
 
 
@@ -220,7 +220,7 @@ def test_a_fall_of_the_chosen_is_said(dpo: Make):
     rows = steps_of(fallen)
     low = [row["chosen_change_per_token"] for row in rows if row["chosen_change_per_token"] < -1e-4]
     assert len(low) == sum(row.get("chosen_below_floor", 0) for row in rows) > 0
-    facts = read_artifact(fallen).facts
-    assert facts["chosen_fell"]
-    assert facts["lowest_chosen_change_per_token"] == min(low)
+    stats = read_artifact(fallen).stats
+    assert stats["chosen_fell"]
+    assert stats["lowest_chosen_change_per_token"] == min(low)
     assert "fell" in (fallen / "README.md").read_text()

@@ -156,9 +156,9 @@ def test_the_checkpoint_knows_its_data_and_its_policy(trained: Path):
     manifest = read_artifact(trained / "judge", kind="checkpoint")
     data = read_artifact(trained / "data")
     assert data.digest in {parent.digest for parent in manifest.parents}
-    assert manifest.facts["method"] == "genrm"
-    assert manifest.facts["layout"] == "compact"
-    assert manifest.facts["generations"] == 8
+    assert manifest.stats["method"] == "genrm"
+    assert manifest.stats["layout"] == "compact"
+    assert manifest.stats["num_generations"] == 8
     assert (trained / "judge/report.html").is_file()
 
 
@@ -169,7 +169,7 @@ def evaluate(folder: Path, out: str, **checkpoints: str) -> dict[str, Any]:
         "data": str(folder / "data"),
         "checkpoints": {name: str(folder / path) for name, path in checkpoints.items()},
         "backend": {"kind": "transformers"},
-        "parameters": {"temperature": 0.0, "max_tokens": 3},
+        "sampling": {"temperature": 0.0, "max_tokens": 3},
     }
     return json.loads((run("eval_genrm", folder / "eval.yaml", raw) / "metrics.json").read_text())
 

@@ -25,7 +25,7 @@ from posttrain.training.grpo_batch import (
     with_advantages,
 )
 from posttrain.training.grpo_files import group_row, join_parts, rollout_file, write_part
-from posttrain.training.grpo_metrics import batch_metrics, group_facts
+from posttrain.training.grpo_metrics import batch_metrics, group_stats
 
 PROMPT = Prompt("a", "a", "made", (Message("user", "7*8?"),), thinking=True)
 
@@ -116,9 +116,9 @@ def test_a_batch_of_which_nothing_could_be_made_says_why():
 
 
 def test_the_figures_of_a_batch():
-    facts = group_facts(mixed(), overlong="mask")
-    assert facts["trained"] == [4, 0, 0, 0, 2]
-    row = batch_metrics([facts])
+    stats = group_stats(mixed(), overlong="mask")
+    assert stats["trained"] == [4, 0, 0, 0, 2]
+    row = batch_metrics([stats])
     assert row["rollouts"] == 5
     assert row["reward"] == 1.0
     assert row["reward_std"] == pytest.approx(math.sqrt(2 / 3))
@@ -128,7 +128,7 @@ def test_the_figures_of_a_batch():
     assert row["part/base"] == 1.0
     assert row["count/judge_calls"] == 2
     flat = group(completion(0, step((10,))), completion(1, step((11,))), rewards=(1.0, 1.0))
-    assert batch_metrics([group_facts(flat, overlong="mask")])["zero_variance"] == 1.0
+    assert batch_metrics([group_stats(flat, overlong="mask")])["zero_variance"] == 1.0
 
 
 def test_parts_of_processes_are_joined_by_position(tmp_path: Path):

@@ -24,35 +24,43 @@ def test_permutations_follow_one_another(count: int, per_batch: int, seed: int):
 
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 4))
 def test_every_position_is_made_once_and_in_the_same_update(
-    size: int, updates: int, processes: int
+    size: int, num_iterations: int, processes: int
 ):
-    per_batch = size * updates * processes
+    per_batch = size * num_iterations * processes
     shares = [
-        share(per_batch=per_batch, updates=updates, processes=processes, process=process)
+        share(
+            per_batch=per_batch, num_iterations=num_iterations, processes=processes, process=process
+        )
         for process in range(processes)
     ]
-    together = [[at for mine in shares for at in mine[update]] for update in range(updates)]
-    alone = share(per_batch=per_batch, updates=updates, processes=1, process=0)
+    together = [[at for mine in shares for at in mine[update]] for update in range(num_iterations)]
+    alone = share(per_batch=per_batch, num_iterations=num_iterations, processes=1, process=0)
     assert together == alone
     assert [at for part in alone for at in part] == list(range(per_batch))
 
 
 def fitted(**sizes: int) -> int:
-    given_sizes = {"per_batch": 8, "generations": 4, "updates": 1, "micro": 4, "processes": 1}
+    given_sizes = {
+        "per_batch": 8,
+        "num_generations": 4,
+        "num_iterations": 1,
+        "micro": 4,
+        "processes": 1,
+    }
     return accumulation(**(given_sizes | sizes))
 
 
 def test_micro_batches_follow_from_the_rest():
     assert fitted() == 8
     assert fitted(processes=2) == 4
-    assert fitted(processes=2, updates=2) == 2
+    assert fitted(processes=2, num_iterations=2) == 2
 
 
 def test_a_split_group_is_refused_with_the_sizes_that_fit():
     with pytest.raises(ConfigError, match=r"would split a group.* to 6, 9, or start 1, 2, 4, 8 pr"):
         fitted(processes=3)
     with pytest.raises(ConfigError, match=r"× 3 updates would split .* to 6, 9"):
-        fitted(updates=3)
+        fitted(num_iterations=3)
     with pytest.raises(ConfigError, match=r"prompts_per_step to 16, or start 1, 2, 4, 8"):
         fitted(processes=16)
 

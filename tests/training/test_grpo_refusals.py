@@ -53,7 +53,7 @@ def test_fields_that_are_decided_here(policy: Path, tmp_path: Path, field: str, 
 
 
 def test_steps_that_end_inside_a_batch(policy: Path, tmp_path: Path):
-    keys: dict[str, Any] = {"loss": {"updates": 3}}
+    keys: dict[str, Any] = {"loss": {"num_iterations": 3}}
     trainer = {"per_device_train_batch_size": 8, "max_steps": 4}
     refused(policy, tmp_path, r"max_steps 4 ends inside .* multiple of 3", trainer=trainer, **keys)
     trainer |= {"max_steps": 3, "save_steps": 2}
@@ -95,13 +95,13 @@ def test_samples_of_a_setting_mean_nothing_in_rlhf(tmp_path: Path):
     judge = {"backend": {"kind": "transformers"}, "checkpoint": "judge"}
     raw = raw_recipe(Path("policy"), tmp_path) | {
         "prompts": [{"name": "a", "format": "chat", "path": "a.jsonl"}],
-        "settings": [{"name": "rlhf", "samples": 4}],
+        "settings": [{"name": "rlhf", "n": 4}],
         "judge": {"models": [judge]},
     }
-    with pytest.raises(ConfigError, match="every prompt has generations: rollouts"):
+    with pytest.raises(ConfigError, match="every prompt has num_generations: rollouts"):
         validate(raw, RlhfConfig, where="test")
     raw["settings"] = [{"name": "rlhf"}]
-    assert validate(raw, RlhfConfig, where="test").generations == 4
+    assert validate(raw, RlhfConfig, where="test").num_generations == 4
 
 
 def test_another_reward_or_other_prompts_are_another_run(policy: Path, tmp_path: Path):

@@ -75,9 +75,9 @@ def test_a_run_raises_its_reward_and_ends_in_a_checkpoint(grpo: Make, policy: Pa
     assert statistics.fmean(values[-5:]) > statistics.fmean(values[:5]) + 0.08
     assert rows[-1]["epoch"] == 6.0
     manifest = read_artifact(out, kind="checkpoint")
-    assert manifest.facts["rollouts"] == 24 * 24
-    assert manifest.facts["last"]["reward"] == pytest.approx(statistics.fmean(values[-5:]))
-    assert manifest.facts["counts"]["judge_calls"] == 24 * 24
+    assert manifest.stats["rollouts"] == 24 * 24
+    assert manifest.stats["last"]["reward"] == pytest.approx(statistics.fmean(values[-5:]))
+    assert manifest.stats["counts"]["judge_calls"] == 24 * 24
     assert manifest.counts.kept == 24
     assert [entry.rows for entry in manifest.files if entry.path.startswith("rollouts/")] == [
         6
@@ -149,7 +149,7 @@ def test_the_sampler_and_the_trainer_agree_at_another_temperature(grpo: Make):
 def test_several_updates_a_batch_move_away_from_what_sampled_and_are_clipped(grpo: Make):
     recipe = grpo(
         trainer={"max_steps": 6, "learning_rate": 0.05, "per_device_train_batch_size": 4},
-        loss={"updates": 2, "overlong": "train"},
+        loss={"num_iterations": 2, "overlong": "train"},
     )
     reward = Scripted(words_of)
     out = finish(recipe, PROMPTS, reward)

@@ -125,8 +125,8 @@ def test_a_kept_epoch_that_max_steps_never_reaches_is_refused(recipe: MakeRecipe
 
 
 def test_packing_the_hybrid_is_refused_before_training(recipe: MakeRecipe, hybrid_path: Path):
-    made = recipe(model={"path": str(hybrid_path)}, isolation="varlen")
-    with pytest.raises(ConfigError, match="Set isolation: unpacked"):
+    made = recipe(model={"path": str(hybrid_path)}, document_masking="varlen")
+    with pytest.raises(ConfigError, match="Set document_masking: unpacked"):
         prepare(made, sft_arguments(made, out=Path(made.out)))
 
 
@@ -134,8 +134,8 @@ def test_preflight_says_what_it_measured(recipe: MakeRecipe):
     made = recipe()
     lines = dict(prepare(made, sft_arguments(made, out=Path(made.out))).preflight.lines)
     assert "trained in 100.0%" in lines["end token"]
-    assert "block_diagonal" in lines["isolation"]
-    assert "packed vs alone" in lines["isolation"]
+    assert "block_diagonal" in lines["document_masking"]
+    assert "packed vs alone" in lines["document_masking"]
     assert lines["stops"] == f"generation stops at [{END}], pads with {PAD}"
 
 

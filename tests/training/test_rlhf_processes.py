@@ -49,7 +49,7 @@ def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
                  "layout": "compact"}
             ],
             "retries": 0,
-            "max_failed": 0.6,
+            "max_failure_rate": 0.6,
             "chunk": 3,
         },
         pairing={"strategy": "both_orders"},

@@ -105,7 +105,7 @@ def test_a_judge_that_mostly_fails_stops_the_run(recipe_file: Path, tmp_path: Pa
     with judge_server(failing=154) as (url, _):
         failed = run(SCRIPT, recipe_file, url, tmp_path / "out", check=False)
     assert failed.returncode == 1
-    assert "max_failed" in failed.stderr.splitlines()[-1]
+    assert "max_failure_rate" in failed.stderr.splitlines()[-1]
     assert "Traceback" not in failed.stderr
     assert not (tmp_path / "out" / "manifest.json").exists()
     # once the judge answers, the same command asks again for what failed, and finishes

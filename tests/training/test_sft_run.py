@@ -88,10 +88,12 @@ def test_the_logged_losses_are_per_trained_token_of_the_whole_batch(recipe: Make
         assert logged == pytest.approx(total / count, abs=2e-5)
 
 
-@pytest.mark.parametrize("isolation", ["varlen", "block_diagonal", "unpacked"])
-def test_isolation_does_not_change_the_losses(recipe: MakeRecipe, isolation, tmp_path):
-    out = finish(recipe(isolation=isolation))
-    reference = finish(recipe(isolation="unpacked", out=str(tmp_path / "ref"), seed=0))
+@pytest.mark.parametrize("document_masking", ["varlen", "block_diagonal", "unpacked"])
+def test_document_masking_does_not_change_the_losses(
+    recipe: MakeRecipe, document_masking, tmp_path
+):
+    out = finish(recipe(document_masking=document_masking))
+    reference = finish(recipe(document_masking="unpacked", out=str(tmp_path / "ref"), seed=0))
     assert losses(out) == pytest.approx(losses(reference), abs=1e-5)
 
 
@@ -107,7 +109,7 @@ def test_evaluation_loss_is_per_trained_token_by_group_and_over_all(recipe: Make
             group = sums.setdefault(split[row]["group"], [0.0, 0])
             group[0] += float(F.cross_entropy(logits, target, reduction="sum").detach())
             group[1] += int((target != -100).sum())
-    held_out = read_artifact(out).facts["eval_loss"]
+    held_out = read_artifact(out).stats["eval_loss"]
     for group, (total, count) in sums.items():
         assert held_out[group] == pytest.approx(total / count, abs=1e-4)
     both = [sum(column) for column in zip(*sums.values(), strict=True)]
@@ -118,8 +120,8 @@ def test_an_incomplete_last_batch_is_neither_dropped_nor_doubled(recipe: MakeRec
     out = finish(recipe(trainer={"per_device_train_batch_size": 16, "num_train_epochs": 1}))
     rows = [row for row in log_rows(out) if "loss" in row]
     manifest = read_artifact(out)
-    assert manifest.facts["steps"] == 3
-    assert manifest.facts["tokens"] == rows[-1]["tokens"]
+    assert manifest.stats["steps"] == 3
+    assert manifest.stats["tokens"] == rows[-1]["tokens"]
     data = read_artifact(recipe().data)
     assert data.counts.kept == 40
     split = load_split(Path(recipe().data), "train", pad_id=PAD)
@@ -161,7 +163,7 @@ def test_the_hybrid_trains_unpacked_with_expert_balance(recipe: MakeRecipe, hybr
     )
     out = finish(made)
     rows = [row for row in log_rows(out) if "loss" in row]
-    assert read_artifact(out).facts["isolation"] == "unpacked"
+    assert read_artifact(out).stats["document_masking"] == "unpacked"
     assert rows[-1]["loss"] < rows[0]["loss"]
     # one MoE layer: the mean over sequences of a term whose minimum is about 1
     assert 0.9 < rows[0]["balance"] < 4

@@ -81,7 +81,7 @@ def write_split(root: Path, split: str, packs: list, group: str | None, shards: 
             index.append(
                 {"pack": number, "offset": offset, "length": len(ids), "trained": trained}
                 | {"record_id": f"{split}{number}.{position}", "turn": 0, "epoch": 0}
-                | {"source": f"s{number % 2}", "licence": "cc0-1.0", "dialect": "openai"}
+                | {"source": f"s{number % 2}", "license": "cc0-1.0", "dialect": "openai"}
                 | {"reasoning": "on", "truncated_budget": None, "metadata": "{}"}
             )
             offset += len(ids)

@@ -138,7 +138,7 @@ def test_every_text_is_in_the_book_once(tmp_path):
     rows = [{"q": text} for text in ("yes", "one two three four five six", *questions(3))]
     write_rows(tmp_path / "e.jsonl", [*rows, *rows[1:3], *short_exercises(11)])
     (book,) = load(tmp_path, {"path": "e.jsonl"}).books
-    assert book.facts() == {
+    assert book.stats() == {
         "file": "e.jsonl",
         "rows": 18,
         "lacking": 0,

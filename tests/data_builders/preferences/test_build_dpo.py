@@ -70,9 +70,9 @@ def write_samples(
         counts=Counts(prompts, prompts),
         files=files | tokens,
         template_digest=template.digest,
-        facts={
+        stats={
             "tokenizer": {"digest": text.digest},
-            "settings": tally.facts(),
+            "settings": tally.stats(),
             "sources": {},
             "not_asked": {},
             "failed": {},
@@ -128,8 +128,8 @@ def build(made: Path, out: Path, **more: Any):
 def test_the_three_categories_and_their_books(samples: Path, tmp_path: Path):
     manifest = build(samples, tmp_path / "out")
     pairs = list(read_pairs(tmp_path / "out" / "pairs", "train"))
-    facts = manifest.facts
-    assert facts["pairs"]["total"] == len(pairs)
+    stats = manifest.stats
+    assert stats["pairs"]["total"] == len(pairs)
     assert {p.category for p in pairs} == {"no_tools", "with_tools", "hallucination_penalty"}
     for pair in pairs:
         if pair.category != "with_tools":
@@ -144,7 +144,7 @@ def test_the_three_categories_and_their_books(samples: Path, tmp_path: Path):
     assert counts.rows_in == 180
     used = {(p.task, s.index) for p in pairs for s in (p.chosen, p.rejected)}
     assert counts.kept == len(used)
-    books = facts["pair_books"]
+    books = stats["pair_books"]
     assert books["in"] == books["kept"] + sum(books["dropped"].values())
     assert (tmp_path / "out" / "report.html").is_file()
     scores = [json.loads(line) for line in (tmp_path / "out" / "scores.jsonl").open()]
@@ -184,8 +184,8 @@ def test_total_shares_and_modes_are_what_was_asked(samples: Path, tmp_path: Path
         thinking_on=0.5,
         categories={"no_tools": 0.5, "hallucination_penalty": 0.5},
     )
-    assert manifest.facts["pairs"]["by_category"] == {"no_tools": 10, "hallucination_penalty": 10}
-    assert set(manifest.facts["pairs"]["by_mode"].values()) == {5}
+    assert manifest.stats["pairs"]["by_category"] == {"no_tools": 10, "hallucination_penalty": 10}
+    assert set(manifest.stats["pairs"]["by_mode"].values()) == {5}
 
 
 def test_given_pairs_stand_beside_sampled_ones(samples: Path, tmp_path: Path):
@@ -194,11 +194,11 @@ def test_given_pairs_stand_beside_sampled_ones(samples: Path, tmp_path: Path):
     manifest = build(
         samples,
         tmp_path / "out",
-        categories={"no_tools": 0.5, "given": 0.5},
-        given=[{"name": "hh", "path": str(tmp_path / "given.jsonl")}],
+        categories={"no_tools": 0.5, "offline": 0.5},
+        offline=[{"name": "hh", "path": str(tmp_path / "given.jsonl")}],
     )
-    assert manifest.facts["pairs"]["by_category"] == {"given": 10, "no_tools": 10}
-    found = [p for p in read_pairs(tmp_path / "out" / "pairs", "train") if p.category == "given"]
+    assert manifest.stats["pairs"]["by_category"] == {"offline": 10, "no_tools": 10}
+    found = [p for p in read_pairs(tmp_path / "out" / "pairs", "train") if p.category == "offline"]
     assert {p.chosen.text for p in found} == {f"yes{END}\n"}
     assert all(p.source == "hh" and all(p.chosen.mask) for p in found)
 
@@ -209,7 +209,7 @@ def test_given_pairs_stand_beside_sampled_ones(samples: Path, tmp_path: Path):
         ({"categories": {"no_tools": 0.5, "with_tools": 0.4}}, "sum to 0.9, they must sum to 1"),
         ({"categories": {"no_toolz": 1.0}}, "no_tool"),
         ({"samples": []}, "built from samples"),
-        ({"categories": {"given": 1.0}, "samples": []}, "give both, or neither"),
+        ({"categories": {"offline": 1.0}, "samples": []}, "give both, or neither"),
         ({"pairs_per_promt": 3}, "did you mean 'pairs_per_prompt'"),
         ({"rule": "all"}, "'even' or 'once'"),
         ({"minimum_distance": 2}, "minimum_distance"),
@@ -228,7 +228,7 @@ def test_what_no_sample_can_give_is_said(samples: Path, tmp_path: Path):
 def test_what_was_truncated_is_said(
     samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    rates = build(samples, tmp_path / "out").facts["samples"].values()
+    rates = build(samples, tmp_path / "out").stats["samples"].values()
     cut = sum(found["truncated"] for found in rates)
     assert 0 < cut < 20
     said = f"180 completions, {cut} ({cut / 180:.1%}) truncated, 0 failed, 0 unscored"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from data_builders.preferences.encoded import Encoded, Encoder, distance
-from data_builders.preferences.given import GivenPair, read_given
+from data_builders.preferences.offline import OfflinePair, read_offline
 from data_builders.reading import Dropped
 from posttrain.chat import nemotron_3_nano_template
 from posttrain.config.source import SourceConfig
@@ -24,12 +24,12 @@ def text(tmp_path_factory: pytest.TempPathFactory):
     return encoder_of(load_any_tokenizer(str(folder)))
 
 
-def read(tmp_path: Path, rows: list[dict], text, **config) -> list[GivenPair | Dropped]:
+def read(tmp_path: Path, rows: list[dict], text, **config) -> list[OfflinePair | Dropped]:
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     encoder = Encoder(nemotron_3_nano_template(), text.encode)
     source = SourceConfig(name="s", path="pairs.jsonl", **config)
-    return list(read_given(source, encoder, base_dir=tmp_path))
+    return list(read_offline(source, encoder, base_dir=tmp_path))
 
 
 ROW = {"prompt": "7*8?", "chosen": "56", "rejected": "54"}
@@ -37,7 +37,7 @@ ROW = {"prompt": "7*8?", "chosen": "56", "rejected": "54"}
 
 def test_a_pair_shares_its_prompt_and_only_answers_are_trained(tmp_path: Path, text):
     (pair,) = read(tmp_path, [ROW], text)
-    assert isinstance(pair, GivenPair)
+    assert isinstance(pair, OfflinePair)
     assert pair.chosen.prompt_ids == pair.rejected.prompt_ids
     assert text.decode(pair.chosen.prompt_ids).endswith("<|im_start|>assistant\n<think></think>")
     assert text.decode(pair.chosen.ids) == "56<|im_end|>\n"
@@ -57,7 +57,7 @@ def test_earlier_answers_belong_to_the_prompt(tmp_path: Path, text):
         "rejected": [*history, {"role": "assistant", "content": "x"}],
     }
     (pair,) = read(tmp_path, [row], text)
-    assert isinstance(pair, GivenPair)
+    assert isinstance(pair, OfflinePair)
     assert "hello" in text.decode(pair.chosen.prompt_ids)
     assert text.decode(pair.chosen.ids) == "56<|im_end|>\n"
     assert text.decode(pair.rejected.ids) == "x<|im_end|>\n"
@@ -77,7 +77,7 @@ def test_tool_results_inside_a_side_are_masked(tmp_path: Path, text):
         "tools": [tool],
     }
     (pair,) = read(tmp_path, [row], text)
-    assert isinstance(pair, GivenPair)
+    assert isinstance(pair, OfflinePair)
     sampled = [i for i, kept in zip(pair.chosen.ids, pair.chosen.mask, strict=True) if kept]
     assert "SECRET" in text.decode(pair.chosen.ids)
     assert "SECRET" not in text.decode(sampled)
@@ -128,7 +128,7 @@ def test_where_and_strict(tmp_path: Path, text):
 def test_real_pairs_all_become_pairs(shared: Path, text):
     encoder = Encoder(nemotron_3_nano_template(), text.encode)
     source = SourceConfig(name="dpo", path="data/lf_dpo_en.jsonl")
-    found = list(read_given(source, encoder, base_dir=shared))
+    found = list(read_offline(source, encoder, base_dir=shared))
     kinds = Counter(f.reason if isinstance(f, Dropped) else "pair" for f in found)
     assert sum(kinds.values()) == 299
     assert kinds["pair"] >= 290, kinds

@@ -12,7 +12,7 @@ from data_builders.tiny_world import heldout
 from data_builders.tiny_world.heldout import held_out_items, taught
 from data_builders.where import parse_where
 
-WORLD: Any = SimpleNamespace(facts={"train_rows": {"maths": 9, "logs": 9, "calendar": 0}})
+WORLD: Any = SimpleNamespace(stats={"train_rows": {"maths": 9, "logs": 9, "calendar": 0}})
 
 
 def sources(*pairs: tuple[str, str | None]) -> list[dict[str, str | None]]:

@@ -8,12 +8,12 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from posttrain.errors import ConfigError
-from posttrain.training.isolation import (
+from posttrain.training.document_masking import (
     Probe,
     check_probe,
-    choose_isolation,
+    choose_document_masking,
     make_collator,
-    probe_isolation,
+    probe_document_masking,
 )
 from tests.training.tiny import attention_model, hybrid_model, make_sequence
 
@@ -33,15 +33,15 @@ def packs(count: int = 3, lengths: tuple[int, ...] = (9, 14, 11)) -> list[dict]:
     return made
 
 
-@pytest.mark.parametrize("isolation", ["varlen", "block_diagonal", "unpacked"])
+@pytest.mark.parametrize("document_masking", ["varlen", "block_diagonal", "unpacked"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_packed_equals_alone_on_the_attention_model(isolation, attention):
+def test_packed_equals_alone_on_the_attention_model(document_masking, attention):
     model = attention_model()
     model.set_attn_implementation(attention)
-    probe = probe_isolation(model, make_collator(isolation, 0), packs())
+    probe = probe_document_masking(model, make_collator(document_masking, 0), packs())
     assert probe.apart < 1e-5
     assert probe.leaking > 0.01
-    check_probe(probe, isolation)
+    check_probe(probe, document_masking)
 
 
 STORIES = (
@@ -51,8 +51,8 @@ STORIES = (
 )
 
 
-@pytest.mark.parametrize("isolation", ["varlen", "block_diagonal", "unpacked"])
-def test_packed_equals_alone_on_a_trained_model(shared: Path, isolation: str):
+@pytest.mark.parametrize("document_masking", ["varlen", "block_diagonal", "unpacked"])
+def test_packed_equals_alone_on_a_trained_model(shared: Path, document_masking: str):
     """Its logits reach 22, where fp32 rounds a hundred times more coarsely than at 0.2."""
     folder = shared / "models" / "stories260k"
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -60,12 +60,12 @@ def test_packed_equals_alone_on_a_trained_model(shared: Path, isolation: str):
     ids = [i for part in parts for i in part]
     pack = {"input_ids": ids, "labels": ids, "seq_lengths": [len(part) for part in parts]}
     model = AutoModelForCausalLM.from_pretrained(str(folder), local_files_only=True)
-    probe = probe_isolation(model, make_collator(isolation, 0), [pack])
+    probe = probe_document_masking(model, make_collator(document_masking, 0), [pack])
     assert probe.leaking > 1
     assert probe.apart < 1e-5 * probe.scale
-    check_probe(probe, isolation)
+    check_probe(probe, document_masking)
     # what is left is rounding: it goes away with more digits
-    precise = probe_isolation(model.double(), make_collator(isolation, 0), [pack])
+    precise = probe_document_masking(model.double(), make_collator(document_masking, 0), [pack])
     assert precise.apart < 5e-6
 
 
@@ -79,19 +79,19 @@ def test_a_small_leak_in_fp32_is_refused_whatever_the_scale():
 
 def test_the_hybrid_is_done_right_unpacked():
     model = hybrid_model()
-    assert choose_isolation("auto", model) == "unpacked"
-    probe = probe_isolation(model, make_collator("unpacked", 0), packs())
+    assert choose_document_masking("auto", model) == "unpacked"
+    probe = probe_document_masking(model, make_collator("unpacked", 0), packs())
     assert probe.apart < 1e-5
 
 
 @pytest.mark.parametrize("asked", ["varlen", "block_diagonal"])
 def test_packing_the_hybrid_is_refused_with_what_to_do(asked):
-    with pytest.raises(ConfigError, match="isolation: unpacked"):
-        choose_isolation(asked, hybrid_model())
+    with pytest.raises(ConfigError, match="document_masking: unpacked"):
+        choose_document_masking(asked, hybrid_model())
 
 
 def test_the_probe_sees_state_leak_through_a_mamba_layer():
-    probe = probe_isolation(hybrid_model(), make_collator("block_diagonal", 0), packs())
+    probe = probe_document_masking(hybrid_model(), make_collator("block_diagonal", 0), packs())
     assert probe.apart > 1e-3
     with pytest.raises(ConfigError, match="leaks on this model"):
         check_probe(probe, "block_diagonal")
@@ -104,7 +104,7 @@ def test_positions_alone_do_not_keep_a_recurrent_layer_apart():
         batch = make_collator("varlen", 0)(rows)
         return {key: batch[key] for key in ("input_ids", "labels", "position_ids")}
 
-    probe = probe_isolation(hybrid_model(), positions_only, packs())
+    probe = probe_document_masking(hybrid_model(), positions_only, packs())
     with pytest.raises(ConfigError, match="leaks on this model"):
         check_probe(probe, "varlen")
 
@@ -112,6 +112,6 @@ def test_positions_alone_do_not_keep_a_recurrent_layer_apart():
 def test_block_diagonal_is_refused_under_flash_attention():
     model = attention_model()
     model.config._attn_implementation_internal = "flash_attention_2"
-    with pytest.raises(ConfigError, match="isolation: varlen"):
-        choose_isolation("block_diagonal", model)
-    assert choose_isolation("auto", model) == "varlen"
+    with pytest.raises(ConfigError, match="document_masking: varlen"):
+        choose_document_masking("block_diagonal", model)
+    assert choose_document_masking("auto", model) == "varlen"

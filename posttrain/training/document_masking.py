@@ -1,7 +1,7 @@
 """How the sequences of a pack are kept apart, and a measurement on the real model that they are.
 
-isolation = choose_isolation("auto", model)                  → "block_diagonal"
-probe_isolation(model, collator, packs)                      → Probe(apart=2e-7, leaking=0.9, …)
+document_masking = choose_document_masking("auto", model)                  → "block_diagonal"
+probe_document_masking(model, collator, packs)              → Probe(apart=2e-7, leaking=0.9, …)
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PROBE_TOKENS = 64
 FP32_TOLERANCE = 1e-5
 
 
-def choose_isolation(asked: str, model: PreTrainedModel) -> str:
+def choose_document_masking(asked: str, model: PreTrainedModel) -> str:
     """Resolve `auto`, and refuse a layout that would leak on this model.
 
     Raises:
@@ -42,41 +42,44 @@ def choose_isolation(asked: str, model: PreTrainedModel) -> str:
         return "varlen" if varlen or recurrent else "block_diagonal"
     if asked == "block_diagonal" and recurrent:
         raise ConfigError(
-            f"isolation block_diagonal masks attention only: the {recurrent} recurrent layers of "
+            f"document_masking block_diagonal masks attention only: the {recurrent} recurrent "
+            "layers of "
             f"{type(model).__name__} would carry state across sequences. "
-            "Set isolation: unpacked (one sequence a row)"
+            "Set document_masking: unpacked (one sequence a row)"
         )
     if asked == "varlen" and recurrent and not kernels:
         raise ConfigError(
             f"packing {type(model).__name__} needs the mamba_ssm and causal_conv1d kernels on a "
-            "GPU, they are not usable here. Set isolation: unpacked (one sequence a row), or "
+            "GPU, they are not usable here. Set document_masking: unpacked (one sequence a row), "
+            "or "
             "install them"
         )
     if asked == "block_diagonal" and varlen:
         raise ConfigError(
-            f"isolation block_diagonal with {attention}: flash-attention reads boundaries of one "
-            "row only. Set isolation: varlen, or model.attention: sdpa"
+            f"document_masking block_diagonal with {attention}: flash-attention reads boundaries "
+            "of one "
+            "row only. Set document_masking: varlen, or model.attention: sdpa"
         )
     return asked
 
 
-def describe_isolation(isolation: str, attention: str) -> str:
+def describe_document_masking(document_masking: str, attention: str) -> str:
     """One line for the plan: which mask is active."""
-    if isolation == "varlen":
+    if document_masking == "varlen":
         how = "varlen kernels" if attention in VARLEN_ATTENTION else "a block-diagonal mask"
         return f"varlen: a micro-batch is one row, {how} ({attention})"
-    if isolation == "block_diagonal":
+    if document_masking == "block_diagonal":
         return f"block_diagonal: sequences side by side, masked from each other ({attention})"
     return f"unpacked: a sequence is a row, right-padded ({attention})"
 
 
-def make_collator(isolation: str, pad_id: int) -> Collator:
+def make_collator(document_masking: str, pad_id: int) -> Collator:
     """The collator of a layout; for `varlen` it is the one TRL makes itself."""
-    if isolation == "varlen":
+    if document_masking == "varlen":
         return DataCollatorForLanguageModeling(pad_token_id=pad_id, padding_free=True)
-    if isolation == "block_diagonal":
+    if document_masking == "block_diagonal":
         return BlockDiagonalCollator(pad_id)
-    assert isolation == "unpacked", isolation
+    assert document_masking == "unpacked", document_masking
     return UnpackedCollator(pad_id)
 
 
@@ -92,7 +95,7 @@ class Probe:
     dtype: str
 
 
-def probe_isolation(
+def probe_document_masking(
     model: PreTrainedModel, collator: Collator, packs: Sequence[dict[str, Any]]
 ) -> Probe:
     """Run a few real sequences in the batch layout, alone, and unprotected.
@@ -118,7 +121,7 @@ def probe_isolation(
     return Probe(apart, leaking, scale, str(model.dtype).removeprefix("torch."))
 
 
-def check_probe(probe: Probe, isolation: str) -> None:
+def check_probe(probe: Probe, document_masking: str) -> None:
     """Refuse a layout that leaks: 1e-5 in fp32; in less precise types 5 % of the leak.
 
     Rounding grows with the numbers rounded: a trained model's logits of 20 differ by more than 1e-5
@@ -131,9 +134,10 @@ def check_probe(probe: Probe, isolation: str) -> None:
     limit = in_fp32 if probe.dtype == "float32" else 0.05 * probe.leaking
     if probe.apart > limit:
         raise ConfigError(
-            f"isolation {isolation} leaks on this model: logits of a sequence in its pack differ "
+            f"document_masking {document_masking} leaks on this model: logits of a sequence in "
+            "its pack differ "
             f"by {probe.apart:.2g} from the same sequence alone (limit {limit:.2g}, unprotected "
-            f"{probe.leaking:.2g}). Set isolation: unpacked"
+            f"{probe.leaking:.2g}). Set document_masking: unpacked"
         )
 
 

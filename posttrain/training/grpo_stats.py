@@ -1,6 +1,6 @@
 """What the manifest of a group-relative run says about it, from its log; the same after a resume.
 
-run_facts(trainer, got, preflight, method="rlhf")  → {"method": "rlhf", "steps": 50, "first":
+run_stats(trainer, got, preflight, method="rlhf")  → {"method": "rlhf", "steps": 50, "first":
                                                       {"reward": 3.1, …}, "last": {…}, …}
 """
 
@@ -23,21 +23,21 @@ SHOWN = (
 )  # fmt: skip
 
 
-def run_facts(
+def run_stats(
     trainer: GroupTrainer, got: Launched, preflight: Preflight, *, method: str
 ) -> dict[str, Any]:
-    """Facts of a finished run."""
+    """Stats of a finished run."""
     recipe = trainer.recipe
     rows = [row for row in trainer.state.log_history if "rollouts" in row]
-    batches = trainer.args.max_steps // recipe.loss.updates
+    batches = trainer.args.max_steps // recipe.loss.num_iterations
     averaged = min(AVERAGED, max(1, len(rows) // 2))
     return {
         "method": method,
         "steps": trainer.state.global_step,
         "batches": batches,
         "prompts_per_step": recipe.prompts_per_step,
-        "generations": recipe.generations,
-        "rollouts": batches * recipe.prompts_per_step * recipe.generations,
+        "num_generations": recipe.num_generations,
+        "rollouts": batches * recipe.prompts_per_step * recipe.num_generations,
         "epochs": batches * recipe.prompts_per_step / len(trainer.rollouts.prompts),
         "world_size": got.world_size,
         "sharding": got.sharding,
@@ -47,7 +47,7 @@ def run_facts(
         "first": _means(rows[:averaged]),
         "last": _means(rows[-averaged:]),
         "counts": _sums(rows),
-        **preflight.facts,
+        **preflight.stats,
     }
 
 

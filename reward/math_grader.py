@@ -1,6 +1,6 @@
-"""The grader "maths": numbers at once, formulas in workers.
+"""The grader "math": numbers at once, formulas in workers.
 
-Maths().grade([Attempt(prompt with gold "1/2", completion ending in \\\\boxed{0.5})])
+Math().grade([Attempt(prompt with gold "1/2", completion ending in \\\\boxed{0.5})])
 → [Score(1.0, "0.5", "equal to the gold 1/2")]
 """
 
@@ -12,7 +12,7 @@ from posttrain.records import Score
 from posttrain.rollouts import Prompt
 from reward.final_answer import final_answer
 from reward.grader import Attempt
-from reward.maths import NeedsAlgebra, gold_text, same
+from reward.math_answers import NeedsAlgebra, gold_text, same
 from reward.outcomes import before_reading, no_answer, one_line, tolerance_of, unscored, verdict
 from reward.worker import Outcome
 from reward.workers import Workers, shared_workers
@@ -20,7 +20,7 @@ from reward.workers import Workers, shared_workers
 Question = tuple[str, str, float | None]  # gold, answer, tolerance
 
 
-class Maths:
+class Math:
     """Accepts an answer that is the gold by exact arithmetic, or by algebra."""
 
     def __init__(self, *, last_line: bool = True, workers: Workers | None = None) -> None:

@@ -31,7 +31,7 @@ BATCH = 256
 
 
 @dataclass(frozen=True, slots=True)
-class GivenPair:
+class OfflinePair:
     """A pair of texts, encoded; the texts are what each side answers."""
 
     id: str
@@ -54,9 +54,9 @@ class _Rendered:
     rejected: TrainingSample
 
 
-def read_given(
+def read_offline(
     config: SourceConfig, encoder: Encoder, *, base_dir: Path
-) -> Iterator[GivenPair | Dropped]:
+) -> Iterator[OfflinePair | Dropped]:
     """Stream a source's pairs; every row comes out as a pair or as dropped with its reason.
 
     Raises:
@@ -80,7 +80,7 @@ def read_given(
                 yield Dropped("empty_side", "a side has no tokens of its own", "", 0, item.id)
             else:
                 texts = (_answer(s, item.shared) for s in (item.chosen, item.rejected))
-                yield GivenPair(item.id, config.name, item.thinking, chosen, rejected, *texts)
+                yield OfflinePair(item.id, config.name, item.thinking, chosen, rejected, *texts)
 
 
 def _encode(items: Sequence[_Rendered], encoder: Encoder) -> Iterator[tuple[Encoded, Encoded]]:

@@ -1,6 +1,6 @@
 """Pairs that came as text: encoded, spooled and proposed beside the sampled ones.
 
-    propose_given(recipe, encoder, proposed, …)   adds Candidate("given", …) and counts what drops
+    propose_given(recipe, encoder, proposed, …)   adds Candidate("offline", …) and counts what drops
 
 The spool keeps the ids, so that nothing is rendered twice.
 """
@@ -14,15 +14,15 @@ from data_builders.keyed import key64
 from data_builders.preferences.build import Progress, Proposed, rules_of
 from data_builders.preferences.candidates import Candidate, Rules
 from data_builders.preferences.encoded import Encoder, distance
-from data_builders.preferences.given import GivenPair, read_given
 from data_builders.preferences.graded import Graded
+from data_builders.preferences.offline import OfflinePair, read_offline
 from data_builders.preferences.write import PairWriter
 from data_builders.reading import Dropped
 from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.pairs import Pair, Side
 
 
-def propose_given(
+def propose_offline(
     recipe: BuildDpoConfig,
     encoder: Encoder,
     proposed: Proposed,
@@ -34,27 +34,27 @@ def propose_given(
     """Encode pairs that came as text, spool them, and add their candidates."""
     seen: set[str] = set()
     rules, spooled = rules_of(recipe), 0
-    with PairWriter(work, "given", shard_pairs=recipe.shard_pairs) as spool:
-        for source in recipe.given:
-            for found in read_given(source, encoder, base_dir=base_dir):
-                proposed.given_rows += 1
-                progress("reading given pairs", proposed.given_rows)
+    with PairWriter(work, "offline", shard_pairs=recipe.shard_pairs) as spool:
+        for source in recipe.offline:
+            for found in read_offline(source, encoder, base_dir=base_dir):
+                proposed.offline_rows += 1
+                progress("reading offline pairs", proposed.offline_rows)
                 reason = _refuse(found, seen, rules)
                 if reason is not None:
                     proposed.books.unused[reason] += 1
                     if recipe.write_dropped:
                         proposed.dropped_rows.append(_dropped_row(source.name, found, reason))
                     continue
-                assert isinstance(found, GivenPair)
+                assert isinstance(found, OfflinePair)
                 seen.add(found.id)
-                spool.add(given_pair(found))
+                spool.add(offline_pair(found))
                 proposed.candidates.append(
-                    _given_candidate(found, proposed.prompts + spooled, rules.seed)
+                    _offline_candidate(found, proposed.prompts + spooled, rules.seed)
                 )
                 spooled += 1
 
 
-def _refuse(found: GivenPair | Dropped, seen: set[str], rules: Rules) -> str | None:
+def _refuse(found: OfflinePair | Dropped, seen: set[str], rules: Rules) -> str | None:
     if isinstance(found, Dropped):
         return found.reason
     if found.id in seen:
@@ -68,14 +68,14 @@ def _refuse(found: GivenPair | Dropped, seen: set[str], rules: Rules) -> str | N
     return "nearly_identical" if near else None
 
 
-def _dropped_row(source: str, found: GivenPair | Dropped, reason: str) -> dict[str, Any]:
+def _dropped_row(source: str, found: OfflinePair | Dropped, reason: str) -> dict[str, Any]:
     if isinstance(found, Dropped):
         place = {"file": Path(found.file).name, "line": found.line, "detail": found.detail}
         return {"source": source, "reason": reason, **place}
     return {"source": source, "reason": reason, "id": found.id}
 
 
-def _given_candidate(found: GivenPair, number: int, seed: int) -> Candidate:
+def _offline_candidate(found: OfflinePair, number: int, seed: int) -> Candidate:
     sides = [
         Graded(-1, None, 0, "stop", sum(e.mask), e.tokens, 0, 0, "", "")
         for e in (found.chosen, found.rejected)
@@ -84,7 +84,7 @@ def _given_candidate(found: GivenPair, number: int, seed: int) -> Candidate:
         prompt=number,
         key=key64(seed, "pair given", found.id),
         thinking=found.thinking,
-        category="given",
+        category="offline",
         rank=0,
         chosen=sides[0],
         rejected=sides[1],
@@ -92,12 +92,12 @@ def _given_candidate(found: GivenPair, number: int, seed: int) -> Candidate:
     )
 
 
-def given_pair(found: GivenPair) -> Pair:
+def offline_pair(found: OfflinePair) -> Pair:
     chosen, rejected = found.chosen, found.rejected
     return Pair(
         id=found.id,
         task=found.id,
-        category="given",
+        category="offline",
         thinking=found.thinking,
         prompt_ids=chosen.prompt_ids,
         chosen=Side(chosen.ids, chosen.mask, found.chosen_text),

@@ -28,7 +28,7 @@ def books_of(spools: Sequence[Spool], plan: BuildPlan) -> dict[str, Counts]:
     books: dict[str, Counts] = {}
     for k, spool in enumerate(spools):
         taken = plan.mixture[k].distinct
-        dropped = dict(spool.facts["dropped"])
+        dropped = dict(spool.stats["dropped"])
         left = plan.mixture[k].stock.total.rows - taken
         later = {
             **plan.dropped[k],
@@ -36,7 +36,7 @@ def books_of(spools: Sequence[Spool], plan: BuildPlan) -> dict[str, Counts]:
             "held_out_duplicate": plan.duplicates[k],
         }
         dropped.update({reason: count for reason, count in later.items() if count})
-        books[spool.name] = Counts(spool.facts["rows_in"], taken + plan.held_out[k], dropped)
+        books[spool.name] = Counts(spool.stats["rows_in"], taken + plan.held_out[k], dropped)
     return books
 
 
@@ -70,7 +70,7 @@ def total_counts(books: Mapping[str, Counts]) -> Counts:
     )
 
 
-def data_facts(
+def data_stats(
     spools: Sequence[Spool],
     plan: BuildPlan,
     written: Written,
@@ -78,32 +78,32 @@ def data_facts(
     capacity: int,
 ) -> dict[str, Any]:
     """All that the report shows of the data: splits, sources, reasoning control, histograms."""
-    splits = {"train": written.train.facts()}
+    splits = {"train": written.train.stats()}
     if written.evaluation:
         everything = Tally(capacity)
         for tally in written.evaluation.values():
             everything.join(tally)
-        splits["eval"] = everything.facts()
+        splits["eval"] = everything.stats()
     return {
-        "capacity": capacity,
+        "max_length": capacity,
         "splits": splits,
-        "eval_groups": {group: tally.facts() for group, tally in written.evaluation.items()},
-        "sources": source_facts(spools, plan, books),
+        "eval_groups": {group: tally.stats() for group, tally in written.evaluation.items()},
+        "sources": source_stats(spools, plan, books),
         "control": control_totals(spools),
         "histograms": histograms(spools, written.train),
     }
 
 
-def source_facts(
+def source_stats(
     spools: Sequence[Spool], plan: BuildPlan, books: Mapping[str, Counts]
 ) -> dict[str, Any]:
-    """Per source: books, requested and realised amounts, reasoning control, licences, dialects."""
+    """Per source: books, requested and realised amounts, reasoning control, licenses, dialects."""
     realised = {p.name: _realised(p) for p in plan.mixture}
     totals = {unit: sum(r[unit] for r in realised.values()) for unit in UNITS}
-    facts: dict[str, Any] = {}
+    stats: dict[str, Any] = {}
     for k, (spool, source) in enumerate(zip(spools, plan.mixture, strict=True)):
         own, amounts = books[spool.name], realised[spool.name]
-        facts[spool.name] = {
+        stats[spool.name] = {
             "in": own.rows_in,
             "kept": own.kept,
             "dropped": dict(own.dropped),
@@ -113,13 +113,13 @@ def source_facts(
             "realised": amounts,
             "shares": {unit: amounts[unit] / max(totals[unit], 1) for unit in UNITS},
             "max_epochs": source.cap,
-            **{key: spool.facts[key] for key in _FROM_SPOOL},
+            **{key: spool.stats[key] for key in _FROM_SPOOL},
         }
-    return facts
+    return stats
 
 
 _FROM_SPOOL = (
-    "licences",
+    "licenses",
     "dialects",
     "control",
     "sequences",
@@ -163,7 +163,7 @@ def histograms(spools: Sequence[Spool], train: Tally) -> dict[str, Any]:
     """Lengths by powers of two, fill of packs by percent, budgets as they were drawn."""
     budgets = Counter[int]()
     for spool in spools:
-        budgets.update(dict(spool.facts["budgets"]))
+        budgets.update(dict(spool.stats["budgets"]))
     return {
         "length": train.lengths(),
         "fill_percent": train.fills.tolist(),
@@ -173,7 +173,7 @@ def histograms(spools: Sequence[Spool], train: Tally) -> dict[str, Any]:
 
 def control_totals(spools: Sequence[Spool]) -> dict[str, float]:
     """Realised rates of reasoning control over all sources, before the mixture repeats or drops."""
-    total = {key: sum(s.facts["control"][key] for s in spools) for key in CONTROL}
+    total = {key: sum(s.stats["control"][key] for s in spools) for key in CONTROL}
     return {
         **total,
         "strip_rate": total["stripped"] / max(total["reasoned"], 1),
