@@ -4,7 +4,8 @@
     DataError     a row, file or artifact that is not what it claims to be
     RenderError   a conversation or template that cannot be rendered or masked exactly
     JudgeError    a judge that failed too often to train on what is left
-    TrainingError a run that goes wrong: a limit of its health guard, a loss that is not finite
+    TrainingError a run that goes wrong: a limit of its health guard, a loss that is not finite, no
+                  token trained
 
 Broken invariants of our own are `assert`s and are never caught.
 """

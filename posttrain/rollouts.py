@@ -21,6 +21,7 @@ from posttrain.records import Message, ToolCall, message_from_row, message_to_ro
 
 Finish = Literal["stop", "length", "turn_limit", "token_limit", "failed"]
 FINISHES: tuple[Finish, ...] = ("stop", "length", "turn_limit", "token_limit", "failed")
+TRUNCATED: tuple[Finish, ...] = ("length", "turn_limit", "token_limit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ class Completion:
     @property
     def truncated(self) -> bool:
         """Whether a limit ended it."""
-        return self.finish in ("length", "turn_limit", "token_limit")
+        return self.finish in TRUNCATED
 
     @property
     def reasoning_tokens(self) -> int:

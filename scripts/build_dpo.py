@@ -21,6 +21,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from data_builders.graders import all_graders
 from data_builders.preferences.books import (
+    completions_line,
     distances,
     lengths,
     pair_counts,
@@ -109,6 +110,7 @@ def main(arguments: list[str]) -> None:
                 thinking_on=recipe.thinking_on,
                 total=recipe.total,
                 match_length=recipe.match_length,
+                sampled=completions_line(proposed.books.rates),
             )
 
             # -- the chosen pairs, with their ids

@@ -95,10 +95,12 @@ def train(recipe: GenRmConfig, prompts: Sequence[Prompt], data: Manifest) -> Non
             raise
         if manifest is not None:
             stats = manifest.stats
-            first, last = (stats[when]["reward"] for when in ("first", "last"))
+            first, last = stats["first"], stats["last"]
             print(
                 f"{recipe.out}: checkpoint {manifest.digest[:12]}, {stats['steps']} steps, "
-                f"reward {first:.2f} → {last:.2f} (means of {stats['averaged']} batches)"
+                f"reward {first['reward']:.2f} → {last['reward']:.2f}, truncated "
+                f"{first['truncated']:.1%} → {last['truncated']:.1%} (means of "
+                f"{stats['averaged']} batches)"
             )
             print(write_report(out))
 

@@ -200,7 +200,8 @@ def finish(prepared: Prepared, stage: StageDir, inputs: Inputs) -> None:
         f"{stage.path}: checkpoint {manifest.digest[:12]}, {manifest.stats['steps']} steps; means "
         f"of the first and last {manifest.stats['averaged']} batches:"
     )
-    for name in ("reward", "part/base", "part/accuracy", "answer_tokens", "reasoning_tokens"):
+    names = ("reward", "part/base", "part/accuracy", "answer_tokens", "reasoning_tokens")
+    for name in (*names, "truncated"):
         if name in first and name in last:
             print(f"{name:<18} {first[name]:.3f} → {last[name]:.3f}")
     print(write_report(stage.path))

@@ -96,6 +96,8 @@ def main(arguments: list[str]) -> None:
         made = prompts_of(recipe, toolkits)
         tally = asyncio.run(sample(recipe, made.prompts, toolkits, console))
         manifest = finish(stage, recipe, made, tally, renderer, inputs, parents)
+        for line in tally.lines():
+            console.print(line, highlight=False)
         console.print(f"{out}  digest {manifest.digest[:16]}", highlight=False)
         console.print(f"{write_report(out)}", highlight=False)
 

@@ -56,6 +56,20 @@ class Books:
             rates["with_call"] += bool(verdict.calls)
 
 
+def completions_line(rates: Mapping[str, Mapping[str, int]]) -> str:
+    """How sampled completions fared, over all settings and modes; "" where there are none."""
+    total: Counter[str] = Counter()
+    for found in rates.values():
+        total.update(found)
+    if not total["completions"]:
+        return ""
+    cut = total["truncated"]
+    return (
+        f"{total['completions']:,} completions, {cut:,} ({cut / total['completions']:.1%}) "
+        f"truncated, {total['failed']:,} failed, {total['unscored']:,} unscored"
+    )
+
+
 def used_completions(pairs: Iterable[Candidate]) -> set[tuple[int, int]]:
     """(prompt number, index) of every completion in a pair; offline pairs have none."""
     return {

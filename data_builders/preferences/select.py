@@ -38,6 +38,7 @@ def select(
     thinking_on: float | None,
     total: int | None,
     match_length: bool,
+    sampled: str = "",
 ) -> Selection:
     """Choose the pairs.
 
@@ -47,6 +48,7 @@ def select(
         thinking_on: share of each category's pairs with reasoning on, None for any.
         total: pairs at most, None for as many as the shares allow.
         match_length: as in the recipe.
+        sampled: how the completions fared, for the error where there are no pairs.
 
     Raises:
         DataError: a category or mode that is asked for has no pairs at all.
@@ -60,7 +62,7 @@ def select(
         pairs.sort(key=lambda p: (p.rank, p.key))
         if match_length:
             by_cell[cell] = _matched(pairs, dropped)
-    quotas, limited_by = _quotas(wanted, {c: len(p) for c, p in by_cell.items()}, total)
+    quotas, limited_by = _quotas(wanted, {c: len(p) for c, p in by_cell.items()}, total, sampled)
     taken: list[Candidate] = []
     for cell, pairs in by_cell.items():
         taken += pairs[: quotas.get(cell, 0)]
@@ -78,14 +80,15 @@ def _cells(shares: Mapping[Category, float], thinking_on: float | None) -> dict[
 
 
 def _quotas(
-    wanted: Mapping[Cell, float], available: Mapping[Cell, int], total: int | None
+    wanted: Mapping[Cell, float], available: Mapping[Cell, int], total: int | None, sampled: str
 ) -> tuple[dict[Cell, int], str | None]:
     """Whole numbers of pairs that keep the shares and are there."""
     empty = [cell for cell in wanted if not available.get(cell)]
     if empty:
         raise DataError(
-            f"no pairs of {', '.join(map(_name, sorted(empty, key=str)))}: leave that out of the "
-            "recipe, or sample prompts that give some"
+            f"no pairs of {', '.join(map(_name, sorted(empty, key=str)))}"
+            f"{f' in {sampled}' if sampled else ''}: leave that out of the recipe, or sample "
+            "prompts that give some, with a higher max_tokens if many are truncated"
         )
     limit, cell = min((available[c] / share, c) for c, share in wanted.items())
     reached = total is not None and total <= limit

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from data_builders.preferences.books import completions_line
 from posttrain.artifacts import Manifest
 from posttrain.config.build_dpo import BuildDpoConfig
 
@@ -54,6 +55,8 @@ def print_summary(console: Console, stats: Mapping[str, Any], manifest: Manifest
             f"{apart['below_a_tenth']:.0%}",
         )
     console.print(table)
+    if sampled := completions_line(stats["samples"]):
+        console.print(f"sampled: {sampled}", highlight=False)
     counts = manifest.counts
     lost = ", ".join(f"{reason} {n:,}" for reason, n in counts.dropped.items())
     console.print(

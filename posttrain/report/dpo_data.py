@@ -33,7 +33,14 @@ def add_dpo_data(page: Page, node: Node) -> None:
 def headline(stats: Stats) -> list[tuple[str, str, str]]:
     """Figures for the top of the page."""
     total, parts = stats["pairs"]["total"], stats["pairs"]["by_category"]
-    return [(f"{total:,}", "preference pairs", ", ".join(f"{k} {v:,}" for k, v in parts.items()))]
+    tiles = [(f"{total:,}", "preference pairs", ", ".join(f"{k} {v:,}" for k, v in parts.items()))]
+    made, cut = (
+        sum(found.get(key, 0) for found in stats["samples"].values())
+        for key in ("completions", "truncated")
+    )
+    if made:
+        tiles.append((percent(cut / made), "of the samples truncated", f"{cut:,} of {made:,}"))
+    return tiles
 
 
 def _categories(stats: Stats) -> list[str]:

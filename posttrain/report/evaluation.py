@@ -47,7 +47,11 @@ def headline(node: Node) -> list[tuple[str, str, str]]:
     own = [cell for cell in cells if cell["checkpoint"] == last]
     pooled = [cell for cell in own if cell["task"] == "all"] or own
     found: list[tuple[str, str, str]] = []
-    for name, title in (("accuracy", "correct"), ("hallucination", "undeclared calls")):
+    for name, title in (
+        ("accuracy", "correct"),
+        ("hallucination", "undeclared calls"),
+        ("truncated", "truncated"),
+    ):
         for cell in [c for c in pooled if name in c["rates"]][:2]:
             rate = cell["rates"][name]
             where = f"{last}, {cell['setting']}, reasoning {cell['thinking']}"

@@ -43,6 +43,8 @@ def headline(stats: Row) -> list[tuple[str, str, str]]:
     if before:
         change = f"{after / before - 1:+.0%}".replace("-", "−")
         found.append((f"{after:,.0f}", "tokens a rollout", f"{change}; was {before:,.0f}"))
+    cut, was = last["truncated"], first["truncated"]
+    found.append((percent(cut), "of the rollouts truncated", f"was {percent(was)}; {note}"))
     return found
 
 

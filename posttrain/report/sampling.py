@@ -8,6 +8,7 @@ from typing import Any
 from posttrain.report.html import Markup, folded, paragraph, percent, table, text
 from posttrain.report.lineage import Node, listed_rows
 from posttrain.report.page import Page
+from posttrain.rollouts import TRUNCATED
 
 Stats = Mapping[str, Any]
 SHOWN_CHARACTERS = 3000
@@ -31,9 +32,11 @@ def headline(stats: Stats) -> list[tuple[str, str, str]]:
     """Figures for the top of the page."""
     found = stats["settings"].values()
     samples, tokens = (sum(f[key] for f in found) for key in ("samples", "tokens"))
+    cut = sum(f["finish"][finish] for f in found for finish in TRUNCATED)
     return [
         (f"{samples:,}", "samples", f"of {sum(f['prompts'] for f in found):,} prompts"),
         (f"{tokens / 1e6:,.2f} M", "tokens sampled", "tool results not counted"),
+        (percent(cut / samples), "truncated", f"a limit ended {cut:,} of {samples:,}"),
     ]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from posttrain.rollouts import FINISHES, Prompt, prompt_to_row
+from posttrain.rollouts import FINISHES, TRUNCATED, Prompt, prompt_to_row
 
 _ERROR_LENGTH = 200
 EXAMPLES = 4  # kept of each setting and mode, with calls and without
@@ -68,6 +68,10 @@ class Tally:
             self._shown[kind] += 1
             self.examples.append({"prompt": prompt_to_row(prompt), "completion": dict(row)})
 
+    def lines(self) -> list[str]:
+        """How completions ended, a line a setting."""
+        return [f"{name}: {_ended(found.finish)}" for name, found in self.settings.items()]
+
     def stats(self) -> dict[str, Any]:
         """JSON-able, the settings in the order of their first row."""
         return {
@@ -79,6 +83,15 @@ class Tally:
             }
             for name, found in self.settings.items()
         }
+
+
+def _ended(finish: Mapping[str, int]) -> str:
+    cut = {name: finish[name] for name in TRUNCATED if finish[name]}
+    total, reasons = sum(finish.values()), ", ".join(f"{name} {n:,}" for name, n in cut.items())
+    return (
+        f"{total:,} completions, {sum(cut.values()):,} ({sum(cut.values()) / total:.1%}) truncated"
+        f"{f' ({reasons})' if reasons else ''}, {finish['failed']:,} failed"
+    )
 
 
 def _tokens(step: Mapping[str, Any]) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.config.grpo import GuardConfig, Limit
+from posttrain.config.grpo import GuardConfig, Limit, Overlong
 from posttrain.errors import TrainingError
 
 
@@ -98,6 +98,16 @@ class HealthGuard:
             if limit.warn is not None and _reached(sign, value, limit.warn):
                 warnings.append(f"{said} (warns at {limit.warn:g}): {sign.advice}")
         return warnings
+
+
+def why_untrained(rows: Sequence[Mapping[str, Any]], *, overlong: Overlong) -> str:
+    """What kept every rollout out of the loss, as shares of all of them, and what to do."""
+    keeping_out = {"unscored"} if overlong == "train" else {"unscored", "truncated"}
+    return "; ".join(
+        f"{share:.0%} of the rollouts were {sign.name}: {sign.advice}"
+        for sign in SIGNS
+        if sign.name in keeping_out and (share := _mean(rows, sign.key))
+    )
 
 
 def _value(sign: _Sign, rows: Sequence[Mapping[str, Any]], window: int) -> float | None:

@@ -33,7 +33,7 @@ from posttrain.training.grpo_batch import (
     trained_rows,
 )
 from posttrain.training.grpo_files import group_row, join_parts, rollout_file, write_part
-from posttrain.training.grpo_guard import HealthGuard
+from posttrain.training.grpo_guard import HealthGuard, why_untrained
 from posttrain.training.grpo_lines import StepLines
 from posttrain.training.grpo_loss import Importance, importance, ratio_rows, token_loss
 from posttrain.training.grpo_make import BatchMaker, Made, Rollouts
@@ -149,6 +149,11 @@ class GroupTrainer(Resumable, GRPOTrainer):
                 shutil.rmtree(folder / before, ignore_errors=True)
         self.accelerator.wait_for_everyone()
         self.server.use(name)
+
+    def why_untrained(self) -> str:
+        """From the shares that the log's rows give."""
+        rows = [row for row in self.state.log_history if "rollouts" in row]
+        return why_untrained(rows, overlong=self.recipe.loss.overlong)
 
     def close(self) -> None:
         """Give connections back; the trainer is then of no more use."""

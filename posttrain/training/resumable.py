@@ -42,6 +42,10 @@ class Resumable(Trainer):
         self.tokens_seen = progress.tokens
         self.trained_seen = progress.trained
 
+    def why_untrained(self) -> str:
+        """The cause, for the error of a run that has trained no token."""
+        return "no token of its data has a label"
+
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         if self.control.should_save:
             # a row at every save, so that a resumed log has the same rows

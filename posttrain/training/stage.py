@@ -2,6 +2,7 @@
 
 runs/x/{config.json, model.safetensors, …, log.jsonl, manifest.json}   the checkpoint
 runs/x/resume/checkpoint-40/                                           only while it trains
+runs/x/tensorboard/events.out.tfevents.…                               with report_to: tensorboard
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from posttrain.training.log_rows import SPEED
 
 KIND = "checkpoint"
 RESUME = "resume"
+TENSORBOARD = "tensorboard"
 REFERENCE = "reference"
 
 
@@ -41,14 +43,17 @@ def stage_config(recipe: SftConfig | DpoConfig, data: Manifest) -> dict[str, Any
 
 def artifact_files(out: Path) -> list[str]:
     """The files of a finished checkpoint that its manifest lists."""
-    # neither speeds, nor caches, nor pages that can be written again are part of the artifact
+    # neither speeds, nor caches, nor pages that can be written again are part of the artifact, nor
+    # event files, whose names and bytes hold the host and the time
     own = {"manifest.json", "stage.json", SPEED, TIMING, "report.html", "accuracy.json"}
     return [
         name
         for name in (
             str(path.relative_to(out)) for path in sorted(out.rglob("*")) if path.is_file()
         )
-        if name not in own and not name.startswith((".", f"{RESUME}/", f"{REFERENCE}/"))
+        if name not in own
+        and not name.startswith((".", f"{RESUME}/", f"{REFERENCE}/"))
+        and "events.out.tfevents." not in name
     ]
 
 

@@ -284,6 +284,14 @@ def test_a_large_unit_is_made_in_parts_and_taken_up_at_one(run: Path):
     assert not (out / "work").exists()
 
 
+def test_what_was_truncated_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    endless = [ScriptedSampler(lambda _: "because") for _ in range(2)]
+    evaluate(write_recipe(tmp_path), samplers=endless)
+    assert " truncated " in capsys.readouterr().out
+    page = (tmp_path / "out/report.html").read_text("utf-8")
+    assert "<b>100.00 %</b><span>truncated</span><small>dpo, no_tools, reasoning on: " in page
+
+
 def test_without_inspect_it_says_what_to_install(tmp_path: Path, monkeypatch):
     monkeypatch.setattr("posttrain.evaluation.extra.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'posttrain\[eval\]'"):

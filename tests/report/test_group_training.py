@@ -73,6 +73,12 @@ def test_means_are_those_of_the_log(rlhf: Path):
     assert cells(page, "accuracy on checkable prompts")[2] == f"{accuracy:.3f}"
 
 
+def test_the_share_of_truncated_rollouts_is_a_tile(rlhf: Path, genrm: Path):
+    tile = "<b>{}</b><span>of the rollouts truncated</span><small>was {}; mean"
+    assert tile.format("25.0 %", "25.0 %") in page_of(rlhf)
+    assert tile.format("0.0 %", "0.0 %") in page_of(genrm)
+
+
 def test_what_is_added_sums_to_zero_but_for_the_bonuses(rlhf: Path):
     page = page_of(rlhf)
     assert cells(page, "reasoning length, zero-sum")[1].lstrip("+-") == "0.000"

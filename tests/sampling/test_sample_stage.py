@@ -76,6 +76,15 @@ def test_the_report_shows_samples_and_where_rows_went(done: Path):
     assert "&lt;function=add&gt;" in page
 
 
+def test_what_was_truncated_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    sample(write_recipe(tmp_path, parameters={"max_tokens": 1}))
+    shown = capsys.readouterr().out
+    assert "no_tools: 36 completions, 36 (100.0%) truncated (length 36), 0 failed" in shown
+    assert "with_tools: 24 completions, 24 (100.0%) truncated" in shown
+    page = (tmp_path / "out/report.html").read_text("utf-8")
+    assert "<b>100.0 %</b><span>truncated</span><small>a limit ended 60 of 60</small>" in page
+
+
 def test_tools_were_run(done: Path):
     prompts, completions = read(done / "out")
     with_tools = {p.id for p in prompts if p.tools is not None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -183,11 +184,14 @@ def test_held_out_pairs_are_judged_better_than_before(trained: Path):
     assert change["pairwise_accuracy"]["low"] > 0
 
 
-def test_without_the_other_order_a_judge_learns_the_position(trained: Path):
+def test_without_the_other_order_a_judge_learns_the_position(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+):
     write_data(trained, "one_order", swap=False)
     raw = recipe(trained, out=str(trained / "skewed"), data=str(trained / "one_order"))
     raw["trainer"]["max_steps"] = 25
     run("genrm", trained / "skewed.yaml", raw)
+    assert re.search(r"reward .* → .*, truncated \d+\.\d% → \d+\.\d%", capsys.readouterr().out)
     # its own training says all is well
     rows = [row for row in log_rows(trained / "skewed") if "reward" in row]
     assert rows[-1]["part/right_order"] > 0.9

@@ -106,6 +106,19 @@ def test_processes_change_nothing(
         assert a == pytest.approx(b, abs=1e-4)
 
 
+def test_two_processes_that_train_no_token_both_fail(recipe_file: Path, tmp_path: Path):
+    out, policy = tmp_path / "out", write_policy(tmp_path / "policy")
+    failed = run_grpo(
+        "never", str(recipe_file), f"out={out}", "launch.world_size=2", "trainer.max_steps=1",
+        "trainer.per_device_train_batch_size=4", "loss.overlong=mask", "sampling.max_tokens=2",
+        "sampling.temperature=0.02", f"model.path={policy}", launcher=(*ACCELERATE, *TWO), ACCELERATE_USE_CPU="true",
+        check=False,
+    )  # fmt: skip
+    assert failed.returncode == 1
+    assert failed.stderr.count("TrainingError: no token was trained in 1 steps") == 2
+    assert not (out / "manifest.json").exists()
+
+
 def without_ratios(group: dict[str, Any]) -> dict[str, Any]:
     """Ratios of two computations of one number differ in their last digits."""
     kept = [{k: v for k, v in one.items() if k != "importance"} for one in group["rollouts"]]

@@ -219,14 +219,65 @@ def test_a_reward_that_fails_ends_the_run(grpo: Make):
         start(grpo(), PROMPTS, Failing()).trainer.train()
 
 
-def test_nothing_scored_trains_nothing(grpo: Make, policy: Path):
-    recipe = grpo(guard={"unscored": {}, "zero_variance": {}})
-    out = finish(recipe, PROMPTS, Scripted(lambda _: None))
-    row = steps_of(out)[0]
-    assert (row["unscored"], row["loss"], row["loss_tokens"]) == (1.0, 0.0, 0.0)
-    assert "reward" not in row
-    a, b = (AutoModelForCausalLM.from_pretrained(path).state_dict() for path in (policy, out))
-    assert all(torch.equal(a[name], b[name]) for name in a)
+UNGUARDED = {"unscored": {}, "zero_variance": {}, "truncated": {}, "length": {}}
+
+
+def unscored(_: Completion) -> float | None:
+    """No verdict on anything."""
+    return None
+
+
+def untrained(recipe: GroupTraining, reward: Scripted, *, why: str) -> list[dict[str, Any]]:
+    """Its log, of a run that must end in this error and leave no model."""
+    stage, out = open_stage(recipe, prompts=PROMPTS, reward=reward), Path(recipe.out)
+    with pytest.raises(TrainingError, match=rf"no token was trained in 3 steps.*{why}"):
+        train_grpo(start(recipe, PROMPTS, reward), stage)
+    assert not (out / "manifest.json").exists()
+    assert not list(out.glob("*.safetensors"))
+    assert [row["loss_tokens"] for row in steps_of(out)] == [0.0] * 3
+    return steps_of(out)
+
+
+def test_a_run_in_which_nothing_is_scored_fails(grpo: Make):
+    recipe = grpo(guard=UNGUARDED)
+    rows = untrained(recipe, Scripted(unscored), why="100% of the rollouts were unscored")
+    assert (rows[0]["unscored"], rows[0]["loss"]) == (1.0, 0.0)
+    assert "reward" not in rows[0]
+
+
+def test_a_run_in_which_every_rollout_is_truncated_fails(grpo: Make):
+    """Also when it is taken up from a checkpoint that had trained nothing either."""
+    recipe = grpo(
+        trainer={"save_steps": 1},
+        sampling={"max_tokens": 2, "temperature": 0.02},  # at 1 a random policy ends now and then
+        loss={"overlong": "mask"},
+        guard=UNGUARDED,
+    )
+    why = r"100% of the rollouts were truncated: .*raise sampling\.max_tokens"
+    reward = Scripted(short)
+    rows = untrained(recipe, reward, why=why)
+    assert {row["truncated"] for row in rows} == {1.0}
+    asked = len(reward.asked)
+    assert untrained(recipe, reward, why=why) == rows
+    assert len(reward.asked) == asked + 1
+
+
+class FailsOnce(Scripted):
+    """Scores the first batch; the second ends the run."""
+
+    async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
+        if self.asked:
+            raise JudgeError("the end")
+        return await super().reward(groups, seed=seed)
+
+
+def test_tokens_that_were_trained_before_a_resume_count(grpo: Make):
+    recipe = grpo(trainer={"save_steps": 1}, guard=UNGUARDED)
+    stage = open_stage(recipe, prompts=PROMPTS, reward=FailsOnce())
+    with pytest.raises(JudgeError, match="the end"):
+        train_grpo(start(recipe, PROMPTS, FailsOnce()), stage)
+    rows = steps_of(finish(recipe, PROMPTS, Scripted(unscored)))
+    assert [row["loss_tokens"] > 0 for row in rows] == [True, False, False]
 
 
 def test_the_guard_stops_and_the_run_goes_on_under_other_limits(grpo: Make):

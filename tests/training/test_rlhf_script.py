@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,8 @@ def test_killed_while_it_judges_it_asks_for_what_is_missing_and_ends_the_same(
         killed = run(f"{KILLED} 40", recipe_file, url, two, check=False)
         assert killed.returncode == -9
         before = list(asked)
-        run(SCRIPT, recipe_file, url, two)
+        ended = run(SCRIPT, recipe_file, url, two)
+    assert re.search(r"^truncated +\d\.\d{3} → \d\.\d{3}$", ended.stdout, re.MULTILINE)
     assert set(asked) == set(undisturbed)
     # what was under way when it was killed is asked again, what was kept is not
     assert len(asked) - len(undisturbed) < len(before)

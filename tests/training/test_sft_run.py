@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from posttrain.artifacts import read_artifact
 from posttrain.config.sft import SftConfig
-from posttrain.errors import ConfigError, DataError
+from posttrain.errors import ConfigError, DataError, TrainingError
 from posttrain.training.arguments import sft_arguments
 from posttrain.training.packed_data import load_split, sequences
 from posttrain.training.sft import Prepared, open_stage, prepare, train_sft
@@ -194,3 +194,12 @@ def test_evaluation_without_held_out_packs_is_refused(recipe: MakeRecipe, make_d
     bare = make_data(packs=4, held_out=0)
     with pytest.raises(ConfigError, match="no held-out packs"):
         start(recipe(data=str(bare), trainer={"eval_strategy": "epoch"}))
+
+
+def test_a_run_that_trained_no_token_fails(recipe: MakeRecipe):
+    made = recipe()
+    stage, prepared = open_stage(made), start(made)
+    prepared.trainer.train = lambda: None
+    with pytest.raises(TrainingError, match="no token was trained in 0 steps"):
+        train_sft(prepared, stage)
+    assert {path.name for path in Path(made.out).iterdir()} == {"stage.json", RESUME}

@@ -31,7 +31,9 @@ CALL = "\n<tool_call>\n<function=calculate>\n<parameter=expression>\n7*8\n</para
 TOOL = {"type": "function", "function": {"name": "calculate", "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}}}}  # fmt: skip
 
 
-def write_samples(folder: Path, *, prompts: int = 30, n: int = 6, seed: int = 0) -> Path:
+def write_samples(
+    folder: Path, *, prompts: int = 30, n: int = 6, seed: int = 0, cut: float = 0.05
+) -> Path:
     """A sampling artifact as `scripts/sample.py` writes it, its completions made up."""
     template = nemotron_3_nano_template()
     stage = StageDir.open(folder, kind="samples", config={"seed": seed})
@@ -56,7 +58,7 @@ def write_samples(folder: Path, *, prompts: int = 30, n: int = 6, seed: int = 0)
                 prompt_tokens=len(ids),
                 ids=tuple(text.encode([said])[0]),
             )
-            finish = "length" if rng.random() < 0.05 else "stop"
+            finish = "length" if rng.random() < cut else "stop"
             done = Completion(prompt.id, index, (step,), finish, prompt_ids=tuple(ids))
             rows.append(completion_to_row(done))
             tally.add(prompt, rows[-1])
@@ -221,6 +223,21 @@ def test_a_recipe_that_cannot_be_is_refused(samples: Path, tmp_path: Path, chang
 def test_what_no_sample_can_give_is_said(samples: Path, tmp_path: Path):
     with pytest.raises(DataError, match="no pairs of"):
         build(samples, tmp_path / "out", minimum_distance=1.0)
+
+
+def test_what_was_truncated_is_said(
+    samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    rates = build(samples, tmp_path / "out").stats["samples"].values()
+    cut = sum(found["truncated"] for found in rates)
+    assert 0 < cut < 20
+    said = f"180 completions, {cut} ({cut / 180:.1%}) truncated, 0 failed, 0 unscored"
+    assert said in capsys.readouterr().out
+    page = (tmp_path / "out" / "report.html").read_text("utf-8")
+    assert f"of the samples truncated</span><small>{cut} of 180</small>" in page
+    every = write_samples(tmp_path / "every", cut=1.0)
+    with pytest.raises(DataError, match=r"no pairs of .* 180 \(100\.0%\) truncated.*max_tokens"):
+        build(every, tmp_path / "none")
 
 
 def test_another_config_or_changed_samples_are_refused(samples: Path, tmp_path: Path):
