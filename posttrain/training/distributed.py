@@ -126,7 +126,7 @@ def check_precision(
     sharded = args.deepspeed_plugin is not None or _is_true(env, "ACCELERATE_USE_FSDP")
     if model.dtype != "float32" and adapter is None and not (sharded and recipe != "no"):
         raise ConfigError(
-            f"model.dtype {model.dtype}: all weights are trained, and a plain optimiser rounds most "
+            f"model.dtype {model.dtype}: all weights are trained, and a plain optimiser rounds "
             "small steps away. Set model.dtype: float32 (with trainer.bf16: true it still computes "
             "in bf16), train an adapter:, or set trainer.bf16: true and start with "
             "recipes/accelerate/fsdp2.yaml, zero2.yaml or zero3.yaml, which keep float32 weights"

@@ -23,6 +23,7 @@ class Resumable(Trainer):
     """Mixed in before a TRL trainer. Running counts live here, for the trainer stores none."""
 
     # transformers declares these as optional or as wide unions; here they are always set
+    model: Any
     accelerator: Any
     args: Any
 
