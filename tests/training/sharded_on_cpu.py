@@ -31,10 +31,9 @@ def launch_environment(name: str) -> dict[str, str]:
 
     config = ROOT / "recipes" / "accelerate" / f"{name}.yaml"
     parsed = launch_command_parser().parse_args(["--config_file", str(config), str(SCRIPT)])
-    args, defaults, _ = _validate_launch_command(parsed)
+    args, _, _ = _validate_launch_command(parsed)
     if args.use_deepspeed:
-        fields = [*defaults.deepspeed_config, "mixed_precision"]
-        args.deepspeed_fields_from_accelerate_config = ",".join(fields)
+        args.deepspeed_fields_from_accelerate_config = ""
         return prepare_deepspeed_cmd_env(args)[1]
     if args.use_fsdp or args.multi_gpu:
         return prepare_multi_gpu_env(args)

@@ -6,13 +6,14 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from posttrain.config.dpo import DpoConfig
 from posttrain.config.genrm import GenRmConfig
@@ -42,10 +43,12 @@ EACH_STAGE = pytest.mark.parametrize("stage", ["sft", "dpo", "genrm", "rlhf"])
 
 
 @pytest.fixture(autouse=True)
-def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(ROOT)
     for name in [name for name in os.environ if name.startswith(("ACCELERATE_", "FSDP_"))]:
         monkeypatch.delenv(name)
+    yield
+    unset_hf_deepspeed_config()
 
 
 def arguments(stage: str, *overrides: str, family: str = "tiny", processes: int = 1) -> Any:
