@@ -14,7 +14,7 @@ from typing import Any
 from data_builders.filters import Drop, structural_drop
 from data_builders.filters.said import said
 from data_builders.filters.screen import Screen
-from data_builders.reading import read_examples
+from data_builders.rows.examples import read_examples
 from posttrain.config.filters import Filters, StructuralFilters
 from posttrain.config.load import validate
 from posttrain.config.source import SourceConfig

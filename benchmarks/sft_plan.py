@@ -26,10 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from data_builders.packed import cut_shards, pack_split
-from data_builders.sft_audit import audit_spools
-from data_builders.sft_plan import plan_build
-from data_builders.sft_spool import RECORD, SEQUENCE, Spool
+from data_builders.sft.audit import audit_spools
+from data_builders.sft.pack import cut_shards, pack_split
+from data_builders.sft.plan import plan_build
+from data_builders.sft.prepared import RECORD, SEQUENCE, Spool
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.load import validate
 from posttrain.tokens.supervision import NO_MARKS, Flag

@@ -28,16 +28,16 @@ from rich.console import Console
 
 from data_builders import reading, sft_prepare, sft_source, sft_write
 from data_builders.filters.screen import Screen
-from data_builders.pool import Here
-from data_builders.sft_audit import audit_spools
-from data_builders.sft_inputs import scan_inputs
-from data_builders.sft_plan import plan_build
-from data_builders.sft_preflight import first_texts
-from data_builders.sft_source import Tools
-from data_builders.sft_spool import SpoolWriter
-from data_builders.sft_spools import spool_sources
-from data_builders.sft_write import write_splits
-from data_builders.stages import Stages
+from data_builders.progress import Stages
+from data_builders.sft.audit import audit_spools
+from data_builders.sft.inputs import scan_inputs
+from data_builders.sft.part import Tools
+from data_builders.sft.plan import plan_build
+from data_builders.sft.preflight import first_texts
+from data_builders.sft.prepared import SpoolWriter
+from data_builders.sft.sources import spool_sources
+from data_builders.sft.write import write_splits
+from data_builders.workers import Here
 from posttrain.chat import profile_of
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.load import load_recipe

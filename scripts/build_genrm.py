@@ -20,8 +20,8 @@ from data_builders.genrm.build import HELD_OUT, TRAIN, Built, build
 from data_builders.genrm.prompts import CountTokens
 from data_builders.genrm.tables import print_built
 from data_builders.prompts import refuse_changes
-from data_builders.sft_inputs import Input, as_stats, find_parents
-from data_builders.sources import find_files
+from data_builders.rows.files import find_files
+from data_builders.sft.inputs import Input, as_stats, find_parents
 from posttrain.artifacts import Parent, StageDir, read_artifact, sha256_file
 from posttrain.chat import render
 from posttrain.claim import claimed, run_command

@@ -19,11 +19,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from data_builders.pool import Executor, Here, Pool
-from data_builders.ray_build import RayExecutor
-from data_builders.sft_audit import audit_spools, check_supervision
-from data_builders.sft_duplicates import find_copies
-from data_builders.sft_inputs import (
+from data_builders.progress import Stages
+from data_builders.ray_workers import RayExecutor
+from data_builders.sft.audit import audit_spools, check_supervision
+from data_builders.sft.duplicates import find_copies
+from data_builders.sft.inputs import (
     as_stats,
     check_unchanged,
     evaluation_files,
@@ -32,21 +32,21 @@ from data_builders.sft_inputs import (
     load_decontaminator,
     scan_inputs,
 )
-from data_builders.sft_plan import plan_build
-from data_builders.sft_preflight import (
+from data_builders.sft.part import Tools, preparer_of
+from data_builders.sft.plan import plan_build
+from data_builders.sft.preflight import (
     check_markup,
     check_probe,
     check_template,
     first_texts,
     probe_source,
 )
-from data_builders.sft_rows import count_rows
-from data_builders.sft_source import Tools, preparer_of
-from data_builders.sft_spools import spool_sources
-from data_builders.sft_stats import books_of, check_left, data_stats, total_counts
-from data_builders.sft_tables import print_plan, print_summary
-from data_builders.sft_write import join_files, write_jsonl, write_splits
-from data_builders.stages import Stages
+from data_builders.sft.rows import count_rows
+from data_builders.sft.sources import spool_sources
+from data_builders.sft.stats import books_of, check_left, data_stats, total_counts
+from data_builders.sft.tables import print_plan, print_summary
+from data_builders.sft.write import join_files, write_jsonl, write_splits
+from data_builders.workers import Executor, Here, Pool
 from posttrain.artifacts import StageDir, digest_of, read_artifact
 from posttrain.chat import profile_of
 from posttrain.claim import claimed, run_command

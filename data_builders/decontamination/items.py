@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_builders.sources import find_files, open_whole
-from data_builders.sources_rows import BadRow
-from data_builders.where import lookup
+from data_builders.rows.files import find_files, open_whole
+from data_builders.rows.raw import BadRow
+from data_builders.rows.where import lookup
 from posttrain.config.decontamination import EvaluationFile
 from posttrain.config.source import SourceConfig
 from posttrain.errors import ConfigError, DataError

@@ -23,7 +23,7 @@ from data_builders.dialects.prompt_completion import COMPLETION_KEYS, prompt_com
 from data_builders.dialects.reading import Conversation, Reading, Row
 from data_builders.dialects.sharegpt import sharegpt
 from data_builders.dialects.think import starts_inline
-from data_builders.where import lookup
+from data_builders.rows.where import lookup
 from posttrain.config.source import SourceConfig
 
 __all__ = ["DIALECTS", "Conversation", "Reading", "RowProblem", "read_row", "recognise"]

@@ -17,10 +17,10 @@ from data_builders.dialects import RowProblem
 from data_builders.genrm.dialects import read_pair
 from data_builders.genrm.pair import Pair
 from data_builders.keyed import key64, unit
-from data_builders.observed import ObservedFields
-from data_builders.sources import open_rows
-from data_builders.sources_rows import BadRow, RawRow
-from data_builders.where import parse_where
+from data_builders.rows.files import open_rows
+from data_builders.rows.observed import ObservedFields
+from data_builders.rows.raw import BadRow, RawRow
+from data_builders.rows.where import parse_where
 from posttrain.config.build_genrm import PreferenceSource
 from posttrain.errors import DataError
 from reward.genrm import Gold

@@ -16,12 +16,12 @@ from pathlib import Path
 from data_builders.dialects import Conversation, RowProblem, canonical, reading_of
 from data_builders.dialects.chosen_rejected import read_side
 from data_builders.filters import structural_drop
-from data_builders.observed import ObservedFields
 from data_builders.preferences.encoded import Encoded, Encoder, encode_turns, last_turn
-from data_builders.reading import Dropped, end_on_assistant
-from data_builders.sources import open_rows
-from data_builders.sources_rows import BadRow, RawRow
-from data_builders.where import parse_where
+from data_builders.rows.examples import Dropped, end_on_assistant
+from data_builders.rows.files import open_rows
+from data_builders.rows.observed import ObservedFields
+from data_builders.rows.raw import BadRow, RawRow
+from data_builders.rows.where import parse_where
 from posttrain.chat import TrainingSample
 from posttrain.config.source import SourceConfig
 from posttrain.errors import DataError

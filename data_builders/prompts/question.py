@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from data_builders.dialects import RowProblem
-from data_builders.where import lookup
+from data_builders.rows.where import lookup
 from posttrain.json_values import encode_json
 from posttrain.records import Message, json_text, message_to_row
 

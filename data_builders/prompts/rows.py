@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from data_builders.dialects import RowProblem
-from data_builders.observed import ObservedFields
 from data_builders.prompts.chats import read_chat
 from data_builders.prompts.choices import read_question
 from data_builders.prompts.question import Question, Row
 from data_builders.prompts.tiny_world import read_tiny_world
-from data_builders.sources import open_rows
-from data_builders.sources_rows import BadRow
-from data_builders.where import parse_where
+from data_builders.rows.files import open_rows
+from data_builders.rows.observed import ObservedFields
+from data_builders.rows.raw import BadRow
+from data_builders.rows.where import parse_where
 from posttrain.config.prompts import AnySource
 
 READERS: Mapping[str, Callable[[Row, Any], Question]] = {

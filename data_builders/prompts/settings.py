@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from data_builders.keyed import unit
 from data_builders.prompts.question import Question
-from data_builders.where import Where, parse_where
+from data_builders.rows.where import Where, parse_where
 from posttrain.config.prompts import GIVEN_TOOLS, NO_TOOLS, AnySource, Setting
 from posttrain.records import Message, json_text
 from posttrain.rollouts import Prompt

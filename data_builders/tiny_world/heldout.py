@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_builders.where import Where, parse_where
+from data_builders.rows.where import Where, parse_where
 from posttrain.artifacts import Manifest, read_artifact
 from posttrain.errors import DataError
 

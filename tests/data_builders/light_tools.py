@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from data_builders.sft_source import Tools
+from data_builders.sft.part import Tools
 from posttrain.chat import ChatTemplate, nemotron_3_nano_template
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.tokens.supervision import NO_MARKS, Marks

@@ -54,7 +54,7 @@ class Job:
 PARENT = """
 import os, sys
 sys.path.insert(0, {root!r})
-from data_builders.pool import Pool
+from data_builders.workers import Pool
 from tests.data_builders.pool_jobs import Job, Tools
 if __name__ == "__main__":
     def tell(count):
@@ -73,7 +73,7 @@ if __name__ == "__main__":
 INTERRUPTED = """
 import signal, sys
 sys.path.insert(0, {root!r})
-from data_builders.pool import Pool
+from data_builders.workers import Pool
 from posttrain.claim import run_command
 from tests.data_builders.pool_jobs import Job, Tools
 def main():

@@ -9,7 +9,7 @@ import pytest
 from data_builders.filters import STRUCTURAL, structural_drop
 from posttrain.config.filters import StructuralFilters
 from posttrain.records import Example, Message, ToolCall, make_example
-from tests.data_builders.rows import WEATHER, answer, calls, chat, result, user
+from tests.data_builders.small_rows import WEATHER, answer, calls, chat, result, user
 
 SOUND = [
     chat(user(), answer()),

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from data_builders.rows.where import parse_where
 from data_builders.tiny_world import heldout
 from data_builders.tiny_world.heldout import held_out_items, taught
-from data_builders.where import parse_where
 
 WORLD: Any = SimpleNamespace(stats={"train_rows": {"maths": 9, "logs": 9, "calendar": 0}})
 

@@ -1,0 +1,134 @@
+"""Deduplication as a step of a build: between the spools and the plan, over all records at once.
+
+    found = find_copies(spools, recipe.deduplication, scratch)
+    found.drops             →  [{}, {"duplicate": array([17, 204])}]   per source, to `plan_build`
+    found.lines(spools)     →  lines of `dropped.jsonl`, each with the record that was kept
+
+It comes before anything is held out, so neither split has a copy of what is in the other.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from data_builders.dedup.duplicates import (
+    REASONS,
+    Duplicates,
+    Order,
+    find_duplicates,
+    order_of,
+)
+from data_builders.dedup.said import Said
+from data_builders.sft.prepared import RECORD, Reader, Spool
+from posttrain.config.deduplication import DeduplicationConfig
+
+Int = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """What was found. `drops`: per source, by reason, the numbers of its records to leave out."""
+
+    order: Order
+    found: Duplicates
+    drops: list[dict[str, Int]]
+
+    def lines(self, spools: Sequence[Spool]) -> Iterator[str]:
+        """A line of `dropped.jsonl` for every record that is left out, in order.
+
+        Args:
+            spools: whose parts were prepared with `write_dropped`.
+        """
+        found = self.found
+        similarity = [None if math.isnan(s) else round(s, 4) for s in found.similarity.tolist()]
+        names = _Names(self.order, spools)
+        columns = found.row.tolist(), found.reason.tolist(), found.kept.tolist(), similarity
+        try:
+            for row, reason, kept, share in zip(*columns, strict=True):
+                own, other, name = names.of(row), names.of(kept), REASONS[reason]
+                line = {
+                    "source": own["source"],
+                    "reason": name,
+                    "detail": _detail(name, other, share),
+                    **own,
+                    "kept": {**other, "similarity": share},
+                }
+                yield json.dumps(line, ensure_ascii=True) + "\n"
+        finally:
+            names.close()
+
+
+def find_copies(spools: Sequence[Spool], config: DeduplicationConfig, scratch: Path) -> Copies:
+    """Look for copies among the records of all sources.
+
+    Args:
+        scratch: a folder for the index of near-duplicates; it is removed again.
+    """
+    said = [Said(spool.folders) for spool in spools]
+    assert [len(s) for s in said] == [len(s) for s in spools], "a record is written to both or none"
+    order = order_of(said, [spool.name for spool in spools], config)
+    found = find_duplicates(order, config, scratch)
+    source = order.source(found.row)
+    drops = [
+        {
+            name: found.row[own & (found.reason == number)] - order.starts[k]
+            for number, name in enumerate(REASONS)
+            if (own & (found.reason == number)).any()
+        }
+        for k, own in enumerate(source == k for k in range(len(spools)))
+    ]
+    return Copies(order, found, drops)
+
+
+def _detail(reason: str, kept: dict[str, Any], similarity: float | None) -> str:
+    what = {
+        "duplicate": "says the same as",
+        "duplicate_prompt": "asks the same as",
+        "near_duplicate": f"has {similarity or 0:.1%} of its characters in common with",
+    }[reason]
+    return f"{what} {kept['record_id']} of {kept['source']}, {kept['file']}:{kept['line']}"
+
+
+class _Names:
+    """How records are called, by their number over all sources."""
+
+    def __init__(self, order: Order, spools: Sequence[Spool]) -> None:
+        self._order, self._spools = order, spools
+        self._readers = [Reader(spool.folders) for spool in spools]
+        self._starts = [_starts(spool.folders) for spool in spools]
+
+    def of(self, row: int) -> dict[str, Any]:
+        """Source, file, line and id of a record."""
+        k = int(self._order.source(np.array([row]))[0])
+        at = row - int(self._order.starts[k])
+        place = self._order.said[k].place(at)
+        assert place is not None, "write_dropped keeps places"
+        part = int(np.searchsorted(self._starts[k], at, side="right")) - 1
+        path = self._spools[k].folders[part] / "records.bin"
+        offset = (at - int(self._starts[k][part])) * RECORD.itemsize
+        record = np.fromfile(path, RECORD, 1, offset=offset)[0]
+        text = self._readers[k].text(part, int(record["text"]), int(record["text_size"]))
+        return {
+            "source": self._spools[k].name,
+            "file": place[0],
+            "line": place[1],
+            "record_id": text[0],
+        }
+
+    def close(self) -> None:
+        for reader in self._readers:
+            reader.close()
+
+
+def _starts(folders: Sequence[Path]) -> Int:
+    """The number of each part's first record."""
+    sizes = [(f / "records.bin").stat().st_size // RECORD.itemsize for f in folders]
+    return np.cumsum([0, *sizes]).astype(np.int64)
