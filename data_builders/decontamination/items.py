@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from data_builders.rows.files import find_files, open_whole
-from data_builders.rows.raw import BadRow
+from data_builders.rows.raw import Dropped
 from data_builders.rows.where import lookup
 from posttrain.config.decontamination import EvaluationFile
 from posttrain.config.source import SourceConfig
@@ -77,7 +77,7 @@ def _read(
     items: list[Item] = []
     rows = lacking = 0
     for row in open_whole(path, as_source(file))(path, name):
-        if isinstance(row, BadRow):
+        if isinstance(row, Dropped):
             raise DataError(f"{row.file}:{row.line}: {row.reason}: {row.detail}")
         found.update(row.row)
         values = _values(row.row, file.fields)

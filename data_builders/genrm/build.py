@@ -22,8 +22,9 @@ import numpy as np
 from data_builders.dialects import RowProblem
 from data_builders.genrm.pair import Pair
 from data_builders.genrm.prompts import CountTokens, prompts_of, sft_row
-from data_builders.genrm.read import SourceBooks, chosen_pairs
+from data_builders.genrm.read import chosen_pairs
 from data_builders.keyed import unit
+from data_builders.rows.read import RowCounts
 from posttrain.artifacts import Counts
 from posttrain.config.build_genrm import BuildGenRmConfig, PreferenceSource
 from posttrain.errors import DataError
@@ -78,7 +79,7 @@ class Figures:
 class Built:
     """Files with their rows, books by source, and the figures of both sides."""
 
-    books: dict[str, SourceBooks]
+    books: dict[str, RowCounts]
     files: dict[str, int]
     train: Figures
     held_out: Figures
@@ -168,12 +169,12 @@ class _Build:
         self._kept_apart: set[str] = set()
         self.files: dict[str, TextIO] = {}
         self.rows: Counter[str] = Counter({TRAIN: 0, HELD_OUT: 0})
-        self.books: dict[str, SourceBooks] = {}
+        self.books: dict[str, RowCounts] = {}
         self.train, self.held_out = Figures(), Figures()
 
     def take(self, source: PreferenceSource) -> None:
         """Write one source's prompts."""
-        recipe, books = self._recipe, self.books.setdefault(source.name, SourceBooks())
+        recipe, books = self._recipe, self.books.setdefault(source.name, RowCounts())
         pairs = chosen_pairs(
             source, books, seen=self._seen, seed=recipe.seed, base_dir=self._base_dir
         )

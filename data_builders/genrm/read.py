@@ -1,6 +1,6 @@
 """A source's rows → its distinct pairs; every other row goes into the books with its reason.
 
-books = SourceBooks()
+books = RowCounts()
 for pair in distinct_pairs(source, books, seen={}, base_dir=Path(".")): …
 books.dropped  → {"tie": 120, "identical": 4, "disagreement": 20, "duplicate": 3}
 """
@@ -10,48 +10,23 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from data_builders.dialects import RowProblem
 from data_builders.genrm.dialects import read_pair
 from data_builders.genrm.pair import Pair
 from data_builders.keyed import key64, unit
-from data_builders.rows.files import open_rows
-from data_builders.rows.observed import ObservedFields
-from data_builders.rows.raw import BadRow, RawRow
-from data_builders.rows.where import parse_where
+from data_builders.rows.raw import Dropped, RawRow
+from data_builders.rows.read import RowCounts, read_rows
 from posttrain.config.build_genrm import PreferenceSource
 from posttrain.errors import DataError
 from reward.genrm import Gold
-
-
-@dataclass(slots=True)
-class SourceBooks:
-    """One source's rows: each kept as a pair or dropped for a named reason.
-
-    `held_out` of the `kept` pairs are not trained on.
-    """
-
-    rows_in: int = 0
-    kept: int = 0
-    held_out: int = 0
-    dropped: Counter[str] = field(default_factory=Counter[str])
-    dialects: Counter[str] = field(default_factory=Counter[str])
-    examples: dict[str, str] = field(default_factory=dict[str, str])
-
-    def drop(self, reason: str, detail: str = "") -> None:
-        """Count a row; the first detail of a reason is kept."""
-        self.dropped[reason] += 1
-        if detail:
-            self.examples.setdefault(reason, detail)
-
 
 Seen = dict[str, Gold]  # key of a pair → what was held of it, the lesser response first
 
 
 def chosen_pairs(
-    source: PreferenceSource, books: SourceBooks, *, seen: Seen, seed: int, base_dir: Path
+    source: PreferenceSource, books: RowCounts, *, seen: Seen, seed: int, base_dir: Path
 ) -> Iterator[Pair]:
     """The distinct pairs of a source, or `count` of them by a keyed hash, in the rows' order.
 
@@ -80,7 +55,7 @@ def chosen_pairs(
 
 
 def distinct_pairs(
-    source: PreferenceSource, books: SourceBooks, *, seen: Seen, seed: int, base_dir: Path
+    source: PreferenceSource, books: RowCounts, *, seen: Seen, seed: int, base_dir: Path
 ) -> Iterator[Pair]:
     """Each pair of a source once, in whatever order its responses came; `seen` lasts over all."""
     for raw, pair in _pairs(source, books, base_dir):
@@ -100,21 +75,16 @@ def _sided(pair: Pair, seed: int) -> Pair:
 
 
 def _pairs(
-    source: PreferenceSource, books: SourceBooks, base_dir: Path
+    source: PreferenceSource, books: RowCounts, base_dir: Path
 ) -> Iterator[tuple[RawRow, Pair]]:
-    where = None if source.where is None else parse_where(source.where)
-    observed = None if where is None else ObservedFields(where)
-    for raw in open_rows(source.rows(), base_dir):
+    for raw in read_rows(source.rows(), base_dir):
         books.rows_in += 1
-        if isinstance(raw, BadRow):
-            _problem(source, books, raw, raw.reason, raw.detail)
-            continue
-        if where is not None and observed is not None:
-            why = where.matches(raw.row)
-            observed.see(raw.row, matched=why is None)
-            if why is not None:
+        if isinstance(raw, Dropped):
+            if raw.reason == "where":
                 books.drop("where")
-                continue
+            else:
+                _problem(source, books, raw, raw.reason, raw.detail)
+            continue
         try:
             dialect, pair = read_pair(raw.row, source)
             refuse(pair)
@@ -123,12 +93,10 @@ def _pairs(
             continue
         books.dialects[dialect] += 1
         yield raw, pair
-    if observed is not None:
-        observed.check(source.name)
 
 
 def _problem(
-    source: PreferenceSource, books: SourceBooks, raw: RawRow | BadRow, reason: str, detail: str
+    source: PreferenceSource, books: RowCounts, raw: RawRow | Dropped, reason: str, detail: str
 ) -> None:
     text = f"{raw.file}:{raw.line}: {detail}"
     if source.strict and reason in _MALFORMED:

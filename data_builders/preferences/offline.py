@@ -17,11 +17,9 @@ from data_builders.dialects import Conversation, RowProblem, canonical, reading_
 from data_builders.dialects.chosen_rejected import read_side
 from data_builders.filters import structural_drop
 from data_builders.preferences.encoded import Encoded, Encoder, encode_turns, last_turn
-from data_builders.rows.examples import Dropped, end_on_assistant
-from data_builders.rows.files import open_rows
-from data_builders.rows.observed import ObservedFields
-from data_builders.rows.raw import BadRow, RawRow
-from data_builders.rows.where import parse_where
+from data_builders.rows.examples import end_on_assistant
+from data_builders.rows.raw import Dropped, RawRow
+from data_builders.rows.read import read_rows
 from posttrain.chat import TrainingSample
 from posttrain.config.source import SourceConfig
 from posttrain.errors import DataError
@@ -95,25 +93,11 @@ def _encode(items: Sequence[_Rendered], encoder: Encoder) -> Iterator[tuple[Enco
 def _rendered(
     config: SourceConfig, encoder: Encoder, base_dir: Path
 ) -> Iterator[_Rendered | Dropped]:
-    where = parse_where(config.where) if config.where is not None else None
-    observed = ObservedFields(where) if where is not None else None
-    for raw in open_rows(config, base_dir):
-        if isinstance(raw, BadRow):
-            found: _Rendered | Dropped = Dropped(raw.reason, raw.detail, raw.file, raw.line)
-        else:
-            why = where.matches(raw.row) if where is not None else None
-            if observed is not None:
-                observed.see(raw.row, matched=why is None)
-            found = (
-                _render(raw, config, encoder)
-                if why is None
-                else Dropped("where", why, raw.file, raw.line)
-            )
+    for raw in read_rows(config, base_dir):
+        found = raw if isinstance(raw, Dropped) else _render(raw, config, encoder)
         if config.strict and isinstance(found, Dropped) and found.reason != "where":
             raise DataError(f"{found.file}:{found.line}: {found.reason}: {found.detail}")
         yield found
-    if observed is not None:
-        observed.check(config.name)
 
 
 def _render(raw: RawRow, config: SourceConfig, encoder: Encoder) -> _Rendered | Dropped:

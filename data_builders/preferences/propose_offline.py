@@ -17,7 +17,7 @@ from data_builders.preferences.encoded import Encoder, distance
 from data_builders.preferences.graded import Graded
 from data_builders.preferences.offline import OfflinePair, read_offline
 from data_builders.preferences.write import PairWriter
-from data_builders.rows.examples import Dropped
+from data_builders.rows.raw import Dropped
 from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.pairs import Pair, Side
 

@@ -1,7 +1,7 @@
 """Sources × settings → prompts, and the books of every row that became none.
 
     build_prompts(sources, settings, seed=0, graders=graders, toolkits={}, base_dir=Path("."))
-    → PromptSet(prompts=[…], books={"maths": SourceBooks(rows_in=36000, kept=150, …)}, …)
+    → PromptSet(prompts=[…], books={"maths": RowCounts(rows_in=36000, kept=150, …)}, …)
 
 Rows are read, matched with `where`, taken as questions, and ordered by a keyed hash of their
 content; from the front of that order so many are taken as `count` says, skipping those whose gold
@@ -17,8 +17,9 @@ from pathlib import Path
 
 from data_builders.keyed import key64
 from data_builders.prompts.question import Question
-from data_builders.prompts.rows import SourceBooks, distinct_questions
+from data_builders.prompts.rows import distinct_questions
 from data_builders.prompts.settings import SettingPlan, in_setting, why_not
+from data_builders.rows.read import RowCounts
 from posttrain.artifacts import Counts
 from posttrain.config.load import nearest
 from posttrain.config.prompts import GIVEN_TOOLS, NO_TOOLS, AnySource, Setting
@@ -36,7 +37,7 @@ class PromptSet:
     """
 
     prompts: list[Prompt]
-    books: dict[str, SourceBooks]
+    books: dict[str, RowCounts]
     skipped: dict[str, Counter[str]]
 
     def counts(self) -> Counts:
@@ -88,7 +89,7 @@ def build_prompts(
     taken: list[Taken] = []
     seen: set[str] = set()
     for source in sources:
-        books = made.books[source.name] = SourceBooks()
+        books = made.books[source.name] = RowCounts()
         candidates: list[Candidate] = []
         for question in distinct_questions(source, books, seen=seen, base_dir=base_dir):
             found = _candidate(question, source, plans, made.skipped)
@@ -130,7 +131,7 @@ def _take(
     candidates: Sequence[Candidate],
     source: AnySource,
     grader: Grader | None,
-    books: SourceBooks,
+    books: RowCounts,
     *,
     seed: int,
 ) -> list[Taken]:

@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_builders.rows.raw import BadRow, Opener, RawRow, RawRows
+from data_builders.rows.raw import Dropped, Opener, RawRow, RawRows
 from posttrain.config.source import SourceConfig
 from posttrain.errors import ConfigError, DataError
 
@@ -170,7 +170,7 @@ def _number(
 ) -> RawRows:
     for line, row in enumerate(rows, start=start):
         if isinstance(row, Exception):
-            yield BadRow("malformed_row", str(row), name, line)
+            yield Dropped("malformed_row", str(row), name, line)
             continue
         clean = {k: v if k in json_columns else _plain(v) for k, v in row.items()}
         yield RawRow(clean, name, line)

@@ -10,13 +10,18 @@ from __future__ import annotations
 import difflib
 import glob
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow.parquet as pq
+
 from data_builders.rows.arrow import open_directory, open_hub, open_parquet
-from data_builders.rows.jsonl import COMPRESSIONS, open_json, open_jsonl
+from data_builders.rows.json_files import COMPRESSIONS, open_json, open_jsonl
 from data_builders.rows.raw import Opener, RawRows
 from posttrain.config.source import SourceConfig
 from posttrain.errors import ConfigError
+
+_COUNTED = 256 * 1024 * 1024  # bytes read of a text file; beyond, its size tells the rest
 
 
 def open_rows(config: SourceConfig, base_dir: Path) -> RawRows:
@@ -94,3 +99,35 @@ def _missing(path: Path, given: str) -> str:
     if close:
         return f"{given!r} {what}; the nearest in {folder} is {close[0]!r}"
     return f"{given!r} {what}; {folder} holds {', '.join(names[:8]) or 'nothing'}"
+
+
+def input_files(config: SourceConfig, base_dir: Path) -> list[Path]:
+    """The files of a source; a dataset directory stands for the files in it."""
+    files: list[Path] = []
+    for path in find_files(config, base_dir):
+        if path.is_dir():
+            files += sorted(p for p in path.rglob("*") if p.is_file())
+        else:
+            files.append(path)
+    return files
+
+
+def count_rows(files: Sequence[Path]) -> int | None:
+    """About how many rows the files hold; `None` when one is compressed or of another kind."""
+    counts = [_rows(file) for file in files]
+    known = [count for count in counts if count is not None]
+    return sum(known) if counts and len(known) == len(counts) else None
+
+
+def _rows(file: Path) -> int | None:
+    suffix = file.suffix.lower()
+    if suffix == ".parquet":
+        return pq.read_metadata(file).num_rows
+    if suffix not in (".jsonl", ".ndjson", ".json"):
+        return None
+    lines = read = 0
+    with file.open("rb") as handle:
+        while read < _COUNTED and (block := handle.read(1 << 20)):
+            lines += block.count(b"\n")
+            read += len(block)
+    return round(lines * file.stat().st_size / max(read, 1))

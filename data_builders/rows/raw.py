@@ -1,7 +1,7 @@
-"""A raw row and where it stood; or a line that is no row, and why.
+"""A row as it stands in its file, with its place; or a place without one, and why.
 
-RawRow({"messages": […]}, file="../shared/data/chat.jsonl", line=17)
-BadRow("malformed_json", "Expecting ',' delimiter: …", file="../shared/data/chat.jsonl", line=18)
+RawRow({"messages": […]}, file="data/chat.jsonl", line=17)
+Dropped("malformed_json", "Expecting ',' delimiter: …", file="data/chat.jsonl", line=18)
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from data_builders.filters.drop import Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +24,19 @@ class RawRow:
 
 
 @dataclass(frozen=True, slots=True)
-class BadRow:
-    """A line that is no row, and why."""
+class Dropped:
+    """A row that is not used, and why. `record_id` is known once the row was a conversation.
+
+    `span` is the text that a filter objected to, where one did.
+    """
 
     reason: str
     detail: str
     file: str
     line: int
+    record_id: str | None = None
+    span: Span | None = None
 
 
-RawRows = Iterator[RawRow | BadRow]
+RawRows = Iterator[RawRow | Dropped]
 Opener = Callable[[Path, str], RawRows]

@@ -17,9 +17,8 @@ from typing import Any
 from data_builders.decontamination.items import as_source
 from data_builders.decontamination.match import Decontaminator
 from data_builders.rows.arrow import count_saved
-from data_builders.rows.cut import cut_file
-from data_builders.rows.files import find_files
-from data_builders.rows.parts import Part, Piece, gather, part_size
+from data_builders.rows.files import find_files, input_files
+from data_builders.rows.parts import cut_file, Part, Piece, gather, part_size
 from data_builders.sft.part import samples_of_each
 from data_builders.sft.prepared import SPOOL_FORMAT
 from posttrain.artifacts import (
@@ -125,17 +124,6 @@ def _directory(
 
 def _shown(path: Path, base_dir: Path) -> str:
     return str(path.relative_to(base_dir) if path.is_relative_to(base_dir) else path)
-
-
-def input_files(source: SourceConfig, base_dir: Path) -> list[Path]:
-    """The files of a source; a dataset directory stands for the files in it."""
-    files: list[Path] = []
-    for path in find_files(source, base_dir):
-        if path.is_dir():
-            files += sorted(p for p in path.rglob("*") if p.is_file())
-        else:
-            files.append(path)
-    return files
 
 
 EVALUATION = "evaluation files"  # no source can have a name with a space

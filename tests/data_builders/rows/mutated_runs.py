@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 
-from data_builders.rows.examples import Dropped, ReadReport, read_examples
+from data_builders.rows.examples import read_examples
+from data_builders.rows.raw import Dropped
+from data_builders.rows.read import RowCounts
 from data_builders.sft.part import preparer_of
 from data_builders.sft.prepare import Preparer, prepare
 from posttrain.config.build_sft import BuildSftConfig
@@ -84,7 +86,7 @@ def run(
     path = folder / f"{dialect}.jsonl"
     done = write_mutated(dialect, path, rows, big=big)
     found = Run(lines=rows)
-    report = ReadReport()
+    report = RowCounts()
     config = source(dialect, path, named=named)
     items: list[tuple[str, str] | None] = []
     for line, (item, seconds) in enumerate(_timed(config, folder, report), start=1):
@@ -103,9 +105,9 @@ def run(
 
 
 def _timed(
-    config: SourceConfig, folder: Path, report: ReadReport
+    config: SourceConfig, folder: Path, report: RowCounts
 ) -> Iterator[tuple[Example | Dropped, float]]:
-    rows = read_examples(config, folder, report=report)
+    rows = read_examples(config, folder, counts=report)
     while True:
         started = time.process_time()
         item = next(rows, None)

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from data_builders.rows.examples import Dropped, ReadReport, end_on_assistant, read_examples
+from data_builders.rows.examples import end_on_assistant, read_examples
+from data_builders.rows.raw import Dropped
+from data_builders.rows.read import RowCounts
 from posttrain.config.source import SourceConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import Example, Message, example_from_row, example_to_row
@@ -31,8 +33,8 @@ def test_every_row_is_kept_or_dropped_by_name(tmp_path: Path) -> None:
     with (tmp_path / "rows.jsonl").open("a") as file:
         file.write('{"prompt": "2')
     config = SourceConfig(name="s", path="rows.jsonl", where="reward == 1")
-    report = ReadReport()
-    items = list(read_examples(config, tmp_path, report=report))
+    report = RowCounts()
+    items = list(read_examples(config, tmp_path, counts=report))
     dropped = [(item.reason, item.line) for item in items if isinstance(item, Dropped)]
     assert dropped == [
         ("where", 2), ("unrecognised", 3), ("empty_answer", 4), ("where", 5), ("malformed_json", 6)
@@ -58,15 +60,15 @@ def test_a_filtered_record_is_known_by_its_id(tmp_path: Path) -> None:
 
 def test_the_ending_is_trimmed_or_the_row_dropped(tmp_path: Path) -> None:
     write_lines(tmp_path / "rows.jsonl", [OPEN, {"messages": OPEN["messages"][:1]}, GOOD])
-    report = ReadReport()
+    report = RowCounts()
     config = SourceConfig(name="s", path="rows.jsonl")
-    kept, none, whole = read_examples(config, tmp_path, report=report)
+    kept, none, whole = read_examples(config, tmp_path, counts=report)
     assert isinstance(kept, Example)
     assert [message.content for message in kept.messages] == ["2+2?", "4"]
     assert isinstance(none, Dropped)
     assert none.reason == "no_assistant"
     assert isinstance(whole, Example)
-    assert (report.trimmed_rows, report.trimmed_messages) == (1, 1)
+    assert report.trimmed_rows == 1
     first = read_all(tmp_path, ending="drop")[0]
     assert isinstance(first, Dropped)
     assert first.reason == "ends_without_assistant"

@@ -18,8 +18,8 @@ import zstandard
 from pydantic import ValidationError
 
 from data_builders.rows.files import open_rows
-from data_builders.rows.jsonl import open_jsonl
-from data_builders.rows.raw import BadRow, RawRow
+from data_builders.rows.json_files import open_jsonl
+from data_builders.rows.raw import Dropped, RawRow
 from posttrain.config.source import SourceConfig
 from posttrain.errors import ConfigError, DataError
 from tests.data_builders.small_rows import write_lines
@@ -30,7 +30,7 @@ ROWS: list[dict[str, Any]] = [
 TEXT = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS).encode()
 
 
-def raw(folder: Path, path: str | tuple[str, ...], **more: Any) -> list[RawRow | BadRow]:
+def raw(folder: Path, path: str | tuple[str, ...], **more: Any) -> list[RawRow | Dropped]:
     """All raw rows of some paths."""
     return list(open_rows(SourceConfig(name="s", path=path, **more), folder))
 
@@ -122,7 +122,7 @@ def test_a_line_that_is_no_row_is_named_and_the_next_is_read(
     (tmp_path / "a.jsonl").write_bytes(b'{"ok": 1}\n' + line + b'\n{"ok": 3}\n')
     first, bad, last = raw(tmp_path, "a.jsonl")
     assert (first, last) == (RawRow({"ok": 1}, "a.jsonl", 1), RawRow({"ok": 3}, "a.jsonl", 3))
-    assert isinstance(bad, BadRow)
+    assert isinstance(bad, Dropped)
     assert (bad.reason, bad.line) == ("malformed_json", 2)
     assert detail in bad.detail
 
@@ -131,7 +131,7 @@ def test_a_half_written_last_line_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(TEXT[:-10])
     rows = raw(tmp_path, "a.jsonl")
     assert len(rows) == 300
-    assert isinstance(rows[-1], BadRow)
+    assert isinstance(rows[-1], Dropped)
     assert "the file may be cut off" in rows[-1].detail
 
 
@@ -268,7 +268,7 @@ def test_a_parquet_row_that_is_no_text_is_dropped_alone(tmp_path: Path) -> None:
     assert isinstance(first, RawRow)
     assert isinstance(last, RawRow)
     assert (first.row, last.row) == ({"prompt": "a"}, {"prompt": "b"})
-    assert isinstance(bad, BadRow)
+    assert isinstance(bad, Dropped)
     assert (bad.reason, bad.line) == ("malformed_row", 2)
 
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from data_builders.rows.examples import read_examples
 from data_builders.rows.files import open_rows
-from data_builders.rows.json_elements import layout_of, read_elements
-from data_builders.rows.raw import BadRow, RawRow
+from data_builders.rows.json_files import layout_of, read_elements
+from data_builders.rows.raw import Dropped, RawRow
 from posttrain.config.source import SourceConfig
 from posttrain.errors import DataError
 
@@ -26,7 +26,7 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-def raw(folder: Path, path: str) -> list[RawRow | BadRow]:
+def raw(folder: Path, path: str) -> list[RawRow | Dropped]:
     return list(open_rows(SourceConfig(name="s", path=path), folder))
 
 
@@ -51,7 +51,7 @@ def test_pretty_printed_objects_are_rows(tmp_path: Path):
     assert [row.row for row in raw(tmp_path, "a.json") if isinstance(row, RawRow)] == ROWS
     (tmp_path / "a.jsonl").write_text(text, encoding="utf-8")
     first = raw(tmp_path, "a.jsonl")[0]
-    assert isinstance(first, BadRow)
+    assert isinstance(first, Dropped)
     assert "write each object on one line" in first.detail
 
 
@@ -67,10 +67,6 @@ def cut(text: bytes, places: Iterable[int]) -> list[bytes]:
     return [text[a:b] for a, b in itertools.pairwise(edges)]
 
 
-def row(text: bytes, name: str, line: int) -> RawRow:
-    return RawRow({"is": json.loads(text)}, name, line)
-
-
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(
     values=st.lists(VALUES, max_size=5),
@@ -79,9 +75,10 @@ def row(text: bytes, name: str, line: int) -> RawRow:
     places=st.lists(st.integers(0, 10**6), max_size=20),
 )
 def test_blocks_may_end_anywhere(values, indent, ascii_only, places):
+    values = [{"is": value} for value in values]
     text = json.dumps(values, indent=indent, ensure_ascii=ascii_only).encode()
-    found = list(read_elements(cut(text, places), "a", "array", row))
-    assert [item.row["is"] for item in found if isinstance(item, RawRow)] == values
+    found = list(read_elements(cut(text, places), "a", "array"))
+    assert [item.row for item in found if isinstance(item, RawRow)] == values
     assert len(found) == len(values)
 
 
@@ -109,7 +106,7 @@ def test_blocks_may_end_anywhere(values, indent, ascii_only, places):
 def test_what_is_no_row_is_named_and_the_next_is_read(tmp_path: Path, text, rows, details):
     (tmp_path / "a.json").write_text(text, encoding="utf-8")
     found = raw(tmp_path, "a.json")
-    bad = [item.detail for item in found if isinstance(item, BadRow)]
+    bad = [item.detail for item in found if isinstance(item, Dropped)]
     assert len(found) - len(bad) == rows
     assert len(bad) == len(details)
     for detail, wanted in zip(bad, details, strict=True):
@@ -130,7 +127,7 @@ def test_memory_holds_one_element_and_a_block():
             yield b'[{"a": 1}' if number == 0 else b', {"a": 1}'
         yield b"]"
 
-    for count, _ in enumerate(read_elements(blocks(), "a", "array", row)):
+    for count, _ in enumerate(read_elements(blocks(), "a", "array")):
         assert len(read) <= count + 2
 
 

@@ -9,7 +9,9 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_builders.rows.examples import Dropped, ReadReport, read_examples
+from data_builders.rows.examples import read_examples
+from data_builders.rows.raw import Dropped
+from data_builders.rows.read import RowCounts
 from posttrain.config.source import SourceConfig
 from posttrain.records import Example, example_from_row, example_to_row
 from tests.data_builders.small_rows import CALL, WEATHER
@@ -100,9 +102,9 @@ def mutated(draw: st.DrawFn) -> dict[str, Any]:
 @given(mutated())
 def test_a_mutated_row_is_kept_or_dropped(tmp_path: Path, row: dict[str, Any]) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
-    report = ReadReport()
+    report = RowCounts()
     config = SourceConfig(name="s", path="rows.jsonl", metadata=("label",))
-    (item,) = read_examples(config, tmp_path, report=report)
+    (item,) = read_examples(config, tmp_path, counts=report)
     assert report.rows_in == report.kept + report.dropped.total() == 1
     if isinstance(item, Dropped):
         assert (item.file, item.line) == ("rows.jsonl", 1)

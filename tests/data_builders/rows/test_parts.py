@@ -10,8 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_builders.rows import parts as module
-from data_builders.rows.cut import cut_file
-from data_builders.rows.parts import Part, gather, open_part, part_size, pieces_of, rows_of
+from data_builders.rows.parts import Part, cut_file, estimate_rows, gather, open_part, part_size
 from data_builders.rows.raw import RawRow
 from posttrain.config.source import SourceConfig
 
@@ -54,7 +53,7 @@ def test_every_row_is_in_one_part_and_small_parts_come_first(tmp_path, name, wri
     read = [raw for part in parts for raw in open_part(part, config)]
     assert all(isinstance(raw, RawRow) and raw.row["n"] + 1 == raw.line for raw in read)
     assert [raw.line for raw in read] == list(range(1, 3001))
-    assert rows_of(parts) == 3000
+    assert estimate_rows(parts) == 3000
     sizes = [part.bytes for part in parts]
     assert sizes[0] < max(sizes) / 4
     assert max(sizes) < sum(sizes) / 16, "a worker's last part is a small share of the work"
@@ -75,9 +74,9 @@ def test_rows_at_the_end_leave_the_parts_before_them(tmp_path):
 def test_later_files_of_a_source_are_cut_as_their_place_says(tmp_path):
     path = tmp_path / "a.jsonl"
     _lines(path, 1000)
-    first, *_ = pieces_of(_parts(path))
+    first = _parts(path)[0].pieces[0]
     assert 256 <= first.bytes < 400
-    late = [piece.bytes for piece in pieces_of(_parts(path, start=32 * 4096))]
+    late = [piece.bytes for part in _parts(path, start=32 * 4096) for piece in part.pieces]
     assert len(late) > 2
     assert all(4096 <= size < 4300 for size in late[:-1])
 
@@ -92,4 +91,6 @@ def test_many_small_files_share_parts(tmp_path):
     assert len(pieces) == 40
     parts = gather("s", pieces, 4096)
     assert 10 < len(parts) < 30
-    assert [piece.file for piece in pieces_of(parts)] == [f"{k}.jsonl" for k in range(40)]
+    assert [piece.file for part in parts for piece in part.pieces] == [
+        f"{k}.jsonl" for k in range(40)
+    ]

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from data_builders.rows.examples import Dropped, ReadReport, read_examples
+from data_builders.rows.examples import read_examples
+from data_builders.rows.raw import Dropped
+from data_builders.rows.read import RowCounts
 from posttrain.config.source import SourceConfig
 from posttrain.records import Example, example_from_row, example_to_row
 
@@ -39,9 +41,9 @@ def test_the_figures_of_a_file(
     shared: Path, name: str, settings: dict[str, Any], dialect: str, kept: int,
     dropped: dict[str, int],
 ) -> None:  # fmt: skip
-    report = ReadReport()
+    report = RowCounts()
     config = SourceConfig(name=name, path=f"{name}.jsonl", **settings)
-    for _ in read_examples(config, shared / "data", report=report):
+    for _ in read_examples(config, shared / "data", counts=report):
         pass
     assert (report.kept, dict(report.dropped)) == (kept, dropped)
     assert dict(report.dialects) == ({dialect: kept} if kept else {})
