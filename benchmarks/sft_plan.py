@@ -26,10 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from data_builders.sft.audit import audit_spools
+from data_builders.sft.audit import audit_sources
 from data_builders.sft.pack import cut_shards, pack_split
 from data_builders.sft.plan import plan_build
-from data_builders.sft.prepared import RECORD, SEQUENCE, Spool
+from data_builders.sft.prepared import RECORD, SEQUENCE, PreparedSource
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.load import validate
 from posttrain.tokens.supervision import NO_MARKS, Flag
@@ -118,9 +118,9 @@ def _write_part(folder: Path, count: int, capacity: int, random: np.random.Gener
         file.truncate(4 * int(sequences["length"].sum(dtype=np.int64)))
 
 
-def _spools(work: Path) -> list[Spool]:
+def _spools(work: Path) -> list[PreparedSource]:
     stats = {"dropped": Counter[str]()}
-    return [Spool(name, stats, tuple(sorted((work / name).iterdir()))) for name in _NAMES]
+    return [PreparedSource(name, stats, tuple(sorted((work / name).iterdir()))) for name in _NAMES]
 
 
 def _scratch(work: Path, step: Callable[..., Any]) -> Path:
@@ -135,7 +135,7 @@ def _plan(work: Path, capacity: int) -> None:
     plan = plan_build(_spools(work), recipe)
     train = pack_split(scratch, "train", {"": plan.train}, recipe)
     shards = cut_shards(train, recipe.shards)
-    stats = train.tallies[""].stats()
+    stats = train.stats[""].stats()
     made = (
         f"{stats['sequences']:,} sequences in {stats['packs']:,} packs, {stats['fill']:.3%} full, "
         f"{len(shards):,} shards"
@@ -146,7 +146,7 @@ def _plan(work: Path, capacity: int) -> None:
 def _audit(work: Path, capacity: int) -> None:
     del capacity
     started = time.process_time()
-    audit = audit_spools(_spools(work), None, NO_MARKS, scratch=_scratch(work, _audit))
+    audit = audit_sources(_spools(work), None, NO_MARKS, scratch=_scratch(work, _audit))
     sequences = sum(own.sequences for own in audit.figures.values())
     _report(work, started, f"figures of {sequences:,} sequences")
 

@@ -66,7 +66,7 @@ STEPS = (
     "render",
     "tokenise",
     "mask",
-    "spool",
+    "write parts",
     "plan and audit",
     "pack",
     "write",

@@ -1,18 +1,25 @@
-"""Jobs on several processes: results as they come, and a clear end whatever happens.
+"""Jobs in this process, on several processes, or on Ray: results as they come, and a clear end.
 
-    with Pool(make_tools, workers=8) as pool:
-        for number, result in pool.run(jobs, tell):
+    with ProcessPool(make_state, workers=8) as pool:
+        for number, result in pool.run(jobs, on_progress):
             …
 
-A job is an object that can be sent, with `run(tools, tell)`. Workers are started anew (spawned) and
-make their tools themselves. Jobs are given out in order. Of several that fail, the first in order
-is the one reported, so an error does not depend on how fast a worker was. A worker ends when the
-process that started it is gone; `Here` runs the same jobs in this process.
+A job is an object that can be sent, with `run(state, on_progress)`. Workers make their state
+themselves. Of several jobs that fail, the first in order is the one reported, so an error does not
+depend on how fast a worker was. Processes are spawned, and end when the process that started them
+is gone.
+
+`RayPool` runs the same jobs as a Ray Data pipeline, on one machine or on a cluster that shares a
+disk: `RAY_ADDRESS` names a cluster; without it Ray is started in this process and ended with it.
+Every job is a block of a dataset, mapped by actors. Ray does a job again whose actor died. Needs
+the extra `ray`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import logging
 import multiprocessing
 import os
 import signal
@@ -21,11 +28,12 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 from typing import Any, Protocol, Self
 
-from posttrain.errors import PosttrainError
+from posttrain.errors import ConfigError, PosttrainError
 
-Tell = Callable[[int], None]
+OnProgress = Callable[[int], None]
 
 
 class WorkerError(PosttrainError):
@@ -35,8 +43,8 @@ class WorkerError(PosttrainError):
 class Job(Protocol):
     """Something to do in whatever process; it can be sent, and so can its result."""
 
-    def run(self, tools: Any, tell: Tell) -> Any:
-        """Do it; `tell` is told how many rows more were handled."""
+    def run(self, state: Any, on_progress: OnProgress) -> Any:
+        """Do it; `on_progress` is called with the number of rows handled since its last call."""
         ...
 
     def describe(self) -> str:
@@ -47,28 +55,28 @@ class Job(Protocol):
 class Executor(Protocol):
     """Runs jobs."""
 
-    def run(self, jobs: Sequence[Job], tell: Tell) -> Iterator[tuple[int, Any]]:
+    def run(self, jobs: Sequence[Job], on_progress: OnProgress) -> Iterator[tuple[int, Any]]:
         """The position of each job and its result, in the order in which they end."""
         ...
 
 
-class Here:
+class Serial:
     """Runs jobs one after the other in this process."""
 
-    def __init__(self, tools: Any) -> None:
-        self._tools = tools
+    def __init__(self, state: Any) -> None:
+        self._state = state
 
-    def run(self, jobs: Sequence[Job], tell: Tell) -> Iterator[tuple[int, Any]]:
+    def run(self, jobs: Sequence[Job], on_progress: OnProgress) -> Iterator[tuple[int, Any]]:
         """As `Executor.run`."""
         for number, job in enumerate(jobs):
-            yield number, job.run(self._tools, tell)
+            yield number, job.run(self._state, on_progress)
 
 
 class _Worker:
-    def __init__(self, make_tools: Callable[[], Any]) -> None:
+    def __init__(self, make_state: Callable[[], Any]) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process: SpawnProcess = context.Process(target=_serve, args=(theirs, make_tools))
+        self.process: SpawnProcess = context.Process(target=_serve, args=(theirs, make_state))
         # what is blocked stays blocked in a child: Ctrl-C is the parent's to answer, also while a
         # worker is still importing. The tracker comes first, since its start unblocks Ctrl-C
         resource_tracker.ensure_running()
@@ -91,15 +99,15 @@ class _Worker:
         self.connection.close()
 
 
-class Pool:
+class ProcessPool:
     """Runs jobs on `workers` processes, started when the first jobs come.
 
     Raises:
         WorkerError: a worker died, for instance for want of memory.
     """
 
-    def __init__(self, make_tools: Callable[[], Any], workers: int) -> None:
-        self._make_tools, self._most = make_tools, workers
+    def __init__(self, make_state: Callable[[], Any], workers: int) -> None:
+        self._make_state, self._most = make_state, workers
         self._workers: list[_Worker] = []
 
     def __enter__(self) -> Self:
@@ -110,28 +118,28 @@ class Pool:
             worker.end()
         self._workers = []
 
-    def run(self, jobs: Sequence[Job], tell: Tell) -> Iterator[tuple[int, Any]]:
+    def run(self, jobs: Sequence[Job], on_progress: OnProgress) -> Iterator[tuple[int, Any]]:
         """As `Executor.run`."""
         while len(self._workers) < min(self._most, len(jobs)):
-            self._workers.append(_Worker(self._make_tools))
+            self._workers.append(_Worker(self._make_state))
         waiting = iter(enumerate(jobs))
         failed: dict[int, BaseException] = {}
         for worker in self._workers:
             _give_next(worker, waiting)
         while busy := [w for w in self._workers if _matters(w, failed)]:
             for worker in _ready(busy):
-                kind, *said = self._receive(worker, jobs)
+                kind, *content = self._receive(worker, jobs)
                 if kind == "rows":
-                    tell(said[0])
+                    on_progress(content[0])
                     continue
                 number, worker.number = worker.number, None
                 assert number is not None
                 if kind == "failed":
-                    failed[number] = said[0]
+                    failed[number] = content[0]
                     waiting = iter(())
                     continue
                 _give_next(worker, waiting)
-                yield number, said[0]
+                yield number, content[0]
         if failed:
             raise failed[min(failed)]
 
@@ -141,10 +149,10 @@ class Pool:
         except (EOFError, OSError):
             worker.process.join()
             code = worker.process.exitcode or 0
-            how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+            end = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
             assert worker.number is not None
             raise WorkerError(
-                f"a worker process {how} at {jobs[worker.number].describe()}. Without a message "
+                f"a worker process {end} at {jobs[worker.number].describe()}. Without a message "
                 "above it, that is most often want of memory: use fewer workers. What is finished "
                 "is kept; the same command goes on from there"
             ) from None
@@ -166,11 +174,11 @@ def _give_next(worker: _Worker, waiting: Iterator[tuple[int, Job]]) -> None:
         worker.give(*found)
 
 
-def _serve(connection: Connection, make_tools: Callable[[], Any]) -> None:
+def _serve(connection: Connection, make_state: Callable[[], Any]) -> None:
     """A worker's life."""
-    tools: Any = None
+    state: Any = None
 
-    def tell(rows: int) -> None:
+    def on_progress(rows: int) -> None:
         _send(connection, ("rows", rows))
 
     while True:
@@ -179,8 +187,8 @@ def _serve(connection: Connection, make_tools: Callable[[], Any]) -> None:
         except (EOFError, OSError):
             return
         try:
-            tools = tools or make_tools()
-            answer = ("done", job.run(tools, tell))
+            state = state or make_state()
+            answer = ("done", job.run(state, on_progress))
         except Exception as error:  # noqa: BLE001 - whatever it is, the parent raises it
             answer = ("failed", sendable(error))
         _send(connection, answer)
@@ -198,3 +206,88 @@ def sendable(error: Exception) -> Exception:
     if isinstance(error, PosttrainError):
         return type(error)(str(error))
     return RuntimeError("".join(traceback.format_exception(error)))
+
+
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+class RayPool:
+    """Runs jobs on `workers` actors of one core each.
+
+    Raises:
+        ConfigError: Ray is not installed.
+    """
+
+    def __init__(self, make_state: Callable[[], Any], workers: int) -> None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        try:
+            ray: Any = importlib.import_module("ray")
+            importlib.import_module("ray.data")
+        except ImportError as error:
+            raise ConfigError(
+                "executor: ray needs the extra of this name: pip install 'posttrain[ray]'"
+            ) from error
+        self._ray, self._make_state, self._workers = ray, make_state, workers
+        self._started = False
+
+    def __enter__(self) -> Self:
+        if not self._ray.is_initialized():
+            path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+            # an embedded Ray has as many cores as it is given workers, and one to distribute
+            cores = None if "RAY_ADDRESS" in os.environ else self._workers + 1
+            self._ray.init(
+                num_cpus=cores,
+                include_dashboard=False if cores else None,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+                runtime_env={"env_vars": {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}},
+            )
+            self._started = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._started:
+            self._ray.shutdown()
+
+    def run(self, jobs: Sequence[Job], on_progress: OnProgress) -> Iterator[tuple[int, Any]]:
+        """As `Executor.run`, but for results, which stay where they were made."""
+        if not jobs:
+            return
+        data = self._ray.data
+        data.DataContext.get_current().enable_progress_bars = False
+        logging.getLogger("ray.data").setLevel(logging.WARNING)  # how far it is, is ours to show
+        actors = min(self._workers, len(jobs))
+        done = data.range(len(jobs), override_num_blocks=len(jobs)).map(
+            _Actor,
+            fn_constructor_args=(self._make_state, list(jobs)),
+            compute=data.ActorPoolStrategy(size=actors),
+            num_cpus=1,
+        )
+        for row in done.iter_rows():
+            if row["error"]:
+                raise _errors()[row["error"]](row["message"])
+            on_progress(row["rows_read"])
+            yield row["id"], None
+
+
+class _Actor:
+    """Does jobs by their number."""
+
+    def __init__(self, make_state: Callable[[], Any], jobs: Sequence[Job]) -> None:
+        self._state, self._jobs = make_state(), jobs
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        rows_read: list[int] = []
+        error, message = "", ""
+        try:
+            self._jobs[row["id"]].run(self._state, rows_read.append)
+        except Exception as found:  # noqa: BLE001 - Ray would wrap it; whoever asked raises it
+            made = sendable(found)
+            error, message = type(made).__name__, str(made)
+        return {"id": row["id"], "rows_read": sum(rows_read), "error": error, "message": message}
+
+
+def _errors() -> dict[str, type[Exception]]:
+    """What `sendable` gives, by name."""
+    kinds: list[type[Exception]] = [RuntimeError, PosttrainError]
+    return {kind.__name__: kind for kind in [*kinds, *PosttrainError.__subclasses__()]}

@@ -35,7 +35,7 @@ from data_builders.preferences.select import Selection, select
 from data_builders.preferences.tables import print_dry_run, print_summary
 from data_builders.preferences.write import PairWriter
 from data_builders.sft.preflight import check_template
-from data_builders.sft.write import write_jsonl
+from data_builders.sft.shards import write_jsonl
 from posttrain.artifacts import Counts, Manifest, parent_of, read_artifact
 from posttrain.chat import profile_of
 from posttrain.claim import claimed, run_command

@@ -1,6 +1,6 @@
 """The audit of a build: what the masks of every source's sequences teach, from the spool's columns.
 
-    audit = audit_spools(spools, drops, marks, scratch=work)
+    audit = audit_sources(spools, drops, marks, scratch=work)
     audit.figures["maths"].stats()  →  {"sequences": 7470, "end_trained": 7470, …}
 
 All records count that the mixture and evaluation may draw from, each once. Flags and keys were
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from data_builders.sft.held_out import is_among
-from data_builders.sft.prepared import Block, Reader, Spool
+from data_builders.sft.prepared import Block, PreparedSource, Reader
 from posttrain.audit.figures import Figures, violations
 from posttrain.audit.run import Audit
 from posttrain.audit.worst import SHOWN, excerpt
@@ -29,8 +29,8 @@ Int = npt.NDArray[np.int64]
 Drops = Mapping[str, Int]
 
 
-def audit_spools(
-    spools: Sequence[Spool], drops: Sequence[Drops] | None, marks: Marks, *, scratch: Path
+def audit_sources(
+    spools: Sequence[PreparedSource], drops: Sequence[Drops] | None, marks: Marks, *, scratch: Path
 ) -> Audit:
     """Audit what was prepared of all sources.
 
@@ -79,7 +79,7 @@ def _numbers(drops: Drops) -> Int:
     return np.unique(np.concatenate([np.empty(0, np.int64), *drops.values()]))
 
 
-def _used(spool: Spool, unused: Int) -> Iterator[tuple[Block, Int, Int]]:
+def _used(spool: PreparedSource, unused: Int) -> Iterator[tuple[Block, Int, Int]]:
     """Blocks, and of each used sequence the place of its record and its own in the block."""
     for block in spool.blocks():
         numbers = np.arange(block.row, block.row + len(block.records))
@@ -107,7 +107,7 @@ class _Fetch:
 
 
 def _show_repeated(
-    audit: Audit, spools: Sequence[Spool], unused: Sequence[Int], repeated: Repeated
+    audit: Audit, spools: Sequence[PreparedSource], unused: Sequence[Int], repeated: Repeated
 ) -> None:
     """Look the most repeated sequences up again by their places."""
     start = 0

@@ -1,8 +1,8 @@
-"""Deduplication as a step of a build: between the spools and the plan, over all records at once.
+"""Deduplication as a step of a build: between the sources and the plan, over all records at once.
 
-    found = find_copies(spools, recipe.deduplication, scratch)
+    found = find_copies(sources, recipe.deduplication, scratch)
     found.drops             →  [{}, {"duplicate": array([17, 204])}]   per source, to `plan_build`
-    found.lines(spools)     →  lines of `dropped.jsonl`, each with the record that was kept
+    found.lines(sources)     →  lines of `dropped.jsonl`, each with the record that was kept
 
 It comes before anything is held out, so neither split has a copy of what is in the other.
 """
@@ -27,7 +27,7 @@ from data_builders.dedup.duplicates import (
     order_of,
 )
 from data_builders.dedup.said import Said
-from data_builders.sft.prepared import RECORD, Reader, Spool
+from data_builders.sft.prepared import RECORD, PreparedSource, Reader
 from posttrain.config.deduplication import DeduplicationConfig
 
 Int = npt.NDArray[np.int64]
@@ -41,15 +41,15 @@ class Copies:
     found: Duplicates
     drops: list[dict[str, Int]]
 
-    def lines(self, spools: Sequence[Spool]) -> Iterator[str]:
+    def lines(self, sources: Sequence[PreparedSource]) -> Iterator[str]:
         """A line of `dropped.jsonl` for every record that is left out, in order.
 
         Args:
-            spools: whose parts were prepared with `write_dropped`.
+            sources: whose parts were prepared with `write_dropped`.
         """
         found = self.found
         similarity = [None if math.isnan(s) else round(s, 4) for s in found.similarity.tolist()]
-        names = _Names(self.order, spools)
+        names = _Names(self.order, sources)
         columns = found.row.tolist(), found.reason.tolist(), found.kept.tolist(), similarity
         try:
             for row, reason, kept, share in zip(*columns, strict=True):
@@ -66,15 +66,19 @@ class Copies:
             names.close()
 
 
-def find_copies(spools: Sequence[Spool], config: DeduplicationConfig, scratch: Path) -> Copies:
+def find_copies(
+    sources: Sequence[PreparedSource], config: DeduplicationConfig, scratch: Path
+) -> Copies:
     """Look for copies among the records of all sources.
 
     Args:
         scratch: a folder for the index of near-duplicates; it is removed again.
     """
-    said = [Said(spool.folders) for spool in spools]
-    assert [len(s) for s in said] == [len(s) for s in spools], "a record is written to both or none"
-    order = order_of(said, [spool.name for spool in spools], config)
+    said = [Said(source.folders) for source in sources]
+    assert [len(s) for s in said] == [len(s) for s in sources], (
+        "a record is written to both or none"
+    )
+    order = order_of(said, [source.name for source in sources], config)
     found = find_duplicates(order, config, scratch)
     source = order.source(found.row)
     drops = [
@@ -83,7 +87,7 @@ def find_copies(spools: Sequence[Spool], config: DeduplicationConfig, scratch: P
             for number, name in enumerate(REASONS)
             if (own & (found.reason == number)).any()
         }
-        for k, own in enumerate(source == k for k in range(len(spools)))
+        for k, own in enumerate(source == k for k in range(len(sources)))
     ]
     return Copies(order, found, drops)
 
@@ -100,10 +104,10 @@ def _detail(reason: str, kept: dict[str, Any], similarity: float | None) -> str:
 class _Names:
     """How records are called, by their number over all sources."""
 
-    def __init__(self, order: Order, spools: Sequence[Spool]) -> None:
-        self._order, self._spools = order, spools
-        self._readers = [Reader(spool.folders) for spool in spools]
-        self._starts = [_starts(spool.folders) for spool in spools]
+    def __init__(self, order: Order, sources: Sequence[PreparedSource]) -> None:
+        self._order, self._sources = order, sources
+        self._readers = [Reader(source.folders) for source in sources]
+        self._starts = [_starts(source.folders) for source in sources]
 
     def of(self, row: int) -> dict[str, Any]:
         """Source, file, line and id of a record."""
@@ -112,12 +116,12 @@ class _Names:
         place = self._order.said[k].place(at)
         assert place is not None, "write_dropped keeps places"
         part = int(np.searchsorted(self._starts[k], at, side="right")) - 1
-        path = self._spools[k].folders[part] / "records.bin"
+        path = self._sources[k].folders[part] / "records.bin"
         offset = (at - int(self._starts[k][part])) * RECORD.itemsize
         record = np.fromfile(path, RECORD, 1, offset=offset)[0]
         text = self._readers[k].text(part, int(record["text"]), int(record["text_size"]))
         return {
-            "source": self._spools[k].name,
+            "source": self._sources[k].name,
             "file": place[0],
             "line": place[1],
             "record_id": text[0],

@@ -18,9 +18,9 @@ from data_builders.decontamination.items import as_source
 from data_builders.decontamination.match import Decontaminator
 from data_builders.rows.arrow import count_saved
 from data_builders.rows.files import find_files, input_files
-from data_builders.rows.parts import cut_file, Part, Piece, gather, part_size
+from data_builders.rows.parts import Part, Piece, cut_file, gather, part_size
 from data_builders.sft.part import samples_of_each
-from data_builders.sft.prepared import SPOOL_FORMAT
+from data_builders.sft.prepared import PART_FORMAT
 from posttrain.artifacts import (
     MANIFEST,
     Manifest,
@@ -32,7 +32,6 @@ from posttrain.artifacts import (
 )
 from posttrain.config.build_sft import BuildSftConfig, SftSource
 from posttrain.config.decontamination import DecontaminationConfig
-from posttrain.config.source import SourceConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.versions import package_versions
 
@@ -192,7 +191,7 @@ def part_key(
             "dropped": recipe.write_dropped,
             "rows": part.content(placed=recipe.write_dropped),
             "versions": package_versions(),
-            "format": SPOOL_FORMAT,
+            "format": PART_FORMAT,
         }
     )[:32]
 

@@ -25,7 +25,7 @@ _ROWS = 65_536  # entries or packs handled at a time
 
 
 @dataclass
-class Tally:
+class PackStats:
     """What the packs of one group add up to, growing as they are made. `bins` are powers of two.
 
     `reasoning` and `truncated` count sequences.
@@ -54,7 +54,7 @@ class Tally:
         np.add.at(self.bins[:, 2], place, length - trained)
         self.fills += np.bincount(pack_tokens * 100 // self.capacity, minlength=101)
 
-    def join(self, other: Tally) -> None:
+    def join(self, other: PackStats) -> None:
         """Count another group's packs too."""
         for name in ("packs", "sequences", "reasoning", "truncated"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -93,7 +93,7 @@ class PackedSplit:
     split: str
     entries: Path
     packs: Path
-    tallies: Mapping[str, Tally]
+    stats: Mapping[str, PackStats]
 
     def pack_blocks(self) -> Iterator[npt.NDArray[np.void]]:
         """All PACK rows in order, a block at a time."""
@@ -111,25 +111,25 @@ def pack_split(
         groups: by label, in the order in which they are written.
     """
     packed = PackedSplit(
-        split, folder / f"{split}.entries", folder / f"{split}.packs", dict[str, Tally]()
+        split, folder / f"{split}.entries", folder / f"{split}.packs", dict[str, PackStats]()
     )
-    tallies: dict[str, Tally] = {}
+    stats: dict[str, PackStats] = {}
     done = 0
     with packed.entries.open("wb") as entries, packed.packs.open("wb") as packs:
         for number, (label, stream) in enumerate(groups.items()):
-            tally = tallies[label] = Tally(recipe.packing.max_length)
-            windows = Windows.write(folder / f"{split}.windows", stream, tally.capacity)
+            own = stats[label] = PackStats(recipe.packing.max_length)
+            windows = Windows.write(folder / f"{split}.windows", stream, own.capacity)
             for k, window in enumerate(windows):
                 seed = key64(recipe.seed, "pack", split, label, k)
-                done = _pack_window(window, seed, tally, entries, packs, done=done, group=number)
+                done = _pack_window(window, seed, own, entries, packs, done=done, group=number)
             windows.path.unlink()
-    return PackedSplit(split, packed.entries, packed.packs, tallies)
+    return PackedSplit(split, packed.entries, packed.packs, stats)
 
 
 def _pack_window(
     window: Entries,
     seed: int,
-    tally: Tally,
+    stats: PackStats,
     entries: BinaryIO,
     packs: BinaryIO,
     *,
@@ -139,18 +139,18 @@ def _pack_window(
     """Pack one window and write it; returns how many entries are written by now."""
     order = np.argsort(window["key"], kind="stable")
     lengths = window["length"][order]
-    found = pack_lengths(lengths, tally.capacity, seed=seed, groups=window["group"][order])
+    found = pack_lengths(lengths, stats.capacity, seed=seed, groups=window["group"][order])
     rows = np.zeros(len(found), PACK)
     rows["stop"] = done + found.offsets[1:]
     rows["tokens"] = found.fills(lengths)
     rows["group"] = group
     packs.write(rows.tobytes())
     none = np.empty(0, np.int64)
-    tally.add(window[:0], rows["tokens"].astype(np.int64))
+    stats.add(window[:0], rows["tokens"].astype(np.int64))
     for start in range(0, len(window), _ROWS):
         some = window[order[found.positions[start : start + _ROWS]]]
         entries.write(some.tobytes())
-        tally.add(some, none)
+        stats.add(some, none)
     return done + len(window)
 
 

@@ -21,7 +21,7 @@ from data_builders.keyed import key64, shuffled_keys
 from data_builders.sft.held_out import Numbered, Withheld, choose, is_among, numbered
 from data_builders.sft.held_out_twins import with_twins
 from data_builders.sft.mixture import Records, SourcePlan, Stock, plan_mixture
-from data_builders.sft.prepared import Block, Spool
+from data_builders.sft.prepared import Block, PreparedSource
 from data_builders.sft.windows import ENTRY, Entries, Stream
 from posttrain.config.build_sft import BuildSftConfig
 
@@ -47,7 +47,7 @@ class BuildPlan:
 
 
 def plan_build(
-    spools: Sequence[Spool],
+    spools: Sequence[PreparedSource],
     recipe: BuildSftConfig,
     drops: Sequence[Mapping[str, Int]] | None = None,
 ) -> BuildPlan:
@@ -90,7 +90,7 @@ def plan_build(
 class _Source:
     """One source's records, as the plan looks at them; `dropped` are numbers of records, sorted."""
 
-    spool: Spool
+    spool: PreparedSource
     dropped: Int
 
     def usable(self, start: int, count: int) -> npt.NDArray[np.bool_]:
@@ -146,7 +146,7 @@ class _Training:
 class _Group:
     """The stream of one evaluation group: a source's held-out sequences of one mode."""
 
-    spools: Sequence[Spool]
+    spools: Sequence[PreparedSource]
     source: int
     rows: Int
     reasons: bool
@@ -162,7 +162,9 @@ class _Group:
                 yield entries[entries["reasons"] == self.reasons]
 
 
-def _evaluation(spools: Sequence[Spool], withheld: Withheld, seed: int) -> dict[str, Stream]:
+def _evaluation(
+    spools: Sequence[PreparedSource], withheld: Withheld, seed: int
+) -> dict[str, Stream]:
     groups: dict[str, Stream] = {}
     for k, (spool, rows) in enumerate(zip(spools, withheld.rows, strict=True)):
         for mode, reasons in (("off", False), ("on", True)):
@@ -172,7 +174,7 @@ def _evaluation(spools: Sequence[Spool], withheld: Withheld, seed: int) -> dict[
     return groups
 
 
-def first_parts(spools: Sequence[Spool]) -> list[int]:
+def first_parts(spools: Sequence[PreparedSource]) -> list[int]:
     """The number of each source's first part, counted through all of them."""
     return list(accumulate((len(s.folders) for s in spools), initial=0))
 

@@ -6,8 +6,8 @@
     texts.bin       a JSON list a record: ["5f0c…", "MIT", "openai", "{}"]
     dropped.jsonl   with write_dropped
     samples.jsonl   some rendered sequences to read
-    said*.bin       with deduplication: what each record said (`dedup.said`)
-    books.json      counts, and the sizes of the other files
+    said*.bin       with deduplication: its columns (`dedup.said`)
+    counts.json     what became of the rows, and the sizes of the other files
 
 A folder is named after everything that decides its bytes, and renamed to that when it is complete:
 one that is there is right. Files are read a block at a time, tokens and texts in single pieces, so
@@ -72,7 +72,7 @@ SEQUENCE = np.dtype(
 Rows = npt.NDArray[np.void]
 Int = npt.NDArray[np.int64]
 BLOCK = 8192  # records looked at together
-SPOOL_FORMAT = 2  # raised when the same part would be written otherwise
+PART_FORMAT = 3  # raised when the same part would be written otherwise
 _FILES = (
     "records.bin",
     "sequences.bin",
@@ -81,25 +81,25 @@ _FILES = (
     "dropped.jsonl",
     "samples.jsonl",
 )
-_BOOKS = "books.json"
+_COUNTS = "counts.json"
 
 
-class SpoolWriter:
+class PartWriter:
     """Writes one part; the folder appears under its name when the writer is closed without error.
 
     Args:
         folder: the part's.
-        scratch: names the unfinished folder; two builds that share a spool give different ones.
+        scratch: names the unfinished folder; two builds that share a folder give different ones.
         marks: by which each sequence's supervision is read.
-        said: what records said is written too.
+        dedup: the columns of deduplication are written too.
     """
 
-    def __init__(self, folder: Path, *, scratch: str, marks: Marks, said: bool = False) -> None:
+    def __init__(self, folder: Path, *, scratch: str, marks: Marks, dedup: bool = False) -> None:
         self._folder, self._marks = folder, marks
         # not by process id: two machines of a cluster may have the same
         self._partial = folder.with_name(f"{folder.name}.{scratch}-{uuid.uuid4().hex}")
         self._partial.mkdir(parents=True)
-        names = (*_FILES, *SAID_FILES) if said else _FILES
+        names = (*_FILES, *SAID_FILES) if dedup else _FILES
         self._files: dict[str, BinaryIO] = {n: (self._partial / n).open("wb") for n in names}
         self._sequences = self._tokens = self._text = 0
 
@@ -118,25 +118,25 @@ class SpoolWriter:
         self._sequences += len(rows)
 
     def write_said(self, batch: SaidBatch) -> None:
-        """Write what the records said that `write` was given, in the same order."""
+        """Write the columns of deduplication of the records that `write` was given, in order."""
         write_said(self._files, batch)
 
     def drop(self, line: str) -> None:
         """Write one line of `dropped.jsonl`."""
         self._files["dropped.jsonl"].write(line.encode())
 
-    def finish(self, books: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
-        """Write the books and the samples; the part is complete."""
+    def finish(self, counts: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
+        """Write the counts and the samples; the part is complete."""
         for row in samples:
             self._files["samples.jsonl"].write(json.dumps(row).encode() + b"\n")
         sizes = {name: file.tell() for name, file in self._files.items()}
         self.close()
-        text = json.dumps({"files": sizes, "books": books}, ensure_ascii=True)
-        (self._partial / _BOOKS).write_text(text, "utf-8")
+        text = json.dumps({"files": sizes, "counts": counts}, ensure_ascii=True)
+        (self._partial / _COUNTS).write_text(text, "utf-8")
         try:
             self._partial.rename(self._folder)
         except OSError:  # another build was quicker, with the same bytes
-            if read_books(self._folder) is None:
+            if read_counts(self._folder) is None:
                 shutil.rmtree(self._folder)
                 self._partial.rename(self._folder)
         shutil.rmtree(self._partial, ignore_errors=True)
@@ -199,9 +199,9 @@ def _supervision(
     return flags, sequence_keys(batch)
 
 
-def read_books(folder: Path) -> dict[str, Any] | None:
-    """The books of a finished part, None where there is none or a file is not as it was written."""
-    path = folder / _BOOKS
+def read_counts(folder: Path) -> dict[str, Any] | None:
+    """The counts of a finished part, None where there is none or a file was changed."""
+    path = folder / _COUNTS
     if not path.is_file():
         return None
     try:
@@ -211,7 +211,7 @@ def read_books(folder: Path) -> dict[str, Any] | None:
     for name, size in found["files"].items():
         if not (folder / name).is_file() or (folder / name).stat().st_size != size:
             return None
-    return found["books"]
+    return found["counts"]
 
 
 def read_sample(folder: Path, number: int) -> dict[str, Any]:
@@ -235,8 +235,8 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Spool:
-    """All of one source's finished parts, in order, and its merged books."""
+class PreparedSource:
+    """All of one source's finished parts, in order, and its merged counts."""
 
     name: str
     stats: Mapping[str, Any]

@@ -6,14 +6,15 @@
 Arrow IPC streams, as `datasets.Dataset.from_file` maps them. `seq_lengths` is the form in which the
 installed TRL takes packed rows (`DataCollatorForLanguageModeling`, padding-free). Evaluation rows
 carry `group`, "<source>/<on|off>"; one of their packs holds one group only. A shard is made from
-the plan and the spools alone, whoever writes it.
+the plan and the sources alone, whoever writes it.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_builders.sft.pack import PACK, ShardPlan
-from data_builders.sft.prepared import Reader
+from data_builders.progress import Stages
+from data_builders.sft.pack import PACK, PackedSplit, PackStats, ShardPlan, cut_shards, pack_split
+from data_builders.sft.plan import BuildPlan
+from data_builders.sft.prepared import PreparedSource, Reader
 from data_builders.sft.windows import ENTRY, Entries
+from data_builders.workers import Executor
+from posttrain.config.build_sft import BuildSftConfig
 from posttrain.tokens.encode import labels_of
 
 Int32 = npt.NDArray[np.int32]
@@ -104,7 +109,7 @@ class ShardJob:
 
     def run(self, tools: Any, tell: Callable[[int], None]) -> None:
         """Do it; `tell` is told of sequences."""
-        del tools  # the plan and the spools say everything
+        del tools  # the plan and the sources say everything
         where = Where.load(Path(self.where))
         paths = [Path(self.out) / name for name in self.names]
         partial = [path.with_name(f".{path.name}.{uuid.uuid4().hex}") for path in paths]
@@ -227,3 +232,99 @@ class _Index:
         for place, name in enumerate(("record_id", "license", "dialect", "metadata")):
             columns[name] = [text[place] for text in texts]
         return pa.table({field.name: columns[field.name] for field in INDEX}).cast(INDEX)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What the groups of each split add up to, and files with their rows.
+
+    Training has one group without a name.
+    """
+
+    train: PackStats
+    evaluation: dict[str, PackStats]
+    files: dict[str, int | None]
+
+
+def write_splits(
+    out: Path,
+    sources: Sequence[PreparedSource],
+    plan: BuildPlan,
+    recipe: BuildSftConfig,
+    *,
+    scratch: Path,
+    executor: Executor,
+    stages: Stages,
+) -> Written:
+    """Pack and write both splits; what an earlier, killed run left of them is replaced.
+
+    Args:
+        scratch: for the plan, made anew.
+    """
+    out, scratch = out.resolve(), scratch.resolve()  # workers may have been started elsewhere
+    for folder in (out / "packed", out / "index", scratch):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    stages.start("packing")
+    splits = [
+        pack_split(scratch, "train", {"": plan.train}, recipe),
+        pack_split(scratch, "eval", dict(sorted(plan.evaluation.items())), recipe),
+    ]
+    jobs: list[ShardJob] = []
+    for split in splits:
+        jobs += _shard_jobs(out, sources, split, recipe, scratch)
+    total = sum(job.shard.entries[1] - job.shard.entries[0] for job in jobs)
+    stages.start("writing shards", total=total, unit="sequences")
+    for _ in executor.run(jobs, stages.advance):
+        pass
+    for left in (*out.glob("packed/.*"), *out.glob("index/.*")):
+        left.unlink()  # of a worker that died, and whose job another one did
+    files: dict[str, int | None] = {}
+    for job in jobs:
+        packed, index = job.names
+        files[packed] = job.shard.packs[1] - job.shard.packs[0]
+        files[index] = job.shard.entries[1] - job.shard.entries[0]
+    return Written(splits[0].stats[""], dict(splits[1].stats), files)
+
+
+def _shard_jobs(
+    out: Path,
+    sources: Sequence[PreparedSource],
+    split: PackedSplit,
+    recipe: BuildSftConfig,
+    scratch: Path,
+) -> list[ShardJob]:
+    where = Where(
+        entries=str(split.entries),
+        packs=str(split.packs),
+        folders=[str(folder) for source in sources for folder in source.folders],
+        sources=[source.name for source in sources],
+        groups=list(split.stats) if split.split == "eval" else None,
+    )
+    path = scratch / f"{split.split}.json"
+    where.save(path)
+    shards = cut_shards(split, recipe.shards)
+    return [ShardJob(shard, split.split, str(path), str(out)) for shard in shards]
+
+
+def write_jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> int:
+    """Write one JSON object a line; returns how many."""
+    with path.open("w", encoding="utf-8", errors="backslashreplace") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    return len(rows)
+
+
+def join_files(target: Path, parts: Sequence[Path], more: Iterable[str] = ()) -> int:
+    """Concatenate files of lines, and then some more lines; returns how many."""
+    lines = 0
+    with target.open("wb") as whole:
+        for part in parts:
+            with part.open("rb") as file:
+                for line in file:
+                    whole.write(line)
+                    lines += 1
+        for line in more:
+            whole.write(line.encode())
+            lines += 1
+    return lines

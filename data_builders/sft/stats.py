@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from data_builders.sft.counts import CONTROL
 from data_builders.sft.mixture import SourcePlan
-from data_builders.sft.pack import Tally
+from data_builders.sft.pack import PackStats
+from data_builders.sft.part import CONTROL
 from data_builders.sft.plan import BuildPlan
-from data_builders.sft.prepared import Spool
-from data_builders.sft.write import Written
+from data_builders.sft.prepared import PreparedSource
+from data_builders.sft.shards import Written
 from posttrain.artifacts import Counts
 from posttrain.config.build_sft import Unit
 from posttrain.errors import DataError
@@ -23,12 +23,12 @@ from posttrain.errors import DataError
 UNITS: tuple[str, ...] = ("rows", "tokens", "trained")
 
 
-def books_of(spools: Sequence[Spool], plan: BuildPlan) -> dict[str, Counts]:
+def counts_by_source(sources: Sequence[PreparedSource], plan: BuildPlan) -> dict[str, Counts]:
     """Per source: rows in = kept (in a shard) + dropped by reason, `not_sampled` included."""
-    books: dict[str, Counts] = {}
-    for k, spool in enumerate(spools):
+    counts: dict[str, Counts] = {}
+    for k, source in enumerate(sources):
         taken = plan.mixture[k].distinct
-        dropped = dict(spool.stats["dropped"])
+        dropped = dict(source.stats["dropped"])
         left = plan.mixture[k].stock.total.rows - taken
         later = {
             **plan.dropped[k],
@@ -36,19 +36,19 @@ def books_of(spools: Sequence[Spool], plan: BuildPlan) -> dict[str, Counts]:
             "held_out_duplicate": plan.duplicates[k],
         }
         dropped.update({reason: count for reason, count in later.items() if count})
-        books[spool.name] = Counts(spool.stats["rows_in"], taken + plan.held_out[k], dropped)
-    return books
+        counts[source.name] = Counts(source.stats["rows_in"], taken + plan.held_out[k], dropped)
+    return counts
 
 
-def check_left(books: Mapping[str, Counts], plan: BuildPlan) -> None:
+def check_left(counts: Mapping[str, Counts], plan: BuildPlan) -> None:
     """Stop a build of which nothing is left to train on.
 
     Raises:
         DataError: with where the rows went.
     """
-    if any(source.total.trained for source in plan.mixture):
+    if any(planned.total.trained for planned in plan.mixture):
         return
-    total = total_counts(books)
+    total = total_counts(counts)
     gone = [f"{count:,} {reason}" for reason, count in total.dropped.items()]
     held_out, rows = sum(plan.held_out), sum(p.total.rows for p in plan.mixture)
     gone += [f"{held_out:,} held out"] if held_out else []
@@ -57,68 +57,68 @@ def check_left(books: Mapping[str, Counts], plan: BuildPlan) -> None:
     raise DataError(f"nothing is left to train on, of {total.rows_in:,} rows{where}")
 
 
-def total_counts(books: Mapping[str, Counts]) -> Counts:
-    """The books of all sources together."""
+def total_counts(counts: Mapping[str, Counts]) -> Counts:
+    """The counts of all sources together."""
     dropped: dict[str, int] = {}
-    for counts in books.values():
-        for reason, count in counts.dropped.items():
+    for own in counts.values():
+        for reason, count in own.dropped.items():
             dropped[reason] = dropped.get(reason, 0) + count
     return Counts(
-        sum(c.rows_in for c in books.values()),
-        sum(c.kept for c in books.values()),
+        sum(c.rows_in for c in counts.values()),
+        sum(c.kept for c in counts.values()),
         {reason: dropped[reason] for reason in sorted(dropped)},
     )
 
 
 def data_stats(
-    spools: Sequence[Spool],
+    sources: Sequence[PreparedSource],
     plan: BuildPlan,
     written: Written,
-    books: Mapping[str, Counts],
+    counts: Mapping[str, Counts],
     capacity: int,
 ) -> dict[str, Any]:
     """All that the report shows of the data: splits, sources, reasoning control, histograms."""
     splits = {"train": written.train.stats()}
     if written.evaluation:
-        everything = Tally(capacity)
-        for tally in written.evaluation.values():
-            everything.join(tally)
+        everything = PackStats(capacity)
+        for stats in written.evaluation.values():
+            everything.join(stats)
         splits["eval"] = everything.stats()
     return {
         "max_length": capacity,
         "splits": splits,
-        "eval_groups": {group: tally.stats() for group, tally in written.evaluation.items()},
-        "sources": source_stats(spools, plan, books),
-        "control": control_totals(spools),
-        "histograms": histograms(spools, written.train),
+        "eval_groups": {group: stats.stats() for group, stats in written.evaluation.items()},
+        "sources": source_stats(sources, plan, counts),
+        "control": control_totals(sources),
+        "histograms": histograms(sources, written.train),
     }
 
 
 def source_stats(
-    spools: Sequence[Spool], plan: BuildPlan, books: Mapping[str, Counts]
+    sources: Sequence[PreparedSource], plan: BuildPlan, counts: Mapping[str, Counts]
 ) -> dict[str, Any]:
-    """Per source: books, requested and realised amounts, reasoning control, licenses, dialects."""
+    """Per source: counts, requested and realised amounts, reasoning control, licenses, dialects."""
     realised = {p.name: _realised(p) for p in plan.mixture}
     totals = {unit: sum(r[unit] for r in realised.values()) for unit in UNITS}
     stats: dict[str, Any] = {}
-    for k, (spool, source) in enumerate(zip(spools, plan.mixture, strict=True)):
-        own, amounts = books[spool.name], realised[spool.name]
-        stats[spool.name] = {
+    for k, (source, planned) in enumerate(zip(sources, plan.mixture, strict=True)):
+        own, amounts = counts[source.name], realised[source.name]
+        stats[source.name] = {
             "in": own.rows_in,
             "kept": own.kept,
             "dropped": dict(own.dropped),
             "held_out": plan.held_out[k],
-            "requested": _request(source),
-            "available": _available(source),
+            "requested": _request(planned),
+            "available": _available(planned),
             "realised": amounts,
             "shares": {unit: amounts[unit] / max(totals[unit], 1) for unit in UNITS},
-            "max_epochs": source.cap,
-            **{key: spool.stats[key] for key in _FROM_SPOOL},
+            "max_epochs": planned.cap,
+            **{key: source.stats[key] for key in _PREPARED},
         }
     return stats
 
 
-_FROM_SPOOL = (
+_PREPARED = (
     "licenses",
     "dialects",
     "control",
@@ -159,11 +159,11 @@ def _request(plan: SourcePlan) -> dict[str, Any] | None:
     }
 
 
-def histograms(spools: Sequence[Spool], train: Tally) -> dict[str, Any]:
+def histograms(sources: Sequence[PreparedSource], train: PackStats) -> dict[str, Any]:
     """Lengths by powers of two, fill of packs by percent, budgets as they were drawn."""
     budgets = Counter[int]()
-    for spool in spools:
-        budgets.update(dict(spool.stats["budgets"]))
+    for source in sources:
+        budgets.update(dict(source.stats["budgets"]))
     return {
         "length": train.lengths(),
         "fill_percent": train.fills.tolist(),
@@ -171,9 +171,9 @@ def histograms(spools: Sequence[Spool], train: Tally) -> dict[str, Any]:
     }
 
 
-def control_totals(spools: Sequence[Spool]) -> dict[str, float]:
+def control_totals(sources: Sequence[PreparedSource]) -> dict[str, float]:
     """Realised rates of reasoning control over all sources, before the mixture repeats or drops."""
-    total = {key: sum(s.stats["control"][key] for s in spools) for key in CONTROL}
+    total = {key: sum(s.stats["control"][key] for s in sources) for key in CONTROL}
     return {
         **total,
         "strip_rate": total["stripped"] / max(total["reasoned"], 1),

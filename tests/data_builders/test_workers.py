@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from data_builders.workers import Here, Pool, WorkerError
+from data_builders.workers import ProcessPool, Serial, WorkerError
 from posttrain.errors import DataError
-from tests.data_builders.pool_jobs import INTERRUPTED, PARENT, Job, Tools
+from tests.data_builders.pool_jobs import INTERRUPTED, PARENT, Job, WorkerState
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -25,7 +25,7 @@ def ignore(_: int) -> None:
 def test_every_job_is_done_once_by_one_of_the_workers():
     told: list[int] = []
     jobs = [Job(k) for k in range(20)]
-    with Pool(Tools, 2) as pool:
+    with ProcessPool(WorkerState, 2) as pool:
         found = dict(pool.run(jobs, told.append))
         again = dict(pool.run([Job(7)], ignore))
     assert {k: square for k, (square, _) in found.items()} == {k: k * k for k in range(20)}
@@ -34,7 +34,7 @@ def test_every_job_is_done_once_by_one_of_the_workers():
     assert len(pids) <= 2
     assert again[0][1] in pids, "the same workers"
     assert sorted(told) == list(range(20))
-    here = dict(Here(Tools()).run(jobs, ignore))
+    here = dict(Serial(WorkerState()).run(jobs, ignore))
     assert {pid for _, pid in here.values()} == {os.getpid()}
     assert {k: square for k, (square, _) in here.items()} == {k: k * k for k in range(20)}
 
@@ -43,18 +43,24 @@ def test_of_several_errors_the_first_in_order_is_raised(tmp_path):
     """The first job begins to fail when the second has begun to: both are waited for."""
     go = str(tmp_path / "go")
     jobs = [Job(1, "data error", waits_for=go), Job(2, "data error", touches=go), Job(3)]
-    with Pool(Tools, 2) as pool, pytest.raises(DataError, match=r"rows\.jsonl:1: bad"):
+    with ProcessPool(WorkerState, 2) as pool, pytest.raises(DataError, match=r"rows\.jsonl:1: bad"):
         list(pool.run(jobs, ignore))
 
 
 def test_an_error_of_ours_comes_with_its_story():
-    with Pool(Tools, 1) as pool, pytest.raises(RuntimeError, match="ZeroDivisionError: not the"):
+    with (
+        ProcessPool(WorkerState, 1) as pool,
+        pytest.raises(RuntimeError, match="ZeroDivisionError: not the"),
+    ):
         list(pool.run([Job(1, "bug")], ignore))
 
 
 @pytest.mark.parametrize(("does", "how"), [("die", "killed by signal 9"), ("exit", "status 3")])
 def test_a_worker_that_dies_ends_the_run_with_a_word(does, how):
-    with Pool(Tools, 1) as pool, pytest.raises(WorkerError, match=rf"{how} at job 2.*memory"):
+    with (
+        ProcessPool(WorkerState, 1) as pool,
+        pytest.raises(WorkerError, match=rf"{how} at job 2.*memory"),
+    ):
         list(pool.run([Job(1), Job(2, does), Job(3)], ignore))
 
 

@@ -17,7 +17,6 @@ from tests.data_builders.small_build import (
     build,
     index,
     manifest,
-    script,
     shard_bytes,
     write_recipe,
     write_rows,
@@ -136,7 +135,7 @@ def test_a_build_that_ended_while_it_looked_for_copies_goes_on(world, tmp_path, 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(script("build_sft"), "plan_build", killed)
+        patch.setattr("data_builders.sft.build.plan_build", killed)
         with pytest.raises(KeyboardInterrupt):
             build(world / "recipe.yaml", stop)
     left = tmp_path / "out" / "work" / "duplicates"

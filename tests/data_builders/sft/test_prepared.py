@@ -17,13 +17,13 @@ from rich.console import Console
 from data_builders.progress import Stages
 from data_builders.sft.inputs import scan_inputs
 from data_builders.sft.plan import plan_build
-from data_builders.sft.prepared import Spool
-from data_builders.sft.sources import spool_sources
-from data_builders.sft.write import write_splits
-from data_builders.workers import Executor, Here, Job, Tell
+from data_builders.sft.prepared import PreparedSource
+from data_builders.sft.shards import write_splits
+from data_builders.sft.sources import prepare_sources
+from data_builders.workers import Executor, Job, OnProgress, Serial
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.load import load_recipe
-from tests.data_builders.light_tools import light_tools
+from tests.data_builders.light_state import light_state
 from tests.data_builders.small_build import write_recipe
 
 
@@ -31,15 +31,15 @@ class Turns:
     """Workers with tools of their own; the next job goes to any, and they end in any order."""
 
     def __init__(self, recipe: BuildSftConfig, workers: int) -> None:
-        self._tools = [light_tools(recipe) for _ in range(workers)]
+        self._tools = [light_state(recipe) for _ in range(workers)]
         self._random = random.Random(workers)
 
-    def run(self, jobs: Sequence[Job], tell: Tell) -> Iterator[tuple[int, Any]]:
+    def run(self, jobs: Sequence[Job], on_progress: OnProgress) -> Iterator[tuple[int, Any]]:
         """As `Executor.run`."""
         order = list(range(len(jobs)))
         self._random.shuffle(order)
         for number in order:
-            yield number, jobs[number].run(self._random.choice(self._tools), tell)
+            yield number, jobs[number].run(self._random.choice(self._tools), on_progress)
 
 
 def _build(out: Path, recipe: BuildSftConfig, executor: Executor) -> dict[str, bytes]:
@@ -57,10 +57,12 @@ def _silent() -> Stages:
     return Stages(Console(file=io.StringIO()))
 
 
-def _spool(folder: Path, recipe: BuildSftConfig, executor: Executor, stages: Stages) -> list[Spool]:
+def _spool(
+    folder: Path, recipe: BuildSftConfig, executor: Executor, stages: Stages
+) -> list[PreparedSource]:
     _, parts = scan_inputs(recipe, Path("."))
     assert sum(len(own) for own in parts.values()) > 16, "more parts than workers"
-    return spool_sources(
+    return prepare_sources(
         recipe, parts, folder, tokens={}, scratch="mine", executor=executor, stages=stages
     )
 
@@ -77,7 +79,7 @@ def _recipe(folder: Path) -> BuildSftConfig:
 
 def test_eight_workers_write_the_bytes_of_one_process(tmp_path):
     recipe = _recipe(tmp_path)
-    alone = _build(tmp_path / "alone", recipe, Here(light_tools(recipe)))
+    alone = _build(tmp_path / "alone", recipe, Serial(light_state(recipe)))
     together = _build(tmp_path / "together", recipe, Turns(recipe, 8))
     assert sum(name.startswith("packed/train") for name in alone) > 8, "shards for every worker"
     assert any(name.startswith("packed/eval") for name in alone)
@@ -85,29 +87,29 @@ def test_eight_workers_write_the_bytes_of_one_process(tmp_path):
     assert [name for name in alone if together[name] != alone[name]] == []
 
 
-class Counting(Here):
+class Counting(Serial):
     """Remembers where the jobs that it was given write."""
 
     def __init__(self, recipe: BuildSftConfig) -> None:
-        super().__init__(light_tools(recipe))
+        super().__init__(light_state(recipe))
         self.folders: list[str] = []
 
-    def run(self, jobs: Sequence[Any], tell: Tell) -> Iterator[tuple[int, Any]]:
+    def run(self, jobs: Sequence[Any], on_progress: OnProgress) -> Iterator[tuple[int, Any]]:
         """As `Executor.run`."""
         self.folders = [job.folder for job in jobs]
-        return super().run(jobs, tell)
+        return super().run(jobs, on_progress)
 
 
 def test_parts_that_are_not_as_they_were_written_are_done_again(tmp_path):
     """After a kill, a full disk, a machine that went down; what another build works on is left."""
     recipe, spool = _recipe(tmp_path), tmp_path / "spool"
     with _silent() as stages:
-        _spool(spool, recipe, Here(light_tools(recipe)), stages)
+        _spool(spool, recipe, Serial(light_state(recipe)), stages)
         whole = _files(spool)
         cut, bare, garbled, gone, *_ = sorted((spool / "plain").iterdir())
         (cut / "tokens.bin").write_bytes((cut / "tokens.bin").read_bytes()[:-4])
-        (bare / "books.json").unlink()
-        (garbled / "books.json").write_text((garbled / "books.json").read_text()[:100])
+        (bare / "counts.json").unlink()
+        (garbled / "counts.json").write_text((garbled / "counts.json").read_text()[:100])
         (gone / "texts.bin").unlink()
         mine, other = (gone.with_name(f"{gone.name}.{build}-0") for build in ("mine", "theirs"))
         for partial in (mine, other):

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from data_builders.keyed import unit
-from data_builders.sft.reasoning_control import ControlPlan, budget_for, control_reasoning
+from data_builders.sft.prepare import ControlPlan, budget_for, control_reasoning
 from posttrain.config.build_sft import ChoiceBudgets, LogUniformBudgets
 from posttrain.records import Message, make_example
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from data_builders.sft.part import Tools
+from data_builders.sft.part import WorkerState
 from posttrain.chat import ChatTemplate, nemotron_3_nano_template
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.tokens.supervision import NO_MARKS, Marks
@@ -30,6 +30,6 @@ class Characters:
         return [(k, k + 1) for k in range(len(text))]
 
 
-def light_tools(recipe: BuildSftConfig) -> Tools:
+def light_state(recipe: BuildSftConfig) -> WorkerState:
     """Made in no time, as often as somebody wants."""
-    return Tools(recipe, Characters)
+    return WorkerState(recipe, Characters)
