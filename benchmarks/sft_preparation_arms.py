@@ -121,10 +121,8 @@ def build(
         plan = plan_build(sources, recipe)
         audit_sources(sources, None, marks, scratch=out / "work")
         scratch = out / "work" / "plan"
-        written = write_splits(
-            out, sources, plan, recipe, scratch=scratch, executor=executor, stages=stages
-        )
-    split = written.train.stats()
+        write_splits(out, sources, plan, recipe, scratch=scratch, executor=executor, stages=stages)
+    split = plan.train.stats.stats()
     return lambda: {"out": str(out), **{k: split[k] for k in _COUNTED}}
 
 

@@ -1,4 +1,4 @@
-"""Build SFT data, top to bottom: rows of chats → masked, packed shards with their books.
+"""Build SFT data, top to bottom: rows of chats → masked, packed shards with their counts.
 
     rows → examples (drop reasons) → prepare (reasoning control, render, encode) → parts on disk
          → deduplication → held out → mixture → shuffle by key → packs → shards
@@ -172,12 +172,11 @@ def build(setup: Setup, stage: StageDir, console: Console) -> bool:
         check_left(counts, plan)
 
         # -- shuffle by key → packs → shards
-        written = write_splits(
+        files = write_splits(
             out, sources, plan, recipe, scratch=work / "plan", executor=executor, stages=stages
         )
 
     # -- what a reader needs beside the shards
-    files = dict(written.files)
     renderer.tokenizer.chat_template = template.source
     for path in renderer.tokenizer.save_pretrained(out / "tokenizer"):
         files[str(Path(path).relative_to(out))] = None
@@ -194,7 +193,7 @@ def build(setup: Setup, stage: StageDir, console: Console) -> bool:
         **_setup_stats(setup),
         "inputs": as_stats(inputs),
         "supervision": supervision,
-        **data_stats(sources, plan, written, counts, recipe.packing.max_length),
+        **data_stats(sources, plan, counts, recipe.packing.max_length),
     }
     manifest = stage.finish(
         counts=total_counts(counts),
@@ -256,5 +255,5 @@ def _setup_stats(setup: Setup) -> dict[str, Any]:
         "warnings": setup.warnings,
     }
     if setup.decontaminator is not None:
-        stats["decontamination"] = [file.stats() for file in setup.decontaminator.books]
+        stats["decontamination"] = [file.stats() for file in setup.decontaminator.counts]
     return stats

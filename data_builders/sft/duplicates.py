@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from data_builders.dedup.columns import Columns
 from data_builders.dedup.duplicates import (
     REASONS,
     Duplicates,
@@ -26,7 +27,6 @@ from data_builders.dedup.duplicates import (
     find_duplicates,
     order_of,
 )
-from data_builders.dedup.said import Said
 from data_builders.sft.prepared import RECORD, PreparedSource, Reader
 from posttrain.config.deduplication import DeduplicationConfig
 
@@ -74,11 +74,11 @@ def find_copies(
     Args:
         scratch: a folder for the index of near-duplicates; it is removed again.
     """
-    said = [Said(source.folders) for source in sources]
-    assert [len(s) for s in said] == [len(s) for s in sources], (
+    columns = [Columns(source.folders) for source in sources]
+    assert [len(s) for s in columns] == [len(s) for s in sources], (
         "a record is written to both or none"
     )
-    order = order_of(said, [source.name for source in sources], config)
+    order = order_of(columns, [source.name for source in sources], config)
     found = find_duplicates(order, config, scratch)
     source = order.source(found.row)
     drops = [
@@ -107,13 +107,13 @@ class _Names:
     def __init__(self, order: Order, sources: Sequence[PreparedSource]) -> None:
         self._order, self._sources = order, sources
         self._readers = [Reader(source.folders) for source in sources]
-        self._starts = [_starts(source.folders) for source in sources]
+        self._starts = [source.record_starts() for source in sources]
 
     def of(self, row: int) -> dict[str, Any]:
         """Source, file, line and id of a record."""
         k = int(self._order.source(np.array([row]))[0])
         at = row - int(self._order.starts[k])
-        place = self._order.said[k].place(at)
+        place = self._order.columns[k].place(at)
         assert place is not None, "write_dropped keeps places"
         part = int(np.searchsorted(self._starts[k], at, side="right")) - 1
         path = self._sources[k].folders[part] / "records.bin"
@@ -130,9 +130,3 @@ class _Names:
     def close(self) -> None:
         for reader in self._readers:
             reader.close()
-
-
-def _starts(folders: Sequence[Path]) -> Int:
-    """The number of each part's first record."""
-    sizes = [(f / "records.bin").stat().st_size // RECORD.itemsize for f in folders]
-    return np.cumsum([0, *sizes]).astype(np.int64)

@@ -199,7 +199,7 @@ def part_key(
 def _blocks(recipe: BuildSftConfig, evaluation: Sequence[Input]) -> dict[str, Any]:
     """What parts hold because of deduplication and decontamination; without the blocks, nothing.
 
-    Of deduplication that is what `said_batch` writes: the rest of it is for the plan.
+    Of deduplication that is what `column_batch` writes: the rest of it is for the plan.
     """
     blocks: dict[str, Any] = {}
     if recipe.deduplication is not None:

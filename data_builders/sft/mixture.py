@@ -1,15 +1,15 @@
 """How often each record of each source is seen: a plan made from counts, before any token is moved.
 
-    plan_mixture([Stock("maths", blocks)], recipe)
-    → [SourcePlan("maths", requested=Amount("tokens", 200_000), epochs=2, head=Head(…), …)]
+    plan_mixture([Available.of("maths", read)], recipe)
+    → [SourcePlan("maths", requested=Amount("tokens", 200_000), epochs=2, extra=[True, …], …)]
 
-A source is taken a number of whole times, and then a head of it: the records whose keyed hashes are
-the smallest, until the amount is reached. Input order changes nothing, memory holds no record.
+A source is taken a number of whole times, and then a part of it once more: the records whose keyed
+hashes are the smallest, until the amount is reached. Input order changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,10 +20,9 @@ from posttrain.config.build_sft import BuildSftConfig, SftSource, Unit
 from posttrain.errors import DataError
 
 Int = npt.NDArray[np.int64]
-Keys = npt.NDArray[np.uint64]
-# (n,) records with fields row64, tokens, trained and sequences
+# (n,) records with the fields of `COLUMNS`
 Records = npt.NDArray[np.void]
-_BITS = 16  # of a key, by which the end of a head is looked for
+COLUMNS = ("row64", "tokens", "trained", "sequences")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class Total:
     sequences: int = 0
 
     def plus(self, other: Total, times: int = 1) -> Total:
-        """Both together, the other one `times`."""
+        """The sum with the other one `times`."""
         return Total(*(a + times * b for a, b in zip(self._all, other._all, strict=True)))
 
     def measure(self, unit: Unit) -> int:
@@ -50,29 +49,26 @@ class Total:
 
 def total_of(records: Records) -> Total:
     """What records add up to."""
-    sums = (int(records[name].sum(dtype=np.int64)) for name in ("tokens", "trained", "sequences"))
+    sums = (int(records[name].sum(dtype=np.int64)) for name in COLUMNS[1:])
     return Total(len(records), *sums)
 
 
 @dataclass(frozen=True, slots=True)
-class Stock:
-    """What a source has to give, a block of records at a time.
+class Available:
+    """The records of a source that may be trained on; `read` gives their `COLUMNS`.
 
-    `lost` tells why it has nothing, for the message: "1,500 unrecognised".
+    `lost` says why there are none, for the message: "1,500 unrecognised".
     """
 
     name: str
-    blocks: Callable[[], Iterable[Records]]
+    read: Callable[[], Records]
     total: Total
     lost: str = "no rows"
 
     @classmethod
-    def of(cls, name: str, blocks: Callable[[], Iterable[Records]], lost: str = "no rows") -> Stock:
+    def of(cls, name: str, read: Callable[[], Records], lost: str = "no rows") -> Available:
         """With the total counted."""
-        total = Total()
-        for records in blocks():
-            total = total.plus(total_of(records))
-        return cls(name, blocks, total, lost)
+        return cls(name, read, total_of(read()), lost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,95 +81,58 @@ class Amount:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    """The records whose keys, shuffled with `salt`, are below `below`, and `copies` that are at it.
-
-    Records with one key are copies of one row: which of them is taken makes no difference.
-    """
-
-    salt: int
-    below: int
-    copies: int
-    total: Total
-
-    def masks(self, blocks: Iterable[Records]) -> Iterator[npt.NDArray[np.bool_]]:
-        """Whether each record is in it, for all blocks of the source in order."""
-        left = self.copies
-        for records in blocks:
-            keys = shuffled_keys(records["row64"], self.salt)
-            taken = keys < np.uint64(self.below)
-            if left:
-                copies = np.flatnonzero(keys == np.uint64(self.below))[:left]
-                taken[copies] = True
-                left -= len(copies)
-            yield taken
-
-
-@dataclass(frozen=True, slots=True)
 class SourcePlan:
-    """What is taken of one source: all of it `epochs` times, and then a head of it."""
+    """What is taken of one source: all of it `epochs` times, and the records in `extra` once more.
+
+    `total` is of all takes, repeats counted; `distinct` counts records taken at least once.
+    """
 
     name: str
     requested: Amount | None
     cap: float
     epochs: int
-    head: Head | None
-    stock: Stock
+    extra: npt.NDArray[np.bool_] | None
+    available: Available
+    total: Total
+    distinct: int
 
-    @property
-    def total(self) -> Total:
-        """All takes, repeats counted."""
-        total = Total().plus(self.stock.total, self.epochs)
-        return total.plus(self.head.total) if self.head else total
-
-    @property
-    def distinct(self) -> int:
-        """Records taken at least once."""
-        if self.epochs:
-            return self.stock.total.rows
-        return self.head.total.rows if self.head else 0
-
-    def takes(self) -> Iterator[Int]:
-        """How often each record is taken, for all blocks of the stock in order."""
-        masks = self.head.masks(self.stock.blocks()) if self.head else None
-        for records in self.stock.blocks():
-            counts = np.full(len(records), self.epochs, np.int64)
-            if masks is not None:
-                counts += next(masks)
-            yield counts
+    def times(self) -> Int:
+        """How often each available record is taken."""
+        times = np.full(self.available.total.rows, self.epochs, np.int64)
+        return times if self.extra is None else times + self.extra
 
 
-def plan_mixture(stocks: Sequence[Stock], recipe: BuildSftConfig) -> list[SourcePlan]:
-    """Decide every source's takes and check them against what was asked for.
+def plan_mixture(sources: Sequence[Available], recipe: BuildSftConfig) -> list[SourcePlan]:
+    """Decide every source's takes and check them against what was requested.
 
     Raises:
         DataError: a source cannot give what the recipe asks of it within the tolerance; the message
             says which, how far off it is, and what to change.
     """
     caps = [s.max_epochs or recipe.mixture.max_epochs for s in recipe.sources]
-    total = recipe.mixture.total or _largest_total(stocks, caps, recipe)
-    plans: list[SourcePlan] = []
-    for source, stock, cap in zip(recipe.sources, stocks, caps, strict=True):
-        amount = _requested(source, total, recipe.mixture.unit)
-        plans.append(_plan(stock, amount, cap, recipe.seed))
+    total = recipe.mixture.total or _largest_total(sources, caps, recipe)
+    plans = [
+        _plan(own, _requested(source, total, recipe.mixture.unit), cap, recipe.seed)
+        for source, own, cap in zip(recipe.sources, sources, caps, strict=True)
+    ]
     for plan in plans:
         _check(plan, recipe)
     return plans
 
 
 def _largest_total(
-    stocks: Sequence[Stock], caps: Sequence[float], recipe: BuildSftConfig
+    sources: Sequence[Available], caps: Sequence[float], recipe: BuildSftConfig
 ) -> float | None:
     """The total at which the first sharing source reaches its cap."""
     bounds: list[float] = []
-    for source, stock, cap in zip(recipe.sources, stocks, caps, strict=True):
+    for source, own, cap in zip(recipe.sources, sources, caps, strict=True):
         if source.share is None:
             continue
-        available = stock.total.measure(recipe.mixture.unit)
+        available = own.total.measure(recipe.mixture.unit)
         if available == 0:
             raise DataError(
                 f"source {source.name!r} has share {source.share:g} and nothing to give: none of "
-                f"its records was kept for training ({stock.lost}). Mend or remove it"
+                f"its records was kept for training ({own.lost}). Mend or remove it"
             )
         bounds.append(cap * available / source.share)
     return min(bounds) if bounds else None
@@ -190,65 +149,37 @@ def _requested(source: SftSource, total: float | None, unit: Unit) -> Amount | N
     return Amount(unit, source.share * total, source.share)
 
 
-def _plan(stock: Stock, amount: Amount | None, cap: float, seed: int) -> SourcePlan:
-    """Whole epochs, then the head of one more; without an amount, each record once."""
+def _plan(own: Available, amount: Amount | None, cap: float, seed: int) -> SourcePlan:
+    """Whole epochs, then some records once more; without an amount, each record once."""
+    rows = own.total.rows
     if amount is None:
-        return SourcePlan(stock.name, None, cap, 1, None, stock)
-    one = stock.total.measure(amount.unit)
+        return SourcePlan(own.name, None, cap, 1, None, own, own.total, rows)
+    one = own.total.measure(amount.unit)
     wanted = min(amount.value, cap * one)
     epochs = int(wanted // one) if one else 0
     left = wanted - epochs * one
-    head = None
+    total, extra, distinct = Total().plus(own.total, epochs), None, rows if epochs else 0
     if left > 0 and one:
-        head = _head(stock, amount.unit, left, key64(seed, "epoch", stock.name, epochs))
-    return SourcePlan(stock.name, amount, cap, epochs, head, stock)
+        records = own.read()
+        extra = _extra(records, amount.unit, left, key64(seed, "epoch", own.name, epochs))
+        more = total_of(records[extra])
+        total, distinct = total.plus(more), distinct or more.rows
+    return SourcePlan(own.name, amount, cap, epochs, extra, own, total, distinct)
 
 
-def _head(stock: Stock, unit: Unit, wanted: float, salt: int) -> Head:
-    """The head that comes closest to the wanted amount.
-
-    Sums by the first bits of keys say in which bin the amount is reached; only its records are
-    sorted.
-    """
-    bins = np.zeros(1 << _BITS, np.int64)
-    for records in stock.blocks():
-        place, sizes = _places(records, salt), _sizes(records, unit)
-        # exact: a block's sums are far below 2**53
-        bins += np.bincount(place, weights=sizes, minlength=len(bins)).astype(np.int64)
-    bin_ = int(np.searchsorted(np.cumsum(bins), wanted))
-    total, inside = Total(), list[Records]()
-    for records in stock.blocks():
-        place = _places(records, salt)
-        total = total.plus(total_of(records[place < bin_]))
-        inside.append(records[place == bin_])
-    rows = np.concatenate(inside)
-    keys = shuffled_keys(rows["row64"], salt)
-    order = np.argsort(keys, kind="stable")
-    reached = total.measure(unit) + np.cumsum(_sizes(rows[order], unit))
-    count = _nearest(reached, wanted, below=total.measure(unit))
-    total = total.plus(total_of(rows[order[:count]]))
-    if not count:
-        return Head(salt, bin_ << (64 - _BITS), 0, total)
-    last = int(keys[order[count - 1]])
-    copies = count - int(np.searchsorted(keys[order], np.uint64(last)))
-    return Head(salt, last, copies, total)
-
-
-def _places(records: Records, salt: int) -> Int:
-    return (shuffled_keys(records["row64"], salt) >> np.uint64(64 - _BITS)).astype(np.int64)
-
-
-def _sizes(records: Records, unit: Unit) -> Int:
-    """What one take of each record adds, in the unit."""
-    return records["tokens"].astype(np.int64) if unit == "tokens" else np.ones(len(records), int)
-
-
-def _nearest(reached: Int, wanted: float, *, below: int) -> int:
-    """How many of the first records come closest to the wanted amount; `below` is without any."""
+def _extra(records: Records, unit: Unit, wanted: float, salt: int) -> npt.NDArray[np.bool_]:
+    """Of the records in the order of their keys, the first that come closest to the amount."""
+    # equal keys are copies of one row: which of them is taken makes no difference
+    order = np.argsort(shuffled_keys(records["row64"], salt), kind="stable")
+    sizes = records["tokens"].astype(np.int64) if unit == "tokens" else np.ones(len(records), int)
+    reached = np.cumsum(sizes[order])
     count = int(np.searchsorted(reached, wanted))
-    before = reached[count - 1] if count else below
-    over = count < len(reached) and reached[count] - wanted < wanted - before
-    return count + 1 if over else count
+    before = reached[count - 1] if count else 0
+    if count < len(reached) and reached[count] - wanted < wanted - before:
+        count += 1
+    extra = np.zeros(len(records), np.bool_)
+    extra[order[:count]] = True
+    return extra
 
 
 def _check(plan: SourcePlan, recipe: BuildSftConfig) -> None:
@@ -259,13 +190,13 @@ def _check(plan: SourcePlan, recipe: BuildSftConfig) -> None:
     off = abs(realised - wanted) / wanted if wanted else 1.0
     if off <= recipe.mixture.tolerance:
         return
-    available = plan.stock.total.measure(unit)
+    available = plan.available.total.measure(unit)
     problem = (
         f"source {plan.name!r}: {wanted:,.0f} {unit} requested, {realised:,} realised "
         f"({off:.1%} off, tolerance {recipe.mixture.tolerance:.1%})"
     )
     if available == 0:
-        raise DataError(f"{problem}: no record of it was kept ({plan.stock.lost})")
+        raise DataError(f"{problem}: no record of it was kept ({plan.available.lost})")
     if wanted > plan.cap * available:
         raise DataError(
             f"{problem}: it has {available:,} {unit} and max_epochs {plan.cap:g}. Raise its "

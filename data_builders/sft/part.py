@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from data_builders.decontamination.match import Decontaminator
-from data_builders.dedup.said import said_batch
+from data_builders.dedup.columns import column_batch
 from data_builders.filters.screen import Screen
 from data_builders.keyed import unit
 from data_builders.rows.examples import PlacedExample, examples_of
@@ -165,7 +165,7 @@ class PartJob:
                 if dedup is not None:
                     kept = [i for i, p in zip(placed, prepared, strict=True) if p.drop is None]
                     places = [(i.file, i.line) for i in kept] if recipe.write_dropped else None
-                    writer.write_said(said_batch([i.example for i in kept], dedup, places))
+                    writer.write_columns(column_batch([i.example for i in kept], dedup, places))
                 for record in prepared:
                     counts.add(record)
                 if recipe.write_dropped:

@@ -1,32 +1,116 @@
-"""Spools → which sequences are trained on, how often, and which are held out.
+"""Prepared sources → which sequences are trained on, how often, and which are held out.
 
-    plan_build(spools, recipe)
-    → BuildPlan(train=stream, evaluation={"maths/on": stream, …}, mixture=[SourcePlan(…), …], …)
+    plan = plan_build(sources, recipe)
+    plan.train.table      one row of 16 bytes a planned sequence: its place, its length, its number
+    plan.evaluation       the same for each group, "maths/on", "maths/off", …
+    plan.mixture          SourcePlan("maths", …), …
 
-A plan is made of counts and of rules, not of rows: a stream goes through the spools' columns on
-disk and gives every planned sequence as an entry (`windows`), as often as it is asked for.
+The table is in memory: 0.5 GB for 30 million sequences. A sequence's place is its key, a hash of
+what it is: neither input order nor parts change the order in which it is trained on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from data_builders.keyed import key64, shuffled_keys
-from data_builders.sft.held_out import Numbered, Withheld, choose, is_among, numbered
-from data_builders.sft.held_out_twins import with_twins
-from data_builders.sft.mixture import Records, SourcePlan, Stock, plan_mixture
-from data_builders.sft.prepared import Block, PreparedSource
-from data_builders.sft.windows import ENTRY, Entries, Stream
+from data_builders.keyed import is_among, key64, shuffled_keys
+from data_builders.sft.held_out import HeldOut, hold_out
+from data_builders.sft.mixture import COLUMNS, Available, Records, SourcePlan, plan_mixture
+from data_builders.sft.prepared import PreparedPart, PreparedSource
 from posttrain.config.build_sft import BuildSftConfig
 
 Int = npt.NDArray[np.int64]
-_ENTRIES = 262_144  # made at a time
+# `number` counts the sequences of all passes (`Pass`)
+PLANNED = np.dtype([("key", "<u8"), ("length", "<u4"), ("number", "<u4")])
+Table = npt.NDArray[np.void]
+Keys = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One epoch over a source: its sequences are numbered from `first` on, taken or not."""
+
+    source: int
+    epoch: int
+    first: int
+
+
+@dataclass
+class GroupStats:
+    """What the sequences and packs of one group add up to. `bins` are powers of two of the length.
+
+    `reasoning` and `truncated` count sequences; `fills` counts packs by percent.
+    """
+
+    capacity: int
+    packs: int = 0
+    sequences: int = 0
+    reasoning: int = 0
+    truncated: int = 0
+    longest: int = 0
+    bins: Int = field(default_factory=lambda: np.zeros((64, 3), np.int64))
+    fills: Int = field(default_factory=lambda: np.zeros(101, np.int64))
+
+    def add(self, rows: npt.NDArray[np.void]) -> None:
+        """Count some sequences."""
+        length, trained = rows["length"].astype(np.int64), rows["trained"].astype(np.int64)
+        self.sequences += len(rows)
+        self.reasoning += int(rows["reasons"].sum())
+        self.truncated += int((rows["budget"] >= 0).sum())
+        self.longest = max(self.longest, int(length.max(initial=0)))
+        place = np.ceil(np.log2(np.maximum(length, 1))).astype(np.int64)
+        np.add.at(self.bins[:, 0], place, 1)
+        np.add.at(self.bins[:, 1], place, trained)
+        np.add.at(self.bins[:, 2], place, length - trained)
+
+    def add_packs(self, tokens: Int) -> None:
+        """Count packs by their tokens."""
+        self.packs += len(tokens)
+        self.fills += np.bincount(tokens * 100 // self.capacity, minlength=101)
+
+    def join(self, other: GroupStats) -> None:
+        """Count another group too."""
+        for name in ("packs", "sequences", "reasoning", "truncated"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.longest = max(self.longest, other.longest)
+        self.bins += other.bins
+        self.fills += other.fills
+
+    def stats(self) -> dict[str, Any]:
+        """For the manifest."""
+        trained, tokens = int(self.bins[:, 1].sum()), int(self.bins[:, 1:].sum())
+        return {
+            "packs": self.packs,
+            "sequences": self.sequences,
+            "tokens": tokens,
+            "trained": trained,
+            "reasoning": self.reasoning,
+            "truncated": self.truncated,
+            "longest": self.longest,
+            "fill": tokens / (self.packs * self.capacity) if self.packs else 0.0,
+            "sequences_per_pack": self.sequences / self.packs if self.packs else 0.0,
+        }
+
+    def lengths(self) -> list[dict[str, int]]:
+        """Sequences, trained and untrained tokens by length; empty bins are left out."""
+        return [
+            {"up_to": 1 << k, "sequences": count, "trained": trained, "untrained": untrained}
+            for k, (count, trained, untrained) in enumerate(self.bins.tolist())
+            if count
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Planned sequences that may share packs."""
+
+    table: Table
+    stats: GroupStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +122,31 @@ class BuildPlan:
     reason that the plan dropped them for.
     """
 
-    train: Stream
-    evaluation: dict[str, Stream]
+    passes: list[Pass]
+    train: Group
+    evaluation: dict[str, Group]
     mixture: list[SourcePlan]
     held_out: list[int]
     duplicates: list[int]
-    dropped: list[dict[str, int]] = field(default_factory=list[dict[str, int]])
+    dropped: list[dict[str, int]]
+
+    def conversations(self, table: Table, sources: Sequence[PreparedSource]) -> Keys:
+        """(n,) the conversation of each planned sequence: two of one never share a pack."""
+        found = np.empty(len(table), np.uint64)
+        firsts = np.array([one.first for one in self.passes], np.int64)
+        which = np.searchsorted(firsts, table["number"], side="right") - 1
+        of_source = np.array([one.source for one in self.passes], np.int64)[which]
+        for k, source in enumerate(sources):
+            own = np.flatnonzero(of_source == k)
+            if len(own):
+                records = source.records("id64", "sequences")
+                ids = np.repeat(records["id64"], records["sequences"])
+                found[own] = ids[table["number"][own] - firsts[which[own]]]
+        return found
 
 
 def plan_build(
-    spools: Sequence[PreparedSource],
+    sources: Sequence[PreparedSource],
     recipe: BuildSftConfig,
     drops: Sequence[Mapping[str, Int]] | None = None,
 ) -> BuildPlan:
@@ -59,152 +158,143 @@ def plan_build(
     Raises:
         DataError: the mixture cannot be met (`plan_mixture`).
     """
-    drops = drops or [{} for _ in spools]
-    sources = [
-        _Source(spool, np.unique(np.concatenate([np.empty(0, np.int64), *own.values()])))
-        for spool, own in zip(spools, drops, strict=True)
+    drops = drops or [{} for _ in sources]
+    usable = [_usable(source, own) for source, own in zip(sources, drops, strict=True)]
+    held_out = hold_out(sources, usable, recipe)
+    trainable = [
+        mask & ~is_among(source.records("id64")["id64"], held_out.ids)
+        for source, mask in zip(sources, usable, strict=True)
     ]
-    how = [source.held_out or recipe.held_out for source in recipe.sources]
-    chosen = choose([(s.candidates, h) for s, h in zip(sources, how, strict=True)], recipe.seed)
-    withheld = with_twins(chosen, [(s.spool.blocks, s.usable) for s in sources])
-    stocks = [
-        Stock.of(s.spool.name, partial(s.remaining, withheld), _lost(s, own))
-        for s, own in zip(sources, drops, strict=True)
+    available = [
+        Available.of(source.name, _Columns(source, mask), _lost(source, own, int(left.sum())))
+        for source, mask, own, left in zip(sources, trainable, drops, usable, strict=True)
     ]
-    mixture = plan_mixture(stocks, recipe)
-    held_out = [len(rows) for rows in withheld.rows]
+    mixture = plan_mixture(available, recipe)
+    epochs = [max(plan.epochs + (plan.extra is not None), 1) for plan in mixture]
+    passes = _passes(sources, epochs)
+    how = {"seed": recipe.seed, "capacity": recipe.packing.max_length}
     return BuildPlan(
-        train=_Training(sources, withheld, mixture, recipe.seed),
-        evaluation=_evaluation(spools, withheld, recipe.seed),
+        passes=passes,
+        train=_training(sources, trainable, mixture, passes, **how),
+        evaluation=_evaluation(sources, held_out, passes, **how),
         mixture=mixture,
-        held_out=held_out,
+        held_out=[len(rows) for rows in held_out.rows],
         duplicates=[
-            len(s.spool) - len(s.dropped) - stock.total.rows - count
-            for s, stock, count in zip(sources, stocks, held_out, strict=True)
+            int(left.sum()) - int(mask.sum()) - len(rows)
+            for left, mask, rows in zip(usable, trainable, held_out.rows, strict=True)
         ],
         dropped=[{reason: len(rows) for reason, rows in own.items()} for own in drops],
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
-    """One source's records, as the plan looks at them; `dropped` are numbers of records, sorted."""
+class _Columns:
+    """Reads a source's columns for the mixture, of the records in a mask."""
 
-    spool: PreparedSource
-    dropped: Int
+    source: PreparedSource
+    mask: npt.NDArray[np.bool_]
 
-    def usable(self, start: int, count: int) -> npt.NDArray[np.bool_]:
-        """Which of the records from a number on may be used at all."""
-        return ~is_among(np.arange(start, start + count), self.dropped)
-
-    def candidates(self) -> Iterator[Numbered]:
-        """Blocks of records, and which of them may be used at all."""
-        for start, records in numbered(self.spool.record_blocks()):
-            yield start, records, self.usable(start, len(records))
-
-    def remaining(self, withheld: Withheld) -> Iterator[Records]:
-        """Blocks of the records that may be trained on."""
-        for _, records, mask in self.candidates():
-            yield records[mask & ~withheld.holds(records["id64"])]
+    def __call__(self) -> Records:
+        return self.source.records(*COLUMNS)[self.mask]
 
 
-def _lost(source: _Source, drops: Mapping[str, Int]) -> str:
+def _usable(source: PreparedSource, drops: Mapping[str, Int]) -> npt.NDArray[np.bool_]:
+    usable = np.ones(len(source), np.bool_)
+    for rows in drops.values():
+        usable[rows] = False
+    return usable
+
+
+def _lost(source: PreparedSource, drops: Mapping[str, Int], held_out: int) -> str:
     """Where a source's rows went, most first."""
-    counts = {**source.spool.stats["dropped"], **{name: len(rows) for name, rows in drops.items()}}
+    counts = {**source.stats["dropped"], **{name: len(rows) for name, rows in drops.items()}}
     dropped = sorted(counts.items(), key=lambda item: -item[1])
     parts = [f"{count:,} {reason}" for reason, count in dropped]
-    if held_out := len(source.spool) - len(source.dropped):
+    if held_out:
         parts.append(f"{held_out:,} held out")
     return ", ".join(parts) or "no rows"
 
 
-@dataclass(frozen=True, slots=True)
-class _Training:
-    """The stream of all planned training sequences."""
-
-    sources: Sequence[_Source]
-    withheld: Withheld
-    mixture: Sequence[SourcePlan]
-    seed: int
-
-    def __call__(self) -> Iterator[Entries]:
-        parts = first_parts([source.spool for source in self.sources])
-        for k, (source, plan) in enumerate(zip(self.sources, self.mixture, strict=True)):
-            takes = plan.takes()
-            for block in source.spool.blocks():
-                withheld = self.withheld.holds(block.records["id64"])
-                usable = source.usable(block.row, len(block.records))
-                rows = np.flatnonzero(usable & ~withheld)
-                counts = next(takes)
-                for epoch in range(int(counts.max(initial=0))):
-                    salt = key64(self.seed, "order", plan.name, epoch)
-                    chosen = rows[counts > epoch]
-                    yield from _entries(block, chosen, k, parts[k], epoch, salt)
+def _passes(sources: Sequence[PreparedSource], epochs: Sequence[int]) -> list[Pass]:
+    """Every epoch of every source, with the numbers of its sequences."""
+    passes: list[Pass] = []
+    first = 0
+    for k, (source, count) in enumerate(zip(sources, epochs, strict=True)):
+        for epoch in range(count):
+            passes.append(Pass(k, epoch, first))
+            first += int(source.sequence_starts()[-1])
+    assert first < 1 << 32, "numbers of sequences have 32 bits"
+    return passes
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """The stream of one evaluation group: a source's held-out sequences of one mode."""
-
-    spools: Sequence[PreparedSource]
-    source: int
-    rows: Int
-    reasons: bool
-    seed: int
-
-    def __call__(self) -> Iterator[Entries]:
-        spool, first = self.spools[self.source], first_parts(self.spools)[self.source]
-        salt = key64(self.seed, "order", spool.name, "eval")
-        for block in spool.blocks():
-            numbers = np.arange(block.row, block.row + len(block.records))
-            chosen = np.flatnonzero(is_among(numbers, self.rows))
-            for entries in _entries(block, chosen, self.source, first, 0, salt):
-                yield entries[entries["reasons"] == self.reasons]
+def _training(
+    sources: Sequence[PreparedSource],
+    trainable: Sequence[npt.NDArray[np.bool_]],
+    mixture: Sequence[SourcePlan],
+    passes: Sequence[Pass],
+    *,
+    seed: int,
+    capacity: int,
+) -> Group:
+    """All training sequences, pass after pass."""
+    tables = [np.empty(0, PLANNED)]
+    stats = GroupStats(capacity)
+    for k, (source, mask, plan) in enumerate(zip(sources, trainable, mixture, strict=True)):
+        times = np.zeros(len(mask), np.int64)
+        times[mask] = plan.times()
+        salts = [
+            (one, key64(seed, "order", plan.name, one.epoch)) for one in passes if one.source == k
+        ]
+        for part in source.parts():
+            own = times[part.first : part.first + len(part.records)]
+            for one, salt in salts:
+                table, rows = _planned(part, np.flatnonzero(own > one.epoch), one.first, salt)
+                tables.append(table)
+                stats.add(rows)
+    return Group(np.concatenate(tables), stats)
 
 
 def _evaluation(
-    spools: Sequence[PreparedSource], withheld: Withheld, seed: int
-) -> dict[str, Stream]:
-    groups: dict[str, Stream] = {}
-    for k, (spool, rows) in enumerate(zip(spools, withheld.rows, strict=True)):
-        for mode, reasons in (("off", False), ("on", True)):
-            group = _Group(spools, k, rows, reasons, seed)
-            if len(rows) and any(len(entries) for entries in group()):
-                groups[f"{spool.name}/{mode}"] = group
-    return groups
+    sources: Sequence[PreparedSource],
+    held_out: HeldOut,
+    passes: Sequence[Pass],
+    *,
+    seed: int,
+    capacity: int,
+) -> dict[str, Group]:
+    """The held-out sequences of each source, by reasoning mode; groups without any are left out."""
+    groups: dict[str, Group] = {}
+    for k, (source, numbers) in enumerate(zip(sources, held_out.rows, strict=True)):
+        first = next(one.first for one in passes if one.source == k)
+        salt = key64(seed, "order", source.name, "eval")
+        tables = {mode: [np.empty(0, PLANNED)] for mode in ("off", "on")}
+        stats = {mode: GroupStats(capacity) for mode in tables}
+        for part in source.parts() if len(numbers) else ():
+            chosen = np.flatnonzero(is_among(part.numbers, numbers))
+            table, rows = _planned(part, chosen, first, salt)
+            for mode, reasons in (("off", False), ("on", True)):
+                own = rows["reasons"] == reasons
+                tables[mode].append(table[own])
+                stats[mode].add(rows[own])
+        for mode, found in stats.items():
+            if found.sequences:
+                table = np.concatenate(tables[mode])
+                groups[f"{source.name}/{mode}"] = Group(table, found)
+    return dict(sorted(groups.items()))
 
 
-def first_parts(spools: Sequence[PreparedSource]) -> list[int]:
-    """The number of each source's first part, counted through all of them."""
-    return list(accumulate((len(s.folders) for s in spools), initial=0))
-
-
-def _entries(
-    block: Block, rows: Int, source: int, first_part: int, epoch: int, salt: int
-) -> Iterator[Entries]:
-    """All sequences of some of a block's records; of long ones not too many at a time."""
-    counts = block.records["sequences"][rows].astype(np.int64)
-    cuts = np.flatnonzero(np.diff(np.cumsum(counts) // _ENTRIES)) + 1
-    for some in np.split(rows, cuts):
-        if len(some):
-            yield _some_entries(block, some, source, first_part + block.part, epoch, salt)
-
-
-def _some_entries(
-    block: Block, rows: Int, source: int, part: int, epoch: int, salt: int
-) -> Entries:
-    records = block.records[rows]
+def _planned(
+    part: PreparedPart, chosen: Int, first: int, salt: int
+) -> tuple[Table, npt.NDArray[np.void]]:
+    """The table of all sequences of some of a part's records, and the sequences themselves."""
+    records = part.records[chosen]
     counts = records["sequences"].astype(np.int64)
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    first = np.repeat(records["first"].astype(np.int64) - block.first, counts)
-    sequences = block.sequences[first + within]
-    entries = np.zeros(len(sequences), ENTRY)
+    at = np.repeat(records["first"].astype(np.int64), counts) + within
+    rows = part.sequences[at]
+    table = np.empty(len(at), PLANNED)
     row_keys = shuffled_keys(np.repeat(records["row64"], counts), salt)
-    entries["key"] = shuffled_keys(row_keys + within.astype(np.uint64), salt)
-    entries["group"] = np.repeat(records["id64"], counts)
-    for name in ("text", "text_size"):
-        entries[name] = np.repeat(records[name], counts)
-    for name in ("at", "length", "trained", "edges", "budget", "turn", "reasons"):
-        entries[name] = sequences[name]
-    entries["part"], entries["epoch"], entries["source"] = part, epoch, source
-    return entries
+    table["key"] = shuffled_keys(row_keys + within.astype(np.uint64), salt)
+    table["length"] = rows["length"]
+    table["number"] = first + part.first_sequence + at
+    return table, rows

@@ -6,12 +6,11 @@
     texts.bin       a JSON list a record: ["5f0c…", "MIT", "openai", "{}"]
     dropped.jsonl   with write_dropped
     samples.jsonl   some rendered sequences to read
-    said*.bin       with deduplication: its columns (`dedup.said`)
+    dedup*.bin      with deduplication: its columns (`dedup.columns`)
     counts.json     what became of the rows, and the sizes of the other files
 
 A folder is named after everything that decides its bytes, and renamed to that when it is complete:
-one that is there is right. Files are read a block at a time, tokens and texts in single pieces, so
-memory grows neither with rows nor with tokens.
+one that is there is right. Columns are mapped into memory, tokens and texts read in single pieces.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 import numpy.typing as npt
 
-from data_builders.dedup.said import SAID_FILES, SaidBatch, write_said
+from data_builders.dedup.columns import COLUMN_FILES, ColumnBatch, write_columns
 from data_builders.keyed import key64
 from data_builders.sft.prepare import Prepared, PreparedSequence
 from posttrain.errors import DataError
@@ -65,13 +64,13 @@ SEQUENCE = np.dtype(
         ("budget", "<i4"),  # -1: no trace was cut
         ("turn", "<i2"),
         ("flags", "<u2"),
+        ("record", "<u4"),  # of the part
         ("reasons", "?"),
-        ("_", "V3"),
+        ("_", "V7"),
     ]
 )
 Rows = npt.NDArray[np.void]
 Int = npt.NDArray[np.int64]
-BLOCK = 8192  # records looked at together
 PART_FORMAT = 3  # raised when the same part would be written otherwise
 _FILES = (
     "records.bin",
@@ -99,9 +98,9 @@ class PartWriter:
         # not by process id: two machines of a cluster may have the same
         self._partial = folder.with_name(f"{folder.name}.{scratch}-{uuid.uuid4().hex}")
         self._partial.mkdir(parents=True)
-        names = (*_FILES, *SAID_FILES) if dedup else _FILES
+        names = (*_FILES, *COLUMN_FILES) if dedup else _FILES
         self._files: dict[str, BinaryIO] = {n: (self._partial / n).open("wb") for n in names}
-        self._sequences = self._tokens = self._text = 0
+        self._records = self._sequences = self._tokens = self._text = 0
 
     def write(self, batch: Sequence[Prepared]) -> None:
         """Write the records of a batch that were kept."""
@@ -110,6 +109,9 @@ class PartWriter:
             return
         rows = [s for p in kept for s in p.sequences]
         sequences = self._sequence_rows(rows)
+        counts = [len(p.sequences) for p in kept]
+        sequences["record"] = self._records + np.repeat(np.arange(len(kept)), counts)
+        self._records += len(kept)
         self._files["records.bin"].write(self._record_rows(kept, sequences).tobytes())
         self._files["sequences.bin"].write(sequences.tobytes())
         tokens = [part for row in rows for part in (row.tokens.ids, row.tokens.spans)]
@@ -117,9 +119,9 @@ class PartWriter:
         self._files["tokens.bin"].write(joined.tobytes())
         self._sequences += len(rows)
 
-    def write_said(self, batch: SaidBatch) -> None:
+    def write_columns(self, batch: ColumnBatch) -> None:
         """Write the columns of deduplication of the records that `write` was given, in order."""
-        write_said(self._files, batch)
+        write_columns(self._files, batch)
 
     def drop(self, line: str) -> None:
         """Write one line of `dropped.jsonl`."""
@@ -221,17 +223,27 @@ def read_sample(folder: Path, number: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """Some records of a part and all their sequences; `sequences` begins at the part's `first`.
+class PreparedPart:
+    """The columns of one part of a source, mapped into memory.
 
-    `part` counts through the source's parts, `row` is the first record's number in the source.
+    `first` and `first_sequence` are the numbers of its first record and sequence in the source.
     """
 
-    part: int
-    row: int
+    number: int
     first: int
+    first_sequence: int
     records: Rows
     sequences: Rows
+
+    @property
+    def numbers(self) -> Int:
+        """(records,) numbers in the source."""
+        return np.arange(self.first, self.first + len(self.records))
+
+    @property
+    def owners(self) -> Int:
+        """(sequences,) the record of each sequence, counted in the part."""
+        return self.sequences["record"].astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,35 +256,46 @@ class PreparedSource:
 
     def __len__(self) -> int:
         """Records in it."""
-        return sum((f / "records.bin").stat().st_size // RECORD.itemsize for f in self.folders)
+        return int(self.record_starts()[-1])
 
-    def record_blocks(self) -> Iterator[Rows]:
-        """All records in order, a block at a time."""
-        for folder in self.folders:
-            with (folder / "records.bin").open("rb") as file:
-                while len(block := np.fromfile(file, RECORD, BLOCK)):
-                    yield block
+    def record_starts(self) -> Int:
+        """(parts + 1,) the number of each part's first record, and how many there are."""
+        return self._starts("records.bin", RECORD)
 
-    def sequence_blocks(self) -> Iterator[Rows]:
-        """All sequences in order, a block at a time."""
-        for folder in self.folders:
-            with (folder / "sequences.bin").open("rb") as file:
-                while len(block := np.fromfile(file, SEQUENCE, BLOCK)):
-                    yield block
+    def sequence_starts(self) -> Int:
+        """(parts + 1,) the number of each part's first sequence, and how many there are."""
+        return self._starts("sequences.bin", SEQUENCE)
 
-    def blocks(self) -> Iterator[Block]:
-        """All records with their sequences."""
-        row = 0
-        for part, folder in enumerate(self.folders):
-            with (
-                (folder / "records.bin").open("rb") as records,
-                (folder / "sequences.bin").open("rb") as sequences,
-            ):
-                while len(block := np.fromfile(records, RECORD, BLOCK)):
-                    count = int(block["sequences"].sum(dtype=np.int64))
-                    found = np.fromfile(sequences, SEQUENCE, count)
-                    yield Block(part, row, int(block["first"][0]), block, found)
-                    row += len(block)
+    def _starts(self, name: str, dtype: np.dtype[np.void]) -> Int:
+        sizes = [(f / name).stat().st_size // dtype.itemsize for f in self.folders]
+        return np.cumsum([0, *sizes]).astype(np.int64)
+
+    def parts(self) -> Iterator[PreparedPart]:
+        """All parts, one after the other."""
+        records, sequences = self.record_starts().tolist(), self.sequence_starts().tolist()
+        for number, folder in enumerate(self.folders):
+            yield PreparedPart(
+                number,
+                first=records[number],
+                first_sequence=sequences[number],
+                records=_mapped(folder / "records.bin", RECORD),
+                sequences=_mapped(folder / "sequences.bin", SEQUENCE),
+            )
+
+    def records(self, *columns: str) -> Rows:
+        """Some columns of all records, in memory."""
+        found = np.empty(len(self), [(name, RECORD[name]) for name in columns])
+        for part in self.parts():
+            own = found[part.first : part.first + len(part.records)]
+            for name in columns:
+                own[name] = part.records[name]
+        return found
+
+
+def _mapped(path: Path, dtype: np.dtype[np.void]) -> Rows:
+    if not path.stat().st_size:  # nothing can be mapped
+        return np.empty(0, dtype)
+    return np.asarray(np.memmap(path, dtype, "r"))
 
 
 class Reader:
@@ -296,6 +319,17 @@ class Reader:
     def text(self, part: int, at: int, size: int) -> list[str]:
         """Record id, license, dialect and metadata of the record whose text is at a place."""
         return json.loads(os.pread(self._file(part, "texts.bin"), size, at))
+
+    def rows(self, parts: Int, places: Int, name: str, dtype: np.dtype[np.void]) -> Rows:
+        """(n,) rows of a column file, by part and place in it."""
+        found = np.empty(len(parts), dtype)
+        data, size = found.view(np.uint8).data, dtype.itemsize
+        part_of, place_of = parts.tolist(), places.tolist()
+        for k in np.argsort(parts, kind="stable").tolist():
+            file = self._file(part_of[k], name)
+            if os.preadv(file, [data[k * size : (k + 1) * size]], place_of[k] * size) != size:
+                raise DataError(f"{self._folders[part_of[k]]} was changed while it was read")
+        return found
 
     def close(self) -> None:
         """Close all files."""

@@ -14,8 +14,8 @@ from __future__ import annotations
 import json
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +25,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_builders.progress import Stages
-from data_builders.sft.pack import PACK, PackedSplit, PackStats, ShardPlan, cut_shards, pack_split
+from data_builders.sft.pack import (
+    PACK,
+    Numbers,
+    PackedSplit,
+    Packs,
+    ShardPlan,
+    cut_shards,
+    pack_split,
+)
 from data_builders.sft.plan import BuildPlan
-from data_builders.sft.prepared import PreparedSource, Reader
-from data_builders.sft.windows import ENTRY, Entries
-from data_builders.workers import Executor
+from data_builders.sft.prepared import RECORD, SEQUENCE, PreparedSource, Reader
+from data_builders.workers import Executor, OnProgress
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.tokens.encode import labels_of
 
 Int32 = npt.NDArray[np.int32]
-Packs = npt.NDArray[np.void]
 _INT_LIST = pa.list_(pa.int32())
 _BATCH_TOKENS = 1_048_576  # tokens in memory before they are written
 _INDEX_ROWS = 16_384  # rows of the index in memory before they are written
@@ -63,38 +69,87 @@ def pack_schema(*, grouped: bool) -> pa.Schema:
     return pa.schema([*fields, ("group", pa.string())] if grouped else fields)
 
 
+# one planned sequence, with what the shard and its index hold of it
+ENTRY = np.dtype(
+    [
+        ("at", "<u8"),  # in its part's tokens.bin
+        ("text", "<u8"),  # in its part's texts.bin
+        ("text_size", "<u4"),
+        ("length", "<u4"),
+        ("trained", "<u4"),
+        ("edges", "<u4"),
+        ("part", "<u4"),  # counted through all sources
+        ("budget", "<i4"),
+        ("turn", "<i2"),
+        ("epoch", "<i2"),
+        ("source", "<u2"),
+        ("reasons", "?"),
+        ("_", "V1"),
+    ]
+)
+Entries = npt.NDArray[np.void]
+
+
 @dataclass(frozen=True, slots=True)
-class Where:
+class SplitFiles:
     """What all shards of a split share. Saved once, since a job is sent to a worker.
 
-    `folders` are the parts of all sources in order; `groups` label packs, None where they have no
-    label.
+    `numbers` and `packs` are the files of a `PackedSplit`. `sources`: name, folders of the parts
+    and `sequence_starts` of each. `passes`: source, epoch and first number of each. `groups` label
+    packs, None where they have no label.
     """
 
-    entries: str
+    numbers: str
     packs: str
-    folders: Sequence[str]
-    sources: Sequence[str]
+    sources: Sequence[tuple[str, Sequence[str], Sequence[int]]]
+    passes: Sequence[tuple[int, int, int]]
     groups: Sequence[str] | None
 
     def save(self, path: Path) -> None:
         """Write it as JSON."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        path.write_text(json.dumps(values), "utf-8")
+        path.write_text(json.dumps(asdict(self)), "utf-8")
 
     @classmethod
-    def load(cls, path: Path) -> Where:
+    def load(cls, path: Path) -> SplitFiles:
         """As it was saved."""
         return cls(**json.loads(path.read_text("utf-8")))
+
+    @property
+    def folders(self) -> list[Path]:
+        """The parts of all sources in order."""
+        return [Path(folder) for _, folders, _ in self.sources for folder in folders]
+
+    def entries(self, numbers: Numbers, reader: Reader) -> Entries:
+        """The planned sequences with these numbers."""
+        source_of, epoch_of, first_of = np.array(self.passes, np.int64).T
+        which = np.searchsorted(first_of, numbers, side="right") - 1
+        found = np.zeros(len(numbers), ENTRY)
+        found["source"], found["epoch"] = source_of[which], epoch_of[which]
+        places = numbers - first_of[which]
+        first_part = 0
+        for k, (_, folders, starts) in enumerate(self.sources):
+            own = source_of[which] == k
+            part = np.searchsorted(starts, places[own], side="right") - 1
+            found["part"][own] = first_part + part
+            places[own] -= np.array(starts)[part]
+            first_part += len(folders)
+        parts = found["part"].astype(np.int64)
+        sequences = reader.rows(parts, places, "sequences.bin", SEQUENCE)
+        for name in ("at", "length", "trained", "edges", "budget", "turn", "reasons"):
+            found[name] = sequences[name]
+        owners = sequences["record"].astype(np.int64)
+        records = reader.rows(parts, owners, "records.bin", RECORD)
+        found["text"], found["text_size"] = records["text"], records["text_size"]
+        return found
 
 
 @dataclass(frozen=True, slots=True)
 class ShardJob:
-    """Write one shard. `where` is a saved `Where`."""
+    """Write one shard. `files` is a saved `SplitFiles`."""
 
     shard: ShardPlan
     split: str
-    where: str
+    files: str
     out: str
 
     @property
@@ -107,45 +162,44 @@ class ShardJob:
         """For messages."""
         return self.names[0]
 
-    def run(self, tools: Any, tell: Callable[[int], None]) -> None:
-        """Do it; `tell` is told of sequences."""
-        del tools  # the plan and the sources say everything
-        where = Where.load(Path(self.where))
+    def run(self, state: Any, on_progress: OnProgress) -> None:
+        """Do it; `on_progress` is called with numbers of sequences."""
+        del state  # the plan and the prepared parts decide everything
+        split = SplitFiles.load(Path(self.files))
         paths = [Path(self.out) / name for name in self.names]
         partial = [path.with_name(f".{path.name}.{uuid.uuid4().hex}") for path in paths]
-        schema = pack_schema(grouped=where.groups is not None)
+        schema = pack_schema(grouped=split.groups is not None)
         with (
-            Reader([Path(folder) for folder in where.folders]) as reader,
+            Reader(split.folders) as reader,
             pa.ipc.new_stream(str(partial[0]), schema) as stream,
-            _Index(partial[1], where, reader) as index,
+            _Index(partial[1], split, reader) as index,
         ):
-            for first, packs, entries in self._batches(where):
-                stream.write_batch(_batch(packs, entries, reader, where, schema))
+            for first, packs, entries in self._batches(split, reader):
+                stream.write_batch(_batch(packs, entries, reader, split, schema))
                 index.add(first, packs, entries)
-                tell(len(entries))
-        for made, path in zip(partial, paths, strict=True):
-            made.replace(path)
+                on_progress(len(entries))
+        for written, path in zip(partial, paths, strict=True):
+            written.replace(path)
 
-    def _batches(self, where: Where) -> Iterator[tuple[int, Packs, Entries]]:
+    def _batches(self, split: SplitFiles, reader: Reader) -> Iterator[tuple[int, Packs, Entries]]:
         """The number of the first pack, some packs, and their entries; few tokens at a time."""
         first, stop = self.shard.packs
-        packs = np.fromfile(where.packs, PACK, stop - first, offset=first * PACK.itemsize)
+        packs = np.fromfile(split.packs, PACK, stop - first, offset=first * PACK.itemsize)
+        begin, behind = self.shard.sequences
+        numbers = np.fromfile(split.numbers, "<u4", behind - begin, offset=4 * begin)
         sums = np.cumsum(packs["tokens"], dtype=np.int64)
-        at = self.shard.entries[0]
-        start = 0
-        with Path(where.entries).open("rb") as file:
-            file.seek(at * ENTRY.itemsize)
-            while start < len(packs):
-                before = int(sums[start - 1]) if start else 0
-                end = int(np.searchsorted(sums, before + _BATCH_TOKENS, side="left")) + 1
-                some = packs[start:end]
-                entries = np.fromfile(file, ENTRY, int(some["stop"][-1]) - at)
-                yield first + start, some, entries
-                at, start = int(some["stop"][-1]), end
+        start = at = 0
+        while start < len(packs):
+            before = int(sums[start - 1]) if start else 0
+            end = int(np.searchsorted(sums, before + _BATCH_TOKENS, side="left")) + 1
+            some = packs[start:end]
+            until = int(some["stop"][-1]) - begin
+            yield first + start, some, split.entries(numbers[at:until], reader)
+            at, start = until, end
 
 
 def _batch(
-    packs: Packs, entries: Entries, reader: Reader, where: Where, schema: pa.Schema
+    packs: Packs, entries: Entries, reader: Reader, split: SplitFiles, schema: pa.Schema
 ) -> pa.RecordBatch:
     """Rows of the shard."""
     lengths = entries["length"].astype(np.int32)
@@ -164,8 +218,8 @@ def _batch(
         _lists(labels, packs["tokens"]),
         _lists(lengths, _counts(packs, entries)),
     ]
-    if where.groups is not None:
-        columns.append(pa.array([where.groups[k] for k in packs["group"].tolist()], pa.string()))
+    if split.groups is not None:
+        columns.append(pa.array([split.groups[k] for k in packs["group"].tolist()], pa.string()))
     return pa.record_batch(columns, schema=schema)
 
 
@@ -183,8 +237,8 @@ def _lists(values: Int32, lengths: npt.NDArray[np.integer]) -> pa.Array:
 class _Index:
     """The index of one shard, one row a sequence, in the order of the shard."""
 
-    def __init__(self, path: Path, where: Where, reader: Reader) -> None:
-        self._where, self._reader = where, reader
+    def __init__(self, path: Path, split: SplitFiles, reader: Reader) -> None:
+        self._split, self._reader = split, reader
         self._writer = pq.ParquetWriter(path, INDEX, compression="zstd")
         self._waiting: list[tuple[Int32, Int32, Entries]] = []
 
@@ -220,7 +274,7 @@ class _Index:
         places = zip(*(entries[n].tolist() for n in ("part", "text", "text_size")), strict=True)
         texts = [self._reader.text(*place) for place in places]
         cut = entries["budget"] >= 0
-        names = self._where.sources
+        names = [name for name, _, _ in self._split.sources]
         columns: dict[str, Any] = {
             "pack": packs,
             "offset": offsets,
@@ -234,18 +288,6 @@ class _Index:
         return pa.table({field.name: columns[field.name] for field in INDEX}).cast(INDEX)
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What the groups of each split add up to, and files with their rows.
-
-    Training has one group without a name.
-    """
-
-    train: PackStats
-    evaluation: dict[str, PackStats]
-    files: dict[str, int | None]
-
-
 def write_splits(
     out: Path,
     sources: Sequence[PreparedSource],
@@ -255,25 +297,29 @@ def write_splits(
     scratch: Path,
     executor: Executor,
     stages: Stages,
-) -> Written:
+) -> dict[str, int | None]:
     """Pack and write both splits; what an earlier, killed run left of them is replaced.
+
+    The groups of the plan get the stats of their packs.
 
     Args:
         scratch: for the plan, made anew.
+
+    Returns:
+        The files that were written, with their rows.
     """
     out, scratch = out.resolve(), scratch.resolve()  # workers may have been started elsewhere
     for folder in (out / "packed", out / "index", scratch):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
     stages.start("packing")
-    splits = [
-        pack_split(scratch, "train", {"": plan.train}, recipe),
-        pack_split(scratch, "eval", dict(sorted(plan.evaluation.items())), recipe),
-    ]
     jobs: list[ShardJob] = []
-    for split in splits:
-        jobs += _shard_jobs(out, sources, split, recipe, scratch)
-    total = sum(job.shard.entries[1] - job.shard.entries[0] for job in jobs)
+    for name, groups in (("train", {"": plan.train}), ("eval", plan.evaluation)):
+        packed = pack_split(name, groups, plan, sources, recipe)
+        path = _save(packed, plan, sources, scratch)
+        for shard in cut_shards(packed, recipe.shards):
+            jobs.append(ShardJob(shard, name, str(path), str(out)))
+    total = sum(job.shard.sequences[1] - job.shard.sequences[0] for job in jobs)
     stages.start("writing shards", total=total, unit="sequences")
     for _ in executor.run(jobs, stages.advance):
         pass
@@ -283,28 +329,30 @@ def write_splits(
     for job in jobs:
         packed, index = job.names
         files[packed] = job.shard.packs[1] - job.shard.packs[0]
-        files[index] = job.shard.entries[1] - job.shard.entries[0]
-    return Written(splits[0].stats[""], dict(splits[1].stats), files)
+        files[index] = job.shard.sequences[1] - job.shard.sequences[0]
+    return files
 
 
-def _shard_jobs(
-    out: Path,
-    sources: Sequence[PreparedSource],
-    split: PackedSplit,
-    recipe: BuildSftConfig,
-    scratch: Path,
-) -> list[ShardJob]:
-    where = Where(
-        entries=str(split.entries),
-        packs=str(split.packs),
-        folders=[str(folder) for source in sources for folder in source.folders],
-        sources=[source.name for source in sources],
-        groups=list(split.stats) if split.split == "eval" else None,
+def _save(
+    packed: PackedSplit, plan: BuildPlan, sources: Sequence[PreparedSource], scratch: Path
+) -> Path:
+    """What the shards of a split are written from; returns the path of its `SplitFiles`."""
+    numbers, packs = (scratch / f"{packed.split}.{name}" for name in ("numbers", "packs"))
+    packed.numbers.astype("<u4").tofile(numbers)
+    packed.packs.tofile(packs)
+    files = SplitFiles(
+        numbers=str(numbers),
+        packs=str(packs),
+        sources=[
+            (s.name, [str(folder) for folder in s.folders], s.sequence_starts().tolist())
+            for s in sources
+        ],
+        passes=[(one.source, one.epoch, one.first) for one in plan.passes],
+        groups=packed.groups if packed.split == "eval" else None,
     )
-    path = scratch / f"{split.split}.json"
-    where.save(path)
-    shards = cut_shards(split, recipe.shards)
-    return [ShardJob(shard, split.split, str(path), str(out)) for shard in shards]
+    path = scratch / f"{packed.split}.json"
+    files.save(path)
+    return path
 
 
 def write_jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> int:

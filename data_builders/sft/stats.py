@@ -11,11 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from data_builders.sft.mixture import SourcePlan
-from data_builders.sft.pack import PackStats
 from data_builders.sft.part import CONTROL
-from data_builders.sft.plan import BuildPlan
+from data_builders.sft.plan import BuildPlan, GroupStats
 from data_builders.sft.prepared import PreparedSource
-from data_builders.sft.shards import Written
 from posttrain.artifacts import Counts
 from posttrain.config.build_sft import Unit
 from posttrain.errors import DataError
@@ -29,7 +27,7 @@ def counts_by_source(sources: Sequence[PreparedSource], plan: BuildPlan) -> dict
     for k, source in enumerate(sources):
         taken = plan.mixture[k].distinct
         dropped = dict(source.stats["dropped"])
-        left = plan.mixture[k].stock.total.rows - taken
+        left = plan.mixture[k].available.total.rows - taken
         later = {
             **plan.dropped[k],
             "not_sampled": left,
@@ -73,24 +71,24 @@ def total_counts(counts: Mapping[str, Counts]) -> Counts:
 def data_stats(
     sources: Sequence[PreparedSource],
     plan: BuildPlan,
-    written: Written,
     counts: Mapping[str, Counts],
     capacity: int,
 ) -> dict[str, Any]:
     """All that the report shows of the data: splits, sources, reasoning control, histograms."""
-    splits = {"train": written.train.stats()}
-    if written.evaluation:
-        everything = PackStats(capacity)
-        for stats in written.evaluation.values():
-            everything.join(stats)
+    groups = {label: group.stats for label, group in plan.evaluation.items()}
+    splits = {"train": plan.train.stats.stats()}
+    if groups:
+        everything = GroupStats(capacity)
+        for own in groups.values():
+            everything.join(own)
         splits["eval"] = everything.stats()
     return {
         "max_length": capacity,
         "splits": splits,
-        "eval_groups": {group: stats.stats() for group, stats in written.evaluation.items()},
+        "eval_groups": {label: own.stats() for label, own in groups.items()},
         "sources": source_stats(sources, plan, counts),
         "control": control_totals(sources),
-        "histograms": histograms(sources, written.train),
+        "histograms": histograms(sources, plan.train.stats),
     }
 
 
@@ -136,12 +134,12 @@ def _realised(plan: SourcePlan) -> dict[str, float]:
         "distinct_rows": plan.distinct,
         "tokens": total.tokens,
         "trained": total.trained,
-        "epochs": total.rows / max(plan.stock.total.rows, 1),
+        "epochs": total.rows / max(plan.available.total.rows, 1),
     }
 
 
 def _available(plan: SourcePlan) -> dict[str, int]:
-    total = plan.stock.total
+    total = plan.available.total
     return {"rows": total.rows, "tokens": total.tokens, "trained": total.trained}
 
 
@@ -159,7 +157,7 @@ def _request(plan: SourcePlan) -> dict[str, Any] | None:
     }
 
 
-def histograms(sources: Sequence[PreparedSource], train: PackStats) -> dict[str, Any]:
+def histograms(sources: Sequence[PreparedSource], train: GroupStats) -> dict[str, Any]:
     """Lengths by powers of two, fill of packs by percent, budgets as they were drawn."""
     budgets = Counter[int]()
     for source in sources:

@@ -1,12 +1,12 @@
-"""What every record of a part said, on disk: the columns that deduplication works on.
+"""Per-part columns for deduplication: hash keys, MinHash bands and compressed texts.
 
-    said.bin        SAID: keys of the conversation, its prompt and the record, where its text is
-    said_bands.bin  400 bytes for every record long enough to have near-duplicates
-    said_texts.bin  where each was read (JSON), and what was said (compressed)
+    dedup.bin        keys of the conversation, its prompt and the record, and where its text is
+    dedup_bands.bin  400 bytes for every record long enough to have near-duplicates
+    dedup_texts.bin  where each was read (JSON), and its text (compressed)
 
 A row is a pure function of its record. Where a record was read is kept when drops are written down,
-what it said when near-duplicates are looked for. Keys are read in order, texts only of the few
-records that meet.
+its text when near-duplicates are looked for. Keys are read in order, texts only of the few records
+that meet.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from data_builders.keyed import key64
 from posttrain.config.deduplication import DeduplicationConfig, NearConfig
 from posttrain.records import Example
 
-SAID = np.dtype(
+COLUMN_ROW = np.dtype(
     [
         ("conversation", "<u8"),
         ("prompt", "<u8"),
         ("id64", "<u8"),  # of the record's id
         ("rest64", "<u8"),  # of what tells apart records of one id
-        ("text", "<u8"),  # byte in said_texts.bin, of the place and then of the text
+        ("text", "<u8"),  # byte in dedup_texts.bin, of the place and then of the text
         ("place_size", "<u4"),
         ("text_size", "<u4"),  # 0: too short to have near-duplicates
         ("asked", "<u4"),  # characters
         ("answered", "<u4"),
     ]
 )
-SAID_FILES = ("said.bin", "said_bands.bin", "said_texts.bin")
+COLUMN_FILES = ("dedup.bin", "dedup_bands.bin", "dedup_texts.bin")
 Rows = npt.NDArray[np.void]
 Int = npt.NDArray[np.int64]
 Keys = npt.NDArray[np.uint64]
@@ -54,7 +54,7 @@ _LEVEL = 1
 
 
 @dataclass(frozen=True, slots=True)
-class SaidBatch:
+class ColumnBatch:
     """Some records: `rows` (n,), `bands` (m, BANDS) of the m that have a text, all their texts."""
 
     rows: Rows
@@ -73,15 +73,15 @@ class NearBlock:
     bands: npt.NDArray[np.uint32]
 
 
-def said_batch(
+def column_batch(
     examples: Sequence[Example], config: DeduplicationConfig, places: Sequence[Place] | None
-) -> SaidBatch:
+) -> ColumnBatch:
     """The columns of some records as they are before reasoning control, in their order.
 
     Args:
         places: file and line of each, when they are to be kept.
     """
-    rows = np.zeros(len(examples), SAID)
+    rows = np.zeros(len(examples), COLUMN_ROW)
     texts, bands = _near_columns(examples, config.near)
     written: list[bytes] = []
     at = 0
@@ -97,7 +97,7 @@ def said_batch(
         row["text"], row["place_size"], row["text_size"] = at, len(place), len(packed)
         written += [place, packed]
         at += len(place) + len(packed)
-    return SaidBatch(rows, bands, b"".join(written))
+    return ColumnBatch(rows, bands, b"".join(written))
 
 
 def _near_columns(
@@ -111,13 +111,13 @@ def _near_columns(
     return long, band_keys(list(long.values()))
 
 
-def write_said(files: Mapping[str, BinaryIO], batch: SaidBatch) -> None:
-    """Append to the open files of a part, by the names of `SAID_FILES`."""
+def write_columns(files: Mapping[str, BinaryIO], batch: ColumnBatch) -> None:
+    """Append to the open files of a part, by the names of `COLUMN_FILES`."""
     rows = batch.rows.copy()
-    rows["text"] += files["said_texts.bin"].tell()
-    files["said.bin"].write(rows.tobytes())
-    files["said_bands.bin"].write(batch.bands.astype("<u4").tobytes())
-    files["said_texts.bin"].write(batch.texts)
+    rows["text"] += files["dedup_texts.bin"].tell()
+    files["dedup.bin"].write(rows.tobytes())
+    files["dedup_bands.bin"].write(batch.bands.astype("<u4").tobytes())
+    files["dedup_texts.bin"].write(batch.texts)
 
 
 def _packed(text: NearText) -> bytes:
@@ -136,12 +136,12 @@ def _unpacked(packed: bytes) -> NearText:
     )
 
 
-class Said:
+class Columns:
     """The columns of one source, in the folders of its parts."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = tuple(folders)
-        sizes = [(f / "said.bin").stat().st_size // SAID.itemsize for f in self._folders]
+        sizes = [(f / "dedup.bin").stat().st_size // COLUMN_ROW.itemsize for f in self._folders]
         self._first = np.cumsum([0, *sizes])
 
     def __len__(self) -> int:
@@ -188,22 +188,22 @@ class Said:
         """Records in order, with the number of the first, and the keys, open where theirs begin."""
         for folder, first in zip(self._folders, self._first.tolist(), strict=False):
             with (
-                (folder / "said.bin").open("rb") as file,
-                (folder / "said_bands.bin").open("rb") as bands,
+                (folder / "dedup.bin").open("rb") as file,
+                (folder / "dedup_bands.bin").open("rb") as bands,
             ):
-                while len(rows := np.fromfile(file, SAID, _BLOCK)):
+                while len(rows := np.fromfile(file, COLUMN_ROW, _BLOCK)):
                     yield first, rows, bands
                     first += len(rows)
 
     def _row(self, row: int) -> tuple[Path, np.void]:
         part = int(np.searchsorted(self._first, row, side="right")) - 1
         folder = self._folders[part]
-        at = (row - int(self._first[part])) * SAID.itemsize
-        with (folder / "said.bin").open("rb") as file:
+        at = (row - int(self._first[part])) * COLUMN_ROW.itemsize
+        with (folder / "dedup.bin").open("rb") as file:
             file.seek(at)
-            return folder, np.fromfile(file, SAID, 1)[0]
+            return folder, np.fromfile(file, COLUMN_ROW, 1)[0]
 
     def _read(self, folder: Path, at: int, size: int) -> bytes:
-        with (folder / "said_texts.bin").open("rb") as file:
+        with (folder / "dedup_texts.bin").open("rb") as file:
             file.seek(at)
             return file.read(size)

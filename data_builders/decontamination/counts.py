@@ -1,6 +1,6 @@
 """What of each evaluation file is looked for, and how: told in the manifest and by warnings.
 
-FileBook("gsm8k.jsonl", rows=1319, lacking=0, too_short=0, repeated=2, inside=1310, whole=4, …)
+FileCounts("gsm8k.jsonl", rows=1319, lacking=0, too_short=0, repeated=2, inside=1310, whole=4, …)
 
 Every text of a file is one of the last five: fewer than 5 words, the same as a text before, found
 inside of others, shorter than a run and so found as a whole message only, found as a whole message
@@ -26,7 +26,7 @@ Int = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class FileBook:
+class FileCounts:
     """Rows and texts of one evaluation file. `lacking` rows have no text where one was named."""
 
     file: str
@@ -43,9 +43,9 @@ class FileBook:
         return asdict(self)
 
 
-def books_of(
+def counts_of(
     read: Sequence[tuple[EvaluationFile, FileItems]], index: RunIndex, config: DecontaminationConfig
-) -> tuple[list[FileBook], list[str]]:
+) -> tuple[list[FileCounts], list[str]]:
     """The book of every file, and what the user should know of them.
 
     Args:
@@ -58,7 +58,7 @@ def books_of(
     new = np.zeros(len(index.number), np.bool_)
     new[np.unique(index.number, return_index=True)[1]] = True
     templates = (index.own < index.ngram) & (index.lengths >= index.ngram)
-    books: list[FileBook] = []
+    counts: list[FileCounts] = []
     warnings: list[str] = []
     start = 0
     for file, found in read:
@@ -68,18 +68,20 @@ def books_of(
         hidden = int(templates[standing].sum())
         _check(found, len(standing), hidden, config)
         warnings += _warnings(file, found, len(standing), hidden, config)
-        books.append(_book(found, number, new[start:end], index))
+        counts.append(_file_counts(found, number, new[start:end], index))
         start = end
-    return books, warnings
+    return counts, warnings
 
 
-def _book(found: FileItems, number: Int, new: npt.NDArray[np.bool_], index: RunIndex) -> FileBook:
+def _file_counts(
+    found: FileItems, number: Int, new: npt.NDArray[np.bool_], index: RunIndex
+) -> FileCounts:
     """`number` is the item of each text, `new` where it is the first of that item."""
     first = number[new & (number >= 0)]
     too_short = int((number < 0).sum())
     inside = int((index.own[first] >= index.ngram).sum())
     whole = int((index.lengths[first] < index.ngram).sum())
-    return FileBook(
+    return FileCounts(
         file=Path(found.path).name,
         rows=found.rows,
         lacking=found.lacking,
