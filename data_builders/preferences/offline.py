@@ -15,7 +15,7 @@ from pathlib import Path
 
 from data_builders.dialects import Conversation, RowProblem, canonical, reading_of
 from data_builders.dialects.chosen_rejected import read_side
-from data_builders.filters import structural_drop
+from data_builders.filters.structure import structural_drop
 from data_builders.preferences.encoded import Encoded, Encoder, encode_turns, last_turn
 from data_builders.rows.examples import end_on_assistant
 from data_builders.rows.raw import Dropped, RawRow

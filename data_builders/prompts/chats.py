@@ -9,7 +9,7 @@ answers (some logs close with the user's thanks) that turn is no question, and t
 from __future__ import annotations
 
 from data_builders.dialects import RowProblem, read_row
-from data_builders.filters.turns import first_empty_user
+from data_builders.filters.structure import first_empty_user
 from data_builders.prompts.question import Question, Row, carried, text_of
 from posttrain.config.prompts import ChatPrompts
 

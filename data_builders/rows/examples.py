@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from data_builders.dialects import RowProblem, read_row
-from data_builders.filters import structural_drop
+from data_builders.filters.structure import structural_drop
 from data_builders.rows.raw import Dropped, RawRow, RawRows
 from data_builders.rows.read import RowCounts, read_rows
 from data_builders.rows.where import lookup
