@@ -64,7 +64,7 @@ def test_killed_twice_and_resumed_gives_the_same_bytes(world, tmp_path, monkeypa
         done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
         assert done.returncode == 9, done.stderr.decode()[-2000:]
         assert not (Path(out) / "manifest.json").exists()
-        prepared.append(len(list(Path(out).glob("work/parts/*/*/books.json"))))
+        prepared.append(len(list(Path(out).glob("work/parts/*/*/counts.json"))))
     assert prepared[0] == 2, "finished parts are kept"
     assert prepared[1] == prepared[2] > 6
     # all parts were there before the second kill: nothing is prepared again
