@@ -38,8 +38,8 @@ from posttrain.claim import claimed, run_command
 from posttrain.config.command import parse_recipe, recipe_parser
 from posttrain.config.eval_genrm import EvalGenRmConfig
 from posttrain.errors import DataError
-from posttrain.evaluation.judged import Judged, judge_cells, judge_differences
-from posttrain.evaluation.judged_tables import print_judge_differences, print_judges
+from posttrain.evaluation.judges.metrics import Judged, judge_cells, judge_differences
+from posttrain.evaluation.tables import print_judges
 from posttrain.report import ensure_report, write_report
 from posttrain.rollouts import (
     Completion,
@@ -219,8 +219,7 @@ def finish(
         },
     )
     shutil.rmtree(out / WORK, ignore_errors=True)
-    print_judges(console, metrics["cells"])
-    print_judge_differences(console, metrics["differences"])
+    print_judges(console, metrics["cells"], metrics["differences"])
     console.print(f"{write_report(out)}", highlight=False)
 
 
@@ -235,8 +234,7 @@ def rescore(arguments: list[str]) -> None:
     said = read_judgements(run, manifest.stats["checkpoints"], prompts)
     metrics = figures_of(said, seed=manifest.seed)
     console = Console(width=None if sys.stdout.isatty() else 180)
-    print_judges(console, metrics["cells"])
-    print_judge_differences(console, metrics["differences"])
+    print_judges(console, metrics["cells"], metrics["differences"])
     same = metrics == json.loads((run / METRICS).read_text("utf-8"))
     console.print("as they were" if same else f"not what {run / METRICS} says", highlight=False)
 

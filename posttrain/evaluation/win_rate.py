@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from posttrain.evaluation.clustered import Clustered, by_question, rate
-from posttrain.evaluation.paired import length_difference
+from posttrain.evaluation.compare import length_difference
+from posttrain.evaluation.intervals import Clustered, by_question, rate
 
 ALL = "all"
 Row = dict[str, Any]

@@ -18,7 +18,7 @@ from posttrain.errors import ConfigError, JudgeError
 from posttrain.evaluation.win_rate import Duel, win_rows
 from posttrain.sampling.protocol import Request
 from tests.evaluation import small_eval
-from tests.evaluation.test_eval_genrm import script, verdict
+from tests.evaluation.judges.test_stage import script, verdict
 from tests.sampling.scripted import END, Scripted
 from tests.sampling.small_stage import sample, write_recipe
 

@@ -18,10 +18,10 @@ from inspect_ai.tool import ToolCall as InspectCall
 
 from posttrain.chat import nemotron_3_nano_template, render
 from posttrain.errors import DataError
-from posttrain.evaluation.inspect_messages import from_inspect, to_inspect
-from posttrain.evaluation.inspect_model import inspect_model
-from posttrain.evaluation.inspect_run import quiet_inspect
+from posttrain.evaluation.inspect_adapter.messages import from_inspect, to_inspect
+from posttrain.evaluation.inspect_adapter.provider import inspect_model
 from posttrain.records import Message, ToolCall
+from tests.evaluation.inspect_adapter.running import run_task
 from tests.evaluation.scripted import CALL, ScriptedSampler, turn
 
 
@@ -46,17 +46,7 @@ def run(sampler, *, samples=3, epochs=1, solver=None, **config):
         scorer=match(),
         epochs=epochs,
     )
-    with quiet_inspect() as scratch:
-        (log,) = inspect_ai.eval(
-            task,
-            model=inspect_model(sampler, "tiny"),
-            display="none",
-            log_dir=str(scratch / "logs"),
-            log_realtime=False,
-            ctl_server=False,
-            debug_errors=True,
-            **config,
-        )
+    log = run_task(task, inspect_model(sampler, "tiny"), **config)
     assert log.status == "success"
     return log
 

@@ -7,10 +7,8 @@ from dataclasses import replace
 import pytest
 
 from posttrain.chat import parse_completion
-from posttrain.evaluation.cells import cell_rows
-from posttrain.evaluation.examples import examples
-from posttrain.evaluation.observe import observe
-from posttrain.evaluation.record import Record, make_record, record_to_row
+from posttrain.evaluation.grade import Record, grade_completions, record_to_row
+from posttrain.evaluation.metrics import cell_rows, examples, measure
 from posttrain.records import Score
 from posttrain.rollouts import Completion, Step
 from tests.evaluation.scripted import CALL, prompt, turn
@@ -30,12 +28,13 @@ def record(text: str, *, asked=None, value: float | None = 1.0, index=0, **step)
     )
     made = replace(made, **step)
     completion = Completion(asked.id, index, (made,), made.finish)
-    return make_record("sft", asked, completion, Score(value, "56", "compared"))
+    score = Score(value, "56", "compared")
+    return grade_completions("sft", [(asked, completion)], lambda name, attempts: [score])[0]
 
 
 def failed(index=0) -> Record:
     completion = Completion(prompt(0).id, index, (), "failed", error="gone")
-    return make_record("sft", prompt(0), completion, Score(None, None, "failed: gone"))
+    return grade_completions("sft", [(prompt(0), completion)], lambda name, attempts: [])[0]
 
 
 @pytest.mark.parametrize(
@@ -50,43 +49,43 @@ def failed(index=0) -> Record:
     ],
 )
 def test_adherence(text: str, thinking: bool, adheres: float):
-    assert observe(record(text, asked=prompt(0, thinking=thinking)))["adherence"] == adheres
+    assert measure(record(text, asked=prompt(0, thinking=thinking)))["adherence"] == adheres
 
 
 def test_an_undeclared_call_in_the_answer_and_in_the_reasoning():
-    answer = observe(record(turn(CALL)))
+    answer = measure(record(turn(CALL)))
     assert (answer["hallucination"], answer["hallucination_answer"]) == (1.0, 1.0)
     assert answer["hallucination_reasoning"] == 0.0
-    reasoning = observe(record(turn("56", reasoning=f"let me\n{CALL}")))
+    reasoning = measure(record(turn("56", reasoning=f"let me\n{CALL}")))
     assert (reasoning["hallucination"], reasoning["hallucination_answer"]) == (1.0, 0.0)
     assert "called_tool" not in answer
 
 
 def test_declared_nonexistent_and_fabricated_calls_are_apart():
     asked = prompt(0, tools=True)
-    sound = observe(record(turn(CALL), asked=asked))
+    sound = measure(record(turn(CALL), asked=asked))
     assert (sound["called_tool"], sound["nonexistent_tool"]) == (1.0, 0.0)
-    other = observe(record(turn(CALL.replace("calculate", "search")), asked=asked))
+    other = measure(record(turn(CALL.replace("calculate", "search")), asked=asked))
     assert (other["called_tool"], other["nonexistent_tool"]) == (0.0, 1.0)
-    wrong = observe(record(turn(CALL.replace("=expression", "=formula")), asked=asked))
+    wrong = measure(record(turn(CALL.replace("=expression", "=formula")), asked=asked))
     assert wrong["fabricated_arguments"] == 1.0
     assert "hallucination" not in sound
 
 
 def test_truncated_malformed_and_forced():
-    cut = observe(record("and so on"))
+    cut = measure(record("and so on"))
     assert (cut["truncated"], cut["malformed"]) == (1.0, 0.0)
-    half = observe(record("a</think><tool_call>\n<function=f>", value=0.0))
+    half = measure(record("a</think><tool_call>\n<function=f>", value=0.0))
     assert (half["truncated"], half["malformed"]) == (1.0, 1.0)
     assert "forced_close" not in half
     budgeted = replace(prompt(0), reasoning_budget=4)
-    assert observe(record(turn("56"), asked=budgeted, forced=(2, 4)))["forced_close"] == 1.0
-    assert observe(record(turn("56"), asked=budgeted))["forced_close"] == 0.0
+    assert measure(record(turn("56"), asked=budgeted, forced=(2, 4)))["forced_close"] == 1.0
+    assert measure(record(turn("56"), asked=budgeted))["forced_close"] == 0.0
 
 
 def test_what_failed_or_was_not_scored_has_no_figure_and_is_counted():
-    assert observe(failed()) == {}
-    assert "accuracy" not in observe(record(turn("56"), value=None))
+    assert measure(failed()) == {}
+    assert "accuracy" not in measure(record(turn("56"), value=None))
     rows = [record(turn("56")), record(turn("56"), value=None, index=1), failed(2)]
     (cell,) = cell_rows(rows, seed=0)
     assert (cell["samples"], cell["failed"], cell["unscored"]) == (3, 1, 1)

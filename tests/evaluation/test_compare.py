@@ -7,8 +7,7 @@ import pytest
 from scipy import stats
 
 from posttrain.chat.detect import FoundCall, Verdict
-from posttrain.evaluation.clustered import by_question
-from posttrain.evaluation.paired import (
+from posttrain.evaluation.compare import (
     change_interval,
     length_difference,
     mcnemar,
@@ -16,7 +15,8 @@ from posttrain.evaluation.paired import (
     rate_difference,
     sign_flip,
 )
-from posttrain.evaluation.record import Record
+from posttrain.evaluation.grade import Record
+from posttrain.evaluation.intervals import by_question
 from posttrain.records import Score
 from posttrain.rollouts import Completion
 from tests.evaluation.scripted import prompt

@@ -22,7 +22,7 @@ from posttrain.sampling.protocol import Request
 from tests.data_builders.genrm.small import numbered
 from tests.sampling.scripted import END, Scripted
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 _SHOWN = re.compile(r"\[A1\](\d+)\[/A1\]\n\[A2\](\d+)\[/A2\]")
 
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("inspect_ai")
-
 from posttrain.artifacts import read_artifact
 from posttrain.errors import ConfigError, DataError
-from posttrain.evaluation.run_files import read_run
+from posttrain.evaluation.run import read_run
 from tests.evaluation.scripted import ScriptedSampler
-from tests.evaluation.small_eval import answer, evaluate, records, stage, tamed, write_recipe
+from tests.evaluation.small_eval import answer, evaluate, records, run_script, tamed, write_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"no_tools": 12 * 2 * 2, "with_tools": 12}
@@ -181,7 +180,7 @@ def test_limit_and_task(tmp_path: Path):
 
 
 def test_rescored_without_a_model_it_is_the_same(run: Path, capsys):
-    stage([]).main(["rescore", str(run / "out"), f"out={run / 'again'}"])
+    run_script(["rescore", str(run / "out"), f"out={run / 'again'}"])
     assert "0 scores and 0 verdicts changed" in capsys.readouterr().out
     assert records(run / "again") == records(run / "out")
     assert (run / "again/metrics.json").read_bytes() == (run / "out/metrics.json").read_bytes()
@@ -190,7 +189,7 @@ def test_rescored_without_a_model_it_is_the_same(run: Path, capsys):
 
 
 def test_compare(run: Path, capsys):
-    main = stage([]).main
+    main = run_script
     main(["compare", f"{run / 'out'}:sft", f"{run / 'out'}:dpo", "--json", str(run / "c.json")])
     rows = json.loads((run / "c.json").read_text())["pairs"]
     own = json.loads((run / "out/metrics.json").read_text())["pairs"]
@@ -207,8 +206,8 @@ def test_runs_that_were_not_asked_alike_are_not_compared(run: Path, tmp_path: Pa
     evaluate(recipe)
     compare = ["compare", f"{run / 'out'}:sft", f"{tmp_path / 'out'}:sft"]
     with pytest.raises(ConfigError, match=r"sampling\.parameters\.temperature.*--despite sampling"):
-        stage([]).main(compare)
-    stage([]).main([*compare, "--despite", "sampling"])
+        run_script(compare)
+    run_script([*compare, "--despite", "sampling"])
     lock = json.loads((tmp_path / "out/lock.json").read_text())
     assert lock["prompts"]["sums.no_tools"]
 
@@ -242,9 +241,10 @@ def test_nothing_secret_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "api_key_env": "MY_SERVER_KEY",
         "chat_template": "nemotron_3_nano",
     }
-    recipe = write_recipe(tmp_path, backend=backend, inspect_logs=True)
+    logs = find_spec("inspect_ai") is not None
+    recipe = write_recipe(tmp_path, backend=backend, inspect_logs=logs)
     evaluate(recipe, "--limit", "1", "--task", "sums")
-    assert list((tmp_path / "out/inspect").rglob("*.eval"))
+    assert bool(list(tmp_path.glob("out/inspect/*/*.eval"))) == logs
     for path in (tmp_path / "out").rglob("*"):
         if path.is_file():
             assert b"do-not-write" not in path.read_bytes(), path
@@ -292,16 +292,21 @@ def test_what_was_truncated_is_said(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "<b>100.00 %</b><span>truncated</span><small>dpo, no_tools, reasoning on: " in page
 
 
-def test_without_inspect_it_says_what_to_install(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("posttrain.evaluation.extra.find_spec", lambda name: None)
+def test_inspect_is_needed_for_its_logs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("posttrain.evaluation.inspect_adapter.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'posttrain\[eval\]'"):
-        evaluate(write_recipe(tmp_path))
+        evaluate(write_recipe(tmp_path, inspect_logs=True))
     assert not (tmp_path / "out").exists()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "inspect_ai"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "inspect_ai", None)
+    evaluate(write_recipe(tmp_path), "--limit", "1")
+    assert read_artifact(tmp_path / "out", kind="evaluation")
 
 
 def test_the_light_parts_load_neither_inspect_nor_torch():
     code = (
-        "import sys, posttrain.evaluation.compare, posttrain.evaluation.rescore;"
+        "import sys, posttrain.evaluation.compare, posttrain.evaluation.grade;"
         "print(sorted({'torch', 'transformers', 'inspect_ai'} & set(sys.modules)))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -3,8 +3,7 @@
     to_inspect(Message("assistant", "56", reasoning="7*8"))
     → ChatMessageAssistant(content=[ContentReasoning("7*8"), ContentText("56")])
 
-Only for the log and for tasks that were written for inspect: our own prompts reach the sampler as
-they are (`inspect_model`).
+For the log and for tasks that were written for inspect.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from inspect_ai.model import (
+    ChatCompletionChoice,
     ChatMessage,
     ChatMessageAssistant,
     ChatMessageSystem,
@@ -21,6 +21,8 @@ from inspect_ai.model import (
     ChatMessageUser,
     ContentReasoning,
     ContentText,
+    ModelOutput,
+    ModelUsage,
 )
 from inspect_ai.tool import ToolCall as InspectCall
 from inspect_ai.tool import ToolInfo
@@ -28,6 +30,7 @@ from inspect_ai.tool import ToolInfo
 from posttrain.errors import DataError
 from posttrain.json_values import load_json
 from posttrain.records import Message, ToolCall, json_text
+from posttrain.rollouts import Step
 
 
 def to_inspect(message: Message) -> ChatMessage:
@@ -83,6 +86,34 @@ def tools_text(tools: Sequence[ToolInfo]) -> str | None:
             }
             for tool in tools
         ]
+    )
+
+
+def to_output(step: Step, model: str, *, prompt_ids: Sequence[int] | None = None) -> ModelOutput:
+    """One turn of a model, with its text and token ids as metadata."""
+    message = to_inspect(step.parsed.message())
+    assert isinstance(message, ChatMessageAssistant)
+    message.model = model
+    if step.finish == "length":
+        stop_reason = "max_tokens"
+    else:
+        stop_reason = "tool_calls" if step.parsed.tool_calls else "stop"
+    written = step.reasoning_tokens + step.answer_tokens if step.ids is None else len(step.ids)
+    return ModelOutput(
+        model=model,
+        choices=[ChatCompletionChoice(message=message, stop_reason=stop_reason)],
+        usage=ModelUsage(
+            input_tokens=step.prompt_tokens,
+            output_tokens=written,
+            total_tokens=step.prompt_tokens + written,
+            reasoning_tokens=step.reasoning_tokens,
+        ),
+        metadata={
+            "text": step.text,
+            "ids": step.ids,
+            "forced": step.forced,
+            "prompt_ids": prompt_ids,
+        },
     )
 
 

@@ -12,11 +12,11 @@ from inspect_ai.scorer import match
 from inspect_ai.solver import solver
 from inspect_ai.util import SandboxUserUnsupportedError, sandbox
 
-import posttrain.evaluation.inspect_sandbox  # noqa: F401 - registers it
+import posttrain.evaluation.inspect_adapter.sandbox  # noqa: F401 - registers it
 from posttrain.errors import ConfigError
-from posttrain.evaluation.inspect_model import inspect_model
-from posttrain.evaluation.inspect_run import quiet_inspect
+from posttrain.evaluation.inspect_adapter.provider import inspect_model
 from posttrain.tools.sandbox import check_sandbox
+from tests.evaluation.inspect_adapter.running import run_task
 from tests.evaluation.scripted import ScriptedSampler, turn
 
 
@@ -48,17 +48,8 @@ def run(step) -> None:
         scorer=match(),
         sandbox="posttrain",
     )
-    with quiet_inspect() as scratch:
-        (log,) = inspect_ai.eval(
-            task,
-            model=inspect_model(ScriptedSampler(lambda request: turn("56")), "tiny"),
-            display="none",
-            log_dir=str(scratch / "logs"),
-            log_realtime=False,
-            ctl_server=False,
-            debug_errors=True,
-        )
-    assert log.status == "success"
+    model = inspect_model(ScriptedSampler(lambda request: turn("56")), "tiny")
+    assert run_task(task, model).status == "success"
 
 
 def test_commands_share_files_and_see_nothing_of_the_machine(tmp_path):

@@ -1,6 +1,5 @@
 """Our sandbox as inspect's: `inspect_ai.Task(…, sandbox="posttrain")` for tasks written for it.
 
-    import posttrain.evaluation.inspect_sandbox   # registers it
     result = await sandbox().exec(["python3", "-c", "print(6*7)"])
 
 Inspect's own "local" contains nothing: it reads any file of the machine. Here a sample has a

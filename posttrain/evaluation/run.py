@@ -1,31 +1,43 @@
-"""What the figures of a run depend on, and the refusal to mix those of different origin.
+"""The files of one evaluation, and the lock: what its figures depend on.
 
-    lock.json: {"prompts": {"maths.no_tools": "5f0c…"}, "sampling": {"parameters": …, "seed": 0},
-                "rendering": {"sft": {"template": "ab78…"}}, "weights": {"sft": {…}}, "data": {…},
-                "versions": {"torch": "2.13.0"}}
+    out/lock.json     {"prompts": {"maths.no_tools": "5f0c…"}, "sampling": {…, "seed": 0},
+                       "rendering": {"sft": {"template": "ab78…"}}, "weights": {"sft": {…}},
+                       "data": {…}, "versions": {"torch": "2.13.0"}}
+    out/records/dpo/maths.no_tools.jsonl  out/metrics.json  out/examples.jsonl
 
-A run that is taken up again must have the same lock. Two runs can be compared if they asked the
-same prompts, in the same words, in the same way: weights and data may differ.
+A run that is resumed must have the same lock. A unit's records appear whole; samples that are not
+graded yet are in out/work/.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from posttrain.artifacts import Parent, atomic_write_json, differing_keys, digest_of
+from posttrain.artifacts import (
+    Manifest,
+    Parent,
+    atomic_write_json,
+    differing_keys,
+    digest_of,
+    read_artifact,
+)
 from posttrain.config.eval import EvalConfig
 from posttrain.errors import ConfigError, DataError
-from posttrain.evaluation.unit import Unit
+from posttrain.evaluation.grade import Record, Unit, read_records
 from posttrain.rollouts import prompt_to_row
 from posttrain.versions import VERSIONED, package_versions
 
+KIND = "evaluation"
 LOCK = "lock.json"
-PACKAGES = (*VERSIONED, "inspect-ai", "math-verify", "scipy", "vllm")
-# what two runs must share before they are compared, and may be told to overlook
-COMPARED = ("sampling", "rendering", "versions")
+RECORDS = "records"
+WORK = "work"
+METRICS = "metrics.json"
+EXAMPLES = "examples.jsonl"
+INSPECT_LOGS = "inspect"
+PACKAGES = (*VERSIONED, "math-verify", "scipy", "vllm")
 Lock = dict[str, Any]
 
 
@@ -41,14 +53,17 @@ def make_lock(
     """The lock of a run before any checkpoint is opened.
 
     Args:
-        units: of one checkpoint; all are asked the same.
         rendering: checkpoint → digests of template and tokenizer, None where a server renders.
         files: what prompts are made from, with digests.
         parents: the artifacts those files and the checkpoints belong to.
     """
     return {
         "config": config_digest,
-        "prompts": {unit.name: prompts_digest(unit) for unit in units},
+        # with their golds and graders, in order
+        "prompts": {
+            unit.name: digest_of([prompt_to_row(prompt) for prompt in unit.prompts])
+            for unit in units
+        },
         "sampling": {
             "sampling": recipe.sampling.model_dump(mode="json", exclude={"tools_at_once"}),
             # how many tools run at a time changes nothing that is sampled
@@ -60,11 +75,6 @@ def make_lock(
         "versions": package_versions(PACKAGES),
         "weights": {},
     }
-
-
-def prompts_digest(unit: Unit) -> str:
-    """Digest of a unit's prompts, with their golds and graders, in order."""
-    return digest_of([prompt_to_row(prompt) for prompt in unit.prompts])
 
 
 def bind_lock(path: Path, lock: Lock, *, finished: bool = False) -> None:
@@ -85,15 +95,15 @@ def bind_lock(path: Path, lock: Lock, *, finished: bool = False) -> None:
 
 
 def bind_weights(path: Path, checkpoint: str, identity: Mapping[str, Any]) -> None:
-    """Note what a checkpoint turned out to be when it was opened, or refuse another.
+    """Add the identity of a checkpoint that was opened to the lock, or check it.
 
     Raises:
         ConfigError: the checkpoint is not what it was when the run began.
     """
-    lock, found = read_lock(path), json.loads(json.dumps(dict(identity)))
-    before = lock["weights"].setdefault(checkpoint, found)
-    if before != found:
-        _refuse_other({checkpoint: before}, {checkpoint: found}, path)
+    lock, now = read_lock(path), json.loads(json.dumps(dict(identity)))
+    before = lock["weights"].setdefault(checkpoint, now)
+    if before != now:
+        _refuse_other({checkpoint: before}, {checkpoint: now}, path)
     atomic_write_json(path, lock)
 
 
@@ -119,38 +129,21 @@ def _refuse_other(before: Lock, now: Lock, path: Path) -> None:
         )
 
 
-def refuse_unlike(
-    a: Lock, b: Lock, *, checkpoints: tuple[str, str], despite: Collection[str] = ()
-) -> list[str]:
-    """Refuse to compare what was not asked alike; gives the names of units that both have.
+def record_path(out: Path, checkpoint: str, unit: str) -> Path:
+    """Where a unit's records are."""
+    return out / RECORDS / checkpoint / f"{unit}.jsonl"
 
-    Args:
-        checkpoints: the one of each run that is compared.
-        despite: parts of `COMPARED` that may differ.
+
+def read_run(out: Path) -> tuple[Manifest, dict[str, list[Record]]]:
+    """A finished run: its manifest, and its records by checkpoint in the recipe's order.
 
     Raises:
-        ConfigError: naming what differs; prompts must never differ.
+        DataError: not a finished evaluation, or files that changed.
     """
-    shared = [name for name in a["prompts"] if name in b["prompts"]]
-    if not shared:
-        raise ConfigError("the runs have no task and setting in common")
-    other = [name for name in shared if a["prompts"][name] != b["prompts"][name]]
-    if other:
-        raise ConfigError(f"the runs asked different prompts in {', '.join(other)}")
-    left, right = _compared(a, checkpoints[0]), _compared(b, checkpoints[1])
-    for part in COMPARED:
-        changed = differing_keys({part: left[part]}, {part: right[part]})
-        if changed and part not in despite:
-            raise ConfigError(
-                f"the runs differ in {', '.join(changed)}; name --despite {part} to compare them "
-                "all the same"
-            )
-    return shared
-
-
-def _compared(lock: Lock, checkpoint: str) -> Lock:
-    return {
-        "sampling": lock["sampling"],
-        "rendering": lock["rendering"].get(checkpoint),
-        "versions": lock["versions"],
+    manifest = read_artifact(out, kind=KIND)
+    names: Sequence[str] = manifest.stats["checkpoints"]
+    units: Sequence[str] = manifest.stats["units"]
+    return manifest, {
+        name: [r for unit in units for r in read_records(record_path(out, name, unit))]
+        for name in names
     }

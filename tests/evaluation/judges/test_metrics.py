@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.evaluation.judged import Judged, both_orders, judge_cells, judge_differences
+from posttrain.evaluation.judges.metrics import Judged, both_orders, judge_cells, judge_differences
 
 FAIR = {"readable": True, "truncated": False, "reward": -1.0, "tokens": 10}
 
