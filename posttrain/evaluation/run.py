@@ -1,8 +1,8 @@
 """The files of one evaluation, and the lock: what its figures depend on.
 
-    out/lock.json     {"prompts": {"maths.no_tools": "5f0c…"}, "sampling": {…, "seed": 0},
-                       "rendering": {"sft": {"template": "ab78…"}}, "weights": {"sft": {…}},
-                       "data": {…}, "versions": {"torch": "2.13.0"}}
+    out/lock.json  {"prompts": {"maths.no_tools": "5f0c…"}, "sampling": {"temperature": …},
+                    "rendering": {"sft": {"template": "ab78…"}}, "weights": {"sft": {…}},
+                    "data": {…}, "versions": {"torch": "2.13.0"}}
     out/records/dpo/maths.no_tools.jsonl  out/metrics.json  out/examples.jsonl
 
 A run that is resumed must have the same lock. A unit's records appear whole; samples that are not
@@ -65,8 +65,8 @@ def make_lock(
             for unit in units
         },
         "sampling": {
-            "sampling": recipe.sampling.model_dump(mode="json", exclude={"tools_at_once"}),
             # how many tools run at a time changes nothing that is sampled
+            **recipe.sampling.model_dump(mode="json", exclude={"tools_at_once"}),
             "samples": {unit.name: unit.samples for unit in units},
             "seed": recipe.seed,
         },

@@ -81,7 +81,7 @@ def _log(
     first = records[0]
     model = f"posttrain/{first.checkpoint}"
     name = digest_of([manifest.digest, first.checkpoint, unit])[:22]
-    sampling: Mapping[str, Any] = lock["sampling"]["sampling"]
+    sampling: Mapping[str, Any] = lock["sampling"]
     samples = [_sample(record, model) for record in records]
     ids = list(dict.fromkeys(record.prompt.id for record in records))
     return EvalLog(
