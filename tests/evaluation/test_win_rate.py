@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import yaml
@@ -110,9 +111,8 @@ def compare(folder: Path, out: Path, judge: Judge, **keys: Any) -> Scripted:
     async def opened(*_: object, **__: object) -> AsyncIterator[Scripted]:
         yield sampler
 
-    assert hasattr(module, "opened_sampler")
-    module.opened_sampler = opened  # pyright: ignore[reportAttributeAccessIssue] (a module's name)
-    module.main(["--config", str(path)])
+    with patch("posttrain.sampling.open.opened_sampler", opened):
+        module.main(["--config", str(path)])
     return sampler
 
 

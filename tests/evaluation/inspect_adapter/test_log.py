@@ -13,6 +13,7 @@ pytest.importorskip("inspect_ai")
 from inspect_ai.log import list_eval_logs, read_eval_log
 
 from posttrain.evaluation.run import read_run
+from tests.evaluation.scripted import ScriptedSampler
 from tests.evaluation.small_eval import evaluate, write_recipe
 
 
@@ -53,8 +54,8 @@ def test_a_sample_holds_messages_token_ids_and_its_score(run: Path):
     samples = read_eval_log(info).samples or []
     _, records = read_run(run)
     record = next(r for r in records["dpo"] if r.prompt.setting == "with_tools")
-    sample = samples[0]
-    assert (sample.id, sample.epoch) == (record.prompt.id, record.completion.index + 1)
+    (sample,) = [sample for sample in samples if sample.id == record.prompt.id]
+    assert sample.epoch == record.completion.index + 1
     assert [m.role for m in sample.messages] == ["user", "assistant", "tool", "assistant"]
     outputs = [event.output for event in sample.events if event.event == "model"]
     assert [output.metadata["ids"] for output in outputs] == [
@@ -71,18 +72,13 @@ def test_a_sample_holds_messages_token_ids_and_its_score(run: Path):
 
 
 def test_a_failed_sample_is_unscored(tmp_path: Path):
-    from tests.evaluation.scripted import ScriptedSampler
-
-    recipe = write_recipe(tmp_path, max_failure_rate=0.9, inspect_logs=True)
-    failing = [ScriptedSampler(lambda request: "FAIL", batched=False) for _ in range(2)]
-    with pytest.raises(Exception, match="max_failure_rate"):
-        evaluate(recipe, "--task", "sums", "--limit", "1", samplers=failing)
+    recipe = write_recipe(tmp_path, max_failure_rate=0.99, inspect_logs=True)
 
     def sometimes(request) -> str:
         return "FAIL" if request.seed % 2 else "56<|im_end|>"
 
     samplers = [ScriptedSampler(sometimes, batched=False) for _ in range(2)]
-    evaluate(recipe, "--task", "sums", "max_failure_rate=0.99", samplers=samplers)
+    evaluate(recipe, "--task", "sums", samplers=samplers)
     scores = [
         sample.scores["posttrain"].value
         for info in list_eval_logs(str(tmp_path / "out/inspect"))
