@@ -34,7 +34,7 @@ from posttrain.evaluation.inspect_adapter import require_inspect
 
 if TYPE_CHECKING:
     from posttrain.evaluation.grade import Grade
-    from posttrain.evaluation.stage import Plan
+    from posttrain.evaluation.stage import EvaluationPlan
     from reward.grader import Grader
 
 KIND, WORK, BASE = "evaluation", "work", Path(".")
@@ -74,14 +74,14 @@ def evaluate(arguments: list[str], console: Console) -> None:
         run_evaluation(stage, recipe, plan_of(recipe, options.limit), console)
 
 
-def plan_of(recipe: EvalConfig, limit: int | None) -> Plan:
+def plan_of(recipe: EvalConfig, limit: int | None) -> EvaluationPlan:
     """Prompts, environments and graders of a recipe."""
     from data_builders.graders import all_graders
     from data_builders.prompts import build_prompts, prompt_inputs
     from data_builders.sft_inputs import as_stats
     from data_builders.toolkits import toolkits_for
     from posttrain.evaluation.grade import units_of
-    from posttrain.evaluation.stage import Plan, checkpoint_parents
+    from posttrain.evaluation.stage import EvaluationPlan, checkpoint_parents
     from posttrain.models.rendering import renderer_of
 
     inputs, parents = prompt_inputs(recipe.prompts, BASE, out=Path(recipe.out))
@@ -98,7 +98,7 @@ def plan_of(recipe: EvalConfig, limit: int | None) -> Plan:
     units = units_of(made.prompts, recipe.n_of)
     units = [replace(unit, prompts=unit.prompts[:limit]) for unit in units]
     rows, kept = len(made.prompts), sum(len(unit.prompts) for unit in units)
-    return Plan(
+    return EvaluationPlan(
         units=units,
         renderers={
             name: renderer_of(recipe.backend_of(name), recipe.path_of(name))
@@ -108,7 +108,7 @@ def plan_of(recipe: EvalConfig, limit: int | None) -> Plan:
             None if prompt.environment is None else toolkits[prompt.environment].open(prompt)
         ),
         grade=grade_by_name(graders),
-        files={found.path: found.sha256 for found in inputs},
+        files={file.path: file.sha256 for file in inputs},
         parents=parents,
         counts=Counts(rows, kept, {"limit": rows - kept} if rows > kept else {}),
         stats={

@@ -4,7 +4,7 @@
     python scripts/eval_genrm.py --config F out=runs/x pairs=100 --dry-run
     python scripts/eval_genrm.py rescore RUN               # read the records again
 
-Every pair is asked in both orders. Killed and started again, the same command finishes the run and
+Every pair is judged in both orders. Killed and started again, the same command finishes the run and
 repeats nothing that was finished.
 """
 

@@ -35,7 +35,7 @@ from posttrain.evaluation.run import LOCK, Lock, read_lock, read_run
 
 PERMUTATIONS = 9999
 _AT_A_TIME = 500  # permutations in memory at once
-# what two runs must share before they are compared, and may be told to overlook
+# what two runs must share before they are compared, unless told otherwise
 COMPARED = ("sampling", "rendering", "versions")
 Row = dict[str, Any]
 
@@ -109,7 +109,7 @@ def _shared(a: Clustered, b: Clustered) -> list[tuple[int, int]]:
 
 
 def rate_difference(a: Clustered, b: Clustered, *, seed: int) -> Difference:
-    """How much a rate changed."""
+    """The change of a rate, with McNemar's or a permutation test."""
     at = np.asarray(_shared(a, b))
     left, right = a.means[at[:, 0]], b.means[at[:, 1]]
     changes = right - left
@@ -135,7 +135,7 @@ def change_interval(changes: Floats) -> tuple[float, float]:
 
 
 def length_difference(a: Clustered, b: Clustered, *, seed: int) -> Difference:
-    """How much a mean length changed; a t interval over questions."""
+    """The change of a mean length, with a t interval over questions."""
     at = np.asarray(_shared(a, b))
     left, right = a.means[at[:, 0]], b.means[at[:, 1]]
     changes = right - left
@@ -172,7 +172,7 @@ def sign_flip(changes: Floats, *, seed: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class RunCheckpoint:
     """One checkpoint of one run."""
 
     run: Path
@@ -181,8 +181,8 @@ class Side:
     lock: Lock
 
 
-def side_of(given: str) -> Side:
-    """`RUN` or `RUN:NAME`.
+def side_of(given: str) -> RunCheckpoint:
+    """One checkpoint of a finished run: `RUN`, or `RUN:NAME` where it has several.
 
     Raises:
         ConfigError: no such checkpoint, or several and none named.
@@ -199,61 +199,41 @@ def side_of(given: str) -> Side:
     name = name or next(iter(records))
     if name not in records:
         raise ConfigError(f"{path} has no checkpoint {name!r}{nearest(name, tuple(records))}")
-    return Side(path, name, records[name], read_lock(path / LOCK))
+    return RunCheckpoint(path, name, records[name], read_lock(path / LOCK))
 
 
-def compare_runs(a: Side, b: Side, *, despite: Collection[str] = ()) -> list[dict[str, Any]]:
+def compare_runs(a: RunCheckpoint, b: RunCheckpoint, *, despite: Collection[str] = ()) -> list[Row]:
     """Paired differences, b − a, for every task and setting that both runs have.
 
-    Raises:
-        ConfigError: their prompts or their sampling differ (`refuse_unlike`).
-    """
-    shared = refuse_unlike(
-        a.lock, b.lock, checkpoints=(a.checkpoint, b.checkpoint), despite=despite
-    )
-    left, right = (
-        [record for record in side.records if unit_name(record.prompt) in shared] for side in (a, b)
-    )
-    rows = paired_rows(left, right, seed=0)
-    # the same name in two runs would say nothing
-    return [row | {"a": f"a:{a.checkpoint}", "b": f"b:{b.checkpoint}"} for row in rows]
-
-
-def refuse_unlike(
-    a: Lock, b: Lock, *, checkpoints: tuple[str, str], despite: Collection[str] = ()
-) -> list[str]:
-    """Refuse to compare runs of other prompts or sampling.
-
     Args:
-        checkpoints: the one of each run that is compared.
         despite: parts of `COMPARED` that may differ.
 
-    Returns:
-        The names of the units that both have.
-
     Raises:
-        ConfigError: naming what differs; prompts must never differ.
+        ConfigError: prompts, sampling, rendering or versions differ, naming what.
     """
-    shared = [name for name in a["prompts"] if name in b["prompts"]]
-    if not shared:
-        raise ConfigError("the runs have no task and setting in common")
-    other = [name for name in shared if a["prompts"][name] != b["prompts"][name]]
-    if other:
-        raise ConfigError(f"the runs have different prompts in {', '.join(other)}")
-    left, right = _compared(a, checkpoints[0]), _compared(b, checkpoints[1])
+    units = _same_units(a.lock["prompts"], b.lock["prompts"])
     for part in COMPARED:
-        changed = differing_keys({part: left[part]}, {part: right[part]})
+        left, right = a.lock[part], b.lock[part]
+        if part == "rendering":
+            left, right = left.get(a.checkpoint), right.get(b.checkpoint)
+        changed = differing_keys({part: left}, {part: right})
         if changed and part not in despite:
             raise ConfigError(
                 f"the runs differ in {', '.join(changed)}; name --despite {part} to compare them "
                 "all the same"
             )
+    ours, theirs = ([r for r in side.records if unit_name(r.prompt) in units] for side in (a, b))
+    rows = paired_rows(ours, theirs, seed=0)
+    # both may have the same name
+    return [row | {"a": f"a:{a.checkpoint}", "b": f"b:{b.checkpoint}"} for row in rows]
+
+
+def _same_units(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
+    """The units that both have, by the digests of their prompts; prompts must never differ."""
+    shared = [name for name in a if name in b]
+    if not shared:
+        raise ConfigError("the runs have no task and setting in common")
+    other = [name for name in shared if a[name] != b[name]]
+    if other:
+        raise ConfigError(f"the runs have different prompts in {', '.join(other)}")
     return shared
-
-
-def _compared(lock: Lock, checkpoint: str) -> Lock:
-    return {
-        "sampling": lock["sampling"],
-        "rendering": lock["rendering"].get(checkpoint),
-        "versions": lock["versions"],
-    }

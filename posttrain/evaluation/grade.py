@@ -85,7 +85,7 @@ class Record:
 
     @property
     def failed(self) -> bool:
-        """Whether the backend gave up, so that nothing can be said of the model."""
+        """Whether the backend gave up, so that there is nothing to measure."""
         return self.completion.finish == "failed"
 
 

@@ -28,7 +28,7 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure with its 95 % interval, and from how many questions and samples it comes."""
+    """A figure with its 95 % interval, and the number of its questions and samples."""
 
     value: float
     low: float
@@ -64,19 +64,19 @@ def rate(values: Sequence[float], clusters: Sequence[Hashable]) -> Estimate | No
     """A share in [0, 1] with its interval; None without a sample."""
     if not values:
         return None
-    found = by_question(values, clusters)
-    return rate_of_means(found.means, samples=found.samples)
+    clustered = by_question(values, clusters)
+    return rate_of_means(clustered.means, samples=clustered.samples)
 
 
 def rate_of_means(means: Floats, *, samples: int) -> Estimate:
-    """A share whose questions' means are given; `samples` is how many made them."""
+    """A share from the means of its questions, which `samples` samples have."""
     share = float(np.clip(means.mean(), 0.0, 1.0))
     low, high = wilson(share, effective_samples(means, samples=samples))
     return Estimate(share, low, high, questions=len(means), samples=samples)
 
 
 def effective_samples(means: Floats, *, samples: int) -> float:
-    """How many independent samples carry as much: between questions and samples.
+    """The number of independent samples that carry as much: between questions and samples.
 
     The t quantile of so many questions stands in for the normal one, as in Korn and Graubard.
     """

@@ -122,17 +122,17 @@ def cell_of(record: Record) -> Cell:
 
 
 def by_cell(records: Sequence[Record]) -> dict[Cell, list[Record]]:
-    """Records by cell in the order they come, then all tasks together where there are several."""
-    found: defaultdict[Cell, list[Record]] = defaultdict(list)
+    """Records by cell in their order, then those of all tasks where there are several."""
+    cells: defaultdict[Cell, list[Record]] = defaultdict(list)
     pooled: defaultdict[Cell, list[Record]] = defaultdict(list)
     for record in records:
         cell = cell_of(record)
-        found[cell].append(record)
+        cells[cell].append(record)
         pooled[cell._replace(task=ALL)].append(record)
     several = {
         cell: rows for cell, rows in pooled.items() if len({r.prompt.source for r in rows}) > 1
     }
-    return {**found, **several}
+    return {**cells, **several}
 
 
 def cell_rows(records: Sequence[Record], *, seed: int) -> list[Row]:
@@ -141,7 +141,7 @@ def cell_rows(records: Sequence[Record], *, seed: int) -> list[Row]:
     Args:
         seed: of the bootstrap draws.
     """
-    return [cell_row(cell, found, seed=seed) for cell, found in by_cell(records).items()]
+    return [cell_row(cell, own, seed=seed) for cell, own in by_cell(records).items()]
 
 
 def cell_row(cell: Cell, records: Sequence[Record], *, seed: int) -> Row:
@@ -165,9 +165,9 @@ def cell_row(cell: Cell, records: Sequence[Record], *, seed: int) -> Row:
         },
         "pass": _pass(answered),
         "lengths": {
-            name: asdict(found)
+            name: asdict(spread)
             for name in LENGTHS
-            if (found := length(*_applying(name, figures, questions), seed=seed)) is not None
+            if (spread := length(*_applying(name, figures, questions), seed=seed)) is not None
         },
         "finish": dict(Counter(record.completion.finish for record in records)),
         "problems": _problems(answered),
@@ -196,14 +196,14 @@ def _pass(records: Sequence[Record]) -> Row:
         if solved is not None:
             verdicts[(*_question(record), record.prompt.id)].append(solved)
     most = max(map(len, verdicts.values()), default=0)
-    found: Row = {}
+    shares_by_k: Row = {}
     for k in [k for k in (2**i for i in range(20)) if k < most] + ([most] if most else []):
         enough = {key: v for key, v in verdicts.items() if len(v) >= k}
         shares = [pass_at(k, samples=len(v), solved=sum(v)) for v in enough.values()]
         means = by_question(shares, [(source, task) for source, task, _ in enough]).means
         samples = sum(map(len, enough.values()))
-        found[str(k)] = asdict(rate_of_means(np.asarray(means), samples=samples))
-    return found
+        shares_by_k[str(k)] = asdict(rate_of_means(np.asarray(means), samples=samples))
+    return shares_by_k
 
 
 def _problems(records: Sequence[Record]) -> dict[str, int]:
@@ -216,7 +216,7 @@ def _problems(records: Sequence[Record]) -> dict[str, int]:
 
 
 def _call_forms(records: Sequence[Record]) -> dict[str, int]:
-    """Calls found, by the notation they are written in."""
+    """Detected calls by the notation they are written in."""
     forms = Counter(call.form for record in records for call in record.verdict.calls)
     return dict(sorted(forms.items()))
 
@@ -232,9 +232,9 @@ _KINDS: tuple[Callable[[Record], bool], ...] = (
 def examples(records: Sequence[Record]) -> list[Record]:
     """Up to `EACH` of each kind from every cell, the first of each, in the order of the records."""
     chosen: set[int] = set()
-    for found in by_cell(records).values():
-        if len({record.prompt.source for record in found}) > 1:
-            continue  # all tasks together: their own cells show theirs
+    for own in by_cell(records).values():
+        if len({record.prompt.source for record in own}) > 1:
+            continue  # the cells of single tasks have them
         for kind in _KINDS:
-            chosen |= {id(record) for record in [r for r in found if kind(r)][:EACH]}
+            chosen |= {id(record) for record in [r for r in own if kind(r)][:EACH]}
     return [record for record in records if id(record) in chosen]

@@ -54,7 +54,7 @@ def make_lock(
 
     Args:
         rendering: checkpoint → digests of template and tokenizer, None where a server renders.
-        files: what prompts are made from, with digests.
+        files: sources of the prompts, with digests.
         parents: the artifacts those files and the checkpoints belong to.
     """
     return {
@@ -65,7 +65,7 @@ def make_lock(
             for unit in units
         },
         "sampling": {
-            # how many tools run at a time changes nothing that is sampled
+            # the number of tools that run at a time changes no sample
             **recipe.sampling.model_dump(mode="json", exclude={"tools_at_once"}),
             "samples": {unit.name: unit.samples for unit in units},
             "seed": recipe.seed,

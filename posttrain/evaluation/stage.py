@@ -1,6 +1,6 @@
 """Generate, grade, measure: a recipe's checkpoints → records → the `evaluation` artifact.
 
-    plan = Plan(units=units, renderers=renderers, grade=grade, …)
+    plan = EvaluationPlan(units=units, renderers=renderers, grade=grade, …)
     run_evaluation(stage, recipe, plan, console)  → out/records, metrics.json, manifest.json, …
 
 Prompts, environments and graders are arguments; samples are made as `scripts/sample.py` makes them.
@@ -77,7 +77,7 @@ Records = Mapping[str, Sequence[Record]]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EvaluationPlan:
     """What an evaluation is made from, before a model is loaded.
 
     Attributes:
@@ -107,7 +107,7 @@ def checkpoint_parents(recipe: CheckpointsConfig) -> list[Parent]:
     return parents
 
 
-def show_plan(console: Console, recipe: EvalConfig, plan: Plan) -> None:
+def show_plan(console: Console, recipe: EvalConfig, plan: EvaluationPlan) -> None:
     """Print counts, and each unit's first prompt as each checkpoint is given it."""
     for name, source in plan.stats["sources"].items():
         dropped = ", ".join(f"{reason} {n:,}" for reason, n in source["dropped"].items())
@@ -127,7 +127,9 @@ def show_plan(console: Console, recipe: EvalConfig, plan: Plan) -> None:
             console.print(escape(text), highlight=False, soft_wrap=True)
 
 
-def run_evaluation(stage: StageDir, recipe: EvalConfig, plan: Plan, console: Console) -> None:
+def run_evaluation(
+    stage: StageDir, recipe: EvalConfig, plan: EvaluationPlan, console: Console
+) -> None:
     """Make what is missing of the run, then its figures, report and manifest.
 
     Raises:
@@ -188,7 +190,7 @@ def _digests(renderer: PromptRenderer | None) -> dict[str, str] | None:
     }
 
 
-async def make_records(recipe: EvalConfig, plan: Plan, meter: Meter) -> None:
+async def make_records(recipe: EvalConfig, plan: EvaluationPlan, meter: Meter) -> None:
     """Generate and grade every unit without records, checkpoint by checkpoint."""
     out = Path(recipe.out)
     for name in recipe.checkpoints:
@@ -210,7 +212,7 @@ def _opened(recipe: EvalConfig, checkpoint: str) -> AbstractAsyncContextManager[
 
 async def _unit_records(
     recipe: EvalConfig,
-    plan: Plan,
+    plan: EvaluationPlan,
     checkpoint: str,
     unit: Unit,
     sampler: Sampler,

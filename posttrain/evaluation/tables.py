@@ -54,7 +54,7 @@ def print_cells(console: Console, cells: Sequence[Row]) -> None:
             cell["thinking"],
             f"{cell['samples']:,}",
             *(_interval(cell["rates"].get(name)) for name in shown),
-            " + ".join(f"{found['mean']['value']:.0f}" for found in lengths.values()),
+            " + ".join(f"{length['mean']['value']:.0f}" for length in lengths.values()),
             _lost(cell),
         )
     console.print(table)
@@ -131,10 +131,10 @@ def _change(change: Row | None, *, scale: float = 100) -> str:
     return f"{scale * change['difference']:+.2f} ({between}), p {shown}"
 
 
-def _interval(found: Row | None) -> str:
-    if found is None:
+def _interval(share: Row | None) -> str:
+    if share is None:
         return ""
-    return f"{100 * found['value']:.1f} ({100 * found['low']:.1f}–{100 * found['high']:.1f})"
+    return f"{100 * share['value']:.1f} ({100 * share['low']:.1f}–{100 * share['high']:.1f})"
 
 
 def _lost(cell: Row) -> str:

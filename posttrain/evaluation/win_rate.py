@@ -37,7 +37,7 @@ class Duel:
         before_first, after_first: which *position* was preferred (1, 2, or 0 for neither) where the
             old, and where the new answer stood first; None where the judge gave no verdict.
         same: the answers are the same text; there was nothing to judge.
-        before_tokens, after_tokens: of answer and reasoning together.
+        before_tokens, after_tokens: of answer and reasoning.
     """
 
     question: str

@@ -153,7 +153,7 @@ def _sample(record: Record, model: str) -> EvalSample:
             "finish": completion.finish,
             "error": completion.error,
         },
-        events=events,
+        events=[*events],
     )
     sample.model_usage = {model: _sum([event.output.usage for event in events])}
     return sample

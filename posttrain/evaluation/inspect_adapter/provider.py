@@ -37,7 +37,7 @@ from posttrain.errors import ConfigError, PosttrainError
 from posttrain.evaluation.inspect_adapter.messages import from_inspect, to_output, tools_text
 from posttrain.sampling.protocol import Generation, Parameters, Request, Sampler, seed_of
 
-UNBOUNDED = 1_000_000  # what waits together is decoded together
+UNBOUNDED = 1_000_000  # all that wait are decoded in one batch
 _REMEMBERED = 100_000  # turns whose ids can be continued from
 _QUIET_TURNS = 25  # turns of the event loop in which no request came
 

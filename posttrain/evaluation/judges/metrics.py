@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from posttrain.evaluation.compare import length_difference, rate_difference
-from posttrain.evaluation.intervals import Clustered, by_question, length, rate
+from posttrain.evaluation.intervals import by_question, length, rate
 
 ALL = "all"
 Row = dict[str, Any]
@@ -56,35 +56,34 @@ class Judged:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Value:
-    value: float
-    question: str
+Values = list[tuple[float, str]]
+"""Values of a figure, each with its question."""
+ValuesOf = Callable[[Sequence[Judged]], Values]
 
 
-def _each(get: Callable[[Judged], float | None]) -> Callable[[Sequence[Judged]], list[_Value]]:
-    """A figure of judgements one by one; those without a value take no part."""
+def _each(get: Callable[[Judged], float | None]) -> ValuesOf:
+    """A figure of judgements one by one; those without a value are left out."""
 
-    def values(judged: Sequence[Judged]) -> list[_Value]:
-        found = ((get(one), one.question) for one in judged)
-        return [_Value(float(value), question) for value, question in found if value is not None]
+    def values_of(judged: Sequence[Judged]) -> Values:
+        values = ((get(one), one.question) for one in judged)
+        return [(float(value), question) for value, question in values if value is not None]
 
-    return values
+    return values_of
 
 
-def _consistent(judged: Sequence[Judged]) -> list[_Value]:
+def _consistent(judged: Sequence[Judged]) -> Values:
     """Whether a pair's winner is the same in both orders, where both verdicts can be read."""
-    found: list[_Value] = []
-    for one, other in both_orders(judged):
-        if one.prefers is not None and other.prefers is not None:
-            found.append(_Value(float(one.prefers == mirrored(other.prefers)), one.question))
-    return found
+    return [
+        (float(one.prefers == mirrored(other.prefers)), one.question)
+        for one, other in both_orders(judged)
+        if one.prefers is not None and other.prefers is not None
+    ]
 
 
-def _right_in_both(judged: Sequence[Judged]) -> list[_Value]:
+def _right_in_both(judged: Sequence[Judged]) -> Values:
     """Whether a pair is judged rightly in both orders; what cannot be read is not right."""
     return [
-        _Value(float(one.right == 1 and other.right == 1), one.question)
+        (float(one.right == 1 and other.right == 1), one.question)
         for one, other in both_orders(judged)
         if one.right is not None and other.right is not None
     ]
@@ -104,7 +103,7 @@ def mirrored(preference: int) -> int:
     return {0: 0, 1: 2, 2: 1}[preference]
 
 
-RATES: dict[str, Callable[[Sequence[Judged]], list[_Value]]] = {
+RATES: dict[str, ValuesOf] = {
     "pairwise_accuracy": _each(lambda one: one.right),
     "pairwise_accuracy_readable": _each(lambda one: one.right if one.readable else None),
     "right_in_both_orders": _right_in_both,
@@ -115,7 +114,7 @@ RATES: dict[str, Callable[[Sequence[Judged]], list[_Value]]] = {
     "same_scores": _each(lambda one: one.same_scores),
     "truncated": _each(lambda one: float(one.truncated)),
 }
-MEANS: dict[str, Callable[[Sequence[Judged]], list[_Value]]] = {
+MEANS: dict[str, ValuesOf] = {
     "reward": _each(lambda one: one.reward),
     "score_error": _each(lambda one: one.score_error),
     "ranking_error": _each(lambda one: one.ranking_error),
@@ -130,23 +129,23 @@ def judge_cells(judged: Sequence[Judged], *, seed: int) -> list[Row]:
         seed: of the bootstrap of means; rates have Wilson's interval.
     """
     return [
-        _cell(checkpoint, source, found, seed)
+        _cell(checkpoint, source, own, seed)
         for checkpoint in dict.fromkeys(one.checkpoint for one in judged)
-        for source, found in _by_source(judged, checkpoint)
+        for source, own in _by_source(judged, checkpoint)
     ]
 
 
 def judge_differences(judged: Sequence[Judged], *, seed: int) -> list[Row]:
     """Each other checkpoint against the first, on questions where a figure applies to both."""
     names = list(dict.fromkeys(one.checkpoint for one in judged))
-    found: list[Row] = []
+    rows: list[Row] = []
     for name in names[1:]:
         theirs = dict(_by_source(judged, name))
         for source, ours in _by_source(judged, names[0]):
             if source in theirs:
                 row: Row = {"a": names[0], "b": name, "source": source}
-                found.append(row | _differences(ours, theirs[source], seed))
-    return found
+                rows.append(row | _differences(ours, theirs[source], seed))
+    return rows
 
 
 def _by_source(judged: Sequence[Judged], checkpoint: str) -> list[tuple[str, list[Judged]]]:
@@ -178,15 +177,11 @@ def _differences(a: Sequence[Judged], b: Sequence[Judged], seed: int) -> Row:
     row: Row = {}
     for figures, compare in ((RATES, rate_difference), (MEANS, length_difference)):
         for name, values_of in figures.items():
-            left, right = (_gathered(values_of(side)) for side in (a, b))
+            left, right = (by_question(*_columns(values_of(side))) for side in (a, b))
             if len(set(left.names) & set(right.names)) > 1:
                 row[name] = asdict(compare(left, right, seed=seed))
     return row
 
 
-def _columns(values: Sequence[_Value]) -> tuple[list[float], list[str]]:
-    return [one.value for one in values], [one.question for one in values]
-
-
-def _gathered(values: Sequence[_Value]) -> Clustered:
-    return by_question(*_columns(values))
+def _columns(values: Values) -> tuple[list[float], list[str]]:
+    return [value for value, _ in values], [question for _, question in values]
