@@ -12,7 +12,6 @@ import asyncio
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -198,16 +197,12 @@ async def make_records(recipe: EvalConfig, plan: EvaluationPlan, meter: Meter) -
         meter.restored(sum(unit.size for unit in plan.units if unit not in missing))
         if not missing:
             continue
-        async with _opened(recipe, name) as sampler:
+        backend, path = recipe.backend_of(name), recipe.path_of(name)
+        async with opened_sampler(backend, checkpoint=path) as sampler:
             bind_weights(out / LOCK, name, sampler.identity)
             for unit in missing:
                 records = await _unit_records(recipe, plan, name, unit, sampler, meter)
                 write_records(record_path(out, name, unit.name), records)
-
-
-def _opened(recipe: EvalConfig, checkpoint: str) -> AbstractAsyncContextManager[Sampler]:
-    backend, path = recipe.backend_of(checkpoint), recipe.path_of(checkpoint)
-    return opened_sampler(backend, checkpoint=path)
 
 
 async def _unit_records(
