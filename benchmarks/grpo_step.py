@@ -45,8 +45,8 @@ from posttrain.group_rewards import Failure, Group, GroupRewards
 from posttrain.models.tokenizer import load_tokenizer
 from posttrain.records import Message
 from posttrain.rollouts import Prompt
-from posttrain.training.grpo import prepare
-from posttrain.training.grpo_arguments import grpo_arguments
+from posttrain.training.rl.arguments import grpo_arguments
+from posttrain.training.rl.stage import prepare
 from posttrain.versions import package_versions
 
 # the quickstart's model, with random weights

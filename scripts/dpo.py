@@ -21,9 +21,9 @@ from posttrain.config.command import parse_recipe, recipe_parser
 from posttrain.config.dpo import DpoConfig
 from posttrain.errors import PosttrainError
 from posttrain.report import ensure_report, write_report
-from posttrain.training.dpo import Prepared, open_stage, prepare, train_dpo
-from posttrain.training.dpo_arguments import dpo_arguments
-from posttrain.training.dpo_plan import make_plan, plan_lines
+from posttrain.training.dpo.arguments import dpo_arguments
+from posttrain.training.dpo.plan import make_plan, plan_lines
+from posttrain.training.dpo.stage import Prepared, open_stage, prepare, train_dpo
 from posttrain.training.plan import check_disk
 from posttrain.training.stage import REFERENCE, RESUME, clean_up
 

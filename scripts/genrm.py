@@ -24,10 +24,10 @@ from posttrain.config.genrm import GenRmConfig
 from posttrain.errors import PosttrainError
 from posttrain.report import ensure_report, write_report
 from posttrain.rollouts import Prompt, prompt_from_row
-from posttrain.training.grpo import Prepared, open_stage, prepare, train_grpo
-from posttrain.training.grpo_arguments import grpo_arguments
-from posttrain.training.grpo_plan import make_plan, plan_lines
 from posttrain.training.plan import check_disk
+from posttrain.training.rl.arguments import grpo_arguments
+from posttrain.training.rl.plan import make_plan, plan_lines
+from posttrain.training.rl.stage import Prepared, open_stage, prepare, train_grpo
 from posttrain.training.stage import RESUME, clean_up
 from reward.genrm_training import VerdictReward, gold_from
 

@@ -33,10 +33,10 @@ from posttrain.rollouts import Prompt
 from posttrain.sampling.open import opened_sampler
 from posttrain.sampling.rendered import RenderedSampler
 from posttrain.tools.protocol import Environment, Toolkit
-from posttrain.training.grpo import Prepared, open_stage, prepare, train_grpo
-from posttrain.training.grpo_arguments import grpo_arguments
-from posttrain.training.grpo_plan import make_plan, plan_lines
 from posttrain.training.plan import check_disk
+from posttrain.training.rl.arguments import grpo_arguments
+from posttrain.training.rl.plan import make_plan, plan_lines
+from posttrain.training.rl.stage import Prepared, open_stage, prepare, train_grpo
 from posttrain.training.stage import RESUME, clean_up
 from reward.genrm_judge import GenRmJudge, Seat, seat_for
 from reward.rlhf import JudgedReward

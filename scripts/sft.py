@@ -22,9 +22,9 @@ from posttrain.config.sft import SftConfig
 from posttrain.errors import PosttrainError
 from posttrain.report import ensure_report, write_report
 from posttrain.training.arguments import sft_arguments
-from posttrain.training.packed_data import split_size
 from posttrain.training.plan import check_disk, make_plan, plan_lines
-from posttrain.training.sft import Prepared, open_stage, prepare, train_sft
+from posttrain.training.sft.data import split_size
+from posttrain.training.sft.stage import Prepared, open_stage, prepare, train_sft
 from posttrain.training.stage import RESUME, clean_up
 
 

@@ -8,7 +8,7 @@
     trainer: {learning_rate: 3.0e-6, max_steps: 50, per_device_train_batch_size: 8}
 
 `trainer:` passes through to the installed TRL `DPOConfig` and is checked there field by field
-(`posttrain.training.dpo_arguments`); the fields that this project decides are refused here by name.
+(`posttrain.training.dpo.arguments`); the fields that this project decides are refused here by name.
 """
 
 from __future__ import annotations

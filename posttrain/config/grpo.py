@@ -10,7 +10,7 @@
     trainer: {learning_rate: 3.0e-6, max_steps: 100, per_device_train_batch_size: 8}
 
 `trainer:` passes through to the installed TRL `GRPOConfig` and is checked there field by field
-(`posttrain.training.grpo_arguments`); the fields that this project decides are refused by name
+(`posttrain.training.rl.arguments`); the fields that this project decides are refused by name
 (`posttrain.config.grpo_owned`).
 """
 

@@ -25,7 +25,7 @@ from posttrain.config.grpo import GroupTraining
 from posttrain.config.load import nearest
 from posttrain.config.sft import OWNED_TRAINER_FIELDS, SftConfig
 from posttrain.errors import ConfigError
-from posttrain.training.distributed import check_precision
+from posttrain.training.launch import check_precision
 
 REPORTERS = {
     "tensorboard": "tensorboard",

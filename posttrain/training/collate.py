@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from posttrain.training.packed_data import IGNORED, sequences
+from posttrain.training.sft.data import IGNORED, sequences
 
 Batch = dict[str, Any]
 

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from trl.trainer.utils import FusedCausalLMOutput
 
-from posttrain.training.packed_data import IGNORED
+from posttrain.training.sft.data import IGNORED
 
 # logits held at once; backward computes a chunk's logits again when there are several chunks
 CHUNK_LOGITS = 1 << 24

@@ -18,7 +18,7 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 from posttrain.errors import ConfigError
 from posttrain.models.load import VARLEN_ATTENTION, has_recurrent_kernels, recurrent_layers
 from posttrain.training.collate import BlockDiagonalCollator, UnpackedCollator
-from posttrain.training.packed_data import sequences
+from posttrain.training.sft.data import sequences
 
 Collator = Callable[[list[dict[str, Any]]], dict[str, Any]]
 Ids = tuple[int, ...]

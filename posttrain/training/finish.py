@@ -14,9 +14,9 @@ from posttrain.config.sft import ModelConfig
 from posttrain.errors import TrainingError
 from posttrain.models.tokenizer import SpecialTokens
 from posttrain.training.checkpoints import latest_complete, remove_broken
-from posttrain.training.resumable import Resumable
 from posttrain.training.save import write_model
 from posttrain.training.stage import TENSORBOARD
+from posttrain.training.trainer import Resumable
 
 
 def train_to_the_end(

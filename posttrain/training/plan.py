@@ -21,9 +21,9 @@ from trl.trainer.sft_config import SFTConfig
 
 from posttrain.config.sft import SftConfig
 from posttrain.errors import ConfigError
-from posttrain.training.distributed import Launched
-from posttrain.training.packed_data import SplitSize
-from posttrain.training.sft_trainer import PackedSFTTrainer
+from posttrain.training.launch import Launched
+from posttrain.training.sft.data import SplitSize
+from posttrain.training.sft.trainer import PackedSFTTrainer
 
 GIB = 1 << 30
 # above this a forward pass is no longer "a few seconds" on the machine that only plans

@@ -23,7 +23,7 @@ from posttrain.training.document_masking import (
     make_collator,
     probe_document_masking,
 )
-from posttrain.training.packed_data import IGNORED, sequences
+from posttrain.training.sft.data import IGNORED, sequences
 
 SAMPLED_PACKS = 512
 END_TRAINED = 0.5

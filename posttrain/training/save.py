@@ -18,7 +18,7 @@ from posttrain.config.sft import ModelConfig
 from posttrain.models.adapters import merge_adapter
 from posttrain.models.load import set_special_tokens
 from posttrain.models.tokenizer import SpecialTokens
-from posttrain.training.resumable import Resumable
+from posttrain.training.trainer import Resumable
 
 ADAPTER = "adapter"
 # what the trainer adds and plain transformers does not need; it also holds host-dependent values

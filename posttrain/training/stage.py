@@ -14,8 +14,8 @@ from typing import Any
 from posttrain.artifacts import Manifest, read_artifact
 from posttrain.config.dpo import DpoConfig
 from posttrain.config.sft import ModelConfig, SftConfig
-from posttrain.training.grpo_timing import TIMING
-from posttrain.training.log_rows import SPEED
+from posttrain.training.log import SPEED
+from posttrain.training.rl.timing import TIMING
 
 KIND = "checkpoint"
 RESUME = "resume"

@@ -7,8 +7,8 @@ from typing import Any
 
 from posttrain.config.dpo import DpoConfig
 from posttrain.config.load import validate
-from posttrain.training.dpo import Prepared, open_stage, prepare, train_dpo
-from posttrain.training.dpo_arguments import dpo_arguments
+from posttrain.training.dpo.arguments import dpo_arguments
+from posttrain.training.dpo.stage import Prepared, open_stage, prepare, train_dpo
 from posttrain.training.stage import RESUME
 
 TRAINER: dict[str, Any] = {

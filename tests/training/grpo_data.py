@@ -14,8 +14,8 @@ from posttrain.config.load import validate
 from posttrain.group_rewards import Failure, Group, GroupRewards
 from posttrain.records import Message
 from posttrain.rollouts import Completion, Prompt
-from posttrain.training.grpo import Prepared, open_stage, prepare, train_grpo
-from posttrain.training.grpo_arguments import grpo_arguments
+from posttrain.training.rl.arguments import grpo_arguments
+from posttrain.training.rl.stage import Prepared, open_stage, prepare, train_grpo
 from posttrain.training.stage import RESUME
 from tests.training.tiny import WORDS, attention_model, hybrid_model, make_tokenizer
 

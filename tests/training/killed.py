@@ -35,7 +35,7 @@ def at_step(trainer: Any, at: int) -> None:
 
 
 def at_checkpoint(at: int) -> None:
-    from posttrain.training import resumable
+    from posttrain.training import trainer as resumable
 
     whole = resumable.mark_complete
 
@@ -51,7 +51,7 @@ def at_checkpoint(at: int) -> None:
 
 
 def at_shard(at: int) -> None:
-    from posttrain.training import reference
+    from posttrain.training.dpo import reference
 
     store: Any = reference.ReferenceStore
     write = store.write
@@ -65,7 +65,11 @@ def at_shard(at: int) -> None:
 
 
 def arm(stage: str, moment: str) -> None:
-    from posttrain.training import dpo, dpo_trainer, reference, sft, sft_trainer
+    from posttrain.training.dpo import reference
+    from posttrain.training.dpo import stage as dpo
+    from posttrain.training.dpo import trainer as dpo_trainer
+    from posttrain.training.sft import stage as sft
+    from posttrain.training.sft import trainer as sft_trainer
 
     if stage == "dpo":
         reference.SHARD_PAIRS = 16  # several shards of these few pairs

@@ -23,8 +23,12 @@ from posttrain.config.grpo import GroupTraining
 from posttrain.config.load import load_recipe
 from posttrain.errors import PosttrainError
 from posttrain.group_rewards import Group, GroupRewards
-from posttrain.training import grpo, grpo_files, grpo_make, grpo_trainer, resumable
-from posttrain.training.grpo_arguments import grpo_arguments
+from posttrain.training import trainer as resumable
+from posttrain.training.rl import files as grpo_files
+from posttrain.training.rl import stage as grpo
+from posttrain.training.rl import step as grpo_make
+from posttrain.training.rl import trainer as grpo_trainer
+from posttrain.training.rl.arguments import grpo_arguments
 from posttrain.training.stage import RESUME
 from tests.training.grpo_data import Scripted, make_prompts, words_of
 

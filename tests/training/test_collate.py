@@ -8,7 +8,7 @@ import torch
 from posttrain.errors import DataError
 from posttrain.training.collate import deal_rows, real_tokens, sequence_ids
 from posttrain.training.document_masking import make_collator
-from posttrain.training.packed_data import sequences
+from posttrain.training.sft.data import sequences
 
 PACKS = [
     {

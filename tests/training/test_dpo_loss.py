@@ -15,8 +15,8 @@ from trl.trainer.utils import add_fused_lm_head
 from posttrain.config.dpo import LossConfig
 from posttrain.pairs import Pair, Side, pair_to_row
 from posttrain.training.cpu_head import use_cpu_head
-from posttrain.training.dpo_collate import make_pair_collator
-from posttrain.training.dpo_loss import Scored, pair_terms, score_pairs, total_loss
+from posttrain.training.dpo.layout import make_pair_collator
+from posttrain.training.dpo.loss import Scored, pair_terms, score_pairs, total_loss
 from tests.training.dpo_data import make_pairs
 from tests.training.tiny import PAD
 

@@ -12,12 +12,12 @@ from posttrain.config.dpo import DpoConfig
 from posttrain.config.load import validate
 from posttrain.errors import ConfigError, DataError
 from posttrain.pairs import Side, pair_to_row
-from posttrain.training.dpo import open_stage
-from posttrain.training.dpo_arguments import accumulation, dpo_arguments
-from posttrain.training.dpo_collate import choose_layout
-from posttrain.training.dpo_order import PairOrder
-from posttrain.training.dpo_plan import check_enough_pairs
-from posttrain.training.pair_data import load_pairs
+from posttrain.training.dpo.arguments import accumulation, dpo_arguments
+from posttrain.training.dpo.data import load_pairs
+from posttrain.training.dpo.layout import choose_layout
+from posttrain.training.dpo.order import PairOrder
+from posttrain.training.dpo.plan import check_enough_pairs
+from posttrain.training.dpo.stage import open_stage
 from tests.training.dpo_data import make_pairs, write_pairs
 from tests.training.dpo_recipe import finish, make_recipe, raw_recipe, start
 from tests.training.tiny import attention_model, hybrid_model, make_tokenizer

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from posttrain.artifacts import read_artifact
 from posttrain.config.dpo import DpoConfig
 from posttrain.errors import ConfigError
-from posttrain.training.dpo_trainer import PairTrainer
+from posttrain.training.dpo.trainer import PairTrainer
 from posttrain.training.stage import REFERENCE, RESUME
 from tests.training.dpo_data import make_pairs, write_pairs
 from tests.training.dpo_recipe import finish, make_recipe, start

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from torch.utils.data import BatchSampler
 
-from posttrain.training.epoch_order import EpochOrder
+from posttrain.training.order import EpochOrder
 
 
 def test_every_pack_once_and_the_filler_only_tops_up():

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.training.grpo_advantages import leave_one_out_advantages
+from posttrain.training.rl.advantages import leave_one_out_advantages
 
 drawn = settings(max_examples=150, deadline=None, derandomize=True)
 NAN = float("nan")

@@ -16,7 +16,7 @@ from posttrain.errors import TrainingError
 from posttrain.group_rewards import Group, GroupRewards
 from posttrain.records import Message
 from posttrain.rollouts import Completion, Finish, Prompt, Step
-from posttrain.training.grpo_batch import (
+from posttrain.training.rl.batch import (
     ScoredGroup,
     collate,
     micro_batches,
@@ -24,8 +24,8 @@ from posttrain.training.grpo_batch import (
     trained_rows,
     with_advantages,
 )
-from posttrain.training.grpo_files import group_row, join_parts, rollout_file, write_part
-from posttrain.training.grpo_metrics import batch_metrics, group_stats
+from posttrain.training.rl.files import group_row, join_parts, rollout_file, write_part
+from posttrain.training.rl.metrics import batch_metrics, group_stats
 
 PROMPT = Prompt("a", "a", "made", (Message("user", "7*8?"),), thinking=True)
 

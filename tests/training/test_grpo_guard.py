@@ -8,7 +8,7 @@ import pytest
 
 from posttrain.config.grpo import GuardConfig, Limit
 from posttrain.errors import TrainingError
-from posttrain.training.grpo_guard import HealthGuard
+from posttrain.training.rl.health import HealthGuard
 
 
 def rows(**series: list[float]) -> list[dict[str, Any]]:

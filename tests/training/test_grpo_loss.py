@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from posttrain.config.grpo import GrpoLossConfig, ImportanceConfig
-from posttrain.training.grpo_loss import importance, token_loss
+from posttrain.training.rl.loss import importance, token_loss
 
 CONFIG = ImportanceConfig()
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posttrain.errors import ConfigError
-from posttrain.training.grpo_order import accumulation, rows_drawn, share
+from posttrain.training.rl.order import accumulation, rows_drawn, share
 
 
 @given(st.integers(1, 30), st.integers(1, 12), st.integers(0, 5))

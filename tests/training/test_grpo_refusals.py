@@ -14,7 +14,7 @@ from posttrain.config.rlhf import RlhfConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import Message
 from posttrain.rollouts import Prompt
-from posttrain.training.grpo import open_stage
+from posttrain.training.rl.stage import open_stage
 from tests.training.grpo_data import (
     Scripted,
     make_prompts,

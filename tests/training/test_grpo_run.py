@@ -18,7 +18,7 @@ from posttrain.errors import ConfigError, JudgeError, TrainingError
 from posttrain.group_rewards import Group, GroupRewards
 from posttrain.models.routers import find_routers
 from posttrain.rollouts import Completion
-from posttrain.training.grpo import open_stage, train_grpo
+from posttrain.training.rl.stage import open_stage, train_grpo
 from tests.training.grpo_data import (
     Scripted,
     finish,
@@ -112,7 +112,7 @@ def naive_loss(policy: Path, rows: Sequence[Any], tokens: int) -> float:
 
 @pytest.mark.parametrize("overlong", ["mask", "train"])
 def test_the_first_loss_is_that_of_a_naive_reading(grpo: Make, policy: Path, overlong: str):
-    from posttrain.training.grpo_batch import trained_rows
+    from posttrain.training.rl.batch import trained_rows
 
     recipe = grpo(
         trainer={"max_steps": 1}, loss={"overlong": overlong}, sampling={"max_tokens": 40}

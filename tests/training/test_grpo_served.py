@@ -10,7 +10,7 @@ import pytest
 from posttrain.config.grpo import GroupTraining
 from posttrain.config.load import validate
 from posttrain.errors import ConfigError
-from posttrain.training.grpo import open_stage
+from posttrain.training.rl.stage import open_stage
 from tests.training.grpo_data import (
     Scripted,
     finish,

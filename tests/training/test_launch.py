@@ -12,8 +12,8 @@ import yaml
 from posttrain.config.sft import LaunchConfig
 from posttrain.errors import ConfigError
 from posttrain.training.arguments import sft_arguments
-from posttrain.training.distributed import Launched, check_launch
-from posttrain.training.sft import open_stage, prepare, train_sft
+from posttrain.training.launch import Launched, check_launch
+from posttrain.training.sft.stage import open_stage, prepare, train_sft
 from tests.training.conftest import TRAINER, MakeRecipe
 from tests.training.tiny import ROOT, SCRIPT, losses, run_script
 

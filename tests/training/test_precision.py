@@ -22,9 +22,9 @@ from posttrain.config.rlhf import RlhfConfig
 from posttrain.config.sft import SftConfig
 from posttrain.errors import ConfigError
 from posttrain.training.arguments import sft_arguments
-from posttrain.training.dpo_arguments import dpo_arguments
-from posttrain.training.grpo_arguments import grpo_arguments
-from posttrain.training.sft import prepare
+from posttrain.training.dpo.arguments import dpo_arguments
+from posttrain.training.rl.arguments import grpo_arguments
+from posttrain.training.sft.stage import prepare
 from tests.training.conftest import MakeRecipe
 from tests.training.dpo_data import make_pairs, write_pairs
 from tests.training.dpo_recipe import raw_recipe

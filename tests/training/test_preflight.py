@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM
 from posttrain.errors import ConfigError, DataError
 from posttrain.models.tokenizer import special_tokens
 from posttrain.training.arguments import sft_arguments
-from posttrain.training.packed_data import load_split
 from posttrain.training.preflight import check_data, sample_data
-from posttrain.training.sft import prepare
+from posttrain.training.sft.data import load_split
+from posttrain.training.sft.stage import prepare
 from tests.training.conftest import MakeRecipe
 from tests.training.tiny import END, PAD, attention_model, make_tokenizer
 

@@ -14,8 +14,8 @@ from posttrain.artifacts import read_artifact
 from posttrain.config.sft import SftConfig
 from posttrain.errors import ConfigError, DataError, TrainingError
 from posttrain.training.arguments import sft_arguments
-from posttrain.training.packed_data import load_split, sequences
-from posttrain.training.sft import Prepared, open_stage, prepare, train_sft
+from posttrain.training.sft.data import load_split, sequences
+from posttrain.training.sft.stage import Prepared, open_stage, prepare, train_sft
 from posttrain.training.stage import RESUME
 from tests.training.conftest import MakeRecipe
 from tests.training.tiny import END, PAD, log_rows, losses

@@ -12,9 +12,9 @@ from posttrain.artifacts import read_artifact
 from posttrain.errors import JudgeError
 from posttrain.group_rewards import Group, GroupRewards
 from posttrain.training.arguments import sft_arguments
-from posttrain.training.grpo import open_stage, train_grpo
-from posttrain.training.sft import open_stage as open_sft
-from posttrain.training.sft import prepare, train_sft
+from posttrain.training.rl.stage import open_stage, train_grpo
+from posttrain.training.sft.stage import open_stage as open_sft
+from posttrain.training.sft.stage import prepare, train_sft
 from posttrain.training.stage import RESUME
 from tests.training.conftest import MakeRecipe
 from tests.training.grpo_data import (

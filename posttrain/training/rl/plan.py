@@ -13,9 +13,6 @@ from dataclasses import dataclass
 import torch
 
 from posttrain.group_rewards import GroupRewards
-from posttrain.training.grpo import Prepared
-from posttrain.training.grpo_batch import collate, trained_rows, with_advantages
-from posttrain.training.grpo_trainer import GroupTrainer
 from posttrain.training.plan import (
     GIB,
     MEASURED_UP_TO,
@@ -24,6 +21,9 @@ from posttrain.training.plan import (
     model_lines,
     model_size,
 )
+from posttrain.training.rl.batch import collate, trained_rows, with_advantages
+from posttrain.training.rl.stage import Prepared
+from posttrain.training.rl.trainer import GroupTrainer
 
 # rollouts that are made to see how long they take
 MEASURED = 32

@@ -7,7 +7,7 @@ from typing import Any
 
 from posttrain.artifacts import Parent
 from posttrain.config.dpo import DpoConfig
-from posttrain.training.model_card import adapter_line, front_matter, lineage_lines, version_lines
+from posttrain.training.card import adapter_line, front_matter, lineage_lines, version_lines
 
 
 def dpo_card(

@@ -23,14 +23,14 @@ from trl.trainer.utils import use_adapter
 from posttrain.config.dpo import LossConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.training.cpu_head import use_cpu_head
-from posttrain.training.dpo_lines import StepLines, first_line
-from posttrain.training.dpo_loss import Scored, pair_terms, score_pairs, total_loss
-from posttrain.training.dpo_metrics import PairMetrics
-from posttrain.training.dpo_order import PairOrder
-from posttrain.training.dpo_reference import Shard, score_shard
-from posttrain.training.pair_data import Pairs
-from posttrain.training.reference import Reference, ReferenceStore
-from posttrain.training.resumable import Resumable
+from posttrain.training.dpo.data import Pairs
+from posttrain.training.dpo.lines import StepLines, first_line
+from posttrain.training.dpo.loss import Scored, pair_terms, score_pairs, total_loss
+from posttrain.training.dpo.metrics import PairMetrics
+from posttrain.training.dpo.order import PairOrder
+from posttrain.training.dpo.reference import Reference, ReferenceStore
+from posttrain.training.dpo.score import Shard, score_shard
+from posttrain.training.trainer import Resumable
 
 MODEL_INPUTS = ("input_ids", "attention_mask", "position_ids")
 # how far the first preference loss may be from ln 2: there policy and reference are one model

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from posttrain.errors import ConfigError
 from posttrain.models.load import recurrent_layers
 from posttrain.training.collate import deal_rows
-from posttrain.training.packed_data import IGNORED
+from posttrain.training.sft.data import IGNORED
 
 Batch = dict[str, torch.Tensor]
 # the mask costs the square of a row's width

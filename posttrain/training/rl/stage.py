@@ -44,24 +44,24 @@ from posttrain.sampling.loop import OpenEnvironment
 from posttrain.sampling.open import rendering_of
 from posttrain.sampling.protocol import Sampler
 from posttrain.sampling.rendered import RenderedSampler
-from posttrain.training.distributed import Launched, check_launch, launched
 from posttrain.training.expert_bias import freeze_routers
 from posttrain.training.finish import train_to_the_end
-from posttrain.training.grpo_advantages import leave_one_out_advantages
-from posttrain.training.grpo_card import grpo_card
-from posttrain.training.grpo_files import FOLDER
-from posttrain.training.grpo_make import Rollouts
-from posttrain.training.grpo_preflight import (
+from posttrain.training.launch import Launched, check_launch, launched
+from posttrain.training.log import LOG, LogRows
+from posttrain.training.preflight import Preflight
+from posttrain.training.rl.advantages import leave_one_out_advantages
+from posttrain.training.rl.card import grpo_card
+from posttrain.training.rl.files import FOLDER
+from posttrain.training.rl.names import open_stage
+from posttrain.training.rl.preflight import (
     check_enough_prompts,
     check_environments,
     prompt_lengths,
     run_preflight,
 )
-from posttrain.training.grpo_stage import open_stage
-from posttrain.training.grpo_stats import run_stats
-from posttrain.training.grpo_trainer import GroupTrainer
-from posttrain.training.log_rows import LOG, LogRows
-from posttrain.training.preflight import Preflight
+from posttrain.training.rl.stats import run_stats
+from posttrain.training.rl.step import Rollouts
+from posttrain.training.rl.trainer import GroupTrainer
 from posttrain.training.stage import artifact_files, clean_up, model_parent
 from posttrain.versions import package_versions
 

@@ -18,10 +18,9 @@ from posttrain.artifacts import Manifest
 from posttrain.errors import ConfigError, DataError
 from posttrain.models.adapters import AdapterReach
 from posttrain.models.tokenizer import SpecialTokens
-from posttrain.training.dpo_collate import Batch, make_pair_collator
-from posttrain.training.dpo_loss import Scored
-from posttrain.training.packed_data import IGNORED
-from posttrain.training.pair_data import SIDES, Pairs
+from posttrain.training.dpo.data import SIDES, Pairs
+from posttrain.training.dpo.layout import Batch, make_pair_collator
+from posttrain.training.dpo.loss import Scored
 from posttrain.training.preflight import (
     Preflight,
     adapter_lines,
@@ -29,6 +28,7 @@ from posttrain.training.preflight import (
     embedding_rows,
     positions,
 )
+from posttrain.training.sft.data import IGNORED
 
 Score = Callable[[Batch], Scored]
 PROBED_PAIRS = 3

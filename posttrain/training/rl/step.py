@@ -22,11 +22,11 @@ from posttrain.sampling.engine import Engine
 from posttrain.sampling.loop import OpenEnvironment
 from posttrain.sampling.protocol import Parameters, Sampler, seed_of
 from posttrain.sampling.rollout import Limits
-from posttrain.training.grpo_batch import Batch, ScoredGroup, with_advantages
-from posttrain.training.grpo_metrics import Stats, batch_metrics, group_stats
-from posttrain.training.grpo_order import rows_drawn, share
-from posttrain.training.grpo_rollout import Drawn, make_groups
-from posttrain.training.grpo_timing import StepClock
+from posttrain.training.rl.batch import Batch, ScoredGroup, with_advantages
+from posttrain.training.rl.metrics import Stats, batch_metrics, group_stats
+from posttrain.training.rl.order import rows_drawn, share
+from posttrain.training.rl.rollout import Drawn, make_groups
+from posttrain.training.rl.timing import StepClock
 
 MakeSampler = Callable[[Engine], Sampler]
 Place = tuple[int, int]

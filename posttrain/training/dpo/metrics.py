@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from posttrain.pairs import CATEGORIES
-from posttrain.training.dpo_loss import Scored, Terms
+from posttrain.training.dpo.loss import Scored, Terms
 
 # one column a quantity; every one a sum over pairs
 SUMS = (

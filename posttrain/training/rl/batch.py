@@ -22,8 +22,8 @@ from posttrain.config.grpo import Overlong
 from posttrain.errors import TrainingError
 from posttrain.group_rewards import Group, GroupRewards
 from posttrain.rollouts import Completion
-from posttrain.training.grpo_advantages import leave_one_out_advantages
-from posttrain.training.packed_data import IGNORED
+from posttrain.training.rl.advantages import leave_one_out_advantages
+from posttrain.training.sft.data import IGNORED
 
 Batch = dict[str, Any]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from posttrain.training.grpo_timing import StepClock
+from posttrain.training.rl.timing import StepClock
 
 
 class StepLines(TrainerCallback):

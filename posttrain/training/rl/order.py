@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from posttrain.errors import ConfigError
-from posttrain.training.epoch_order import EpochOrder
+from posttrain.training.order import EpochOrder
 
 
 def rows_drawn(*, count: int, per_batch: int, batch: int, seed: int) -> list[int]:

@@ -20,10 +20,10 @@ from trl.trainer.sft_trainer import SFTTrainer
 from posttrain.errors import ConfigError
 from posttrain.training.collate import real_tokens, sequence_ids
 from posttrain.training.cpu_head import use_cpu_head
-from posttrain.training.epoch_order import EpochOrder
-from posttrain.training.moe_balance import ExpertBalance
-from posttrain.training.packed_data import IGNORED
-from posttrain.training.resumable import Resumable
+from posttrain.training.moe import ExpertBalance
+from posttrain.training.order import EpochOrder
+from posttrain.training.sft.data import IGNORED
+from posttrain.training.trainer import Resumable
 
 
 class PackedSFTTrainer(Resumable, SFTTrainer):

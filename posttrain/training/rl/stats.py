@@ -10,9 +10,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from posttrain.training.distributed import Launched
-from posttrain.training.grpo_trainer import GroupTrainer
+from posttrain.training.launch import Launched
 from posttrain.training.preflight import Preflight
+from posttrain.training.rl.trainer import GroupTrainer
 
 # a single batch is noisy: the first and the last so many are averaged, fewer in a short run, so
 # that the two do not overlap

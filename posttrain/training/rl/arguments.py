@@ -16,7 +16,7 @@ from posttrain.config.grpo import GroupTraining
 from posttrain.config.grpo_owned import OWNED_TRAINER_FIELDS
 from posttrain.errors import ConfigError
 from posttrain.training.arguments import check_trainer_fields, make_arguments
-from posttrain.training.grpo_order import accumulation
+from posttrain.training.rl.order import accumulation
 
 # of the reference code's RLVR recipe; the paper gives none for RLHF and for the judge
 LEARNING_RATE = 3e-6

@@ -23,26 +23,26 @@ from trl.trainer.utils import use_adapter
 from posttrain.config.grpo import GroupTraining
 from posttrain.errors import ConfigError, TrainingError
 from posttrain.training.cpu_head import use_cpu_head
-from posttrain.training.dpo_trainer import silence_attention_dropout
+from posttrain.training.dpo.trainer import silence_attention_dropout
 from posttrain.training.expert_bias import ExpertBias
-from posttrain.training.grpo_batch import (
+from posttrain.training.rl.batch import (
     Batch,
     ScoredGroup,
     collate,
     micro_batches,
     trained_rows,
 )
-from posttrain.training.grpo_files import group_row, join_parts, rollout_file, write_part
-from posttrain.training.grpo_guard import HealthGuard, why_untrained
-from posttrain.training.grpo_lines import StepLines
-from posttrain.training.grpo_loss import Importance, importance, ratio_rows, token_loss
-from posttrain.training.grpo_make import BatchMaker, Made, Rollouts
-from posttrain.training.grpo_metrics import TokenSums
-from posttrain.training.grpo_rollout import LiveEngine
-from posttrain.training.grpo_served import ServedPolicy
-from posttrain.training.grpo_timing import StepClock
-from posttrain.training.packed_data import IGNORED
-from posttrain.training.resumable import Resumable
+from posttrain.training.rl.files import group_row, join_parts, rollout_file, write_part
+from posttrain.training.rl.health import HealthGuard, why_untrained
+from posttrain.training.rl.lines import StepLines
+from posttrain.training.rl.loss import Importance, importance, ratio_rows, token_loss
+from posttrain.training.rl.metrics import TokenSums
+from posttrain.training.rl.policy import ServedPolicy
+from posttrain.training.rl.rollout import LiveEngine
+from posttrain.training.rl.step import BatchMaker, Made, Rollouts
+from posttrain.training.rl.timing import StepClock
+from posttrain.training.sft.data import IGNORED
+from posttrain.training.trainer import Resumable
 
 
 class GroupTrainer(Resumable, GRPOTrainer):

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from posttrain.errors import ConfigError
-from posttrain.training.distributed import Launched
-from posttrain.training.dpo_trainer import PairTrainer
-from posttrain.training.pair_data import Pairs
+from posttrain.training.dpo.data import Pairs
+from posttrain.training.dpo.trainer import PairTrainer
+from posttrain.training.launch import Launched
 from posttrain.training.plan import (
     GIB,
     ModelSize,

@@ -35,22 +35,22 @@ from posttrain.models.tokenizer import (
     load_tokenizer,
     special_tokens,
 )
-from posttrain.training.distributed import Launched, check_launch, launched
-from posttrain.training.dpo_card import dpo_card
-from posttrain.training.dpo_collate import choose_layout, make_pair_collator
-from posttrain.training.dpo_plan import check_enough_pairs
-from posttrain.training.dpo_preflight import check_same_template, run_preflight
-from posttrain.training.dpo_trainer import PairTrainer
-from posttrain.training.finish import train_to_the_end
-from posttrain.training.log_rows import LOG, LogRows
-from posttrain.training.pair_data import Pairs, load_pairs
-from posttrain.training.preflight import Preflight
-from posttrain.training.reference import (
+from posttrain.training.dpo.card import dpo_card
+from posttrain.training.dpo.data import Pairs, load_pairs
+from posttrain.training.dpo.layout import choose_layout, make_pair_collator
+from posttrain.training.dpo.plan import check_enough_pairs
+from posttrain.training.dpo.preflight import check_same_template, run_preflight
+from posttrain.training.dpo.reference import (
     ReferenceKey,
     ReferenceStore,
     compute_order,
     weights_digest,
 )
+from posttrain.training.dpo.trainer import PairTrainer
+from posttrain.training.finish import train_to_the_end
+from posttrain.training.launch import Launched, check_launch, launched
+from posttrain.training.log import LOG, LogRows
+from posttrain.training.preflight import Preflight
 from posttrain.training.stage import (
     KIND,
     REFERENCE,

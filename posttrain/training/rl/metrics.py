@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from posttrain.config.grpo import Overlong
-from posttrain.training.grpo_batch import ScoredGroup, in_loss
-from posttrain.training.grpo_loss import Importance, TokenLoss
+from posttrain.training.rl.batch import ScoredGroup, in_loss
+from posttrain.training.rl.loss import Importance, TokenLoss
 
 Stats = dict[str, Any]
 

@@ -40,15 +40,15 @@ from posttrain.models.tokenizer import (
     load_tokenizer,
     special_tokens,
 )
-from posttrain.training.distributed import Launched, check_launch, launched
+from posttrain.training.card import model_card
 from posttrain.training.document_masking import choose_document_masking, make_collator
 from posttrain.training.finish import train_to_the_end
-from posttrain.training.log_rows import LOG, LogRows
-from posttrain.training.model_card import model_card
-from posttrain.training.packed_data import index_sums, load_split, split_by_group
+from posttrain.training.launch import Launched, check_launch, launched
+from posttrain.training.log import LOG, LogRows
 from posttrain.training.preflight import Preflight, run_preflight
 from posttrain.training.save import write_model
-from posttrain.training.sft_trainer import PackedSFTTrainer
+from posttrain.training.sft.data import index_sums, load_split, split_by_group
+from posttrain.training.sft.trainer import PackedSFTTrainer
 from posttrain.training.stage import KIND, artifact_files, clean_up, model_parent, stage_config
 from posttrain.versions import package_versions
 

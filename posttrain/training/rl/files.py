@@ -22,7 +22,7 @@ from typing import Any
 
 from posttrain.rollouts import Completion, Step, prompt_to_row
 from posttrain.sampling.journal import row_line
-from posttrain.training.grpo_batch import ScoredGroup
+from posttrain.training.rl.batch import ScoredGroup
 
 FOLDER = "rollouts"
 Place = tuple[int, int]

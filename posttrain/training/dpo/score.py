@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from posttrain.training.dpo_loss import Scored
+from posttrain.training.dpo.loss import Scored
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from itertools import islice
 
 from torch.utils.data import Sampler
 
-from posttrain.training.epoch_order import EpochOrder
+from posttrain.training.order import EpochOrder
 
 
 class PairOrder(Sampler[int]):
