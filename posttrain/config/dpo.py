@@ -8,7 +8,7 @@
     trainer: {learning_rate: 3.0e-6, max_steps: 50, per_device_train_batch_size: 8}
 
 `trainer:` passes through to the installed TRL `DPOConfig` and is checked there field by field
-(`posttrain.training.dpo.arguments`); the fields that this project decides are refused here by name.
+(`posttrain.training.dpo.stage`); the fields that this project decides are refused here by name.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from pydantic import Field, field_validator, model_validator
 
 from posttrain.config.base import Strict
 from posttrain.config.sft import OWNED_TRAINER_FIELDS as OWNED_BY_SFT
-from posttrain.config.sft import AdapterConfig, LaunchConfig, ModelConfig
-from posttrain.config.trainer_fields import common, refuse_owned
+from posttrain.config.sft import AdapterConfig, LaunchConfig, ModelConfig, common, refuse_owned
 
 PairLayout = Literal["auto", "shared_prompt", "unpacked"]
 SftForm = Literal["sum", "mean"]

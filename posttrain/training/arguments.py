@@ -12,18 +12,16 @@ import os
 import typing
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pydantic
 import torch
 import trl
-from trl.trainer.sft_config import SFTConfig
 
 from posttrain.config.dpo import DpoConfig
 from posttrain.config.grpo import GroupTraining
 from posttrain.config.load import nearest
-from posttrain.config.sft import OWNED_TRAINER_FIELDS, SftConfig
+from posttrain.config.sft import SftConfig
 from posttrain.errors import ConfigError
 from posttrain.training.launch import check_precision
 
@@ -45,46 +43,6 @@ POSITIVE = (
 )
 T = TypeVar("T")
 _ANY_TYPE = pydantic.ConfigDict(arbitrary_types_allowed=True)
-
-
-def sft_arguments(recipe: SftConfig, *, out: Path) -> SFTConfig:
-    """The trainer's arguments.
-
-    Args:
-        recipe: the resolved recipe.
-        out: where resume checkpoints go.
-
-    Raises:
-        ConfigError: an unknown field, a value the trainer refuses, or an impossible combination.
-    """
-    args = make_arguments(
-        SFTConfig,
-        recipe,
-        owned=OWNED_TRAINER_FIELDS,
-        defaults={"save_strategy": "epoch", "logging_steps": 10},
-        decided={
-            "output_dir": str(out),
-            "seed": recipe.seed,
-            "data_seed": recipe.seed,
-            "max_length": None,
-            "dataset_kwargs": {"skip_prepare_dataset": True},
-            "average_tokens_across_devices": True,
-        },
-    )
-    if args.save_strategy == "best":
-        raise ConfigError("trainer.save_strategy best: name epochs in keep_epochs: instead")
-    if args.max_steps > 0 and "num_train_epochs" in recipe.trainer:
-        raise ConfigError("trainer: give max_steps or num_train_epochs, not both")
-    if (
-        args.max_steps <= 0
-        and recipe.keep_epochs
-        and recipe.keep_epochs[-1] > args.num_train_epochs
-    ):
-        raise ConfigError(
-            f"keep_epochs names epoch {recipe.keep_epochs[-1]}, "
-            f"trainer.num_train_epochs is {args.num_train_epochs:g}"
-        )
-    return args
 
 
 def make_arguments(
@@ -133,6 +91,21 @@ def make_arguments(
     _check_combinations(args)
     check_precision(args, recipe.model, recipe.adapter, env)
     return args
+
+
+def check_counted_in_steps(args: Any) -> None:
+    """Refuse a run that is not one stretch of optimiser steps.
+
+    Raises:
+        ConfigError: no number of steps, or checkpoints at something else.
+    """
+    if args.max_steps <= 0:
+        raise ConfigError("trainer.max_steps: a run is counted in optimiser steps; give it")
+    if args.save_strategy in ("best", "epoch"):
+        raise ConfigError(
+            f"trainer.save_strategy {args.save_strategy}: a run is one stretch of steps; "
+            "set steps (with save_steps), or no"
+        )
 
 
 def check_trainer_fields(

@@ -52,12 +52,12 @@ def mark_complete(checkpoint: Path, progress: Progress) -> None:
 
 def complete_checkpoints(folder: Path) -> list[tuple[Path, Progress]]:
     """The whole checkpoints of a folder by rising step; half-written ones are left out."""
-    found: list[tuple[Path, Progress]] = []
+    whole: list[tuple[Path, Progress]] = []
     for path in folder.glob("checkpoint-*"):
         progress = _read(path)
         if _NAME.fullmatch(path.name) and progress is not None:
-            found.append((path, progress))
-    return sorted(found, key=lambda pair: pair[1].step)
+            whole.append((path, progress))
+    return sorted(whole, key=lambda pair: pair[1].step)
 
 
 def _read(checkpoint: Path) -> Progress | None:
@@ -78,10 +78,10 @@ def latest_complete(folder: Path, *, world_size: int) -> tuple[Path, Progress] |
     Raises:
         ConfigError: it was written by another number of processes, whose random states it holds.
     """
-    found = complete_checkpoints(folder)
-    if not found:
+    whole = complete_checkpoints(folder)
+    if not whole:
         return None
-    path, progress = found[-1]
+    path, progress = whole[-1]
     if progress.world_size != world_size:
         raise ConfigError(
             f"{path} was written by {progress.world_size} processes and this run has {world_size}; "

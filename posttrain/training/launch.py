@@ -33,7 +33,7 @@ class Launched:
     device: str
 
 
-def launched(accelerator: Accelerator) -> Launched:
+def read_launch(accelerator: Accelerator) -> Launched:
     """Read the layout off the accelerator that the trainer uses."""
     return Launched(
         world_size=accelerator.num_processes,
@@ -57,34 +57,37 @@ def _device(accelerator: Accelerator) -> str:
     return accelerator.device.type
 
 
-def check_launch(asked: LaunchConfig, got: Launched, env: Mapping[str, str] = os.environ) -> None:
-    """Stop when the run is not the one that recipe and launcher asked for.
+def check_launch(
+    requested: LaunchConfig, launched: Launched, env: Mapping[str, str] = os.environ
+) -> None:
+    """Stop when the run is not the one that recipe and launcher ask for.
 
     Args:
-        asked: the recipe's `launch:` block; its Nones are not checked.
-        got: what runs.
+        requested: the recipe's `launch:` block; its Nones are not checked.
+        launched: what runs.
         env: the process environment, where accelerate leaves what its config asked for.
 
     Raises:
-        ConfigError: naming what was asked, what runs, and the command that gives it.
+        ConfigError: naming what was requested, what runs, and the command that gives it.
     """
-    if asked.world_size not in (None, got.world_size):
+    if requested.world_size not in (None, launched.world_size):
         raise ConfigError(
-            f"launch.world_size is {asked.world_size}, {got.world_size} process(es) run. "
+            f"launch.world_size is {requested.world_size}, {launched.world_size} process(es) run. "
             f"On CPU, start several with: {TWO_CPU_PROCESSES}"
         )
-    if asked.sharding not in (None, got.sharding):
+    if requested.sharding not in (None, launched.sharding):
         raise ConfigError(
-            f"launch.sharding is {asked.sharding}, this run has {got.sharding}. Start it with "
-            f"accelerate launch --config_file recipes/accelerate/{_recipe_for(asked.sharding)}"
+            f"launch.sharding is {requested.sharding}, this run has {launched.sharding}. Start it "
+            "with accelerate launch --config_file recipes/accelerate/"
+            f"{_recipe_for(requested.sharding)}"
         )
-    for name, wanted in _asked_by_launcher(env).items():
-        if got.sharding != wanted:
+    for name, wanted in _requested_by_launcher(env).items():
+        if launched.sharding != wanted:
             raise ConfigError(
-                f"the launcher asked for {wanted} ({name}), but {got.sharding} runs: forcing CPU "
-                "drops sharding silently. Use accelerators, or recipes/accelerate/cpu-2.yaml"
+                f"the launcher asked for {wanted} ({name}), but {launched.sharding} runs: forcing "
+                "CPU drops sharding silently. Use accelerators, or recipes/accelerate/cpu-2.yaml"
             )
-    if got.world_size == 1 and _several_cpu_processes_asked(env):
+    if launched.world_size == 1 and _several_cpu_processes_requested(env):
         raise ConfigError(
             "the launcher asked for several CPU processes and started one (accelerate starts "
             f"them only through a distributed type). Use: {TWO_CPU_PROCESSES}"
@@ -108,14 +111,14 @@ def check_precision(
         ConfigError: naming both sides, and what to change.
     """
     recipe = "fp16" if args.fp16 else "bf16" if args.bf16 else "no"
-    asked: dict[str, str] = {}
+    requested: dict[str, str] = {}
     # `no` is also what accelerate sets when nothing was said: transformers then takes the recipe's
     if (launcher := env.get("ACCELERATE_MIXED_PRECISION", "no")) != "no":
-        asked["mixed_precision"] = launcher
+        requested["mixed_precision"] = launcher
     if args.deepspeed_plugin is not None:
         # a DeepSpeed file that says `enabled` itself, true or false, is obeyed before the recipe
-        asked["deepspeed_config"] = _deepspeed_precision(args.deepspeed_plugin.deepspeed_config)
-    for name, precision in asked.items():
+        requested["deepspeed_config"] = _deepspeed_precision(args.deepspeed_plugin.deepspeed_config)
+    for name, precision in requested.items():
         if precision != recipe:
             raise ConfigError(
                 f"the launcher's {name} asks for {precision!r}, the recipe for {recipe!r} "
@@ -142,18 +145,18 @@ def _is_true(env: Mapping[str, str], name: str) -> bool:
     return env.get(name, "").lower() in ("true", "1")
 
 
-def _asked_by_launcher(env: Mapping[str, str]) -> dict[str, str]:
-    asked: dict[str, str] = {}
+def _requested_by_launcher(env: Mapping[str, str]) -> dict[str, str]:
+    requested: dict[str, str] = {}
     if _is_true(env, "ACCELERATE_USE_DEEPSPEED"):
         stage = env.get("ACCELERATE_DEEPSPEED_ZERO_STAGE")
         if stage is not None:
-            asked["ACCELERATE_DEEPSPEED_ZERO_STAGE"] = f"zero{stage}"
+            requested["ACCELERATE_DEEPSPEED_ZERO_STAGE"] = f"zero{stage}"
     if _is_true(env, "ACCELERATE_USE_FSDP"):
-        asked["ACCELERATE_USE_FSDP"] = f"fsdp{env.get('FSDP_VERSION', '1')}"
-    return asked
+        requested["ACCELERATE_USE_FSDP"] = f"fsdp{env.get('FSDP_VERSION', '1')}"
+    return requested
 
 
-def _several_cpu_processes_asked(env: Mapping[str, str]) -> bool:
+def _several_cpu_processes_requested(env: Mapping[str, str]) -> bool:
     # accelerate's one-process launcher sets MASTER_ADDR only when num_processes is above 1
     return _is_true(env, "ACCELERATE_USE_CPU") and "MASTER_ADDR" in env and "LOCAL_RANK" not in env
 

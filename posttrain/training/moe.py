@@ -1,7 +1,8 @@
-"""Sequence-wise expert balance for sigmoid and softmax routers, through forward hooks.
+"""Balance of experts, through forward hooks on the routers: a loss term, and a moving bias.
 
-DeepSeek-V3 (arXiv 2412.19437), Eq. 17-20, for one MoE layer and one sequence of T tokens, E routed
-experts of which K are chosen:
+`ExpertBalance`, the sequence-wise balance term for sigmoid and softmax routers: DeepSeek-V3 (arXiv
+2412.19437), Eq. 17-20, for one MoE layer and one sequence of T tokens, E routed experts of which K
+are chosen:
 
     f_i = E / (K T) * #{t : expert i chosen for token t}
     P_i = 1/T * sum_t  s_it / sum_j s_jt          s: sigmoid or softmax scores of the router
@@ -10,6 +11,15 @@ experts of which K are chosen:
 The term of a batch is the mean of L over the sequences of the *global* batch, summed over layers.
 "chosen" is the router's own choice, so a score-correction bias and group limits count; the
 gradient flows through P only. Nemotron 3 Nano's SFT uses the coefficient 1e-4 (its section 3.1.6).
+
+`ExpertBias`, the score-correction bias of sigmoid routers, moved after every step towards even
+loads (DeepSeek-V3, section 2.1.2): balance without a loss term. Nemotron 3 Nano keeps it on in RL
+while the routers' weights are frozen (its section 3.2).
+
+    b_e += rate · sign(mean load − load of expert e)
+
+Loads are the tokens that each expert was chosen for in the training passes of the whole batch,
+padding left out.
 """
 
 from __future__ import annotations
@@ -24,6 +34,8 @@ from torch import nn
 
 from posttrain.errors import ConfigError
 from posttrain.models.routers import find_routers, uses_sigmoid
+
+BIAS = "e_score_correction_bias"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,3 +139,68 @@ def layer_balance(
     load = loads.sum(0)
     worst = float(load.max() / load.mean() - 1) if count else 0.0
     return (frequencies * mean_shares).sum(-1), worst
+
+
+def freeze_routers(model: nn.Module, *, freeze: bool) -> int:
+    """Take the routers' parameters out of training, if so; returns how many routers there are."""
+    routers = find_routers(model)
+    for router in routers.values():
+        for parameter in router.parameters():
+            parameter.requires_grad_(parameter.requires_grad and not freeze)
+    return len(routers)
+
+
+class ExpertBias:
+    """Counts the experts' loads in forward passes, and moves the biases.
+
+    Args:
+        model: without routers that have such a bias, nothing is ever counted.
+        rate: of one step.
+    """
+
+    def __init__(self, model: nn.Module, *, rate: float) -> None:
+        self.rate = rate
+        routers = find_routers(model) if rate else {}
+        self.routers: list[Any] = [one for one in routers.values() if uses_sigmoid(one)]
+        self._mask: torch.Tensor | None = None
+        self._loads = [torch.zeros_like(one.get_buffer(BIAS)) for one in self.routers]
+        for number, router in enumerate(self.routers):
+            router.register_forward_hook(self._hook(number))
+
+    def _hook(self, number: int) -> Any:
+        def hook(_router: nn.Module, _inputs: Any, output: Any) -> None:
+            # recomputation under gradient checkpointing runs in backward, outside `counting`
+            if self._mask is None:
+                return
+            chosen: torch.Tensor = output[2]
+            loads = self._loads[number] = self._loads[number].to(chosen.device)
+            real = chosen[self._mask.to(chosen.device)].flatten()
+            loads.index_add_(0, real, torch.ones_like(real, dtype=loads.dtype))
+
+        return hook
+
+    @contextlib.contextmanager
+    def counting(self, attention_mask: torch.Tensor) -> Iterator[None]:
+        """Count every router that runs inside the block; the mask is `[rows, columns]`."""
+        self._mask = attention_mask.bool().flatten() if self.routers else None
+        try:
+            yield
+        finally:
+            self._mask = None
+
+    @torch.no_grad()
+    def move(self, accelerator: Any) -> dict[str, float]:
+        """Move the biases by the loads of all processes, and start to count anew.
+
+        Returns:
+            `max_violation`: mean over layers of max load / mean load − 1; {} without routers.
+        """
+        violations: list[float] = []
+        for router, loads in zip(self.routers, self._loads, strict=True):
+            total = accelerator.reduce(loads.double(), "sum")
+            mean = total.mean()
+            bias = router.get_buffer(BIAS)
+            bias += (self.rate * torch.sign(mean - total)).to(bias)
+            violations.append(float(total.max() / mean.clamp(min=1) - 1))
+            loads.zero_()
+        return {"max_violation": sum(violations) / len(violations)} if violations else {}

@@ -5,12 +5,20 @@
     pairs.chosen.ids, pairs.chosen.sampled          lengths by row, in tokens
 
 All columns that training needs cost about 5 bytes a token; the texts are not read.
+
+    list(PairOrder(lengths=[30, 90, 60, 40], batch=3, steps=2, seed=0))
+    → [1, 2, 0,   1, 3, 0]     steps of three: the first epoch's rest and the next one's beginning
+
+Every step has exactly `batch` pairs, whatever the number of pairs; a pair is drawn a second time
+only when all have been drawn once. In a step the longer pairs come first: micro-batches then hold
+pairs of like length, and a mean over the step does not change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +27,11 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet as pq
 from datasets import Dataset
+from torch.utils.data import Sampler
 
 from posttrain.errors import DataError
 from posttrain.pairs import CATEGORIES
+from posttrain.training.order import EpochOrder
 
 # its functions are made when it is imported, so types know none of them
 pc: Any = pyarrow.compute
@@ -101,9 +111,9 @@ def load_pairs(artifact: Path) -> Pairs:
 
 
 def _read(shard: Path) -> pa.Table:
-    found = pq.read_schema(shard).names
-    if missing := [name for name in COLUMNS if name not in found]:
-        raise DataError(f"{shard} has no column {missing[0]!r}, found {found}")
+    columns = pq.read_schema(shard).names
+    if missing := [name for name in COLUMNS if name not in columns]:
+        raise DataError(f"{shard} has no column {missing[0]!r}, found {columns}")
     table = pq.read_table(shard, columns=list(COLUMNS))
     for row, problem in _problems(table):
         raise DataError(f"{shard}, pair {table['id'][row].as_py()!r}: {problem}")
@@ -140,5 +150,68 @@ def _sampled(column: Any, lengths: Lengths) -> Lengths:
 
 
 def _range(columns: list[Any]) -> tuple[int, int]:
-    found = [pc.min_max(pc.list_flatten(column)).as_py() for column in columns]
-    return min(each["min"] for each in found), max(each["max"] for each in found)
+    ranges = [pc.min_max(pc.list_flatten(column)).as_py() for column in columns]
+    return min(each["min"] for each in ranges), max(each["max"] for each in ranges)
+
+
+def check_pairs(pairs: Pairs, *, rows: int, longest: int) -> str:
+    """One line on ids and lengths.
+
+    Args:
+        rows: of the model's embedding.
+        longest: sequence the model has positions for.
+
+    Raises:
+        DataError: ids outside the embedding, or a pair that is too long; by name.
+    """
+    smallest, largest = pairs.id_range
+    if smallest < 0 or largest >= rows:
+        raise DataError(
+            f"ids {smallest}…{largest} in the pairs, the model's embedding has rows 0…{rows - 1}: "
+            "they were made with another tokenizer"
+        )
+    at = int(np.argmax(pairs.longest))
+    if pairs.longest[at] > longest:
+        raise DataError(
+            f"pair {pairs.ids[at]!r} has a sequence of {pairs.longest[at]} tokens, the model has "
+            f"positions for {longest}; set max_length: {longest} in the recipe that builds the "
+            "pairs"
+        )
+    room = f"of {longest:,} positions" if longest < 1 << 60 else "tokens"
+    return (
+        f"ids {smallest}…{largest} of {rows:,} rows; longest sequence {pairs.longest[at]:,} {room}"
+    )
+
+
+class PairOrder(Sampler[int]):
+    """Rows of the pairs for a whole run, the same for every layout of processes.
+
+    Args:
+        lengths: tokens of each pair.
+        batch: pairs a step.
+        steps: of the run.
+        seed: of the permutations.
+    """
+
+    def __init__(self, *, lengths: Sequence[int], batch: int, steps: int, seed: int) -> None:
+        self.lengths = lengths
+        self.batch = batch
+        self.steps = steps
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return self.batch * self.steps
+
+    def __iter__(self) -> Iterator[int]:
+        rows = self._rows()
+        for _ in range(self.steps):
+            step = list(islice(rows, self.batch))
+            yield from sorted(step, key=lambda row: (-self.lengths[row], row))
+
+    def _rows(self) -> Iterator[int]:
+        order = EpochOrder(packs=len(self.lengths), global_batch=1, seed=self.seed)
+        epoch = 0
+        while True:
+            order.set_epoch(epoch)
+            yield from order
+            epoch += 1

@@ -6,29 +6,42 @@ unpacked        one completion a row, right-padded:           p p p p c c c   / 
 In `shared_prompt` the last token of a prompt opens both branches, so that the token before each
 completion is the one that predicts it; a mask lets a branch see its prompt and itself. The common
 fields: `labels` (-100 but for the tokens that the model sampled), `segment` (2 × pair + side for
-each position, -1 for padding) and `row` (rows of the data set).
+each position, -1 for padding) and `row` (rows of the data set). Before training, `probe_layout`
+measures on the real model that a pair's log-probabilities do not depend on what lies beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from posttrain.errors import ConfigError
 from posttrain.models.load import recurrent_layers
-from posttrain.training.collate import deal_rows
-from posttrain.training.sft.data import IGNORED
+from posttrain.tokens.encode import IGNORED
+from posttrain.training.document_masking import deal_rows, pad_rows
+from posttrain.training.dpo.data import SIDES, Pairs
+from posttrain.training.dpo.loss import ScoredPairs
 
 Batch = dict[str, torch.Tensor]
 # the mask costs the square of a row's width
 LONGEST_SHARED = 4096
+LAYOUTS = {
+    "shared_prompt": "shared_prompt: a pair in one row, its prompt computed once",
+    "unpacked": "unpacked: a completion a row, right-padded",
+}
+Score = Callable[[Batch], ScoredPairs]
+PROBED_PAIRS = 3
+# nats a token, in fp32 and in half precision
+PROBE_LIMIT = {"float32": 1e-4}
+PROBE_LIMIT_HALF = 5e-2
 
 
-def choose_layout(asked: str, model: PreTrainedModel, *, longest: int) -> str:
+def choose_layout(requested: str, model: PreTrainedModel, *, longest: int) -> str:
     """Resolve `auto`, and refuse a layout that this model's layers would not honour.
 
     Args:
@@ -38,10 +51,10 @@ def choose_layout(asked: str, model: PreTrainedModel, *, longest: int) -> str:
         ConfigError: saying what works.
     """
     problem = _cannot_share(model)
-    if asked == "shared_prompt" and problem:
+    if requested == "shared_prompt" and problem:
         raise ConfigError(f"layout shared_prompt: {problem}. Set layout: unpacked")
-    if asked != "auto":
-        return asked
+    if requested != "auto":
+        return requested
     return "unpacked" if problem or longest > LONGEST_SHARED else "shared_prompt"
 
 
@@ -71,8 +84,7 @@ def _masked(ids: Sequence[int], mask: Sequence[bool]) -> list[int]:
 
 
 def _pad(rows: Sequence[Sequence[int]], fill: int) -> torch.Tensor:
-    tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
-    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=fill)
+    return pad_rows([torch.tensor(row, dtype=torch.long) for row in rows], fill)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +98,7 @@ class UnpackedPairCollator:
         labels: list[list[int]] = []
         for pair in pairs:
             prompt = list(pair["prompt_ids"])
-            for side in ("chosen", "rejected"):
+            for side in SIDES:
                 ids.append(prompt + list(pair[f"{side}_ids"]))
                 untrained = [IGNORED] * len(prompt)
                 labels.append(untrained + _masked(pair[f"{side}_ids"], pair[f"{side}_mask"]))
@@ -139,7 +151,7 @@ def _branches(pair: dict[str, Any], number: int) -> _Part:
     *shared, last = pair["prompt_ids"]
     ids, labels = [*shared], [IGNORED] * len(shared)
     positions, segment = [*range(len(shared))], [-1] * len(shared)
-    for side, name in enumerate(("chosen", "rejected")):
+    for side, name in enumerate(SIDES):
         branch = [last, *pair[f"{name}_ids"]]
         ids += branch
         labels += [IGNORED, *_masked(pair[f"{name}_ids"], pair[f"{name}_mask"])]
@@ -155,3 +167,43 @@ def _pair_mask(number: torch.Tensor, segment: torch.Tensor) -> torch.Tensor:
     query, key = segment[:, :, None], segment[:, None, :]
     same_pair = number[:, :, None] == number[:, None, :]
     return (earlier & same_pair & ((key == query) | (key == -1)))[:, None]
+
+
+def probe_layout(score: Score, pairs: Pairs, layout: str, pad_id: int) -> float:
+    """Largest difference, a token, between pairs in the batch layout and each completion alone."""
+    order = np.argsort(pairs.lengths, kind="stable")
+    places = np.linspace(0, len(order) - 1, min(PROBED_PAIRS, len(order))).astype(int)
+    probed = [pairs.data[int(row)] for row in order[places]]
+    with torch.no_grad():
+        batched = score(make_pair_collator(layout, pad_id)(probed))
+        alone = [[score(_alone(pair, side)).chosen[0] for side in SIDES] for pair in probed]
+    tokens = torch.tensor([[sum(pair[f"{side}_mask"]) for side in SIDES] for pair in probed])
+    sums = torch.stack([batched.chosen, batched.rejected], dim=1).cpu()
+    return float(((sums - torch.tensor(alone)).abs() / tokens).max())
+
+
+def _alone(pair: dict[str, Any], side: str) -> Batch:
+    """One completion, nothing beside it, no padding, no mask; as if it were a chosen one."""
+    prompt, ids = list(pair["prompt_ids"]), list(pair[f"{side}_ids"])
+    labels = [i if m else IGNORED for i, m in zip(ids, pair[f"{side}_mask"], strict=True)]
+    return {
+        "input_ids": torch.tensor([prompt + ids]),
+        "labels": torch.tensor([[IGNORED] * len(prompt) + labels]),
+        "segment": torch.zeros(1, len(prompt) + len(ids), dtype=torch.long),
+        "row": torch.tensor([pair["row"]]),
+    }
+
+
+def check_probe(apart: float, layout: str, dtype: str) -> None:
+    """Refuse a layout in which tokens see what they should not.
+
+    Raises:
+        ConfigError: with the measured difference.
+    """
+    limit = PROBE_LIMIT.get(dtype, PROBE_LIMIT_HALF)
+    if apart > limit:
+        raise ConfigError(
+            f"layout {layout} is not right for this model: log-probabilities in a batch differ by "
+            f"{apart:.2g} nats a token from the same completion alone (limit {limit:g} in "
+            f"{dtype}). Set layout: unpacked"
+        )

@@ -4,14 +4,15 @@
     runs/x/dpo/reference/5d1e0c…/shard-00000.safetensors   row [n], chosen [n], rejected [n]
 
 A shard appears whole or not at all, so a killed run goes on at the next one. Each carries the key
-and a checksum; one that does not belong, or was changed, is refused.
+and a checksum; one that does not belong, or was changed, is refused. Batches are cut from a shard's
+rows alone, so their content, and with it every number, is the same for any number of processes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ from typing import Any
 import numpy as np
 import safetensors
 import safetensors.numpy
+import torch
 from transformers import PreTrainedModel
 
 from posttrain.artifacts import Manifest, atomic_write_json, digest_of, sha256_file
 from posttrain.config.sft import ModelConfig
 from posttrain.errors import ConfigError, DataError
+from posttrain.training.dpo.loss import ScoredPairs
 
 SHARD_PAIRS = 512
 Array = np.ndarray[Any, Any]
@@ -139,6 +142,48 @@ class ReferenceStore:
         return values
 
 
+def score_shard(
+    store: ReferenceStore,
+    number: int,
+    score: Callable[[list[int]], ScoredPairs],
+    *,
+    batch: int,
+    model: Any,
+    accelerator: Any,
+) -> dict[str, Any]:
+    """Values for `store.write`, on every process.
+
+    Args:
+        number: of the shard.
+        score: log-probabilities of some rows; called on every process equally often, which sharded
+            models need.
+        batch: pairs a forward pass.
+    """
+    rows, single = store.shards[number], store.key.tokens
+    starts = list(range(0, len(rows), batch))
+    rank, processes = accelerator.process_index, accelerator.num_processes
+    offsets = np.concatenate([[0], np.cumsum(store.chosen_counts[rows])])
+    empty = {"dtype": torch.float64, "device": accelerator.device}
+    sums = torch.zeros(2, len(rows), **empty)
+    tokens = torch.zeros(int(offsets[-1]) if single else 0, **empty)
+    model.eval()
+    with torch.no_grad():
+        for turn in range(-(-len(starts) // processes)):
+            mine = turn * processes + rank
+            start = starts[min(mine, len(starts) - 1)]
+            end = min(start + batch, len(rows))
+            scored = score(rows[start:end].tolist())
+            if mine >= len(starts):
+                continue
+            sums[0, start:end], sums[1, start:end] = scored.chosen, scored.rejected
+            if single:
+                tokens[offsets[start] : offsets[end]] = scored.chosen_tokens
+    model.train()
+    sums = accelerator.reduce(sums, "sum").cpu().numpy()
+    tokens = accelerator.reduce(tokens, "sum").cpu().numpy() if single else None
+    return {"chosen": sums[0], "rejected": sums[1], "tokens": tokens}
+
+
 def ranges(starts: Array, counts: Array) -> Array:
     """Indices start … start + count - 1 of each, one after the other."""
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -154,7 +199,7 @@ def _checksum(values: dict[str, Array]) -> str:
     return digest.hexdigest()
 
 
-def weights_digest(spec: ModelConfig, model: PreTrainedModel, parent: Manifest | None) -> str:
+def initial_weights(spec: ModelConfig, model: PreTrainedModel, parent: Manifest | None) -> str:
     """What identifies the weights that were loaded: their files, or the hub's commit.
 
     Raises:
@@ -177,6 +222,6 @@ def _is_weights(name: str) -> bool:
     return "/" not in name and name.endswith((".safetensors", ".bin", ".json"))
 
 
-def compute_order(lengths: Sequence[int] | Array) -> Array:
+def compute_order(lengths: Array) -> Array:
     """Rows by falling length, so that a forward pass holds pairs of like length."""
-    return np.lexsort((np.arange(len(lengths)), -np.asarray(lengths)))
+    return np.lexsort((np.arange(len(lengths)), -lengths))

@@ -7,6 +7,7 @@ a cache of its own and averages its SFT term by micro-batch; those three hooks a
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -16,23 +17,23 @@ from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from peft import PeftModel
 from torch.utils.data import Sampler
-from transformers import PrinterCallback, ProgressCallback
 from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.utils import use_adapter
 
 from posttrain.config.dpo import LossConfig
 from posttrain.errors import ConfigError, DataError
-from posttrain.training.cpu_head import use_cpu_head
-from posttrain.training.dpo.data import Pairs
-from posttrain.training.dpo.lines import StepLines, first_line
-from posttrain.training.dpo.loss import Scored, pair_terms, score_pairs, total_loss
-from posttrain.training.dpo.metrics import PairMetrics
-from posttrain.training.dpo.order import PairOrder
-from posttrain.training.dpo.reference import Reference, ReferenceStore
-from posttrain.training.dpo.score import Shard, score_shard
-from posttrain.training.trainer import Resumable
+from posttrain.training.dpo.data import PairOrder, Pairs
+from posttrain.training.dpo.loss import (
+    PairMetrics,
+    ScoredPairs,
+    pair_terms,
+    score_pairs,
+    total_loss,
+)
+from posttrain.training.dpo.reference import Reference, ReferenceStore, score_shard
+from posttrain.training.log import StepLines
+from posttrain.training.trainer import Resumable, score_labels, silence_attention_dropout
 
-MODEL_INPUTS = ("input_ids", "attention_mask", "position_ids")
 # how far the first preference loss may be from ln 2: there policy and reference are one model
 FIRST_LOSS = {"float32": 1e-4, "float64": 1e-4}
 FIRST_LOSS_HALF = 1e-2
@@ -48,11 +49,7 @@ class PairTrainer(Resumable, DPOTrainer):
         chosen_floor: nats per token; below it the fall of the chosen is worth a warning.
     """
 
-    # transformers declares these as optional or as wide unions; here they are always set
-    model: Any
-    accelerator: Any
     data_collator: Any
-    args: Any
 
     def __init__(
         self,
@@ -64,14 +61,9 @@ class PairTrainer(Resumable, DPOTrainer):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, train_dataset=pairs.data, **kwargs)
-        for printing in (PrinterCallback, ProgressCallback):
-            self.remove_callback(printing)
-        self.add_callback(StepLines())
+        self.print_steps(StepLines(describe_step))
         silence_attention_dropout(self.model)
-        whole = self.accelerator.distributed_type in ("NO", "MULTI_CPU")
-        if whole and self.args.device.type == "cpu":
-            adapted = isinstance(self.model, PeftModel)
-            use_cpu_head(self.model.get_base_model() if adapted else self.model)
+        self.use_cpu_heads(self.base_model)
         self.pairs = pairs
         self.loss = loss
         self.store = store
@@ -84,11 +76,6 @@ class PairTrainer(Resumable, DPOTrainer):
         sides = (pairs.chosen.sampled, pairs.rejected.sampled)
         self._counts = tuple(torch.from_numpy(side).to(device) for side in sides)
         self._category = torch.from_numpy(pairs.category).to(device)
-
-    @property
-    def global_batch(self) -> int:
-        """Pairs an optimiser step."""
-        return self.get_total_train_batch_size(self.args)
 
     # ---- what TRL would make of texts, and is there already ----
 
@@ -115,24 +102,22 @@ class PairTrainer(Resumable, DPOTrainer):
         """As the parent; also counts the tokens of the whole batch."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         rows = torch.cat([batch["row"] for batch in batches]).cpu().numpy()
-        local = [part[rows].sum() for part in self._step_counts()]
+        sides = (self.pairs.chosen.sampled, self.pairs.rejected.sampled)
+        local = [part[rows].sum() for part in (self.pairs.lengths, *sides)]
         counts = self.accelerator.reduce(torch.tensor(local, device=device), "sum").tolist()
         self._step_chosen = counts[1]
         self.tokens_seen += counts[0]
         self.trained_seen += counts[1] + counts[2]
         return batches, items
 
-    def _step_counts(self) -> tuple[Any, Any, Any]:
-        return self.pairs.lengths, self.pairs.chosen.sampled, self.pairs.rejected.sampled
-
     # ---- the reference ----
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         if self.reference is None:
-            self.reference = self._find_reference(kwargs["model"])
+            self.reference = self._load_reference(kwargs["model"])
         super()._run_epoch(*args, **kwargs)
 
-    def _find_reference(self, model: Any) -> Reference:
+    def _load_reference(self, model: Any) -> Reference:
         """Load what is on disk; compute the rest, before the first step, with this very model."""
         shared = [self.store.missing()]
         broadcast_object_list(shared)
@@ -153,33 +138,28 @@ class PairTrainer(Resumable, DPOTrainer):
         return self.store.load()
 
     def _score_shard(self, model: Any, number: int, adapted: bool) -> dict[str, Any]:
-        rows = self.store.shards[number]
-        shard = Shard(
-            rows=rows,
-            counts=self.pairs.chosen.sampled[rows],
-            tokens=self.store.key.tokens,
-            batch=self.args.per_device_train_batch_size,
-        )
-
-        def score(rows: list[int]) -> Scored:
+        def score(rows: list[int]) -> ScoredPairs:
             inputs = self.data_collator([self.pairs.data[row] for row in rows])
             return self.score(model, self._prepare_inputs(inputs))
 
-        if not adapted:
-            return score_shard(shard, score, self.accelerator, model)
-        with use_adapter(self.accelerator.unwrap_model(self.model), adapter_name=None):
-            return score_shard(shard, score, self.accelerator, model)
+        plain = self.accelerator.unwrap_model(self.model)
+        with use_adapter(plain, adapter_name=None) if adapted else contextlib.nullcontext():
+            return score_shard(
+                self.store,
+                number,
+                score,
+                batch=self.args.per_device_train_batch_size,
+                model=model,
+                accelerator=self.accelerator,
+            )
 
-    def score(self, model: Any, inputs: dict[str, torch.Tensor]) -> Scored:
+    def score(self, model: Any, inputs: dict[str, torch.Tensor]) -> ScoredPairs:
         """Log-probabilities of a collated micro-batch."""
-        given = {key: inputs[key] for key in MODEL_INPUTS if key in inputs}
-        labels = inputs["labels"]
-        out = model(**given, labels=labels, use_cache=False, fused_lm_head=True)
-        # prompt-learning adapters put virtual tokens in front
-        log_probs = out.log_probs[:, -(labels.size(1) - 1) :]
-        return score_pairs(log_probs, labels, inputs["segment"], pairs=len(inputs["row"]))
+        (log_probs,) = score_labels(model, inputs, "log_probs")
+        labels, segment = inputs["labels"], inputs["segment"]
+        return score_pairs(log_probs, labels, segment, pairs=len(inputs["row"]))
 
-    def probe(self, inputs: dict[str, torch.Tensor]) -> Scored:
+    def probe(self, inputs: dict[str, torch.Tensor]) -> ScoredPairs:
         """`score` before training, wherever the model lies then; without dropout or gradient."""
         training = self.model.training
         self.model.eval()
@@ -199,7 +179,7 @@ class PairTrainer(Resumable, DPOTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> torch.Tensor:
-        """The micro-batch's part of the batch's loss; see `dpo_loss`."""
+        """The micro-batch's part of the batch's loss; see `dpo/loss.py`."""
         assert not return_outputs
         assert self.reference is not None
         scored = self.score(model, inputs)
@@ -273,9 +253,26 @@ class PairTrainer(Resumable, DPOTrainer):
         self.state.epoch = epoch
 
 
-def silence_attention_dropout(model: torch.nn.Module) -> None:
-    """TRL switches `nn.Dropout` off; attention layers read a number of their own."""
-    modules: list[Any] = list(model.modules())
-    for module in modules:
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0
+def first_line(first: dict[str, float], loss: LossConfig) -> str:
+    """The terms before the first update, with both forms of the SFT term."""
+    both = ", ".join(
+        f"{form} {first[f'sft_{form}']:.4f}" + (" (used)" if form == loss.sft_form else "")
+        for form in ("sum", "mean")
+    )
+    weighted = loss.sft_weight * first[f"sft_{loss.sft_form}"]
+    return (
+        f"first step   preference {first['preference_loss']:.6f} (ln 2 = {math.log(2):.6f}); "
+        f"SFT on chosen: {both}; it adds {loss.sft_weight:g} × = {weighted:.4f}"
+    )
+
+
+def describe_step(row: dict[str, Any]) -> str | None:
+    """The figures of a row worth a look."""
+    if "preference_loss" not in row:
+        return None
+    fallen = "  (below chosen_floor)" if "chosen_below_floor" in row else ""
+    return (
+        f"loss {row['loss']:.4f}  preference {row['preference_loss']:.4f}  "
+        f"accuracy {row['accuracy']:.2f}  margin {row['margin']:+.4f}  "
+        f"chosen {row['chosen_change']:+.2f}{fallen}  rejected {row['rejected_change']:+.2f}"
+    )

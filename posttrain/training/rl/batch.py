@@ -22,8 +22,8 @@ from posttrain.config.grpo import Overlong
 from posttrain.errors import TrainingError
 from posttrain.group_rewards import Group, GroupRewards
 from posttrain.rollouts import Completion
+from posttrain.tokens.encode import IGNORED
 from posttrain.training.rl.advantages import leave_one_out_advantages
-from posttrain.training.sft.data import IGNORED
 
 Batch = dict[str, Any]
 
@@ -145,16 +145,16 @@ def micro_batches(
 
 
 def _shortest(scored: Sequence[ScoredGroup]) -> Row:
-    made = [
+    rows = [
         row_of(one, index, 0.0)
         for one in scored
         for index, completion in enumerate(one.group.completions)
         if completion.finish != "failed"
     ]
-    if not made:
+    if not rows:
         error = scored[0].group.completions[0].error
-        raise TrainingError(f"no rollout of {len(scored)} prompts could be made: {error}")
-    return min(made, key=lambda row: (len(row.ids), row.place))
+        raise TrainingError(f"no rollout of {len(scored)} prompts could be sampled: {error}")
+    return min(rows, key=lambda row: (len(row.ids), row.place))
 
 
 def collate(rows: Sequence[Row], *, pad_id: int) -> Batch:

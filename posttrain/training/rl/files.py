@@ -10,28 +10,37 @@
 
 Each process writes the groups that it made; the main process joins them in order of position. The
 file appears whole or not at all; a batch that is made again gives the same bytes.
+
+Beside them lies `timing.jsonl`, with where each batch's seconds go; seconds differ from run to run,
+so they are neither in the log nor in the artifact:
+
+    {"step": 1, "rollout": 4.1, "reward": 2.0, "train": 6.3}
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from posttrain.records import json_text
 from posttrain.rollouts import Completion, Step, prompt_to_row
 from posttrain.sampling.journal import row_line
 from posttrain.training.rl.batch import ScoredGroup
+from posttrain.training.stage import ROLLOUTS, TIMING
 
-FOLDER = "rollouts"
 Place = tuple[int, int]
 Stats = Mapping[Place, Mapping[str, Any]]
 
 
 def rollout_file(out: Path, step: int) -> Path:
     """Of the batch whose first update is optimiser step `step`, from 1."""
-    return out / FOLDER / f"step-{step:05d}.jsonl"
+    return out / ROLLOUTS / f"step-{step:05d}.jsonl"
 
 
 def group_row(scored: ScoredGroup, *, step: int, stats: Stats) -> dict[str, Any]:
@@ -102,3 +111,37 @@ def join_parts(file: Path, *, processes: int) -> None:
 
 def _part(file: Path, process: int) -> Path:
     return file.with_name(f".{file.name}.{process}")
+
+
+class StepClock:
+    """Seconds of one batch of rollouts by part."""
+
+    def __init__(self, out: Path) -> None:
+        self.path = out / TIMING
+        self.step = 0
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    def start(self, step: int) -> None:
+        """A new batch, whose first update is this step."""
+        self.step, self.seconds = step, defaultdict(float)
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count the block's seconds to this part."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - started
+
+    def text(self) -> str:
+        """The seconds so far, behind a printed line."""
+        spent = ", ".join(f"{name} {seconds:.1f}" for name, seconds in self.seconds.items())
+        return f" ({spent} s)"
+
+    def write(self, *, main: bool) -> None:
+        """Append the batch's row."""
+        if main:
+            row = {"step": self.step, **{k: round(v, 3) for k, v in self.seconds.items()}}
+            with self.path.open("a", encoding="utf-8") as handle:
+                handle.write(json_text(row) + "\n")

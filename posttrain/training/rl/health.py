@@ -1,7 +1,7 @@
 """Signs that a run goes wrong, looked for after every batch of rollouts.
 
     guard = HealthGuard(recipe.guard)
-    guard.look(rows)   → ["truncated is 0.41 over the last 4 batches (warns at 0.3): …"]
+    guard.check(rows)   → ["truncated is 0.41 over the last 4 batches (warns at 0.3): …"]
 
 It looks at the rows of the log, which a resumed run has too; it keeps nothing itself.
 """
@@ -73,7 +73,7 @@ class HealthGuard:
     def __init__(self, config: GuardConfig) -> None:
         self.config = config
 
-    def look(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    def check(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         """Warnings, from the rows of all batches so far, the newest last.
 
         Raises:
@@ -88,15 +88,15 @@ class HealthGuard:
             value = _value(sign, rows, window)
             if value is None:
                 continue
-            said = _said(sign, value, window)
+            finding = _finding(sign, value, window)
             if limit.stop is not None and _reached(sign, value, limit.stop):
                 raise TrainingError(
-                    f"step {rows[-1]['step']}: {said} (guard.{sign.name}.stop is {limit.stop:g}): "
-                    f"{sign.advice}. To go on as it is, set guard.{sign.name}.stop: null and start "
-                    "again"
+                    f"step {rows[-1]['step']}: {finding} (guard.{sign.name}.stop is {limit.stop:g})"
+                    f": {sign.advice}. To go on as it is, set guard.{sign.name}.stop: null and "
+                    "start again"
                 )
             if limit.warn is not None and _reached(sign, value, limit.warn):
-                warnings.append(f"{said} (warns at {limit.warn:g}): {sign.advice}")
+                warnings.append(f"{finding} (warns at {limit.warn:g}): {sign.advice}")
         return warnings
 
 
@@ -128,7 +128,7 @@ def _reached(sign: _Sign, value: float, limit: float) -> bool:
     return value <= limit if sign.falls else value >= limit
 
 
-def _said(sign: _Sign, value: float, window: int) -> str:
+def _finding(sign: _Sign, value: float, window: int) -> str:
     unit = " of what it was in the first ones" if sign.relative else ""
     name = sign.name.replace("_", " ")
     return f"{name} is {value:.3g}{unit} over the last {window} batches"

@@ -11,6 +11,7 @@ DAPO, arXiv 2503.14476).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,3 +112,55 @@ def ratio_rows(mask: Tensor, weights: Importance) -> list[dict[str, Any] | None]
         else None
         for k, (tokens, mean, lowest, highest, zeros, strayed) in enumerate(columns.T.tolist())
     ]
+
+
+# one number each; every one a sum over the tokens, or the rows, in the loss
+_SUMS = (
+    "tokens", "entropy", "ratio", "masked_tokens", "clipped", "kl", "rows", "masked_rows",
+    "strayed",
+)  # fmt: skip
+
+
+class TokenSums:
+    """Sums over a step's tokens, in float64, over all processes once drained."""
+
+    def __init__(self, *, kl: bool) -> None:
+        self._kl = kl
+        self._sums = torch.zeros(len(_SUMS), dtype=torch.float64)
+
+    def add(self, mask: torch.Tensor, entropy: torch.Tensor, weights: Importance, loss: TokenLoss):
+        """Add a micro-batch; tensors `[rows, columns]`."""
+        kl = torch.zeros_like(entropy) if loss.kl is None else loss.kl
+        masked = mask & weights.kept[:, None] & (weights.weight == 0)
+        rows = mask.any(-1)
+        columns: Iterable[torch.Tensor] = (
+            mask,
+            entropy * mask,
+            weights.ratio * mask,
+            masked,
+            loss.clipped & mask,
+            kl * mask,
+            rows,
+            rows & ~weights.kept,
+            weights.strayed * rows,
+        )
+        sums = torch.stack([column.detach().double().sum() for column in columns])
+        self._sums = self._sums.to(sums.device) + sums
+
+    def drain(self, accelerator: Any) -> dict[str, float]:
+        """The means over all processes; starts anew. Every process must call it."""
+        sums = accelerator.reduce(self._sums, "sum").tolist()
+        self._sums = torch.zeros_like(self._sums)
+        total = dict(zip(_SUMS, sums, strict=True))
+        tokens, rows = max(total["tokens"], 1.0), max(total["rows"], 1.0)
+        means = {
+            "loss_tokens": total["tokens"],
+            "importance": total["ratio"] / tokens,
+            "masked_tokens": total["masked_tokens"] / tokens,
+            "masked_completions": total["masked_rows"] / rows,
+            "strayed": total["strayed"] / rows,
+            "clipped": total["clipped"] / tokens,
+        }
+        if total["tokens"]:
+            means["entropy"] = total["entropy"] / tokens
+        return means | ({"kl": total["kl"] / tokens} if self._kl else {})

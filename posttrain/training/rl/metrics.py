@@ -5,23 +5,29 @@
      "masked_tokens": 0.0, "masked_completions": 0.0, "count/judge_calls": 2048.0, …}
 
 Means are over what they are about: parts over the rollouts that have them, reasoning over those
-asked to reason, entropy and ratios over the tokens in the loss.
+asked to reason, entropy and ratios over the tokens in the loss. `run_stats` sums up a run's rows
+for its manifest, `step_line` prints the few that are worth a look at every step.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import torch
 
 from posttrain.config.grpo import Overlong
 from posttrain.training.rl.batch import ScoredGroup, in_loss
-from posttrain.training.rl.loss import Importance, TokenLoss
 
 Stats = dict[str, Any]
+Rows = Sequence[Mapping[str, Any]]
+# a single batch is noisy: the first and the last so many are averaged, fewer in a short run, so
+# that the two do not overlap
+AVERAGED = 5
+SHOWN = (
+    "reward", "reward_std", "answer_tokens", "reasoning_tokens", "truncated", "zero_variance",
+    "unscored", "entropy", "kl", "masked_tokens", "masked_completions",
+)  # fmt: skip
 
 
 def group_stats(scored: ScoredGroup, *, overlong: Overlong) -> Stats:
@@ -94,53 +100,45 @@ def _counts(groups: Sequence[Stats]) -> dict[str, float]:
     return {f"count/{name}": value for name, value in sorted(counts.items())}
 
 
-# one number each; every one a sum over the tokens, or the rows, in the loss
-_SUMS = (
-    "tokens", "entropy", "ratio", "masked_tokens", "clipped", "kl", "rows", "masked_rows",
-    "strayed",
-)  # fmt: skip
+def run_stats(rows: Rows) -> dict[str, Any]:
+    """A run's rows of whole batches: the means of the first and of the last, and summed counts."""
+    averaged = min(AVERAGED, max(1, len(rows) // 2))
+    return {
+        "averaged": averaged,
+        "first": _means(rows[:averaged]),
+        "last": _means(rows[-averaged:]),
+        "counts": _sums(rows),
+    }
 
 
-class TokenSums:
-    """Sums over a step's tokens, in float64, over all processes once drained."""
+def _means(rows: Rows) -> dict[str, float]:
+    parts = sorted({name for row in rows for name in row if name.startswith("part/")})
+    means: dict[str, float] = {}
+    for name in (*SHOWN, *parts):
+        values = [row[name] for row in rows if name in row]
+        if values:
+            means[name] = statistics.fmean(values)
+    return means
 
-    def __init__(self, *, kl: bool) -> None:
-        self._kl = kl
-        self._sums = torch.zeros(len(_SUMS), dtype=torch.float64)
 
-    def add(self, mask: torch.Tensor, entropy: torch.Tensor, weights: Importance, loss: TokenLoss):
-        """Add a micro-batch; tensors `[rows, columns]`."""
-        kl = torch.zeros_like(entropy) if loss.kl is None else loss.kl
-        masked = mask & weights.kept[:, None] & (weights.weight == 0)
-        rows = mask.any(-1)
-        columns: Iterable[torch.Tensor] = (
-            mask,
-            entropy * mask,
-            weights.ratio * mask,
-            masked,
-            loss.clipped & mask,
-            kl * mask,
-            rows,
-            rows & ~weights.kept,
-            weights.strayed * rows,
-        )
-        sums = torch.stack([column.detach().double().sum() for column in columns])
-        self._sums = self._sums.to(sums.device) + sums
+def _sums(rows: Rows) -> dict[str, float]:
+    names = sorted({name for row in rows for name in row if name.startswith("count/")})
+    return {name.removeprefix("count/"): sum(row.get(name, 0) for row in rows) for name in names}
 
-    def drain(self, accelerator: Any) -> dict[str, float]:
-        """The means over all processes; starts anew. Every process must call it."""
-        sums = accelerator.reduce(self._sums, "sum").tolist()
-        self._sums = torch.zeros_like(self._sums)
-        total = dict(zip(_SUMS, sums, strict=True))
-        tokens, rows = max(total["tokens"], 1.0), max(total["rows"], 1.0)
-        means = {
-            "loss_tokens": total["tokens"],
-            "importance": total["ratio"] / tokens,
-            "masked_tokens": total["masked_tokens"] / tokens,
-            "masked_completions": total["masked_rows"] / rows,
-            "strayed": total["strayed"] / rows,
-            "clipped": total["clipped"] / tokens,
-        }
-        if total["tokens"]:
-            means["entropy"] = total["entropy"] / tokens
-        return means | ({"kl": total["kl"] / tokens} if self._kl else {})
+
+def step_line(row: Mapping[str, Any]) -> str | None:
+    """The figures worth a look at every step; None for a row that is no batch's."""
+    if "rollouts" not in row:
+        return None
+    reward = f"{row['reward']:.3f} ±{row['reward_std']:.2f}" if "reward" in row else "none"
+    parts = [f"reward {reward}", f"answer {row['answer_tokens']:.0f}"]
+    if "reasoning_tokens" in row:
+        parts.append(f"reasoning {row['reasoning_tokens']:.0f}")
+    parts += [f"truncated {row['truncated']:.0%}", f"flat {row['zero_variance']:.0%}"]
+    if row["unscored"]:
+        parts.append(f"unscored {row['unscored']:.0%}")
+    if "part/accuracy" in row:
+        parts.append(f"accuracy {row['part/accuracy']:.2f}")
+    if "entropy" in row:
+        parts.append(f"entropy {row['entropy']:.2f}")
+    return "  ".join(parts)

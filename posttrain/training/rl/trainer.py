@@ -9,40 +9,35 @@ batch (`compute_loss`).
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel
 from torch.utils.data import DataLoader
-from transformers import PrinterCallback, ProgressCallback
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import use_adapter
 
 from posttrain.config.grpo import GroupTraining
 from posttrain.errors import ConfigError, TrainingError
-from posttrain.training.cpu_head import use_cpu_head
-from posttrain.training.dpo.trainer import silence_attention_dropout
-from posttrain.training.expert_bias import ExpertBias
-from posttrain.training.rl.batch import (
-    Batch,
-    ScoredGroup,
-    collate,
-    micro_batches,
-    trained_rows,
+from posttrain.tokens.encode import IGNORED
+from posttrain.training.log import StepLines
+from posttrain.training.moe import ExpertBias
+from posttrain.training.rl.batch import Batch
+from posttrain.training.rl.files import (
+    StepClock,
+    group_row,
+    join_parts,
+    rollout_file,
+    write_part,
 )
-from posttrain.training.rl.files import group_row, join_parts, rollout_file, write_part
 from posttrain.training.rl.health import HealthGuard, why_untrained
-from posttrain.training.rl.lines import StepLines
-from posttrain.training.rl.loss import Importance, importance, ratio_rows, token_loss
-from posttrain.training.rl.metrics import TokenSums
-from posttrain.training.rl.policy import ServedPolicy
-from posttrain.training.rl.rollout import LiveEngine
-from posttrain.training.rl.step import BatchMaker, Made, Rollouts
-from posttrain.training.rl.timing import StepClock
-from posttrain.training.sft.data import IGNORED
-from posttrain.training.trainer import Resumable
+from posttrain.training.rl.loss import Importance, TokenSums, importance, ratio_rows, token_loss
+from posttrain.training.rl.metrics import step_line
+from posttrain.training.rl.policy import LiveEngine, ServedPolicy
+from posttrain.training.rl.step import Rollouts, RolloutStep, StepMaker
+from posttrain.training.trainer import Resumable, score_labels, silence_attention_dropout
 
 
 class GroupTrainer(Resumable, GRPOTrainer):
@@ -53,34 +48,21 @@ class GroupTrainer(Resumable, GRPOTrainer):
         rollouts: prompts and reward.
     """
 
-    # transformers declares these as optional or as wide unions; here they are always set
-    model: Any
-    accelerator: Any
-    args: Any
-
     def __init__(
         self, *args: Any, recipe: GroupTraining, rollouts: Rollouts, pad_id: int, **kwargs: Any
     ) -> None:
         super().__init__(*args, reward_funcs=[_never], **kwargs)
-        for printing in (PrinterCallback, ProgressCallback):
-            self.remove_callback(printing)
         self.clock = StepClock(Path(recipe.out))
-        self.add_callback(StepLines(self.clock))
+        self.print_steps(StepLines(step_line, timing=self.clock.text))
         silence_attention_dropout(self.model)
-        adapted = isinstance(self.model, PeftModel)
-        plain = self.model.get_base_model() if adapted else self.model
-        whole = self.accelerator.distributed_type in ("NO", "MULTI_CPU")
-        if whole and self.args.device.type == "cpu":
-            for model in (plain, self.ref_model):
-                if model is not None:
-                    inner = self.accelerator.unwrap_model(model)
-                    use_cpu_head(inner, temperature=recipe.sampling.temperature)
+        plain = self.base_model
+        self.use_cpu_heads(plain, self.ref_model, temperature=recipe.sampling.temperature)
         self.recipe = recipe
         self.rollouts = rollouts
         self.pad_id = pad_id
         self.guard = HealthGuard(recipe.guard)
         self.expert_bias = ExpertBias(plain, rate=recipe.moe.bias_update_rate)
-        if adapted and self.expert_bias.routers:
+        if isinstance(self.model, PeftModel) and self.expert_bias.routers:
             raise ConfigError(
                 "moe.bias_update_rate moves biases of the base model, and an adapter's checkpoints "
                 "do not hold those: set moe.bias_update_rate=0, or train without an adapter"
@@ -92,16 +74,17 @@ class GroupTrainer(Resumable, GRPOTrainer):
             batch_size=recipe.sampling.batch_size,
             autocast=self.compute_loss_context_manager,
         )
-        self.maker = BatchMaker(
+        self.steps = StepMaker(
             recipe,
             rollouts,
             rollouts.make_sampler(self.server or live),
-            processes=self.accelerator.num_processes,
-            process=self.accelerator.process_index,
+            accelerator=self.accelerator,
             clock=self.clock,
+            micro_batches=self.args.gradient_accumulation_steps,
+            pad_id=pad_id,
         )
         self._sums = TokenSums(kl=bool(recipe.loss.kl))
-        self._made: Made | None = None
+        self._current: RolloutStep | None = None
         self._violation: dict[str, float] = {}
 
     # ---- the loop's shape: TRL's data loader is not asked for anything ----
@@ -122,29 +105,38 @@ class GroupTrainer(Resumable, GRPOTrainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
-        """The micro-batches of the next update; makes a batch of rollouts when it is due."""
-        batch, update = divmod(self.state.global_step, self.recipe.loss.num_iterations)
+        """The micro-batches of the next update; rolls out a step when it is due."""
+        number, update = divmod(self.state.global_step, self.recipe.loss.num_iterations)
         if update == 0:
-            self._publish(batch)
-            self._made = made = self.maker.make(batch)
-            self.tokens_seen += made.seen
-            self.trained_seen += sum(made.tokens)
-            made.batches = [self._batches(part) for part in made.parts]
-        assert self._made is not None, "checkpoints are written between batches of rollouts"
-        found = self._made.batches[update]
-        assert len(found) == num_batches
-        return found, None
+            self._publish(number)
+            self._current = step = self.steps.make(number)
+            self.tokens_seen += step.tokens_seen
+            self.trained_seen += sum(step.tokens)
+            if len(step.batches) > 1:
+                self._score_before_updates(step)
+        assert self._current is not None, "checkpoints are written between batches of rollouts"
+        batches = self._current.batches[update]
+        assert len(batches) == num_batches
+        return batches, None
 
-    def _publish(self, batch: int) -> None:
-        """Let the server that makes rollouts, if there is one, have the policy as it is now."""
+    def _score_before_updates(self, step: RolloutStep) -> None:
+        """Keep the policy's own view of its rollouts, which updates will change."""
+        with torch.no_grad(), self.compute_loss_context_manager():
+            for batches in step.batches:
+                for batch in batches:
+                    batch["previous"] = self.score(self.model, self.place(batch))[0].cpu()
+
+    def _publish(self, number: int) -> None:
+        """Let the server that rolls out, if there is one, have the policy as it is now."""
         if self.server is None:
             return
-        name, before = self.server.name_of(batch), self.server.name_of(batch - 1) if batch else None
+        name = self.server.name_of(number)
+        before = self.server.name_of(number - 1) if number else None
         folder = Path(self.args.output_dir) / "policy"
         if self.is_world_process_zero():
             self.accelerator.unwrap_model(self.model).save_pretrained(str(folder / name))
-            taking = self.server.take(name, folder / name, instead_of=before)
-            self.rollouts.runner.run(taking)
+            loading = self.server.load(name, folder / name, instead_of=before)
+            self.rollouts.runner.run(loading)
             if before is not None:
                 shutil.rmtree(folder / before, ignore_errors=True)
         self.accelerator.wait_for_everyone()
@@ -152,25 +144,16 @@ class GroupTrainer(Resumable, GRPOTrainer):
 
     def why_untrained(self) -> str:
         """From the shares that the log's rows give."""
-        rows = [row for row in self.state.log_history if "rollouts" in row]
-        return why_untrained(rows, overlong=self.recipe.loss.overlong)
+        return why_untrained(self.step_rows(), overlong=self.recipe.loss.overlong)
+
+    def step_rows(self) -> list[dict[str, Any]]:
+        """The log's rows of whole batches of rollouts so far."""
+        return [row for row in self.state.log_history if "rollouts" in row]
 
     def close(self) -> None:
         """Give connections back; the trainer is then of no more use."""
         if self.server is not None:
             self.rollouts.runner.run(self.server.close())
-
-    def _batches(self, scored: Sequence[ScoredGroup]) -> list[Batch]:
-        """Micro-batches of one update, with the policy's own view where updates will change it."""
-        rows = trained_rows(scored, overlong=self.recipe.loss.overlong)
-        parts = micro_batches(rows, scored, count=self.args.gradient_accumulation_steps)
-        batches = [collate(part, pad_id=self.pad_id) for part in parts]
-        if self.recipe.loss.num_iterations > 1:
-            with torch.no_grad(), self.compute_loss_context_manager():
-                for batch in batches:
-                    placed = self.place(batch)
-                    batch["previous"] = self.score(self.model, placed)[0].cpu()
-        return batches
 
     # ---- loss ----
 
@@ -178,27 +161,17 @@ class GroupTrainer(Resumable, GRPOTrainer):
         self, model: Any, inputs: dict[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Log-probability, entropy and whether it was sampled, of each token behind the first."""
-        labels = inputs["labels"]
-        given = {key: inputs[key] for key in ("input_ids", "attention_mask")}
-        out = model(**given, labels=labels, use_cache=False, fused_lm_head=True)
-        columns = labels.size(1) - 1
-        # prompt-learning adapters put virtual tokens in front
-        return out.log_probs[:, -columns:], out.entropy[:, -columns:], labels[:, 1:] != IGNORED
+        log_probs, entropy = score_labels(model, inputs, "log_probs", "entropy")
+        return log_probs, entropy, inputs["labels"][:, 1:] != IGNORED
 
     def _score_reference(self, inputs: dict[str, Any]) -> torch.Tensor | None:
         if not self.recipe.loss.kl:
             return None
         with torch.no_grad():
             if self.ref_model is not None:
-                return self._reference_logps(self.ref_model, inputs)
+                return score_labels(self.ref_model, inputs, "log_probs")[0]
             with use_adapter(self.accelerator.unwrap_model(self.model), adapter_name=None):
-                return self._reference_logps(self.model, inputs)
-
-    def _reference_logps(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        labels = inputs["labels"]
-        given = {key: inputs[key] for key in ("input_ids", "attention_mask")}
-        out = model(**given, labels=labels, use_cache=False, fused_lm_head=True)
-        return out.log_probs[:, -(labels.size(1) - 1) :]
+                return score_labels(self.model, inputs, "log_probs")[0]
 
     def compute_loss(
         self,
@@ -207,9 +180,9 @@ class GroupTrainer(Resumable, GRPOTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> torch.Tensor:
-        """The micro-batch's part of the update's loss; see `grpo_loss`."""
+        """The micro-batch's part of the update's loss; see `rl/loss.py`."""
         assert not return_outputs
-        assert self._made is not None
+        assert self._current is not None
         config = self.recipe.loss
         with self.expert_bias.counting(inputs["attention_mask"]):
             current, entropy, mask = self.score(model, inputs)
@@ -234,16 +207,16 @@ class GroupTrainer(Resumable, GRPOTrainer):
         self._sums.add(mask, entropy, weights, terms)
         counted = mask & weights.kept[:, None]
         # DDP averages gradients over processes, the sum is over the global batch
-        tokens = self._made.tokens[self.state.global_step % config.num_iterations]
+        tokens = self._current.tokens[self.state.global_step % config.num_iterations]
         scale = self.accelerator.num_processes / max(tokens, 1)
         return torch.where(counted, terms.loss, 0.0).sum() * scale
 
     def _note(self, places: list[Any], mask: torch.Tensor, weights: Importance) -> None:
         """Keep each rollout's ratios, to be written beside it."""
-        assert self._made is not None
+        assert self._current is not None
         for place, row in zip(places, ratio_rows(mask, weights), strict=True):
             if row is not None:
-                self._made.ratios[place] = row
+                self._current.ratios[place] = row
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As the parent; the last micro-batch of a batch of rollouts puts it on disk."""
@@ -256,13 +229,11 @@ class GroupTrainer(Resumable, GRPOTrainer):
         return loss
 
     def _write(self) -> None:
-        assert self._made is not None
-        step = self.state.global_step + 2 - self.recipe.loss.num_iterations
-        file = rollout_file(Path(self.recipe.out), step)
+        assert self._current is not None
+        number = self.state.global_step + 2 - self.recipe.loss.num_iterations
+        file = rollout_file(Path(self.recipe.out), number)
         rows = [
-            group_row(one, step=step, stats=self._made.ratios)
-            for part in self._made.parts
-            for one in part
+            group_row(one, step=number, stats=self._current.ratios) for one in self._current.groups
         ]
         write_part(file, rows, process=self.accelerator.process_index)
         self.accelerator.wait_for_everyone()
@@ -279,10 +250,10 @@ class GroupTrainer(Resumable, GRPOTrainer):
         step, num_iterations = self.state.global_step, self.recipe.loss.num_iterations
         whole = "loss" in logs and step % num_iterations == 0
         if "loss" in logs:
-            assert self._made is not None
+            assert self._current is not None
             logs |= self._sums.drain(self.accelerator) | self._violation
             logs |= {"tokens": self.tokens_seen, "trained": self.trained_seen}
-            logs |= self._made.metrics if whole else {}
+            logs |= self._current.metrics if whole else {}
         epoch = self.state.epoch
         drawn_so_far = -(-step // num_iterations) * self.recipe.prompts_per_step
         self.state.epoch = drawn_so_far / len(self.rollouts.prompts)
@@ -290,8 +261,7 @@ class GroupTrainer(Resumable, GRPOTrainer):
         self.state.epoch = epoch
         if whole:
             self.clock.write(main=self.is_world_process_zero())
-            rows = [row for row in self.state.log_history if "rollouts" in row]
-            for warning in self.guard.look(rows):
+            for warning in self.guard.check(self.step_rows()):
                 if self.is_world_process_zero():
                     print(f"warning      {warning}", flush=True)
 

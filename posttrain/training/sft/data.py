@@ -8,7 +8,6 @@ divide by the global batch is topped up with it, so that no pack is dropped or c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,13 @@ import pyarrow.parquet
 from datasets import Dataset, concatenate_datasets
 
 from posttrain.errors import DataError
+from posttrain.models.tokenizer import SpecialTokens
+from posttrain.tokens.encode import IGNORED
+from posttrain.training.document_masking import sequences
 
 COLUMNS = ("input_ids", "labels", "seq_lengths")
-IGNORED = -100
+SAMPLED_PACKS = 512
+END_TRAINED = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +108,71 @@ def index_sums(artifact: Path, split: str, column: str) -> dict[str, tuple[int, 
     return dict(sorted(sums.items()))
 
 
-def sequences(pack: dict[str, Any]) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
-    """The (input ids, labels) of each sequence of one pack."""
-    start = 0
-    for length in pack["seq_lengths"]:
-        yield pack["input_ids"][start : start + length], pack["labels"][start : start + length]
-        start += length
-    if start != len(pack["input_ids"]) or start != len(pack["labels"]):
+@dataclass(frozen=True, slots=True)
+class DataSample:
+    """What a sample of the packs holds."""
+
+    packs: int
+    of: int
+    sequences: int
+    smallest_id: int
+    largest_id: int
+    longest: int
+    end_trained: float
+    untrained: int
+    pad_trained: bool
+
+
+def sample_data(packs: Dataset, special: SpecialTokens) -> DataSample:
+    """Look into evenly spaced packs (the last row, the filler, is left out)."""
+    total = len(packs) - 1
+    taken = min(total, SAMPLED_PACKS)
+    rows = sorted({i * total // taken for i in range(taken)})
+    seen = ended = untrained = longest = 0
+    smallest, largest, pad_trained = 1 << 60, -1, False
+    for pack in packs.select(rows):
+        for ids, labels in sequences(dict(pack)):
+            seen += 1
+            ended += special.end_id in labels
+            untrained += all(label == IGNORED for label in labels[1:])
+            pad_trained |= special.pad_id in labels
+            smallest, largest = min(smallest, *ids), max(largest, *ids)
+            longest = max(longest, len(ids))
+    return DataSample(
+        len(rows), total, seen, smallest, largest, longest, ended / seen, untrained, pad_trained
+    )
+
+
+def check_data(sample: DataSample, special: SpecialTokens, *, rows: int, positions: int) -> None:
+    """Stop on data that this model cannot train on.
+
+    Args:
+        rows: rows of the model's embedding.
+        positions: the longest sequence the model has positions for.
+
+    Raises:
+        DataError: ids outside the embedding, sequences too long or with nothing trained, a trained
+            pad, or an end token that is not trained.
+    """
+    if sample.smallest_id < 0 or sample.largest_id >= rows:
         raise DataError(
-            f"a pack's seq_lengths sum to {start}, "
-            f"it has {len(pack['input_ids'])} ids and {len(pack['labels'])} labels"
+            f"ids {sample.smallest_id}…{sample.largest_id} in the shards, the model's embedding "
+            f"has rows 0…{rows - 1}: they were made with another tokenizer"
+        )
+    if sample.longest > positions:
+        raise DataError(
+            f"a sequence has {sample.longest} tokens, the model has positions for {positions}"
+        )
+    if sample.untrained:
+        raise DataError(
+            f"{sample.untrained} of {sample.sequences} sequences have nothing trained; "
+            "build_sft drops such sequences, so these shards come from elsewhere"
+        )
+    if sample.pad_trained:
+        raise DataError(f"the pad token {special.pad_token!r} is trained in the shards")
+    if sample.end_trained < END_TRAINED:
+        raise DataError(
+            f"{special.end_token!r} is trained in {sample.end_trained:.1%} of the sequences: the "
+            "model would not learn to stop. Set end_token: to the token that closes a turn, or "
+            "build the data with its end tokens trained"
         )

@@ -12,17 +12,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from peft import PeftModel
 from torch.utils.data import Sampler
 from transformers.trainer_utils import EvalLoopOutput
 from trl.trainer.sft_trainer import SFTTrainer
 
 from posttrain.errors import ConfigError
-from posttrain.training.collate import real_tokens, sequence_ids
-from posttrain.training.cpu_head import use_cpu_head
+from posttrain.tokens.encode import IGNORED
+from posttrain.training.document_masking import real_tokens, sequence_ids
 from posttrain.training.moe import ExpertBalance
 from posttrain.training.order import EpochOrder
-from posttrain.training.sft.data import IGNORED
 from posttrain.training.trainer import Resumable
 
 
@@ -35,13 +33,9 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
         keep_model: writes the model of a finished epoch; called on every process.
     """
 
-    # transformers declares these as optional or as wide unions; here they are always set
-    model: Any
-    accelerator: Any
     train_dataset: Any
     eval_dataset: Any
     data_collator: Any
-    args: Any
 
     def __init__(
         self,
@@ -58,10 +52,7 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
                 "balance.coefficient cannot be used here: TRL forces reentrant gradient "
                 "checkpointing (PEFT with ZeRO-3), under which the routers have no graph"
             )
-        whole = self.accelerator.distributed_type in ("NO", "MULTI_CPU")
-        if whole and self.args.device.type == "cpu":
-            adapted = isinstance(self.model, PeftModel)
-            use_cpu_head(self.model.get_base_model() if adapted else self.model)
+        self.use_cpu_heads(self.base_model)
         self.balance_coefficient = balance_coefficient
         self.balance = ExpertBalance(self.model) if balance_coefficient else None
         self.keep_epochs = tuple(keep_epochs)
@@ -72,11 +63,6 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
         self._order: EpochOrder | None = None
 
     # ---- which packs a step sees ----
-
-    @property
-    def global_batch(self) -> int:
-        """Packs an optimiser step."""
-        return self.get_total_train_batch_size(self.args)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
         packs = len(self.train_dataset) - 1
