@@ -12,6 +12,7 @@ import os
 import typing
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pydantic
@@ -49,6 +50,7 @@ def make_arguments(
     kind: type[T],
     recipe: SftConfig | DpoConfig | GroupTraining,
     *,
+    out: Path,
     owned: Mapping[str, str],
     defaults: Mapping[str, Any],
     decided: Mapping[str, Any],
@@ -58,7 +60,7 @@ def make_arguments(
 
     Args:
         kind: the config's class.
-        recipe: the resolved recipe.
+        out: where resume checkpoints go.
         owned: fields that the stage decides; never suggested for a misspelt name.
         defaults: of this stage, where the recipe says nothing.
         decided: the values of owned fields.
@@ -81,7 +83,8 @@ def make_arguments(
     }
     # TRL 1.16 has no other field for it yet, so the advice does not help the user
     warnings.filterwarnings("ignore", message="`gradient_checkpointing.*is deprecated")
-    given = {**shared, **defaults, **recipe.trainer, **decided}
+    fixed = {"output_dir": str(out), "seed": recipe.seed, "data_seed": recipe.seed, **decided}
+    given = {**shared, **defaults, **recipe.trainer, **fixed}
     try:
         args = kind(**given)
     except (ValueError, TypeError, ImportError) as error:
@@ -100,7 +103,7 @@ def check_counted_in_steps(args: Any) -> None:
         ConfigError: no number of steps, or checkpoints at something else.
     """
     if args.max_steps <= 0:
-        raise ConfigError("trainer.max_steps: a run is counted in optimiser steps; give it")
+        raise ConfigError("trainer.max_steps: a run is counted in steps; give it")
     if args.save_strategy in ("best", "epoch"):
         raise ConfigError(
             f"trainer.save_strategy {args.save_strategy}: a run is one stretch of steps; "

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from posttrain.artifacts import atomic_write_json
@@ -38,16 +38,7 @@ def mark_complete(checkpoint: Path, progress: Progress) -> None:
         for path in sorted(checkpoint.rglob("*"))
         if path.is_file() and path.name != COMPLETE
     }
-    atomic_write_json(
-        checkpoint / COMPLETE,
-        {
-            "step": progress.step,
-            "tokens": progress.tokens,
-            "trained": progress.trained,
-            "world_size": progress.world_size,
-            "files": files,
-        },
-    )
+    atomic_write_json(checkpoint / COMPLETE, {**asdict(progress), "files": files})
 
 
 def complete_checkpoints(folder: Path) -> list[tuple[Path, Progress]]:
@@ -65,11 +56,11 @@ def _read(checkpoint: Path) -> Progress | None:
     if not marker.is_file():
         return None
     body = json.loads(marker.read_text("utf-8"))
-    for name, size in body["files"].items():
+    for name, size in body.pop("files").items():
         file = checkpoint / name
         if not file.is_file() or file.stat().st_size != size:
             return None
-    return Progress(body["step"], body["tokens"], body["trained"], body["world_size"])
+    return Progress(**body)
 
 
 def latest_complete(folder: Path, *, world_size: int) -> tuple[Path, Progress] | None:

@@ -1,7 +1,7 @@
 """How the sequences of a pack are kept apart, and a measurement on the real model that they are.
 
 document_masking = choose_document_masking("auto", model)                  → "block_diagonal"
-probe_document_masking(model, collator, packs)              → Probe(apart=2e-7, leaking=0.9, …)
+probe_document_masking(model, collator, packs)        → MaskingProbe(apart=2e-7, leaking=0.9, …)
 
 Packs become tensors in one of three layouts:
 
@@ -74,7 +74,7 @@ def describe_document_masking(document_masking: str, attention: str) -> str:
         kernels = "varlen kernels" if attention in VARLEN_ATTENTION else "a block-diagonal mask"
         return f"varlen: a micro-batch is one row, {kernels} ({attention})"
     if document_masking == "block_diagonal":
-        return f"block_diagonal: sequences side by side, mrequested from each other ({attention})"
+        return f"block_diagonal: sequences side by side, masked from each other ({attention})"
     return f"unpacked: a sequence is a row, right-padded ({attention})"
 
 
@@ -213,7 +213,7 @@ def real_tokens(batch: Batch) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class MaskingProbe:
     """Largest logit differences: of a sequence in its batch against the same sequence alone
     (`apart`), and of the same sequences run packed with nothing between them (`leaking`);
     `scale` is the largest logit there is, by magnitude."""
@@ -226,7 +226,7 @@ class Probe:
 
 def probe_document_masking(
     model: PreTrainedModel, collator: Collator, packs: Sequence[dict[str, Any]]
-) -> Probe:
+) -> MaskingProbe:
     """Run a few real sequences in the batch layout, alone, and unprotected.
 
     Args:
@@ -247,10 +247,10 @@ def probe_document_masking(
     apart = max(float((a - b).abs().max()) for a, b in pairs)
     leaking = float((joined - torch.cat(alone)).abs().max())
     scale = max(float(a.abs().max()) for a in alone)
-    return Probe(apart, leaking, scale, str(model.dtype).removeprefix("torch."))
+    return MaskingProbe(apart, leaking, scale, str(model.dtype).removeprefix("torch."))
 
 
-def check_probe(probe: Probe, document_masking: str) -> None:
+def check_probe(probe: MaskingProbe, document_masking: str) -> None:
     """Refuse a layout that leaks: 1e-5 in fp32; in less precise types 5 % of the leak.
 
     Rounding grows with the numbers rounded: a trained model's logits of 20 differ by more than 1e-5

@@ -32,7 +32,7 @@ Line = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RunPlan:
     """A run before it starts: (name, sentence) lines, and bytes on disk at most."""
 
     lines: list[Line]
@@ -57,11 +57,16 @@ class ModelSize:
     state_bytes: int
 
 
-def model_size(model: torch.nn.Module, *, sharded_over: int) -> ModelSize:
-    """Count a model; `sharded_over` processes split weights, gradients and optimiser."""
-    sizes = [(_numel(p), p.element_size(), p.requires_grad) for p in model.parameters()]
+def model_size(model: torch.nn.Module, launched: Launched) -> ModelSize:
+    """Count a model; processes may split weights, gradients and optimiser."""
+    # DeepSpeed keeps a partitioned parameter's real size in ds_numel
+    sizes = [
+        (int(getattr(p, "ds_numel", p.numel())), p.element_size(), p.requires_grad)
+        for p in model.parameters()
+    ]
     trainable = sum(n for n, _, grad in sizes if grad)
     weight_bytes = sum(n * size for n, size, _ in sizes)
+    sharded_over = launched.world_size if launched.sharding in ("zero3", "fsdp2") else 1
     state = (weight_bytes + 12 * trainable) // sharded_over
     return ModelSize(sum(n for n, _, _ in sizes), trainable, weight_bytes, state)
 
@@ -70,15 +75,6 @@ def checkpoint_bytes(size: ModelSize, *, kept: int) -> int:
     """Disk for the model and `kept` resume checkpoints."""
     # a resume checkpoint: weights and two Adam moments; one more exists while it is written
     return (kept + 1) * (size.weight_bytes + 8 * size.trainable) + size.weight_bytes
-
-
-def sharded_over(got: Launched) -> int:
-    """Processes that a parameter is split over."""
-    return got.world_size if got.sharding in ("zero3", "fsdp2") else 1
-
-
-def _numel(parameter: torch.Tensor) -> int:
-    return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
 def model_lines(size: ModelSize, args: Any, launched: Launched) -> list[Line]:
@@ -227,20 +223,17 @@ def check_stops(model: PreTrainedModel, special: SpecialTokens) -> str:
 
 
 def adapter_lines(model: PreTrainedModel, reach: tuple[AdapterReach, ...]) -> list[Line]:
-    """What an adapter reaches; () where there is none.
+    """What an adapter reaches.
 
     Raises:
         ConfigError: it would train routers.
     """
-    if not reach:
-        return []
-    lines = [
+    if reach and (trained := trainable_routers(model)):
+        raise ConfigError(f"the adapter would train routers: {', '.join(trained)}")
+    return [
         (f"adapter {r.target}", f"{r.tensors} tensors, {r.share:.1%} of the parameters")
         for r in reach
     ]
-    if trained := trainable_routers(model):
-        raise ConfigError(f"the adapter would train routers: {', '.join(trained)}")
-    return lines
 
 
 def embedding_rows(model: PreTrainedModel) -> int:

@@ -36,13 +36,20 @@ from posttrain.config.dpo import DpoConfig
 from posttrain.config.grpo import GroupTraining
 from posttrain.config.sft import SftConfig
 from posttrain.errors import PosttrainError
-from posttrain.models.adapters import AdapterReach, adapter_reach, quantization_config
+from posttrain.models.adapters import AdapterReach, adapter_reach, lora_config, quantization_config
 from posttrain.models.load import load_model
-from posttrain.models.tokenizer import SpecialTokens
+from posttrain.models.tokenizer import SpecialTokens, special_tokens
 from posttrain.training.card import model_card
 from posttrain.training.launch import Launched, check_launch, read_launch
-from posttrain.training.log import LOG, SPEED
-from posttrain.training.plan import Plan, Preflight, check_disk
+from posttrain.training.log import LOG, SPEED, LogRows
+from posttrain.training.plan import (
+    ModelSize,
+    Preflight,
+    RunPlan,
+    check_disk,
+    model_lines,
+    model_size,
+)
 from posttrain.training.trainer import Resumable, train_to_the_end
 
 KIND = "checkpoint"
@@ -51,13 +58,14 @@ REFERENCE = "reference"
 ROLLOUTS = "rollouts"
 TIMING = "timing.jsonl"
 
+Reach = tuple[AdapterReach, ...]
 Recipe = TypeVar("Recipe", SftConfig, DpoConfig, GroupTraining)
 WithData = TypeVar("WithData", SftConfig, DpoConfig)
 T = TypeVar("T", bound=Resumable)
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared(Generic[T]):
+class PreparedRun(Generic[T]):
     """Everything resolved and checked, nothing trained."""
 
     trainer: T
@@ -68,9 +76,9 @@ class Prepared(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """Results of a finished run: of `rows` of data, `reached` were trained on; stats for the
-    manifest; the card's lines, as `model_card` takes them."""
+class RunOutcome:
+    """Results of a finished run: of `rows` of data, `reached` were trained on; the method's own
+    stats for the manifest; the card's lines, as `model_card` takes them."""
 
     rows: int
     reached: int
@@ -107,7 +115,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         """What names a run: the recipe, with inputs by digest and without paths."""
 
     @abstractmethod
-    def prepare(self, args: Any) -> Prepared[T]:
+    def prepare(self, args: Any) -> PreparedRun[T]:
         """Load, check and build everything up to, but not including, the first step.
 
         Args:
@@ -118,11 +126,11 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         """
 
     @abstractmethod
-    def plan(self, prepared: Prepared[T], *, measure: bool) -> Plan:
+    def plan(self, prepared: PreparedRun[T], size: ModelSize, *, measure: bool) -> RunPlan:
         """Count and estimate; `measure`: time a little of the work on this device."""
 
     @abstractmethod
-    def outcome(self, prepared: Prepared[T], base: str | None) -> Outcome:
+    def outcome(self, prepared: PreparedRun[T], base: str | None) -> RunOutcome:
         """Results of the run, from its log: the same after a resume.
 
         Args:
@@ -146,7 +154,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         on_open: Callable[[int], None] | None = None,
         check_inputs: Callable[[], None] | None = None,
     ) -> Path | None:
-        """Plan, or train to the end.
+        """RunPlan, or train to the end.
 
         Args:
             on_open: called with the number of the process when the output directory is ours.
@@ -199,15 +207,18 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         """
         return StageDir.open(self.out, kind=KIND, config=self.identity(), claim=claim)
 
-    def show_plan(self, prepared: Prepared[T], *, measure: bool) -> None:
+    def show_plan(self, prepared: PreparedRun[T], *, measure: bool) -> None:
         """Print the plan on the main process; stop if the disk is too small."""
-        plan = self.plan(prepared, measure=measure)
-        if prepared.trainer.is_world_process_zero():
-            for name, text in plan.lines:
+        trainer, launched = prepared.trainer, prepared.launched
+        size = model_size(trainer.model, launched)
+        plan = self.plan(prepared, size, measure=measure)
+        if trainer.is_world_process_zero():
+            before, after = model_lines(size, trainer.args, launched), prepared.preflight.lines
+            for name, text in [*before, *plan.lines, *after]:
                 print(f"{name:<12} {text}", flush=True)
         check_disk(plan.disk_bytes, self.out)
 
-    def train(self, prepared: Prepared[T], directory: StageDir) -> Manifest | None:
+    def train(self, prepared: PreparedRun[T], directory: StageDir) -> Manifest | None:
         """Train, resuming from a whole checkpoint if there is one, and finish the artifact.
 
         Returns:
@@ -220,13 +231,14 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             trainer.close()
         return self._finish(prepared, directory) if trainer.is_world_process_zero() else None
 
-    def _finish(self, prepared: Prepared[T], directory: StageDir) -> Manifest:
+    def _finish(self, prepared: PreparedRun[T], directory: StageDir) -> Manifest:
         """Card and manifest; then the resume checkpoints have done their work."""
         parents, base = self.data_parents(), self.recipe.model.path
         if self.policy is not None:
             parents.append(self._parent(str(base), self.policy))
             base = f"checkpoint {self.policy.digest[:12]}"
         outcome = self.outcome(prepared, base)
+        stats = self._stats(prepared) | outcome.stats
         card = model_card(
             self.method,
             self.recipe,
@@ -247,10 +259,21 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             parents=parents,
             template_digest=prepared.template_digest,
             seed=self.recipe.seed,
-            stats=outcome.stats,
+            stats=stats,
         )
         clean_up(self.out)
         return manifest
+
+    def _stats(self, prepared: PreparedRun[T]) -> dict[str, Any]:
+        trainer, launched = prepared.trainer, prepared.launched
+        return {
+            "steps": trainer.state.global_step,
+            "world_size": launched.world_size,
+            "sharding": launched.sharding,
+            "tokens": trainer.tokens_seen,
+            "trained": trainer.trained_seen,
+            **prepared.preflight.stats,
+        }
 
     def _parent(self, path: str, manifest: Manifest) -> Parent:
         return parent_of(path, relative_to=self.out, manifest=manifest)
@@ -263,9 +286,12 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             return None
         return read_artifact(path, kind=KIND)
 
-    def load_policy(
-        self, special: SpecialTokens, *, vocabulary: int
-    ) -> tuple[PreTrainedModel, tuple[AdapterReach, ...]]:
+    def special_tokens(self, tokenizer: Any) -> SpecialTokens:
+        """The tokens that end a turn and pad a row."""
+        recipe = self.recipe
+        return special_tokens(tokenizer, end_token=recipe.end_token, pad_token=recipe.pad_token)
+
+    def load_policy(self, special: SpecialTokens, *, vocabulary: int) -> tuple[Any, Reach]:
         """The model that is trained, and the share of it that an adapter reaches."""
         adapter = self.recipe.adapter
         model = load_model(
@@ -276,6 +302,17 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             quantization=quantization_config(adapter),
         )
         return model, adapter_reach(adapter, model) if adapter else ()
+
+    def trainer_parts(self, args: Any, model: PreTrainedModel, tokenizer: Any) -> dict[str, Any]:
+        """Arguments that every method's trainer takes."""
+        adapter = self.recipe.adapter
+        return {
+            "model": model,
+            "args": args,
+            "processing_class": tokenizer,
+            "callbacks": [LogRows(self.out)],
+            "peft_config": lora_config(adapter, model) if adapter else None,
+        }
 
     def check_launch(self, trainer: T) -> Launched:
         """What the launcher started; refused where it is not what was asked for."""

@@ -21,13 +21,12 @@ from trl.trainer.dpo_config import DPOConfig
 from posttrain.artifacts import Manifest
 from posttrain.config.dpo import OWNED_TRAINER_FIELDS, DpoConfig
 from posttrain.errors import ConfigError
-from posttrain.models.adapters import AdapterReach, lora_config
+from posttrain.models.adapters import AdapterReach
 from posttrain.models.tokenizer import (
     SpecialTokens,
     check_same_tokenizer,
     largest_id,
     load_tokenizer,
-    special_tokens,
 )
 from posttrain.training.arguments import (
     check_counted_in_steps,
@@ -50,11 +49,11 @@ from posttrain.training.dpo.reference import (
     initial_weights,
 )
 from posttrain.training.dpo.trainer import PairTrainer
-from posttrain.training.log import LogRows
 from posttrain.training.plan import (
     Line,
-    Plan,
+    ModelSize,
     Preflight,
+    RunPlan,
     adapter_lines,
     batch_line,
     check_enough,
@@ -62,14 +61,11 @@ from posttrain.training.plan import (
     checkpoint_bytes,
     disk_line,
     embedding_rows,
-    model_lines,
-    model_size,
     positions,
-    sharded_over,
     time_line,
     time_passes,
 )
-from posttrain.training.stage import REFERENCE, DataStage, Outcome, Prepared
+from posttrain.training.stage import REFERENCE, DataStage, PreparedRun, RunOutcome
 
 # the paper's, Appendix C
 LEARNING_RATE = 3e-6
@@ -90,7 +86,6 @@ def dpo_arguments(
     """The trainer's arguments; accumulation follows from the batch.
 
     Args:
-        recipe: the resolved recipe.
         out: where resume checkpoints go.
         env: the process environment, where the launcher leaves processes and precision.
 
@@ -103,6 +98,7 @@ def dpo_arguments(
     args = make_arguments(
         DPOConfig,
         recipe,
+        out=out,
         env=env,
         owned=OWNED_TRAINER_FIELDS,
         defaults={
@@ -114,9 +110,6 @@ def dpo_arguments(
             "save_steps": 25,
         },
         decided={
-            "output_dir": str(out),
-            "seed": recipe.seed,
-            "data_seed": recipe.seed,
             "gradient_accumulation_steps": accumulation(recipe.batch, micro, processes),
             "beta": recipe.loss.beta,
             "loss_type": ["sigmoid", "sft"],
@@ -168,12 +161,12 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
         """As `dpo_arguments`."""
         return dpo_arguments(self.recipe, out=out)
 
-    def prepare(self, args: DPOConfig) -> Prepared[PairTrainer]:
+    def prepare(self, args: DPOConfig) -> PreparedRun[PairTrainer]:
         """Tokenizer, pairs, policy, where the reference's numbers are, trainer, and the checks."""
         recipe, artifact = self.recipe, Path(self.recipe.data)
         self._check_same_template()
         tokenizer = load_tokenizer(artifact / "tokenizer")
-        special = special_tokens(tokenizer, end_token=recipe.end_token, pad_token=recipe.pad_token)
+        special = self.special_tokens(tokenizer)
         check_same_tokenizer(tokenizer, recipe.model)
         pairs = load_pairs(artifact)
         check_enough(
@@ -187,12 +180,8 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
         longest = int((pairs.prompt + pairs.chosen.ids + pairs.rejected.ids).max())
         layout = choose_layout(recipe.layout, model, longest=longest)
         trainer = PairTrainer(
-            model=model,
-            args=args,
+            **self.trainer_parts(args, model, tokenizer),
             data_collator=make_pair_collator(layout, special.pad_id),
-            processing_class=tokenizer,
-            callbacks=[LogRows(self.out)],
-            peft_config=lora_config(recipe.adapter, model) if recipe.adapter else None,
             pairs=pairs,
             loss=recipe.loss,
             store=self._reference_store(args, model, pairs),
@@ -207,7 +196,7 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
             )
         sharded = launched.sharding == "zero3"
         preflight = run_preflight(trainer, special, layout=layout, reach=reach, sharded=sharded)
-        return Prepared(trainer, special, launched, preflight, self.data.template_digest)
+        return PreparedRun(trainer, special, launched, preflight, self.data.template_digest)
 
     def _check_same_template(self) -> None:
         """Refuse pairs rendered by another chat template than the policy was trained with."""
@@ -237,7 +226,9 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
         order = compute_order(pairs.lengths)
         return ReferenceStore(folder, key, order=order, chosen_counts=pairs.chosen.sampled)
 
-    def plan(self, prepared: Prepared[PairTrainer], *, measure: bool) -> Plan:
+    def plan(
+        self, prepared: PreparedRun[PairTrainer], size: ModelSize, *, measure: bool
+    ) -> RunPlan:
         """Pairs, tokens, steps, what the reference lacks; a micro-batch is timed."""
         trainer, launched = prepared.trainer, prepared.launched
         args, pairs, store = trainer.args, trainer.pairs, trainer.store
@@ -245,7 +236,6 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
         tokens = int(pairs.lengths.sum())
         trained = int(pairs.chosen.sampled.sum() + pairs.rejected.sampled.sum())
         missing = sum(len(store.shards[n]) for n in store.missing())
-        size = model_size(trainer.model, sharded_over=sharded_over(launched))
         kept = 0 if args.save_strategy == "no" else args.save_total_limit or args.max_steps
         disk = checkpoint_bytes(size, kept=kept)
         disk += 24 * len(pairs) + 4 * int(store.key.tokens) * trained
@@ -254,7 +244,6 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
         lines = [
             ("pairs", f"{len(pairs):,}: {categories}; {tokens:,} tokens, {trained:,} trained"),
             ("loss", describe_loss(trainer.loss)),
-            *model_lines(size, args, launched),
             ("layout", LAYOUTS[prepared.preflight.stats["layout"]]),
             batch_line(trainer, launched, name="pairs", row_tokens=tokens / len(pairs)),
             (
@@ -275,9 +264,9 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
                 micro=lambda: _time_micro_batch(trainer),
             )
             lines.append(time)
-        return Plan([*lines, *prepared.preflight.lines], disk)
+        return RunPlan(lines, disk)
 
-    def outcome(self, prepared: Prepared[PairTrainer], base: str | None) -> Outcome:
+    def outcome(self, prepared: PreparedRun[PairTrainer], base: str | None) -> RunOutcome:
         """The first and last figures of the log, and whether the chosen became less likely."""
         trainer, loss = prepared.trainer, self.recipe.loss
         rows = [row for row in trainer.state.log_history if "preference_loss" in row]
@@ -288,15 +277,10 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
         by_category = trainer.pairs.by_category()
         stats = {
             "method": self.method,
-            "steps": steps,
             "epochs": drawn / pairs,
             "global_batch": trainer.global_batch,
             "pairs_drawn": drawn,
             "pairs_by_category": by_category,
-            "world_size": prepared.launched.world_size,
-            "sharding": prepared.launched.sharding,
-            "tokens": trainer.tokens_seen,
-            "trained": trainer.trained_seen,
             "train_loss": last["loss"],
             "beta": loss.beta,
             "sft_form": loss.sft_form,
@@ -307,7 +291,6 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
             "chosen_fell": lowest < trainer.chosen_floor,
             "reference_key": trainer.store.key.digest,
             "end_token": prepared.special.end_token,
-            **prepared.preflight.stats,
         }
         summary = [
             f"Policy and reference: {base}. {steps:,} steps of {trainer.global_batch} pairs, "
@@ -324,13 +307,13 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
             fell = f"by up to {-lowest:.4f} nats a token"
             summary += ["", f"**The log-probability of chosen completions fell**, {fell}."]
         categories = [f"| {name} | {n:,} |" for name, n in by_category.items()]
-        return Outcome(
+        return RunOutcome(
             rows=pairs,
             reached=min(pairs, drawn),
             stats=stats,
             summary=summary,
             data=["## Data", "", "| category | pairs |", "|---|---|", *categories, ""],
-            training=f"Layout: {stats['layout']}. ",
+            training=f"Layout: {prepared.preflight.stats['layout']}. ",
         )
 
     def closing_lines(self, manifest: Manifest) -> list[str]:

@@ -39,7 +39,7 @@ class ScoredGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TrainedRow:
     """One rollout in the loss.
 
     Attributes:
@@ -92,7 +92,7 @@ def in_loss(completion: Completion, advantage: float | None, *, overlong: Overlo
     return overlong == "train" or not completion.truncated
 
 
-def trained_rows(scored: Sequence[ScoredGroup], *, overlong: Overlong) -> list[Row]:
+def trained_rows(scored: Sequence[ScoredGroup], *, overlong: Overlong) -> list[TrainedRow]:
     """The rows in the loss, longest first, so that micro-batches pad little."""
     rows = [
         row_of(one, index, advantage)
@@ -104,7 +104,7 @@ def trained_rows(scored: Sequence[ScoredGroup], *, overlong: Overlong) -> list[R
     return sorted(rows, key=lambda row: (-len(row.ids), row.place))
 
 
-def row_of(scored: ScoredGroup, index: int, advantage: float) -> Row:
+def row_of(scored: ScoredGroup, index: int, advantage: float) -> TrainedRow:
     """One rollout as a row; every one of its steps has ids and log-probabilities."""
     completion = scored.group.completions[index]
     assert completion.prompt_ids is not None, "the engine in process gives ids"
@@ -113,7 +113,7 @@ def row_of(scored: ScoredGroup, index: int, advantage: float) -> Row:
     for step in completion.steps:
         assert step.logps is not None, "asked for"
         logps += [*step.logps, *[0.0] * len(step.results_ids)]
-    return Row(
+    return TrainedRow(
         place=(scored.position, index),
         ids=(*completion.prompt_ids, *ids),
         start=len(completion.prompt_ids),
@@ -124,8 +124,8 @@ def row_of(scored: ScoredGroup, index: int, advantage: float) -> Row:
 
 
 def micro_batches(
-    rows: Sequence[Row], scored: Sequence[ScoredGroup], *, count: int
-) -> list[list[Row]]:
+    rows: Sequence[TrainedRow], scored: Sequence[ScoredGroup], *, count: int
+) -> list[list[TrainedRow]]:
     """Exactly `count` micro-batches of neighbouring rows, as equal as can be.
 
     Every process must run as many as the others: one without a row in the loss runs the shortest of
@@ -144,7 +144,7 @@ def micro_batches(
     return [part or [silent] for part in parts]
 
 
-def _shortest(scored: Sequence[ScoredGroup]) -> Row:
+def _shortest(scored: Sequence[ScoredGroup]) -> TrainedRow:
     rows = [
         row_of(one, index, 0.0)
         for one in scored
@@ -153,11 +153,11 @@ def _shortest(scored: Sequence[ScoredGroup]) -> Row:
     ]
     if not rows:
         error = scored[0].group.completions[0].error
-        raise TrainingError(f"no rollout of {len(scored)} prompts could be sampled: {error}")
+        raise TrainingError(f"no rollout of {len(scored)} prompts could be made: {error}")
     return min(rows, key=lambda row: (len(row.ids), row.place))
 
 
-def collate(rows: Sequence[Row], *, pad_id: int) -> Batch:
+def collate(rows: Sequence[TrainedRow], *, pad_id: int) -> Batch:
     """Tensors of a micro-batch.
 
     Returns:

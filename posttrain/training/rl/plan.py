@@ -28,19 +28,18 @@ from posttrain.sampling.loop import OpenEnvironment
 from posttrain.training.plan import (
     MEASURED_UP_TO,
     Line,
-    Plan,
+    ModelSize,
     Preflight,
+    RunPlan,
     adapter_lines,
     check_stops,
     checkpoint_bytes,
     disk_line,
-    model_lines,
-    model_size,
     positions,
 )
 from posttrain.training.rl.batch import collate, trained_rows, with_advantages
 from posttrain.training.rl.trainer import GroupTrainer
-from posttrain.training.stage import Prepared
+from posttrain.training.stage import PreparedRun
 
 # rollouts that are sampled to see how long they take
 MEASURED = 32
@@ -149,7 +148,7 @@ def run_preflight(
     return Preflight(tuple(lines), stats)
 
 
-def make_plan(prepared: Prepared[GroupTrainer], *, measure: bool) -> Plan:
+def make_plan(prepared: PreparedRun[GroupTrainer], size: ModelSize, *, measure: bool) -> RunPlan:
     """Count and estimate.
 
     Args:
@@ -158,13 +157,11 @@ def make_plan(prepared: Prepared[GroupTrainer], *, measure: bool) -> Plan:
     trainer, launched = prepared.trainer, prepared.launched
     recipe, args, prompts = trainer.recipe, trainer.args, len(trainer.rollouts.prompts)
     updates, max_tokens = recipe.loss.num_iterations, recipe.sampling.max_tokens
-    size = model_size(trainer.model, sharded_over=1)
     drawn = args.max_steps // updates * recipe.prompts_per_step
     rollouts = drawn * recipe.num_generations
     kept = 0 if args.save_strategy == "no" else args.save_total_limit or args.max_steps
     disk = checkpoint_bytes(size, kept=kept) + rollouts * max_tokens * TOKEN_BYTES
     lines = [
-        *model_lines(size, args, launched),
         ("loss", _loss_line(recipe)),
         (
             "batch",
@@ -180,7 +177,6 @@ def make_plan(prepared: Prepared[GroupTrainer], *, measure: bool) -> Plan:
             f"{rollouts:,} rollouts of at most {max_tokens} tokens",
         ),
         disk_line(disk),
-        *prepared.preflight.lines,
     ]
     if measure and size.parameters <= MEASURED_UP_TO and recipe.sampling.server is None:
         seconds = _seconds_a_rollout(trainer) * rollouts / launched.world_size
@@ -191,7 +187,7 @@ def make_plan(prepared: Prepared[GroupTrainer], *, measure: bool) -> Plan:
                 "rollouts made and trained on here; rewards come on top",
             )
         )
-    return Plan(lines, disk)
+    return RunPlan(lines, disk)
 
 
 def _seconds_a_rollout(trainer: GroupTrainer) -> float:

@@ -21,10 +21,8 @@ from posttrain.config.backend import Rendering
 from posttrain.config.grpo import OWNED_TRAINER_FIELDS, GroupTraining
 from posttrain.errors import ConfigError, DataError
 from posttrain.group_rewards import GroupReward
-from posttrain.models.adapters import lora_config
 from posttrain.models.encoding import load_any_tokenizer
 from posttrain.models.inference import generation_stops
-from posttrain.models.tokenizer import special_tokens
 from posttrain.rollouts import Prompt
 from posttrain.sampling.engine import Engine
 from posttrain.sampling.loop import OpenEnvironment
@@ -38,9 +36,8 @@ from posttrain.training.arguments import (
     make_arguments,
 )
 from posttrain.training.launch import Launched
-from posttrain.training.log import LogRows
 from posttrain.training.moe import freeze_routers
-from posttrain.training.plan import Plan, check_enough
+from posttrain.training.plan import ModelSize, RunPlan, check_enough
 from posttrain.training.rl.metrics import run_stats
 from posttrain.training.rl.plan import (
     check_environments,
@@ -50,7 +47,7 @@ from posttrain.training.rl.plan import (
 )
 from posttrain.training.rl.step import Rollouts
 from posttrain.training.rl.trainer import GroupTrainer
-from posttrain.training.stage import RESUME, Outcome, Prepared, TrainingStage
+from posttrain.training.stage import RESUME, PreparedRun, RunOutcome, TrainingStage
 
 # of the reference code's RLVR recipe; the paper gives none for RLHF and for the judge
 LEARNING_RATE = 3e-6
@@ -69,7 +66,6 @@ def grpo_arguments(
     """The trainer's arguments.
 
     Args:
-        recipe: the resolved recipe.
         out: where resume checkpoints go.
         env: the process environment, where the launcher leaves processes and precision.
 
@@ -88,6 +84,7 @@ def grpo_arguments(
     args = make_arguments(
         GRPOConfig,
         recipe,
+        out=out,
         env=env,
         owned=OWNED_TRAINER_FIELDS,
         defaults={
@@ -99,9 +96,6 @@ def grpo_arguments(
             "save_steps": 10 * num_iterations,
         },
         decided={
-            "output_dir": str(out),
-            "seed": recipe.seed,
-            "data_seed": recipe.seed,
             "gradient_accumulation_steps": micro_batches,
             "num_generations": recipe.num_generations,
             "max_completion_length": recipe.sampling.max_tokens,
@@ -226,7 +220,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         """Those that were given."""
         return list(self.parents)
 
-    def prepare(self, args: GRPOConfig) -> Prepared[GroupTrainer]:
+    def prepare(self, args: GRPOConfig) -> PreparedRun[GroupTrainer]:
         """Tokenizer, template, policy, what samples, trainer, and the checks of them."""
         recipe, prompts = self.recipe, self.prompts
         if not prompts:
@@ -248,7 +242,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         )
         template, encoder, vocabulary = rendering_of(rendering, path, revision=revision)
         lengths = prompt_lengths(prompts, template, encoder)
-        special = special_tokens(tokenizer, end_token=recipe.end_token, pad_token=recipe.pad_token)
+        special = self.special_tokens(tokenizer)
         # the finished checkpoint carries the template that its prompts were rendered with
         tokenizer.chat_template = template.source
         model, reach = self.load_policy(special, vocabulary=vocabulary)
@@ -260,13 +254,9 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
 
         open_environment = self.open_environment or (lambda _: None)
         trainer = GroupTrainer(
-            model=model,
-            args=args,
+            **self.trainer_parts(args, model, tokenizer),
             # TRL wants a dataset; what is drawn from it is decided in get_batch_samples
             train_dataset=Dataset.from_dict({"prompt": [prompt.id for prompt in prompts]}),
-            processing_class=tokenizer,
-            callbacks=[LogRows(self.out)],
-            peft_config=lora_config(recipe.adapter, model) if recipe.adapter else None,
             recipe=recipe,
             rollouts=Rollouts(prompts, self.reward, make_sampler, open_environment, self.runner),
             pad_id=special.pad_id,
@@ -282,7 +272,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
             routers=routers,
             reach=reach,
         )
-        return Prepared(trainer, special, launched, preflight, template.digest)
+        return PreparedRun(trainer, special, launched, preflight, template.digest)
 
     def _check_layout(self, trainer: GroupTrainer, launched: Launched) -> None:
         recipe = self.recipe
@@ -299,36 +289,33 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
                 "need whole weights on each device: use recipes/accelerate/ddp.yaml or zero2.yaml"
             )
 
-    def plan(self, prepared: Prepared[GroupTrainer], *, measure: bool) -> Plan:
+    def plan(
+        self, prepared: PreparedRun[GroupTrainer], size: ModelSize, *, measure: bool
+    ) -> RunPlan:
         """Rollouts, steps; a few rollouts are timed."""
-        return make_plan(prepared, measure=measure)
+        return make_plan(prepared, size, measure=measure)
 
-    def outcome(self, prepared: Prepared[GroupTrainer], base: str | None) -> Outcome:
+    def outcome(self, prepared: PreparedRun[GroupTrainer], base: str | None) -> RunOutcome:
         """The figures of the first and last batches of rollouts."""
         recipe, trainer, loss = self.recipe, prepared.trainer, self.recipe.loss
         batches = trainer.args.max_steps // loss.num_iterations
         drawn, rows = batches * recipe.prompts_per_step, len(self.prompts)
         stats = {
             "method": self.method,
-            "steps": trainer.state.global_step,
             "batches": batches,
             "prompts_per_step": recipe.prompts_per_step,
             "num_generations": recipe.num_generations,
             "rollouts": drawn * recipe.num_generations,
             "epochs": drawn / rows,
-            "world_size": prepared.launched.world_size,
-            "sharding": prepared.launched.sharding,
-            "tokens": trainer.tokens_seen,
-            "trained": trainer.trained_seen,
             **run_stats(trainer.step_rows()),
-            **prepared.preflight.stats,
             **self.stats,
         }
         first, last = stats["first"], stats["last"]
         summary = [
             f"Policy: {base}. {batches:,} batches of {recipe.prompts_per_step} prompts × "
             f"{recipe.num_generations} rollouts, {stats['epochs']:.2f} epochs, "
-            f"{stats['steps']:,} optimiser steps, {stats['trained']:,} tokens in the loss.",
+            f"{trainer.state.global_step:,} optimiser steps, {trainer.trained_seen:,} tokens in "
+            "the loss.",
             "",
             f"Loss: per token over the batch, clip −{loss.clip_low:g}/+{loss.clip_high:g}, KL "
             f"{loss.kl:g}, truncated completions {loss.overlong}ed, temperature "
@@ -342,7 +329,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
                 if key in last
             ],
         ]
-        return Outcome(rows=rows, reached=min(rows, drawn), stats=stats, summary=summary)
+        return RunOutcome(rows=rows, reached=min(rows, drawn), stats=stats, summary=summary)
 
     def closing_lines(self, manifest: Manifest) -> list[str]:
         """How reward and lengths moved."""

@@ -22,13 +22,12 @@ from trl.trainer.sft_config import SFTConfig
 from posttrain.artifacts import Manifest
 from posttrain.config.sft import OWNED_TRAINER_FIELDS, SftConfig
 from posttrain.errors import ConfigError, DataError
-from posttrain.models.adapters import AdapterReach, lora_config
+from posttrain.models.adapters import AdapterReach
 from posttrain.models.tokenizer import (
     SpecialTokens,
     check_same_tokenizer,
     largest_id,
     load_tokenizer,
-    special_tokens,
 )
 from posttrain.training.arguments import make_arguments
 from posttrain.training.document_masking import (
@@ -38,21 +37,18 @@ from posttrain.training.document_masking import (
     make_collator,
     probe_document_masking,
 )
-from posttrain.training.log import LogRows
 from posttrain.training.plan import (
     Line,
-    Plan,
+    ModelSize,
     Preflight,
+    RunPlan,
     adapter_lines,
     batch_line,
     check_stops,
     checkpoint_bytes,
     disk_line,
     embedding_rows,
-    model_lines,
-    model_size,
     positions,
-    sharded_over,
     time_line,
     time_passes,
 )
@@ -65,7 +61,7 @@ from posttrain.training.sft.data import (
     split_size,
 )
 from posttrain.training.sft.trainer import PackedSFTTrainer
-from posttrain.training.stage import DataStage, Outcome, Prepared
+from posttrain.training.stage import DataStage, PreparedRun, RunOutcome
 from posttrain.training.trainer import write_model
 
 
@@ -73,7 +69,6 @@ def sft_arguments(recipe: SftConfig, *, out: Path) -> SFTConfig:
     """The trainer's arguments.
 
     Args:
-        recipe: the resolved recipe.
         out: where resume checkpoints go.
 
     Raises:
@@ -82,12 +77,10 @@ def sft_arguments(recipe: SftConfig, *, out: Path) -> SFTConfig:
     args = make_arguments(
         SFTConfig,
         recipe,
+        out=out,
         owned=OWNED_TRAINER_FIELDS,
         defaults={"save_strategy": "epoch", "logging_steps": 10},
         decided={
-            "output_dir": str(out),
-            "seed": recipe.seed,
-            "data_seed": recipe.seed,
             "max_length": None,
             "dataset_kwargs": {"skip_prepare_dataset": True},
             "average_tokens_across_devices": True,
@@ -115,12 +108,12 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
         """As `sft_arguments`."""
         return sft_arguments(self.recipe, out=out)
 
-    def prepare(self, args: SFTConfig) -> Prepared[PackedSFTTrainer]:
+    def prepare(self, args: SFTConfig) -> PreparedRun[PackedSFTTrainer]:
         """Tokenizer, data, model, trainer, and the checks of them."""
         recipe, artifact = self.recipe, Path(self.recipe.data)
         template_digest = self.data.template_digest
         tokenizer = load_tokenizer(artifact / "tokenizer")
-        special = special_tokens(tokenizer, end_token=recipe.end_token, pad_token=recipe.pad_token)
+        special = self.special_tokens(tokenizer)
         train = load_split(artifact, "train", pad_id=special.pad_id)
         held_out = load_split(artifact, "eval", pad_id=special.pad_id)
         if train is None:
@@ -133,14 +126,10 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
         # TRL insists on making its own collator when padding-free
         args.padding_free = masking == "varlen"
         trainer = PackedSFTTrainer(
-            model=model,
-            args=args,
+            **self.trainer_parts(args, model, tokenizer),
             data_collator=None if args.padding_free else make_collator(masking, special.pad_id),
             train_dataset=train,
             eval_dataset=split_by_group(held_out) if held_out is not None else None,
-            processing_class=tokenizer,
-            callbacks=[LogRows(self.out)],
-            peft_config=lora_config(recipe.adapter, model) if recipe.adapter else None,
             balance_coefficient=recipe.balance.coefficient,
             keep_epochs=recipe.keep_epochs,
             keep_model=lambda trainer, epoch: write_model(
@@ -161,7 +150,7 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
             reach=reach,
             sharded=launched.sharding == "zero3",
         )
-        return Prepared(trainer, special, launched, preflight, template_digest)
+        return PreparedRun(trainer, special, launched, preflight, template_digest)
 
     def _check_kept_epochs(self, trainer: PackedSFTTrainer, *, packs: int) -> None:
         """`max_steps` may end the run before an epoch whose model was to be kept."""
@@ -172,7 +161,9 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
                 f"trainer.max_steps is {trainer.args.max_steps}"
             )
 
-    def plan(self, prepared: Prepared[PackedSFTTrainer], *, measure: bool) -> Plan:
+    def plan(
+        self, prepared: PreparedRun[PackedSFTTrainer], size: ModelSize, *, measure: bool
+    ) -> RunPlan:
         """Packs, tokens, steps; two micro-batches are timed."""
         trainer, launched = prepared.trainer, prepared.launched
         args, batch = trainer.args, trainer.global_batch
@@ -180,7 +171,6 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
         per_epoch = math.ceil(train.packs / batch)
         epochs = args.num_train_epochs
         steps = args.max_steps if args.max_steps > 0 else math.ceil(epochs * per_epoch)
-        size = model_size(trainer.model, sharded_over=sharded_over(launched))
         disk = checkpoint_bytes(size, kept=args.save_total_limit or math.ceil(epochs))
         disk += size.weight_bytes * len(self.recipe.keep_epochs)
         row_tokens = train.tokens / max(train.packs, 1)
@@ -194,7 +184,6 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
                 "held out",
                 f"{held.packs:,} packs, {held.sequences:,} sequences, {held.tokens:,} tokens",
             ),
-            *model_lines(size, args, launched),
             batch_line(trainer, launched, name="packs", row_tokens=row_tokens),
             ("steps", f"{per_epoch:,} an epoch, {steps:,} in all"),
             disk_line(disk),
@@ -208,28 +197,25 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
                 micro=lambda: _time_micro_batch(trainer),
             )
             lines.append(time)
-        return Plan([*lines, *prepared.preflight.lines], disk)
+        return RunPlan(lines, disk)
 
-    def outcome(self, prepared: Prepared[PackedSFTTrainer], base: str | None) -> Outcome:
+    def outcome(self, prepared: PreparedRun[PackedSFTTrainer], base: str | None) -> RunOutcome:
         """Losses, kept epochs and counts."""
         recipe, trainer, artifact = self.recipe, prepared.trainer, Path(self.recipe.data)
         packs = len(trainer.train_dataset) - 1
         stats = {
             **_results(trainer),
             "kept_epochs": list(recipe.keep_epochs),
-            "world_size": prepared.launched.world_size,
-            "sharding": prepared.launched.sharding,
             "end_token": prepared.special.end_token,
-            **prepared.preflight.stats,
         }
-        return Outcome(
+        return RunOutcome(
             rows=packs,
             reached=min(packs, trainer.state.global_step * trainer.global_batch),
             stats=stats,
             summary=[
-                f"Base: {base or 'random initialisation'}. Trained for {stats['steps']:,} steps of "
-                f"{stats['global_batch']} packs, "
-                f"{stats['tokens']:,} tokens of which {stats['trained']:,} trained.",
+                f"Base: {base or 'random initialisation'}. Trained for "
+                f"{trainer.state.global_step:,} steps of {trainer.global_batch} packs, "
+                f"{trainer.tokens_seen:,} tokens of which {trainer.trained_seen:,} trained.",
                 "",
                 f"Last logged training loss: {stats['train_loss']:.4f}.",
                 *_held_out_lines(stats["eval_loss"]),
@@ -244,8 +230,8 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
                 *_table("license", index_sums(artifact, "train", "license")),
                 "",
             ],
-            training=f"Document masking: {stats['document_masking']}. Expert balance coefficient: "
-            f"{recipe.balance.coefficient:g}. ",
+            training=f"Document masking: {prepared.preflight.stats['document_masking']}. Expert "
+            f"balance coefficient: {recipe.balance.coefficient:g}. ",
         )
 
     def closing_lines(self, manifest: Manifest) -> list[str]:
@@ -331,11 +317,8 @@ def _results(trainer: PackedSFTTrainer) -> dict[str, Any]:
                 group = key.removeprefix("eval_").removesuffix("loss").removesuffix("_")
                 held_out[group or "all"] = value
     return {
-        "steps": trainer.state.global_step,
         "epochs": trainer.state.epoch,
         "global_batch": trainer.global_batch,
-        "tokens": trainer.tokens_seen,
-        "trained": trainer.trained_seen,
         "train_loss": losses[-1] if losses else None,
         "eval_loss": held_out,
     }

@@ -8,7 +8,7 @@ from typing import Any
 from posttrain.config.dpo import DpoConfig
 from posttrain.config.load import validate
 from posttrain.training.dpo.stage import DpoStage, dpo_arguments
-from posttrain.training.stage import RESUME, Prepared
+from posttrain.training.stage import RESUME, PreparedRun
 
 TRAINER: dict[str, Any] = {
     "learning_rate": 1e-3,
@@ -38,7 +38,7 @@ def make_recipe(*args: Any, **kwargs: Any) -> DpoConfig:
     return validate(raw_recipe(*args, **kwargs), DpoConfig, where="test")
 
 
-def start(recipe: DpoConfig) -> Prepared:
+def start(recipe: DpoConfig) -> PreparedRun:
     args = dpo_arguments(recipe, out=Path(recipe.out) / RESUME, env={})
     return DpoStage(recipe).prepare(args)
 

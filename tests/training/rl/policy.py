@@ -15,7 +15,7 @@ from posttrain.group_rewards import Failure, Group, GroupRewards
 from posttrain.records import Message
 from posttrain.rollouts import Completion, Prompt
 from posttrain.training.rl.stage import GroupStage, grpo_arguments
-from posttrain.training.stage import RESUME, Prepared
+from posttrain.training.stage import RESUME, PreparedRun
 from tests.training.tiny import WORDS, attention_model, hybrid_model, make_tokenizer
 
 TEMPLATE = (
@@ -117,7 +117,7 @@ def make_recipe(*args: Any, **kwargs: Any) -> GroupTraining:
     return validate(raw_recipe(*args, **kwargs), GroupTraining, where="test")
 
 
-def start(recipe: GroupTraining, prompts: Sequence[Prompt], reward: Scripted) -> Prepared:
+def start(recipe: GroupTraining, prompts: Sequence[Prompt], reward: Scripted) -> PreparedRun:
     args = grpo_arguments(recipe, out=Path(recipe.out) / RESUME, env={})
     return GroupStage(recipe, prompts=prompts, reward=reward).prepare(args)
 

@@ -20,7 +20,7 @@ def rows(**series: list[float]) -> list[dict[str, Any]]:
 
 def look(limit: Limit, name: str, values: list[float], key: str | None = None) -> list[str]:
     config = GuardConfig.model_validate({"window": 2, name: limit})
-    return HealthGuard(config).look(rows(**{key or name: values}))
+    return HealthGuard(config).check(rows(**{key or name: values}))
 
 
 def test_a_window_that_is_not_full_says_nothing():
@@ -62,4 +62,4 @@ def test_every_other_sign_is_looked_at(name: str):
 
 
 def test_a_figure_that_is_missing_is_no_sign():
-    assert HealthGuard(GuardConfig(window=1)).look([{"step": 1, "rollouts": 8}]) == []
+    assert HealthGuard(GuardConfig(window=1)).check([{"step": 1, "rollouts": 8}]) == []

@@ -16,12 +16,12 @@ from posttrain.errors import ConfigError, DataError, TrainingError
 from posttrain.training.document_masking import sequences
 from posttrain.training.sft.data import load_split
 from posttrain.training.sft.stage import SftStage, sft_arguments
-from posttrain.training.stage import RESUME, Prepared
+from posttrain.training.stage import RESUME, PreparedRun
 from tests.training.conftest import MakeRecipe
 from tests.training.tiny import END, PAD, log_rows, losses
 
 
-def start(recipe: SftConfig) -> Prepared:
+def start(recipe: SftConfig) -> PreparedRun:
     return SftStage(recipe).prepare(sft_arguments(recipe, out=Path(recipe.out) / RESUME))
 
 
