@@ -15,14 +15,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from posttrain.config.backend import Server
 from posttrain.config.base import Strict
 from posttrain.config.sft import OWNED_TRAINER_FIELDS as OWNED_BY_SFT
-from posttrain.config.sft import AdapterConfig, LaunchConfig, ModelConfig, common, refuse_owned
+from posttrain.config.sft import TrainingRecipe, common
 
 Overlong = Literal["mask", "train"]
 
@@ -197,7 +197,7 @@ class GuardConfig(Strict):
     length: Limit = Limit(warn=2.0, stop=5.0)
 
 
-class GroupTraining(Strict):
+class GroupTraining(TrainingRecipe):
     """One run of group-relative policy optimisation.
 
     Args:
@@ -208,9 +208,8 @@ class GroupTraining(Strict):
             policy was trained with.
     """
 
-    out: str
-    model: ModelConfig
-    adapter: AdapterConfig | None = None
+    owned = OWNED_TRAINER_FIELDS
+
     chat_template: str = "own"
     template_variables: dict[str, str] = Field(default_factory=dict)
     prompts_per_step: int = Field(default=128, ge=1)
@@ -220,16 +219,6 @@ class GroupTraining(Strict):
     loss: GrpoLossConfig = GrpoLossConfig()
     moe: MoeConfig = MoeConfig()
     guard: GuardConfig = GuardConfig()
-    end_token: str | None = None
-    pad_token: str | None = None
-    launch: LaunchConfig = LaunchConfig()
-    seed: int = Field(default=0, ge=0)
-    trainer: dict[str, Any] = Field(default_factory=dict)
-
-    @field_validator("trainer")
-    @classmethod
-    def _not_ours(cls, trainer: dict[str, Any]) -> dict[str, Any]:
-        return refuse_owned(trainer, OWNED_TRAINER_FIELDS)
 
     @model_validator(mode="after")
     def _possible(self) -> GroupTraining:
@@ -249,6 +238,4 @@ class GroupTraining(Strict):
                 f"launch.sharding {self.launch.sharding}: rollouts are made in this process and "
                 "need whole weights on each device; use none or zero2"
             )
-        if self.launch.sharding == "zero2" and self.launch.world_size == 1:
-            raise ValueError("launch.sharding zero2 needs more than one process")
         return self

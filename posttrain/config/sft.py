@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 from pydantic import Field, field_validator, model_validator
 
@@ -99,18 +99,6 @@ def common(owned: Mapping[str, str]) -> dict[str, str]:
     return {name: owned[name] for name in _EVERYWHERE}
 
 
-def refuse_owned(trainer: dict[str, Any], owned: Mapping[str, str]) -> dict[str, Any]:
-    """`trainer` as it is.
-
-    Raises:
-        ValueError: it sets an owned field; says what to do instead.
-    """
-    for key in trainer:
-        if key in owned:
-            raise ValueError(f"{key} is not yours to set: {owned[key]}")
-    return trainer
-
-
 class ModelConfig(Strict):
     """Where the weights come from: a checkpoint (`path`) or a random initialisation (`config`)."""
 
@@ -170,21 +158,49 @@ class LaunchConfig(Strict):
     sharding: Sharding | None = None
 
 
-class SftConfig(Strict):
-    """One SFT run."""
+class TrainingRecipe(Strict):
+    """What the recipes of all training stages have.
 
-    data: str
+    Attributes:
+        owned: fields of the TRL config that are not the recipe's to set, each with what to do
+            instead.
+    """
+
+    owned: ClassVar[Mapping[str, str]]
+
     out: str
     model: ModelConfig
     adapter: AdapterConfig | None = None
-    document_masking: DocumentMasking = "auto"
     end_token: str | None = None
     pad_token: str | None = None
-    balance: BalanceConfig = BalanceConfig()
-    keep_epochs: tuple[int, ...] = ()
     launch: LaunchConfig = LaunchConfig()
     seed: int = Field(default=0, ge=0)
     trainer: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("trainer")
+    @classmethod
+    def _not_ours(cls, trainer: dict[str, Any]) -> dict[str, Any]:
+        for key in trainer:
+            if key in cls.owned:
+                raise ValueError(f"{key} is not yours to set: {cls.owned[key]}")
+        return trainer
+
+    @model_validator(mode="after")
+    def _several_processes(self) -> Self:
+        if self.launch.sharding not in (None, "none") and self.launch.world_size == 1:
+            raise ValueError(f"launch.sharding {self.launch.sharding} needs more than one process")
+        return self
+
+
+class SftConfig(TrainingRecipe):
+    """One SFT run."""
+
+    owned = OWNED_TRAINER_FIELDS
+
+    data: str
+    document_masking: DocumentMasking = "auto"
+    balance: BalanceConfig = BalanceConfig()
+    keep_epochs: tuple[int, ...] = ()
 
     @field_validator("keep_epochs")
     @classmethod
@@ -192,11 +208,6 @@ class SftConfig(Strict):
         if any(epoch < 1 for epoch in epochs) or list(epochs) != sorted(set(epochs)):
             raise ValueError(f"name each epoch once, from 1 and rising, found {list(epochs)}")
         return epochs
-
-    @field_validator("trainer")
-    @classmethod
-    def _not_ours(cls, trainer: dict[str, Any]) -> dict[str, Any]:
-        return refuse_owned(trainer, OWNED_TRAINER_FIELDS)
 
     @model_validator(mode="after")
     def _possible(self) -> SftConfig:
@@ -211,6 +222,4 @@ class SftConfig(Strict):
                 "balance.coefficient needs use_reentrant: false: reentrant checkpointing runs the "
                 "routers without a graph, so the term would have no gradient"
             )
-        if self.launch.sharding not in (None, "none") and self.launch.world_size == 1:
-            raise ValueError(f"launch.sharding {self.launch.sharding} needs more than one process")
         return self

@@ -19,10 +19,8 @@ import pydantic
 import torch
 import trl
 
-from posttrain.config.dpo import DpoConfig
-from posttrain.config.grpo import GroupTraining
 from posttrain.config.load import nearest
-from posttrain.config.sft import SftConfig
+from posttrain.config.sft import TrainingRecipe
 from posttrain.errors import ConfigError
 from posttrain.training.launch import check_precision
 
@@ -48,10 +46,9 @@ _ANY_TYPE = pydantic.ConfigDict(arbitrary_types_allowed=True)
 
 def make_arguments(
     kind: type[T],
-    recipe: SftConfig | DpoConfig | GroupTraining,
+    recipe: TrainingRecipe,
     *,
     out: Path,
-    owned: Mapping[str, str],
     defaults: Mapping[str, Any],
     decided: Mapping[str, Any],
     env: Mapping[str, str] = os.environ,
@@ -61,7 +58,6 @@ def make_arguments(
     Args:
         kind: the config's class.
         out: where resume checkpoints go.
-        owned: fields that the stage decides; never suggested for a misspelt name.
         defaults: of this stage, where the recipe says nothing.
         decided: the values of owned fields.
         env: the process environment, where the launcher leaves what it was asked for.
@@ -70,7 +66,7 @@ def make_arguments(
         ConfigError: an unknown field, a value the trainer refuses, an impossible combination, or
             another precision than the launcher's.
     """
-    check_trainer_fields(recipe.trainer, kind, owned=owned)
+    check_trainer_fields(recipe, kind)
     shared = {
         "bf16": torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
         "use_cpu": not torch.cuda.is_available(),
@@ -111,23 +107,21 @@ def check_counted_in_steps(args: Any) -> None:
         )
 
 
-def check_trainer_fields(
-    trainer: Mapping[str, Any], kind: type[Any], *, owned: Mapping[str, str]
-) -> None:
+def check_trainer_fields(recipe: TrainingRecipe, kind: type[Any]) -> None:
     """Refuse names that the installed TRL config does not have, and values of another type.
 
     Raises:
         ConfigError: naming the nearest field that may be set.
     """
     fields = [field.name for field in dataclasses.fields(kind) if field.init]
-    free = [name for name in fields if name not in owned]
-    for key in trainer:
+    free = [name for name in fields if name not in recipe.owned]
+    for key in recipe.trainer:
         if key not in fields:
             raise ConfigError(
                 f"trainer.{key} is not a field of trl {trl.__version__}'s {kind.__name__}"
                 f"{_nearest(key, free)}"
             )
-    _check_values(trainer, kind)
+    _check_values(recipe.trainer, kind)
 
 
 def _check_values(trainer: Mapping[str, Any], kind: type[Any]) -> None:

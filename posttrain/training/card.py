@@ -6,16 +6,15 @@ Written from the manifest's stats alone, so that the same run gives the same byt
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from posttrain.artifacts import Parent
-from posttrain.config.sft import AdapterConfig
+from posttrain.config.sft import AdapterConfig, TrainingRecipe
 from posttrain.versions import package_versions
 
 
 def model_card(
     method: str,
-    recipe: Any,
+    recipe: TrainingRecipe,
     *,
     parents: Sequence[Parent],
     summary: Sequence[str],

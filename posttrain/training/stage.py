@@ -33,8 +33,7 @@ from posttrain.artifacts import (
 )
 from posttrain.claim import exclusive
 from posttrain.config.dpo import DpoConfig
-from posttrain.config.grpo import GroupTraining
-from posttrain.config.sft import SftConfig
+from posttrain.config.sft import SftConfig, TrainingRecipe
 from posttrain.errors import PosttrainError
 from posttrain.models.adapters import AdapterReach, adapter_reach, lora_config, quantization_config
 from posttrain.models.load import load_model
@@ -59,7 +58,7 @@ ROLLOUTS = "rollouts"
 TIMING = "timing.jsonl"
 
 Reach = tuple[AdapterReach, ...]
-Recipe = TypeVar("Recipe", SftConfig, DpoConfig, GroupTraining)
+Recipe = TypeVar("Recipe", bound=TrainingRecipe)
 WithData = TypeVar("WithData", SftConfig, DpoConfig)
 T = TypeVar("T", bound=Resumable)
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import PreTrainedModel, PrinterCallback, ProgressCallback, Trainer
+from transformers import PrinterCallback, ProgressCallback, Trainer
 from transformers.integrations.integration_utils import TensorBoardCallback
 
 from posttrain.config.sft import ModelConfig
@@ -75,7 +75,7 @@ class Resumable(Trainer):
         adapted = isinstance(self.model, PeftModel)
         return self.model.get_base_model() if adapted else self.model
 
-    def use_cpu_heads(self, *models: PreTrainedModel | None, temperature: float = 1.0) -> None:
+    def use_cpu_heads(self, *models: Any, temperature: float = 1.0) -> None:
         """On a CPU without sharding, have these models score trained positions only."""
         whole = self.accelerator.distributed_type in ("NO", "MULTI_CPU")
         if whole and self.args.device.type == "cpu":

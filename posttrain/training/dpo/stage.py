@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from trl.trainer.dpo_config import DPOConfig
 
 from posttrain.artifacts import Manifest
-from posttrain.config.dpo import OWNED_TRAINER_FIELDS, DpoConfig
+from posttrain.config.dpo import DpoConfig
 from posttrain.errors import ConfigError
 from posttrain.models.adapters import AdapterReach
 from posttrain.models.tokenizer import (
@@ -92,7 +92,7 @@ def dpo_arguments(
     Raises:
         ConfigError: an unknown field, a value the trainer refuses, a batch that does not divide.
     """
-    check_trainer_fields(recipe.trainer, DPOConfig, owned=OWNED_TRAINER_FIELDS)
+    check_trainer_fields(recipe, DPOConfig)
     micro = recipe.trainer.get("per_device_train_batch_size", MICRO_BATCH)
     processes = int(env.get("WORLD_SIZE", "1"))
     args = make_arguments(
@@ -100,7 +100,6 @@ def dpo_arguments(
         recipe,
         out=out,
         env=env,
-        owned=OWNED_TRAINER_FIELDS,
         defaults={
             "learning_rate": LEARNING_RATE,
             "max_steps": MAX_STEPS,

@@ -18,7 +18,7 @@ from trl.trainer.grpo_config import GRPOConfig
 
 from posttrain.artifacts import Manifest, Parent, digest_of
 from posttrain.config.backend import Rendering
-from posttrain.config.grpo import OWNED_TRAINER_FIELDS, GroupTraining
+from posttrain.config.grpo import GroupTraining
 from posttrain.errors import ConfigError, DataError
 from posttrain.group_rewards import GroupReward
 from posttrain.models.encoding import load_any_tokenizer
@@ -72,7 +72,7 @@ def grpo_arguments(
     Raises:
         ConfigError: an unknown field, a value the trainer refuses, groups that would be split.
     """
-    check_trainer_fields(recipe.trainer, GRPOConfig, owned=OWNED_TRAINER_FIELDS)
+    check_trainer_fields(recipe, GRPOConfig)
     revision, num_iterations = recipe.model.revision, recipe.loss.num_iterations
     micro_batches = accumulation(
         per_step=recipe.prompts_per_step,
@@ -86,7 +86,6 @@ def grpo_arguments(
         recipe,
         out=out,
         env=env,
-        owned=OWNED_TRAINER_FIELDS,
         defaults={
             "learning_rate": LEARNING_RATE,
             "lr_scheduler_type": "constant_with_warmup",

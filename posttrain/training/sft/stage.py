@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from trl.trainer.sft_config import SFTConfig
 
 from posttrain.artifacts import Manifest
-from posttrain.config.sft import OWNED_TRAINER_FIELDS, SftConfig
+from posttrain.config.sft import SftConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.models.adapters import AdapterReach
 from posttrain.models.tokenizer import (
@@ -78,7 +78,6 @@ def sft_arguments(recipe: SftConfig, *, out: Path) -> SFTConfig:
         SFTConfig,
         recipe,
         out=out,
-        owned=OWNED_TRAINER_FIELDS,
         defaults={"save_strategy": "epoch", "logging_steps": 10},
         decided={
             "max_length": None,

@@ -45,5 +45,6 @@ def start(recipe: DpoConfig) -> PreparedRun:
 
 def finish(recipe: DpoConfig) -> Path:
     stage = DpoStage(recipe)
-    assert stage.train(start(recipe), stage.open()) is not None
+    directory = stage.open()
+    assert stage.train(start(recipe), directory) is not None
     return Path(recipe.out)

@@ -206,7 +206,7 @@ def test_a_stale_or_changed_reference_is_refused(recipe, tmp_path):
         again.trainer.store.load()
 
     # other weights have another key, and so another folder; a file moved there gives itself away
-    moved = make_recipe(Path(again.recipe.data), out, tmp_path / "other", **keys)
+    moved = make_recipe(Path(recipe(**keys).data), out, tmp_path / "other", **keys)
     other = start(moved).trainer.store
     assert other.missing() == [0]
     other.path.mkdir()

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trl.trainer.grpo_config import GRPOConfig
+
 from posttrain.config.grpo import GroupTraining
 from posttrain.config.load import validate
 from posttrain.group_rewards import Failure, Group, GroupRewards
@@ -117,17 +119,16 @@ def make_recipe(*args: Any, **kwargs: Any) -> GroupTraining:
     return validate(raw_recipe(*args, **kwargs), GroupTraining, where="test")
 
 
+def arguments(recipe: GroupTraining) -> GRPOConfig:
+    return grpo_arguments(recipe, out=Path(recipe.out) / RESUME, env={})
+
+
 def start(recipe: GroupTraining, prompts: Sequence[Prompt], reward: Scripted) -> PreparedRun:
-    args = grpo_arguments(recipe, out=Path(recipe.out) / RESUME, env={})
-    return GroupStage(recipe, prompts=prompts, reward=reward).prepare(args)
+    return GroupStage(recipe, prompts=prompts, reward=reward).prepare(arguments(recipe))
 
 
 def finish(recipe: GroupTraining, prompts: Sequence[Prompt], reward: Scripted) -> Path:
-    stage = GroupStage(recipe, prompts=prompts, reward=reward).open()
-    assert (
-        GroupStage(recipe, prompts=prompts, reward=reward).train(
-            start(recipe, prompts, reward), stage
-        )
-        is not None
-    )
+    stage = GroupStage(recipe, prompts=prompts, reward=reward)
+    directory = stage.open()
+    assert stage.train(stage.prepare(arguments(recipe)), directory) is not None
     return Path(recipe.out)
