@@ -27,11 +27,10 @@ from posttrain.artifacts import (
     read_artifact,
     sha256_file,
 )
-from posttrain.audit.figures import violations
+from posttrain.audit.figures import Audit, audit_set
+from posttrain.audit.limits import violations
 from posttrain.audit.marks import marks_of
-from posttrain.audit.run import Audit, audit_set
-from posttrain.audit.sets import SetReader, data_files
-from posttrain.audit.tables import print_supervision
+from posttrain.audit.reader import SetReader, data_files
 from posttrain.claim import claimed, run_command
 from posttrain.config.audit import AuditConfig
 from posttrain.config.load import apply_overrides, read_recipe, validate
@@ -39,7 +38,8 @@ from posttrain.errors import DataError
 from posttrain.models.audit_tokens import AuditTokens, audit_tokens
 from posttrain.records import json_text
 from posttrain.report import ensure_report, write_report
-from posttrain.report.supervision import ROWS
+from posttrain.report.console import print_sections
+from posttrain.report.pages.supervision import ROWS, supervision
 
 KIND = "audit"
 
@@ -87,7 +87,7 @@ def _audit(recipe: AuditConfig, tokens: AuditTokens) -> tuple[SetReader, Audit]:
 def _show(console: Console, recipe: AuditConfig, reader: SetReader, audit: Audit) -> list[str]:
     """Print the figures; returns what crosses a limit."""
     figures = {name: found.stats() for name, found in audit.figures.items()}
-    print_supervision(console, figures)
+    print_sections(console, [supervision(figures)])
     for source, reasons in reader.dropped.items():
         lost = ", ".join(f"{reason} {count:,}" for reason, count in sorted(reasons.items()))
         console.print(f"{source}: of {reader.rows_in[source]:,} rows left out: {lost}")
