@@ -75,17 +75,9 @@ _LIMITED = (
         "A model trained so may not stop. Are answers clipped, or is the end token left out of "
         "the mask or of the text?",
     ),
-    (
-        "turn_tokens",
-        "max_turn_tokens",
-        "Are prompts left unmasked, or chats pasted into answers?",
-    ),
+    ("turn_tokens", "max_turn_tokens", "Are prompts left unmasked, or chats pasted into answers?"),
     ("prompt_trained", "max_prompt_trained", "Mask what the assistant does not write."),
-    (
-        "trained",
-        "min_trained",
-        "Look for long prompts, and for turns that the mask leaves out.",
-    ),
+    ("trained", "min_trained", "Look for long prompts, and for turns that the mask leaves out."),
     ("duplicated", "max_duplicated", "Deduplicate the source, or lower its share."),
     (
         "empty_think",

@@ -21,14 +21,7 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup
 
-from posttrain.report.section import (
-    BarChart,
-    Chart,
-    IntervalChart,
-    LineChart,
-    Series,
-    Spark,
-)
+from posttrain.report.section import BarChart, Chart, IntervalChart, LineChart, Series, Spark
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
@@ -106,8 +105,8 @@ def dialogue_text(words: Words, *, colour: bool) -> Text:
     return text
 
 
-def _grid(table: Table) -> Padding:
-    grid = Grid()
+def _grid(table: Table) -> Grid:
+    grid, aligned = Grid(), table.numeric()
     # bars and sparks need a page
     shown = [
         k
@@ -115,7 +114,7 @@ def _grid(table: Table) -> Padding:
         if not any(isinstance(row[k], ShareBar | Spark) for row in table.rows)
     ]
     for k in shown:
-        numeric = k in table.numeric
+        numeric = k in aligned
         justify = "right" if numeric else "left"
         # words give way before numbers do
         grid.add_column(table.head[k], justify=justify, overflow="fold", no_wrap=numeric)
@@ -123,7 +122,7 @@ def _grid(table: Table) -> Padding:
         if table.total and number == len(table.rows):
             grid.add_section()
         grid.add_row(*(Text(_cell(row[k])) for k in shown))
-    return Padding(grid, 0)
+    return grid
 
 
 def _cell(value: object) -> str:
@@ -139,15 +138,15 @@ def chart_table(chart: Chart) -> Table:
                 [r.label, percent(r.share), f"{percent(r.low)} – {percent(r.high)}"]
                 for r in chart.rows
             ]
-            return Table(["", chart.x, ""], rows, numeric={1, 2})
+            return Table(["", chart.x, ""], rows)
         case BarChart():
             names = chart.parts or [chart.y]
             rows = [[bar.label, *(f"{part:,.0f}" for part in bar.parts)] for bar in chart.bars]
-            return Table([chart.x, *names], rows, numeric=range(1, 1 + len(names)))
+            return Table([chart.x, *names], rows)
         case LineChart():
             rows = [[one.name, *_levels(one.y)] for one in chart.series]
             head = [f"{chart.y} over {chart.x}", "first", "lowest", "highest", "last"]
-            return Table(head, rows, numeric=range(1, 5))
+            return Table(head, rows)
 
 
 def _levels(values: Sequence[float]) -> list[str]:

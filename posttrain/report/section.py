@@ -9,12 +9,14 @@ values only: both renderers write counts with separators and `None` as a dash, a
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 Row = Mapping[str, Any]
 SHOWN_CHARACTERS = 3000
+_WORD = re.compile(r"[^\W\d_]{2}|…$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +66,20 @@ class Spark:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Columns in `numeric` are right-aligned. `total`: the last row is a sum."""
+    """A head and rows of values. `total`: the last row is a sum."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[object]]
-    numeric: Collection[int] = ()
     total: bool = False
+
+    def numeric(self) -> set[int]:
+        """The columns to align on the right: values and no words, the first column apart."""
+        columns = [[plain(value) for value in column] for column in zip(*self.rows, strict=True)]
+        return {
+            k
+            for k, column in enumerate(columns)
+            if k and any(column) and not any(_WORD.search(text) for text in column)
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +251,7 @@ def plain(value: object) -> str:
         case int():
             return f"{value:,}"
         case Digest():
-            return plain(value.full and value.full[:12])
+            return plain(value.full and f"{value.full[:12]}…")
         case TableCell():
             return f"{'  ' * value.indent}{plain(value.value)}"
         case ShareBar() | Spark():

@@ -114,7 +114,7 @@ def _conditions(runs: Sequence[Row]) -> list[Block]:
     head += ["95 % interval", "reasoning tokens", "answer tokens", "truncated"]
     head += ["closed by budget", "adheres to off"]
     return [
-        Table(head, rows, numeric=range(len(head) - 8, len(head))),
+        Table(head, rows),
         "Tokens are means over completions. Truncated: episodes with a completion at its limit, "
         "or with too many steps. Adheres to off: completions without a think tag.",
     ]
@@ -147,7 +147,7 @@ def _families(run: Row) -> Table:
         for family in conditions[0]["families"]
     ]
     head = ["family", "prompts", *map(_title, conditions)]
-    return Table(head, rows, numeric=range(1, len(head)))
+    return Table(head, rows)
 
 
 def _heat(cell: Row) -> TableCell:
@@ -173,7 +173,7 @@ def _arms(runs: Sequence[Row], own: Row) -> list[Block]:
     return [
         Heading("Arms"),
         "This checkpoint, and the others as differences from it in percentage points.",
-        Table(head, rows, numeric=range(2, len(head))),
+        Table(head, rows),
     ]
 
 
@@ -184,7 +184,7 @@ def _outcomes(run: Row) -> Table:
         [reason.replace("_", " "), *(row["reasons"].get(reason) for row in conditions)]
         for reason in sorted(reasons, key=lambda reason: reason != "correct")
     ]
-    return Table(["outcome", *map(_title, conditions)], rows, numeric=range(1, 1 + len(conditions)))
+    return Table(["outcome", *map(_title, conditions)], rows)
 
 
 def _episodes(run: Row) -> list[Block]:

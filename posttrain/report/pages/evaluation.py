@@ -109,7 +109,7 @@ def before_and_after(cells: Sequence[Row], pairs: Sequence[Row]) -> Section:
             head += [name, "change, p"]
     nvidia = ["NVIDIA's", "correct, before DPO", "after", "hallucinated calls, before", "after"]
     blocks: list[Block] = [
-        Table(head, rows, numeric=range(3, len(head))),
+        Table(head, rows),
         "95 % intervals below each share: Wilson's, with the samples of a question counted as "
         "what they are worth. A change is in points, over the questions that both answered; p "
         "is McNemar's exact test with one sample a question, else a permutation test, each of "
@@ -117,10 +117,7 @@ def before_and_after(cells: Sequence[Row], pairs: Sequence[Row]) -> Section:
         "reasoning or answer where no tool is declared.",
         Fold(
             "NVIDIA's own figures, of its own model, for the shape of the effect",
-            [
-                Table(nvidia, _NVIDIA, numeric=range(1, 5)),
-                f"{_SOURCE}. None of them was measured here.",
-            ],
+            [Table(nvidia, _NVIDIA), f"{_SOURCE}. None of them was measured here."],
         ),
     ]
     intervals = [
@@ -177,7 +174,7 @@ def every_figure(cells: Sequence[Row]) -> Section:
         ]
         head = ["task", "setting", "reasoning", *(rate.replace("_", " ") for rate in rates)]
         head += ["pass@k", "without a figure"]
-        blocks += [Heading(name), Table(head, rows, numeric=range(3, len(head)))]
+        blocks += [Heading(name), Table(head, rows)]
     note = (
         "Adherence: with reasoning on, every step has a closed think block with something in it; "
         "off, no think tag at all."
@@ -208,7 +205,7 @@ def lengths(cells: Sequence[Row]) -> Section:
             rows.append([*place, name.replace("_", " "), *levels])
     head = ["checkpoint", "task", "setting", "reasoning", "length", "mean", "median", "90 %"]
     note = "Tokens of a completion, all its steps; bootstrap intervals over questions."
-    return Section("Lengths", [Table(head, rows, numeric=range(5, 8)), note])
+    return Section("Lengths", [Table(head, rows), note])
 
 
 def differences(pairs: Sequence[Row]) -> Section:
@@ -234,7 +231,7 @@ def differences(pairs: Sequence[Row]) -> Section:
     head = ["checkpoints", "task", "setting", "reasoning", "figure", "before", "after", "change"]
     head += ["95 %", "p", "questions"]
     title = f"{len(rows):,} figures; shares in per cent and points"
-    return Section("Differences", [Fold(title, [Table(head, rows, numeric=range(5, 11))])])
+    return Section("Differences", [Fold(title, [Table(head, rows)])])
 
 
 def completions_to_read(rows: Sequence[Mapping[str, object]]) -> Section:

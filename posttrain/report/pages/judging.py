@@ -71,7 +71,7 @@ def judging_prompts(stats: Row) -> Section:
         [
             f"Layout {stats['layout']}; trained {swap}. Questions are held out, not pairs: neither "
             "the other order of a pair nor another pair of its question is on the other side.",
-            Table(head, rows, numeric=range(1, 8)),
+            Table(head, rows),
             BarChart(
                 [Bar(ranking, [n]) for ranking, n in stats["train"]["rankings"].items()],
                 "ranking: 1 is response 1 by far, 6 is response 2",
@@ -99,9 +99,9 @@ def pairs_by_source(sources: Row) -> Section:
         for reason, count in own["dropped"].items()
     ]
     head = ["source", "rows", "pairs", "kept", "held out", "read as"]
-    blocks: list[Block] = [Table(head, rows, numeric={1, 2, 3, 4})]
+    blocks: list[Block] = [Table(head, rows)]
     if dropped:
-        blocks.append(Table(["source", "dropped as", "rows", "such as"], dropped, numeric={2}))
+        blocks.append(Table(["source", "dropped as", "rows", "such as"], dropped))
     return Section("Pairs by source", blocks)
 
 
@@ -162,7 +162,7 @@ def judges(cells: Sequence[Row], failed: Row) -> Section:
     return Section(
         "Judges on held-out pairs",
         [
-            Table(head, rows, numeric=range(2, len(head))),
+            Table(head, rows),
             "Every pair is judged in both orders. Pairwise accuracy: the response that the gold "
             "prefers is preferred, by the scores and at equal scores by the ranking; no preference "
             "is half right, an answer without a verdict is not. Position consistency: the same "
@@ -261,7 +261,7 @@ def win_rate(rows: Sequence[Row], stats: Row) -> Section:
         "Win rate",
         [
             f"{stats['after']} against {stats['before']}.",
-            Table(head, cells, numeric=range(1, len(head))),
+            Table(head, cells),
             "Every pair of answers is judged in both orders. Won: both orders prefer the new "
             "answer; lost: both prefer the old one; all else is a tie, also where the orders "
             "disagree. The same answer is a tie that nobody judged. Per cent with 95 % intervals, "

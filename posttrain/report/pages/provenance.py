@@ -39,7 +39,7 @@ def lineage(nodes: Sequence[Node]) -> Table:
         name = TableCell(node.name, indent=node.depth)
         rows.append([name, node.kind, *map(Digest, digests), found.seed if found else None])
     head = ["artifact", "kind", "digest", "config", "template", "seed"]
-    return Table(head, rows, numeric={5})
+    return Table(head, rows)
 
 
 def details(node: Node, most_files: int | None = None) -> Fold:
@@ -53,7 +53,7 @@ def details(node: Node, most_files: int | None = None) -> Fold:
     blocks: list[Block] = [
         f"Versions: {versions}.",
         Dialogue(config),
-        Table(["file", "rows", "bytes", "sha256"], files, numeric={1, 2}),
+        Table(["file", "rows", "bytes", "sha256"], files),
         *([f"And {rest:,} files more."] if rest else []),
     ]
     title = f": config, versions, {len(manifest.files)} files"
@@ -76,7 +76,7 @@ def counts(nodes: Sequence[Node]) -> Section:
         ]
     note = "Nothing is lost silently: what comes in is kept or dropped for a named reason."
     head = ["artifact", "kind", "", "count", "of in"]
-    return Section("Counts", [note, Table(head, rows, numeric={3, 4})])
+    return Section("Counts", [note, Table(head, rows)])
 
 
 def tiny_world(node: Node) -> Iterator[Section | LeftOut]:
@@ -89,6 +89,6 @@ def tiny_world(node: Node) -> Iterator[Section | LeftOut]:
     rows = [[n, train.get(n, 0), heldout.get(n, 0)] for n in dict.fromkeys([*train, *heldout])]
     rows.append(["all", sum(train.values()), sum(heldout.values())])
     head = ["family", "training rows", "held-out prompts"]
-    table = Table(head, rows, numeric={1, 2}, total=True)
+    table = Table(head, rows, total=True)
     note = [f"Tokenizer of {stats['vocabulary']:,} tokens."] if "vocabulary" in stats else []
     yield Section("Tiny world", [*note, table])

@@ -101,7 +101,7 @@ def _means(stats: Row, names: Mapping[str, str]) -> list[Block]:
     note = f"Means over the first and the last {averaged} batches of rollouts."
     if 2 * averaged > batches:
         note += f" The run had {batches}: these are partly the same."
-    return [note, Table(["", "first", "last", "change"], rows, numeric={1, 2, 3})]
+    return [note, Table(["", "first", "last", "change"], rows)]
 
 
 _HEALTH_CURVES = (
@@ -153,7 +153,7 @@ def seconds(title: str, rows: Sequence[Row]) -> Section:
     ]
     note = f"Seconds of the main process over {len(last):,} batches; other work is not counted."
     head = ["part", "seconds", "a batch", "share"]
-    return Section(title, [note, Table(head, shown, numeric={1, 2, 3})])
+    return Section(title, [note, Table(head, shown)])
 
 
 # RLHF: a judge compares rollouts
@@ -218,7 +218,7 @@ def added_rewards(batches: Sequence[RolloutBatch]) -> Section:
             rows.append([name, f"{mean:+.3f}", f"{size:.3f}", changed, span])
     note = f"Over the scored rollouts of {len(batches)} batches, in points of the judge's scale."
     head = ["part", "mean", "mean size", "rollouts it changes", "from, to"]
-    table = Table(head, rows, numeric={1, 2, 3, 4})
+    table = Table(head, rows)
     return Section("Added to the judge's reward", [note, table] if rows else [])
 
 
@@ -376,7 +376,7 @@ def verdicts_by_source(batches: Sequence[RolloutBatch]) -> Section:
     ]
     head = ["source", "judgements", "format", "right order", *_ERRORS.values()]
     note = f"Over {len(batches)} batches of the training, the first and the last among them."
-    table = Table(head, rows, numeric=range(1, 7))
+    table = Table(head, rows)
     return Section("Verdicts by source", [note, table] if rows else [])
 
 

@@ -179,7 +179,7 @@ def _judgements(rows: Sequence[Row]) -> list[Block]:
         for row in rows
     ]
     head = ["shown first – second", "score", "score", "ranking", "judgement"]
-    return [Table(head, shown, numeric={1, 2, 3})] if shown else []
+    return [Table(head, shown)] if shown else []
 
 
 def _number(value: float | None) -> str | None:

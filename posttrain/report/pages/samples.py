@@ -81,10 +81,10 @@ def settings(settings: Mapping[str, Row]) -> Section:
     return Section(
         "Samples",
         [
-            Table(head, counts, numeric=range(1, 4 + len(ended))),
+            Table(head, counts),
             "Means of a sample. A call counts wherever it was parsed as one, declared or not; the "
             "rate of undeclared calls in every form is counted when samples are graded.",
-            Table(columns, lengths, numeric=range(1, 6)),
+            Table(columns, lengths),
         ],
     )
 
@@ -102,10 +102,10 @@ def prompts_by_source(stats: Row) -> Section:
         for reason, count in reasons.items()
     ]
     head = ["source", "rows", "requested", "dropped because", "rows", "such as"]
-    blocks: list[Block] = [Table(head, rows, numeric={1, 2, 4})]
+    blocks: list[Block] = [Table(head, rows)]
     if skipped:
         blocks.append("Questions that a setting skips, of all distinct ones:")
-        blocks.append(Table(["setting", "because", "questions"], skipped, numeric={2}))
+        blocks.append(Table(["setting", "because", "questions"], skipped))
     return Section("Prompts by source", blocks)
 
 
@@ -180,7 +180,7 @@ def categories(stats: Row) -> Section:
     head = ["category", "target share", "pairs", "share", "reasoning on", "reasoning off"]
     counts, limit = stats["pair_books"], stats["limited_by"]
     blocks: list[Block] = [
-        Table(head, rows, numeric=range(1, 6)),
+        Table(head, rows),
         f"{counts['in']:,} candidate pairs = {counts['kept']:,} kept + dropped: "
         f"{counted(counts['dropped']) or 'none'}. Rule: {stats['rule']} (ours; the paper states "
         "none). "
@@ -192,7 +192,7 @@ def categories(stats: Row) -> Section:
         for outcome, count in found.items()
     ]
     if outcomes:
-        blocks.append(Table(["category", "prompt", "prompts"], outcomes, numeric={2}))
+        blocks.append(Table(["category", "prompt", "prompts"], outcomes))
     return Section("Preference pairs", blocks)
 
 
@@ -207,7 +207,7 @@ def graded_samples(samples: Mapping[str, Row]) -> Section:
     head = ["setting / reasoning", "completions", "right", "with a call"]
     head += ["truncated", "unscored", "failed"]
     note = "Of the on-policy samples, before pairing. Where no tool is declared, any call counts."
-    return Section("Graded samples", [note, Table(head, rows, numeric=range(1, 7))] if rows else [])
+    return Section("Graded samples", [note, Table(head, rows)] if rows else [])
 
 
 def length_balance(lengths: Mapping[str, Row]) -> Section:
@@ -230,7 +230,7 @@ def length_balance(lengths: Mapping[str, Row]) -> Section:
         "Tokens that the model sampled. Where one side is longer throughout, DPO can learn length "
         "in place of what the pairs are about; match_length evens it out."
     )
-    return Section("Length balance", [note, Table(head, rows, numeric=range(1, 7))])
+    return Section("Length balance", [note, Table(head, rows)])
 
 
 def distances(stats: Row) -> Section:
@@ -238,7 +238,7 @@ def distances(stats: Row) -> Section:
     every = stats["distances"].get("all")
     if not every:
         return Section("Distance of chosen and rejected", [])
-    bars = [Bar(f"{k}0–{k + 1}0 %", [count]) for k, count in enumerate(every["tenths"])]
+    bars = [Bar(f"{10 * k}–{10 * k + 10} %", [count]) for k, count in enumerate(every["tenths"])]
     rows = [
         [category, percent(own["median"]), percent(own["below_a_tenth"])]
         for category, own in stats["distances"].items()
@@ -255,7 +255,7 @@ def distances(stats: Row) -> Section:
             f"Median {percent(every['median'])}; {percent(every['below_a_tenth'])} of the pairs "
             "differ in less than a tenth. What DPO pushes down in such a pair it nearly pushes "
             "down in the chosen too; minimum_distance drops them.",
-            Table(["category", "median", "less than a tenth"], rows, numeric={1, 2}),
+            Table(["category", "median", "less than a tenth"], rows),
         ],
     )
 

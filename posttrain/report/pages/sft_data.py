@@ -104,7 +104,7 @@ def mixture(stats: Row) -> Section:
         "What the recipe requests, and what was realised; repeats over epochs count. Actual and "
         "deviation are in the unit of the target."
     )
-    return Section("Mixture", [note, Table(head, rows, numeric=range(1, 11), total=True)])
+    return Section("Mixture", [note, Table(head, rows, total=True)])
 
 
 def _requested(requested: Row | None) -> str:
@@ -133,7 +133,7 @@ def drops(stats: Row) -> Section:
     blocks: list[Block] = [
         "Rows. Kept includes those held out for evaluation; not_sampled are rows that the mixture "
         "did not need.",
-        Table(head, rows, numeric=range(1, 5 + len(columns)), total=True),
+        Table(head, rows, total=True),
     ]
     lost = {name: s["sequences_lost"] for name, s in sources.items() if s.get("sequences_lost")}
     if lost:
@@ -224,7 +224,7 @@ def control(stats: Row) -> Section:
         "Reasoning is switched off for some records, and some traces are cut to a budget, chosen "
         "by a keyed hash of the record's id. Counted before the mixture is sampled. "
         + (f"{without} sources have no reasoning and are not listed." if without else ""),
-        Table(head, rows, numeric=range(1, 8), total=True),
+        Table(head, rows, total=True),
     ]
     budgets: Sequence[tuple[int, int]] = stats["histograms"]["budgets"]
     if budgets:
@@ -274,10 +274,7 @@ def packing(stats: Row) -> Section:
     ]
     head = ["split", "packs", "sequences", "reasoning on", "trace cut", "tokens", "trained"]
     head += ["fill", "sequences a pack", "longest"]
-    blocks: list[Block] = [
-        f"Packs of {stats['max_length']:,} tokens.",
-        Table(head, rows, numeric=range(1, 10)),
-    ]
+    blocks: list[Block] = [f"Packs of {stats['max_length']:,} tokens.", Table(head, rows)]
     fills: Sequence[int] = stats["histograms"]["fill_percent"]
     if sum(fills):
         caption = "How full the packs of the training split are."

@@ -73,9 +73,7 @@ def audited_rows(sources: Mapping[str, Row]) -> Section:
         for name, own in sources.items()
     ]
     note = "Rows of the data as it is on disk; those that cannot be audited, by reason."
-    return Section(
-        "Rows", [note, Table(["source", "in", "audited", "left out"], rows, numeric={1, 2})]
-    )
+    return Section("Rows", [note, Table(["source", "in", "audited", "left out"], rows)])
 
 
 def sections(node: Node) -> Iterator[Section | LeftOut]:
@@ -112,7 +110,7 @@ def supervision(sources: Mapping[str, Row]) -> Section:
         "What the loss sees, counted in sequences, each once however often the mixture repeats "
         "it. An end token is trained when the last trained answer closes with one."
     )
-    return Section("Supervision", [note, Table(head, rows, numeric=range(1, len(head)))])
+    return Section("Supervision", [note, Table(head, rows)])
 
 
 def _count(figures: Row, name: str) -> object:

@@ -172,7 +172,7 @@ def _held_out(groups: Mapping[str, HeldOut]) -> list[Block]:
         Heading("Held-out loss by group"),
         "Per trained token; a group is a source with reasoning on or off. All curves share one "
         f"scale, from {low:.3f} to {high:.3f}. A group of few tokens says little.",
-        Table(head, table_rows, numeric={1, 2, 3, 4}, total="all" in groups),
+        Table(head, table_rows, total="all" in groups),
     ]
 
 
@@ -200,7 +200,7 @@ def speed(title: str, starts: Sequence[Row], rows: Sequence[Row]) -> Section:
         "included. A start that was killed left no line."
     )
     head = ["steps", "processes", "seconds", "tokens", "tokens/s"]
-    return Section(title, [note, Table(head, table_rows, numeric={1, 2, 3, 4})])
+    return Section(title, [note, Table(head, table_rows)])
 
 
 # DPO
@@ -288,4 +288,4 @@ def by_category(stats: Row, rows: Sequence[Row]) -> Section:
             )
     head = ["category", "pairs", "ranked right", "margin", "chosen, change", "rejected, change"]
     note = "At the last logged step, on the pairs it drew; changes in nats a completion."
-    return Section("By category", [note, Table(head, table_rows, numeric=range(1, 6))])
+    return Section("By category", [note, Table(head, table_rows)])
