@@ -17,12 +17,11 @@ MOST_BINS = 24
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A chart over steps: names of lines → keys of the log. `from_zero`: the y axis includes 0."""
+    """A chart over steps: names of lines → keys of the log. Counts and shares start at 0."""
 
     caption: str
     y: str
     keys: Mapping[str, str]
-    from_zero: bool = True
 
 
 def points(rows: Sequence[Row], key: str) -> tuple[list[float], list[float]]:
@@ -43,7 +42,8 @@ def curves(rows: Sequence[Row], wanted: Sequence[Curve]) -> list[Block]:
         ]
         series = [one for one in series if any(math.isfinite(value) for value in one.y)]
         if any(value for one in series for value in one.y):
-            charts.append(LineChart(series, "step", curve.y, curve.caption, curve.from_zero))
+            from_zero = curve.y not in ("nats", "reward")
+            charts.append(LineChart(series, "step", curve.y, curve.caption, from_zero))
         elif series:
             zero.append(f"{curve.caption.removesuffix('.')}: 0 at every step.")
     return charts + zero

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec
 
 Row = Mapping[str, Any]
+Args = ParamSpec("Args")
 SHOWN_CHARACTERS = 3000
 _WORD = re.compile(r"[^\W\d_]{2}|…$")
 
@@ -197,6 +199,21 @@ class Section:
 
     title: str
     blocks: Sequence[Block]
+
+
+def section(
+    title: str,
+) -> Callable[[Callable[Args, Iterable[Block]]], Callable[Args, Section]]:
+    """Make a function that yields blocks one that returns a section."""
+
+    def of(blocks: Callable[Args, Iterable[Block]]) -> Callable[Args, Section]:
+        @wraps(blocks)
+        def build(*args: Args.args, **kwargs: Args.kwargs) -> Section:
+            return Section(title, list(blocks(*args, **kwargs)))
+
+        return build
+
+    return of
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,7 @@ def _parts(nodes: Sequence[Node], measured: Row | None) -> Iterator[tuple[str, S
     """Sections, each with the artifact that it is about."""
     root = nodes[0]
     if measured is not None:
-        yield root.name, accuracy.section(measured, checkpoint=root.digest)
+        yield root.name, accuracy.measured_section(measured, checkpoint=root.digest)
     elif root.kind == "checkpoint":
         why = "no accuracy file was given or lies beside the checkpoint"
         yield root.name, LeftOut("Accuracy", why)

@@ -31,7 +31,7 @@ from posttrain.report.section import (
 )
 
 
-def section(found: Row, *, checkpoint: str) -> Section | LeftOut:
+def measured_section(found: Row, *, checkpoint: str) -> Section | LeftOut:
     """Accuracy of one or several checkpoints; `checkpoint` is the digest the page is about."""
     runs: Sequence[Row] = found["runs"]
     own = next((run for run in runs if run["checkpoint"] == checkpoint), None)

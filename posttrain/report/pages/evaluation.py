@@ -24,6 +24,7 @@ from posttrain.report.section import (
     TableCell,
     Tile,
     percent,
+    section,
     signed,
 )
 from posttrain.rollouts import Step
@@ -89,7 +90,8 @@ def between(rate: Row) -> str:
     return f"{percent(rate['low'])} – {percent(rate['high'])}"
 
 
-def before_and_after(cells: Sequence[Row], pairs: Sequence[Row]) -> Section:
+@section("Before and after")
+def before_and_after(cells: Sequence[Row], pairs: Sequence[Row]) -> Iterator[Block]:
     """Accuracy and undeclared calls of the first checkpoint and of every other."""
     names = list(dict.fromkeys(cell["checkpoint"] for cell in cells))
     rows: list[list[object]] = []
@@ -108,18 +110,20 @@ def before_and_after(cells: Sequence[Row], pairs: Sequence[Row]) -> Section:
         for name in names[1:]:
             head += [name, "change, p"]
     nvidia = ["NVIDIA's", "correct, before DPO", "after", "hallucinated calls, before", "after"]
-    blocks: list[Block] = [
-        Table(head, rows),
+    yield Table(head, rows)
+    yield (
         "95 % intervals below each share: Wilson's, with the samples of a question counted as "
         "what they are worth. A change is in points, over the questions that both answered; p "
         "is McNemar's exact test with one sample a question, else a permutation test, each of "
         "its own figure alone. Undeclared calls: share of completions with a tool call in "
-        "reasoning or answer where no tool is declared.",
+        "reasoning or answer where no tool is declared."
+    )
+    yield (
         Fold(
             "NVIDIA's own figures, of its own model, for the shape of the effect",
             [Table(nvidia, _NVIDIA), f"{_SOURCE}. None of them was measured here."],
-        ),
-    ]
+        )
+    )
     intervals = [
         Interval(
             f"{cell['checkpoint']}, {cell['task']}, {cell['setting']}, {cell['thinking']}",
@@ -134,8 +138,7 @@ def before_and_after(cells: Sequence[Row], pairs: Sequence[Row]) -> Section:
     if intervals:
         x = "completions with an undeclared call"
         caption = "Where no tool is declared, with 95 % intervals."
-        blocks.append(IntervalChart(intervals, x, caption))
-    return Section("Before and after", blocks)
+        yield IntervalChart(intervals, x, caption)
 
 
 def _find(rows: Sequence[Row], key: str, name: str, place: Sequence[str]) -> Row:
@@ -156,9 +159,9 @@ def _change(pair: Row, name: str) -> TableCell | None:
     return TableCell(signed(100 * found["difference"], 2), below=p)
 
 
-def every_figure(cells: Sequence[Row]) -> Section:
+@section("Every figure")
+def every_figure(cells: Sequence[Row]) -> Iterator[Block]:
     """Every rate of every cell, a table a checkpoint."""
-    blocks: list[Block] = []
     for name in dict.fromkeys(cell["checkpoint"] for cell in cells):
         own = [cell for cell in cells if cell["checkpoint"] == name]
         rates = list(dict.fromkeys(rate for cell in own for rate in cell["rates"]))
@@ -174,12 +177,12 @@ def every_figure(cells: Sequence[Row]) -> Section:
         ]
         head = ["task", "setting", "reasoning", *(rate.replace("_", " ") for rate in rates)]
         head += ["pass@k", "without a figure"]
-        blocks += [Heading(name), Table(head, rows)]
-    note = (
+        yield Heading(name)
+        yield Table(head, rows)
+    yield (
         "Adherence: with reasoning on, every step has a closed think block with something in it; "
         "off, no think tag at all."
     )
-    return Section("Every figure", [*blocks, note])
 
 
 def _passes(cell: Row) -> str | None:
@@ -192,7 +195,8 @@ def _lost(cell: Row) -> str | None:
     return ", ".join(found) or None
 
 
-def lengths(cells: Sequence[Row]) -> Section:
+@section("Lengths")
+def lengths(cells: Sequence[Row]) -> Iterator[Block]:
     """Tokens of completions, by cell."""
     rows: list[list[object]] = []
     for cell in cells:
@@ -204,11 +208,12 @@ def lengths(cells: Sequence[Row]) -> Section:
             place = [cell["checkpoint"], *(cell[key] for key in _PLACE)]
             rows.append([*place, name.replace("_", " "), *levels])
     head = ["checkpoint", "task", "setting", "reasoning", "length", "mean", "median", "90 %"]
-    note = "Tokens of a completion, all its steps; bootstrap intervals over questions."
-    return Section("Lengths", [Table(head, rows), note])
+    yield Table(head, rows)
+    yield "Tokens of a completion, all its steps; bootstrap intervals over questions."
 
 
-def differences(pairs: Sequence[Row]) -> Section:
+@section("Differences")
+def differences(pairs: Sequence[Row]) -> Iterator[Block]:
     """Every figure of two checkpoints side by side."""
     rows: list[list[object]] = []
     for pair in pairs:
@@ -231,17 +236,18 @@ def differences(pairs: Sequence[Row]) -> Section:
     head = ["checkpoints", "task", "setting", "reasoning", "figure", "before", "after", "change"]
     head += ["95 %", "p", "questions"]
     title = f"{len(rows):,} figures; shares in per cent and points"
-    return Section("Differences", [Fold(title, [Table(head, rows)])])
+    yield Fold(title, [Table(head, rows)])
 
 
-def completions_to_read(rows: Sequence[Mapping[str, object]]) -> Section:
+@section("Completions to read")
+def completions_to_read(rows: Sequence[Mapping[str, object]]) -> Iterator[Block]:
     """Every example; those with a call that should not be there first, and open."""
     records = sorted(map(record_from_row, rows), key=lambda r: not r.verdict.hallucinated)
-    note = (
+    yield (
         Styled("Highlighted", "mark"),
         " text is what the detector takes for a tool call; its form and kind stand below it.",
     )
-    return Section("Completions to read", [note, *map(_example, records)])
+    yield from map(_example, records)
 
 
 def _example(record: Record) -> Fold:

@@ -20,6 +20,7 @@ from posttrain.report.section import (
     Tile,
     counted,
     percent,
+    section,
     shortened,
 )
 
@@ -44,7 +45,8 @@ def data_tiles(node: Node) -> list[Tile]:
     ]
 
 
-def judging_prompts(stats: Row) -> Section:
+@section("Judging prompts")
+def judging_prompts(stats: Row) -> Iterator[Block]:
     """Both sides of the split, and the gold rankings."""
     sides = {"train": stats["train"], "held out": stats["held_out"]}
     columns = {
@@ -66,19 +68,18 @@ def judging_prompts(stats: Row) -> Section:
     ]
     head = ["", *columns.values(), "median characters", "longest", "rankings"]
     swap = "in both orders" if stats["swap"] else "in one order"
-    return Section(
-        "Judging prompts",
-        [
-            f"Layout {stats['layout']}; trained {swap}. Questions are held out, not pairs: neither "
-            "the other order of a pair nor another pair of its question is on the other side.",
-            Table(head, rows),
-            BarChart(
-                [Bar(ranking, [n]) for ranking, n in stats["train"]["rankings"].items()],
-                "ranking: 1 is response 1 by far, 6 is response 2",
-                "prompts",
-                "Gold rankings that are trained on. Both orders of a pair mirror each other.",
-            ),
-        ],
+    yield (
+        f"Layout {stats['layout']}; trained {swap}. Questions are held out, not pairs: neither "
+        "the other order of a pair nor another pair of its question is on the other side."
+    )
+    yield Table(head, rows)
+    yield (
+        BarChart(
+            [Bar(ranking, [n]) for ranking, n in stats["train"]["rankings"].items()],
+            "ranking: 1 is response 1 by far, 6 is response 2",
+            "prompts",
+            "Gold rankings that are trained on. Both orders of a pair mirror each other.",
+        )
     )
 
 
@@ -86,7 +87,8 @@ def _rankings(side: Row) -> str:
     return ", ".join(f"{ranking}: {count:,}" for ranking, count in side["rankings"].items())
 
 
-def pairs_by_source(sources: Row) -> Section:
+@section("Pairs by source")
+def pairs_by_source(sources: Row) -> Iterator[Block]:
     """Rows and pairs of each source, and the drops with an example."""
     rows = [
         [name, own["rows_in"], own["kept"], percent(own["kept"] / max(1, own["rows_in"])),
@@ -99,10 +101,9 @@ def pairs_by_source(sources: Row) -> Section:
         for reason, count in own["dropped"].items()
     ]
     head = ["source", "rows", "pairs", "kept", "held out", "read as"]
-    blocks: list[Block] = [Table(head, rows)]
+    yield Table(head, rows)
     if dropped:
-        blocks.append(Table(["source", "dropped as", "rows", "such as"], dropped))
-    return Section("Pairs by source", blocks)
+        yield Table(["source", "dropped as", "rows", "such as"], dropped)
 
 
 # evaluation of judges
@@ -149,7 +150,8 @@ def evaluation_tiles(node: Node) -> list[Tile]:
     ]
 
 
-def judges(cells: Sequence[Row], failed: Row) -> Section:
+@section("Judges on held-out pairs")
+def judges(cells: Sequence[Row], failed: Row) -> Iterator[Block]:
     """Every judge on every source."""
     rows = [
         [cell["checkpoint"], cell["source"], cell["pairs"]]
@@ -159,22 +161,19 @@ def judges(cells: Sequence[Row], failed: Row) -> Section:
     ]
     head = ["judge", "source", "pairs", *_RATES.values(), *_MEANS.values()]
     lost = counted(failed)
-    return Section(
-        "Judges on held-out pairs",
-        [
-            Table(head, rows),
-            "Every pair is judged in both orders. Pairwise accuracy: the response that the gold "
-            "prefers is preferred, by the scores and at equal scores by the ranking; no preference "
-            "is half right, an answer without a verdict is not. Position consistency: the same "
-            "winner in both orders, of pairs with two readable verdicts. Prefers the first: a "
-            "judge without position bias has one half. Intervals are 95 %; pairs of one question "
-            "are one cluster."
-            + (f" Lost by the backend and in no figure: {lost}." if lost else ""),
-        ],
+    yield Table(head, rows)
+    yield (
+        "Every pair is judged in both orders. Pairwise accuracy: the response that the gold "
+        "prefers is preferred, by the scores and at equal scores by the ranking; no preference "
+        "is half right, an answer without a verdict is not. Position consistency: the same "
+        "winner in both orders, of pairs with two readable verdicts. Prefers the first: a "
+        "judge without position bias has one half. Intervals are 95 %; pairs of one question "
+        "are one cluster." + (f" Lost by the backend and in no figure: {lost}." if lost else "")
     )
 
 
-def judges_compared(rows: Sequence[Row]) -> Section:
+@section("Judges compared")
+def judges_compared(rows: Sequence[Row]) -> Iterator[Block]:
     """Changes from judge to judge, in points and for the reward in its own unit."""
     shown = [
         [f"{row['a']} → {row['b']}", row["source"]]
@@ -183,7 +182,8 @@ def judges_compared(rows: Sequence[Row]) -> Section:
     ]
     head = ["judges", "source", "pairwise accuracy, points", "position consistency, points"]
     table = Table([*head, "format, points", "reward"], shown)
-    return Section("Judges compared", [table] if shown else [])
+    if shown:
+        yield table
 
 
 def _share(found: Row | None) -> str | None:
@@ -248,7 +248,8 @@ def win_rate_tiles(node: Node) -> list[Tile]:
     return [(_share(row["score"]) or "", "won + tied / 2, per cent", f"{row['duels']:,} pairs")]
 
 
-def win_rate(rows: Sequence[Row], stats: Row) -> Section:
+@section("Win rate")
+def win_rate(rows: Sequence[Row], stats: Row) -> Iterator[Block]:
     """Won, tied and lost, with the change of length."""
     cells = [
         [row["unit"], row["duels"], row["same"], row["unjudged"]]
@@ -257,16 +258,13 @@ def win_rate(rows: Sequence[Row], stats: Row) -> Section:
         for row in rows
     ]
     head = ["", "pairs", "same answer", "unjudged", *_OUTCOME_RATES.values(), "tokens"]
-    return Section(
-        "Win rate",
-        [
-            f"{stats['after']} against {stats['before']}.",
-            Table(head, cells),
-            "Every pair of answers is judged in both orders. Won: both orders prefer the new "
-            "answer; lost: both prefer the old one; all else is a tie, also where the orders "
-            "disagree. The same answer is a tie that nobody judged. Per cent with 95 % intervals, "
-            "all samples of a question one cluster; unjudged pairs are in no figure.",
-        ],
+    yield f"{stats['after']} against {stats['before']}."
+    yield Table(head, cells)
+    yield (
+        "Every pair of answers is judged in both orders. Won: both orders prefer the new "
+        "answer; lost: both prefer the old one; all else is a tie, also where the orders "
+        "disagree. The same answer is a tie that nobody judged. Per cent with 95 % intervals, "
+        "all samples of a question one cluster; unjudged pairs are in no figure."
     )
 
 

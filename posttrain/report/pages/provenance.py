@@ -18,16 +18,19 @@ from posttrain.report.section import (
     Table,
     TableCell,
     ratio,
+    section,
 )
 
 
-def provenance(nodes: Sequence[Node]) -> Section:
+@section("Provenance")
+def provenance(nodes: Sequence[Node]) -> Iterator[Block]:
     """Lineage with digests, and each artifact's config, versions and files, folded away."""
-    note = (
+    yield (
         "Every artifact is bound to its content and to its parents by digest; digests hold no "
         "time and no path."
     )
-    return Section("Provenance", [note, lineage(nodes), *(details(n) for n in nodes if n.manifest)])
+    yield lineage(nodes)
+    yield from (details(node) for node in nodes if node.manifest)
 
 
 def lineage(nodes: Sequence[Node]) -> Table:
@@ -60,7 +63,8 @@ def details(node: Node, most_files: int | None = None) -> Fold:
     return Fold((Styled(node.name, "bold"), title), blocks)
 
 
-def counts(nodes: Sequence[Node]) -> Section:
+@section("Counts")
+def counts(nodes: Sequence[Node]) -> Iterator[Block]:
     """Of each artifact: in = kept + dropped, by reason."""
     rows: list[list[object]] = []
     for node in nodes:
@@ -74,9 +78,9 @@ def counts(nodes: Sequence[Node]) -> Section:
             for reason, count in own.dropped.items()
             if count
         ]
-    note = "Nothing is lost silently: what comes in is kept or dropped for a named reason."
     head = ["artifact", "kind", "", "count", "of in"]
-    return Section("Counts", [note, Table(head, rows)])
+    yield "Nothing is lost silently: what comes in is kept or dropped for a named reason."
+    yield Table(head, rows)
 
 
 def tiny_world(node: Node) -> Iterator[Section | LeftOut]:

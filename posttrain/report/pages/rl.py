@@ -18,6 +18,7 @@ from posttrain.report.section import (
     Table,
     Tile,
     percent,
+    section,
     signed,
 )
 
@@ -186,7 +187,6 @@ _REWARD_CURVES = (
         "initial policy.",
         "reward",
         {"reward": "reward", "base reward": "part/base"},
-        from_zero=False,
     ),
     Curve(
         "Right answers on the prompts that can be checked; watched, not rewarded.",
@@ -201,7 +201,8 @@ _REWARD_CURVES = (
 )
 
 
-def added_rewards(batches: Sequence[RolloutBatch]) -> Section:
+@section("Added to the judge's reward")
+def added_rewards(batches: Sequence[RolloutBatch]) -> Iterator[Block]:
     """Mean and size of each part that is added, over the batches that were read."""
     rows: list[list[object]] = []
     for key, name in _ADDED.items():
@@ -216,10 +217,11 @@ def added_rewards(batches: Sequence[RolloutBatch]) -> Section:
             changed = percent(sum(value != 0 for value in values) / len(values))
             span = f"{min(values):+.2f} to {max(values):+.2f}"
             rows.append([name, f"{mean:+.3f}", f"{size:.3f}", changed, span])
-    note = f"Over the scored rollouts of {len(batches)} batches, in points of the judge's scale."
     head = ["part", "mean", "mean size", "rollouts it changes", "from, to"]
     table = Table(head, rows)
-    return Section("Added to the judge's reward", [note, table] if rows else [])
+    if rows:
+        yield f"Over the scored rollouts of {len(batches)} batches, in points of the judge's scale."
+        yield table
 
 
 def judge_shares(row: Row) -> dict[str, float]:
@@ -241,11 +243,12 @@ def judge_shares(row: Row) -> dict[str, float]:
     return found
 
 
-def the_judge(rows: Sequence[Row]) -> Section:
+@section("The judge")
+def the_judge(rows: Sequence[Row]) -> Iterator[Block]:
     """Totals of the judge over the run, its shares and its cost by batch."""
     judged = [row for row in rows if row.get("count/matches")]
     if not judged:
-        return Section("The judge", [])
+        return
     shares = [{"step": row["step"], **judge_shares(row)} for row in judged]
     by_share = [
         Curve(
@@ -266,7 +269,8 @@ def the_judge(rows: Sequence[Row]) -> Section:
     ]
     charts = [*curves(shares, by_share), *curves(judged, by_cost)]
     charts.sort(key=lambda block: isinstance(block, str))
-    return Section("The judge", [_judge_totals(judged), *charts])
+    yield _judge_totals(judged)
+    yield from charts
 
 
 def _judge_totals(rows: Sequence[Row]) -> Definitions:
@@ -318,7 +322,6 @@ _VERDICT_CURVES = (
         "malformed one pays 10 and the worst distances possible.",
         "reward",
         {"reward": "reward"},
-        from_zero=False,
     ),
     Curve("Judgements whose verdict can be read.", "share", {"format": "part/format"}),
     Curve(
@@ -345,11 +348,10 @@ _VERDICT_CURVES = (
 )
 
 
-def verdicts(rows: Sequence[Row]) -> Section:
+@section("Verdicts against gold")
+def verdicts(rows: Sequence[Row]) -> Iterator[Block]:
     """Reward, format, order, distances and preferred place by batch."""
-    return Section(
-        "Verdicts against gold", curves([{**r, **_places(r)} for r in rows], _VERDICT_CURVES)
-    )
+    yield from curves([{**r, **_places(r)} for r in rows], _VERDICT_CURVES)
 
 
 def _places(row: Row) -> dict[str, float]:
@@ -362,7 +364,8 @@ def _places(row: Row) -> dict[str, float]:
     return found
 
 
-def verdicts_by_source(batches: Sequence[RolloutBatch]) -> Section:
+@section("Verdicts by source")
+def verdicts_by_source(batches: Sequence[RolloutBatch]) -> Iterator[Block]:
     """Means by the source of the pairs, over the batches that were read."""
     by_source: dict[str, list[Row]] = defaultdict(list)
     for batch in batches:
@@ -375,9 +378,10 @@ def verdicts_by_source(batches: Sequence[RolloutBatch]) -> Section:
         for source, found in sorted(by_source.items())
     ]
     head = ["source", "judgements", "format", "right order", *_ERRORS.values()]
-    note = f"Over {len(batches)} batches of the training, the first and the last among them."
     table = Table(head, rows)
-    return Section("Verdicts by source", [note, table] if rows else [])
+    if rows:
+        yield f"Over {len(batches)} batches of the training, the first and the last among them."
+        yield table
 
 
 _ERRORS = {

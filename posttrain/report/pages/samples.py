@@ -21,6 +21,7 @@ from posttrain.report.section import (
     counted,
     percent,
     ratio,
+    section,
     shortened,
     signed,
 )
@@ -56,7 +57,8 @@ def tiles(node: Node) -> list[Tile]:
     ]
 
 
-def settings(settings: Mapping[str, Row]) -> Section:
+@section("Samples")
+def settings(settings: Mapping[str, Row]) -> Iterator[Block]:
     """By setting: samples, how they ended, their lengths and calls."""
     ended = list(next(iter(settings.values()))["finish"])
     counts: list[list[object]] = [
@@ -78,18 +80,16 @@ def settings(settings: Mapping[str, Row]) -> Section:
     head = ["setting", "prompts", "samples", "reasoning on", *(f"ended: {e}" for e in ended)]
     columns = ["setting", "reasoning tokens", "answer tokens", "steps", "with a call"]
     columns += ["tool results", "malformed"]
-    return Section(
-        "Samples",
-        [
-            Table(head, counts),
-            "Means of a sample. A call counts wherever it was parsed as one, declared or not; the "
-            "rate of undeclared calls in every form is counted when samples are graded.",
-            Table(columns, lengths),
-        ],
+    yield Table(head, counts)
+    yield (
+        "Means of a sample. A call counts wherever it was parsed as one, declared or not; the "
+        "rate of undeclared calls in every form is counted when samples are graded."
     )
+    yield Table(columns, lengths)
 
 
-def prompts_by_source(stats: Row) -> Section:
+@section("Prompts by source")
+def prompts_by_source(stats: Row) -> Iterator[Block]:
     """Rows of each source, those dropped with an example, prompts that a setting skips."""
     rows = [
         [name, own["rows_in"], own["kept"], reason, count, own["examples"].get(reason)]
@@ -102,11 +102,10 @@ def prompts_by_source(stats: Row) -> Section:
         for reason, count in reasons.items()
     ]
     head = ["source", "rows", "requested", "dropped because", "rows", "such as"]
-    blocks: list[Block] = [Table(head, rows)]
+    yield Table(head, rows)
     if skipped:
-        blocks.append("Questions that a setting skips, of all distinct ones:")
-        blocks.append(Table(["setting", "because", "questions"], skipped))
-    return Section("Prompts by source", blocks)
+        yield "Questions that a setting skips, of all distinct ones:"
+        yield Table(["setting", "because", "questions"], skipped)
 
 
 def _example(row: Row, *, opened: bool) -> Fold:
@@ -163,7 +162,8 @@ def pair_tiles(node: Node) -> list[Tile]:
     return found
 
 
-def categories(stats: Row) -> Section:
+@section("Preference pairs")
+def categories(stats: Row) -> Iterator[Block]:
     """Pairs by category and mode, what was dropped, how prompts fared."""
     pairs, modes = stats["pairs"]["by_category"], stats["pairs"]["by_mode"]
     rows = [
@@ -179,24 +179,24 @@ def categories(stats: Row) -> Section:
     ]
     head = ["category", "target share", "pairs", "share", "reasoning on", "reasoning off"]
     counts, limit = stats["pair_books"], stats["limited_by"]
-    blocks: list[Block] = [
-        Table(head, rows),
+    yield Table(head, rows)
+    yield (
         f"{counts['in']:,} candidate pairs = {counts['kept']:,} kept + dropped: "
         f"{counted(counts['dropped']) or 'none'}. Rule: {stats['rule']} (ours; the paper states "
         "none). "
-        + (f"The total is limited by {limit}: there are no more such pairs." if limit else ""),
-    ]
+        + (f"The total is limited by {limit}: there are no more such pairs." if limit else "")
+    )
     outcomes = [
         [category, outcome, count]
         for category, found in stats["prompts"].items()
         for outcome, count in found.items()
     ]
     if outcomes:
-        blocks.append(Table(["category", "prompt", "prompts"], outcomes))
-    return Section("Preference pairs", blocks)
+        yield Table(["category", "prompt", "prompts"], outcomes)
 
 
-def graded_samples(samples: Mapping[str, Row]) -> Section:
+@section("Graded samples")
+def graded_samples(samples: Mapping[str, Row]) -> Iterator[Block]:
     """The on-policy samples before pairing."""
     names = ("right", "with_call", "truncated", "unscored", "failed")
     rows = [
@@ -206,11 +206,13 @@ def graded_samples(samples: Mapping[str, Row]) -> Section:
     ]
     head = ["setting / reasoning", "completions", "right", "with a call"]
     head += ["truncated", "unscored", "failed"]
-    note = "Of the on-policy samples, before pairing. Where no tool is declared, any call counts."
-    return Section("Graded samples", [note, Table(head, rows)] if rows else [])
+    if rows:
+        yield "Of on-policy samples, before pairing. Where no tool is declared, any call counts."
+        yield Table(head, rows)
 
 
-def length_balance(lengths: Mapping[str, Row]) -> Section:
+@section("Length balance")
+def length_balance(lengths: Mapping[str, Row]) -> Iterator[Block]:
     """Tokens of both sides by category."""
     rows = [
         [
@@ -226,41 +228,42 @@ def length_balance(lengths: Mapping[str, Row]) -> Section:
     ]
     head = ["category", "pairs", "chosen, tokens", "rejected, tokens", "median difference"]
     head += ["chosen longer", "rejected longer"]
-    note = (
+    yield (
         "Tokens that the model sampled. Where one side is longer throughout, DPO can learn length "
         "in place of what the pairs are about; match_length evens it out."
     )
-    return Section("Length balance", [note, Table(head, rows)])
+    yield Table(head, rows)
 
 
-def distances(stats: Row) -> Section:
+@section("Distance of chosen and rejected")
+def distances(stats: Row) -> Iterator[Block]:
     """How much of a pair differs: all pairs as a chart, categories as a table."""
     every = stats["distances"].get("all")
     if not every:
-        return Section("Distance of chosen and rejected", [])
+        return
     bars = [Bar(f"{10 * k}–{10 * k + 10} %", [count]) for k, count in enumerate(every["tenths"])]
     rows = [
         [category, percent(own["median"]), percent(own["below_a_tenth"])]
         for category, own in stats["distances"].items()
     ]
-    return Section(
-        "Distance of chosen and rejected",
-        [
-            BarChart(
-                bars,
-                "tokens between common beginning and common end",
-                "pairs",
-                "How much of the longer completion lies where the two differ.",
-            ),
-            f"Median {percent(every['median'])}; {percent(every['below_a_tenth'])} of the pairs "
-            "differ in less than a tenth. What DPO pushes down in such a pair it nearly pushes "
-            "down in the chosen too; minimum_distance drops them.",
-            Table(["category", "median", "less than a tenth"], rows),
-        ],
+    yield (
+        BarChart(
+            bars,
+            "tokens between common beginning and common end",
+            "pairs",
+            "How much of the longer completion lies where the two differ.",
+        )
     )
+    yield (
+        f"Median {percent(every['median'])}; {percent(every['below_a_tenth'])} of the pairs "
+        "differ in less than a tenth. What DPO pushes down in such a pair it nearly pushes "
+        "down in the chosen too; minimum_distance drops them."
+    )
+    yield Table(["category", "median", "less than a tenth"], rows)
 
 
-def pairs_to_read(rows: Sequence[Row]) -> Section:
+@section("Pairs to read")
+def pairs_to_read(rows: Sequence[Row]) -> Iterator[Block]:
     """A few pairs of each category."""
     shown: Counter[str] = Counter()
     folds: list[Fold] = []
@@ -268,7 +271,7 @@ def pairs_to_read(rows: Sequence[Row]) -> Section:
         shown[row["category"]] += 1
         if shown[row["category"]] <= SHOWN_PAIRS:
             folds.append(_pair(row, opened=not folds))
-    return Section("Pairs to read", folds)
+    yield from folds
 
 
 def _pair(row: Row, *, opened: bool) -> Fold:

@@ -25,6 +25,7 @@ from posttrain.report.section import (
     counted,
     percent,
     ratio,
+    section,
     signed,
 )
 
@@ -54,12 +55,12 @@ def figures(name: str, stats: Row) -> Iterator[Section | LeftOut]:
         ("Reasoning control", ("control", "histograms"), control),
         ("Packing", ("splits", "max_length", "histograms"), packing),
     )
-    for title, needed, section in wanted:
+    for title, needed, figure in wanted:
         missing = [key for key in needed if key not in stats]
         if missing:
             yield LeftOut(title, f"{name} has no stats on {', '.join(missing)}")
         else:
-            yield section(stats)
+            yield figure(stats)
 
 
 def tiles(node: Node) -> list[Tile]:
@@ -77,7 +78,8 @@ def tiles(node: Node) -> list[Tile]:
     return found
 
 
-def mixture(stats: Row) -> Section:
+@section("Mixture")
+def mixture(stats: Row) -> Iterator[Block]:
     """Amounts requested and realised."""
     sources: Mapping[str, Row] = stats["sources"]
     largest = max((source["shares"]["tokens"] for source in sources.values()), default=1.0)
@@ -100,11 +102,11 @@ def mixture(stats: Row) -> Section:
     rows.append(["all", "", "", "", "", *sums, "", "", "", ""])
     head = ["source", "target", "actual", "deviation", "epochs", *_UNITS]
     head += ["% rows", "% tokens", "% trained", ""]
-    note = (
+    yield (
         "What the recipe requests, and what was realised; repeats over epochs count. Actual and "
         "deviation are in the unit of the target."
     )
-    return Section("Mixture", [note, Table(head, rows, total=True)])
+    yield Table(head, rows, total=True)
 
 
 def _requested(requested: Row | None) -> str:
@@ -114,7 +116,8 @@ def _requested(requested: Row | None) -> str:
     return f"{requested['amount']:,.0f} {requested['unit']}{share}"
 
 
-def drops(stats: Row) -> Section:
+@section("Drops by source")
+def drops(stats: Row) -> Iterator[Block]:
     """Rows in, kept and dropped by reason: a column each, or in words where there are many."""
     sources: Mapping[str, Row] = stats["sources"]
     reasons = sorted({reason for source in sources.values() for reason in source["dropped"]})
@@ -130,25 +133,23 @@ def drops(stats: Row) -> Section:
         rows.append([name, *own, *([] if columns else [_most_first(dropped)])])
     rows.append(["all", *sums, *([] if columns else [""])])
     head = ["source", "in", "kept", "held out", "dropped", *(columns or ["by reason"])]
-    blocks: list[Block] = [
+    yield (
         "Rows. Kept includes those held out for evaluation; not_sampled are rows that the mixture "
-        "did not need.",
-        Table(head, rows, total=True),
-    ]
+        "did not need."
+    )
+    yield Table(head, rows, total=True)
     lost = {name: s["sequences_lost"] for name, s in sources.items() if s.get("sequences_lost")}
     if lost:
-        blocks.append("Sequences lost from conversations that were kept or dropped:")
-        blocks.append(
-            Table(["source", "sequences"], [[name, _most_first(n)] for name, n in lost.items()])
-        )
-    return Section("Drops by source", blocks)
+        yield "Sequences lost from conversations that were kept or dropped:"
+        yield Table(["source", "sequences"], [[name, _most_first(n)] for name, n in lost.items()])
 
 
 def _most_first(counts: Mapping[str, int]) -> str:
     return counted(dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))))
 
 
-def origins(stats: Row) -> Section:
+@section("Sources")
+def origins(stats: Row) -> Iterator[Block]:
     """Template, dialects, licenses, files and the warnings of the build."""
     files: dict[str, list[str]] = {}
     for file in stats["inputs"]:
@@ -164,51 +165,50 @@ def origins(stats: Row) -> Section:
         ]
         for name, source in sources.items()
     ]
-    blocks: list[Block] = [
-        f"Template: {stats['template']['describe']}.",
-        Table(["source", "rows by dialect", "prepared rows by license", "files (sha256)"], rows),
-    ]
+    yield f"Template: {stats['template']['describe']}."
+    yield Table(["source", "rows by dialect", "prepared rows by license", "files (sha256)"], rows)
     # what no record came from: files of evaluation items, to be kept out
     others = [f"{name} {', '.join(own)}" for name, own in files.items() if name not in sources]
     if others:
-        blocks.append(f"Also read: {'; '.join(others)}.")
+        yield f"Also read: {'; '.join(others)}."
     if stats.get("warnings"):
-        blocks += [Heading("Warnings of the build"), Items(stats["warnings"])]
-    return Section("Sources", blocks)
+        yield Heading("Warnings of the build")
+        yield Items(stats["warnings"])
 
 
-def lengths(stats: Row) -> Section:
+@section("Lengths")
+def lengths(stats: Row) -> Iterator[Block]:
     """Sequences and tokens by length, in bins that double."""
     histogram: Sequence[Mapping[str, int]] = stats["histograms"]["length"]
     if not histogram:
-        return Section("Lengths", [])
+        return
     first, last = histogram[0]["up_to"], histogram[-1]["up_to"]
     by_bin = {row["up_to"]: row for row in histogram}
     empty = {"sequences": 0, "trained": 0, "untrained": 0}
     bins = [first << k for k in range((last // first).bit_length())]
     rows = [(f"≤ {size:,}", by_bin.get(size, empty)) for size in bins]
     x = "length of a sequence, tokens"
-    return Section(
-        "Lengths",
-        [
-            BarChart(
-                [Bar(label, [row["sequences"]]) for label, row in rows],
-                x,
-                "sequences",
-                "Sequences of the training split by length; each bin reaches from half its label.",
-            ),
-            BarChart(
-                [Bar(label, [row["trained"], row["untrained"]]) for label, row in rows],
-                x,
-                "tokens",
-                "The same bins by the tokens they hold: those in the loss, and those only read.",
-                parts=("trained", "not trained"),
-            ),
-        ],
+    yield (
+        BarChart(
+            [Bar(label, [row["sequences"]]) for label, row in rows],
+            x,
+            "sequences",
+            "Sequences of the training split by length; each bin reaches from half its label.",
+        )
+    )
+    yield (
+        BarChart(
+            [Bar(label, [row["trained"], row["untrained"]]) for label, row in rows],
+            x,
+            "tokens",
+            "The same bins by the tokens they hold: those in the loss, and those only read.",
+            parts=("trained", "not trained"),
+        )
     )
 
 
-def control(stats: Row) -> Section:
+@section("Reasoning control")
+def control(stats: Row) -> Iterator[Block]:
     """Reasoning stripped and cut, by source."""
     sources: Mapping[str, Row] = stats.get("sources", {})
     rows: list[list[object]] = [
@@ -220,18 +220,17 @@ def control(stats: Row) -> Section:
     rows.append(["all", *_control_row(stats["control"])])
     head = ["source", "records with reasoning", "stripped", "share"]
     head += ["traces", "cut to a budget", "share", "too short to cut"]
-    blocks: list[Block] = [
+    yield (
         "Reasoning is switched off for some records, and some traces are cut to a budget, chosen "
         "by a keyed hash of the record's id. Counted before the mixture is sampled. "
-        + (f"{without} sources have no reasoning and are not listed." if without else ""),
-        Table(head, rows, total=True),
-    ]
+        + (f"{without} sources have no reasoning and are not listed." if without else "")
+    )
+    yield Table(head, rows, total=True)
     budgets: Sequence[tuple[int, int]] = stats["histograms"]["budgets"]
     if budgets:
         bars = [Bar(label, [count]) for label, count in _binned(budgets)]
         caption = "Budgets of the traces that were cut."
-        blocks.append(BarChart(bars, "budget, tokens of reasoning kept", "traces", caption))
-    return Section("Reasoning control", blocks)
+        yield BarChart(bars, "budget, tokens of reasoning kept", "traces", caption)
 
 
 def _control_row(control: Mapping[str, int]) -> list[object]:
@@ -254,7 +253,8 @@ def _binned(budgets: Sequence[tuple[int, int]], most: int = 12) -> list[tuple[st
     return [(f"{1 << k:,} – {(2 << k) - 1:,}", counts.get(k, 0)) for k in bins]
 
 
-def packing(stats: Row) -> Section:
+@section("Packing")
+def packing(stats: Row) -> Iterator[Block]:
     """Packs, sequences and fill of every split and held-out group."""
     splits = [(0, name, split) for name, split in stats["splits"].items()]
     splits += [(2, name, split) for name, split in stats.get("eval_groups", {}).items()]
@@ -274,13 +274,13 @@ def packing(stats: Row) -> Section:
     ]
     head = ["split", "packs", "sequences", "reasoning on", "trace cut", "tokens", "trained"]
     head += ["fill", "sequences a pack", "longest"]
-    blocks: list[Block] = [f"Packs of {stats['max_length']:,} tokens.", Table(head, rows)]
+    yield f"Packs of {stats['max_length']:,} tokens."
+    yield Table(head, rows)
     fills: Sequence[int] = stats["histograms"]["fill_percent"]
     if sum(fills):
         caption = "How full the packs of the training split are."
         x = "fill, rounded down to whole percent"
-        blocks.append(BarChart(_fill_bars(fills), x, "packs", caption))
-    return Section("Packing", blocks)
+        yield BarChart(_fill_bars(fills), x, "packs", caption)
 
 
 def _part(split: Mapping[str, Any], key: str, whole: str) -> str | None:
@@ -296,16 +296,18 @@ def _fill_bars(fills: Sequence[int]) -> list[Bar]:
     return [Bar(f"{10 * k} %", [count]) for k, count in enumerate(tens)]
 
 
-def conversations(rows: Sequence[Row]) -> Section:
+@section("Sample conversations")
+def conversations(rows: Sequence[Row]) -> Iterator[Block]:
     """Samples of as many sources as there is room for, one of each in turn."""
     by_source: dict[str, list[Row]] = {}
     for row in rows:
         by_source.setdefault(row["source"], []).append(row)
     turns = max(map(len, by_source.values()), default=0)
     dealt = [own[k] for k in range(turns) for own in by_source.values() if k < len(own)]
-    note = (Styled("Highlighted", "mark"), " text is trained on; the rest is only read.")
     folds = [_conversation(row, opened=k == 0) for k, row in enumerate(dealt[:SHOWN_SAMPLES])]
-    return Section("Sample conversations", [note, *folds] if folds else [])
+    if folds:
+        yield Styled("Highlighted", "mark"), " text is trained on; the rest is only read."
+        yield from folds
 
 
 def _conversation(row: Row, *, opened: bool) -> Fold:

@@ -24,6 +24,7 @@ from posttrain.report.section import (
     percent,
     plain,
     ratio,
+    section,
 )
 
 ROWS = "supervision.jsonl"
@@ -66,14 +67,15 @@ def audit_tiles(node: Node) -> list[Tile]:
     ]
 
 
-def audited_rows(sources: Mapping[str, Row]) -> Section:
+@section("Rows")
+def audited_rows(sources: Mapping[str, Row]) -> Iterator[Block]:
     """Rows of each source, and why some cannot be audited."""
     rows = [
         [name, own["in"], own["in"] - sum(own["dropped"].values()), counted(own["dropped"])]
         for name, own in sources.items()
     ]
-    note = "Rows of the data as it is on disk; those that cannot be audited, by reason."
-    return Section("Rows", [note, Table(["source", "in", "audited", "left out"], rows)])
+    yield "Rows of the data as it is on disk; those that cannot be audited, by reason."
+    yield Table(["source", "in", "audited", "left out"], rows)
 
 
 def sections(node: Node) -> Iterator[Section | LeftOut]:
@@ -90,7 +92,8 @@ def sections(node: Node) -> Iterator[Section | LeftOut]:
         yield worst(rows)
 
 
-def supervision(sources: Mapping[str, Row]) -> Section:
+@section("Supervision")
+def supervision(sources: Mapping[str, Row]) -> Iterator[Block]:
     """One source a line; columns that are 0 or unknown everywhere are left out."""
     shown = [name for name in _COLUMNS if any(figures[name] for figures in sources.values())]
     rows: list[list[object]] = [
@@ -106,11 +109,11 @@ def supervision(sources: Mapping[str, Row]) -> Section:
     ]
     head = ["source", "sequences", "tokens", "trained", "longest"]
     head += [_COLUMNS[name] for name in shown]
-    note = (
+    yield (
         "What the loss sees, counted in sequences, each once however often the mixture repeats "
         "it. An end token is trained when the last trained answer closes with one."
     )
-    return Section("Supervision", [note, Table(head, rows)])
+    yield Table(head, rows)
 
 
 def _count(figures: Row, name: str) -> object:

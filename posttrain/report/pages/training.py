@@ -22,6 +22,7 @@ from posttrain.report.section import (
     Table,
     Tile,
     ratio,
+    section,
 )
 
 
@@ -92,18 +93,16 @@ class HeldOut:
     trained: int | None
 
 
-def supervised(stats: Row, rows: Sequence[Row]) -> Section:
+@section("Training")
+def supervised(stats: Row, rows: Sequence[Row]) -> Iterator[Block]:
     """The run in figures, loss, learning rate and gradient norm, held-out loss by group."""
     pairs = [(name, _rounded(stats[key])) for key, name in _RUN.items() if key in stats]
     groups = _held_out_groups(rows)
-    return Section(
-        "Training",
-        [
-            *([Definitions(pairs)] if pairs else []),
-            *_loss(rows, groups),
-            *(_held_out(groups) if groups else []),
-        ],
-    )
+    if pairs:
+        yield Definitions(pairs)
+    yield from _loss(rows, groups)
+    if groups:
+        yield from _held_out(groups)
 
 
 def _rounded(value: object) -> object:
@@ -216,7 +215,8 @@ def _dpo(stats: Row, rows: Sequence[Row]) -> Iterator[Section | LeftOut]:
     yield by_category(stats, logged)
 
 
-def preferences(stats: Row, rows: Sequence[Row]) -> Section:
+@section("Preference training")
+def preferences(stats: Row, rows: Sequence[Row]) -> Iterator[Block]:
     """The run in figures, its loss, its ranking and its gradient norm."""
     first = stats["first_sft"]
     run = [
@@ -237,12 +237,12 @@ def preferences(stats: Row, rows: Sequence[Row]) -> Section:
             "−log σ(β × margin in log-probability), mean over the pairs of a step.",
             "nats",
             {"preference loss": "preference_loss"},
-            from_zero=False,
         ),
         Curve("Pairs whose chosen gained more.", "share", {"ranked right": "accuracy"}),
         Curve("Gradient norm before clipping.", "norm", {"gradient norm": "grad_norm"}),
     ]
-    return Section("Preference training", [Definitions(run), *curves(rows, charts)])
+    yield Definitions(run)
+    yield from curves(rows, charts)
 
 
 def margins(stats: Row, rows: Sequence[Row]) -> Section:
@@ -258,7 +258,6 @@ def margins(stats: Row, rows: Sequence[Row]) -> Section:
             "Log-probability a completion, mean over pairs; other pairs each step.",
             "nats",
             {"chosen": "chosen_logp", "rejected": "rejected_logp"},
-            from_zero=False,
         ),
     ]
     blocks = curves(rows, charts)
@@ -271,7 +270,8 @@ def margins(stats: Row, rows: Sequence[Row]) -> Section:
     return Section("Margins and log-probabilities", blocks)
 
 
-def by_category(stats: Row, rows: Sequence[Row]) -> Section:
+@section("By category")
+def by_category(stats: Row, rows: Sequence[Row]) -> Iterator[Block]:
     """Each category at the last step that logged it."""
     table_rows: list[list[object]] = []
     for name, pairs in stats["pairs_by_category"].items():
@@ -287,5 +287,5 @@ def by_category(stats: Row, rows: Sequence[Row]) -> Section:
                 ]
             )
     head = ["category", "pairs", "ranked right", "margin", "chosen, change", "rejected, change"]
-    note = "At the last logged step, on the pairs it drew; changes in nats a completion."
-    return Section("By category", [note, Table(head, table_rows)])
+    yield "At the last logged step, on the pairs it drew; changes in nats a completion."
+    yield Table(head, table_rows)
