@@ -43,7 +43,7 @@ class MaskedSequence:
     """One sequence; `about` says where it is from.
 
     `cut` says whether a trace was cut to a budget, None where nobody knows. `again`: a repeat that
-    the mixture asked for.
+    the mixture requests.
     """
 
     source: str
@@ -56,7 +56,7 @@ class MaskedSequence:
 
 @dataclass
 class SetReader:
-    """The sequences of some paths, in order; can be gone through again, the books count once.
+    """The sequences of some paths, in order; can be iterated again, rows are counted once.
 
     Args:
         paths: our artifacts (`sft_data`, `dpo_data`), HF dataset directories, files, folders of

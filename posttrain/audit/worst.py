@@ -50,7 +50,7 @@ class Excerpt:
     windows: tuple[tuple[int, Ids, Mask], ...]
 
     def segments(self, decode: Decode) -> list[list[Any]]:
-        """[role, trained, text] as in samples.jsonl; what is left out is said in a role `gap`."""
+        """[role, trained, text] as in samples.jsonl; a role `gap` counts what is left out."""
         found: list[list[Any]] = []
         position = 0
         for start, ids, mask in self.windows:

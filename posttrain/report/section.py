@@ -1,9 +1,12 @@
 """A report in values: sections of text, tables and charts, drawn by `html` or `console`.
 
-    Section("Rows", ["By source.", Table(["source", "rows"], [["logs", 900]], numeric={1})])
+    @section("Rows")
+    def rows_by_source(stats):
+        yield "As they are on disk."
+        yield Table(["source", "rows"], [["logs", 900]])
 
-A section function takes the stats or rows of an artifact and returns one `Section`. It holds plain
-values only: both renderers write counts with separators and `None` as a dash, and escape all text.
+Blocks hold plain values: both renderers write counts with separators and `None` as a dash, align
+columns of values on the right, and escape all text.
 """
 
 from __future__ import annotations
@@ -275,10 +278,3 @@ def plain(value: object) -> str:
             return ""
         case _:
             return str(value)
-
-
-def joined(words: Words) -> str:
-    """Words without their styles."""
-    if isinstance(words, str):
-        return words
-    return "".join(part if isinstance(part, str) else part.text for part in words)

@@ -10,6 +10,7 @@ from posttrain.errors import DataError
 from posttrain.evaluation.record import Record, record_from_row
 from posttrain.report.lineage import Node, listed_rows, listed_text
 from posttrain.report.section import (
+    SHOWN_CHARACTERS,
     Block,
     Dialogue,
     Fold,
@@ -29,7 +30,6 @@ from posttrain.report.section import (
 )
 from posttrain.rollouts import Step
 
-SHOWN_CHARACTERS = 3000
 METRICS = "metrics.json"
 # what NVIDIA states of its own model in its own harness: never a figure of this run
 _NVIDIA = (

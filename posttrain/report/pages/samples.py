@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from posttrain.report.lineage import Node, listed_rows
 from posttrain.report.section import (
+    SHOWN_CHARACTERS,
     Bar,
     BarChart,
     Block,
@@ -28,7 +29,6 @@ from posttrain.report.section import (
 from posttrain.rollouts import TRUNCATED
 
 SHOWN_PAIRS = 4  # of each category
-SHOWN_CHARACTERS = 3000
 
 
 def sections(node: Node) -> Iterator[Section | LeftOut]:
@@ -115,7 +115,7 @@ def _example(row: Row, *, opened: bool) -> Fold:
     about = f" · reasoning {thinking} · {prompt['source']} · {completion['finish']}"
     words = [part for m in prompt["messages"] for part in _turn(m["role"], m["content"])]
     for step in completion["steps"]:
-        words += [Styled(shortened(step["text"], SHOWN_CHARACTERS), "mark"), "\n"]
+        words += [Styled(shortened(step["text"]), "mark"), "\n"]
         words += [part for m in step["results"] for part in _turn("tool", m["content"])]
     if prompt["gold"] is not None:
         words += _turn("gold", prompt["gold"])
@@ -123,7 +123,7 @@ def _example(row: Row, *, opened: bool) -> Fold:
 
 
 def _turn(role: str, content: str) -> list[str | Styled]:
-    return [Styled(f"[{role}]", "faint"), f" {shortened(content, SHOWN_CHARACTERS)}\n"]
+    return [Styled(f"[{role}]", "faint"), f" {shortened(content)}\n"]
 
 
 # preference pairs
