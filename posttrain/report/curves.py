@@ -1,6 +1,6 @@
 """Charts of quantities in the rows of a training log, and histograms over equal bins.
 
-curves(rows, [Curve("Groups without advantage.", "share", {"equal": "zero_variance"})])
+curves(rows, [Curve("Groups without advantage.", "share", "zero_variance")])
 bins([0.1, 0.4, 2.2], most=4) → [Bin(0.0, 1.0, 2), Bin(1.0, 2.0, 0), Bin(2.0, 3.0, 1)]
 """
 
@@ -17,11 +17,11 @@ MOST_BINS = 24
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A chart over steps: names of lines → keys of the log. Counts and shares start at 0."""
+    """A chart of a key of the log, or of named ones, over steps; counts and shares start at 0."""
 
     caption: str
     y: str
-    keys: Mapping[str, str]
+    keys: str | Mapping[str, str]
 
 
 def points(rows: Sequence[Row], key: str) -> tuple[list[float], list[float]]:
@@ -36,9 +36,10 @@ def curves(rows: Sequence[Row], wanted: Sequence[Curve]) -> list[Block]:
     charts: list[Block] = []
     zero: list[Block] = []
     for curve in wanted:
+        keys = {curve.keys: curve.keys} if isinstance(curve.keys, str) else curve.keys
         series = [
             Series(name, *points(rows, key), style)
-            for (name, key), style in zip(curve.keys.items(), ("a", "b", "c"), strict=False)
+            for (name, key), style in zip(keys.items(), ("a", "b", "c"), strict=False)
         ]
         series = [one for one in series if any(math.isfinite(value) for value in one.y)]
         if any(value for one in series for value in one.y):

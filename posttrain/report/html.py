@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _TAGS = {"bold": "b", "mark": "mark", "code": "code"}
 # a number and its unit, or the ends of an interval, never stand on two lines
-_GLUED = re.compile(r"(?<=\d) (?=%|[–…×] ?[\d+−-])|(?<=[–…×]) (?=[\d+−-])")
+_GLUED = re.compile(r"(?<=[\d%]) (?=%|[–…×+] ?[\d+−-])|(?<=[–…×+]) (?=[\d+−-])")
 
 
 def page_html(

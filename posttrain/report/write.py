@@ -101,7 +101,8 @@ def _page(nodes: Sequence[Node], measured: Row | None) -> str:
     shown = [(n, part) for n, part in parts if isinstance(part, Section) and part.blocks]
     times = Counter(section.title for _, section in shown)
     sections = [
-        s if times[s.title] == 1 else Section(f"{s.title}: {name}", s.blocks) for name, s in shown
+        s if times[s.title] == 1 or name == root.name else Section(f"{s.title}: {name}", s.blocks)
+        for name, s in shown
     ]
     if left_out:
         lines = [f"{part.title}: {part.why}" for part in left_out]

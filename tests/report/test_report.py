@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
@@ -13,10 +14,15 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 
 from posttrain.artifacts import Counts, StageDir, read_artifact
 from posttrain.errors import DataError
 from posttrain.report import write_report
+from posttrain.report.console import print_sections
+from posttrain.report.html import page_html
+from posttrain.report.pages.sft_data import lengths, mixture
+from posttrain.report.section import Section, Table
 from tests.report.conftest import LOG, write_checkpoint
 
 VOID = {"meta", "br"}
@@ -294,3 +300,33 @@ def test_an_artifact_without_stats_says_what_is_missing(tmp_path):
     assert "Mixture: bare has no stats on sources" in missing
     assert "Sample conversations: bare lists no samples.jsonl" in missing
     assert 'dropped: empty_answer</td><td class="n">1</td>' in page
+
+
+def test_a_page_has_the_tiles_of_its_own_artifact_alone(run):
+    tiles = re.findall(r'<div class="tile"><b>(.*?)</b><span>(.*?)</span>', page_of(run / "sft"))
+    assert [name for _, name in tiles] == ["last training loss", "tokens read"]
+    tiles = re.findall(
+        r'<div class="tile"><b>(.*?)</b><span>(.*?)</span>', page_of(run / "sft_data")
+    )
+    assert [name for _, name in tiles] == ["rows kept", "training tokens", "packing fill"]
+
+
+def test_the_console_shows_the_figures_of_the_page(run):
+    stats = read_artifact(run / "sft_data").stats
+    console = Console(file=io.StringIO(), width=200)
+    print_sections(console, [mixture(stats), lengths(stats)])
+    printed = console.file.getvalue()
+    row = next(line for line in printed.splitlines() if "maths" in line)
+    shown = [cell.strip() for cell in row.strip("│").split("│")]
+    assert shown == cells(page_of(run / "sft_data"), "maths")[: len(shown)]
+    for one in stats["histograms"]["length"]:
+        assert f"≤ {one['up_to']:,}" in printed
+        assert f"{one['trained']:,}" in printed
+
+
+def test_numbers_keep_their_unit_and_values_align():
+    table = Table(["source", "share", "note"], [["a", "1.5 % – 2.0 %", "ten rows"]])
+    page = page_html([Section("S", [table])], title="t")
+    assert '<td class="n">1.5\N{NO-BREAK SPACE}%\N{NO-BREAK SPACE}–\N{NO-BREAK SPACE}2.0' in page
+    assert "<td>ten rows</td>" in page
+    assert '<div class="scroll"' in page

@@ -106,18 +106,16 @@ def _means(stats: Row, names: Mapping[str, str]) -> list[Block]:
 
 
 _HEALTH_CURVES = (
-    Curve(
-        "Groups without any advantage: nothing to learn from.", "share", {"equal": "zero_variance"}
-    ),
-    Curve("Entropy of the policy, a token.", "nats", {"entropy": "entropy"}),
-    Curve("Rollouts without a reward.", "share", {"unscored": "unscored"}),
-    Curve("Gradient norm before clipping.", "norm", {"gradient norm": "grad_norm"}),
+    Curve("Groups without any advantage: nothing to learn from.", "share", "zero_variance"),
+    Curve("Entropy of the policy, a token.", "nats", "entropy"),
+    Curve("Rollouts without a reward.", "share", "unscored"),
+    Curve("Gradient norm before clipping.", "norm", "grad_norm"),
     Curve(
         "Left out of the loss by importance sampling.",
         "share",
         {"tokens": "masked_tokens", "completions": "masked_completions"},
     ),
-    Curve("Estimated KL from the initial policy, a token.", "nats", {"KL": "kl"}),
+    Curve("Estimated KL from the initial policy, a token.", "nats", "kl"),
 )
 
 
@@ -129,12 +127,8 @@ def lengths(title: str, rows: Sequence[Row]) -> Section:
             "tokens",
             {"reasoning": "reasoning_tokens", "answer": "answer_tokens"},
         ),
-        Curve(
-            "Sampled tokens of a rollout, everything counted.",
-            "tokens",
-            {"tokens": "completion_tokens"},
-        ),
-        Curve("Rollouts cut off by a limit.", "share", {"truncated": "truncated"}),
+        Curve("Sampled tokens of a rollout, everything counted.", "tokens", "completion_tokens"),
+        Curve("Rollouts cut off by a limit.", "share", "truncated"),
     ]
     return Section(title, curves(rows, charts))
 
@@ -191,13 +185,9 @@ _REWARD_CURVES = (
     Curve(
         "Right answers on the prompts that can be checked; watched, not rewarded.",
         "share",
-        {"accuracy": "part/accuracy"},
+        "part/accuracy",
     ),
-    Curve(
-        "Deviation of the rewards over all rollouts of a batch.",
-        "reward",
-        {"deviation": "reward_std"},
-    ),
+    Curve("Deviation of the rewards over all rollouts of a batch.", "reward", "reward_std"),
 )
 
 
@@ -218,10 +208,9 @@ def added_rewards(batches: Sequence[RolloutBatch]) -> Iterator[Block]:
             span = f"{min(values):+.2f} to {max(values):+.2f}"
             rows.append([name, f"{mean:+.3f}", f"{size:.3f}", changed, span])
     head = ["part", "mean", "mean size", "rollouts it changes", "from, to"]
-    table = Table(head, rows)
     if rows:
         yield f"Over the scored rollouts of {len(batches)} batches, in points of the judge's scale."
-        yield table
+        yield Table(head, rows)
 
 
 def judge_shares(row: Row) -> dict[str, float]:
@@ -249,28 +238,23 @@ def the_judge(rows: Sequence[Row]) -> Iterator[Block]:
     judged = [row for row in rows if row.get("count/matches")]
     if not judged:
         return
-    shares = [{"step": row["step"], **judge_shares(row)} for row in judged]
-    by_share = [
+    charts = [
         Curve(
             "Rankings that prefer the answer shown first, of those that prefer one.",
             "share",
-            {"first": "first preferred"},
+            "first preferred",
         ),
-        Curve("Equal scores: parted by the ranking.", "share", {"ties": "ties"}),
-        Curve("Matches left without a verdict.", "share", {"failed": "failed"}),
-    ]
-    by_cost = [
-        Curve("Calls of the judge, a batch.", "calls", {"calls": "count/judge_calls"}),
+        Curve("Equal scores: parted by the ranking.", "share", "ties"),
+        Curve("Matches left without a verdict.", "share", "failed"),
+        Curve("Calls of the judge, a batch.", "calls", "count/judge_calls"),
         Curve(
             "Tokens the judge read and wrote, a batch.",
             "tokens",
             {"read": "count/judge_prompt_tokens", "written": "count/judge_completion_tokens"},
         ),
     ]
-    charts = [*curves(shares, by_share), *curves(judged, by_cost)]
-    charts.sort(key=lambda block: isinstance(block, str))
     yield _judge_totals(judged)
-    yield from charts
+    yield from curves([{**row, **judge_shares(row)} for row in judged], charts)
 
 
 def _judge_totals(rows: Sequence[Row]) -> Definitions:
@@ -321,13 +305,13 @@ _VERDICT_CURVES = (
         "A verdict's distances from gold, in both scores and the ranking, with a minus; a "
         "malformed one pays 10 and the worst distances possible.",
         "reward",
-        {"reward": "reward"},
+        "reward",
     ),
-    Curve("Judgements whose verdict can be read.", "share", {"format": "part/format"}),
+    Curve("Judgements whose verdict can be read.", "share", "part/format"),
     Curve(
         "Judgements that prefer what the gold prefers; half for a draw.",
         "share",
-        {"right": "part/right_order"},
+        "part/right_order",
     ),
     Curve(
         "Distance of the scores from gold, where there is a verdict.",
@@ -337,14 +321,12 @@ _VERDICT_CURVES = (
     Curve(
         "Distance of the ranking from gold, where there is a verdict.",
         "points",
-        {"ranking": "part/ranking_error"},
+        "part/ranking_error",
     ),
     Curve(
-        "Verdicts that prefer the first answer, of those that prefer one.",
-        "share",
-        {"first": "prefers first"},
+        "Verdicts that prefer the first answer, of those that prefer one.", "share", "prefers first"
     ),
-    Curve("Verdicts that prefer neither answer.", "share", {"neither": "prefers neither"}),
+    Curve("Verdicts that prefer neither answer.", "share", "prefers neither"),
 )
 
 

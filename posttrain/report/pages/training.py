@@ -236,10 +236,10 @@ def preferences(stats: Row, rows: Sequence[Row]) -> Iterator[Block]:
         Curve(
             "−log σ(β × margin in log-probability), mean over the pairs of a step.",
             "nats",
-            {"preference loss": "preference_loss"},
+            "preference_loss",
         ),
-        Curve("Pairs whose chosen gained more.", "share", {"ranked right": "accuracy"}),
-        Curve("Gradient norm before clipping.", "norm", {"gradient norm": "grad_norm"}),
+        Curve("Pairs whose chosen gained more.", "share", "accuracy"),
+        Curve("Gradient norm before clipping.", "norm", "grad_norm"),
     ]
     yield Definitions(run)
     yield from curves(rows, charts)
@@ -248,7 +248,7 @@ def preferences(stats: Row, rows: Sequence[Row]) -> Iterator[Block]:
 def margins(stats: Row, rows: Sequence[Row]) -> Section:
     """Reward margin, change against the reference, and level of both sides."""
     charts = [
-        Curve("Reward margin, mean over pairs.", "β × nats", {"margin": "margin"}),
+        Curve("Reward margin, mean over pairs.", "β × nats", "margin"),
         Curve(
             "Change against the reference, mean over pairs: chosen and rejected.",
             "nats",
