@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from posttrain.chat.detect import FoundCall, searched
 from posttrain.errors import DataError
-from posttrain.evaluation.record import Record, record_from_row
+from posttrain.evaluation.grade import Record, record_from_row
 from posttrain.report.lineage import Node, listed_rows, listed_text
 from posttrain.report.section import (
     SHOWN_CHARACTERS,
