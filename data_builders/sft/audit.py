@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from data_builders.keyed import is_among
 from data_builders.sft.prepared import PreparedPart, PreparedSource, Reader
-from posttrain.audit.figures import Figures, violations
-from posttrain.audit.run import Audit
+from posttrain.audit.figures import Audit, SourceFigures
+from posttrain.audit.limits import violations
 from posttrain.audit.worst import SHOWN, excerpt
 from posttrain.config.supervision import SupervisionLimits
 from posttrain.errors import DataError
@@ -44,7 +44,7 @@ def audit_sources(
     scratch.mkdir(parents=True, exist_ok=True)
     with Repeats(scratch) as repeats:
         for k, source in enumerate(sources):
-            figures = audit.figures[source.name] = Figures.empty(marks, knows_cuts=True)
+            figures = audit.figures[source.name] = SourceFigures.empty(marks, knows_cuts=True)
             with Reader(source.folders) as reader:
                 for part, records, at in _used(source, unused[k]):
                     rows = part.sequences[at]

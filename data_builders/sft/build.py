@@ -51,7 +51,7 @@ from posttrain.artifacts import StageDir, digest_of, read_artifact
 from posttrain.chat import profile_of
 from posttrain.config.build_sft import EXECUTION, OPTIONAL, BuildSftConfig, SftTokenizer
 from posttrain.models.data_renderer import DataRenderer, load_data_renderer
-from posttrain.report.supervision import ROWS as SUPERVISION
+from posttrain.report.pages.supervision import ROWS as SUPERVISION
 
 KIND = "sft_data"
 

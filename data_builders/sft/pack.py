@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from data_builders.keyed import key64
-from data_builders.sft.plan import BuildPlan, Group, Numbers
+from data_builders.sft.plan import BuildPlan, Numbers, PlannedGroup
 from data_builders.sft.prepared import PreparedSource
 from posttrain.config.build_sft import BuildSftConfig, ShardConfig
 from posttrain.tokens import pack_lengths
@@ -35,7 +35,7 @@ class PackedSplit:
 
 def pack_split(
     split: str,
-    groups: Mapping[str, Group],
+    groups: Mapping[str, PlannedGroup],
     plan: BuildPlan,
     sources: Sequence[PreparedSource],
     recipe: BuildSftConfig,

@@ -108,7 +108,7 @@ class GroupStats:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class PlannedGroup:
     """Planned sequences that may share packs."""
 
     table: Table
@@ -125,8 +125,8 @@ class BuildPlan:
     """
 
     passes: list[Pass]
-    train: Group
-    evaluation: dict[str, Group]
+    train: PlannedGroup
+    evaluation: dict[str, PlannedGroup]
     mixture: list[SourcePlan]
     held_out: list[int]
     duplicates: list[int]
@@ -230,7 +230,7 @@ def _training(
     *,
     seed: int,
     capacity: int,
-) -> Group:
+) -> PlannedGroup:
     """All training sequences, pass after pass."""
     whole = np.empty(sum(plan.total.sequences for plan in mixture), PLANNED)
     stats = GroupStats(capacity)
@@ -247,7 +247,7 @@ def _training(
                 whole[stats.sequences : stats.sequences + len(table)] = table
                 stats.add(rows)
     assert stats.sequences == len(whole), "the mixture counted what is planned"
-    return Group(whole, stats)
+    return PlannedGroup(whole, stats)
 
 
 def _evaluation(
@@ -257,9 +257,9 @@ def _evaluation(
     *,
     seed: int,
     capacity: int,
-) -> dict[str, Group]:
+) -> dict[str, PlannedGroup]:
     """The held-out sequences of each source, by reasoning mode; groups without any are left out."""
-    groups: dict[str, Group] = {}
+    groups: dict[str, PlannedGroup] = {}
     for k, (source, numbers) in enumerate(zip(sources, held_out.rows, strict=True)):
         first = next(one.first for one in passes if one.source == k)
         salt = key64(seed, "order", source.name, "eval")
@@ -275,7 +275,7 @@ def _evaluation(
         for mode, found in stats.items():
             if found.sequences:
                 table = np.concatenate(tables[mode])
-                groups[f"{source.name}/{mode}"] = Group(table, found)
+                groups[f"{source.name}/{mode}"] = PlannedGroup(table, found)
     return dict(sorted(groups.items()))
 
 
