@@ -28,10 +28,9 @@ from trl.trainer.dpo_trainer import DPOTrainer
 
 from data_builders.dialects import canonical, reading_of
 from data_builders.dialects.chosen_rejected import read_side
-from data_builders.preferences.encoded import Encoder
-from data_builders.preferences.offline import OfflinePair, read_offline
-from data_builders.preferences.propose_offline import offline_pair
-from data_builders.preferences.write import PairWriter, read_pairs
+from data_builders.pairs.encode import Encoder
+from data_builders.pairs.offline import OfflinePair, offline_pair, read_offline
+from data_builders.pairs.shards import PairWriter, read_pairs
 from posttrain.chat import ChatTemplate
 from posttrain.config.source import SourceConfig
 from posttrain.models.chat_template import chat_template_of

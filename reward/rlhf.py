@@ -19,11 +19,11 @@ from typing import Any
 from posttrain.config.judge import JudgeConfig, LengthConfig, PairingConfig
 from posttrain.group_rewards import Failure, Group, GroupRewards
 from posttrain.rollouts import Prompt, metadata_of
-from reward.genrm_judge import GenRmJudge
-from reward.genrm_prompt import shown_answer
-from reward.grader import Attempt, Grader
-from reward.group_length import with_lengths
-from reward.judgements import Judgement, Match, failures_of, refuse_failures
+from reward.graders.base import Attempt, Grader
+from reward.judge.judge import GenRmJudge
+from reward.judge.prompt import shown_answer
+from reward.judge.votes import Judgement, Match, failures_of, refuse_failures
+from reward.length import with_lengths
 from reward.pairing import STRATEGIES, base_rewards, match_scores
 
 PRINCIPLE = "principle"  # of a prompt's metadata

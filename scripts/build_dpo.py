@@ -20,20 +20,21 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from data_builders.graders import all_graders
-from data_builders.preferences.books import (
+from data_builders.pairs.build import Proposed, chosen_pairs, propose_sampled, sample_rows
+from data_builders.pairs.encode import Encoder
+from data_builders.pairs.offline import propose_offline
+from data_builders.pairs.select import Selection, select
+from data_builders.pairs.shards import PairWriter
+from data_builders.pairs.stats import (
     completions_line,
     distances,
     lengths,
     pair_counts,
     plain,
+    print_dry_run,
+    print_summary,
     used_completions,
 )
-from data_builders.preferences.build import Proposed, chosen_pairs, propose_sampled, sample_rows
-from data_builders.preferences.encoded import Encoder
-from data_builders.preferences.propose_offline import propose_offline
-from data_builders.preferences.select import Selection, select
-from data_builders.preferences.tables import print_dry_run, print_summary
-from data_builders.preferences.write import PairWriter
 from data_builders.sft_preflight import check_template
 from data_builders.sft_write import write_jsonl
 from posttrain.artifacts import Counts, Manifest, parent_of, read_artifact

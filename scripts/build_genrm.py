@@ -16,9 +16,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from data_builders.genrm.build import HELD_OUT, TRAIN, Built, build
-from data_builders.genrm.prompts import CountTokens
-from data_builders.genrm.tables import print_built
+from data_builders.judging.build import HELD_OUT, TRAIN, Built, build, print_built
+from data_builders.judging.prompts import CountTokens
 from data_builders.prompts import refuse_changes
 from data_builders.sft_inputs import Input, as_stats, find_parents
 from data_builders.sources import find_files

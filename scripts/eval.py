@@ -75,7 +75,7 @@ from posttrain.rollouts import Prompt, prompt_to_row
 from posttrain.sampling.meter import Meter
 from posttrain.sampling.open import opened_sampler
 from posttrain.tools.protocol import Environment, Toolkit
-from reward.grader import Attempt, Grader
+from reward.graders.base import Attempt, Grader
 
 BASE = Path(".")
 

@@ -54,7 +54,7 @@ from posttrain.sampling.meter import Meter
 from posttrain.sampling.open import opened_sampler
 from posttrain.sampling.rollout import Limits
 from posttrain.sampling.stage import MADE_BY, bind, prompt_lines, tasks_of
-from reward.genrm_training import gold_from, outcome_of, preferred
+from reward.judge.training import gold_from, outcome_of, preferred
 
 KIND = "genrm_evaluation"
 WORK, RECORDS, METRICS, EXAMPLES = "work", "records", "metrics.json", "examples.jsonl"

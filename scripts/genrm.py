@@ -29,7 +29,7 @@ from posttrain.training.grpo_arguments import grpo_arguments
 from posttrain.training.grpo_plan import make_plan, plan_lines
 from posttrain.training.plan import check_disk
 from posttrain.training.stage import RESUME, clean_up
-from reward.genrm_training import VerdictReward, gold_from
+from reward.judge.training import VerdictReward, gold_from
 
 
 def main(argv: Sequence[str] | None = None) -> None:

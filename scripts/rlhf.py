@@ -38,9 +38,9 @@ from posttrain.training.grpo_arguments import grpo_arguments
 from posttrain.training.grpo_plan import make_plan, plan_lines
 from posttrain.training.plan import check_disk
 from posttrain.training.stage import RESUME, clean_up
-from reward.genrm_judge import GenRmJudge, Seat, seat_for
+from reward.judge.cache import VerdictCache
+from reward.judge.judge import GenRmJudge, Seat, seat_for
 from reward.rlhf import JudgedReward
-from reward.verdict_cache import VerdictCache
 
 BASE = Path(".")
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from data_builders.tiny_world.write_judgements import write_judgements
+from data_builders.tiny_world.judgements import write_judgements
 from posttrain.claim import claimed, run_command
 from posttrain.config.command import parse_recipe, recipe_parser
-from posttrain.config.tiny_judgements import TinyJudgementsConfig
+from posttrain.config.tiny_world import TinyJudgementsConfig
 from posttrain.report import ensure_report, write_report
 
 

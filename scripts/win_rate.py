@@ -22,7 +22,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from data_builders.keyed import key64
-from data_builders.preferences.grading import read_groups
+from data_builders.pairs.grading import read_groups
 from posttrain.artifacts import (
     Counts,
     Parent,
@@ -44,12 +44,12 @@ from posttrain.rollouts import Completion, Prompt
 from posttrain.sampling.journal import row_line
 from posttrain.sampling.open import opened_sampler
 from posttrain.sampling.rendered import RenderedSampler
-from reward.genrm_judge import GenRmJudge, Seat, seat_for
-from reward.genrm_prompt import shown_answer
-from reward.genrm_training import preferred
-from reward.judgements import Judgement, Match, failures_of, refuse_failures
+from reward.judge.cache import VerdictCache
+from reward.judge.judge import GenRmJudge, Seat, seat_for
+from reward.judge.prompt import shown_answer
+from reward.judge.training import preferred
+from reward.judge.votes import Judgement, Match, failures_of, refuse_failures
 from reward.rlhf import principle_of
-from reward.verdict_cache import VerdictCache
 
 KIND, WORK, METRICS, DUELS = "win_rate", "work", "metrics.json", "duels.jsonl"
 

@@ -11,10 +11,16 @@ that begins with "error:". A fault makes a named tool fail its first calls. Writ
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from posttrain.errors import DataError
+from posttrain.records import json_text
+from posttrain.rollouts import Prompt, metadata_of
+from posttrain.tools.tool import writable
 
 State = dict[str, Any]
 Arguments = Mapping[str, Any]
@@ -177,3 +183,61 @@ class ToolWorld:
             self._fault["times"] -= 1
             return f"error: {self._fault['kind']}"
         return tool.run(self.state, arguments)
+
+
+class TinyWorldToolkit:
+    """The tools that each prompt's item declares."""
+
+    def schemas(self, prompt: Prompt) -> str:
+        """JSON text of the schemas of the declared tools; "[]" where none is.
+
+        Raises:
+            DataError: the prompt is no item of the tiny world.
+        """
+        return json_text(tool_schemas(_item(prompt)["tools_declared"]))
+
+    def open(self, prompt: Prompt) -> TinyWorldEnvironment:
+        """A world of its own for one completion, at the item's initial state.
+
+        Raises:
+            DataError: the prompt is no item of the tiny world.
+        """
+        item = _item(prompt)
+        world = ToolWorld(
+            item["initial_state"], fault=item["fault"], declared=item["tools_declared"]
+        )
+        return TinyWorldEnvironment(world)
+
+
+@dataclass(frozen=True, slots=True)
+class TinyWorldEnvironment:
+    """One completion's world; calls change it in the order in which they are made."""
+
+    world: ToolWorld
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Run one call. Errors and undeclared names are results, and are logged as calls too."""
+        return writable(self.world.call(name, arguments))
+
+    def snapshot(self) -> str:
+        """The state after the calls, and the names of all that were called, in order."""
+        calls = [call.name for call in self.world.calls]
+        # ASCII, since a model may have written half a surrogate pair into a name or the state
+        return json.dumps({"state": self.world.state, "calls": calls}, separators=(",", ":"))
+
+    async def close(self) -> None:
+        """There is nothing to release."""
+
+
+def _item(prompt: Prompt) -> dict[str, Any]:
+    """The item's metadata, with what an environment reads of it."""
+    item = metadata_of(prompt)
+    for field in ("initial_state", "fault", "tools_declared"):
+        if field not in item:
+            raise DataError(
+                f"prompt {prompt.id}: metadata has no {field!r}, as tiny-world items do"
+            )
+    for name in item["tools_declared"]:
+        if name not in TOOLS:
+            raise DataError(f"prompt {prompt.id}: the tiny world has no tool {name!r}")
+    return item

@@ -23,9 +23,9 @@ from posttrain.training.grpo_batch import ScoredGroup, with_advantages
 from posttrain.training.grpo_files import group_row, join_parts, rollout_file, write_part
 from posttrain.training.grpo_metrics import batch_metrics, group_stats
 from posttrain.training.grpo_stats import AVERAGED, _means, _sums
-from reward.genrm_training import VerdictReward
+from reward.judge.training import VerdictReward
 from reward.rlhf import JudgedReward
-from tests.reward.judging import config, judge_of, said
+from tests.reward.judge.judging import config, judge_of, said
 from tests.sampling.scripted import END
 
 GENERATIONS, PROMPTS = 4, 2

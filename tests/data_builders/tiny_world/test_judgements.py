@@ -6,16 +6,25 @@ from pathlib import Path
 
 import pytest
 
-from data_builders.genrm.dialects import read_pair
-from data_builders.tiny_world.drills import LINES, drill_row
+from data_builders.judging.dialects import read_pair
 from data_builders.tiny_world.grading import grade
 from data_builders.tiny_world.items import Choices, Place, make_item
-from data_builders.tiny_world.judgements import make_judgement, ranking_of, warm_up_row
-from data_builders.tiny_world.responses import WEIGHTS, compared, draw_response, near_miss
-from data_builders.tiny_world.write_judgements import REPEATED, write_judgements
+from data_builders.tiny_world.judgements import (
+    LINES,
+    REPEATED,
+    WEIGHTS,
+    compared,
+    draw_response,
+    drill_row,
+    make_judgement,
+    near_miss,
+    ranking_of,
+    warm_up_row,
+    write_judgements,
+)
 from posttrain.config.build_genrm import PreferenceSource
-from posttrain.config.tiny_judgements import TinyJudgementsConfig
-from reward.genrm import Gold, parse_verdict, training_reward
+from posttrain.config.tiny_world import TinyJudgementsConfig
+from reward.judge.verdict import Gold, parse_verdict, training_reward
 
 CHOICES = Choices(difficulties=(1, 2), verbosity=(1, 0, 0), tools_declared=0, several_turns=0)
 

@@ -1,0 +1,244 @@
+"""All sources → two files of judging prompts, the books of every row, and the figures.
+
+build(recipe, out, base_dir=Path("."))  → Built(files={"prompts.jsonl": 5000, …}, books={…}, …)
+
+What is held out is chosen by question, before anything else: neither a pair's other order nor
+another pair of the same question is on the other side. Sources that are held out as a whole are
+read first, and what others have in common with their questions is dropped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from data_builders.dialects import RowProblem
+from data_builders.judging.pair import Pair
+from data_builders.judging.prompts import CountTokens, prompts_of, sft_row
+from data_builders.judging.read import SourceBooks, chosen_pairs
+from data_builders.keyed import unit
+from posttrain.artifacts import Counts
+from posttrain.config.build_genrm import BuildGenRmConfig, PreferenceSource
+from posttrain.errors import DataError
+from posttrain.records import json_text
+from posttrain.rollouts import Prompt, prompt_to_row
+from reward.judge.verdict import MIDDLE_RANKING
+
+TRAIN, HELD_OUT, WARM_UP = "prompts.jsonl", "heldout.jsonl", "sft.jsonl"
+Told = Callable[[str, int], None]
+
+
+@dataclass(slots=True)
+class Figures:
+    """What one side of the split holds."""
+
+    pairs: int = 0
+    prompts: int = 0
+    rankings: Counter[float] = field(default_factory=Counter[float])
+    with_scores: int = 0
+    with_principle: int = 0
+    at_odds: int = 0
+    characters: list[int] = field(default_factory=list[int])
+
+    def add(self, pair: Pair, prompts: list[Prompt]) -> None:
+        """Count one pair and its prompts."""
+        gold = pair.gold
+        self.pairs += 1
+        self.prompts += len(prompts)
+        self.rankings.update(json.loads(p.gold or "{}")["ranking"] for p in prompts)
+        self.with_principle += pair.principle is not None
+        if gold.score_1 is not None and gold.score_2 is not None:
+            self.with_scores += 1
+            # scores that prefer the one response under a ranking that prefers the other
+            self.at_odds += (gold.score_1 - gold.score_2) * (MIDDLE_RANKING - gold.ranking) < 0
+        self.characters += [sum(len(m.content) for m in p.messages) for p in prompts]
+
+    def stats(self) -> dict[str, Any]:
+        """For the manifest."""
+        long = np.quantile(self.characters, [0.5, 0.9, 1.0]) if self.characters else np.zeros(3)
+        return {
+            "pairs": self.pairs,
+            "prompts": self.prompts,
+            "rankings": {f"{r:g}": n for r, n in sorted(self.rankings.items())},
+            "with_scores": self.with_scores,
+            "with_principle": self.with_principle,
+            "scores_and_ranking_at_odds": self.at_odds,
+            "characters": dict(zip(("median", "p90", "longest"), map(int, long), strict=True)),
+        }
+
+
+@dataclass(slots=True)
+class Built:
+    """Files with their rows, books by source, and the figures of both sides."""
+
+    books: dict[str, SourceBooks]
+    files: dict[str, int]
+    train: Figures
+    held_out: Figures
+
+    def counts(self) -> Counts:
+        """The books of all sources together, in rows."""
+        dropped: Counter[str] = Counter()
+        for books in self.books.values():
+            dropped += books.dropped
+        return Counts(
+            rows_in=sum(books.rows_in for books in self.books.values()),
+            kept=sum(books.kept for books in self.books.values()),
+            dropped=dict(sorted(dropped.items())),
+        )
+
+    def stats(self) -> dict[str, Any]:
+        """For the manifest."""
+        return {
+            "train": self.train.stats(),
+            "held_out": self.held_out.stats(),
+            "sources": {
+                name: {
+                    "rows_in": books.rows_in,
+                    "kept": books.kept,
+                    "held_out": books.held_out,
+                    "dialects": dict(sorted(books.dialects.items())),
+                    "dropped": dict(sorted(books.dropped.items())),
+                    "examples": dict(sorted(books.examples.items())),
+                }
+                for name, books in self.books.items()
+            },
+        }
+
+
+def build(
+    recipe: BuildGenRmConfig,
+    out: Path | None,
+    *,
+    base_dir: Path,
+    count: CountTokens | None = None,
+    progress: Told = lambda name, rows: None,
+) -> Built:
+    """Read every source and write the prompts.
+
+    Args:
+        out: the folder to write to; None writes nothing.
+        count: tokens of rendered prompts, where the recipe limits them.
+        progress: told a source and how many of its pairs are done.
+
+    Raises:
+        ConfigError, DataError: as `chosen_pairs`; or nothing is left to train on.
+    """
+    work = _Build(recipe, base_dir, count, progress)
+    with ExitStack() as stack:
+        if out is not None:
+            names = (TRAIN, HELD_OUT, *((WARM_UP,) if recipe.sft else ()))
+            work.files = {
+                name: stack.enter_context((out / name).open("w", encoding="utf-8"))
+                for name in names
+            }
+        # what is held out as a whole decides which questions the others may not have
+        for source in sorted(recipe.sources, key=lambda one: not one.held_out):
+            work.take(source)
+    order = [source.name for source in recipe.sources]
+    built = Built(
+        {name: work.books[name] for name in order}, dict(work.rows), work.train, work.held_out
+    )
+    if built.train.prompts == 0:
+        reasons = ", ".join(f"{k} {n:,}" for k, n in built.counts().dropped.items())
+        raise DataError(f"no pair is left to train on: {reasons or 'the sources have no rows'}")
+    return built
+
+
+class _Build:
+    """What lasts over all sources."""
+
+    def __init__(
+        self,
+        recipe: BuildGenRmConfig,
+        base_dir: Path,
+        count: CountTokens | None,
+        progress: Told,
+    ) -> None:
+        self._recipe, self._base_dir = recipe, base_dir
+        self._count, self._progress = count, progress
+        self._seen: dict[str, Any] = {}
+        self._kept_apart: set[str] = set()
+        self.files: dict[str, TextIO] = {}
+        self.rows: Counter[str] = Counter({TRAIN: 0, HELD_OUT: 0})
+        self.books: dict[str, SourceBooks] = {}
+        self.train, self.held_out = Figures(), Figures()
+
+    def take(self, source: PreferenceSource) -> None:
+        """Write one source's prompts."""
+        recipe, books = self._recipe, self.books.setdefault(source.name, SourceBooks())
+        pairs = chosen_pairs(
+            source, books, seen=self._seen, seed=recipe.seed, base_dir=self._base_dir
+        )
+        for pair in pairs:
+            question = pair.question
+            if question in self._kept_apart and not source.held_out:
+                books.drop("held_out_question")
+                continue
+            share = unit(recipe.seed, "held_out", question)
+            held_out = source.held_out or share < recipe.held_out
+            try:
+                prompts = prompts_of(
+                    pair,
+                    source=source.name,
+                    recipe=recipe,
+                    swap=recipe.swap or held_out,
+                    count=self._count,
+                )
+            except RowProblem as problem:
+                books.drop(problem.reason, str(problem))
+                continue
+            if source.held_out:
+                self._kept_apart.add(question)
+            books.kept += 1
+            books.held_out += held_out
+            (self.held_out if held_out else self.train).add(pair, prompts)
+            for prompt in prompts:
+                self._write(HELD_OUT if held_out else TRAIN, prompt_to_row(prompt))
+            if recipe.sft and not held_out and (row := sft_row(pair, prompts[0])) is not None:
+                self._write(WARM_UP, row)
+            self._progress(source.name, books.kept)
+
+    def _write(self, name: str, row: dict[str, Any]) -> None:
+        self.rows[name] += 1
+        if name in self.files:
+            self.files[name].write(json_text(row) + "\n")
+
+
+def print_built(console: Console, built: Built) -> None:
+    """A line a source with its books, and what each side of the split holds."""
+    table = Table("source", "rows", "pairs", "held out", "dialects", "dropped")
+    for name, books in built.books.items():
+        table.add_row(
+            name,
+            f"{books.rows_in:,}",
+            f"{books.kept:,}",
+            f"{books.held_out:,}",
+            ", ".join(f"{dialect} {n:,}" for dialect, n in sorted(books.dialects.items())),
+            ", ".join(f"{reason} {n:,}" for reason, n in sorted(books.dropped.items())),
+        )
+    console.print(table)
+    for title, side in (("train", built.train), ("held out", built.held_out)):
+        stats = side.stats()
+        rankings = ", ".join(f"{r}: {n:,}" for r, n in stats["rankings"].items())
+        console.print(
+            f"{title}: {stats['prompts']:,} prompts of {stats['pairs']:,} pairs "
+            f"({stats['with_scores']:,} with scores); rankings {rankings or 'none'}; "
+            f"longest prompt {stats['characters']['longest']:,} characters",
+            highlight=False,
+        )
+        if stats["scores_and_ranking_at_odds"]:
+            console.print(
+                f"  {stats['scores_and_ranking_at_odds']:,} pairs whose scores prefer one response "
+                "and whose ranking the other",
+                highlight=False,
+            )

@@ -1,0 +1,161 @@
+"""A source's rows → its distinct pairs; every other row goes into the books with its reason.
+
+books = SourceBooks()
+for pair in distinct_pairs(source, books, seen={}, base_dir=Path(".")): …
+books.dropped  → {"tie": 120, "identical": 4, "disagreement": 20, "duplicate": 3}
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from data_builders.dialects import RowProblem
+from data_builders.judging.dialects import read_pair
+from data_builders.judging.pair import Pair
+from data_builders.keyed import key64, unit
+from data_builders.observed import ObservedFields
+from data_builders.sources import open_rows
+from data_builders.sources_rows import BadRow, RawRow
+from data_builders.where import parse_where
+from posttrain.config.build_genrm import PreferenceSource
+from posttrain.errors import DataError
+from reward.judge.verdict import Gold
+
+
+@dataclass(slots=True)
+class SourceBooks:
+    """One source's rows: each kept as a pair or dropped for a named reason.
+
+    `held_out` of the `kept` pairs are not trained on.
+    """
+
+    rows_in: int = 0
+    kept: int = 0
+    held_out: int = 0
+    dropped: Counter[str] = field(default_factory=Counter[str])
+    dialects: Counter[str] = field(default_factory=Counter[str])
+    examples: dict[str, str] = field(default_factory=dict[str, str])
+
+    def drop(self, reason: str, detail: str = "") -> None:
+        """Count a row; the first detail of a reason is kept."""
+        self.dropped[reason] += 1
+        if detail:
+            self.examples.setdefault(reason, detail)
+
+
+Seen = dict[str, Gold]  # key of a pair → what was held of it, the lesser response first
+
+
+def chosen_pairs(
+    source: PreferenceSource, books: SourceBooks, *, seen: Seen, seed: int, base_dir: Path
+) -> Iterator[Pair]:
+    """The distinct pairs of a source, or `count` of them by a keyed hash, in the rows' order.
+
+    Raises:
+        ConfigError: a path that is not there, a `where` that cannot be read or matches nothing.
+        DataError: a file that cannot be read, fewer pairs than `count`, with `strict` a bad row.
+    """
+    pairs = distinct_pairs(source, books, seen=seen, seed=seed, base_dir=base_dir)
+    if source.count is None:
+        yield from pairs
+        return
+    found = heapq.nsmallest(
+        source.count,
+        enumerate(pairs),
+        key=lambda item: (key64(seed, "preference", item[1].key), item[0]),
+    )
+    if len(found) < source.count:
+        raise DataError(
+            f"source {source.name!r}: {len(found):,} pairs can be used, count is "
+            f"{source.count:,} (of {books.rows_in:,} rows; {_listed(books.dropped)})"
+        )
+    usable = books.rows_in - sum(books.dropped.values())
+    books.dropped["not_chosen"] += usable - len(found)
+    books.dropped = +books.dropped
+    yield from (pair for _, pair in sorted(found, key=lambda item: item[0]))
+
+
+def distinct_pairs(
+    source: PreferenceSource, books: SourceBooks, *, seen: Seen, seed: int, base_dir: Path
+) -> Iterator[Pair]:
+    """Each pair of a source once, in whatever order its responses came; `seen` lasts over all."""
+    for raw, pair in _pairs(source, books, base_dir):
+        where, one = f"{raw.file}:{raw.line}", _sided(pair, seed)
+        lesser_first = one if one.response_1 <= one.response_2 else one.swapped()
+        before = seen.setdefault(one.key, lesser_first.gold)
+        if before is lesser_first.gold:
+            yield one
+        else:
+            same = before == lesser_first.gold
+            books.drop("duplicate" if same else "duplicate_other_gold", where)
+
+
+def _sided(pair: Pair, seed: int) -> Pair:
+    """A row without an order of its own gets one by a keyed hash: the first is not the chosen."""
+    return pair if pair.sided or unit(seed, "side", pair.key) < 0.5 else pair.swapped()
+
+
+def _pairs(
+    source: PreferenceSource, books: SourceBooks, base_dir: Path
+) -> Iterator[tuple[RawRow, Pair]]:
+    where = None if source.where is None else parse_where(source.where)
+    observed = None if where is None else ObservedFields(where)
+    for raw in open_rows(source.rows(), base_dir):
+        books.rows_in += 1
+        if isinstance(raw, BadRow):
+            _problem(source, books, raw, raw.reason, raw.detail)
+            continue
+        if where is not None and observed is not None:
+            why = where.matches(raw.row)
+            observed.see(raw.row, matched=why is None)
+            if why is not None:
+                books.drop("where")
+                continue
+        try:
+            dialect, pair = read_pair(raw.row, source)
+            refuse(pair)
+        except RowProblem as problem:
+            _problem(source, books, raw, problem.reason, str(problem))
+            continue
+        books.dialects[dialect] += 1
+        yield raw, pair
+    if observed is not None:
+        observed.check(source.name)
+
+
+def _problem(
+    source: PreferenceSource, books: SourceBooks, raw: RawRow | BadRow, reason: str, detail: str
+) -> None:
+    text = f"{raw.file}:{raw.line}: {detail}"
+    if source.strict and reason in _MALFORMED:
+        raise DataError(f"source {source.name!r}: {text} ({reason})")
+    books.drop(reason, text)
+
+
+# what `strict` stops at: a row that cannot be read, not one that merely says nothing to train on
+_MALFORMED = frozenset(
+    {"unrecognised", "malformed_json", "malformed_message", "malformed_label", "unsplit_prompt"}
+)
+
+
+def refuse(pair: Pair) -> None:
+    """Refuse a pair of which nothing can be judged. Raises RowProblem."""
+    responses = (pair.response_1, pair.response_2)
+    if pair.response_1.strip() == pair.response_2.strip():
+        raise RowProblem("identical", "the responses", "there is nothing to compare")
+    if not all(text.strip() for text in responses):
+        raise RowProblem("empty_response", "the responses", "one of them is empty")
+    try:
+        said = (*responses, *(m.content for m in pair.history))
+        frame = () if pair.frame is None else (pair.frame.around("", ""),)
+        "".join((*said, *frame, pair.principle or "", pair.reasoning or "")).encode()
+    except UnicodeEncodeError:
+        raise RowProblem("bad_unicode", "the row", "text that cannot be written") from None
+
+
+def _listed(reasons: Counter[str]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in reasons.items()) or "no row"

@@ -1,0 +1,275 @@
+"""Pairs that exist as text: rows of the chosen/rejected dialect → candidate pairs with ids.
+
+    for found in read_given(SourceConfig(name="hh", path="pairs.jsonl"), encoder, base_dir=…):
+        → GivenPair(id, chosen=Encoded(…), rejected=Encoded(…), …) or Dropped("mixed_reasoning", …)
+
+Each side is rendered once, and each distinct text of a batch is tokenised once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_builders.dialects import Conversation, RowProblem, canonical, reading_of
+from data_builders.dialects.chosen_rejected import read_side
+from data_builders.filters import structural_drop
+from data_builders.keyed import key64
+from data_builders.observed import ObservedFields
+from data_builders.pairs.build import Progress, Proposed, rules_of
+from data_builders.pairs.candidates import Candidate, Rules
+from data_builders.pairs.encode import Encoded, Encoder, distance, encode_turns, last_turn
+from data_builders.pairs.grading import Graded
+from data_builders.pairs.shards import PairWriter
+from data_builders.reading import Dropped, end_on_assistant
+from data_builders.sources import open_rows
+from data_builders.sources_rows import BadRow, RawRow
+from data_builders.where import parse_where
+from posttrain.chat import TrainingSample
+from posttrain.config.build_dpo import BuildDpoConfig
+from posttrain.config.source import SourceConfig
+from posttrain.errors import DataError
+from posttrain.pairs import Pair, Side
+from posttrain.records import Message, content_id, make_example
+
+BATCH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class OfflinePair:
+    """A pair of texts, encoded; the texts are what each side answers."""
+
+    id: str
+    source: str
+    thinking: bool
+    chosen: Encoded
+    rejected: Encoded
+    chosen_text: str
+    rejected_text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    id: str
+    file: str
+    line: int
+    thinking: bool
+    shared: int
+    chosen: TrainingSample
+    rejected: TrainingSample
+
+
+def read_offline(
+    config: SourceConfig, encoder: Encoder, *, base_dir: Path
+) -> Iterator[OfflinePair | Dropped]:
+    """Stream a source's pairs; every row comes out as a pair or as dropped with its reason.
+
+    Raises:
+        ConfigError: a bad `where` or path.
+        DataError: a file that cannot be read.
+    """
+    found = _rendered(config, encoder, base_dir)
+    while batch := list(itertools.islice(found, BATCH)):
+        whole = [item for item in batch if isinstance(item, _Rendered)]
+        encoded = iter(_encode(whole, encoder))
+        for item in batch:
+            if isinstance(item, Dropped):
+                yield item
+                continue
+            chosen, rejected = next(encoded)
+            if chosen.prompt_ids != rejected.prompt_ids:
+                yield Dropped(
+                    "different_prompts", "the sides do not share a prompt", "", 0, item.id
+                )
+            elif not chosen.ids or not rejected.ids:
+                yield Dropped("empty_side", "a side has no tokens of its own", "", 0, item.id)
+            else:
+                texts = (_answer(s, item.shared) for s in (item.chosen, item.rejected))
+                yield OfflinePair(item.id, config.name, item.thinking, chosen, rejected, *texts)
+
+
+def _encode(items: Sequence[_Rendered], encoder: Encoder) -> Iterator[tuple[Encoded, Encoded]]:
+    by_shared: dict[int, list[TrainingSample]] = {}
+    for item in items:
+        by_shared.setdefault(item.shared, []).extend((item.chosen, item.rejected))
+    done = {n: iter(encode_turns(samples, n, encoder)) for n, samples in by_shared.items()}
+    for item in items:
+        yield next(done[item.shared]), next(done[item.shared])
+
+
+def _rendered(
+    config: SourceConfig, encoder: Encoder, base_dir: Path
+) -> Iterator[_Rendered | Dropped]:
+    where = parse_where(config.where) if config.where is not None else None
+    observed = ObservedFields(where) if where is not None else None
+    for raw in open_rows(config, base_dir):
+        if isinstance(raw, BadRow):
+            found: _Rendered | Dropped = Dropped(raw.reason, raw.detail, raw.file, raw.line)
+        else:
+            why = where.matches(raw.row) if where is not None else None
+            if observed is not None:
+                observed.see(raw.row, matched=why is None)
+            found = (
+                _render(raw, config, encoder)
+                if why is None
+                else Dropped("where", why, raw.file, raw.line)
+            )
+        if config.strict and isinstance(found, Dropped) and found.reason != "where":
+            raise DataError(f"{found.file}:{found.line}: {found.reason}: {found.detail}")
+        yield found
+    if observed is not None:
+        observed.check(config.name)
+
+
+def _render(raw: RawRow, config: SourceConfig, encoder: Encoder) -> _Rendered | Dropped:
+    try:
+        row, how = canonical(raw.row, config), reading_of(config)
+        sides = [_ended(read_side(row, side, how), config) for side in ("chosen", "rejected")]
+    except RowProblem as problem:
+        return Dropped(problem.reason, str(problem), raw.file, raw.line)
+    chosen, rejected = sides
+    shared = _shared(chosen.messages, rejected.messages)
+    example = make_example(
+        chosen.messages, tools=chosen.tools, source=config.name, dialect="chosen_rejected"
+    )
+    pair_id = content_id((*chosen.messages, *rejected.messages[shared:]), chosen.tools)
+    problem = _problem(chosen, rejected, shared)
+    if problem:
+        return Dropped(problem, "", raw.file, raw.line, pair_id)
+    # what is rejected may be rejected for just such a fault
+    drop = structural_drop(example, config.filters)
+    if drop is not None:
+        return Dropped(drop.reason, drop.detail, raw.file, raw.line, pair_id)
+    rendered = [
+        last_turn(s.messages[:shared], s.messages[shared:], chosen.tools, encoder.template)
+        for s in sides
+    ]
+    if rendered[0] is None or rendered[1] is None:
+        return Dropped("render_error", "the template refuses a side", raw.file, raw.line, pair_id)
+    thinking = rendered[0].reasoning == "on"
+    return _Rendered(pair_id, raw.file, raw.line, thinking, shared, rendered[0], rendered[1])
+
+
+def _ended(side: Conversation, config: SourceConfig) -> Conversation:
+    messages, reason = end_on_assistant(side.messages, config.ending)
+    if reason is not None:
+        raise RowProblem(reason, "chosen/rejected", "a side has no answer at its end")
+    return Conversation(messages, side.tools)
+
+
+def _problem(chosen: Conversation, rejected: Conversation, shared: int) -> str | None:
+    """Why two conversations are no pair: the drop reason."""
+    left, right = chosen.messages[shared:], rejected.messages[shared:]
+    if left == right:
+        return "identical"
+    if not left or not right or left[0].role != "assistant" or right[0].role != "assistant":
+        return "different_prompts"
+    if chosen.tools != rejected.tools:
+        return "different_tools"
+    # a reasoning and a bare answer are continuations of different prompts
+    return "mixed_reasoning" if _reasons(left) != _reasons(right) else None
+
+
+def _shared(chosen: Sequence[Message], rejected: Sequence[Message]) -> int:
+    """Messages that both sides begin with, up to the last user turn at most."""
+    same = sum(
+        1 for _ in itertools.takewhile(lambda p: p[0] == p[1], zip(chosen, rejected, strict=False))
+    )
+    while same and chosen[same - 1].role == "assistant":
+        same -= 1
+    return same
+
+
+def _reasons(messages: Sequence[Message]) -> bool:
+    return any(m.reasons for m in messages)
+
+
+def _answer(sample: TrainingSample, shared: int) -> str:
+    return "".join(s.text for s in sample.segments if s.trained and s.message_index >= shared)
+
+
+def propose_offline(
+    recipe: BuildDpoConfig,
+    encoder: Encoder,
+    proposed: Proposed,
+    *,
+    work: Path,
+    base_dir: Path,
+    progress: Progress,
+) -> None:
+    """Encode pairs that came as text, spool them, and add their candidates."""
+    seen: set[str] = set()
+    rules, spooled = rules_of(recipe), 0
+    with PairWriter(work, "offline", shard_pairs=recipe.shard_pairs) as spool:
+        for source in recipe.offline:
+            for found in read_offline(source, encoder, base_dir=base_dir):
+                proposed.offline_rows += 1
+                progress("reading offline pairs", proposed.offline_rows)
+                reason = _refuse(found, seen, rules)
+                if reason is not None:
+                    proposed.books.unused[reason] += 1
+                    if recipe.write_dropped:
+                        proposed.dropped_rows.append(_dropped_row(source.name, found, reason))
+                    continue
+                assert isinstance(found, OfflinePair)
+                seen.add(found.id)
+                spool.add(offline_pair(found))
+                proposed.candidates.append(
+                    _offline_candidate(found, proposed.prompts + spooled, rules.seed)
+                )
+                spooled += 1
+
+
+def _refuse(found: OfflinePair | Dropped, seen: set[str], rules: Rules) -> str | None:
+    if isinstance(found, Dropped):
+        return found.reason
+    if found.id in seen:
+        return "duplicate"
+    longest = max(found.chosen.tokens, found.rejected.tokens)
+    if rules.max_length is not None and longest > rules.max_length:
+        return "overlong"
+    if found.chosen.ids == found.rejected.ids:
+        return "identical"
+    near = distance(found.chosen, found.rejected) < rules.minimum_distance
+    return "nearly_identical" if near else None
+
+
+def _dropped_row(source: str, found: OfflinePair | Dropped, reason: str) -> dict[str, Any]:
+    if isinstance(found, Dropped):
+        place = {"file": Path(found.file).name, "line": found.line, "detail": found.detail}
+        return {"source": source, "reason": reason, **place}
+    return {"source": source, "reason": reason, "id": found.id}
+
+
+def _offline_candidate(found: OfflinePair, number: int, seed: int) -> Candidate:
+    sides = [
+        Graded(-1, None, 0, "stop", sum(e.mask), e.tokens, 0, 0, "", "")
+        for e in (found.chosen, found.rejected)
+    ]
+    return Candidate(
+        prompt=number,
+        key=key64(seed, "pair given", found.id),
+        thinking=found.thinking,
+        category="offline",
+        rank=0,
+        chosen=sides[0],
+        rejected=sides[1],
+        distance=distance(found.chosen, found.rejected),
+    )
+
+
+def offline_pair(found: OfflinePair) -> Pair:
+    chosen, rejected = found.chosen, found.rejected
+    return Pair(
+        id=found.id,
+        task=found.id,
+        category="offline",
+        thinking=found.thinking,
+        prompt_ids=chosen.prompt_ids,
+        chosen=Side(chosen.ids, chosen.mask, found.chosen_text),
+        rejected=Side(rejected.ids, rejected.mask, found.rejected_text),
+        source=found.source,
+    )
