@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from data_builders.judging.build import HELD_OUT, TRAIN, Built, build, print_built
+from data_builders.judging.build import HELD_OUT, TRAIN, JudgingPrompts, build, print_built
 from data_builders.judging.prompts import CountTokens
 from data_builders.prompts import refuse_changes
 from data_builders.sft_inputs import Input, as_stats, find_parents
@@ -122,7 +122,9 @@ def token_counter(config: TokenizerConfig) -> CountTokens:
     return count
 
 
-def stats_of(recipe: BuildGenRmConfig, built: Built, inputs: list[Input]) -> dict[str, Any]:
+def stats_of(
+    recipe: BuildGenRmConfig, built: JudgingPrompts, inputs: list[Input]
+) -> dict[str, Any]:
     """The figures of the build."""
     return {
         "layout": recipe.layout,

@@ -39,7 +39,7 @@ from posttrain.training.grpo_plan import make_plan, plan_lines
 from posttrain.training.plan import check_disk
 from posttrain.training.stage import RESUME, clean_up
 from reward.judge.cache import VerdictCache
-from reward.judge.judge import GenRmJudge, Seat, seat_for
+from reward.judge.judge import GenRmJudge, JudgeSampler, judge_sampler
 from reward.rlhf import JudgedReward
 
 BASE = Path(".")
@@ -97,9 +97,9 @@ def read_inputs(recipe: RlhfConfig) -> Inputs:
     return Inputs(made, files, parents, dict(toolkits))
 
 
-async def open_seats(recipe: RlhfConfig, stack: contextlib.AsyncExitStack) -> list[Seat]:
+async def open_seats(recipe: RlhfConfig, stack: contextlib.AsyncExitStack) -> list[JudgeSampler]:
     """Every model that judges; the same one twice is opened once."""
-    opened: dict[str, Seat] = {}
+    opened: dict[str, JudgeSampler] = {}
     for model in recipe.judge.models:
         key = model.model_dump_json()
         if key not in opened:
@@ -107,12 +107,12 @@ async def open_seats(recipe: RlhfConfig, stack: contextlib.AsyncExitStack) -> li
             sampler = await stack.enter_async_context(backend)
             template = sampler.template.source if isinstance(sampler, RenderedSampler) else None
             tokens = sampler.encoder.special_tokens if isinstance(sampler, RenderedSampler) else ()
-            opened[key] = seat_for(model, sampler, template=template, tokens=tokens)
+            opened[key] = judge_sampler(model, sampler, template=template, tokens=tokens)
     return [opened[model.model_dump_json()] for model in recipe.judge.models]
 
 
 def judged_reward(
-    recipe: RlhfConfig, seats: Sequence[Seat], cache: VerdictCache | None
+    recipe: RlhfConfig, seats: Sequence[JudgeSampler], cache: VerdictCache | None
 ) -> JudgedReward:
     """The reward of the recipe."""
     return JudgedReward(

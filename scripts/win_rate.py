@@ -45,10 +45,10 @@ from posttrain.sampling.journal import row_line
 from posttrain.sampling.open import opened_sampler
 from posttrain.sampling.rendered import RenderedSampler
 from reward.judge.cache import VerdictCache
-from reward.judge.judge import GenRmJudge, Seat, seat_for
+from reward.judge.judge import GenRmJudge, JudgeSampler, judge_sampler
 from reward.judge.prompt import shown_answer
 from reward.judge.training import preferred
-from reward.judge.votes import Judgement, Match, failures_of, refuse_failures
+from reward.judge.votes import Comparison, Judgement, failures_of, refuse_failures
 from reward.rlhf import principle_of
 
 KIND, WORK, METRICS, DUELS = "win_rate", "work", "metrics.json", "duels.jsonl"
@@ -87,13 +87,13 @@ class Meeting:
         before, after = self.answers
         return before.strip() == after.strip()
 
-    def matches(self) -> tuple[Match, Match]:
+    def matches(self) -> tuple[Comparison, Comparison]:
         """Both orders: the old answer first, the new answer first."""
         before, after = self.answers
         history, principle = self.prompt.messages, principle_of(self.prompt)
         return (
-            Match(history, before, after, principle),
-            Match(history, after, before, principle),
+            Comparison(history, before, after, principle),
+            Comparison(history, after, before, principle),
         )
 
 
@@ -222,7 +222,7 @@ async def judge_all(
     Raises:
         JudgeError: too many failed.
     """
-    seats: list[Seat] = []
+    seats: list[JudgeSampler] = []
     async with contextlib.AsyncExitStack() as stack:
         for model in recipe.judge.models:
             sampler = await stack.enter_async_context(
@@ -230,14 +230,14 @@ async def judge_all(
             )
             template = sampler.template.source if isinstance(sampler, RenderedSampler) else None
             tokens = sampler.encoder.special_tokens if isinstance(sampler, RenderedSampler) else ()
-            seats.append(seat_for(model, sampler, template=template, tokens=tokens))
+            seats.append(judge_sampler(model, sampler, template=template, tokens=tokens))
         matches = [m for meeting in meetings if not meeting.same for m in meeting.matches()]
         shared = recipe.judge.cache
         folder = work / "judgements" if shared is None else Path(shared)
         with VerdictCache(folder, any_step=shared is not None) as cache, Progress() as bar:
             task = bar.add_task("judging", total=len(matches) * len(seats))
             judge = GenRmJudge(
-                seats, recipe.judge, cache=cache, progress=lambda n: bar.advance(task, n)
+                seats, recipe.judge, cache=cache, on_progress=lambda n: bar.advance(task, n)
             )
             judgements = await judge.judge(matches, seed=recipe.seed)
             failures = failures_of(judgements)

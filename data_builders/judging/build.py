@@ -1,6 +1,6 @@
 """All sources → two files of judging prompts, the books of every row, and the figures.
 
-build(recipe, out, base_dir=Path("."))  → Built(files={"prompts.jsonl": 5000, …}, books={…}, …)
+build(recipe, out, base_dir=Path("."))  → JudgingPrompts(files={"prompts.jsonl": 5000, …}, …)
 
 What is held out is chosen by question, before anything else: neither a pair's other order nor
 another pair of the same question is on the other side. Sources that are held out as a whole are
@@ -38,7 +38,7 @@ Told = Callable[[str, int], None]
 
 
 @dataclass(slots=True)
-class Figures:
+class SplitStats:
     """What one side of the split holds."""
 
     pairs: int = 0
@@ -77,13 +77,13 @@ class Figures:
 
 
 @dataclass(slots=True)
-class Built:
+class JudgingPrompts:
     """Files with their rows, books by source, and the figures of both sides."""
 
     books: dict[str, SourceBooks]
     files: dict[str, int]
-    train: Figures
-    held_out: Figures
+    train: SplitStats
+    held_out: SplitStats
 
     def counts(self) -> Counts:
         """The books of all sources together, in rows."""
@@ -122,7 +122,7 @@ def build(
     base_dir: Path,
     count: CountTokens | None = None,
     progress: Told = lambda name, rows: None,
-) -> Built:
+) -> JudgingPrompts:
     """Read every source and write the prompts.
 
     Args:
@@ -145,7 +145,7 @@ def build(
         for source in sorted(recipe.sources, key=lambda one: not one.held_out):
             work.take(source)
     order = [source.name for source in recipe.sources]
-    built = Built(
+    built = JudgingPrompts(
         {name: work.books[name] for name in order}, dict(work.rows), work.train, work.held_out
     )
     if built.train.prompts == 0:
@@ -171,7 +171,7 @@ class _Build:
         self.files: dict[str, TextIO] = {}
         self.rows: Counter[str] = Counter({TRAIN: 0, HELD_OUT: 0})
         self.books: dict[str, SourceBooks] = {}
-        self.train, self.held_out = Figures(), Figures()
+        self.train, self.held_out = SplitStats(), SplitStats()
 
     def take(self, source: PreferenceSource) -> None:
         """Write one source's prompts."""
@@ -214,7 +214,7 @@ class _Build:
             self.files[name].write(json_text(row) + "\n")
 
 
-def print_built(console: Console, built: Built) -> None:
+def print_built(console: Console, built: JudgingPrompts) -> None:
     """A line a source with its books, and what each side of the split holds."""
     table = Table("source", "rows", "pairs", "held out", "dialects", "dropped")
     for name, books in built.books.items():

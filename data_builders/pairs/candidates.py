@@ -1,6 +1,6 @@
 """The pairs one prompt can give, by category, and why its other completions give none.
 
-    candidates_of(prompt, graded, rules)  →  Candidates(pairs=(Candidate("no_tools", 3, 0), …),
+    candidates_of(prompt, graded, recipe)  →  Candidates(pairs=(CandidatePair("no_tools", 3, 0), …),
                                                         unusable={"truncated": [7]}, …)
 
 Where no tool is declared a completion with a call is never chosen, nor one that holds the markup of
@@ -18,26 +18,13 @@ from dataclasses import dataclass
 
 from data_builders.keyed import key64
 from data_builders.pairs.grading import Graded
-from posttrain.config.build_dpo import PairingRule
+from posttrain.config.build_dpo import BuildDpoConfig, PairingRule
 from posttrain.pairs import Category
 from posttrain.rollouts import Prompt
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """What of a recipe decides a prompt's pairs."""
-
-    categories: frozenset[Category]
-    rule: PairingRule
-    pairs_per_prompt: int
-    right_at: float
-    minimum_distance: float
-    max_length: int | None
-    seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class CandidatePair:
     """A pair that could be made. `rank` is its place among those of its prompt and category.
 
     `distance`: share of tokens in which the two differ, see `encoded.distance`.
@@ -64,36 +51,40 @@ class Candidates:
     reason; `outcome` says per category what became of the prompt ("paired", "all_right", …).
     """
 
-    pairs: tuple[Candidate, ...]
+    pairs: tuple[CandidatePair, ...]
     unusable: dict[int, str]
     pairs_dropped: Counter[str]
     outcome: dict[Category, str]
 
 
 def candidates_of(
-    number: int, prompt: Prompt, completions: Sequence[Graded], rules: Rules, compare: Compare
+    number: int,
+    prompt: Prompt,
+    completions: Sequence[Graded],
+    recipe: BuildDpoConfig,
+    compare: Compare,
 ) -> Candidates:
     """All candidate pairs of one prompt, in the order in which they should be taken.
 
     Args:
         number: the prompt's place in the samples.
         prompt, completions: a prompt and all its samples.
-        rules: of the recipe.
+        recipe: which categories, how many pairs, by which rule.
         compare: the distance of two completions.
     """
     unusable: dict[int, str] = {}
-    distinct = _usable(completions, rules.max_length, unusable)
-    pairs: list[Candidate] = []
+    distinct = _usable(completions, recipe.max_length, unusable)
+    pairs: list[CandidatePair] = []
     dropped: Counter[str] = Counter()
     outcome: dict[Category, str] = {}
-    for category in sorted(_categories(prompt) & rules.categories):
-        chosen, rejected, why = _sides(category, prompt, distinct, rules)
+    for category in sorted(_categories(prompt) & recipe.categories.keys()):
+        chosen, rejected, why = _sides(category, prompt, distinct, recipe)
         outcome[category] = "paired" if chosen and rejected else why
-        spread = _spread(prompt, category, chosen, rejected, rules, compare, dropped)
+        spread = _spread(prompt, category, chosen, rejected, recipe, compare, dropped)
         for rank, (better, worse, apart) in enumerate(spread):
-            key = key64(rules.seed, f"pair {category}", prompt.id, rank)
+            key = key64(recipe.seed, f"pair {category}", prompt.id, rank)
             pairs.append(
-                Candidate(number, key, prompt.thinking, category, rank, better, worse, apart)
+                CandidatePair(number, key, prompt.thinking, category, rank, better, worse, apart)
             )
     used = {side.index for pair in pairs for side in (pair.chosen, pair.rejected)}
     for completion in distinct:
@@ -124,12 +115,12 @@ def _usable(
 
 
 def _sides(
-    category: Category, prompt: Prompt, completions: Sequence[Graded], rules: Rules
+    category: Category, prompt: Prompt, completions: Sequence[Graded], recipe: BuildDpoConfig
 ) -> tuple[list[Graded], list[Graded], str]:
     """What may be chosen, what may be rejected, and the reason if either is empty."""
     whole = [c for c in completions if not c.truncated]
-    right = [c for c in whole if c.score is not None and c.score >= rules.right_at]
-    wrong = [c for c in whole if c.score is not None and c.score < rules.right_at]
+    right = [c for c in whole if c.score is not None and c.score >= recipe.right_at]
+    wrong = [c for c in whole if c.score is not None and c.score < recipe.right_at]
     if category == "hallucination_penalty":
         calling = [c for c in completions if c.calls]
         free = [[c for c in side if not _calling(c)] for side in (right, wrong)]
@@ -151,22 +142,22 @@ def _spread(
     category: Category,
     chosen: Sequence[Graded],
     rejected: Sequence[Graded],
-    rules: Rules,
+    recipe: BuildDpoConfig,
     compare: Compare,
     dropped: Counter[str],
 ) -> Iterator[tuple[Graded, Graded, float]]:
     """The first `pairs_per_prompt` pairs that differ in more than their formatting."""
-    better = _shuffled(prompt, category, "chosen", chosen, rules.seed)
-    worse = _shuffled(prompt, category, "rejected", rejected, rules.seed)
+    better = _shuffled(prompt, category, "chosen", chosen, recipe.seed)
+    worse = _shuffled(prompt, category, "rejected", rejected, recipe.seed)
     taken = 0
-    for i, j in pair_indices(len(better), len(worse), rules.rule):
-        if taken == rules.pairs_per_prompt:
+    for i, j in pair_indices(len(better), len(worse), recipe.rule):
+        if taken == recipe.pairs_per_prompt:
             return
         if better[i].text_key == worse[j].text_key:
             dropped["formatting_only"] += 1
             continue
         apart = compare(better[i], worse[j])
-        if apart < rules.minimum_distance:
+        if apart < recipe.minimum_distance:
             dropped["nearly_identical"] += 1
             continue
         taken += 1

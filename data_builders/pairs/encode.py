@@ -34,7 +34,7 @@ class Encoded:
 
 
 @dataclass(frozen=True, slots=True)
-class Encoder:
+class PairEncoder:
     """What turns text into ids, as training does."""
 
     template: ChatTemplate
@@ -42,7 +42,7 @@ class Encoder:
 
 
 def encode_completions(
-    prompt: Prompt, completions: Sequence[Completion], encoder: Encoder
+    prompt: Prompt, completions: Sequence[Completion], encoder: PairEncoder
 ) -> list[Encoded | None]:
     """One entry a completion; None for one that failed, and for one that cannot be rendered."""
     rendered: dict[int, TrainingSample] = {}
@@ -85,7 +85,7 @@ def last_turn(
 
 
 def encode_turns(
-    samples: Sequence[TrainingSample], prompt_messages: int, encoder: Encoder
+    samples: Sequence[TrainingSample], prompt_messages: int, encoder: PairEncoder
 ) -> list[Encoded]:
     """Cut each sequence at the first trained token of the answer; each text is tokenised once.
 
@@ -112,12 +112,11 @@ def encode_turns(
     return done
 
 
-def distance(a: Encoded, b: Encoded) -> float:
+def distance(left: Sequence[int], right: Sequence[int]) -> float:
     """Share of tokens between the common beginning and the common end, in [0, 1].
 
     An upper bound of the token edit distance, per token of the longer one, in linear time.
     """
-    left, right = a.ids, b.ids
     short = min(len(left), len(right))
     head = next((k for k in range(short) if left[k] != right[k]), short)
     tail = next((k for k in range(short - head) if left[-1 - k] != right[-1 - k]), short - head)

@@ -1,7 +1,7 @@
 """Samples → graded prompts: every completion scored and read for tool calls.
 
-    for asked in grade_samples(Path("runs/tiny/samples"), graders, work=…):
-        asked.prompt, asked.completions, asked.rows   # one prompt with all its samples
+    for graded in grade_samples(Path("runs/tiny/samples"), graders, work=…):
+        graded.prompt, graded.completions, graded.scores   # one prompt with all its samples
 
 Scores are written batch by batch, so that an interrupted stage grades nothing twice.
 """
@@ -29,7 +29,7 @@ BATCH = 64  # prompts graded in one call
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class GradedPrompt:
     """One prompt of a sampling artifact, with its completions and their scores, in order."""
 
     number: int
@@ -41,7 +41,7 @@ class Asked:
 
 def grade_samples(
     samples: Path, graders: Mapping[str, Grader], *, work: Path, first: int = 0
-) -> Iterator[Asked]:
+) -> Iterator[GradedPrompt]:
     """Every prompt of a `samples` artifact, graded.
 
     Args:
@@ -66,7 +66,7 @@ def grade_samples(
         rows = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
         scores = iter([Score(row["value"], row["answer"], row["explanation"]) for row in rows])
         for number, (prompt, completions) in batch:
-            yield Asked(
+            yield GradedPrompt(
                 number,
                 prompt,
                 completions,

@@ -1,7 +1,7 @@
 """Pairs that exist as text: rows of the chosen/rejected dialect → candidate pairs with ids.
 
-    for found in read_given(SourceConfig(name="hh", path="pairs.jsonl"), encoder, base_dir=…):
-        → GivenPair(id, chosen=Encoded(…), rejected=Encoded(…), …) or Dropped("mixed_reasoning", …)
+    for found in read_offline(SourceConfig(name="hh", path="pairs.jsonl"), encoder, base_dir=…):
+        → Pair(id, category="offline", chosen=Side(…), …) or Dropped("mixed_reasoning", …)
 
 Each side is rendered once, and each distinct text of a batch is tokenised once.
 """
@@ -9,7 +9,7 @@ Each side is rendered once, and each distinct text of a batch is tokenised once.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,9 @@ from data_builders.dialects.chosen_rejected import read_side
 from data_builders.filters import structural_drop
 from data_builders.keyed import key64
 from data_builders.observed import ObservedFields
-from data_builders.pairs.build import Progress, Proposed, rules_of
-from data_builders.pairs.candidates import Candidate, Rules
-from data_builders.pairs.encode import Encoded, Encoder, distance, encode_turns, last_turn
+from data_builders.pairs.candidates import CandidatePair
+from data_builders.pairs.encode import Encoded, PairEncoder, distance, encode_turns, last_turn
 from data_builders.pairs.grading import Graded
-from data_builders.pairs.shards import PairWriter
 from data_builders.reading import Dropped, end_on_assistant
 from data_builders.sources import open_rows
 from data_builders.sources_rows import BadRow, RawRow
@@ -39,19 +37,6 @@ BATCH = 256
 
 
 @dataclass(frozen=True, slots=True)
-class OfflinePair:
-    """A pair of texts, encoded; the texts are what each side answers."""
-
-    id: str
-    source: str
-    thinking: bool
-    chosen: Encoded
-    rejected: Encoded
-    chosen_text: str
-    rejected_text: str
-
-
-@dataclass(frozen=True, slots=True)
 class _Rendered:
     id: str
     file: str
@@ -63,8 +48,8 @@ class _Rendered:
 
 
 def read_offline(
-    config: SourceConfig, encoder: Encoder, *, base_dir: Path
-) -> Iterator[OfflinePair | Dropped]:
+    config: SourceConfig, encoder: PairEncoder, *, base_dir: Path
+) -> Iterator[Pair | Dropped]:
     """Stream a source's pairs; every row comes out as a pair or as dropped with its reason.
 
     Raises:
@@ -87,11 +72,17 @@ def read_offline(
             elif not chosen.ids or not rejected.ids:
                 yield Dropped("empty_side", "a side has no tokens of its own", "", 0, item.id)
             else:
-                texts = (_answer(s, item.shared) for s in (item.chosen, item.rejected))
-                yield OfflinePair(item.id, config.name, item.thinking, chosen, rejected, *texts)
+                sides = (
+                    Side(encoded.ids, encoded.mask, _answer(sample, item.shared))
+                    for encoded, sample in ((chosen, item.chosen), (rejected, item.rejected))
+                )
+                ids = chosen.prompt_ids
+                yield Pair(
+                    item.id, item.id, "offline", item.thinking, ids, *sides, source=config.name
+                )
 
 
-def _encode(items: Sequence[_Rendered], encoder: Encoder) -> Iterator[tuple[Encoded, Encoded]]:
+def _encode(items: Sequence[_Rendered], encoder: PairEncoder) -> Iterator[tuple[Encoded, Encoded]]:
     by_shared: dict[int, list[TrainingSample]] = {}
     for item in items:
         by_shared.setdefault(item.shared, []).extend((item.chosen, item.rejected))
@@ -101,7 +92,7 @@ def _encode(items: Sequence[_Rendered], encoder: Encoder) -> Iterator[tuple[Enco
 
 
 def _rendered(
-    config: SourceConfig, encoder: Encoder, base_dir: Path
+    config: SourceConfig, encoder: PairEncoder, base_dir: Path
 ) -> Iterator[_Rendered | Dropped]:
     where = parse_where(config.where) if config.where is not None else None
     observed = ObservedFields(where) if where is not None else None
@@ -124,7 +115,7 @@ def _rendered(
         observed.check(config.name)
 
 
-def _render(raw: RawRow, config: SourceConfig, encoder: Encoder) -> _Rendered | Dropped:
+def _render(raw: RawRow, config: SourceConfig, encoder: PairEncoder) -> _Rendered | Dropped:
     try:
         row, how = canonical(raw.row, config), reading_of(config)
         sides = [_ended(read_side(row, side, how), config) for side in ("chosen", "rejected")]
@@ -191,85 +182,42 @@ def _answer(sample: TrainingSample, shared: int) -> str:
     return "".join(s.text for s in sample.segments if s.trained and s.message_index >= shared)
 
 
-def propose_offline(
-    recipe: BuildDpoConfig,
-    encoder: Encoder,
-    proposed: Proposed,
-    *,
-    work: Path,
-    base_dir: Path,
-    progress: Progress,
-) -> None:
-    """Encode pairs that came as text, spool them, and add their candidates."""
-    seen: set[str] = set()
-    rules, spooled = rules_of(recipe), 0
-    with PairWriter(work, "offline", shard_pairs=recipe.shard_pairs) as spool:
-        for source in recipe.offline:
-            for found in read_offline(source, encoder, base_dir=base_dir):
-                proposed.offline_rows += 1
-                progress("reading offline pairs", proposed.offline_rows)
-                reason = _refuse(found, seen, rules)
-                if reason is not None:
-                    proposed.books.unused[reason] += 1
-                    if recipe.write_dropped:
-                        proposed.dropped_rows.append(_dropped_row(source.name, found, reason))
-                    continue
-                assert isinstance(found, OfflinePair)
-                seen.add(found.id)
-                spool.add(offline_pair(found))
-                proposed.candidates.append(
-                    _offline_candidate(found, proposed.prompts + spooled, rules.seed)
-                )
-                spooled += 1
-
-
-def _refuse(found: OfflinePair | Dropped, seen: set[str], rules: Rules) -> str | None:
-    if isinstance(found, Dropped):
-        return found.reason
-    if found.id in seen:
-        return "duplicate"
-    longest = max(found.chosen.tokens, found.rejected.tokens)
-    if rules.max_length is not None and longest > rules.max_length:
-        return "overlong"
-    if found.chosen.ids == found.rejected.ids:
-        return "identical"
-    near = distance(found.chosen, found.rejected) < rules.minimum_distance
-    return "nearly_identical" if near else None
-
-
-def _dropped_row(source: str, found: OfflinePair | Dropped, reason: str) -> dict[str, Any]:
+def why_dropped(
+    found: Pair | Dropped, seen: Container[str], recipe: BuildDpoConfig
+) -> dict[str, Any] | None:
+    """The row of `dropped.jsonl` for what cannot be a candidate, None for what can."""
     if isinstance(found, Dropped):
         place = {"file": Path(found.file).name, "line": found.line, "detail": found.detail}
-        return {"source": source, "reason": reason, **place}
-    return {"source": source, "reason": reason, "id": found.id}
+        return {"reason": found.reason, **place}
+    chosen, rejected = found.chosen.ids, found.rejected.ids
+    longest = len(found.prompt_ids) + max(len(chosen), len(rejected))
+    if found.id in seen:
+        reason = "duplicate"
+    elif recipe.max_length is not None and longest > recipe.max_length:
+        reason = "overlong"
+    elif chosen == rejected:
+        reason = "identical"
+    elif distance(chosen, rejected) < recipe.minimum_distance:
+        reason = "nearly_identical"
+    else:
+        return None
+    return {"reason": reason, "id": found.id}
 
 
-def _offline_candidate(found: OfflinePair, number: int, seed: int) -> Candidate:
-    sides = [
-        Graded(-1, None, 0, "stop", sum(e.mask), e.tokens, 0, 0, "", "")
-        for e in (found.chosen, found.rejected)
-    ]
-    return Candidate(
+def offline_candidate(pair: Pair, number: int, seed: int) -> CandidatePair:
+    """A pair that exists as text, as it competes with the sampled ones."""
+    prompt = len(pair.prompt_ids)
+    chosen, rejected = (
+        Graded(-1, None, 0, "stop", sum(side.mask), prompt + len(side.ids), 0, 0, "", "")
+        for side in (pair.chosen, pair.rejected)
+    )
+    return CandidatePair(
         prompt=number,
-        key=key64(seed, "pair given", found.id),
-        thinking=found.thinking,
+        key=key64(seed, "pair given", pair.id),
+        thinking=pair.thinking,
         category="offline",
         rank=0,
-        chosen=sides[0],
-        rejected=sides[1],
-        distance=distance(found.chosen, found.rejected),
-    )
-
-
-def offline_pair(found: OfflinePair) -> Pair:
-    chosen, rejected = found.chosen, found.rejected
-    return Pair(
-        id=found.id,
-        task=found.id,
-        category="offline",
-        thinking=found.thinking,
-        prompt_ids=chosen.prompt_ids,
-        chosen=Side(chosen.ids, chosen.mask, found.chosen_text),
-        rejected=Side(rejected.ids, rejected.mask, found.rejected_text),
-        source=found.source,
+        chosen=chosen,
+        rejected=rejected,
+        distance=distance(pair.chosen.ids, pair.rejected.ids),
     )

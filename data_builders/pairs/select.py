@@ -1,8 +1,8 @@
 """Candidates of all prompts → the pairs of the data set: shares, totals, length matching.
 
-    select(candidates, quotas=…)  →  Selection(pairs=[…], dropped={"not_drawn": 812}, limited_by=…)
+    select(candidates, shares=…)  →  Selection(pairs=[…], dropped={"not_drawn": 812}, limited_by=…)
 
-Every prompt's first pair is taken before any prompt's second one, in an order drawn by keyed hash.
+Every prompt's first pair is taken before any prompt's second one, in the order of a keyed hash.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from data_builders.pairs.candidates import Candidate
+from data_builders.pairs.candidates import CandidatePair
 from posttrain.errors import DataError
 from posttrain.pairs import Category
 
@@ -23,16 +23,16 @@ Cell = tuple[Category, bool | None]
 class Selection:
     """The pairs taken, in order of prompt, category and rank; dropped pairs by reason.
 
-    `limited_by` names what kept the total below what was asked for, None if nothing did.
+    `limited_by` names what kept the total below the requested one, None if nothing did.
     """
 
-    pairs: tuple[Candidate, ...]
+    pairs: tuple[CandidatePair, ...]
     dropped: Mapping[str, int]
     limited_by: str | None
 
 
 def select(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[CandidatePair],
     *,
     shares: Mapping[Category, float],
     thinking_on: float | None,
@@ -51,10 +51,10 @@ def select(
         sampled: how the completions fared, for the error where there are no pairs.
 
     Raises:
-        DataError: a category or mode that is asked for has no pairs at all.
+        DataError: a category or mode that is requested has no pairs at all.
     """
     dropped: Counter[str] = Counter()
-    by_cell: dict[Cell, list[Candidate]] = defaultdict(list)
+    by_cell: dict[Cell, list[CandidatePair]] = defaultdict(list)
     for pair in candidates:
         by_cell[pair.category, None if thinking_on is None else pair.thinking].append(pair)
     wanted = _cells(shares, thinking_on)
@@ -63,7 +63,7 @@ def select(
         if match_length:
             by_cell[cell] = _matched(pairs, dropped)
     quotas, limited_by = _quotas(wanted, {c: len(p) for c, p in by_cell.items()}, total, sampled)
-    taken: list[Candidate] = []
+    taken: list[CandidatePair] = []
     for cell, pairs in by_cell.items():
         taken += pairs[: quotas.get(cell, 0)]
         dropped["not_drawn"] += len(pairs) - quotas.get(cell, 0)
@@ -107,7 +107,7 @@ def _name(cell: Cell) -> str:
     return category if thinking is None else f"{category} (reasoning {'on' if thinking else 'off'})"
 
 
-def _matched(pairs: Sequence[Candidate], dropped: Counter[str]) -> list[Candidate]:
+def _matched(pairs: Sequence[CandidatePair], dropped: Counter[str]) -> list[CandidatePair]:
     """As many pairs with the longer chosen as with the shorter, among those about as different."""
     bins: dict[int, list[list[int]]] = defaultdict(lambda: [[], []])
     kept: set[int] = set()

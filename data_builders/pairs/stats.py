@@ -1,4 +1,4 @@
-"""What a preference build did, in figures: books, lengths, distances, and how prompts fared.
+"""What a preference build did, in figures: counts, lengths, distances, and how prompts fared.
 
     lengths(pairs)["no_tools"]
     → {"pairs": 1920, "chosen_mean": 61.2, "rejected_mean": 60.8, "chosen_longer": 0.48, …}
@@ -17,8 +17,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from data_builders.pairs.candidates import Candidate, Candidates
-from data_builders.pairs.grading import Asked
+from data_builders.pairs.candidates import CandidatePair, Candidates
+from data_builders.pairs.grading import GradedPrompt
 from posttrain.artifacts import Manifest
 from posttrain.config.build_dpo import BuildDpoConfig
 
@@ -26,7 +26,7 @@ _BINS = 10
 
 
 @dataclass
-class Books:
+class PairStats:
     """Counts that grow while prompts are read.
 
     `unused`: completions in no candidate pair, by reason. `pairs_dropped`: pairs that were never
@@ -40,17 +40,17 @@ class Books:
     prompts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     rates: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
-    def see(self, asked: Asked, found: Candidates, *, right_at: float) -> None:
-        """Enter one prompt and what became of its completions."""
-        self.completions += len(asked.completions)
+    def add(self, graded: GradedPrompt, found: Candidates, *, right_at: float) -> None:
+        """Count one prompt and what became of its completions."""
+        self.completions += len(graded.completions)
         self.unused.update(found.unusable.values())
         self.pairs_dropped.update(found.pairs_dropped)
         for category, outcome in found.outcome.items():
             self.prompts[category][outcome] += 1
-        mode = "on" if asked.prompt.thinking else "off"
-        rates = self.rates[f"{asked.prompt.setting}/{mode}"]
+        mode = "on" if graded.prompt.thinking else "off"
+        rates = self.rates[f"{graded.prompt.setting}/{mode}"]
         for completion, score, verdict in zip(
-            asked.completions, asked.scores, asked.verdicts, strict=True
+            graded.completions, graded.scores, graded.verdicts, strict=True
         ):
             rates["completions"] += 1
             rates["truncated"] += completion.truncated
@@ -74,7 +74,7 @@ def completions_line(rates: Mapping[str, Mapping[str, int]]) -> str:
     )
 
 
-def used_completions(pairs: Iterable[Candidate]) -> set[tuple[int, int]]:
+def used_completions(pairs: Iterable[CandidatePair]) -> set[tuple[int, int]]:
     """(prompt number, index) of every completion in a pair; offline pairs have none."""
     return {
         (pair.prompt, side.index)
@@ -84,7 +84,7 @@ def used_completions(pairs: Iterable[Candidate]) -> set[tuple[int, int]]:
     }
 
 
-def pair_counts(pairs: Sequence[Candidate]) -> dict[str, Any]:
+def pair_counts(pairs: Sequence[CandidatePair]) -> dict[str, Any]:
     """Pairs in all, by category, and by category and reasoning mode."""
     modes = Counter(f"{p.category}/{'on' if p.thinking else 'off'}" for p in pairs)
     return {
@@ -94,12 +94,12 @@ def pair_counts(pairs: Sequence[Candidate]) -> dict[str, Any]:
     }
 
 
-def lengths(pairs: Sequence[Candidate]) -> dict[str, dict[str, float]]:
+def lengths(pairs: Sequence[CandidatePair]) -> dict[str, dict[str, float]]:
     """Length of chosen against rejected in sampled tokens, by category and over all."""
     return {name: _balance(group) for name, group in _groups(pairs).items()}
 
 
-def _balance(pairs: Sequence[Candidate]) -> dict[str, float]:
+def _balance(pairs: Sequence[CandidatePair]) -> dict[str, float]:
     chosen = np.array([p.chosen.length for p in pairs], dtype=np.int64)
     rejected = np.array([p.rejected.length for p in pairs], dtype=np.int64)
     return {
@@ -112,7 +112,7 @@ def _balance(pairs: Sequence[Candidate]) -> dict[str, float]:
     }
 
 
-def distances(pairs: Sequence[Candidate]) -> dict[str, dict[str, Any]]:
+def distances(pairs: Sequence[CandidatePair]) -> dict[str, dict[str, Any]]:
     """How far apart chosen and rejected are, by category: median, and counts in tenths."""
     found: dict[str, dict[str, Any]] = {}
     for name, group in _groups(pairs).items():
@@ -131,8 +131,8 @@ def plain(counters: Mapping[str, Counter[str]]) -> dict[str, dict[str, int]]:
     return {name: dict(sorted(counter.items())) for name, counter in sorted(counters.items())}
 
 
-def _groups(pairs: Sequence[Candidate]) -> dict[str, list[Candidate]]:
-    groups: dict[str, list[Candidate]] = defaultdict(list)
+def _groups(pairs: Sequence[CandidatePair]) -> dict[str, list[CandidatePair]]:
+    groups: dict[str, list[CandidatePair]] = defaultdict(list)
     for pair in pairs:
         groups[pair.category].append(pair)
         groups["all"].append(pair)
@@ -143,9 +143,9 @@ def print_dry_run(console: Console, recipe: BuildDpoConfig, parents: Sequence[Ma
     """What would be built, and of what; nothing is graded."""
     for path, parent in zip(recipe.samples, parents, strict=True):
         rows = sum(f.rows or 0 for f in parent.files if f.path == "samples.jsonl")
-        asked = sum(f.rows or 0 for f in parent.files if f.path == "prompts.jsonl")
+        prompts = sum(f.rows or 0 for f in parent.files if f.path == "prompts.jsonl")
         console.print(
-            f"samples  {path}: {rows:,} completions of {asked:,} prompts", highlight=False
+            f"samples  {path}: {rows:,} completions of {prompts:,} prompts", highlight=False
         )
     for source in recipe.offline:
         console.print(f"offline  {source.name}: {', '.join(source.paths) or source.hub}")
@@ -159,7 +159,7 @@ def print_summary(console: Console, stats: Mapping[str, Any], manifest: Manifest
     """The categories, what was dropped, and what needs a second look."""
     table = Table(box=None, pad_edge=False)
     table.add_column("category")
-    columns = ("asked", "pairs", "on", "off", "chosen", "rejected", "chosen longer", "apart < 0.1")
+    columns = ("target", "pairs", "on", "off", "chosen", "rejected", "chosen longer", "apart < 0.1")
     for name in columns:
         table.add_column(name, justify="right")
     pairs, modes = stats["pairs"]["by_category"], stats["pairs"]["by_mode"]
@@ -183,7 +183,7 @@ def print_summary(console: Console, stats: Mapping[str, Any], manifest: Manifest
     lost = ", ".join(f"{reason} {n:,}" for reason, n in counts.dropped.items())
     console.print(
         f"completions and rows: {counts.rows_in:,} in = {counts.kept:,} kept + "
-        f"{counts.rows_in - counts.kept:,} not ({lost or 'none'})",
+        f"{counts.rows_in - counts.kept:,} dropped ({lost or 'none'})",
         highlight=False,
     )
     if stats["limited_by"]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from data_builders.keyed import key64, unit
-from data_builders.prompts.questions import Question, SourceBooks, distinct_questions
+from data_builders.prompts.questions import RowQuestion, SourceBooks, distinct_questions
 from data_builders.where import Where, parse_where
 from posttrain.artifacts import Counts
 from posttrain.config.load import nearest
@@ -53,10 +53,10 @@ class PromptSet:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class _Candidate:
     """A question and the settings that ask it."""
 
-    question: Question
+    question: RowQuestion
     plans: tuple[SettingPlan, ...]
 
 
@@ -90,7 +90,7 @@ def build_prompts(
     seen: set[str] = set()
     for source in sources:
         books = made.books[source.name] = SourceBooks()
-        candidates: list[Candidate] = []
+        candidates: list[_Candidate] = []
         for question in distinct_questions(source, books, seen=seen, base_dir=base_dir):
             found = _candidate(question, source, plans, made.skipped)
             if isinstance(found, str):
@@ -110,11 +110,11 @@ def build_prompts(
 
 
 def _candidate(
-    question: Question,
+    question: RowQuestion,
     source: AnySource,
     plans: Sequence[SettingPlan],
     skipped: Mapping[str, Counter[str]],
-) -> Candidate | str:
+) -> _Candidate | str:
     """The question with the settings that ask it, or why none does."""
     reasons = [why_not(question, source, plan) for plan in plans]
     for plan, reason in zip(plans, reasons, strict=True):
@@ -122,13 +122,13 @@ def _candidate(
             skipped[plan.setting.name][reason] += 1
     asking = [plan for plan, reason in zip(plans, reasons, strict=True) if reason is None]
     if asking:
-        return Candidate(question, tuple(asking))
+        return _Candidate(question, tuple(asking))
     only = set(reasons)
     return str(only.pop()) if len(only) == 1 else "no_setting"
 
 
 def _take(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[_Candidate],
     source: AnySource,
     grader: Grader | None,
     books: SourceBooks,
@@ -162,7 +162,7 @@ def _take(
     return taken
 
 
-def _prompts(one: Candidate, source: AnySource, seed: int) -> Taken:
+def _prompts(one: _Candidate, source: AnySource, seed: int) -> Taken:
     found = [in_setting(one.question, source, plan, seed=seed) for plan in one.plans]
     return [prompt for prompts in found for prompt in prompts]
 
@@ -222,7 +222,7 @@ class SettingPlan:
         )
 
 
-def why_not(question: Question, source: AnySource, plan: SettingPlan) -> str | None:
+def why_not(question: RowQuestion, source: AnySource, plan: SettingPlan) -> str | None:
     """Why a setting does not ask the question, `None` if it does."""
     setting = plan.setting
     if setting.sources is not None and source.name not in setting.sources:
@@ -240,7 +240,7 @@ def why_not(question: Question, source: AnySource, plan: SettingPlan) -> str | N
 
 
 def in_setting(
-    question: Question, source: AnySource, plan: SettingPlan, *, seed: int
+    question: RowQuestion, source: AnySource, plan: SettingPlan, *, seed: int
 ) -> list[Prompt]:
     """The question's prompts in a setting that asks it: two where both modes are asked."""
     modes = _modes(question, plan.setting, seed)
@@ -248,18 +248,18 @@ def in_setting(
     return [_with_tools(prompt, question, source, plan) for prompt in prompts]
 
 
-def task_of(question: Question, source: AnySource) -> str:
+def task_of(question: RowQuestion, source: AnySource) -> str:
     """The name that a question has in every setting."""
     return f"{source.name}-{question.digest}"
 
 
-def _modes(question: Question, setting: Setting, seed: int) -> tuple[bool, ...]:
+def _modes(question: RowQuestion, setting: Setting, seed: int) -> tuple[bool, ...]:
     if setting.thinking == "both":
         return (True, False)
     return (unit(seed, "thinking", setting.name, question.digest) < setting.thinking,)
 
 
-def _prompt(question: Question, source: AnySource, setting: Setting, thinking: bool) -> Prompt:
+def _prompt(question: RowQuestion, source: AnySource, setting: Setting, thinking: bool) -> Prompt:
     task = task_of(question, source)
     return Prompt(
         id=f"{task}/{setting.name}/{'on' if thinking else 'off'}",
@@ -275,7 +275,9 @@ def _prompt(question: Question, source: AnySource, setting: Setting, thinking: b
     )
 
 
-def _with_tools(prompt: Prompt, question: Question, source: AnySource, plan: SettingPlan) -> Prompt:
+def _with_tools(
+    prompt: Prompt, question: RowQuestion, source: AnySource, plan: SettingPlan
+) -> Prompt:
     """The prompt with what its setting declares; `metadata.tools_declared`, if any, follows."""
     tools, environment = None, None
     if plan.toolkit is not None:

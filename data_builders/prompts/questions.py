@@ -1,6 +1,6 @@
 """A question as every kind of row gives it, before any setting asks it.
 
-    Question(messages=(Message("user", "7*8?"),), tools=None, gold="56", key='…', row={…})
+    RowQuestion(messages=(Message("user", "7*8?"),), tools=None, gold="56", key='…', row={…})
 
 A row that gives none raises `RowProblem` with the reason it is counted under.
 """
@@ -38,7 +38,7 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class RowQuestion:
     """What is asked, without a setting.
 
     Attributes:
@@ -101,7 +101,7 @@ def carried(row: Row, paths: tuple[str, ...], **more: Any) -> str:
         raise RowProblem("malformed_metadata", ", ".join(paths), str(error)) from None
 
 
-def read_chat(row: Row, source: ChatPrompts) -> Question:
+def read_chat(row: Row, source: ChatPrompts) -> RowQuestion:
     """The question of one row.
 
     Raises:
@@ -118,7 +118,7 @@ def read_chat(row: Row, source: ChatPrompts) -> Question:
     messages = messages[: users[-1] + 1]
     if (empty := first_empty_user(messages)) is not None:
         raise RowProblem("empty_user_turn", f"message {empty}", "a user turn without text")
-    return Question(
+    return RowQuestion(
         messages=messages,
         tools=conversation.tools,
         gold=None if source.gold is None else text_of(row, source.gold),
@@ -127,7 +127,7 @@ def read_chat(row: Row, source: ChatPrompts) -> Question:
     )
 
 
-def read_question(row: Row, source: QuestionPrompts) -> Question:
+def read_question(row: Row, source: QuestionPrompts) -> RowQuestion:
     """The question of one row.
 
     Raises:
@@ -142,7 +142,7 @@ def read_question(row: Row, source: QuestionPrompts) -> Question:
         messages = (Message("system", source.system), *messages)
     more = {"options": options} if options else {}
     metadata = carried(row, source.metadata, **more)
-    return Question(messages=messages, tools=None, gold=gold, metadata=metadata, row=row)
+    return RowQuestion(messages=messages, tools=None, gold=gold, metadata=metadata, row=row)
 
 
 def _gold(row: Row, source: QuestionPrompts) -> str:
@@ -206,7 +206,7 @@ def _fill(template: str, asked: str, options: Mapping[str, str]) -> str:
 _METADATA = ("gold", "grading", "turns", "tools_declared", "initial_state")
 
 
-def read_tiny_world(row: Row, source: TinyWorldPrompts) -> Question:
+def read_tiny_world(row: Row, source: TinyWorldPrompts) -> RowQuestion:
     """The question of one row.
 
     Raises:
@@ -222,7 +222,7 @@ def read_tiny_world(row: Row, source: TinyWorldPrompts) -> Question:
         users = [i for i, message in enumerate(messages) if message["role"] == "user"]
         messages = messages[: users[metadata["turns"] - 1] + 1]
     state = metadata["initial_state"]
-    return Question(
+    return RowQuestion(
         messages=tuple(message_of(message) for message in messages),
         tools=json_text(row["tools"]) if row["tools"] else None,
         gold=metadata["gold"],
@@ -234,7 +234,7 @@ def read_tiny_world(row: Row, source: TinyWorldPrompts) -> Question:
     )
 
 
-READERS: Mapping[str, Callable[[Row, Any], Question]] = {
+READERS: Mapping[str, Callable[[Row, Any], RowQuestion]] = {
     "tiny_world": read_tiny_world,
     "question": read_question,
     "chat": read_chat,
@@ -259,7 +259,7 @@ class SourceBooks:
 
 def distinct_questions(
     source: AnySource, books: SourceBooks, *, seen: set[str], base_dir: Path
-) -> Iterator[Question]:
+) -> Iterator[RowQuestion]:
     """Each question of a source once; `seen` (their digests) lasts over all sources.
 
     Raises as `build_prompts` does.
@@ -272,7 +272,7 @@ def distinct_questions(
             yield question
 
 
-def _questions(source: AnySource, books: SourceBooks, base_dir: Path) -> Iterator[Question]:
+def _questions(source: AnySource, books: SourceBooks, base_dir: Path) -> Iterator[RowQuestion]:
     """Every row that is a question and that `where` lets through; the others go into the books."""
     where = None if source.where is None else parse_where(source.where)
     observed = None if where is None else ObservedFields(where)

@@ -24,7 +24,7 @@ from typing import Any, Literal
 from data_builders.keyed import key64
 from data_builders.tiny_world.drafts import assistant, user
 from data_builders.tiny_world.items import Choices, Place, Split, make_item
-from data_builders.tiny_world.write import Written
+from data_builders.tiny_world.write import WrittenWorld
 from posttrain.artifacts import Counts, atomic_write_text
 from posttrain.config.tiny_world import TinyJudgementsConfig
 from posttrain.records import Message, json_text
@@ -215,7 +215,7 @@ def draw_response(rng: random.Random, gold: str) -> Response:
 REPEATED = "repeated_pair"
 
 
-def write_judgements(config: TinyJudgementsConfig, out: Path) -> Written:
+def write_judgements(config: TinyJudgementsConfig, out: Path) -> WrittenWorld:
     """Write every file of the artifact but its manifest."""
     files: dict[str, int | None] = {}
     dropped: Counter[str] = Counter()
@@ -229,7 +229,7 @@ def write_judgements(config: TinyJudgementsConfig, out: Path) -> Written:
         atomic_write_text(out / f"{name}.jsonl", "".join(json_text(row) + "\n" for row in rows))
         files[f"{name}.jsonl"] = len(rows)
     written = sum(rows or 0 for rows in files.values())
-    return Written(
+    return WrittenWorld(
         counts=Counts(written + dropped.total(), written, dict(dropped)), files=files, stats={}
     )
 

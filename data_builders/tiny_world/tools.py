@@ -29,7 +29,7 @@ STATUSES = ("open", "closed")
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class WorldTool:
     """One tool: its name, what it says of itself, its string parameters, and what it does."""
 
     name: str
@@ -121,20 +121,22 @@ def _set_owner(state: State, arguments: Arguments) -> str:
     return "ok"
 
 
-TOOLS: dict[str, Tool] = {
+TOOLS: dict[str, WorldTool] = {
     tool.name: tool
     for tool in (
-        Tool("calculate", "Work out a sum.", ("expression",), _calculate),
-        Tool("get_price", "Price of an item.", ("item",), _look_up("price")),
-        Tool("get_stock", "Stock of an item.", ("item",), _look_up("stock")),
-        Tool("get_owner", "Owner of an item.", ("item",), _look_up("owner")),
-        Tool("get_city", "City of an item.", ("item",), _look_up("city")),
-        Tool("cached_price", "Last known price of an item.", ("item",), _look_up("cached_price")),
-        Tool("check_price", "Check the price of an item.", ("item", "price"), _check_price),
-        Tool("list_tickets", "Tickets of an owner.", ("owner",), _list_tickets),
-        Tool("get_status", "Status of a ticket.", ("ticket",), _get_status),
-        Tool("set_status", "Set the status of a ticket.", ("ticket", "status"), _set_status),
-        Tool("set_owner", "Set the owner of a ticket.", ("ticket", "owner"), _set_owner),
+        WorldTool("calculate", "Work out a sum.", ("expression",), _calculate),
+        WorldTool("get_price", "Price of an item.", ("item",), _look_up("price")),
+        WorldTool("get_stock", "Stock of an item.", ("item",), _look_up("stock")),
+        WorldTool("get_owner", "Owner of an item.", ("item",), _look_up("owner")),
+        WorldTool("get_city", "City of an item.", ("item",), _look_up("city")),
+        WorldTool(
+            "cached_price", "Last known price of an item.", ("item",), _look_up("cached_price")
+        ),
+        WorldTool("check_price", "Check the price of an item.", ("item", "price"), _check_price),
+        WorldTool("list_tickets", "Tickets of an owner.", ("owner",), _list_tickets),
+        WorldTool("get_status", "Status of a ticket.", ("ticket",), _get_status),
+        WorldTool("set_status", "Set the status of a ticket.", ("ticket", "status"), _set_status),
+        WorldTool("set_owner", "Set the owner of a ticket.", ("ticket", "owner"), _set_owner),
     )
 }
 

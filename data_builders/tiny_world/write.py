@@ -1,6 +1,6 @@
 """The tiny world on disk: train/<family>.jsonl, heldout/<family>.jsonl and tokenizer/.
 
-    write_world(config, Path("runs/tiny/world"))  → Written(counts, files, stats)
+    write_world(config, Path("runs/tiny/world"))  → WrittenWorld(counts, files, stats)
 
 Held-out prompts are unique: an item whose messages, tools and state were already drawn is dropped
 as `repeated_heldout` and counted. Training rows may repeat, as in any sample of a finite world.
@@ -26,7 +26,7 @@ from posttrain.records import json_text
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenWorld:
     """What was written: the books, files with their rows, and what the manifest should state."""
 
     counts: Counts
@@ -111,7 +111,7 @@ def _write_heldout(config: TinyWorldConfig, family: str, out: Path) -> int:
     return len(lines)
 
 
-def write_world(config: TinyWorldConfig, out: Path, *, template: ChatTemplate) -> Written:
+def write_world(config: TinyWorldConfig, out: Path, *, template: ChatTemplate) -> WrittenWorld:
     """Write every file of the artifact but its manifest."""
     check_families(config)
     train = {
@@ -132,7 +132,7 @@ def write_world(config: TinyWorldConfig, out: Path, *, template: ChatTemplate) -
     names = write_tokenizer(tokenizer, out / "tokenizer", template=template)
     kept = sum(train.values()) + sum(heldout.values())
     asked = sum(rows.train + rows.heldout for rows in config.families.values())
-    return Written(
+    return WrittenWorld(
         counts=Counts(asked, kept, {"repeated_heldout": asked - kept}),
         files={
             **{f"train/{family}.jsonl": rows for family, rows in train.items()},

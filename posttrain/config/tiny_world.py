@@ -48,7 +48,7 @@ class VerbosityConfig(Strict):
         return self
 
 
-class TokenizerConfig(Strict):
+class TinyTokenizerConfig(Strict):
     """The byte-level BPE: its size, and how many training rows a family it learns from."""
 
     vocab_size: Annotated[int, Field(ge=320)] = 1024
@@ -67,7 +67,7 @@ class TinyWorldConfig(Strict):
     seed: int = 1
     heldout_seed: int = 7
     verbosity: VerbosityConfig = VerbosityConfig()
-    tokenizer: TokenizerConfig = TokenizerConfig()
+    tokenizer: TinyTokenizerConfig = TinyTokenizerConfig()
 
     @model_validator(mode="after")
     def _distinct_seeds(self) -> TinyWorldConfig:

@@ -23,7 +23,7 @@ from reward.graders.final_answer import final_answer
 from reward.graders.math_answers import NeedsAlgebra, gold_text, same
 from reward.graders.workers import Outcome, Workers, shared_workers
 
-Question = tuple[str, str, float | None]  # gold, answer, tolerance
+AnswerCheck = tuple[str, str, float | None]  # gold, answer, tolerance
 
 
 class Math:
@@ -36,7 +36,7 @@ class Math:
     def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
         """No gold, one that cannot be read, or one that is not accepted as its own answer."""
         reasons: list[str | None] = []
-        questions: list[Question | None] = []
+        questions: list[AnswerCheck | None] = []
         for prompt in prompts:
             reason, question = _own_answer(prompt)
             reasons.append(reason)
@@ -55,7 +55,7 @@ class Math:
         outcomes = self._settle([q for q in found if not isinstance(q, Score)])
         return [q if isinstance(q, Score) else _score(q, outcomes[q]) for q in found]
 
-    def _read(self, attempt: Attempt) -> Score | Question:
+    def _read(self, attempt: Attempt) -> Score | AnswerCheck:
         score = before_reading(attempt)
         if score is not None:
             return score
@@ -69,10 +69,10 @@ class Math:
             return unscored(answer, str(problem))
         return no_answer(attempt) if answer is None else (gold_text(gold), answer, tolerance)
 
-    def _settle(self, questions: Sequence[Question]) -> dict[Question, Outcome]:
+    def _settle(self, questions: Sequence[AnswerCheck]) -> dict[AnswerCheck, Outcome]:
         """Each distinct question once: most completions of a prompt answer alike."""
-        outcomes: dict[Question, Outcome] = {}
-        harder: dict[Question, None] = {}
+        outcomes: dict[AnswerCheck, Outcome] = {}
+        harder: dict[AnswerCheck, None] = {}
         for gold, answer, tolerance in dict.fromkeys(questions):
             try:
                 correct = same(gold, answer, tolerance=tolerance)
@@ -87,7 +87,7 @@ class Math:
         return outcomes
 
 
-def _own_answer(prompt: Prompt) -> tuple[str | None, Question | None]:
+def _own_answer(prompt: Prompt) -> tuple[str | None, AnswerCheck | None]:
     """Why the prompt cannot be used, or the question whether its gold is its own answer."""
     if prompt.gold is None or not gold_text(prompt.gold):
         return "no_gold", None
@@ -102,7 +102,7 @@ def _own_answer(prompt: Prompt) -> tuple[str | None, Question | None]:
     return None, (gold, boxed, tolerance)
 
 
-def _another(question: Question) -> Question:
+def _another(question: AnswerCheck) -> AnswerCheck:
     return question[0], "1.5", question[2]
 
 
@@ -114,7 +114,7 @@ def _refusal(gold: str, itself: Outcome, another: Outcome) -> str | None:
     return None if itself.value is True else f"gold_not_accepted: {one_line(gold)}"
 
 
-def _score(question: Question, outcome: Outcome) -> Score:
+def _score(question: AnswerCheck, outcome: Outcome) -> Score:
     gold, answer, _ = question
     if outcome.problem is not None:
         return unscored(answer, outcome.problem)

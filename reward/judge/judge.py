@@ -1,13 +1,13 @@
-"""A judge over samplers: matches in, judgements out, everything in flight at once.
+"""A judge over samplers: comparisons in, judgements out, everything in flight at once.
 
-    judge = GenRmJudge([Seat(sampler, layout="roles")], config, cache=VerdictCache(out / "votes"))
-    await judge.judge([Match(history, "56", "It is 54.")], seed=7)
+    judge = GenRmJudge([JudgeSampler(sampler, "roles")], config, cache=VerdictCache(out / "votes"))
+    await judge.judge([Comparison(history, "56", "It is 54.")], seed=7)
     → [Judgement(verdict=Verdict(5, 1, 1), votes=(Vote(…),))]
 
-A server gets every question at once, within its client's bound; a model in this process gets them
-in fixed stretches, so that what a killed run had finished need not be done again and the rest comes
-out the same. The order of the matches, and what else is judged, changes no question: its seeds come
-from its content.
+A server gets every request at once, within its client's bound; a model in this process gets them
+in fixed chunks, so that what a killed run had finished need not be done again and the rest comes
+out the same. The order of the comparisons, and what else is judged, changes no request: its seeds
+come from its content.
 """
 
 from __future__ import annotations
@@ -26,16 +26,24 @@ from posttrain.sampling.protocol import Sampler
 from posttrain.sampling.together import gather_or_cancel
 from reward.judge.cache import VerdictCache
 from reward.judge.prompt import judging_messages, layout_for
-from reward.judge.votes import Asker, Judgement, Ledger, Match, Question, Vote, averaged
+from reward.judge.votes import (
+    Comparison,
+    JudgeCosts,
+    Judgement,
+    RequestSettings,
+    Vote,
+    VoteRequest,
+    averaged,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """One model that judges, and how it is asked.
+class JudgeSampler:
+    """One model that judges, and how it is prompted.
 
     Attributes:
         layout: a name of `LAYOUTS`.
-        at_once: questions under way with a server; None: all, within its client's bound.
+        at_once: requests under way with a server; None: all, within its client's bound.
         tokens: special tokens of its tokenizer; () where a server hides them.
     """
 
@@ -46,10 +54,10 @@ class Seat:
     tokens: tuple[str, ...] = ()
 
 
-def seat_for(
+def judge_sampler(
     model: JudgeModel, sampler: Sampler, *, template: str | None, tokens: tuple[str, ...] = ()
-) -> Seat:
-    """The seat of a recipe's model.
+) -> JudgeSampler:
+    """A recipe's model as a judge.
 
     Args:
         template: source of its chat template; None where a server hides it.
@@ -58,193 +66,184 @@ def seat_for(
     Raises:
         ConfigError: as `layout_for`; or the checkpoint was trained as a judge in another layout.
     """
-    layout = layout_for(model.layout, template)
-    trained = _trained_layout(model.checkpoint)
+    layout, trained = layout_for(model.layout, template), None
+    if model.checkpoint is not None and (Path(model.checkpoint) / MANIFEST).is_file():
+        trained = read_artifact(model.checkpoint, verify=False).stats.get("layout")
     if trained not in (None, layout):
         raise ConfigError(
             f"the judge {model.checkpoint} was trained to be asked in the layout {trained}, and is "
             f"asked in {layout}: set its layout to {trained}"
         )
     at_once = model.backend.concurrency if isinstance(model.backend, Server) else None
-    return Seat(sampler, layout, model.thinking, at_once, tokens)
-
-
-def _trained_layout(checkpoint: str | None) -> str | None:
-    """Of a judge that this project trained; None of any other."""
-    if checkpoint is None or not (Path(checkpoint) / MANIFEST).is_file():
-        return None
-    return read_artifact(checkpoint, verify=False).stats.get("layout")
+    return JudgeSampler(sampler, layout, model.thinking, at_once, tokens)
 
 
 class GenRmJudge:
-    """Judges matches; used from one event loop.
+    """Judges comparisons; used from one event loop.
 
     Args:
-        seats: each gives every match a vote.
+        models: each gives every comparison a vote.
         config: parameters, retries and limits; its models are the caller's to open.
         cache: where votes are kept; None keeps them only within one call of `judge`.
-        progress: told of votes as they are had.
+        on_progress: called with the number of votes since its last call.
     """
 
     def __init__(
         self,
-        seats: Sequence[Seat],
+        models: Sequence[JudgeSampler],
         config: JudgeConfig,
         *,
         cache: VerdictCache | None = None,
-        progress: Callable[[int], None] | None = None,
+        on_progress: Callable[[int], None] = lambda votes: None,
     ) -> None:
-        assert seats, "nobody judges"
-        self._progress = progress or _tell_nobody
-        self.ledger = Ledger()
-        self._seats, self._config, self._cache = tuple(seats), config, cache
+        assert models, "nobody judges"
+        self.ledger = JudgeCosts()
+        self._models, self._config, self._cache = tuple(models), config, cache
+        self._on_progress = on_progress
 
     @property
     def identity(self) -> Mapping[str, Any]:
         """What decides the judgements."""
         return {
             "models": [
-                {"model": dict(seat.sampler.identity), "layout": seat.layout,
-                 "thinking": seat.thinking}
-                for seat in self._seats
+                {"model": dict(m.sampler.identity), "layout": m.layout, "thinking": m.thinking}
+                for m in self._models
             ],
             "parameters": self._config.sampling.model_dump(mode="json"),
             "principle": self._config.principle,
             "retries": self._config.retries,
             "max_characters": self._config.max_characters,
-        }  # fmt: skip
-
-    def _asker(self, number: int) -> Asker:
-        seat, config = self._seats[number], self._config
-        parameters = config.sampling.parameters()
-        return Asker(
-            # the layout is in the messages; the same model twice has two opinions
-            identity={"seat": number, "model": dict(seat.sampler.identity)},
-            parameters=parameters,
-            thinking=seat.thinking,
-            # asked the same without chance, a model says the same
-            attempts=1 if parameters.temperature == 0 else config.retries + 1,
-            max_characters=config.max_characters,
-        )
+        }
 
     def keep_failures(self) -> None:
-        """What failed so far stays so on a resume: call it once that was found tolerable."""
+        """What failed so far stays so on a resume: call it once that is known to be tolerable."""
         if self._cache is not None:
             self._cache.keep_failures()
 
-    async def judge(self, matches: Sequence[Match], *, seed: int) -> list[Judgement]:
-        """One judgement a match, in order; matches that are asked alike share their votes.
+    async def judge(self, comparisons: Sequence[Comparison], *, seed: int) -> list[Judgement]:
+        """One judgement a comparison, in order; equal prompts share their votes.
 
         Args:
-            matches: every call they take is awaited before this returns.
-            seed: of the step; the same matches under the same seed get the same judgements from a
-                model that answers the same.
+            comparisons: every call they take is awaited before this returns.
+            seed: of the step; the same comparisons under the same seed get the same judgements
+                from a model that answers the same.
 
         Raises:
             ConfigError: a model that cannot answer anything (wrong key, wrong address).
         """
         started = time.monotonic()
-        columns: dict[int, list[Vote]] = {}
+        columns: list[list[Vote]] = [[] for _ in self._models]
 
         async def fill(number: int) -> None:
-            columns[number] = await self._votes(number, matches, seed)
+            columns[number] = await self._votes(number, comparisons, seed)
 
-        await gather_or_cancel(fill(number) for number in range(len(self._seats)))
-        ordered = [columns[number] for number in range(len(self._seats))]
-        judgements = [averaged(votes) for votes in zip(*ordered, strict=True)]
+        await gather_or_cancel(fill(number) for number in range(len(self._models)))
+        judgements = [averaged(votes) for votes in zip(*columns, strict=True)]
         self.ledger.add(judgements, seconds=time.monotonic() - started)
         return judgements
 
-    async def _votes(self, number: int, matches: Sequence[Match], seed: int) -> list[Vote]:
-        """One seat's vote on each match."""
-        batched = self._seats[number].sampler.batched
-        ask = self._ask_in_process if batched else self._ask_server
+    async def _votes(self, number: int, comparisons: Sequence[Comparison], seed: int) -> list[Vote]:
+        """One model's vote on each comparison."""
+        model, config = self._models[number], self._config
+        parameters = config.sampling.parameters()
+        settings = RequestSettings(
+            # the layout is in the messages; the same model twice has two opinions
+            identity={"seat": number, "model": dict(model.sampler.identity)},
+            parameters=parameters,
+            thinking=model.thinking,
+            # at temperature 0 a model repeats itself
+            attempts=1 if parameters.temperature == 0 else config.retries + 1,
+            max_characters=config.max_characters,
+        )
+        answer = self._in_process if model.sampler.batched else self._from_server
         paid: set[str] = set()
         votes: list[Vote] = []
-        for question in await ask(number, matches, seed):
-            assert question.vote is not None, "a question was left open"
-            votes.append(_shared(question.vote) if question.key in paid else question.vote)
-            paid.add(question.key)
+        for request in await answer(model, settings, comparisons, seed):
+            assert request.vote is not None, "a request was left open"
+            vote = request.vote
+            if request.key in paid:  # an equal comparison has paid for it
+                vote = replace(vote, calls=0, prompt_tokens=0, completion_tokens=0, cached=True)
+            votes.append(vote)
+            paid.add(request.key)
         return votes
 
-    async def _ask_server(self, number: int, matches: Sequence[Match], seed: int) -> list[Question]:
-        """Each match's question, answered; prompts are written when there is room to send them."""
-        seat, asker = self._seats[number], self._asker(number)
-        asked: dict[int, Question] = {}
-        distinct: dict[str, Question] = {}
-        waiting = iter(enumerate(matches))
+    async def _from_server(
+        self,
+        model: JudgeSampler,
+        settings: RequestSettings,
+        comparisons: Sequence[Comparison],
+        seed: int,
+    ) -> list[VoteRequest]:
+        """Each comparison's request, answered; prompts are written when there is room to send."""
+        requests: dict[int, VoteRequest] = {}
+        distinct: dict[str, VoteRequest] = {}
+        waiting = iter(enumerate(comparisons))
 
         async def work() -> None:
-            for position, match in waiting:
-                question = self._question(match, seat, asker)
-                asked[position] = distinct.setdefault(question.key, question)
-                # whoever asked it first waits for the answer
-                if asked[position] is question:
-                    self._recall(question, seed)
-                    while question.vote is None:
-                        [generation] = await seat.sampler.sample([question.request(seed)])
-                        question.take(generation)
-                    self._keep(question, seed)
-                self._progress(1)
+            for position, comparison in waiting:
+                request = self._request(comparison, model, settings)
+                requests[position] = distinct.setdefault(request.key, request)
+                # the first of equal ones waits for the answer
+                if requests[position] is request:
+                    self._recall(request, seed)
+                    while request.vote is None:
+                        [generation] = await model.sampler.sample([request.next_call(seed)])
+                        request.take(generation)
+                    self._keep(request, seed)
+                self._on_progress(1)
 
-        workers = min(len(matches), seat.at_once or len(matches))
+        workers = min(len(comparisons), model.at_once or len(comparisons))
         await gather_or_cancel(work() for _ in range(workers))
-        return [asked[position] for position in range(len(matches))]
+        return [requests[position] for position in range(len(comparisons))]
 
-    async def _ask_in_process(
-        self, number: int, matches: Sequence[Match], seed: int
-    ) -> list[Question]:
-        """Each match's question, answered, in stretches.
+    async def _in_process(
+        self,
+        model: JudgeSampler,
+        settings: RequestSettings,
+        comparisons: Sequence[Comparison],
+        seed: int,
+    ) -> list[VoteRequest]:
+        """Each comparison's request, answered, in chunks.
 
         They are cut before what is known is left out, so that a resumed run makes the same ones.
         """
-        seat, asker = self._seats[number], self._asker(number)
-        asked = [self._question(match, seat, asker) for match in matches]
-        distinct = {question.key: question for question in asked}
-        questions = list(distinct.values())
-        for question in questions:
-            self._recall(question, seed)
-        for start in range(0, len(questions), self._config.chunk):
-            stretch = questions[start : start + self._config.chunk]
-            missing = [question for question in stretch if question.vote is None]
+        requests = [self._request(comparison, model, settings) for comparison in comparisons]
+        distinct = {request.key: request for request in requests}
+        unique = list(distinct.values())
+        for request in unique:
+            self._recall(request, seed)
+        for start in range(0, len(unique), self._config.chunk):
+            chunk = unique[start : start + self._config.chunk]
+            missing = [request for request in chunk if request.vote is None]
             live = missing
             while live:
-                generations = await seat.sampler.sample([q.request(seed) for q in live])
-                for question, generation in zip(live, generations, strict=True):
-                    question.take(generation)
-                live = [question for question in live if question.vote is None]
-            for question in missing:
-                self._keep(question, seed)
-            self._progress(len(stretch))
-        # what was asked in the same words
-        self._progress(len(matches) - len(questions))
-        return [distinct[question.key] for question in asked]
+                generations = await model.sampler.sample([r.next_call(seed) for r in live])
+                for request, generation in zip(live, generations, strict=True):
+                    request.take(generation)
+                live = [request for request in live if request.vote is None]
+            for request in missing:
+                self._keep(request, seed)
+            self._on_progress(len(chunk))
+        self._on_progress(len(requests) - len(unique))
+        return [distinct[request.key] for request in requests]
 
-    def _question(self, match: Match, seat: Seat, asker: Asker) -> Question:
-        principle = match.principle or self._config.principle
+    def _request(
+        self, comparison: Comparison, model: JudgeSampler, settings: RequestSettings
+    ) -> VoteRequest:
         messages = judging_messages(
-            match.history,
-            match.answer_1,
-            match.answer_2,
-            layout=seat.layout,
-            principle=principle,
-            tokens=seat.tokens,
+            comparison.history,
+            comparison.answer_1,
+            comparison.answer_2,
+            layout=model.layout,
+            principle=comparison.principle or self._config.principle,
+            tokens=model.tokens,
         )
-        return Question(messages, asker)
+        return VoteRequest(messages, settings)
 
-    def _recall(self, question: Question, seed: int) -> None:
-        if self._cache is not None and question.vote is None:
-            question.vote = self._cache.get(question.key, seed=seed)
+    def _recall(self, request: VoteRequest, seed: int) -> None:
+        if self._cache is not None and request.vote is None:
+            request.vote = self._cache.get(request.key, seed=seed)
 
-    def _keep(self, question: Question, seed: int) -> None:
-        if self._cache is not None and question.keeps and question.vote is not None:
-            self._cache.add(question.key, question.vote, seed=seed)
-
-
-def _tell_nobody(_votes: int) -> None:
-    """Nobody watches."""
-
-
-def _shared(vote: Vote) -> Vote:
-    """The vote as another match has it that was asked in the same words: paid for once."""
-    return replace(vote, calls=0, prompt_tokens=0, completion_tokens=0, cached=True)
+    def _keep(self, request: VoteRequest, seed: int) -> None:
+        if self._cache is not None and request.keeps and request.vote is not None:
+            self._cache.add(request.key, request.vote, seed=seed)

@@ -28,7 +28,7 @@ AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PromptLayout:
     """One way to ask: `write(history, answer_1, answer_2, principle)`, all of it quoted already."""
 
     write: Callable[[Sequence[Message], str, str, str | None], tuple[Message, ...]]
@@ -212,11 +212,11 @@ _RELEASED = "|".join(
         *(rf"{label}(?<=^{label})(?=: )" for label in _LABELS.values()),
     )
 )
-LAYOUTS: dict[str, Layout] = {
+LAYOUTS: dict[str, PromptLayout] = {
     # the released judge's template writes these delimiters around what it gets in its roles
-    "roles": Layout(_roles, _RELEASED),
-    "message": Layout(_message, _RELEASED),
-    "compact": Layout(_compact, r"\[(?=/?\W{0,8}(?i:A[12]|[SUATP]|verdict)\W{0,8}\])"),
+    "roles": PromptLayout(_roles, _RELEASED),
+    "message": PromptLayout(_message, _RELEASED),
+    "compact": PromptLayout(_compact, r"\[(?=/?\W{0,8}(?i:A[12]|[SUATP]|verdict)\W{0,8}\])"),
 }
 
 

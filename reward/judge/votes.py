@@ -1,6 +1,6 @@
-"""What a judge is asked and what came of it: matches in, judgements out, one at a time.
+"""A comparison, the calls that a model answers it with, its votes, and the judgement they make.
 
-    Match(history=(Message("user", "7*8?"),), answer_1="56", answer_2="It is 54.")
+    Comparison(history=(Message("user", "7*8?"),), answer_1="56", answer_2="It is 54.")
     → Judgement(verdict=Verdict(5, 1, 1), votes=(Vote(Verdict(5, 1, 1), text='{"score_1": …'),))
 
 A judgement whose every vote failed has no verdict and says why: nothing is put in its place.
@@ -17,7 +17,6 @@ from typing import Any
 from posttrain.errors import JudgeError
 from posttrain.group_rewards import Failure
 from posttrain.records import Message, json_text
-from posttrain.rollouts import Step
 from posttrain.sampling.protocol import Generation, Parameters, Request, seed_of
 from reward.judge.verdict import Verdict, parse_verdict
 
@@ -25,7 +24,7 @@ _SHOWN = 200  # characters of an answer in a message
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class Comparison:
     """Two final answers to one conversation; `principle` None: the judge's own."""
 
     history: tuple[Message, ...]
@@ -36,14 +35,14 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """What one model said of a match.
+    """One model's verdict on a comparison.
 
     Attributes:
         verdict: None where it failed; `reason` then says how.
-        text: its final answer as it was written, the last one if it was asked again.
+        text: its final answer as it was written, of the last call.
         calls: model calls that this vote took; 0 where it was known already.
         prompt_tokens, completion_tokens: of those calls.
-        cached: whether it was taken from another match or another time.
+        cached: whether it was taken from an equal comparison or another time.
     """
 
     verdict: Verdict | None
@@ -74,7 +73,7 @@ class Judgement:
 
 
 @dataclass(slots=True)
-class Ledger:
+class JudgeCosts:
     """What judging has cost so far in this process; `seconds` are of the wall clock."""
 
     matches: int = 0
@@ -117,38 +116,40 @@ def averaged(votes: Sequence[Vote]) -> Judgement:
 
 
 def failures_of(judgements: Sequence[Judgement]) -> tuple[Failure, ...]:
-    """Those that have no verdict."""
+    """The judgements without a verdict."""
     lost = [one for one in judgements if one.verdict is None]
     return tuple(Failure(one.reason or "", one.votes[0].text[-_SHOWN:]) for one in lost)
 
 
-def refuse_failures(asked: int, failures: Sequence[Failure], *, max_failure_rate: float) -> None:
-    """Stop where too few matches are left to go by.
+def refuse_failures(
+    requested: int, failures: Sequence[Failure], *, max_failure_rate: float
+) -> None:
+    """Stop where too few comparisons have a verdict.
 
     Raises:
-        JudgeError: more than `max_failure_rate` of the matches that were asked have no verdict.
+        JudgeError: more than `max_failure_rate` of the requested comparisons have no verdict.
     """
-    if len(failures) <= max_failure_rate * asked:
+    if len(failures) <= max_failure_rate * requested:
         return
     reason, count = Counter(failure.reason for failure in failures).most_common(1)[0]
     example = next(failure.text for failure in failures if failure.reason == reason)
-    said = f"; it answered, for example: {example!r}" if example else ""
+    answer = f"; it answered, for example: {example!r}" if example else ""
     raise JudgeError(
-        f"{len(failures):,} of {asked:,} judgements failed "
-        f"({len(failures) / asked:.1%}), judge.max_failure_rate allows {max_failure_rate:.1%}; "
-        f"most often ({count:,}): {reason}{said}. Verdicts that came are kept: the same command "
+        f"{len(failures):,} of {requested:,} judgements failed "
+        f"({len(failures) / requested:.1%}), judge.max_failure_rate allows {max_failure_rate:.1%}; "
+        f"most often ({count:,}): {reason}{answer}. Verdicts that came are kept: the same command "
         "asks again for the others once the judge answers"
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
-    """How questions are put to one model.
+class RequestSettings:
+    """How one model is called.
 
     Attributes:
-        identity: JSON-able, what decides its answers beside the question and the seed.
-        attempts: calls that a question may take.
-        max_characters: of a question's messages; None: no limit.
+        identity: JSON-able, what decides its answers beside the messages and the seed.
+        attempts: calls that a vote may take.
+        max_characters: of a prompt's messages; None: no limit.
     """
 
     identity: Mapping[str, Any]
@@ -156,7 +157,7 @@ class Asker:
     thinking: bool
     attempts: int
     max_characters: int | None = None
-    # of all but the question, taken once
+    # of all but the messages, taken once
     _digest: hashlib.blake2b = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -164,7 +165,7 @@ class Asker:
         object.__setattr__(self, "_digest", hashlib.blake2b(parts, digest_size=16))
 
     def key(self, messages: Sequence[Message]) -> str:
-        """32 hex digits of what is asked of whom."""
+        """32 hex digits of the messages and of who gets them."""
         digest = self._digest.copy()
         for message in messages:
             # judging prompts hold roles and texts alone; the length says where a text ends
@@ -172,38 +173,41 @@ class Asker:
         return digest.hexdigest()
 
 
-class Question:
-    """Asked until there is a vote; two questions of one key are the same question.
+class VoteRequest:
+    """Called until there is a vote; two requests of one key are the same request.
+
+    request.next_call(seed=7)
+    request.take(generation)   # no verdict in it: request.vote is None, so call again
+    request.take(generation)   # request.vote == Vote(Verdict(4, 2, 2), calls=2, …)
+
 
     Attributes:
         vote: None as long as another call may bring a verdict.
-        keeps: whether the vote is worth keeping: the model was asked and answered.
+        keeps: whether the vote is worth keeping: the model answered.
     """
 
-    __slots__ = ("_asker", "_calls", "_completion", "_messages", "_prompt", "keeps", "key", "vote")
-
-    def __init__(self, messages: tuple[Message, ...], asker: Asker) -> None:
-        self.key = asker.key(messages)
+    def __init__(self, messages: tuple[Message, ...], settings: RequestSettings) -> None:
+        self.key = settings.key(messages)
         self.vote: Vote | None = None
         self.keeps = False
-        self._messages, self._asker = messages, asker
+        self._messages, self._settings = messages, settings
         self._calls = self._prompt = self._completion = 0
-        length, limit = sum(len(message.content) for message in messages), asker.max_characters
+        length, limit = sum(len(message.content) for message in messages), settings.max_characters
         if limit is not None and length > limit:
-            self.vote = Vote(None, reason=f"longer than judge.max_characters {limit:,}")
+            self._end(reason=f"longer than judge.max_characters {limit:,}")
 
-    def request(self, seed: int) -> Request:
-        """The next call; every attempt has a seed of its own, which the content decides."""
+    def next_call(self, seed: int) -> Request:
+        """Every call has a seed of its own, which the content decides."""
         return Request(
             messages=self._messages,
             tools=None,
-            thinking=self._asker.thinking,
-            parameters=self._asker.parameters,
+            thinking=self._settings.thinking,
+            parameters=self._settings.parameters,
             seed=seed_of(seed, self.key, self._calls),
         )
 
     def take(self, generation: Generation) -> None:
-        """Read what came of the last request."""
+        """Read the answer to the last call."""
         self._calls += 1
         step = generation.step
         if step is None or generation.error is not None:
@@ -212,31 +216,25 @@ class Question:
             return
         self._prompt += step.prompt_tokens
         self._completion += step.reasoning_tokens + step.answer_tokens
-        whole = step.finish == "stop"
-        verdict = parse_verdict(step.parsed.answer) if whole else None
-        if verdict is None and self._calls < self._asker.attempts:
-            return
-        self.keeps = True
+        complete = step.finish == "stop"
+        verdict = parse_verdict(step.parsed.answer) if complete else None
+        if verdict is not None:
+            self._end(verdict, text=step.parsed.answer)
+        elif self._calls >= self._settings.attempts:
+            limit = self._settings.parameters.max_tokens
+            unreadable = "no readable verdict in its answer"
+            reason = unreadable if complete else f"ran to judge.sampling.max_tokens {limit:,}"
+            self._end(reason=reason, text=step.parsed.answer or step.text)
+        self.keeps = self.vote is not None
+
+    def _end(
+        self, verdict: Verdict | None = None, *, reason: str | None = None, text: str = ""
+    ) -> None:
         self.vote = Vote(
             verdict,
-            reason=None if verdict is not None else _why(step, self._asker.parameters.max_tokens),
-            text=step.parsed.answer or ("" if verdict is not None else step.text),
-            calls=self._calls,
-            prompt_tokens=self._prompt,
-            completion_tokens=self._completion,
-        )
-
-    def _end(self, *, reason: str) -> None:
-        self.vote = Vote(
-            None,
             reason=reason,
+            text=text,
             calls=self._calls,
             prompt_tokens=self._prompt,
             completion_tokens=self._completion,
         )
-
-
-def _why(step: Step, limit: int) -> str:
-    if step.finish != "stop":
-        return f"ran to judge.sampling.max_tokens {limit:,}"
-    return "no readable verdict in its answer"

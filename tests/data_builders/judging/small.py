@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from data_builders.judging.build import HELD_OUT, TRAIN, Built, build
+from data_builders.judging.build import HELD_OUT, TRAIN, JudgingPrompts, build
 from posttrain.config.build_genrm import BuildGenRmConfig
 from posttrain.config.load import validate
 from posttrain.rollouts import Prompt, prompt_from_row
@@ -95,7 +95,7 @@ def recipe_of(folder: Path, rows: Mapping[str, Iterable[Any]], **keys: Any) -> B
 
 def built(
     folder: Path, rows: Mapping[str, Iterable[Any]], **keys: Any
-) -> tuple[Built, list[Prompt], list[Prompt]]:
+) -> tuple[JudgingPrompts, list[Prompt], list[Prompt]]:
     """What a build makes of rows: its books, and the prompts of both files."""
     recipe = recipe_of(folder, rows, **keys)
     out = folder / "out"

@@ -230,7 +230,7 @@ def test_recipes_that_mean_nothing_are_refused(tmp_path: Path):
 
 
 def test_published_preferences(shared: Path):
-    """Figures counted apart from this code, with a few lines over the raw rows."""
+    """SplitStats counted apart from this code, with a few lines over the raw rows."""
     raw = {
         "out": "x",
         "held_out": 0.1,

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_builders.pairs.candidates import Candidates, Rules, candidates_of, pair_indices
+from data_builders.pairs.candidates import Candidates, candidates_of, pair_indices
 from data_builders.pairs.grading import Graded
+from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.records import Message
 from posttrain.rollouts import Finish, Prompt
 
@@ -30,21 +31,13 @@ def asked(tools: str | None = None, grader: str | None = "math") -> Prompt:
     return Prompt("t/s/on", "t", "s", (Message("user", "7*8?"),), tools=tools, grader=grader)
 
 
-def rules(**more) -> Rules:
-    defaults = {
-        "categories": ALL,
-        "rule": "even",
-        "pairs_per_prompt": 25,
-        "right_at": 1.0,
-        "minimum_distance": 0.0,
-        "max_length": None,
-        "seed": 0,
-    }
-    return Rules(**defaults | more)
+def recipe_of(categories: frozenset[str] = ALL, **more) -> BuildDpoConfig:
+    shares = dict.fromkeys(categories, 1 / len(categories))
+    return BuildDpoConfig(out="", samples=("samples",), categories=shares, **more)
 
 
 def propose(completions, prompt=None, **more) -> Candidates:
-    return candidates_of(0, prompt or asked(), completions, rules(**more), lambda a, b: 1.0)
+    return candidates_of(0, prompt or asked(), completions, recipe_of(**more), lambda a, b: 1.0)
 
 
 def made(found: Candidates, category: str) -> set[tuple[int, int]]:
@@ -130,7 +123,7 @@ def test_a_difference_in_formatting_or_in_almost_nothing_is_no_preference():
     assert made(found, "no_tools") == {(0, 2)}
     assert found.pairs_dropped == Counter(formatting_only=1)
     near = candidates_of(
-        0, asked(), same[::2], rules(minimum_distance=0.2), lambda a, b: 0.1
+        0, asked(), same[::2], recipe_of(minimum_distance=0.2), lambda a, b: 0.1
     )  # fmt: skip
     assert near.pairs == ()
     assert near.pairs_dropped == Counter(nearly_identical=1)

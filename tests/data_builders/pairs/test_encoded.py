@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data_builders.pairs.encode import Encoder, encode_completions
+from data_builders.pairs.encode import PairEncoder, encode_completions
 from data_builders.pairs.shards import PairWriter, read_pairs
 from posttrain.chat import nemotron_3_nano_template, parse_completion
 from posttrain.models.encoding import encoder_of, load_any_tokenizer
@@ -39,7 +39,7 @@ def completion(said: str, ids: tuple[int, ...] | None) -> Completion:
 
 
 def test_sampled_ids_stay_and_hidden_ones_are_rendered(text):
-    encoder = Encoder(nemotron_3_nano_template(), text.encode)
+    encoder = PairEncoder(nemotron_3_nano_template(), text.encode)
     said = "7*8 is 56.\n</think>\n56<|im_end|>"
     # ids that no rendering would give: they must come back untouched
     odd = completion(said, (90, 91, 92))

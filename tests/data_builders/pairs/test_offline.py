@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from data_builders.pairs.encode import Encoded, Encoder, distance
-from data_builders.pairs.offline import OfflinePair, read_offline
+from data_builders.pairs.encode import PairEncoder, distance
+from data_builders.pairs.offline import read_offline
 from data_builders.reading import Dropped
 from posttrain.chat import nemotron_3_nano_template
 from posttrain.config.source import SourceConfig
 from posttrain.errors import DataError
 from posttrain.models.encoding import encoder_of, load_any_tokenizer
+from posttrain.pairs import Pair
 from tests.data_builders.small_build import write_tokenizer
 
 
@@ -24,10 +25,10 @@ def text(tmp_path_factory: pytest.TempPathFactory):
     return encoder_of(load_any_tokenizer(str(folder)))
 
 
-def read(tmp_path: Path, rows: list[dict], text, **config) -> list[OfflinePair | Dropped]:
+def read(tmp_path: Path, rows: list[dict], text, **config) -> list[Pair | Dropped]:
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    encoder = Encoder(nemotron_3_nano_template(), text.encode)
+    encoder = PairEncoder(nemotron_3_nano_template(), text.encode)
     source = SourceConfig(name="s", path="pairs.jsonl", **config)
     return list(read_offline(source, encoder, base_dir=tmp_path))
 
@@ -37,9 +38,9 @@ ROW = {"prompt": "7*8?", "chosen": "56", "rejected": "54"}
 
 def test_a_pair_shares_its_prompt_and_only_answers_are_trained(tmp_path: Path, text):
     (pair,) = read(tmp_path, [ROW], text)
-    assert isinstance(pair, OfflinePair)
-    assert pair.chosen.prompt_ids == pair.rejected.prompt_ids
-    assert text.decode(pair.chosen.prompt_ids).endswith("<|im_start|>assistant\n<think></think>")
+    assert isinstance(pair, Pair)
+    assert pair.category == "offline"
+    assert text.decode(pair.prompt_ids).endswith("<|im_start|>assistant\n<think></think>")
     assert text.decode(pair.chosen.ids) == "56<|im_end|>\n"
     assert text.decode(pair.rejected.ids) == "54<|im_end|>\n"
     assert all(pair.chosen.mask)
@@ -57,8 +58,8 @@ def test_earlier_answers_belong_to_the_prompt(tmp_path: Path, text):
         "rejected": [*history, {"role": "assistant", "content": "x"}],
     }
     (pair,) = read(tmp_path, [row], text)
-    assert isinstance(pair, OfflinePair)
-    assert "hello" in text.decode(pair.chosen.prompt_ids)
+    assert isinstance(pair, Pair)
+    assert "hello" in text.decode(pair.prompt_ids)
     assert text.decode(pair.chosen.ids) == "56<|im_end|>\n"
     assert text.decode(pair.rejected.ids) == "x<|im_end|>\n"
 
@@ -77,7 +78,7 @@ def test_tool_results_inside_a_side_are_masked(tmp_path: Path, text):
         "tools": [tool],
     }
     (pair,) = read(tmp_path, [row], text)
-    assert isinstance(pair, OfflinePair)
+    assert isinstance(pair, Pair)
     sampled = [i for i, kept in zip(pair.chosen.ids, pair.chosen.mask, strict=True) if kept]
     assert "SECRET" in text.decode(pair.chosen.ids)
     assert "SECRET" not in text.decode(sampled)
@@ -153,13 +154,13 @@ def test_a_row_that_is_no_pair_is_dropped_by_name(tmp_path: Path, text, row, rea
 def test_where_and_strict(tmp_path: Path, text):
     rows = [ROW | {"good": True}, ROW | {"good": False, "chosen": "z"}]
     found = read(tmp_path, rows, text, where="good")
-    assert [type(f).__name__ for f in found] == ["OfflinePair", "Dropped"]
+    assert [type(f).__name__ for f in found] == ["Pair", "Dropped"]
     with pytest.raises(DataError, match=r"pairs.jsonl:1: identical"):
         read(tmp_path, [{"prompt": "q", "chosen": "a", "rejected": "a"}], text, strict=True)
 
 
 def test_real_pairs_all_become_pairs(shared: Path, text):
-    encoder = Encoder(nemotron_3_nano_template(), text.encode)
+    encoder = PairEncoder(nemotron_3_nano_template(), text.encode)
     source = SourceConfig(name="dpo", path="data/lf_dpo_en.jsonl")
     found = list(read_offline(source, encoder, base_dir=shared))
     kinds = Counter(f.reason if isinstance(f, Dropped) else "pair" for f in found)
@@ -179,5 +180,4 @@ def test_real_pairs_all_become_pairs(shared: Path, text):
     ],
 )
 def test_distance_is_what_lies_between_common_ends(left, right, apart: float):
-    a, b = (Encoded((), ids, (True,) * len(ids)) for ids in (left, right))
-    assert distance(a, b) == distance(b, a) == pytest.approx(apart)
+    assert distance(left, right) == distance(right, left) == pytest.approx(apart)

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from data_builders.pairs.candidates import Candidate
+from data_builders.pairs.candidates import CandidatePair
 from data_builders.pairs.grading import Graded
 from data_builders.pairs.select import Selection, select
 from data_builders.pairs.stats import lengths, used_completions
@@ -17,13 +17,13 @@ def side(index: int, length: int) -> Graded:
     return Graded(index, 1.0, 0, "stop", length, length, 0, 0, f"{index}", f"{index}")
 
 
-def pair(prompt, category="no_tools", rank=0, thinking=True, longer=0) -> Candidate:
+def pair(prompt, category="no_tools", rank=0, thinking=True, longer=0) -> CandidatePair:
     key = (prompt * 7919 + rank) % 1009
     chosen, rejected = side(2 * rank, 20 + longer), side(2 * rank + 1, 20)
-    return Candidate(prompt, key, thinking, category, rank, chosen, rejected, 0.5)
+    return CandidatePair(prompt, key, thinking, category, rank, chosen, rejected, 0.5)
 
 
-def some(category: str, prompts: int, ranks: int = 1, **more) -> list[Candidate]:
+def some(category: str, prompts: int, ranks: int = 1, **more) -> list[CandidatePair]:
     return [pair(p, category, r, **more) for p in range(prompts) for r in range(ranks)]
 
 

@@ -44,7 +44,8 @@ NOT_FOUND = [
 
 @pytest.mark.parametrize(("grader", "answer"), NOT_FOUND)
 @pytest.mark.parametrize(
-    "question", ["How many?", "Question: how many?\nAnswer:", "What does the word JSON stand for?"]
+    "question",
+    ["How many?", "VoteRequest: how many?\nAnswer:", "What does the word JSON stand for?"],
 )
 def test_an_answer_that_is_not_found_is_unscored(grader: str, answer: str, question: str):
     score = graded(grader, question, answer)

@@ -17,10 +17,10 @@ from posttrain.records import Message
 from posttrain.rollouts import Completion, Finish, Prompt, Step
 from posttrain.sampling.protocol import Request
 from reward.judge.cache import VerdictCache
-from reward.judge.judge import GenRmJudge, Seat
+from reward.judge.judge import GenRmJudge, JudgeSampler
 from reward.judge.prompt import verdict_text
 from reward.judge.verdict import Verdict
-from reward.judge.votes import Match
+from reward.judge.votes import Comparison
 from tests.sampling.scripted import END, Script, Scripted
 
 ANSWERS = re.compile(r"\[A1\](.*?)\[/A1\]\n\[A2\](.*?)\[/A2\]", re.DOTALL)
@@ -66,15 +66,15 @@ def judge_of(
 ) -> GenRmJudge:
     """A judge with one seat a script."""
     samplers = [s if isinstance(s, Scripted) else Scripted(s) for s in scripts]
-    seats = [Seat(sampler, "compact") for sampler in samplers]
+    seats = [JudgeSampler(sampler, "compact") for sampler in samplers]
     return GenRmJudge(seats, config(**fields), cache=cache)
 
 
-def matches(*pairs: tuple[str, str]) -> list[Match]:
-    return [Match(HISTORY, first, second) for first, second in pairs]
+def matches(*pairs: tuple[str, str]) -> list[Comparison]:
+    return [Comparison(HISTORY, first, second) for first, second in pairs]
 
 
-def numbered(count: int) -> list[Match]:
+def numbered(count: int) -> list[Comparison]:
     """Matches that all differ; answer 1 is the better one in every second."""
     return matches(*((f"{k:03}", "1" if k % 2 else "12345") for k in range(count)))
 

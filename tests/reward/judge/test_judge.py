@@ -16,10 +16,10 @@ from posttrain.group_rewards import Failure
 from posttrain.sampling.chat_sampler import ChatSampler
 from posttrain.sampling.http_client import Client, ClientSettings
 from posttrain.sampling.protocol import Generation, Request
-from reward.judge.judge import GenRmJudge, Seat, seat_for
+from reward.judge.judge import GenRmJudge, JudgeSampler, judge_sampler
 from reward.judge.prompt import verdict_text
 from reward.judge.verdict import Verdict
-from reward.judge.votes import Judgement, Match, Vote, averaged, failures_of, refuse_failures
+from reward.judge.votes import Comparison, Judgement, Vote, averaged, failures_of, refuse_failures
 from tests.reward.judge.judging import (
     answers_of,
     babble,
@@ -36,7 +36,7 @@ from tests.sampling.stub_server import Stub
 LONG_PROMPT = "x" * 100_000
 
 
-def judged(judge: GenRmJudge, asked: Sequence[Match], *, seed: int = 1) -> list[Judgement]:
+def judged(judge: GenRmJudge, asked: Sequence[Comparison], *, seed: int = 1) -> list[Judgement]:
     return asyncio.run(judge.judge(asked, seed=seed))
 
 
@@ -224,7 +224,7 @@ def test_a_server_gets_all_questions_at_once_with_the_judges_roles():
         async with Stub(gate=count) as stub:
             client = Client(stub.url, ClientSettings(concurrency=count, timeout=5, retries=0))
             sampler = ChatSampler(client, model="judge", identity={"weights": "judge"})
-            judge = GenRmJudge([Seat(sampler, "roles")], config(retries=0))
+            judge = GenRmJudge([JudgeSampler(sampler, "roles")], config(retries=0))
             found = await judge.judge(numbered(count), seed=1)
             await client.close()
             return found, stub
@@ -253,7 +253,7 @@ def test_no_more_is_written_than_can_be_sent():
             finally:
                 under_way.pop()
 
-    seat = Seat(Counting(fair, batched=False), "compact", at_once=3)
+    seat = JudgeSampler(Counting(fair, batched=False), "compact", at_once=3)
     found = judged(GenRmJudge([seat], config()), numbered(20))
     assert verdicts(found) == verdicts(judged(judge_of(fair), numbered(20)))
 
@@ -264,7 +264,9 @@ def test_a_server_that_refuses_the_key_stops_the_run():
             client = Client(stub.url, ClientSettings(concurrency=4, timeout=5, retries=0))
             sampler = ChatSampler(client, model="judge", identity={})
             try:
-                await GenRmJudge([Seat(sampler, "roles")], config()).judge(numbered(8), seed=1)
+                await GenRmJudge([JudgeSampler(sampler, "roles")], config()).judge(
+                    numbered(8), seed=1
+                )
             finally:
                 await client.close()
 
@@ -284,14 +286,14 @@ def test_too_many_failures_stop_with_counts_and_an_example():
 
 def test_a_recipe_seats_its_models(tmp_path: Path):
     model = config().models[0]
-    seat = seat_for(model, Scripted(fair), template=None)
+    seat = judge_sampler(model, Scripted(fair), template=None)
     assert (seat.layout, seat.at_once) == ("compact", 32)
     judge = StageDir.open(tmp_path / "judge", kind="checkpoint", config={})
     judge.finish(counts=Counts(0, 0), files={}, stats={"layout": "compact"})
     trained = model.model_copy(update={"checkpoint": str(tmp_path / "judge")})
-    assert seat_for(trained, Scripted(fair), template=None).layout == "compact"
+    assert judge_sampler(trained, Scripted(fair), template=None).layout == "compact"
     with pytest.raises(ConfigError, match="in the layout compact, and is asked in roles"):
-        seat_for(trained.model_copy(update={"layout": "roles"}), Scripted(fair), template=None)
+        judge_sampler(trained.model_copy(update={"layout": "roles"}), Scripted(fair), template=None)
     auto = model.model_copy(update={"layout": "auto", "thinking": False})
-    seat = seat_for(auto, Scripted(fair), template="{{ messages }}")
+    seat = judge_sampler(auto, Scripted(fair), template="{{ messages }}")
     assert (seat.layout, seat.thinking) == ("message", False)

@@ -16,10 +16,10 @@ from posttrain.errors import JudgeError
 from posttrain.group_rewards import Group, GroupRewards
 from posttrain.sampling.chat_sampler import ChatSampler
 from posttrain.sampling.http_client import Client, ClientSettings
-from reward.judge.judge import GenRmJudge, Seat
+from reward.judge.judge import GenRmJudge, JudgeSampler
 from reward.judge.prompt import verdict_text
 from reward.judge.verdict import Verdict
-from reward.judge.votes import Ledger
+from reward.judge.votes import JudgeCosts
 from reward.rlhf import JudgedReward
 from tests.reward.judge.judging import ANSWERS, completions, config, prompt, worth
 from tests.sampling.stub_server import Stub, Trouble, no_trouble
@@ -65,13 +65,13 @@ def share(part: float, trouble: int | str) -> Trouble:
 
 def judged(
     trouble: Trouble = no_trouble, *, timeout: float = 30.0, retries: int = 0, gate: int = 1
-) -> tuple[list[GroupRewards], Ledger, Client]:
-    async def run() -> tuple[list[GroupRewards], Ledger, Client]:
+) -> tuple[list[GroupRewards], JudgeCosts, Client]:
+    async def run() -> tuple[list[GroupRewards], JudgeCosts, Client]:
         async with JudgingStub(trouble, gate=gate) as stub:
             settings = ClientSettings(64, timeout, retries, first_wait=0.0)
             client = Client(stub.url, settings)
             sampler = ChatSampler(client, model="judge", identity={"m": "judge"}, parts=False)
-            judge = GenRmJudge([Seat(sampler, "compact")], config())
+            judge = GenRmJudge([JudgeSampler(sampler, "compact")], config())
             reward = JudgedReward(
                 judge, config=config(), pairing=PairingConfig(), length=LengthConfig()
             )

@@ -11,10 +11,10 @@ from posttrain.chat import ChatTemplate
 from posttrain.models.encoding import encoder_of
 from posttrain.records import Message
 from posttrain.sampling.rendered import RenderedSampler
-from reward.judge.judge import GenRmJudge, Seat, seat_for
+from reward.judge.judge import GenRmJudge, JudgeSampler, judge_sampler
 from reward.judge.prompt import LAYOUTS
 from reward.judge.verdict import Verdict
-from reward.judge.votes import Judgement, Match
+from reward.judge.votes import Comparison, Judgement
 from tests.reward.judge.attacks import ATTACKS
 from tests.reward.judge.judging import HISTORY, config
 from tests.sampling.small_models import CHAT_TOKENS, byte_tokenizer
@@ -38,9 +38,9 @@ SPECIAL = {
 
 def judged(sampler: RenderedSampler, layout: str, pairs: Sequence[tuple[str, str]]):
     model = config().models[0].model_copy(update={"layout": layout})
-    seat = seat_for(model, sampler, template=sampler.template.source)
+    seat = judge_sampler(model, sampler, template=sampler.template.source)
     judge = GenRmJudge([seat], config(retries=0))
-    matches = [Match(HISTORY, *pair) for pair in pairs]
+    matches = [Comparison(HISTORY, *pair) for pair in pairs]
     return seat.layout, asyncio.run(judge.judge(matches, seed=1))
 
 
@@ -87,9 +87,9 @@ def test_no_answer_becomes_a_special_token_of_a_tokenizer_that_is_known(layout: 
     special = {encoder.encode([token])[0][0] for token in encoder.special_tokens}
     engine = Says(f"I look at both.</think>\n{VERDICT}<|im_end|>", encoder=encoder)
     sampler = RenderedSampler(engine, template=ROLES, encoder=encoder)
-    seat = Seat(sampler, layout, tokens=encoder.special_tokens)
+    seat = JudgeSampler(sampler, layout, tokens=encoder.special_tokens)
     attacks = ("a", *ODD, "".join(ODD), *(token[0] + token for token in ODD), "<a><a><a>")
-    matches = [Match((Message("user", f"{x}?"),), x, f"b{x}", principle=x) for x in attacks]
+    matches = [Comparison((Message("user", f"{x}?"),), x, f"b{x}", principle=x) for x in attacks]
     asyncio.run(GenRmJudge([seat], config(retries=0)).judge(matches, seed=1))
     found = [[i for i in request.ids if i in special] for request in engine.requests]
     assert len(found) == len(attacks)
@@ -125,10 +125,10 @@ def test_a_conversation_that_a_template_refuses_is_a_failed_judgement_not_a_cras
         special_tokens=CHAT_TOKENS,
     )
     sampler = RenderedSampler(engine, template=refusing, encoder=ENCODER)
-    match = Match((Message("system", "s"), *HISTORY), "a", "b")
+    match = Comparison((Message("system", "s"), *HISTORY), "a", "b")
 
     def judgement(layout: str) -> Judgement:
-        judge = GenRmJudge([Seat(sampler, layout)], config())
+        judge = GenRmJudge([JudgeSampler(sampler, layout)], config())
         return asyncio.run(judge.judge([match], seed=1))[0]
 
     refused = judgement("roles")
