@@ -1,4 +1,4 @@
-"""All sources → two files of judging prompts, the books of every row, and the figures.
+"""All sources → two files of judging prompts, counts of every row, and stats.
 
 build(recipe, out, base_dir=Path("."))  → JudgingPrompts(files={"prompts.jsonl": 5000, …}, …)
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,8 +24,10 @@ from rich.table import Table
 from data_builders.dialects import RowProblem
 from data_builders.judging.pair import Pair
 from data_builders.judging.prompts import CountTokens, prompts_of, sft_row
-from data_builders.judging.read import SourceBooks, chosen_pairs
+from data_builders.judging.read import PreferenceBooks, chosen_pairs
 from data_builders.keyed import unit
+from data_builders.prompts.questions import total_counts
+from data_builders.sft_inputs import Input, as_stats
 from posttrain.artifacts import Counts
 from posttrain.config.build_genrm import BuildGenRmConfig, PreferenceSource
 from posttrain.errors import DataError
@@ -34,7 +36,7 @@ from posttrain.rollouts import Prompt, prompt_to_row
 from reward.judge.verdict import MIDDLE_RANKING
 
 TRAIN, HELD_OUT, WARM_UP = "prompts.jsonl", "heldout.jsonl", "sft.jsonl"
-Told = Callable[[str, int], None]
+OnProgress = Callable[[str, int], None]
 
 
 @dataclass(slots=True)
@@ -78,27 +80,28 @@ class SplitStats:
 
 @dataclass(slots=True)
 class JudgingPrompts:
-    """Files with their rows, books by source, and the figures of both sides."""
+    """Files with their rows, row counts by source, and the stats of both sides."""
 
-    books: dict[str, SourceBooks]
+    recipe: BuildGenRmConfig
+    books: dict[str, PreferenceBooks]
     files: dict[str, int]
     train: SplitStats
     held_out: SplitStats
 
     def counts(self) -> Counts:
-        """The books of all sources together, in rows."""
-        dropped: Counter[str] = Counter()
-        for books in self.books.values():
-            dropped += books.dropped
-        return Counts(
-            rows_in=sum(books.rows_in for books in self.books.values()),
-            kept=sum(books.kept for books in self.books.values()),
-            dropped=dict(sorted(dropped.items())),
-        )
+        """The rows of all sources."""
+        return total_counts(self.books.values())
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self, inputs: Sequence[Input]) -> dict[str, Any]:
         """For the manifest."""
+        recipe = self.recipe
         return {
+            "layout": recipe.layout,
+            "principle": recipe.principle,
+            "swap": recipe.swap,
+            "thinking": recipe.thinking,
+            "files": {"train": TRAIN, "held_out": HELD_OUT},
+            "inputs": as_stats(inputs),
             "train": self.train.stats(),
             "held_out": self.held_out.stats(),
             "sources": {
@@ -121,19 +124,19 @@ def build(
     *,
     base_dir: Path,
     count: CountTokens | None = None,
-    progress: Told = lambda name, rows: None,
+    on_progress: OnProgress = lambda name, rows: None,
 ) -> JudgingPrompts:
     """Read every source and write the prompts.
 
     Args:
         out: the folder to write to; None writes nothing.
         count: tokens of rendered prompts, where the recipe limits them.
-        progress: told a source and how many of its pairs are done.
+        on_progress: called with a source and how many of its pairs are done.
 
     Raises:
         ConfigError, DataError: as `chosen_pairs`; or nothing is left to train on.
     """
-    work = _Build(recipe, base_dir, count, progress)
+    work = _Build(recipe, base_dir, count, on_progress)
     with ExitStack() as stack:
         if out is not None:
             names = (TRAIN, HELD_OUT, *((WARM_UP,) if recipe.sft else ()))
@@ -146,7 +149,11 @@ def build(
             work.take(source)
     order = [source.name for source in recipe.sources]
     built = JudgingPrompts(
-        {name: work.books[name] for name in order}, dict(work.rows), work.train, work.held_out
+        recipe,
+        {name: work.books[name] for name in order},
+        dict(work.rows),
+        work.train,
+        work.held_out,
     )
     if built.train.prompts == 0:
         reasons = ", ".join(f"{k} {n:,}" for k, n in built.counts().dropped.items())
@@ -155,27 +162,27 @@ def build(
 
 
 class _Build:
-    """What lasts over all sources."""
+    """State over all sources."""
 
     def __init__(
         self,
         recipe: BuildGenRmConfig,
         base_dir: Path,
         count: CountTokens | None,
-        progress: Told,
+        on_progress: OnProgress,
     ) -> None:
         self._recipe, self._base_dir = recipe, base_dir
-        self._count, self._progress = count, progress
+        self._count, self._on_progress = count, on_progress
         self._seen: dict[str, Any] = {}
         self._kept_apart: set[str] = set()
         self.files: dict[str, TextIO] = {}
         self.rows: Counter[str] = Counter({TRAIN: 0, HELD_OUT: 0})
-        self.books: dict[str, SourceBooks] = {}
+        self.books: dict[str, PreferenceBooks] = {}
         self.train, self.held_out = SplitStats(), SplitStats()
 
     def take(self, source: PreferenceSource) -> None:
         """Write one source's prompts."""
-        recipe, books = self._recipe, self.books.setdefault(source.name, SourceBooks())
+        recipe, books = self._recipe, self.books.setdefault(source.name, PreferenceBooks())
         pairs = chosen_pairs(
             source, books, seen=self._seen, seed=recipe.seed, base_dir=self._base_dir
         )
@@ -206,7 +213,7 @@ class _Build:
                 self._write(HELD_OUT if held_out else TRAIN, prompt_to_row(prompt))
             if recipe.sft and not held_out and (row := sft_row(pair, prompts[0])) is not None:
                 self._write(WARM_UP, row)
-            self._progress(source.name, books.kept)
+            self._on_progress(source.name, books.kept)
 
     def _write(self, name: str, row: dict[str, Any]) -> None:
         self.rows[name] += 1
@@ -215,7 +222,7 @@ class _Build:
 
 
 def print_built(console: Console, built: JudgingPrompts) -> None:
-    """A line a source with its books, and what each side of the split holds."""
+    """A line a source with its counts, and what each side of the split holds."""
     table = Table("source", "rows", "pairs", "held out", "dialects", "dropped")
     for name, books in built.books.items():
         table.add_row(

@@ -13,8 +13,12 @@ from typing import Any
 
 from data_builders.dialects import RowProblem
 from data_builders.judging.pair import Pair
+from posttrain.chat import render
 from posttrain.config.build_genrm import BuildGenRmConfig
+from posttrain.config.build_sft import TokenizerConfig
 from posttrain.errors import RenderError
+from posttrain.models.chat_template import chat_template_of
+from posttrain.models.encoding import encoder_of, load_any_tokenizer
 from posttrain.records import Message, json_text
 from posttrain.rollouts import Prompt
 from reward.judge.prompt import judging_messages, quoted, verdict_text
@@ -99,23 +103,18 @@ def messages_of(pair: Pair, recipe: BuildGenRmConfig) -> tuple[Message, ...]:
 def check_gold(gold: Gold) -> None:
     """A gold that its own reader refuses would punish every answer. Raises RowProblem."""
     if gold.score_1 is None or gold.score_2 is None:
-        # scores that are not held against anybody
-        spoken = replace(Verdict(1, 1, 1), ranking=gold.ranking)
+        # a gold without scores compares the ranking alone
+        written = replace(Verdict(1, 1, 1), ranking=gold.ranking)
     else:
-        spoken = Verdict(gold.score_1, gold.score_2, gold.ranking)
-    found = parse_verdict(verdict_text(spoken))
+        written = Verdict(gold.score_1, gold.score_2, gold.ranking)
+    found = parse_verdict(verdict_text(written))
     if found is None or training_reward(found, gold) != 0:
-        raise RowProblem("gold_refused", "the gold verdict", json_text(gold_row(gold)))
-
-
-def gold_row(gold: Gold) -> dict[str, float | None]:
-    """The gold as a JSON-able row."""
-    return {"score_1": gold.score_1, "score_2": gold.score_2, "ranking": gold.ranking}
+        raise RowProblem("gold_refused", "the gold verdict", gold_text(gold))
 
 
 def gold_text(gold: Gold) -> str:
     """The gold as `Prompt.gold` holds it."""
-    return json_text(gold_row(gold))
+    return json_text({"score_1": gold.score_1, "score_2": gold.score_2, "ranking": gold.ranking})
 
 
 def sft_row(pair: Pair, prompt: Prompt) -> dict[str, Any] | None:
@@ -124,6 +123,24 @@ def sft_row(pair: Pair, prompt: Prompt) -> dict[str, Any] | None:
     if pair.reasoning is None or gold.score_1 is None or gold.score_2 is None:
         return None
     answer = verdict_text(Verdict(gold.score_1, gold.score_2, gold.ranking))
-    said = {"role": "assistant", "reasoning_content": pair.reasoning, "content": answer}
-    asked = [{"role": m.role, "content": m.content} for m in prompt.messages]
-    return {"id": prompt.id, "source": prompt.source, "messages": [*asked, said]}
+    reply = {"role": "assistant", "reasoning_content": pair.reasoning, "content": answer}
+    prompted = [{"role": m.role, "content": m.content} for m in prompt.messages]
+    return {"id": prompt.id, "source": prompt.source, "messages": [*prompted, reply]}
+
+
+def token_counter(config: TokenizerConfig) -> CountTokens:
+    """Counts the tokens of prompts as the judge gets them."""
+    tokenizer = load_any_tokenizer(config.path, revision=config.revision)
+    encoder = encoder_of(tokenizer)
+    template = chat_template_of(
+        tokenizer, choice=config.chat_template, variables=config.template_variables
+    )
+
+    def count(prompts: Sequence[Prompt]) -> list[int]:
+        texts = [
+            render(p.messages, template, add_generation_prompt=True, enable_thinking=p.thinking)
+            for p in prompts
+        ]
+        return [len(ids) for ids in encoder.encode(texts)]
+
+    return count

@@ -1,6 +1,6 @@
 """A source's rows → its distinct pairs; every other row goes into the books with its reason.
 
-books = SourceBooks()
+books = PreferenceBooks()
 for pair in distinct_pairs(source, books, seen={}, base_dir=Path(".")): …
 books.dropped  → {"tie": 120, "identical": 4, "disagreement": 20, "duplicate": 3}
 """
@@ -18,6 +18,7 @@ from data_builders.judging.dialects import read_pair
 from data_builders.judging.pair import Pair
 from data_builders.keyed import key64, unit
 from data_builders.observed import ObservedFields
+from data_builders.prompts.questions import SourceBooks
 from data_builders.sources import open_rows
 from data_builders.sources_rows import BadRow, RawRow
 from data_builders.where import parse_where
@@ -27,31 +28,18 @@ from reward.judge.verdict import Gold
 
 
 @dataclass(slots=True)
-class SourceBooks:
-    """One source's rows: each kept as a pair or dropped for a named reason.
+class PreferenceBooks(SourceBooks):
+    """As `SourceBooks`; `held_out` of the `kept` pairs are not trained on."""
 
-    `held_out` of the `kept` pairs are not trained on.
-    """
-
-    rows_in: int = 0
-    kept: int = 0
     held_out: int = 0
-    dropped: Counter[str] = field(default_factory=Counter[str])
     dialects: Counter[str] = field(default_factory=Counter[str])
-    examples: dict[str, str] = field(default_factory=dict[str, str])
-
-    def drop(self, reason: str, detail: str = "") -> None:
-        """Count a row; the first detail of a reason is kept."""
-        self.dropped[reason] += 1
-        if detail:
-            self.examples.setdefault(reason, detail)
 
 
 Seen = dict[str, Gold]  # key of a pair → what was held of it, the lesser response first
 
 
 def chosen_pairs(
-    source: PreferenceSource, books: SourceBooks, *, seen: Seen, seed: int, base_dir: Path
+    source: PreferenceSource, books: PreferenceBooks, *, seen: Seen, seed: int, base_dir: Path
 ) -> Iterator[Pair]:
     """The distinct pairs of a source, or `count` of them by a keyed hash, in the rows' order.
 
@@ -80,7 +68,7 @@ def chosen_pairs(
 
 
 def distinct_pairs(
-    source: PreferenceSource, books: SourceBooks, *, seen: Seen, seed: int, base_dir: Path
+    source: PreferenceSource, books: PreferenceBooks, *, seen: Seen, seed: int, base_dir: Path
 ) -> Iterator[Pair]:
     """Each pair of a source once, in whatever order its responses came; `seen` lasts over all."""
     for raw, pair in _pairs(source, books, base_dir):
@@ -100,7 +88,7 @@ def _sided(pair: Pair, seed: int) -> Pair:
 
 
 def _pairs(
-    source: PreferenceSource, books: SourceBooks, base_dir: Path
+    source: PreferenceSource, books: PreferenceBooks, base_dir: Path
 ) -> Iterator[tuple[RawRow, Pair]]:
     where = None if source.where is None else parse_where(source.where)
     observed = None if where is None else ObservedFields(where)
@@ -128,7 +116,7 @@ def _pairs(
 
 
 def _problem(
-    source: PreferenceSource, books: SourceBooks, raw: RawRow | BadRow, reason: str, detail: str
+    source: PreferenceSource, books: PreferenceBooks, raw: RawRow | BadRow, reason: str, detail: str
 ) -> None:
     text = f"{raw.file}:{raw.line}: {detail}"
     if source.strict and reason in _MALFORMED:

@@ -17,7 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from data_builders.keyed import key64, unit
-from data_builders.prompts.questions import RowQuestion, SourceBooks, distinct_questions
+from data_builders.prompts.questions import (
+    RowQuestion,
+    SourceBooks,
+    distinct_questions,
+    total_counts,
+)
 from data_builders.where import Where, parse_where
 from posttrain.artifacts import Counts
 from posttrain.config.load import nearest
@@ -41,15 +46,8 @@ class PromptSet:
     skipped: dict[str, Counter[str]]
 
     def counts(self) -> Counts:
-        """The books of all sources together."""
-        dropped: Counter[str] = Counter()
-        for books in self.books.values():
-            dropped += books.dropped
-        return Counts(
-            rows_in=sum(books.rows_in for books in self.books.values()),
-            kept=sum(books.kept for books in self.books.values()),
-            dropped=dict(sorted(dropped.items())),
-        )
+        """The rows of all sources."""
+        return total_counts(self.books.values())
 
 
 @dataclass(frozen=True, slots=True)

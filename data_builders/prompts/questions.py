@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from data_builders.sources import open_rows
 from data_builders.sources_rows import BadRow
 from data_builders.tiny_world.episodes import message_of
 from data_builders.where import lookup, parse_where
+from posttrain.artifacts import Counts
 from posttrain.config.prompts import (
     OPTION_LETTERS,
     PLACEHOLDER,
@@ -255,6 +256,16 @@ class SourceBooks:
         self.dropped[reason] += 1
         if detail:
             self.examples.setdefault(reason, detail)
+
+
+def total_counts(sources: Iterable[SourceBooks]) -> Counts:
+    """The rows of several sources."""
+    total = SourceBooks()
+    for books in sources:
+        total.rows_in += books.rows_in
+        total.kept += books.kept
+        total.dropped += books.dropped
+    return Counts(total.rows_in, total.kept, dict(sorted(total.dropped.items())))
 
 
 def distinct_questions(

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from data_builders.tiny_world.drafts import VERBOSITIES, Draft, Draw
+from data_builders.tiny_world.drafts import VERBOSITIES, Draft, Draw, user
 from data_builders.tiny_world.families import CHAINED, FAMILIES, TWINNED
 from data_builders.tiny_world.tools import tool_schemas
 
@@ -92,12 +92,12 @@ def make_item(place: Place, choices: Choices | None = None) -> dict[str, Any]:
     """
     choices = choices or Choices()
     draft, draw = draft_item(place, choices)
-    prompt = list(draft.prompt)
+    prompt = [user(draft.question[1])]
     chained = place.family in CHAINED and not draft.tools
     if chained and _generator(place, place.index, "turns").random() < choices.several_turns:
         without_tools = Choices(choices.difficulties, choices.verbosity, 0.0, 0.0)
         earlier, _ = draft_item(place, without_tools, role="earlier")
-        prompt = [*earlier.prompt, *earlier.reference, *prompt]
+        prompt = [user(earlier.question[1]), *earlier.reference, *prompt]
     return {
         "id": f"{place.split}-{place.seed}-{place.family}-{place.index}",
         "prompt": prompt,
@@ -117,7 +117,7 @@ def _metadata(place: Place, draft: Draft, draw: Draw, *, turns: int) -> dict[str
         "index": place.index,
         "difficulty": draw.difficulty,
         "verbosity": draw.verbosity,
-        "paraphrase": draft.paraphrase,
+        "paraphrase": draft.question[0],
         "twin": twin,
         "turns": turns,
         "answerable": draft.answerable,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from data_builders.tiny_world.drafts import Draft, Draw, Transcript, assistant, reason, user
+from data_builders.tiny_world.drafts import Draft, Draw, Transcript, answered, reason, user, worded
 from data_builders.tiny_world.tools import ToolWorld
 from data_builders.tiny_world.vocabulary import COLOURS, THINGS
 
@@ -31,20 +31,15 @@ def make(draw: Draw) -> Draft:
     prices = rng.sample(range(11, 100), len(colours))
     items = [f"{colour} {thing}" for colour in colours]
     state: dict[str, Any] = {"price": dict(zip(items, prices, strict=True))}
-    paraphrase = rng.randrange(len(WORDINGS))
     stock = f"We have: {', '.join(items)}."
     target = f"{chosen} {thing}"
-    question = WORDINGS[paraphrase].format(stock=stock, a=target if draw.side else thing)
+    question = worded(draw, WORDINGS, stock=stock, a=target if draw.side else thing)
     script = Transcript(ToolWorld(state, declared=["get_price"]))
     if not draw.side:
-        asked = f"the {' or '.join(colours)} {thing}?"
-        worked = reason(
-            draw.verbosity,
-            [f"{' '.join(colours)}: ask"],
-            opening=f"price of {thing}.",
-            result="ask",
-        )
-        script.messages += [assistant(asked, worked), user(f"The {chosen} one.")]
+        steps, opening = [f"{' '.join(colours)}: ask"], f"price of {thing}."
+        ask = f"the {' or '.join(colours)} {thing}?"
+        script.messages += answered(draw, steps, ask, opening=opening, result="ask")
+        script.messages.append(user(f"The {chosen} one."))
     worked = reason(
         draw.verbosity, [f"get_price {target}"], opening=f"price of {target}.", result="get_price"
     )
@@ -53,8 +48,7 @@ def make(draw: Draw) -> Draft:
     return Draft(
         key=f"clarify {stock}",
         task="clear" if draw.side else "ambiguous",
-        paraphrase=paraphrase,
-        prompt=(user(question),),
+        question=question,
         reference=tuple(script.messages),
         gold=gold,
         grading="number" if draw.side else "question",

@@ -8,7 +8,7 @@ documents ("Where does the boss of ana live?").
 
 from __future__ import annotations
 
-from data_builders.tiny_world.drafts import Draft, Draw, assistant, reason, user
+from data_builders.tiny_world.drafts import Draft, Draw, answered, worded
 from data_builders.tiny_world.vocabulary import CITIES, COLOURS, PEOPLE, THINGS
 
 WORDINGS = {
@@ -43,16 +43,13 @@ def make(draw: Draw) -> Draft:
     gold = cities[holder]
     steps = [f"[{asked + 1}] boss {bosses[asked]}"] if task == "two" else []
     steps.append(f"[{holder + 1}] {names[holder]} {thing} {gold}")
-    paraphrase = rng.randrange(len(WORDINGS[task]))
     text = "\n".join(notes)
-    question = WORDINGS[task][paraphrase].format(x=thing, a=names[asked])
-    worked = reason(draw.verbosity, steps, opening=f"{thing} of {names[asked]}.", result=gold)
+    paraphrase, question = worded(draw, WORDINGS[task], x=thing, a=names[asked])
     return Draft(
         key=f"documents {task} {asked} {text}",
         task=task,
-        paraphrase=paraphrase,
-        prompt=(user(f"{text}\n{question}"),),
-        reference=(assistant(gold, worked),),
+        question=(paraphrase, f"{text}\n{question}"),
+        reference=answered(draw, steps, gold, opening=f"{thing} of {names[asked]}."),
         gold=gold,
         grading="words",
     )

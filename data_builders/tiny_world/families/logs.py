@@ -9,7 +9,7 @@ begins with a letter: names repeat, and a line that is copied is found by what d
 
 from __future__ import annotations
 
-from data_builders.tiny_world.drafts import Draft, Draw, assistant, idle_tools, reason, user
+from data_builders.tiny_world.drafts import Draft, Draw, answered, idle_tools, worded
 from data_builders.tiny_world.vocabulary import LETTERS, LEVELS, PEOPLE, SERVICES, THINGS
 
 TABLE_WORDINGS = (
@@ -67,17 +67,13 @@ def make(draw: Draw) -> Draft:
     is_table = draw.rng.random() < 0.5
     asked, lines, steps, result = _table(draw) if is_table else _log(draw)
     wordings = TABLE_WORDINGS if is_table else LOG_WORDINGS
-    paraphrase = draw.rng.randrange(len(wordings))
     table = "\n".join(lines)
-    question = wordings[paraphrase].format(table=table, asked=asked)
-    worked = reason(draw.verbosity, steps, opening="line by line.", result=str(result))
     task = "table" if is_table else "log"
     return Draft(
         key=f"{task} {asked} {table}",
         task=task,
-        paraphrase=paraphrase,
-        prompt=(user(question),),
-        reference=(assistant(str(result), worked),),
+        question=worded(draw, wordings, table=table, asked=asked),
+        reference=answered(draw, steps, str(result), opening="line by line."),
         gold=str(result),
         grading="number",
         tools=idle_tools(draw),

@@ -10,7 +10,7 @@ declared, minus 1: 1 declares none beside the tool in question.
 
 from __future__ import annotations
 
-from data_builders.tiny_world.drafts import Draft, Draw, Transcript, assistant, reason, user
+from data_builders.tiny_world.drafts import Draft, Draw, Transcript, answered, reason, worded
 from data_builders.tiny_world.families.lookups import FACTS, shop
 from data_builders.tiny_world.tools import ToolWorld
 
@@ -31,13 +31,12 @@ def make(draw: Draw) -> Draft:
     asked = rng.choice(NEAR).format(f=fact)
     unrelated = [f"get_{name}" for name in FACTS if name != fact]
     others = rng.sample(unrelated, min(draw.difficulty, 4) - 1)
-    paraphrase = rng.randrange(len(WORDINGS))
+    question = worded(draw, WORDINGS, tool=asked, a=item)
     names = others if draw.side else [*others, f"get_{fact}"]
     rng.shuffle(names)
     if draw.side:
         gold, calls = "no tool", 0
-        worked = reason(draw.verbosity, [f"no {asked}"], opening=f"{asked}.", result=gold)
-        reference = (assistant(gold, worked),)
+        reference = answered(draw, [f"no {asked}"], gold, opening=f"{asked}.")
     else:
         script = Transcript(ToolWorld(state, declared=names))
         worked = reason(
@@ -49,8 +48,7 @@ def make(draw: Draw) -> Draft:
     return Draft(
         key=f"near {asked} {item}",
         task="undeclared" if draw.side else "near_miss",
-        paraphrase=paraphrase,
-        prompt=(user(WORDINGS[paraphrase].format(tool=asked, a=item)),),
+        question=question,
         reference=reference,
         gold=gold,
         grading="no_tool" if draw.side else ("number" if gold.isdigit() else "words"),
