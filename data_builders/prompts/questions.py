@@ -21,7 +21,7 @@ from data_builders.keyed import key64
 from data_builders.observed import ObservedFields
 from data_builders.sources import open_rows
 from data_builders.sources_rows import BadRow
-from data_builders.tiny_world.episodes import message_of
+from data_builders.tiny_world.items import message_of
 from data_builders.where import lookup, parse_where
 from posttrain.artifacts import Counts
 from posttrain.config.prompts import (

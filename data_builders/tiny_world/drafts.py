@@ -50,7 +50,7 @@ class Draft:
     answerable: bool = True
     twin: bool = False
     initial_state: Mapping[str, Any] | None = None
-    gold_state: Mapping[str, Any] | None = None
+    gold_state: Mapping[str, Any] | None = None  # None: the initial one
     fault: Mapping[str, Any] | None = None
     minimum_calls: int = 0
     options: tuple[str, ...] = ()

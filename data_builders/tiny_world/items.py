@@ -20,6 +20,7 @@ from typing import Any, Literal, get_args
 from data_builders.tiny_world.drafts import VERBOSITIES, Draft, Draw, user
 from data_builders.tiny_world.families import CHAINED, FAMILIES, TWINNED
 from data_builders.tiny_world.tools import tool_schemas
+from posttrain.records import Message, ToolCall
 
 Split = Literal["train", "heldout"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -128,7 +129,7 @@ def _metadata(place: Place, draft: Draft, draw: Draw, *, turns: int) -> dict[str
         "with_tools": bool(draft.tools),
         "tools_declared": list(draft.tools),
         "initial_state": draft.initial_state,
-        "gold_state": draft.gold_state,
+        "gold_state": draft.initial_state if draft.gold_state is None else draft.gold_state,
         "fault": draft.fault,
         "minimum_calls": draft.minimum_calls,
     }
@@ -157,3 +158,19 @@ def family_items(
     """The endless sequence of a family's items, in order of index."""
     for index in itertools.count():
         yield make_item(Place(seed, split, family, index), choices)
+
+
+def message_of(row: Mapping[str, Any], *, thinking: bool = True) -> Message:
+    """A message of an item's prompt as a record's message; its reasoning only with thinking on."""
+    calls = tuple(
+        ToolCall(c["function"]["name"], c["function"]["arguments"], c["id"])
+        for c in row.get("tool_calls", ())
+    )
+    return Message(
+        role=row["role"],
+        content=row["content"],
+        reasoning=row.get("reasoning_content") if thinking else None,
+        tool_calls=calls,
+        tool_call_id=row.get("tool_call_id"),
+        name=row.get("name"),
+    )

@@ -67,14 +67,13 @@ def make_judgement(place: Place, choices: Choices) -> dict[str, Any]:
 def warm_up_row(judgement: dict[str, Any], *, layout: str) -> dict[str, Any]:
     """The judgement as a conversation to be trained on: judging prompt, reasoning, verdict."""
     history = [Message(m["role"], m["content"]) for m in judgement["messages"]]
-    asked = judging_messages(
-        history, judgement["response_1"], judgement["response_2"], layout=layout
-    )
+    sides = judgement["response_1"], judgement["response_2"]
+    prompt = judging_messages(history, *sides, layout=layout)
     verdict = Verdict(*(float(judgement[key]) for key in ("score_1", "score_2", "ranking")))
-    said = assistant(verdict_text(verdict), judgement["reasoning"])
+    reply = assistant(verdict_text(verdict), judgement["reasoning"])
     return {
         "id": judgement["id"],
-        "messages": [*({"role": m.role, "content": m.content} for m in asked), said],
+        "messages": [*({"role": m.role, "content": m.content} for m in prompt), reply],
         "metadata": judgement["metadata"],
     }
 
@@ -90,11 +89,11 @@ def drill_row(index: int, *, seed: int) -> dict[str, Any]:
     for _ in range(LINES):
         one = rng.choice("0123456789")
         pairs.append((one, one if rng.random() < SAME else rng.choice("0123456789")))
-    asked = "\n".join(f"{one} {other}" for one, other in pairs)
+    question = "\n".join(f"{one} {other}" for one, other in pairs)
     worked = "\n".join(same_or_not(one, other) for one, other in pairs)
     return {
         "id": f"drill-{seed}-{index}",
-        "messages": [user(asked), assistant("done", worked)],
+        "messages": [user(question), assistant("done", worked)],
         "metadata": {"family": "drill", "difficulty": 1},
     }
 
@@ -129,6 +128,22 @@ class Response:
     remark: str
 
 
+def _other_digit(rng: random.Random, gold: int) -> int:
+    digits = list(str(gold))
+    digits[rng.randrange(len(digits))] = rng.choice("0123456789")
+    return int("".join(digits))
+
+
+Slip = Callable[[random.Random, int], int]
+_SLIPS: tuple[Slip, ...] = (
+    *[lambda rng, gold: gold + rng.choice((-2, -1, 1, 2))] * 2,
+    lambda rng, gold: gold + rng.choice((-10, 10)),
+    *[_other_digit] * 2,
+    lambda rng, gold: rng.randint(0, 2 * gold + 9),
+    lambda rng, gold: int(str(gold)[::-1]),
+)
+
+
 def near_miss(rng: random.Random, gold: int) -> int:
     """A number as slips make it: a neighbour, one digit off, a carry lost, digits swapped.
 
@@ -138,39 +153,6 @@ def near_miss(rng: random.Random, gold: int) -> int:
         other = rng.choice(_SLIPS)(rng, gold)
         if other >= 0 and other != gold:
             return other
-
-
-def _neighbour(rng: random.Random, gold: int) -> int:
-    return gold + rng.choice((-2, -1, 1, 2))
-
-
-def _carry(rng: random.Random, gold: int) -> int:
-    return gold + rng.choice((-10, 10))
-
-
-def _digit(rng: random.Random, gold: int) -> int:
-    digits = list(str(gold))
-    digits[rng.randrange(len(digits))] = rng.choice("0123456789")
-    return int("".join(digits))
-
-
-def _other(rng: random.Random, gold: int) -> int:
-    return rng.randint(0, 2 * gold + 9)
-
-
-def _swapped(_: random.Random, gold: int) -> int:
-    return int(str(gold)[::-1])
-
-
-_SLIPS: tuple[Callable[[random.Random, int], int], ...] = (
-    _neighbour,
-    _neighbour,
-    _carry,
-    _digit,
-    _digit,
-    _other,
-    _swapped,
-)
 
 
 def same_or_not(one: str, other: str) -> str:
@@ -212,9 +194,6 @@ def draw_response(rng: random.Random, gold: str) -> Response:
     }[kind]
 
 
-REPEATED = "repeated_pair"
-
-
 def write_judgements(config: TinyJudgementsConfig, out: Path) -> WrittenWorld:
     """Write every file of the artifact but its manifest."""
     files: dict[str, int | None] = {}
@@ -222,7 +201,7 @@ def write_judgements(config: TinyJudgementsConfig, out: Path) -> WrittenWorld:
     parts = {"drills": [drill_row(k, seed=config.seed) for k in range(config.drills)]}
     for name, pairs in _pairs_of_files(config).items():
         kept = _distinct(pairs)
-        dropped[REPEATED] += len(pairs) - len(kept)
+        dropped["repeated_pair"] += len(pairs) - len(kept)
         warm = name == "warm_up"
         parts[name] = [warm_up_row(p, layout=config.layout) for p in kept] if warm else kept
     for name, rows in parts.items():
@@ -238,9 +217,9 @@ def _pairs_of_files(config: TinyJudgementsConfig) -> dict[str, list[dict[str, An
     """The pairs of each file, repeats included."""
     parts: dict[str, list[dict[str, Any]]] = {"warm_up": [], "train": [], "heldout": []}
     for family, rows in config.families.items():
-        made = _pairs(config, family, rows.difficulties, "train")
-        parts["warm_up"] += [next(made) for _ in range(rows.warm_up)]
-        parts["train"] += [next(made) for _ in range(rows.train)]
+        pairs = _pairs(config, family, rows.difficulties, "train")
+        parts["warm_up"] += [next(pairs) for _ in range(rows.warm_up)]
+        parts["train"] += [next(pairs) for _ in range(rows.train)]
         held_out = _pairs(config, family, rows.difficulties, "heldout")
         parts["heldout"] += [next(held_out) for _ in range(rows.heldout)]
     return parts

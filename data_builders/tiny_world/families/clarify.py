@@ -55,7 +55,6 @@ def make(draw: Draw) -> Draft:
         tools=("get_price",),
         twin=True,
         initial_state=state,
-        gold_state=state,
         minimum_calls=1,
         options=() if draw.side else tuple(colours),
         replies=() if draw.side else (f"The {chosen} one.",),

@@ -99,6 +99,5 @@ def make(draw: Draw) -> Draft:
         grading="number" if numeric else "words",
         tools=tuple(names),
         initial_state=state,
-        gold_state=state,
         minimum_calls=len(asked),
     )

@@ -56,6 +56,5 @@ def make(draw: Draw) -> Draft:
         answerable=not draw.side,
         twin=True,
         initial_state=state,
-        gold_state=state,
         minimum_calls=calls,
     )

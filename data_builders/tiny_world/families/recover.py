@@ -47,7 +47,6 @@ def make(draw: Draw) -> Draft:
         grading="number",
         tools=tuple(names),
         initial_state=state,
-        gold_state=state,
         fault=fault,
         minimum_calls=times + 2,
     )

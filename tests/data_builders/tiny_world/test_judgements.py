@@ -11,7 +11,6 @@ from data_builders.tiny_world.grading import grade
 from data_builders.tiny_world.items import Choices, Place, make_item
 from data_builders.tiny_world.judgements import (
     LINES,
-    REPEATED,
     WEIGHTS,
     compared,
     draw_response,
@@ -148,7 +147,7 @@ def test_the_files_balance_and_come_out_the_same(tmp_path: Path):
         assert len(rows_of(tmp_path / "a" / name)) == written.files[name]
     assert written.counts.rows_in == 400 + 40 + 20 + 30 + 20 + 10 + 5
     # one-digit sums are few: some pair is drawn twice
-    assert written.counts.dropped[REPEATED] > 0
+    assert written.counts.dropped["repeated_pair"] > 0
 
 
 def test_held_out_questions_are_no_training_questions(tmp_path: Path):
