@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from data_builders.dialects import RowProblem
-from data_builders.judging.pair import Pair
+from data_builders.judging.pair import PreferencePair
 from data_builders.judging.prompts import CountTokens, prompts_of, sft_row
 from data_builders.judging.read import PreferenceBooks, chosen_pairs
 from data_builders.keyed import unit
@@ -51,7 +51,7 @@ class SplitStats:
     at_odds: int = 0
     characters: list[int] = field(default_factory=list[int])
 
-    def add(self, pair: Pair, prompts: list[Prompt]) -> None:
+    def add(self, pair: PreferencePair, prompts: list[Prompt]) -> None:
         """Count one pair and its prompts."""
         gold = pair.gold
         self.pairs += 1

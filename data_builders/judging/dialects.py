@@ -1,7 +1,7 @@
 """Preference rows of any dialect → pairs. One function a dialect, one table of them.
 
 read_pair({"context": […], "response1": "4", "response2": "5", "overall_preference": -3}, source)
-    → ("helpsteer3", Pair(…, gold=Gold(None, None, 1.0)))
+    → ("helpsteer3", PreferencePair(…, gold=Gold(None, None, 1.0)))
 
 To add a dialect: one function here, one line in `DIALECTS`, its shape in `recognise`, its name in
 `posttrain.config.build_genrm.PreferenceDialect`, a row in `docs/genrm.md`.
@@ -21,7 +21,7 @@ from data_builders.dialects.reading import Row
 from data_builders.judging.labels import gold_of, majority, outcome_of, ranked, strength, won
 from data_builders.judging.pair import (
     RESPONSE_KEYS,
-    Pair,
+    PreferencePair,
     final_answer,
     frame_of,
     history_of,
@@ -40,17 +40,19 @@ _STRENGTHS = ("overall_preference", "preference_strength")
 _ONE_HOT = {"model_a": "winner_model_a", "model_b": "winner_model_b", "tie": "winner_tie"}
 
 
-def helpsteer3(row: Row, how: Reading, source: PreferenceSource) -> Pair:
+def helpsteer3(row: Row, how: Reading, source: PreferenceSource) -> PreferencePair:
     """`context`, two responses, `overall_preference` from −3 (response 1) to 3 (response 2).
 
     HelpSteer2's preferences are the same with a `prompt` and `preference_strength`.
     """
     field = next((name for name in _STRENGTHS if row.get(name) is not None), _STRENGTHS[0])
     ranking = strength(_needed(row, field), field, source)
-    return Pair(history_of(row, how), *responses_of(row, how), gold_of(ranking, row, source))
+    return PreferencePair(
+        history_of(row, how), *responses_of(row, how), gold_of(ranking, row, source)
+    )
 
 
-def arena(row: Row, how: Reading, source: PreferenceSource) -> Pair:
+def arena(row: Row, how: Reading, source: PreferenceSource) -> PreferencePair:
     """`conversation_a` and `conversation_b`, or a prompt and two responses, and a `winner`.
 
     The winner may be one of three columns, and prompt and responses JSON lists of their turns.
@@ -60,7 +62,7 @@ def arena(row: Row, how: Reading, source: PreferenceSource) -> Pair:
     if row.get("conversation_a") is None:
         asked = turns_of(row.get("prompt"))
         if asked is None:
-            return Pair(history_of(row, how), *responses_of(row, how), gold)
+            return PreferencePair(history_of(row, how), *responses_of(row, how), gold)
         answered = (turns_of(row.get(key)) for key in ("response_a", "response_b"))
         first, second = (interleaved(asked, side) for side in answered)
         return _parted(first, second, gold)
@@ -68,28 +70,30 @@ def arena(row: Row, how: Reading, source: PreferenceSource) -> Pair:
     return _parted(first, second, gold)
 
 
-def pandalm(row: Row, how: Reading, source: PreferenceSource) -> Pair:
+def pandalm(row: Row, how: Reading, source: PreferenceSource) -> PreferencePair:
     """`instruction`, `input`, two responses, and what each annotator said: 0 (tie), 1 or 2."""
     names = sorted(key for key in row if key.startswith("annotator"))
     votes = [row[name] for name in names if row[name] is not None]
     ranking = won(majority(votes, "annotator…", source), "annotator…", source)
-    return Pair(history_of(row, how), *responses_of(row, how), gold_of(ranking, row, source))
+    return PreferencePair(
+        history_of(row, how), *responses_of(row, how), gold_of(ranking, row, source)
+    )
 
 
-def chosen_rejected(row: Row, how: Reading, source: PreferenceSource) -> Pair:
+def chosen_rejected(row: Row, how: Reading, source: PreferenceSource) -> PreferencePair:
     """Any form of the chosen/rejected dialect; the chosen is read as response 1."""
     chosen, rejected = (read_side(row, side, how).messages for side in ("chosen", "rejected"))
     gold = gold_of(source.win, _scores_by_side(row, source), source)
     return _parted(chosen, rejected, gold, sided=False)
 
 
-def ranked_pair(row: Row, how: Reading, source: PreferenceSource) -> Pair:
+def ranked_pair(row: Row, how: Reading, source: PreferenceSource) -> PreferencePair:
     """A conversation, two responses and a `ranking` from 1 to 6; perhaps scores and a principle.
 
     The rows of Nemotron-RL-Safety-v1 are of this kind.
     """
     reasoning = read_text(row.get("reasoning"), "reasoning").strip()
-    return Pair(
+    return PreferencePair(
         history_of(row, how),
         *responses_of(row, how),
         gold_of(_ranking(row, source), row, source),
@@ -98,16 +102,16 @@ def ranked_pair(row: Row, how: Reading, source: PreferenceSource) -> Pair:
     )
 
 
-def judging_prompt(row: Row, how: Reading, source: PreferenceSource) -> Pair:
+def judging_prompt(row: Row, how: Reading, source: PreferenceSource) -> PreferencePair:
     """A judging prompt under `messages`, its `ranking` and scores, as Nemotron-RLHF-GenRM-v1."""
     if row.get("num_responses") not in (None, 2):
         raise RowProblem("several_responses", "num_responses", f"{row['num_responses']!r:.20}")
     frame, first, second = frame_of(_conversation(row, how, "messages"), "messages")
     gold = gold_of(_ranking(row, source), row, source)
-    return Pair((), first, second, gold, frame=frame)
+    return PreferencePair((), first, second, gold, frame=frame)
 
 
-DIALECTS: dict[str, Callable[[Row, Reading, PreferenceSource], Pair]] = {
+DIALECTS: dict[str, Callable[[Row, Reading, PreferenceSource], PreferencePair]] = {
     "helpsteer3": helpsteer3,
     "arena": arena,
     "pandalm": pandalm,
@@ -117,7 +121,7 @@ DIALECTS: dict[str, Callable[[Row, Reading, PreferenceSource], Pair]] = {
 }
 
 
-def read_pair(row: Row, source: PreferenceSource) -> tuple[str, Pair]:
+def read_pair(row: Row, source: PreferenceSource) -> tuple[str, PreferencePair]:
     """The row's dialect (the recipe's, else recognised by structure) and its pair.
 
     Raises:
@@ -222,7 +226,7 @@ def _scores_by_side(row: Row, source: PreferenceSource) -> Mapping[str, Any]:
 
 def _parted(
     first: tuple[Message, ...], second: tuple[Message, ...], gold: Any, *, sided: bool = True
-) -> Pair:
+) -> PreferencePair:
     """Two whole conversations that differ in their last turn alone."""
     same = sum(
         1 for _ in itertools.takewhile(lambda p: p[0] == p[1], zip(first, second, strict=False))
@@ -235,4 +239,4 @@ def _parted(
     if any(any(m.role == "user" for m in rest) for rest in rests):
         raise RowProblem("different_histories", "the sides", "they part before the last answer")
     answers = [final_answer(rest, "a side") for rest in rests]
-    return Pair(plain_history(first[:same]), answers[0], answers[1], gold, sided=sided)
+    return PreferencePair(plain_history(first[:same]), answers[0], answers[1], gold, sided=sided)

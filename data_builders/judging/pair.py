@@ -1,6 +1,6 @@
 """One preference over two responses, whatever its row looked like.
 
-    Pair(history=(Message("user", "2+2?"),), response_1="4", response_2="5",
+    PreferencePair(history=(Message("user", "2+2?"),), response_1="4", response_2="5",
          gold=Gold(5, 1, 1), principle=None, frame=None)
 
 Responses are final answers: reasoning is not shown to a judge.
@@ -38,7 +38,7 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class PreferencePair:
     """Two responses to one conversation and what is held of them.
 
     Attributes:
@@ -58,7 +58,7 @@ class Pair:
     reasoning: str | None = None
     sided: bool = True
 
-    def swapped(self) -> Pair:
+    def swapped(self) -> PreferencePair:
         """The same pair in the other order; its reasoning names the wrong sides and is gone."""
         return replace(
             self,

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from data_builders.dialects import RowProblem
-from data_builders.judging.pair import Pair
+from data_builders.judging.pair import PreferencePair
 from posttrain.chat import render
 from posttrain.config.build_genrm import BuildGenRmConfig
 from posttrain.config.build_sft import TokenizerConfig
@@ -31,7 +31,7 @@ GIVEN, SWAPPED = "given", "swapped"
 
 
 def prompts_of(
-    pair: Pair,
+    pair: PreferencePair,
     *,
     source: str,
     recipe: BuildGenRmConfig,
@@ -59,7 +59,9 @@ def prompts_of(
     return prompts
 
 
-def _prompt(pair: Pair, task: str, order: str, source: str, recipe: BuildGenRmConfig) -> Prompt:
+def _prompt(
+    pair: PreferencePair, task: str, order: str, source: str, recipe: BuildGenRmConfig
+) -> Prompt:
     messages = messages_of(pair, recipe)
     long = sum(len(message.content) for message in messages)
     if recipe.max_characters is not None and long > recipe.max_characters:
@@ -85,7 +87,7 @@ def _prompt(pair: Pair, task: str, order: str, source: str, recipe: BuildGenRmCo
     )
 
 
-def messages_of(pair: Pair, recipe: BuildGenRmConfig) -> tuple[Message, ...]:
+def messages_of(pair: PreferencePair, recipe: BuildGenRmConfig) -> tuple[Message, ...]:
     """What the judge is shown."""
     if pair.frame is not None:
         # as it came, but for what would frame a message of its own
@@ -117,7 +119,7 @@ def gold_text(gold: Gold) -> str:
     return json_text({"score_1": gold.score_1, "score_2": gold.score_2, "ranking": gold.ranking})
 
 
-def sft_row(pair: Pair, prompt: Prompt) -> dict[str, Any] | None:
+def sft_row(pair: PreferencePair, prompt: Prompt) -> dict[str, Any] | None:
     """A warm-up conversation in the openai dialect; None where the row brought no reasoning."""
     gold = pair.gold
     if pair.reasoning is None or gold.score_1 is None or gold.score_2 is None:

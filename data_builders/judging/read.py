@@ -15,7 +15,7 @@ from pathlib import Path
 
 from data_builders.dialects import RowProblem
 from data_builders.judging.dialects import read_pair
-from data_builders.judging.pair import Pair
+from data_builders.judging.pair import PreferencePair
 from data_builders.keyed import key64, unit
 from data_builders.observed import ObservedFields
 from data_builders.prompts.questions import SourceBooks
@@ -40,7 +40,7 @@ Seen = dict[str, Gold]  # key of a pair → what was held of it, the lesser resp
 
 def chosen_pairs(
     source: PreferenceSource, books: PreferenceBooks, *, seen: Seen, seed: int, base_dir: Path
-) -> Iterator[Pair]:
+) -> Iterator[PreferencePair]:
     """The distinct pairs of a source, or `count` of them by a keyed hash, in the rows' order.
 
     Raises:
@@ -69,7 +69,7 @@ def chosen_pairs(
 
 def distinct_pairs(
     source: PreferenceSource, books: PreferenceBooks, *, seen: Seen, seed: int, base_dir: Path
-) -> Iterator[Pair]:
+) -> Iterator[PreferencePair]:
     """Each pair of a source once, in whatever order its responses came; `seen` lasts over all."""
     for raw, pair in _pairs(source, books, base_dir):
         where, one = f"{raw.file}:{raw.line}", _sided(pair, seed)
@@ -82,14 +82,14 @@ def distinct_pairs(
             books.drop("duplicate" if same else "duplicate_other_gold", where)
 
 
-def _sided(pair: Pair, seed: int) -> Pair:
+def _sided(pair: PreferencePair, seed: int) -> PreferencePair:
     """A row without an order of its own gets one by a keyed hash: the first is not the chosen."""
     return pair if pair.sided or unit(seed, "side", pair.key) < 0.5 else pair.swapped()
 
 
 def _pairs(
     source: PreferenceSource, books: PreferenceBooks, base_dir: Path
-) -> Iterator[tuple[RawRow, Pair]]:
+) -> Iterator[tuple[RawRow, PreferencePair]]:
     where = None if source.where is None else parse_where(source.where)
     observed = None if where is None else ObservedFields(where)
     for raw in open_rows(source.rows(), base_dir):
@@ -130,7 +130,7 @@ _MALFORMED = frozenset(
 )
 
 
-def refuse(pair: Pair) -> None:
+def refuse(pair: PreferencePair) -> None:
     """Refuse a pair of which nothing can be judged. Raises RowProblem."""
     responses = (pair.response_1, pair.response_2)
     if pair.response_1.strip() == pair.response_2.strip():

@@ -169,7 +169,7 @@ def build_pairs(
     to_read: list[Pair] = []
     shown: Counter[str] = Counter()
     with PairWriter(out / "pairs", "train", shard_pairs=recipe.shard_pairs) as writer:
-        pairs = _chosen_pairs(recipe, selection.pairs, proposed, encoder, work=work)
+        pairs = chosen_pairs(recipe, selection.pairs, proposed, encoder, work=work)
         for number, pair in enumerate(pairs, 1):
             writer.add(pair)
             shown[pair.category] += 1
@@ -267,7 +267,7 @@ def _propose_offline(
                 proposed.candidates.append(offline_candidate(found, number, recipe.seed))
 
 
-def _chosen_pairs(
+def chosen_pairs(
     recipe: BuildDpoConfig,
     pairs: Iterable[CandidatePair],
     proposed: Proposed,

@@ -117,7 +117,7 @@ class TinyWorldGrader:
 
     def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
         """One score an attempt."""
-        return [_grade(attempt) for attempt in attempts]
+        return [before_reading(attempt) or _grade(attempt) for attempt in attempts]
 
 
 def _refusal(prompt: Prompt) -> str | None:
@@ -132,9 +132,6 @@ def _refusal(prompt: Prompt) -> str | None:
 
 
 def _grade(attempt: Attempt) -> Score:
-    early = before_reading(attempt)
-    if early is not None:
-        return early
     prompt, completion = attempt.prompt, attempt.completion
     metadata = metadata_of(prompt)
     if any(name not in metadata for name in NEEDED):

@@ -87,7 +87,7 @@ def read_formula(text: str, *, natural_log: bool) -> Any:
     if not found:
         raise Unreadable(text)
     relations = _relations(found[0])
-    if relations is not None:  # as sides: sympy may decide x^2 = -1 and forget what it said
+    if relations is not None:  # as sides: sympy may decide x^2 = -1 and forget the equation
         return [(type(r), _exact(r.lhs - r.rhs)) for r in relations]
     return _exact(found[0])
 

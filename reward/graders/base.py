@@ -40,10 +40,10 @@ class Grader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """`asked` finds it in a prompt; `used` says whether a completion's answer has it."""
+    """`requested` finds it in a prompt; `used` says whether a completion's answer has it."""
 
     name: str
-    asked: re.Pattern[str]
+    requested: re.Pattern[str]
     used: Callable[[str], object]
 
 
@@ -79,11 +79,11 @@ _FORMATS = (
 _OUTPUT_REGEX = Format("what its output_regex matches", re.compile(r"(?!)"), lambda answer: False)
 
 
-def asked_formats(prompt: Prompt) -> list[Format]:
+def requested_formats(prompt: Prompt) -> list[Format]:
     """The formats that a prompt's system and user messages, or its `output_regex`, ask for."""
-    said = "\n".join(m.content for m in prompt.messages if m.role in ("system", "user"))
-    found = [form for form in _FORMATS if form.asked.search(said)]
-    return [*found, _OUTPUT_REGEX] if metadata_of(prompt).get("output_regex") else found
+    text = "\n".join(m.content for m in prompt.messages if m.role in ("system", "user"))
+    forms = [form for form in _FORMATS if form.requested.search(text)]
+    return [*forms, _OUTPUT_REGEX] if metadata_of(prompt).get("output_regex") else forms
 
 
 SHOWN = 200  # characters of an answer or gold in a score
@@ -105,13 +105,13 @@ def no_answer(attempt: Attempt) -> Score:
     It is wrong if it is empty, or lacks the format that its prompt asks for. Otherwise the answer
     may stand where it is not looked for, or be written as it is not read.
     """
-    answer, asked = attempt.completion.answer, asked_formats(attempt.prompt)
+    answer, forms = attempt.completion.answer, requested_formats(attempt.prompt)
     if not answer.strip():
         return Score(0.0, None, "no answer: empty")
-    if not asked:
+    if not forms:
         return unscored(None, "no answer found; the prompt asks for no format")
-    names = " or ".join(form.name for form in asked)
-    if any(form.used(answer) for form in asked):
+    names = " or ".join(form.name for form in forms)
+    if any(form.used(answer) for form in forms):
         return unscored(None, f"no answer that can be read in the {names} that the prompt asks for")
     return Score(0.0, None, f"no answer found; the prompt asks for {names}")
 

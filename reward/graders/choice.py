@@ -17,7 +17,7 @@ from posttrain.rollouts import Prompt, metadata_of
 from reward.graders.base import Attempt, before_reading, no_answer, unscored, verdict
 from reward.graders.final_answer import LABEL, TAG, has_box, joined_boxes
 from reward.graders.tidy import tidy
-from reward.graders.workers import Outcome, Workers, shared_workers
+from reward.graders.workers import JobResult, Workers, shared_workers
 
 
 class MultipleChoice:
@@ -42,18 +42,19 @@ class MultipleChoice:
                 for a in attempts
             ],
         )
-        return [_grade(attempt, match) for attempt, match in zip(attempts, matches, strict=True)]
+        pairs = zip(attempts, matches, strict=True)
+        return [before_reading(attempt) or _grade(attempt, match) for attempt, match in pairs]
 
-    def _run(self, name: str, asked: Sequence[tuple[Any, ...]]) -> list[Outcome]:
+    def _run(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> list[JobResult]:
         """The job for all that have patterns; they are the data's, and may not end."""
-        places = [k for k, arguments in enumerate(asked) if arguments[0]]
-        outcomes = [Outcome(None)] * len(asked)
+        places = [k for k, (patterns, *_) in enumerate(arguments) if patterns]
+        results = [JobResult(None)] * len(arguments)
         if places:
             workers = self._workers or shared_workers()
-            done = workers.run([(name, list(asked[k])) for k in places])
-            for place, outcome in zip(places, done, strict=True):
-                outcomes[place] = outcome
-        return outcomes
+            done = workers.run([(name, list(arguments[k])) for k in places])
+            for place, result in zip(places, done, strict=True):
+                results[place] = result
+        return results
 
 
 def options_of(prompt: Prompt) -> dict[str, str]:
@@ -77,7 +78,7 @@ def _gold(prompt: Prompt) -> str | None:
     return None if prompt.gold is None else choice(prompt.gold, options_of(prompt))
 
 
-def _refusal(prompt: Prompt, patterns: Outcome) -> str | None:
+def _refusal(prompt: Prompt, patterns: JobResult) -> str | None:
     options = options_of(prompt)
     if len(options) < 2:
         return "no_options"
@@ -91,10 +92,7 @@ def _refusal(prompt: Prompt, patterns: Outcome) -> str | None:
     return None if problem is None else f"bad_output_regex: {problem}"
 
 
-def _grade(attempt: Attempt, match: Outcome) -> Score:
-    score = before_reading(attempt)
-    if score is not None:
-        return score
+def _grade(attempt: Attempt, match: JobResult) -> Score:
     gold, options = _gold(attempt.prompt), options_of(attempt.prompt)
     if gold is None:
         return unscored(None, "the gold is none of the prompt's options")
@@ -146,7 +144,7 @@ def chosen(answer: str, options: Options) -> str | None:
     labels = [m.end() for m in (*LABEL.finditer(answer), *_CHOICE.finditer(answer))]
     for end in sorted(labels, reverse=True):
         rest = answer[end : end + 2000].strip()
-        if rest and (letter := _said(rest, options)) is not _NOTHING:
+        if rest and (letter := _behind_label(rest, options)) is not _NOTHING:
             return letter
     lines = [line for line in answer.splitlines() if line.strip()]
     last = lines[-1][:2000] if lines else ""
@@ -165,7 +163,7 @@ def _hedged(text: str, options: Options) -> str | None:
 _NOTHING = "?"  # a label that introduces neither a letter nor an option's text
 
 
-def _said(rest: str, options: Options) -> str:
+def _behind_label(rest: str, options: Options) -> str:
     """What is behind a label: a letter, HEDGE, or _NOTHING for other words."""
     line = rest.split("\n", 1)[0]
     match = _LETTER.match(line)

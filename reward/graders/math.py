@@ -21,7 +21,7 @@ from reward.graders.base import (
 )
 from reward.graders.final_answer import final_answer
 from reward.graders.math_answers import NeedsAlgebra, gold_text, same
-from reward.graders.workers import Outcome, Workers, shared_workers
+from reward.graders.workers import JobResult, Workers, shared_workers
 
 AnswerCheck = tuple[str, str, float | None]  # gold, answer, tolerance
 
@@ -41,19 +41,19 @@ class Math:
             reason, question = _own_answer(prompt)
             reasons.append(reason)
             questions.append(question)
-        outcomes = self._settle([q for q in questions if q is not None])
+        results = self._settle([q for q in questions if q is not None])
         # a gold equals itself at once; it must be told from another number in time as well
-        others = self._settle([_another(q) for q in outcomes])
+        others = self._settle([_another(q) for q in results])
         return [
-            reason if q is None else _refusal(q[0], outcomes[q], others[_another(q)])
+            reason if q is None else _refusal(q[0], results[q], others[_another(q)])
             for reason, q in zip(reasons, questions, strict=True)
         ]
 
     def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
         """One score an attempt."""
         found = [self._read(attempt) for attempt in attempts]
-        outcomes = self._settle([q for q in found if not isinstance(q, Score)])
-        return [q if isinstance(q, Score) else _score(q, outcomes[q]) for q in found]
+        results = self._settle([q for q in found if not isinstance(q, Score)])
+        return [q if isinstance(q, Score) else _score(q, results[q]) for q in found]
 
     def _read(self, attempt: Attempt) -> Score | AnswerCheck:
         score = before_reading(attempt)
@@ -69,9 +69,9 @@ class Math:
             return unscored(answer, str(problem))
         return no_answer(attempt) if answer is None else (gold_text(gold), answer, tolerance)
 
-    def _settle(self, questions: Sequence[AnswerCheck]) -> dict[AnswerCheck, Outcome]:
+    def _settle(self, questions: Sequence[AnswerCheck]) -> dict[AnswerCheck, JobResult]:
         """Each distinct question once: most completions of a prompt answer alike."""
-        outcomes: dict[AnswerCheck, Outcome] = {}
+        results: dict[AnswerCheck, JobResult] = {}
         harder: dict[AnswerCheck, None] = {}
         for gold, answer, tolerance in dict.fromkeys(questions):
             try:
@@ -79,12 +79,12 @@ class Math:
             except NeedsAlgebra:
                 harder[gold, answer, tolerance] = None
             else:
-                outcomes[gold, answer, tolerance] = Outcome(correct)
+                results[gold, answer, tolerance] = JobResult(correct)
         if harder:
             workers = self._workers or shared_workers()
             done = workers.run([("same", list(question)) for question in harder])
-            outcomes.update(zip(harder, done, strict=True))
-        return outcomes
+            results.update(zip(harder, done, strict=True))
+        return results
 
 
 def _own_answer(prompt: Prompt) -> tuple[str | None, AnswerCheck | None]:
@@ -106,7 +106,7 @@ def _another(question: AnswerCheck) -> AnswerCheck:
     return question[0], "1.5", question[2]
 
 
-def _refusal(gold: str, itself: Outcome, another: Outcome) -> str | None:
+def _refusal(gold: str, itself: JobResult, another: JobResult) -> str | None:
     if itself.problem is not None and itself.problem.startswith("Unreadable"):
         return f"gold_unreadable: {one_line(gold)}"
     if itself.problem is not None or another.problem is not None:
@@ -114,8 +114,8 @@ def _refusal(gold: str, itself: Outcome, another: Outcome) -> str | None:
     return None if itself.value is True else f"gold_not_accepted: {one_line(gold)}"
 
 
-def _score(question: AnswerCheck, outcome: Outcome) -> Score:
+def _score(question: AnswerCheck, result: JobResult) -> Score:
     gold, answer, _ = question
-    if outcome.problem is not None:
-        return unscored(answer, outcome.problem)
-    return verdict(outcome.value is True, answer, gold)
+    if result.problem is not None:
+        return unscored(answer, result.problem)
+    return verdict(result.value is True, answer, gold)

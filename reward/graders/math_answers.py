@@ -4,7 +4,7 @@ same("1,234", "1234 apples") is True
 same("\\\\sqrt{8}", "2\\\\sqrt{2}", algebra=algebra.equal) is True
 
 Written numbers are compared exactly and here; only formulas need algebra, which may never end and
-so belongs in a worker. Nothing is rounded unless a tolerance is asked for.
+so belongs in a worker. Nothing is rounded unless a tolerance is given.
 """
 
 from __future__ import annotations

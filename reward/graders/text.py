@@ -25,7 +25,7 @@ class Exact:
 
     def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
         """One score an attempt."""
-        return [_grade_text(attempt) for attempt in attempts]
+        return [before_reading(attempt) or _grade_text(attempt) for attempt in attempts]
 
 
 class Numeric:
@@ -37,31 +37,25 @@ class Numeric:
 
     def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
         """One score an attempt."""
-        return [_grade_number(attempt) for attempt in attempts]
-
-
-def _ignores_case(prompt: Prompt) -> bool:
-    return metadata_of(prompt).get("ignore_case") is True
+        return [before_reading(attempt) or _grade_number(attempt) for attempt in attempts]
 
 
 def _refuse_text(prompt: Prompt) -> str | None:
     if prompt.gold is None or not prompt.gold.strip():
         return "no_gold"
-    own = said(prompt.gold)
+    own = answer_text(prompt.gold)
     accepted = own is not None and same_text(prompt.gold, own)
     return None if accepted else f"gold_not_accepted: {prompt.gold}"
 
 
 def _grade_text(attempt: Attempt) -> Score:
-    score = before_reading(attempt)
-    if score is not None:
-        return score
-    gold, answer = attempt.prompt.gold, said(attempt.completion.answer)
+    gold, answer = attempt.prompt.gold, answer_text(attempt.completion.answer)
     if gold is None:
         return unscored(None, "the prompt has no gold")
     if answer is None:
         return no_answer(attempt)
-    return verdict(same_text(gold, answer, ignore_case=_ignores_case(attempt.prompt)), answer, gold)
+    ignore_case = metadata_of(attempt.prompt).get("ignore_case") is True
+    return verdict(same_text(gold, answer, ignore_case=ignore_case), answer, gold)
 
 
 def _refuse_number(prompt: Prompt) -> str | None:
@@ -76,9 +70,6 @@ def _refuse_number(prompt: Prompt) -> str | None:
 
 
 def _grade_number(attempt: Attempt) -> Score:
-    score = before_reading(attempt)
-    if score is not None:
-        return score
     if attempt.prompt.gold is None:
         return unscored(None, "the prompt has no gold")
     gold, answer = gold_text(attempt.prompt.gold), final_answer(attempt.completion.answer)
@@ -88,15 +79,13 @@ def _grade_number(attempt: Attempt) -> Score:
         correct = same_value(gold, answer, tolerance=tolerance_of(attempt.prompt))
     except ValueError as problem:
         return unscored(answer, str(problem))
-    return (
-        unscored(answer, "the gold is no number")
-        if correct is None
-        else verdict(correct, answer, gold)
-    )
+    if correct is None:
+        return unscored(answer, "the gold is no number")
+    return verdict(correct, answer, gold)
 
 
-def said(answer: str) -> str | None:
-    """What a completion answers: the last tag or box, what follows a leading label, or all of it.
+def answer_text(answer: str) -> str | None:
+    """The answer of a completion: the last tag or box, what follows a leading label, or all of it.
 
     None where there is nothing, or a box that does not close.
     """
@@ -109,7 +98,7 @@ def said(answer: str) -> str | None:
 
 
 def same_text(gold: str, answer: str, *, ignore_case: bool = False) -> bool:
-    """Equal but for white space, and for case where asked."""
+    """Equal but for white space, and for case with `ignore_case`."""
     one, other = (" ".join(text.split()) for text in (gold, answer))
     return one.casefold() == other.casefold() if ignore_case else one == other
 
@@ -119,7 +108,7 @@ def same_value(gold: str, answer: str, *, tolerance: float | None = None) -> boo
 
     Args:
         gold, answer: one written number each, with a unit or none; "x = 5" is 5.
-        tolerance: share of the gold by which the answer may be off; None asks for equality.
+        tolerance: share of the gold by which the answer may be off; None requires equality.
     """
     if read_number(bare(gold)) is None:
         return None

@@ -1,9 +1,9 @@
-"""One worker process, as its owner sees it: jobs in, outcomes out, killed at a limit.
+"""One worker process, as its owner sees it: jobs in, results out, killed at a limit.
 
     Worker(cpu_seconds=5.0, wall_seconds=60.0, memory=1 << 32).run([("same", ["2x", "x+x", None])])
-    → [Outcome(True)]
+    → [JobResult(True)]
 
-What is said travels as lines of JSON: nothing is unpickled, and `__main__` is not imported again.
+Jobs and results are lines of JSON: nothing is unpickled, and `__main__` is not imported again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROOT = str(Path(__file__).resolve().parents[2])
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class JobResult:
     """What a job gave: its value, or why there is none."""
 
     value: Any
@@ -57,27 +57,27 @@ class Worker:
         """Its process id, while it runs."""
         return None if self._process is None else self._process.pid
 
-    def run(self, jobs: Sequence[Job]) -> list[Outcome]:
+    def run(self, jobs: Sequence[Job]) -> list[JobResult]:
         """Do the jobs in order; a job that ends the worker has a problem, the others go on.
 
         Raises:
             RuntimeError: the worker cannot be started at all.
         """
-        outcomes: list[Outcome] = []
-        while len(outcomes) < len(jobs):
-            rest = jobs[len(outcomes) :]
+        results: list[JobResult] = []
+        while len(results) < len(jobs):
+            rest = jobs[len(results) :]
             process = self._ask(rest)
             try:
                 for _ in rest:
                     answer = self._answer(process, self.wall_seconds)
-                    outcomes.append(Outcome(answer.get("value"), answer.get("error")))
+                    results.append(JobResult(answer.get("value"), answer.get("error")))
             except WorkerGone as gone:
                 self.kill()
-                outcomes.append(Outcome(None, str(gone)))
+                results.append(JobResult(None, str(gone)))
             except BaseException:  # a half-read batch would answer the next one's jobs
                 self.kill()
                 raise
-        return outcomes
+        return results
 
     def _ask(self, jobs: Sequence[Job]) -> subprocess.Popen[bytes]:
         line = json.dumps(jobs).encode("ascii") + b"\n"
@@ -111,8 +111,8 @@ class Worker:
             except WorkerGone as gone:
                 self.kill()
                 errors.seek(0)
-                said = errors.read().decode("utf-8", "replace").strip()[-2000:]
-                raise RuntimeError(f"a grading worker does not start: {gone}\n{said}") from gone
+                message = errors.read().decode("utf-8", "replace").strip()[-2000:]
+                raise RuntimeError(f"a grading worker does not start: {gone}\n{message}") from gone
         return process
 
     def _answer(self, process: subprocess.Popen[bytes], seconds: float) -> dict[str, Any]:
@@ -189,15 +189,15 @@ class Workers:
             worker.forget()
         self._reset()
 
-    def run(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """One outcome a job, in order."""
+    def run(self, jobs: Sequence[Job]) -> list[JobResult]:
+        """One result a job, in order."""
         batches = [jobs[start : start + BATCH] for start in range(0, len(jobs), BATCH)]
         if len(batches) < 2:
-            return [outcome for batch in batches for outcome in self._run_batch(batch)]
+            return [result for batch in batches for result in self._run_batch(batch)]
         with ThreadPoolExecutor(min(len(batches), len(self._made))) as threads:
-            return [outcome for done in threads.map(self._run_batch, batches) for outcome in done]
+            return [result for done in threads.map(self._run_batch, batches) for result in done]
 
-    def _run_batch(self, jobs: Sequence[Job]) -> list[Outcome]:
+    def _run_batch(self, jobs: Sequence[Job]) -> list[JobResult]:
         worker = self._free.get()
         try:
             return worker.run(jobs)

@@ -1,4 +1,4 @@
-"""Votes on disk, found again by what was asked: a killed run asks for none of them twice.
+"""Votes on disk, keyed by the request: a killed run pays for none of them twice.
 
     cache = VerdictCache(out / "judgements")
     cache.add("9c1e…", vote, seed=7)
@@ -8,8 +8,8 @@
                                    → Vote(Verdict(4, 2, 2), text="…", cached=True)
 
 A line is one vote. What a step finds depends on nothing that other steps or processes did, unless
-`any_step` asks for that. A vote that could not be read counts only under the seed that it was asked
-with, and is written once its step is known to go on (`keep_failures`). Calls that the backend gave
+`any_step` is set. A vote that could not be read counts only under the seed of its request, and is
+written once its step is known to go on (`keep_failures`). Calls that the backend gave
 up are not kept. Every process writes a file of its own, held by the kernel's lock, and reads all.
 """
 
@@ -77,8 +77,8 @@ class VerdictCache:
     def get(self, key: str, *, seed: int) -> Vote | None:
         """The vote kept for what `key` stands for.
 
-        Under the seed that it was asked with it is the vote as it was, costs and all, so that a
-        step which was killed and is done again has the same books.
+        Under the seed of its request it is the vote as it was, costs and all, so that a
+        step which was killed and is done again has the same counts.
         """
         if (lost := self._lost.get((key, seed))) is not None:
             return lost
@@ -98,7 +98,7 @@ class VerdictCache:
         """Keep a vote. One with a verdict outlives the process when this returns.
 
         One without is only remembered, until `keep_failures`: a judge that fails too often to go on
-        is asked again by the same command, not answered for by what it failed at.
+        is called again by the same command; its failures do not stand.
         """
         if vote.verdict is None:
             if (key, seed) not in self._places:
@@ -145,7 +145,7 @@ class VerdictCache:
             try:
                 self._note(load_json(line), place)
             except (ValueError, KeyError, TypeError):
-                continue  # damaged: asked again
+                continue  # damaged: requested again
         return end
 
 

@@ -1,4 +1,4 @@
-"""What a judge is asked: a conversation and two final answers, in a layout that it knows.
+"""The judging prompt: a conversation and two final answers, in a layout that it knows.
 
     judging_messages((Message("user", "7*8?"),), "56", "It is 54.", layout="compact")
     → (Message("user", "[U]7*8?\\n[A1]56[/A1]\\n[A2]It is 54.[/A2]\\n[verdict]"),)

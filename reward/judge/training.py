@@ -3,8 +3,8 @@
     await VerdictReward().reward([Group(prompt, completions)], seed=0)
     → [GroupRewards(rewards=(-1.0, -21.0), parts={"format": (1.0, 0.0), "ranking_error": …, …})]
 
-A judgement that ran into a limit said no verdict, and neither did one that cannot be read: both are
-malformed. One that the backend lost is unscored.
+A judgement that ran into a limit, or that cannot be read, has no verdict: it is malformed. One that
+the backend lost is unscored.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PARTS = ("format", "right_order", "score_error_1", "score_error_2", "ranking_err
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class VerdictScore:
     """One judgement held against its gold.
 
     Attributes:
@@ -71,7 +71,7 @@ def preferred(verdict: Verdict | Gold) -> int:
     return 1 if verdict.ranking < MIDDLE_RANKING else 2
 
 
-def outcome_of(completion: Completion, gold: Gold) -> Outcome | None:
+def outcome_of(completion: Completion, gold: Gold) -> VerdictScore | None:
     """A judgement against its gold; None where the backend gave none."""
     if completion.finish == "failed":
         return None
@@ -79,10 +79,10 @@ def outcome_of(completion: Completion, gold: Gold) -> Outcome | None:
     reward = training_reward(verdict, gold)
     wanted = preferred(gold)
     if verdict is None:
-        return Outcome(None, reward, 0.0 if wanted else None, None, None, None)
-    said = preferred(verdict)
-    right = (0.5 if said == 0 else float(said == wanted)) if wanted else None
-    return Outcome(
+        return VerdictScore(None, reward, 0.0 if wanted else None, None, None, None)
+    choice = preferred(verdict)
+    right = (0.5 if choice == 0 else float(choice == wanted)) if wanted else None
+    return VerdictScore(
         verdict,
         reward,
         right,
@@ -122,7 +122,7 @@ class VerdictReward:
         return [_rewards(group) for group in groups]
 
     def settle(self, asked: int, failures: Sequence[Failure]) -> None:
-        """Nobody is asked here: a verdict is held against its gold."""
+        """No judge is called: nothing can fail."""
 
 
 def _rewards(group: Group) -> GroupRewards:
@@ -130,15 +130,15 @@ def _rewards(group: Group) -> GroupRewards:
     outcomes = [outcome_of(completion, gold) for completion in group.completions]
     parts = {name: tuple(None if o is None else o.parts[name] for o in outcomes) for name in PARTS}
     judged = [outcome for outcome in outcomes if outcome is not None]
-    said = [preferred(o.verdict) for o in judged if o.verdict is not None]
+    choices = [preferred(o.verdict) for o in judged if o.verdict is not None]
     return GroupRewards(
         rewards=tuple(None if o is None else o.reward for o in outcomes),
         parts=parts,
         counts={
             "judgements": len(judged),
-            "malformed": len(judged) - len(said),
-            "prefers_1": said.count(1),
-            "prefers_2": said.count(2),
-            "prefers_neither": said.count(0),
+            "malformed": len(judged) - len(choices),
+            "prefers_1": choices.count(1),
+            "prefers_2": choices.count(2),
+            "prefers_neither": choices.count(0),
         },
     )

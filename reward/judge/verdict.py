@@ -1,4 +1,4 @@
-"""What a generative reward model says of two answers, read strictly; and what training it rewards.
+"""The verdict of a generative reward model on two answers, and the reward of its training.
 
     parse_verdict('Both add up. {"score_1": 4, "score_2": 2.5, "ranking": 2}') → Verdict(4, 2.5, 2)
     training_reward(Verdict(4, 2, 2), Gold(5, 2, 1)) == -2.0
@@ -40,7 +40,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Gold:
-    """What a judge should have said. Pairs that are only ranked (safety) have no scores."""
+    """The verdict that a judge should give. Pairs that are only ranked (safety) have no scores."""
 
     score_1: float | None
     score_2: float | None
@@ -134,9 +134,9 @@ def training_reward(predicted: Verdict | None, gold: Gold | Verdict) -> float:
         ranking = _farthest(gold.ranking, LOWEST_RANKING, HIGHEST_RANKING)
         return -FORMAT_WEIGHT - scores - RANKING_WEIGHT * ranking
     off = [
-        abs(said - meant)
-        for said, meant in ((predicted.score_1, gold.score_1), (predicted.score_2, gold.score_2))
-        if meant is not None
+        abs(score - wanted)
+        for score, wanted in ((predicted.score_1, gold.score_1), (predicted.score_2, gold.score_2))
+        if wanted is not None
     ]
     return -sum(off) - RANKING_WEIGHT * abs(predicted.ranking - gold.ranking)
 
@@ -145,5 +145,5 @@ def _scores(gold: Gold | Verdict) -> list[float]:
     return [score for score in (gold.score_1, gold.score_2) if score is not None]
 
 
-def _farthest(meant: float, lowest: float, highest: float) -> float:
-    return max(meant - lowest, highest - meant)
+def _farthest(score: float, lowest: float, highest: float) -> float:
+    return max(score - lowest, highest - score)

@@ -9,7 +9,7 @@ import pytest
 
 from data_builders.dialects import RowProblem
 from data_builders.judging.dialects import DIALECTS, read_pair, recognise
-from data_builders.judging.pair import Pair
+from data_builders.judging.pair import PreferencePair
 from posttrain.config.build_genrm import PreferenceSource
 from posttrain.config.load import validate
 from posttrain.records import Message
@@ -25,7 +25,7 @@ from tests.data_builders.judging.small import (
 )
 
 
-def read(row: dict[str, Any], **settings: Any) -> Pair:
+def read(row: dict[str, Any], **settings: Any) -> PreferencePair:
     raw = {"name": "s", "path": "s.jsonl", **settings}
     return read_pair(row, validate(raw, PreferenceSource, where="source"))[1]
 

@@ -10,7 +10,7 @@ import pytest
 
 from data_builders.dialects import RowProblem
 from data_builders.judging.dialects import read_pair
-from data_builders.judging.pair import Pair
+from data_builders.judging.pair import PreferencePair
 from data_builders.judging.read import refuse
 from posttrain.config.build_genrm import PreferenceSource
 from posttrain.config.load import validate
@@ -66,7 +66,7 @@ def test_mutated_rows(dialect: str, named: bool):
     assert all(reason.isidentifier() for reason in reasons)
 
 
-def check(pair: Pair) -> None:
+def check(pair: PreferencePair) -> None:
     """What every pair holds."""
     assert pair.response_1.strip() != pair.response_2.strip()
     assert LOWEST_RANKING <= pair.gold.ranking <= HIGHEST_RANKING

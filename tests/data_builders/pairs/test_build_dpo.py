@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+import data_builders.pairs.build as stage
 from data_builders.pairs.shards import read_pairs
 from posttrain.artifacts import Counts, StageDir, read_artifact
 from posttrain.chat import nemotron_3_nano_template, parse_completion, render
@@ -36,7 +37,7 @@ def write_samples(
 ) -> Path:
     """A sampling artifact as `scripts/sample.py` writes it, its completions made up."""
     template = nemotron_3_nano_template()
-    stage = StageDir.open(folder, kind="samples", config={"seed": seed})
+    artifact = StageDir.open(folder, kind="samples", config={"seed": seed})
     tokenizer = load_any_tokenizer(str(write_tokenizer(folder / "tokenizer")))
     tokenizer.chat_template = template.source
     tokenizer.save_pretrained(folder / "tokenizer")
@@ -66,7 +67,7 @@ def write_samples(
     _jsonl(folder / "samples.jsonl", rows)
     files = {"prompts.jsonl": len(asked), "samples.jsonl": len(rows)}
     tokens = {str(p.relative_to(folder)): None for p in (folder / "tokenizer").iterdir()}
-    stage.finish(
+    artifact.finish(
         counts=Counts(prompts, prompts),
         files=files | tokens,
         template_digest=template.digest,
@@ -156,8 +157,7 @@ def test_the_same_samples_give_the_same_bytes_also_after_an_interruption(
     samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     first = build(samples, tmp_path / "a")
-    module = script("build_dpo")
-    real = module.chosen_pairs
+    real = stage.chosen_pairs
 
     def stopped(*args: Any, **kwargs: Any):
         for number, pair in enumerate(real(*args, **kwargs)):
@@ -166,7 +166,7 @@ def test_the_same_samples_give_the_same_bytes_also_after_an_interruption(
             yield pair
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "chosen_pairs", stopped)
+        patch.setattr(stage, "chosen_pairs", stopped)
         with pytest.raises(KeyboardInterrupt):
             build(samples, tmp_path / "b")
     assert not (tmp_path / "b" / "manifest.json").exists()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from reward.graders.workers import BATCH, Outcome, Workers
+from reward.graders.workers import BATCH, JobResult, Workers
 
 ROOT = Path(__file__).resolve().parents[3]
 SAME = ("same", ["\\sqrt{8}", "2\\sqrt{2}", None])
@@ -31,24 +31,24 @@ def workers() -> Iterator[Workers]:
 
 def test_answers_come_in_order_over_many_batches(workers: Workers):
     jobs = [SAME if k % 3 else DIFFERENT for k in range(3 * BATCH + 5)]
-    assert workers.run(jobs) == [Outcome(k % 3 != 0) for k in range(len(jobs))]
+    assert workers.run(jobs) == [JobResult(k % 3 != 0) for k in range(len(jobs))]
     assert workers.run([]) == []
 
 
 def test_what_stalls_is_killed_and_the_others_go_on(workers: Workers):
-    outcomes = workers.run([SAME, STALLS[0], DIFFERENT, STALLS[1], SAME])
-    assert [o.value for o in outcomes] == [True, None, False, None, True]
-    assert [o.problem for o in outcomes][1::2] == ["stopped after 1 s"] * 2
+    results = workers.run([SAME, STALLS[0], DIFFERENT, STALLS[1], SAME])
+    assert [o.value for o in results] == [True, None, False, None, True]
+    assert [o.problem for o in results][1::2] == ["stopped after 1 s"] * 2
 
 
 def test_an_error_is_that_jobs_own(workers: Workers):
-    outcomes = workers.run([("same", ["Monday", "x", None]), SAME])
-    assert outcomes == [Outcome(None, "Unreadable: Monday"), Outcome(True)]
+    results = workers.run([("same", ["Monday", "x", None]), SAME])
+    assert results == [JobResult(None, "Unreadable: Monday"), JobResult(True)]
 
 
 def test_a_memory_hog_is_that_jobs_own(workers: Workers):
-    outcomes = workers.run([("last_match", [["x{0,4294967294}y"], "x"]), SAME])
-    assert outcomes[1] == Outcome(True)
+    results = workers.run([("last_match", [["x{0,4294967294}y"], "x"]), SAME])
+    assert results[1] == JobResult(True)
 
 
 def test_a_worker_killed_while_idle_is_replaced(workers: Workers):
@@ -56,7 +56,7 @@ def test_a_worker_killed_while_idle_is_replaced(workers: Workers):
     for pid in workers.pids():
         os.kill(pid, signal.SIGKILL)
         _wait_until_gone(pid)
-    assert workers.run([SAME, DIFFERENT]) == [Outcome(True), Outcome(False)]
+    assert workers.run([SAME, DIFFERENT]) == [JobResult(True), JobResult(False)]
 
 
 def test_sixty_four_threads_at_once_get_their_own_answers(workers: Workers):
@@ -66,7 +66,7 @@ def test_sixty_four_threads_at_once_get_their_own_answers(workers: Workers):
 
     def ask(k: int) -> None:
         start.wait()
-        found[k] = [outcome.value for outcome in workers.run(jobs[k])]
+        found[k] = [result.value for result in workers.run(jobs[k])]
 
     threads = [threading.Thread(target=ask, args=(k,)) for k in jobs]
     for thread in threads:
@@ -77,10 +77,10 @@ def test_sixty_four_threads_at_once_get_their_own_answers(workers: Workers):
 
 
 def test_from_asyncio(workers: Workers):
-    async def ask() -> list[list[Outcome]]:
+    async def ask() -> list[list[JobResult]]:
         return await asyncio.gather(*(asyncio.to_thread(workers.run, [SAME]) for _ in range(8)))
 
-    assert asyncio.run(ask()) == [[Outcome(True)]] * 8
+    assert asyncio.run(ask()) == [[JobResult(True)]] * 8
 
 
 def test_a_fork_has_workers_of_its_own(workers: Workers):
@@ -89,7 +89,7 @@ def test_a_fork_has_workers_of_its_own(workers: Workers):
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        right = workers.run([SAME, DIFFERENT]) == [Outcome(True), Outcome(False)]
+        right = workers.run([SAME, DIFFERENT]) == [JobResult(True), JobResult(False)]
         apart = not before & set(workers.pids())
         os.write(writing, b"ok" if right and apart else b"no")
         workers.close()
@@ -97,7 +97,7 @@ def test_a_fork_has_workers_of_its_own(workers: Workers):
     os.waitpid(child, 0)
     assert os.read(reading, 2) == b"ok"
     assert set(workers.pids()) == before
-    assert workers.run([SAME]) == [Outcome(True)]
+    assert workers.run([SAME]) == [JobResult(True)]
 
 
 PARENT = """
