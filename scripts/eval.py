@@ -176,7 +176,7 @@ def plan_of(recipe: EvalConfig, limit: int | None) -> Plan:
 
 def show_plan(console: Console, recipe: EvalConfig, plan: Plan) -> None:
     """Counts, and the first prompt of each task and setting as each checkpoint is asked it."""
-    for books_of, books in plan.made.books.items():
+    for books_of, books in plan.made.row_counts.items():
         dropped = ", ".join(f"{reason} {n:,}" for reason, n in sorted(books.dropped.items()))
         console.print(f"{books_of}: {books.rows_in:,} rows, {books.kept:,} asked; {dropped}")
     names = ", ".join(recipe.checkpoints)
@@ -248,7 +248,7 @@ def finish(stage: StageDir, recipe: EvalConfig, plan: Plan, console: Console) ->
                     "kept": books.kept,
                     "dropped": dict(sorted(books.dropped.items())),
                 }
-                for name, books in plan.made.books.items()
+                for name, books in plan.made.row_counts.items()
             },
             "inputs": as_stats(plan.inputs),
         },

@@ -215,7 +215,7 @@ def books_of(made: PromptSet) -> dict[str, dict[str, object]]:
             "kept": books.kept,
             "dropped": dict(sorted(books.dropped.items())),
         }
-        for name, books in made.books.items()
+        for name, books in made.row_counts.items()
     }
 
 

@@ -24,7 +24,7 @@ from rich.table import Table
 from data_builders.dialects import RowProblem
 from data_builders.judging.pair import PreferencePair
 from data_builders.judging.prompts import CountTokens, prompts_of, sft_row
-from data_builders.judging.read import PreferenceBooks, chosen_pairs
+from data_builders.judging.read import PreferenceCounts, chosen_pairs
 from data_builders.keyed import unit
 from data_builders.prompts.questions import total_counts
 from data_builders.sft_inputs import Input, as_stats
@@ -83,14 +83,14 @@ class JudgingPrompts:
     """Files with their rows, row counts by source, and the stats of both sides."""
 
     recipe: BuildGenRmConfig
-    books: dict[str, PreferenceBooks]
+    row_counts: dict[str, PreferenceCounts]
     files: dict[str, int]
     train: SplitStats
     held_out: SplitStats
 
     def counts(self) -> Counts:
         """The rows of all sources."""
-        return total_counts(self.books.values())
+        return total_counts(self.row_counts.values())
 
     def stats(self, inputs: Sequence[Input]) -> dict[str, Any]:
         """For the manifest."""
@@ -106,14 +106,14 @@ class JudgingPrompts:
             "held_out": self.held_out.stats(),
             "sources": {
                 name: {
-                    "rows_in": books.rows_in,
-                    "kept": books.kept,
-                    "held_out": books.held_out,
-                    "dialects": dict(sorted(books.dialects.items())),
-                    "dropped": dict(sorted(books.dropped.items())),
-                    "examples": dict(sorted(books.examples.items())),
+                    "rows_in": counts.rows_in,
+                    "kept": counts.kept,
+                    "held_out": counts.held_out,
+                    "dialects": dict(sorted(counts.dialects.items())),
+                    "dropped": dict(sorted(counts.dropped.items())),
+                    "examples": dict(sorted(counts.examples.items())),
                 }
-                for name, books in self.books.items()
+                for name, counts in self.row_counts.items()
             },
         }
 
@@ -150,7 +150,7 @@ def build(
     order = [source.name for source in recipe.sources]
     built = JudgingPrompts(
         recipe,
-        {name: work.books[name] for name in order},
+        {name: work.row_counts[name] for name in order},
         dict(work.rows),
         work.train,
         work.held_out,
@@ -177,19 +177,19 @@ class _Build:
         self._kept_apart: set[str] = set()
         self.files: dict[str, TextIO] = {}
         self.rows: Counter[str] = Counter({TRAIN: 0, HELD_OUT: 0})
-        self.books: dict[str, PreferenceBooks] = {}
+        self.row_counts: dict[str, PreferenceCounts] = {}
         self.train, self.held_out = SplitStats(), SplitStats()
 
     def take(self, source: PreferenceSource) -> None:
         """Write one source's prompts."""
-        recipe, books = self._recipe, self.books.setdefault(source.name, PreferenceBooks())
+        recipe, counts = self._recipe, self.row_counts.setdefault(source.name, PreferenceCounts())
         pairs = chosen_pairs(
-            source, books, seen=self._seen, seed=recipe.seed, base_dir=self._base_dir
+            source, counts, seen=self._seen, seed=recipe.seed, base_dir=self._base_dir
         )
         for pair in pairs:
             question = pair.question
             if question in self._kept_apart and not source.held_out:
-                books.drop("held_out_question")
+                counts.drop("held_out_question")
                 continue
             share = unit(recipe.seed, "held_out", question)
             held_out = source.held_out or share < recipe.held_out
@@ -202,18 +202,18 @@ class _Build:
                     count=self._count,
                 )
             except RowProblem as problem:
-                books.drop(problem.reason, str(problem))
+                counts.drop(problem.reason, str(problem))
                 continue
             if source.held_out:
                 self._kept_apart.add(question)
-            books.kept += 1
-            books.held_out += held_out
+            counts.kept += 1
+            counts.held_out += held_out
             (self.held_out if held_out else self.train).add(pair, prompts)
             for prompt in prompts:
                 self._write(HELD_OUT if held_out else TRAIN, prompt_to_row(prompt))
             if recipe.sft and not held_out and (row := sft_row(pair, prompts[0])) is not None:
                 self._write(WARM_UP, row)
-            self._on_progress(source.name, books.kept)
+            self._on_progress(source.name, counts.kept)
 
     def _write(self, name: str, row: dict[str, Any]) -> None:
         self.rows[name] += 1
@@ -224,14 +224,14 @@ class _Build:
 def print_built(console: Console, built: JudgingPrompts) -> None:
     """A line a source with its counts, and what each side of the split holds."""
     table = Table("source", "rows", "pairs", "held out", "dialects", "dropped")
-    for name, books in built.books.items():
+    for name, counts in built.row_counts.items():
         table.add_row(
             name,
-            f"{books.rows_in:,}",
-            f"{books.kept:,}",
-            f"{books.held_out:,}",
-            ", ".join(f"{dialect} {n:,}" for dialect, n in sorted(books.dialects.items())),
-            ", ".join(f"{reason} {n:,}" for reason, n in sorted(books.dropped.items())),
+            f"{counts.rows_in:,}",
+            f"{counts.kept:,}",
+            f"{counts.held_out:,}",
+            ", ".join(f"{dialect} {n:,}" for dialect, n in sorted(counts.dialects.items())),
+            ", ".join(f"{reason} {n:,}" for reason, n in sorted(counts.dropped.items())),
         )
     console.print(table)
     for title, side in (("train", built.train), ("held out", built.held_out)):

@@ -1,8 +1,8 @@
-"""A source's rows → its distinct pairs; every other row goes into the books with its reason.
+"""A source's rows → its distinct pairs; every other row is counted with its reason.
 
-books = PreferenceBooks()
-for pair in distinct_pairs(source, books, seen={}, base_dir=Path(".")): …
-books.dropped  → {"tie": 120, "identical": 4, "disagreement": 20, "duplicate": 3}
+counts = PreferenceCounts()
+for pair in distinct_pairs(source, counts, seen={}, base_dir=Path(".")): …
+counts.dropped  → {"tie": 120, "identical": 4, "disagreement": 20, "duplicate": 3}
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from data_builders.judging.dialects import read_pair
 from data_builders.judging.pair import PreferencePair
 from data_builders.keyed import key64, unit
 from data_builders.observed import ObservedFields
-from data_builders.prompts.questions import SourceBooks
+from data_builders.prompts.questions import RowCounts
 from data_builders.sources import open_rows
 from data_builders.sources_rows import BadRow, RawRow
 from data_builders.where import parse_where
@@ -28,8 +28,8 @@ from reward.judge.verdict import Gold
 
 
 @dataclass(slots=True)
-class PreferenceBooks(SourceBooks):
-    """As `SourceBooks`; `held_out` of the `kept` pairs are not trained on."""
+class PreferenceCounts(RowCounts):
+    """As `RowCounts`; `held_out` of the `kept` pairs are not trained on."""
 
     held_out: int = 0
     dialects: Counter[str] = field(default_factory=Counter[str])
@@ -39,7 +39,7 @@ Seen = dict[str, Gold]  # key of a pair → what was held of it, the lesser resp
 
 
 def chosen_pairs(
-    source: PreferenceSource, books: PreferenceBooks, *, seen: Seen, seed: int, base_dir: Path
+    source: PreferenceSource, counts: PreferenceCounts, *, seen: Seen, seed: int, base_dir: Path
 ) -> Iterator[PreferencePair]:
     """The distinct pairs of a source, or `count` of them by a keyed hash, in the rows' order.
 
@@ -47,7 +47,7 @@ def chosen_pairs(
         ConfigError: a path that is not there, a `where` that cannot be read or matches nothing.
         DataError: a file that cannot be read, fewer pairs than `count`, with `strict` a bad row.
     """
-    pairs = distinct_pairs(source, books, seen=seen, seed=seed, base_dir=base_dir)
+    pairs = distinct_pairs(source, counts, seen=seen, seed=seed, base_dir=base_dir)
     if source.count is None:
         yield from pairs
         return
@@ -59,19 +59,19 @@ def chosen_pairs(
     if len(found) < source.count:
         raise DataError(
             f"source {source.name!r}: {len(found):,} pairs can be used, count is "
-            f"{source.count:,} (of {books.rows_in:,} rows; {_listed(books.dropped)})"
+            f"{source.count:,} (of {counts.rows_in:,} rows; {_listed(counts.dropped)})"
         )
-    usable = books.rows_in - sum(books.dropped.values())
-    books.dropped["not_chosen"] += usable - len(found)
-    books.dropped = +books.dropped
+    usable = counts.rows_in - sum(counts.dropped.values())
+    counts.dropped["not_chosen"] += usable - len(found)
+    counts.dropped = +counts.dropped
     yield from (pair for _, pair in sorted(found, key=lambda item: item[0]))
 
 
 def distinct_pairs(
-    source: PreferenceSource, books: PreferenceBooks, *, seen: Seen, seed: int, base_dir: Path
+    source: PreferenceSource, counts: PreferenceCounts, *, seen: Seen, seed: int, base_dir: Path
 ) -> Iterator[PreferencePair]:
     """Each pair of a source once, in whatever order its responses came; `seen` lasts over all."""
-    for raw, pair in _pairs(source, books, base_dir):
+    for raw, pair in _pairs(source, counts, base_dir):
         where, one = f"{raw.file}:{raw.line}", _sided(pair, seed)
         lesser_first = one if one.response_1 <= one.response_2 else one.swapped()
         before = seen.setdefault(one.key, lesser_first.gold)
@@ -79,7 +79,7 @@ def distinct_pairs(
             yield one
         else:
             same = before == lesser_first.gold
-            books.drop("duplicate" if same else "duplicate_other_gold", where)
+            counts.drop("duplicate" if same else "duplicate_other_gold", where)
 
 
 def _sided(pair: PreferencePair, seed: int) -> PreferencePair:
@@ -88,40 +88,44 @@ def _sided(pair: PreferencePair, seed: int) -> PreferencePair:
 
 
 def _pairs(
-    source: PreferenceSource, books: PreferenceBooks, base_dir: Path
+    source: PreferenceSource, counts: PreferenceCounts, base_dir: Path
 ) -> Iterator[tuple[RawRow, PreferencePair]]:
     where = None if source.where is None else parse_where(source.where)
     observed = None if where is None else ObservedFields(where)
     for raw in open_rows(source.rows(), base_dir):
-        books.rows_in += 1
+        counts.rows_in += 1
         if isinstance(raw, BadRow):
-            _problem(source, books, raw, raw.reason, raw.detail)
+            _problem(source, counts, raw, raw.reason, raw.detail)
             continue
         if where is not None and observed is not None:
             why = where.matches(raw.row)
             observed.see(raw.row, matched=why is None)
             if why is not None:
-                books.drop("where")
+                counts.drop("where")
                 continue
         try:
             dialect, pair = read_pair(raw.row, source)
             refuse(pair)
         except RowProblem as problem:
-            _problem(source, books, raw, problem.reason, str(problem))
+            _problem(source, counts, raw, problem.reason, str(problem))
             continue
-        books.dialects[dialect] += 1
+        counts.dialects[dialect] += 1
         yield raw, pair
     if observed is not None:
         observed.check(source.name)
 
 
 def _problem(
-    source: PreferenceSource, books: PreferenceBooks, raw: RawRow | BadRow, reason: str, detail: str
+    source: PreferenceSource,
+    counts: PreferenceCounts,
+    raw: RawRow | BadRow,
+    reason: str,
+    detail: str,
 ) -> None:
     text = f"{raw.file}:{raw.line}: {detail}"
     if source.strict and reason in _MALFORMED:
         raise DataError(f"source {source.name!r}: {text} ({reason})")
-    books.drop(reason, text)
+    counts.drop(reason, text)
 
 
 # what `strict` stops at: a row that cannot be read, not one that merely says nothing to train on

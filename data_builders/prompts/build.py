@@ -1,7 +1,7 @@
-"""Sources × settings → prompts, and the books of every row that became none.
+"""Sources × settings → prompts, and the counts of every row that became none.
 
     build_prompts(sources, settings, seed=0, graders=graders, toolkits={}, base_dir=Path("."))
-    → PromptSet(prompts=[…], books={"maths": SourceBooks(rows_in=36000, kept=150, …)}, …)
+    → PromptSet(prompts=[…], row_counts={"maths": RowCounts(rows_in=36000, kept=150, …)}, …)
 
 Rows are read, matched with `where`, taken as questions, and ordered by a keyed hash of their
 content; from the front of that order so many are taken as `count` says, skipping those whose gold
@@ -18,8 +18,8 @@ from pathlib import Path
 
 from data_builders.keyed import key64, unit
 from data_builders.prompts.questions import (
+    RowCounts,
     RowQuestion,
-    SourceBooks,
     distinct_questions,
     total_counts,
 )
@@ -42,12 +42,12 @@ class PromptSet:
     """
 
     prompts: list[Prompt]
-    books: dict[str, SourceBooks]
+    row_counts: dict[str, RowCounts]
     skipped: dict[str, Counter[str]]
 
     def counts(self) -> Counts:
         """The rows of all sources."""
-        return total_counts(self.books.values())
+        return total_counts(self.row_counts.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +87,17 @@ def build_prompts(
     taken: list[Taken] = []
     seen: set[str] = set()
     for source in sources:
-        books = made.books[source.name] = SourceBooks()
+        counts = made.row_counts[source.name] = RowCounts()
         candidates: list[_Candidate] = []
-        for question in distinct_questions(source, books, seen=seen, base_dir=base_dir):
+        for question in distinct_questions(source, counts, seen=seen, base_dir=base_dir):
             found = _candidate(question, source, plans, made.skipped)
             if isinstance(found, str):
-                books.drop(found)
+                counts.drop(found)
             else:
                 candidates.append(found)
         candidates.sort(key=lambda one: key64(seed, "prompt", one.question.digest))
         grader = None if source.grader is None else graders[source.grader]
-        taken += _take(candidates, source, grader, books, seed=seed)
+        taken += _take(candidates, source, grader, counts, seed=seed)
     for setting in settings:
         prompts = [p for one in taken for p in one if p.setting == setting.name]
         if not prompts:
@@ -129,7 +129,7 @@ def _take(
     candidates: Sequence[_Candidate],
     source: AnySource,
     grader: Grader | None,
-    books: SourceBooks,
+    counts: RowCounts,
     *,
     seed: int,
 ) -> list[Taken]:
@@ -148,15 +148,15 @@ def _take(
                 taken.append(prompts)
             else:
                 reason = f"gold_refused: {why.partition(':')[0]}"
-                books.drop(reason, f"{prompts[0].task}: {why}")
+                counts.drop(reason, f"{prompts[0].task}: {why}")
     if source.count is not None and len(taken) < source.count:
         raise DataError(
             f"source {source.name!r}: {len(taken):,} rows can be asked, count is {wanted:,} "
-            f"(of {books.rows_in:,} rows; {_listed(books.dropped)})"
+            f"(of {counts.rows_in:,} rows; {_listed(counts.dropped)})"
         )
-    books.kept = len(taken)
+    counts.kept = len(taken)
     if position < len(candidates):
-        books.dropped["not_chosen"] += len(candidates) - position
+        counts.dropped["not_chosen"] += len(candidates) - position
     return taken
 
 

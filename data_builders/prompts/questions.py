@@ -243,7 +243,7 @@ READERS: Mapping[str, Callable[[Row, Any], RowQuestion]] = {
 
 
 @dataclass(slots=True)
-class SourceBooks:
+class RowCounts:
     """One source's rows: each kept as a question or dropped for a named reason."""
 
     rows_in: int = 0
@@ -258,50 +258,50 @@ class SourceBooks:
             self.examples.setdefault(reason, detail)
 
 
-def total_counts(sources: Iterable[SourceBooks]) -> Counts:
+def total_counts(sources: Iterable[RowCounts]) -> Counts:
     """The rows of several sources."""
-    total = SourceBooks()
-    for books in sources:
-        total.rows_in += books.rows_in
-        total.kept += books.kept
-        total.dropped += books.dropped
+    total = RowCounts()
+    for counts in sources:
+        total.rows_in += counts.rows_in
+        total.kept += counts.kept
+        total.dropped += counts.dropped
     return Counts(total.rows_in, total.kept, dict(sorted(total.dropped.items())))
 
 
 def distinct_questions(
-    source: AnySource, books: SourceBooks, *, seen: set[str], base_dir: Path
+    source: AnySource, counts: RowCounts, *, seen: set[str], base_dir: Path
 ) -> Iterator[RowQuestion]:
     """Each question of a source once; `seen` (their digests) lasts over all sources.
 
     Raises as `build_prompts` does.
     """
-    for question in _questions(source, books, base_dir):
+    for question in _questions(source, counts, base_dir):
         if question.digest in seen:
-            books.drop("duplicate")
+            counts.drop("duplicate")
         else:
             seen.add(question.digest)
             yield question
 
 
-def _questions(source: AnySource, books: SourceBooks, base_dir: Path) -> Iterator[RowQuestion]:
-    """Every row that is a question and that `where` lets through; the others go into the books."""
+def _questions(source: AnySource, counts: RowCounts, base_dir: Path) -> Iterator[RowQuestion]:
+    """Every row that is a question and that `where` lets through; the others are counted."""
     where = None if source.where is None else parse_where(source.where)
     observed = None if where is None else ObservedFields(where)
     read = READERS[source.format]
     for raw in open_rows(source.rows(), base_dir):
-        books.rows_in += 1
+        counts.rows_in += 1
         if isinstance(raw, BadRow):
-            books.drop(raw.reason, f"{raw.file}:{raw.line}: {raw.detail}")
+            counts.drop(raw.reason, f"{raw.file}:{raw.line}: {raw.detail}")
             continue
         if where is not None and observed is not None:
             why = where.matches(raw.row)
             observed.see(raw.row, matched=why is None)
             if why is not None:
-                books.drop("where")
+                counts.drop("where")
                 continue
         try:
             yield read(raw.row, source)
         except RowProblem as problem:
-            books.drop(problem.reason, f"{raw.file}:{raw.line}: {problem}")
+            counts.drop(problem.reason, f"{raw.file}:{raw.line}: {problem}")
     if observed is not None:
         observed.check(source.name)

@@ -115,7 +115,7 @@ def test_no_question_crosses_the_split(tmp_path: Path):
     assert not sides[0] & sides[1]
     assert 30 < len(sides[1]) < 90
     assert made.counts().kept == 600
-    assert made.books["c"].held_out * 2 == len(held_out)
+    assert made.row_counts["c"].held_out * 2 == len(held_out)
     # what is held out is asked in both orders, to see whether the judge agrees with itself
     assert all(len(prompts) == 2 for prompts in by_pair(held_out).values())
     assert all(len(prompts) == 1 for prompts in by_pair(train).values())
@@ -128,8 +128,8 @@ def test_a_source_that_is_held_out_keeps_its_questions_from_the_others(tmp_path:
     )
     assert {p.source for p in held_out} == {"test"}
     assert len(by_pair(train)) == 4
-    assert made.books["c"].dropped == {"held_out_question": 1}
-    assert list(made.books) == ["c", "test"]
+    assert made.row_counts["c"].dropped == {"held_out_question": 1}
+    assert list(made.row_counts) == ["c", "test"]
 
 
 def test_every_row_is_kept_or_dropped_by_name(tmp_path: Path):
@@ -145,7 +145,7 @@ def test_every_row_is_kept_or_dropped_by_name(tmp_path: Path):
         [1],
     ]
     made, train, _ = built(tmp_path, {"c": rows}, max_characters=500, layout="compact")
-    assert made.books["c"].dropped == {
+    assert made.row_counts["c"].dropped == {
         "duplicate": 1,
         "duplicate_other_gold": 1,
         "identical": 1,
@@ -156,7 +156,7 @@ def test_every_row_is_kept_or_dropped_by_name(tmp_path: Path):
         "malformed_json": 1,
     }
     assert len(train) == 2
-    assert set(made.books["c"].examples) == set(made.books["c"].dropped)
+    assert set(made.row_counts["c"].examples) == set(made.row_counts["c"].dropped)
 
 
 def test_the_same_rows_and_seed_give_the_same_bytes(tmp_path: Path):
@@ -171,7 +171,7 @@ def test_the_same_rows_and_seed_give_the_same_bytes(tmp_path: Path):
 def test_a_count_takes_the_same_pairs_whatever_their_order(tmp_path: Path):
     keys = {"c": {"count": 7}}
     made, train, _ = built(tmp_path, {"c": numbered(30)}, source_keys=keys)
-    assert made.books["c"].dropped == {"not_chosen": 23}
+    assert made.row_counts["c"].dropped == {"not_chosen": 23}
     _, again, _ = built(tmp_path, {"c": numbered(30)[::-1]}, source_keys=keys)
     assert {p.id for p in train} == {p.id for p in again}
     with pytest.raises(DataError, match="30 pairs can be used, count is 31"):
@@ -199,13 +199,13 @@ def test_reasoning_makes_warm_up_rows_in_the_given_order_alone(tmp_path: Path):
 def test_where_and_strict(tmp_path: Path):
     rows = [*numbered(4, kind="a"), {"prompt": "x?", "chosen": "y", "rejected": "z", "kind": "b"}]
     made, _, _ = built(tmp_path, {"c": rows}, source_keys={"c": {"where": "kind == 'a'"}})
-    assert made.books["c"].dropped == {"where": 1}
+    assert made.row_counts["c"].dropped == {"where": 1}
     with pytest.raises(DataError, match=r"c\.jsonl:1"):
         built(tmp_path, {"c": [{"text": "?"}]}, source_keys={"c": {"strict": True}})
     # a tie can be read; there is nothing wrong with the row
     tie = HELPSTEER3 | {"overall_preference": 0}
     made, _, _ = built(tmp_path, {"c": [tie, HELPSTEER3]}, source_keys={"c": {"strict": True}})
-    assert made.books["c"].dropped == {"tie": 1}
+    assert made.row_counts["c"].dropped == {"tie": 1}
 
 
 def test_nothing_to_train_on_is_an_error_that_says_why(tmp_path: Path):
@@ -241,11 +241,11 @@ def test_published_preferences(shared: Path):
         ],
     }
     made = build(validate(raw, BuildGenRmConfig, where="recipe"), None, base_dir=shared)
-    pandalm = made.books["pandalm"]
+    pandalm = made.row_counts["pandalm"]
     # 85 + 13 + 7 rows where two of three annotators say tie
     assert pandalm.dropped["tie"] == 105
     assert pandalm.dropped["malformed_message"] == 6
     assert (pandalm.rows_in, pandalm.kept + sum(pandalm.dropped.values())) == (999, 999)
-    assert made.books["tools"].kept == 400
-    assert made.books["lf"].kept + made.books["lf"].dropped["duplicate"] == 299
+    assert made.row_counts["tools"].kept == 400
+    assert made.row_counts["lf"].kept + made.row_counts["lf"].dropped["duplicate"] == 299
     assert set(made.train.rankings) == {2.0, 5.0}
