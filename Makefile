@@ -69,7 +69,7 @@ test: $(BIN)/.installed-dev
 # Ray is no small thing to install, so the test of its builds skips without it
 test-ray: $(BIN)/.installed-dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
-	$(BIN)/python -m pytest -k ray_pipeline tests/data_builders/test_build_sft_parts.py
+	$(BIN)/python -m pytest -k ray_pipeline tests/data_builders/sft/test_workers.py
 
 lint: $(BIN)/.installed-dev
 	$(BIN)/ruff check .

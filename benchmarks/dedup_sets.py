@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from data_builders.reading import read_examples
+from data_builders.rows.examples import read_examples
 from posttrain.config.load import validate
 from posttrain.config.source import SourceConfig
 from posttrain.records import Example

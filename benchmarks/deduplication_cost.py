@@ -24,8 +24,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.dedup_sets import sets_in
+from data_builders.dedup.columns import COLUMN_ROW, Columns, column_batch
 from data_builders.dedup.duplicates import find_duplicates, order_of
-from data_builders.dedup.said import SAID, Said, said_batch
 from data_builders.dedup.signature import BANDS
 from data_builders.keyed import shuffled_keys
 from posttrain.config.deduplication import DeduplicationConfig, NearConfig
@@ -74,7 +74,7 @@ def columns(sets: dict[str, list[Example]]) -> None:
         size = sum(len(m.content) + len(m.reasoning or "") for e in examples for m in e.messages)
         exact, near = quickest(examples, EXACT), quickest(examples, NEAR)
         written = sum(
-            len(b.rows) * SAID.itemsize + b.bands.nbytes + len(b.texts)
+            len(b.rows) * COLUMN_ROW.itemsize + b.bands.nbytes + len(b.texts)
             for b in batches(examples, NEAR)
         )
         count = len(examples)
@@ -87,7 +87,9 @@ def columns(sets: dict[str, list[Example]]) -> None:
 
 def batches(examples: list[Example], config: DeduplicationConfig):
     return (
-        said_batch(examples[k : k + _BATCH], config, None) for k in range(0, len(examples), _BATCH)
+        column_batch(examples[k : k + _BATCH], config, None)
+        for k in range(0, len(examples), _BATCH)
+        for k in range(0, len(examples), _BATCH)
     )
 
 
@@ -117,7 +119,7 @@ def make_up(work: Path, rows: int, near: bool) -> None:
     another key where they are to be found as near-duplicates."""
     rng = random.Random(0)
     some = [chat(sentence(rng, 20), sentence(rng, 60)) for _ in range(_TEXTS)]
-    packed = said_batch(some, NEAR, None)
+    packed = column_batch(some, NEAR, None)
     original = rows - rows // _COPIES
     for first in range(0, rows, _PART):
         folder = work / f"{first:09d}"
@@ -130,9 +132,9 @@ def make_up(work: Path, rows: int, near: bool) -> None:
             said[name] = shuffled_keys(text if copied else row, salt)
         keys = text[:, None] * np.uint64(BANDS) + np.arange(BANDS, dtype=np.uint64)
         bands = (shuffled_keys(keys, 9) >> np.uint64(32)).astype(np.uint32)
-        said.tofile(folder / "said.bin")
-        bands.tofile(folder / "said_bands.bin")
-        (folder / "said_texts.bin").write_bytes(packed.texts)
+        said.tofile(folder / "dedup.bin")
+        bands.tofile(folder / "dedup_bands.bin")
+        (folder / "dedup_texts.bin").write_bytes(packed.texts)
 
 
 def peak() -> int:
@@ -143,7 +145,7 @@ def peak() -> int:
 
 def search(work: Path, near: bool) -> None:
     """Find the copies, with a watch on processor and memory."""
-    said = Said(sorted(path for path in work.iterdir() if path.is_dir()))
+    said = Columns(sorted(path for path in work.iterdir() if path.is_dir()))
     config = NEAR if near else EXACT
     before = peak()
     started = time.process_time()

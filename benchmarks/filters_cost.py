@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_builders.filters import Drop, structural_drop
-from data_builders.filters.said import said
-from data_builders.filters.screen import Screen
-from data_builders.reading import read_examples
+from data_builders.filters.drop import Drop
+from data_builders.filters.screen import Screen, text_parts
+from data_builders.filters.structure import structural_drop
+from data_builders.rows.examples import read_examples
 from posttrain.config.filters import Filters, StructuralFilters
 from posttrain.config.load import validate
 from posttrain.config.source import SourceConfig
@@ -42,7 +42,7 @@ def costs(shared: Path, repeats: int) -> Iterator[str]:
     rows = list(_rows(shared))
     tokenizer = load_any_tokenizer(str(shared / "tokenizers" / "cl100k_chatml"), revision=None)
     encode = encoder_of(tokenizer, backend="auto", probes=()).encode
-    tokens = sum(map(len, encode([text.text for row in rows for text in said(row)])))
+    tokens = sum(map(len, encode([text.text for row in rows for text in text_parts(row)])))
     yield (
         f"{len(rows):,} rows, {tokens / 1e6:.2f} M tokens of traces and answers (all of "
         f"`reasoning_ma_content` that can be read, {ROWS:,} of `gsm8k_train`)."
@@ -62,7 +62,7 @@ def costs(shared: Path, repeats: int) -> Iterator[str]:
         return [structural_drop(row, switches) for row in rows]
 
     yield _line("structural checks", rows, tokens, repeats, structure)
-    texts = [text.text for row in rows for text in said(row)]
+    texts = [text.text for row in rows for text in text_parts(row)]
 
     def tokenise() -> list[Drop | None]:
         encode(texts)

@@ -22,8 +22,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.data_builders.mutated_runs import Run, build_all, preparer_for, run
-from tests.data_builders.mutations import MUTATIONS, ROWS
+from tests.data_builders.rows.mutated_runs import Run, build_all, preparer_for, run
+from tests.data_builders.rows.mutations import MUTATIONS, ROWS
 
 
 def main() -> None:

@@ -2,13 +2,13 @@
 
     python benchmarks/sft_plan.py [--rows 1_000_000 18_000_000] [--capacity 262144] [--work DIR]
 
-For each number of rows a spool of two sources is written as a build leaves it (columns only:
+For each number of rows two prepared sources are written as a build leaves it (columns only:
 lengths log-normal, 50 to the capacity, the shape of long-reasoning data; tokens are holes in the
 file) and taken through what a build does next: held out, mixture with shares of 0.7 and 0.3, random
 order, packs, shards; and the audit of supervision. Each step runs in a process of its own. Its
 memory is the kernel's highest resident set, everything counted: columns, order, packing arrays,
 keys. A row's part is what exceeds the same step on a thousand rows. Disk is the most that lay there
-at once beside the spool.
+at once beside the parts.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from data_builders.packed import cut_shards, pack_split
-from data_builders.sft_audit import audit_spools
-from data_builders.sft_plan import plan_build
-from data_builders.sft_spool import RECORD, SEQUENCE, Spool
+from data_builders.sft.audit import audit_sources
+from data_builders.sft.pack import cut_shards, pack_split
+from data_builders.sft.plan import plan_build
+from data_builders.sft.prepared import RECORD, SEQUENCE, PreparedSource
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.load import validate
 from posttrain.tokens.supervision import NO_MARKS, Flag
@@ -110,6 +110,7 @@ def _write_part(folder: Path, count: int, capacity: int, random: np.random.Gener
     records["id64"] = records["row64"] = random.integers(0, 2**64, count, np.uint64)
     records["tokens"], records["trained"] = sequences["length"], sequences["trained"]
     records["first"], records["sequences"] = np.arange(count), 1
+    sequences["record"] = np.arange(count)
     records["text_size"] = len(_TEXT)
     records.tofile(folder / "records.bin")
     sequences.tofile(folder / "sequences.bin")
@@ -118,9 +119,9 @@ def _write_part(folder: Path, count: int, capacity: int, random: np.random.Gener
         file.truncate(4 * int(sequences["length"].sum(dtype=np.int64)))
 
 
-def _spools(work: Path) -> list[Spool]:
+def _sources(work: Path) -> list[PreparedSource]:
     stats = {"dropped": Counter[str]()}
-    return [Spool(name, stats, tuple(sorted((work / name).iterdir()))) for name in _NAMES]
+    return [PreparedSource(name, stats, tuple(sorted((work / name).iterdir()))) for name in _NAMES]
 
 
 def _scratch(work: Path, step: Callable[..., Any]) -> Path:
@@ -132,10 +133,11 @@ def _plan(work: Path, capacity: int) -> None:
     started = time.process_time()
     scratch = _scratch(work, _plan)
     scratch.mkdir()
-    plan = plan_build(_spools(work), recipe)
-    train = pack_split(scratch, "train", {"": plan.train}, recipe)
+    sources = _sources(work)
+    plan = plan_build(sources, recipe)
+    train = pack_split("train", {"": plan.train}, plan, sources, recipe)
     shards = cut_shards(train, recipe.shards)
-    stats = train.tallies[""].stats()
+    stats = plan.train.stats.stats()
     made = (
         f"{stats['sequences']:,} sequences in {stats['packs']:,} packs, {stats['fill']:.3%} full, "
         f"{len(shards):,} shards"
@@ -146,7 +148,7 @@ def _plan(work: Path, capacity: int) -> None:
 def _audit(work: Path, capacity: int) -> None:
     del capacity
     started = time.process_time()
-    audit = audit_spools(_spools(work), None, NO_MARKS, scratch=_scratch(work, _audit))
+    audit = audit_sources(_sources(work), None, NO_MARKS, scratch=_scratch(work, _audit))
     sequences = sum(own.sequences for own in audit.figures.values())
     _report(work, started, f"figures of {sequences:,} sequences")
 

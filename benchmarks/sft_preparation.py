@@ -32,9 +32,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import yaml
 
-from data_builders.reading import read_examples
-from data_builders.sft_prepare import prepare
-from data_builders.sft_source import preparer_of
+from data_builders.rows.examples import read_examples
+from data_builders.sft.part import preparer_of
+from data_builders.sft.prepare import prepare
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.load import load_recipe
 from posttrain.config.source import SourceConfig
@@ -66,7 +66,7 @@ STEPS = (
     "render",
     "tokenise",
     "mask",
-    "spool",
+    "write parts",
     "plan and audit",
     "pack",
     "write",

@@ -26,18 +26,19 @@ import datasets
 import pyarrow as pa
 from rich.console import Console
 
-from data_builders import reading, sft_prepare, sft_source, sft_write
 from data_builders.filters.screen import Screen
-from data_builders.pool import Here
-from data_builders.sft_audit import audit_spools
-from data_builders.sft_inputs import scan_inputs
-from data_builders.sft_plan import plan_build
-from data_builders.sft_preflight import first_texts
-from data_builders.sft_source import Tools
-from data_builders.sft_spool import SpoolWriter
-from data_builders.sft_spools import spool_sources
-from data_builders.sft_write import write_splits
-from data_builders.stages import Stages
+from data_builders.progress import Stages
+from data_builders.rows import examples
+from data_builders.sft import part, prepare, shards
+from data_builders.sft.audit import audit_sources
+from data_builders.sft.inputs import scan_inputs
+from data_builders.sft.part import WorkerState
+from data_builders.sft.plan import plan_build
+from data_builders.sft.preflight import first_texts
+from data_builders.sft.prepared import PartWriter
+from data_builders.sft.shards import write_splits
+from data_builders.sft.sources import prepare_sources
+from data_builders.workers import Serial
 from posttrain.chat import profile_of
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.load import load_recipe
@@ -87,26 +88,28 @@ def ours(backend: str, *, steps: bool = False) -> Arm:
         clock = Clock() if steps else None
         if clock is not None:
             clock.watch(type(renderer))
-        tools = Tools(recipe, lambda: renderer)
+        state = WorkerState(recipe, lambda: renderer)
         for source in recipe.sources:
-            tools.preparer(source)
+            state.preparer(source)
         out = work / f"out-{backend}"
         shutil.rmtree(out, ignore_errors=True)
         (out / "work").mkdir(parents=True)
         if clock is None:
-            return lambda: build(out, recipe, renderer.marks, tools)
+            return lambda: build(out, recipe, renderer.marks, state)
         clock.start()
-        return lambda: clock.stopped(build(out, recipe, renderer.marks, tools))
+        return lambda: clock.stopped(build(out, recipe, renderer.marks, state))
 
     return prepared
 
 
-def build(out: Path, recipe: BuildSftConfig, marks: Marks, tools: Tools) -> Callable[[], Stats]:
+def build(
+    out: Path, recipe: BuildSftConfig, marks: Marks, state: WorkerState
+) -> Callable[[], Stats]:
     """All stages of a build, from hashing the input to the last shard."""
     with Stages(Console(quiet=True)) as stages:
-        executor = Here(tools)
+        executor = Serial(state)
         _, parts = scan_inputs(recipe, Path("."))
-        spools = spool_sources(
+        sources = prepare_sources(
             recipe,
             parts,
             out / "work" / "parts",
@@ -115,13 +118,11 @@ def build(out: Path, recipe: BuildSftConfig, marks: Marks, tools: Tools) -> Call
             executor=executor,
             stages=stages,
         )
-        plan = plan_build(spools, recipe)
-        audit_spools(spools, None, marks, scratch=out / "work")
+        plan = plan_build(sources, recipe)
+        audit_sources(sources, None, marks, scratch=out / "work")
         scratch = out / "work" / "plan"
-        written = write_splits(
-            out, spools, plan, recipe, scratch=scratch, executor=executor, stages=stages
-        )
-    split = written.train.stats()
+        write_splits(out, sources, plan, recipe, scratch=scratch, executor=executor, stages=stages)
+    split = plan.train.stats.stats()
     return lambda: {"out": str(out), **{k: split[k] for k in _COUNTED}}
 
 
@@ -191,22 +192,22 @@ class Clock:
         here = sys.modules[__name__]
         for module, name, step in (
             (here, "scan_inputs", "hash the input"),
-            (reading, "structural_drop", "filters"),
+            (examples, "structural_drop", "filters"),
             (Screen, "__call__", "filters"),
-            (sft_prepare, "control_reasoning", "reasoning control"),
-            (sft_prepare, "_render", "render"),
-            (sft_prepare, "encode_samples", "mask"),
+            (prepare, "control_reasoning", "reasoning control"),
+            (prepare, "_render", "render"),
+            (prepare, "encode_samples", "mask"),
             (renderer, "encode", "tokenise"),
-            (SpoolWriter, "write", "spool"),
+            (PartWriter, "write", "write parts"),
             (here, "plan_build", "plan and audit"),
-            (here, "audit_spools", "plan and audit"),
-            (sft_write, "pack_split", "pack"),
+            (here, "audit_sources", "plan and audit"),
+            (shards, "pack_split", "pack"),
             (here, "write_splits", "write"),
         ):
             setattr(module, name, self.wrap(step, getattr(module, name)))
         for module, name, step in (
-            (sft_source, "open_part", "read"),
-            (sft_source, "examples_of", "convert"),
+            (part, "open_part", "read"),
+            (part, "examples_of", "convert"),
         ):
             setattr(module, name, self.wrap_rows(step, getattr(module, name)))
 

@@ -30,7 +30,7 @@ from typing import Any
 import yaml
 from process_tree import Cost, Memory, measured
 
-from data_builders.reading import read_examples
+from data_builders.rows.examples import read_examples
 from posttrain.artifacts import read_artifact
 from posttrain.config.source import SourceConfig
 from posttrain.records import Example, message_to_template

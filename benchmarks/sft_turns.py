@@ -24,7 +24,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ["RAYON_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data_builders.sft_source import BATCH_ROWS
+from data_builders.sft.part import BATCH_ROWS
 from posttrain.chat import training_samples
 from posttrain.config.build_sft import SftTokenizer
 from posttrain.models.data_renderer import DataRenderer, load_data_renderer

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from data_builders.rows.where import Where, parse_where
 from data_builders.tiny_world.grading import Grade, after_reply, grade
 from data_builders.tiny_world.items import message_of
 from data_builders.tiny_world.tools import ToolWorld
-from data_builders.where import Where, parse_where
 from posttrain.artifacts import Manifest, read_artifact
 from posttrain.chat import ChatTemplate, ParsedCompletion, parse_completion, render
 from posttrain.errors import DataError

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,3 +48,11 @@ def shuffled_keys(keys: npt.NDArray[np.uint64], salt: int) -> npt.NDArray[np.uin
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         return x ^ (x >> np.uint64(31))
+
+
+def is_among(values: npt.NDArray[np.generic], ordered: npt.NDArray[np.generic]) -> Any:
+    """Whether each value is one of the sorted ones."""
+    if not len(ordered):
+        return np.zeros(len(values), np.bool_)
+    at = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
+    return ordered[at] == values

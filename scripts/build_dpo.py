@@ -31,8 +31,8 @@ def main(arguments: list[str]) -> None:
     from data_builders.pairs.build import build_pairs, sample_rows, tokenizer_config
     from data_builders.pairs.encode import PairEncoder
     from data_builders.pairs.stats import print_dry_run, print_summary
-    from data_builders.sft_preflight import check_template
-    from data_builders.sft_write import write_jsonl
+    from data_builders.sft.preflight import check_template
+    from data_builders.sft.shards import write_jsonl
     from posttrain.artifacts import parent_of, read_artifact
     from posttrain.chat import profile_of
     from posttrain.models.chat_template import chat_template_of

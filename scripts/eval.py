@@ -30,7 +30,7 @@ from rich.markup import escape
 
 from data_builders.graders import all_graders
 from data_builders.prompts import PromptSet, build_prompts, prompt_inputs
-from data_builders.sft_inputs import Input, as_stats
+from data_builders.sft.inputs import Input, as_stats
 from data_builders.toolkits import toolkits_for
 from posttrain.artifacts import (
     MANIFEST,

@@ -21,7 +21,7 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 from data_builders.graders import all_graders
 from data_builders.prompts import PromptSet, build_prompts, prompt_inputs, refuse_changes
-from data_builders.sft_inputs import Input, as_stats
+from data_builders.sft.inputs import Input, as_stats
 from data_builders.toolkits import toolkits_for
 from posttrain.artifacts import Parent, StageDir, parent_of, read_artifact
 from posttrain.claim import exclusive, run_command

@@ -27,7 +27,7 @@ from data_builders.prompts import (
     prompt_inputs,
     refuse_changes,
 )
-from data_builders.sft_inputs import Input, as_stats
+from data_builders.sft.inputs import Input, as_stats
 from data_builders.toolkits import toolkits_for
 from posttrain.artifacts import (
     MANIFEST,

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from data_builders.decontamination.items import Item
 from data_builders.decontamination.words import Hashes, Words, runs, words_of, words_of_all
 from data_builders.dedup.signature import rolling
-from data_builders.held_out import is_among
+from data_builders.keyed import is_among
 
 SHORTEST = 5  # words of an item that is compared as a whole: below, "yes" would be contamination
 Int = npt.NDArray[np.int64]

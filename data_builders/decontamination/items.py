@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_builders.sources import find_files, open_whole
-from data_builders.sources_rows import BadRow
-from data_builders.where import lookup
+from data_builders.rows.files import find_files, open_whole
+from data_builders.rows.raw import Dropped
+from data_builders.rows.where import lookup
 from posttrain.config.decontamination import EvaluationFile
 from posttrain.config.source import SourceConfig
 from posttrain.errors import ConfigError, DataError
@@ -77,7 +77,7 @@ def _read(
     items: list[Item] = []
     rows = lacking = 0
     for row in open_whole(path, as_source(file))(path, name):
-        if isinstance(row, BadRow):
+        if isinstance(row, Dropped):
             raise DataError(f"{row.file}:{row.line}: {row.reason}: {row.detail}")
         found.update(row.row)
         values = _values(row.row, file.fields)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_builders.decontamination.books import FileBook, books_of
+from data_builders.decontamination.counts import FileCounts, counts_of
 from data_builders.decontamination.index import Overlap, RunIndex
 from data_builders.decontamination.items import read_items, texts_in
 from data_builders.decontamination.words import words_of
@@ -29,12 +29,12 @@ _CHARACTERS = 1 << 18  # looked at together
 class Decontaminator:
     """What evaluation asks, and from which share of an item's own words on a record is dropped.
 
-    `books` tells what is looked for of each evaluation file, `warnings` what of them is not.
+    `counts` tells what is looked for of each evaluation file, `warnings` what of them is not.
     """
 
     index: RunIndex
     coverage: float
-    books: list[FileBook] = field(default_factory=list[FileBook])
+    counts: list[FileCounts] = field(default_factory=list[FileCounts])
     warnings: list[str] = field(default_factory=list[str])
 
     @classmethod
@@ -49,8 +49,8 @@ class Decontaminator:
         read = [(file, found) for file in config.files for found in read_items(file, base_dir)]
         items = (item for _, found in read for item in found.items)
         index = RunIndex.build(items, ngram=config.ngram, common=config.common)
-        books, warnings = books_of(read, index, config)
-        return cls(index, config.coverage, books, warnings)
+        counts, warnings = counts_of(read, index, config)
+        return cls(index, config.coverage, counts, warnings)
 
     def drops(self, examples: Sequence[Example]) -> list[Drop | None]:
         """The objection to each record: which item, how much of it, where in the record."""

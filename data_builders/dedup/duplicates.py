@@ -1,6 +1,6 @@
 """Which records of a build are dropped because another says the same, and which one that is.
 
-    find_duplicates(order_of(said, names, config), config, scratch)
+    find_duplicates(order_of(columns, names, config), config, scratch)
     → Duplicates(row=[17, 204], reason=["duplicate", "near_duplicate"], kept=[3, 99],
                  similarity=[1.0, 0.981])
 
@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from data_builders.dedup.columns import Columns, KeyColumn
 from data_builders.dedup.equal_keys import equal_keys
 from data_builders.dedup.near_index import NearIndex, whole_keys
 from data_builders.dedup.near_text import NearText
-from data_builders.dedup.said import KeyColumn, Said
 from data_builders.dedup.verify import similarity
 from posttrain.config.deduplication import DeduplicationConfig, NearConfig
 
@@ -38,7 +38,7 @@ class Order:
     Records are numbered over all sources, one after the other; `starts` (sources + 1,).
     """
 
-    said: Sequence[Said]
+    columns: Sequence[Columns]
     precedence: Int
     starts: Int
 
@@ -55,13 +55,13 @@ class Order:
     def text(self, row: int) -> NearText:
         """What a row said."""
         source = int(self.source(np.array([row]))[0])
-        return self.said[source].text(row - int(self.starts[source]))
+        return self.columns[source].text(row - int(self.starts[source]))
 
     def keys(self, column: KeyColumn) -> Keys:
         """A column of all records, (records,)."""
         found = np.empty(int(self.starts[-1]), np.uint64)
-        for said, start, end in zip(self.said, self.starts, self.starts[1:], strict=False):
-            found[start:end] = said.keys(column)
+        for columns, start, end in zip(self.columns, self.starts, self.starts[1:], strict=False):
+            found[start:end] = columns.keys(column)
         return found
 
     def _keys(self, column: KeyColumn, rows: Int) -> Keys:
@@ -69,9 +69,9 @@ class Order:
         ascending = rows[order]
         edges = np.searchsorted(ascending, self.starts)
         found = np.empty(len(rows), np.uint64)
-        for said, start, a, b in zip(self.said, self.starts, edges, edges[1:], strict=False):
+        for columns, start, a, b in zip(self.columns, self.starts, edges, edges[1:], strict=False):
             if b > a:
-                found[order[a:b]] = said.keys_at(column, ascending[a:b] - start)
+                found[order[a:b]] = columns.keys_at(column, ascending[a:b] - start)
         return found
 
 
@@ -101,14 +101,16 @@ class _Search:
         self.found.append(Duplicates(rows, reasons, kept, similarity))
 
 
-def order_of(said: Sequence[Said], names: Sequence[str], config: DeduplicationConfig) -> Order:
+def order_of(
+    columns: Sequence[Columns], names: Sequence[str], config: DeduplicationConfig
+) -> Order:
     """The order that a recipe asks for, of sources with the given names."""
     named = [name for name in config.precedence if name in names]
     ranks = [*named, *(name for name in names if name not in named)]
     return Order(
-        said=said,
+        columns=columns,
         precedence=np.array([ranks.index(name) for name in names], np.int64),
-        starts=np.cumsum([0, *(len(s) for s in said)]).astype(np.int64),
+        starts=np.cumsum([0, *(len(s) for s in columns)]).astype(np.int64),
     )
 
 
@@ -126,7 +128,7 @@ def find_duplicates(order: Order, config: DeduplicationConfig, scratch: Path) ->
     _same_key("conversation", order, search, similarity=1.0)
     if config.near is not None:
         _same_text(order, config.near, search)
-        with NearIndex.build(scratch, order.said, order.precedence, search.there) as index:
+        with NearIndex.build(scratch, order.columns, order.precedence, search.there) as index:
             pairs = index.pairs(edits=config.near.edits)
         _near(pairs, order, config.near, search)
     if config.prompt:
@@ -155,7 +157,7 @@ def _after_the_first(order: Order, rows: Int, group: Int) -> tuple[Int, Int]:
 
 def _same_text(order: Order, config: NearConfig, search: _Search) -> None:
     """What differs in nothing that near-duplicates are compared by, in groups of any size."""
-    rows, keys = whole_keys(order.said, search.there)
+    rows, keys = whole_keys(order.columns, search.there)
     reason = REASONS.index("near_duplicate")
     for groups in equal_keys(keys):
         copies, first = _after_the_first(order, rows[groups.rows], groups.group)

@@ -1,6 +1,6 @@
 """The index in which near-duplicates meet: keys of all records on disk, band by band.
 
-    with NearIndex.build(folder, said, there) as index:
+    with NearIndex.build(folder, columns, there) as index:
         index.pairs(edits=0.05)   → (p, 2) rows of records that might be near-duplicates
 
 400 bytes a record on disk, 100 keys of 4 bytes; in memory one band of them at a time, and 20 bytes
@@ -24,8 +24,8 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from data_builders.dedup.columns import Columns, NearBlock
 from data_builders.dedup.equal_keys import GroupedRows, equal_keys
-from data_builders.dedup.said import NearBlock, Said
 from data_builders.dedup.signature import BANDS
 from data_builders.dedup.verify import allowed_edits
 from data_builders.keyed import shuffled_keys
@@ -50,7 +50,7 @@ class NearIndex:
     stride: int
 
     @classmethod
-    def build(cls, folder: Path, said: Sequence[Said], precedence: Int, there: Bool) -> Self:
+    def build(cls, folder: Path, columns: Sequence[Columns], precedence: Int, there: Bool) -> Self:
         """Write the keys of all records that are long enough and still `there`.
 
         Args:
@@ -63,7 +63,7 @@ class NearIndex:
         at = 0
         # what is not written of the file takes no room on disk
         with (folder / _BANDS).open("wb") as file:
-            for source, first, block in _blocks(said):
+            for source, first, block in _blocks(columns):
                 kept = there[first + block.rows]
                 until = at + int(kept.sum())
                 for band, column in enumerate(np.ascontiguousarray(block.bands[kept].T)):
@@ -115,10 +115,10 @@ def _ranks(precedence: int, id64: Words) -> Words:
     return np.uint64(precedence) << np.uint64(64 - _SOURCES) | id64 >> np.uint64(_SOURCES)
 
 
-def whole_keys(said: Sequence[Said], there: Bool) -> tuple[Int, Words]:
+def whole_keys(columns: Sequence[Columns], there: Bool) -> tuple[Int, Words]:
     """Records that can have near-duplicates, and a key of all bands and lengths of each, (n,)."""
     found: list[tuple[Int, Words]] = []
-    for _, first, block in _blocks(said):
+    for _, first, block in _blocks(columns):
         kept = there[first + block.rows]
         keys = _folded(block.lengths[kept], block.bands[kept])
         found.append((first + block.rows[kept], keys))
@@ -127,10 +127,10 @@ def whole_keys(said: Sequence[Said], there: Bool) -> tuple[Int, Words]:
     return np.concatenate(rows), np.concatenate(keys)
 
 
-def _blocks(said: Sequence[Said]) -> Iterator[tuple[int, int, NearBlock]]:
+def _blocks(columns: Sequence[Columns]) -> Iterator[tuple[int, int, NearBlock]]:
     """All blocks, with the source of each and the number of that source's first record."""
     first = 0
-    for number, source in enumerate(said):
+    for number, source in enumerate(columns):
         for block in source.near():
             yield number, first, block
         first += len(source)

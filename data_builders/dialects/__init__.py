@@ -14,16 +14,11 @@ from typing import Any
 
 from data_builders.dialects.alpaca import OUTPUT_KEYS, alpaca
 from data_builders.dialects.chosen_rejected import chosen_rejected
-from data_builders.dialects.inline_think import inline_think
-from data_builders.dialects.message import content_of, role_of
-from data_builders.dialects.messages_list import find_list, not_a
-from data_builders.dialects.openai import openai
-from data_builders.dialects.problem import RowProblem
+from data_builders.dialects.message import content_of, role_of, starts_inline
+from data_builders.dialects.messages_list import find_list, inline_think, not_a, openai, sharegpt
 from data_builders.dialects.prompt_completion import COMPLETION_KEYS, prompt_completion
-from data_builders.dialects.reading import Conversation, Reading, Row
-from data_builders.dialects.sharegpt import sharegpt
-from data_builders.dialects.think import starts_inline
-from data_builders.where import lookup
+from data_builders.dialects.reading import Conversation, Reading, Row, RowProblem
+from data_builders.rows.where import lookup
 from posttrain.config.source import SourceConfig
 
 __all__ = ["DIALECTS", "Conversation", "Reading", "RowProblem", "read_row", "recognise"]

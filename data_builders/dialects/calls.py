@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from data_builders.dialects.problem import RowProblem
+from data_builders.dialects.reading import RowProblem
 from posttrain.json_values import encode_json, load_json
 from posttrain.records import ToolCall
 

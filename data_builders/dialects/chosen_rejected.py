@@ -16,9 +16,8 @@ from data_builders.dialects.content import refuse_media
 from data_builders.dialects.loss_masks import refuse_row_masks
 from data_builders.dialects.message import assistant_text, read_messages
 from data_builders.dialects.messages_list import declared_tools, find_list, not_a, with_system
-from data_builders.dialects.problem import RowProblem
 from data_builders.dialects.prompt_completion import read_answer, read_prompt
-from data_builders.dialects.reading import Conversation, Reading, Row
+from data_builders.dialects.reading import Conversation, Reading, Row, RowProblem
 from posttrain.records import Message
 
 Side = Literal["chosen", "rejected"]

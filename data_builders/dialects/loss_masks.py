@@ -11,8 +11,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from data_builders.dialects.problem import RowProblem
-from data_builders.dialects.reading import Reading, Row
+from data_builders.dialects.reading import Reading, Row, RowProblem
 
 _TRAINED = frozenset(
     {"weight", "loss_weight", "loss", "train", "training", "train_on_turn", "trainable"}

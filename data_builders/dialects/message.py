@@ -13,9 +13,8 @@ from typing import Any
 from data_builders.dialects.calls import read_calls, read_id
 from data_builders.dialects.content import read_content
 from data_builders.dialects.loss_masks import refuse_untrained
-from data_builders.dialects.problem import RowProblem
-from data_builders.dialects.reading import Reading
-from data_builders.dialects.think import split_inline
+from data_builders.dialects.reading import Reading, RowProblem
+from posttrain.chat.reasoning import CLOSE, OPEN, split_think
 from posttrain.json_values import load_json
 from posttrain.records import Message, Role, ToolCall
 
@@ -189,3 +188,20 @@ def _reasoning(raw: Mapping[str, Any], trace: str | None, how: Reading, where: s
     if len(found) > 1 and len({text.strip() for text in found}) > 1:
         raise RowProblem("conflicting_reasoning", where, "two reasoning fields that differ")
     return found[0] if found else None
+
+
+def starts_inline(content: str) -> bool:
+    """Whether an assistant text opens with a think tag."""
+    return content.lstrip().startswith(OPEN)
+
+
+def split_inline(content: str, *, prefilled: bool = False) -> tuple[str | None, str]:
+    """(trace or `None`, answer).
+
+    Args:
+        prefilled: the opening tag was part of the prompt, so the text starts inside the trace.
+    """
+    if prefilled and OPEN not in content and CLOSE in content:
+        content = OPEN + content
+    split = split_think(content)
+    return split.reasoning, split.content

@@ -1,6 +1,13 @@
-"""Rows that hold a list of messages: finding the list, the system text beside it, the tools.
+"""Rows that hold a list of messages: OpenAI's, with or without inline reasoning, and ShareGPT's.
 
-{"conversations": [{"from": "human", "value": "hi"}, …], "system": "…", "tools": "[…]"}
+{"messages": [{"role": "user", "content": "2+2?"},
+              {"role": "assistant", "reasoning_content": "…", "content": "4"}], "tools": […]}
+{"messages": [{"role": "user", "content": "2+2?"},
+              {"role": "assistant", "content": "<think>\\n2 and 2\\n</think>\\n\\n4"}]}
+{"conversations": [{"from": "human", "value": "Weather in Oslo?"},
+                   {"from": "function_call", "value": "{\\"name\\": \\"w\\", \\"arguments\\": {}}"},
+                   {"from": "observation", "value": "rain"},
+                   {"from": "gpt", "value": "It rains."}], "tools": "[…]", "system": "…"}
 """
 
 from __future__ import annotations
@@ -12,8 +19,7 @@ from data_builders.dialects.calls import read_tools
 from data_builders.dialects.content import read_text, refuse_media
 from data_builders.dialects.loss_masks import refuse_row_masks
 from data_builders.dialects.message import as_messages, read_messages
-from data_builders.dialects.problem import RowProblem
-from data_builders.dialects.reading import Conversation, Reading, Row
+from data_builders.dialects.reading import Conversation, Reading, Row, RowProblem
 from posttrain.records import Message
 
 LIST_KEYS = ("messages", "conversations", "conversation")
@@ -86,3 +92,18 @@ def not_a(dialect: str, row: Row, why: str) -> RowProblem:
     names = ", ".join(map(str, row)).encode("utf-8", "backslashreplace").decode() or "(no field)"
     fields = names if len(names) <= 200 else names[:200] + " …"
     return RowProblem("unrecognised", fields, f"not {dialect}: {why}")
+
+
+def openai(row: Row, how: Reading) -> Conversation:
+    """Messages with `role` and `content`, under `messages` or `conversations`."""
+    return read_list(row, how, dialect="openai", key="role")
+
+
+def inline_think(row: Row, how: Reading) -> Conversation:
+    """Messages with `role` and `content`; an assistant's content may start with its trace."""
+    return read_list(row, how, dialect="inline_think", key="role")
+
+
+def sharegpt(row: Row, how: Reading) -> Conversation:
+    """Turns with `from` and `value`, under `conversations` or `messages`."""
+    return read_list(row, how, dialect="sharegpt", key="from")

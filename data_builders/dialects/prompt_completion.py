@@ -14,8 +14,7 @@ from data_builders.dialects.content import read_text, refuse_media
 from data_builders.dialects.loss_masks import refuse_row_masks
 from data_builders.dialects.message import as_messages, assistant_text, read_messages
 from data_builders.dialects.messages_list import declared_tools, given_keys, not_a, with_system
-from data_builders.dialects.problem import RowProblem
-from data_builders.dialects.reading import Conversation, Reading, Row
+from data_builders.dialects.reading import Conversation, Reading, Row, RowProblem
 from posttrain.records import Message
 
 COMPLETION_KEYS = ("completion", "response")

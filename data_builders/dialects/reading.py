@@ -1,6 +1,7 @@
-"""What every dialect function takes and gives back.
+"""What every dialect function takes and gives back, and how it refuses a row.
 
 openai({"messages": […]}, Reading()) → Conversation(messages=(Message("user", …), …), tools=None)
+raise RowProblem("malformed_arguments", "messages[3].tool_calls[0].arguments", "not JSON")
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from posttrain.errors import DataError
 from posttrain.records import Message, Role
 
 Row = Mapping[str, object]
@@ -35,3 +37,12 @@ class Conversation:
 
     messages: tuple[Message, ...]
     tools: str | None = None
+
+
+class RowProblem(DataError):
+    """Why one row cannot be read. `reason` is a fixed name; `field` says where in the row."""
+
+    def __init__(self, reason: str, field: str, detail: str) -> None:
+        super().__init__(f"{field}: {detail}")
+        self.reason = reason
+        self.field = field

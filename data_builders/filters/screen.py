@@ -8,19 +8,127 @@ answers, refusals, untranslated answers, narratives, language, texts cut off, re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
-from data_builders.filters.conversation import copied, tokens, turns
-from data_builders.filters.drop import Drop
+from data_builders.filters.drop import Drop, Part, span_in
 from data_builders.filters.language import LanguageCheck
 from data_builders.filters.patterns import Matcher
 from data_builders.filters.repetition import find_repetitions
-from data_builders.filters.said import said
-from data_builders.filters.truncated import Truncation
-from posttrain.config.filters import Filters, LanguageFilter
+from posttrain.config.filters import (
+    CopiedFilter,
+    Filters,
+    LanguageFilter,
+    LengthFilter,
+    TruncatedFilter,
+)
 from posttrain.config.patterns import Pattern
 from posttrain.records import Example
 from posttrain.tokens.encode import EncodeArrays
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """One trace or answer. `message` is its message's index in the record."""
+
+    message: int
+    part: Part
+    text: str
+
+    def drop(self, reason: str, what: str, start: int = 0, end: int | None = None) -> Drop:
+        """A drop for `what` in this text, with the characters `start` to `end` as its span."""
+        until = len(self.text) if end is None else end
+        span = span_in(self.text, start, until, message=self.message, part=self.part)
+        return Drop(reason, f"message {self.message}, {self.part}: {what}", span)
+
+
+def text_parts(example: Example) -> Iterator[TextPart]:
+    """Traces and answers in their order; empty ones are left out."""
+    for index, message in enumerate(example.messages):
+        if message.role == "assistant":
+            if message.reasons:
+                yield TextPart(index, "reasoning", message.reasoning or "")
+            if message.content.strip():
+                yield TextPart(index, "answer", message.content)
+
+
+def turns(example: Example, limits: LengthFilter) -> Drop | None:
+    """Too few user turns, or too many."""
+    count = sum(message.role == "user" for message in example.messages)
+    if limits.min_turns is not None and count < limits.min_turns:
+        return Drop("too_few_turns", f"{count} user turns, at least {limits.min_turns} are wanted")
+    if limits.max_turns is not None and count > limits.max_turns:
+        return Drop("too_many_turns", f"{count} user turns, at most {limits.max_turns} are wanted")
+    return None
+
+
+def tokens(length: int, limits: LengthFilter) -> Drop | None:
+    """A longest sequence of `length` tokens that is too short or too long."""
+    if limits.min_tokens is not None and length < limits.min_tokens:
+        return Drop("too_short", f"{length} tokens, at least {limits.min_tokens} are wanted")
+    if limits.max_tokens is not None and length > limits.max_tokens:
+        return Drop("too_long", f"{length} tokens, at most {limits.max_tokens} are wanted")
+    return None
+
+
+def copied(example: Example, limits: CopiedFilter) -> Drop | None:
+    """An answer that equals a question or an earlier answer, or its own trace; blanks apart."""
+    before: dict[str, int] = {}
+    for index, message in enumerate(example.messages):
+        text = " ".join(message.content.split())
+        if message.role == "assistant" and len(text) >= limits.characters:
+            answer = TextPart(index, "answer", message.content)
+            if text in before:
+                return answer.drop("copied_answer", f"equals message {before[text]}")
+            if message.reasoning and text == " ".join(message.reasoning.split()):
+                return answer.drop("copied_answer", "equals its own trace")
+        if message.role in ("user", "assistant"):
+            before.setdefault(text, index)
+    return None
+
+
+# what a finished text may end on: a sentence's end, perhaps in brackets, quotes or markup; a
+# formula, a fence of code, a table's row, a number
+_FINISHED = re.compile(r"""[.!?…。！？:)\]}>»"'”’`*_|$~\d；;✅❌]\s*\Z|\\[a-z]+\s*\Z""")
+_FENCE = re.compile(r"^\s*```", re.MULTILINE)
+_SHORTEST = 2  # characters; no token of running text is shorter on average
+
+
+class Truncation:
+    """Finds texts cut off at a limit; `encode` counts their tokens."""
+
+    def __init__(self, limits: TruncatedFilter, encode: EncodeArrays) -> None:
+        self._limits = limits
+        self._encode = encode
+
+    def find(self, example: Example) -> Drop | None:
+        """The first trace or answer that stops in mid-sentence at a limit."""
+        trace: TextPart | None = None
+        for text in text_parts(example):
+            before = trace.text if trace and trace.message == text.message else ""
+            if not finished(text.text):
+                length = self._at_limit(before + text.text)
+                if length is not None:
+                    what = f"stops in mid-sentence after {length:,} tokens"
+                    return text.drop("truncated_text", what, max(len(text.text) - 100, 0))
+            trace = text if text.part == "reasoning" else None
+        return None
+
+    def _at_limit(self, text: str) -> int | None:
+        """The text's tokens, if a limit is as near as the recipe asks."""
+        limits = [limit for limit in self._limits.tokens if len(text) >= limit // _SHORTEST]
+        if not limits:
+            return None
+        length = len(self._encode([text])[0])
+        near = any(abs(length - limit) <= self._limits.slack * limit for limit in limits)
+        return length if near else None
+
+
+def finished(text: str) -> bool:
+    """Whether a text ends as texts end: not within a sentence, and not within a block of code."""
+    return _FINISHED.search(text[-40:]) is not None and len(_FENCE.findall(text)) % 2 == 0
+
 
 Check = Callable[[Example], Drop | None]
 
@@ -66,7 +174,7 @@ class Screen:
             (at, text)
             for at, (example, drop) in enumerate(zip(examples, drops, strict=True))
             if drop is None
-            for text in said(example)
+            for text in text_parts(example)
         ]
         found = find_repetitions([text.text for _, text in texts], limits)
         for (at, text), loop in zip(texts, found, strict=True):
@@ -90,7 +198,7 @@ def _by_patterns(
     matcher = Matcher(patterns, f"filters.{name}")
 
     def check(example: Example) -> Drop | None:
-        for text in said(example):
+        for text in text_parts(example):
             span = matcher.find(text.text) if text.part in parts else None
             if span is not None:
                 matched = text.text[slice(*span)]
@@ -104,7 +212,7 @@ def _by_language(limits: LanguageFilter) -> Check:
     judge = LanguageCheck(limits)
 
     def check(example: Example) -> Drop | None:
-        for text in said(example):
+        for text in text_parts(example):
             foreign = judge.foreign(text.text)
             if foreign is not None:
                 what = f"{foreign.language} with probability {foreign.confidence:.2f}"

@@ -24,10 +24,11 @@ from rich.table import Table
 from data_builders.dialects import RowProblem
 from data_builders.judging.pair import PreferencePair
 from data_builders.judging.prompts import CountTokens, prompts_of, sft_row
-from data_builders.judging.read import PreferenceCounts, chosen_pairs
+from data_builders.judging.read import chosen_pairs
 from data_builders.keyed import unit
 from data_builders.prompts.questions import total_counts
-from data_builders.sft_inputs import Input, as_stats
+from data_builders.rows.read import RowCounts
+from data_builders.sft.inputs import Input, as_stats
 from posttrain.artifacts import Counts
 from posttrain.config.build_genrm import BuildGenRmConfig, PreferenceSource
 from posttrain.errors import DataError
@@ -83,7 +84,7 @@ class JudgingPrompts:
     """Files with their rows, row counts by source, and the stats of both sides."""
 
     recipe: BuildGenRmConfig
-    row_counts: dict[str, PreferenceCounts]
+    row_counts: dict[str, RowCounts]
     files: dict[str, int]
     train: SplitStats
     held_out: SplitStats
@@ -177,12 +178,12 @@ class _Build:
         self._kept_apart: set[str] = set()
         self.files: dict[str, TextIO] = {}
         self.rows: Counter[str] = Counter({TRAIN: 0, HELD_OUT: 0})
-        self.row_counts: dict[str, PreferenceCounts] = {}
+        self.row_counts: dict[str, RowCounts] = {}
         self.train, self.held_out = SplitStats(), SplitStats()
 
     def take(self, source: PreferenceSource) -> None:
         """Write one source's prompts."""
-        recipe, counts = self._recipe, self.row_counts.setdefault(source.name, PreferenceCounts())
+        recipe, counts = self._recipe, self.row_counts.setdefault(source.name, RowCounts())
         pairs = chosen_pairs(
             source, counts, seen=self._seen, seed=recipe.seed, base_dir=self._base_dir
         )

@@ -30,7 +30,7 @@ from data_builders.judging.pair import (
     responses_of,
     turns_of,
 )
-from data_builders.where import lookup
+from data_builders.rows.where import lookup
 from posttrain.config.build_genrm import PreferenceSource
 from posttrain.records import Message
 

@@ -1,6 +1,6 @@
 """A source's rows → its distinct pairs; every other row is counted with its reason.
 
-counts = PreferenceCounts()
+counts = RowCounts()
 for pair in distinct_pairs(source, counts, seen={}, base_dir=Path(".")): …
 counts.dropped  → {"tie": 120, "identical": 4, "disagreement": 20, "duplicate": 3}
 """
@@ -10,36 +10,23 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from data_builders.dialects import RowProblem
 from data_builders.judging.dialects import read_pair
 from data_builders.judging.pair import PreferencePair
 from data_builders.keyed import key64, unit
-from data_builders.observed import ObservedFields
-from data_builders.prompts.questions import RowCounts
-from data_builders.sources import open_rows
-from data_builders.sources_rows import BadRow, RawRow
-from data_builders.where import parse_where
+from data_builders.rows.raw import Dropped, RawRow
+from data_builders.rows.read import RowCounts, read_rows
 from posttrain.config.build_genrm import PreferenceSource
 from posttrain.errors import DataError
 from reward.judge.verdict import Gold
-
-
-@dataclass(slots=True)
-class PreferenceCounts(RowCounts):
-    """As `RowCounts`; `held_out` of the `kept` pairs are not trained on."""
-
-    held_out: int = 0
-    dialects: Counter[str] = field(default_factory=Counter[str])
-
 
 Seen = dict[str, Gold]  # key of a pair → what was held of it, the lesser response first
 
 
 def chosen_pairs(
-    source: PreferenceSource, counts: PreferenceCounts, *, seen: Seen, seed: int, base_dir: Path
+    source: PreferenceSource, counts: RowCounts, *, seen: Seen, seed: int, base_dir: Path
 ) -> Iterator[PreferencePair]:
     """The distinct pairs of a source, or `count` of them by a keyed hash, in the rows' order.
 
@@ -68,7 +55,7 @@ def chosen_pairs(
 
 
 def distinct_pairs(
-    source: PreferenceSource, counts: PreferenceCounts, *, seen: Seen, seed: int, base_dir: Path
+    source: PreferenceSource, counts: RowCounts, *, seen: Seen, seed: int, base_dir: Path
 ) -> Iterator[PreferencePair]:
     """Each pair of a source once, in whatever order its responses came; `seen` lasts over all."""
     for raw, pair in _pairs(source, counts, base_dir):
@@ -88,21 +75,16 @@ def _sided(pair: PreferencePair, seed: int) -> PreferencePair:
 
 
 def _pairs(
-    source: PreferenceSource, counts: PreferenceCounts, base_dir: Path
+    source: PreferenceSource, counts: RowCounts, base_dir: Path
 ) -> Iterator[tuple[RawRow, PreferencePair]]:
-    where = None if source.where is None else parse_where(source.where)
-    observed = None if where is None else ObservedFields(where)
-    for raw in open_rows(source.rows(), base_dir):
+    for raw in read_rows(source.rows(), base_dir):
         counts.rows_in += 1
-        if isinstance(raw, BadRow):
-            _problem(source, counts, raw, raw.reason, raw.detail)
-            continue
-        if where is not None and observed is not None:
-            why = where.matches(raw.row)
-            observed.see(raw.row, matched=why is None)
-            if why is not None:
+        if isinstance(raw, Dropped):
+            if raw.reason == "where":
                 counts.drop("where")
-                continue
+            else:
+                _problem(source, counts, raw, raw.reason, raw.detail)
+            continue
         try:
             dialect, pair = read_pair(raw.row, source)
             refuse(pair)
@@ -111,14 +93,12 @@ def _pairs(
             continue
         counts.dialects[dialect] += 1
         yield raw, pair
-    if observed is not None:
-        observed.check(source.name)
 
 
 def _problem(
     source: PreferenceSource,
-    counts: PreferenceCounts,
-    raw: RawRow | BadRow,
+    counts: RowCounts,
+    raw: RawRow | Dropped,
     reason: str,
     detail: str,
 ) -> None:

@@ -16,16 +16,14 @@ from typing import Any
 
 from data_builders.dialects import Conversation, RowProblem, canonical, reading_of
 from data_builders.dialects.chosen_rejected import read_side
-from data_builders.filters import structural_drop
+from data_builders.filters.structure import structural_drop
 from data_builders.keyed import key64
-from data_builders.observed import ObservedFields
 from data_builders.pairs.candidates import CandidatePair
 from data_builders.pairs.encode import Encoded, PairEncoder, distance, encode_turns, last_turn
 from data_builders.pairs.grading import Graded
-from data_builders.reading import Dropped, end_on_assistant
-from data_builders.sources import open_rows
-from data_builders.sources_rows import BadRow, RawRow
-from data_builders.where import parse_where
+from data_builders.rows.examples import end_on_assistant
+from data_builders.rows.raw import Dropped, RawRow
+from data_builders.rows.read import read_rows
 from posttrain.chat import TrainingSample
 from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.config.source import SourceConfig
@@ -94,25 +92,11 @@ def _encode(items: Sequence[_Rendered], encoder: PairEncoder) -> Iterator[tuple[
 def _rendered(
     config: SourceConfig, encoder: PairEncoder, base_dir: Path
 ) -> Iterator[_Rendered | Dropped]:
-    where = parse_where(config.where) if config.where is not None else None
-    observed = ObservedFields(where) if where is not None else None
-    for raw in open_rows(config, base_dir):
-        if isinstance(raw, BadRow):
-            found: _Rendered | Dropped = Dropped(raw.reason, raw.detail, raw.file, raw.line)
-        else:
-            why = where.matches(raw.row) if where is not None else None
-            if observed is not None:
-                observed.see(raw.row, matched=why is None)
-            found = (
-                _render(raw, config, encoder)
-                if why is None
-                else Dropped("where", why, raw.file, raw.line)
-            )
+    for raw in read_rows(config, base_dir):
+        found = raw if isinstance(raw, Dropped) else _render(raw, config, encoder)
         if config.strict and isinstance(found, Dropped) and found.reason != "where":
             raise DataError(f"{found.file}:{found.line}: {found.reason}: {found.detail}")
         yield found
-    if observed is not None:
-        observed.check(config.name)
 
 
 def _render(raw: RawRow, config: SourceConfig, encoder: PairEncoder) -> _Rendered | Dropped:

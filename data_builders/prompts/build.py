@@ -17,13 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from data_builders.keyed import key64, unit
-from data_builders.prompts.questions import (
-    RowCounts,
-    RowQuestion,
-    distinct_questions,
-    total_counts,
-)
-from data_builders.where import Where, parse_where
+from data_builders.prompts.questions import RowQuestion, distinct_questions, total_counts
+from data_builders.rows.read import RowCounts
+from data_builders.rows.where import Where, parse_where
 from posttrain.artifacts import Counts
 from posttrain.config.load import nearest
 from posttrain.config.prompts import GIVEN_TOOLS, NO_TOOLS, AnySource, Setting

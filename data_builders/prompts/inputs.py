@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from data_builders.sft_inputs import Input, as_stats, find_parents
-from data_builders.sources import find_files
+from data_builders.rows.files import find_files
+from data_builders.sft.inputs import Input, as_stats, find_parents
 from posttrain.artifacts import Manifest, Parent, sha256_file
 from posttrain.config.build_genrm import PreferenceSource
 from posttrain.config.prompts import AnySource

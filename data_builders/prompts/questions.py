@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from data_builders.dialects import RowProblem, read_row
-from data_builders.filters.turns import first_empty_user
+from data_builders.filters.structure import first_empty_user
 from data_builders.keyed import key64
-from data_builders.observed import ObservedFields
-from data_builders.sources import open_rows
-from data_builders.sources_rows import BadRow
+from data_builders.rows.raw import Dropped
+from data_builders.rows.read import RowCounts, read_rows
+from data_builders.rows.where import lookup
 from data_builders.tiny_world.items import message_of
-from data_builders.where import lookup, parse_where
 from posttrain.artifacts import Counts
 from posttrain.config.prompts import (
     OPTION_LETTERS,
@@ -242,22 +240,6 @@ READERS: Mapping[str, Callable[[Row, Any], RowQuestion]] = {
 }
 
 
-@dataclass(slots=True)
-class RowCounts:
-    """One source's rows: each kept as a question or dropped for a named reason."""
-
-    rows_in: int = 0
-    kept: int = 0
-    dropped: Counter[str] = field(default_factory=Counter[str])
-    examples: dict[str, str] = field(default_factory=dict[str, str])
-
-    def drop(self, reason: str, detail: str = "") -> None:
-        """Count a row; the first detail of a reason is kept."""
-        self.dropped[reason] += 1
-        if detail:
-            self.examples.setdefault(reason, detail)
-
-
 def total_counts(sources: Iterable[RowCounts]) -> Counts:
     """The rows of several sources."""
     total = RowCounts()
@@ -285,23 +267,14 @@ def distinct_questions(
 
 def _questions(source: AnySource, counts: RowCounts, base_dir: Path) -> Iterator[RowQuestion]:
     """Every row that is a question and that `where` lets through; the others are counted."""
-    where = None if source.where is None else parse_where(source.where)
-    observed = None if where is None else ObservedFields(where)
     read = READERS[source.format]
-    for raw in open_rows(source.rows(), base_dir):
+    for raw in read_rows(source.rows(), base_dir):
         counts.rows_in += 1
-        if isinstance(raw, BadRow):
-            counts.drop(raw.reason, f"{raw.file}:{raw.line}: {raw.detail}")
+        if isinstance(raw, Dropped):
+            where = raw.reason == "where"
+            counts.drop(raw.reason, "" if where else f"{raw.file}:{raw.line}: {raw.detail}")
             continue
-        if where is not None and observed is not None:
-            why = where.matches(raw.row)
-            observed.see(raw.row, matched=why is None)
-            if why is not None:
-                counts.drop("where")
-                continue
         try:
             yield read(raw.row, source)
         except RowProblem as problem:
             counts.drop(problem.reason, f"{raw.file}:{raw.line}: {problem}")
-    if observed is not None:
-        observed.check(source.name)

@@ -11,7 +11,7 @@ from pathlib import Path
 from posttrain.errors import DataError
 
 
-class Tools:
+class WorkerState:
     """What a worker makes once: it remembers how many jobs it did."""
 
     def __init__(self) -> None:
@@ -31,11 +31,11 @@ class Job:
         """For messages."""
         return f"job {self.number}"
 
-    def run(self, tools: Tools, tell: Callable[[int], None]) -> tuple[int, int]:
+    def run(self, tools: WorkerState, on_progress: Callable[[int], None]) -> tuple[int, int]:
         """The square, and who computed it."""
         tools.done += 1
         while self.waits_for and not Path(self.waits_for).exists():
-            tell(0)  # fails, and ends this process, once nobody listens
+            on_progress(0)  # fails, and ends this process, once nobody listens
             time.sleep(0.01)
         if self.touches:
             Path(self.touches).touch()
@@ -47,22 +47,22 @@ class Job:
             raise DataError(f"rows.jsonl:{self.number}: bad")
         if self.does == "bug":
             raise ZeroDivisionError("not the user's")
-        tell(self.number)
+        on_progress(self.number)
         return self.number**2, os.getpid()
 
 
 PARENT = """
 import os, sys
 sys.path.insert(0, {root!r})
-from data_builders.pool import Pool
-from tests.data_builders.pool_jobs import Job, Tools
+from data_builders.workers import ProcessPool
+from tests.data_builders.pool_jobs import Job, WorkerState
 if __name__ == "__main__":
-    def tell(count):
+    def on_progress(count):
         pass
-    with Pool(Tools, 2) as pool:
+    with ProcessPool(WorkerState, 2) as pool:
         jobs = [Job(1), Job(2), Job(3, waits_for={never!r}), Job(4, waits_for={never!r})]
         pids = []
-        for _, (_, pid) in pool.run(jobs, tell):
+        for _, (_, pid) in pool.run(jobs, on_progress):
             pids.append(pid)
             if len(pids) == 2:
                 print(*(w.process.pid for w in pool._workers), flush=True)
@@ -73,17 +73,17 @@ if __name__ == "__main__":
 INTERRUPTED = """
 import signal, sys
 sys.path.insert(0, {root!r})
-from data_builders.pool import Pool
+from data_builders.workers import ProcessPool
 from posttrain.claim import run_command
-from tests.data_builders.pool_jobs import Job, Tools
+from tests.data_builders.pool_jobs import Job, WorkerState
 def main():
-    with Pool(Tools, 2) as pool:
+    with ProcessPool(WorkerState, 2) as pool:
         said = []
-        def tell(count):
+        def on_progress(count):
             if not said:
                 print(*(w.process.pid for w in pool._workers), flush=True)
                 said.append(count)
-        list(pool.run([Job(1, waits_for={never!r}), Job(2, waits_for={never!r})], tell))
+        list(pool.run([Job(1, waits_for={never!r}), Job(2, waits_for={never!r})], on_progress))
 if __name__ == "__main__":
     # a shell that started the tests in the background had Ctrl-C ignored
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from data_builders.filters import STRUCTURAL, structural_drop
+from data_builders.filters.structure import STRUCTURAL, structural_drop
 from posttrain.config.filters import StructuralFilters
 from posttrain.records import Example, Message, ToolCall, make_example
-from tests.data_builders.rows import WEATHER, answer, calls, chat, result, user
+from tests.data_builders.small_rows import WEATHER, answer, calls, chat, result, user
 
 SOUND = [
     chat(user(), answer()),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from data_builders.where import parse_where
+from data_builders.rows.where import parse_where
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 episodes = importlib.import_module("tiny_episodes")

@@ -49,7 +49,7 @@ def test_the_same_items_in_many_files_are_one_item_each(tmp_path):
     drops = found.drops([chat(text, "x") for text in asked])
     places = [drop.detail.split(" question")[0] for drop in drops if drop is not None]
     assert places == [f"message 0: 100% of runs/run00.jsonl:{k + 1}" for k in range(20)]
-    assert [(b.inside, b.repeated) for b in found.books] == [(20, 0)] + [(0, 20)] * 10
+    assert [(b.inside, b.repeated) for b in found.counts] == [(20, 0)] + [(0, 20)] * 10
     assert found.warnings == []
 
 
@@ -65,7 +65,7 @@ def test_items_that_cannot_be_told_apart_are_refused(tmp_path):
 def test_items_with_few_words_of_their_own_are_counted_and_said(tmp_path):
     write_rows(tmp_path / "e.jsonl", [*short_exercises(60), {"question": questions(1)[0]}])
     found = load(tmp_path, {"path": "e.jsonl"})
-    (book,) = found.books
+    (book,) = found.counts
     assert (book.inside, book.template, book.whole, book.rows) == (1, 60, 0, 61)
     (warning,) = found.warnings
     assert warning.startswith(
@@ -119,7 +119,7 @@ def test_a_split_of_a_dataset_directory(tmp_path):
     drop = found.drop(chat(asked[4], "x"))
     assert drop is not None
     assert "d/test:5 question" in drop.detail
-    assert [(b.file, b.rows, b.inside) for b in found.books] == [("d", 12, 12)]
+    assert [(b.file, b.rows, b.inside) for b in found.counts] == [("d", 12, 12)]
 
 
 def test_rows_without_text_are_counted_and_said(tmp_path):
@@ -129,7 +129,7 @@ def test_rows_without_text_are_counted_and_said(tmp_path):
     write_rows(tmp_path / "e.jsonl", rows)
     found = load(tmp_path, {"path": "e.jsonl", "fields": ("question",)})
     assert found.warnings == ["decontamination: e.jsonl: 4 of 10 rows have no text in question"]
-    assert (found.books[0].rows, found.books[0].lacking, found.books[0].inside) == (10, 4, 6)
+    assert (found.counts[0].rows, found.counts[0].lacking, found.counts[0].inside) == (10, 4, 6)
     whole = load(tmp_path, {"path": "e.jsonl"})
     assert whole.warnings == ["decontamination: e.jsonl: 3 of 10 rows have no text"]
 
@@ -137,7 +137,7 @@ def test_rows_without_text_are_counted_and_said(tmp_path):
 def test_every_text_is_in_the_book_once(tmp_path):
     rows = [{"q": text} for text in ("yes", "one two three four five six", *questions(3))]
     write_rows(tmp_path / "e.jsonl", [*rows, *rows[1:3], *short_exercises(11)])
-    (book,) = load(tmp_path, {"path": "e.jsonl"}).books
+    (book,) = load(tmp_path, {"path": "e.jsonl"}).counts
     assert book.stats() == {
         "file": "e.jsonl",
         "rows": 18,

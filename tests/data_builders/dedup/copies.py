@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from data_builders.dedup.columns import COLUMN_FILES, Columns, column_batch, write_columns
 from data_builders.dedup.duplicates import Duplicates, find_duplicates, order_of
-from data_builders.dedup.said import SAID_FILES, Said, said_batch, write_said
 from posttrain.config.deduplication import DeduplicationConfig
 from posttrain.records import Example, Message, ToolCall, make_example
 
@@ -75,19 +75,19 @@ def edited_copy(example: Example, share: float, rng: random.Random) -> Example:
 
 def said_of(
     examples: Sequence[Example], config: DeduplicationConfig, folder: Path, *, batch: int = 128
-) -> Said:
+) -> Columns:
     """The columns of some records, in two parts, in batches as a build writes them."""
     half = len(examples) // 2
     parts = {folder / "0": examples[:half], folder / "1": examples[half:]}
     for part, own in parts.items():
         part.mkdir(parents=True)
         with ExitStack() as stack:
-            files = {name: stack.enter_context((part / name).open("wb")) for name in SAID_FILES}
+            files = {name: stack.enter_context((part / name).open("wb")) for name in COLUMN_FILES}
             for k in range(0, len(own), batch):
                 some = own[k : k + batch]
                 places = [("rows.jsonl", k + n + 1) for n in range(len(some))]
-                write_said(files, said_batch(some, config, places))
-    return Said(list(parts))
+                write_columns(files, column_batch(some, config, places))
+    return Columns(list(parts))
 
 
 def deduplicate(

@@ -10,7 +10,7 @@ import pytest
 
 from data_builders.pairs.encode import PairEncoder, distance
 from data_builders.pairs.offline import read_offline
-from data_builders.reading import Dropped
+from data_builders.rows.raw import Dropped
 from posttrain.chat import nemotron_3_nano_template
 from posttrain.config.source import SourceConfig
 from posttrain.errors import DataError

@@ -1,0 +1,280 @@
+"""Structural filters: pure functions `Example → Drop | None`, one reason each, one table of them.
+
+structural_drop(example, StructuralFilters(tool_markup=False)) → Drop("empty_answer", …) or None
+
+Filters of what a text says are in `screen.py`.
+
+To add one: a function here, a line in `STRUCTURAL` at its place in the order, its switch
+in `posttrain.config.filters.StructuralFilters`, a line in `docs/dialects.md`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+from data_builders.filters.drop import Drop
+from data_builders.filters.schemas import UNUSABLE, declared, validator, violation
+from posttrain.chat.reasoning import has_tags, split_think
+from posttrain.config.filters import StructuralFilters
+from posttrain.records import Example, Message, ToolCall
+
+_AFTER = {
+    # a turn → the turns that may stand right before it ("" is the start)
+    "system": ("",),
+    "user": ("", "system", "assistant"),
+    "assistant": ("user", "tool"),
+    "tool": ("assistant", "tool"),
+}
+
+
+def role_order(example: Example) -> Drop | None:
+    """A system turn first if at all, then a user; answers after questions, results after calls."""
+    before = ""
+    for index, message in enumerate(example.messages):
+        if before not in _AFTER[message.role]:
+            place = f"after {before}" if before else "first"
+            return Drop("role_order", f"message {index}: {message.role} {place}")
+        before = message.role
+    return None
+
+
+def empty_answer(example: Example) -> Drop | None:
+    """An assistant turn with neither text nor calls; a trace alone is no answer."""
+    for index, message in enumerate(example.messages):
+        if message.role == "assistant" and not message.tool_calls and not message.content.strip():
+            detail = "a trace without an answer" if message.reasons else "no text and no call"
+            return Drop("empty_answer", f"message {index}: {detail}")
+    return None
+
+
+def empty_user_turn(example: Example) -> Drop | None:
+    """A user's turn without text: whatever was asked is not in the record."""
+    index = first_empty_user(example.messages)
+    return None if index is None else Drop("empty_user_turn", f"message {index}: no text")
+
+
+def first_empty_user(messages: Sequence[Message]) -> int | None:
+    """Which user's turn has no text, if one has none."""
+    found = (i for i, m in enumerate(messages) if m.role == "user" and not m.content.strip())
+    return next(found, None)
+
+
+def bad_unicode(example: Example) -> Drop | None:
+    """Text with half a surrogate pair: no tokenizer or file can hold it."""
+    for place, text in _texts(example):
+        try:
+            if text is not None and not text.isascii():  # which costs nothing to know
+                text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            where = place if isinstance(place, str) else f"message {place}"
+            return Drop("bad_unicode", f"{where}: {error.reason} at character {error.start}")
+    return None
+
+
+def _texts(example: Example) -> Iterator[tuple[int | str, str | None]]:
+    """All text of a record, with its message's index or another place."""
+    for index, message in enumerate(example.messages):
+        yield index, message.content
+        yield index, message.reasoning
+        yield index, message.tool_call_id
+        yield index, message.name
+        for call in message.tool_calls:
+            yield index, f"{call.name}{call.arguments}{call.id}"
+    yield "tools", example.tools
+    yield "metadata", example.metadata
+    yield "license", example.license
+
+
+_PARTNERLESS = {
+    "unclosed_think": "an opening tag without its closing one",
+    "unopened_think": "a closing tag without its opening one (see prefilled_think)",
+}
+_FOREIGN = (
+    "<|begin_of_thought|>", "<thinking>", "<thought>", "<reasoning>", "<reason>", "<reflection>",
+    "<seed:think>", "[THINK]", "◁think▷", "<|channel|>analysis",
+)  # fmt: skip
+_MISPLACED = {
+    "nested_think": "a trace inside a trace",
+    "second_think": "a trace after the start of the text",
+}
+
+
+def unclosed_think(example: Example) -> Drop | None:
+    """A think tag without its partner."""
+    return _find(example, "unclosed_think", _PARTNERLESS)
+
+
+def nested_think(example: Example) -> Drop | None:
+    """Traces inside traces, after an answer's start, or tags inside a trace of its own field."""
+    for index, message in enumerate(example.messages):
+        trace = message.reasoning or ""
+        if message.role == "assistant" and has_tags(trace):
+            return Drop("nested_think", f"message {index}: a think tag inside the trace")
+    return _find(example, "nested_think", _MISPLACED)
+
+
+def foreign_think(example: Example) -> Drop | None:
+    """An assistant text that opens with a trace in other tags than `<think>`.
+
+    Kept, it would be a reasoning trace trained as the answer of a turn with reasoning off.
+    """
+    for index, message in enumerate(example.messages):
+        if message.role == "assistant":
+            text = message.content.lstrip()
+            for tag in _FOREIGN:
+                if text.startswith(tag):
+                    detail = f"the text opens with {tag}; rewrite such traces with <think> tags"
+                    return Drop("foreign_think", f"message {index}: {detail}")
+    return None
+
+
+def _find(example: Example, reason: str, problems: dict[str, str]) -> Drop | None:
+    for index, message in enumerate(example.messages):
+        if message.role != "assistant" or not has_tags(message.content):
+            continue
+        problem = split_think(message.content).problem
+        if problem is not None and problem in problems:
+            return Drop(reason, f"message {index}: {problems[problem]}")
+    return None
+
+
+MARKUP = "<tool_call>"
+_CALL_AS_TEXT = re.compile(r"<tool_call>\s*(?:\{|<function=)")
+_DECLARATION = "# Tools"
+
+
+def undeclared_tools(example: Example) -> Drop | None:
+    """Tool calls in a record that declares no tool at all."""
+    if example.tools is None:
+        for index, call in _calls(example):
+            return Drop("undeclared_tools", f"message {index} calls {call.name!r}")
+    return None
+
+
+def unknown_tool(example: Example) -> Drop | None:
+    """A call to a tool that is not among those declared."""
+    if example.tools is None:
+        return None
+    tools = declared(example.tools)
+    for index, call in _calls(example):
+        if call.name not in tools:
+            close = difflib.get_close_matches(call.name, tools, n=1)
+            hint = f" (declared: {close[0]!r})" if close else ""
+            return Drop("unknown_tool", f"message {index} calls {call.name!r}{hint}")
+    return None
+
+
+def unusable_schema(example: Example) -> Drop | None:
+    """A called tool whose schema is not a JSON Schema; tools that nobody calls may have any."""
+    return _check_arguments(example, "unusable_schema")
+
+
+def bad_arguments(example: Example) -> Drop | None:
+    """Arguments that fail the schema their tool declares."""
+    return _check_arguments(example, "bad_arguments")
+
+
+def tool_markup(example: Example) -> Drop | None:
+    """Tool calls written as text: where no tool is declared (NVIDIA's check), or beside tools.
+
+    A template writes declared tools with instructions for its own notation of calls; an answer
+    that spells out another would contradict them.
+    """
+    if any(_DECLARATION in m.content for m in example.messages):
+        return None
+    for index, message in enumerate(example.messages):
+        if example.tools is not None:
+            if message.role == "assistant" and _CALL_AS_TEXT.search(message.content):
+                detail = f"writes a {MARKUP} as text beside declared tools, not in tool_calls"
+                return Drop("tool_markup", f"message {index} {detail}")
+        elif MARKUP in message.content or MARKUP in (message.reasoning or ""):
+            return Drop("tool_markup", f"message {index} contains {MARKUP}, no tool is declared")
+    return None
+
+
+def _calls(example: Example) -> Iterator[tuple[int, ToolCall]]:
+    for index, message in enumerate(example.messages):
+        for call in message.tool_calls:
+            yield index, call
+
+
+def _check_arguments(example: Example, reason: str) -> Drop | None:
+    """The first call for which `reason`, one of the two, holds."""
+    tools = declared(example.tools) if example.tools is not None else {}
+    for index, call in _calls(example):
+        if call.name not in tools:
+            continue  # other filters name it
+        checker = validator(tools[call.name])
+        unusable, problem = (checker, None) if isinstance(checker, str) else (None, None)
+        if not isinstance(checker, str):
+            try:
+                problem = violation(checker, json.loads(call.arguments))
+            except UNUSABLE as error:
+                unusable = str(error)
+        detail = unusable if reason == "unusable_schema" else problem
+        if detail is not None:
+            return Drop(reason, f"message {index}, call of {call.name!r}: {detail}")
+    return None
+
+
+REASON = "unpaired_tool_result"
+
+
+def unpaired_tool_result(example: Example) -> Drop | None:
+    """A result without its call, or a call that the conversation goes on without answering."""
+    open_calls: list[ToolCall] = []
+    asked_by = -1
+    for index, message in enumerate(example.messages):
+        if message.role == "tool":
+            call = _answered(message, open_calls)
+            if call is None:
+                return Drop(REASON, f"message {index}: answers no open call")
+            open_calls.remove(call)
+            continue
+        if open_calls:
+            return Drop(REASON, f"message {asked_by}: call of {open_calls[0].name!r} unanswered")
+        open_calls, asked_by = list(message.tool_calls), index
+    if open_calls and example.messages[-1].role == "tool":
+        return Drop(REASON, f"message {asked_by}: call of {open_calls[0].name!r} unanswered")
+    return None
+
+
+def _answered(result: Message, open_calls: list[ToolCall]) -> ToolCall | None:
+    """The open call that a result answers."""
+    for call in open_calls:
+        if result.tool_call_id is not None and call.id is not None:
+            if call.id == result.tool_call_id:
+                return call
+        elif result.name is None or call.name == result.name:
+            return call
+    return None
+
+
+# the first that objects names the reason, so what breaks the others' sense comes first
+STRUCTURAL: dict[str, Callable[[Example], Drop | None]] = {
+    "bad_unicode": bad_unicode,
+    "role_order": role_order,
+    "unclosed_think": unclosed_think,
+    "nested_think": nested_think,
+    "foreign_think": foreign_think,
+    "empty_answer": empty_answer,
+    "empty_user_turn": empty_user_turn,
+    "undeclared_tools": undeclared_tools,
+    "unknown_tool": unknown_tool,
+    "unusable_schema": unusable_schema,
+    "bad_arguments": bad_arguments,
+    # calls as text leave their results unpaired: the cause before its effect
+    "tool_markup": tool_markup,
+    "unpaired_tool_result": unpaired_tool_result,
+}
+
+
+def structural_drop(example: Example, switches: StructuralFilters) -> Drop | None:
+    """The first objection of the filters that are switched on."""
+    for name, check in STRUCTURAL.items():
+        if getattr(switches, name) and (drop := check(example)) is not None:
+            return drop
+    return None

@@ -1,0 +1,144 @@
+"""A source's rows → records: every row comes out as an `Example` or as a `Dropped` with its reason.
+
+for item in read_examples(SourceConfig(name="sums", path="sums.jsonl"), base_dir=Path(".")):
+    → Example(messages=(…), source="sums", dialect="openai", …)
+    → Dropped("bad_arguments", "message 2, call of 'f': …", file="sums.jsonl", line=7, record_id=…)
+
+In this order: readable row → `where` → dialect → ending → license → structural filters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_builders.dialects import RowProblem, read_row
+from data_builders.filters.structure import structural_drop
+from data_builders.rows.raw import Dropped, RawRow, RawRows
+from data_builders.rows.read import RowCounts, read_rows
+from data_builders.rows.where import lookup
+from posttrain.config.source import EndingPolicy, SourceConfig
+from posttrain.errors import DataError
+from posttrain.json_values import encode_json
+from posttrain.records import Example, Message, make_example
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedExample:
+    """A record and the place of its row."""
+
+    example: Example
+    file: str
+    line: int
+
+
+def read_examples(
+    config: SourceConfig,
+    base_dir: Path,
+    *,
+    allowed_licenses: Collection[str] | None = None,
+    counts: RowCounts | None = None,
+) -> Iterator[Example | Dropped]:
+    """Stream a source's records; raises as `read_rows` does, and with `strict` at a bad row.
+
+    Args:
+        base_dir: where the source's relative paths start.
+        allowed_licenses: licenses that may pass, compared without case; `None` lets all pass.
+        counts: counts into this.
+    """
+    rows = read_rows(config, base_dir)
+    placed = examples_of(rows, config, allowed_licenses=allowed_licenses, counts=counts)
+    return (item if isinstance(item, Dropped) else item.example for item in placed)
+
+
+def examples_of(
+    rows: RawRows,
+    config: SourceConfig,
+    *,
+    allowed_licenses: Collection[str] | None,
+    counts: RowCounts | None,
+) -> Iterator[PlacedExample | Dropped]:
+    """As `read_examples`, of rows that may be a part of the source's."""
+    allowed = None if allowed_licenses is None else {name.lower() for name in allowed_licenses}
+    counts = counts or RowCounts()
+    for raw in rows:
+        if isinstance(raw, RawRow):
+            item = _read(raw, config, allowed, counts)
+        elif config.strict and raw.reason != "where":
+            raise DataError(f"{raw.file}:{raw.line}: {raw.reason}: {raw.detail}")
+        else:
+            item = raw
+        counts.rows_in += 1
+        if isinstance(item, Dropped):
+            counts.dropped[item.reason] += 1
+        else:
+            counts.kept += 1
+            counts.dialects[item.example.dialect] += 1
+        yield item
+
+
+def _read(
+    raw: RawRow, config: SourceConfig, allowed: set[str] | None, counts: RowCounts
+) -> PlacedExample | Dropped:
+    try:
+        dialect, conversation = read_row(raw.row, config)
+        metadata, license = _carried(raw.row, config)
+    except RowProblem as problem:
+        if config.strict:
+            raise DataError(f"{raw.file}:{raw.line}: {problem.reason}: {problem}") from problem
+        return Dropped(problem.reason, str(problem), raw.file, raw.line)
+    messages, reason = end_on_assistant(conversation.messages, config.ending)
+    if reason is not None:
+        last = conversation.messages[-1].role
+        return Dropped(reason, f"the last message is of {last}", raw.file, raw.line)
+    example = make_example(
+        messages,
+        tools=conversation.tools,
+        source=config.name,
+        license=license,
+        dialect=dialect,
+        metadata=metadata,
+    )
+    if allowed is not None and license.lower() not in allowed:
+        detail = f"{license!r} is not on the allow-list"
+        return Dropped("license", detail, raw.file, raw.line, example.id)
+    drop = structural_drop(example, config.filters)
+    if drop is not None:
+        return Dropped(drop.reason, drop.detail, raw.file, raw.line, example.id)
+    counts.trimmed_rows += len(messages) < len(conversation.messages)
+    return PlacedExample(example, raw.file, raw.line)
+
+
+def _carried(row: dict[str, Any], config: SourceConfig) -> tuple[str, str]:
+    """The row's metadata as JSON text, and its license."""
+    kept: dict[str, Any] = {}
+    for path in config.metadata:
+        with suppress(KeyError):
+            kept[path.rpartition(".")[2]] = lookup(row, path)
+    try:
+        metadata = encode_json(kept) if kept else "{}"
+    except ValueError as error:
+        raise RowProblem("malformed_metadata", ", ".join(kept), str(error)) from None
+    license = config.license
+    if config.license_field is not None:
+        with suppress(KeyError):
+            license = lookup(row, config.license_field) or license
+    if not isinstance(license, str):
+        where = str(config.license_field)
+        raise RowProblem("malformed_metadata", where, f"the license is {license!r:.80}")
+    return metadata, license
+
+
+def end_on_assistant(
+    messages: tuple[Message, ...], policy: EndingPolicy
+) -> tuple[tuple[Message, ...], str | None]:
+    """The messages up to the last assistant turn, or why there are none to keep."""
+    last = max((i for i, m in enumerate(messages) if m.role == "assistant"), default=None)
+    if last is None:
+        return (), "no_assistant"
+    if last + 1 < len(messages) and policy == "drop":
+        return (), "ends_without_assistant"
+    return messages[: last + 1], None

@@ -1,0 +1,266 @@
+"""A source's input in parts: pieces of files that can be read apart, each with its hash.
+
+    cut_source(source, files, base_dir, size=64 MiB)
+    → [Part("maths", pieces=(Piece("data/maths.jsonl", "lines", 0, 67_108_911, line=1, …),)), …]
+
+A file of lines is cut at line ends, Parquet at row groups, a dataset directory at rows; anything
+else is one piece. Small pieces share a part; the first parts of a source are smaller than the rest
+(`part_size`). Rows keep the file and line that they have in the whole. A part's digest says what it
+reads, so work done on it holds as long as that is the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from data_builders.rows.arrow import open_directory, open_hub, open_parquet
+from data_builders.rows.files import open_whole
+from data_builders.rows.json_files import layout_of, open_jsonl
+from data_builders.rows.raw import RawRows
+from posttrain.artifacts import digest_of, sha256_file
+from posttrain.config.source import SourceConfig
+from posttrain.errors import DataError
+
+Kind = Literal["lines", "parquet", "directory", "whole", "hub"]
+_SHARE = 32  # a part is at most this part of what comes before it,
+_LEAST = 1 << 20  # but no less than so many bytes
+_BLOCK = 1 << 20
+_BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of one file or directory, from `start` to `stop`, which begins at row `line`.
+
+    Both are bytes of `lines`, row groups of `parquet`, rows of a `directory`, else 0. `rows` is an
+    estimate for plans, None where nobody knows. `digest` is of the stretch, or of the whole file
+    where that is cheaper. `changed` is the file's time of change when it was hashed.
+    """
+
+    path: str
+    file: str
+    kind: Kind
+    start: int
+    stop: int
+    line: int
+    rows: int | None
+    bytes: int
+    digest: str
+    changed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Pieces of one source that are prepared together."""
+
+    source: str
+    pieces: tuple[Piece, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Size of what is read."""
+        return sum(piece.bytes for piece in self.pieces)
+
+    @property
+    def rows(self) -> int | None:
+        """About how many rows it has, None if nobody knows."""
+        counts = [piece.rows for piece in self.pieces]
+        return None if None in counts else sum(count or 0 for count in counts)
+
+    def describe(self) -> str:
+        """Where it lies, for messages."""
+        first, last = self.pieces[0], self.pieces[-1]
+        until = f" to {last.file}" if last.file != first.file else ""
+        return f"{self.source}: {first.file} from row {first.line}{until}"
+
+    def content(self, *, placed: bool) -> str:
+        """A digest of the rows; of their files and lines too, when these are written down."""
+        return digest_of(
+            [
+                [p.kind, p.digest, *([] if p.kind == "lines" else [p.start, p.stop]), p.line == 1]
+                + ([p.file, p.line] if placed else [])
+                for p in self.pieces
+            ]
+        )
+
+
+def part_size(position: int, most: int) -> int:
+    """Bytes of the part that begins at this byte of its source: `most`, or less near the start.
+
+    A power of two near a 32nd of what comes before it, so that a small source too is work for many
+    workers. Where a part ends depends on nothing behind it: what is added there changes nothing.
+    """
+    grown = max(position // _SHARE, _LEAST)
+    return min(most, 1 << (grown.bit_length() - 1))
+
+
+def gather(source: str, pieces: Iterable[Piece], size: int) -> list[Part]:
+    """Pieces in order, as parts of at most about `size` bytes."""
+    parts: list[Part] = []
+    waiting: list[Piece] = []
+    position = held = 0
+    for piece in pieces:
+        if waiting and held + piece.bytes > part_size(position, size):
+            parts.append(Part(source, tuple(waiting)))
+            position, waiting, held = position + held, [], 0
+        waiting.append(piece)
+        held += piece.bytes
+    if waiting:
+        parts.append(Part(source, tuple(waiting)))
+    return parts
+
+
+def open_part(part: Part, config: SourceConfig) -> RawRows:
+    """The rows of a part.
+
+    Raises:
+        DataError: a file is not the one that was hashed, or cannot be read.
+    """
+    for piece in part.pieces:
+        yield from _open(piece, config)
+        _check_unchanged(piece)
+
+
+def _open(piece: Piece, config: SourceConfig) -> RawRows:
+    path, name = Path(piece.path), piece.file
+    if piece.kind == "hub":
+        return open_hub(config)
+    if piece.kind == "lines":
+        return open_jsonl(path, name, start=piece.start, stop=piece.stop, line=piece.line)
+    if piece.kind == "parquet":
+        groups = range(piece.start, piece.stop)
+        return open_parquet(path, name, groups=groups, line=piece.line)
+    if piece.kind == "directory":
+        return open_directory(path, config, range(piece.start, piece.stop))(path, name)
+    return open_whole(path, config)(path, name)
+
+
+def _check_unchanged(piece: Piece) -> None:
+    if piece.changed and os.stat(piece.path).st_mtime_ns != piece.changed:
+        raise DataError(f"{piece.file} was changed while it was read; start again")
+
+
+def estimate_rows(parts: Sequence[Part]) -> int | None:
+    """About how many rows the parts have; what is not known is taken to be like the rest."""
+    known = [part for part in parts if part.rows is not None]
+    counted, size = sum(p.rows or 0 for p in known), sum(p.bytes for p in known)
+    if not size:
+        return 0 if not parts else None
+    return round(counted * sum(part.bytes for part in parts) / size)
+
+
+def cut_file(path: Path, name: str, most: int, *, start: int = 0) -> tuple[str, list[Piece]]:
+    """A file's sha256 and its pieces of at most about `most` bytes; an empty file has none.
+
+    Args:
+        name: what its rows call the file.
+        start: bytes of the source before it.
+    """
+    before = path.stat()
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        digest = sha256_file(path)
+        pieces = _row_groups(path, name, most, start, digest)
+    elif suffix in (".jsonl", ".ndjson") or (suffix == ".json" and _is_lines(path)):
+        digest, pieces = _lines(path, name, most, start)
+    else:
+        digest = sha256_file(path)
+        pieces = [Piece(str(path), name, "whole", 0, 0, 1, None, before.st_size, digest)]
+    if path.stat().st_mtime_ns != before.st_mtime_ns:
+        raise DataError(f"{name} was changed while it was read; start again")
+    return digest, [replace(p, changed=before.st_mtime_ns) for p in pieces if p.bytes]
+
+
+def _is_lines(path: Path) -> bool:
+    with path.open("rb") as file:
+        return layout_of(file.read(_BLOCK).removeprefix(_BOM)) == "lines"
+
+
+@dataclass
+class _Stretch:
+    """A piece that is growing while its file is read."""
+
+    start: int
+    line: int
+    lines: int = 0
+    digest: Any = field(default_factory=hashlib.sha256)
+
+    def add(self, data: memoryview) -> None:
+        self.digest.update(data)
+        self.lines += bytes(data).count(b"\n")
+
+    def piece(self, path: Path, name: str, stop: int, *, open_end: bool) -> Piece:
+        rows = self.lines + open_end
+        size = stop - self.start
+        digest = self.digest.hexdigest()
+        return Piece(str(path), name, "lines", self.start, stop, self.line, rows, size, digest)
+
+
+def _lines(path: Path, name: str, most: int, before: int) -> tuple[str, list[Piece]]:
+    whole = hashlib.sha256()
+    pieces: list[Piece] = []
+    position, stretch, last = 0, _Stretch(0, 1), b""
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            whole.update(block)
+            begin = 0
+            for cut in _cuts(block, position, stretch.start, before, most):
+                stretch.add(memoryview(block)[begin:cut])
+                pieces.append(stretch.piece(path, name, position + cut, open_end=False))
+                stretch = _Stretch(position + cut, stretch.line + stretch.lines)
+                begin = cut
+            stretch.add(memoryview(block)[begin:])
+            position += len(block)
+            last = block[-1:]
+    if position > stretch.start:
+        pieces.append(stretch.piece(path, name, position, open_end=last != b"\n"))
+    return whole.hexdigest(), pieces
+
+
+def _cuts(block: bytes, position: int, start: int, before: int, most: int) -> Iterator[int]:
+    """Where in a block pieces end: behind the first line end that makes one large enough.
+
+    Args:
+        position: of the block in its file.
+        start: of the piece that is growing.
+        before: bytes of the source before the file.
+    """
+    while True:
+        size = part_size(before + start, most)
+        cut = block.find(b"\n", max(start + size - position - 1, 0)) + 1
+        if not cut:
+            return
+        yield cut
+        start = position + cut
+
+
+def _row_groups(path: Path, name: str, most: int, position: int, digest: str) -> list[Piece]:
+    try:
+        found = pq.read_metadata(path)
+    except (pa.ArrowInvalid, OSError):
+        # whoever reads it says what is wrong
+        return [Piece(str(path), name, "whole", 0, 0, 1, None, path.stat().st_size, digest)]
+    pieces: list[Piece] = []
+    start = rows = held = 0
+    line = 1
+    for number in range(found.num_row_groups):
+        group = found.row_group(number)
+        rows += group.num_rows
+        held += sum(group.column(c).total_compressed_size for c in range(group.num_columns))
+        if held >= part_size(position, most) or number == found.num_row_groups - 1:
+            stop = number + 1
+            pieces.append(
+                Piece(str(path), name, "parquet", start, stop, line, rows, max(held, 1), digest)
+            )
+            line += rows
+            position += held
+            start, rows, held = stop, 0, 0
+    return pieces

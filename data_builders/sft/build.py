@@ -1,0 +1,259 @@
+"""Build SFT data, top to bottom: rows of chats → masked, packed shards with their counts.
+
+    rows → examples (drop reasons) → prepare (reasoning control, render, encode) → parts on disk
+         → deduplication → held out → mixture → shuffle by key → packs → shards
+
+A build that was killed is taken up again by the same recipe and ends with the same bytes: parts
+that were finished are kept, what comes after them is quick and is done anew.
+"""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from data_builders.decontamination.match import Decontaminator
+from data_builders.progress import Stages
+from data_builders.rows.files import count_rows, input_files
+from data_builders.sft.audit import audit_sources, check_supervision
+from data_builders.sft.duplicates import find_copies
+from data_builders.sft.inputs import (
+    Input,
+    as_stats,
+    check_unchanged,
+    evaluation_files,
+    find_parents,
+    load_decontaminator,
+    scan_inputs,
+)
+from data_builders.sft.part import WorkerState, preparer_of
+from data_builders.sft.plan import plan_build
+from data_builders.sft.preflight import (
+    Probe,
+    check_markup,
+    check_probe,
+    check_template,
+    first_texts,
+    probe_source,
+)
+from data_builders.sft.shards import join_files, write_jsonl, write_splits
+from data_builders.sft.sources import prepare_sources
+from data_builders.sft.stats import check_left, counts_by_source, data_stats, total_counts
+from data_builders.sft.tables import print_plan, print_summary
+from data_builders.workers import Executor, ProcessPool, RayPool, Serial
+from posttrain.artifacts import StageDir, digest_of, read_artifact
+from posttrain.chat import profile_of
+from posttrain.config.build_sft import EXECUTION, OPTIONAL, BuildSftConfig, SftTokenizer
+from posttrain.models.data_renderer import DataRenderer, load_data_renderer
+from posttrain.report.supervision import ROWS as SUPERVISION
+
+KIND = "sft_data"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a build needs before it reads rows, checked on the first records of every source."""
+
+    recipe: BuildSftConfig
+    base_dir: Path
+    renderer: DataRenderer
+    decontaminator: Decontaminator | None
+    evaluation: list[Input]
+    probes: list[Probe]
+    warnings: list[str]
+
+
+def build_config(recipe: BuildSftConfig) -> dict[str, Any]:
+    """What of the recipe decides the data; how the work is done decides nothing about it."""
+    unnamed = {"out": True, **dict.fromkeys(EXECUTION, True), "tokenizer": {"backend"}}
+    unnamed |= {name: True for name in OPTIONAL if getattr(recipe, name) is None}
+    return recipe.model_dump(mode="json", exclude=unnamed)
+
+
+def set_up(recipe: BuildSftConfig, base_dir: Path, console: Console) -> Setup:
+    """Load tokenizer, template and evaluation files, and check that they fit the data.
+
+    Raises:
+        ConfigError: a path that matches nothing, or what `check_template` and `check_probe` refuse.
+    """
+    for source in recipe.sources:
+        input_files(source, base_dir)  # every path is looked up before any is read
+    evaluation = evaluation_files(recipe.decontamination, base_dir)
+    decontaminator = load_decontaminator(recipe.decontamination, base_dir, evaluation)
+    renderer = load_data_renderer(recipe.tokenizer, first_texts(recipe, base_dir))
+    template, encoder = renderer.template, renderer.encoder
+    check_template(template)
+    console.print(f"template: {profile_of(template).describe()}", highlight=False)
+    console.print(f"tokenizer: {encoder.describe()}", highlight=False)
+    warnings = check_markup(template, list(renderer.tokenizer.get_vocab()))
+    warnings += decontaminator.warnings if decontaminator is not None else []
+    preparers = {s.name: preparer_of(recipe, s, renderer, decontaminator) for s in recipe.sources}
+    probes = [probe_source(recipe, s, preparers[s.name], base_dir) for s in recipe.sources]
+    for probe in probes:
+        warnings += check_probe(
+            probe,
+            recipe,
+            preparers[probe.name],
+            decode=encoder.decode,
+            stop_ids=renderer.special.stop_ids,
+        )
+    return Setup(recipe, base_dir, renderer, decontaminator, evaluation, probes, warnings)
+
+
+def show_plan(setup: Setup, console: Console) -> None:
+    """What the build would do, extrapolated from the first records; writes nothing."""
+    recipe = setup.recipe
+    out = Path(recipe.out)
+    if out.is_dir() and any(out.iterdir()):
+        # refuses a directory not ours
+        StageDir.open(out, kind=KIND, config=build_config(recipe), claim=False)
+    rows = {s.name: count_rows(input_files(s, setup.base_dir)) for s in recipe.sources}
+    print_plan(console, recipe, setup.probes, rows)
+    for warning in setup.warnings:
+        console.print(f"warning: {warning}", style="yellow", highlight=False)
+
+
+def build(setup: Setup, stage: StageDir, console: Console) -> bool:
+    """Build into the stage's directory; returns whether there was anything to do.
+
+    Raises:
+        ConfigError: the directory holds a finished data set of other inputs.
+        DataError: the recipe's limits are crossed, or its mixture cannot be met.
+    """
+    recipe, renderer, out = setup.recipe, setup.renderer, stage.path
+    encoder, template = renderer.encoder, renderer.template
+    work = out / "work"
+    work.mkdir(exist_ok=True)
+
+    # -- every input file hashed, and cut into parts
+    inputs, parts = scan_inputs(recipe, setup.base_dir)
+    inputs += setup.evaluation
+    if stage.complete:
+        check_unchanged(read_artifact(out, verify=False), inputs, encoder.digest, template.digest)
+        shutil.rmtree(work, ignore_errors=True)
+        return False
+    read = [p for s in recipe.sources for p in input_files(s, setup.base_dir)]
+    read += [setup.base_dir / given.path for given in setup.evaluation]
+    parents = find_parents([*read, Path(recipe.tokenizer.path)], out)
+
+    with Stages(console) as stages, ExitStack() as stack:
+        # -- rows → examples → sequences on disk, part by part
+        executor = _executor(setup, stack)
+        sources = prepare_sources(
+            recipe,
+            parts,
+            Path(recipe.spool) if recipe.spool else work / "parts",
+            tokens={"tokenizer": encoder.digest, "template": template.digest},
+            evaluation=setup.evaluation,
+            scratch=digest_of(str(out.resolve()))[:12],
+            executor=executor,
+            stages=stages,
+        )
+
+        # -- deduplication → held out → mixture
+        copies = drops = None
+        if recipe.deduplication is not None:
+            stages.start("looking for duplicates")
+            copies = find_copies(sources, recipe.deduplication, work / "duplicates")
+            drops = copies.drops
+        stages.start("planning the mixture")
+        plan = plan_build(sources, recipe, drops)
+        stages.start("auditing")
+        audit = audit_sources(sources, drops, renderer.marks, scratch=work)
+        supervision = {name: figures.stats() for name, figures in audit.figures.items()}
+        check_supervision(supervision, recipe.limits)
+        counts = counts_by_source(sources, plan)
+        check_left(counts, plan)
+
+        # -- shuffle by key → packs → shards
+        files = write_splits(
+            out, sources, plan, recipe, scratch=work / "plan", executor=executor, stages=stages
+        )
+
+    # -- what a reader needs beside the shards
+    renderer.tokenizer.chat_template = template.source
+    for path in renderer.tokenizer.save_pretrained(out / "tokenizer"):
+        files[str(Path(path).relative_to(out))] = None
+    samples = [row for source in sources for row in source.stats["samples"]]
+    files["samples.jsonl"] = write_jsonl(out / "samples.jsonl", samples)
+    files[SUPERVISION] = write_jsonl(out / SUPERVISION, audit.worst.rows(encoder.decode))
+    if recipe.write_dropped:
+        dropped = [folder / "dropped.jsonl" for source in sources for folder in source.folders]
+        more = copies.lines(sources) if copies is not None else ()
+        files["dropped.jsonl"] = join_files(out / "dropped.jsonl", dropped, more)
+
+    # -- the manifest, last, makes it an artifact
+    stats = {
+        **_setup_stats(setup),
+        "inputs": as_stats(inputs),
+        "supervision": supervision,
+        **data_stats(sources, plan, counts, recipe.packing.max_length),
+    }
+    manifest = stage.finish(
+        counts=total_counts(counts),
+        files=files,
+        parents=parents,
+        template_digest=template.digest,
+        seed=recipe.seed,
+        stats=stats,
+        run={"tokenizer": encoder.name},
+    )
+    shutil.rmtree(work, ignore_errors=True)
+    print_summary(console, stats)
+    console.print(f"{out}  digest {manifest.digest[:16]}", highlight=False)
+    return True
+
+
+def _executor(setup: Setup, stack: ExitStack) -> Executor:
+    """This process, or workers that load tokenizer, template and evaluation files themselves."""
+    recipe = setup.recipe
+    make_state = partial(
+        WorkerState,
+        recipe,
+        partial(load_data_renderer, _for_workers(recipe.tokenizer, setup.renderer.encoder.name)),
+        partial(
+            load_decontaminator,
+            recipe.decontamination,
+            setup.base_dir.absolute(),
+            setup.evaluation,
+        ),
+    )
+    if recipe.executor == "ray":
+        return stack.enter_context(RayPool(make_state, recipe.workers))
+    if recipe.workers > 1:
+        return stack.enter_context(ProcessPool(make_state, recipe.workers))
+    return Serial(WorkerState(recipe, lambda: setup.renderer, lambda: setup.decontaminator))
+
+
+def _for_workers(tokenizer: SftTokenizer, backend: str) -> SftTokenizer:
+    """With the library that proved exact, and paths that do not depend on where a worker starts."""
+    changed = {"backend": backend}
+    if Path(tokenizer.path).is_dir():
+        changed["path"] = str(Path(tokenizer.path).absolute())
+    if tokenizer.chat_template not in ("own", "nemotron_3_nano"):
+        changed["chat_template"] = str(Path(tokenizer.chat_template).absolute())
+    return tokenizer.model_copy(update=changed)
+
+
+def _setup_stats(setup: Setup) -> dict[str, Any]:
+    template, special = setup.renderer.template, setup.renderer.special
+    profile = profile_of(template)
+    stats: dict[str, Any] = {
+        "template": {"name": template.name, "mode": profile.mode, "describe": profile.describe()},
+        "tokenizer": {
+            "digest": setup.renderer.encoder.digest,
+            "end": special.end_token,
+            "pad": special.pad_token,
+            "stop_ids": list(special.stop_ids),
+        },
+        "warnings": setup.warnings,
+    }
+    if setup.decontaminator is not None:
+        stats["decontamination"] = [file.stats() for file in setup.decontaminator.counts]
+    return stats

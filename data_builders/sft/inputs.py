@@ -1,0 +1,259 @@
+"""What a build reads: every input file with its hash, and the artifacts that some belong to.
+
+scan_inputs(recipe, Path("."))
+→ [Input("maths", "runs/world/train.jsonl", 1_234_567, "ab12…"), …], {"maths": [Part(…), …]}
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+from data_builders.decontamination.items import as_source
+from data_builders.decontamination.match import Decontaminator
+from data_builders.rows.arrow import count_saved
+from data_builders.rows.files import find_files, input_files
+from data_builders.rows.parts import Part, Piece, cut_file, gather, part_size
+from data_builders.sft.part import samples_of_each
+from data_builders.sft.prepared import PART_FORMAT
+from posttrain.artifacts import (
+    MANIFEST,
+    Manifest,
+    Parent,
+    digest_of,
+    parent_of,
+    read_artifact,
+    sha256_file,
+)
+from posttrain.config.build_sft import BuildSftConfig, SftSource
+from posttrain.config.decontamination import DecontaminationConfig
+from posttrain.errors import ConfigError, DataError
+from posttrain.versions import package_versions
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One input file of a source; a hub id has neither size nor hash, its revision binds it."""
+
+    source: str
+    path: str
+    bytes: int | None
+    sha256: str | None
+
+
+def scan_inputs(
+    recipe: BuildSftConfig, base_dir: Path
+) -> tuple[list[Input], dict[str, list[Part]]]:
+    """All input files, hashed, and the parts that each source is read in: one pass over each file.
+
+    Raises:
+        ConfigError: a path that matches nothing.
+        DataError: a file that changed while it was read.
+    """
+    inputs: list[Input] = []
+    parts: dict[str, list[Part]] = {}
+    with ThreadPoolExecutor(recipe.workers) as pool:  # hashing leaves the interpreter free
+        for source in recipe.sources:
+            pieces: list[Piece] = []
+            for found in _scanned(source, base_dir, recipe.part_bytes, pool):
+                inputs += found[0]
+                pieces += found[1]
+            parts[source.name] = gather(source.name, pieces, recipe.part_bytes)
+    return inputs, parts
+
+
+def _scanned(
+    source: SftSource, base_dir: Path, size: int, pool: ThreadPoolExecutor
+) -> Iterator[tuple[list[Input], list[Piece]]]:
+    """The inputs and pieces of each path of a source."""
+    if source.hub is not None:
+        name = f"{source.hub}@{source.revision}"
+        digest = digest_of([source.hub, source.subset, source.revision, source.split])
+        piece = Piece(name, name, "hub", 0, 0, 1, None, 1, digest)
+        yield [Input(source.name, name, None, None)], [piece]
+        return
+
+    def scan(path: Path, start: int) -> tuple[list[Input], list[Piece]]:
+        name = os.path.relpath(path, base_dir)
+        if path.is_dir():
+            return _directory(source, path, base_dir, name, size)
+        digest, pieces = cut_file(path.absolute(), name, size, start=start)
+        shown = _shown(path, base_dir)
+        return [Input(source.name, shown, path.stat().st_size, digest)], pieces
+
+    paths = find_files(source, base_dir)
+    sizes = [path.stat().st_size if path.is_file() else 0 for path in paths]
+    yield from pool.map(scan, paths, accumulate(sizes, initial=0))
+
+
+def _directory(
+    source: SftSource, path: Path, base_dir: Path, name: str, size: int
+) -> tuple[list[Input], list[Piece]]:
+    """A dataset directory: its files are inputs, its rows are cut evenly."""
+    files = sorted(p for p in path.rglob("*") if p.is_file())
+    inputs = [
+        Input(source.name, _shown(file, base_dir), file.stat().st_size, sha256_file(file))
+        for file in files
+    ]
+    digest = digest_of([[i.bytes, i.sha256] for i in inputs])
+    total, rows = sum(i.bytes or 0 for i in inputs), count_saved(path, source)
+    count = min(max(1, -(-total // part_size(total, size))), max(rows, 1))
+    edges = [rows * k // count for k in range(count + 1)]
+    pieces = [
+        Piece(
+            str(path.absolute()),
+            name,
+            "directory",
+            a,
+            b,
+            a + 1,
+            b - a,
+            max(total // count, 1),
+            digest,
+        )
+        for a, b in pairwise(edges)
+    ]
+    return inputs, pieces
+
+
+def _shown(path: Path, base_dir: Path) -> str:
+    return str(path.relative_to(base_dir) if path.is_relative_to(base_dir) else path)
+
+
+EVALUATION = "evaluation files"  # no source can have a name with a space
+
+
+def evaluation_files(config: DecontaminationConfig | None, base_dir: Path) -> list[Input]:
+    """All files that decontamination reads, hashed.
+
+    Raises:
+        ConfigError: a path that matches nothing.
+    """
+    entries = config.files if config is not None else ()
+    paths = [path for file in entries for path in input_files(as_source(file), base_dir)]
+    return [
+        Input(EVALUATION, _shown(path, base_dir), path.stat().st_size, sha256_file(path))
+        for path in dict.fromkeys(paths)
+    ]
+
+
+def load_decontaminator(
+    config: DecontaminationConfig | None, base_dir: Path, files: Sequence[Input]
+) -> Decontaminator | None:
+    """What a recipe asks for, `None` without the block.
+
+    Args:
+        files: as `evaluation_files` found them when the build began.
+
+    Raises:
+        DataError: one of them is another by now, or cannot be read.
+    """
+    if config is None:
+        return None
+    found = Decontaminator.load(config, base_dir)
+    if [i.sha256 for i in evaluation_files(config, base_dir)] != [i.sha256 for i in files]:
+        raise DataError("an evaluation file was changed while the build read it; start again")
+    return found
+
+
+# what of a source is looked at only after its rows are prepared, or not by what its rows become
+_LATER = {"path", "share", "rows", "tokens", "max_epochs", "held_out"}
+
+
+def part_key(
+    part: Part,
+    recipe: BuildSftConfig,
+    source: SftSource,
+    tokens: Mapping[str, Any],
+    evaluation: Sequence[Input] = (),
+) -> str:
+    """Names the spool of a part after everything that decides it, and nothing else.
+
+    Args:
+        tokens: digests of tokenizer and template.
+        evaluation: what decontamination reads.
+    """
+    shared = recipe.model_dump(mode="json", include={"reasoning", "licenses", "seed"})
+    return digest_of(
+        {
+            **shared,
+            **tokens,
+            **_blocks(recipe, evaluation),
+            "capacity": recipe.packing.max_length,
+            "overlong": recipe.packing.overlong,
+            "source": source.model_dump(mode="json", exclude=_LATER),
+            "samples": samples_of_each(recipe),
+            "dropped": recipe.write_dropped,
+            "rows": part.content(placed=recipe.write_dropped),
+            "versions": package_versions(),
+            "format": PART_FORMAT,
+        }
+    )[:32]
+
+
+def _blocks(recipe: BuildSftConfig, evaluation: Sequence[Input]) -> dict[str, Any]:
+    """What parts hold because of deduplication and decontamination; without the blocks, nothing.
+
+    Of deduplication that is what `column_batch` writes: the rest of it is for the plan.
+    """
+    blocks: dict[str, Any] = {}
+    if recipe.deduplication is not None:
+        near = recipe.deduplication.near
+        blocks["said"] = {"min_words": None if near is None else near.min_words}
+    if recipe.decontamination is not None:
+        blocks["decontamination"] = recipe.decontamination.model_dump(mode="json")
+        blocks["evaluation"] = [[i.path, i.sha256] for i in evaluation]
+    return blocks
+
+
+def find_parents(paths: Sequence[Path], out: Path) -> list[Parent]:
+    """The artifacts that the given files or folders lie in, each verified and named once.
+
+    Raises:
+        DataError: an artifact that changed since it was made, or a file that is not part of it.
+    """
+    parents: dict[str, Parent] = {}
+    for path in paths:
+        root = next((p for p in path.resolve().parents if (p / MANIFEST).is_file()), None)
+        if root is None:
+            continue
+        manifest = read_artifact(root)
+        inside = path.resolve().relative_to(root).as_posix()
+        if not any(f.path == inside or f.path.startswith(f"{inside}/") for f in manifest.files):
+            raise DataError(f"{path} lies in the artifact {root} but its manifest does not list it")
+        parents[manifest.digest] = parent_of(root, relative_to=out, manifest=manifest)
+    return [parents[digest] for digest in sorted(parents)]
+
+
+def as_stats(inputs: Iterable[Input]) -> list[dict[str, Any]]:
+    """For the manifest: by file name only, since where a file lies is no part of the lineage."""
+    return [
+        {**asdict(i), "path": i.path if i.sha256 is None else Path(i.path).name} for i in inputs
+    ]
+
+
+def check_unchanged(
+    manifest: Manifest, inputs: Sequence[Input], tokenizer: str, template: str
+) -> None:
+    """Refuse to call a finished data set up to date when what it was made from is not the same.
+
+    Raises:
+        ConfigError: naming what changed.
+    """
+    before = {(i["source"], i["path"], i["sha256"]) for i in manifest.stats["inputs"]}
+    now = {(i["source"], i["path"], i["sha256"]) for i in as_stats(inputs)}
+    changed = sorted({path for _, path, _ in before ^ now})
+    if manifest.stats["tokenizer"]["digest"] != tokenizer:
+        changed.append("the tokenizer")
+    if manifest.template_digest != template:
+        changed.append("the chat template")
+    if changed:
+        raise ConfigError(
+            f"this data set was finished before its input changed ({', '.join(changed)}); choose "
+            "another out=, or delete the directory to build it anew"
+        )

@@ -1,0 +1,217 @@
+"""How often each record of each source is seen: a plan made from counts, before any token is moved.
+
+    plan_mixture([Available.of("maths", read)], recipe)
+    → [SourcePlan("maths", requested=Amount("tokens", 200_000), epochs=2, extra=[True, …], …)]
+
+A source is taken a number of whole times, and then a part of it once more: the records whose keyed
+hashes are the smallest, until the amount is reached. Input order changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from data_builders.keyed import key64, shuffled_keys
+from posttrain.config.build_sft import BuildSftConfig, SftSource, Unit
+from posttrain.errors import DataError
+
+Int = npt.NDArray[np.int64]
+# (n,) records with the fields of `COLUMNS`
+Records = npt.NDArray[np.void]
+COLUMNS = ("row64", "tokens", "trained", "sequences")
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """What some records add up to."""
+
+    rows: int = 0
+    tokens: int = 0
+    trained: int = 0
+    sequences: int = 0
+
+    def plus(self, other: Total, times: int = 1) -> Total:
+        """The sum with the other one `times`."""
+        return Total(*(a + times * b for a, b in zip(self._all, other._all, strict=True)))
+
+    def measure(self, unit: Unit) -> int:
+        """In the unit."""
+        return self.tokens if unit == "tokens" else self.rows
+
+    @property
+    def _all(self) -> tuple[int, int, int, int]:
+        return self.rows, self.tokens, self.trained, self.sequences
+
+
+def total_of(records: Records) -> Total:
+    """What records add up to."""
+    sums = (int(records[name].sum(dtype=np.int64)) for name in COLUMNS[1:])
+    return Total(len(records), *sums)
+
+
+@dataclass(frozen=True, slots=True)
+class Available:
+    """The records of a source that may be trained on; `read` gives their `COLUMNS`.
+
+    `lost` says why there are none, for the message: "1,500 unrecognised".
+    """
+
+    name: str
+    read: Callable[[], Records]
+    total: Total
+    lost: str = "no rows"
+
+    @classmethod
+    def of(cls, name: str, read: Callable[[], Records], lost: str = "no rows") -> Available:
+        """With the total counted."""
+        return cls(name, read, total_of(read()), lost)
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """A requested amount; `share` is set when it came from a share of the total."""
+
+    unit: Unit
+    value: float
+    share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePlan:
+    """What is taken of one source: all of it `epochs` times, and the records in `extra` once more.
+
+    `total` is of all takes, repeats counted; `distinct` counts records taken at least once.
+    """
+
+    name: str
+    requested: Amount | None
+    cap: float
+    epochs: int
+    extra: npt.NDArray[np.bool_] | None
+    available: Available
+    total: Total
+    distinct: int
+
+    def times(self) -> Int:
+        """How often each available record is taken."""
+        times = np.full(self.available.total.rows, self.epochs, np.int64)
+        return times if self.extra is None else times + self.extra
+
+
+def plan_mixture(sources: Sequence[Available], recipe: BuildSftConfig) -> list[SourcePlan]:
+    """Decide every source's takes and check them against what was requested.
+
+    Raises:
+        DataError: a source cannot give what the recipe asks of it within the tolerance; the message
+            says which, how far off it is, and what to change.
+    """
+    caps = [s.max_epochs or recipe.mixture.max_epochs for s in recipe.sources]
+    total = recipe.mixture.total or _largest_total(sources, caps, recipe)
+    plans = [
+        _plan(own, _requested(source, total, recipe.mixture.unit), cap, recipe.seed)
+        for source, own, cap in zip(recipe.sources, sources, caps, strict=True)
+    ]
+    for plan in plans:
+        _check(plan, recipe)
+    return plans
+
+
+def _largest_total(
+    sources: Sequence[Available], caps: Sequence[float], recipe: BuildSftConfig
+) -> float | None:
+    """The total at which the first sharing source reaches its cap."""
+    bounds: list[float] = []
+    for source, own, cap in zip(recipe.sources, sources, caps, strict=True):
+        if source.share is None:
+            continue
+        available = own.total.measure(recipe.mixture.unit)
+        if available == 0:
+            raise DataError(
+                f"source {source.name!r} has share {source.share:g} and nothing to give: none of "
+                f"its records was kept for training ({own.lost}). Mend or remove it"
+            )
+        bounds.append(cap * available / source.share)
+    return min(bounds) if bounds else None
+
+
+def _requested(source: SftSource, total: float | None, unit: Unit) -> Amount | None:
+    if source.rows is not None:
+        return Amount("rows", source.rows)
+    if source.tokens is not None:
+        return Amount("tokens", source.tokens)
+    if source.share is None:
+        return None
+    assert total is not None, "a share always has a total to divide"
+    return Amount(unit, source.share * total, source.share)
+
+
+def _plan(own: Available, amount: Amount | None, cap: float, seed: int) -> SourcePlan:
+    """Whole epochs, then some records once more; without an amount, each record once."""
+    rows = own.total.rows
+    if amount is None:
+        return SourcePlan(own.name, None, cap, 1, None, own, own.total, rows)
+    one = own.total.measure(amount.unit)
+    wanted = min(amount.value, cap * one)
+    epochs = int(wanted // one) if one else 0
+    left = wanted - epochs * one
+    total, extra, distinct = Total().plus(own.total, epochs), None, rows if epochs else 0
+    if left > 0 and one:
+        records = own.read()
+        extra = _extra(records, amount.unit, left, key64(seed, "epoch", own.name, epochs))
+        more = total_of(records[extra])
+        total, distinct = total.plus(more), distinct or more.rows
+    return SourcePlan(own.name, amount, cap, epochs, extra, own, total, distinct)
+
+
+def _extra(records: Records, unit: Unit, wanted: float, salt: int) -> npt.NDArray[np.bool_]:
+    """Of the records in the order of their keys, the first that come closest to the amount."""
+    # equal keys are copies of one row: which of them is taken makes no difference
+    order = np.argsort(shuffled_keys(records["row64"], salt), kind="stable")
+    sizes = records["tokens"].astype(np.int64) if unit == "tokens" else np.ones(len(records), int)
+    reached = np.cumsum(sizes[order])
+    count = int(np.searchsorted(reached, wanted))
+    before = reached[count - 1] if count else 0
+    if count < len(reached) and reached[count] - wanted < wanted - before:
+        count += 1
+    extra = np.zeros(len(records), np.bool_)
+    extra[order[:count]] = True
+    return extra
+
+
+def _check(plan: SourcePlan, recipe: BuildSftConfig) -> None:
+    if plan.requested is None:
+        return
+    unit, wanted = plan.requested.unit, plan.requested.value
+    realised = plan.total.measure(unit)
+    off = abs(realised - wanted) / wanted if wanted else 1.0
+    if off <= recipe.mixture.tolerance:
+        return
+    available = plan.available.total.measure(unit)
+    problem = (
+        f"source {plan.name!r}: {wanted:,.0f} {unit} requested, {realised:,} realised "
+        f"({off:.1%} off, tolerance {recipe.mixture.tolerance:.1%})"
+    )
+    if available == 0:
+        raise DataError(f"{problem}: no record of it was kept ({plan.available.lost})")
+    if wanted > plan.cap * available:
+        raise DataError(
+            f"{problem}: it has {available:,} {unit} and max_epochs {plan.cap:g}. Raise its "
+            f"max_epochs to {wanted / available:.2f}, {_smaller(plan, available)}"
+        )
+    raise DataError(
+        f"{problem}: one record more or less overshoots, the records are too large for the amount. "
+        "Raise mixture.tolerance or the amount"
+    )
+
+
+def _smaller(plan: SourcePlan, available: int) -> str:
+    request = plan.requested
+    assert request is not None
+    most = plan.cap * available
+    if request.share is None:
+        return f"or ask for at most {int(most):,} {request.unit}"
+    return f"lower its share, or set mixture.total to at most {int(most / request.share):,}"

@@ -1,0 +1,300 @@
+"""Prepared sources → which sequences are trained on, how often, and which are held out.
+
+    plan = plan_build(sources, recipe)
+    plan.train.table      one row of 16 bytes a planned sequence: its place, its length, its number
+    plan.evaluation       the same for each group, "maths/on", "maths/off", …
+    plan.mixture          SourcePlan("maths", …), …
+
+The table is in memory: 0.5 GB for 30 million sequences. A sequence's place is its key, a hash of
+what it is: neither input order nor parts change the order in which it is trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from data_builders.keyed import is_among, key64, shuffled_keys
+from data_builders.sft.held_out import HeldOut, hold_out
+from data_builders.sft.mixture import COLUMNS, Available, Records, SourcePlan, plan_mixture
+from data_builders.sft.prepared import PreparedPart, PreparedSource
+from posttrain.config.build_sft import BuildSftConfig
+
+Int = npt.NDArray[np.int64]
+# `number` counts the sequences of all passes (`Pass`)
+PLANNED = np.dtype([("key", "<u8"), ("length", "<u4"), ("number", "<u4")])
+Table = npt.NDArray[np.void]
+Keys = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One epoch over a source: its sequences are numbered from `first` on, taken or not."""
+
+    source: int
+    epoch: int
+    first: int
+
+
+@dataclass
+class GroupStats:
+    """What the sequences and packs of one group add up to. `bins` are powers of two of the length.
+
+    `reasoning` and `truncated` count sequences; `fills` counts packs by percent.
+    """
+
+    capacity: int
+    packs: int = 0
+    sequences: int = 0
+    reasoning: int = 0
+    truncated: int = 0
+    longest: int = 0
+    bins: Int = field(default_factory=lambda: np.zeros((64, 3), np.int64))
+    fills: Int = field(default_factory=lambda: np.zeros(101, np.int64))
+
+    def add(self, rows: npt.NDArray[np.void]) -> None:
+        """Count some sequences."""
+        length, trained = rows["length"].astype(np.int64), rows["trained"].astype(np.int64)
+        self.sequences += len(rows)
+        self.reasoning += int(rows["reasons"].sum())
+        self.truncated += int((rows["budget"] >= 0).sum())
+        self.longest = max(self.longest, int(length.max(initial=0)))
+        place = np.ceil(np.log2(np.maximum(length, 1))).astype(np.int64)
+        np.add.at(self.bins[:, 0], place, 1)
+        np.add.at(self.bins[:, 1], place, trained)
+        np.add.at(self.bins[:, 2], place, length - trained)
+
+    def add_packs(self, tokens: Int) -> None:
+        """Count packs by their tokens."""
+        self.packs += len(tokens)
+        self.fills += np.bincount(tokens * 100 // self.capacity, minlength=101)
+
+    def join(self, other: GroupStats) -> None:
+        """Count another group too."""
+        for name in ("packs", "sequences", "reasoning", "truncated"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.longest = max(self.longest, other.longest)
+        self.bins += other.bins
+        self.fills += other.fills
+
+    def stats(self) -> dict[str, Any]:
+        """For the manifest."""
+        trained, tokens = int(self.bins[:, 1].sum()), int(self.bins[:, 1:].sum())
+        return {
+            "packs": self.packs,
+            "sequences": self.sequences,
+            "tokens": tokens,
+            "trained": trained,
+            "reasoning": self.reasoning,
+            "truncated": self.truncated,
+            "longest": self.longest,
+            "fill": tokens / (self.packs * self.capacity) if self.packs else 0.0,
+            "sequences_per_pack": self.sequences / self.packs if self.packs else 0.0,
+        }
+
+    def lengths(self) -> list[dict[str, int]]:
+        """Sequences, trained and untrained tokens by length; empty bins are left out."""
+        return [
+            {"up_to": 1 << k, "sequences": count, "trained": trained, "untrained": untrained}
+            for k, (count, trained, untrained) in enumerate(self.bins.tolist())
+            if count
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Planned sequences that may share packs."""
+
+    table: Table
+    stats: GroupStats
+
+
+@dataclass(frozen=True, slots=True)
+class BuildPlan:
+    """`evaluation` maps "<source>/<on|off>" to sequences.
+
+    Per source: `held_out` counts the records that evaluation sees, `duplicates` further records of
+    held-out conversations and of those that share a sequence with one, `dropped` records by the
+    reason that the plan dropped them for.
+    """
+
+    passes: list[Pass]
+    train: Group
+    evaluation: dict[str, Group]
+    mixture: list[SourcePlan]
+    held_out: list[int]
+    duplicates: list[int]
+    dropped: list[dict[str, int]]
+
+    def conversations(self, table: Table, sources: Sequence[PreparedSource]) -> Keys:
+        """(n,) the conversation of each planned sequence: two of one never share a pack."""
+        found = np.empty(len(table), np.uint64)
+        firsts = np.array([one.first for one in self.passes], np.int64)
+        which = np.searchsorted(firsts, table["number"], side="right") - 1
+        of_source = np.array([one.source for one in self.passes], np.int64)[which]
+        for k, source in enumerate(sources):
+            own = np.flatnonzero(of_source == k)
+            if len(own):
+                records = source.records("id64", "sequences")
+                ids = np.repeat(records["id64"], records["sequences"])
+                found[own] = ids[table["number"][own] - firsts[which[own]]]
+        return found
+
+
+def plan_build(
+    sources: Sequence[PreparedSource],
+    recipe: BuildSftConfig,
+    drops: Sequence[Mapping[str, Int]] | None = None,
+) -> BuildPlan:
+    """Split off the held-out records and plan the mixture of the rest.
+
+    Args:
+        drops: per source, by reason, the numbers of records that are not to be used at all.
+
+    Raises:
+        DataError: the mixture cannot be met (`plan_mixture`).
+    """
+    drops = drops or [{} for _ in sources]
+    usable = [_usable(source, own) for source, own in zip(sources, drops, strict=True)]
+    held_out = hold_out(sources, usable, recipe)
+    trainable = [
+        mask & ~is_among(source.records("id64")["id64"], held_out.ids)
+        for source, mask in zip(sources, usable, strict=True)
+    ]
+    available = [
+        Available.of(source.name, _Columns(source, mask), _lost(source, own, int(left.sum())))
+        for source, mask, own, left in zip(sources, trainable, drops, usable, strict=True)
+    ]
+    mixture = plan_mixture(available, recipe)
+    epochs = [max(plan.epochs + (plan.extra is not None), 1) for plan in mixture]
+    passes = _passes(sources, epochs)
+    how = {"seed": recipe.seed, "capacity": recipe.packing.max_length}
+    return BuildPlan(
+        passes=passes,
+        train=_training(sources, trainable, mixture, passes, **how),
+        evaluation=_evaluation(sources, held_out, passes, **how),
+        mixture=mixture,
+        held_out=[len(rows) for rows in held_out.rows],
+        duplicates=[
+            int(left.sum()) - int(mask.sum()) - len(rows)
+            for left, mask, rows in zip(usable, trainable, held_out.rows, strict=True)
+        ],
+        dropped=[{reason: len(rows) for reason, rows in own.items()} for own in drops],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Reads a source's columns for the mixture, of the records in a mask."""
+
+    source: PreparedSource
+    mask: npt.NDArray[np.bool_]
+
+    def __call__(self) -> Records:
+        return self.source.records(*COLUMNS)[self.mask]
+
+
+def _usable(source: PreparedSource, drops: Mapping[str, Int]) -> npt.NDArray[np.bool_]:
+    usable = np.ones(len(source), np.bool_)
+    for rows in drops.values():
+        usable[rows] = False
+    return usable
+
+
+def _lost(source: PreparedSource, drops: Mapping[str, Int], held_out: int) -> str:
+    """Where a source's rows went, most first."""
+    counts = {**source.stats["dropped"], **{name: len(rows) for name, rows in drops.items()}}
+    dropped = sorted(counts.items(), key=lambda item: -item[1])
+    parts = [f"{count:,} {reason}" for reason, count in dropped]
+    if held_out:
+        parts.append(f"{held_out:,} held out")
+    return ", ".join(parts) or "no rows"
+
+
+def _passes(sources: Sequence[PreparedSource], epochs: Sequence[int]) -> list[Pass]:
+    """Every epoch of every source, with the numbers of its sequences."""
+    passes: list[Pass] = []
+    first = 0
+    for k, (source, count) in enumerate(zip(sources, epochs, strict=True)):
+        for epoch in range(count):
+            passes.append(Pass(k, epoch, first))
+            first += int(source.sequence_starts()[-1])
+    assert first < 1 << 32, "numbers of sequences have 32 bits"
+    return passes
+
+
+def _training(
+    sources: Sequence[PreparedSource],
+    trainable: Sequence[npt.NDArray[np.bool_]],
+    mixture: Sequence[SourcePlan],
+    passes: Sequence[Pass],
+    *,
+    seed: int,
+    capacity: int,
+) -> Group:
+    """All training sequences, pass after pass."""
+    tables = [np.empty(0, PLANNED)]
+    stats = GroupStats(capacity)
+    for k, (source, mask, plan) in enumerate(zip(sources, trainable, mixture, strict=True)):
+        times = np.zeros(len(mask), np.int64)
+        times[mask] = plan.times()
+        salts = [
+            (one, key64(seed, "order", plan.name, one.epoch)) for one in passes if one.source == k
+        ]
+        for part in source.parts():
+            own = times[part.first : part.first + len(part.records)]
+            for one, salt in salts:
+                table, rows = _planned(part, np.flatnonzero(own > one.epoch), one.first, salt)
+                tables.append(table)
+                stats.add(rows)
+    return Group(np.concatenate(tables), stats)
+
+
+def _evaluation(
+    sources: Sequence[PreparedSource],
+    held_out: HeldOut,
+    passes: Sequence[Pass],
+    *,
+    seed: int,
+    capacity: int,
+) -> dict[str, Group]:
+    """The held-out sequences of each source, by reasoning mode; groups without any are left out."""
+    groups: dict[str, Group] = {}
+    for k, (source, numbers) in enumerate(zip(sources, held_out.rows, strict=True)):
+        first = next(one.first for one in passes if one.source == k)
+        salt = key64(seed, "order", source.name, "eval")
+        tables = {mode: [np.empty(0, PLANNED)] for mode in ("off", "on")}
+        stats = {mode: GroupStats(capacity) for mode in tables}
+        for part in source.parts() if len(numbers) else ():
+            chosen = np.flatnonzero(is_among(part.numbers, numbers))
+            table, rows = _planned(part, chosen, first, salt)
+            for mode, reasons in (("off", False), ("on", True)):
+                own = rows["reasons"] == reasons
+                tables[mode].append(table[own])
+                stats[mode].add(rows[own])
+        for mode, found in stats.items():
+            if found.sequences:
+                table = np.concatenate(tables[mode])
+                groups[f"{source.name}/{mode}"] = Group(table, found)
+    return dict(sorted(groups.items()))
+
+
+def _planned(
+    part: PreparedPart, chosen: Int, first: int, salt: int
+) -> tuple[Table, npt.NDArray[np.void]]:
+    """The table of all sequences of some of a part's records, and the sequences themselves."""
+    records = part.records[chosen]
+    counts = records["sequences"].astype(np.int64)
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    at = np.repeat(records["first"].astype(np.int64), counts) + within
+    rows = part.sequences[at]
+    table = np.empty(len(at), PLANNED)
+    row_keys = shuffled_keys(np.repeat(records["row64"], counts), salt)
+    table["key"] = shuffled_keys(row_keys + within.astype(np.uint64), salt)
+    table["length"] = rows["length"]
+    table["number"] = first + part.first_sequence + at
+    return table, rows

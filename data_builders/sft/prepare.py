@@ -1,0 +1,299 @@
+"""Records → token sequences with masks: reasoning control, rendering, tokenising, length policy.
+
+    prepare(examples, preparer)  →  [Prepared(example, sequences=(…)), Prepared(…, drop=Drop(…))]
+    control_reasoning(example, plan, offsets)
+    → Controlled(example', stripped=False, cuts=(Cut(message=1, trace=212, budget=37),), …)
+
+Reasoning is switched off for some records, and some traces are cut to a budget (paper 3.1.4).
+Which ones, and which budgets, follows from a keyed hash of the record's id (and of the message's
+position in it), so order, sharding and workers change nothing. The answer after a cut trace stays
+as it was. Nothing here depends on which records came before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from data_builders.decontamination.match import Decontaminator
+from data_builders.filters.drop import Drop
+from data_builders.filters.screen import Screen
+from data_builders.keyed import unit
+from posttrain.chat import (
+    ChatTemplate,
+    TrainingSample,
+    left_out,
+    strip_reasoning,
+    training_samples,
+    truncate_reasoning,
+)
+from posttrain.config.build_sft import ChoiceBudgets, LogUniformBudgets
+from posttrain.errors import RenderError
+from posttrain.records import Example, with_messages
+from posttrain.tokens.encode import (
+    EncodeArrays,
+    TokenSequence,
+    clip,
+    distinct_texts,
+    encode_samples,
+)
+from posttrain.tokens.supervision import NO_MARKS, Marks
+
+# text → the character span of each of its tokens
+Offsets = Callable[[str], Sequence[tuple[int, int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class ControlPlan:
+    """The rates that hold for one source, and where budgets come from."""
+
+    strip: float
+    truncate: float
+    budgets: LogUniformBudgets | ChoiceBudgets
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A trace of `trace` tokens that was cut to `budget`."""
+
+    message: int
+    trace: int
+    budget: int
+
+
+@dataclass(frozen=True, slots=True)
+class Controlled:
+    """A record after reasoning control, with what was done to it.
+
+    `reasoned`: it came with reasoning. `traces`: traces it could have been cut in, 0 once stripped.
+    `too_short`: traces chosen for a cut for which no budget is short enough; left whole.
+    """
+
+    example: Example
+    reasoned: bool
+    stripped: bool
+    traces: int
+    cuts: tuple[Cut, ...]
+    too_short: int
+
+
+def untouched(example: Example) -> Controlled:
+    """A record that reasoning control leaves alone, and counts nowhere."""
+    return Controlled(example, False, False, 0, (), 0)
+
+
+def control_reasoning(example: Example, plan: ControlPlan, offsets: Offsets) -> Controlled:
+    """Strip a record, or cut some of its traces, or leave it alone.
+
+    Args:
+        example: the record; its id decides.
+        plan: rates and budgets.
+        offsets: the tokenizer's spans of a text; only called for traces that are cut.
+    """
+    if example.reasoning_mode == "off":
+        return untouched(example)
+    if unit(plan.seed, "strip", example.id) < plan.strip:
+        return Controlled(strip_reasoning(example), True, True, 0, (), 0)
+    messages = list(example.messages)
+    traces, cuts, too_short = 0, list[Cut](), 0
+    for position, message in enumerate(messages):
+        if message.role != "assistant" or not message.reasons:
+            continue
+        traces += 1
+        if unit(plan.seed, "truncate", example.id, position) >= plan.truncate:
+            continue
+        trace = message.reasoning or ""
+        spans = offsets(trace)
+        length = len(spans)
+        budget = budget_for(length, plan, example.id, position)
+        known = partial(_given, spans)  # tokenised once, not once more for the cut
+        short = budget and truncate_reasoning(trace, budget=budget, offsets=known)
+        if not budget or not short:
+            too_short += 1
+            continue
+        messages[position] = replace(message, reasoning=short)
+        cuts.append(Cut(position, length, budget))
+    changed = with_messages(example, messages) if cuts else example
+    return Controlled(changed, True, False, traces, tuple(cuts), too_short)
+
+
+def _given(spans: Sequence[tuple[int, int]], _: str) -> Sequence[tuple[int, int]]:
+    return spans
+
+
+def budget_for(length: int, plan: ControlPlan, record_id: str, position: int) -> int | None:
+    """A budget below `length` tokens, or `None` when the distribution has none so short."""
+    u = unit(plan.seed, "budget", record_id, position)
+    budgets = plan.budgets
+    if isinstance(budgets, ChoiceBudgets):
+        shorter = sorted({b for b in budgets.choices if b < length})
+        return shorter[int(u * len(shorter))] if shorter else None
+    high = length - 1 if budgets.high is None else min(budgets.high, length - 1)
+    if high < budgets.low:
+        return None
+    # + 1: each integer gets the density between itself and the next, the last one included
+    drawn = budgets.low * math.exp(u * math.log((high + 1) / budgets.low))
+    return min(int(drawn), high)
+
+
+@dataclass(frozen=True)
+class Preparer:
+    """Everything that turns one source's records into sequences."""
+
+    template: ChatTemplate
+    encode: EncodeArrays
+    offsets: Offsets
+    control: ControlPlan
+    mask_close: bool
+    capacity: int
+    clip_overlong: bool
+    marks: Marks = NO_MARKS
+    screen: Screen | None = None
+    decontaminator: Decontaminator | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedSequence:
+    """One sequence to train on. `budget`: the smallest among the traces that this sequence trains.
+
+    `length` is before clipping.
+    """
+
+    sample: TrainingSample
+    tokens: TokenSequence
+    length: int
+    budget: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What became of one record. `lost` are reasons for which single sequences were left out."""
+
+    controlled: Controlled
+    sequences: tuple[PreparedSequence, ...]
+    lost: tuple[str, ...]
+    clipped: int
+    drop: Drop | None
+
+    @property
+    def example(self) -> Example:
+        """The record after reasoning control."""
+        return self.controlled.example
+
+
+def prepare(examples: Sequence[Example], preparer: Preparer) -> list[Prepared]:
+    """Prepare a batch, in order; the texts of the whole batch are tokenised in one call."""
+    if preparer.screen is None and preparer.decontaminator is None:
+        return _prepare(examples, preparer)
+    drops = _objections(examples, preparer)
+    kept = [example for example, drop in zip(examples, drops, strict=True) if drop is None]
+    done = iter(_prepare(kept, preparer))
+    return [
+        next(done) if drop is None else Prepared(untouched(example), (), (), 0, drop)
+        for example, drop in zip(examples, drops, strict=True)
+    ]
+
+
+def _objections(examples: Sequence[Example], preparer: Preparer) -> list[Drop | None]:
+    """What each record is dropped for as it was read: contamination first, then the filters."""
+    evaluated = preparer.decontaminator
+    drops: list[Drop | None] = [None] * len(examples)
+    if evaluated is not None:
+        drops = evaluated.drops(examples)
+    if preparer.screen is not None:
+        left = [at for at, drop in enumerate(drops) if drop is None]
+        found = preparer.screen([examples[at] for at in left])
+        for at, drop in zip(left, found, strict=True):
+            drops[at] = drop
+    return drops
+
+
+def _prepare(examples: Sequence[Example], preparer: Preparer) -> list[Prepared]:
+    controlled = [control_reasoning(e, preparer.control, preparer.offsets) for e in examples]
+    rendered = [_render(c, preparer) for c in controlled]
+    flat = [sample for found in rendered if not isinstance(found, Drop) for sample in found]
+    carried = [e.license + e.metadata for e in examples]
+    if not _is_text([*distinct_texts(flat), *carried]):
+        rendered = [_as_text(c, found) for c, found in zip(controlled, rendered, strict=True)]
+        flat = [sample for found in rendered if not isinstance(found, Drop) for sample in found]
+    tokens = iter(encode_samples(flat, preparer.encode))
+    done: list[Prepared] = []
+    for record, found in zip(controlled, rendered, strict=True):
+        if isinstance(found, Drop):
+            done.append(Prepared(record, (), (), 0, found))
+        else:
+            done.append(_prepared(record, [(s, next(tokens)) for s in found], preparer))
+    return done
+
+
+Rendered = tuple[TrainingSample, ...] | Drop
+
+
+def _render(record: Controlled, preparer: Preparer) -> Rendered:
+    masked = frozenset(c.message for c in record.cuts) if preparer.mask_close else frozenset[int]()
+    missing = left_out(record.example, preparer.template)
+    if missing is not None:
+        return Drop("render_error", missing)
+    try:
+        samples = training_samples(record.example, preparer.template, untrained_close=masked)
+    except RenderError as error:
+        return Drop("render_error", str(error))
+    return samples or Drop("nothing_trained", "no assistant message answers a user")
+
+
+def _is_text(parts: Iterable[str]) -> bool:
+    try:
+        for part in parts:
+            if not part.isascii():  # which costs nothing to know
+                part.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _as_text(record: Controlled, found: Rendered) -> Rendered:
+    """What was rendered, or a drop if it holds half a surrogate pair."""
+    if isinstance(found, Drop):
+        return found
+    example = record.example
+    written = [example.license, example.metadata, *(s.text for x in found for s in x.segments)]
+    try:
+        "".join(written).encode()
+    except UnicodeEncodeError as error:  # the filter bad_unicode was switched off
+        return Drop("render_error", f"not text that can be tokenised: {error}")
+    return found
+
+
+def _prepared(
+    record: Controlled, encoded: list[tuple[TrainingSample, TokenSequence]], preparer: Preparer
+) -> Prepared:
+    longest = max(len(tokens.ids) for _, tokens in encoded)
+    if preparer.screen is not None and (drop := preparer.screen.by_length(longest)) is not None:
+        return Prepared(record, (), (), 0, drop)
+    kept: list[PreparedSequence] = []
+    lost: list[str] = []
+    details: list[str] = []
+    clipped = 0
+    for sample, tokens in encoded:
+        length = len(tokens.ids)
+        if length > preparer.capacity and not preparer.clip_overlong:
+            lost.append("overlong")
+            details.append(f"turn {sample.turn}: {length} tokens, a pack holds {preparer.capacity}")
+            continue
+        if length > preparer.capacity:
+            tokens = clip(tokens, preparer.capacity)
+            clipped += 1
+        if tokens.trained == 0:
+            lost.append("nothing_trained")
+            details.append(f"turn {sample.turn}: none of {length} tokens is trained")
+            continue
+        kept.append(PreparedSequence(sample, tokens, length, _budget(sample, record.cuts)))
+    drop = None if kept else Drop(lost[0], details[0])
+    return Prepared(record, tuple(kept), tuple(lost), clipped, drop)
+
+
+def _budget(sample: TrainingSample, cuts: Sequence[Cut]) -> int | None:
+    return min((c.budget for c in cuts if c.message in sample.trained_messages), default=None)

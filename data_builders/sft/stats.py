@@ -1,0 +1,179 @@
+"""What the manifest tells about an SFT data set, computed from the plan that was written.
+
+{"splits": {"train": {"packs": 120, "fill": 0.997, …}}, "sources": {"maths": {"requested": …,
+ "realised": {"rows": 900, "tokens": 51200, "trained": 30100}, "shares": …}}, "histograms": …}
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from data_builders.sft.mixture import SourcePlan
+from data_builders.sft.part import CONTROL
+from data_builders.sft.plan import BuildPlan, GroupStats
+from data_builders.sft.prepared import PreparedSource
+from posttrain.artifacts import Counts
+from posttrain.config.build_sft import Unit
+from posttrain.errors import DataError
+
+UNITS: tuple[str, ...] = ("rows", "tokens", "trained")
+
+
+def counts_by_source(sources: Sequence[PreparedSource], plan: BuildPlan) -> dict[str, Counts]:
+    """Per source: rows in = kept (in a shard) + dropped by reason, `not_sampled` included."""
+    counts: dict[str, Counts] = {}
+    for k, source in enumerate(sources):
+        taken = plan.mixture[k].distinct
+        dropped = dict(source.stats["dropped"])
+        left = plan.mixture[k].available.total.rows - taken
+        later = {
+            **plan.dropped[k],
+            "not_sampled": left,
+            "held_out_duplicate": plan.duplicates[k],
+        }
+        dropped.update({reason: count for reason, count in later.items() if count})
+        counts[source.name] = Counts(source.stats["rows_in"], taken + plan.held_out[k], dropped)
+    return counts
+
+
+def check_left(counts: Mapping[str, Counts], plan: BuildPlan) -> None:
+    """Stop a build of which nothing is left to train on.
+
+    Raises:
+        DataError: with where the rows went.
+    """
+    if any(planned.total.trained for planned in plan.mixture):
+        return
+    total = total_counts(counts)
+    gone = [f"{count:,} {reason}" for reason, count in total.dropped.items()]
+    held_out, rows = sum(plan.held_out), sum(p.total.rows for p in plan.mixture)
+    gone += [f"{held_out:,} held out"] if held_out else []
+    gone += [f"{rows:,} without a token that is trained on"] if rows else []
+    where = f": {', '.join(gone)}" if gone else ""
+    raise DataError(f"nothing is left to train on, of {total.rows_in:,} rows{where}")
+
+
+def total_counts(counts: Mapping[str, Counts]) -> Counts:
+    """The counts of all sources together."""
+    dropped: dict[str, int] = {}
+    for own in counts.values():
+        for reason, count in own.dropped.items():
+            dropped[reason] = dropped.get(reason, 0) + count
+    return Counts(
+        sum(c.rows_in for c in counts.values()),
+        sum(c.kept for c in counts.values()),
+        {reason: dropped[reason] for reason in sorted(dropped)},
+    )
+
+
+def data_stats(
+    sources: Sequence[PreparedSource],
+    plan: BuildPlan,
+    counts: Mapping[str, Counts],
+    capacity: int,
+) -> dict[str, Any]:
+    """All that the report shows of the data: splits, sources, reasoning control, histograms."""
+    groups = {label: group.stats for label, group in plan.evaluation.items()}
+    splits = {"train": plan.train.stats.stats()}
+    if groups:
+        everything = GroupStats(capacity)
+        for own in groups.values():
+            everything.join(own)
+        splits["eval"] = everything.stats()
+    return {
+        "max_length": capacity,
+        "splits": splits,
+        "eval_groups": {label: own.stats() for label, own in groups.items()},
+        "sources": source_stats(sources, plan, counts),
+        "control": control_totals(sources),
+        "histograms": histograms(sources, plan.train.stats),
+    }
+
+
+def source_stats(
+    sources: Sequence[PreparedSource], plan: BuildPlan, counts: Mapping[str, Counts]
+) -> dict[str, Any]:
+    """Per source: counts, requested and realised amounts, reasoning control, licenses, dialects."""
+    realised = {p.name: _realised(p) for p in plan.mixture}
+    totals = {unit: sum(r[unit] for r in realised.values()) for unit in UNITS}
+    stats: dict[str, Any] = {}
+    for k, (source, planned) in enumerate(zip(sources, plan.mixture, strict=True)):
+        own, amounts = counts[source.name], realised[source.name]
+        stats[source.name] = {
+            "in": own.rows_in,
+            "kept": own.kept,
+            "dropped": dict(own.dropped),
+            "held_out": plan.held_out[k],
+            "requested": _request(planned),
+            "available": _available(planned),
+            "realised": amounts,
+            "shares": {unit: amounts[unit] / max(totals[unit], 1) for unit in UNITS},
+            "max_epochs": planned.cap,
+            **{key: source.stats[key] for key in _PREPARED},
+        }
+    return stats
+
+
+_PREPARED = (
+    "licenses",
+    "dialects",
+    "control",
+    "sequences",
+    "sequences_lost",
+    "sequences_clipped",
+    "trimmed_rows",
+)
+
+
+def _realised(plan: SourcePlan) -> dict[str, float]:
+    total = plan.total
+    return {
+        "rows": total.rows,
+        "distinct_rows": plan.distinct,
+        "tokens": total.tokens,
+        "trained": total.trained,
+        "epochs": total.rows / max(plan.available.total.rows, 1),
+    }
+
+
+def _available(plan: SourcePlan) -> dict[str, int]:
+    total = plan.available.total
+    return {"rows": total.rows, "tokens": total.tokens, "trained": total.trained}
+
+
+def _request(plan: SourcePlan) -> dict[str, Any] | None:
+    if plan.requested is None:
+        return None
+    unit: Unit = plan.requested.unit
+    realised = plan.total.measure(unit)
+    return {
+        "unit": unit,
+        "amount": plan.requested.value,
+        "share": plan.requested.share,
+        "realised": realised,
+        "difference": realised / plan.requested.value - 1 if plan.requested.value else 0.0,
+    }
+
+
+def histograms(sources: Sequence[PreparedSource], train: GroupStats) -> dict[str, Any]:
+    """Lengths by powers of two, fill of packs by percent, budgets as they were drawn."""
+    budgets = Counter[int]()
+    for source in sources:
+        budgets.update(dict(source.stats["budgets"]))
+    return {
+        "length": train.lengths(),
+        "fill_percent": train.fills.tolist(),
+        "budgets": [[budget, budgets[budget]] for budget in sorted(budgets)],
+    }
+
+
+def control_totals(sources: Sequence[PreparedSource]) -> dict[str, float]:
+    """Realised rates of reasoning control over all sources, before the mixture repeats or drops."""
+    total = {key: sum(s.stats["control"][key] for s in sources) for key in CONTROL}
+    return {
+        **total,
+        "strip_rate": total["stripped"] / max(total["reasoned"], 1),
+        "truncate_rate": total["truncated"] / max(total["traces"], 1),
+    }

@@ -1,0 +1,136 @@
+"""Best fit on a histogram of lengths: equal lengths are placed together, not one by one.
+
+    best_fit([5, 4, 3, 2], [1, 1, 1, 1], 8)   →  2 packs; placements (pack, packs, each, length):
+                                                 (0, 1, 1, 5), (1, 1, 1, 4), (0, 1, 1, 3), …
+
+Packs with the same room are alike. Of a length that occurs a thousand times, as many as fit go into
+the fullest pack with room, and the same into all packs like it, in one step. A pack's room at least
+halves whenever it is served, and each length splits at most one run of like packs, so the steps
+grow with distinct lengths and rooms, times the logarithm of the capacity, and not with sequences.
+(Krell et al. 2021, arXiv 2107.02027, pack histograms by longest and by shortest pack first; this is
+plain best fit decreasing, pack for pack.)
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+import numpy as np
+
+from posttrain.tokens.packing.arrays import Int
+
+
+class Rooms:
+    """Runs of packs by the room they have left; finds the smallest room that is large enough.
+
+    A run is (first pack, number of packs). Rooms in use are bits in words, words in use are bits
+    of one more: finding costs a few operations on integers, at any number of packs.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._shift = (capacity.bit_length() + 1) // 2
+        self._within = (1 << self._shift) - 1
+        self._words = [0] * ((capacity >> self._shift) + 1)
+        self._used = 0
+        self._runs: dict[int, list[tuple[int, int]]] = {}
+
+    def add(self, room: int, first: int, packs: int) -> None:
+        """Add a run of packs, each with this much room."""
+        runs = self._runs.get(room)
+        if runs is not None:
+            runs.append((first, packs))
+            return
+        self._runs[room] = [(first, packs)]
+        self._words[room >> self._shift] |= 1 << (room & self._within)
+        self._used |= 1 << (room >> self._shift)
+
+    def tightest(self, least: int) -> int:
+        """The smallest room of at least `least` that a pack has, 0 when none has."""
+        word = least >> self._shift
+        bits = self._words[word] >> (least & self._within)
+        if bits:
+            return least + _lowest(bits)
+        used = self._used >> (word + 1)
+        if not used:
+            return 0
+        word += 1 + _lowest(used)
+        return (word << self._shift) + _lowest(self._words[word])
+
+    def take(self, room: int, most: int) -> tuple[int, int]:
+        """Remove one run of packs with exactly this room, or the last `most` packs of it."""
+        runs = self._runs[room]
+        first, packs = runs.pop()
+        if packs > most:
+            runs.append((first, packs - most))
+            return first + packs - most, most
+        if not runs:
+            del self._runs[room]
+            word = room >> self._shift
+            self._words[word] ^= 1 << (room & self._within)
+            if not self._words[word]:
+                self._used ^= 1 << word
+        return first, packs
+
+
+def _lowest(bits: int) -> int:
+    return (bits & -bits).bit_length() - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What `best_fit` did: `packs` in all, and (m,) placements in decreasing order of length.
+
+    Placement k puts `each[k]` sequences of one length into each of the packs from `first[k]` on,
+    until `ends[k]` sequences are placed, those of earlier placements included.
+    """
+
+    packs: int
+    first: Int
+    each: Int
+    ends: Int
+
+    def packs_of(self, start: int, stop: int) -> Int:
+        """(stop - start,) packs of the sequences `start` … `stop` - 1, the longest being 0."""
+        low, high = np.searchsorted(self.ends, [start, stop - 1], side="right").tolist()
+        ends = np.minimum(self.ends[low : high + 1], stop)
+        placement = np.repeat(np.arange(low, high + 1), np.diff(ends, prepend=start))
+        begin = np.where(placement > 0, self.ends[placement - 1], 0)
+        within = np.arange(start, stop) - begin
+        return self.first[placement] + within // self.each[placement]
+
+
+def best_fit(lengths: Int, counts: Int, capacity: int, rooms: Int | None = None) -> Fit:
+    """Best fit decreasing: each sequence goes into the fullest pack that has room for it.
+
+    Args:
+        lengths: distinct lengths, decreasing, 1 … capacity.
+        counts: how often each occurs.
+        capacity: tokens a new pack holds.
+        rooms: tokens that fit into each pack there is already, ascending; none when absent.
+    """
+    waiting = Rooms(capacity)
+    opened = 0
+    if rooms is not None:
+        opened = len(rooms)
+        values, first, packs = np.unique(rooms, return_index=True, return_counts=True)
+        for value, at, run in zip(values.tolist(), first.tolist(), packs.tolist(), strict=True):
+            if value:
+                waiting.add(value, at, run)
+    placed = array("q")
+    for length, count in zip(lengths.tolist(), counts.tolist(), strict=True):
+        left = count
+        while left:
+            room = waiting.tightest(length)
+            each = min((room or capacity) // length, left)
+            if room:
+                at, run = waiting.take(room, left // each)
+            else:
+                at, run, room = opened, left // each, capacity
+                opened += run
+            left -= run * each
+            if room > each * length:
+                waiting.add(room - each * length, at, run)
+            placed.extend((at, each, run * each))
+    first, each, count = np.array(placed, np.int64).reshape(-1, 3).T
+    return Fit(opened, first, each, np.cumsum(count))

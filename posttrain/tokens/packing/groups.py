@@ -1,0 +1,204 @@
+"""Labels that keep sequences apart: turns of one conversation never share a pack.
+
+    largest = spread(keys, labels_of(["a", "b", "a"]))  →  2; keys[0] and keys[2] are now far apart
+    packs = keep_apart(pack, packs, sizes, 8192, labels)  →  `pack` changed, more packs
+
+Two means. Before the packs are dealt, a group's members are spread evenly over the circle of random
+keys, so that they are dealt to packs far apart. Afterwards the few that still met are swapped with
+sequences of the same length elsewhere, which costs nothing, or moved to where there is room.
+
+Labels are words of 64 bits. Groups are found by sorting as many bits of them as a row number leaves
+(39 at 18 million rows): very rarely two groups count as one, and are kept apart as well.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from posttrain.tokens.packing.arrays import Int, Small, SortedRows, Word, blocks
+
+# sequences looked at for a swap; hostile groups so cannot make the search quadratic
+_TRIES = 64
+# among at most so many rows a partner is looked for
+_PARTNERS = 1 << 22
+
+
+# odd, and without a pattern in its bits: products differ in their high bits (Knuth 1973, 6.4)
+_SCATTER = np.uint64(0x9E3779B97F4A7C15)
+
+
+def labels_of(groups: Sequence[int | str] | npt.NDArray[np.integer]) -> Word:
+    """(n,) a word for every row, the same for the same label."""
+    given = np.asarray(groups)
+    if given.dtype.kind not in "iu" and len(given):
+        given = np.unique(given, return_inverse=True)[1]
+    return given.astype(np.uint64, copy=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """The words of rows in another order: row k of it is row `order[k]` of the words."""
+
+    words: Word
+    order: Small
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __getitem__(self, where: slice) -> Word:
+        return self.words[self.order[where]]
+
+
+def _by_label(labels: Word | Labels) -> SortedRows:
+    words = np.empty(len(labels), np.uint64)
+    for block in blocks(len(labels)):
+        words[block] = labels[block] * _SCATTER
+    return SortedRows.by(words)
+
+
+def _runs(keys: Word) -> tuple[Int, Int]:
+    """First places and lengths of runs of equal keys."""
+    firsts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
+    return firsts, np.diff(np.append(firsts, len(keys)))
+
+
+def spread(keys: Word, labels: Word) -> int:
+    """Change the keys of groups, in place: each a random half of its share of the circle.
+
+    Half, so that members stay apart; random, so that two groups do not meet in every pack.
+
+    Returns:
+        How many rows the largest group has.
+    """
+    by_label = _by_label(labels)
+    largest = 0
+    for block in by_label.whole_runs():
+        rows = by_label.rows(block)
+        firsts, counts = _runs(by_label.keys(block))
+        largest = max(largest, int(counts.max()))
+        several = np.repeat(counts > 1, counts)
+        share = np.repeat(np.uint64(2**64 - 1) // counts.astype(np.uint64), counts)
+        turn = (np.arange(len(rows)) - np.repeat(firsts, counts)).astype(np.uint64)
+        start = np.repeat(keys[rows[firsts]], counts)
+        moved = start + turn * share + keys[rows] % (share // np.uint64(2))  # on the circle
+        keys[rows[several]] = moved[several]
+    return largest
+
+
+def keep_apart(pack: Small, packs: int, sizes: Small, capacity: int, labels: Labels) -> int:
+    """Move sequences, in place, until no two of one label share a pack.
+
+    Args:
+        pack: (n,) pack of every sequence; changed.
+        packs: how many there are.
+        sizes: (n,) tokens of every sequence.
+        capacity: tokens a pack holds.
+        labels: of the sequences, in their order.
+
+    Returns:
+        How many packs there are now: more only when a sequence found no other place.
+    """
+    by_label = _by_label(labels)
+    met: list[int] = []
+    for block in by_label.whole_runs():
+        rows = by_label.rows(block)
+        _, counts = _runs(by_label.keys(block))
+        place = np.repeat(np.arange(len(counts)), counts) << 32 | pack[rows]
+        order = np.argsort(place, kind="stable")
+        met += rows[order[1:][place[order[1:]] == place[order[:-1]]]].tolist()
+    if not met:
+        return packs
+    mover = _Mover(pack, packs, sizes, capacity, labels, by_label)
+    for row in met:
+        mover.move(row)
+    return len(mover.room)
+
+
+class _Mover:
+    def __init__(
+        self,
+        pack: Small,
+        packs: int,
+        sizes: Small,
+        capacity: int,
+        labels: Labels,
+        by_label: SortedRows,
+    ) -> None:
+        self.pack, self.sizes, self.capacity = pack, sizes, capacity
+        self.labels, self.by_label = labels, by_label
+        self.room = np.full(packs, capacity, np.int64)
+        for block in blocks(len(pack)):
+            np.subtract.at(self.room, pack[block], sizes[block])
+        self.step = -(-len(sizes) // _PARTNERS)
+        self.by_size = SortedRows.by_size(sizes[:: self.step])
+        self.met: dict[int, Counter[int]] = {}
+
+    def move(self, row: int) -> None:
+        """Give the row another pack, by swapping it or where there is room, else a new one."""
+        taken = self._packs_with(row)
+        if taken[int(self.pack[row])] == 1:
+            return  # the one it met was swapped away
+        size = int(self.sizes[row])
+        alike = self.by_size.span(self.by_size.key_of_size(size))
+        if self._swap(row, self._some(alike, row)):
+            return
+        roomy = np.flatnonzero(self.room >= size)
+        roomy = roomy[~np.isin(roomy, list(taken))]
+        if len(roomy):
+            self._put(row, int(roomy[np.argmin(self.room[roomy])]))
+        elif not self._swap(row, self._around(alike)):
+            self.room = np.append(self.room, self.capacity)
+            self._put(row, len(self.room) - 1)
+
+    def _some(self, places: slice, row: int) -> Iterator[int]:
+        """Some rows of the same length, from another place for every row."""
+        count = places.stop - places.start
+        for k in range(min(count, _TRIES)):
+            yield self._partner(places.start + (row + k) % count)
+
+    def _around(self, places: slice) -> Iterator[int]:
+        """Rows a little longer and a little shorter, nearest first."""
+        for k in range(_TRIES):
+            if places.stop + k < len(self.by_size):
+                yield self._partner(places.stop + k)
+            if places.start - 1 - k >= 0:
+                yield self._partner(places.start - 1 - k)
+
+    def _partner(self, place: int) -> int:
+        return int(self.by_size.rows(slice(place, place + 1))[0]) * self.step
+
+    def _swap(self, row: int, others: Iterator[int]) -> bool:
+        here, size, taken = int(self.pack[row]), int(self.sizes[row]), self._packs_with(row)
+        for other in others:
+            there, more = int(self.pack[other]), int(self.sizes[other]) - size
+            if there in taken or more > self.room[here] or -more > self.room[there]:
+                continue
+            if here not in self._packs_with(other):
+                self._put(other, here)
+                self._put(row, there)
+                return True
+        return False
+
+    def _put(self, row: int, pack: int) -> None:
+        taken, before, size = self._packs_with(row), int(self.pack[row]), self.sizes[row]
+        taken[pack] += 1
+        taken[before] -= 1
+        if not taken[before]:
+            del taken[before]
+        self.room[before] += size
+        self.room[pack] -= size
+        self.pack[row] = pack
+
+    def _packs_with(self, row: int) -> Counter[int]:
+        """How often each pack holds a member of this row's group."""
+        key = int((self.labels[row : row + 1] * _SCATTER)[0]) >> self.by_label.bits
+        met = self.met.get(key)
+        if met is None:
+            members = self.by_label.rows(self.by_label.span(key))
+            met = self.met[key] = Counter(self.pack[members].tolist())
+        return met

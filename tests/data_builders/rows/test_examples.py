@@ -1,0 +1,153 @@
+"""The driver: every row comes out kept or dropped by name, and the report adds up."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_builders.rows.examples import end_on_assistant, read_examples
+from data_builders.rows.raw import Dropped
+from data_builders.rows.read import RowCounts
+from posttrain.config.source import SourceConfig
+from posttrain.errors import ConfigError, DataError
+from posttrain.records import Example, Message, example_from_row, example_to_row
+from tests.data_builders.small_rows import WEATHER, read_all, write_lines
+
+GOOD: dict[str, Any] = {"prompt": "2+2?", "completion": "4", "reward": 1}
+OPEN: dict[str, Any] = {
+    "messages": [
+        {"role": "user", "content": "2+2?"},
+        {"role": "assistant", "content": "4"},
+        {"role": "user", "content": "###STOP###"},
+    ]
+}
+
+
+def test_every_row_is_kept_or_dropped_by_name(tmp_path: Path) -> None:
+    write_lines(tmp_path / "rows.jsonl", [GOOD, {**GOOD, "reward": 0}, {"text": "a", "reward": 1},
+                                          {**GOOD, "completion": ""}, OPEN])  # fmt: skip
+    with (tmp_path / "rows.jsonl").open("a") as file:
+        file.write('{"prompt": "2')
+    config = SourceConfig(name="s", path="rows.jsonl", where="reward == 1")
+    report = RowCounts()
+    items = list(read_examples(config, tmp_path, counts=report))
+    dropped = [(item.reason, item.line) for item in items if isinstance(item, Dropped)]
+    assert dropped == [
+        ("where", 2), ("unrecognised", 3), ("empty_answer", 4), ("where", 5), ("malformed_json", 6)
+    ]  # fmt: skip
+    assert report.rows_in == len(items) == report.kept + report.dropped.total() == 6
+    assert report.dialects == {"prompt_completion": 1}
+    assert items[0] == read_all(tmp_path, where="reward == 1")[0]
+
+
+def test_a_filtered_record_is_known_by_its_id(tmp_path: Path) -> None:
+    row = {"messages": [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "tool_calls": [{"name": "f", "arguments": {}}]},
+    ], "tools": [WEATHER]}  # fmt: skip
+    write_lines(tmp_path / "rows.jsonl", [row])
+    (dropped,) = read_all(tmp_path)
+    (kept,) = read_all(tmp_path, filters={"unknown_tool": False})
+    assert isinstance(dropped, Dropped)
+    assert isinstance(kept, Example)
+    assert (dropped.reason, dropped.file, dropped.line) == ("unknown_tool", "rows.jsonl", 1)
+    assert dropped.record_id == kept.id
+
+
+def test_the_ending_is_trimmed_or_the_row_dropped(tmp_path: Path) -> None:
+    write_lines(tmp_path / "rows.jsonl", [OPEN, {"messages": OPEN["messages"][:1]}, GOOD])
+    report = RowCounts()
+    config = SourceConfig(name="s", path="rows.jsonl")
+    kept, none, whole = read_examples(config, tmp_path, counts=report)
+    assert isinstance(kept, Example)
+    assert [message.content for message in kept.messages] == ["2+2?", "4"]
+    assert isinstance(none, Dropped)
+    assert none.reason == "no_assistant"
+    assert isinstance(whole, Example)
+    assert report.trimmed_rows == 1
+    first = read_all(tmp_path, ending="drop")[0]
+    assert isinstance(first, Dropped)
+    assert first.reason == "ends_without_assistant"
+
+
+def test_trimming_keeps_a_last_call() -> None:
+    messages = (Message("user", "?"), Message("assistant", "a"), Message("tool", "b"))
+    assert end_on_assistant(messages, "trim") == (messages[:2], None)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ('{"prompt": "2', "rows.jsonl:2: malformed_json: "),
+        ('{"text": "a"}', "rows.jsonl:2: unrecognised: text: not any known dialect"),
+        ('{"messages": [{"role": "owl", "content": "a"}]}',
+         r"rows.jsonl:2: unknown_role: messages\[0\]: role 'owl'"),
+    ],
+)  # fmt: skip
+def test_strict_stops_at_the_row_and_names_it(tmp_path: Path, row: str, message: str) -> None:
+    write_lines(tmp_path / "rows.jsonl", [GOOD])
+    with (tmp_path / "rows.jsonl").open("a") as file:
+        file.write(row + "\n")
+    with pytest.raises(DataError, match=message):
+        read_all(tmp_path, strict=True)
+
+
+def test_strict_lets_filters_drop(tmp_path: Path) -> None:
+    write_lines(tmp_path / "rows.jsonl", [{**GOOD, "completion": ""}])
+    (item,) = read_all(tmp_path, strict=True)
+    assert isinstance(item, Dropped)
+    assert item.reason == "empty_answer"
+
+
+def test_licenses(tmp_path: Path) -> None:
+    write_lines(tmp_path / "rows.jsonl", [{**GOOD, "license": "cc-by-4.0"}, GOOD])
+    own, default = read_all(tmp_path, license="MIT", license_field="license")
+    assert isinstance(own, Example)
+    assert isinstance(default, Example)
+    assert (own.license, default.license) == ("cc-by-4.0", "MIT")
+    assert own.id == default.id
+    settings: dict[str, Any] = {"license": "MIT", "license_field": "license", "allowed": ["mit"]}
+    refused, passed = read_all(tmp_path, **settings)
+    assert isinstance(refused, Dropped)
+    assert (refused.reason, refused.record_id) == ("license", own.id)
+    assert passed == default
+
+
+def test_metadata_is_what_the_recipe_names(tmp_path: Path) -> None:
+    write_lines(tmp_path / "rows.jsonl", [{**GOOD, "info": {"task": "sum", "n": None}, "x": 1}])
+    (example,) = read_all(tmp_path, metadata=("reward", "info.task", "info.n", "missing"))
+    assert isinstance(example, Example)
+    assert json.loads(example.metadata) == {"reward": 1, "task": "sum", "n": None}
+    assert example_from_row(example_to_row(example)) == example
+
+
+def test_a_where_that_cannot_be_meant(tmp_path: Path) -> None:
+    write_lines(tmp_path / "rows.jsonl", [GOOD, {**GOOD, "reward": 0}])
+    with pytest.raises(ConfigError, match=r"'rewrad', which none of 2 rows has.*mean 'reward'"):
+        read_all(tmp_path, where="rewrad == 1")
+    with pytest.raises(ConfigError, match=r"none of 2 rows: reward == 2 \(reward is 1, 0\)"):
+        read_all(tmp_path, where="reward == 2")
+    # bad syntax and missing files are known before the first row
+    for settings in ({"where": "reward = 1"}, {"path": "rowz.jsonl"}):
+        config = SourceConfig(name="s", **{"path": "rows.jsonl", **settings})
+        with pytest.raises(ConfigError):
+            read_examples(config, tmp_path)
+
+
+def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
+    def peak(rows: int) -> int:
+        write_lines(tmp_path / "rows.jsonl", ({**GOOD, "x": "y" * 2000} for _ in range(rows)))
+        tracemalloc.start()
+        config = SourceConfig(name="s", path="rows.jsonl", where="reward == 1")
+        kept = sum(isinstance(item, Example) for item in read_examples(config, tmp_path))
+        size = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert kept == rows
+        return size
+
+    peak(10)  # first-time imports and caches
+    assert peak(2000) < peak(50) + 500_000  # the 2,000 rows are 4 MB of text

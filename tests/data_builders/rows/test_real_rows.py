@@ -1,0 +1,83 @@
+"""Every file of real rows: each row is kept or dropped by name, and the figures are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_builders.rows.examples import read_examples
+from data_builders.rows.raw import Dropped
+from data_builders.rows.read import RowCounts
+from posttrain.config.source import SourceConfig
+from posttrain.records import Example, example_from_row, example_to_row
+
+GSM8K = {"fields": {"prompt": "question", "completion": "answer"}}
+# file, settings, dialect, kept, dropped
+KNOWN: list[tuple[str, dict[str, Any], str, int, dict[str, int]]] = [
+    ("gsm8k_train", GSM8K, "prompt_completion", 7473, {}),
+    ("gsm8k_train", {}, "", 0, {"unrecognised": 7473}),
+    ("lf_alpaca_en", {}, "alpaca", 999, {}),
+    ("lf_alpaca_zh", {}, "alpaca", 1000, {}),
+    ("lf_dpo_en", {}, "chosen_rejected", 299, {}),
+    ("toolset_preference", {}, "chosen_rejected", 400, {}),
+    ("lf_glaive_toolcall_en", {}, "sharegpt", 299, {"bad_arguments": 1}),
+    ("lf_kto_en", {}, "openai", 300, {}),
+    ("reasoning_ma_content", {}, "openai", 459, {"empty_answer": 9}),
+    ("reasoning_ma_inline", {}, "inline_think", 311, {"empty_answer": 1}),
+    ("sgd_openai_tools", {}, "openai", 699, {"bad_arguments": 1}),
+    ("tau_bench_airline", {"where": "reward == 1"}, "openai", 31, {"where": 69}),
+    ("tau_bench_airline", {"ending": "drop"}, "", 0, {"ends_without_assistant": 100}),
+    ("toolset_tools", {}, "openai", 9, {"undeclared_tools": 891}),
+    ("toolset_tools", {"filters": {"undeclared_tools": False}}, "openai", 900, {}),
+    ("mt_bench", {}, "", 0, {"unrecognised": 80}),
+    ("pandalm_human", {}, "", 0, {"unrecognised": 999}),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "dialect", "kept", "dropped"), KNOWN)
+def test_the_figures_of_a_file(
+    shared: Path, name: str, settings: dict[str, Any], dialect: str, kept: int,
+    dropped: dict[str, int],
+) -> None:  # fmt: skip
+    report = RowCounts()
+    config = SourceConfig(name=name, path=f"{name}.jsonl", **settings)
+    for _ in read_examples(config, shared / "data", counts=report):
+        pass
+    assert (report.kept, dict(report.dropped)) == (kept, dropped)
+    assert dict(report.dialects) == ({dialect: kept} if kept else {})
+
+
+def test_no_row_of_any_file_is_lost(shared: Path) -> None:
+    files = sorted((shared / "data").glob("*.jsonl"))
+    assert len(files) >= 20
+    for file in files:
+        with file.open("rb") as lines:
+            rows = sum(1 for line in lines if line.strip())
+        config = SourceConfig(name=file.stem, path=file.name)
+        items = list(read_examples(config, file.parent))
+        assert len(items) == rows, file.name
+        assert all(item.reason for item in items if isinstance(item, Dropped))
+
+
+def test_records_survive_storage(shared: Path) -> None:
+    for name in ("sgd_openai_tools", "reasoning_ma_inline", "lf_glaive_toolcall_en"):
+        config = SourceConfig(name=name, path=f"{name}.jsonl")
+        for item in read_examples(config, shared / "data"):
+            if isinstance(item, Example):
+                assert example_from_row(example_to_row(item)) == item
+
+
+def test_tool_use_is_read_whole(shared: Path) -> None:
+    """Calls and results in the raw file, counted apart from our reading of them."""
+    config = SourceConfig(name="sgd", path="sgd_openai_tools.jsonl",
+                          filters={"bad_arguments": False})  # fmt: skip
+    calls = results = 0
+    for item in read_examples(config, shared / "data"):
+        assert isinstance(item, Example)
+        calls += sum(len(message.tool_calls) for message in item.messages)
+        results += sum(message.role == "tool" for message in item.messages)
+    text = (shared / "data" / "sgd_openai_tools.jsonl").read_text("utf-8")
+    assert calls == text.count('"arguments": ') > 1900
+    assert results == text.count('"tool_call_id": ') > 1900

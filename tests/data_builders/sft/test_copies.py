@@ -1,0 +1,182 @@
+"""Builds that drop copies of records and what evaluation asks."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from posttrain.errors import ConfigError
+from tests.data_builders.dedup.copies import edited, sentence
+from tests.data_builders.small_build import (
+    build,
+    index,
+    manifest,
+    shard_bytes,
+    write_recipe,
+    write_rows,
+)
+
+BLOCKS = {"deduplication": {"prompt": True, "near": {}, "precedence": ["late"]}}
+
+
+def _rows() -> dict[str, list[dict[str, Any]]]:
+    """Forty texts; of another source, ten edited copies, five exact, five with other answers."""
+    rng = random.Random(0)
+    rows = [{"instruction": sentence(rng, 25), "output": sentence(rng, 35)} for _ in range(40)]
+    near = [{key: edited(text, 0.02, rng) for key, text in row.items()} for row in rows[:10]]
+    exact = [{"output": r["output"], "instruction": f"  {r['instruction']}"} for r in rows[10:15]]
+    asked = [{**row, "output": sentence(rng, 12)} for row in rows[15:20]]
+    # the copy of a copy, in the same source
+    return {"early": [*rows, rows[12]], "late": [*near, *exact, *asked]}
+
+
+def _recipe(folder: Path, rows: dict[str, list[dict[str, Any]]], **keys: Any) -> Path:
+    asked = [
+        {"question": row["instruction"]} for row in rows["early"] if row in _rows()["early"][30:33]
+    ]
+    write_rows(folder / "eval.jsonl", sorted(asked, key=str))
+    sources = [
+        {"name": name, "path": str(write_rows(folder / f"{name}.jsonl", own)), "license": "MIT"}
+        for name, own in rows.items()
+    ]
+    given: dict[str, Any] = {
+        "sources": sources,
+        "write_dropped": True,
+        "held_out": {"rate": 0.2},
+        "decontamination": {"files": [{"path": str(folder / "eval.jsonl")}]},
+        **BLOCKS,
+        **keys,
+    }
+    return write_recipe(folder, **given)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One build in this process, its parts kept beside it."""
+    folder = tmp_path_factory.mktemp("world")
+    build(_recipe(folder, _rows()), f"spool={folder / 'spool'}")
+    return folder
+
+
+def _dropped(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "dropped.jsonl").read_text().splitlines()]
+
+
+def test_every_row_is_kept_or_dropped_for_a_reason(world):
+    sources = manifest(world / "out")["stats"]["sources"]
+    assert sources["early"]["dropped"] == {
+        "contaminated": 3,
+        "duplicate": 6,
+        "duplicate_prompt": 5,
+        "near_duplicate": 10,
+    }
+    assert sources["late"]["dropped"] == {}
+    counts = manifest(world / "out")["counts"]
+    assert counts["in"] == 61 == counts["kept"] + sum(counts["dropped"].values())
+    assert "near_duplicate" in (world / "out" / "report.html").read_text()
+    files = [given["path"] for given in manifest(world / "out")["stats"]["inputs"]]
+    assert "eval.jsonl" in files
+
+
+def test_every_drop_names_what_was_kept(world):
+    lines = _dropped(world / "out")
+    assert Counter(line["reason"] for line in lines) == manifest(world / "out")["counts"]["dropped"]
+    gone = {(line["source"], line["line"]) for line in lines}
+    copies = {line["line"]: line for line in lines if "kept" in line}
+    assert len(copies) == 21
+    assert all((c["kept"]["source"], c["kept"]["line"]) not in gone for c in copies.values())
+    near, exact, asked, again = copies[4], copies[12], copies[17], copies[41]
+    assert (near["reason"], near["kept"]["source"], near["kept"]["line"]) == (
+        "near_duplicate",
+        "late",
+        4,
+    )
+    assert 0.95 < near["kept"]["similarity"] < 1
+    assert (exact["kept"]["line"], exact["kept"]["similarity"]) == (12, 1.0)
+    assert (asked["kept"]["line"], asked["kept"]["similarity"]) == (17, None)
+    assert again["kept"] == copies[13]["kept"]
+    found = [line for line in lines if line["reason"] == "contaminated"]
+    assert [line["line"] for line in found] == [31, 32, 33]
+    assert all("eval.jsonl:" in line["detail"] for line in found)
+
+
+def test_evaluation_has_no_copy_of_what_is_trained(world):
+    gone = {line["record_id"] for line in _dropped(world / "out") if line["reason"] != "duplicate"}
+    train = {row["record_id"] for row in index(world / "out")}
+    held_out = {row["record_id"] for row in index(world / "out", "eval")}
+    assert len(held_out) > 2
+    assert not train & held_out
+    assert not (train | held_out) & gone
+    assert len(train | held_out) == 61 - 24
+
+
+def test_parts_and_workers_change_nothing(world, tmp_path):
+    build(world / "recipe.yaml", f"out={tmp_path / 'out'}", "part_bytes=3000", "workers=2")
+    assert manifest(tmp_path / "out")["digest"] == manifest(world / "out")["digest"]
+    assert _dropped(tmp_path / "out") == _dropped(world / "out")
+
+
+def test_the_order_of_rows_changes_nothing(world, tmp_path):
+    rows = {name: own[::-1] for name, own in _rows().items()}
+    build(_recipe(tmp_path, rows), "part_bytes=5000")
+    assert shard_bytes(tmp_path / "out") == shard_bytes(world / "out")
+
+
+def test_a_build_that_ended_while_it_looked_for_copies_goes_on(world, tmp_path, monkeypatch):
+    stop = f"out={tmp_path / 'out'}"
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("data_builders.sft.build.plan_build", killed)
+        with pytest.raises(KeyboardInterrupt):
+            build(world / "recipe.yaml", stop)
+    left = tmp_path / "out" / "work" / "duplicates"
+    left.mkdir()
+    (left / "bands").write_bytes(b"half of an index")
+    monkeypatch.setattr("data_builders.sft.part.prepare", None)
+    build(world / "recipe.yaml", stop)
+    assert manifest(tmp_path / "out")["digest"] == manifest(world / "out")["digest"]
+
+
+def test_what_is_for_the_plan_prepares_no_row_again(world, tmp_path, monkeypatch):
+    raw = yaml.safe_load((world / "recipe.yaml").read_text())
+    raw["deduplication"] = {"near": {"edits": 0.005}, "precedence": ["early"]}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(raw))
+    monkeypatch.setattr("data_builders.sft.part.prepare", None)
+    build(tmp_path / "recipe.yaml", f"out={tmp_path / 'out'}", f"spool={world / 'spool'}")
+    sources = manifest(tmp_path / "out")["stats"]["sources"]
+    assert sources["late"]["dropped"].pop("near_duplicate") < 10
+    assert sources["late"]["dropped"] == {"duplicate": 5}
+    assert sources["early"]["dropped"] == {"contaminated": 3, "duplicate": 1}
+
+
+def test_refused_before_any_row_is_prepared(tmp_path):
+    recipe = _recipe(tmp_path, _rows())
+    with pytest.raises(ConfigError, match=r"precedence: .*no source 'lat' .did you mean 'late'"):
+        build(recipe, "deduplication.precedence=[lat]")
+    missing = f"decontamination.files.0.path={tmp_path / 'evla.jsonl'}"
+    with pytest.raises(ConfigError, match=r"evla.jsonl' does not exist; the nearest .*eval.jsonl"):
+        build(recipe, missing)
+    write_rows(tmp_path / "evals" / "a.jsonl", [{"question": "one two three four five six"}])
+    write_rows(tmp_path / "evals" / "b.jsonl", [])
+    with pytest.raises(ConfigError, match=r"evals/b.jsonl: no text to look for"):
+        build(recipe, f"decontamination.files.0.path={tmp_path / 'evals' / '*.jsonl'}")
+
+
+def test_a_finished_build_is_refused_when_evaluation_changed(world, tmp_path):
+    recipe = world / "recipe.yaml"
+    before = (world / "eval.jsonl").read_text()
+    try:
+        write_rows(world / "eval.jsonl", [{"question": "another text of more than five words"}])
+        with pytest.raises(ConfigError, match=r"before its input changed \(eval.jsonl\)"):
+            build(recipe)
+    finally:
+        (world / "eval.jsonl").write_text(before)

@@ -1,0 +1,156 @@
+"""The mixture: amounts met or refused, epochs, sub-sampling, and no dependence on order."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from data_builders.keyed import key64
+from data_builders.sft.mixture import Available, SourcePlan, plan_mixture
+from data_builders.sft.prepared import RECORD
+from posttrain.config.build_sft import BuildSftConfig
+from posttrain.config.load import validate
+from posttrain.errors import ConfigError, DataError
+
+
+def recipe(sources: list[dict], **mixture) -> BuildSftConfig:
+    raw = {
+        "out": "out",
+        "tokenizer": {"path": "tok"},
+        "packing": {"max_length": 64},
+        "mixture": mixture,
+        "sources": [{"path": "x.jsonl", **source} for source in sources],
+    }
+    return validate(raw, BuildSftConfig, where="test")
+
+
+def records(name: str, rows: int, *, tokens: int = 10) -> np.ndarray:
+    found = np.zeros(rows, RECORD)
+    found["row64"] = [key64(0, "row", f"{name}{i}") for i in range(rows)]
+    found["tokens"], found["trained"], found["sequences"] = tokens, tokens // 2, 1
+    return found
+
+
+def available(name: str, rows: int | np.ndarray, *, tokens: int = 10) -> Available:
+    found = records(name, rows, tokens=tokens) if isinstance(rows, int) else rows
+    return Available.of(name, lambda: found)
+
+
+def times(plan: SourcePlan) -> np.ndarray:
+    """How often each record is taken."""
+    return plan.times()
+
+
+def test_shares_are_met_by_repeating_the_small_and_sampling_the_large():
+    config = recipe(
+        [{"name": "small", "share": 0.5}, {"name": "large", "share": 0.5}], total=20_000
+    )
+    small, large = plan_mixture([available("small", 400), available("large", 5000)], config)
+    assert small.total.tokens == large.total.tokens == 10_000
+    assert Counter(times(small).tolist()) == {2: 200, 3: 200}
+    assert Counter(times(large).tolist()) == {0: 4000, 1: 1000}, "without replacement"
+    assert large.distinct == large.total.rows == 1000
+    assert (small.distinct, small.total.rows, small.total.trained) == (400, 1000, 5000)
+
+
+def test_every_last_epoch_is_another_choice():
+    chosen = []
+    for rows in (25, 75, 125):
+        [plan] = plan_mixture([available("a", 50)], recipe([{"name": "a", "rows": rows}]))
+        counts = times(plan)
+        assert counts.sum() == rows
+        chosen.append(tuple(counts > counts.min()))
+    assert len(set(chosen)) == 3
+
+
+def test_the_plan_does_not_depend_on_input_order():
+    config = recipe([{"name": "a", "rows": 130}], tolerance=0.1)
+    given = records("a", 100)
+    [plan] = plan_mixture([available("a", given)], config)
+    order = np.random.default_rng(0).permutation(100)
+    [again] = plan_mixture([available("a", given[order])], config)
+    assert times(plan)[order].tolist() == times(again).tolist()
+
+
+def test_copies_of_a_row_count_as_rows():
+    """Their keys are equal: where the amount ends among them, so many of them are taken."""
+    given = records("a", 10)
+    given = np.concatenate([given] * 30)
+    for rows in (7, 100, 299):
+        [plan] = plan_mixture([available("a", given)], recipe([{"name": "a", "rows": rows}]))
+        assert times(plan).sum() == plan.total.rows == rows
+        assert plan.total.tokens == 10 * rows
+
+
+def test_without_a_total_the_first_source_to_reach_its_cap_decides():
+    config = recipe(
+        [{"name": "a", "share": 0.25, "max_epochs": 2}, {"name": "b", "share": 0.75}],
+        max_epochs=4,
+        unit="rows",
+    )
+    a, b = plan_mixture([available("a", 100), available("b", 1000)], config)
+    assert a.total.rows == 200  # its cap: a total of 800
+    assert b.total.rows == 600
+
+
+def test_without_amounts_every_record_is_taken_once():
+    plans = plan_mixture(
+        [available("a", 7), available("b", 11)], recipe([{"name": "a"}, {"name": "b"}])
+    )
+    assert [times(p).tolist() for p in plans] == [[1] * 7, [1] * 11]
+
+
+def test_amounts_in_rows_and_tokens_come_beside_shares():
+    config = recipe(
+        [{"name": "a", "share": 1.0}, {"name": "b", "rows": 30}, {"name": "c", "tokens": 500}],
+        total=1000,
+    )
+    a, b, c = plan_mixture([available("a", 100), available("b", 20), available("c", 200)], config)
+    assert (a.total.tokens, b.total.rows, c.total.tokens) == (1000, 30, 500)
+
+
+def test_tokens_stop_at_the_nearest_record():
+    config = recipe([{"name": "a", "tokens": 101}], tolerance=0.05)
+    [plan] = plan_mixture([available("a", 40, tokens=7)], config)
+    assert plan.total.tokens == 98  # 14 records; 15 would be 105
+
+
+@pytest.mark.parametrize(
+    ("sources", "mixture", "pattern"),
+    [
+        ([{"name": "a", "rows": 1000}], {}, r"'a': 1,000 rows requested, 400 realised.*max_epochs"),
+        (
+            [{"name": "a", "share": 1.0}],
+            {"total": 10_000},
+            r"Raise its max_epochs to 10.00, lower its share, or set mixture.total to at most 4,000",
+        ),
+        ([{"name": "a", "tokens": 25}], {}, r"too large for the amount.*tolerance or the amount"),
+    ],
+)
+def test_an_amount_that_cannot_be_met_is_refused_with_what_to_change(sources, mixture, pattern):
+    with pytest.raises(DataError, match=pattern):
+        plan_mixture([available("a", 100)], recipe(sources, **mixture))
+
+
+def test_a_sharing_source_with_nothing_to_give_is_named():
+    config = recipe([{"name": "a", "share": 0.5}, {"name": "b", "share": 0.5}])
+    with pytest.raises(DataError, match=r"'b' has share 0\.5 and nothing to give"):
+        plan_mixture([available("a", 10), available("b", 0)], config)
+
+
+@pytest.mark.parametrize(
+    ("sources", "mixture", "pattern"),
+    [
+        ([{"name": "a", "share": 0.5}, {"name": "b", "share": 0.4}], {}, "sum to 0.9"),
+        ([{"name": "a", "share": 1.0}, {"name": "b"}], {}, "without share, rows or tokens: b"),
+        ([{"name": "a", "rows": 1, "tokens": 1}], {}, "gives rows and tokens"),
+        ([{"name": "a"}, {"name": "a"}], {}, "found twice: a"),
+        ([{"name": "a/b"}], {}, "source name 'a/b'"),
+        ([{"name": "a", "rows": 1}], {"total": 10}, "no source has a share"),
+    ],
+)
+def test_impossible_mixtures_are_config_errors(sources, mixture, pattern):
+    with pytest.raises(ConfigError, match=pattern):
+        recipe(sources, **mixture)

@@ -1,0 +1,139 @@
+"""Reasoning control: the right rates, the same records in any order, answers untouched."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from data_builders.keyed import unit
+from data_builders.sft.prepare import ControlPlan, budget_for, control_reasoning
+from posttrain.config.build_sft import ChoiceBudgets, LogUniformBudgets
+from posttrain.records import Message, make_example
+
+LOG = LogUniformBudgets(kind="log_uniform", low=4)
+PLAN = ControlPlan(strip=0.10, truncate=0.03, budgets=LOG, seed=0)
+
+
+def words(text: str) -> list[tuple[int, int]]:
+    """A token a word, its preceding space included."""
+    spans, start = [], 0
+    for word in text.split(" "):
+        stop = start + len(word) + (start > 0)
+        spans.append((start, stop))
+        start = stop
+    return spans
+
+
+def record(number: int, *, traces: int = 1):
+    turns: list[Message] = []
+    for k in range(traces):
+        trace = " ".join(f"w{i}" for i in range(20 + (number + k) % 60))
+        turns += [Message("user", f"q{number}.{k}"), Message("assistant", "42", reasoning=trace)]
+    return make_example(turns, source="s", dialect="openai")
+
+
+def test_rates_and_choices_on_20000_records_whatever_the_order_or_sharding():
+    examples = [record(i) for i in range(20_000)]
+    done = {e.id: control_reasoning(e, PLAN, words) for e in examples}
+    stripped = {i for i, c in done.items() if c.stripped}
+    cut = {i: c.cuts for i, c in done.items() if c.cuts}
+    traces = sum(c.traces for c in done.values())
+
+    def within(count: int, n: int, rate: float) -> bool:  # 3.5 standard deviations: p < 0.0005
+        return abs(count - n * rate) <= 3.5 * math.sqrt(n * rate * (1 - rate))
+
+    assert traces == 20_000 - len(stripped)
+    assert within(len(stripped), 20_000, 0.10), len(stripped)
+    assert within(len(cut), traces, 0.03), len(cut)
+
+    random.Random(1).shuffle(examples)
+    shards = [examples[k::7] for k in range(7)]
+    again = {e.id: control_reasoning(e, PLAN, words) for shard in shards for e in shard}
+    assert {i for i, c in again.items() if c.stripped} == stripped
+    assert {i: c.cuts for i, c in again.items() if c.cuts} == cut
+
+
+def test_a_higher_rate_only_adds_records():
+    examples = [record(i) for i in range(500)]
+    more = ControlPlan(strip=0.3, truncate=0.0, budgets=LOG, seed=0)
+    low = {e.id for e in examples if control_reasoning(e, PLAN, words).stripped}
+    high = {e.id for e in examples if control_reasoning(e, more, words).stripped}
+    assert low < high
+
+
+def test_a_cut_trace_is_a_shorter_beginning_and_the_answer_stays():
+    always = ControlPlan(strip=0.0, truncate=1.0, budgets=LOG, seed=0)
+    example = record(3, traces=3)
+    controlled = control_reasoning(example, always, words)
+    assert [cut.message for cut in controlled.cuts] == [1, 3, 5]
+    assert controlled.example.id == example.id
+    for cut in controlled.cuts:
+        before, after = example.messages[cut.message], controlled.example.messages[cut.message]
+        assert after.content == before.content
+        assert before.reasoning.startswith(after.reasoning)
+        assert len(words(after.reasoning)) == cut.budget < cut.trace == len(words(before.reasoning))
+    assert len({cut.budget for cut in controlled.cuts}) > 1, "each trace has a draw of its own"
+
+
+def test_stripping_leaves_the_answers_and_turns_reasoning_off():
+    all_off = ControlPlan(strip=1.0, truncate=1.0, budgets=LOG, seed=0)
+    example = record(1, traces=2)
+    controlled = control_reasoning(example, all_off, words)
+    assert controlled.stripped
+    assert controlled.example.reasoning_mode == "off"
+    assert not controlled.cuts
+    assert [m.content for m in controlled.example.messages] == [m.content for m in example.messages]
+
+
+def test_records_without_reasoning_are_not_counted_as_stripped():
+    plain = make_example(
+        [Message("user", "q"), Message("assistant", "a")], source="s", dialect="openai"
+    )
+    controlled = control_reasoning(plain, ControlPlan(1.0, 1.0, LOG, 0), words)
+    assert (controlled.reasoned, controlled.stripped, controlled.traces) == (False, False, 0)
+    assert controlled.example is plain
+
+
+def test_a_trace_with_no_shorter_budget_is_left_whole_and_counted():
+    always = ControlPlan(0.0, 1.0, LogUniformBudgets(kind="log_uniform", low=500), 0)
+    controlled = control_reasoning(record(0), always, words)
+    assert controlled.too_short == 1
+    assert not controlled.cuts
+    assert controlled.example == record(0)
+
+
+@pytest.mark.parametrize(
+    ("budgets", "allowed"),
+    [
+        (LogUniformBudgets(kind="log_uniform", low=4), range(4, 100)),
+        (LogUniformBudgets(kind="log_uniform", low=4, high=12), range(4, 13)),
+        (ChoiceBudgets(kind="choices", choices=(8, 32, 200)), (8, 32)),
+    ],
+)
+def test_budgets_cover_their_range_below_the_trace(budgets, allowed):
+    plan = ControlPlan(0.0, 1.0, budgets, 0)
+    drawn = {budget_for(100, plan, f"id{i}", 1) for i in range(6000)}
+    assert drawn == set(allowed)
+
+
+def test_log_uniform_budgets_give_each_doubling_the_same_share():
+    plan = ControlPlan(0.0, 1.0, LogUniformBudgets(kind="log_uniform", low=4), 0)
+    drawn = [budget_for(1024, plan, f"id{i}", 1) for i in range(20_000)]
+    shares = [sum(lo <= d < 2 * lo for d in drawn) / len(drawn) for lo in (4, 16, 64, 256)]
+    assert all(share == pytest.approx(1 / 8, abs=0.01) for share in shares)
+
+
+def test_keyed_numbers_depend_on_every_part():
+    base = unit(0, "strip", "id", 1)
+    assert 0 <= base < 1
+    others = [
+        unit(1, "strip", "id", 1),
+        unit(0, "cut", "id", 1),
+        unit(0, "strip", "ie", 1),
+        unit(0, "strip", "id", 2),
+        unit(0, "strip", "id1"),
+    ]
+    assert base not in others
+    assert len(set(others)) == len(others)
