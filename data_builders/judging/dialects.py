@@ -60,11 +60,11 @@ def arena(row: Row, how: Reading, source: PreferenceSource) -> PreferencePair:
     ranking = won(outcome_of(_winner(row), "winner"), "winner", source)
     gold = gold_of(ranking, row, source)
     if row.get("conversation_a") is None:
-        asked = turns_of(row.get("prompt"))
-        if asked is None:
+        questions = turns_of(row.get("prompt"))
+        if questions is None:
             return PreferencePair(history_of(row, how), *responses_of(row, how), gold)
         answered = (turns_of(row.get(key)) for key in ("response_a", "response_b"))
-        first, second = (interleaved(asked, side) for side in answered)
+        first, second = (interleaved(questions, side) for side in answered)
         return _parted(first, second, gold)
     first, second = (_conversation(row, how, f"conversation_{side}") for side in "ab")
     return _parted(first, second, gold)

@@ -101,8 +101,8 @@ def majority(votes: Sequence[Any], field: str, source: PreferenceSource) -> Outc
         raise RowProblem("no_preference", field, "nobody annotated this pair")
     outcome, count = counts.most_common(1)[0]
     if count < source.agreement * len(votes):
-        said = ", ".join(f"{name} {n}" for name, n in sorted(counts.items()))
-        raise RowProblem("disagreement", field, f"annotators say {said}")
+        votes_by_outcome = ", ".join(f"{name} {n}" for name, n in sorted(counts.items()))
+        raise RowProblem("disagreement", field, f"annotators say {votes_by_outcome}")
     return outcome
 
 

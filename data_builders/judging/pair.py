@@ -72,9 +72,9 @@ class PreferencePair:
     def question(self) -> str:
         """Digest of what the responses answer: pairs of one question share it."""
         frame = self.frame
-        asked = [message_to_row(m) for m in self.history]
+        history = [message_to_row(m) for m in self.history]
         # only what stands before the responses can hold the question
-        return _digest([asked, None if frame is None else frame.before])
+        return _digest([history, None if frame is None else frame.before])
 
     @property
     def key(self) -> str:
@@ -200,12 +200,12 @@ def turns_of(value: Any) -> list[str] | None:
     return found if found and all(isinstance(turn, str) for turn in found) else None
 
 
-def interleaved(asked: Sequence[str], answered: Sequence[str] | None) -> tuple[Message, ...]:
+def interleaved(questions: Sequence[str], answers: Sequence[str] | None) -> tuple[Message, ...]:
     """A conversation from its questions and its answers. Raises RowProblem."""
-    if answered is None or len(asked) != len(answered):
+    if answers is None or len(questions) != len(answers):
         raise RowProblem("malformed_message", "the responses", "not an answer to every turn")
     return tuple(
         message
-        for question, answer in zip(asked, answered, strict=True)
+        for question, answer in zip(questions, answers, strict=True)
         for message in (Message("user", question), Message("assistant", answer))
     )

@@ -122,9 +122,9 @@ def refuse(pair: PreferencePair) -> None:
     if not all(text.strip() for text in responses):
         raise RowProblem("empty_response", "the responses", "one of them is empty")
     try:
-        said = (*responses, *(m.content for m in pair.history))
+        texts = (*responses, *(m.content for m in pair.history))
         frame = () if pair.frame is None else (pair.frame.around("", ""),)
-        "".join((*said, *frame, pair.principle or "", pair.reasoning or "")).encode()
+        "".join((*texts, *frame, pair.principle or "", pair.reasoning or "")).encode()
     except UnicodeEncodeError:
         raise RowProblem("bad_unicode", "the row", "text that cannot be written") from None
 

@@ -166,9 +166,9 @@ def _refused(batch: Sequence[Taken], grader: Grader | None) -> list[str | None]:
     if grader is None:
         return [None] * len(batch)
     # the mode of reasoning changes nothing about the gold
-    asked = [{p.setting: p for p in prompts} for prompts in batch]
-    reasons = iter(grader.refuse([p for found in asked for p in found.values()]))
-    each = [[next(reasons) for _ in found] for found in asked]
+    by_setting = [{p.setting: p for p in prompts} for prompts in batch]
+    reasons = iter(grader.refuse([p for found in by_setting for p in found.values()]))
+    each = [[next(reasons) for _ in found] for found in by_setting]
     return [next((why for why in found if why is not None), None) for found in each]
 
 

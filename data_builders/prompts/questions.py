@@ -132,10 +132,10 @@ def read_question(row: Row, source: QuestionPrompts) -> RowQuestion:
     Raises:
         RowProblem: a field is missing or empty, or the gold is not to be found in it.
     """
-    asked = text_of(row, source.question)
-    options = _options(row, source, asked)
+    question = text_of(row, source.question)
+    options = _options(row, source, question)
     gold = _letter(row, source, options) if options else _gold(row, source)
-    text = _fill(source.text, asked, options)
+    text = _fill(source.text, question, options)
     messages = (Message("user", text),)
     if source.system is not None:
         messages = (Message("system", source.system), *messages)
@@ -165,7 +165,7 @@ def _texts(row: Row, source: QuestionPrompts) -> list[str]:
     return [text_of(row, path) for path in source.options]
 
 
-def _options(row: Row, source: QuestionPrompts, asked: str) -> dict[str, str]:
+def _options(row: Row, source: QuestionPrompts, question: str) -> dict[str, str]:
     """Letter → text, in the order shown."""
     if not source.options:
         return {}
@@ -174,7 +174,7 @@ def _options(row: Row, source: QuestionPrompts, asked: str) -> dict[str, str]:
         raise RowProblem("equal_options", source.options[0], "two options say the same")
     if source.shuffle:
         # by the text of each option, so that the row's own order gives nothing away
-        texts.sort(key=lambda text: key64(0, "option", asked, text))
+        texts.sort(key=lambda text: key64(0, "option", question, text))
     return dict(zip(OPTION_LETTERS, texts, strict=False))
 
 
@@ -195,10 +195,10 @@ def _letter(row: Row, source: QuestionPrompts, options: Mapping[str, str]) -> st
     return next(letter for letter, text in options.items() if text in readings)
 
 
-def _fill(template: str, asked: str, options: Mapping[str, str]) -> str:
+def _fill(template: str, question: str, options: Mapping[str, str]) -> str:
     """The template with its placeholders filled; what is filled in is not looked at again."""
     listed = "\n".join(f"{letter}) {text}" for letter, text in options.items())
-    values = {"question": asked, "options": listed, **options}
+    values = {"question": question, "options": listed, **options}
     return PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), template)
 
 

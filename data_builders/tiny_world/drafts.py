@@ -25,7 +25,7 @@ IDLE_TOOLS = ("calculate", "get_price", "get_stock", "get_owner", "get_city")
 class Draw:
     """What a family is given: a keyed generator and the choices made before it.
 
-    `side` is 0 or 1 in families of twins: both sides see the same `rng`, and must consume it
+    `side` is 0 or 1 in families of pairs: both sides see the same `rng`, and must consume it
     alike up to the point where they differ.
     """
 
@@ -48,7 +48,6 @@ class Draft:
     grading: Grading
     tools: tuple[str, ...] = ()
     answerable: bool = True
-    twin: bool = False
     initial_state: Mapping[str, Any] | None = None
     gold_state: Mapping[str, Any] | None = None  # None: the initial one
     fault: Mapping[str, Any] | None = None

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from data_builders.tiny_world.drafts import VERBOSITIES, Draft, Draw, user
-from data_builders.tiny_world.families import CHAINED, FAMILIES, TWINNED
+from data_builders.tiny_world.families import CHAINED, FAMILIES, PAIRED
 from data_builders.tiny_world.tools import tool_schemas
 from posttrain.records import Message, ToolCall
 
@@ -67,8 +67,8 @@ def _generator(place: Place, *parts: object) -> random.Random:
 
 def draft_item(place: Place, choices: Choices, role: str = "item") -> tuple[Draft, Draw]:
     """The first draw for this place whose content belongs to its split, with what was drawn."""
-    twinned = place.family in TWINNED
-    number, side = divmod(place.index, 2) if twinned else (place.index, 0)
+    paired = place.family in PAIRED
+    number, side = divmod(place.index, 2) if paired else (place.index, 0)
     for attempt in range(_MAXIMUM_DRAWS):
         rng = _generator(place, number, role, attempt)
         draw = Draw(
@@ -109,7 +109,7 @@ def make_item(place: Place, choices: Choices | None = None) -> dict[str, Any]:
 
 
 def _metadata(place: Place, draft: Draft, draw: Draw, *, turns: int) -> dict[str, Any]:
-    twin = f"{place.split}-{place.seed}-{place.family}-{place.index ^ 1}" if draft.twin else None
+    other = f"{place.split}-{place.seed}-{place.family}-{place.index ^ 1}"
     return {
         "family": place.family,
         "task": draft.task,
@@ -119,7 +119,7 @@ def _metadata(place: Place, draft: Draft, draw: Draw, *, turns: int) -> dict[str
         "difficulty": draw.difficulty,
         "verbosity": draw.verbosity,
         "paraphrase": draft.question[0],
-        "twin": twin,
+        "twin": other if place.family in PAIRED else None,
         "turns": turns,
         "answerable": draft.answerable,
         "gold": draft.gold,

@@ -117,9 +117,9 @@ def write_world(config: TinyWorldConfig, out: Path, *, template: ChatTemplate) -
     )
     names = write_tokenizer(tokenizer, out / "tokenizer", template=template)
     kept = sum(train.values()) + sum(heldout.values())
-    asked = sum(rows.train + rows.heldout for rows in config.families.values())
+    requested = sum(rows.train + rows.heldout for rows in config.families.values())
     return WrittenWorld(
-        counts=Counts(asked, kept, {"repeated_heldout": asked - kept}),
+        counts=Counts(requested, kept, {"repeated_heldout": requested - kept}),
         files={
             **{f"train/{family}.jsonl": rows for family, rows in train.items()},
             **{f"heldout/{family}.jsonl": rows for family, rows in heldout.items()},

@@ -16,9 +16,9 @@ from data_builders.tiny_world.tools import ToolWorld
 from data_builders.tiny_world.vocabulary import COLOURS, THINGS
 
 WORDINGS = (
-    "{stock} What is the price of the {a}?",
-    "{stock} I want the price of the {a}.",
-    "{stock} How much is the {a}?",
+    "{offer} What is the price of the {a}?",
+    "{offer} I want the price of the {a}.",
+    "{offer} How much is the {a}?",
 )
 
 
@@ -31,9 +31,9 @@ def make(draw: Draw) -> Draft:
     prices = rng.sample(range(11, 100), len(colours))
     items = [f"{colour} {thing}" for colour in colours]
     state: dict[str, Any] = {"price": dict(zip(items, prices, strict=True))}
-    stock = f"We have: {', '.join(items)}."
+    offer = f"We have: {', '.join(items)}."
     target = f"{chosen} {thing}"
-    question = worded(draw, WORDINGS, stock=stock, a=target if draw.side else thing)
+    question = worded(draw, WORDINGS, offer=offer, a=target if draw.side else thing)
     script = Transcript(ToolWorld(state, declared=["get_price"]))
     if not draw.side:
         steps, opening = [f"{' '.join(colours)}: ask"], f"price of {thing}."
@@ -46,14 +46,13 @@ def make(draw: Draw) -> Draft:
     gold = script.call("get_price", {"item": target}, reasoning=worked)
     script.answer(gold, reasoning=gold)
     return Draft(
-        key=f"clarify {stock}",
+        key=f"clarify {offer}",
         task="clear" if draw.side else "ambiguous",
         question=question,
         reference=tuple(script.messages),
         gold=gold,
         grading="number" if draw.side else "question",
         tools=("get_price",),
-        twin=True,
         initial_state=state,
         minimum_calls=1,
         options=() if draw.side else tuple(colours),

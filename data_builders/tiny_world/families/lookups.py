@@ -61,11 +61,11 @@ def make(draw: Draw) -> Draft:
     state = shop(rng)
     fact = rng.choice(FACTS if task == "one" else FACTS[:2])
     a, b = rng.sample(sorted(state["price"]), 2)
-    asked = [a] if task == "one" else [a, b]
+    requested = [a] if task == "one" else [a, b]
     other = rng.choice([name for name in FACTS if name != fact])
     names = [f"get_{fact}", f"get_{other}"]
     rng.shuffle(names)
-    key = f"lookup {fact} {' '.join(asked)}"
+    key = f"lookup {fact} {' '.join(requested)}"
     question = worded(draw, WORDINGS[task], f=fact, a=a, b=b)
     if not draw.with_tools:
         return Draft(
@@ -79,7 +79,7 @@ def make(draw: Draw) -> Draft:
         )
     script = Transcript(ToolWorld(state, declared=names))
     found = []
-    for thing in asked:
+    for thing in requested:
         thought = reason(
             draw.verbosity,
             [f"get_{fact} {thing}"],
@@ -99,5 +99,5 @@ def make(draw: Draw) -> Draft:
         grading="number" if numeric else "words",
         tools=tuple(names),
         initial_state=state,
-        minimum_calls=len(asked),
+        minimum_calls=len(requested),
     )

@@ -28,25 +28,28 @@ def make(draw: Draw) -> Draft:
     state = shop(rng)
     item = rng.choice(sorted(state["price"]))
     fact = rng.choice(FACTS)
-    asked = rng.choice(NEAR).format(f=fact)
+    requested = rng.choice(NEAR).format(f=fact)
     unrelated = [f"get_{name}" for name in FACTS if name != fact]
     others = rng.sample(unrelated, min(draw.difficulty, 4) - 1)
-    question = worded(draw, WORDINGS, tool=asked, a=item)
+    question = worded(draw, WORDINGS, tool=requested, a=item)
     names = others if draw.side else [*others, f"get_{fact}"]
     rng.shuffle(names)
     if draw.side:
         gold, calls = "no tool", 0
-        reference = answered(draw, [f"no {asked}"], gold, opening=f"{asked}.")
+        reference = answered(draw, [f"no {requested}"], gold, opening=f"{requested}.")
     else:
         script = Transcript(ToolWorld(state, declared=names))
         worked = reason(
-            draw.verbosity, [f"no {asked}, get_{fact}"], opening=f"{asked}.", result=f"get_{fact}"
+            draw.verbosity,
+            [f"no {requested}, get_{fact}"],
+            opening=f"{requested}.",
+            result=f"get_{fact}",
         )
         gold = script.call(f"get_{fact}", {"item": item}, reasoning=worked)
         script.answer(gold, reasoning=gold)
         reference, calls = tuple(script.messages), 1
     return Draft(
-        key=f"near {asked} {item}",
+        key=f"near {requested} {item}",
         task="undeclared" if draw.side else "near_miss",
         question=question,
         reference=reference,
@@ -54,7 +57,6 @@ def make(draw: Draw) -> Draft:
         grading="no_tool" if draw.side else ("number" if gold.isdigit() else "words"),
         tools=tuple(names),
         answerable=not draw.side,
-        twin=True,
         initial_state=state,
         minimum_calls=calls,
     )

@@ -52,5 +52,4 @@ def make(draw: Draw) -> Draft:
         reference=answered(draw, [step], gold, opening=f"{verb}.", result=result),
         gold=gold,
         grading="refusal" if draw.side else "words",
-        twin=True,
     )

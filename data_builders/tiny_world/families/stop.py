@@ -48,5 +48,4 @@ def make(draw: Draw) -> Draft:
         gold=gold,
         grading="unknown" if draw.side else "number",
         answerable=not draw.side,
-        twin=True,
     )
