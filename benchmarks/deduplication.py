@@ -78,7 +78,7 @@ def show(one: Example, other: Example, similarity: float) -> None:
     """The places where two records differ first, on each side."""
     print(f"    {similarity:.4f} {one.id[:8]} {other.id[:8]}")
     a, b = near_text(one), near_text(other)
-    for x, y in ((a.asked, b.asked), (a.answered, b.answered)):
+    for x, y in ((a.prompt, b.prompt), (a.answer, b.answer)):
         at = next((k for k, (p, q) in enumerate(zip(x, y, strict=False)) if p != q), None)
         if at is not None:
             a_side, b_side = x[max(at - 60, 0) : at + 60], y[max(at - 60, 0) : at + 60]
@@ -125,7 +125,7 @@ def _found_line(name: str, examples: list[Example], each: int, scratch: Path) ->
 
 def _is_prose(example: Example) -> bool:
     """At least two thirds letters: no board, no matrix, no circuit."""
-    said = near_text(example).asked
+    said = near_text(example).prompt
     return 3 * sum(c.isalpha() for c in said) >= 2 * len(said.replace(" ", ""))
 
 

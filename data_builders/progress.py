@@ -26,16 +26,16 @@ class Stages:
         columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn()
         self._progress = Progress(
             *columns,
-            TextColumn("{task.fields[said]}"),
+            TextColumn("{task.fields[text]}"),
             console=console,
             disable=not console.is_terminal,
             transient=True,
         )
-        self._task = self._progress.add_task("", said="", total=None)
+        self._task = self._progress.add_task("", text="", total=None)
         self._name, self._unit = "", ""
         self._total: int | None = None
         self._done = self._skipped = 0
-        self._started = self._spoken = 0.0
+        self._started = self._printed = 0.0
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -53,16 +53,16 @@ class Stages:
         """
         self._name, self._unit, self._total = name, unit, total
         self._done = self._skipped = done
-        self._started = self._spoken = time.monotonic()
-        self._progress.reset(self._task, total=total, completed=done, description=name, said="")
+        self._started = self._printed = time.monotonic()
+        self._progress.reset(self._task, total=total, completed=done, description=name, text="")
 
     def advance(self, count: int) -> None:
         """So much more is done."""
         self._done += count
         now = time.monotonic()
-        self._progress.update(self._task, completed=self._done, said=self.describe(now))
-        if not self._console.is_terminal and now - self._spoken >= _EVERY:
-            self._spoken = now
+        self._progress.update(self._task, completed=self._done, text=self.describe(now))
+        if not self._console.is_terminal and now - self._printed >= _EVERY:
+            self._printed = now
             self._console.print(f"{self._name}: {self.describe(now)}", highlight=False)
 
     def describe(self, now: float) -> str:
@@ -70,11 +70,11 @@ class Stages:
         seconds = now - self._started
         rate = (self._done - self._skipped) / seconds if seconds > 0 else 0.0
         of = "" if self._total is None else f" of ~{self._total:,}"
-        said = f"{self._done:,}{of} {self._unit}, {rate:,.0f} {self._unit}/s"
+        text = f"{self._done:,}{of} {self._unit}, {rate:,.0f} {self._unit}/s"
         if self._total is not None and rate > 0:
             left = max(self._total - self._done, 0) / rate
-            said += f", {_clock(left)} left"
-        return said
+            text += f", {_clock(left)} left"
+        return text
 
 
 def _clock(seconds: float) -> str:

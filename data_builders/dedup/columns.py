@@ -38,8 +38,8 @@ COLUMN_ROW = np.dtype(
         ("text", "<u8"),  # byte in dedup_texts.bin, of the place and then of the text
         ("place_size", "<u4"),
         ("text_size", "<u4"),  # 0: too short to have near-duplicates
-        ("asked", "<u4"),  # characters
-        ("answered", "<u4"),
+        ("prompt_size", "<u4"),  # characters
+        ("answer_size", "<u4"),
     ]
 )
 COLUMN_FILES = ("dedup.bin", "dedup_bands.bin", "dedup_texts.bin")
@@ -93,7 +93,7 @@ def column_batch(
         packed = b""
         if (text := texts.get(k)) is not None:
             packed = _packed(text)
-            row["asked"], row["answered"] = len(text.asked), len(text.answered)
+            row["prompt_size"], row["answer_size"] = len(text.prompt), len(text.answer)
         row["text"], row["place_size"], row["text_size"] = at, len(place), len(packed)
         written += [place, packed]
         at += len(place) + len(packed)
@@ -121,9 +121,9 @@ def write_columns(files: Mapping[str, BinaryIO], batch: ColumnBatch) -> None:
 
 
 def _packed(text: NearText) -> bytes:
-    asked = text.asked.encode("utf-8", "surrogatepass")
-    answered = text.answered.encode("utf-8", "surrogatepass")
-    body = _HEAD.pack(len(asked)) + asked + answered
+    prompt = text.prompt.encode("utf-8", "surrogatepass")
+    answer = text.answer.encode("utf-8", "surrogatepass")
+    body = _HEAD.pack(len(prompt)) + prompt + answer
     return zstandard.ZstdCompressor(level=_LEVEL).compress(body)
 
 
@@ -166,7 +166,7 @@ class Columns:
         """Block by block what can have near-duplicates."""
         for first, rows, bands in self._blocks():
             at = np.flatnonzero(rows["text_size"])
-            lengths = np.stack([rows["asked"][at], rows["answered"][at]], axis=1)
+            lengths = np.stack([rows["prompt_size"][at], rows["answer_size"][at]], axis=1)
             keys = np.fromfile(bands, "<u4", len(at) * BANDS).reshape(len(at), BANDS)
             yield NearBlock(first + at, lengths.astype(np.int64), rows["id64"][at], keys)
 

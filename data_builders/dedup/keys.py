@@ -27,8 +27,8 @@ def prompt_key(example: Example) -> int:
 
     Whole conversations are compared: "Hi" followed by other questions is another prompt.
     """
-    asked = [m for m in example.messages if m.role in ("system", "user")]
-    return _key("prompt", example, [_turn(m) for m in asked])
+    requests = [m for m in example.messages if m.role in ("system", "user")]
+    return _key("prompt", example, [_turn(m) for m in requests])
 
 
 def _key(purpose: str, example: Example, turns: list[list[object]]) -> int:

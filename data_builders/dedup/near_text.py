@@ -1,6 +1,6 @@
 """The text by which records are compared for near-duplicates: what was said, without its layout.
 
-near_text(example) → NearText(asked="what is 12+7?", answered="12+7 is 19. the answer is 19")
+near_text(example) → NearText(prompt="what is 12+7?", answer="12+7 is 19. the answer is 19")
 
 The system text and declared tools are left out: in data for agents they are long and shared by
 records that have nothing else in common, and re-published sets often come with another.
@@ -28,31 +28,29 @@ _BETWEEN = "\0"  # two texts: no white space, so that it stays
 
 @dataclass(frozen=True, slots=True)
 class NearText:
-    """`asked`: all the user said. `answered`: all the assistant thought, said and called, and what
+    """`prompt`: all the user said. `answer`: all the assistant thought, said and called, and what
     its tools returned. Every text is squeezed (`squeeze`) and a line of its side."""
 
-    asked: str
-    answered: str
+    prompt: str
+    answer: str
 
     @property
     def words(self) -> int:
         """Words of both, by spaces and punctuation."""
-        return count_words(self.asked) + count_words(self.answered)
+        return count_words(self.prompt) + count_words(self.answer)
 
 
 def near_text(example: Example) -> NearText:
     """The two sides of a conversation."""
-    asked: list[str] = []
-    answered: list[str] = []
+    prompt: list[str] = []
+    answer: list[str] = []
     for message in example.messages:
         if message.role == "user":
-            asked.append(message.content)
+            prompt.append(message.content)
         elif message.role != "system":
-            answered += [message.reasoning or "", message.content]
-            answered += [
-                text for call in message.tool_calls for text in (call.name, call.arguments)
-            ]
-    return NearText(_lines(asked), _lines(answered))
+            answer += [message.reasoning or "", message.content]
+            answer += [text for call in message.tool_calls for text in (call.name, call.arguments)]
+    return NearText(_lines(prompt), _lines(answer))
 
 
 def _lines(texts: Sequence[str]) -> str:
@@ -65,7 +63,7 @@ def in_key_order(text: NearText) -> NearText:
 
     Not so from the start: one edit that breaks the JSON would leave its copy in another order.
     """
-    return NearText(_in_key_order(text.asked), _in_key_order(text.answered))
+    return NearText(_in_key_order(text.prompt), _in_key_order(text.answer))
 
 
 def _in_key_order(side: str) -> str:

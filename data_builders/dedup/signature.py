@@ -42,14 +42,14 @@ def band_keys(texts: Sequence[NearText]) -> npt.NDArray[np.uint32]:
     """
     if not texts:
         return np.empty((0, BANDS), np.uint32)
-    hashes = [shingles(f"{t.asked}\n{t.answered}") for t in texts]
+    hashes = [shingles(f"{t.prompt}\n{t.answer}") for t in texts]
     offsets = np.cumsum([0, *(len(h) for h in hashes)]).astype(np.uint64)
     matrix = RMinHash.digest_matrix_from_flat_token_hashes(
         np.concatenate(hashes), offsets, _VALUES, _SEED
     )
     values = np.array(matrix.to_rows(), np.uint64)[:, : BANDS * ROWS]
     values = values.reshape(len(texts), BANDS, ROWS)
-    cells = np.log([len(t.asked) + len(t.answered) + 1 for t in texts]) / _CELL
+    cells = np.log([len(t.prompt) + len(t.answer) + 1 for t in texts]) / _CELL
     shift = 0.5 * (np.arange(BANDS) % 2)
     with np.errstate(over="ignore"):
         keys = np.floor(cells[:, None] + shift).astype(np.uint64)

@@ -47,16 +47,16 @@ def allowed_edits(characters: npt.NDArray[np.int64], share: float) -> npt.NDArra
 
 
 def _found(a: NearText, b: NearText, config: NearConfig) -> float | None:
-    asked, answered = _sides(a, b, config.edits)
-    if asked is None or answered is None:
+    prompt_spans, answer_spans = _sides(a, b, config.edits)
+    if prompt_spans is None or answer_spans is None:
         return None
-    sizes = max(len(a.asked), len(b.asked)), max(len(a.answered), len(b.answered))
-    edits = _edits(asked), _edits(answered)
+    sizes = max(len(a.prompt), len(b.prompt)), max(len(a.answer), len(b.answer))
+    edits = _edits(prompt_spans), _edits(answer_spans)
     if sum(edits) == 0:
         return 1.0
     if _only_one_side(a, b, sizes, edits, config.min_words):
         return None
-    if _another(a, b, asked, answered):
+    if _another(a, b, prompt_spans, answer_spans):
         return None
     return 1.0 - sum(edits) / sum(sizes)
 
@@ -69,7 +69,7 @@ def _only_one_side(
         edits[0] * sizes[1] > _DENSER * edits[1] * sizes[0],
         edits[1] * sizes[0] > _DENSER * edits[0] * sizes[1],
     )
-    texts = ((a.asked, b.asked), (a.answered, b.answered))
+    texts = ((a.prompt, b.prompt), (a.answer, b.answer))
     return any(
         more and max(map(count_words, side)) < min_words
         for more, side in zip(denser, texts, strict=True)
@@ -80,12 +80,12 @@ def _sides(a: NearText, b: NearText, share: float) -> tuple[Spans | None, Spans 
     """Where each side differs, `None` for more edits than its share."""
     most, other_most = (
         int(allowed_edits(np.array(max(len(one), len(other))), share))
-        for one, other in ((a.asked, b.asked), (a.answered, b.answered))
+        for one, other in ((a.prompt, b.prompt), (a.answer, b.answer))
     )
-    asked = differing(a.asked, b.asked, most=most)
-    if asked is None:
+    prompt_spans = differing(a.prompt, b.prompt, most=most)
+    if prompt_spans is None:
         return None, None
-    return asked, differing(a.answered, b.answered, most=other_most)
+    return prompt_spans, differing(a.answer, b.answer, most=other_most)
 
 
 def _edits(spans: Spans) -> int:
@@ -93,18 +93,18 @@ def _edits(spans: Spans) -> int:
 
 
 def _has_json(text: NearText) -> bool:
-    sides = f"\n{text.asked}\n{text.answered}"
+    sides = f"\n{text.prompt}\n{text.answer}"
     return "\n{" in sides or "\n[" in sides
 
 
-def _another(a: NearText, b: NearText, asked: Spans, answered: Spans) -> bool:
+def _another(a: NearText, b: NearText, prompt_spans: Spans, answer_spans: Spans) -> bool:
     """Whether something else was asked, or the same was answered otherwise."""
-    changes = changes_of(a.asked, b.asked, asked)
+    changes = changes_of(a.prompt, b.prompt, prompt_spans)
     if changes.passage:
         return True
-    answer = changes_of(a.answered, b.answered, answered)
+    answer = changes_of(a.answer, b.answer, answer_spans)
     # what may be a slip is taken for one in the answer to one question
-    doubtful = changes.doubtful + (answer.doubtful if asked else 0)
+    doubtful = changes.doubtful + (answer.doubtful if prompt_spans else 0)
     exchanged = changes.exchanged + answer.exchanged
     if not doubtful and not exchanged:
         return False

@@ -50,6 +50,6 @@ def _history(value: Any, how: Reading) -> list[Message]:
     for index, pair in enumerate(value or []):
         if not isinstance(pair, list) or len(pair) != 2:
             raise RowProblem("malformed_message", f"history[{index}]", "not a pair of texts")
-        asked, answered = (read_text(text, f"history[{index}]") for text in pair)
-        turns += [Message("user", asked), assistant_text(answered, how)]
+        instruction, answer = (read_text(text, f"history[{index}]") for text in pair)
+        turns += [Message("user", instruction), assistant_text(answer, how)]
     return turns

@@ -74,6 +74,6 @@ def _transcript(text: str, how: Reading, where: str) -> tuple[Message, ...]:
     if head.strip() or not parts:
         raise RowProblem("unrecognised", where, "a text without a prompt, and no transcript")
     return tuple(
-        Message("user", said) if who == "Human" else assistant_text(said, how)
-        for who, said in zip(parts[::2], parts[1::2], strict=True)
+        Message("user", turn) if who == "Human" else assistant_text(turn, how)
+        for who, turn in zip(parts[::2], parts[1::2], strict=True)
     )

@@ -95,9 +95,9 @@ def _compiled(pattern: str, item: Pattern, number: int, name: str) -> Any:
         return re2.compile(pattern.encode("utf-8"), options=_options())
     except re2.error as error:
         reason = error.args[0]
-        said = reason.decode() if isinstance(reason, bytes) else str(reason)
+        message = reason.decode() if isinstance(reason, bytes) else str(reason)
         place = item.place or f"{name}, pattern {number}"
         raise ConfigError(
-            f"{place}: {pattern!r} is no pattern that RE2 knows: {said}. "
+            f"{place}: {pattern!r} is no pattern that RE2 knows: {message}. "
             "RE2 has no look-around and no back-references; context goes under near and unless"
         ) from None

@@ -115,11 +115,9 @@ class _Names:
         at = row - int(self._order.starts[k])
         place = self._order.columns[k].place(at)
         assert place is not None, "write_dropped keeps places"
-        part = int(np.searchsorted(self._starts[k], at, side="right")) - 1
-        path = self._sources[k].folders[part] / "records.bin"
-        offset = (at - int(self._starts[k][part])) * RECORD.itemsize
-        record = np.fromfile(path, RECORD, 1, offset=offset)[0]
-        text = self._readers[k].text(part, int(record["text"]), int(record["text_size"]))
+        part = np.searchsorted(self._starts[k], [at], side="right") - 1
+        found = self._readers[k].rows(part, at - self._starts[k][part], "records.bin", RECORD)[0]
+        text = self._readers[k].text(int(part[0]), int(found["text"]), int(found["text_size"]))
         return {
             "source": self._sources[k].name,
             "file": place[0],

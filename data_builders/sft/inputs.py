@@ -172,7 +172,7 @@ def part_key(
     tokens: Mapping[str, Any],
     evaluation: Sequence[Input] = (),
 ) -> str:
-    """Names the spool of a part after everything that decides it, and nothing else.
+    """Names the folder of a prepared part after everything that decides it, and nothing else.
 
     Args:
         tokens: digests of tokenizer and template.

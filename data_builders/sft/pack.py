@@ -14,13 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from data_builders.keyed import key64
-from data_builders.sft.plan import BuildPlan, Group
+from data_builders.sft.plan import BuildPlan, Group, Numbers
 from data_builders.sft.prepared import PreparedSource
 from posttrain.config.build_sft import BuildSftConfig, ShardConfig
 from posttrain.tokens import pack_lengths
 
 PACK = np.dtype([("stop", "<u8"), ("tokens", "<u4"), ("group", "<i4")])
-Numbers = npt.NDArray[np.uint32]
 Packs = npt.NDArray[np.void]
 
 
@@ -52,21 +51,23 @@ def pack_split(
     numbers, packs = [np.empty(0, np.uint32)], [np.empty(0, PACK)]
     done = 0
     for k, (label, group) in enumerate(groups.items()):
-        table = group.table[np.argsort(group.table["key"], kind="stable")]
+        order = np.argsort(group.table["key"], kind="stable")
+        lengths, in_order = group.table["length"][order], group.table["number"][order]
+        del order
         found = pack_lengths(
-            table["length"],
+            lengths,
             recipe.packing.max_length,
             seed=key64(recipe.seed, "pack", split, label, 0),
-            groups=plan.conversations(table, sources),
+            groups=plan.conversations(in_order, sources),
         )
         own = np.zeros(len(found), PACK)
         own["stop"] = done + found.offsets[1:]
-        own["tokens"] = found.fills(table["length"])
+        own["tokens"] = found.fills(lengths)
         own["group"] = k
         group.stats.add_packs(own["tokens"].astype(np.int64))
-        numbers.append(table["number"][found.positions])
+        numbers.append(in_order[found.positions])
         packs.append(own)
-        done += len(table)
+        done += len(in_order)
     return PackedSplit(split, tuple(groups), np.concatenate(numbers), np.concatenate(packs))
 
 

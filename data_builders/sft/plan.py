@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ Int = npt.NDArray[np.int64]
 PLANNED = np.dtype([("key", "<u8"), ("length", "<u4"), ("number", "<u4")])
 Table = npt.NDArray[np.void]
 Keys = npt.NDArray[np.uint64]
+Numbers = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,18 +132,17 @@ class BuildPlan:
     duplicates: list[int]
     dropped: list[dict[str, int]]
 
-    def conversations(self, table: Table, sources: Sequence[PreparedSource]) -> Keys:
+    def conversations(self, numbers: Numbers, sources: Sequence[PreparedSource]) -> Keys:
         """(n,) the conversation of each planned sequence: two of one never share a pack."""
-        found = np.empty(len(table), np.uint64)
-        firsts = np.array([one.first for one in self.passes], np.int64)
-        which = np.searchsorted(firsts, table["number"], side="right") - 1
-        of_source = np.array([one.source for one in self.passes], np.int64)[which]
+        found = np.empty(len(numbers), np.uint64)
         for k, source in enumerate(sources):
-            own = np.flatnonzero(of_source == k)
+            first = next(one.first for one in self.passes if one.source == k)
+            records = source.records("id64", "sequences")
+            ids = np.repeat(records["id64"], records["sequences"])
+            end = first + len(ids) * sum(one.source == k for one in self.passes)
+            own = np.flatnonzero((numbers >= first) & (numbers < end))
             if len(own):
-                records = source.records("id64", "sequences")
-                ids = np.repeat(records["id64"], records["sequences"])
-                found[own] = ids[table["number"][own] - firsts[which[own]]]
+                found[own] = ids[(numbers[own] - first) % len(ids)]
         return found
 
 
@@ -166,7 +167,7 @@ def plan_build(
         for source, mask in zip(sources, usable, strict=True)
     ]
     available = [
-        Available.of(source.name, _Columns(source, mask), _lost(source, own, int(left.sum())))
+        Available.of(source.name, partial(_read, source, mask), _lost(source, own, int(left.sum())))
         for source, mask, own, left in zip(sources, trainable, drops, usable, strict=True)
     ]
     mixture = plan_mixture(available, recipe)
@@ -187,15 +188,9 @@ def plan_build(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """Reads a source's columns for the mixture, of the records in a mask."""
-
-    source: PreparedSource
-    mask: npt.NDArray[np.bool_]
-
-    def __call__(self) -> Records:
-        return self.source.records(*COLUMNS)[self.mask]
+def _read(source: PreparedSource, mask: npt.NDArray[np.bool_]) -> Records:
+    """The columns of the mixture, of the records in a mask."""
+    return source.records(*COLUMNS)[mask]
 
 
 def _usable(source: PreparedSource, drops: Mapping[str, Int]) -> npt.NDArray[np.bool_]:
@@ -237,7 +232,7 @@ def _training(
     capacity: int,
 ) -> Group:
     """All training sequences, pass after pass."""
-    tables = [np.empty(0, PLANNED)]
+    whole = np.empty(sum(plan.total.sequences for plan in mixture), PLANNED)
     stats = GroupStats(capacity)
     for k, (source, mask, plan) in enumerate(zip(sources, trainable, mixture, strict=True)):
         times = np.zeros(len(mask), np.int64)
@@ -249,9 +244,10 @@ def _training(
             own = times[part.first : part.first + len(part.records)]
             for one, salt in salts:
                 table, rows = _planned(part, np.flatnonzero(own > one.epoch), one.first, salt)
-                tables.append(table)
+                whole[stats.sequences : stats.sequences + len(table)] = table
                 stats.add(rows)
-    return Group(np.concatenate(tables), stats)
+    assert stats.sequences == len(whole), "the mixture counted what is planned"
+    return Group(whole, stats)
 
 
 def _evaluation(

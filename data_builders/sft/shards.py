@@ -27,14 +27,13 @@ import pyarrow.parquet as pq
 from data_builders.progress import Stages
 from data_builders.sft.pack import (
     PACK,
-    Numbers,
     PackedSplit,
     Packs,
     ShardPlan,
     cut_shards,
     pack_split,
 )
-from data_builders.sft.plan import BuildPlan
+from data_builders.sft.plan import BuildPlan, Numbers
 from data_builders.sft.prepared import RECORD, SEQUENCE, PreparedSource, Reader
 from data_builders.workers import Executor, OnProgress
 from posttrain.config.build_sft import BuildSftConfig

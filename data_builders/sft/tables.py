@@ -34,7 +34,7 @@ def print_plan(
     """What the build expects, extrapolated from the first records of every source."""
     table = _table(
         "Expected, from the first records of each source",
-        *("source", "rows", "kept", "sequences/row", "tokens/row", "trained", "asked", "seconds"),
+        *("source", "rows", "kept", "sequences/row", "tokens/row", "trained", "target", "seconds"),
     )
     tokens = seconds = 0.0
     complete = True
@@ -52,7 +52,7 @@ def print_plan(
             f"{per_row['sequences']:.2f}",
             f"{per_row['tokens']:,.0f}",
             f"{per_row['trained']:.0%}",
-            _asked(source, recipe),
+            _target(source, recipe),
             "unknown" if number is None else f"~{number * per_row['seconds']:,.0f}",
         )
     console.print(table)
@@ -77,7 +77,7 @@ def _per_row(probe: Probe) -> dict[str, float]:
     }
 
 
-def _asked(source: SftSource, recipe: BuildSftConfig) -> str:
+def _target(source: SftSource, recipe: BuildSftConfig) -> str:
     if source.share is not None:
         return f"{source.share:.1%} of {recipe.mixture.unit}"
     if source.rows is not None:
@@ -96,7 +96,7 @@ def _total(recipe: BuildSftConfig) -> str:
 
 def print_summary(console: Console, stats: Mapping[str, Any]) -> None:
     """What the build did."""
-    _print_books(console, stats)
+    _print_rows(console, stats)
     _print_mixture(console, stats)
     _print_splits(console, stats)
     print_supervision(console, stats["supervision"])
@@ -112,7 +112,7 @@ def print_summary(console: Console, stats: Mapping[str, Any]) -> None:
         console.print(f"warning: {warning}", style="yellow", highlight=False)
 
 
-def _print_books(console: Console, stats: Mapping[str, Any]) -> None:
+def _print_rows(console: Console, stats: Mapping[str, Any]) -> None:
     table = _table("Rows", "source", "in", "kept", "held out", "dropped")
     for name, source in stats["sources"].items():
         reasons = ", ".join(f"{reason} {n:,}" for reason, n in source["dropped"].items())
@@ -125,18 +125,28 @@ def _print_books(console: Console, stats: Mapping[str, Any]) -> None:
 def _print_mixture(console: Console, stats: Mapping[str, Any]) -> None:
     table = _table(
         "Mixture, requested and realised (repeats counted)",
-        *("source", "asked", "got", "rows", "tokens", "trained", "% rows", "% tok.", "% trained"),
+        *(
+            "source",
+            "target",
+            "actual",
+            "rows",
+            "tokens",
+            "trained",
+            "% rows",
+            "% tok.",
+            "% trained",
+        ),
         "epochs",
     )
     for name, source in stats["sources"].items():
-        asked, got, shares = source["requested"], source["realised"], source["shares"]
+        target, actual, shares = source["requested"], source["realised"], source["shares"]
         table.add_row(
             name,
-            "once" if asked is None else f"{asked['amount']:,.0f} {asked['unit']}",
-            "" if asked is None else f"{asked['realised']:,} ({asked['difference']:+.2%})",
-            *(f"{got[unit]:,}" for unit in ("rows", "tokens", "trained")),
+            "once" if target is None else f"{target['amount']:,.0f} {target['unit']}",
+            "" if target is None else f"{target['realised']:,} ({target['difference']:+.2%})",
+            *(f"{actual[unit]:,}" for unit in ("rows", "tokens", "trained")),
             *(f"{shares[unit]:.1%}" for unit in ("rows", "tokens", "trained")),
-            f"{got['epochs']:.2f}",
+            f"{actual['epochs']:.2f}",
         )
     console.print(table)
 

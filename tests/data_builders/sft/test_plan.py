@@ -95,8 +95,8 @@ def test_held_out_conversations_are_in_evaluation_alone(sources):
     plan = plan_build(sources, recipe())
     held_out = set()
     for group in plan.evaluation.values():
-        held_out |= set(plan.conversations(group.table, sources).tolist())
-    trained = set(plan.conversations(plan.train.table, sources).tolist())
+        held_out |= set(plan.conversations(group.table["number"], sources).tolist())
+    trained = set(plan.conversations(plan.train.table["number"], sources).tolist())
     assert len(held_out) == sum(plan.held_out) > 5
     assert not held_out & trained
 
@@ -110,7 +110,7 @@ def test_packs_hold_every_planned_sequence_once_and_no_conversation_twice(source
     conversations = dict(
         zip(
             plan.train.table["number"].tolist(),
-            plan.conversations(plan.train.table, sources).tolist(),
+            plan.conversations(plan.train.table["number"], sources).tolist(),
             strict=True,
         )
     )

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from data_builders.filters.patterns import Matcher
 from posttrain.config.patterns import Pattern, Patterns
 
-FOLDER = Path(__file__).resolve().parents[2] / "recipes" / "nemotron-3-nano"
+FOLDER = Path(__file__).resolve().parents[3] / "recipes" / "nemotron-3-nano"
 
 # for each pattern of a list, in its order: texts that it alone must match
 MATCHED = {
