@@ -115,7 +115,7 @@ def _undisturbed(folder: Path, recipe: Path, workers: int) -> tuple[float, float
     begun = used = 0.0
     while process.poll() is None:
         used = max(used, cpu_seconds(process.pid))
-        if not begun and any(out.glob("work/parts/*/*/books.json")):
+        if not begun and any(out.glob("work/parts/*/*/counts.json")):
             begun = used
         time.sleep(_EVERY)
     assert process.returncode == 0
@@ -175,7 +175,7 @@ def _state(out: Path) -> str:
         return "shards written"
     if (out / "packed").is_dir():
         return f"{len(list((out / 'packed').iterdir()))} shards"
-    done = len(list(out.glob("work/parts/*/*/books.json")))
+    done = len(list(out.glob("work/parts/*/*/counts.json")))
     return f"{done} parts prepared" if done else "nothing yet"
 
 

@@ -31,9 +31,9 @@ class Job:
         """For messages."""
         return f"job {self.number}"
 
-    def run(self, tools: WorkerState, on_progress: Callable[[int], None]) -> tuple[int, int]:
+    def run(self, state: WorkerState, on_progress: Callable[[int], None]) -> tuple[int, int]:
         """The square, and who computed it."""
-        tools.done += 1
+        state.done += 1
         while self.waits_for and not Path(self.waits_for).exists():
             on_progress(0)  # fails, and ends this process, once nobody listens
             time.sleep(0.01)

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import yaml
 
-from data_builders.sft.part import control_plan
 from data_builders.sft.preflight import check_probe, probe_source
-from data_builders.sft.prepare import Preparer
+from data_builders.sft.prepare import ControlPlan, Preparer
 from posttrain.chat import nemotron_3_nano_template
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.load import load_recipe
@@ -151,7 +150,7 @@ def test_a_prompt_tokenised_otherwise_in_pieces_is_refused(tmp_path):
         template=nemotron_3_nano_template(),
         encode=with_a_start_token,
         offsets=lambda text: [(i, i + 1) for i in range(len(text))],
-        control=control_plan(recipe, recipe.sources[0]),
+        control=ControlPlan(0.0, 0.0, recipe.reasoning.budgets, recipe.seed),
         mask_close=False,
         capacity=4096,
         clip_overlong=False,

@@ -34,7 +34,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_books_balance_and_agree_with_the_shards(world):
+def test_counts_balance_and_agree_with_the_shards(world):
     body = manifest(world / "out")
     counts = body["counts"]
     assert counts["in"] == 420 == counts["kept"] + sum(counts["dropped"].values())

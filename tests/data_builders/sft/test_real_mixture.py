@@ -42,7 +42,7 @@ def test_the_recipe_names_files_that_are_there(shared: Path):
     assert all((shared / "data" / name).is_file() for name in names)
 
 
-def test_books_balance(out):
+def test_counts_balance(out):
     body = manifest(out)
     counts = body["counts"]
     assert counts["in"] == counts["kept"] + sum(counts["dropped"].values()) == 13 * ROWS

@@ -31,7 +31,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 KILLER = """
 import os, sys
 sys.path.insert(0, {root!r})
-import data_builders.sft.part as source, data_builders.sft.pack as packed, data_builders.sft.shards as shards
+import data_builders.sft.pack as packed
+import data_builders.sft.part as source
+import data_builders.sft.shards as shards
 calls = 0
 def kill_at(original, number):
     def call(*args, **kwargs):
@@ -55,7 +57,7 @@ def test_killed_twice_and_resumed_gives_the_same_bytes(world, tmp_path, monkeypa
         # in the third part of the first source
         "source.prepare = kill_at(source.prepare, 3)",
         # while packing evaluation, and in the second shard
-        "packed._pack_window = kill_at(packed._pack_window, 2)",
+        "packed.pack_lengths = kill_at(packed.pack_lengths, 2)",
         "shards._batch = kill_at(shards._batch, 2)",
     ]
     prepared: list[int] = []
@@ -64,7 +66,7 @@ def test_killed_twice_and_resumed_gives_the_same_bytes(world, tmp_path, monkeypa
         done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
         assert done.returncode == 9, done.stderr.decode()[-2000:]
         assert not (Path(out) / "manifest.json").exists()
-        prepared.append(len(list(Path(out).glob("work/parts/*/*/books.json"))))
+        prepared.append(len(list(Path(out).glob("work/parts/*/*/counts.json"))))
     assert prepared[0] == 2, "finished parts are kept"
     assert prepared[1] == prepared[2] > 6
     # all parts were there before the second kill: nothing is prepared again

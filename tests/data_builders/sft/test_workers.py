@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset
 
-from data_builders.sft import part as sft_source
+from data_builders.sft import part
 from posttrain.errors import ConfigError, DataError
 from tests.data_builders.small_build import (
     build,
@@ -145,13 +145,13 @@ def test_a_where_that_no_part_meets_is_refused(tmp_path):
 def test_only_the_parts_that_changed_are_prepared_again(world, tmp_path, monkeypatch):
     """A kept spool: more rows at the end of a file leave its earlier parts as they are."""
     prepared: list[int] = []
-    original = sft_source.prepare
+    original = part.prepare
 
     def counting(examples: Any, preparer: Any) -> Any:
         prepared.append(len(examples))
         return original(examples, preparer)
 
-    monkeypatch.setattr(sft_source, "prepare", counting)
+    monkeypatch.setattr(part, "prepare", counting)
     recipe = _recipe(tmp_path, write_dropped=False)
     keep = f"spool={tmp_path / 'spool'}"
     build(recipe, f"out={tmp_path / 'a'}", PART, keep)
