@@ -36,7 +36,7 @@ from transformers import (
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 
-from data_builders.preferences.write import PairWriter
+from data_builders.pairs.shards import PairWriter
 from posttrain.config.dpo import LossConfig
 from posttrain.models.load import choose_attention
 from posttrain.models.tokenizer import load_tokenizer

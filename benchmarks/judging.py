@@ -36,11 +36,11 @@ from posttrain.rollouts import Completion, Prompt, Step
 from posttrain.sampling.chat_sampler import ChatSampler
 from posttrain.sampling.http_client import Client, ClientSettings
 from posttrain.versions import package_versions
-from reward.genrm import Verdict
-from reward.genrm_judge import GenRmJudge, seat_for
-from reward.genrm_prompt import verdict_text
+from reward.judge.cache import VerdictCache
+from reward.judge.judge import GenRmJudge, judge_sampler
+from reward.judge.prompt import verdict_text
+from reward.judge.verdict import Verdict
 from reward.rlhf import JudgedReward
-from reward.verdict_cache import VerdictCache
 
 GROUP = 16
 WORDS = (
@@ -121,7 +121,7 @@ async def measure(options: argparse.Namespace, url: str) -> Result:
     sampler = ChatSampler(client, model="judge", identity={"weights": "judge"})
     with tempfile.TemporaryDirectory() as folder, VerdictCache(Path(folder)) as cache:
         judge = GenRmJudge(
-            [seat_for(config.models[0], sampler, template=None)], config, cache=cache
+            [judge_sampler(config.models[0], sampler, template=None)], config, cache=cache
         )
         reward = JudgedReward(
             judge, config=config, pairing=PairingConfig(), length=LengthConfig(), graders=None

@@ -28,14 +28,14 @@ from trl.trainer.dpo_trainer import DPOTrainer
 
 from data_builders.dialects import canonical, reading_of
 from data_builders.dialects.chosen_rejected import read_side
-from data_builders.preferences.encoded import Encoder
-from data_builders.preferences.offline import OfflinePair, read_offline
-from data_builders.preferences.propose_offline import offline_pair
-from data_builders.preferences.write import PairWriter, read_pairs
+from data_builders.pairs.encode import PairEncoder
+from data_builders.pairs.offline import read_offline
+from data_builders.pairs.shards import PairWriter, read_pairs
 from posttrain.chat import ChatTemplate
 from posttrain.config.source import SourceConfig
 from posttrain.models.chat_template import chat_template_of
 from posttrain.models.encoding import encoder_of, load_any_tokenizer
+from posttrain.pairs import Pair
 from posttrain.records import message_to_template
 from posttrain.versions import package_versions
 
@@ -89,12 +89,12 @@ def numbered(path: Path, target: Path, rows: int) -> list[dict[str, Any]]:
 
 def ours(config: SourceConfig, folder: Path, template: ChatTemplate, tokenizer: Any) -> int:
     """Read, render, tokenise, write; how many rows were dropped."""
-    encoder = Encoder(template, encoder_of(tokenizer).encode)
+    encoder = PairEncoder(template, encoder_of(tokenizer).encode)
     with PairWriter(folder / "ours", "train", shard_pairs=8192) as writer:
         dropped = 0
         for found in read_offline(config, encoder, base_dir=folder):
-            if isinstance(found, OfflinePair):
-                writer.add(offline_pair(found))
+            if isinstance(found, Pair):
+                writer.add(found)
             else:
                 dropped += 1
     return dropped

@@ -23,7 +23,7 @@ from scipy.stats import kendalltau, spearmanr
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from reward.genrm import (
+from reward.judge.verdict import (
     HIGHEST_RANKING,
     HIGHEST_SCORE,
     LOWEST_RANKING,

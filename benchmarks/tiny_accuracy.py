@@ -20,10 +20,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tiny_episodes import Episode, Generate, held_out_items, play, taught
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from data_builders.tiny_world.episodes import Episode, Generate, play
-from data_builders.tiny_world.heldout import held_out_items, taught
 from posttrain.artifacts import atomic_write_json, read_artifact
 from posttrain.chat import ChatTemplate
 from posttrain.errors import ConfigError, PosttrainError

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from data_builders.tiny_world.grader import TinyWorldGrader
-from reward.grader import Grader
+from data_builders.tiny_world.grading import TinyWorldGrader
 from reward.graders import GRADERS
+from reward.graders.base import Grader
 
 
 def all_graders() -> dict[str, Grader]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from data_builders.tiny_world.environment import TinyWorldToolkit
+from data_builders.tiny_world.tools import TinyWorldToolkit
 from posttrain.config.prompts import GIVEN_TOOLS, NO_TOOLS, AnySource, Setting
 from posttrain.tools.protocol import Toolkit
 from posttrain.tools.toolkits import open_toolkit

@@ -1,1 +1,1 @@
-"""Verifiers and judges: what a completion is worth, or that it could not be said."""
+"""Graders and judges: the score of a completion, or that it is unscored."""

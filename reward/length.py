@@ -19,10 +19,14 @@ are scored 3). As there, empty reasoning is short reasoning, but wins no bonus.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from posttrain.config.judge import LengthConfig
+from posttrain.rollouts import Completion
 
 Values = list[float | None]
 
@@ -71,7 +75,7 @@ def length_adjustments(
         quality_percentile: 0 to 100, linear between the two nearest base rewards.
         truncated: the responses that a limit cut off. Their answers are treated as missing,
             however much of them is there: a cut answer's length is not its length.
-        style_densities: marks a character (`reward.style.style_density`), needed for a
+        style_densities: marks a character (`reward.length.style_density`), needed for a
             `style_coefficient`; centred as the lengths are, among the answers that are there.
 
     Fewer than two scored responses are not adjusted.
@@ -178,3 +182,96 @@ def _check_columns(
         for i, value in enumerate(values):
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name}[{i}] is {value}: it must be finite and not negative")
+
+
+Column = tuple[float | None, ...]
+PENALTY_UNITS = 100  # `absolute_penalty` is taken off for so many
+
+
+def with_lengths(
+    base: Sequence[float | None], completions: Sequence[Completion], config: LengthConfig
+) -> tuple[Column, dict[str, Column]]:
+    """Rewards, one a rollout, and their parts; None where `base` is None."""
+    reasoning, answers = _lengths(completions, config)
+    densities = None
+    if config.style_coefficient:
+        densities = [style_density(completion.answer) for completion in completions]
+    adjusted = length_adjustments(
+        base,
+        reasoning,
+        answers,
+        reasoning_coefficient=config.reasoning_coefficient,
+        answer_coefficient=config.answer_coefficient,
+        reasoning_bonus=config.reasoning_bonus,
+        answer_bonus=config.answer_bonus,
+        quality_percentile=config.quality_percentile,
+        truncated=[completion.truncated for completion in completions],
+        style_densities=densities,
+        style_coefficient=config.style_coefficient,
+    )
+    penalties = tuple(
+        -config.absolute_penalty * (r + a) / PENALTY_UNITS if scored is not None else None
+        for r, a, scored in zip(reasoning, answers, base, strict=True)
+    )
+    rewards = tuple(
+        None if reward is None or penalty is None else reward + penalty
+        for reward, penalty in zip(adjusted.rewards, penalties, strict=True)
+    )
+    parts: dict[str, Column] = {
+        "base": tuple(base),
+        "reasoning_length": tuple(adjusted.reasoning_length),
+        "answer_length": tuple(adjusted.answer_length),
+        "reasoning_bonus": tuple(adjusted.reasoning_bonus),
+        "answer_bonus": tuple(adjusted.answer_bonus),
+    }
+    if config.style_coefficient:
+        parts["style"] = tuple(adjusted.style)
+    if config.absolute_penalty:
+        parts["absolute_penalty"] = penalties
+    parts["reasoning_tokens"] = tuple(float(c.reasoning_tokens) for c in completions)
+    parts["answer_tokens"] = tuple(float(c.answer_tokens) for c in completions)
+    return rewards, parts
+
+
+def _lengths(
+    completions: Sequence[Completion], config: LengthConfig
+) -> tuple[list[float], list[float]]:
+    """Lengths of the reasoning and of the answers, calls included; every step counts."""
+    if config.unit == "tokens":
+        return (
+            [float(completion.reasoning_tokens) for completion in completions],
+            [float(completion.answer_tokens) for completion in completions],
+        )
+    parsed = [[step.parsed for step in completion.steps] for completion in completions]
+    return (
+        [float(sum(characters(p.reasoning or "") for p in steps)) for steps in parsed],
+        [float(sum(characters(p.answer) for p in steps)) for steps in parsed],
+    )
+
+
+# a fence that is never closed runs to the end, as Markdown has it
+_CODE = re.compile(
+    r"^[ \t]*(?P<fence>`{3,}(?=[^`\n]*$)|~{3,})[^\n]*"
+    r"(?:\n.*?)??(?:^[ \t]*(?P=fence)[`~]*[ \t]*$|\Z)",
+    re.MULTILINE | re.DOTALL,
+)
+_MARKS = (
+    re.compile(r"^ {0,3}#{1,6}[ \t]+\S", re.MULTILINE),
+    re.compile(r"^[ \t]*(?:[-*+]|\d{1,9}[.)])[ \t]+\S", re.MULTILINE),
+    re.compile(r"\*\*(?=\S)[^*\n]+\*\*|(?<!\w)__(?=\S)[^_\n]+__(?!\w)"),
+    re.compile(
+        "[\U0001f1e6-\U0001f1ff\U0001f300-\U0001f64f\U0001f680-\U0001f6ff"
+        "\U0001f900-\U0001f9ff\U0001fa70-\U0001faff\u2600-\u27bf\u2b50\u2b55]"
+    ),
+)
+
+
+def style_density(text: str) -> float:
+    """Marks per character outside fenced code, white space around it not counted; 0 of nothing.
+
+    Each emoji character counts: a flag is two, a sequence as many as it is made of.
+    """
+    prose = _CODE.sub("", text).strip()
+    if not prose:
+        return 0.0
+    return sum(1 for mark in _MARKS for _ in mark.finditer(prose)) / len(prose)

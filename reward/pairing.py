@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from reward.genrm import MIDDLE_RANKING, Verdict
+from reward.judge.verdict import MIDDLE_RANKING, Verdict
 
 Pairs = list[tuple[int, int]]
 

@@ -5,13 +5,12 @@
     → [GroupRewards(rewards=(4.2, None, …), parts={"base": (3.5, None, …), …}, …)]
 
 Only final answers are judged. A truncated rollout is judged with the answer that is there, or as
-one without; a rollout that its backend gave up is in no match, and unscored.
+one without; a rollout that its backend gave up is in no comparison, and unscored.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,11 +18,12 @@ from typing import Any
 from posttrain.config.judge import JudgeConfig, LengthConfig, PairingConfig
 from posttrain.group_rewards import Failure, Group, GroupRewards
 from posttrain.rollouts import Prompt, metadata_of
-from reward.genrm_judge import GenRmJudge
-from reward.genrm_prompt import shown_answer
-from reward.grader import Attempt, Grader
-from reward.group_length import with_lengths
-from reward.judgements import Judgement, Match, failures_of, refuse_failures
+from reward.graders.base import Attempt, Grader
+from reward.judge.judge import GenRmJudge
+from reward.judge.prompt import shown_answer
+from reward.judge.verdict import Verdict
+from reward.judge.votes import Comparison, JudgeCosts, Judgement, failures_of, refuse_failures
+from reward.length import with_lengths
 from reward.pairing import STRATEGIES, base_rewards, match_scores
 
 PRINCIPLE = "principle"  # of a prompt's metadata
@@ -32,20 +32,20 @@ Values = tuple[float | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Paired:
-    """A match and where it belongs: the rollouts' indices."""
+    """A comparison and the indices of its rollouts."""
 
     first: int
     second: int
-    match: Match
+    comparison: Comparison
 
 
 class JudgedReward:
     """A `GroupReward`.
 
     Args:
-        judge: who judges.
-        config: `max_failure_rate` of it is held against all matches of a step.
-        pairing, length: who meets whom; what length adds.
+        judge: compares the answers.
+        config: `max_failure_rate` of it is held against all comparisons of a step.
+        pairing, length: who is compared with whom; what length adds.
         graders: by name; a prompt that names one and has a gold answer is graded, to be watched
             beside the reward: no part of it.
     """
@@ -75,15 +75,15 @@ class JudgedReward:
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
         """As `GroupReward.reward`."""
         paired = [list(self._pairs(group)) for group in groups]
-        matches = [pair.match for pairs in paired for pair in pairs]
+        comparisons = [pair.comparison for pairs in paired for pair in pairs]
         watching = asyncio.create_task(asyncio.to_thread(self._accuracies, groups))
         try:
-            judgements = await self._judge.judge(matches, seed=seed)
+            judgements = await self._judge.judge(comparisons, seed=seed)
         finally:
             accuracies = await watching
-        said = iter(judgements)
+        results = iter(judgements)
         return [
-            self._rewarded(group, pairs, [next(said) for _ in pairs], accuracy)
+            self._rewarded(group, pairs, [next(results) for _ in pairs], accuracy)
             for group, pairs, accuracy in zip(groups, paired, accuracies, strict=True)
         ]
 
@@ -93,14 +93,16 @@ class JudgedReward:
         self._judge.keep_failures()
 
     def _pairs(self, group: Group) -> Iterator[_Paired]:
-        """The matches of a group, by the rollouts' indices and nothing else."""
+        """The comparisons of a group, by the rollouts' indices and nothing else."""
         present = [k for k, c in enumerate(group.completions) if c.finish != "failed"]
         answers = {k: shown_answer(group.completions[k]) for k in present}
         principle = principle_of(group.prompt)
         for i, j in STRATEGIES[self._pairing.strategy](len(present)):
             first, second = present[i], present[j]
-            match = Match(group.prompt.messages, answers[first], answers[second], principle)
-            yield _Paired(first, second, match)
+            comparison = Comparison(
+                group.prompt.messages, answers[first], answers[second], principle
+            )
+            yield _Paired(first, second, comparison)
 
     def _rewarded(
         self,
@@ -125,7 +127,7 @@ class JudgedReward:
         )
 
     def _accuracies(self, groups: Sequence[Group]) -> list[Values | None]:
-        """Per group what its grader says of each rollout; None without a grader."""
+        """Per group the grader's score of each rollout; None without a grader."""
         found: list[Values | None] = [None] * len(groups)
         for name, grader in self._graders.items():
             own = [
@@ -152,9 +154,7 @@ def _row(paired: _Paired, judgement: Judgement) -> dict[str, Any]:
     row: dict[str, Any] = {
         "first": paired.first,
         "second": paired.second,
-        "score_1": None if verdict is None else verdict.score_1,
-        "score_2": None if verdict is None else verdict.score_2,
-        "ranking": None if verdict is None else verdict.ranking,
+        **_fields(verdict),
         "failed": verdict is None,
         "reason": judgement.reason,
         "cached": all(vote.cached for vote in judgement.votes),
@@ -162,45 +162,32 @@ def _row(paired: _Paired, judgement: Judgement) -> dict[str, Any]:
     }
     if len(judgement.votes) > 1:
         row["votes"] = [
-            {
-                "score_1": None if vote.verdict is None else vote.verdict.score_1,
-                "score_2": None if vote.verdict is None else vote.verdict.score_2,
-                "ranking": None if vote.verdict is None else vote.verdict.ranking,
-                "reason": vote.reason,
-                "text": vote.text,
-            }
+            {**_fields(vote.verdict), "reason": vote.reason, "text": vote.text}
             for vote in judgement.votes
         ]
     return row
 
 
+def _fields(verdict: Verdict | None) -> dict[str, float | None]:
+    names = ("score_1", "score_2", "ranking")
+    return {name: None if verdict is None else getattr(verdict, name) for name in names}
+
+
 def _counts(judgements: Sequence[Judgement]) -> dict[str, float]:
     """Additive stats of a group's judgements."""
-    counts: Counter[str] = Counter(
-        matches=len(judgements),
-        judge_failed=0,
-        judge_calls=0,
-        judge_retries=0,
-        judge_cached=0,
-        judge_prompt_tokens=0,
-        judge_completion_tokens=0,
-        ties=0,
-        position_1_wins=0,
-        position_2_wins=0,
-    )
-    for judgement in judgements:
-        for vote in judgement.votes:
-            counts["judge_calls"] += vote.calls
-            counts["judge_retries"] += vote.retries
-            counts["judge_cached"] += vote.cached
-            counts["judge_prompt_tokens"] += vote.prompt_tokens
-            counts["judge_completion_tokens"] += vote.completion_tokens
-        verdict = judgement.verdict
-        if verdict is None:
-            counts["judge_failed"] += 1
-            continue
-        counts["ties"] += verdict.score_1 == verdict.score_2
-        first, second = match_scores(verdict)  # the ranking has parted ties
-        counts["position_1_wins"] += first > second
-        counts["position_2_wins"] += second > first
-    return dict(counts)
+    costs = JudgeCosts()
+    costs.add(judgements, seconds=0.0)
+    verdicts = [judgement.verdict for judgement in judgements if judgement.verdict is not None]
+    scores = [match_scores(verdict) for verdict in verdicts]  # the ranking has decided ties
+    return {
+        "matches": costs.matches,
+        "judge_failed": costs.failed,
+        "judge_calls": costs.calls,
+        "judge_retries": costs.retries,
+        "judge_cached": costs.cached,
+        "judge_prompt_tokens": costs.prompt_tokens,
+        "judge_completion_tokens": costs.completion_tokens,
+        "ties": sum(verdict.score_1 == verdict.score_2 for verdict in verdicts),
+        "position_1_wins": sum(first > second for first, second in scores),
+        "position_2_wins": sum(second > first for first, second in scores),
+    }

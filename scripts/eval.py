@@ -35,7 +35,7 @@ from posttrain.evaluation.inspect_adapter import require_inspect
 if TYPE_CHECKING:
     from posttrain.evaluation.grade import Grade
     from posttrain.evaluation.stage import EvaluationPlan
-    from reward.grader import Grader
+    from reward.graders.base import Grader
 
 KIND, WORK, BASE = "evaluation", "work", Path(".")
 
@@ -118,7 +118,7 @@ def plan_of(recipe: EvalConfig, limit: int | None) -> EvaluationPlan:
                     "kept": source.kept,
                     "dropped": dict(sorted(source.dropped.items())),
                 }
-                for name, source in made.books.items()
+                for name, source in made.row_counts.items()
             },
             "inputs": as_stats(inputs),
         },
@@ -127,7 +127,7 @@ def plan_of(recipe: EvalConfig, limit: int | None) -> EvaluationPlan:
 
 def grade_by_name(graders: Mapping[str, Grader]) -> Grade:
     """The graders as evaluation calls them."""
-    from reward.grader import Attempt
+    from reward.graders.base import Attempt
 
     return lambda name, attempts: graders[name].grade([Attempt(*attempt) for attempt in attempts])
 

@@ -75,7 +75,7 @@ def judged_of(checkpoint: str, prompt: Prompt, completion: Completion) -> Judged
     """A judgement compared with its gold; None where the backend failed."""
     from posttrain.evaluation.judges.metrics import Judged
     from posttrain.rollouts import metadata_of
-    from reward.genrm_training import gold_from, outcome_of, preferred
+    from reward.judge.training import gold_from, outcome_of, preferred
 
     gold, about = gold_from(prompt), metadata_of(prompt)
     outcome = outcome_of(completion, gold)

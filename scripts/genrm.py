@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     from posttrain.report import ensure_report
     from posttrain.training.rl.stage import GroupStage
-    from reward.genrm_training import VerdictReward
+    from reward.judge.training import VerdictReward
 
     stage = GroupStage(
         recipe,
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def judging_prompts(recipe: GenRmConfig, data: Manifest) -> list[Prompt]:
     """What the judge is trained on; every prompt has a gold verdict."""
-    from reward.genrm_training import gold_from
+    from reward.judge.training import gold_from
 
     path = Path(recipe.data) / data.stats["files"]["train"]
     with path.open(encoding="utf-8") as lines:

@@ -24,9 +24,9 @@ from posttrain.config.command import parse_recipe, recipe_parser
 from posttrain.config.rlhf import RlhfConfig
 
 if TYPE_CHECKING:
-    from reward.genrm_judge import Seat
+    from reward.judge.cache import VerdictCache
+    from reward.judge.judge import JudgeSampler
     from reward.rlhf import JudgedReward
-    from reward.verdict_cache import VerdictCache
 
 BASE = Path(".")
 
@@ -62,7 +62,7 @@ def run(
     from data_builders.toolkits import toolkits_for
     from posttrain.training.rl.stage import GroupStage, grpo_arguments
     from posttrain.training.stage import RESUME
-    from reward.verdict_cache import VerdictCache
+    from reward.judge.cache import VerdictCache
 
     out = Path(recipe.out)
     files, parents = prompt_inputs(recipe.prompts, BASE, out=out)
@@ -100,7 +100,7 @@ def run(
                     "kept": counts.kept,
                     "dropped": dict(sorted(counts.dropped.items())),
                 }
-                for name, counts in prompt_set.books.items()
+                for name, counts in prompt_set.row_counts.items()
             },
         },
     )
@@ -118,13 +118,13 @@ def run(
     return stage.run(dry_run=dry_run, on_open=keep_verdicts, check_inputs=check_inputs)
 
 
-async def open_judges(recipe: RlhfConfig, stack: contextlib.AsyncExitStack) -> list[Seat]:
+async def open_judges(recipe: RlhfConfig, stack: contextlib.AsyncExitStack) -> list[JudgeSampler]:
     """Every model that judges; the same one twice is opened once."""
     from posttrain.sampling.open import opened_sampler
     from posttrain.sampling.rendered import RenderedSampler
-    from reward.genrm_judge import seat_for
+    from reward.judge.judge import judge_sampler
 
-    judges: dict[str, Seat] = {}
+    judges: dict[str, JudgeSampler] = {}
     for model in recipe.judge.models:
         key = model.model_dump_json()
         if key not in judges:
@@ -132,16 +132,16 @@ async def open_judges(recipe: RlhfConfig, stack: contextlib.AsyncExitStack) -> l
             sampler = await stack.enter_async_context(backend)
             template = sampler.template.source if isinstance(sampler, RenderedSampler) else None
             tokens = sampler.encoder.special_tokens if isinstance(sampler, RenderedSampler) else ()
-            judges[key] = seat_for(model, sampler, template=template, tokens=tokens)
+            judges[key] = judge_sampler(model, sampler, template=template, tokens=tokens)
     return [judges[model.model_dump_json()] for model in recipe.judge.models]
 
 
 def judged_reward(
-    recipe: RlhfConfig, judges: Sequence[Seat], cache: VerdictCache | None
+    recipe: RlhfConfig, judges: Sequence[JudgeSampler], cache: VerdictCache | None
 ) -> JudgedReward:
     """The reward of the recipe."""
     from data_builders.graders import all_graders
-    from reward.genrm_judge import GenRmJudge
+    from reward.judge.judge import GenRmJudge
     from reward.rlhf import JudgedReward
 
     return JudgedReward(

@@ -160,7 +160,7 @@ def finish(
                 "dropped": dict(sorted(books.dropped.items())),
                 "examples": dict(sorted(books.examples.items())),
             }
-            for name, books in made.books.items()
+            for name, books in made.row_counts.items()
         },
         "not_asked": {name: dict(sorted(counts.items())) for name, counts in made.skipped.items()},
         "failed": dict(tally.errors),

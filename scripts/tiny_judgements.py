@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from data_builders.tiny_world.write_judgements import write_judgements
 from posttrain.claim import claimed, run_command
 from posttrain.config.command import parse_recipe, recipe_parser
-from posttrain.config.tiny_judgements import TinyJudgementsConfig
-from posttrain.report import ensure_report, write_report
+from posttrain.config.tiny_world import TinyJudgementsConfig
 
 
 def plan(config: TinyJudgementsConfig) -> str:
@@ -30,6 +28,9 @@ def main(arguments: list[str] | None = None) -> None:
     config, options = parse_recipe(
         recipe_parser("Write the tiny judgements."), TinyJudgementsConfig, arguments
     )
+    from data_builders.tiny_world.judgements import write_judgements
+    from posttrain.report import ensure_report, write_report
+
     print(plan(config))
     if options.dry_run:
         return

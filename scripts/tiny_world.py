@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from data_builders.tiny_world.write import check_families, write_world
-from posttrain.chat.template import nemotron_3_nano_template
 from posttrain.claim import claimed, run_command
 from posttrain.config.command import parse_recipe, recipe_parser
 from posttrain.config.tiny_world import TinyWorldConfig
-from posttrain.report import ensure_report, write_report
 
 
 def plan(config: TinyWorldConfig) -> str:
@@ -29,6 +26,10 @@ def main(arguments: list[str] | None = None) -> None:
     config, options = parse_recipe(
         recipe_parser("Write the tiny world."), TinyWorldConfig, arguments
     )
+    from data_builders.tiny_world.write import check_families, write_world
+    from posttrain.chat.template import nemotron_3_nano_template
+    from posttrain.report import ensure_report, write_report
+
     check_families(config)
     print(plan(config))
     if options.dry_run:

@@ -38,7 +38,7 @@ from posttrain.config.win_rate import WinRateConfig
 
 if TYPE_CHECKING:
     from posttrain.evaluation.win_rate import AnswerPair
-    from reward.judgements import Judgement
+    from reward.judge.votes import Judgement
 
     Both = tuple[Judgement, Judgement] | None  # None: the answers are the same
 
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> None:
     from posttrain.evaluation.win_rate import pair_up, read_answers, win_rows
     from posttrain.report import ensure_report, write_report
     from posttrain.sampling.journal import row_line
-    from reward.genrm_prompt import shown_answer
+    from reward.judge.prompt import shown_answer
 
     before, after = (read_answers(path, out) for path in (recipe.before, recipe.after))
     pairs, counts = pair_up(
@@ -124,12 +124,12 @@ async def judge_all(
     """
     from posttrain.sampling.open import opened_sampler
     from posttrain.sampling.rendered import RenderedSampler
-    from reward.genrm_judge import GenRmJudge, Seat, seat_for
-    from reward.judgements import Match, failures_of, refuse_failures
+    from reward.judge.cache import VerdictCache
+    from reward.judge.judge import GenRmJudge, JudgeSampler, judge_sampler
+    from reward.judge.votes import Comparison, failures_of, refuse_failures
     from reward.rlhf import principle_of
-    from reward.verdict_cache import VerdictCache
 
-    seats: list[Seat] = []
+    seats: list[JudgeSampler] = []
     async with contextlib.AsyncExitStack() as stack:
         for model in recipe.judge.models:
             sampler = await stack.enter_async_context(
@@ -137,22 +137,22 @@ async def judge_all(
             )
             template = sampler.template.source if isinstance(sampler, RenderedSampler) else None
             tokens = sampler.encoder.special_tokens if isinstance(sampler, RenderedSampler) else ()
-            seats.append(seat_for(model, sampler, template=template, tokens=tokens))
-        matches: list[Match] = []
+            seats.append(judge_sampler(model, sampler, template=template, tokens=tokens))
+        matches: list[Comparison] = []
         for pair in pairs:
             if not pair.same:
                 (old, new), history = pair.answers, pair.prompt.messages
                 principle = principle_of(pair.prompt)
                 matches += (
-                    Match(history, old, new, principle),
-                    Match(history, new, old, principle),
+                    Comparison(history, old, new, principle),
+                    Comparison(history, new, old, principle),
                 )
         shared = recipe.judge.cache
         folder = work / "judgements" if shared is None else Path(shared)
         with VerdictCache(folder, any_step=shared is not None) as cache, Progress() as bar:
             task = bar.add_task("judging", total=len(matches) * len(seats))
             judge = GenRmJudge(
-                seats, recipe.judge, cache=cache, progress=lambda n: bar.advance(task, n)
+                seats, recipe.judge, cache=cache, on_progress=lambda n: bar.advance(task, n)
             )
             judgements = await judge.judge(matches, seed=recipe.seed)
             failures = failures_of(judgements)
@@ -168,7 +168,7 @@ async def judge_all(
 
 def preferences(both: Both) -> tuple[int | None, int | None] | None:
     """The preferred position in each order."""
-    from reward.genrm_training import preferred
+    from reward.judge.training import preferred
 
     if both is None:
         return None

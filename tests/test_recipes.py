@@ -19,8 +19,7 @@ from posttrain.config.load import load_recipe, read_recipe
 from posttrain.config.rlhf import RlhfConfig
 from posttrain.config.sample import SampleConfig
 from posttrain.config.sft import SftConfig
-from posttrain.config.tiny_judgements import TinyJudgementsConfig
-from posttrain.config.tiny_world import TinyWorldConfig
+from posttrain.config.tiny_world import TinyJudgementsConfig, TinyWorldConfig
 from posttrain.config.win_rate import WinRateConfig
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -1,7 +1,7 @@
-"""Sources × settings → prompts, and the books of every row that became none.
+"""Sources × settings → prompts, and the counts of every row that became none.
 
     build_prompts(sources, settings, seed=0, graders=graders, toolkits={}, base_dir=Path("."))
-    → PromptSet(prompts=[…], books={"maths": RowCounts(rows_in=36000, kept=150, …)}, …)
+    → PromptSet(prompts=[…], row_counts={"maths": RowCounts(rows_in=36000, kept=150, …)}, …)
 
 Rows are read, matched with `where`, taken as questions, and ordered by a keyed hash of their
 content; from the front of that order so many are taken as `count` says, skipping those whose gold
@@ -10,23 +10,24 @@ answer its own grader refuses.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from data_builders.keyed import key64
-from data_builders.prompts.question import Question
-from data_builders.prompts.rows import distinct_questions
-from data_builders.prompts.settings import SettingPlan, in_setting, why_not
+from data_builders.keyed import key64, unit
+from data_builders.prompts.questions import RowQuestion, distinct_questions, total_counts
 from data_builders.rows.read import RowCounts
+from data_builders.rows.where import Where, parse_where
 from posttrain.artifacts import Counts
 from posttrain.config.load import nearest
 from posttrain.config.prompts import GIVEN_TOOLS, NO_TOOLS, AnySource, Setting
 from posttrain.errors import ConfigError, DataError
+from posttrain.records import Message, json_text
 from posttrain.rollouts import Prompt
 from posttrain.tools.protocol import Toolkit
-from reward.grader import Grader
+from reward.graders.base import Grader
 
 
 @dataclass(slots=True)
@@ -37,26 +38,19 @@ class PromptSet:
     """
 
     prompts: list[Prompt]
-    books: dict[str, RowCounts]
+    row_counts: dict[str, RowCounts]
     skipped: dict[str, Counter[str]]
 
     def counts(self) -> Counts:
-        """The books of all sources together."""
-        dropped: Counter[str] = Counter()
-        for books in self.books.values():
-            dropped += books.dropped
-        return Counts(
-            rows_in=sum(books.rows_in for books in self.books.values()),
-            kept=sum(books.kept for books in self.books.values()),
-            dropped=dict(sorted(dropped.items())),
-        )
+        """The rows of all sources."""
+        return total_counts(self.row_counts.values())
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class _Candidate:
     """A question and the settings that ask it."""
 
-    question: Question
+    question: RowQuestion
     plans: tuple[SettingPlan, ...]
 
 
@@ -89,17 +83,17 @@ def build_prompts(
     taken: list[Taken] = []
     seen: set[str] = set()
     for source in sources:
-        books = made.books[source.name] = RowCounts()
-        candidates: list[Candidate] = []
-        for question in distinct_questions(source, books, seen=seen, base_dir=base_dir):
+        counts = made.row_counts[source.name] = RowCounts()
+        candidates: list[_Candidate] = []
+        for question in distinct_questions(source, counts, seen=seen, base_dir=base_dir):
             found = _candidate(question, source, plans, made.skipped)
             if isinstance(found, str):
-                books.drop(found)
+                counts.drop(found)
             else:
                 candidates.append(found)
         candidates.sort(key=lambda one: key64(seed, "prompt", one.question.digest))
         grader = None if source.grader is None else graders[source.grader]
-        taken += _take(candidates, source, grader, books, seed=seed)
+        taken += _take(candidates, source, grader, counts, seed=seed)
     for setting in settings:
         prompts = [p for one in taken for p in one if p.setting == setting.name]
         if not prompts:
@@ -110,11 +104,11 @@ def build_prompts(
 
 
 def _candidate(
-    question: Question,
+    question: RowQuestion,
     source: AnySource,
     plans: Sequence[SettingPlan],
     skipped: Mapping[str, Counter[str]],
-) -> Candidate | str:
+) -> _Candidate | str:
     """The question with the settings that ask it, or why none does."""
     reasons = [why_not(question, source, plan) for plan in plans]
     for plan, reason in zip(plans, reasons, strict=True):
@@ -122,16 +116,16 @@ def _candidate(
             skipped[plan.setting.name][reason] += 1
     asking = [plan for plan, reason in zip(plans, reasons, strict=True) if reason is None]
     if asking:
-        return Candidate(question, tuple(asking))
+        return _Candidate(question, tuple(asking))
     only = set(reasons)
     return str(only.pop()) if len(only) == 1 else "no_setting"
 
 
 def _take(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[_Candidate],
     source: AnySource,
     grader: Grader | None,
-    books: RowCounts,
+    counts: RowCounts,
     *,
     seed: int,
 ) -> list[Taken]:
@@ -150,19 +144,19 @@ def _take(
                 taken.append(prompts)
             else:
                 reason = f"gold_refused: {why.partition(':')[0]}"
-                books.drop(reason, f"{prompts[0].task}: {why}")
+                counts.drop(reason, f"{prompts[0].task}: {why}")
     if source.count is not None and len(taken) < source.count:
         raise DataError(
             f"source {source.name!r}: {len(taken):,} rows can be asked, count is {wanted:,} "
-            f"(of {books.rows_in:,} rows; {_listed(books.dropped)})"
+            f"(of {counts.rows_in:,} rows; {_listed(counts.dropped)})"
         )
-    books.kept = len(taken)
+    counts.kept = len(taken)
     if position < len(candidates):
-        books.dropped["not_chosen"] += len(candidates) - position
+        counts.dropped["not_chosen"] += len(candidates) - position
     return taken
 
 
-def _prompts(one: Candidate, source: AnySource, seed: int) -> Taken:
+def _prompts(one: _Candidate, source: AnySource, seed: int) -> Taken:
     found = [in_setting(one.question, source, plan, seed=seed) for plan in one.plans]
     return [prompt for prompts in found for prompt in prompts]
 
@@ -172,9 +166,9 @@ def _refused(batch: Sequence[Taken], grader: Grader | None) -> list[str | None]:
     if grader is None:
         return [None] * len(batch)
     # the mode of reasoning changes nothing about the gold
-    asked = [{p.setting: p for p in prompts} for prompts in batch]
-    reasons = iter(grader.refuse([p for found in asked for p in found.values()]))
-    each = [[next(reasons) for _ in found] for found in asked]
+    by_setting = [{p.setting: p for p in prompts} for prompts in batch]
+    reasons = iter(grader.refuse([p for found in by_setting for p in found.values()]))
+    each = [[next(reasons) for _ in found] for found in by_setting]
     return [next((why for why in found if why is not None), None) for found in each]
 
 
@@ -201,3 +195,96 @@ def check_names(
 
 def _listed(reasons: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in reasons.items()) or "no question"
+
+
+@dataclass(frozen=True)
+class SettingPlan:
+    """A setting with its expression parsed and its toolkit at hand."""
+
+    setting: Setting
+    where: Where | None
+    toolkit: Toolkit | None
+
+    @classmethod
+    def of(cls, setting: Setting, toolkits: Mapping[str, Toolkit]) -> SettingPlan:
+        """Raises ConfigError for an expression that cannot be read, KeyError without a toolkit."""
+        plain = setting.tools in (NO_TOOLS, GIVEN_TOOLS)
+        return cls(
+            setting,
+            None if setting.where is None else parse_where(setting.where),
+            None if plain else toolkits[setting.tools],
+        )
+
+
+def why_not(question: RowQuestion, source: AnySource, plan: SettingPlan) -> str | None:
+    """Why a setting does not ask the question, `None` if it does."""
+    setting = plan.setting
+    if setting.sources is not None and source.name not in setting.sources:
+        return "other_sources"
+    if plan.where is not None and plan.where.matches(question.row) is not None:
+        return "where"
+    bare = setting.tools == NO_TOOLS
+    if bare and question.needs_tools:
+        return "needs_tools"
+    if bare and any(m.tool_calls or m.role == "tool" for m in question.messages):
+        return "calls_in_history"
+    if setting.tools == GIVEN_TOOLS and question.tools is None:
+        return "no_tools_given"
+    return None
+
+
+def in_setting(
+    question: RowQuestion, source: AnySource, plan: SettingPlan, *, seed: int
+) -> list[Prompt]:
+    """The question's prompts in a setting that asks it: two where both modes are asked."""
+    modes = _modes(question, plan.setting, seed)
+    prompts = [_prompt(question, source, plan.setting, thinking) for thinking in modes]
+    return [_with_tools(prompt, question, source, plan) for prompt in prompts]
+
+
+def task_of(question: RowQuestion, source: AnySource) -> str:
+    """The name that a question has in every setting."""
+    return f"{source.name}-{question.digest}"
+
+
+def _modes(question: RowQuestion, setting: Setting, seed: int) -> tuple[bool, ...]:
+    if setting.thinking == "both":
+        return (True, False)
+    return (unit(seed, "thinking", setting.name, question.digest) < setting.thinking,)
+
+
+def _prompt(question: RowQuestion, source: AnySource, setting: Setting, thinking: bool) -> Prompt:
+    task = task_of(question, source)
+    return Prompt(
+        id=f"{task}/{setting.name}/{'on' if thinking else 'off'}",
+        task=task,
+        setting=setting.name,
+        messages=tuple(m if thinking else _without_trace(m) for m in question.messages),
+        thinking=thinking,
+        reasoning_budget=setting.reasoning_budget if thinking else None,
+        grader=source.grader,
+        gold=question.gold,
+        source=source.name,
+        metadata=question.metadata,
+    )
+
+
+def _with_tools(
+    prompt: Prompt, question: RowQuestion, source: AnySource, plan: SettingPlan
+) -> Prompt:
+    """The prompt with what its setting declares; `metadata.tools_declared`, if any, follows."""
+    tools, environment = None, None
+    if plan.toolkit is not None:
+        tools, environment = plan.toolkit.schemas(prompt), plan.setting.tools
+    elif plan.setting.tools == GIVEN_TOOLS:
+        tools, environment = question.tools, source.environment
+    metadata = json.loads(prompt.metadata)
+    if "tools_declared" in metadata:
+        names = [tool.get("function", tool)["name"] for tool in json.loads(tools or "[]")]
+        metadata |= {"tools_declared": names, "with_tools": bool(names)}
+        prompt = replace(prompt, metadata=json_text(metadata))
+    return replace(prompt, tools=tools, environment=environment)
+
+
+def _without_trace(message: Message) -> Message:
+    return replace(message, reasoning=None)

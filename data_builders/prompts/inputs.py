@@ -12,12 +12,13 @@ from pathlib import Path
 from data_builders.rows.files import find_files
 from data_builders.sft.inputs import Input, as_stats, find_parents
 from posttrain.artifacts import Manifest, Parent, sha256_file
+from posttrain.config.build_genrm import PreferenceSource
 from posttrain.config.prompts import AnySource
 from posttrain.errors import ConfigError
 
 
 def prompt_inputs(
-    sources: Sequence[AnySource], base_dir: Path, *, out: Path
+    sources: Sequence[AnySource | PreferenceSource], base_dir: Path, *, out: Path
 ) -> tuple[list[Input], list[Parent]]:
     """All input files, hashed, and the artifacts they lie in, verified.
 
@@ -31,17 +32,11 @@ def prompt_inputs(
         if source.hub is not None:
             inputs.append(Input(source.name, f"{source.hub}@{source.revision}", None, None))
             continue
-        for path in _files(source, base_dir):
-            inputs.append(Input(source.name, str(path), path.stat().st_size, sha256_file(path)))
-            paths.append(path)
+        for path in find_files(source.rows(), base_dir):
+            files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+            inputs += [Input(source.name, str(p), p.stat().st_size, sha256_file(p)) for p in files]
+            paths += files
     return inputs, find_parents(paths, out)
-
-
-def _files(source: AnySource, base_dir: Path) -> list[Path]:
-    found: list[Path] = []
-    for path in find_files(source.rows(), base_dir):
-        found += sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-    return found
 
 
 def refuse_changes(manifest: Manifest, inputs: Sequence[Input], parents: Sequence[Parent]) -> None:

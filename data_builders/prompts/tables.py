@@ -28,8 +28,8 @@ def print_prompts(
 ) -> None:
     """Counts of every source and setting, then the first prompt of each setting as it is asked."""
     table = Table("source", "rows", "asked", "dropped", title="sources", title_justify="left")
-    for name, books in made.books.items():
-        table.add_row(name, f"{books.rows_in:,}", f"{books.kept:,}", _reasons(books.dropped))
+    for name, counts in made.row_counts.items():
+        table.add_row(name, f"{counts.rows_in:,}", f"{counts.kept:,}", _reasons(counts.dropped))
     console.print(table)
     table = Table(
         "setting", "tools", "prompts", "thinking", "samples", "completions", "tokens at most",

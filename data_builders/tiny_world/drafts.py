@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from data_builders.tiny_world.tools import ToolWorld
@@ -25,7 +25,7 @@ IDLE_TOOLS = ("calculate", "get_price", "get_stock", "get_owner", "get_city")
 class Draw:
     """What a family is given: a keyed generator and the choices made before it.
 
-    `side` is 0 or 1 in families of twins: both sides see the same `rng`, and must consume it
+    `side` is 0 or 1 in families of pairs: both sides see the same `rng`, and must consume it
     alike up to the point where they differ.
     """
 
@@ -42,20 +42,24 @@ class Draft:
 
     key: str
     task: str
-    paraphrase: int
-    prompt: tuple[dict[str, Any], ...]
+    question: tuple[int, str]  # from `worded`
     reference: tuple[dict[str, Any], ...]
     gold: str
     grading: Grading
     tools: tuple[str, ...] = ()
     answerable: bool = True
-    twin: bool = False
     initial_state: Mapping[str, Any] | None = None
-    gold_state: Mapping[str, Any] | None = None
+    gold_state: Mapping[str, Any] | None = None  # None: the initial one
     fault: Mapping[str, Any] | None = None
     minimum_calls: int = 0
     options: tuple[str, ...] = ()
-    replies: tuple[str, ...] = field(default=())
+    replies: tuple[str, ...] = ()
+
+
+def worded(draw: Draw, wordings: Sequence[str], **words: object) -> tuple[int, str]:
+    """The number of a wording and the question in it."""
+    paraphrase = draw.rng.randrange(len(wordings))
+    return paraphrase, wordings[paraphrase].format(**words)
 
 
 def reason(verbosity: Verbosity, steps: Sequence[str], *, opening: str, result: str) -> str:
@@ -91,6 +95,16 @@ def user(text: str) -> dict[str, Any]:
 def assistant(text: str, reasoning: str) -> dict[str, Any]:
     """An assistant's answer after its reasoning."""
     return {"role": "assistant", "content": text, "reasoning_content": reasoning}
+
+
+def answered(
+    draw: Draw, steps: Sequence[str], gold: str, *, opening: str, result: str | None = None
+) -> tuple[dict[str, Any], ...]:
+    """The reference of a question that needs no call: reasoning and the answer."""
+    worked = reason(
+        draw.verbosity, steps, opening=opening, result=gold if result is None else result
+    )
+    return (assistant(gold, worked),)
 
 
 class Transcript:

@@ -17,9 +17,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from data_builders.tiny_world.drafts import VERBOSITIES, Draft, Draw
-from data_builders.tiny_world.families import CHAINED, FAMILIES, TWINNED
+from data_builders.tiny_world.drafts import VERBOSITIES, Draft, Draw, user
+from data_builders.tiny_world.families import CHAINED, FAMILIES, PAIRED
 from data_builders.tiny_world.tools import tool_schemas
+from posttrain.records import Message, ToolCall
 
 Split = Literal["train", "heldout"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -66,8 +67,8 @@ def _generator(place: Place, *parts: object) -> random.Random:
 
 def draft_item(place: Place, choices: Choices, role: str = "item") -> tuple[Draft, Draw]:
     """The first draw for this place whose content belongs to its split, with what was drawn."""
-    twinned = place.family in TWINNED
-    number, side = divmod(place.index, 2) if twinned else (place.index, 0)
+    paired = place.family in PAIRED
+    number, side = divmod(place.index, 2) if paired else (place.index, 0)
     for attempt in range(_MAXIMUM_DRAWS):
         rng = _generator(place, number, role, attempt)
         draw = Draw(
@@ -92,12 +93,12 @@ def make_item(place: Place, choices: Choices | None = None) -> dict[str, Any]:
     """
     choices = choices or Choices()
     draft, draw = draft_item(place, choices)
-    prompt = list(draft.prompt)
+    prompt = [user(draft.question[1])]
     chained = place.family in CHAINED and not draft.tools
     if chained and _generator(place, place.index, "turns").random() < choices.several_turns:
         without_tools = Choices(choices.difficulties, choices.verbosity, 0.0, 0.0)
         earlier, _ = draft_item(place, without_tools, role="earlier")
-        prompt = [*earlier.prompt, *earlier.reference, *prompt]
+        prompt = [user(earlier.question[1]), *earlier.reference, *prompt]
     return {
         "id": f"{place.split}-{place.seed}-{place.family}-{place.index}",
         "prompt": prompt,
@@ -108,7 +109,7 @@ def make_item(place: Place, choices: Choices | None = None) -> dict[str, Any]:
 
 
 def _metadata(place: Place, draft: Draft, draw: Draw, *, turns: int) -> dict[str, Any]:
-    twin = f"{place.split}-{place.seed}-{place.family}-{place.index ^ 1}" if draft.twin else None
+    other = f"{place.split}-{place.seed}-{place.family}-{place.index ^ 1}"
     return {
         "family": place.family,
         "task": draft.task,
@@ -117,8 +118,8 @@ def _metadata(place: Place, draft: Draft, draw: Draw, *, turns: int) -> dict[str
         "index": place.index,
         "difficulty": draw.difficulty,
         "verbosity": draw.verbosity,
-        "paraphrase": draft.paraphrase,
-        "twin": twin,
+        "paraphrase": draft.question[0],
+        "twin": other if place.family in PAIRED else None,
         "turns": turns,
         "answerable": draft.answerable,
         "gold": draft.gold,
@@ -128,7 +129,7 @@ def _metadata(place: Place, draft: Draft, draw: Draw, *, turns: int) -> dict[str
         "with_tools": bool(draft.tools),
         "tools_declared": list(draft.tools),
         "initial_state": draft.initial_state,
-        "gold_state": draft.gold_state,
+        "gold_state": draft.initial_state if draft.gold_state is None else draft.gold_state,
         "fault": draft.fault,
         "minimum_calls": draft.minimum_calls,
     }
@@ -157,3 +158,19 @@ def family_items(
     """The endless sequence of a family's items, in order of index."""
     for index in itertools.count():
         yield make_item(Place(seed, split, family, index), choices)
+
+
+def message_of(row: Mapping[str, Any], *, thinking: bool = True) -> Message:
+    """A message of an item's prompt as a record's message; its reasoning only with thinking on."""
+    calls = tuple(
+        ToolCall(c["function"]["name"], c["function"]["arguments"], c["id"])
+        for c in row.get("tool_calls", ())
+    )
+    return Message(
+        role=row["role"],
+        content=row["content"],
+        reasoning=row.get("reasoning_content") if thinking else None,
+        tool_calls=calls,
+        tool_call_id=row.get("tool_call_id"),
+        name=row.get("name"),
+    )

@@ -13,16 +13,23 @@ and then holds each answer against the result, digit by digit.
 
 from __future__ import annotations
 
+import itertools
 import random
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 from data_builders.keyed import key64
-from data_builders.tiny_world.drafts import assistant
-from data_builders.tiny_world.items import Choices, Place, make_item
-from data_builders.tiny_world.responses import draw_response
-from posttrain.records import Message
-from reward.genrm import MIDDLE_RANKING, Verdict
-from reward.genrm_prompt import judging_messages, verdict_text
+from data_builders.tiny_world.drafts import assistant, user
+from data_builders.tiny_world.items import Choices, Place, Split, make_item
+from data_builders.tiny_world.write import WrittenWorld
+from posttrain.artifacts import Counts, atomic_write_text
+from posttrain.config.tiny_world import TinyJudgementsConfig
+from posttrain.records import Message, json_text
+from reward.judge.prompt import judging_messages, verdict_text
+from reward.judge.verdict import MIDDLE_RANKING, Verdict
 
 # how much better answer 1 is, in points → the ranking; the other side mirrors it
 _RANKINGS = {0: MIDDLE_RANKING, 1: 3.0, 2: 2.0, 3: 1.0, 4: 1.0}
@@ -60,13 +67,175 @@ def make_judgement(place: Place, choices: Choices) -> dict[str, Any]:
 def warm_up_row(judgement: dict[str, Any], *, layout: str) -> dict[str, Any]:
     """The judgement as a conversation to be trained on: judging prompt, reasoning, verdict."""
     history = [Message(m["role"], m["content"]) for m in judgement["messages"]]
-    asked = judging_messages(
-        history, judgement["response_1"], judgement["response_2"], layout=layout
-    )
+    sides = judgement["response_1"], judgement["response_2"]
+    prompt = judging_messages(history, *sides, layout=layout)
     verdict = Verdict(*(float(judgement[key]) for key in ("score_1", "score_2", "ranking")))
-    said = assistant(verdict_text(verdict), judgement["reasoning"])
+    reply = assistant(verdict_text(verdict), judgement["reasoning"])
     return {
         "id": judgement["id"],
-        "messages": [*({"role": m.role, "content": m.content} for m in asked), said],
+        "messages": [*({"role": m.role, "content": m.content} for m in prompt), reply],
         "metadata": judgement["metadata"],
     }
+
+
+LINES = 16
+SAME = 0.5  # about half of the lines, where chance would make it a tenth
+
+
+def drill_row(index: int, *, seed: int) -> dict[str, Any]:
+    """One conversation of `LINES` comparisons; the same seed and index are always the same row."""
+    rng = random.Random(key64(seed, "drill", index))
+    pairs: list[tuple[str, str]] = []
+    for _ in range(LINES):
+        one = rng.choice("0123456789")
+        pairs.append((one, one if rng.random() < SAME else rng.choice("0123456789")))
+    question = "\n".join(f"{one} {other}" for one, other in pairs)
+    worked = "\n".join(same_or_not(one, other) for one, other in pairs)
+    return {
+        "id": f"drill-{seed}-{index}",
+        "messages": [user(question), assistant("done", worked)],
+        "metadata": {"family": "drill", "difficulty": 1},
+    }
+
+
+Kind = Literal[
+    "right", "wrong", "worded", "worded_wrong", "unknown", "empty", "called", "hedged", "begging"
+]
+# about what a model of this size answers, with more of what it seldom does
+WEIGHTS: dict[Kind, float] = {
+    "right": 0.5,
+    "wrong": 0.31,
+    "worded": 0.06,
+    "worded_wrong": 0.02,
+    "unknown": 0.03,
+    "empty": 0.02,
+    "called": 0.02,
+    "hedged": 0.02,
+    "begging": 0.02,
+}
+_CALL = '{{"call":"calculate","arguments":"{{\\"expression\\":\\"{n}\\"}}"}}'
+SENTENCES = ("The answer is {n}.", "So the result is {n}.")
+PLEAS = ("{n}. Yes, right.", "{n}. The answer is right.")
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A final answer; `remark` is what a judge that reasons says of it."""
+
+    text: str
+    kind: Kind
+    score: int
+    remark: str
+
+
+def _other_digit(rng: random.Random, gold: int) -> int:
+    digits = list(str(gold))
+    digits[rng.randrange(len(digits))] = rng.choice("0123456789")
+    return int("".join(digits))
+
+
+Slip = Callable[[random.Random, int], int]
+_SLIPS: tuple[Slip, ...] = (
+    *[lambda rng, gold: gold + rng.choice((-2, -1, 1, 2))] * 2,
+    lambda rng, gold: gold + rng.choice((-10, 10)),
+    *[_other_digit] * 2,
+    lambda rng, gold: rng.randint(0, 2 * gold + 9),
+    lambda rng, gold: int(str(gold)[::-1]),
+)
+
+
+def near_miss(rng: random.Random, gold: int) -> int:
+    """A number as slips make it: a neighbour, one digit off, a carry lost, digits swapped.
+
+    Never `gold`, never negative.
+    """
+    while True:
+        other = rng.choice(_SLIPS)(rng, gold)
+        if other >= 0 and other != gold:
+            return other
+
+
+def same_or_not(one: str, other: str) -> str:
+    """Two digits held against each other: same_or_not("1", "2") == "1=2 no"."""
+    return f"{one}={other} {'yes' if one == other else 'no'}"
+
+
+def compared(answer: str, gold: str) -> str:
+    """Two numbers held against each other digit by digit, up to the first that differs.
+
+    compared("613", "623") == "6=6 yes 1=2 no wrong"; a digit too many is held against "-".
+    """
+    seen: list[str] = []
+    for one, other in itertools.zip_longest(answer, gold, fillvalue="-"):
+        seen.append(same_or_not(one, other))
+        if one != other:
+            return " ".join([*seen, "wrong"])
+    return " ".join([*seen, "right"])
+
+
+def draw_response(rng: random.Random, gold: str) -> Response:
+    """One answer to a question whose right answer is the number `gold`, none negative."""
+    kind = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+    wrong = str(near_miss(rng, int(gold)))
+    right, not_right = f"{gold} {compared(gold, gold)}", f"{wrong} {compared(wrong, gold)}"
+    sentence, plea = rng.choice(SENTENCES), rng.choice(PLEAS)
+    both = [gold, wrong]
+    rng.shuffle(both)
+    return {
+        "right": Response(gold, "right", 5, right),
+        "wrong": Response(wrong, "wrong", 1, not_right),
+        "worded": Response(sentence.format(n=gold), "worded", 4, f"{right} in words"),
+        "worded_wrong": Response(sentence.format(n=wrong), "worded_wrong", 1, not_right),
+        "unknown": Response("unknown", "unknown", 2, "unknown"),
+        "empty": Response("", "empty", 1, "no answer"),
+        "called": Response(_CALL.format(n=wrong), "called", 1, "no answer"),
+        "hedged": Response(" or ".join(both), "hedged", 1, "no one answer"),
+        "begging": Response(plea.format(n=wrong), "begging", 1, not_right),
+    }[kind]
+
+
+def write_judgements(config: TinyJudgementsConfig, out: Path) -> WrittenWorld:
+    """Write every file of the artifact but its manifest."""
+    files: dict[str, int | None] = {}
+    dropped: Counter[str] = Counter()
+    parts = {"drills": [drill_row(k, seed=config.seed) for k in range(config.drills)]}
+    for name, pairs in _pairs_of_files(config).items():
+        kept = _distinct(pairs)
+        dropped["repeated_pair"] += len(pairs) - len(kept)
+        warm = name == "warm_up"
+        parts[name] = [warm_up_row(p, layout=config.layout) for p in kept] if warm else kept
+    for name, rows in parts.items():
+        atomic_write_text(out / f"{name}.jsonl", "".join(json_text(row) + "\n" for row in rows))
+        files[f"{name}.jsonl"] = len(rows)
+    written = sum(rows or 0 for rows in files.values())
+    return WrittenWorld(
+        counts=Counts(written + dropped.total(), written, dict(dropped)), files=files, stats={}
+    )
+
+
+def _pairs_of_files(config: TinyJudgementsConfig) -> dict[str, list[dict[str, Any]]]:
+    """The pairs of each file, repeats included."""
+    parts: dict[str, list[dict[str, Any]]] = {"warm_up": [], "train": [], "heldout": []}
+    for family, rows in config.families.items():
+        pairs = _pairs(config, family, rows.difficulties, "train")
+        parts["warm_up"] += [next(pairs) for _ in range(rows.warm_up)]
+        parts["train"] += [next(pairs) for _ in range(rows.train)]
+        held_out = _pairs(config, family, rows.difficulties, "heldout")
+        parts["heldout"] += [next(held_out) for _ in range(rows.heldout)]
+    return parts
+
+
+def _pairs(
+    config: TinyJudgementsConfig, family: str, difficulties: tuple[int, ...], split: Split
+) -> Iterator[dict[str, Any]]:
+    seed = config.seed if split == "train" else config.heldout_seed
+    choices = Choices(
+        difficulties=difficulties, verbosity=(1, 0, 0), tools_declared=0, several_turns=0
+    )
+    for index in itertools.count():
+        yield make_judgement(Place(seed, split, family, index), choices)
+
+
+def _distinct(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    keys = ("messages", "response_1", "response_2")
+    return list({json_text([pair[key] for key in keys]): pair for pair in pairs}.values())

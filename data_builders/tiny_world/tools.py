@@ -11,10 +11,16 @@ that begins with "error:". A fault makes a named tool fail its first calls. Writ
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from posttrain.errors import DataError
+from posttrain.records import json_text
+from posttrain.rollouts import Prompt, metadata_of
+from posttrain.tools.tool import writable
 
 State = dict[str, Any]
 Arguments = Mapping[str, Any]
@@ -23,7 +29,7 @@ STATUSES = ("open", "closed")
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class WorldTool:
     """One tool: its name, what it says of itself, its string parameters, and what it does."""
 
     name: str
@@ -115,20 +121,22 @@ def _set_owner(state: State, arguments: Arguments) -> str:
     return "ok"
 
 
-TOOLS: dict[str, Tool] = {
+TOOLS: dict[str, WorldTool] = {
     tool.name: tool
     for tool in (
-        Tool("calculate", "Work out a sum.", ("expression",), _calculate),
-        Tool("get_price", "Price of an item.", ("item",), _look_up("price")),
-        Tool("get_stock", "Stock of an item.", ("item",), _look_up("stock")),
-        Tool("get_owner", "Owner of an item.", ("item",), _look_up("owner")),
-        Tool("get_city", "City of an item.", ("item",), _look_up("city")),
-        Tool("cached_price", "Last known price of an item.", ("item",), _look_up("cached_price")),
-        Tool("check_price", "Check the price of an item.", ("item", "price"), _check_price),
-        Tool("list_tickets", "Tickets of an owner.", ("owner",), _list_tickets),
-        Tool("get_status", "Status of a ticket.", ("ticket",), _get_status),
-        Tool("set_status", "Set the status of a ticket.", ("ticket", "status"), _set_status),
-        Tool("set_owner", "Set the owner of a ticket.", ("ticket", "owner"), _set_owner),
+        WorldTool("calculate", "Work out a sum.", ("expression",), _calculate),
+        WorldTool("get_price", "Price of an item.", ("item",), _look_up("price")),
+        WorldTool("get_stock", "Stock of an item.", ("item",), _look_up("stock")),
+        WorldTool("get_owner", "Owner of an item.", ("item",), _look_up("owner")),
+        WorldTool("get_city", "City of an item.", ("item",), _look_up("city")),
+        WorldTool(
+            "cached_price", "Last known price of an item.", ("item",), _look_up("cached_price")
+        ),
+        WorldTool("check_price", "Check the price of an item.", ("item", "price"), _check_price),
+        WorldTool("list_tickets", "Tickets of an owner.", ("owner",), _list_tickets),
+        WorldTool("get_status", "Status of a ticket.", ("ticket",), _get_status),
+        WorldTool("set_status", "Set the status of a ticket.", ("ticket", "status"), _set_status),
+        WorldTool("set_owner", "Set the owner of a ticket.", ("ticket", "owner"), _set_owner),
     )
 }
 
@@ -177,3 +185,61 @@ class ToolWorld:
             self._fault["times"] -= 1
             return f"error: {self._fault['kind']}"
         return tool.run(self.state, arguments)
+
+
+class TinyWorldToolkit:
+    """The tools that each prompt's item declares."""
+
+    def schemas(self, prompt: Prompt) -> str:
+        """JSON text of the schemas of the declared tools; "[]" where none is.
+
+        Raises:
+            DataError: the prompt is no item of the tiny world.
+        """
+        return json_text(tool_schemas(_item(prompt)["tools_declared"]))
+
+    def open(self, prompt: Prompt) -> TinyWorldEnvironment:
+        """A world of its own for one completion, at the item's initial state.
+
+        Raises:
+            DataError: the prompt is no item of the tiny world.
+        """
+        item = _item(prompt)
+        world = ToolWorld(
+            item["initial_state"], fault=item["fault"], declared=item["tools_declared"]
+        )
+        return TinyWorldEnvironment(world)
+
+
+@dataclass(frozen=True, slots=True)
+class TinyWorldEnvironment:
+    """One completion's world; calls change it in the order in which they are made."""
+
+    world: ToolWorld
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Run one call. Errors and undeclared names are results, and are logged as calls too."""
+        return writable(self.world.call(name, arguments))
+
+    def snapshot(self) -> str:
+        """The state after the calls, and the names of all that were called, in order."""
+        calls = [call.name for call in self.world.calls]
+        # ASCII, since a model may have written half a surrogate pair into a name or the state
+        return json.dumps({"state": self.world.state, "calls": calls}, separators=(",", ":"))
+
+    async def close(self) -> None:
+        """There is nothing to release."""
+
+
+def _item(prompt: Prompt) -> dict[str, Any]:
+    """The item's metadata, with what an environment reads of it."""
+    item = metadata_of(prompt)
+    for field in ("initial_state", "fault", "tools_declared"):
+        if field not in item:
+            raise DataError(
+                f"prompt {prompt.id}: metadata has no {field!r}, as tiny-world items do"
+            )
+    for name in item["tools_declared"]:
+        if name not in TOOLS:
+            raise DataError(f"prompt {prompt.id}: the tiny world has no tool {name!r}")
+    return item

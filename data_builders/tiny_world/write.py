@@ -1,6 +1,6 @@
 """The tiny world on disk: train/<family>.jsonl, heldout/<family>.jsonl and tokenizer/.
 
-    write_world(config, Path("runs/tiny/world"))  → Written(counts, files, stats)
+    write_world(config, Path("runs/tiny/world"))  → WrittenWorld(counts, files, stats)
 
 Held-out prompts are unique: an item whose messages, tools and state were already drawn is dropped
 as `repeated_heldout` and counted. Training rows may repeat, as in any sample of a finite world.
@@ -8,25 +8,32 @@ as `repeated_heldout` and counted. Training rows may repeat, as in any sample of
 
 from __future__ import annotations
 
-import json
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from data_builders.tiny_world.families import FAMILIES
-from data_builders.tiny_world.items import Choices, Place, heldout_row, make_item, training_row
+from data_builders.tiny_world.items import (
+    Choices,
+    Split,
+    family_items,
+    heldout_row,
+    message_of,
+    training_row,
+)
 from data_builders.tiny_world.tokenizer import train_tokenizer, write_tokenizer
 from posttrain.artifacts import Counts, atomic_write_text
 from posttrain.chat.template import ChatTemplate
 from posttrain.config.load import nearest
 from posttrain.config.tiny_world import TinyWorldConfig
 from posttrain.errors import ConfigError
-from posttrain.records import json_text
+from posttrain.records import json_text, message_to_template
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenWorld:
     """What was written: the books, files with their rows, and what the manifest should state."""
 
     counts: Counts
@@ -52,47 +59,26 @@ def choices_of(config: TinyWorldConfig, family: str) -> Choices:
     )
 
 
-def training_items(config: TinyWorldConfig, family: str) -> Iterator[dict[str, Any]]:
-    """A family's training items in order."""
-    choices = choices_of(config, family)
-    for index in range(config.families[family].train):
-        yield make_item(Place(config.seed, "train", family, index), choices)
-
-
-def heldout_items(config: TinyWorldConfig, family: str) -> Iterator[dict[str, Any]]:
-    """A family's held-out items in order, repeats included."""
-    choices = choices_of(config, family)
-    for index in range(config.families[family].heldout):
-        yield make_item(Place(config.heldout_seed, "heldout", family, index), choices)
-
-
-def template_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as a chat template takes them: tool arguments decoded from their JSON text."""
-    rows = []
-    for message in messages:
-        row = dict(message)
-        if "tool_calls" in row:
-            row["tool_calls"] = [_decoded(call) for call in row["tool_calls"]]
-        rows.append(row)
-    return rows
-
-
-def _decoded(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    arguments = json.loads(function["arguments"])
-    return {**call, "function": {"name": function["name"], "arguments": arguments}}
+def items_of(config: TinyWorldConfig, family: str, split: Split) -> Iterator[dict[str, Any]]:
+    """A family's items of one split in order, repeats included."""
+    choices, rows = choices_of(config, family), config.families[family]
+    train = split == "train"
+    seed, count = (config.seed, rows.train) if train else (config.heldout_seed, rows.heldout)
+    items = family_items(seed=seed, split=split, family=family, choices=choices)
+    return itertools.islice(items, count)
 
 
 def _tokenizer_texts(config: TinyWorldConfig, template: ChatTemplate) -> Iterator[str]:
-    for family, rows in config.families.items():
-        for index in range(min(rows.train, config.tokenizer.rows_per_family)):
-            place = Place(config.seed, "train", family, index)
-            row = training_row(make_item(place, choices_of(config, family)))
-            yield template.text(template_messages(row["messages"]), tools=row["tools"])
+    for family in config.families:
+        items = items_of(config, family, "train")
+        for item in itertools.islice(items, config.tokenizer.rows_per_family):
+            row = training_row(item)
+            messages = [message_to_template(message_of(message)) for message in row["messages"]]
+            yield template.text(messages, tools=row["tools"])
 
 
 def _write_train(config: TinyWorldConfig, family: str, out: Path) -> int:
-    lines = [json_text(training_row(item)) + "\n" for item in training_items(config, family)]
+    lines = [json_text(training_row(item)) + "\n" for item in items_of(config, family, "train")]
     atomic_write_text(out / "train" / f"{family}.jsonl", "".join(lines))
     return len(lines)
 
@@ -100,7 +86,7 @@ def _write_train(config: TinyWorldConfig, family: str, out: Path) -> int:
 def _write_heldout(config: TinyWorldConfig, family: str, out: Path) -> int:
     seen: set[str] = set()
     lines = []
-    for item in heldout_items(config, family):
+    for item in items_of(config, family, "heldout"):
         row = heldout_row(item)
         content = json_text([row["messages"], row["tools"], item["metadata"]["initial_state"]])
         if content not in seen:
@@ -111,7 +97,7 @@ def _write_heldout(config: TinyWorldConfig, family: str, out: Path) -> int:
     return len(lines)
 
 
-def write_world(config: TinyWorldConfig, out: Path, *, template: ChatTemplate) -> Written:
+def write_world(config: TinyWorldConfig, out: Path, *, template: ChatTemplate) -> WrittenWorld:
     """Write every file of the artifact but its manifest."""
     check_families(config)
     train = {
@@ -131,9 +117,9 @@ def write_world(config: TinyWorldConfig, out: Path, *, template: ChatTemplate) -
     )
     names = write_tokenizer(tokenizer, out / "tokenizer", template=template)
     kept = sum(train.values()) + sum(heldout.values())
-    asked = sum(rows.train + rows.heldout for rows in config.families.values())
-    return Written(
-        counts=Counts(asked, kept, {"repeated_heldout": asked - kept}),
+    requested = sum(rows.train + rows.heldout for rows in config.families.values())
+    return WrittenWorld(
+        counts=Counts(requested, kept, {"repeated_heldout": requested - kept}),
         files={
             **{f"train/{family}.jsonl": rows for family, rows in train.items()},
             **{f"heldout/{family}.jsonl": rows for family, rows in heldout.items()},

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from posttrain.config.judge import JudgeConfig, LengthConfig, PairingConfig
-from reward.genrm_prompt import AUTO, LAYOUTS
+from reward.judge.prompt import AUTO, LAYOUTS
 from reward.pairing import STRATEGIES
 
 CHAT = {"kind": "chat", "url": "http://localhost:8000/v1", "model": "genrm"}

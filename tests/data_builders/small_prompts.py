@@ -14,7 +14,7 @@ from posttrain.config.prompts import AnySource, Setting
 from posttrain.records import Score
 from posttrain.rollouts import Prompt
 from posttrain.tools.protocol import Environment
-from reward.grader import Attempt
+from reward.graders.base import Attempt
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 

@@ -72,7 +72,7 @@ def test_rows_whose_user_answers_back_are_dropped(tmp_path: Path):
     rows = [world_row("clarify", n) for n in range(20)]
     asking = sum(row["metadata"]["grading"] == "question" for row in rows)
     made = build(tmp_path, rows, BOTH[1:], format="tiny_world")
-    assert made.books["s"].dropped["needs_replies"] == asking > 0
+    assert made.row_counts["s"].dropped["needs_replies"] == asking > 0
 
 
 # -- conversations
@@ -134,7 +134,7 @@ def test_a_question_without_words_is_not_asked(tmp_path: Path):
     ]
     made = build(tmp_path, rows, format="chat")
     assert [p.messages[-1].content for p in made.prompts] == ["c"]
-    assert made.books["s"].dropped == {"malformed_message": 1, "empty_user_turn": 4}
+    assert made.row_counts["s"].dropped == {"malformed_message": 1, "empty_user_turn": 4}
 
 
 def test_loss_masks_are_no_matter_where_nothing_is_trained(tmp_path: Path):
@@ -163,7 +163,7 @@ def test_alpaca_and_sharegpt_rows_are_conversations(tmp_path: Path):
     ]
     made = build(tmp_path, rows, format="chat")
     assert sorted(p.messages[0].content for p in made.prompts) == ["Say a", "b?"]
-    assert made.books["s"].dropped == {"unrecognised": 1}
+    assert made.row_counts["s"].dropped == {"unrecognised": 1}
 
 
 # -- inputs and real files

@@ -39,7 +39,7 @@ def test_the_last_match_counts_and_none_is_a_reason(tmp_path: Path):
     ]
     made = build(tmp_path, rows, **GSM)
     assert [p.gold for p in made.prompts] == ["2"]
-    assert made.books["s"].dropped == {
+    assert made.row_counts["s"].dropped == {
         "gold_unreadable": 1, "missing_field": 1, "empty_field": 1, "malformed_field": 1
     }  # fmt: skip
 
@@ -96,7 +96,7 @@ def test_options_that_cannot_be_asked(tmp_path: Path, row: dict[str, Any], reaso
         {"question": "Which?", "choices": ["p", "q"], "answer": 0},
     ]
     made = build(tmp_path, rows, format="question", options=["choices"], grader=None)
-    assert made.books["s"].dropped == {reason: 1}
+    assert made.row_counts["s"].dropped == {reason: 1}
 
 
 def test_shuffled_options_follow_the_question_and_not_the_row(tmp_path: Path):
@@ -138,7 +138,7 @@ def test_every_row_is_accounted_for(tmp_path: Path):
     counts = made.counts()
     assert (counts.rows_in, counts.kept) == (14, 8)
     assert counts.dropped == {"where": 2, "duplicate": 3, "gold_refused: not a number": 1}
-    assert made.books["s"].examples["gold_refused: not a number"].endswith("not a number: x")
+    assert made.row_counts["s"].examples["gold_refused: not a number"].endswith("not a number: x")
 
 
 def test_refused_gold_makes_room_for_the_next(tmp_path: Path):
@@ -265,9 +265,9 @@ def test_real_questions(shared: Path):
     made = build_prompts(
         recipe.prompts, recipe.settings, seed=0, graders={}, toolkits={}, base_dir=Path(".")
     )
-    assert made.books["gsm8k"].dropped == {"not_chosen": 6473}
-    assert made.books["mmlu"].rows_in == 1065
-    assert made.books["mmlu"].kept > 1050, made.books["mmlu"].dropped
+    assert made.row_counts["gsm8k"].dropped == {"not_chosen": 6473}
+    assert made.row_counts["mmlu"].rows_in == 1065
+    assert made.row_counts["mmlu"].kept > 1050, made.row_counts["mmlu"].dropped
     assert {p.gold for p in made.prompts if p.source == "mmlu"} == {"A", "B", "C", "D"}
     airline = [p for p in made.prompts if p.source == "airline"]
     assert all(p.messages[0].role == "system" and p.tools for p in airline)

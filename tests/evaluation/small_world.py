@@ -8,7 +8,7 @@ from data_builders.tiny_world.families import FAMILIES
 from data_builders.tiny_world.write import write_world
 from posttrain.artifacts import StageDir
 from posttrain.chat import nemotron_3_nano_template
-from posttrain.config.tiny_world import FamilyConfig, TinyWorldConfig, TokenizerConfig
+from posttrain.config.tiny_world import FamilyConfig, TinyTokenizerConfig, TinyWorldConfig
 
 
 def make_world(out: Path) -> Path:
@@ -16,7 +16,7 @@ def make_world(out: Path) -> Path:
     config = TinyWorldConfig(
         out=str(out),
         families={name: FamilyConfig(train=40, heldout=16) for name in FAMILIES},
-        tokenizer=TokenizerConfig(vocab_size=512),
+        tokenizer=TinyTokenizerConfig(vocab_size=512),
     )
     stage = StageDir.open(out, kind="tiny_world", config=config.owner_config())
     written = write_world(config, out, template=nemotron_3_nano_template())

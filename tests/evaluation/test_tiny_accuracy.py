@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from data_builders.tiny_world.episodes import message_of, play
 from data_builders.tiny_world.families import FAMILIES
-from data_builders.tiny_world.heldout import held_out_items
+from data_builders.tiny_world.items import message_of
 from posttrain.chat import nemotron_3_nano_template, render, strip_reasoning
 from posttrain.errors import DataError
 from posttrain.models.from_config import build_model
@@ -24,6 +23,8 @@ from posttrain.records import json_text, make_example
 ROOT = Path(__file__).parents[2]
 TEMPLATE = nemotron_3_nano_template()
 END = "<|im_end|>"
+sys.path.insert(0, str(ROOT / "benchmarks"))
+episodes = importlib.import_module("tiny_episodes")
 
 
 def load_benchmark():
@@ -86,7 +87,7 @@ def run(chosen, tokenizer, say, *, thinking: bool):
         texts = [say(tokenizer.decode(ids)) for ids in prompts]
         return [Written(tuple(encode(text)), finished=text.endswith(END)) for text in texts]
 
-    return play(
+    return episodes.play(
         chosen,
         TEMPLATE,
         generate=generate,
@@ -148,7 +149,7 @@ def test_ids_that_the_model_wrote_are_kept(world, tokenizer):
         seen.extend(tuple(ids) for ids in prompts)
         return [Written(spelled(known[tokenizer.decode(ids)])) for ids in prompts]
 
-    (episode,) = play(
+    (episode,) = episodes.play(
         chosen,
         TEMPLATE,
         generate=generate,
@@ -263,10 +264,12 @@ def test_off_prompts_close_their_reasoning_and_on_prompts_open_it(world, tokeniz
 
 def test_unknown_family_and_too_few_prompts_are_refused(world):
     with pytest.raises(DataError, match="no held-out prompts of family 'sums'"):
-        held_out_items(world, {"sums": ()}, 4)
+        episodes.held_out_items(world, {"sums": ()}, 4)
     with pytest.raises(DataError, match="16 such prompts, 100 are asked"):
-        held_out_items(world, {"calendar": ()}, 100)
-    assert len(held_out_items(world, dict.fromkeys(["maths", "lists", "logs"], ()), 10)) == 10
+        episodes.held_out_items(world, {"calendar": ()}, 100)
+    assert (
+        len(episodes.held_out_items(world, dict.fromkeys(["maths", "lists", "logs"], ()), 10)) == 10
+    )
 
 
 @pytest.mark.parametrize(("trace", "closed"), [("2+2", "\n</think>\n"), ("2+2\n", "</think>\n")])

@@ -22,9 +22,9 @@ from posttrain.rollouts import Completion, Prompt, Step
 from posttrain.training.rl.batch import ScoredGroup, with_advantages
 from posttrain.training.rl.files import group_row, join_parts, rollout_file, write_part
 from posttrain.training.rl.metrics import AVERAGED, _means, _sums, batch_metrics, group_stats
-from reward.genrm_training import VerdictReward
+from reward.judge.training import VerdictReward
 from reward.rlhf import JudgedReward
-from tests.reward.judging import config, judge_of, said
+from tests.reward.judge.judging import config, judge_of, said
 from tests.sampling.scripted import END
 
 GENERATIONS, PROMPTS = 4, 2

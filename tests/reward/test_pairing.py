@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reward.genrm import Verdict
+from reward.judge.verdict import Verdict
 from reward.pairing import (
     STRATEGIES,
     all_pairs,

@@ -16,11 +16,11 @@ from posttrain.group_rewards import Group, GroupRewards
 from posttrain.records import Score, json_text
 from posttrain.rollouts import Completion
 from posttrain.sampling.protocol import Request
-from reward.genrm_judge import GenRmJudge
-from reward.genrm_prompt import EMPTY
-from reward.grader import Attempt, Grader
+from reward.graders.base import Attempt, Grader
+from reward.judge.judge import GenRmJudge
+from reward.judge.prompt import EMPTY
 from reward.rlhf import JudgedReward
-from tests.reward.judging import (
+from tests.reward.judge.judging import (
     answers_of,
     babble,
     completion,

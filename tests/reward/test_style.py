@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reward.style import style_density
+from reward.length import style_density
 
 
 def marks(text: str) -> float:

@@ -36,7 +36,7 @@ FAMILIES: dict[str, Callable[[Draw], Draft]] = {
     "documents": documents.make,
     "calendar": calendar.make,
 }
-# drawn in pairs: items 2k and 2k+1 are twins
-TWINNED = frozenset({"stop", "near_miss", "clarify", "safety"})
+# items 2k and 2k+1 are the two sides of a pair
+PAIRED = frozenset({"stop", "near_miss", "clarify", "safety"})
 # single questions that can follow one another in one conversation
 CHAINED = frozenset({"maths", "lists", "logs", "steps"})

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from data_builders.tiny_world.drafts import Draft, Draw, assistant, reason, user
+from data_builders.tiny_world.drafts import Draft, Draw, answered, worded
 from data_builders.tiny_world.vocabulary import DAYS, PEOPLE, THINGS
 
 WORDINGS = (
@@ -24,15 +24,11 @@ def make(draw: Draw) -> Draft:
     steps = [f"{DAYS[(start + sign * step) % 7]} {step}" for step in range(1, n + 1)]
     gold = DAYS[(start + sign * n) % 7]
     who, thing = rng.choice(PEOPLE), rng.choice(THINGS)
-    paraphrase = rng.randrange(len(WORDINGS))
-    question = WORDINGS[paraphrase].format(n=n, way=way, day=DAYS[start], who=who, thing=thing)
-    worked = reason(draw.verbosity, steps, opening=f"{n} {way} {DAYS[start]}.", result=gold)
     return Draft(
         key=f"calendar {n} {way} {DAYS[start]} {who} {thing}",
         task=way,
-        paraphrase=paraphrase,
-        prompt=(user(question),),
-        reference=(assistant(gold, worked),),
+        question=worded(draw, WORDINGS, n=n, way=way, day=DAYS[start], who=who, thing=thing),
+        reference=answered(draw, steps, gold, opening=f"{n} {way} {DAYS[start]}."),
         gold=gold,
         grading="words",
     )

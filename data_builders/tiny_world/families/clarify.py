@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from data_builders.tiny_world.drafts import Draft, Draw, Transcript, assistant, reason, user
+from data_builders.tiny_world.drafts import Draft, Draw, Transcript, answered, reason, user, worded
 from data_builders.tiny_world.tools import ToolWorld
 from data_builders.tiny_world.vocabulary import COLOURS, THINGS
 
 WORDINGS = (
-    "{stock} What is the price of the {a}?",
-    "{stock} I want the price of the {a}.",
-    "{stock} How much is the {a}?",
+    "{offer} What is the price of the {a}?",
+    "{offer} I want the price of the {a}.",
+    "{offer} How much is the {a}?",
 )
 
 
@@ -31,37 +31,29 @@ def make(draw: Draw) -> Draft:
     prices = rng.sample(range(11, 100), len(colours))
     items = [f"{colour} {thing}" for colour in colours]
     state: dict[str, Any] = {"price": dict(zip(items, prices, strict=True))}
-    paraphrase = rng.randrange(len(WORDINGS))
-    stock = f"We have: {', '.join(items)}."
+    offer = f"We have: {', '.join(items)}."
     target = f"{chosen} {thing}"
-    question = WORDINGS[paraphrase].format(stock=stock, a=target if draw.side else thing)
+    question = worded(draw, WORDINGS, offer=offer, a=target if draw.side else thing)
     script = Transcript(ToolWorld(state, declared=["get_price"]))
     if not draw.side:
-        asked = f"the {' or '.join(colours)} {thing}?"
-        worked = reason(
-            draw.verbosity,
-            [f"{' '.join(colours)}: ask"],
-            opening=f"price of {thing}.",
-            result="ask",
-        )
-        script.messages += [assistant(asked, worked), user(f"The {chosen} one.")]
+        steps, opening = [f"{' '.join(colours)}: ask"], f"price of {thing}."
+        ask = f"the {' or '.join(colours)} {thing}?"
+        script.messages += answered(draw, steps, ask, opening=opening, result="ask")
+        script.messages.append(user(f"The {chosen} one."))
     worked = reason(
         draw.verbosity, [f"get_price {target}"], opening=f"price of {target}.", result="get_price"
     )
     gold = script.call("get_price", {"item": target}, reasoning=worked)
     script.answer(gold, reasoning=gold)
     return Draft(
-        key=f"clarify {stock}",
+        key=f"clarify {offer}",
         task="clear" if draw.side else "ambiguous",
-        paraphrase=paraphrase,
-        prompt=(user(question),),
+        question=question,
         reference=tuple(script.messages),
         gold=gold,
         grading="number" if draw.side else "question",
         tools=("get_price",),
-        twin=True,
         initial_state=state,
-        gold_state=state,
         minimum_calls=1,
         options=() if draw.side else tuple(colours),
         replies=() if draw.side else (f"The {chosen} one.",),

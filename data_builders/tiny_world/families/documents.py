@@ -8,7 +8,7 @@ documents ("Where does the boss of ana live?").
 
 from __future__ import annotations
 
-from data_builders.tiny_world.drafts import Draft, Draw, assistant, reason, user
+from data_builders.tiny_world.drafts import Draft, Draw, answered, worded
 from data_builders.tiny_world.vocabulary import CITIES, COLOURS, PEOPLE, THINGS
 
 WORDINGS = {
@@ -38,21 +38,18 @@ def make(draw: Draw) -> Draft:
         f"[{place}] {name} works for {boss}. {name} keeps the {thing} in {city}."
         for place, (name, boss, city) in enumerate(zip(names, bosses, cities, strict=True), 1)
     ]
-    asked = rng.randrange(size)
-    holder = (asked + 1) % size if task == "two" else asked
+    requested = rng.randrange(size)
+    holder = (requested + 1) % size if task == "two" else requested
     gold = cities[holder]
-    steps = [f"[{asked + 1}] boss {bosses[asked]}"] if task == "two" else []
+    steps = [f"[{requested + 1}] boss {bosses[requested]}"] if task == "two" else []
     steps.append(f"[{holder + 1}] {names[holder]} {thing} {gold}")
-    paraphrase = rng.randrange(len(WORDINGS[task]))
     text = "\n".join(notes)
-    question = WORDINGS[task][paraphrase].format(x=thing, a=names[asked])
-    worked = reason(draw.verbosity, steps, opening=f"{thing} of {names[asked]}.", result=gold)
+    paraphrase, question = worded(draw, WORDINGS[task], x=thing, a=names[requested])
     return Draft(
-        key=f"documents {task} {asked} {text}",
+        key=f"documents {task} {requested} {text}",
         task=task,
-        paraphrase=paraphrase,
-        prompt=(user(f"{text}\n{question}"),),
-        reference=(assistant(gold, worked),),
+        question=(paraphrase, f"{text}\n{question}"),
+        reference=answered(draw, steps, gold, opening=f"{thing} of {names[requested]}."),
         gold=gold,
         grading="words",
     )

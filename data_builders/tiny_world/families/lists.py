@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 
-from data_builders.tiny_world.drafts import Draft, Draw, Grading, assistant, reason, user
+from data_builders.tiny_world.drafts import Draft, Draw, Grading, answered, worded
 from data_builders.tiny_world.vocabulary import LETTERS, ORDINALS, WORDS
 
 WORDINGS = {
@@ -21,25 +21,27 @@ WORDINGS = {
     "largest": ("Largest of: {x}", "Find the largest: {x}", "In {x} what is the largest?"),
 }
 TASKS = tuple(WORDINGS)
+Pool = tuple[str, ...]
+Made = tuple[list[str], str, str, list[str]]  # items, argument of the question, gold, steps
 
 
 def _numbered(items: list[str]) -> list[str]:
     return [f"{place} {item}" for place, item in enumerate(items, 1)]
 
 
-def _reverse(rng: random.Random, pool: tuple[str, ...], n: int) -> tuple[list[str], str, str, list]:
+def _reverse(rng: random.Random, pool: Pool, n: int) -> Made:
     items = rng.sample(pool, n)
     steps = [" ".join(_numbered(items)), " ".join(reversed(_numbered(items)))]
     return items, "", " ".join(reversed(items)), steps
 
 
-def _nth(rng: random.Random, pool: tuple[str, ...], n: int) -> tuple[list[str], str, str, list]:
+def _nth(rng: random.Random, pool: Pool, n: int) -> Made:
     items = rng.sample(pool, n)
     place = rng.randrange(n)
     return items, ORDINALS[place], items[place], _numbered(items)[: place + 1]
 
 
-def _count(rng: random.Random, pool: tuple[str, ...], n: int) -> tuple[list[str], str, str, list]:
+def _count(rng: random.Random, pool: Pool, n: int) -> Made:
     target, *others = rng.sample(pool, 3)
     items = [target if rng.random() < 0.5 else rng.choice(others) for _ in range(n + 1)]
     seen, steps = 0, []
@@ -49,7 +51,7 @@ def _count(rng: random.Random, pool: tuple[str, ...], n: int) -> tuple[list[str]
     return items, target, str(seen), [" ".join(steps)]
 
 
-def _dedupe(rng: random.Random, pool: tuple[str, ...], n: int) -> tuple[list[str], str, str, list]:
+def _dedupe(rng: random.Random, pool: Pool, n: int) -> Made:
     some = rng.sample(pool, max(2, n - 1))
     items = [rng.choice(some) for _ in range(n + 1)]
     kept: list[str] = []
@@ -60,7 +62,7 @@ def _dedupe(rng: random.Random, pool: tuple[str, ...], n: int) -> tuple[list[str
     return items, "", " ".join(kept), [" ".join(steps)]
 
 
-def _sort(rng: random.Random, _: tuple[str, ...], n: int) -> tuple[list[str], str, str, list]:
+def _sort(rng: random.Random, _: Pool, n: int) -> Made:
     items = [str(digit) for digit in rng.sample(range(10), n)]
     left, steps = list(items), []
     while len(left) > 1:
@@ -70,7 +72,7 @@ def _sort(rng: random.Random, _: tuple[str, ...], n: int) -> tuple[list[str], st
     return items, "", " ".join(sorted(items)), steps
 
 
-def _largest(rng: random.Random, _: tuple[str, ...], n: int) -> tuple[list[str], str, str, list]:
+def _largest(rng: random.Random, _: Pool, n: int) -> Made:
     numbers = rng.sample(range(10, 100), n)
     best, steps = 0, []
     for number in numbers:
@@ -95,15 +97,12 @@ def make(draw: Draw) -> Draft:
     pool = draw.rng.choice((WORDS, LETTERS))
     items, argument, gold, steps = MAKERS[task](draw.rng, pool, draw.difficulty + 2)
     text = " ".join(items)
-    paraphrase = draw.rng.randrange(len(WORDINGS[task]))
-    worked = reason(draw.verbosity, steps, opening=f"{task} {text}.", result=gold)
     grading: Grading = "number" if task in ("count", "largest") else "words"
     return Draft(
         key=f"{task} {argument} {text}",
         task=task,
-        paraphrase=paraphrase,
-        prompt=(user(WORDINGS[task][paraphrase].format(n=argument, x=text)),),
-        reference=(assistant(gold, worked),),
+        question=worded(draw, WORDINGS[task], n=argument, x=text),
+        reference=answered(draw, steps, gold, opening=f"{task} {text}."),
         gold=gold,
         grading=grading,
     )

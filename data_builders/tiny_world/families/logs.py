@@ -9,18 +9,18 @@ begins with a letter: names repeat, and a line that is copied is found by what d
 
 from __future__ import annotations
 
-from data_builders.tiny_world.drafts import Draft, Draw, assistant, idle_tools, reason, user
+from data_builders.tiny_world.drafts import Draft, Draw, answered, idle_tools, worded
 from data_builders.tiny_world.vocabulary import LETTERS, LEVELS, PEOPLE, SERVICES, THINGS
 
 TABLE_WORDINGS = (
-    "{table}\nHow many for {asked}?",
-    "Sales:\n{table}\nWhat is the sum for {asked}?",
-    "{table}\nAdd up {asked}.",
+    "{table}\nHow many for {requested}?",
+    "Sales:\n{table}\nWhat is the sum for {requested}?",
+    "{table}\nAdd up {requested}.",
 )
 LOG_WORDINGS = (
-    "{table}\nHow many lines say {asked}?",
-    "Log:\n{table}\nCount {asked}.",
-    "{table}\nHow often is there {asked}?",
+    "{table}\nHow many lines say {requested}?",
+    "Log:\n{table}\nCount {requested}.",
+    "{table}\nHow often is there {requested}?",
 )
 TWO_WORDS_FROM = 3
 
@@ -42,42 +42,38 @@ def _line(place: int, *words: object) -> str:
 
 
 def _table(draw: Draw) -> tuple[str, list[str], list[str], int]:
-    asked, labels = _labels(draw, PEOPLE, THINGS)
+    requested, labels = _labels(draw, PEOPLE, THINGS)
     rows = [(label, draw.rng.randint(1, 5)) for label in labels]
-    total, steps = 0, [asked]
+    total, steps = 0, [requested]
     for place, (label, count) in enumerate(rows):
-        counts = label == asked
+        counts = label == requested
         found = f"yes {total}+{count}={total + count}" if counts else f"no {total}"
         steps.append(_line(place, label, count, found))
         total += count if counts else 0
-    return asked, [_line(place, *row) for place, row in enumerate(rows)], steps, total
+    return requested, [_line(place, *row) for place, row in enumerate(rows)], steps, total
 
 
 def _log(draw: Draw) -> tuple[str, list[str], list[str], int]:
-    asked, labels = _labels(draw, SERVICES, LEVELS)
-    seen, steps = 0, [asked]
+    requested, labels = _labels(draw, SERVICES, LEVELS)
+    seen, steps = 0, [requested]
     for place, label in enumerate(labels):
-        seen += label == asked
-        steps.append(_line(place, label, "yes" if label == asked else "no", seen))
-    return asked, [_line(place, label) for place, label in enumerate(labels)], steps, seen
+        seen += label == requested
+        steps.append(_line(place, label, "yes" if label == requested else "no", seen))
+    return requested, [_line(place, label) for place, label in enumerate(labels)], steps, seen
 
 
 def make(draw: Draw) -> Draft:
     """A table to add up, or a log to count in."""
     is_table = draw.rng.random() < 0.5
-    asked, lines, steps, result = _table(draw) if is_table else _log(draw)
+    requested, lines, steps, result = _table(draw) if is_table else _log(draw)
     wordings = TABLE_WORDINGS if is_table else LOG_WORDINGS
-    paraphrase = draw.rng.randrange(len(wordings))
     table = "\n".join(lines)
-    question = wordings[paraphrase].format(table=table, asked=asked)
-    worked = reason(draw.verbosity, steps, opening="line by line.", result=str(result))
     task = "table" if is_table else "log"
     return Draft(
-        key=f"{task} {asked} {table}",
+        key=f"{task} {requested} {table}",
         task=task,
-        paraphrase=paraphrase,
-        prompt=(user(question),),
-        reference=(assistant(str(result), worked),),
+        question=worded(draw, wordings, table=table, requested=requested),
+        reference=answered(draw, steps, str(result), opening="line by line."),
         gold=str(result),
         grading="number",
         tools=idle_tools(draw),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from data_builders.tiny_world.drafts import Draft, Draw, Transcript, assistant, reason, user
+from data_builders.tiny_world.drafts import Draft, Draw, Transcript, answered, reason, worded
 from data_builders.tiny_world.families.maths import add_steps
 from data_builders.tiny_world.tools import ToolWorld
 from data_builders.tiny_world.vocabulary import CITIES, COLOURS, PEOPLE, THINGS
@@ -61,28 +61,25 @@ def make(draw: Draw) -> Draft:
     state = shop(rng)
     fact = rng.choice(FACTS if task == "one" else FACTS[:2])
     a, b = rng.sample(sorted(state["price"]), 2)
-    asked = [a] if task == "one" else [a, b]
+    requested = [a] if task == "one" else [a, b]
     other = rng.choice([name for name in FACTS if name != fact])
     names = [f"get_{fact}", f"get_{other}"]
     rng.shuffle(names)
-    paraphrase = rng.randrange(len(WORDINGS[task]))
-    question = WORDINGS[task][paraphrase].format(f=fact, a=a, b=b)
-    common = {"task": task, "paraphrase": paraphrase, "prompt": (user(question),)}
+    key = f"lookup {fact} {' '.join(requested)}"
+    question = worded(draw, WORDINGS[task], f=fact, a=a, b=b)
     if not draw.with_tools:
-        worked = reason(
-            draw.verbosity, [f"no tool for {fact}"], opening=f"{fact} of {a}.", result="unknown"
-        )
         return Draft(
-            key=f"lookup {fact} {' '.join(asked)}",
-            reference=(assistant("unknown", worked),),
+            key=key,
+            task=task,
+            question=question,
+            reference=answered(draw, [f"no tool for {fact}"], "unknown", opening=f"{fact} of {a}."),
             gold="unknown",
             grading="unknown",
             answerable=False,
-            **common,
         )
     script = Transcript(ToolWorld(state, declared=names))
     found = []
-    for thing in asked:
+    for thing in requested:
         thought = reason(
             draw.verbosity,
             [f"get_{fact} {thing}"],
@@ -94,13 +91,13 @@ def make(draw: Draw) -> Draft:
     script.answer(gold, reasoning="\n".join(steps))
     numeric = task == "total" or (task == "one" and fact in FACTS[:2])
     return Draft(
-        key=f"lookup {fact} {' '.join(asked)}",
+        key=key,
+        task=task,
+        question=question,
         reference=tuple(script.messages),
         gold=gold,
         grading="number" if numeric else "words",
         tools=tuple(names),
         initial_state=state,
-        gold_state=state,
-        minimum_calls=len(asked),
-        **common,
+        minimum_calls=len(requested),
     )

@@ -14,9 +14,9 @@ from data_builders.tiny_world.drafts import (
     Draft,
     Draw,
     Transcript,
-    assistant,
+    answered,
     reason,
-    user,
+    worded,
 )
 from data_builders.tiny_world.tools import ToolWorld
 
@@ -102,7 +102,7 @@ def make(draw: Draw) -> Draft:
     task = draw.rng.choice(("add", "add", "subtract", "multiply"))
     a, b = _operands(draw, task)
     result = {"add": a + b, "subtract": a - b, "multiply": a * b}[task]
-    paraphrase = draw.rng.randrange(len(WORDINGS[task]))
+    question = worded(draw, WORDINGS[task], a=a, b=b)
     expression = f"{a}{SIGNS[task]}{b}"
     tools = _declared(draw)
     calculator = "calculate" in tools
@@ -116,18 +116,12 @@ def make(draw: Draw) -> Draft:
         script.answer(str(result), reasoning=str(result))
         reference = tuple(script.messages)
     else:
-        worked = reason(
-            draw.verbosity,
-            [expression, *STEPS[task](a, b)],
-            opening="from the right.",
-            result=str(result),
-        )
-        reference = (assistant(str(result), worked),)
+        steps = [expression, *STEPS[task](a, b)]
+        reference = answered(draw, steps, str(result), opening="from the right.")
     return Draft(
         key=f"{task} {min(a, b)} {max(a, b)}",
         task=task,
-        paraphrase=paraphrase,
-        prompt=(user(WORDINGS[task][paraphrase].format(a=a, b=b)),),
+        question=question,
         reference=reference,
         gold=str(result),
         grading="number",

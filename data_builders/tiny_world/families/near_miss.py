@@ -10,7 +10,7 @@ declared, minus 1: 1 declares none beside the tool in question.
 
 from __future__ import annotations
 
-from data_builders.tiny_world.drafts import Draft, Draw, Transcript, assistant, reason, user
+from data_builders.tiny_world.drafts import Draft, Draw, Transcript, answered, reason, worded
 from data_builders.tiny_world.families.lookups import FACTS, shop
 from data_builders.tiny_world.tools import ToolWorld
 
@@ -28,36 +28,35 @@ def make(draw: Draw) -> Draft:
     state = shop(rng)
     item = rng.choice(sorted(state["price"]))
     fact = rng.choice(FACTS)
-    asked = rng.choice(NEAR).format(f=fact)
+    requested = rng.choice(NEAR).format(f=fact)
     unrelated = [f"get_{name}" for name in FACTS if name != fact]
     others = rng.sample(unrelated, min(draw.difficulty, 4) - 1)
-    paraphrase = rng.randrange(len(WORDINGS))
+    question = worded(draw, WORDINGS, tool=requested, a=item)
     names = others if draw.side else [*others, f"get_{fact}"]
     rng.shuffle(names)
     if draw.side:
         gold, calls = "no tool", 0
-        worked = reason(draw.verbosity, [f"no {asked}"], opening=f"{asked}.", result=gold)
-        reference = (assistant(gold, worked),)
+        reference = answered(draw, [f"no {requested}"], gold, opening=f"{requested}.")
     else:
         script = Transcript(ToolWorld(state, declared=names))
         worked = reason(
-            draw.verbosity, [f"no {asked}, get_{fact}"], opening=f"{asked}.", result=f"get_{fact}"
+            draw.verbosity,
+            [f"no {requested}, get_{fact}"],
+            opening=f"{requested}.",
+            result=f"get_{fact}",
         )
         gold = script.call(f"get_{fact}", {"item": item}, reasoning=worked)
         script.answer(gold, reasoning=gold)
         reference, calls = tuple(script.messages), 1
     return Draft(
-        key=f"near {asked} {item}",
+        key=f"near {requested} {item}",
         task="undeclared" if draw.side else "near_miss",
-        paraphrase=paraphrase,
-        prompt=(user(WORDINGS[paraphrase].format(tool=asked, a=item)),),
+        question=question,
         reference=reference,
         gold=gold,
         grading="no_tool" if draw.side else ("number" if gold.isdigit() else "words"),
         tools=tuple(names),
         answerable=not draw.side,
-        twin=True,
         initial_state=state,
-        gold_state=state,
         minimum_calls=calls,
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from data_builders.tiny_world.drafts import Draft, Draw, Transcript, reason, user
+from data_builders.tiny_world.drafts import Draft, Draw, Transcript, reason, worded
 from data_builders.tiny_world.tools import ToolWorld
 from data_builders.tiny_world.vocabulary import CITIES, PEOPLE
 
@@ -57,10 +57,8 @@ def make(draw: Draw) -> Draft:
         "move": f"{' '.join(chosen)} {name}",
         "owner": f"{name} {city}",
     }[task]
-    paraphrase = rng.randrange(len(WORDINGS[task]))
-    question = WORDINGS[task][paraphrase].format(
-        x=" ".join(chosen), needs=needs, name=name, city=city
-    )
+    words = {"x": " ".join(chosen), "needs": needs, "name": name, "city": city}
+    question = worded(draw, WORDINGS[task], **words)
     names = ["list_tickets", "set_status", "set_owner"]
     rng.shuffle(names)
     state = {"tickets": tickets}
@@ -70,8 +68,7 @@ def make(draw: Draw) -> Draft:
     return Draft(
         key=f"plan {task} {about}",
         task=task,
-        paraphrase=paraphrase,
-        prompt=(user(question),),
+        question=question,
         reference=tuple(script.messages),
         gold="done",
         grading="state",

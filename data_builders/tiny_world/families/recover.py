@@ -9,7 +9,7 @@ Difficulty is the number of times the tool is busy.
 
 from __future__ import annotations
 
-from data_builders.tiny_world.drafts import Draft, Draw, Transcript, reason, user
+from data_builders.tiny_world.drafts import Draft, Draw, Transcript, reason, worded
 from data_builders.tiny_world.families.lookups import shop
 from data_builders.tiny_world.tools import ToolWorld
 from data_builders.tiny_world.vocabulary import PEOPLE
@@ -35,20 +35,18 @@ def make(draw: Draw) -> Draft:
     fault = {"tool": "get_price", "kind": "busy", "times": times}
     falls = rng.random() < 1 / 3
     who = rng.choice(PEOPLE)
-    paraphrase = rng.randrange(len(WORDINGS))
+    question = worded(draw, WORDINGS, a=item, who=who)
     script = Transcript(ToolWorld(state, fault=fault, declared=names))
     _carry_out(script, draw, item, falls=falls)
     return Draft(
         key=f"recover {item} {who}",
         task="lured" if falls else "retry",
-        paraphrase=paraphrase,
-        prompt=(user(WORDINGS[paraphrase].format(a=item, who=who)),),
+        question=question,
         reference=tuple(script.messages),
         gold=str(price),
         grading="number",
         tools=tuple(names),
         initial_state=state,
-        gold_state=state,
         fault=fault,
         minimum_calls=times + 2,
     )

@@ -7,7 +7,7 @@ Difficulty is the number of steps minus 1.
 
 from __future__ import annotations
 
-from data_builders.tiny_world.drafts import Draft, Draw, assistant, idle_tools, reason, user
+from data_builders.tiny_world.drafts import Draft, Draw, answered, idle_tools, worded
 
 WORDINGS = (
     "Start with {x}. {steps} What is the result?",
@@ -33,14 +33,11 @@ def make(draw: Draw) -> Draft:
         worked.append(f"{value}{sign}={after}")
         value = after
     steps = " ".join(orders)
-    paraphrase = rng.randrange(len(WORDINGS))
-    text = reason(draw.verbosity, worked, opening=f"start {start}.", result=str(value))
     return Draft(
         key=f"steps {start} {steps}",
         task="chain",
-        paraphrase=paraphrase,
-        prompt=(user(WORDINGS[paraphrase].format(x=start, steps=steps)),),
-        reference=(assistant(str(value), text),),
+        question=worded(draw, WORDINGS, x=start, steps=steps),
+        reference=answered(draw, worked, str(value), opening=f"start {start}."),
         gold=str(value),
         grading="number",
         tools=idle_tools(draw),

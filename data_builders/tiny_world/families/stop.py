@@ -9,7 +9,7 @@ Difficulty is the number of people minus 1.
 
 from __future__ import annotations
 
-from data_builders.tiny_world.drafts import Draft, Draw, assistant, reason, user
+from data_builders.tiny_world.drafts import Draft, Draw, answered, worded
 from data_builders.tiny_world.vocabulary import PEOPLE, THINGS
 
 WORDINGS = (
@@ -26,12 +26,7 @@ def make(draw: Draw) -> Draft:
     thing = rng.choice(THINGS)
     amounts = [rng.randint(1, 5) for _ in names]
     missing = rng.randrange(len(names))
-    paraphrase = rng.randrange(len(WORDINGS))
-    # the amounts stay out of the key: a twin without its missing one fits several sets of amounts
-    key = f"stop {thing} {' '.join(names)}"
-    known: list[int | None] = list(amounts)
-    if draw.side:
-        known[missing] = None
+    known = [None if draw.side and k == missing else n for k, n in enumerate(amounts)]
     facts = " ".join(
         f"{name} has {'some' if amount is None else amount} {thing}."
         for name, amount in zip(names, known, strict=True)
@@ -45,15 +40,12 @@ def make(draw: Draw) -> Draft:
         total += amount
     gold = "unknown" if draw.side else str(total)
     return Draft(
-        key=key,
+        # the amounts stay out of the key: a twin without its missing one fits several sets of them
+        key=f"stop {thing} {' '.join(names)}",
         task="total",
-        paraphrase=paraphrase,
-        prompt=(user(WORDINGS[paraphrase].format(facts=facts, thing=thing)),),
-        reference=(
-            assistant(gold, reason(draw.verbosity, steps, opening=f"{thing}.", result=gold)),
-        ),
+        question=worded(draw, WORDINGS, facts=facts, thing=thing),
+        reference=answered(draw, steps, gold, opening=f"{thing}."),
         gold=gold,
         grading="unknown" if draw.side else "number",
         answerable=not draw.side,
-        twin=True,
     )

@@ -5,7 +5,7 @@
         "pairwise_accuracy": {…}, "position_consistency": {…}, …}, …, {"source": "all", …}]
 
 Pairs of one question, and both orders of a pair, are one cluster. Nothing here reads a judgement:
-`reward.genrm_training` does.
+`reward.judge.training` does.
 """
 
 from __future__ import annotations

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from data_builders.tiny_world.environment import TinyWorldEnvironment, TinyWorldToolkit
 from data_builders.tiny_world.grading import grade
 from data_builders.tiny_world.items import family_items
-from data_builders.tiny_world.tools import tool_schemas
+from data_builders.tiny_world.tools import TinyWorldEnvironment, TinyWorldToolkit, tool_schemas
 from posttrain.errors import DataError
 from posttrain.records import Message, json_text
 from posttrain.rollouts import Prompt

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from data_builders.tiny_world.families import FAMILIES
-from data_builders.tiny_world.grader import TinyWorldGrader
+from data_builders.tiny_world.grading import TinyWorldGrader
 from data_builders.tiny_world.items import Choices, Place, make_item
 from posttrain.chat.parse import ParsedCompletion
 from posttrain.records import Score, ToolCall, json_text
 from posttrain.rollouts import Completion, Prompt, Step
-from reward.grader import Attempt
+from reward.graders.base import Attempt
 
 
 def item_of(family: str, index: int = 0) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from itertools import islice
 
 import pytest
 
-from data_builders.tiny_world.families import CHAINED, FAMILIES, TWINNED
+from data_builders.tiny_world.families import CHAINED, FAMILIES, PAIRED
 from data_builders.tiny_world.items import (
     Choices,
     Place,
@@ -74,7 +74,7 @@ def test_metadata_is_complete_and_matches_the_item(family: str) -> None:
         assert all(call["function"]["name"] in declared for call in calls)
 
 
-@pytest.mark.parametrize("family", sorted(TWINNED))
+@pytest.mark.parametrize("family", sorted(PAIRED))
 def test_twins_point_at_each_other_and_differ(family: str) -> None:
     for even, odd in zip(*[iter(items(family, "train", 100))] * 2, strict=True):
         assert even["metadata"]["twin"] == odd["id"]
@@ -83,7 +83,7 @@ def test_twins_point_at_each_other_and_differ(family: str) -> None:
         assert [even["prompt"], even["tools"]] != [odd["prompt"], odd["tools"]]
 
 
-@pytest.mark.parametrize("family", sorted(set(FAMILIES) - TWINNED))
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - PAIRED))
 def test_other_families_have_no_twin(family: str) -> None:
     assert all(item["metadata"]["twin"] is None for item in items(family, "train", 20))
 

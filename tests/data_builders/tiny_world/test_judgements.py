@@ -6,16 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from data_builders.genrm.dialects import read_pair
-from data_builders.tiny_world.drills import LINES, drill_row
+from data_builders.judging.dialects import read_pair
 from data_builders.tiny_world.grading import grade
 from data_builders.tiny_world.items import Choices, Place, make_item
-from data_builders.tiny_world.judgements import make_judgement, ranking_of, warm_up_row
-from data_builders.tiny_world.responses import WEIGHTS, compared, draw_response, near_miss
-from data_builders.tiny_world.write_judgements import REPEATED, write_judgements
+from data_builders.tiny_world.judgements import (
+    LINES,
+    WEIGHTS,
+    compared,
+    draw_response,
+    drill_row,
+    make_judgement,
+    near_miss,
+    ranking_of,
+    warm_up_row,
+    write_judgements,
+)
 from posttrain.config.build_genrm import PreferenceSource
-from posttrain.config.tiny_judgements import TinyJudgementsConfig
-from reward.genrm import Gold, parse_verdict, training_reward
+from posttrain.config.tiny_world import TinyJudgementsConfig
+from reward.judge.verdict import Gold, parse_verdict, training_reward
 
 CHOICES = Choices(difficulties=(1, 2), verbosity=(1, 0, 0), tools_declared=0, several_turns=0)
 
@@ -139,7 +147,7 @@ def test_the_files_balance_and_come_out_the_same(tmp_path: Path):
         assert len(rows_of(tmp_path / "a" / name)) == written.files[name]
     assert written.counts.rows_in == 400 + 40 + 20 + 30 + 20 + 10 + 5
     # one-digit sums are few: some pair is drawn twice
-    assert written.counts.dropped[REPEATED] > 0
+    assert written.counts.dropped["repeated_pair"] > 0
 
 
 def test_held_out_questions_are_no_training_questions(tmp_path: Path):

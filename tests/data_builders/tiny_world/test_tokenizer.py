@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from data_builders.tiny_world.families import FAMILIES
-from data_builders.tiny_world.items import family_items, training_row
+from data_builders.tiny_world.items import family_items, message_of, training_row
 from data_builders.tiny_world.tokenizer import (
     END,
     PAD,
@@ -17,8 +17,8 @@ from data_builders.tiny_world.tokenizer import (
     train_tokenizer,
     write_tokenizer,
 )
-from data_builders.tiny_world.write import template_messages
 from posttrain.chat.template import ChatTemplate, nemotron_3_nano_template
+from posttrain.records import message_to_template
 
 
 def texts(count: int = 40) -> list[str]:
@@ -27,7 +27,7 @@ def texts(count: int = 40) -> list[str]:
     for family in FAMILIES:
         for item in islice(family_items(seed=1, split="train", family=family), count):
             row = training_row(item)
-            messages = template_messages(row["messages"])
+            messages = [message_to_template(message_of(message)) for message in row["messages"]]
             rendered.append(template.text(messages, tools=row["tools"]))
     return rendered
 
@@ -92,7 +92,7 @@ def test_transformers_loads_it_and_renders_alike(
     assert (loaded.eos_token, loaded.pad_token) == (END, PAD)
     assert loaded.pad_token_id != loaded.eos_token_id
     row = training_row(next(family_items(seed=1, split="train", family="recover")))
-    messages = template_messages(row["messages"])
+    messages = [message_to_template(message_of(message)) for message in row["messages"]]
     expected = template.text(messages, tools=row["tools"])
     assert loaded.apply_chat_template(messages, tools=row["tools"], tokenize=False) == expected
     assert (

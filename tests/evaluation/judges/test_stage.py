@@ -20,7 +20,7 @@ import yaml
 from posttrain.artifacts import read_artifact
 from posttrain.errors import ConfigError, DataError
 from posttrain.sampling.protocol import Request
-from tests.data_builders.genrm.small import numbered
+from tests.data_builders.judging.small import numbered
 from tests.sampling.scripted import END, Scripted
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "rlhf.py"
 
 
 def arm(votes: int) -> None:
-    from reward import verdict_cache
+    from reward.judge import cache as verdict_cache
 
     cache: Any = verdict_cache.VerdictCache
     add, kept = cache.add, []
@@ -39,8 +39,8 @@ def seat_scripted() -> None:
     """The judge is no model: it answers batch-wise, as one in the process does."""
     from posttrain.sampling import open as opening
     from posttrain.sampling.protocol import Request
-    from reward.genrm import Verdict
-    from reward.genrm_prompt import verdict_text
+    from reward.judge.prompt import verdict_text
+    from reward.judge.verdict import Verdict
     from tests.sampling.scripted import END, Scripted
 
     def moody(_request: Request, rng: random.Random) -> str:

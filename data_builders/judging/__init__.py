@@ -1,0 +1,3 @@
+"""Preference data of any dialect → prompts on which a generative reward model is trained."""
+
+from __future__ import annotations

@@ -1,0 +1,242 @@
+"""Preference rows of any dialect → pairs. One function a dialect, one table of them.
+
+read_pair({"context": […], "response1": "4", "response2": "5", "overall_preference": -3}, source)
+    → ("helpsteer3", PreferencePair(…, gold=Gold(None, None, 1.0)))
+
+To add a dialect: one function here, one line in `DIALECTS`, its shape in `recognise`, its name in
+`posttrain.config.build_genrm.PreferenceDialect`, a row in `docs/genrm.md`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from data_builders.dialects import Reading, RowProblem
+from data_builders.dialects.chosen_rejected import read_side
+from data_builders.dialects.content import read_text
+from data_builders.dialects.message import as_messages, read_messages
+from data_builders.dialects.reading import Row
+from data_builders.judging.labels import gold_of, majority, outcome_of, ranked, strength, won
+from data_builders.judging.pair import (
+    RESPONSE_KEYS,
+    PreferencePair,
+    final_answer,
+    frame_of,
+    history_of,
+    interleaved,
+    plain_history,
+    responses_of,
+    turns_of,
+)
+from data_builders.rows.where import lookup
+from posttrain.config.build_genrm import PreferenceSource
+from posttrain.records import Message
+
+_IN_MESSAGE = ("role", "content")
+_RANKINGS = ("ranking", "preference_ranking")
+_STRENGTHS = ("overall_preference", "preference_strength")
+_ONE_HOT = {"model_a": "winner_model_a", "model_b": "winner_model_b", "tie": "winner_tie"}
+
+
+def helpsteer3(row: Row, how: Reading, source: PreferenceSource) -> PreferencePair:
+    """`context`, two responses, `overall_preference` from −3 (response 1) to 3 (response 2).
+
+    HelpSteer2's preferences are the same with a `prompt` and `preference_strength`.
+    """
+    field = next((name for name in _STRENGTHS if row.get(name) is not None), _STRENGTHS[0])
+    ranking = strength(_needed(row, field), field, source)
+    return PreferencePair(
+        history_of(row, how), *responses_of(row, how), gold_of(ranking, row, source)
+    )
+
+
+def arena(row: Row, how: Reading, source: PreferenceSource) -> PreferencePair:
+    """`conversation_a` and `conversation_b`, or a prompt and two responses, and a `winner`.
+
+    The winner may be one of three columns, and prompt and responses JSON lists of their turns.
+    """
+    ranking = won(outcome_of(_winner(row), "winner"), "winner", source)
+    gold = gold_of(ranking, row, source)
+    if row.get("conversation_a") is None:
+        questions = turns_of(row.get("prompt"))
+        if questions is None:
+            return PreferencePair(history_of(row, how), *responses_of(row, how), gold)
+        answered = (turns_of(row.get(key)) for key in ("response_a", "response_b"))
+        first, second = (interleaved(questions, side) for side in answered)
+        return _parted(first, second, gold)
+    first, second = (_conversation(row, how, f"conversation_{side}") for side in "ab")
+    return _parted(first, second, gold)
+
+
+def pandalm(row: Row, how: Reading, source: PreferenceSource) -> PreferencePair:
+    """`instruction`, `input`, two responses, and what each annotator said: 0 (tie), 1 or 2."""
+    names = sorted(key for key in row if key.startswith("annotator"))
+    votes = [row[name] for name in names if row[name] is not None]
+    ranking = won(majority(votes, "annotator…", source), "annotator…", source)
+    return PreferencePair(
+        history_of(row, how), *responses_of(row, how), gold_of(ranking, row, source)
+    )
+
+
+def chosen_rejected(row: Row, how: Reading, source: PreferenceSource) -> PreferencePair:
+    """Any form of the chosen/rejected dialect; the chosen is read as response 1."""
+    chosen, rejected = (read_side(row, side, how).messages for side in ("chosen", "rejected"))
+    gold = gold_of(source.win, _scores_by_side(row, source), source)
+    return _parted(chosen, rejected, gold, sided=False)
+
+
+def ranked_pair(row: Row, how: Reading, source: PreferenceSource) -> PreferencePair:
+    """A conversation, two responses and a `ranking` from 1 to 6; perhaps scores and a principle.
+
+    The rows of Nemotron-RL-Safety-v1 are of this kind.
+    """
+    reasoning = read_text(row.get("reasoning"), "reasoning").strip()
+    return PreferencePair(
+        history_of(row, how),
+        *responses_of(row, how),
+        gold_of(_ranking(row, source), row, source),
+        principle=read_text(row.get("principle"), "principle").strip() or None,
+        reasoning=reasoning or None,
+    )
+
+
+def judging_prompt(row: Row, how: Reading, source: PreferenceSource) -> PreferencePair:
+    """A judging prompt under `messages`, its `ranking` and scores, as Nemotron-RLHF-GenRM-v1."""
+    if row.get("num_responses") not in (None, 2):
+        raise RowProblem("several_responses", "num_responses", f"{row['num_responses']!r:.20}")
+    frame, first, second = frame_of(_conversation(row, how, "messages"), "messages")
+    gold = gold_of(_ranking(row, source), row, source)
+    return PreferencePair((), first, second, gold, frame=frame)
+
+
+DIALECTS: dict[str, Callable[[Row, Reading, PreferenceSource], PreferencePair]] = {
+    "helpsteer3": helpsteer3,
+    "arena": arena,
+    "pandalm": pandalm,
+    "chosen_rejected": chosen_rejected,
+    "ranked": ranked_pair,
+    "judging_prompt": judging_prompt,
+}
+
+
+def read_pair(row: Row, source: PreferenceSource) -> tuple[str, PreferencePair]:
+    """The row's dialect (the recipe's, else recognised by structure) and its pair.
+
+    Raises:
+        RowProblem: the row fits no dialect, something in it is malformed, or it holds no
+            preference that the recipe takes.
+    """
+    how = Reading(
+        roles=source.roles,
+        role=source.fields.get("role"),
+        content=source.fields.get("content"),
+        trains=False,
+    )
+    view = canonical(row, source)
+    try:
+        dialect = source.dialect or recognise(view)
+        return dialect, DIALECTS[dialect](view, how, source)
+    except RecursionError:
+        raise RowProblem("malformed_json", "the row", "nested too deep") from None
+
+
+def canonical(row: Row, source: PreferenceSource) -> Row:
+    """The row under the canonical names of `fields`; a renamed field loses its own name."""
+    paths = {name: path for name, path in source.fields.items() if name not in _IN_MESSAGE}
+    if not paths:
+        return row
+    view: dict[str, Any] = {key: v for key, v in row.items() if key not in paths.values()}
+    for name, path in paths.items():
+        try:
+            view[name] = lookup(row, path)
+        except KeyError:
+            view.pop(name, None)
+    return view
+
+
+def recognise(row: Row) -> str:
+    """The dialect whose structure the row has. Raises RowProblem `unrecognised`."""
+    there = {key for key, value in row.items() if value is not None}
+    pair = any({*keys} <= there for keys in RESPONSE_KEYS)
+    if there & {*_RANKINGS}:
+        if pair:
+            return "ranked"
+        if "messages" in there:
+            return "judging_prompt"
+    if {"chosen", "rejected"} <= there and not pair:
+        return "chosen_rejected"
+    if pair and there & {*_STRENGTHS}:
+        return "helpsteer3"
+    if there & {"winner", *_ONE_HOT.values()} and (
+        pair or {"conversation_a", "conversation_b"} <= there
+    ):
+        return "arena"
+    if pair and any(key.startswith("annotator") for key in there):
+        return "pandalm"
+    raise RowProblem("unrecognised", ", ".join(map(str, row))[:200], "no known preference row")
+
+
+def _needed(row: Row, field: str) -> Any:
+    if row.get(field) is None:
+        raise RowProblem("no_preference", field, "the row does not say which is better")
+    return row[field]
+
+
+def _ranking(row: Row, source: PreferenceSource) -> float:
+    for field in _RANKINGS:
+        if row.get(field) is not None:
+            return ranked(row[field], field, source)
+    raise RowProblem("no_preference", _RANKINGS[0], "the row does not say which is better")
+
+
+def _winner(row: Row) -> Any:
+    """Who won, from `winner` or from the one of three columns that is 1."""
+    if row.get("winner") is not None:
+        return row["winner"]
+    marked = [name for name, column in _ONE_HOT.items() if row.get(column) in (1, True, "1")]
+    if len(marked) != 1:
+        raise RowProblem("no_preference", "winner", "the row does not say which is better")
+    return marked[0]
+
+
+def _conversation(row: Row, how: Reading, field: str) -> tuple[Message, ...]:
+    """Messages, also as JSON text, or as the one conversation of a list of them."""
+    if field not in row:
+        raise RowProblem("unrecognised", field, "the row has no such conversation")
+    value: Any = row[field]
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
+        value = value[0]
+    listed = as_messages(value)
+    if listed is None:
+        raise RowProblem("malformed_message", field, f"no conversation: {value!r:.80}")
+    return read_messages(listed, how, field)
+
+
+def _scores_by_side(row: Row, source: PreferenceSource) -> Mapping[str, Any]:
+    """Scores of the chosen and the rejected, under our names or the usual ones.
+
+    The usual ones are on any scale: without one in the recipe they say nothing.
+    """
+    if source.scores is None or row.get("score_1") is not None:
+        return row
+    return {"score_1": row.get("score_chosen"), "score_2": row.get("score_rejected")}
+
+
+def _parted(
+    first: tuple[Message, ...], second: tuple[Message, ...], gold: Any, *, sided: bool = True
+) -> PreferencePair:
+    """Two whole conversations that differ in their last turn alone."""
+    same = sum(
+        1 for _ in itertools.takewhile(lambda p: p[0] == p[1], zip(first, second, strict=False))
+    )
+    while same and first[same - 1].role == "assistant":
+        same -= 1
+    if not same:
+        raise RowProblem("different_histories", "the sides", "they do not answer the same")
+    rests = first[same:], second[same:]
+    if any(any(m.role == "user" for m in rest) for rest in rests):
+        raise RowProblem("different_histories", "the sides", "they part before the last answer")
+    answers = [final_answer(rest, "a side") for rest in rests]
+    return PreferencePair(plain_history(first[:same]), answers[0], answers[1], gold, sided=sided)

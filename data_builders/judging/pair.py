@@ -1,0 +1,211 @@
+"""One preference over two responses, whatever its row looked like.
+
+    PreferencePair(history=(Message("user", "2+2?"),), response_1="4", response_2="5",
+         gold=Gold(5, 1, 1), principle=None, frame=None)
+
+Responses are final answers: reasoning is not shown to a judge.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from data_builders.dialects import RowProblem
+from data_builders.dialects.alpaca import request
+from data_builders.dialects.messages_list import with_system
+from data_builders.dialects.prompt_completion import read_answer, read_prompt
+from data_builders.dialects.reading import Reading, Row
+from data_builders.filters.structure import first_empty_user
+from posttrain.json_values import load_json
+from posttrain.records import Message, json_text, message_to_row
+from reward.judge.verdict import Gold
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A judging prompt that a row brought ready: the texts around its two responses."""
+
+    before: str
+    between: str
+    after: str
+
+    def around(self, response_1: str, response_2: str) -> str:
+        """The prompt with these responses."""
+        return f"{self.before}{response_1}{self.between}{response_2}{self.after}"
+
+
+@dataclass(frozen=True, slots=True)
+class PreferencePair:
+    """Two responses to one conversation and what is held of them.
+
+    Attributes:
+        history: up to and including the user's turn that is answered; () where `frame` has it.
+        principle: what to judge by, where the row says so.
+        frame: set where the row is a judging prompt itself.
+        reasoning: how a judge comes to the verdict in the given order, for a warm-up; or None.
+        sided: False where the row has no order of its own (chosen and rejected).
+    """
+
+    history: tuple[Message, ...]
+    response_1: str
+    response_2: str
+    gold: Gold
+    principle: str | None = None
+    frame: Frame | None = None
+    reasoning: str | None = None
+    sided: bool = True
+
+    def swapped(self) -> PreferencePair:
+        """The same pair in the other order; its reasoning names the wrong sides and is gone."""
+        return replace(
+            self,
+            response_1=self.response_2,
+            response_2=self.response_1,
+            gold=self.gold.swapped(),
+            reasoning=None,
+        )
+
+    @property
+    def question(self) -> str:
+        """Digest of what the responses answer: pairs of one question share it."""
+        frame = self.frame
+        history = [message_to_row(m) for m in self.history]
+        # only what stands before the responses can hold the question
+        return _digest([history, None if frame is None else frame.before])
+
+    @property
+    def key(self) -> str:
+        """Digest of question, principle and responses in either order."""
+        return _digest([self.question, self.principle, *sorted((self.response_1, self.response_2))])
+
+
+def _digest(value: object) -> str:
+    # surrogatepass: what cannot be written as UTF-8 is refused by name elsewhere
+    text = json_text(value).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=8).hexdigest()
+
+
+# as the prompts of Nemotron-RLHF-GenRM-v1 mark them
+_MARKS = tuple((f"[The Begin of Response {n}]", f"[The End of Response {n}]") for n in (1, 2))
+
+
+def frame_of(messages: Sequence[Message], where: str) -> tuple[Frame, str, str]:
+    """The texts around the responses, and the responses as they stand between their marks.
+
+    Raises:
+        RowProblem: `unsplit_prompt`: not one user turn with each mark once, in this order. Then a
+            response holds a mark, or the prompt is laid out in another way.
+    """
+    if len(messages) != 1 or messages[0].role != "user":
+        raise RowProblem("unsplit_prompt", where, "a judging prompt is one user turn")
+    text = messages[0].content
+    places: list[int] = []
+    for begin, end in _MARKS:
+        for mark in (begin, end):
+            if text.count(mark) != 1:
+                raise RowProblem("unsplit_prompt", where, f"{mark} stands {text.count(mark)} times")
+        places += _inside(text, text.index(begin) + len(begin), text.index(end))
+    if places != sorted(places):
+        raise RowProblem("unsplit_prompt", where, "the marks of the responses are out of order")
+    a, b, c, d = places
+    return Frame(text[:a], text[b:c], text[d:]), text[a:b], text[c:d]
+
+
+def _inside(text: str, start: int, end: int) -> tuple[int, int]:
+    """The place without the white space around it."""
+    given = text[start:end]
+    start += len(given) - len(given.lstrip())
+    return start, start + len(given.strip())
+
+
+CONTEXT_KEYS = ("context", "history", "messages", "conversations", "conversation", "prompt",
+                "question")  # fmt: skip
+RESPONSE_KEYS = (
+    ("response_1", "response_2"),
+    ("response1", "response2"),
+    ("response_a", "response_b"),
+    ("output_1", "output_2"),
+    ("output1", "output2"),
+)
+
+
+def history_of(row: Row, how: Reading) -> tuple[Message, ...]:
+    """The conversation that both responses answer, reasoning removed.
+
+    Raises:
+        RowProblem: none is there, or as `plain_history`.
+    """
+    for key in CONTEXT_KEYS:
+        if row.get(key) is not None:
+            return plain_history(with_system(row, read_prompt(row[key], how, key)))
+    if row.get("instruction") is not None:
+        return plain_history(with_system(row, (Message("user", request(row)),)))
+    raise RowProblem("unrecognised", ", ".join(map(str, row)), "no conversation is there")
+
+
+def plain_history(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Turns without their reasoning, the last of them one that is to be answered.
+
+    Raises:
+        RowProblem: `nothing_to_answer`: they end on an answer, or on an empty turn;
+            `empty_user_turn` for an earlier one.
+    """
+    if not messages or messages[-1].role not in ("user", "tool"):
+        raise RowProblem("nothing_to_answer", "the conversation", "it does not end on a question")
+    if not messages[-1].content.strip():
+        raise RowProblem("nothing_to_answer", "the conversation", "its last turn is empty")
+    if (empty := first_empty_user(messages)) is not None:
+        raise RowProblem("empty_user_turn", f"message {empty}", "a user turn without text")
+    return tuple(replace(m, reasoning=None) for m in messages)
+
+
+def responses_of(row: Row, how: Reading) -> tuple[str, str]:
+    """What the two sides answered, reasoning removed. Raises RowProblem."""
+    for keys in RESPONSE_KEYS:
+        if all(row.get(key) is not None for key in keys):
+            first, second = (answer_of(row[key], how, key) for key in keys)
+            return first, second
+    raise RowProblem("unrecognised", ", ".join(map(str, row)), "no two responses are there")
+
+
+def answer_of(value: Any, how: Reading, where: str) -> str:
+    """The final answer of a response: a text, or messages that are one assistant turn."""
+    return final_answer(read_answer(value, how, where), where)
+
+
+def final_answer(turns: Sequence[Message], where: str) -> str:
+    """The answer of a response of one turn, with the calls that it ends with as JSON.
+
+    Raises:
+        RowProblem: `several_turns`.
+    """
+    if len(turns) != 1 or turns[0].role != "assistant":
+        raise RowProblem("several_turns", where, "a response of more than one assistant turn")
+    # as `reward.judge.prompt.shown_answer` shows a completion
+    calls = [json_text({"call": c.name, "arguments": c.arguments}) for c in turns[0].tool_calls]
+    return "\n".join(part for part in (turns[0].content, *calls) if part)
+
+
+def turns_of(value: Any) -> list[str] | None:
+    """The texts of a list of turns, or of its JSON; None where it is no such list."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = load_json(value)
+        except ValueError:
+            return None
+    found: list[Any] = value if isinstance(value, list) else []
+    return found if found and all(isinstance(turn, str) for turn in found) else None
+
+
+def interleaved(questions: Sequence[str], answers: Sequence[str] | None) -> tuple[Message, ...]:
+    """A conversation from its questions and its answers. Raises RowProblem."""
+    if answers is None or len(questions) != len(answers):
+        raise RowProblem("malformed_message", "the responses", "not an answer to every turn")
+    return tuple(
+        message
+        for question, answer in zip(questions, answers, strict=True)
+        for message in (Message("user", question), Message("assistant", answer))
+    )

@@ -1,0 +1,352 @@
+"""The preference stage in three passes: grade and propose, choose, write.
+
+    encoder = PairEncoder(template, text.encode)
+    built = build_pairs(recipe, all_graders(), encoder, out=out, work=work, on_progress=…)
+    built.selection.pairs, built.files, built.stats()
+
+Between the passes a few numbers a completion are held in memory, not its text.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from data_builders.pairs.candidates import CandidatePair, candidates_of
+from data_builders.pairs.encode import Encoded, PairEncoder, distance, encode_completions
+from data_builders.pairs.grading import (
+    Graded,
+    GradedPrompt,
+    grade_samples,
+    graded,
+    read_groups,
+    reading_text,
+)
+from data_builders.pairs.offline import offline_candidate, read_offline, why_dropped
+from data_builders.pairs.select import Selection, select
+from data_builders.pairs.shards import PairWriter, read_pairs
+from data_builders.pairs.stats import (
+    PairStats,
+    completions_line,
+    distances,
+    lengths,
+    pair_counts,
+    plain,
+    used_completions,
+)
+from posttrain.artifacts import Counts, Manifest
+from posttrain.config.build_dpo import BuildDpoConfig
+from posttrain.config.build_sft import TokenizerConfig
+from posttrain.errors import ConfigError
+from posttrain.pairs import Category, Pair, Side
+from posttrain.records import json_text
+from reward.graders.base import Grader
+
+TO_READ = 24  # pairs of each category kept as text for the report
+_SHORT: dict[Category, str] = {
+    "no_tools": "right",
+    "with_tools": "right",
+    "hallucination_penalty": "call",
+    "offline": "offline",
+}
+OnProgress = Callable[[str, int], None]
+
+
+@dataclass
+class Proposed:
+    """Every candidate pair, and the counts so far."""
+
+    candidates: list[CandidatePair] = field(default_factory=list[CandidatePair])
+    counts: PairStats = field(default_factory=PairStats)
+    prompts: int = 0
+    offline_rows: int = 0
+    dropped_rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+
+@dataclass(frozen=True)
+class BuiltPairs:
+    """The data set: its shards with their pairs, and the first pairs of each category to read."""
+
+    recipe: BuildDpoConfig
+    proposed: Proposed
+    selection: Selection
+    files: Mapping[str, int]
+    to_read: Sequence[Pair]
+
+    def counts(self) -> Counts:
+        """Completions and offline rows in, those in a pair kept, the others by reason."""
+        used = len(used_completions(self.selection.pairs))
+        offline = sum(pair.category == "offline" for pair in self.selection.pairs)
+        rows = self.proposed.counts.completions + self.proposed.offline_rows
+        dropped = +Counter(self.proposed.counts.unused)
+        not_drawn = rows - used - offline - sum(dropped.values())
+        return Counts(
+            rows_in=rows,
+            kept=used + offline,
+            dropped=dict(sorted((dropped + Counter(not_drawn=not_drawn)).items())),
+        )
+
+    def stats(self) -> dict[str, Any]:
+        """For the manifest."""
+        pairs, counts = self.selection.pairs, self.proposed.counts
+        dropped = counts.pairs_dropped + Counter(self.selection.dropped)
+        return {
+            "pairs": pair_counts(pairs),
+            "shares_asked": dict(self.recipe.categories),
+            "limited_by": self.selection.limited_by,
+            "rule": self.recipe.rule,
+            "pair_books": {
+                "in": len(self.proposed.candidates) + sum(counts.pairs_dropped.values()),
+                "kept": len(pairs),
+                "dropped": dict(sorted(dropped.items())),
+            },
+            "prompts": plain(counts.prompts),
+            "samples": plain(counts.rates),
+            "lengths": lengths(pairs),
+            "distances": distances(pairs),
+        }
+
+
+def tokenizer_config(recipe: BuildDpoConfig, parents: Sequence[Manifest]) -> TokenizerConfig:
+    """The samples' own tokenizer and template; the recipe's where there is none with them.
+
+    Raises:
+        ConfigError: neither or both are there; or two artifacts have different ones.
+    """
+    for (a, left), (b, right) in itertools.pairwise(zip(recipe.samples, parents, strict=True)):
+        tokenizers = [parent.stats.get("tokenizer", {}).get("digest") for parent in (left, right)]
+        if left.template_digest != right.template_digest or tokenizers[0] != tokenizers[1]:
+            raise ConfigError(f"{a} and {b} were sampled with different templates or tokenizers")
+    own = Path(recipe.samples[0]) / "tokenizer" if recipe.samples else None
+    if own is not None and own.is_dir():
+        if recipe.tokenizer is not None:
+            raise ConfigError(f"tokenizer: leave it out, {own} is that of the samples")
+        made_by = parents[0].stats.get("sampler", {})
+        variables = dict(made_by.get("template_variables", {}))
+        return TokenizerConfig(path=str(own), chat_template="own", template_variables=variables)
+    if recipe.tokenizer is None:
+        raise ConfigError("tokenizer: is needed, a server made these samples and hid its own")
+    return recipe.tokenizer
+
+
+def build_pairs(
+    recipe: BuildDpoConfig,
+    graders: Mapping[str, Grader],
+    encoder: PairEncoder,
+    *,
+    out: Path,
+    work: Path,
+    base_dir: Path,
+    on_progress: OnProgress,
+) -> BuiltPairs:
+    """Write `scores.jsonl` and `pairs/`; what is kept in `work` is not done again.
+
+    Raises:
+        ConfigError: a grader or a path that is not there.
+        DataError: samples or rows that cannot be read; a category without pairs.
+    """
+    # -- every completion graded, every prompt's candidate pairs
+    proposed = Proposed()
+    scores = out / "scores.jsonl"
+    _propose_sampled(recipe, graders, encoder, proposed, scores, work, on_progress)
+    _propose_offline(recipe, encoder, proposed, work, base_dir, on_progress)
+
+    # -- shares and totals over all of them
+    selection = select(
+        proposed.candidates,
+        shares=recipe.categories,
+        thinking_on=recipe.thinking_on,
+        total=recipe.total,
+        match_length=recipe.match_length,
+        sampled=completions_line(proposed.counts.rates),
+    )
+
+    # -- the chosen pairs, with their ids
+    to_read: list[Pair] = []
+    shown: Counter[str] = Counter()
+    with PairWriter(out / "pairs", "train", shard_pairs=recipe.shard_pairs) as writer:
+        pairs = chosen_pairs(recipe, selection.pairs, proposed, encoder, work=work)
+        for number, pair in enumerate(pairs, 1):
+            writer.add(pair)
+            shown[pair.category] += 1
+            if shown[pair.category] <= TO_READ:
+                to_read.append(pair)
+            on_progress("writing", number)
+    assert sum(writer.files.values()) == len(selection.pairs)
+    return BuiltPairs(recipe, proposed, selection, writer.files, to_read)
+
+
+def _propose_sampled(
+    recipe: BuildDpoConfig,
+    graders: Mapping[str, Grader],
+    encoder: PairEncoder,
+    proposed: Proposed,
+    scores: Path,
+    work: Path,
+    on_progress: OnProgress,
+) -> None:
+    """Grade every completion, write the `scores`, and collect each prompt's candidates."""
+    with scores.open("w", encoding="utf-8") as file:
+        for number, samples in enumerate(recipe.samples):
+            folder, first = work / f"{number}", proposed.prompts
+            for prompt in grade_samples(Path(samples), graders, work=folder, first=first):
+                proposed.prompts += 1
+                _propose(prompt, proposed, recipe, encoder)
+                file.writelines(f"{json_text(row)}\n" for row in _score_rows(prompt))
+                on_progress("grading", proposed.counts.completions)
+
+
+def _propose(
+    given: GradedPrompt, proposed: Proposed, recipe: BuildDpoConfig, encoder: PairEncoder
+) -> None:
+    encoded = encode_completions(given.prompt, given.completions, encoder)
+    columns = given.completions, encoded, given.scores, given.verdicts
+    seen = [graded(*row) for row in zip(*columns, strict=True)]
+    ids = {c.index: e.ids for c, e in zip(given.completions, encoded, strict=True) if e is not None}
+
+    def compare(a: Graded, b: Graded) -> float:
+        return distance(ids[a.index], ids[b.index])
+
+    found = candidates_of(given.number, given.prompt, seen, recipe, compare)
+    proposed.candidates += found.pairs
+    proposed.counts.add(given, found, right_at=recipe.right_at)
+    if recipe.write_dropped:
+        proposed.dropped_rows += [
+            {"prompt_id": given.prompt.id, "index": index, "reason": reason}
+            for index, reason in sorted(found.unusable.items())
+        ]
+
+
+def _score_rows(given: GradedPrompt) -> Iterator[dict[str, Any]]:
+    for completion, score, verdict in zip(
+        given.completions, given.scores, given.verdicts, strict=True
+    ):
+        yield {
+            "prompt_id": given.prompt.id,
+            "index": completion.index,
+            "value": score.value,
+            "answer": score.answer,
+            "explanation": score.explanation,
+            "finish": completion.finish,
+            "calls": [
+                {"form": c.form, "part": c.part, "kind": c.kind, "text": c.text}
+                for c in verdict.calls
+            ],
+        }
+
+
+def _propose_offline(
+    recipe: BuildDpoConfig,
+    encoder: PairEncoder,
+    proposed: Proposed,
+    work: Path,
+    base_dir: Path,
+    on_progress: OnProgress,
+) -> None:
+    """Encode the pairs that exist as text, keep them in `work`, and add their candidates."""
+    seen: set[str] = set()
+    with PairWriter(work, "offline", shard_pairs=recipe.shard_pairs) as writer:
+        for source in recipe.offline:
+            for found in read_offline(source, encoder, base_dir=base_dir):
+                proposed.offline_rows += 1
+                on_progress("reading offline pairs", proposed.offline_rows)
+                dropped = why_dropped(found, seen, recipe)
+                if dropped is not None:
+                    proposed.counts.unused[dropped["reason"]] += 1
+                    if recipe.write_dropped:
+                        proposed.dropped_rows.append({"source": source.name, **dropped})
+                    continue
+                assert isinstance(found, Pair)
+                number = proposed.prompts + len(seen)
+                seen.add(found.id)
+                writer.add(found)
+                proposed.candidates.append(offline_candidate(found, number, recipe.seed))
+
+
+def chosen_pairs(
+    recipe: BuildDpoConfig,
+    pairs: Iterable[CandidatePair],
+    proposed: Proposed,
+    encoder: PairEncoder,
+    *,
+    work: Path,
+) -> Iterator[Pair]:
+    """The selected pairs with their ids and texts, in order of prompt."""
+    wanted: dict[int, list[CandidatePair]] = defaultdict(list)
+    for pair in pairs:
+        wanted[pair.prompt].append(pair)
+    number = 0
+    for samples in recipe.samples:
+        for prompt, completions in read_groups(Path(samples)):
+            picked = wanted.get(number, [])
+            number += 1
+            if not picked:
+                continue
+            used = {side.index for p in picked for side in (p.chosen, p.rejected)}
+            some = [c for c in completions if c.index in used]
+            encoded = encode_completions(prompt, some, encoder)
+            ids = {c.index: ids for c, ids in zip(some, encoded, strict=True)}
+            texts = {c.index: reading_text(c) for c in some}
+            for p in picked:
+                chosen, rejected = (_side(side, ids, texts) for side in (p.chosen, p.rejected))
+                yield Pair(
+                    id=f"{prompt.id}/{_SHORT[p.category]}/{p.chosen.index}-{p.rejected.index}",
+                    task=prompt.task,
+                    category=p.category,
+                    thinking=p.thinking,
+                    prompt_ids=_prompt_ids(p, ids),
+                    chosen=chosen,
+                    rejected=rejected,
+                    source=prompt.source,
+                )
+    assert number == proposed.prompts
+    for place, pair in enumerate(read_pairs(work, "offline") if recipe.offline else ()):
+        if number + place in wanted:
+            yield pair
+
+
+def _prompt_ids(pair: CandidatePair, ids: Mapping[int, Encoded | None]) -> tuple[int, ...]:
+    chosen, rejected = ids[pair.chosen.index], ids[pair.rejected.index]
+    assert chosen is not None
+    assert rejected is not None
+    assert chosen.prompt_ids == rejected.prompt_ids, "samples of one prompt have one rendering"
+    return chosen.prompt_ids
+
+
+def _side(graded: Graded, ids: Mapping[int, Encoded | None], texts: Mapping[int, str]) -> Side:
+    encoded = ids[graded.index]
+    assert encoded is not None
+    return Side(
+        ids=encoded.ids,
+        mask=encoded.mask,
+        text=texts[graded.index],
+        index=graded.index,
+        score=graded.score,
+        calls=graded.calls,
+        reasoning_tokens=graded.reasoning_tokens,
+        answer_tokens=graded.answer_tokens,
+    )
+
+
+def sample_rows(
+    pairs: Sequence[Pair], decode: Callable[[Sequence[int]], str]
+) -> list[dict[str, Any]]:
+    """Pairs to read, as rows of `samples.jsonl`."""
+    return [
+        {
+            "id": pair.id,
+            "category": pair.category,
+            "thinking": pair.thinking,
+            "prompt": decode(pair.prompt_ids),
+            "chosen": pair.chosen.text,
+            "rejected": pair.rejected.text,
+            "chosen_score": pair.chosen.score,
+            "rejected_score": pair.rejected.score,
+            "rejected_calls": pair.rejected.calls,
+        }
+        for pair in pairs
+    ]

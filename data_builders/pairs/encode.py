@@ -1,0 +1,124 @@
+"""A completion as token ids and the mask of what the model sampled.
+
+    encode_completions(prompt, [completion], encoder)
+    → [Encoded(prompt_ids=(1, 9, …), ids=(4, 8, …), mask=(True, True, …))]
+
+Ids are those that were sampled. Only where a server hid them are they made from the text, once for
+each distinct text: then everything an assistant said is taken as sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from posttrain.chat import ChatTemplate, TrainingSample, training_samples
+from posttrain.errors import RenderError
+from posttrain.records import Message, make_example
+from posttrain.rollouts import Completion, Prompt
+from posttrain.tokens.encode import Encode
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Token ids of prompt and completion; `mask` (of the completion) is True where sampled."""
+
+    prompt_ids: tuple[int, ...]
+    ids: tuple[int, ...]
+    mask: tuple[bool, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and completion together."""
+        return len(self.prompt_ids) + len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class PairEncoder:
+    """What turns text into ids, as training does."""
+
+    template: ChatTemplate
+    encode: Encode
+
+
+def encode_completions(
+    prompt: Prompt, completions: Sequence[Completion], encoder: PairEncoder
+) -> list[Encoded | None]:
+    """One entry a completion; None for one that failed, and for one that cannot be rendered."""
+    rendered: dict[int, TrainingSample] = {}
+    for place, completion in enumerate(completions):
+        if completion.steps and any(step.ids is None for step in completion.steps):
+            sample = last_turn(prompt.messages, completion.messages, prompt.tools, encoder.template)
+            if sample is not None:
+                rendered[place] = sample
+    by_text = dict(
+        zip(rendered, encode_turns(list(rendered.values()), len(prompt.messages), encoder),
+            strict=True)
+    )  # fmt: skip
+    return [
+        by_text.get(place) if completion.prompt_ids is None else _sampled(completion)
+        for place, completion in enumerate(completions)
+    ]
+
+
+def _sampled(completion: Completion) -> Encoded | None:
+    if not completion.steps or completion.prompt_ids is None:
+        return None
+    return Encoded(completion.prompt_ids, *completion.sampled())
+
+
+def last_turn(
+    prompt: Sequence[Message],
+    answer: Sequence[Message],
+    tools: str | None,
+    template: ChatTemplate,
+) -> TrainingSample | None:
+    """The sequence that ends on the last answer, None where the template refuses it."""
+    example = make_example(
+        (*prompt, *answer), tools=tools, source="", dialect="chosen_rejected"
+    )  # fmt: skip
+    try:
+        samples = training_samples(example, template)
+    except RenderError:
+        return None
+    return samples[-1] if samples and samples[-1].trained_messages else None
+
+
+def encode_turns(
+    samples: Sequence[TrainingSample], prompt_messages: int, encoder: PairEncoder
+) -> list[Encoded]:
+    """Cut each sequence at the first trained token of the answer; each text is tokenised once.
+
+    Args:
+        samples: from `last_turn`.
+        prompt_messages: how many messages the prompt has; earlier answers are part of it.
+    """
+    texts = list(dict.fromkeys(s.text for sample in samples for s in sample.segments))
+    ids_of = dict(zip(texts, encoder.encode(texts), strict=True)) if texts else {}
+    done: list[Encoded] = []
+    for sample in samples:
+        prompt_ids: list[int] = []
+        ids: list[int] = []
+        mask: list[bool] = []
+        for segment in sample.segments:
+            found = ids_of[segment.text]
+            trained = segment.trained and segment.message_index >= prompt_messages
+            if not trained and not mask:
+                prompt_ids += found
+            else:
+                ids += found
+                mask += [trained] * len(found)
+        done.append(Encoded(tuple(prompt_ids), tuple(ids), tuple(mask)))
+    return done
+
+
+def distance(left: Sequence[int], right: Sequence[int]) -> float:
+    """Share of tokens between the common beginning and the common end, in [0, 1].
+
+    An upper bound of the token edit distance, per token of the longer one, in linear time.
+    """
+    short = min(len(left), len(right))
+    head = next((k for k in range(short) if left[k] != right[k]), short)
+    tail = next((k for k in range(short - head) if left[-1 - k] != right[-1 - k]), short - head)
+    longest = max(len(left), len(right))
+    return (longest - head - tail) / longest if longest else 0.0

@@ -1,0 +1,185 @@
+"""Samples → graded prompts: every completion scored and read for tool calls.
+
+    for graded in grade_samples(Path("runs/tiny/samples"), graders, work=…):
+        graded.prompt, graded.completions, graded.scores   # one prompt with all its samples
+
+Scores are written batch by batch, so that an interrupted stage grades nothing twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_builders.pairs.encode import Encoded
+from posttrain.artifacts import atomic_write_text
+from posttrain.chat.detect import Verdict, detect_in_completion, has_call_marker
+from posttrain.errors import ConfigError, DataError
+from posttrain.records import Score, json_text
+from posttrain.rollouts import Completion, Finish, Prompt, completion_from_row, prompt_from_row
+from reward.graders.base import Attempt, Grader
+
+BATCH = 64  # prompts graded in one call
+
+
+@dataclass(frozen=True, slots=True)
+class GradedPrompt:
+    """One prompt of a sampling artifact, with its completions and their scores, in order."""
+
+    number: int
+    prompt: Prompt
+    completions: tuple[Completion, ...]
+    scores: tuple[Score, ...]
+    verdicts: tuple[Verdict, ...]
+
+
+def grade_samples(
+    samples: Path, graders: Mapping[str, Grader], *, work: Path, first: int = 0
+) -> Iterator[GradedPrompt]:
+    """Every prompt of a `samples` artifact, graded.
+
+    Args:
+        samples: the artifact.
+        graders: by the name a prompt gives; a prompt without a name stays unscored.
+        work: where scores are kept from one run to the next.
+        first: number of the first prompt.
+
+    Raises:
+        ConfigError: a prompt names a grader that is not there.
+        DataError: completions that belong to no prompt, or not in order.
+    """
+    groups = enumerate(read_groups(samples), first)
+    for batch_number in itertools.count():
+        batch = list(itertools.islice(groups, BATCH))
+        if not batch:
+            return
+        file = work / f"scores-{batch_number:06d}.jsonl"
+        if not file.is_file():
+            scored = _grade([group for _, group in batch], graders)
+            atomic_write_text(file, "".join(f"{json_text(row)}\n" for row in scored))
+        rows = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+        scores = iter([Score(row["value"], row["answer"], row["explanation"]) for row in rows])
+        for number, (prompt, completions) in batch:
+            yield GradedPrompt(
+                number,
+                prompt,
+                completions,
+                tuple(next(scores) for _ in completions),
+                tuple(detect_in_completion(c, prompt) for c in completions),
+            )
+
+
+def read_groups(samples: Path) -> Iterator[tuple[Prompt, tuple[Completion, ...]]]:
+    """Prompts with all their completions, as they lie in a `samples` artifact."""
+    with (
+        (samples / "prompts.jsonl").open(encoding="utf-8") as prompts,
+        (samples / "samples.jsonl").open(encoding="utf-8") as rows,
+    ):
+        completions = (completion_from_row(json.loads(row)) for row in rows)
+        groups = itertools.groupby(completions, key=lambda c: c.prompt_id)
+        for line in prompts:
+            prompt = prompt_from_row(json.loads(line))
+            key, group = next(groups, (None, iter(())))
+            if key != prompt.id:
+                raise DataError(
+                    f"{samples / 'samples.jsonl'}: completions of {prompt.id!r} were expected, "
+                    f"found {key!r}"
+                )
+            yield prompt, tuple(group)
+        if next(groups, None) is not None:
+            raise DataError(f"{samples / 'samples.jsonl'} holds completions of no prompt")
+
+
+def _grade(
+    groups: Sequence[tuple[Prompt, tuple[Completion, ...]]], graders: Mapping[str, Grader]
+) -> list[dict[str, Any]]:
+    """Scores in order; one call a grader for the whole batch."""
+    attempts = [Attempt(p, completion) for p, completions in groups for completion in completions]
+    scores: list[Score] = [Score(None, None, "the prompt names no grader")] * len(attempts)
+    named = [(k, a.prompt.grader) for k, a in enumerate(attempts) if a.prompt.grader is not None]
+    for name in sorted({name for _, name in named}):
+        if name not in graders:
+            raise ConfigError(
+                f"a prompt is to be graded by {name!r}; there are {', '.join(sorted(graders))}"
+            )
+        places = [k for k, grader in named if grader == name]
+        for k, score in zip(
+            places, graders[name].grade([attempts[k] for k in places]), strict=True
+        ):
+            scores[k] = score
+    return [
+        {"value": s.value, "answer": s.answer, "explanation": s.explanation} for s in scores
+    ]  # fmt: skip
+
+
+_INSIGNIFICANT = re.compile(r"[\W_]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """A graded completion.
+
+    Attributes:
+        index: which of its prompt's samples.
+        score: the grader's value, None where unscored.
+        calls: tool calls that the detector found, whether or not they could be parsed.
+        length: tokens after the prompt that the model sampled.
+        tokens: prompt and completion, tool results and all.
+        ids_key: digest of the exact completion; text_key: of its letters and digits alone.
+        call_markup: whether it holds what opens or closes calls, called or not.
+    """
+
+    index: int
+    score: float | None
+    calls: int
+    finish: Finish
+    length: int
+    tokens: int
+    reasoning_tokens: int
+    answer_tokens: int
+    ids_key: str
+    text_key: str
+    call_markup: bool = False
+
+    @property
+    def truncated(self) -> bool:
+        return self.finish in ("length", "turn_limit", "token_limit")
+
+
+def graded(
+    completion: Completion, encoded: Encoded | None, score: Score, verdict: Verdict
+) -> Graded:
+    """What pair building keeps of a completion; without ids it counts as failed."""
+    text = reading_text(completion)
+    return Graded(
+        index=completion.index,
+        score=score.value,
+        calls=len(verdict.calls),
+        finish="failed" if encoded is None else completion.finish,
+        length=sum(encoded.mask) if encoded else 0,
+        tokens=encoded.tokens if encoded else 0,
+        reasoning_tokens=completion.reasoning_tokens,
+        answer_tokens=completion.answer_tokens,
+        ids_key=_digest(repr(encoded.ids) if encoded else ""),
+        text_key=_digest(_INSIGNIFICANT.sub("", text).lower()),
+        call_markup=has_call_marker("".join(step.text for step in completion.steps)),
+    )
+
+
+def reading_text(completion: Completion) -> str:
+    """All that was said after the prompt, tool results included, for a person to read."""
+    return "".join(
+        step.text + "".join(f"\n[{m.name}: {m.content}]\n" for m in step.results)
+        for step in completion.steps
+    )
+
+
+def _digest(text: str) -> str:
+    data = text.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(data, digest_size=12).hexdigest()

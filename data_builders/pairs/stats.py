@@ -1,0 +1,194 @@
+"""What a preference build did, in figures: counts, lengths, distances, and how prompts fared.
+
+    lengths(pairs)["no_tools"]
+    → {"pairs": 1920, "chosen_mean": 61.2, "rejected_mean": 60.8, "chosen_longer": 0.48, …}
+
+Everything here goes into the manifest's stats and into the report.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from data_builders.pairs.candidates import CandidatePair, Candidates
+from data_builders.pairs.grading import GradedPrompt
+from posttrain.artifacts import Manifest
+from posttrain.config.build_dpo import BuildDpoConfig
+
+_BINS = 10
+
+
+@dataclass
+class PairStats:
+    """Counts that grow while prompts are read.
+
+    `unused`: completions in no candidate pair, by reason. `pairs_dropped`: pairs that were never
+    candidates, by reason. `prompts`: category → what became of the prompts. `rates`: setting and
+    mode → how its completions fared.
+    """
+
+    completions: int = 0
+    unused: Counter[str] = field(default_factory=Counter[str])
+    pairs_dropped: Counter[str] = field(default_factory=Counter[str])
+    prompts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    rates: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+
+    def add(self, graded: GradedPrompt, found: Candidates, *, right_at: float) -> None:
+        """Count one prompt and what became of its completions."""
+        self.completions += len(graded.completions)
+        self.unused.update(found.unusable.values())
+        self.pairs_dropped.update(found.pairs_dropped)
+        for category, outcome in found.outcome.items():
+            self.prompts[category][outcome] += 1
+        mode = "on" if graded.prompt.thinking else "off"
+        rates = self.rates[f"{graded.prompt.setting}/{mode}"]
+        for completion, score, verdict in zip(
+            graded.completions, graded.scores, graded.verdicts, strict=True
+        ):
+            rates["completions"] += 1
+            rates["truncated"] += completion.truncated
+            rates["failed"] += completion.finish == "failed"
+            rates["unscored"] += not score.scored
+            rates["right"] += score.value is not None and score.value >= right_at
+            rates["with_call"] += bool(verdict.calls)
+
+
+def completions_line(rates: Mapping[str, Mapping[str, int]]) -> str:
+    """How sampled completions fared, over all settings and modes; "" where there are none."""
+    total: Counter[str] = Counter()
+    for found in rates.values():
+        total.update(found)
+    if not total["completions"]:
+        return ""
+    cut = total["truncated"]
+    return (
+        f"{total['completions']:,} completions, {cut:,} ({cut / total['completions']:.1%}) "
+        f"truncated, {total['failed']:,} failed, {total['unscored']:,} unscored"
+    )
+
+
+def used_completions(pairs: Iterable[CandidatePair]) -> set[tuple[int, int]]:
+    """(prompt number, index) of every completion in a pair; offline pairs have none."""
+    return {
+        (pair.prompt, side.index)
+        for pair in pairs
+        if pair.category != "offline"
+        for side in (pair.chosen, pair.rejected)
+    }
+
+
+def pair_counts(pairs: Sequence[CandidatePair]) -> dict[str, Any]:
+    """Pairs in all, by category, and by category and reasoning mode."""
+    modes = Counter(f"{p.category}/{'on' if p.thinking else 'off'}" for p in pairs)
+    return {
+        "total": len(pairs),
+        "by_category": dict(sorted(Counter(p.category for p in pairs).items())),
+        "by_mode": dict(sorted(modes.items())),
+    }
+
+
+def lengths(pairs: Sequence[CandidatePair]) -> dict[str, dict[str, float]]:
+    """Length of chosen against rejected in sampled tokens, by category and over all."""
+    return {name: _balance(group) for name, group in _groups(pairs).items()}
+
+
+def _balance(pairs: Sequence[CandidatePair]) -> dict[str, float]:
+    chosen = np.array([p.chosen.length for p in pairs], dtype=np.int64)
+    rejected = np.array([p.rejected.length for p in pairs], dtype=np.int64)
+    return {
+        "pairs": len(pairs),
+        "chosen_mean": round(float(chosen.mean()), 3),
+        "rejected_mean": round(float(rejected.mean()), 3),
+        "difference_median": float(np.median(chosen - rejected)),
+        "chosen_longer": round(float((chosen > rejected).mean()), 4),
+        "rejected_longer": round(float((chosen < rejected).mean()), 4),
+    }
+
+
+def distances(pairs: Sequence[CandidatePair]) -> dict[str, dict[str, Any]]:
+    """How far apart chosen and rejected are, by category: median, and counts in tenths."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, group in _groups(pairs).items():
+        values = np.array([pair.distance for pair in group])
+        counts, _ = np.histogram(values, bins=_BINS, range=(0.0, 1.0))
+        found[name] = {
+            "median": round(float(np.median(values)), 4),
+            "below_a_tenth": round(float((values < 1 / _BINS).mean()), 4),
+            "tenths": counts.tolist(),
+        }
+    return found
+
+
+def plain(counters: Mapping[str, Counter[str]]) -> dict[str, dict[str, int]]:
+    """Counters as JSON-able mappings in a fixed order."""
+    return {name: dict(sorted(counter.items())) for name, counter in sorted(counters.items())}
+
+
+def _groups(pairs: Sequence[CandidatePair]) -> dict[str, list[CandidatePair]]:
+    groups: dict[str, list[CandidatePair]] = defaultdict(list)
+    for pair in pairs:
+        groups[pair.category].append(pair)
+        groups["all"].append(pair)
+    return dict(sorted(groups.items()))
+
+
+def print_dry_run(console: Console, recipe: BuildDpoConfig, parents: Sequence[Manifest]) -> None:
+    """What would be built, and of what; nothing is graded."""
+    for path, parent in zip(recipe.samples, parents, strict=True):
+        rows = sum(f.rows or 0 for f in parent.files if f.path == "samples.jsonl")
+        prompts = sum(f.rows or 0 for f in parent.files if f.path == "prompts.jsonl")
+        console.print(
+            f"samples  {path}: {rows:,} completions of {prompts:,} prompts", highlight=False
+        )
+    for source in recipe.offline:
+        console.print(f"offline  {source.name}: {', '.join(source.paths) or source.hub}")
+    total = f"{recipe.total:,} pairs at most" if recipe.total else "as many as shares allow"
+    console.print(f"total    {total}, {recipe.pairs_per_prompt} of a prompt, rule {recipe.rule}")
+    for category, share in recipe.categories.items():
+        console.print(f"share    {share:.1%} {category}", highlight=False)
+
+
+def print_summary(console: Console, stats: Mapping[str, Any], manifest: Manifest) -> None:
+    """The categories, what was dropped, and what needs a second look."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("category")
+    columns = ("target", "pairs", "on", "off", "chosen", "rejected", "chosen longer", "apart < 0.1")
+    for name in columns:
+        table.add_column(name, justify="right")
+    pairs, modes = stats["pairs"]["by_category"], stats["pairs"]["by_mode"]
+    for category, count in pairs.items():
+        length, apart = stats["lengths"][category], stats["distances"][category]
+        table.add_row(
+            category,
+            f"{stats['shares_asked'][category]:.1%}",
+            f"{count:,}",
+            f"{modes.get(f'{category}/on', 0):,}",
+            f"{modes.get(f'{category}/off', 0):,}",
+            f"{length['chosen_mean']:.1f}",
+            f"{length['rejected_mean']:.1f}",
+            f"{length['chosen_longer']:.0%}",
+            f"{apart['below_a_tenth']:.0%}",
+        )
+    console.print(table)
+    if sampled := completions_line(stats["samples"]):
+        console.print(f"sampled: {sampled}", highlight=False)
+    counts = manifest.counts
+    lost = ", ".join(f"{reason} {n:,}" for reason, n in counts.dropped.items())
+    console.print(
+        f"completions and rows: {counts.rows_in:,} in = {counts.kept:,} kept + "
+        f"{counts.rows_in - counts.kept:,} dropped ({lost or 'none'})",
+        highlight=False,
+    )
+    if stats["limited_by"]:
+        console.print(
+            f"the total is limited by {stats['limited_by']}: there are no more such pairs",
+            style="yellow",
+            highlight=False,
+        )

@@ -1,1 +1,0 @@
-"""Graded completions → preference pairs, in the three categories of the paper's Appendix C."""

@@ -1,0 +1,280 @@
+"""A question as every kind of row gives it, before any setting asks it.
+
+    RowQuestion(messages=(Message("user", "7*8?"),), tools=None, gold="56", key='…', row={…})
+
+A row that gives none raises `RowProblem` with the reason it is counted under.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from data_builders.dialects import RowProblem, read_row
+from data_builders.filters.structure import first_empty_user
+from data_builders.keyed import key64
+from data_builders.rows.raw import Dropped
+from data_builders.rows.read import RowCounts, read_rows
+from data_builders.rows.where import lookup
+from data_builders.tiny_world.items import message_of
+from posttrain.artifacts import Counts
+from posttrain.config.prompts import (
+    OPTION_LETTERS,
+    PLACEHOLDER,
+    AnySource,
+    ChatPrompts,
+    QuestionPrompts,
+    TinyWorldPrompts,
+)
+from posttrain.json_values import encode_json
+from posttrain.records import Message, json_text, message_to_row
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RowQuestion:
+    """What is asked, without a setting.
+
+    Attributes:
+        messages: up to and including the turn to be answered; reasoning of earlier turns kept.
+        tools: JSON text of the tools that the row itself declares.
+        gold: what a grader compares with, None where there is nothing.
+        metadata: JSON text of an object, for graders and environments.
+        row: the raw row, for a setting's `where`.
+        state: JSON text of whatever else makes it another question, e.g. what its tools will find.
+        needs_tools: cannot be answered without the declared tools.
+        digest: 16 hex digits of what is asked and what is right; declared tools do not count.
+    """
+
+    messages: tuple[Message, ...]
+    tools: str | None
+    gold: str | None
+    metadata: str
+    row: Row
+    state: str = ""
+    needs_tools: bool = False
+    digest: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        parts = [[message_to_row(m) for m in self.messages], self.gold, self.state]
+        text = json_text(parts).encode("utf-8", "surrogatepass")
+        digest = hashlib.blake2b(text, digest_size=8).hexdigest()
+        object.__setattr__(self, "digest", digest)
+
+
+def field_of(row: Row, path: str) -> Any:
+    """A field's value. Raises RowProblem `missing_field`."""
+    try:
+        return lookup(row, path)
+    except KeyError:
+        raise RowProblem("missing_field", path, "the row has no such field") from None
+
+
+def text_of(row: Row, path: str) -> str:
+    """A field that holds text or a number, as text. Raises RowProblem."""
+    value = field_of(row, path)
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise RowProblem("malformed_field", path, f"text is needed, found {value!r:.80}")
+    text = str(value).strip()
+    if not text:
+        raise RowProblem("empty_field", path, "nothing stands there")
+    return text
+
+
+def carried(row: Row, paths: tuple[str, ...], **more: Any) -> str:
+    """Metadata: the fields at `paths` by their last part, and `more`, as JSON text."""
+    kept: dict[str, Any] = {}
+    for path in paths:
+        try:
+            kept[path.rpartition(".")[2]] = lookup(row, path)
+        except KeyError:
+            continue
+    try:
+        return encode_json(kept | more)
+    except ValueError as error:
+        raise RowProblem("malformed_metadata", ", ".join(paths), str(error)) from None
+
+
+def read_chat(row: Row, source: ChatPrompts) -> RowQuestion:
+    """The question of one row.
+
+    Raises:
+        RowProblem: no conversation, none with a user or one who says nothing, or no gold where one
+            is named.
+    """
+    _, conversation = read_row(row, source.rows(), trains=False)
+    messages = conversation.messages
+    answers = [i for i, message in enumerate(messages) if message.role == "assistant"]
+    until = answers[-1] if answers else len(messages)
+    users = [i for i, message in enumerate(messages[:until]) if message.role == "user"]
+    if not users:
+        raise RowProblem("no_user", "messages", "no user turn to answer")
+    messages = messages[: users[-1] + 1]
+    if (empty := first_empty_user(messages)) is not None:
+        raise RowProblem("empty_user_turn", f"message {empty}", "a user turn without text")
+    return RowQuestion(
+        messages=messages,
+        tools=conversation.tools,
+        gold=None if source.gold is None else text_of(row, source.gold),
+        metadata=carried(row, source.metadata),
+        row=row,
+    )
+
+
+def read_question(row: Row, source: QuestionPrompts) -> RowQuestion:
+    """The question of one row.
+
+    Raises:
+        RowProblem: a field is missing or empty, or the gold is not to be found in it.
+    """
+    question = text_of(row, source.question)
+    options = _options(row, source, question)
+    gold = _letter(row, source, options) if options else _gold(row, source)
+    text = _fill(source.text, question, options)
+    messages = (Message("user", text),)
+    if source.system is not None:
+        messages = (Message("system", source.system), *messages)
+    more = {"options": options} if options else {}
+    metadata = carried(row, source.metadata, **more)
+    return RowQuestion(messages=messages, tools=None, gold=gold, metadata=metadata, row=row)
+
+
+def _gold(row: Row, source: QuestionPrompts) -> str:
+    text = text_of(row, source.gold)
+    if source.gold_pattern is None:
+        return text
+    found = list(re.finditer(source.gold_pattern, text))
+    gold = (found[-1][1] or "").strip() if found else ""
+    if not gold:
+        raise RowProblem("gold_unreadable", source.gold, f"no match of {source.gold_pattern!r}")
+    return gold
+
+
+def _texts(row: Row, source: QuestionPrompts) -> list[str]:
+    """The options' texts in the row's own order."""
+    if len(source.options) == 1:
+        listed = field_of(row, source.options[0])
+        if not isinstance(listed, list) or not 2 <= len(listed) <= len(OPTION_LETTERS):
+            raise RowProblem("malformed_field", source.options[0], "not a list of options")
+        return [text_of({"option": item}, "option") for item in listed]
+    return [text_of(row, path) for path in source.options]
+
+
+def _options(row: Row, source: QuestionPrompts, question: str) -> dict[str, str]:
+    """Letter → text, in the order shown."""
+    if not source.options:
+        return {}
+    texts = _texts(row, source)
+    if len(set(texts)) < len(texts):
+        raise RowProblem("equal_options", source.options[0], "two options say the same")
+    if source.shuffle:
+        # by the text of each option, so that the row's own order gives nothing away
+        texts.sort(key=lambda text: key64(0, "option", question, text))
+    return dict(zip(OPTION_LETTERS, texts, strict=False))
+
+
+def _letter(row: Row, source: QuestionPrompts, options: Mapping[str, str]) -> str:
+    """The letter, among those shown, of the right option."""
+    own = _texts(row, source)
+    value = field_of(row, source.gold)
+    gold = _gold(row, source)
+    readings = {text for text in own if text == gold}
+    if isinstance(value, int) and not isinstance(value, bool):
+        readings.update(own[value : value + 1] if value >= 0 else ())
+    elif len(gold) == 1 and gold in OPTION_LETTERS:
+        place = OPTION_LETTERS.index(gold)
+        readings.update(own[place : place + 1])
+    if len(readings) != 1:
+        kind = "gold_ambiguous" if readings else "gold_unreadable"
+        raise RowProblem(kind, source.gold, f"{value!r:.80} names {len(readings)} of the options")
+    return next(letter for letter, text in options.items() if text in readings)
+
+
+def _fill(template: str, question: str, options: Mapping[str, str]) -> str:
+    """The template with its placeholders filled; what is filled in is not looked at again."""
+    listed = "\n".join(f"{letter}) {text}" for letter, text in options.items())
+    values = {"question": question, "options": listed, **options}
+    return PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), template)
+
+
+_METADATA = ("gold", "grading", "turns", "tools_declared", "initial_state")
+
+
+def read_tiny_world(row: Row, source: TinyWorldPrompts) -> RowQuestion:
+    """The question of one row.
+
+    Raises:
+        RowProblem: no row of the tiny world, or one whose user answers back (`needs_replies`).
+    """
+    metadata: Any = row.get("metadata")
+    if not isinstance(metadata, dict) or not all(key in metadata for key in _METADATA):
+        raise RowProblem("unrecognised", "metadata", "not a row of the tiny world")
+    if metadata["grading"] == "question":
+        raise RowProblem("needs_replies", "metadata.grading", "its user answers back")
+    messages = row["messages"]
+    if "reference" not in row:
+        users = [i for i, message in enumerate(messages) if message["role"] == "user"]
+        messages = messages[: users[metadata["turns"] - 1] + 1]
+    state = metadata["initial_state"]
+    return RowQuestion(
+        messages=tuple(message_of(message) for message in messages),
+        tools=json_text(row["tools"]) if row["tools"] else None,
+        gold=metadata["gold"],
+        metadata=json_text(metadata),
+        row=row,
+        state=json_text([state, metadata["fault"]]),
+        # what the tools would have told is nowhere in the question
+        needs_tools=bool(row["tools"]) and bool(state),
+    )
+
+
+READERS: Mapping[str, Callable[[Row, Any], RowQuestion]] = {
+    "tiny_world": read_tiny_world,
+    "question": read_question,
+    "chat": read_chat,
+}
+
+
+def total_counts(sources: Iterable[RowCounts]) -> Counts:
+    """The rows of several sources."""
+    total = RowCounts()
+    for counts in sources:
+        total.rows_in += counts.rows_in
+        total.kept += counts.kept
+        total.dropped += counts.dropped
+    return Counts(total.rows_in, total.kept, dict(sorted(total.dropped.items())))
+
+
+def distinct_questions(
+    source: AnySource, counts: RowCounts, *, seen: set[str], base_dir: Path
+) -> Iterator[RowQuestion]:
+    """Each question of a source once; `seen` (their digests) lasts over all sources.
+
+    Raises as `build_prompts` does.
+    """
+    for question in _questions(source, counts, base_dir):
+        if question.digest in seen:
+            counts.drop("duplicate")
+        else:
+            seen.add(question.digest)
+            yield question
+
+
+def _questions(source: AnySource, counts: RowCounts, base_dir: Path) -> Iterator[RowQuestion]:
+    """Every row that is a question and that `where` lets through; the others are counted."""
+    read = READERS[source.format]
+    for raw in read_rows(source.rows(), base_dir):
+        counts.rows_in += 1
+        if isinstance(raw, Dropped):
+            where = raw.reason == "where"
+            counts.drop(raw.reason, "" if where else f"{raw.file}:{raw.line}: {raw.detail}")
+            continue
+        try:
+            yield read(raw.row, source)
+        except RowProblem as problem:
+            counts.drop(problem.reason, f"{raw.file}:{raw.line}: {problem}")

@@ -1,0 +1,26 @@
+"""Graders by name: completions in, scores out; each refuses the prompts whose gold it can't use.
+
+    GRADERS["math"]().grade([Attempt(prompt, completion)])
+    → [Score(1.0, "56", "equal to the gold 56")]
+
+A completion that a limit ended is wrong, 0.0; one that failed, one whose comparison failed or took
+too long, and one in which no answer is found, unless it is empty or lacks the format that its
+prompt asks for, is unscored. `metadata` of a prompt may hold `tolerance` (math, numeric),
+`ignore_case` (exact), `options` and `output_regex` (multiple_choice).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from reward.graders.base import Grader
+from reward.graders.choice import MultipleChoice
+from reward.graders.math import Math
+from reward.graders.text import Exact, Numeric
+
+GRADERS: dict[str, Callable[[], Grader]] = {
+    "math": Math,
+    "multiple_choice": MultipleChoice,
+    "exact": Exact,
+    "numeric": Numeric,
+}

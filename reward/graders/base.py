@@ -1,0 +1,148 @@
+"""What every grader is, and the scores that all of them give alike.
+
+    grader.grade([Attempt(prompt, completion)]) → [Score(1.0, "56", "equal to the gold 56")]
+
+A grader that fails, times out, cannot read its gold, or finds no answer where the prompt requests
+no format, leaves the attempt unscored. An answer outside the requested format still counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from posttrain.records import Score
+from posttrain.rollouts import Completion, Prompt, metadata_of
+from reward.graders.final_answer import LABEL, TAG, joined_boxes
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One completion of one prompt, to be graded."""
+
+    prompt: Prompt
+    completion: Completion
+
+
+class Grader(Protocol):
+    """A named way to grade. Thread-safe: any number of threads may call it at once."""
+
+    def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
+        """Per prompt: why its gold cannot be used (drop reason), or None. Gold must pass itself."""
+        ...
+
+    def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
+        """One score an attempt, in order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """`requested` finds it in a prompt; `used` says whether a completion's answer has it."""
+
+    name: str
+    requested: re.Pattern[str]
+    used: Callable[[str], object]
+
+
+_FORMATS = (
+    Format("\\boxed{…}", re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])"), joined_boxes),
+    Format(
+        "<answer>…</answer>",
+        re.compile(r"</?answer>", re.IGNORECASE),
+        lambda answer: any(tag.strip() for tag in TAG.findall(answer)),
+    ),
+    Format(
+        "#### …", re.compile(r"\#{4}"), re.compile(r"^[ \t]*\#{4}[ \t]*\S", re.MULTILINE).search
+    ),
+    # quoted, or with what is to be filled in behind it; "Answer:" at the end asks for nothing
+    Format(
+        "Answer: …",
+        re.compile(
+            r"(?<!\w)[\"'`“‘][^\"'`”’\n]{0,30}\b[Aa](?:nswer|NSWER)\b(?:[ \t]+is\b|[ \t*]*:)"
+            r"|\b[Aa](?:nswer|NSWER)[ \t*]*:[ \t*]*(?:\$?[A-Z]{3,}\b|X\b|[<\[({_]|\$[a-z]|\.\.\.|…)"
+        ),
+        LABEL.search,
+    ),
+    Format(
+        "JSON",
+        re.compile(
+            r"\b(?:in|as|with|return|output|produce|write|give|valid)\s+"
+            r"(?:(?:an?|one|only|valid|the|following|single)\s+)*JSON\b",
+            re.IGNORECASE,
+        ),
+        re.compile(r"[{\[]").search,
+    ),
+)
+_OUTPUT_REGEX = Format("what its output_regex matches", re.compile(r"(?!)"), lambda answer: False)
+
+
+def requested_formats(prompt: Prompt) -> list[Format]:
+    """The formats that a prompt's system and user messages, or its `output_regex`, ask for."""
+    text = "\n".join(m.content for m in prompt.messages if m.role in ("system", "user"))
+    forms = [form for form in _FORMATS if form.requested.search(text)]
+    return [*forms, _OUTPUT_REGEX] if metadata_of(prompt).get("output_regex") else forms
+
+
+SHOWN = 200  # characters of an answer or gold in a score
+
+
+def before_reading(attempt: Attempt) -> Score | None:
+    """The score of a completion that gave no answer to read; None where there is one."""
+    completion = attempt.completion
+    if completion.finish == "failed":
+        return Score(None, None, f"failed: {one_line(completion.error or 'no reason given')}")
+    if completion.truncated:
+        return Score(0.0, None, f"truncated: {completion.finish}")
+    return None
+
+
+def no_answer(attempt: Attempt) -> Score:
+    """The score of a completion in which no answer is found.
+
+    It is wrong if it is empty, or lacks the format that its prompt asks for. Otherwise the answer
+    may stand where it is not looked for, or be written as it is not read.
+    """
+    answer, forms = attempt.completion.answer, requested_formats(attempt.prompt)
+    if not answer.strip():
+        return Score(0.0, None, "no answer: empty")
+    if not forms:
+        return unscored(None, "no answer found; the prompt asks for no format")
+    names = " or ".join(form.name for form in forms)
+    if any(form.used(answer) for form in forms):
+        return unscored(None, f"no answer that can be read in the {names} that the prompt asks for")
+    return Score(0.0, None, f"no answer found; the prompt asks for {names}")
+
+
+def verdict(correct: bool, answer: str, gold: str) -> Score:
+    """The score of an answer that was compared."""
+    if correct:
+        return Score(1.0, one_line(answer), f"equal to the gold {one_line(gold)}")
+    return Score(0.0, one_line(answer), f"not the gold {one_line(gold)}")
+
+
+def unscored(answer: str | None, problem: str) -> Score:
+    """The score of an answer that could not be compared."""
+    return Score(None, None if answer is None else one_line(answer), f"unscored: {problem}")
+
+
+def one_line(text: str) -> str:
+    """The text on one line, shortened in the middle of nothing: its head, and "…"."""
+    line = " ".join(text.split())
+    return line if len(line) <= SHOWN else line[: SHOWN - 1] + "…"
+
+
+def tolerance_of(prompt: Prompt) -> float | None:
+    """`tolerance` of a prompt's metadata: a share of the gold.
+
+    Raises:
+        ValueError: it is no number in (0, 1).
+    """
+    value = metadata_of(prompt).get("tolerance")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
+        raise ValueError(f"bad_tolerance: {value!r} is no share between 0 and 1")
+    return float(value)

@@ -1,0 +1,99 @@
+"""The worker process: comparisons and patterns that may never end, one job at a time.
+
+    python -m reward.graders.worker_main CPU_SECONDS BYTES
+
+    stdin   [["same", ["\\\\sqrt{8}", "2\\\\sqrt{2}", null]], …]     one line a batch
+    stdout  {"value": true}                                one line a job, as it ends
+
+The kernel itself ends the process when a job has used its CPU seconds: no Python code has to run
+for that, so neither a loop in C nor the death of the parent leaves anything behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import resource
+import select
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from reward.graders import algebra, math_answers
+
+
+def same(gold: str, answer: str, tolerance: float | None) -> bool:
+    """`math_answers.same`, with algebra."""
+    return math_answers.same(gold, answer, algebra=algebra.equal, tolerance=tolerance)
+
+
+def last_match(patterns: Sequence[str], text: str) -> str | None:
+    """Last match of the first pattern that matches: its first group, or all of it.
+
+    Case does not count. None where no pattern matches.
+    """
+    for pattern in patterns:
+        matches = deque(re.finditer(pattern, text, re.IGNORECASE), maxlen=1)
+        for found in matches:
+            groups = [group for group in found.groups() if group is not None]
+            return groups[0] if groups else found.group()
+    return None
+
+
+def pattern_problem(patterns: Sequence[str]) -> str | None:
+    """Why these cannot be used, or None."""
+    for pattern in patterns:
+        try:
+            re.compile(pattern, re.IGNORECASE)
+        except re.error as error:
+            return f"{pattern!r}: {error}"
+    return None
+
+
+JOBS: dict[str, Callable[..., Any]] = {
+    "same": same,
+    "last_match": last_match,
+    "pattern_problem": pattern_problem,
+}
+LOOK_FOR_PARENT = 5000  # milliseconds: a fork of the parent may hold our stdin open after it
+
+
+def main() -> None:
+    """Answer batches until stdin closes or the parent is gone."""
+    parent = os.getppid()
+    cpu_seconds, memory = float(sys.argv[1]), int(sys.argv[2])
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    answers = os.fdopen(os.dup(1), "w", encoding="ascii")
+    os.dup2(2, 1)  # a library that prints must not speak among the answers
+    waiting = select.poll()
+    waiting.register(0, select.POLLIN | select.POLLHUP)
+    print(json.dumps({"value": "ready"}), file=answers, flush=True)
+    while os.getppid() == parent:
+        if not waiting.poll(LOOK_FOR_PARENT):
+            continue
+        line = sys.stdin.readline()  # one batch: the next comes when this one is answered
+        if not line.endswith("\n"):
+            return
+        for name, arguments in json.loads(line):
+            signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+            answer = _do(name, arguments)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            print(json.dumps(answer), file=answers, flush=True)
+
+
+def _do(name: str, arguments: list[Any]) -> dict[str, Any]:
+    try:
+        return {"value": JOBS[name](*arguments)}
+    except Exception as error:  # noqa: BLE001 - whatever algebra raises: the caller is told
+        return {"error": f"{type(error).__name__}: {error}"[:200]}
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):
+        main()

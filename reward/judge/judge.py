@@ -1,0 +1,249 @@
+"""A judge over samplers: comparisons in, judgements out, everything in flight at once.
+
+    judge = GenRmJudge([JudgeSampler(sampler, "roles")], config, cache=VerdictCache(out / "votes"))
+    await judge.judge([Comparison(history, "56", "It is 54.")], seed=7)
+    → [Judgement(verdict=Verdict(5, 1, 1), votes=(Vote(…),))]
+
+A server gets every request at once, within its client's bound; a model in this process gets them
+in fixed chunks, so that what a killed run had finished need not be done again and the rest comes
+out the same. The order of the comparisons, and what else is judged, changes no request: its seeds
+come from its content.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from posttrain.artifacts import MANIFEST, read_artifact
+from posttrain.config.backend import Server
+from posttrain.config.judge import JudgeConfig, JudgeModel
+from posttrain.errors import ConfigError
+from posttrain.sampling.protocol import Sampler
+from posttrain.sampling.together import gather_or_cancel
+from reward.judge.cache import VerdictCache
+from reward.judge.prompt import judging_messages, layout_for
+from reward.judge.votes import (
+    Comparison,
+    JudgeCosts,
+    Judgement,
+    RequestSettings,
+    Vote,
+    VoteRequest,
+    averaged,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeSampler:
+    """One model that judges, and how it is prompted.
+
+    Attributes:
+        layout: a name of `LAYOUTS`.
+        at_once: requests under way with a server; None: all, within its client's bound.
+        tokens: special tokens of its tokenizer; () where a server hides them.
+    """
+
+    sampler: Sampler
+    layout: str
+    thinking: bool = True
+    at_once: int | None = None
+    tokens: tuple[str, ...] = ()
+
+
+def judge_sampler(
+    model: JudgeModel, sampler: Sampler, *, template: str | None, tokens: tuple[str, ...] = ()
+) -> JudgeSampler:
+    """A recipe's model as a judge.
+
+    Args:
+        template: source of its chat template; None where a server hides it.
+        tokens: special tokens of its tokenizer; () where a server hides them.
+
+    Raises:
+        ConfigError: as `layout_for`; or the checkpoint was trained as a judge in another layout.
+    """
+    layout, trained = layout_for(model.layout, template), None
+    if model.checkpoint is not None and (Path(model.checkpoint) / MANIFEST).is_file():
+        trained = read_artifact(model.checkpoint, verify=False).stats.get("layout")
+    if trained not in (None, layout):
+        raise ConfigError(
+            f"the judge {model.checkpoint} was trained to be asked in the layout {trained}, and is "
+            f"asked in {layout}: set its layout to {trained}"
+        )
+    at_once = model.backend.concurrency if isinstance(model.backend, Server) else None
+    return JudgeSampler(sampler, layout, model.thinking, at_once, tokens)
+
+
+class GenRmJudge:
+    """Judges comparisons; used from one event loop.
+
+    Args:
+        models: each gives every comparison a vote.
+        config: parameters, retries and limits; its models are the caller's to open.
+        cache: where votes are kept; None keeps them only within one call of `judge`.
+        on_progress: called with the number of votes since its last call.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[JudgeSampler],
+        config: JudgeConfig,
+        *,
+        cache: VerdictCache | None = None,
+        on_progress: Callable[[int], None] = lambda votes: None,
+    ) -> None:
+        assert models, "nobody judges"
+        self.ledger = JudgeCosts()
+        self._models, self._config, self._cache = tuple(models), config, cache
+        self._on_progress = on_progress
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What decides the judgements."""
+        return {
+            "models": [
+                {"model": dict(m.sampler.identity), "layout": m.layout, "thinking": m.thinking}
+                for m in self._models
+            ],
+            "parameters": self._config.sampling.model_dump(mode="json"),
+            "principle": self._config.principle,
+            "retries": self._config.retries,
+            "max_characters": self._config.max_characters,
+        }
+
+    def keep_failures(self) -> None:
+        """What failed so far stays so on a resume: call it once that is known to be tolerable."""
+        if self._cache is not None:
+            self._cache.keep_failures()
+
+    async def judge(self, comparisons: Sequence[Comparison], *, seed: int) -> list[Judgement]:
+        """One judgement a comparison, in order; equal prompts share their votes.
+
+        Args:
+            comparisons: every call they take is awaited before this returns.
+            seed: of the step; the same comparisons under the same seed get the same judgements
+                from a model that answers the same.
+
+        Raises:
+            ConfigError: a model that cannot answer anything (wrong key, wrong address).
+        """
+        started = time.monotonic()
+        columns: list[list[Vote]] = [[] for _ in self._models]
+
+        async def fill(number: int) -> None:
+            columns[number] = await self._votes(number, comparisons, seed)
+
+        await gather_or_cancel(fill(number) for number in range(len(self._models)))
+        judgements = [averaged(votes) for votes in zip(*columns, strict=True)]
+        self.ledger.add(judgements, seconds=time.monotonic() - started)
+        return judgements
+
+    async def _votes(self, number: int, comparisons: Sequence[Comparison], seed: int) -> list[Vote]:
+        """One model's vote on each comparison."""
+        model, config = self._models[number], self._config
+        parameters = config.sampling.parameters()
+        settings = RequestSettings(
+            # the layout is in the messages; the same model twice has two opinions
+            identity={"seat": number, "model": dict(model.sampler.identity)},
+            parameters=parameters,
+            thinking=model.thinking,
+            # at temperature 0 a model repeats itself
+            attempts=1 if parameters.temperature == 0 else config.retries + 1,
+            max_characters=config.max_characters,
+        )
+        answer = self._in_process if model.sampler.batched else self._from_server
+        paid: set[str] = set()
+        votes: list[Vote] = []
+        for request in await answer(model, settings, comparisons, seed):
+            assert request.vote is not None, "a request was left open"
+            vote = request.vote
+            if request.key in paid:  # an equal comparison has paid for it
+                vote = replace(vote, calls=0, prompt_tokens=0, completion_tokens=0, cached=True)
+            votes.append(vote)
+            paid.add(request.key)
+        return votes
+
+    async def _from_server(
+        self,
+        model: JudgeSampler,
+        settings: RequestSettings,
+        comparisons: Sequence[Comparison],
+        seed: int,
+    ) -> list[VoteRequest]:
+        """Each comparison's request, answered; prompts are written when there is room to send."""
+        requests: dict[int, VoteRequest] = {}
+        distinct: dict[str, VoteRequest] = {}
+        waiting = iter(enumerate(comparisons))
+
+        async def work() -> None:
+            for position, comparison in waiting:
+                request = self._request(comparison, model, settings)
+                requests[position] = distinct.setdefault(request.key, request)
+                # the first of equal ones waits for the answer
+                if requests[position] is request:
+                    self._recall(request, seed)
+                    while request.vote is None:
+                        [generation] = await model.sampler.sample([request.next_call(seed)])
+                        request.take(generation)
+                    self._keep(request, seed)
+                self._on_progress(1)
+
+        workers = min(len(comparisons), model.at_once or len(comparisons))
+        await gather_or_cancel(work() for _ in range(workers))
+        return [requests[position] for position in range(len(comparisons))]
+
+    async def _in_process(
+        self,
+        model: JudgeSampler,
+        settings: RequestSettings,
+        comparisons: Sequence[Comparison],
+        seed: int,
+    ) -> list[VoteRequest]:
+        """Each comparison's request, answered, in chunks.
+
+        They are cut before what is known is left out, so that a resumed run makes the same ones.
+        """
+        requests = [self._request(comparison, model, settings) for comparison in comparisons]
+        distinct = {request.key: request for request in requests}
+        unique = list(distinct.values())
+        for request in unique:
+            self._recall(request, seed)
+        for start in range(0, len(unique), self._config.chunk):
+            chunk = unique[start : start + self._config.chunk]
+            missing = [request for request in chunk if request.vote is None]
+            live = missing
+            while live:
+                generations = await model.sampler.sample([r.next_call(seed) for r in live])
+                for request, generation in zip(live, generations, strict=True):
+                    request.take(generation)
+                live = [request for request in live if request.vote is None]
+            for request in missing:
+                self._keep(request, seed)
+            self._on_progress(len(chunk))
+        self._on_progress(len(requests) - len(unique))
+        return [distinct[request.key] for request in requests]
+
+    def _request(
+        self, comparison: Comparison, model: JudgeSampler, settings: RequestSettings
+    ) -> VoteRequest:
+        messages = judging_messages(
+            comparison.history,
+            comparison.answer_1,
+            comparison.answer_2,
+            layout=model.layout,
+            principle=comparison.principle or self._config.principle,
+            tokens=model.tokens,
+        )
+        return VoteRequest(messages, settings)
+
+    def _recall(self, request: VoteRequest, seed: int) -> None:
+        if self._cache is not None and request.vote is None:
+            request.vote = self._cache.get(request.key, seed=seed)
+
+    def _keep(self, request: VoteRequest, seed: int) -> None:
+        if self._cache is not None and request.keeps and request.vote is not None:
+            self._cache.add(request.key, request.vote, seed=seed)

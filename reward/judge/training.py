@@ -1,0 +1,144 @@
+"""What a judge in training is rewarded for: its verdicts against gold, equation 1 of the paper.
+
+    await VerdictReward().reward([Group(prompt, completions)], seed=0)
+    → [GroupRewards(rewards=(-1.0, -21.0), parts={"format": (1.0, 0.0), "ranking_error": …, …})]
+
+A judgement that ran into a limit, or that cannot be read, has no verdict: it is malformed. One that
+the backend lost is unscored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from posttrain.errors import DataError
+from posttrain.group_rewards import Failure, Group, GroupRewards
+from posttrain.json_values import load_json
+from posttrain.rollouts import Completion, Prompt
+from reward.judge.verdict import (
+    FORMAT_WEIGHT,
+    MIDDLE_RANKING,
+    RANKING_WEIGHT,
+    Gold,
+    Verdict,
+    parse_verdict,
+    training_reward,
+)
+
+GRADER = "genrm"
+PARTS = ("format", "right_order", "score_error_1", "score_error_2", "ranking_error")
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictScore:
+    """One judgement held against its gold.
+
+    Attributes:
+        verdict: None where malformed.
+        reward: of equation 1; a malformed one pays the worst distances too.
+        right_order: whether it prefers what the gold prefers (1.0 or 0.0; half where it prefers
+            neither, 0.0 where malformed); None where the gold prefers neither.
+        score_error_1, score_error_2, ranking_error: distances; None where malformed, or where the
+            gold has no such score.
+    """
+
+    verdict: Verdict | None
+    reward: float
+    right_order: float | None
+    score_error_1: float | None
+    score_error_2: float | None
+    ranking_error: float | None
+
+    @property
+    def parts(self) -> dict[str, float | None]:
+        """What is logged beside the reward."""
+        format_kept = float(self.verdict is not None)
+        return {"format": format_kept} | {name: getattr(self, name) for name in PARTS[1:]}
+
+
+def preferred(verdict: Verdict | Gold) -> int:
+    """1 or 2, the response that is preferred by its score and, at equal scores, by the ranking.
+
+    0 where neither is. A gold without scores goes by its ranking.
+    """
+    scores = verdict.score_1, verdict.score_2
+    if scores[0] is not None and scores[1] is not None and scores[0] != scores[1]:
+        return 1 if scores[0] > scores[1] else 2
+    if verdict.ranking == MIDDLE_RANKING:
+        return 0
+    return 1 if verdict.ranking < MIDDLE_RANKING else 2
+
+
+def outcome_of(completion: Completion, gold: Gold) -> VerdictScore | None:
+    """A judgement against its gold; None where the backend gave none."""
+    if completion.finish == "failed":
+        return None
+    verdict = None if completion.truncated else parse_verdict(completion.answer)
+    reward = training_reward(verdict, gold)
+    wanted = preferred(gold)
+    if verdict is None:
+        return VerdictScore(None, reward, 0.0 if wanted else None, None, None, None)
+    choice = preferred(verdict)
+    right = (0.5 if choice == 0 else float(choice == wanted)) if wanted else None
+    return VerdictScore(
+        verdict,
+        reward,
+        right,
+        None if gold.score_1 is None else abs(verdict.score_1 - gold.score_1),
+        None if gold.score_2 is None else abs(verdict.score_2 - gold.score_2),
+        abs(verdict.ranking - gold.ranking),
+    )
+
+
+def gold_from(prompt: Prompt) -> Gold:
+    """The gold verdict of a judging prompt.
+
+    Raises:
+        DataError: the prompt carries none that can be read.
+    """
+    try:
+        row: Any = load_json(prompt.gold or "")
+        first, second = (None if row[n] is None else float(row[n]) for n in ("score_1", "score_2"))
+        return Gold(first, second, float(row["ranking"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"prompt {prompt.id!r}: its gold {prompt.gold!r:.80} is no verdict ({error!r}); "
+            "judging prompts are made by build_genrm"
+        ) from error
+
+
+class VerdictReward:
+    """A `GroupReward`: groups of judgements of one pair, each rewarded by itself."""
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What decides the rewards."""
+        return {"reward": GRADER, "format": FORMAT_WEIGHT, "ranking": RANKING_WEIGHT}
+
+    async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
+        """One `GroupRewards` a group; nothing is drawn, the seed changes nothing."""
+        return [_rewards(group) for group in groups]
+
+    def settle(self, asked: int, failures: Sequence[Failure]) -> None:
+        """No judge is called: nothing can fail."""
+
+
+def _rewards(group: Group) -> GroupRewards:
+    gold = gold_from(group.prompt)
+    outcomes = [outcome_of(completion, gold) for completion in group.completions]
+    parts = {name: tuple(None if o is None else o.parts[name] for o in outcomes) for name in PARTS}
+    judged = [outcome for outcome in outcomes if outcome is not None]
+    choices = [preferred(o.verdict) for o in judged if o.verdict is not None]
+    return GroupRewards(
+        rewards=tuple(None if o is None else o.reward for o in outcomes),
+        parts=parts,
+        counts={
+            "judgements": len(judged),
+            "malformed": len(judged) - len(choices),
+            "prefers_1": choices.count(1),
+            "prefers_2": choices.count(2),
+            "prefers_neither": choices.count(0),
+        },
+    )

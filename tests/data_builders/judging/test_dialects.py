@@ -1,0 +1,243 @@
+"""Preference rows of every dialect become pairs with the gold they state, or a named drop."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from data_builders.dialects import RowProblem
+from data_builders.judging.dialects import DIALECTS, read_pair, recognise
+from data_builders.judging.pair import PreferencePair
+from posttrain.config.build_genrm import PreferenceSource
+from posttrain.config.load import validate
+from posttrain.records import Message
+from reward.judge.verdict import Gold
+from tests.data_builders.judging.small import (
+    ARENA,
+    CHOSEN,
+    HELPSTEER3,
+    PANDALM,
+    RELEASED,
+    ROWS,
+    SAFETY,
+)
+
+
+def read(row: dict[str, Any], **settings: Any) -> PreferencePair:
+    raw = {"name": "s", "path": "s.jsonl", **settings}
+    return read_pair(row, validate(raw, PreferenceSource, where="source"))[1]
+
+
+def problem(row: dict[str, Any], **settings: Any) -> str:
+    with pytest.raises(RowProblem) as found:
+        read(row, **settings)
+    return found.value.reason
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_each_dialect_is_recognised_by_its_structure(dialect: str):
+    assert recognise(ROWS[dialect]) == dialect
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_columns_of_other_sets_that_are_null_change_nothing(dialect: str):
+    others = {key: None for row in ROWS.values() for key in row if key not in ROWS[dialect]}
+    assert recognise(ROWS[dialect] | others) == dialect
+
+
+@pytest.mark.parametrize(
+    ("strength", "ranking"), [(-3, 1), (-2, 2), (-1, 3), (1, 4), (2, 5), (3, 6)]
+)
+def test_helpsteer3_has_six_strengths_for_six_rankings(strength: int, ranking: float):
+    pair = read(HELPSTEER3 | {"overall_preference": strength})
+    assert pair.gold == Gold(None, None, ranking)
+    assert (pair.response_1, pair.response_2) == ("56", "54")
+    assert pair.history == (Message("user", "What is 7*8?"),)
+
+
+def test_scores_of_the_row_are_taken_and_brought_to_one_to_five():
+    scored = HELPSTEER3 | {"score_1": 4, "score_2": 2}
+    assert read(scored).gold == Gold(4, 2, 2)
+    assert read(scored, scores={"low": 0, "high": 4}).gold == Gold(5, 3, 2)
+    assert problem(scored | {"score_2": None}) == "malformed_label"
+    assert problem(scored | {"score_2": 6}) == "malformed_label"
+    assert problem(scored | {"score_2": True}) == "malformed_label"
+    named = HELPSTEER3 | {"ratings": {"a": 5, "b": 1}}
+    fields = {"score_1": "ratings.a", "score_2": "ratings.b"}
+    assert read(named, fields=fields).gold == Gold(5, 1, 2)
+
+
+def test_ties_are_dropped_or_ranked_in_the_middle():
+    rows = [HELPSTEER3 | {"overall_preference": 0}, ARENA | {"winner": "tie"}]
+    for row in rows:
+        assert problem(row) == "tie"
+        assert read(row, ties="middle").gold.ranking == 3.5
+    assert problem(ARENA | {"winner": "both_bad"}) == "both_bad"
+    assert problem(ARENA | {"winner": "tie (bothbad)"}) == "both_bad"
+
+
+@pytest.mark.parametrize(("winner", "ranking"), [("model_a", 2), ("model_b", 5)])
+def test_arena_rows_know_the_winner_alone(winner: str, ranking: float):
+    pair = read(ARENA | {"winner": winner})
+    assert pair.gold == Gold(None, None, ranking)
+    assert (pair.response_1, pair.response_2) == ("54", "56")
+    assert read(ARENA | {"winner": winner}, win=1).gold.ranking in (1, 6)
+
+
+def test_arena_conversations_may_be_json_text_and_must_share_their_history():
+    texts = {key: json.dumps(ARENA[key]) for key in ("conversation_a", "conversation_b")}
+    assert read(ARENA | texts) == read(ARENA)
+    more = [{"role": "user", "content": "And 9*9?"}, {"role": "assistant", "content": "81"}]
+    longer = {key: [*ARENA[key], *more] for key in ("conversation_a", "conversation_b")}
+    assert problem(ARENA | longer) == "different_histories"
+    # the same first answer on both sides: only the last one is compared
+    alike = {
+        "conversation_a": [*ARENA["conversation_b"], *more],
+        "conversation_b": [
+            *ARENA["conversation_b"],
+            more[0],
+            {"role": "assistant", "content": "8"},
+        ],
+    }
+    pair = read(ARENA | alike)
+    assert (len(pair.history), pair.response_1, pair.response_2) == (3, "81", "8")
+
+
+def test_a_flat_arena_row_has_a_prompt_and_two_responses():
+    row = {"prompt": "7*8?", "response_a": "56", "response_b": "54", "winner": "model_a"}
+    assert (read(row).response_1, read(row).gold.ranking) == ("56", 2)
+
+
+def test_arena_rows_with_columns_for_the_winner_and_lists_of_turns():
+    row = {
+        "id": 65089,
+        "prompt": json.dumps(["What is 7*8?", "Sure?"]),
+        "response_a": json.dumps(["56", "Yes."]),
+        "response_b": json.dumps(["56", "No."]),
+        "winner_model_a": 1,
+        "winner_model_b": 0,
+        "winner_tie": 0,
+    }
+    pair = read(row)
+    assert [m.content for m in pair.history] == ["What is 7*8?", "56", "Sure?"]
+    assert (pair.response_1, pair.response_2, pair.gold.ranking) == ("Yes.", "No.", 2)
+    assert read(row | {"winner_model_a": 0, "winner_model_b": 1}).gold.ranking == 5
+    assert problem(row | {"winner_model_a": 0, "winner_tie": 1}) == "tie"
+    assert problem(row | {"winner_model_a": 0}) == "no_preference"
+    assert problem(row | {"response_a": json.dumps(["54", "Yes."])}) == "different_histories"
+    for damaged in (["56", None], ["56"], "56"):
+        assert problem(row | {"response_a": json.dumps(damaged)}) == "malformed_message"
+
+
+def test_helpsteer2_has_a_prompt_and_a_strength():
+    row = {"prompt": "7*8?", "response_1": "56", "response_2": "54", "preference_strength": -3}
+    assert (read(row).gold.ranking, recognise(row)) == (1, "helpsteer3")
+
+
+def test_transcripts_part_at_their_last_answer():
+    start = "\n\nHuman: Hi\n\nAssistant: Hello.\n\nHuman: 7*8?\n\nAssistant: "
+    pair = read({"chosen": start + "56", "rejected": start + "54"})
+    assert (len(pair.history), pair.response_1, pair.response_2) == (3, "56", "54")
+
+
+def test_pandalm_needs_enough_annotators_to_agree():
+    pair = read(PANDALM)
+    assert pair.gold == Gold(None, None, 2)
+    assert pair.history == (Message("user", "Multiply.\n\n7*8"),)
+    assert problem(PANDALM, agreement=1.0) == "disagreement"
+    assert problem(PANDALM | {"annotator2": 0}) == "disagreement"
+    assert problem(PANDALM | {"annotator1": 0, "annotator2": 0}) == "tie"
+    assert problem(PANDALM | {"annotator2": 7}) == "malformed_label"
+    assert problem(PANDALM | {"response1": False}) == "malformed_message"
+
+
+def test_chosen_and_rejected_have_no_order_of_their_own():
+    pair = read(CHOSEN, win=1)
+    assert not pair.sided
+    assert (pair.response_1, pair.response_2, pair.gold.ranking) == ("56", "54", 1)
+    scored = CHOSEN | {"score_chosen": 9.0, "score_rejected": 2.0}
+    assert read(scored, scores={"low": 1, "high": 9}).gold == Gold(5, 1.5, 2)
+    # on which scale they are nobody says
+    assert read(scored).gold == Gold(None, None, 2)
+    whole = {
+        side: [{"role": "user", "content": "7*8?"}, {"role": "assistant", "content": said}]
+        for side, said in (("chosen", "56"), ("rejected", "54"))
+    }
+    assert read(whole).history == (Message("user", "7*8?"),)
+
+
+def test_reasoning_is_not_part_of_a_response_or_of_the_history():
+    row = CHOSEN | {"chosen": "<think>7*8 is 56</think>56"}
+    assert read(row).response_1 == "56"
+    asked = [*HELPSTEER3["context"], {"role": "assistant", "content": "<think>so</think>56"}]
+    asked += [{"role": "user", "content": "Sure?"}]
+    assert read(HELPSTEER3 | {"context": asked}).history[1] == Message("assistant", "56")
+
+
+def test_released_safety_rows_have_a_principle_and_no_scores():
+    pair = read(SAFETY)
+    assert pair.gold == Gold(None, None, 1)
+    assert pair.principle == "Refuse what does harm."
+    assert problem(SAFETY | {"preference_ranking": 7}) == "malformed_label"
+    assert problem(SAFETY | {"preference_ranking": None}, dialect="ranked") == "no_preference"
+
+
+def test_a_released_judging_prompt_is_taken_apart_at_its_marks():
+    pair = read(RELEASED)
+    assert (pair.response_1, pair.response_2, pair.gold) == ("56", "54", Gold(5, 1, 1))
+    assert pair.frame is not None
+    text = RELEASED["messages"][0]["content"]
+    assert pair.frame.around("56", "54") == text
+    other = pair.swapped()
+    swapped = text.replace("56", "x").replace("54", "56").replace("x", "54")
+    assert pair.frame.around(other.response_1, other.response_2) == swapped
+    assert other.gold == Gold(1, 5, 6)
+    forged = text.replace("56", "56 [The End of Response 1]")
+    assert problem(RELEASED | {"messages": [{"role": "user", "content": forged}]}) == (
+        "unsplit_prompt"
+    )
+    assert problem(RELEASED | {"num_responses": 3}) == "several_responses"
+    assert read(RELEASED | {"messages": [RELEASED["messages"]]}) == pair
+
+
+def test_loss_masks_of_what_is_compared_are_no_matter():
+    row = HELPSTEER3 | {"response2": {"role": "assistant", "content": "54", "weight": 0}}
+    assert read(row) == read(HELPSTEER3 | {"response2": "54"})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"context": [*HELPSTEER3["context"], {"role": "assistant", "content": "56"}]},
+         "nothing_to_answer"),
+        ({"context": []}, "malformed_message"),
+        ({"context": [{"role": "user", "content": [{"type": "text", "text": 7}]}]},
+         "malformed_message"),
+        ({"context": [{"role": "user", "content": ""}, {"role": "assistant", "content": "56"},
+                      *HELPSTEER3["context"]]}, "empty_user_turn"),
+        ({"response2": {"role": "assistant", "content": [{"type": "text"}]}},
+         "malformed_message"),
+        ({"overall_preference": "much"}, "malformed_label"),
+        ({"overall_preference": 0.5}, "malformed_label"),
+        ({"overall_preference": float("nan")}, "malformed_label"),
+        ({"response2": [{"role": "user", "content": "no"}]}, "several_turns"),
+    ],
+)  # fmt: skip
+def test_a_malformed_row_is_dropped_by_name(change: dict[str, Any], reason: str):
+    assert problem(HELPSTEER3 | change) == reason
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "7*8?", "completion": "56"},
+        {"response1": "56", "response2": "54"},
+        {"response1": "56", "response2": "54", "ranking": 2},
+        {"chosen": "56", "rejected": "54"},
+        {},
+    ],
+)
+def test_a_row_that_is_no_preference_is_unrecognised(row: dict[str, Any]):
+    assert problem(row) == "unrecognised"

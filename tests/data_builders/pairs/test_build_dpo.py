@@ -1,0 +1,253 @@
+"""`scripts/build_dpo.py` on a small sampling artifact: books, shares, resume, the same bytes."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import data_builders.pairs.build as stage
+from data_builders.pairs.shards import read_pairs
+from posttrain.artifacts import Counts, StageDir, read_artifact
+from posttrain.chat import nemotron_3_nano_template, parse_completion, render
+from posttrain.errors import ConfigError, DataError
+from posttrain.models.encoding import encoder_of, load_any_tokenizer
+from posttrain.records import Message, json_text
+from posttrain.rollouts import (
+    Completion,
+    Prompt,
+    Step,
+    completion_to_row,
+    prompt_to_row,
+)
+from posttrain.sampling.tally import Tally
+from tests.data_builders.small_build import script, write_tokenizer
+
+END = "<|im_end|>"
+CALL = "\n<tool_call>\n<function=calculate>\n<parameter=expression>\n7*8\n</parameter>\n</function>\n</tool_call>\n"
+TOOL = {"type": "function", "function": {"name": "calculate", "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}}}}  # fmt: skip
+
+
+def write_samples(
+    folder: Path, *, prompts: int = 30, n: int = 6, seed: int = 0, cut: float = 0.05
+) -> Path:
+    """A sampling artifact as `scripts/sample.py` writes it, its completions made up."""
+    template = nemotron_3_nano_template()
+    artifact = StageDir.open(folder, kind="samples", config={"seed": seed})
+    tokenizer = load_any_tokenizer(str(write_tokenizer(folder / "tokenizer")))
+    tokenizer.chat_template = template.source
+    tokenizer.save_pretrained(folder / "tokenizer")
+    text = encoder_of(tokenizer)
+    rng = random.Random(seed)
+    asked = [_prompt(k) for k in range(prompts)]
+    rows: list[dict[str, Any]] = []
+    tally = Tally()
+    for prompt in asked:
+        ids = text.encode([render(prompt.messages, template, tools=prompt.tools, add_generation_prompt=True, enable_thinking=prompt.thinking)])[0]  # fmt: skip
+        for index in range(n):
+            said = _said(rng, prompt)
+            step = Step(
+                text=said,
+                parsed=parse_completion(said, thinking=prompt.thinking, tools=prompt.tools),
+                finish="stop",
+                reasoning_tokens=4 if prompt.thinking else 0,
+                answer_tokens=len(said) // 2,
+                prompt_tokens=len(ids),
+                ids=tuple(text.encode([said])[0]),
+            )
+            finish = "length" if rng.random() < cut else "stop"
+            done = Completion(prompt.id, index, (step,), finish, prompt_ids=tuple(ids))
+            rows.append(completion_to_row(done))
+            tally.add(prompt, rows[-1])
+    _jsonl(folder / "prompts.jsonl", [prompt_to_row(p) for p in asked])
+    _jsonl(folder / "samples.jsonl", rows)
+    files = {"prompts.jsonl": len(asked), "samples.jsonl": len(rows)}
+    tokens = {str(p.relative_to(folder)): None for p in (folder / "tokenizer").iterdir()}
+    artifact.finish(
+        counts=Counts(prompts, prompts),
+        files=files | tokens,
+        template_digest=template.digest,
+        stats={
+            "tokenizer": {"digest": text.digest},
+            "settings": tally.stats(),
+            "sources": {},
+            "not_asked": {},
+            "failed": {},
+        },
+    )
+    return folder
+
+
+def _prompt(k: int) -> Prompt:
+    setting, mode = ("with_tools" if k % 3 == 0 else "no_tools"), k % 2 == 0
+    return Prompt(
+        id=f"t{k}/{setting}/{'on' if mode else 'off'}",
+        task=f"t{k}",
+        setting=setting,
+        messages=(Message("user", f"{k}*2?"),),
+        tools=json_text([TOOL]) if setting == "with_tools" else None,
+        thinking=mode,
+        grader="exact",
+        gold=str(2 * k),
+        source="sums",
+    )
+
+
+def _said(rng: random.Random, prompt: Prompt) -> str:
+    think = "so\n</think>\n" if prompt.thinking else ""
+    calls = prompt.tools is None and rng.random() < 0.2
+    right = prompt.gold if rng.random() < 0.5 else str(rng.randrange(1000, 9999))
+    return f"{think}{'' if calls else right}{CALL if calls else ''}{END}"
+
+
+def _jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json_text(row) + "\n" for row in rows))
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_samples(tmp_path_factory.mktemp("dpo") / "samples")
+
+
+def build(made: Path, out: Path, **more: Any):
+    recipe = {
+        "out": str(out),
+        "samples": [str(made)],
+        "categories": {"no_tools": 0.3, "with_tools": 0.3, "hallucination_penalty": 0.4},
+        "write_dropped": True,
+    }
+    path = out.parent / f"{out.name}.yaml"
+    path.write_text(yaml.safe_dump(recipe | more))
+    script("build_dpo").main(["--config", str(path)])
+    return read_artifact(out, kind="dpo_data")
+
+
+def test_the_three_categories_and_their_books(samples: Path, tmp_path: Path):
+    manifest = build(samples, tmp_path / "out")
+    pairs = list(read_pairs(tmp_path / "out" / "pairs", "train"))
+    stats = manifest.stats
+    assert stats["pairs"]["total"] == len(pairs)
+    assert {p.category for p in pairs} == {"no_tools", "with_tools", "hallucination_penalty"}
+    for pair in pairs:
+        if pair.category != "with_tools":
+            assert pair.chosen.calls == 0
+        if pair.category == "hallucination_penalty":
+            assert pair.rejected.calls > 0
+        else:
+            assert (pair.chosen.score, pair.rejected.score) == (1.0, 0.0)
+        assert pair.chosen.ids != pair.rejected.ids
+        assert len(pair.chosen.ids) == len(pair.chosen.mask)
+    counts = manifest.counts
+    assert counts.rows_in == 180
+    used = {(p.task, s.index) for p in pairs for s in (p.chosen, p.rejected)}
+    assert counts.kept == len(used)
+    books = stats["pair_books"]
+    assert books["in"] == books["kept"] + sum(books["dropped"].values())
+    assert (tmp_path / "out" / "report.html").is_file()
+    scores = [json.loads(line) for line in (tmp_path / "out" / "scores.jsonl").open()]
+    assert len(scores) == 180
+    assert all(row["calls"][0]["kind"] == "undeclared" for row in scores if row["calls"])
+
+
+def test_the_same_samples_give_the_same_bytes_also_after_an_interruption(
+    samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    first = build(samples, tmp_path / "a")
+    real = stage.chosen_pairs
+
+    def stopped(*args: Any, **kwargs: Any):
+        for number, pair in enumerate(real(*args, **kwargs)):
+            if number == 5:
+                raise KeyboardInterrupt
+            yield pair
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stage, "chosen_pairs", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            build(samples, tmp_path / "b")
+    assert not (tmp_path / "b" / "manifest.json").exists()
+    assert list((tmp_path / "b" / "work").rglob("scores-*.jsonl"))
+    second = build(samples, tmp_path / "b")
+    assert first.digest == second.digest
+    assert not (tmp_path / "b" / "work").exists()
+
+
+def test_total_shares_and_modes_are_what_was_asked(samples: Path, tmp_path: Path):
+    manifest = build(
+        samples,
+        tmp_path / "out",
+        total=20,
+        thinking_on=0.5,
+        categories={"no_tools": 0.5, "hallucination_penalty": 0.5},
+    )
+    assert manifest.stats["pairs"]["by_category"] == {"no_tools": 10, "hallucination_penalty": 10}
+    assert set(manifest.stats["pairs"]["by_mode"].values()) == {5}
+
+
+def test_given_pairs_stand_beside_sampled_ones(samples: Path, tmp_path: Path):
+    rows = [{"prompt": f"q{k}", "chosen": "yes", "rejected": "no"} for k in range(10)]
+    (tmp_path / "given.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    manifest = build(
+        samples,
+        tmp_path / "out",
+        categories={"no_tools": 0.5, "offline": 0.5},
+        offline=[{"name": "hh", "path": str(tmp_path / "given.jsonl")}],
+    )
+    assert manifest.stats["pairs"]["by_category"] == {"offline": 10, "no_tools": 10}
+    found = [p for p in read_pairs(tmp_path / "out" / "pairs", "train") if p.category == "offline"]
+    assert {p.chosen.text for p in found} == {f"yes{END}\n"}
+    assert all(p.source == "hh" and all(p.chosen.mask) for p in found)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"categories": {"no_tools": 0.5, "with_tools": 0.4}}, "sum to 0.9, they must sum to 1"),
+        ({"categories": {"no_toolz": 1.0}}, "no_tool"),
+        ({"samples": []}, "built from samples"),
+        ({"categories": {"offline": 1.0}, "samples": []}, "give both, or neither"),
+        ({"pairs_per_promt": 3}, "did you mean 'pairs_per_prompt'"),
+        ({"rule": "all"}, "'even' or 'once'"),
+        ({"minimum_distance": 2}, "minimum_distance"),
+    ],
+)
+def test_a_recipe_that_cannot_be_is_refused(samples: Path, tmp_path: Path, change, message: str):
+    with pytest.raises(ConfigError, match=message):
+        build(samples, tmp_path / "out", **change)
+
+
+def test_what_no_sample_can_give_is_said(samples: Path, tmp_path: Path):
+    with pytest.raises(DataError, match="no pairs of"):
+        build(samples, tmp_path / "out", minimum_distance=1.0)
+
+
+def test_what_was_truncated_is_said(
+    samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    rates = build(samples, tmp_path / "out").stats["samples"].values()
+    cut = sum(found["truncated"] for found in rates)
+    assert 0 < cut < 20
+    said = f"180 completions, {cut} ({cut / 180:.1%}) truncated, 0 failed, 0 unscored"
+    assert said in capsys.readouterr().out
+    page = (tmp_path / "out" / "report.html").read_text("utf-8")
+    assert f"of the samples truncated</span><small>{cut} of 180</small>" in page
+    every = write_samples(tmp_path / "every", cut=1.0)
+    with pytest.raises(DataError, match=r"no pairs of .* 180 \(100\.0%\) truncated.*max_tokens"):
+        build(every, tmp_path / "none")
+
+
+def test_another_config_or_changed_samples_are_refused(samples: Path, tmp_path: Path):
+    build(samples, tmp_path / "out", total=10)
+    with pytest.raises(ConfigError, match="differ in: total"):
+        build(samples, tmp_path / "out", total=12)
+    other = write_samples(tmp_path / "other", seed=1)
+    with pytest.raises(ConfigError, match="samples_digests"):
+        build(other, tmp_path / "out", total=10)
+    with (other / "samples.jsonl").open("a") as handle:
+        handle.write("{}\n")
+    with pytest.raises(DataError, match="has changed"):
+        build(other, tmp_path / "new")

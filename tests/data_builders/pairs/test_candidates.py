@@ -1,0 +1,166 @@
+"""Who may be chosen, who is rejected, and why the others are in no pair."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_builders.pairs.candidates import Candidates, candidates_of, pair_indices
+from data_builders.pairs.grading import Graded
+from posttrain.config.build_dpo import BuildDpoConfig
+from posttrain.records import Message
+from posttrain.rollouts import Finish, Prompt
+
+ALL = frozenset({"no_tools", "with_tools", "hallucination_penalty"})
+
+
+def one(
+    index: int, score: float | None, calls: int = 0, finish: Finish = "stop", **more: Any
+) -> Graded:
+    fields: dict[str, Any] = {"length": 5, "tokens": 9, "reasoning_tokens": 2, "answer_tokens": 2}
+    keys: dict[str, Any] = {"ids_key": f"ids{index}", "text_key": f"text{index}"}
+    return Graded(index=index, score=score, calls=calls, finish=finish, **fields | keys | more)
+
+
+def asked(tools: str | None = None, grader: str | None = "math") -> Prompt:
+    return Prompt("t/s/on", "t", "s", (Message("user", "7*8?"),), tools=tools, grader=grader)
+
+
+def recipe_of(categories: frozenset[str] = ALL, **more) -> BuildDpoConfig:
+    shares = dict.fromkeys(categories, 1 / len(categories))
+    return BuildDpoConfig(out="", samples=("samples",), categories=shares, **more)
+
+
+def propose(completions, prompt=None, **more) -> Candidates:
+    return candidates_of(0, prompt or asked(), completions, recipe_of(**more), lambda a, b: 1.0)
+
+
+def made(found: Candidates, category: str) -> set[tuple[int, int]]:
+    return {(p.chosen.index, p.rejected.index) for p in found.pairs if p.category == category}
+
+
+def test_no_tools_pairs_right_with_wrong_and_calls_are_only_ever_rejected():
+    found = propose([one(0, 1.0), one(1, 0.0), one(2, 1.0, calls=1), one(3, 0.0, calls=1)])
+    assert made(found, "no_tools") == {(0, 1), (0, 3)}
+    assert made(found, "hallucination_penalty") == {(0, 2), (0, 3)}
+    assert found.unusable == {}
+
+
+def test_a_prompt_whose_call_free_samples_are_all_wrong_still_yields_a_penalty_pair():
+    found = propose([one(0, 0.0), one(1, 0.0, calls=1), one(2, 1.0, calls=2)])
+    assert made(found, "no_tools") == set()
+    assert found.outcome["no_tools"] == "all_wrong"
+    assert made(found, "hallucination_penalty") == {(0, 1), (0, 2)}
+
+
+def test_where_a_correct_call_free_completion_exists_no_wrong_one_is_chosen():
+    found = propose([one(0, 0.0), one(1, 1.0), one(2, 0.0, calls=1)])
+    assert made(found, "hallucination_penalty") == {(1, 2)}
+
+
+def test_with_tools_calls_are_ordinary_and_the_answer_decides():
+    completions = [one(0, 1.0, calls=1), one(1, 0.0), one(2, 1.0)]
+    found = propose(completions, asked(tools="[]"))
+    assert made(found, "with_tools") == {(0, 1), (2, 1)}
+    assert {p.category for p in found.pairs} == {"with_tools"}
+
+
+@pytest.mark.parametrize(
+    ("completion", "reason"),
+    [
+        (one(2, 0.0, finish="length"), "truncated"),
+        (one(2, 0.0, finish="turn_limit"), "truncated"),
+        (one(2, None), "unscored"),
+        (one(2, None, finish="failed"), "failed"),
+        (one(2, 1.0, ids_key="ids0"), "duplicate"),
+        (one(2, 0.0, tokens=90), "overlong"),
+    ],
+)
+def test_every_completion_left_out_has_its_reason(completion: Graded, reason: str):
+    found = propose([one(0, 1.0), one(1, 0.0), completion], max_length=50)
+    assert found.unusable == {2: reason}
+    assert 2 not in {i for pair in made(found, "no_tools") for i in pair}
+
+
+def test_prompts_without_contrast_say_which_side_is_missing():
+    assert set(propose([one(0, 1.0), one(1, 1.0)]).unusable.values()) == {"all_right"}
+    assert set(propose([one(0, 0.0), one(1, 0.0)]).unusable.values()) == {"all_wrong"}
+    assert propose([one(0, 1.0)]).outcome["hallucination_penalty"] == "no_calls"
+    assert propose([one(0, 0.0, calls=1)]).outcome["hallucination_penalty"] == "only_calls"
+
+
+def test_half_a_call_is_never_chosen_where_no_tool_is_declared():
+    half = one(0, 1.0, call_markup=True)
+    found = propose([half, one(1, 0.0), one(2, 0.0, calls=1, call_markup=True)])
+    assert made(found, "hallucination_penalty") == {(1, 2)}
+    assert made(found, "no_tools") == set()
+    assert found.unusable == {0: "call_markup"}
+    # with tools declared, markup is what calls are made of
+    tools = asked(tools="[]")
+    assert made(propose([half, one(1, 0.0)], tools), "with_tools") == {(0, 1)}
+
+
+def test_a_truncated_call_is_rejected_and_a_truncated_answer_is_never_chosen():
+    found = propose([one(0, 0.0, finish="length"), one(1, 0.0), one(2, 0.0, 1, finish="length")])
+    assert made(found, "hallucination_penalty") == {(1, 2)}
+
+
+def test_an_ungraded_prompt_is_paired_by_its_calls_alone():
+    completions = [one(0, None), one(1, None, calls=1)]
+    assert made(propose(completions, asked(grader=None)), "hallucination_penalty") == {(0, 1)}
+    # but a graded prompt's unscored completion is not known to be any good
+    assert made(propose(completions), "hallucination_penalty") == set()
+
+
+def test_a_difference_in_formatting_or_in_almost_nothing_is_no_preference():
+    same = [one(0, 1.0, text_key="x"), one(1, 0.0, text_key="x"), one(2, 0.0)]
+    found = propose(same)
+    assert made(found, "no_tools") == {(0, 2)}
+    assert found.pairs_dropped == Counter(formatting_only=1)
+    near = candidates_of(
+        0, asked(), same[::2], recipe_of(minimum_distance=0.2), lambda a, b: 0.1
+    )  # fmt: skip
+    assert near.pairs == ()
+    assert near.pairs_dropped == Counter(nearly_identical=1)
+
+
+def test_categories_that_are_not_built_make_no_pairs():
+    found = propose([one(0, 1.0), one(1, 0.0, calls=1)], categories=frozenset({"no_tools"}))
+    assert {p.category for p in found.pairs} == {"no_tools"}
+
+
+def test_candidates_do_not_depend_on_the_numbering_of_samples():
+    completions = [one(k, float(k % 2), calls=k % 3 == 0) for k in range(12)]
+    renumbered = [
+        one(11 - c.index, c.score, c.calls, ids_key=c.ids_key, text_key=c.text_key)
+        for c in reversed(completions)
+    ]
+    keys = [
+        [(p.category, p.chosen.ids_key, p.rejected.ids_key) for p in propose(some).pairs]
+        for some in (completions, renumbered)
+    ]
+    assert keys[0] == keys[1]
+
+
+@given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 81))
+def test_even_pairs_are_distinct_and_use_each_completion_evenly(right: int, wrong: int, n: int):
+    every = list(pair_indices(right, wrong, "even"))
+    assert sorted(every) == [(i, j) for i in range(right) for j in range(wrong)]
+    begun = list(islice(pair_indices(right, wrong, "even"), n))
+    for side in (0, 1):
+        uses = Counter(pair[side] for pair in begun)
+        counts = [uses[k] for k in range((right, wrong)[side])]
+        if begun:
+            assert max(counts) - min(counts) <= 1
+
+
+@given(st.integers(0, 9), st.integers(0, 9))
+def test_once_uses_no_completion_twice(right: int, wrong: int):
+    pairs = list(pair_indices(right, wrong, "once"))
+    assert len(pairs) == min(right, wrong)
+    assert len({i for i, _ in pairs}) == len({j for _, j in pairs}) == len(pairs)

@@ -1,0 +1,183 @@
+"""Pairs that came as text: one prompt, two sides, exact masks, every row accounted for."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from data_builders.pairs.encode import PairEncoder, distance
+from data_builders.pairs.offline import read_offline
+from data_builders.rows.raw import Dropped
+from posttrain.chat import nemotron_3_nano_template
+from posttrain.config.source import SourceConfig
+from posttrain.errors import DataError
+from posttrain.models.encoding import encoder_of, load_any_tokenizer
+from posttrain.pairs import Pair
+from tests.data_builders.small_build import write_tokenizer
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory):
+    folder = write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    return encoder_of(load_any_tokenizer(str(folder)))
+
+
+def read(tmp_path: Path, rows: list[dict], text, **config) -> list[Pair | Dropped]:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    encoder = PairEncoder(nemotron_3_nano_template(), text.encode)
+    source = SourceConfig(name="s", path="pairs.jsonl", **config)
+    return list(read_offline(source, encoder, base_dir=tmp_path))
+
+
+ROW = {"prompt": "7*8?", "chosen": "56", "rejected": "54"}
+
+
+def test_a_pair_shares_its_prompt_and_only_answers_are_trained(tmp_path: Path, text):
+    (pair,) = read(tmp_path, [ROW], text)
+    assert isinstance(pair, Pair)
+    assert pair.category == "offline"
+    assert text.decode(pair.prompt_ids).endswith("<|im_start|>assistant\n<think></think>")
+    assert text.decode(pair.chosen.ids) == "56<|im_end|>\n"
+    assert text.decode(pair.rejected.ids) == "54<|im_end|>\n"
+    assert all(pair.chosen.mask)
+    assert not pair.thinking
+
+
+def test_earlier_answers_belong_to_the_prompt(tmp_path: Path, text):
+    history = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "hello"},
+        {"role": "user", "content": "7*8?"},
+    ]
+    row = {
+        "chosen": [*history, {"role": "assistant", "content": "56"}],
+        "rejected": [*history, {"role": "assistant", "content": "x"}],
+    }
+    (pair,) = read(tmp_path, [row], text)
+    assert isinstance(pair, Pair)
+    assert "hello" in text.decode(pair.prompt_ids)
+    assert text.decode(pair.chosen.ids) == "56<|im_end|>\n"
+    assert text.decode(pair.rejected.ids) == "x<|im_end|>\n"
+
+
+def test_tool_results_inside_a_side_are_masked(tmp_path: Path, text):
+    call = {"type": "function", "id": "c", "function": {"name": "look", "arguments": "{}"}}
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}  # fmt: skip
+    row = {
+        "prompt": [{"role": "user", "content": "price?"}],
+        "chosen": [
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "SECRET"},
+            {"role": "assistant", "content": "42"},
+        ],
+        "rejected": [{"role": "assistant", "content": "41"}],
+        "tools": [tool],
+    }
+    (pair,) = read(tmp_path, [row], text)
+    assert isinstance(pair, Pair)
+    sampled = [i for i, kept in zip(pair.chosen.ids, pair.chosen.mask, strict=True) if kept]
+    assert "SECRET" in text.decode(pair.chosen.ids)
+    assert "SECRET" not in text.decode(sampled)
+    assert "<function=look>" in text.decode(sampled)
+    assert text.decode(sampled).endswith("42<|im_end|>\n")
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"prompt": "q", "chosen": "a", "rejected": "a"}, "identical"),
+        ({"prompt": "q", "chosen": "a"}, "unrecognised"),
+        (
+            {
+                "prompt": "q",
+                "chosen": [{"role": "assistant", "content": "a", "reasoning_content": "r"}],
+                "rejected": [{"role": "assistant", "content": "b"}],
+            },
+            "mixed_reasoning",
+        ),
+        (
+            {
+                "chosen": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}],
+                "rejected": [
+                    {"role": "user", "content": "p"},
+                    {"role": "assistant", "content": "a"},
+                ],
+            },
+            "different_prompts",
+        ),
+        ({"prompt": "q", "chosen": "", "rejected": "b"}, "empty_answer"),
+        ({"prompt": " ", "chosen": "a", "rejected": "b"}, "empty_user_turn"),
+        (
+            {
+                "prompt": [{"role": "user", "content": []}],
+                "chosen": "a",
+                "rejected": "b",
+            },
+            "empty_user_turn",
+        ),
+        (
+            {
+                "prompt": "q",
+                "chosen": "a",
+                "rejected": {"role": "assistant", "content": [{"type": "text"}]},
+            },
+            "malformed_message",
+        ),
+        (
+            {
+                "prompt": "q",
+                "chosen": {"role": "assistant", "content": "a", "loss_weight": 0},
+                "rejected": "b",
+            },
+            "untrained_turn",
+        ),
+        (
+            {
+                "prompt": "q",
+                "chosen": "a",
+                "rejected": {"from": "gpt", "value": "b", "loss_mask": 0},
+            },
+            "malformed_message",
+        ),
+    ],
+)
+def test_a_row_that_is_no_pair_is_dropped_by_name(tmp_path: Path, text, row, reason: str):
+    (dropped,) = read(tmp_path, [row], text)
+    assert isinstance(dropped, Dropped)
+    assert (dropped.reason, dropped.line) == (reason, 1)
+
+
+def test_where_and_strict(tmp_path: Path, text):
+    rows = [ROW | {"good": True}, ROW | {"good": False, "chosen": "z"}]
+    found = read(tmp_path, rows, text, where="good")
+    assert [type(f).__name__ for f in found] == ["Pair", "Dropped"]
+    with pytest.raises(DataError, match=r"pairs.jsonl:1: identical"):
+        read(tmp_path, [{"prompt": "q", "chosen": "a", "rejected": "a"}], text, strict=True)
+
+
+def test_real_pairs_all_become_pairs(shared: Path, text):
+    encoder = PairEncoder(nemotron_3_nano_template(), text.encode)
+    source = SourceConfig(name="dpo", path="data/lf_dpo_en.jsonl")
+    found = list(read_offline(source, encoder, base_dir=shared))
+    kinds = Counter(f.reason if isinstance(f, Dropped) else "pair" for f in found)
+    assert sum(kinds.values()) == 299
+    assert kinds["pair"] >= 290, kinds
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "apart"),
+    [
+        ((1, 2, 3, 4), (1, 2, 3, 4), 0.0),
+        ((1, 2, 3, 4), (1, 9, 3, 4), 0.25),
+        ((1, 2, 3, 4), (1, 4), 0.5),
+        ((1, 2), (3, 4), 1.0),
+        ((1, 1, 1), (1, 1), 1 / 3),
+        ((), (), 0.0),
+    ],
+)
+def test_distance_is_what_lies_between_common_ends(left, right, apart: float):
+    assert distance(left, right) == distance(right, left) == pytest.approx(apart)

@@ -1,0 +1,110 @@
+"""Formulas, lists and numbers: what is equal and what only looks so; in process, with algebra."""
+
+from __future__ import annotations
+
+import pytest
+
+from reward.graders import algebra
+from reward.graders.math_answers import NeedsAlgebra, gold_text, same
+
+EQUAL = [
+    ("\\sqrt{8}", "2\\sqrt{2}"), ("1/2", "\\frac{1}{2}"), ("1/2", "0.5"), ("3", "x=3"),
+    ("x=3", "3"), ("3", "2+1=3"), ("(1,2)", "(1, 2)"), ("\\{1,2\\}", "\\{2,1\\}"),
+    ("1,2", "2 and 1"), ("[0,1)", "[0, 1)"), ("(-\\infty, 3)", "(-\\infty,3)"),
+    ("(-\\infty,1)\\cup(2,\\infty)", "(2,\\infty)\\cup(-\\infty,1)"), ("x > 3", "3 < x"),
+    ("1<x<2", "2>x>1"), ("2x+z=1", "4x+2z=2"), ("y=2x+1", "2x+1"), ("y=2x+1", "y = 1+2x"),
+    ("\\frac{\\pi}{2}", "\\pi/2"), ("\\pi/2", "0.5\\pi"),
+    ("-3*x*atan(2*x) + 3*log(4*x**2 + 1)/4 + C", "-3*x*atan(2*x) + (3/4)*ln(1 + 4*x**2) + C"),
+    ("-3*x*atan(2*x) + 3*log(4*x**2 + 1)/4 + C", "-3x\\arctan(2x) + \\frac{3}{4}\\ln(1 + 4x^2) + C"),
+    ("11*X**10/2 + 3*X**6 - 2*X**4 - 4*X**2/3 + C", "11/2*X**10 + 3*X**6 - 2*X**4 - 4/3*X**2 + C"),
+    ("-874*y**9 - 1196*y**8", "-874y^9 - 1196y^8"), ("1.0 - 14.0i", "1 - 14i"),
+    ("1.0 - 14.0i", "-14i+1"), ("0.3273, 13.5298", "13.5298, 0.3273"), ("5 km", "5 kilometers"),
+    ("5 km", "5"), ("50%", "50"), ("50%", "0.5"), ("50", "50%"), ("0.5", "50%"),
+    ("1,234", "1234"), ("1234", "1,234"), ("2\\frac{1}{2}", "2.5"), ("5/2", "2 1/2"),
+    ("\\pm 3", "3, -3"), ("x=\\pm 3", "x=3 or x=-3"),
+    ("1 \\pm \\sqrt{2}", "1+\\sqrt{2}, 1-\\sqrt{2}"), ("e^{2x}", "exp(2*x)"), ("2^{10}", "1024"),
+    ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\begin{bmatrix}1\\\\2\\end{bmatrix}"),
+    ("\\emptyset", "\\varnothing"), ("52_8", "52_8"), ("52_8", "52"), ("\\binom{5}{2}", "10"),
+    ("10/3", "10/3 \\approx 3.33"), ("3.33", "\\frac{10}{3} \\approx 3.33"), ("5t", "5t"),
+    ("\\infty", "∞"), ("5!", "120"), ("3x^2 - 2x", "x(3x-2)"), ("\\log_2 8", "3"), ("ab", "ba"),
+    ("\\frac{x}{y}", "x/y"), ("f(x)=2x", "2x"), ("90^\\circ", "90 degrees"),
+    ("(3,\\frac{\\pi}{2})", "\\left( 3, \\frac{\\pi}{2} \\right)"), ("-\\sqrt{3}", "−√3"),
+    ("\\$18", "18"), ("1 - 14i", "1-14\\mathrm{i}"), ("3\\cdot 2^{n}", "3\\times2^n"),
+    ("\\cos(x)^2", "\\cos^2 x"), ("\\sin(2x)", "2\\sin x\\cos x"), ("5\\text{ m}^2", "5 m^2"),
+    ("A", "A"), ("\\frac{1}{x+1}", "(x+1)^{-1}"), ("2x>4", "x>2"), ("-x<3", "x>-3"),
+    ("1,234, 5", "5, 1,234"), ("[1, 2]", "[1,2]"), ("x=(1,2)", "(1,2)"),
+    ("\\frac{\\sqrt{3}}{2}", "\\sqrt{3}/2"),
+    ("exp(x)*sin(x)/2 - exp(x)*cos(x)/2 + C", "(E**x*(sin(x) - cos(x)))/2 + C"),
+    ("\\ln x", "\\log x"), ("n(n+1)/2", "\\frac{n^2+n}{2}"), ("\\cos^2 x", "1-\\sin^2 x"),
+    ("x^{-1}", "1/x"), ("\\left( \\tfrac{1}{2}, 3 \\right]", "(0.5,3]"),
+    ("3 \\text{ or } 5", "5, 3"), ("\\sqrt[3]{2}", "2^{1/3}"), ("2^{-3}", "1/8"),
+]  # fmt: skip
+DIFFERENT = [
+    ("\\sqrt{8}", "2\\sqrt{3}"), ("1/3", "0.333333"), ("3", "6/2"), ("x=3", "y=3"), ("3", "2+1"),
+    ("(1,2)", "(2,1)"), ("(1,2)", "[1,2]"), ("[0,1)", "[0,1]"), ("(-\\infty, 3)", "(-\\infty,4)"),
+    ("x>3", "x<3"), ("x>3", "x \\ge 3"), ("x^2=-1", "x^2=-4"), ("y=2x+1", "y = 1+3x"),
+    ("\\pi", "3.14159265"), ("\\pi/2", "\\pi/3"),
+    ("-3*x*atan(2*x) + 3*log(4*x**2 + 1)/4 + C", "-3x\\arctan(2x) + \\frac{3}{5}\\ln(1 + 4x^2) + C"),
+    ("-874*y**9 - 1196*y**8", "-874y^9 - 1197y^8"), ("1.0 - 14.0i", "1 + 14i"), ("5 km", "5 m"),
+    ("5", "50"), ("0.5", "0.5%"), ("1234", "1,23"), ("1234", "(1,234)"), ("e^{-40}", "e^{-41}"),
+    ("2^{100}", "2^{100}+1"),
+    ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\begin{pmatrix}2\\\\1\\end{pmatrix}"),
+    ("52_8", "52_9"), ("5", "5x"), ("5t", "5"), ("5", "5i"), ("\\infty", "-\\infty"), ("a", "b"),
+    ("90°", "90 radians"), ("0", "0x82"), ("x^2+1", "x^2+2"), ("2", "2, 3"), ("1, 2", "2"),
+    ("1, 2", "1, 2, 3"), ("1, 2, 2", "1, 1, 2"), ("\\{1,2\\}", "(1,2)"), ("(1,2]", "[1,2)"),
+    ("1,234", "1, 234"), ("\\frac{1}{10000000}\\pi", "\\frac{2}{10000000}\\pi"),
+    ("2.5\\pi", "2.4999999\\pi"), ("x>2", "x>3"), ("2x>4", "x<2"), ("12", "21"),
+    ("\\sqrt{12}", "\\sqrt{21}"), ("5t", "5"), ("x+1=2", "x+1=3"), ("\\pi", "3"), ("\\pi", "x"),
+    ("10/3", "5 \\approx 10/3"),
+    ("2^3", "2"),
+    ("2", "2^3"),
+    ("x^2", "x^3"),
+    ("2^{-3}", "2"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("gold", "answer"), EQUAL)
+def test_equal(gold: str, answer: str):
+    assert same(gold, answer, algebra=algebra.equal)
+
+
+@pytest.mark.parametrize(("gold", "answer"), DIFFERENT)
+def test_different(gold: str, answer: str):
+    assert not same(gold, answer, algebra=algebra.equal)
+
+
+@pytest.mark.parametrize("gold", sorted({gold for gold, _ in EQUAL + DIFFERENT}))
+def test_every_gold_is_its_own_answer(gold: str):
+    assert same(gold, gold, algebra=algebra.equal)
+
+
+@pytest.mark.parametrize(
+    "text", ["even", "Monday", "odd", "2 3 x", "0x1f", "0xff+1", "x...y", "x+", ")"]
+)
+def test_words_and_what_would_be_misread_are_no_formulas(text: str):
+    """ "2 3" would be read as 5 and 0x1f as 0 times letters; an anagram as the same product."""
+    with pytest.raises(algebra.Unreadable):
+        algebra.equal(text, "1")
+
+
+@pytest.mark.parametrize(
+    "answer", ["neve", "1+", "\\frac{1}{", "(((", "x" * 3000, "$" * 100, "", "\\"]
+)
+def test_an_answer_that_cannot_be_read_is_wrong(answer: str):
+    assert not same("x+1", answer, algebra=algebra.equal)
+
+
+def test_numbers_need_no_algebra():
+    """So nothing that a model writes where a number is due can stall."""
+    assert not same("7", "10^{10^{10}}")
+    assert not same("7", "3+4")  # the sum was to be worked out
+    assert same("7", "3+4 = 7")
+    assert same("(1, 2)", "(1,2)")
+    with pytest.raises(NeedsAlgebra):
+        same("\\sqrt{2}", "10^{10^{10}}")
+
+
+def test_the_answer_that_a_gold_holds():
+    assert gold_text("half of 4 is 2.\n#### 1,002") == "1,002"
+    assert gold_text("so $\\boxed{\\frac12}$") == "\\frac12"
+    assert gold_text(" x+1 ") == "x+1"

@@ -1,0 +1,115 @@
+"""Completions in which no answer is found: unscored, or wrong where the prompt asked for a format."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from posttrain.records import Message, Score
+from posttrain.rollouts import Prompt
+from reward.graders import GRADERS
+from reward.graders.base import Attempt
+from tests.reward.graders.attempts import completion_of, prompt_of
+
+OPTIONS = {"A": "2", "B": "3", "C": "5", "D": "7"}
+BOXED = "How many?\n\nPut your final answer in \\boxed{}."
+
+
+def asking(grader: str, question: str, **metadata: object) -> Prompt:
+    gold = "C" if grader == "multiple_choice" else "18"
+    options = {"options": OPTIONS} if grader == "multiple_choice" else {}
+    prompt = prompt_of(gold, **options, **metadata)
+    return dataclasses.replace(prompt, messages=(Message("user", question),))
+
+
+def graded(grader: str, question: str, answer: str, **metadata: object) -> Score:
+    attempt = Attempt(asking(grader, question, **metadata), completion_of(answer))
+    return GRADERS[grader]().grade([attempt])[0]
+
+
+NUMBERS = (
+    "A: 18", "A: 19", "答案：18", "一共有18个苹果。", "**A:** 18", "a) 18", "A. $18", "She has 18 left.\n\nHope this helps!",
+    "18\n\nThat is because we add up what was bought.", "I do not know.",
+)  # fmt: skip
+LETTERS = (
+    "\\boxed{\\text{(C)}}", "Option C is correct.", "答案：C", "I would go with C.", "A: C",
+    '{"answer": "C"}', "I do not know.",
+)  # fmt: skip
+NOT_FOUND = [
+    *((name, answer) for name in ("math", "numeric") for answer in NUMBERS),
+    *(("multiple_choice", answer) for answer in LETTERS),
+]
+
+
+@pytest.mark.parametrize(("grader", "answer"), NOT_FOUND)
+@pytest.mark.parametrize(
+    "question",
+    ["How many?", "VoteRequest: how many?\nAnswer:", "What does the word JSON stand for?"],
+)
+def test_an_answer_that_is_not_found_is_unscored(grader: str, answer: str, question: str):
+    score = graded(grader, question, answer)
+    assert score.value is None
+    assert score.explanation.startswith("unscored: no answer found")
+
+
+@pytest.mark.parametrize("grader", ["math", "numeric", "multiple_choice"])
+@pytest.mark.parametrize(
+    ("question", "name"),
+    [
+        (BOXED, "\\boxed"),
+        ("How many? End with <answer>...</answer>.", "<answer>"),
+        ("How many? The last line must be #### and the number.", "####"),
+        ("How many? The last line of your response has the form 'Answer: $X'.", "Answer:"),
+        ("How many? End with Answer: LETTER.", "Answer:"),
+        ('How many? Finish with "The answer is ...".', "Answer:"),
+        ('How many? Reply with a valid JSON object {"n": 1}.', "JSON"),
+    ],
+)
+def test_a_format_that_was_asked_for_and_is_not_there_is_wrong(
+    grader: str, question: str, name: str
+):
+    score = graded(grader, question, "I would go with that one.")
+    assert score.value == 0.0
+    assert name in score.explanation
+    # the answer may still stand in another place than was asked for
+    right = "\\boxed{C}" if grader == "multiple_choice" else "\\boxed{18}"
+    assert graded(grader, question, right).value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        (BOXED, "\\boxed{\\text{(C)}}"),
+        ("Which? Reply in <answer></answer> tags.", "<answer>Option C is it</answer>"),
+        ("Which? Answer as JSON.", '{"answer": "C"}'),
+    ],
+)
+def test_the_format_that_was_asked_for_is_no_fault_where_it_cannot_be_read(
+    question: str, answer: str
+):
+    assert graded("multiple_choice", question, answer).value is None
+
+
+@pytest.mark.parametrize("question", ["How many?", BOXED])
+@pytest.mark.parametrize("grader", GRADERS)
+def test_an_empty_answer_is_wrong_in_any_format(grader: str, question: str):
+    assert [graded(grader, question, answer).value for answer in ("", " \n")] == [0.0, 0.0]
+
+
+def test_what_is_found_and_is_not_the_gold_stays_wrong():
+    for answer in ("A or C", "Answer: A or C", "\\boxed{A, C}", "\\boxed{A} or \\boxed{C}"):
+        assert graded("multiple_choice", "Which?", answer).value == 0.0, answer
+    for answer in ("19", "Answer: 17", "17 or 18", "2+16", "18x", "\\boxed{9:2}"):
+        assert graded("math", "How many?", answer).value == 0.0, answer
+    assert graded("math", BOXED, "it is \\boxed{18").value == 0.0  # never closes
+    pattern = {"output_regex": "my pick: (.)"}
+    assert graded("multiple_choice", "Which?", "my pick: Z", **pattern).value == 0.0
+    assert graded("multiple_choice", "Which?", "Who knows.", **pattern).value == 0.0
+
+
+def test_a_letter_behind_a_letter_is_not_chosen_by_the_first():
+    gold_a = dataclasses.replace(asking("multiple_choice", "Which?"), gold="A")
+    attempts = [Attempt(gold_a, completion_of(answer)) for answer in ("A: C", "A. C", "A: 2")]
+    scores = GRADERS["multiple_choice"]().grade(attempts)
+    assert [score.value for score in scores] == [None, None, 1.0]

@@ -1,0 +1,198 @@
+"""Graders on real data: every gold is accepted, near misses are not, others' grades are met."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reward.graders.choice import MultipleChoice
+from reward.graders.math import Math
+from reward.graders.text import Numeric
+from tests.reward.graders.attempts import prompt_of, values
+from tests.reward.graders.near_misses import formula_near_misses, near_misses
+
+PHRASINGS = (
+    "{0}", "\\boxed{{{0}}}", "The answer is {0}.", "So she has {0} apples left.", "#### {0}",
+    "**Answer:** {0}", "Therefore they spent ${0} in total.", "x = {0}", "It costs **{0}** dollars.",
+    "The final answer is $\\boxed{{{0}}}$.", "The total is \\({0}\\).", "Answer:\n{0} dollars",
+)  # fmt: skip
+
+# families of reasoning-gym whose answer is a number, a list of numbers or a formula, and whose own
+# grader looks at its value; `tolerance` where it asks for no exact value
+FAMILIES: dict[str, float | None] = {
+    **dict.fromkeys(
+        [
+            "basic_arithmetic",
+            "chain_sum",
+            "complex_arithmetic",
+            "count_bits",
+            "count_primes",
+            "decimal_chain_sum",
+            "dice",
+            "gcd",
+            "gsm_symbolic",
+            "intermediate_integration",
+            "lcm",
+            "leg_counting",
+            "letter_counting",
+            "number_format",
+            "number_sequence",
+            "polynomial_equations",
+            "polynomial_multiplication",
+            "products",
+            "rectangle_count",
+            "rotten_oranges",
+            "largest_island",
+            "simple_equations",
+            "simple_integration",
+            "base_conversion",
+            "binary_alternation",
+            "self_reference",
+            "aiw",
+            "maze",
+        ]
+    ),
+    "decimal_arithmetic": 2.5e-4,
+    "advanced_geometry": 1e-4,
+    "power_function": 5e-3,
+}
+# (family, gold, answer) → how often, and why we accept what their grader does not
+DISAGREEMENTS = {
+    ("decimal_arithmetic", "-481.765010792", "-481.797578712"): (1, "their tolerance is absolute"),
+    ("leg_counting", "254", "20 + 24 + 44 + 28 + 54 +"): (1, "they want the total alone"),
+    ("polynomial_multiplication", "-16905418503090264597300", "(-7339*x**3 - 2070*x**2)"): (
+        1,
+        "equal, and not expanded",
+    ),
+    ("polynomial_multiplication", "-9513138278827260*x**16", "-x**6*(6841*x + 22241)*("): (
+        1,
+        "equal, and not expanded",
+    ),
+    ("power_function", "1.0", "1.00e+0"): (3, "their grader is wrong"),
+    ("simple_equations", "52", "s = 52"): (1, "they want the number alone"),
+    ("simple_equations", "94", "t = 94"): (1, "they want the number alone"),
+    ("simple_equations", "10", "i = 10"): (1, "they want the number alone"),
+}
+
+
+def rows_of(shared: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (shared / "data" / name).read_text("utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def golds(shared: Path) -> list[str]:
+    rows = rows_of(shared, "gsm8k_train.jsonl")
+    return [row["answer"].rsplit("####", 1)[1].strip() for row in rows]
+
+
+@pytest.mark.parametrize("grader", [Math(), Numeric()], ids=["math", "numeric"])
+def test_every_gsm8k_gold_is_accepted(shared: Path, golds: list[str], grader: Math | Numeric):
+    assert len(golds) == 7473
+    assert sum("," in gold for gold in golds) == 79
+    assert sum("-" in gold for gold in golds) == 3
+    assert set(grader.refuse([prompt_of(gold) for gold in golds])) == {None}
+    whole = [row["answer"] for row in rows_of(shared, "gsm8k_train.jsonl")]
+    asked = [(prompt_of(gold), text) for gold, text in zip(golds, whole, strict=True)]
+    assert set(values(grader, asked)) == {1.0}
+    rare = [gold for gold in golds if not gold.isdigit()]
+    chosen = [*rare, *random.Random(0).sample(golds, 200)]
+    for phrasing in PHRASINGS:
+        asked = [(prompt_of(gold), phrasing.format(gold)) for gold in chosen]
+        assert set(values(grader, asked)) == {1.0}, phrasing
+
+
+@pytest.mark.parametrize("grader", [Math(), Numeric()], ids=["math", "numeric"])
+def test_no_near_miss_of_a_number_is_accepted(golds: list[str], grader: Math | Numeric):
+    rare = [gold for gold in golds if not gold.isdigit()]
+    wrong = [
+        (prompt_of(gold), PHRASINGS[k % len(PHRASINGS)].format(answer))
+        for k, gold in enumerate([*rare, *random.Random(1).sample(golds, 200)])
+        for answer in near_misses(gold).values()
+    ]
+    wrong += [(prompt_of(f"{gold} km"), f"\\boxed{{{gold} m}}") for gold in golds[:50]]
+    wrong += [(prompt_of(f"${gold}"), f"Answer: {gold} cents") for gold in golds[50:100]]
+    assert len(wrong) > 2000
+    accepted = [w for w, value in zip(wrong, values(grader, wrong), strict=True) if value != 0.0]
+    assert accepted == []
+
+
+def test_no_near_miss_of_a_formula_is_accepted(shared: Path):
+    rows = rows_of(shared, "reasoning_gym_graded.jsonl")
+    families = [
+        "complex_arithmetic",
+        "polynomial_equations",
+        "simple_integration",
+        "intermediate_integration",
+        "dice",
+        "polynomial_multiplication",
+    ]
+    found = sorted({row["expected_answer"] for row in rows if row["name"] in families}, key=len)
+    wrong = [
+        (prompt_of(gold), f"\\boxed{{{answer}}}")
+        for gold in found
+        if len(gold) < 200
+        for answer in formula_near_misses(gold).values()
+    ]
+    right = [(prompt_of(gold), f"\\boxed{{{gold}}}") for gold in found if len(gold) < 200]
+    assert len(wrong) > 60
+    assert set(values(Math(), right)) == {1.0}
+    assert set(values(Math(), wrong)) == {0.0}
+
+
+def test_grades_agree_with_those_of_reasoning_gym(shared: Path):
+    """Where they differ, it is listed: by the value of the answer, ours is the right one."""
+    rows = [r for r in rows_of(shared, "reasoning_gym_graded.jsonl") if r["name"] in FAMILIES]
+    assert {row["name"] for row in rows} == set(FAMILIES)
+    prompts = [_prompt(row) for row in rows]
+    assert set(Math().refuse(prompts)) == {None}
+    graded = [(p, row, c) for p, row in zip(prompts, rows, strict=True) for c in row["completions"]]
+    ours = values(Math(), [(p, c["full_model_response"] or "") for p, _, c in graded])
+    differ = Counter(
+        (row["name"], row["expected_answer"][:24].strip(), str(completion["model_answer"])[:24])
+        for (_, row, completion), value in zip(graded, ours, strict=True)
+        if (value == 1.0) != (completion["score"] == 1.0)
+    )
+    assert None not in ours
+    assert dict(differ) == {
+        (name, gold[:24].strip(), answer[:24]): count
+        for (name, gold, answer), (count, _) in DISAGREEMENTS.items()
+    }
+    assert differ.total() <= 0.02 * len(graded)
+
+
+def _prompt(row: dict[str, Any]) -> Any:
+    tolerance = FAMILIES[row["name"]]
+    metadata = {} if tolerance is None else {"tolerance": tolerance}
+    return prompt_of(str(row["expected_answer"]), **metadata)
+
+
+CHOICES = (
+    "\\boxed{{{0}}}", "The answer is ({0}).", "**Answer: {0}**", "{0}", "({0}) {1}", "{0}. {1}",
+    "I first thought A, then B. Final answer: \\boxed{{\\text{{{0}}}}}", "<answer>{0}</answer>",
+    "Therefore, the answer is option {0}: {1}", "The correct option is {0}.", "\\boxed{{{0}. {1}}}",
+    "The answer is {0} because the others fail.", "Answer:\n\n{0}", "#### {0}", "\\boxed{{{1}}}",
+    "The answer is: {1}", "Is it A? No, the best choice is B.\n\nAnswer: **{0}**",
+)  # fmt: skip
+
+
+def test_every_mmlu_gold_is_accepted_and_no_other_letter(shared: Path):
+    rows = rows_of(shared, "mmlu_dev_val.jsonl")
+    prompts = [prompt_of(row["answer"], options={k: row[k] for k in "ABCD"}) for row in rows]
+    grader = MultipleChoice()
+    assert set(grader.refuse(prompts)) == {None}
+    for phrasing in CHOICES:
+        asked = [
+            (prompt, phrasing.format(letter, row[letter]))
+            for prompt, row in zip(prompts, rows, strict=True)
+            for letter in "ABCD"
+        ]
+        right = [letter == row["answer"] for row in rows for letter in "ABCD"]
+        given = values(grader, asked)
+        assert [value == 1.0 for value in given] == right, phrasing
+        # the text of two options alike, and one "(A) -$1,000"
+        assert given.count(None) <= 4, phrasing

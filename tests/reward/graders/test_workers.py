@@ -1,0 +1,161 @@
+"""Workers: what never ends is ended, what is asked is answered, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from reward.graders.workers import BATCH, JobResult, Workers
+
+ROOT = Path(__file__).resolve().parents[3]
+SAME = ("same", ["\\sqrt{8}", "2\\sqrt{2}", None])
+DIFFERENT = ("same", ["\\sqrt{8}", "2\\sqrt{3}", None])
+# a pattern that tries 2^60 ways, and a number too large to be worked out
+STALLS = [("last_match", [["(a+)+$"], "a" * 60 + "b"]), ("same", ["\\pi", "9^{9^{9^{9}}}", None])]
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    made = Workers(size=2, cpu_seconds=1.0)
+    yield made
+    made.close()
+
+
+def test_answers_come_in_order_over_many_batches(workers: Workers):
+    jobs = [SAME if k % 3 else DIFFERENT for k in range(3 * BATCH + 5)]
+    assert workers.run(jobs) == [JobResult(k % 3 != 0) for k in range(len(jobs))]
+    assert workers.run([]) == []
+
+
+def test_what_stalls_is_killed_and_the_others_go_on(workers: Workers):
+    results = workers.run([SAME, STALLS[0], DIFFERENT, STALLS[1], SAME])
+    assert [o.value for o in results] == [True, None, False, None, True]
+    assert [o.problem for o in results][1::2] == ["stopped after 1 s"] * 2
+
+
+def test_an_error_is_that_jobs_own(workers: Workers):
+    results = workers.run([("same", ["Monday", "x", None]), SAME])
+    assert results == [JobResult(None, "Unreadable: Monday"), JobResult(True)]
+
+
+def test_a_memory_hog_is_that_jobs_own(workers: Workers):
+    results = workers.run([("last_match", [["x{0,4294967294}y"], "x"]), SAME])
+    assert results[1] == JobResult(True)
+
+
+def test_a_worker_killed_while_idle_is_replaced(workers: Workers):
+    workers.run([SAME])
+    for pid in workers.pids():
+        os.kill(pid, signal.SIGKILL)
+        _wait_until_gone(pid)
+    assert workers.run([SAME, DIFFERENT]) == [JobResult(True), JobResult(False)]
+
+
+def test_sixty_four_threads_at_once_get_their_own_answers(workers: Workers):
+    jobs = {k: [SAME, DIFFERENT] if k % 2 else [DIFFERENT, SAME, SAME] for k in range(64)}
+    found: dict[int, list[bool | None]] = {}
+    start = threading.Barrier(64)
+
+    def ask(k: int) -> None:
+        start.wait()
+        found[k] = [result.value for result in workers.run(jobs[k])]
+
+    threads = [threading.Thread(target=ask, args=(k,)) for k in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {k: [job is SAME for job in asked] for k, asked in jobs.items()}
+
+
+def test_from_asyncio(workers: Workers):
+    async def ask() -> list[list[JobResult]]:
+        return await asyncio.gather(*(asyncio.to_thread(workers.run, [SAME]) for _ in range(8)))
+
+    assert asyncio.run(ask()) == [[JobResult(True)]] * 8
+
+
+def test_a_fork_has_workers_of_its_own(workers: Workers):
+    """Else it would read the answers to what its parent asks."""
+    before = set(workers.pids()) or (workers.run([SAME]), set(workers.pids()))[1]
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        right = workers.run([SAME, DIFFERENT]) == [JobResult(True), JobResult(False)]
+        apart = not before & set(workers.pids())
+        os.write(writing, b"ok" if right and apart else b"no")
+        workers.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reading, 2) == b"ok"
+    assert set(workers.pids()) == before
+    assert workers.run([SAME]) == [JobResult(True)]
+
+
+PARENT = """
+import sys, threading
+from reward.graders.workers import Workers
+workers = Workers(size=2, cpu_seconds=2.0)
+workers.run([("same", ["x+x", "2x", None])] * 64)
+idle = workers.pids()
+busy = threading.Thread(target=workers.run, args=([("last_match", [["(a+)+$"], "a" * 60 + "b"])],))
+if sys.argv[1] == "busy":
+    busy.start()
+print(*idle, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("how", ["killed while busy", "killed while idle", "left"])
+def test_no_worker_outlives_its_parent(how: str):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, "busy" if how.endswith("busy") else "idle"],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdin is not None
+    assert parent.stdout is not None
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert pids
+    if how == "left":
+        parent.stdin.close()
+    else:
+        parent.kill()
+    parent.wait()
+    for pid in pids:
+        _wait_until_gone(pid)
+    parent.stdout.close()
+
+
+def _wait_until_gone(pid: int) -> None:
+    """Returns when the process has ended; the pidfd becomes readable then."""
+    import select
+
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([descriptor], [], [], 60)[0], f"process {pid} is still there"
+    finally:
+        os.close(descriptor)
+
+
+def test_workers_that_cannot_start_say_why(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("reward.graders.workers.ROOT", str(ROOT / "tests"))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.chdir(ROOT / "tests")
+    monkeypatch.setenv("PYTHONNOUSERSITE", "1")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(RuntimeError, match="does not start"):
+        Workers(size=1).run([SAME])

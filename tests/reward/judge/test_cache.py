@@ -1,0 +1,203 @@
+"""Votes on disk: nothing is asked twice after a kill, and a torn or damaged file costs little."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from posttrain.sampling.protocol import Generation, Request
+from reward.judge.cache import VerdictCache
+from reward.judge.verdict import Verdict
+from reward.judge.votes import Judgement, Vote
+from tests.reward.judge.judging import babble, fair, judge_of, numbered
+from tests.sampling.scripted import Scripted
+
+ROOT = Path(__file__).parents[3]
+VOTE = Vote(Verdict(4, 2.5, 2), text="fünf\ud83d", calls=2, prompt_tokens=7, completion_tokens=3)
+KEPT = Vote(Verdict(4, 2.5, 2), text="fünf\ud83d", cached=True)
+LOST = Vote(None, reason="unreadable", text="hm", calls=4)
+
+
+class Killed(BaseException):
+    """What stands for kill -9: nothing catches it."""
+
+
+class Dying(Scripted):
+    """Dies in its n-th call."""
+
+    dies_in = 3
+
+    async def sample(
+        self, requests: Sequence[Request], *, progress: Callable[[int], None] | None = None
+    ) -> list[Generation]:
+        if len(self.calls) + 1 == self.dies_in:
+            raise Killed
+        return await super().sample(requests, progress=progress)
+
+
+def test_a_vote_is_found_again_in_its_step_and_elsewhere_if_that_is_asked_for(tmp_path: Path):
+    with VerdictCache(tmp_path) as cache:
+        cache.add("a", VOTE, seed=1)
+        assert cache.get("a", seed=1) == VOTE
+        cache.add("a", Vote(Verdict(1, 1, 1)), seed=1)  # the first word stands
+        assert cache.get("a", seed=1) == VOTE
+        assert cache.get("a", seed=9) is None
+        assert cache.get("b", seed=1) is None
+        before = (tmp_path / "votes-000.jsonl").read_bytes()
+    with VerdictCache(tmp_path, any_step=True) as cache:
+        assert cache.get("a", seed=1) == VOTE
+        assert cache.get("a", seed=9) == KEPT
+        cache.add("b", VOTE, seed=1)
+        assert cache.get("b", seed=9) == KEPT
+    assert (tmp_path / "votes-000.jsonl").read_bytes().startswith(before)
+
+
+def test_a_failure_is_remembered_under_its_seed_alone(tmp_path: Path):
+    with VerdictCache(tmp_path) as cache:
+        cache.add("a", LOST, seed=1)
+        assert cache.get("a", seed=1) == LOST
+        assert cache.get("a", seed=2) is None
+        cache.keep_failures()
+    with VerdictCache(tmp_path, any_step=True) as cache:
+        cache.add("a", VOTE, seed=2)
+        # a resumed run meets step 1 again, and finds what it found then
+        replayed = cache.get("a", seed=1)
+        assert replayed is not None
+        assert replayed.verdict is None
+        assert cache.get("a", seed=3) == KEPT
+
+
+def test_a_failure_whose_step_did_not_go_on_is_asked_again(tmp_path: Path):
+    with VerdictCache(tmp_path) as cache:
+        cache.add("a", LOST, seed=1)
+    with VerdictCache(tmp_path) as cache:
+        assert cache.get("a", seed=1) is None
+        cache.add("a", VOTE, seed=1)
+        assert cache.get("a", seed=1) == VOTE
+
+
+@pytest.mark.parametrize("tail", [b'{"key": "c", "seed"', b'{"key": "c"}\n', b"\x00\xff\n", b"7\n"])
+def test_a_torn_or_damaged_line_is_left_out(tmp_path: Path, tail: bytes):
+    with VerdictCache(tmp_path) as cache:
+        cache.add("a", VOTE, seed=1)
+    path = tmp_path / "votes-000.jsonl"
+    path.write_bytes(path.read_bytes() + tail)
+    for _ in range(2):
+        with VerdictCache(tmp_path) as cache:
+            assert cache.get("a", seed=1) == VOTE
+            assert cache.get("c", seed=1) is None
+            cache.add("b", VOTE, seed=1)
+            assert cache.get("b", seed=1) == VOTE
+
+
+def test_two_at_work_write_apart_and_later_read_both(tmp_path: Path):
+    with VerdictCache(tmp_path) as one, VerdictCache(tmp_path) as two:
+        one.add("a", VOTE, seed=1)
+        two.add("b", VOTE, seed=1)
+        assert two.get("a", seed=1) is None
+    assert len(list(tmp_path.iterdir())) == 2
+    with VerdictCache(tmp_path) as cache:
+        assert cache.get("a", seed=1) == cache.get("b", seed=1) == VOTE
+
+
+ENDLESS = """
+import itertools, sys
+from pathlib import Path
+from reward.judge.verdict import Verdict
+from reward.judge.votes import Vote
+from reward.judge.cache import VerdictCache
+
+cache = VerdictCache(Path(sys.argv[1]))
+for k in itertools.count():
+    cache.add(str(k), Vote(Verdict(4, 2, 2), text="x" * k), seed=1)
+    print(k, flush=True)
+"""
+
+
+def test_what_was_added_outlives_a_killed_process(tmp_path: Path):
+    command = [sys.executable, "-c", ENDLESS, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line == "300\n":
+                break
+        process.kill()
+    with VerdictCache(tmp_path) as cache:
+        assert [path.name for path in tmp_path.iterdir()] == ["votes-000.jsonl"]
+        for k in range(301):
+            found = cache.get(str(k), seed=1)
+            assert found is not None
+            assert found.text == "x" * k
+
+
+def judged(
+    sampler: Scripted, folder: Path, *, seed: int = 1, any_step: bool = False, **fields: object
+) -> list[Judgement]:
+    with VerdictCache(folder, any_step=any_step) as cache:
+        judge = judge_of(sampler, cache=cache, **fields)
+        found = asyncio.run(judge.judge(numbered(12), seed=seed))
+        judge.keep_failures()
+        return found
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_after_a_kill_only_what_is_missing_is_asked(tmp_path: Path, batched: bool):
+    undisturbed = judged(Scripted(fair, batched=batched), tmp_path / "whole", chunk=5)
+    dying = Dying(fair, batched=batched)
+    with pytest.raises(Killed):
+        judged(dying, tmp_path / "killed", chunk=5)
+    again = Scripted(fair, batched=batched)
+    found = judged(again, tmp_path / "killed", chunk=5)
+    # in process the stretches 5 + 5 were finished, of a server two questions
+    asked = [len(call) for call in again.calls]
+    assert asked == ([2] if batched else [1] * 10)
+    # what it cost too: the books of a step that is done again are the same
+    assert found == undisturbed
+    known = Scripted(babble, batched=batched)
+    again_known = judged(known, tmp_path / "killed", seed=2, any_step=True)
+    assert known.calls == []
+    assert [j.votes[0].text for j in again_known] == [j.votes[0].text for j in undisturbed]
+    assert sum(vote.calls for j in again_known for vote in j.votes) == 0
+    asked_anew = Scripted(fair, batched=batched)
+    judged(asked_anew, tmp_path / "killed", seed=2)
+    assert sum(map(len, asked_anew.calls)) == 12
+
+
+def test_unreadable_judgements_are_replayed_for_their_step_and_asked_anew_in_others(tmp_path: Path):
+    def moody(request: Request, rng: random.Random) -> str:
+        return babble(request, rng) if rng.random() < 0.5 else fair(request, rng)
+
+    first = judged(Scripted(moody), tmp_path, retries=0)
+    lost = [judgement for judgement in first if judgement.verdict is None]
+    assert 0 < len(lost) < 12
+    replayed = Scripted(fair)
+    assert [j.verdict for j in judged(replayed, tmp_path, retries=0)] == [j.verdict for j in first]
+    assert replayed.calls == []
+    anew = Scripted(fair)
+    found = judged(anew, tmp_path, seed=2, retries=0, any_step=True)
+    assert None not in [j.verdict for j in found]
+    assert [len(call) for call in anew.calls] == [len(lost)]
+
+
+def test_calls_that_the_backend_gave_up_are_not_kept(tmp_path: Path):
+    class Down(Scripted):
+        async def sample(
+            self, requests: Sequence[Request], *, progress: Callable[[int], None] | None = None
+        ) -> list[Generation]:
+            return [Generation(None, error="status 503")] * len(requests)
+
+    assert {j.reason for j in judged(Down(fair), tmp_path)} == {"status 503"}
+    assert None not in [j.verdict for j in judged(Scripted(fair), tmp_path)]
+
+
+def test_another_principle_is_another_question(tmp_path: Path):
+    judged(Scripted(fair), tmp_path)
+    asked = Scripted(fair)
+    judged(asked, tmp_path, principle="Be short.")
+    assert [len(call) for call in asked.calls] == [12]

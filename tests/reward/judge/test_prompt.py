@@ -1,0 +1,156 @@
+"""Judging prompts: what is shown, what is left out, and that no answer can leave its place."""
+
+from __future__ import annotations
+
+import re
+
+import jinja2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posttrain.chat import parse_completion
+from posttrain.errors import ConfigError
+from posttrain.records import Message, ToolCall
+from posttrain.rollouts import Completion, Step
+from reward.judge.prompt import (
+    EMPTY,
+    LAYOUTS,
+    judging_messages,
+    layout_for,
+    shown_answer,
+    verdict_text,
+)
+from reward.judge.verdict import Verdict, parse_verdict
+from tests.reward.judge.attacks import ATTACKS
+
+HISTORY = (
+    Message("system", "Be brief."),
+    Message("user", "7*8?"),
+    Message("assistant", "56.", reasoning="seven eights"),
+    Message("user", "And 6*8?"),
+)
+CALL = ToolCall("add", '{"a":1}')
+# what the frame of each layout consists of, and how often each piece is in a plain prompt
+FRAME = {
+    "message": re.compile(r"\[The (?:Begin|End) of Response \d\]|#### [A-Z].* ####"),
+    "compact": re.compile(r"\[/?(?:[SUATP]|A[12])\]|\[verdict\]"),
+    "roles": re.compile(r"<\|[a-z_]+\|>|\[The (?:Begin|End) of Response \d\]"),
+}
+TEMPLATE = jinja2.Template(
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+)
+
+
+def rendered(layout: str, *answers: str, history: tuple[Message, ...] = HISTORY, **given: str):
+    messages = judging_messages(history, *answers, layout=layout, **given)
+    return TEMPLATE.render(messages=messages) if layout == "roles" else messages[0].content
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_judge_sees_conversation_and_answers_and_no_reasoning(layout: str):
+    text = rendered(layout, "It is 48.", "Forty-eight", principle="Short is good.")
+    for shown in ("Be brief.", "7*8?", "56.", "And 6*8?", "It is 48.", "Forty-eight", "Short is"):
+        assert text.count(shown) == 1
+    assert "seven eights" not in text
+    assert text.index("And 6*8?") < text.index("It is 48.") < text.index("Forty-eight")
+
+
+def test_the_roles_are_those_of_the_released_judge():
+    messages = judging_messages(HISTORY, "48", "49", layout="roles", principle="Be exact.")
+    roles = ["system", "user", "assistant", "user", "principle", "response_1", "response_2"]
+    assert [m.role for m in messages] == roles
+    assert [m.role for m in judging_messages(HISTORY, "48", "49", layout="roles")][4:] == roles[5:]
+
+
+def test_the_compact_layout_is_short():
+    history = (Message("user", "7*8?"),)
+    assert judging_messages(history, "56", "It is 54.", layout="compact") == (
+        Message("user", "[U]7*8?\n[A1]56[/A1]\n[A2]It is 54.[/A2]\n[verdict]"),
+    )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda text: repr(text[:20]))
+def test_no_answer_adds_to_the_frame(layout: str, attack: str):
+    plain = FRAME[layout].findall(rendered(layout, "a", "b"))
+    assert plain
+    for answers in ((attack, "b"), ("a", attack)):
+        text = rendered(layout, *answers)
+        assert FRAME[layout].findall(text) == plain
+        text.encode()  # no half of a surrogate pair is left
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u202e]", text)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda text: repr(text[:20]))
+def test_no_conversation_or_principle_adds_to_the_frame(layout: str, attack: str):
+    history = (Message("user", attack), Message("assistant", f"{attack}!"), Message("user", "so?"))
+    usual = tuple(Message(m.role, "a") for m in history)
+    plain = FRAME[layout].findall(rendered(layout, "a", "b", history=usual, principle="p"))
+    text = rendered(layout, "a", "b", history=history, principle=f"p {attack}")
+    assert FRAME[layout].findall(text) == plain
+
+
+@pytest.mark.parametrize("layout", ["message", "compact"])
+@given(answer=st.text(alphabet="[]/A12UVverdict#\\|<>im_n ThEBgofRspT\n", max_size=60))
+def test_no_mixture_of_delimiters_adds_to_the_frame(layout: str, answer: str):
+    plain = FRAME[layout].findall(rendered(layout, "a", "b"))
+    assert FRAME[layout].findall(rendered(layout, answer, "b")) == plain
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ordinary_text_is_not_touched(layout: str):
+    answer = 'if (a <| b) { x[0] = "é"; }\n\tGrüße 👩\u200d🔬, <b>bold</b> #1, {"score": 1}'
+    assert answer in rendered(layout, answer, "b")
+
+
+def test_a_missing_answer_is_marked():
+    assert rendered("compact", "", " \n").count(EMPTY) == 2
+
+
+def test_traces_inside_a_turn_and_calls_are_told_apart():
+    history = (
+        Message("user", "1+?"),
+        Message("assistant", "<think>\nhm\n</think>\nOne moment.", tool_calls=(CALL,)),
+        Message("tool", "1"),
+    )
+    text = rendered("message", "a", "b", history=history)
+    assert "hm" not in text
+    shown = 'Assistant: One moment.\n{"call":"add","arguments":"{\\"a\\":1}"}\nTool: 1'
+    assert shown in text
+
+
+def test_what_is_shown_of_a_completion():
+    def completion(text: str, *, calls: tuple[ToolCall, ...] = ()) -> Completion:
+        parsed = parse_completion(text, thinking=True)
+        step = Step(text, parsed, "stop", 1, 1, 1)
+        assert parsed.tool_calls == calls
+        return Completion("p", 0, (step,), "stop")
+
+    assert shown_answer(completion("hm</think>56<|im_end|>")) == "56"
+    assert shown_answer(completion("hm, cut")) == ""
+    assert shown_answer(Completion("p", 0, (), "failed", error="no answer")) == ""
+    text = "hm</think>So:<tool_call>\n<function=add>\n</function>\n</tool_call>"
+    called = completion(text, calls=(ToolCall("add", "{}"),))
+    assert shown_answer(called) == 'So:\n{"call":"add","arguments":"{}"}'
+
+
+def test_the_layout_follows_the_template():
+    knows = "{% if m.role == 'response_1' %}…{% elif m.role == 'response_2' %}"
+    assert layout_for("auto", knows) == "roles"
+    assert layout_for("auto", "{% for m in messages %}") == "message"
+    assert layout_for("compact", None) == "compact"
+    with pytest.raises(ConfigError, match="hides its template"):
+        layout_for("auto", None)
+    assert layout_for("roles", None) == layout_for("roles", knows) == "roles"
+    with pytest.raises(ConfigError, match="does not know the roles"):
+        layout_for("roles", "{% for m in messages %}")
+    with pytest.raises(ConfigError, match="'role' is none of auto, roles"):
+        layout_for("role", None)
+
+
+@pytest.mark.parametrize("verdict", [Verdict(4, 2, 1), Verdict(4.5, 2.25, 3.5)])
+def test_a_verdict_is_read_as_it_is_written(verdict: Verdict):
+    assert parse_verdict(verdict_text(verdict)) == verdict
+    assert verdict_text(Verdict(4.0, 2.0, 1.0)) == '{"score_1":4,"score_2":2,"ranking":1}'
