@@ -36,7 +36,7 @@ from posttrain.claim import claimed, run_command
 from posttrain.config.audit import AuditConfig
 from posttrain.config.load import apply_overrides, read_recipe, validate
 from posttrain.errors import DataError
-from posttrain.models.audit_tokens import AuditTokens, audit_tokens
+from posttrain.models.chat_template import AuditTokens, audit_tokens
 from posttrain.records import json_text
 from posttrain.report import ensure_report, write_report
 from posttrain.report.supervision import ROWS

@@ -52,10 +52,10 @@ from posttrain.chat import profile_of
 from posttrain.claim import claimed, run_command
 from posttrain.config.build_sft import EXECUTION, OPTIONAL, BuildSftConfig, SftTokenizer
 from posttrain.config.command import parse_recipe, recipe_parser
-from posttrain.models.data_renderer import load_data_renderer
-from posttrain.models.encoding import Encoder
+from posttrain.models.chat_template import load_data_renderer
 from posttrain.report import ensure_report, write_report
 from posttrain.report.supervision import ROWS as SUPERVISION
+from posttrain.tokens.tokenizer import Encoder
 
 BASE = Path(".")
 

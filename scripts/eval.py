@@ -44,6 +44,7 @@ from posttrain.artifacts import (
 from posttrain.claim import claimed, run_command
 from posttrain.config.command import parse_recipe, recipe_parser
 from posttrain.config.eval import EvalConfig
+from posttrain.environments.base import Environment, Toolkit
 from posttrain.errors import ConfigError, PosttrainError
 from posttrain.evaluation.artifact import finish_run
 from posttrain.evaluation.compare import compare_runs, side_of
@@ -67,14 +68,13 @@ from posttrain.evaluation.run_files import (
 )
 from posttrain.evaluation.tables import print_cells, print_pairs
 from posttrain.evaluation.unit import Grade, How, Unit, units_of
-from posttrain.models.encoding import encoder_of
-from posttrain.models.rendering import PromptRenderer, renderer_of
+from posttrain.models.chat_template import PromptRenderer, renderer_of
 from posttrain.records import json_text
 from posttrain.report import ensure_report, write_report
 from posttrain.rollouts import Prompt, prompt_to_row
-from posttrain.sampling.meter import Meter
 from posttrain.sampling.open import opened_sampler
-from posttrain.tools.protocol import Environment, Toolkit
+from posttrain.sampling.progress import ProgressBar
+from posttrain.tokens.tokenizer import encoder_of
 from reward.grader import Attempt, Grader
 
 BASE = Path(".")
@@ -213,7 +213,7 @@ def make(recipe: EvalConfig, plan: Plan, console: Console) -> None:
     limits = recipe.sampling.limits()
     how = How(limits, recipe.seed, plan.opened, grade_with(plan.graders))
     total = len(recipe.checkpoints) * sum(unit.size for unit in plan.units)
-    with Meter(total=total, console=console) as meter:
+    with ProgressBar(total=total, console=console) as meter:
         asyncio.run(
             make_records(
                 recipe,

@@ -48,12 +48,17 @@ from posttrain.rollouts import (
     metadata_of,
     prompt_from_row,
 )
-from posttrain.sampling.collect import How, collect
-from posttrain.sampling.journal import row_line
-from posttrain.sampling.meter import Meter
+from posttrain.sampling.generate import (
+    MADE_BY,
+    bind,
+    generate,
+    prompt_lines,
+    row_line,
+    tasks_of,
+)
 from posttrain.sampling.open import opened_sampler
+from posttrain.sampling.progress import ProgressBar
 from posttrain.sampling.rollout import Limits
-from posttrain.sampling.stage import MADE_BY, bind, prompt_lines, tasks_of
 from reward.genrm_training import gold_from, outcome_of, preferred
 
 KIND = "genrm_evaluation"
@@ -96,7 +101,7 @@ def evaluate(arguments: list[str]) -> None:
             return
         atomic_write_text(out / "prompts.jsonl", prompt_lines(prompts))
         total = len(prompts) * recipe.n * len(recipe.checkpoints)
-        with Meter(total=total, console=console) as meter:
+        with ProgressBar(total=total, console=console) as meter:
             asyncio.run(judge_all(recipe, prompts, meter))
         finish(stage, recipe, prompts, parents, data, console)
 
@@ -126,25 +131,27 @@ def judges(recipe: EvalGenRmConfig) -> list[Parent]:
     return found
 
 
-async def judge_all(recipe: EvalGenRmConfig, prompts: Sequence[Prompt], meter: Meter) -> None:
+async def judge_all(recipe: EvalGenRmConfig, prompts: Sequence[Prompt], meter: ProgressBar) -> None:
     """Every judgement that is not there yet, checkpoint by checkpoint."""
     out = Path(recipe.out)
     (out / RECORDS).mkdir(exist_ok=True)
     tasks = tasks_of(prompts, lambda _: recipe.n, seed=recipe.seed)
     for name in recipe.checkpoints:
         backend, work = recipe.backend_of(name), out / WORK / name
-        how = How(
-            open_environment=lambda _: None,
-            limits=Limits(recipe.sampling.parameters(), 1, None, 1),
-            chunk=recipe.chunk,
-            at_once=getattr(backend, "concurrency", 1),
-            max_failure_rate=recipe.max_failure_rate,
-        )
         async with opened_sampler(backend, checkpoint=recipe.path_of(name), parts=False) as sampler:
             asked = {"prompts": digest_of(prompt_lines(prompts))}
             bind(work, asked | {"sampler": dict(sampler.identity)})
-            await collect(
-                tasks, sampler, work=work, to=record_path(out, name), how=how, watch=meter
+            await generate(
+                tasks,
+                sampler,
+                work=work,
+                to=record_path(out, name),
+                open_environment=lambda _: None,
+                limits=Limits(recipe.sampling.parameters(), 1, None, 1),
+                chunk=recipe.chunk,
+                at_once=getattr(backend, "concurrency", 1),
+                max_failure_rate=recipe.max_failure_rate,
+                progress=meter,
             )
 
 

@@ -16,8 +16,8 @@ from rich.console import Console
 
 from posttrain.artifacts import read_artifact
 from posttrain.claim import run_command
-from posttrain.models.encoding import encoder_of, load_any_tokenizer
 from posttrain.preview import lineage, preview_packs, preview_pairs, preview_rows, summary
+from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer
 
 
 def main(arguments: list[str]) -> None:

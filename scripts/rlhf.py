@@ -27,12 +27,12 @@ from posttrain.artifacts import Parent, StageDir, parent_of, read_artifact
 from posttrain.claim import exclusive, run_command
 from posttrain.config.command import parse_recipe, recipe_parser
 from posttrain.config.rlhf import RlhfConfig
+from posttrain.environments.base import Environment, Toolkit
 from posttrain.errors import PosttrainError
 from posttrain.report import ensure_report, write_report
 from posttrain.rollouts import Prompt
 from posttrain.sampling.open import opened_sampler
-from posttrain.sampling.rendered import RenderedSampler
-from posttrain.tools.protocol import Environment, Toolkit
+from posttrain.sampling.render import RenderedSampler
 from posttrain.training.grpo import Prepared, open_stage, prepare, train_grpo
 from posttrain.training.grpo_arguments import grpo_arguments
 from posttrain.training.grpo_plan import make_plan, plan_lines

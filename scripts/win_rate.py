@@ -41,9 +41,9 @@ from posttrain.evaluation.tables import interval
 from posttrain.evaluation.win_rate import Duel, win_rows
 from posttrain.report import ensure_report, write_report
 from posttrain.rollouts import Completion, Prompt
-from posttrain.sampling.journal import row_line
+from posttrain.sampling.generate import row_line
 from posttrain.sampling.open import opened_sampler
-from posttrain.sampling.rendered import RenderedSampler
+from posttrain.sampling.render import RenderedSampler
 from reward.genrm_judge import GenRmJudge, Seat, seat_for
 from reward.genrm_prompt import shown_answer
 from reward.genrm_training import preferred

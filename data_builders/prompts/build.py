@@ -22,9 +22,9 @@ from data_builders.prompts.settings import SettingPlan, in_setting, why_not
 from posttrain.artifacts import Counts
 from posttrain.config.load import nearest
 from posttrain.config.prompts import GIVEN_TOOLS, NO_TOOLS, AnySource, Setting
+from posttrain.environments.base import Toolkit
 from posttrain.errors import ConfigError, DataError
 from posttrain.rollouts import Prompt
-from posttrain.tools.protocol import Toolkit
 from reward.grader import Grader
 
 

@@ -22,9 +22,8 @@ from posttrain.chat.locate import (
     locate_generation_tags,
     locate_prefix,
     locate_single_pass,
+    sequences,
 )
-from posttrain.chat.probes import PROBES, Probe
-from posttrain.chat.sequences import sequences
 from posttrain.chat.template import ChatTemplate
 from posttrain.errors import RenderError
 from posttrain.records import Message, ToolCall, message_to_template
@@ -53,7 +52,6 @@ class Profile:
     prompts: Prompts
     tags: re.Pattern[str]
     control_tokens: re.Pattern[str]
-    probes_agreed: int
     every_turn: bool = False
     leaves_out: tuple[str, ...] = ()
 
@@ -81,7 +79,7 @@ def profile_of(template: ChatTemplate) -> Profile:
     """
     prompts = _generation_prompts(template)
     every_turn = _history_differs(template)
-    mode, agreed = _choose_mode(template, prompts, every_turn)
+    mode = _choose_mode(template, prompts, every_turn)
     return Profile(
         name=template.name,
         digest=template.digest,
@@ -90,7 +88,6 @@ def profile_of(template: ChatTemplate) -> Profile:
         prompts=prompts,
         tags=_tag_pattern(template.source),
         control_tokens=framing_tokens(template),
-        probes_agreed=agreed,
         every_turn=every_turn,
         leaves_out=_left_out(template),
     )
@@ -166,8 +163,8 @@ def _prompts_after(template: ChatTemplate, messages: Sequence[Row]) -> tuple[str
     return tuple(sorted(found, key=lambda p: (-len(p), p)))
 
 
-def _choose_mode(template: ChatTemplate, prompts: Prompts, every_turn: bool) -> tuple[Mode, int]:
-    agreed, single_pass, refusal = 0, template.has_message_loop, ""
+def _choose_mode(template: ChatTemplate, prompts: Prompts, every_turn: bool) -> Mode:
+    agreed, single_pass, refusal = False, template.has_message_loop, ""
     for probe in PROBES:
         messages, tools, kwargs = _as_rows(probe)
         wanted = sequences(probe.messages, every_turn=every_turn)[-1].trained
@@ -183,7 +180,7 @@ def _choose_mode(template: ChatTemplate, prompts: Prompts, every_turn: bool) -> 
         except RenderError as error:
             refusal = refusal or str(error)  # the simplest probe tells most
             continue
-        agreed += 1
+        agreed = True
         if single_pass:
             try:
                 quick = locate_single_pass(
@@ -193,12 +190,12 @@ def _choose_mode(template: ChatTemplate, prompts: Prompts, every_turn: bool) -> 
             except RenderError:
                 single_pass = False
     if agreed:
-        return ("single-pass" if single_pass else "prefix"), agreed
+        return "single-pass" if single_pass else "prefix"
     if template.has_generation_tags:
         messages, tools, kwargs = _as_rows(PROBES[0])
         wanted = sequences(PROBES[0].messages)[-1].trained
         locate_generation_tags(template, messages, tools=tools, wanted=wanted, **kwargs)
-        return "generation-tags", 0
+        return "generation-tags"
     raise RenderError(f"{template.name}: no loss mask can be determined: {refusal}")
 
 
@@ -266,3 +263,84 @@ def _plain_text(template: ChatTemplate, probe: Probe) -> str:
         return template.text(messages, **kwargs)
     except RenderError:
         return ""
+
+
+_TOOLS: tuple[Mapping[str, Any], ...] = (
+    {
+        "type": "function",
+        "function": {
+            "name": "look_up",
+            "description": "Look a word up.",
+            "parameters": {
+                "type": "object",
+                "properties": {"word": {"type": "string", "description": "the word"}},
+                "required": ["word"],
+            },
+        },
+    },
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A conversation that a template is tried on, and the tools it declares.
+
+    Each stands for a shape that templates treat apart: a system message, earlier reasoning, tool
+    loops, parallel results, white space at the edges. A template may refuse some of them.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+
+def _user(text: str) -> Message:
+    return Message("user", text)
+
+
+def _says(text: str, reasoning: str | None = None) -> Message:
+    return Message("assistant", text, reasoning=reasoning)
+
+
+def _calls(word: str, text: str = "", reasoning: str | None = None, number: int = 0) -> Message:
+    # nine alphanumeric characters: the strictest form of call id that templates insist on
+    call = ToolCall("look_up", f'{{"word":"{word}"}}', id=f"call0000{number}")
+    return Message("assistant", text, reasoning=reasoning, tool_calls=(call,))
+
+
+def _result(text: str, number: int = 0) -> Message:
+    return Message("tool", text, tool_call_id=f"call0000{number}", name="look_up")
+
+
+_SYSTEM = Message("system", "Be brief.")
+
+PROBES: tuple[Probe, ...] = (
+    Probe((_user("q0"), _says("a0"))),
+    Probe((_user("q0"), _says("a0"), _user("q1"), _says("a1"), _user("q2"), _says("a2"))),
+    Probe((_SYSTEM, _user("q0"), _says("a0"), _user("q1"), _says("a1"))),
+    Probe((_user(" q0\n"), _says("\n a0 \n"), _user("\nq1"), _says(" a1"))),
+    Probe((_user("q0"), _says("a0", "r0"))),
+    Probe((_SYSTEM, _user("q0"), _says("a0", "r0\n\nr00"), _user("q1"), _says("a1", "r1"))),
+    Probe((_user("q"), _says("a0", "r0"), _user("q1"), _says("a1"), _user("q2"), _says("a2", "r"))),
+    Probe((_user("q0"), _says("a0", " r0\n"), _user("q1"), _says("\na1", "\n r1 "))),
+    Probe((_user("q0"), _says("a0"), _user("q1"), _says("a1", "r1"), _user("q2"), _says("a2"))),
+    Probe((_user("q0"), _calls("w"), _result("found"), _says("a0")), _TOOLS),
+    Probe(
+        (_SYSTEM, _user("q0"), _calls("w", "let me see"), _result("found"), _says("a0"),
+         _user("q1"), _calls("v"), _result("lost"), _calls("u"), _result("found"), _says("a1")),
+        _TOOLS,
+    ),
+    Probe(
+        (_user("q0"), _calls("w", "", "r0"), _result("found"), _says("a0", "r00"),
+         _user("q1"), _calls("v", "so", "r1"), _result("lost"), _calls("u"), _result("found"),
+         _says("a1", "r11"), _user("q2"), _says("a2", "r2")),
+        _TOOLS,
+    ),
+    Probe(
+        (_user("q0"),
+         Message("assistant", "", reasoning="two", tool_calls=(
+             ToolCall("look_up", '{"word":"a"}', id="call00000"),
+             ToolCall("look_up", '{"word":"b"}', id="call00001"))),
+         _result("A"), _result("B", 1), _says("a0", "done"), _user("q1"), _says("a1", "r1")),
+        _TOOLS,
+    ),
+)  # fmt: skip

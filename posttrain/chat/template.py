@@ -21,7 +21,7 @@ from typing import Any
 
 import jinja2
 
-from posttrain.chat.environment import GENERATION_END, GENERATION_START, MARK, compile_template
+from posttrain.chat.jinja import GENERATION_END, GENERATION_START, MARK, compile_template
 from posttrain.errors import RenderError
 
 NEMOTRON_3_NANO_SHA256 = "ab7813c3abdd9cb655905a410728b26c7884eca45ddfab8d9f931553485a7862"

@@ -19,8 +19,8 @@ from pydantic import Field, model_validator
 from posttrain.config.backend import BackendConfig, Server
 from posttrain.config.base import Strict
 from posttrain.config.prompts import NO_TOOLS, AnySource, Setting, check_prompts
-from posttrain.sampling.protocol import Parameters
 from posttrain.sampling.rollout import Limits
+from posttrain.sampling.sampler import Parameters
 
 # how a server is reached decides nothing about what is asked: a run may go on with other values
 _REACHING = {"url", "concurrency", "timeout", "retries", "api_key_env"}

@@ -38,7 +38,7 @@ from inspect_ai.tool import ToolChoice, ToolInfo
 from posttrain.errors import PosttrainError
 from posttrain.evaluation.inspect_messages import from_inspect, to_inspect, tools_text
 from posttrain.rollouts import Step
-from posttrain.sampling.protocol import Generation, Parameters, Request, Sampler, seed_of
+from posttrain.sampling.sampler import Generation, Parameters, Request, Sampler, seed_of
 
 UNBOUNDED = 1_000_000  # our own limits and gatherers decide how many wait at a time
 _REMEMBERED = 100_000  # turns whose ids can be continued from

@@ -32,9 +32,9 @@ from posttrain.evaluation.inspect_model import Ask, ask, inspect_model
 from posttrain.evaluation.record import Record
 from posttrain.evaluation.unit import How, Unit, UnitRun
 from posttrain.records import Score
-from posttrain.sampling.journal import Journal
-from posttrain.sampling.protocol import Generation, Request, Sampler
+from posttrain.sampling.generate import Journal
 from posttrain.sampling.rollout import Rollout
+from posttrain.sampling.sampler import Generation, Request, Sampler
 
 Progress = Callable[[int], None]
 

@@ -23,15 +23,15 @@ from posttrain.evaluation.run_files import (
     refuse_failures,
 )
 from posttrain.evaluation.unit import How, Unit, parts_of
-from posttrain.sampling.meter import Meter
-from posttrain.sampling.protocol import Sampler
+from posttrain.sampling.progress import ProgressBar
+from posttrain.sampling.sampler import Sampler
 
 IN_FLIGHT = 2  # rollouts a server connection, so that one may run tools while another is answered
 Opened = Callable[[BackendConfig, str | None], AbstractAsyncContextManager[Sampler]]
 
 
 async def make_records(
-    recipe: EvalConfig, units: Sequence[Unit], how: How, *, opened: Opened, meter: Meter
+    recipe: EvalConfig, units: Sequence[Unit], how: How, *, opened: Opened, meter: ProgressBar
 ) -> None:
     """Fill the run's directory.
 
@@ -50,7 +50,12 @@ async def make_records(
 
 
 async def _make(
-    recipe: EvalConfig, name: str, units: Sequence[Unit], how: How, opened: Opened, meter: Meter
+    recipe: EvalConfig,
+    name: str,
+    units: Sequence[Unit],
+    how: How,
+    opened: Opened,
+    meter: ProgressBar,
 ) -> None:
     out, backend = Path(recipe.out), recipe.backend_of(name)
     # a server's completions are kept one by one, and never all in flight

@@ -18,10 +18,9 @@ from posttrain.evaluation.gather import Gather
 from posttrain.evaluation.record import Record, make_record
 from posttrain.records import Score
 from posttrain.rollouts import Completion, Prompt, completion_from_row
-from posttrain.sampling.journal import Journal
-from posttrain.sampling.loop import OpenEnvironment
-from posttrain.sampling.protocol import Generation, Request
-from posttrain.sampling.rollout import Limits, Rollout
+from posttrain.sampling.generate import Journal
+from posttrain.sampling.rollout import Limits, OpenEnvironment, Rollout
+from posttrain.sampling.sampler import Generation, Request
 
 Ask = Callable[[Request], Awaitable[Generation]]
 Attempts = Sequence[tuple[Prompt, Completion]]

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from posttrain.config.sft import AdapterConfig, ModelConfig
 from posttrain.errors import ConfigError
-from posttrain.models.routers import find_routers
+from posttrain.models.experts import find_routers
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("up_proj", "down_proj")

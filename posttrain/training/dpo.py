@@ -28,7 +28,7 @@ from posttrain.config.dpo import DpoConfig
 from posttrain.errors import ConfigError
 from posttrain.models.adapters import adapter_reach, lora_config, quantization_config
 from posttrain.models.load import load_model
-from posttrain.models.tokenizer import (
+from posttrain.tokens.tokenizer import (
     SpecialTokens,
     check_same_tokenizer,
     largest_id,

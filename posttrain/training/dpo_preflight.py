@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from posttrain.artifacts import Manifest
 from posttrain.errors import ConfigError, DataError
 from posttrain.models.adapters import AdapterReach
-from posttrain.models.tokenizer import SpecialTokens
+from posttrain.tokens.tokenizer import SpecialTokens
 from posttrain.training.dpo_collate import Batch, make_pair_collator
 from posttrain.training.dpo_loss import Scored
 from posttrain.training.packed_data import IGNORED

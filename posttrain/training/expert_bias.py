@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from posttrain.models.routers import find_routers, uses_sigmoid
+from posttrain.models.experts import find_routers, uses_sigmoid
 
 BIAS = "e_score_correction_bias"
 

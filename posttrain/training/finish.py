@@ -12,7 +12,7 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 
 from posttrain.config.sft import ModelConfig
 from posttrain.errors import TrainingError
-from posttrain.models.tokenizer import SpecialTokens
+from posttrain.tokens.tokenizer import SpecialTokens
 from posttrain.training.checkpoints import latest_complete, remove_broken
 from posttrain.training.resumable import Resumable
 from posttrain.training.save import write_model

@@ -34,16 +34,14 @@ from posttrain.config.grpo import GroupTraining
 from posttrain.errors import ConfigError, DataError
 from posttrain.group_rewards import GroupReward
 from posttrain.models.adapters import adapter_reach, lora_config, quantization_config
-from posttrain.models.encoding import load_any_tokenizer
 from posttrain.models.inference import generation_stops
 from posttrain.models.load import load_model
-from posttrain.models.tokenizer import SpecialTokens, special_tokens
 from posttrain.rollouts import Prompt
-from posttrain.sampling.engine import Engine
-from posttrain.sampling.loop import OpenEnvironment
 from posttrain.sampling.open import rendering_of
-from posttrain.sampling.protocol import Sampler
-from posttrain.sampling.rendered import RenderedSampler
+from posttrain.sampling.render import RenderedSampler
+from posttrain.sampling.rollout import OpenEnvironment
+from posttrain.sampling.sampler import Engine, Sampler
+from posttrain.tokens.tokenizer import SpecialTokens, load_any_tokenizer, special_tokens
 from posttrain.training.distributed import Launched, check_launch, launched
 from posttrain.training.expert_bias import freeze_routers
 from posttrain.training.finish import train_to_the_end

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.rollouts import Completion, Step, prompt_to_row
-from posttrain.sampling.journal import row_line
+from posttrain.sampling.generate import row_line
 from posttrain.training.grpo_batch import ScoredGroup
 
 FOLDER = "rollouts"

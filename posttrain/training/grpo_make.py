@@ -18,10 +18,8 @@ from accelerate.utils import gather_object
 from posttrain.config.grpo import GroupTraining
 from posttrain.group_rewards import Group, GroupReward, GroupRewards
 from posttrain.rollouts import Prompt
-from posttrain.sampling.engine import Engine
-from posttrain.sampling.loop import OpenEnvironment
-from posttrain.sampling.protocol import Parameters, Sampler, seed_of
-from posttrain.sampling.rollout import Limits
+from posttrain.sampling.rollout import Limits, OpenEnvironment
+from posttrain.sampling.sampler import Engine, Parameters, Sampler, seed_of
 from posttrain.training.grpo_batch import Batch, ScoredGroup, with_advantages
 from posttrain.training.grpo_metrics import Stats, batch_metrics, group_stats
 from posttrain.training.grpo_order import rows_drawn, share

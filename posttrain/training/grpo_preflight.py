@@ -16,10 +16,9 @@ from posttrain.chat import ChatTemplate, render
 from posttrain.config.grpo import GroupTraining
 from posttrain.errors import ConfigError, DataError, RenderError
 from posttrain.models.adapters import AdapterReach
-from posttrain.models.encoding import Encoder
-from posttrain.models.tokenizer import SpecialTokens
 from posttrain.rollouts import Prompt
-from posttrain.sampling.loop import OpenEnvironment
+from posttrain.sampling.rollout import OpenEnvironment
+from posttrain.tokens.tokenizer import Encoder, SpecialTokens
 from posttrain.training.preflight import Preflight, adapter_lines, check_stops, positions
 
 

@@ -19,11 +19,9 @@ from transformers import PreTrainedModel
 from posttrain.errors import ConfigError
 from posttrain.group_rewards import Group
 from posttrain.rollouts import Prompt
-from posttrain.sampling.decode import decode
-from posttrain.sampling.engine import EngineOutput, EngineRequest, Ids
-from posttrain.sampling.loop import OpenEnvironment, Task, roll_out
-from posttrain.sampling.protocol import Sampler, seed_of
-from posttrain.sampling.rollout import Limits
+from posttrain.sampling.engines.decode import decode
+from posttrain.sampling.rollout import Limits, OpenEnvironment, Task, roll_out
+from posttrain.sampling.sampler import EngineOutput, EngineRequest, Ids, Sampler, seed_of
 
 
 @dataclass(frozen=True, slots=True)

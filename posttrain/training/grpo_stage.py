@@ -12,7 +12,7 @@ from posttrain.artifacts import StageDir, digest_of
 from posttrain.config.grpo import GroupTraining
 from posttrain.group_rewards import GroupReward
 from posttrain.rollouts import Prompt
-from posttrain.sampling.stage import prompt_lines
+from posttrain.sampling.generate import prompt_lines
 from posttrain.training.stage import KIND, model_parent
 
 _INPUTS = ("data", "prompts", "settings", "judge")

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from posttrain.errors import ConfigError
-from posttrain.models.routers import find_routers, uses_sigmoid
+from posttrain.models.experts import find_routers, uses_sigmoid
 
 
 @dataclass(frozen=True, slots=True)

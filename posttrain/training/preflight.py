@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from posttrain.errors import ConfigError, DataError
 from posttrain.models.adapters import AdapterReach, trainable_routers
-from posttrain.models.tokenizer import SpecialTokens
+from posttrain.tokens.tokenizer import SpecialTokens
 from posttrain.training.document_masking import (
     check_probe,
     describe_document_masking,

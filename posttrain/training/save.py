@@ -17,7 +17,7 @@ from peft import PeftModel
 from posttrain.config.sft import ModelConfig
 from posttrain.models.adapters import merge_adapter
 from posttrain.models.load import set_special_tokens
-from posttrain.models.tokenizer import SpecialTokens
+from posttrain.tokens.tokenizer import SpecialTokens
 from posttrain.training.resumable import Resumable
 
 ADAPTER = "adapter"

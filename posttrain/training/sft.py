@@ -33,7 +33,7 @@ from posttrain.models.adapters import (
     quantization_config,
 )
 from posttrain.models.load import load_model
-from posttrain.models.tokenizer import (
+from posttrain.tokens.tokenizer import (
     SpecialTokens,
     check_same_tokenizer,
     largest_id,

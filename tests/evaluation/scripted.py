@@ -10,8 +10,8 @@ from posttrain.chat import parse_completion
 from posttrain.evaluation.unit import How, Unit
 from posttrain.records import Message, Score
 from posttrain.rollouts import Completion, Prompt, Step
-from posttrain.sampling.protocol import Generation, Parameters, Request
 from posttrain.sampling.rollout import Limits
+from posttrain.sampling.sampler import Generation, Parameters, Request
 
 CALCULATOR = json.dumps(
     [

@@ -16,8 +16,8 @@ pytest.importorskip("inspect_ai")
 from posttrain.evaluation.inspect_run import run_units
 from posttrain.evaluation.record import Record, record_from_row, record_to_row
 from posttrain.evaluation.unit import units_of
-from posttrain.sampling.loop import Task, roll_out
-from posttrain.sampling.protocol import seed_of
+from posttrain.sampling.rollout import Task, roll_out
+from posttrain.sampling.sampler import seed_of
 from tests.evaluation.scripted import CALL, ScriptedSampler, exact, how, prompt, turn, unit
 
 

@@ -13,10 +13,10 @@ from inspect_ai.solver import solver
 from inspect_ai.util import SandboxUserUnsupportedError, sandbox
 
 import posttrain.evaluation.inspect_sandbox  # noqa: F401 - registers it
+from posttrain.environments.sandbox import check_sandbox
 from posttrain.errors import ConfigError
 from posttrain.evaluation.inspect_model import inspect_model
 from posttrain.evaluation.inspect_run import quiet_inspect
-from posttrain.tools.sandbox import check_sandbox
 from tests.evaluation.scripted import ScriptedSampler, turn
 
 

@@ -10,9 +10,8 @@ import pytest
 
 from posttrain.records import Message, ToolCall
 from posttrain.rollouts import Completion, Prompt
-from posttrain.sampling.loop import Task, roll_out
-from posttrain.sampling.protocol import Generation, Parameters, Request, seed_of
-from posttrain.sampling.rollout import Limits
+from posttrain.sampling.rollout import Limits, Task, roll_out
+from posttrain.sampling.sampler import Generation, Parameters, Request, seed_of
 from tests.sampling.scripted import END, Adder, Script, Scripted, call, ids_of, question
 
 LIMITS = Limits(Parameters(max_tokens=400), max_turns=4)

@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from posttrain.errors import ConfigError, DataError
-from posttrain.models.tokenizer import special_tokens
+from posttrain.tokens.tokenizer import special_tokens
 from posttrain.training.arguments import sft_arguments
 from posttrain.training.packed_data import load_split
 from posttrain.training.preflight import check_data, sample_data
