@@ -20,7 +20,7 @@ FORBIDDEN = {
     "posttrain/config": HEAVY | {"numpy", "datasets", "pyarrow"},
     "posttrain/tokens": HEAVY,
     "posttrain/report": {"trl", "peft", "vllm", "deepspeed", "accelerate"},
-    "posttrain/tools": HEAVY | {"numpy", "datasets", "pyarrow"},
+    "posttrain/environments": HEAVY | {"numpy", "datasets", "pyarrow"},
     "reward": HEAVY | {"data_builders", "scripts", "datasets"},
     "data_builders": {"scripts", "trl", "peft", "vllm", "deepspeed", "accelerate", "torch"},
 }
@@ -29,7 +29,7 @@ LIGHT_FILES = (
     "posttrain/rollouts.py",
     "posttrain/pairs.py",
     "posttrain/group_rewards.py",
-    "posttrain/sampling/protocol.py",
+    "posttrain/sampling/sampler.py",
     "posttrain/errors.py",
     "posttrain/artifacts.py",
     "posttrain/json_values.py",

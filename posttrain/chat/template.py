@@ -35,7 +35,7 @@ _FAILURES = (TypeError, AttributeError, ValueError, LookupError, ArithmeticError
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RenderedLayout:
     """Rendered text and where things lie in it, in characters.
 
     `starts[k]` is where message k begins, `None` when the template wrote it outside its loop
@@ -123,7 +123,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = False,
         **kwargs: Any,
-    ) -> Layout:
+    ) -> RenderedLayout:
         """One render: the text and the offset of every message. Raises as `text` does."""
         messages = [dict(message) for message in messages]  # marks go by identity
         marks = {id(message): f"{_OPEN}{i}{_CLOSE}" for i, message in enumerate(messages)}
@@ -158,7 +158,7 @@ class ChatTemplate:
             raise RenderError(f"{self.name} cannot render this conversation: {error!r}") from error
 
 
-def _read_marks(marked: str, count: int) -> Layout:
+def _read_marks(marked: str, count: int) -> RenderedLayout:
     pieces = marked.split(_OPEN)
     starts: list[int | None] = [None] * count
     generation: list[tuple[int, int]] = []
@@ -188,7 +188,9 @@ def _read_marks(marked: str, count: int) -> Layout:
         first = next((i for i, s in enumerate(starts) if s is not None), count)
         located = None not in starts[first:]
     end = position if end is None else end
-    return Layout("".join(pieces), tuple(starts) if located else None, end, tuple(generation))
+    return RenderedLayout(
+        "".join(pieces), tuple(starts) if located else None, end, tuple(generation)
+    )
 
 
 def nemotron_3_nano_template(

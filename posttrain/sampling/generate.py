@@ -27,7 +27,7 @@ from posttrain.artifacts import atomic_write_json, atomic_write_text, differing_
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import json_text
 from posttrain.rollouts import Completion, Prompt, completion_to_row, prompt_to_row
-from posttrain.sampling.progress import Progress, SampleStats
+from posttrain.sampling.progress import SamplingProgress, SampleStats
 from posttrain.sampling.rollout import Limits, OpenEnvironment, Task, roll_out_each
 from posttrain.sampling.sampler import Sampler
 
@@ -54,7 +54,7 @@ async def generate(
     chunk: int = 512,
     at_once: int = 64,
     max_failure_rate: float = 0.0,
-    progress: Progress,
+    progress: SamplingProgress,
 ) -> SampleStats:
     """Make what is missing in `work`, then write all of it to `to`, one line a task, in order.
 

@@ -27,7 +27,7 @@ EXAMPLES = 4  # kept of each setting and mode, with calls and without
 _ERROR_LENGTH = 200
 
 
-class Progress:
+class SamplingProgress:
     """Called while completions are made; this one does nothing."""
 
     def restored(self, completions: int) -> None:
@@ -40,7 +40,7 @@ class Progress:
         """A completion came to its end."""
 
 
-class ProgressBar(Progress):
+class ProgressBar(SamplingProgress):
     """Tokens and completions of one run: a bar on a terminal, a line now and then elsewhere.
 
     Args:

@@ -13,7 +13,7 @@ import pytest
 from posttrain.errors import DataError
 from posttrain.rollouts import Completion, completion_from_row
 from posttrain.sampling.generate import Journal, generate, line_of
-from posttrain.sampling.progress import Progress, SampleStats
+from posttrain.sampling.progress import SamplingProgress, SampleStats
 from posttrain.sampling.rollout import Limits, Task
 from posttrain.sampling.sampler import Generation, Parameters, Request
 from tests.sampling.scripted import END, Adder, Scripted, call, question
@@ -33,7 +33,7 @@ class Killed(Exception):
     """Stands for the end of the process."""
 
 
-class KilledAfter(Progress):
+class KilledAfter(SamplingProgress):
     """Ends the process once so many completions were done."""
 
     def __init__(self, count: int) -> None:
@@ -49,7 +49,7 @@ def run(
     folder: Path,
     *,
     sampler: Scripted,
-    progress: Progress | None = None,
+    progress: SamplingProgress | None = None,
     max_failure_rate: float = 0.0,
     tasks: Sequence[Task] = TASKS,
 ) -> SampleStats:
@@ -65,7 +65,7 @@ def run(
         chunk=8,
         at_once=4,
         max_failure_rate=max_failure_rate,
-        progress=progress or Progress(),
+        progress=progress or SamplingProgress(),
     )
     return asyncio.run(made)
 

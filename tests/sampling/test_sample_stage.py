@@ -77,7 +77,7 @@ def test_the_report_shows_samples_and_where_rows_went(done: Path):
 
 
 def test_what_was_truncated_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    sample(write_recipe(tmp_path, parameters={"max_tokens": 1}))
+    sample(write_recipe(tmp_path, sampling={"max_tokens": 1}))
     shown = capsys.readouterr().out
     assert "no_tools: 36 completions, 36 (100.0%) truncated (length 36), 0 failed" in shown
     assert "with_tools: 24 completions, 24 (100.0%) truncated" in shown
@@ -193,7 +193,7 @@ def test_failures_stop_the_stage_and_more_may_be_allowed_later(tmp_path: Path):
             },
             "cannot hold a reasoning budget",
         ),
-        ({"sample": 3}, r"unknown key 'sample' \(did you mean 'samples'"),
+        ({"sample": 3}, r"unknown key 'sample' \(did you mean 'sampling'"),
     ],
 )
 def test_recipes_that_cannot_be_meant(tmp_path: Path, keys: dict[str, Any], message: str):

@@ -15,7 +15,7 @@ from posttrain.tokens import tokenizer as long_texts
 from posttrain.tokens.tiktoken.encoder import probe_texts
 from posttrain.tokens.tiktoken.ranks import PATTERNS
 from posttrain.tokens.tokenizer import PIECE, cut_lines, parts_at_lines
-from tests.models.test_tiktoken import SPECIAL, encoder, trained
+from tests.tokens.test_tiktoken import SPECIAL, encoder, trained
 
 CUT = [name for name in PATTERNS if name not in ("gpt_2", "tiny_world")]
 

@@ -18,7 +18,7 @@ Call = tuple[Ids, int, Sequence[int]]  # prompt ids, new tokens at most, stop id
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class FirstCall:
     """What the first call gave, its reasoning closed where the budget ended it."""
 
     output: EngineOutput
@@ -42,18 +42,20 @@ def head_of(request: EngineRequest) -> Call:
     return request.ids, min(limit, budget.tokens), (*request.stop_ids, budget.close_id)
 
 
-def closed(request: EngineRequest, head: EngineOutput) -> Head:
+def closed(request: EngineRequest, head: EngineOutput) -> FirstCall:
     """The first call's output with the closing behind it, where the budget ended it."""
     budget, limit = request.budget, request.parameters.max_tokens
     if budget is None or head.error or (head.ids and head.ids[-1] in request.stop_ids):
-        return Head(head, goes_on=False)
+        return FirstCall(head, goes_on=False)
     if head.finish == "stop":  # the model closed its reasoning itself
-        return Head(EngineOutput(head.ids, "length", head.logps), goes_on=len(head.ids) < limit)
+        return FirstCall(
+            EngineOutput(head.ids, "length", head.logps), goes_on=len(head.ids) < limit
+        )
     closing = tuple(budget.closing(head.ids))[: limit - len(head.ids)]
     ids = (*head.ids, *closing)
     logps = None if head.logps is None else (*head.logps, *(0.0,) * len(closing))
     forced = (len(head.ids), len(ids)) if closing else None
-    return Head(EngineOutput(ids, "length", logps, forced), goes_on=len(ids) < limit)
+    return FirstCall(EngineOutput(ids, "length", logps, forced), goes_on=len(ids) < limit)
 
 
 def tail_of(request: EngineRequest, head: EngineOutput) -> Call:

@@ -57,7 +57,7 @@ def decode(
         InterruptedError: `stop` returned True.
         DataError: the model's logits are not finite.
     """
-    rows = [Row(request, _limit(model, request)) for request in requests]
+    rows = [DecodedRow(request, _limit(model, request)) for request in requests]
     waiting = _order([k for k, row in enumerate(rows) if not row.done], requests)
     batch = DecodeBatch(model)
     reported = steps = 0
@@ -95,7 +95,7 @@ def _order(indices: Sequence[int], requests: Sequence[EngineRequest]) -> list[in
     return sorted(indices, key=lambda k: (len(requests[k].ids), first[requests[k].ids], k))
 
 
-def _output(row: Row) -> EngineOutput:
+def _output(row: DecodedRow) -> EngineOutput:
     request = row.request
     if row.limit <= 0 < request.parameters.max_tokens:
         error = f"a prompt of {len(request.ids)} tokens leaves no room in the model's context"
@@ -104,7 +104,7 @@ def _output(row: Row) -> EngineOutput:
 
 
 @dataclass(slots=True)
-class Row:
+class DecodedRow:
     """A request and what came of it so far: its ids, what is forced, when it ends.
 
     `limit` bounds its new ids. A batch's tensors know nothing of stop ids and budgets.
@@ -179,7 +179,7 @@ class _Piece:
 
     part: CacheRows
     logits: torch.Tensor
-    rows: list[Row]
+    rows: list[DecodedRow]
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ class _Layout:
 class DecodeBatch:
     """Rows that go forward at the same time, with their cache and the logits of their next tokens.
 
-    batch.admit([Row(request, limit=64)])   # prefill; equal prompts once
+    batch.admit([DecodedRow(request, limit=64)])   # prefill; equal prompts once
     batch.step()                            # a token for every row
 
     Rows are aligned at their right end, so one column is one step.
@@ -208,7 +208,7 @@ class DecodeBatch:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        self.rows: list[Row] = []
+        self.rows: list[DecodedRow] = []
         self.written = 0
         self._cache: DynamicCache | None = None
         self._logits: torch.Tensor | None = None
@@ -236,7 +236,7 @@ class DecodeBatch:
         self._logits = self._logits[order]
         self._layout = self._laid_out()
 
-    def admit(self, new: Sequence[Row]) -> None:
+    def admit(self, new: Sequence[DecodedRow]) -> None:
         """Let the ended rows go, and prefill new ones behind those that stay."""
         stay = [k for k, row in enumerate(self.rows) if not row.done]
         pieces = [self._staying(stay)] if stay else []
@@ -256,10 +256,10 @@ class DecodeBatch:
         part = CacheRows(self._cache, index, self._width - unused)
         return _Piece(part, self._logits[index], [self.rows[k] for k in stay])
 
-    def _groups(self, new: Sequence[Row]) -> Iterator[list[Row]]:
+    def _groups(self, new: Sequence[DecodedRow]) -> Iterator[list[DecodedRow]]:
         """Rows whose distinct prompts fit one forward pass; all in one where rows cannot join."""
         one_pass = bool(new) and not joinable(new_cache(self.model))
-        group: list[Row] = []
+        group: list[DecodedRow] = []
         distinct: set[tuple[int, ...]] = set()
         longest = 0
         for row in new:
@@ -274,7 +274,7 @@ class DecodeBatch:
         if group:
             yield group
 
-    def _prefilled(self, group: list[Row]) -> _Piece:
+    def _prefilled(self, group: list[DecodedRow]) -> _Piece:
         prompts = list(dict.fromkeys(row.request.ids for row in group))
         width = max(len(ids) for ids in prompts)
         device = self.model.device

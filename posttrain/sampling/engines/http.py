@@ -2,7 +2,7 @@
 
     client = Client(url, settings)
     body = await client.post("/completions", {"prompt": [1, 9, 4], …}, key=7)
-    client.ledger  →  Ledger(calls=2048, retries=31, failures=0, seconds=412.7)
+    client.ledger  →  ClientStats(calls=2048, retries=31, failures=0, seconds=412.7)
 
 429, 5xx, time-outs and broken connections are tried again, later each time; any other answer is
 final. What cannot get better by asking again for anything (a wrong key, a wrong address) stops the
@@ -40,7 +40,7 @@ class ClientSettings:
 
 
 @dataclass(slots=True)
-class Ledger:
+class ClientStats:
     """What a run cost: calls that were answered, attempts made again, calls given up, seconds."""
 
     calls: int = 0
@@ -59,7 +59,7 @@ class Client:
     """One server, used from one event loop."""
 
     def __init__(self, url: str, settings: ClientSettings) -> None:
-        self.ledger = Ledger()
+        self.ledger = ClientStats()
         self._url, self._settings = url.rstrip("/"), settings
         self._headers = key_headers(settings.api_key_env)
         self._gate = asyncio.Semaphore(settings.concurrency)

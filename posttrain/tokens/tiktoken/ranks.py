@@ -177,7 +177,7 @@ def _alphabet() -> dict[str, int]:
 
 
 # -- regular expressions that mean the same to both libraries --------------------------------------
-# `tokenizers` runs them on Oniguruma, tiktoken on Rust regexes. A pattern is taken over only when it
+# `tokenizers` runs them on Oniguruma, tiktoken on Rust regexes. A pattern is only taken over if it
 # is listed here: each listed one matches every text without a gap (tiktoken leaves out what a
 # pattern does not match, `tokenizers` makes it a piece of its own), and asks of a character only
 # what `odd_characters` compares the two engines' tables on.
