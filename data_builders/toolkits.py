@@ -1,4 +1,4 @@
-"""The toolkits that a recipe's prompts name: those of `posttrain/environments/`, and the tiny world's own.
+"""The toolkits that prompts name: those of `posttrain/environments/`, and the tiny world's own.
 
 toolkits_for(recipe.prompts, recipe.settings)  → {"tiny_world": …, "calculator+python": …}
 """

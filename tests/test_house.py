@@ -18,7 +18,7 @@ FORBIDDEN = {
     "posttrain": {"reward", "data_builders", "scripts"},
     "posttrain/chat": HEAVY | {"numpy", "datasets", "pyarrow"},
     "posttrain/config": HEAVY | {"numpy", "datasets", "pyarrow"},
-    "posttrain/tokens": HEAVY,
+    "posttrain/tokens": HEAVY - {"transformers"},  # tokenizers come from it
     "posttrain/report": {"trl", "peft", "vllm", "deepspeed", "accelerate"},
     "posttrain/environments": HEAVY | {"numpy", "datasets", "pyarrow"},
     "reward": HEAVY | {"data_builders", "scripts", "datasets"},
@@ -55,6 +55,11 @@ def test_imports_point_inwards(folder: str):
         pytest.skip(f"no {folder} yet")
     bad = {str(f.relative_to(ROOT)): imported(f) & FORBIDDEN[folder] for f in files}
     assert {name: packages for name, packages in bad.items() if packages} == {}
+
+
+def test_of_tokens_only_the_tokenizer_loads_transformers():
+    files = [*(ROOT / "posttrain/tokens").rglob("*.py")]
+    assert [f.name for f in files if imported(f) & HEAVY] == ["tokenizer.py"]
 
 
 @pytest.mark.parametrize("name", LIGHT_FILES)

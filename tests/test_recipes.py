@@ -114,7 +114,7 @@ def test_the_paper_blend_has_the_papers_numbers():
 def test_the_sampling_recipe_has_the_papers_numbers():
     recipe = load_recipe(ROOT / "recipes/nemotron-3-nano/sample.yaml", SampleConfig)
     tasks = {source.name: (source.count, source.grader) for source in recipe.prompts}
-    assert tasks == {"maths": (1000, "maths"), "stem": (1000, "multiple_choice")}
+    assert tasks == {"maths": (1000, "math"), "stem": (1000, "multiple_choice")}
     assert [recipe.n_of(setting.name) for setting in recipe.settings] == [32, 32]
     assert [setting.tools for setting in recipe.settings] == ["none", "python"]
 

@@ -230,7 +230,7 @@ def compose(
 
 
 def _as_rows(
-    probe: TemplateProbe,
+    probe: _Probe,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None, Mapping[str, Any]]:
     rows = [message_to_template(message) for message in probe.messages]
     tools = [dict(tool) for tool in probe.tools] if probe.tools else None
@@ -256,7 +256,7 @@ def framing_tokens(template: ChatTemplate) -> re.Pattern[str]:
     return re.compile("|".join(re.escape(token) for token in frames) or "(?!)")
 
 
-def _plain_text(template: ChatTemplate, probe: TemplateProbe) -> str:
+def _plain_text(template: ChatTemplate, probe: _Probe) -> str:
     """What the template writes around a conversation without reasoning and tools."""
     messages, _, kwargs = _as_rows(probe)
     try:
@@ -282,7 +282,7 @@ _TOOLS: tuple[Mapping[str, Any], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class TemplateProbe:
+class _Probe:
     """A conversation that a template is tried on, and the tools it declares.
 
     Each stands for a shape that templates treat apart: a system message, earlier reasoning, tool
@@ -313,29 +313,29 @@ def _result(text: str, number: int = 0) -> Message:
 
 _SYSTEM = Message("system", "Be brief.")
 
-PROBES: tuple[TemplateProbe, ...] = (
-    TemplateProbe((_user("q0"), _says("a0"))),
-    TemplateProbe((_user("q0"), _says("a0"), _user("q1"), _says("a1"), _user("q2"), _says("a2"))),
-    TemplateProbe((_SYSTEM, _user("q0"), _says("a0"), _user("q1"), _says("a1"))),
-    TemplateProbe((_user(" q0\n"), _says("\n a0 \n"), _user("\nq1"), _says(" a1"))),
-    TemplateProbe((_user("q0"), _says("a0", "r0"))),
-    TemplateProbe((_SYSTEM, _user("q0"), _says("a0", "r0\n\nr00"), _user("q1"), _says("a1", "r1"))),
-    TemplateProbe((_user("q"), _says("a0", "r0"), _user("q1"), _says("a1"), _user("q2"), _says("a2", "r"))),
-    TemplateProbe((_user("q0"), _says("a0", " r0\n"), _user("q1"), _says("\na1", "\n r1 "))),
-    TemplateProbe((_user("q0"), _says("a0"), _user("q1"), _says("a1", "r1"), _user("q2"), _says("a2"))),
-    TemplateProbe((_user("q0"), _calls("w"), _result("found"), _says("a0")), _TOOLS),
-    TemplateProbe(
+PROBES: tuple[_Probe, ...] = (
+    _Probe((_user("q0"), _says("a0"))),
+    _Probe((_user("q0"), _says("a0"), _user("q1"), _says("a1"), _user("q2"), _says("a2"))),
+    _Probe((_SYSTEM, _user("q0"), _says("a0"), _user("q1"), _says("a1"))),
+    _Probe((_user(" q0\n"), _says("\n a0 \n"), _user("\nq1"), _says(" a1"))),
+    _Probe((_user("q0"), _says("a0", "r0"))),
+    _Probe((_SYSTEM, _user("q0"), _says("a0", "r0\n\nr00"), _user("q1"), _says("a1", "r1"))),
+    _Probe((_user("q"), _says("a0", "r0"), _user("q1"), _says("a1"), _user("q2"), _says("a2", "r"))),
+    _Probe((_user("q0"), _says("a0", " r0\n"), _user("q1"), _says("\na1", "\n r1 "))),
+    _Probe((_user("q0"), _says("a0"), _user("q1"), _says("a1", "r1"), _user("q2"), _says("a2"))),
+    _Probe((_user("q0"), _calls("w"), _result("found"), _says("a0")), _TOOLS),
+    _Probe(
         (_SYSTEM, _user("q0"), _calls("w", "let me see"), _result("found"), _says("a0"),
          _user("q1"), _calls("v"), _result("lost"), _calls("u"), _result("found"), _says("a1")),
         _TOOLS,
     ),
-    TemplateProbe(
+    _Probe(
         (_user("q0"), _calls("w", "", "r0"), _result("found"), _says("a0", "r00"),
          _user("q1"), _calls("v", "so", "r1"), _result("lost"), _calls("u"), _result("found"),
          _says("a1", "r11"), _user("q2"), _says("a2", "r2")),
         _TOOLS,
     ),
-    TemplateProbe(
+    _Probe(
         (_user("q0"),
          Message("assistant", "", reasoning="two", tool_calls=(
              ToolCall("look_up", '{"word":"a"}', id="call00000"),

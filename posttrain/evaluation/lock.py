@@ -1,6 +1,6 @@
 """What the figures of a run depend on, and the refusal to mix those of different origin.
 
-    lock.json: {"prompts": {"maths.no_tools": "5f0c…"}, "sampling": {"parameters": …, "seed": 0},
+    lock.json: {"prompts": {"maths.no_tools": "5f0c…"}, "sampling": {"temperature": …, "seed": 0},
                 "rendering": {"sft": {"template": "ab78…"}}, "weights": {"sft": {…}}, "data": {…},
                 "versions": {"torch": "2.13.0"}}
 
@@ -50,8 +50,8 @@ def make_lock(
         "config": config_digest,
         "prompts": {unit.name: prompts_digest(unit) for unit in units},
         "sampling": {
-            "sampling": recipe.sampling.model_dump(mode="json", exclude={"tools_at_once"}),
             # how many tools run at a time changes nothing that is sampled
+            **recipe.sampling.model_dump(mode="json", exclude={"tools_at_once"}),
             "samples": {unit.name: unit.samples for unit in units},
             "seed": recipe.seed,
         },

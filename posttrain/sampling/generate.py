@@ -27,7 +27,7 @@ from posttrain.artifacts import atomic_write_json, atomic_write_text, differing_
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import json_text
 from posttrain.rollouts import Completion, Prompt, completion_to_row, prompt_to_row
-from posttrain.sampling.progress import SamplingProgress, SampleStats
+from posttrain.sampling.progress import SampleStats, SamplingProgress
 from posttrain.sampling.rollout import Limits, OpenEnvironment, Task, roll_out_each
 from posttrain.sampling.sampler import Sampler
 

@@ -206,7 +206,7 @@ def test_runs_that_were_not_asked_alike_are_not_compared(run: Path, tmp_path: Pa
     recipe = write_recipe(tmp_path, sampling={"temperature": 0.5})
     evaluate(recipe)
     compare = ["compare", f"{run / 'out'}:sft", f"{tmp_path / 'out'}:sft"]
-    with pytest.raises(ConfigError, match=r"sampling\.parameters\.temperature.*--despite sampling"):
+    with pytest.raises(ConfigError, match=r"sampling\.temperature.*--despite sampling"):
         stage([]).main(compare)
     stage([]).main([*compare, "--despite", "sampling"])
     lock = json.loads((tmp_path / "out/lock.json").read_text())

@@ -30,15 +30,15 @@ def grade(grader: str, gold: str | None, answer: str, **metadata: object) -> Sco
 
 
 def test_a_score_says_what_was_read_and_why():
-    assert grade("maths", "56", "7*8 is \\boxed{56}.") == Score(1.0, "56", "equal to the gold 56")
-    assert grade("maths", "56", "Answer: 54") == Score(0.0, "54", "not the gold 56")
+    assert grade("math", "56", "7*8 is \\boxed{56}.") == Score(1.0, "56", "equal to the gold 56")
+    assert grade("math", "56", "Answer: 54") == Score(0.0, "54", "not the gold 56")
     assert grade("exact", "New York", "Answer: New  York\n").value == 1.0
     assert grade("exact", "New York", "new york").value == 0.0
     assert grade("exact", "New York", "\\boxed{new york}", ignore_case=True).value == 1.0
     assert grade("exact", "New York", "It is New York, of course").value == 0.0
     assert grade("numeric", "3.14159", "about 3.1416", tolerance=1e-4).value == 1.0
     assert grade("numeric", "3.14159", "about 3.1416").value == 0.0
-    assert grade("maths", "451104793605.23926", "\\boxed{4.51e+11}", tolerance=0.005).value == 1.0
+    assert grade("math", "451104793605.23926", "\\boxed{4.51e+11}", tolerance=0.005).value == 1.0
 
 
 @pytest.mark.parametrize("name", GRADERS)
@@ -155,7 +155,7 @@ def test_threads_do_not_turn_answers_to_zero(workers: Workers):
 
 
 def test_long_answers_are_shortened_in_scores():
-    score = grade("maths", "5", "\\boxed{" + "1+" * 5000 + "1}")
+    score = grade("math", "5", "\\boxed{" + "1+" * 5000 + "1}")
     assert score.value == 0.0
     assert score.answer is not None
     assert len(score.answer) <= 200

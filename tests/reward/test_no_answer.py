@@ -37,7 +37,7 @@ LETTERS = (
     '{"answer": "C"}', "I do not know.",
 )  # fmt: skip
 NOT_FOUND = [
-    *((name, answer) for name in ("maths", "numeric") for answer in NUMBERS),
+    *((name, answer) for name in ("math", "numeric") for answer in NUMBERS),
     *(("multiple_choice", answer) for answer in LETTERS),
 ]
 
@@ -52,7 +52,7 @@ def test_an_answer_that_is_not_found_is_unscored(grader: str, answer: str, quest
     assert score.explanation.startswith("unscored: no answer found")
 
 
-@pytest.mark.parametrize("grader", ["maths", "numeric", "multiple_choice"])
+@pytest.mark.parametrize("grader", ["math", "numeric", "multiple_choice"])
 @pytest.mark.parametrize(
     ("question", "name"),
     [
@@ -100,8 +100,8 @@ def test_what_is_found_and_is_not_the_gold_stays_wrong():
     for answer in ("A or C", "Answer: A or C", "\\boxed{A, C}", "\\boxed{A} or \\boxed{C}"):
         assert graded("multiple_choice", "Which?", answer).value == 0.0, answer
     for answer in ("19", "Answer: 17", "17 or 18", "2+16", "18x", "\\boxed{9:2}"):
-        assert graded("maths", "How many?", answer).value == 0.0, answer
-    assert graded("maths", BOXED, "it is \\boxed{18").value == 0.0  # never closes
+        assert graded("math", "How many?", answer).value == 0.0, answer
+    assert graded("math", BOXED, "it is \\boxed{18").value == 0.0  # never closes
     pattern = {"output_regex": "my pick: (.)"}
     assert graded("multiple_choice", "Which?", "my pick: Z", **pattern).value == 0.0
     assert graded("multiple_choice", "Which?", "Who knows.", **pattern).value == 0.0

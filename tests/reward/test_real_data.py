@@ -90,7 +90,7 @@ def golds(shared: Path) -> list[str]:
     return [row["answer"].rsplit("####", 1)[1].strip() for row in rows]
 
 
-@pytest.mark.parametrize("grader", [Math(), Numeric()], ids=["maths", "numeric"])
+@pytest.mark.parametrize("grader", [Math(), Numeric()], ids=["math", "numeric"])
 def test_every_gsm8k_gold_is_accepted(shared: Path, golds: list[str], grader: Math | Numeric):
     assert len(golds) == 7473
     assert sum("," in gold for gold in golds) == 79
@@ -106,7 +106,7 @@ def test_every_gsm8k_gold_is_accepted(shared: Path, golds: list[str], grader: Ma
         assert set(values(grader, asked)) == {1.0}, phrasing
 
 
-@pytest.mark.parametrize("grader", [Math(), Numeric()], ids=["maths", "numeric"])
+@pytest.mark.parametrize("grader", [Math(), Numeric()], ids=["math", "numeric"])
 def test_no_near_miss_of_a_number_is_accepted(golds: list[str], grader: Math | Numeric):
     rare = [gold for gold in golds if not gold.isdigit()]
     wrong = [

@@ -85,7 +85,7 @@ def sample(recipe: Path, *overrides: str, sampler: Scripted | None = None) -> Sc
         yield sampler
 
     with (
-        patch("posttrain.sampling.stage.opened_sampler", opened),
+        patch("posttrain.sampling.generate.opened_sampler", opened),
         patch("data_builders.toolkits.toolkits_for", lambda *_: {"adding": Adding()}),
         patch("data_builders.graders.all_graders", dict),
     ):
@@ -118,7 +118,7 @@ def killed(recipe: str, out: str, batched: bool, kill_at: int) -> int:
 if __name__ == "__main__":
     # all kills from one process, which has imported everything and started no thread
     import posttrain.report
-    import posttrain.sampling.stage  # noqa: F401
+    import posttrain.sampling.generate  # noqa: F401
 
     codes = [
         killed(sys.argv[1], out, batched == "batched", int(at))

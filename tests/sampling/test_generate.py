@@ -13,7 +13,7 @@ import pytest
 from posttrain.errors import DataError
 from posttrain.rollouts import Completion, completion_from_row
 from posttrain.sampling.generate import Journal, generate, line_of
-from posttrain.sampling.progress import SamplingProgress, SampleStats
+from posttrain.sampling.progress import SampleStats, SamplingProgress
 from posttrain.sampling.rollout import Limits, Task
 from posttrain.sampling.sampler import Generation, Parameters, Request
 from tests.sampling.scripted import END, Adder, Scripted, call, question

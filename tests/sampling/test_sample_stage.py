@@ -193,7 +193,7 @@ def test_failures_stop_the_stage_and_more_may_be_allowed_later(tmp_path: Path):
             },
             "cannot hold a reasoning budget",
         ),
-        ({"sample": 3}, r"unknown key 'sample' \(did you mean 'sampling'"),
+        ({"sampel": 3}, r"unknown key 'sampel' \(did you mean 'sampling'"),
     ],
 )
 def test_recipes_that_cannot_be_meant(tmp_path: Path, keys: dict[str, Any], message: str):

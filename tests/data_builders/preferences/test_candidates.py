@@ -27,7 +27,7 @@ def one(
     return Graded(index=index, score=score, calls=calls, finish=finish, **fields | keys | more)
 
 
-def asked(tools: str | None = None, grader: str | None = "maths") -> Prompt:
+def asked(tools: str | None = None, grader: str | None = "math") -> Prompt:
     return Prompt("t/s/on", "t", "s", (Message("user", "7*8?"),), tools=tools, grader=grader)
 
 
