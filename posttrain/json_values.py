@@ -84,12 +84,12 @@ def _finite_everywhere(value: Any) -> bool:
 
 def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     pairs = list(pairs)
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
         keys = [key for key, _ in pairs]
         twice = sorted({key for key in keys if keys.count(key) > 1})
         raise ValueError(f"key {twice[0]!r} appears twice in one object")
-    return found
+    return fields
 
 
 def _finite(text: str) -> float:

@@ -167,8 +167,8 @@ class _LoopMarker(NodeTransformer):
 
 
 def _names(node: nodes.Node) -> list[nodes.Name]:
-    found = list(node.find_all(nodes.Name))
-    return [*found, node] if isinstance(node, nodes.Name) else found
+    names = list(node.find_all(nodes.Name))
+    return [*names, node] if isinstance(node, nodes.Name) else names
 
 
 def _writes(loop: nodes.For) -> bool:

@@ -125,9 +125,9 @@ def training_samples(
     kwargs = {"enable_thinking": mode == "on"}
     conversation = _Conversation(example.messages, rows, tools, kwargs)
     if len(plan) > 1 and profile.composable and not _has_markup(example, profile):
-        found = _compose_turns(template, profile, conversation, plan, untrained_close)
+        cut = _compose_turns(template, profile, conversation, plan, untrained_close)
     else:
-        found = [
+        cut = [
             cut_segments(
                 _locate(template, profile, conversation, p),
                 example.messages,
@@ -138,7 +138,7 @@ def training_samples(
         ]
     return tuple(
         TrainingSample(example.id, p.turn, mode, segments, p.trained)
-        for p, segments in zip(plan, found, strict=True)
+        for p, segments in zip(plan, cut, strict=True)
     )
 
 
@@ -208,7 +208,7 @@ def _compose_turns(
     whole = _locate(template, profile, conversation, last)
     history = cut_segments(whole, conversation.messages, template, untrained_close)
     ends = list(itertools.accumulate(len(segment.text) for segment in history))
-    found: list[tuple[Segment, ...]] = []
+    earlier: list[tuple[Segment, ...]] = []
     for plan in plans[:-1]:
         cut = whole.starts[plan.first + 1]
         assert cut is not None, "a composable template locates every message after the first user's"
@@ -222,8 +222,8 @@ def _compose_turns(
                 own = (joint, *own)
             else:
                 own = (replace(joint, text=joint.text + own[0].text), *own[1:])
-        found.append(history[:count] + own)
-    return [*found, history]
+        earlier.append(history[:count] + own)
+    return [*earlier, history]
 
 
 def _steps(

@@ -91,10 +91,10 @@ def _cut_at_end(
     text: str, end_tokens: tuple[str, ...], problems: list[Problem]
 ) -> tuple[str, bool, str]:
     """The turn, whether it ended, and what else was written."""
-    found = [(at, token) for token in end_tokens if (at := text.find(token)) >= 0]
-    if not found:
+    ends = [(at, token) for token in end_tokens if (at := text.find(token)) >= 0]
+    if not ends:
         return text, False, ""
-    at, token = min(found)
+    at, token = min(ends)
     behind = text[at + len(token) :]
     if not behind.strip():
         return text[:at], True, ""
@@ -220,26 +220,26 @@ def _read_xml(
 
 def _read_parameters(body: str) -> list[tuple[str, str]] | None:
     """Names and texts of consecutive parameters, `None` when anything else stands among them."""
-    found: list[tuple[str, str]] = []
+    parameters: list[tuple[str, str]] = []
     position = 0
     while opened := _PARAMETER.match(body, position):
         closed = body.find(_PARAMETER_CLOSE, opened.end())
         if closed < 0:
             return None
-        found.append((opened[1], body[opened.end() : closed]))
+        parameters.append((opened[1], body[opened.end() : closed]))
         position = closed + len(_PARAMETER_CLOSE)
-    return None if body[position:].strip() else found
+    return None if body[position:].strip() else parameters
 
 
 def _parameter_schemas(tools: str | None) -> dict[str, Schema]:
     """Tool name → parameter name → schema, from the declared tools as far as they are readable."""
-    found: dict[str, Schema] = {}
+    schemas: dict[str, Schema] = {}
     for tool in _list(load_json(tools)) if tools else []:
         declared = _mapping(_mapping(tool).get("function", tool))
         name = declared.get("name")
         if isinstance(name, str):
-            found[name] = _mapping(_mapping(declared.get("parameters")).get("properties"))
-    return found
+            schemas[name] = _mapping(_mapping(declared.get("parameters")).get("properties"))
+    return schemas
 
 
 def _mapping(value: Any) -> dict[str, Any]:

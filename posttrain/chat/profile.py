@@ -57,7 +57,7 @@ class Profile:
 
     def describe(self) -> str:
         """One line for the log: how text is split and what the mask leaves out."""
-        how = {
+        method = {
             "single-pass": "split in a single pass",
             "prefix": "cannot be split at messages, falling back to exact prefix rendering",
             "generation-tags": "no generation prompt, mask from its {% generation %} blocks",
@@ -67,7 +67,7 @@ class Profile:
             mask = "; the generation prompt is empty"
         lost = f"; SILENTLY LEAVES OUT {' and '.join(self.leaves_out)}" if self.leaves_out else ""
         split = "; every turn a sequence of its own" if self.every_turn else ""
-        return f"{self.name} (sha256 {self.digest[:12]}): {how}{mask}{split}{lost}"
+        return f"{self.name} (sha256 {self.digest[:12]}): {method}{mask}{split}{lost}"
 
 
 @functools.lru_cache(maxsize=64)
@@ -115,7 +115,7 @@ def _left_out(template: ChatTemplate) -> tuple[str, ...]:
         ("reasoning", "trace0", Message("assistant", "a0", reasoning="trace0")),
         ("tool calls", "look_up", Message("assistant", tool_calls=(call,))),
     )
-    found: list[str] = []
+    missing: list[str] = []
     for what, sign, message in shapes:
         rows = [message_to_template(m) for m in (Message("user", "q0"), message)]
         try:
@@ -123,8 +123,8 @@ def _left_out(template: ChatTemplate) -> tuple[str, ...]:
         except RenderError:
             continue  # it refuses such conversations, and says so for each
         if sign not in text:
-            found.append(what)
-    return tuple(found)
+            missing.append(what)
+    return tuple(missing)
 
 
 def _generation_prompts(template: ChatTemplate) -> Prompts:
@@ -151,7 +151,7 @@ def _answers_at_once(template: ChatTemplate, question: Sequence[Row]) -> bool:
 
 
 def _prompts_after(template: ChatTemplate, messages: Sequence[Row]) -> tuple[str, ...]:
-    found: set[str] = set()
+    prompts: set[str] = set()
     for switch in THINKING_SWITCHES:
         try:
             bare = template.text(messages, **switch)
@@ -159,8 +159,8 @@ def _prompts_after(template: ChatTemplate, messages: Sequence[Row]) -> tuple[str
         except RenderError:
             continue
         if prompted != bare and prompted.startswith(bare):
-            found.add(prompted[len(bare) :])
-    return tuple(sorted(found, key=lambda p: (-len(p), p)))
+            prompts.add(prompted[len(bare) :])
+    return tuple(sorted(prompts, key=lambda p: (-len(p), p)))
 
 
 def _choose_mode(template: ChatTemplate, prompts: Prompts, every_turn: bool) -> Mode:
@@ -320,7 +320,8 @@ PROBES: tuple[_Probe, ...] = (
     _Probe((_user(" q0\n"), _says("\n a0 \n"), _user("\nq1"), _says(" a1"))),
     _Probe((_user("q0"), _says("a0", "r0"))),
     _Probe((_SYSTEM, _user("q0"), _says("a0", "r0\n\nr00"), _user("q1"), _says("a1", "r1"))),
-    _Probe((_user("q"), _says("a0", "r0"), _user("q1"), _says("a1"), _user("q2"), _says("a2", "r"))),
+    _Probe((_user("q"), _says("a0", "r0"), _user("q1"), _says("a1"), _user("q2"),
+            _says("a2", "r"))),
     _Probe((_user("q0"), _says("a0", " r0\n"), _user("q1"), _says("\na1", "\n r1 "))),
     _Probe((_user("q0"), _says("a0"), _user("q1"), _says("a1", "r1"), _user("q2"), _says("a2"))),
     _Probe((_user("q0"), _calls("w"), _result("found"), _says("a0")), _TOOLS),

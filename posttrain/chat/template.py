@@ -129,10 +129,10 @@ class ChatTemplate:
         marks = {id(message): f"{_OPEN}{i}{_CLOSE}" for i, message in enumerate(messages)}
 
         def mark(item: object) -> str:
-            found = marks.get(id(item))
-            if found is None:
-                found = f"{_OPEN}{item if isinstance(item, str) else _END}{_CLOSE}"
-            return found
+            text = marks.get(id(item))
+            if text is None:
+                text = f"{_OPEN}{item if isinstance(item, str) else _END}{_CLOSE}"
+            return text
 
         marked = self._run(messages, tools, add_generation_prompt, {**kwargs, MARK: mark})
         return _read_marks(marked, len(messages))

@@ -66,10 +66,10 @@ def load_model(
     return model
 
 
-def choose_attention(asked: str) -> str:
+def choose_attention(name: str) -> str:
     """`auto` → flash-attention where a GPU and the package are present, else PyTorch's SDPA."""
-    if asked != "auto":
-        return asked
+    if name != "auto":
+        return name
     has_flash = importlib.util.find_spec("flash_attn") is not None
     return "flash_attention_2" if torch.cuda.is_available() and has_flash else "sdpa"
 
@@ -257,8 +257,8 @@ def _check_heads(config: PreTrainedConfig) -> None:
 
 
 def _near(name: str, valid: list[str] | None = None) -> str:
-    found = nearest(name, valid if valid is not None else list(CONFIG_MAPPING.keys()))
-    return found if "did you mean" in found else ""
+    suggestion = nearest(name, valid if valid is not None else list(CONFIG_MAPPING.keys()))
+    return suggestion if "did you mean" in suggestion else ""
 
 
 def _field_names(config_class: type[PreTrainedConfig]) -> list[str]:

@@ -365,8 +365,8 @@ def _end_token(template: ChatTemplate) -> str | None:
     text = _answered(template, Message("assistant", _ANSWER), thinking=False)
     behind = text.rindex(_ANSWER) + len(_ANSWER) if _ANSWER in text else len(text)
     longest_first = sorted(template.special_tokens, key=len, reverse=True)
-    found = re.search("|".join(map(re.escape, longest_first)) or "(?!)", text[behind:])
-    return found[0] if found else None
+    match = re.search("|".join(map(re.escape, longest_first)) or "(?!)", text[behind:])
+    return match[0] if match else None
 
 
 def _closing(template: ChatTemplate) -> str | None:

@@ -187,9 +187,9 @@ class Encoder:
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """The character span of each token."""
         if self.fast is not None and self.fast_offsets:
-            found = self.fast.offsets(text)
-            if found is not None:
-                return found
+            spans = self.fast.offsets(text)
+            if spans is not None:
+                return spans
         return self.backend.encode(text, add_special_tokens=False).offsets
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -215,8 +215,8 @@ class Encoder:
 
 
 def _arrays(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
-    found = backend.encode_batch_fast(list(texts), add_special_tokens=False)
-    return [np.array(encoding.ids, np.int32) for encoding in found]
+    encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)
+    return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
 
 def _arrays_of_pieces(
@@ -301,8 +301,8 @@ def _tiktoken_encoder(
 def _same_offsets(own: tokenizers.Tokenizer, fast: TiktokenEncoder) -> bool:
     """Whether the tokenizer says where tokens lie as they lie; some leave out white space."""
     for text in probe_texts([]):
-        found = fast.offsets(text)
-        if found is not None and found != own.encode(text, add_special_tokens=False).offsets:
+        spans = fast.offsets(text)
+        if spans is not None and spans != own.encode(text, add_special_tokens=False).offsets:
             return False
     return True
 
@@ -337,9 +337,9 @@ def cut_lines(text: str) -> list[str]:
     """
     pieces: list[str] = []
     start = 0
-    while len(text) - start > 2 * PIECE and (found := _LINE.search(text, start + PIECE)):
-        pieces.append(text[start : found.end()])
-        start = found.end()
+    while len(text) - start > 2 * PIECE and (line_end := _LINE.search(text, start + PIECE)):
+        pieces.append(text[start : line_end.end()])
+        start = line_end.end()
     return [*pieces, text[start:]]
 
 

@@ -78,14 +78,14 @@ def find_programs() -> dict[str, str]:
     Raises:
         ConfigError: one is not installed; says which.
     """
-    found = {name: shutil.which(name) for name in _PROGRAMS}
-    missing = [name for name, path in found.items() if path is None]
+    paths = {name: shutil.which(name) for name in _PROGRAMS}
+    missing = [name for name, path in paths.items() if path is None]
     if missing:
         raise ConfigError(
             f"the sandbox needs {', '.join(missing)}, which this machine lacks: apt-get install "
             "bubblewrap util-linux coreutils; without them no model-written program is run"
         )
-    return {name: os.path.realpath(path) for name, path in found.items() if path}
+    return {name: os.path.realpath(path) for name, path in paths.items() if path}
 
 
 def as_root() -> bool:

@@ -64,8 +64,8 @@ class _Tree:
 
     def report(self, name: str) -> int | None:
         """A number that bubblewrap reported."""
-        found = re.search(rb'"%s"\s*:\s*(\d+)' % name.encode(), bytes(self.status))
-        return None if found is None else int(found[1])
+        match = re.search(rb'"%s"\s*:\s*(\d+)' % name.encode(), bytes(self.status))
+        return None if match is None else int(match[1])
 
     def learn(self, data: bytes) -> None:
         """Take a piece of the report, in which the first process may become known."""
@@ -213,15 +213,15 @@ def tree(root: int) -> list[int]:
     A daemon that leaves its parent stays in the tree: in a process namespace its new parent is the
     namespace's first process, which is the root of the tree.
     """
-    found, waiting = [root], [root]
+    processes, waiting = [root], [root]
     while waiting:
         parent = Path(f"/proc/{waiting.pop()}/task")
         with contextlib.suppress(OSError):  # it may end while we look
             for thread in parent.iterdir():
                 children = [int(pid) for pid in (thread / "children").read_text("ascii").split()]
-                found += children
+                processes += children
                 waiting += children
-    return found
+    return processes
 
 
 def memory_kb(pid: int) -> int:

@@ -147,13 +147,13 @@ def _parsed(
     given = message.get("reasoning_content") or message.get("reasoning")
     # servers without a reasoning parser leave the trace in the content
     inline = given is None and request.thinking and CLOSE in text
-    found = parse_completion(text, thinking=inline, tools=request.tools, end_tokens=())
+    parsed = parse_completion(text, thinking=inline, tools=request.tools, end_tokens=())
     calls, broken = _calls(message.get("tool_calls") or [])
-    problems = found.problems + (("malformed_call",) if broken else ())
+    problems = parsed.problems + (("malformed_call",) if broken else ())
     return ParsedCompletion(
-        reasoning=found.reasoning if inline else (given or "") if request.thinking else given,
-        answer=found.answer + broken,
-        tool_calls=(*found.tool_calls, *calls),
+        reasoning=parsed.reasoning if inline else (given or "") if request.thinking else given,
+        answer=parsed.answer + broken,
+        tool_calls=(*parsed.tool_calls, *calls),
         problems=tuple(dict.fromkeys(problems)),
         finished=finished,
     )

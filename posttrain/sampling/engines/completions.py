@@ -72,13 +72,13 @@ class CompletionsEngine:
         if parameters.logps:
             body["logprobs"] = 0
         choice = _choice(await self._client.post("/completions", body, key=request.seed))
-        found = choice.get("token_ids")
-        if not isinstance(found, list):
+        new_ids = choice.get("token_ids")
+        if not isinstance(new_ids, list):
             raise ConfigError(
                 "the server returns no token ids (return_token_ids is vLLM's); use kind: chat, "
                 "which asks for none"
             )
-        new = tuple(cast(list[int], found))
+        new = tuple(cast(list[int], new_ids))
         finish: Literal["stop", "length"] = (
             "length" if choice["finish_reason"] == "length" else "stop"
         )
@@ -109,10 +109,10 @@ class CompletionsEngine:
             "prompt_logprobs": 0,
         }
         choice = _choice(await self._client.post("/completions", body, key=len(ids)))
-        found = choice.get("prompt_logprobs")
-        if not isinstance(found, list):
+        logps = choice.get("prompt_logprobs")
+        if not isinstance(logps, list):
             raise ConfigError("the server returns no prompt_logprobs (vLLM's), so it cannot score")
-        rows = cast(list[dict[str, dict[str, float]]], found)[len(prompt) :]
+        rows = cast(list[dict[str, dict[str, float]]], logps)[len(prompt) :]
         return tuple(
             row[str(token)]["logprob"] for token, row in zip(completion, rows, strict=True)
         )

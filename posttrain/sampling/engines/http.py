@@ -111,16 +111,16 @@ class Client:
         self, path: str, body: Mapping[str, Any], jitter: random.Random
     ) -> dict[str, Any]:
         for attempt in range(self._settings.retries + 1):
-            found = await self._attempt(path, body)
-            if isinstance(found, dict):
+            result = await self._attempt(path, body)
+            if isinstance(result, dict):
                 self.ledger.calls += 1
-                return found
+                return result
             if attempt == self._settings.retries:
-                raise RequestFailed(f"{found.why}, {attempt + 1} attempts")
+                raise RequestFailed(f"{result.why}, {attempt + 1} attempts")
             self.ledger.retries += 1
             wait = min(_LONGEST_WAIT, self._settings.first_wait * 2**attempt)
             # a server that says when to come back knows best
-            await asyncio.sleep(max(found.after, wait * (0.5 + jitter.random() / 2)))
+            await asyncio.sleep(max(result.after, wait * (0.5 + jitter.random() / 2)))
         raise AssertionError("the loop returns or raises")
 
     async def _attempt(self, path: str, body: Mapping[str, Any]) -> dict[str, Any] | _Later:

@@ -127,7 +127,7 @@ def score_ids(
     """
     assert len(prompts) == len(completions), "one completion a prompt"
     assert all(prompts), "a prompt has at least one token"
-    found: list[tuple[float, ...]] = [()] * len(prompts)
+    scores: list[tuple[float, ...]] = [()] * len(prompts)
     order = [k for k in range(len(prompts)) if completions[k]]
     order.sort(key=lambda k: (len(completions[k]), len(prompts[k])))
     vocabulary = model.config.get_text_config().vocab_size
@@ -136,8 +136,8 @@ def score_ids(
             raise InterruptedError
         pairs = [(prompts[k], completions[k]) for k in batch]
         for k, nats in zip(batch, _score_batch(model, pairs), strict=True):
-            found[k] = nats
-    return found
+            scores[k] = nats
+    return scores
 
 
 def _batches(

@@ -54,18 +54,18 @@ class TiktokenEncoder:
 
     def arrays(self, texts: Sequence[str]) -> list[Ids]:
         """Ids of each text, int32; views of one array a call."""
-        found: list[Ids | None] = [None] * len(texts)
+        results: list[Ids | None] = [None] * len(texts)
         fast: list[int] = []
         slow: list[int] = []
         for k, text in enumerate(texts):
             (fast if self._takes(text) else slow).append(k)
         for batch in _batches(fast, texts):
             for k, ids in zip(batch, self._joined([texts[k] for k in batch]), strict=True):
-                found[k] = ids
+                results[k] = ids
         if slow:
             for k, ids in zip(slow, self._slow([texts[k] for k in slow]), strict=True):
-                found[k] = ids
-        return [ids for ids in found if ids is not None]
+                results[k] = ids
+        return [ids for ids in results if ids is not None]
 
     def offsets(self, text: str) -> list[tuple[int, int]] | None:
         """The character span of each token, `None` for a text that is not given to tiktoken.
@@ -152,10 +152,10 @@ def odd_characters(*, nfc: bool) -> re.Pattern[str] | None:
 def differing(chars: list[str]) -> set[str]:
     """Those of some characters that the two engines class differently."""
     text = "".join(chars)
-    found: set[str] = set()
+    chars_that_differ: set[str] = set()
     for name in CLASSES:
-        found |= _in_class_here(text, name) ^ _in_class_there(text, name)
-    return found
+        chars_that_differ |= _in_class_here(text, name) ^ _in_class_there(text, name)
+    return chars_that_differ
 
 
 def _unassigned(char: str) -> bool:

@@ -72,10 +72,10 @@ def ranks_of(tokenizer: tokenizers.Tokenizer, text: str) -> Ranks | str:
     if problem:
         return problem
     assert pattern is not None
-    found = _merge_ranks(tokenizer, model)
-    if isinstance(found, str):
-        return found
-    merges, ids = found
+    ranks = _merge_ranks(tokenizer, model)
+    if isinstance(ranks, str):
+        return ranks
+    merges, ids = ranks
     special = {t["content"]: len(ids) + k for k, t in enumerate(parts["added_tokens"])}
     table = np.array([*ids, *(t["id"] for t in parts["added_tokens"])], np.int32)
     return Ranks(pattern, merges, special, table, nfc=normalizer is not None)
