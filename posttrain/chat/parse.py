@@ -165,21 +165,14 @@ def parse_calls(
             leftover.append(text[opened:])
             break
         inner, position = text[opened + len(CALL_OPEN) : closed], closed + len(CALL_CLOSE)
-        call = _read_call(inner, schemas, problems)
+        is_json = inner.lstrip().startswith("{")
+        call = _read_json(inner) if is_json else _read_xml(inner, schemas, problems)
         if call is None:
             problems.append("malformed_call")
             leftover.append(text[opened:position])
         else:
             calls.append(call)
     return tuple(calls), "".join(leftover), problems
-
-
-def _read_call(
-    inner: str, schemas: Mapping[str, Schema], problems: list[CallProblem]
-) -> ToolCall | None:
-    return (
-        _read_json(inner) if inner.lstrip().startswith("{") else _read_xml(inner, schemas, problems)
-    )
 
 
 def _read_json(inner: str) -> ToolCall | None:

@@ -138,7 +138,9 @@ def odd_characters(*, nfc: bool) -> re.Pattern[str] | None:
     Args:
         nfc: the tokenizer normalises to NFC, which is left to Python's table of it.
     """
-    unknown = [chr(c) for plane in _PLANES for c in range(*plane) if _unassigned(chr(c))]
+    unknown = [
+        chr(c) for plane in _PLANES for c in range(*plane) if unicodedata.category(chr(c)) == "Cn"
+    ]
     odd = differing(unknown)
     if nfc:
         normalize = normalizers.NFC().normalize_str
@@ -152,27 +154,17 @@ def odd_characters(*, nfc: bool) -> re.Pattern[str] | None:
 def differing(chars: list[str]) -> set[str]:
     """Those of some characters that the two engines class differently."""
     text = "".join(chars)
-    chars_that_differ: set[str] = set()
+    single_bytes = {bytes([b]): b for b in range(256)}
+    different: set[str] = set()
     for name in CLASSES:
-        chars_that_differ |= _in_class_here(text, name) ^ _in_class_there(text, name)
-    return chars_that_differ
-
-
-def _unassigned(char: str) -> bool:
-    return unicodedata.category(char) == "Cn"
-
-
-def _in_class_here(text: str, name: str) -> set[str]:
-    """Characters that Oniguruma finds in a class."""
-    only = pre_tokenizers.Split(Regex(name), "removed", invert=True)
-    return {piece for piece, _ in only.pre_tokenize_str(text)}
-
-
-def _in_class_there(text: str, name: str) -> set[str]:
-    """Characters that Rust's engine finds: tiktoken leaves out what its pattern does not match."""
-    byte_ids = {bytes([b]): b for b in range(256)}
-    single = tiktoken.Encoding(name, pat_str=name, mergeable_ranks=byte_ids, special_tokens={})
-    return set(bytes(single.encode_ordinary(text)).decode())
+        oniguruma = pre_tokenizers.Split(Regex(name), "removed", invert=True)
+        # tiktoken leaves out what its pattern does not match
+        rust = tiktoken.Encoding(
+            name, pat_str=name, mergeable_ranks=single_bytes, special_tokens={}
+        )
+        here = {piece for piece, _ in oniguruma.pre_tokenize_str(text)}
+        different |= here ^ set(bytes(rust.encode_ordinary(text)).decode())
+    return different
 
 
 # -- hard texts: the proof that neither the conversion nor an installed version has a fault --------

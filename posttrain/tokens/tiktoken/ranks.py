@@ -16,7 +16,7 @@ merges stop at three parts or more, since then no two neighbours ever spell it.)
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,13 +149,9 @@ def _by_priority(merges: Sequence[str] | Sequence[Sequence[str]]) -> list[str] |
     A token may be listed with several pairs, of which only one ever applies: which one does not
     matter as long as no other token's stand between them.
     """
-    order = [key for key, _ in itertools.groupby(_products(merges))]
+    products = (m.replace(" ", "", 1) if isinstance(m, str) else "".join(m) for m in merges)
+    order = [token for token, _ in itertools.groupby(products)]
     return order if len(set(order)) == len(order) else None
-
-
-def _products(merges: Sequence[str] | Sequence[Sequence[str]]) -> Iterable[str]:
-    for merge in merges:
-        yield merge.replace(" ", "", 1) if isinstance(merge, str) else "".join(merge)
 
 
 def _part_counts(tokenizer: tokenizers.Tokenizer, tokens: Sequence[str]) -> dict[str, int]:
