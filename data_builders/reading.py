@@ -25,7 +25,7 @@ from data_builders.sources_rows import BadRow, RawRow, RawRows
 from data_builders.where import lookup, parse_where
 from posttrain.config.source import EndingPolicy, SourceConfig
 from posttrain.errors import DataError
-from posttrain.json_values import encode_json
+from posttrain.jsontext import encode_json
 from posttrain.records import Example, Message, make_example
 
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 from data_builders.sources_json import layout_of, read_elements
 from data_builders.sources_rows import BadRow, RawRow, RawRows
 from posttrain.errors import DataError
-from posttrain.json_values import load_json
+from posttrain.jsontext import load_json
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _BLOCK = 1 << 20

@@ -58,7 +58,7 @@ from posttrain.sampling.generate import (
 )
 from posttrain.sampling.open import opened_sampler
 from posttrain.sampling.progress import ProgressBar
-from posttrain.sampling.rollout import Limits
+from posttrain.sampling.rollout import RolloutLimits
 from reward.genrm_training import gold_from, outcome_of, preferred
 
 KIND = "genrm_evaluation"
@@ -147,7 +147,7 @@ async def judge_all(recipe: EvalGenRmConfig, prompts: Sequence[Prompt], meter: P
                 work=work,
                 to=record_path(out, name),
                 open_environment=lambda _: None,
-                limits=Limits(recipe.sampling.parameters(), 1, None, 1),
+                limits=RolloutLimits(recipe.sampling.parameters(), 1, None, 1),
                 chunk=recipe.chunk,
                 at_once=getattr(backend, "concurrency", 1),
                 max_failure_rate=recipe.max_failure_rate,

@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> None:
     from posttrain.models.chat_template import message_text, renderer_of
     from posttrain.report import ensure_report, write_report
     from posttrain.rollouts import Prompt
-    from posttrain.sampling.generate import checkpoint_parents, finish, make_samples
+    from posttrain.sampling.sample import checkpoint_parents, finish, make_samples
 
     console = Console(width=None if sys.stdout.isatty() else 140)
     out, config = Path(recipe.out), recipe.owner_config()

@@ -32,7 +32,7 @@ LIGHT_FILES = (
     "posttrain/sampling/sampler.py",
     "posttrain/errors.py",
     "posttrain/artifacts.py",
-    "posttrain/json_values.py",
+    "posttrain/jsontext.py",
     "posttrain/claim.py",
 )
 

@@ -16,7 +16,7 @@ from data_builders.dialects.loss_masks import refuse_untrained
 from data_builders.dialects.problem import RowProblem
 from data_builders.dialects.reading import Reading
 from data_builders.dialects.think import split_inline
-from posttrain.json_values import load_json
+from posttrain.jsontext import load_json
 from posttrain.records import Message, Role, ToolCall
 
 CALL_TURNS = frozenset({"function_call", "function-call", "tool_call", "tool_calls"})

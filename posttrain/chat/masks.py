@@ -184,7 +184,11 @@ def _locate(
     template: ChatTemplate, profile: Profile, conversation: _Conversation, plan: SequencePlan
 ) -> Located:
     rows = conversation.rows[: plan.stop]
-    options = {"tools": conversation.tools, "wanted": plan.trained, **conversation.kwargs}
+    options: dict[str, Any] = {
+        "tools": conversation.tools,
+        "wanted": plan.trained,
+        **conversation.kwargs,
+    }
     if profile.mode == "generation-tags":
         return locate_generation_tags(template, rows, **options)
     if profile.mode == "single-pass":

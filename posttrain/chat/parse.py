@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from posttrain.chat.reasoning import CLOSE, OPEN
-from posttrain.json_values import load_json
+from posttrain.jsontext import load_json
 from posttrain.records import Message, ToolCall, json_text
 
 Problem = Literal[

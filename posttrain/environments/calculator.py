@@ -161,6 +161,10 @@ def _real(name: str, work: Callable[..., float]) -> Callable[..., Number]:
     return run
 
 
+def _to_integer(work: Callable[[Number], int]) -> Callable[[Number], Number]:
+    return lambda value: Fraction(work(value))
+
+
 def _magnitude(value: Number) -> Number:
     return abs(value)
 
@@ -175,8 +179,7 @@ _PRODUCTS: dict[str, Operator] = {
 # name → how many arguments it takes, at least and at most; what it does
 _FUNCTIONS: dict[str, tuple[int, int, Callable[..., Number]]] = {
     "sqrt": (1, 1, _square_root), "abs": (1, 1, _magnitude), "round": (1, 2, _rounded),
-    "floor": (1, 1, lambda x: Fraction(math.floor(x))),
-    "ceil": (1, 1, lambda x: Fraction(math.ceil(x))),
+    "floor": (1, 1, _to_integer(math.floor)), "ceil": (1, 1, _to_integer(math.ceil)),
     "min": (1, 50, lambda *values: min(values)), "max": (1, 50, lambda *values: max(values)),
     "factorial": (1, 1, _factorial),
     "gcd": (2, 50, _integers("gcd", math.gcd)), "lcm": (2, 50, _integers("lcm", math.lcm)),

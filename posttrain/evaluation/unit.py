@@ -19,7 +19,7 @@ from posttrain.evaluation.record import Record, make_record
 from posttrain.records import Score
 from posttrain.rollouts import Completion, Prompt, completion_from_row
 from posttrain.sampling.generate import Journal
-from posttrain.sampling.rollout import Limits, OpenEnvironment, Rollout
+from posttrain.sampling.rollout import OpenEnvironment, Rollout, RolloutLimits
 from posttrain.sampling.sampler import Generation, Request
 
 Ask = Callable[[Request], Awaitable[Generation]]
@@ -63,7 +63,7 @@ def unit_name(prompt: Prompt) -> str:
 class How:
     """What every completion of an evaluation is made and graded with."""
 
-    limits: Limits
+    limits: RolloutLimits
     seed: int
     open_environment: OpenEnvironment
     grade: Grade

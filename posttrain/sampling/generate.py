@@ -28,7 +28,7 @@ from posttrain.errors import ConfigError, DataError
 from posttrain.records import json_text
 from posttrain.rollouts import Completion, Prompt, completion_to_row, prompt_to_row
 from posttrain.sampling.progress import SampleStats, SamplingProgress
-from posttrain.sampling.rollout import Limits, OpenEnvironment, Task, roll_out_each
+from posttrain.sampling.rollout import OpenEnvironment, RolloutLimits, Task, roll_out_each
 from posttrain.sampling.sampler import Sampler
 
 MADE_BY = "made_by.json"
@@ -50,7 +50,7 @@ async def generate(
     work: Path,
     to: Path,
     open_environment: OpenEnvironment,
-    limits: Limits,
+    limits: RolloutLimits,
     chunk: int = 512,
     at_once: int = 64,
     max_failure_rate: float = 0.0,

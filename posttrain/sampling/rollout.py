@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from posttrain.environments.base import Environment
-from posttrain.json_values import load_json
+from posttrain.jsontext import load_json
 from posttrain.records import Message, ToolCall
 from posttrain.rollouts import Completion, Finish, Prompt, Step
 from posttrain.sampling.sampler import Generation, Parameters, Request, Sampler, seed_of
@@ -40,7 +40,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RolloutLimits:
     """What a completion may take.
 
     `parameters.max_tokens` bounds a step, `max_tokens` all that the model writes in all steps (tool
@@ -59,7 +59,7 @@ async def roll_out(
     sampler: Sampler,
     *,
     open_environment: OpenEnvironment,
-    limits: Limits,
+    limits: RolloutLimits,
     at_once: int | None = None,
 ) -> list[Completion]:
     """One completion a task, in order. Arguments as for `roll_out_each`."""
@@ -80,7 +80,7 @@ async def roll_out_each(
     sampler: Sampler,
     *,
     open_environment: OpenEnvironment,
-    limits: Limits,
+    limits: RolloutLimits,
     on_done: Callable[[int, Completion], None],
     progress: OnProgress | None = None,
     at_once: int | None = None,
@@ -172,7 +172,7 @@ class Rollout:
     prompt: Prompt
     index: int
     seed: int
-    limits: Limits
+    limits: RolloutLimits
     environment: Environment | None
     finish: Finish | None = None
     error: str | None = None

@@ -18,7 +18,7 @@ from accelerate.utils import gather_object
 from posttrain.config.grpo import GroupTraining
 from posttrain.group_rewards import Group, GroupReward, GroupRewards
 from posttrain.rollouts import Prompt
-from posttrain.sampling.rollout import Limits, OpenEnvironment
+from posttrain.sampling.rollout import OpenEnvironment, RolloutLimits
 from posttrain.sampling.sampler import Engine, Parameters, Sampler, seed_of
 from posttrain.training.grpo_batch import Batch, ScoredGroup, with_advantages
 from posttrain.training.grpo_metrics import Stats, batch_metrics, group_stats
@@ -117,7 +117,7 @@ class BatchMaker:
             num_generations=self.recipe.num_generations,
             seed=self.recipe.seed,
             batch=batch,
-            limits=Limits(parameters, max_turns=sampling.max_turns),
+            limits=RolloutLimits(parameters, max_turns=sampling.max_turns),
             open_environment=self.rollouts.open_environment,
         )
         return self.rollouts.runner.run(making)

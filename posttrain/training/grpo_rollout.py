@@ -20,7 +20,7 @@ from posttrain.errors import ConfigError
 from posttrain.group_rewards import Group
 from posttrain.rollouts import Prompt
 from posttrain.sampling.engines.decode import decode
-from posttrain.sampling.rollout import Limits, OpenEnvironment, Task, roll_out
+from posttrain.sampling.rollout import OpenEnvironment, RolloutLimits, Task, roll_out
 from posttrain.sampling.sampler import EngineOutput, EngineRequest, Ids, Sampler, seed_of
 
 
@@ -92,7 +92,7 @@ async def make_groups(
     num_generations: int,
     seed: int,
     batch: int,
-    limits: Limits,
+    limits: RolloutLimits,
     open_environment: OpenEnvironment,
 ) -> list[Group]:
     """All rollouts of some prompts, in one go.

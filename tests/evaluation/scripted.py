@@ -10,7 +10,7 @@ from posttrain.chat import parse_completion
 from posttrain.evaluation.unit import How, Unit
 from posttrain.records import Message, Score
 from posttrain.rollouts import Completion, Prompt, Step
-from posttrain.sampling.rollout import Limits
+from posttrain.sampling.rollout import RolloutLimits
 from posttrain.sampling.sampler import Generation, Parameters, Request
 
 CALCULATOR = json.dumps(
@@ -125,7 +125,7 @@ def exact(name: str, attempts: Sequence[tuple[Prompt, Completion]]) -> list[Scor
 
 def how(grade=exact, **limits) -> How:
     return How(
-        limits=Limits(Parameters(max_tokens=64), **limits),
+        limits=RolloutLimits(Parameters(max_tokens=64), **limits),
         seed=7,
         open_environment=lambda prompt: Calculator(),
         grade=grade,

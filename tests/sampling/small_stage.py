@@ -85,7 +85,7 @@ def sample(recipe: Path, *overrides: str, sampler: Scripted | None = None) -> Sc
         yield sampler
 
     with (
-        patch("posttrain.sampling.generate.opened_sampler", opened),
+        patch("posttrain.sampling.sample.opened_sampler", opened),
         patch("data_builders.toolkits.toolkits_for", lambda *_: {"adding": Adding()}),
         patch("data_builders.graders.all_graders", dict),
     ):
@@ -117,8 +117,11 @@ def killed(recipe: str, out: str, batched: bool, kill_at: int) -> int:
 
 if __name__ == "__main__":
     # all kills from one process, which has imported everything and started no thread
+    import data_builders.graders
+    import data_builders.prompts
+    import data_builders.toolkits  # noqa: F401
     import posttrain.report
-    import posttrain.sampling.generate  # noqa: F401
+    import posttrain.sampling.sample  # noqa: F401
 
     codes = [
         killed(sys.argv[1], out, batched == "batched", int(at))

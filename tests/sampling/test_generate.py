@@ -14,11 +14,11 @@ from posttrain.errors import DataError
 from posttrain.rollouts import Completion, completion_from_row
 from posttrain.sampling.generate import Journal, generate, line_of
 from posttrain.sampling.progress import SampleStats, SamplingProgress
-from posttrain.sampling.rollout import Limits, Task
+from posttrain.sampling.rollout import RolloutLimits, Task
 from posttrain.sampling.sampler import Generation, Parameters, Request
 from tests.sampling.scripted import END, Adder, Scripted, call, question
 
-LIMITS = Limits(Parameters(max_tokens=400), max_turns=4)
+LIMITS = RolloutLimits(Parameters(max_tokens=400), max_turns=4)
 TASKS = [Task(question(n), index, seed=1) for n in range(7) for index in range(5)]
 
 

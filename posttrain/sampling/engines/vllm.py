@@ -9,6 +9,7 @@ documented interface and not run here.
 from __future__ import annotations
 
 import asyncio
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -26,12 +27,12 @@ def open_vllm(config: VllmBackend, *, checkpoint: Path, weights: str) -> VllmEng
         ConfigError: vLLM is not installed.
     """
     try:
-        from vllm import LLM  # pyright: ignore[reportMissingImports]  # an extra
+        vllm: Any = importlib.import_module("vllm")  # an extra
     except ImportError as error:
         raise ConfigError(
             "backend.kind vllm needs the extra: pip install 'posttrain[vllm]'"
         ) from error
-    llm = LLM(
+    llm = vllm.LLM(
         model=str(checkpoint),
         dtype=config.dtype,
         tensor_parallel_size=config.tensor_parallel,
@@ -83,10 +84,9 @@ class VllmEngine:
     def _call(self, requests: Sequence[EngineRequest], calls: Sequence[Call]) -> list[EngineOutput]:
         if not calls:
             return []
-        from vllm import SamplingParams  # pyright: ignore[reportMissingImports]  # an extra
-
+        vllm: Any = importlib.import_module("vllm")
         parameters = [
-            SamplingParams(
+            vllm.SamplingParams(
                 temperature=request.parameters.temperature,
                 top_p=request.parameters.top_p,
                 top_k=request.parameters.top_k,
@@ -112,9 +112,8 @@ class VllmEngine:
         return await asyncio.to_thread(self._score, prompts, completions)
 
     def _score(self, prompts: Sequence[Ids], completions: Sequence[Ids]) -> list[tuple[float, ...]]:
-        from vllm import SamplingParams  # pyright: ignore[reportMissingImports]  # an extra
-
-        parameters = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
+        vllm: Any = importlib.import_module("vllm")
+        parameters = vllm.SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
         whole = [{"prompt_token_ids": [*p, *c]} for p, c in zip(prompts, completions, strict=True)]
         answers = self._llm.generate(whole, parameters, use_tqdm=False)
         return [

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.json_values import MAX_DEPTH, encode_json, load_json
+from posttrain.jsontext import MAX_DEPTH, encode_json, load_json
 
 
 def nested(depth: int, *, objects: bool) -> str:
