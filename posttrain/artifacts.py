@@ -27,7 +27,7 @@ STAGE = "stage.json"
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Rows in, rows kept, rows dropped by reason; the books must balance."""
+    """Rows in, rows kept and rows dropped by reason; they add up."""
 
     rows_in: int
     kept: int
@@ -59,7 +59,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What `manifest.json` says. `digest` identifies the artifact's content and lineage.
+    """The content of `manifest.json`. `digest` identifies the artifact's content and lineage.
 
     `run` is how it was made where that decides nothing of it: no part of the digest.
     """

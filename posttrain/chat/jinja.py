@@ -122,7 +122,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 @jinja2.pass_context  # which also keeps Jinja from writing a mark as it compiles
 def _write_mark(context: jinja2.runtime.Context, item: object) -> str:
-    """What the render's own `__mark__` says of an item, nothing where it has none."""
+    """The mark that this render gives an item, "" where it has none."""
     name: Callable[[object], str] | None = context.parent.get(MARK)
     return "" if name is None else name(item)
 

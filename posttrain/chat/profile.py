@@ -142,12 +142,12 @@ def _generation_prompts(template: ChatTemplate) -> Prompts:
 def _answers_at_once(template: ChatTemplate, question: Sequence[Row]) -> bool:
     """Whether the assistant's words, and an end after them, come right behind the question."""
     try:
-        asked = template.text(question, add_generation_prompt=True)
+        prompt = template.text(question, add_generation_prompt=True)
         answered = template.text([*question, {"role": "assistant", "content": "a0"}])
     except RenderError:
         return False
-    words = answered[len(asked) :].strip()
-    return answered.startswith(asked) and words.startswith("a0") and words != "a0"
+    words = answered[len(prompt) :].strip()
+    return answered.startswith(prompt) and words.startswith("a0") and words != "a0"
 
 
 def _prompts_after(template: ChatTemplate, messages: Sequence[Row]) -> tuple[str, ...]:

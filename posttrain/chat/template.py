@@ -5,7 +5,7 @@
     layout.text      "<|im_start|>system\\n<|im_end|>\\n<|im_start|>user\\nHi<|im_end|>\\n"
     layout.starts    (32,)
 
-One render gives the text and every message's offset (`environment` says how).
+One render gives the text and every message's offset (see `posttrain.chat.jinja`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A checkpoint as it is asked, not trained: weights, their digest, and where generation stops.
+"""A checkpoint for inference: its weights, their digest, and the ids at which generation stops.
 
 model = load_for_inference("runs/tiny/sft", dtype="auto", device="auto", attention="auto")
 weights_digest("runs/tiny/sft", model)   "9c1e…"

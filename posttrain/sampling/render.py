@@ -227,8 +227,7 @@ def _kept_ids(request: Request) -> tuple[int, ...]:
     if before is None:
         return ()
     assert before.prompt_ids is not None, "a step of this sampler has its prompt's ids"
-    assert before.step is not None
-    assert before.step.ids is not None
+    assert before.step is not None and before.step.ids is not None  # noqa: PT018
     assert before.step.finish == "stop", "a step that ran to its limit cannot go on"
     return (*before.prompt_ids, *before.step.ids)
 

@@ -299,7 +299,7 @@ def _tiktoken_encoder(
 
 
 def _same_offsets(own: tokenizers.Tokenizer, fast: TiktokenEncoder) -> bool:
-    """Whether the tokenizer says where tokens lie as they lie; some leave out white space."""
+    """Whether the tokenizer gives the true spans of tokens; some leave out white space."""
     for text in probe_texts([]):
         spans = fast.offsets(text)
         if spans is not None and spans != own.encode(text, add_special_tokens=False).offsets:

@@ -105,7 +105,7 @@ def supervise(
     Args:
         limits: None for a holder, which is ours and runs until it is stopped.
         stop: an eventfd; when it becomes readable the tree is killed.
-        started: told the process id of the sandbox's first process, once it has written something.
+        started: called with the process id of the sandbox's first process, once it has written.
 
     Raises:
         ConfigError: bubblewrap could not set the sandbox up; quotes what it says.

@@ -56,10 +56,10 @@ class RoomyLayer(DynamicLayer):
 
     def _larger(self, old: torch.Tensor | None, states: torch.Tensor, needed: int) -> torch.Tensor:
         rows, heads, _, width = states.shape
-        made = states.new_empty(rows, heads, _with_room(needed), width)
+        grown = states.new_empty(rows, heads, _with_room(needed), width)
         if old is not None:
-            made[:, :, : self.used] = old[:, :, : self.used]
-        return made
+            grown[:, :, : self.used] = old[:, :, : self.used]
+        return grown
 
     def _show(self, end: int) -> None:
         assert self._key_buffer is not None
@@ -95,11 +95,11 @@ class RoomyLayer(DynamicLayer):
         cls, parts: Sequence[tuple[RoomyLayer, torch.Tensor, int]], width: int
     ) -> RoomyLayer:
         """The rightmost columns of chosen rows of several layers, one below the other."""
-        made = cls()
-        made._key_buffer = _right_aligned([(p.keys, rows, w) for p, rows, w in parts], width)
-        made._value_buffer = _right_aligned([(p.values, rows, w) for p, rows, w in parts], width)
-        made._show(width)
-        return made
+        layer = cls()
+        layer._key_buffer = _right_aligned([(p.keys, rows, w) for p, rows, w in parts], width)
+        layer._value_buffer = _right_aligned([(p.values, rows, w) for p, rows, w in parts], width)
+        layer._show(width)
+        return layer
 
 
 def _with_room(columns: int) -> int:
@@ -112,16 +112,16 @@ def _right_aligned(
     first = parts[0][0]
     assert first is not None
     rows = sum(len(chosen) for _, chosen, _ in parts)
-    made = first.new_empty(rows, first.shape[1], _with_room(width), first.shape[3])
+    aligned = first.new_empty(rows, first.shape[1], _with_room(width), first.shape[3])
     start = 0
     for states, chosen, kept in parts:
         assert states is not None
         end = start + len(chosen)
         # padding is masked, but a weight of zero times whatever memory held could be NaN
-        made[start:end, :, : width - kept] = 0
-        made[start:end, :, width - kept : width] = states[chosen, :, states.shape[2] - kept :]
+        aligned[start:end, :, : width - kept] = 0
+        aligned[start:end, :, width - kept : width] = states[chosen, :, states.shape[2] - kept :]
         start = end
-    return made
+    return aligned
 
 
 def new_cache(model: PreTrainedModel) -> DynamicCache:

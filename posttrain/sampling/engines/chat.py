@@ -39,8 +39,8 @@ class ChatSampler:
         model: the name that the server knows the model by.
         identity: what a lock binds.
         count: tokens of a text, for servers that do not say how many were reasoning.
-        parts: False where nobody asks how many tokens were reasoning, as of a judge: what a server
-            does not tell apart is then all counted as answer.
+        parts: False where reasoning tokens need not be counted, as of a judge: what a server does
+            not tell apart is then all counted as answer.
     """
 
     batched = False

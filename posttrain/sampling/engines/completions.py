@@ -64,7 +64,7 @@ class CompletionsEngine:
             "stop_token_ids": list(stop_ids),
             "skip_special_tokens": False,
             "return_token_ids": True,
-            # said also where they do nothing: a server may take defaults from the checkpoint
+            # sent also where they do nothing: a server may take defaults from the checkpoint
             "top_k": parameters.top_k or -1,
             "min_p": 0.0,
             "repetition_penalty": 1.0,
