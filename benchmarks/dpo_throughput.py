@@ -41,10 +41,10 @@ from posttrain.config.dpo import LossConfig
 from posttrain.models.load import choose_attention
 from posttrain.pairs import Pair, Side
 from posttrain.tokens.tokenizer import load_tokenizer
-from posttrain.training.dpo_collate import make_pair_collator
-from posttrain.training.dpo_trainer import PairTrainer
-from posttrain.training.pair_data import Pairs, load_pairs
-from posttrain.training.reference import ReferenceKey, ReferenceStore, compute_order
+from posttrain.training.dpo.data import Pairs, load_pairs
+from posttrain.training.dpo.layout import make_pair_collator
+from posttrain.training.dpo.reference import ReferenceKey, ReferenceStore, compute_order
+from posttrain.training.dpo.trainer import PairTrainer
 from posttrain.versions import package_versions
 
 # the quickstart's model, with random weights

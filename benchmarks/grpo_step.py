@@ -45,8 +45,7 @@ from posttrain.group_rewards import Failure, Group, GroupRewards
 from posttrain.records import Message
 from posttrain.rollouts import Prompt
 from posttrain.tokens.tokenizer import load_tokenizer
-from posttrain.training.grpo import prepare
-from posttrain.training.grpo_arguments import grpo_arguments
+from posttrain.training.rl.stage import GroupStage, grpo_arguments
 from posttrain.versions import package_versions
 
 # the quickstart's model, with random weights
@@ -166,7 +165,8 @@ def ours(args: argparse.Namespace, work: Path) -> Result:
     }
     recipe = validate(raw, GroupTraining, where="benchmark")
     arguments = grpo_arguments(recipe, out=work / "resume")
-    prepared = prepare(recipe, arguments, prompts=make_prompts(args), reward=Constant())
+    stage = GroupStage(recipe, prompts=make_prompts(args), reward=Constant())
+    prepared = stage.prepare(arguments)
     clock = Clock()
     prepared.trainer.add_callback(clock)
     prepared.trainer.train()

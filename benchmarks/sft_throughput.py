@@ -30,8 +30,8 @@ from trl.trainer.utils import add_fused_lm_head
 from posttrain.models.load import choose_attention
 from posttrain.tokens import pack_lengths
 from posttrain.training.cpu_head import use_cpu_head
-from posttrain.training.document_masking import choose_document_masking, make_collator
-from posttrain.training.packed_data import load_split, sequences
+from posttrain.training.document_masking import choose_document_masking, make_collator, sequences
+from posttrain.training.sft.data import load_split
 from posttrain.versions import package_versions
 
 CPU_MODEL = {

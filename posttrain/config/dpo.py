@@ -8,19 +8,18 @@
     trainer: {learning_rate: 3.0e-6, max_steps: 50, per_device_train_batch_size: 8}
 
 `trainer:` passes through to the installed TRL `DPOConfig` and is checked there field by field
-(`posttrain.training.dpo_arguments`); the fields that this project decides are refused here by name.
+(`posttrain.training.dpo.stage`); the fields that this project decides are refused here by name.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from posttrain.config.base import Strict
 from posttrain.config.sft import OWNED_TRAINER_FIELDS as OWNED_BY_SFT
-from posttrain.config.sft import AdapterConfig, LaunchConfig, ModelConfig
-from posttrain.config.trainer_fields import common, refuse_owned
+from posttrain.config.sft import TrainingRecipe, common
 
 PairLayout = Literal["auto", "shared_prompt", "unpacked"]
 SftForm = Literal["sum", "mean"]
@@ -86,7 +85,7 @@ class LossConfig(Strict):
     kl_weight: float = Field(default=0.0, ge=0)
 
 
-class DpoConfig(Strict):
+class DpoConfig(TrainingRecipe):
     """One DPO run.
 
     Args:
@@ -98,26 +97,15 @@ class DpoConfig(Strict):
         reference_cache: a folder that several runs share; default: `reference/` in `out`.
     """
 
+    owned = OWNED_TRAINER_FIELDS
+
     data: str
-    out: str
-    model: ModelConfig
-    adapter: AdapterConfig | None = None
     layout: PairLayout = "auto"
     loss: LossConfig = LossConfig()
     batch: int = Field(default=128, ge=1)
     max_epochs: int = Field(default=1, ge=1)
     chosen_floor: float = Field(default=-0.02, lt=0)
     reference_cache: str | None = None
-    end_token: str | None = None
-    pad_token: str | None = None
-    launch: LaunchConfig = LaunchConfig()
-    seed: int = Field(default=0, ge=0)
-    trainer: dict[str, Any] = Field(default_factory=dict)
-
-    @field_validator("trainer")
-    @classmethod
-    def _not_ours(cls, trainer: dict[str, Any]) -> dict[str, Any]:
-        return refuse_owned(trainer, OWNED_TRAINER_FIELDS)
 
     @model_validator(mode="after")
     def _possible(self) -> DpoConfig:
@@ -127,6 +115,4 @@ class DpoConfig(Strict):
             raise ValueError(
                 "adapter.dropout must be 0: policy and reference are compared without dropout"
             )
-        if self.launch.sharding not in (None, "none") and self.launch.world_size == 1:
-            raise ValueError(f"launch.sharding {self.launch.sharding} needs more than one process")
         return self

@@ -15,12 +15,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self, cast
 
 from pydantic import Field, field_validator, model_validator
 
 from posttrain.config.base import Strict
-from posttrain.config.trainer_fields import refuse_owned
 
 DocumentMasking = Literal["auto", "varlen", "block_diagonal", "unpacked"]
 Sharding = Literal["none", "zero2", "zero3", "fsdp2"]
@@ -83,6 +83,20 @@ OWNED_TRAINER_FIELDS: dict[str, str] = {
     "do_eval": "set eval_strategy: instead",
     "do_predict": "this stage trains",
 }
+# what every trainer has, and no recipe may set under `trainer`
+_EVERYWHERE = (
+    "output_dir", "seed", "data_seed", "pad_token", "label_names", "remove_unused_columns",
+    "label_smoothing_factor", "average_tokens_across_devices", "auto_find_batch_size",
+    "model_init_kwargs", "trust_remote_code", "resume_from_checkpoint", "overwrite_output_dir",
+    "ignore_data_skip", "save_only_model", "push_to_hub", "hub_model_id", "hub_token",
+    "hub_private_repo", "hub_strategy", "deepspeed", "fsdp", "fsdp_config", "parallelism_config",
+    "do_train", "do_predict",
+)  # fmt: skip
+
+
+def common(owned: Mapping[str, str]) -> dict[str, str]:
+    """Those of one trainer's owned fields that every trainer has: name → what to do instead."""
+    return {name: owned[name] for name in _EVERYWHERE}
 
 
 class ModelConfig(Strict):
@@ -144,21 +158,49 @@ class LaunchConfig(Strict):
     sharding: Sharding | None = None
 
 
-class SftConfig(Strict):
-    """One SFT run."""
+class TrainingRecipe(Strict):
+    """What the recipes of all training stages have.
 
-    data: str
+    Attributes:
+        owned: fields of the TRL config that are not the recipe's to set, each with what to do
+            instead.
+    """
+
+    owned: ClassVar[Mapping[str, str]]
+
     out: str
     model: ModelConfig
     adapter: AdapterConfig | None = None
-    document_masking: DocumentMasking = "auto"
     end_token: str | None = None
     pad_token: str | None = None
-    balance: BalanceConfig = BalanceConfig()
-    keep_epochs: tuple[int, ...] = ()
     launch: LaunchConfig = LaunchConfig()
     seed: int = Field(default=0, ge=0)
     trainer: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("trainer")
+    @classmethod
+    def _not_ours(cls, trainer: dict[str, Any]) -> dict[str, Any]:
+        for key in trainer:
+            if key in cls.owned:
+                raise ValueError(f"{key} is not yours to set: {cls.owned[key]}")
+        return trainer
+
+    @model_validator(mode="after")
+    def _several_processes(self) -> Self:
+        if self.launch.sharding not in (None, "none") and self.launch.world_size == 1:
+            raise ValueError(f"launch.sharding {self.launch.sharding} needs more than one process")
+        return self
+
+
+class SftConfig(TrainingRecipe):
+    """One SFT run."""
+
+    owned = OWNED_TRAINER_FIELDS
+
+    data: str
+    document_masking: DocumentMasking = "auto"
+    balance: BalanceConfig = BalanceConfig()
+    keep_epochs: tuple[int, ...] = ()
 
     @field_validator("keep_epochs")
     @classmethod
@@ -166,11 +208,6 @@ class SftConfig(Strict):
         if any(epoch < 1 for epoch in epochs) or list(epochs) != sorted(set(epochs)):
             raise ValueError(f"name each epoch once, from 1 and rising, found {list(epochs)}")
         return epochs
-
-    @field_validator("trainer")
-    @classmethod
-    def _not_ours(cls, trainer: dict[str, Any]) -> dict[str, Any]:
-        return refuse_owned(trainer, OWNED_TRAINER_FIELDS)
 
     @model_validator(mode="after")
     def _possible(self) -> SftConfig:
@@ -185,6 +222,4 @@ class SftConfig(Strict):
                 "balance.coefficient needs use_reentrant: false: reentrant checkpointing runs the "
                 "routers without a graph, so the term would have no gradient"
             )
-        if self.launch.sharding not in (None, "none") and self.launch.world_size == 1:
-            raise ValueError(f"launch.sharding {self.launch.sharding} needs more than one process")
         return self

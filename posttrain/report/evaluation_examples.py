@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posttrain.chat.detect import FoundCall, searched
-from posttrain.evaluation.record import Record, record_from_row
+from posttrain.evaluation.grade import Record, record_from_row
 from posttrain.report.html import Markup, folded, paragraph, text
 from posttrain.rollouts import Step
 

@@ -18,14 +18,11 @@ from typing import Any, TypeVar
 import pydantic
 import torch
 import trl
-from trl.trainer.sft_config import SFTConfig
 
-from posttrain.config.dpo import DpoConfig
-from posttrain.config.grpo import GroupTraining
 from posttrain.config.load import nearest
-from posttrain.config.sft import OWNED_TRAINER_FIELDS, SftConfig
+from posttrain.config.sft import TrainingRecipe
 from posttrain.errors import ConfigError
-from posttrain.training.distributed import check_precision
+from posttrain.training.launch import check_precision
 
 REPORTERS = {
     "tensorboard": "tensorboard",
@@ -47,51 +44,11 @@ T = TypeVar("T")
 _ANY_TYPE = pydantic.ConfigDict(arbitrary_types_allowed=True)
 
 
-def sft_arguments(recipe: SftConfig, *, out: Path) -> SFTConfig:
-    """The trainer's arguments.
-
-    Args:
-        recipe: the resolved recipe.
-        out: where resume checkpoints go.
-
-    Raises:
-        ConfigError: an unknown field, a value the trainer refuses, or an impossible combination.
-    """
-    args = make_arguments(
-        SFTConfig,
-        recipe,
-        owned=OWNED_TRAINER_FIELDS,
-        defaults={"save_strategy": "epoch", "logging_steps": 10},
-        decided={
-            "output_dir": str(out),
-            "seed": recipe.seed,
-            "data_seed": recipe.seed,
-            "max_length": None,
-            "dataset_kwargs": {"skip_prepare_dataset": True},
-            "average_tokens_across_devices": True,
-        },
-    )
-    if args.save_strategy == "best":
-        raise ConfigError("trainer.save_strategy best: name epochs in keep_epochs: instead")
-    if args.max_steps > 0 and "num_train_epochs" in recipe.trainer:
-        raise ConfigError("trainer: give max_steps or num_train_epochs, not both")
-    if (
-        args.max_steps <= 0
-        and recipe.keep_epochs
-        and recipe.keep_epochs[-1] > args.num_train_epochs
-    ):
-        raise ConfigError(
-            f"keep_epochs names epoch {recipe.keep_epochs[-1]}, "
-            f"trainer.num_train_epochs is {args.num_train_epochs:g}"
-        )
-    return args
-
-
 def make_arguments(
     kind: type[T],
-    recipe: SftConfig | DpoConfig | GroupTraining,
+    recipe: TrainingRecipe,
     *,
-    owned: Mapping[str, str],
+    out: Path,
     defaults: Mapping[str, Any],
     decided: Mapping[str, Any],
     env: Mapping[str, str] = os.environ,
@@ -100,8 +57,7 @@ def make_arguments(
 
     Args:
         kind: the config's class.
-        recipe: the resolved recipe.
-        owned: fields that the stage decides; never suggested for a misspelt name.
+        out: where resume checkpoints go.
         defaults: of this stage, where the recipe says nothing.
         decided: the values of owned fields.
         env: the process environment, where the launcher leaves what it was asked for.
@@ -110,7 +66,7 @@ def make_arguments(
         ConfigError: an unknown field, a value the trainer refuses, an impossible combination, or
             another precision than the launcher's.
     """
-    check_trainer_fields(recipe.trainer, kind, owned=owned)
+    check_trainer_fields(recipe, kind)
     shared = {
         "bf16": torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
         "use_cpu": not torch.cuda.is_available(),
@@ -123,7 +79,8 @@ def make_arguments(
     }
     # TRL 1.16 has no other field for it yet, so the advice does not help the user
     warnings.filterwarnings("ignore", message="`gradient_checkpointing.*is deprecated")
-    given = {**shared, **defaults, **recipe.trainer, **decided}
+    fixed = {"output_dir": str(out), "seed": recipe.seed, "data_seed": recipe.seed, **decided}
+    given = {**shared, **defaults, **recipe.trainer, **fixed}
     try:
         args = kind(**given)
     except (ValueError, TypeError, ImportError) as error:
@@ -135,23 +92,36 @@ def make_arguments(
     return args
 
 
-def check_trainer_fields(
-    trainer: Mapping[str, Any], kind: type[Any], *, owned: Mapping[str, str]
-) -> None:
+def check_counted_in_steps(args: Any) -> None:
+    """Refuse a run that is not one stretch of optimiser steps.
+
+    Raises:
+        ConfigError: no number of steps, or checkpoints at something else.
+    """
+    if args.max_steps <= 0:
+        raise ConfigError("trainer.max_steps: a run is counted in steps; give it")
+    if args.save_strategy in ("best", "epoch"):
+        raise ConfigError(
+            f"trainer.save_strategy {args.save_strategy}: a run is one stretch of steps; "
+            "set steps (with save_steps), or no"
+        )
+
+
+def check_trainer_fields(recipe: TrainingRecipe, kind: type[Any]) -> None:
     """Refuse names that the installed TRL config does not have, and values of another type.
 
     Raises:
         ConfigError: naming the nearest field that may be set.
     """
     fields = [field.name for field in dataclasses.fields(kind) if field.init]
-    free = [name for name in fields if name not in owned]
-    for key in trainer:
+    free = [name for name in fields if name not in recipe.owned]
+    for key in recipe.trainer:
         if key not in fields:
             raise ConfigError(
                 f"trainer.{key} is not a field of trl {trl.__version__}'s {kind.__name__}"
                 f"{_nearest(key, free)}"
             )
-    _check_values(trainer, kind)
+    _check_values(recipe.trainer, kind)
 
 
 def _check_values(trainer: Mapping[str, Any], kind: type[Any]) -> None:

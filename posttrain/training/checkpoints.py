@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from posttrain.artifacts import atomic_write_json
@@ -38,26 +38,17 @@ def mark_complete(checkpoint: Path, progress: Progress) -> None:
         for path in sorted(checkpoint.rglob("*"))
         if path.is_file() and path.name != COMPLETE
     }
-    atomic_write_json(
-        checkpoint / COMPLETE,
-        {
-            "step": progress.step,
-            "tokens": progress.tokens,
-            "trained": progress.trained,
-            "world_size": progress.world_size,
-            "files": files,
-        },
-    )
+    atomic_write_json(checkpoint / COMPLETE, {**asdict(progress), "files": files})
 
 
 def complete_checkpoints(folder: Path) -> list[tuple[Path, Progress]]:
     """The whole checkpoints of a folder by rising step; half-written ones are left out."""
-    found: list[tuple[Path, Progress]] = []
+    whole: list[tuple[Path, Progress]] = []
     for path in folder.glob("checkpoint-*"):
         progress = _read(path)
         if _NAME.fullmatch(path.name) and progress is not None:
-            found.append((path, progress))
-    return sorted(found, key=lambda pair: pair[1].step)
+            whole.append((path, progress))
+    return sorted(whole, key=lambda pair: pair[1].step)
 
 
 def _read(checkpoint: Path) -> Progress | None:
@@ -65,11 +56,11 @@ def _read(checkpoint: Path) -> Progress | None:
     if not marker.is_file():
         return None
     body = json.loads(marker.read_text("utf-8"))
-    for name, size in body["files"].items():
+    for name, size in body.pop("files").items():
         file = checkpoint / name
         if not file.is_file() or file.stat().st_size != size:
             return None
-    return Progress(body["step"], body["tokens"], body["trained"], body["world_size"])
+    return Progress(**body)
 
 
 def latest_complete(folder: Path, *, world_size: int) -> tuple[Path, Progress] | None:
@@ -78,10 +69,10 @@ def latest_complete(folder: Path, *, world_size: int) -> tuple[Path, Progress] |
     Raises:
         ConfigError: it was written by another number of processes, whose random states it holds.
     """
-    found = complete_checkpoints(folder)
-    if not found:
+    whole = complete_checkpoints(folder)
+    if not whole:
         return None
-    path, progress = found[-1]
+    path, progress = whole[-1]
     if progress.world_size != world_size:
         raise ConfigError(
             f"{path} was written by {progress.world_size} processes and this run has {world_size}; "

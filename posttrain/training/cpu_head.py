@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from trl.trainer.utils import FusedCausalLMOutput
 
-from posttrain.training.packed_data import IGNORED
+from posttrain.tokens.encode import IGNORED
 
 # logits held at once; backward computes a chunk's logits again when there are several chunks
 CHUNK_LOGITS = 1 << 24
@@ -36,7 +36,7 @@ def use_cpu_head(model: PreTrainedModel, *, temperature: float = 1.0) -> bool:
     """Put the head on a model that TRL has patched; False where TRL's own must stay.
 
     Args:
-        temperature: the logits are divided by it, as TRL's head was told to.
+        temperature: the logits are divided by it, as TRL's head does.
     """
     config = model.config.get_text_config()
     if any(getattr(config, name, None) is not None for name in _SCALED):

@@ -1,12 +1,21 @@
 """How the sequences of a pack are kept apart, and a measurement on the real model that they are.
 
 document_masking = choose_document_masking("auto", model)                  → "block_diagonal"
-probe_document_masking(model, collator, packs)              → Probe(apart=2e-7, leaking=0.9, …)
+probe_document_masking(model, collator, packs)        → MaskingProbe(apart=2e-7, leaking=0.9, …)
+
+Packs become tensors in one of three layouts:
+
+varlen          [1, all tokens]      TRL's own padding-free collator: varlen kernels, or seq_idx
+block_diagonal  [rows, longest]      sequences side by side, positions restart at each
+unpacked        [sequences, longest] one sequence a row, right-padded: for recurrent layers
+
+In all three, the first label of a sequence is ignored (nothing predicts it) and padding is never
+trained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -15,18 +24,17 @@ import torch
 from transformers import PreTrainedModel
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-from posttrain.errors import ConfigError
+from posttrain.errors import ConfigError, DataError
 from posttrain.models.load import VARLEN_ATTENTION, has_recurrent_kernels, recurrent_layers
-from posttrain.training.collate import BlockDiagonalCollator, UnpackedCollator
-from posttrain.training.packed_data import sequences
+from posttrain.tokens.encode import IGNORED
 
-Collator = Callable[[list[dict[str, Any]]], dict[str, Any]]
-Ids = tuple[int, ...]
+Batch = dict[str, Any]
+Collator = Callable[[list[dict[str, Any]]], Batch]
 PROBE_TOKENS = 64
 FP32_TOLERANCE = 1e-5
 
 
-def choose_document_masking(asked: str, model: PreTrainedModel) -> str:
+def choose_document_masking(requested: str, model: PreTrainedModel) -> str:
     """Resolve `auto`, and refuse a layout that would leak on this model.
 
     Raises:
@@ -36,38 +44,35 @@ def choose_document_masking(asked: str, model: PreTrainedModel) -> str:
     varlen = attention in VARLEN_ATTENTION
     recurrent = recurrent_layers(model)
     kernels = has_recurrent_kernels()
-    if asked == "auto":
+    if requested == "auto":
         if recurrent and not kernels:
             return "unpacked"
         return "varlen" if varlen or recurrent else "block_diagonal"
-    if asked == "block_diagonal" and recurrent:
+    if requested == "block_diagonal" and recurrent:
         raise ConfigError(
             f"document_masking block_diagonal masks attention only: the {recurrent} recurrent "
-            "layers of "
-            f"{type(model).__name__} would carry state across sequences. "
+            f"layers of {type(model).__name__} would carry state across sequences. "
             "Set document_masking: unpacked (one sequence a row)"
         )
-    if asked == "varlen" and recurrent and not kernels:
+    if requested == "varlen" and recurrent and not kernels:
         raise ConfigError(
             f"packing {type(model).__name__} needs the mamba_ssm and causal_conv1d kernels on a "
             "GPU, they are not usable here. Set document_masking: unpacked (one sequence a row), "
-            "or "
-            "install them"
+            "or install them"
         )
-    if asked == "block_diagonal" and varlen:
+    if requested == "block_diagonal" and varlen:
         raise ConfigError(
             f"document_masking block_diagonal with {attention}: flash-attention reads boundaries "
-            "of one "
-            "row only. Set document_masking: varlen, or model.attention: sdpa"
+            "of one row only. Set document_masking: varlen, or model.attention: sdpa"
         )
-    return asked
+    return requested
 
 
 def describe_document_masking(document_masking: str, attention: str) -> str:
     """One line for the plan: which mask is active."""
     if document_masking == "varlen":
-        how = "varlen kernels" if attention in VARLEN_ATTENTION else "a block-diagonal mask"
-        return f"varlen: a micro-batch is one row, {how} ({attention})"
+        kernels = "varlen kernels" if attention in VARLEN_ATTENTION else "a block-diagonal mask"
+        return f"varlen: a micro-batch is one row, {kernels} ({attention})"
     if document_masking == "block_diagonal":
         return f"block_diagonal: sequences side by side, masked from each other ({attention})"
     return f"unpacked: a sequence is a row, right-padded ({attention})"
@@ -83,10 +88,134 @@ def make_collator(document_masking: str, pad_id: int) -> Collator:
     return UnpackedCollator(pad_id)
 
 
+def sequences(pack: dict[str, Any]) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+    """The (input ids, labels) of each sequence of one pack."""
+    start = 0
+    for length in pack["seq_lengths"]:
+        yield pack["input_ids"][start : start + length], pack["labels"][start : start + length]
+        start += length
+    if start != len(pack["input_ids"]) or start != len(pack["labels"]):
+        raise DataError(
+            f"a pack's seq_lengths sum to {start}, "
+            f"it has {len(pack['input_ids'])} ids and {len(pack['labels'])} labels"
+        )
+
+
+def pad_rows(rows: Sequence[torch.Tensor], fill: int) -> torch.Tensor:
+    """Rows of unequal length as one tensor, filled up on the right."""
+    return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=fill)
+
+
+def _labels(labels: Sequence[int]) -> torch.Tensor:
+    tensor = torch.tensor(labels, dtype=torch.long)
+    tensor[0] = IGNORED
+    return tensor
+
+
 @dataclass(frozen=True, slots=True)
-class Probe:
+class BlockDiagonalCollator:
+    """Several sequences a row, as narrow as the longest. No attention mask is passed:
+    transformers reads the blocks off the positions.
+
+    Attention over a masked row costs its width squared, whatever the mask, and sequences do not
+    see each other; so the micro-batch is dealt anew into rows no wider than its longest sequence.
+
+    Returns `input_ids`, `labels`, `position_ids`, each int64 `[rows, longest sequence]`. The
+    padding of a row is a sequence of its own, so no query is left without a key.
+    """
+
+    pad_id: int
+
+    def __call__(self, packs: list[dict[str, Any]]) -> Batch:
+        parts = [part for pack in packs for part in sequences(pack)]
+        lengths = [len(ids) for ids, _ in parts]
+        width = max(lengths)
+        rows = deal_rows(lengths, width)
+        ids = [[i for n in row for i in parts[n][0]] for row in rows]
+        labels = [torch.cat([_labels(parts[n][1]) for n in row]) for row in rows]
+        tensors = [torch.tensor(row, dtype=torch.long) for row in ids]
+        return {
+            "input_ids": pad_rows(tensors, self.pad_id),
+            "labels": pad_rows(labels, IGNORED),
+            "position_ids": torch.stack(
+                [_positions([lengths[n] for n in row], width) for row in rows]
+            ),
+        }
+
+
+def deal_rows(lengths: Sequence[int], width: int) -> list[list[int]]:
+    """First-fit decreasing: which sequences share a row of at most `width` tokens."""
+    rows: list[list[int]] = []
+    free: list[int] = []
+    for n in sorted(range(len(lengths)), key=lambda n: (-lengths[n], n)):
+        at = next((i for i, left in enumerate(free) if left >= lengths[n]), None)
+        if at is None:
+            rows.append([])
+            free.append(width)
+            at = len(rows) - 1
+        rows[at].append(n)
+        free[at] -= lengths[n]
+    return rows
+
+
+def _positions(lengths: Sequence[int], width: int) -> torch.Tensor:
+    tail = width - sum(lengths)
+    return torch.cat([torch.arange(length) for length in (*lengths, tail)])
+
+
+@dataclass(frozen=True, slots=True)
+class UnpackedCollator:
+    """One sequence a row, right-padded, so that no state or attention can cross sequences.
+
+    Returns `input_ids`, `labels`, `attention_mask`, each int64 `[sequences, longest sequence]`.
+    """
+
+    pad_id: int
+
+    def __call__(self, packs: list[dict[str, Any]]) -> Batch:
+        parts = [part for pack in packs for part in sequences(pack)]
+        ids = [torch.tensor(part, dtype=torch.long) for part, _ in parts]
+        return {
+            "input_ids": pad_rows(ids, self.pad_id),
+            "labels": pad_rows([_labels(labels) for _, labels in parts], IGNORED),
+            "attention_mask": pad_rows([torch.ones_like(row) for row in ids], 0),
+        }
+
+
+def sequence_ids(batch: Batch) -> tuple[torch.Tensor, int]:
+    """Which *trained* sequence each token belongs to, and how many there are.
+
+    Works on the batch of any layout. Tokens of padding, and of sequences with nothing trained
+    (fillers), get -1.
+
+    Returns:
+        ids: int64 `[rows * columns]`, 0 … count-1 or -1, in the order of the flattened batch.
+        count: number of sequences with at least one trained token.
+    """
+    labels = batch["labels"]
+    if "attention_mask" in batch:
+        raw = torch.arange(labels.size(0), device=labels.device)[:, None].expand_as(labels)
+        real = batch["attention_mask"].reshape(-1).bool()
+    else:
+        raw = (batch["position_ids"].reshape(-1) == 0).cumsum(0) - 1
+        real = torch.ones(labels.numel(), dtype=torch.bool, device=labels.device)
+    raw = raw.reshape(-1)
+    trained = torch.zeros(int(raw.max()) + 1, dtype=torch.long, device=labels.device)
+    trained.index_add_(0, raw, (labels.reshape(-1) != IGNORED).long())
+    kept = trained > 0
+    renumbered = torch.where(kept, kept.cumsum(0) - 1, -1)
+    return torch.where(real, renumbered[raw], -1), int(kept.sum())
+
+
+def real_tokens(batch: Batch) -> int:
+    """Tokens of trained sequences in a batch: no padding, no filler."""
+    return int((sequence_ids(batch)[0] >= 0).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class MaskingProbe:
     """Largest logit differences: of a sequence in its batch against the same sequence alone
-    (`apart`), and of the same sequences run together with nothing between them (`leaking`);
+    (`apart`), and of the same sequences run packed with nothing between them (`leaking`);
     `scale` is the largest logit there is, by magnitude."""
 
     apart: float
@@ -97,7 +226,7 @@ class Probe:
 
 def probe_document_masking(
     model: PreTrainedModel, collator: Collator, packs: Sequence[dict[str, Any]]
-) -> Probe:
+) -> MaskingProbe:
     """Run a few real sequences in the batch layout, alone, and unprotected.
 
     Args:
@@ -108,20 +237,20 @@ def probe_document_masking(
     model.eval()
     try:
         with torch.no_grad():
-            together = _by_sequence(model, collator(short))
+            packed = _by_sequence(model, collator(short))
             parts = [tuple(ids) for pack in short for ids, _ in sequences(pack)]
             alone = [_logits(model, ids) for ids in parts]
             joined = torch.cat([_logits(model, pack["input_ids"]) for pack in short])
     finally:
         model.train(was_training)
-    pairs = zip((together[ids] for ids in parts), alone, strict=True)
+    pairs = zip((packed[ids] for ids in parts), alone, strict=True)
     apart = max(float((a - b).abs().max()) for a, b in pairs)
     leaking = float((joined - torch.cat(alone)).abs().max())
     scale = max(float(a.abs().max()) for a in alone)
-    return Probe(apart, leaking, scale, str(model.dtype).removeprefix("torch."))
+    return MaskingProbe(apart, leaking, scale, str(model.dtype).removeprefix("torch."))
 
 
-def check_probe(probe: Probe, document_masking: str) -> None:
+def check_probe(probe: MaskingProbe, document_masking: str) -> None:
     """Refuse a layout that leaks: 1e-5 in fp32; in less precise types 5 % of the leak.
 
     Rounding grows with the numbers rounded: a trained model's logits of 20 differ by more than 1e-5
@@ -159,7 +288,9 @@ def _logits(model: PreTrainedModel, ids: Sequence[int]) -> torch.Tensor:
     return model(input_ids=inputs, use_cache=False).logits[0].float()
 
 
-def _by_sequence(model: PreTrainedModel, batch: dict[str, Any]) -> dict[Ids, torch.Tensor]:
+def _by_sequence(
+    model: PreTrainedModel, batch: dict[str, Any]
+) -> dict[tuple[int, ...], torch.Tensor]:
     """The logits of each sequence of a collated batch, under its ids."""
     inputs = {
         key: value.to(model.device) if isinstance(value, torch.Tensor) else value

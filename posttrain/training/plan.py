@@ -1,14 +1,13 @@
-"""What a run will do, before it does it: rows, tokens, steps, seconds, memory, disk.
+"""What a run will do, and what would make it wrong, before it does anything: the lines of a plan.
 
-data         8,000 packs, 31,204 sequences, 8.1 M tokens, 5.2 M trained
-batch        64 packs = 8 × 4 accumulated × 2 processes, about 65,536 tokens
-steps        125 an epoch × 2 epochs = 250
-time         about 412 s: 1.65 s a step, measured on this device (evaluation not counted)
+model        3,456 parameters, 3,456 trained
+memory       0.01 GiB a process for weights, gradients and optimiser; activations come on top
+stops        generation stops at [2], pads with 0
+time         about 412 s: 1650 ms a micro-batch, measured on this device
 """
 
 from __future__ import annotations
 
-import math
 import shutil
 import time
 from collections.abc import Callable
@@ -17,18 +16,35 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from trl.trainer.sft_config import SFTConfig
+from transformers import PreTrainedModel
 
-from posttrain.config.sft import SftConfig
 from posttrain.errors import ConfigError
-from posttrain.training.distributed import Launched
-from posttrain.training.packed_data import SplitSize
-from posttrain.training.sft_trainer import PackedSFTTrainer
+from posttrain.models.adapters import AdapterReach, trainable_routers
+from posttrain.tokens.tokenizer import SpecialTokens
+from posttrain.training.launch import Launched
 
 GIB = 1 << 30
 # above this a forward pass is no longer "a few seconds" on the machine that only plans
 MEASURED_UP_TO = 300_000_000
 ASSUMED_UTILISATION = 0.4
+
+Line = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """A run before it starts: (name, sentence) lines, and bytes on disk at most."""
+
+    lines: list[Line]
+    disk_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """Results of the checks: (check, sentence) lines for the plan, and stats for the manifest."""
+
+    lines: tuple[Line, ...]
+    stats: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,51 +57,16 @@ class ModelSize:
     state_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The numbers of a run; `lines` prints them."""
-
-    train: SplitSize
-    evaluation: SplitSize
-    global_batch: int
-    steps_per_epoch: int
-    steps: int
-    size: ModelSize
-    disk_bytes: int
-    seconds: float | None
-    seconds_how: str
-
-
-def make_plan(
-    recipe: SftConfig,
-    trainer: PackedSFTTrainer,
-    *,
-    train: SplitSize,
-    evaluation: SplitSize,
-    got: Launched,
-    measure: bool,
-) -> Plan:
-    """Count and estimate.
-
-    Args:
-        measure: time two micro-batches on this device (model ≤ 300 M parameters only).
-    """
-    args: SFTConfig = trainer.args
-    batch = trainer.global_batch
-    per_epoch = math.ceil(train.packs / batch)
-    steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * per_epoch)
-    size = model_size(trainer.model, sharded_over=sharded_over(got))
-    kept = args.save_total_limit or math.ceil(args.num_train_epochs)
-    disk = checkpoint_bytes(size, kept=kept) + size.weight_bytes * len(recipe.keep_epochs)
-    seconds, how = _seconds(trainer, steps, train, size.parameters, measure)
-    return Plan(train, evaluation, batch, per_epoch, steps, size, disk, seconds, how)
-
-
-def model_size(model: torch.nn.Module, *, sharded_over: int) -> ModelSize:
-    """Count a model; `sharded_over` processes split weights, gradients and optimiser."""
-    sizes = [(_numel(p), p.element_size(), p.requires_grad) for p in model.parameters()]
+def model_size(model: torch.nn.Module, launched: Launched) -> ModelSize:
+    """Count a model; processes may split weights, gradients and optimiser."""
+    # DeepSpeed keeps a partitioned parameter's real size in ds_numel
+    sizes = [
+        (int(getattr(p, "ds_numel", p.numel())), p.element_size(), p.requires_grad)
+        for p in model.parameters()
+    ]
     trainable = sum(n for n, _, grad in sizes if grad)
     weight_bytes = sum(n * size for n, size, _ in sizes)
+    sharded_over = launched.world_size if launched.sharding in ("zero3", "fsdp2") else 1
     state = (weight_bytes + 12 * trainable) // sharded_over
     return ModelSize(sum(n for n, _, _ in sizes), trainable, weight_bytes, state)
 
@@ -96,33 +77,88 @@ def checkpoint_bytes(size: ModelSize, *, kept: int) -> int:
     return (kept + 1) * (size.weight_bytes + 8 * size.trainable) + size.weight_bytes
 
 
-def sharded_over(got: Launched) -> int:
-    """Processes that a parameter is split over."""
-    return got.world_size if got.sharding in ("zero3", "fsdp2") else 1
+def model_lines(size: ModelSize, args: Any, launched: Launched) -> list[Line]:
+    """What is trained and on what."""
+    return [
+        ("model", f"{size.parameters:,} parameters, {size.trainable:,} trained"),
+        (
+            "launch",
+            f"{launched.world_size} process(es) on {launched.device}, sharding "
+            f"{launched.sharding}, {'bf16' if args.bf16 else 'fp16' if args.fp16 else 'fp32'}",
+        ),
+        (
+            "memory",
+            f"{size.state_bytes / GIB:.2f} GiB a process for weights, gradients and "
+            "optimiser; activations come on top",
+        ),
+    ]
 
 
-def _numel(parameter: torch.Tensor) -> int:
-    return int(getattr(parameter, "ds_numel", parameter.numel()))
+def disk_line(disk_bytes: int) -> Line:
+    """What the run leaves on disk at most."""
+    return "disk", f"{disk_bytes / GIB:.2f} GiB at most, resume checkpoints included"
 
 
-def _seconds(
-    trainer: PackedSFTTrainer, steps: int, train: SplitSize, parameters: int, measure: bool
-) -> tuple[float | None, str]:
-    if not measure:
-        return None, "not estimated"
-    return estimate_seconds(
-        parameters=parameters,
-        tokens=steps * trainer.global_batch * train.tokens / max(train.packs, 1),
-        micros=steps * trainer.args.gradient_accumulation_steps,
-        args=trainer.args,
-        micro=lambda: _time_micro_batch(trainer),
+def check_disk(needed: int, out: Path) -> None:
+    """Stop when the checkpoints cannot fit.
+
+    Args:
+        needed: bytes.
+
+    Raises:
+        ConfigError: with what is needed and what is free.
+    """
+    existing = next(p for p in (out, *out.resolve().parents) if p.exists())
+    free = shutil.disk_usage(existing).free
+    if free < needed:
+        raise ConfigError(
+            f"{out} needs about {needed / GIB:.1f} GiB, {free / GIB:.1f} GiB are free; "
+            "keep fewer checkpoints (trainer.save_total_limit), or choose another out="
+        )
+
+
+def check_enough(
+    rows: int, *, name: str, batch: int, batches: int, max_epochs: int, updates: int = 1
+) -> int:
+    """How many rows the run draws.
+
+    Args:
+        rows: that there are.
+        name: of a row, in the plural.
+        updates: optimiser steps on each batch.
+
+    Raises:
+        ConfigError: more than `max_epochs` allows; with the ways out.
+    """
+    total = batch * batches
+    if total <= rows * max_epochs:
+        return total
+    most = rows * max_epochs // batch * updates
+    ways = [
+        f"give {-(-total // max_epochs):,} {name}",
+        *([f"set trainer.max_steps: {most}"] if most else []),
+        f"set max_epochs: {-(-total // max(rows, 1))} to repeat them",
+    ]
+    raise ConfigError(
+        f"{batches} batches × {batch} {name} draw {total:,}; there are {rows:,} and max_epochs is "
+        f"{max_epochs}: {', or '.join(ways)}"
     )
 
 
-def estimate_seconds(
+def batch_line(trainer: Any, launched: Launched, *, name: str, row_tokens: float) -> Line:
+    """How an optimiser step is made up; `row_tokens`: of one row of data, on average."""
+    args, batch = trainer.args, trainer.global_batch
+    return "batch", (
+        f"{batch} {name} = {args.per_device_train_batch_size} × "
+        f"{args.gradient_accumulation_steps} accumulated × {launched.world_size} process(es), "
+        f"about {batch * row_tokens:,.0f} tokens"
+    )
+
+
+def time_line(
     *, parameters: int, tokens: float, micros: int, args: Any, micro: Callable[[], float]
-) -> tuple[float, str]:
-    """Seconds of a run, and how that was found.
+) -> Line:
+    """An estimate of the run's seconds, and where it comes from.
 
     Args:
         tokens: forward and backward, on all processes.
@@ -130,29 +166,17 @@ def estimate_seconds(
         micro: times one; called for models that are small enough.
     """
     if parameters <= MEASURED_UP_TO:
-        seconds = micro()
-        return seconds * micros, f"{seconds * 1000:.0f} ms a micro-batch, measured on this device"
-    rate = _matmul_flops(args.device) * ASSUMED_UTILISATION
-    seconds = 6 * parameters * tokens / rate / args.world_size
-    return seconds, (
-        f"6 × parameters × tokens at {rate / 1e12:.1f} TFLOP/s a device "
-        f"({ASSUMED_UTILISATION:.0%} of its measured matrix product; all experts counted)"
-    )
-
-
-def _time_micro_batch(trainer: PackedSFTTrainer) -> float:
-    """Seconds of one forward and backward pass on real packs; leaves no gradient behind."""
-    size = trainer.args.per_device_train_batch_size
-    packs = [trainer.train_dataset[row % (len(trainer.train_dataset) - 1)] for row in range(size)]
-    columns = ("input_ids", "labels", "seq_lengths")
-    batch = trainer.data_collator([{key: pack[key] for key in columns} for pack in packs])
-    batch = trainer._prepare_inputs(batch)
-
-    def loss() -> torch.Tensor:
-        with trainer.compute_loss_context_manager():
-            return trainer.model(**batch, use_cache=False, fused_lm_head=True).loss
-
-    return time_passes(trainer.model, loss, trainer.args.device)
+        each = micro()
+        seconds = each * micros
+        source = f"{each * 1000:.0f} ms a micro-batch, measured on this device"
+    else:
+        rate = _matmul_flops(args.device) * ASSUMED_UTILISATION
+        seconds = 6 * parameters * tokens / rate / args.world_size
+        source = (
+            f"6 × parameters × tokens at {rate / 1e12:.1f} TFLOP/s a device "
+            f"({ASSUMED_UTILISATION:.0%} of its measured matrix product; all experts counted)"
+        )
+    return "time", f"about {seconds:,.0f} s: {source}; evaluation and saving not counted"
 
 
 def time_passes(
@@ -180,67 +204,46 @@ def _matmul_flops(device: torch.device, side: int = 2048) -> float:
     return 2 * side**3 / (time.perf_counter() - started)
 
 
-def check_disk(needed: int, out: Path) -> None:
-    """Stop when the checkpoints cannot fit.
-
-    Args:
-        needed: bytes.
+def check_stops(model: PreTrainedModel, special: SpecialTokens) -> str:
+    """One line on the generation config.
 
     Raises:
-        ConfigError: with what is needed and what is free.
+        ConfigError: generation would not stop at the end of a turn.
     """
-    existing = next(p for p in (out, *out.resolve().parents) if p.exists())
-    free = shutil.disk_usage(existing).free
-    if free < needed:
+    generation = model.generation_config
+    assert generation is not None
+    stops = generation.eos_token_id
+    stop_ids = stops if isinstance(stops, list) else [stops]
+    if special.end_id not in stop_ids or generation.pad_token_id in stop_ids:
         raise ConfigError(
-            f"{out} needs about {needed / GIB:.1f} GiB, {free / GIB:.1f} GiB are free; "
-            "keep fewer checkpoints (trainer.save_total_limit), or choose another out="
+            f"generation config stops at {stop_ids} and pads with {generation.pad_token_id}; "
+            f"it must stop at {special.end_id} and pad with something else"
         )
+    return f"generation stops at {stop_ids}, pads with {generation.pad_token_id}"
 
 
-def plan_lines(plan: Plan, args: SFTConfig, got: Launched) -> list[tuple[str, str]]:
-    """The plan as (name, sentence) lines."""
-    train, held = plan.train, plan.evaluation
-    per_step = plan.global_batch * train.tokens / max(train.packs, 1)
-    fill = (
-        f"{train.tokens:,} tokens, {train.trained:,} trained ({train.trained / train.tokens:.0%})"
-    )
-    lines = [
-        ("train", f"{train.packs:,} packs, {train.sequences:,} sequences, {fill}"),
-        ("held out", f"{held.packs:,} packs, {held.sequences:,} sequences, {held.tokens:,} tokens"),
-        *model_lines(plan.size, args, got),
-        (
-            "batch",
-            f"{plan.global_batch} packs = {args.per_device_train_batch_size} × "
-            f"{args.gradient_accumulation_steps} accumulated × {got.world_size} process(es), "
-            f"about {per_step:,.0f} tokens",
-        ),
-        ("steps", f"{plan.steps_per_epoch:,} an epoch, {plan.steps:,} in all"),
-        ("disk", f"{plan.disk_bytes / GIB:.2f} GiB at most, resume checkpoints included"),
-    ]
-    if plan.seconds is not None:
-        lines.append(
-            (
-                "time",
-                f"about {plan.seconds:,.0f} s: {plan.seconds_how}; evaluation and "
-                "saving not counted",
-            )
-        )
-    return lines
+def adapter_lines(model: PreTrainedModel, reach: tuple[AdapterReach, ...]) -> list[Line]:
+    """What an adapter reaches.
 
-
-def model_lines(size: ModelSize, args: Any, got: Launched) -> list[tuple[str, str]]:
-    """What is trained and on what."""
+    Raises:
+        ConfigError: it would train routers.
+    """
+    if reach and (trained := trainable_routers(model)):
+        raise ConfigError(f"the adapter would train routers: {', '.join(trained)}")
     return [
-        ("model", f"{size.parameters:,} parameters, {size.trainable:,} trained"),
-        (
-            "launch",
-            f"{got.world_size} process(es) on {got.device}, sharding {got.sharding}, "
-            f"{'bf16' if args.bf16 else 'fp16' if args.fp16 else 'fp32'}",
-        ),
-        (
-            "memory",
-            f"{size.state_bytes / GIB:.2f} GiB a process for weights, gradients and "
-            "optimiser; activations come on top",
-        ),
+        (f"adapter {r.target}", f"{r.tensors} tensors, {r.share:.1%} of the parameters")
+        for r in reach
     ]
+
+
+def embedding_rows(model: PreTrainedModel) -> int:
+    """Token ids that the model has an embedding for, sharded or not."""
+    weight: Any = model.get_input_embeddings().weight
+    # DeepSpeed keeps a partitioned parameter's real shape here
+    return int(getattr(weight, "ds_shape", weight.shape)[0])
+
+
+def positions(model: PreTrainedModel) -> int:
+    """The longest sequence the model has positions for."""
+    text = model.config.get_text_config()
+    return int(getattr(text, "max_position_embeddings", None) or 1 << 60)

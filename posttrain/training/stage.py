@@ -1,4 +1,7 @@
-"""What the training stages share: names in an output directory, parents, and what is cleared away.
+"""One training stage, the same for every method: open the output directory, prepare, plan, train,
+finish.
+
+    SftStage(recipe).run(dry_run=False)
 
 runs/x/{config.json, model.safetensors, …, log.jsonl, manifest.json}   the checkpoint
 runs/x/resume/checkpoint-40/                                           only while it trains
@@ -7,38 +10,337 @@ runs/x/tensorboard/events.out.tfevents.…                               with re
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from posttrain.artifacts import Manifest, read_artifact
+from transformers import PreTrainedModel
+
+from posttrain.artifacts import (
+    Counts,
+    Manifest,
+    Parent,
+    StageDir,
+    atomic_write_text,
+    parent_of,
+    read_artifact,
+)
+from posttrain.claim import exclusive
 from posttrain.config.dpo import DpoConfig
-from posttrain.config.sft import ModelConfig, SftConfig
-from posttrain.training.grpo_timing import TIMING
-from posttrain.training.log_rows import SPEED
+from posttrain.config.sft import SftConfig, TrainingRecipe
+from posttrain.errors import PosttrainError
+from posttrain.models.adapters import AdapterReach, adapter_reach, lora_config, quantization_config
+from posttrain.models.load import load_model
+from posttrain.tokens.tokenizer import SpecialTokens, special_tokens
+from posttrain.training.card import model_card
+from posttrain.training.launch import Launched, check_launch, read_launch
+from posttrain.training.log import LOG, SPEED, LogRows
+from posttrain.training.plan import (
+    ModelSize,
+    Preflight,
+    RunPlan,
+    check_disk,
+    model_lines,
+    model_size,
+)
+from posttrain.training.trainer import Resumable, train_to_the_end
 
 KIND = "checkpoint"
 RESUME = "resume"
-TENSORBOARD = "tensorboard"
 REFERENCE = "reference"
+ROLLOUTS = "rollouts"
+TIMING = "timing.jsonl"
+
+Reach = tuple[AdapterReach, ...]
+Recipe = TypeVar("Recipe", bound=TrainingRecipe)
+WithData = TypeVar("WithData", SftConfig, DpoConfig)
+T = TypeVar("T", bound=Resumable)
 
 
-def model_parent(model: ModelConfig) -> Manifest | None:
-    """The manifest of the checkpoint artifact that training starts from, if it is one."""
-    path = Path(model.path or "")
-    if model.path is None or not (path / "manifest.json").is_file():
-        return None
-    return read_artifact(path, kind=KIND)
+@dataclass(frozen=True, slots=True)
+class PreparedRun(Generic[T]):
+    """Everything resolved and checked, nothing trained."""
+
+    trainer: T
+    special: SpecialTokens
+    launched: Launched
+    preflight: Preflight
+    template_digest: str | None
 
 
-def stage_config(recipe: SftConfig | DpoConfig, data: Manifest) -> dict[str, Any]:
-    """What names a run: the recipe with inputs by digest, without paths that decide nothing."""
-    outside = {"out", "data", "reference_cache"}
-    config = recipe.model_dump(mode="json", exclude=outside)
-    config["data_digest"] = data.digest
-    if (parent := model_parent(recipe.model)) is not None:
-        config["model"]["path"] = parent.digest
-    return config
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """Results of a finished run: of `rows` of data, `reached` were trained on; the method's own
+    stats for the manifest; the card's lines, as `model_card` takes them."""
+
+    rows: int
+    reached: int
+    stats: dict[str, Any]
+    summary: Sequence[str]
+    data: Sequence[str] = ()
+    training: str = ""
+
+
+class TrainingStage(ABC, Generic[Recipe, T]):
+    """A method of training on one recipe: the methods below are its own, the rest is every stage's.
+
+    Attributes:
+        method: names the run in its card.
+        scratch: a folder in the output directory that does not count as results: its files prove
+            by their keys what they belong to.
+    """
+
+    method: str
+    scratch: str | None = None
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.out = Path(recipe.out)
+
+    # ---- each method's own ----
+
+    @abstractmethod
+    def arguments(self, out: Path) -> Any:
+        """The trainer's arguments; resume checkpoints go to `out`."""
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """What names a run: the recipe, with inputs by digest and without paths."""
+
+    @abstractmethod
+    def prepare(self, args: Any) -> PreparedRun[T]:
+        """Load, check and build everything up to, but not including, the first step.
+
+        Args:
+            args: from `arguments`.
+
+        Raises:
+            ConfigError, DataError: anything that would make the run wrong.
+        """
+
+    @abstractmethod
+    def plan(self, prepared: PreparedRun[T], size: ModelSize, *, measure: bool) -> RunPlan:
+        """Count and estimate; `measure`: time a little of the work on this device."""
+
+    @abstractmethod
+    def outcome(self, prepared: PreparedRun[T], base: str | None) -> RunOutcome:
+        """Results of the run, from its log: the same after a resume.
+
+        Args:
+            base: what training started from; None: random weights.
+        """
+
+    @abstractmethod
+    def closing_lines(self, manifest: Manifest) -> list[str]:
+        """What to print behind the name of a finished run."""
+
+    def data_parents(self) -> list[Parent]:
+        """The artifacts that the data was made from."""
+        return []
+
+    # ---- every stage's ----
+
+    def run(
+        self,
+        *,
+        dry_run: bool,
+        on_open: Callable[[int], None] | None = None,
+        check_inputs: Callable[[], None] | None = None,
+    ) -> Path | None:
+        """RunPlan, or train to the end.
+
+        Args:
+            on_open: called with the number of the process when the output directory is ours.
+            check_inputs: refuses to call a finished run up to date where its inputs have changed.
+
+        Returns:
+            The finished artifact, on the main process; None in a dry run and on the others.
+        """
+        if dry_run:
+            with tempfile.TemporaryDirectory() as work:
+                args = self.arguments(Path(work))
+                if self.out.exists():
+                    self.open(claim=False)
+                self.show_plan(self.prepare(args), measure=True)
+            return None
+        args = self.arguments(self.out / RESUME)
+        main = args.process_index == 0
+        with exclusive(self.out) if main else contextlib.nullcontext():
+            # one process opens the directory, then the others find it theirs
+            with args.main_process_first(local=False):
+                directory = self.open()
+            if directory.complete:
+                if check_inputs is not None:
+                    check_inputs()
+                print(f"{self.recipe.out} is finished; its files are as its manifest says")
+                clean_up(self.out)
+                return self.out if main else None
+            try:
+                if on_open is not None:
+                    on_open(args.process_index)
+                prepared = self.prepare(args)
+                self.show_plan(prepared, measure=False)
+                manifest = self.train(prepared, directory)
+            except PosttrainError:
+                if main:
+                    directory.give_back(scratch=self.scratch)
+                raise
+        if manifest is None:
+            return None
+        steps = f"checkpoint {manifest.digest[:12]}, {manifest.stats['steps']} steps"
+        print(f"{self.recipe.out}: {steps}", *self.closing_lines(manifest), sep="\n")
+        return self.out
+
+    def open(self, *, claim: bool = True) -> StageDir:
+        """Take the output directory, or only check that it could be had.
+
+        Raises:
+            ConfigError: it belongs to another config.
+            DataError: the input is not a finished artifact.
+        """
+        return StageDir.open(self.out, kind=KIND, config=self.identity(), claim=claim)
+
+    def show_plan(self, prepared: PreparedRun[T], *, measure: bool) -> None:
+        """Print the plan on the main process; stop if the disk is too small."""
+        trainer, launched = prepared.trainer, prepared.launched
+        size = model_size(trainer.model, launched)
+        plan = self.plan(prepared, size, measure=measure)
+        if trainer.is_world_process_zero():
+            before, after = model_lines(size, trainer.args, launched), prepared.preflight.lines
+            for name, text in [*before, *plan.lines, *after]:
+                print(f"{name:<12} {text}", flush=True)
+        check_disk(plan.disk_bytes, self.out)
+
+    def train(self, prepared: PreparedRun[T], directory: StageDir) -> Manifest | None:
+        """Train, resuming from a whole checkpoint if there is one, and finish the artifact.
+
+        Returns:
+            The manifest, on the main process; None on the others.
+        """
+        trainer = prepared.trainer
+        try:
+            train_to_the_end(trainer, self.out, base=self.recipe.model, special=prepared.special)
+        finally:
+            trainer.close()
+        return self._finish(prepared, directory) if trainer.is_world_process_zero() else None
+
+    def _finish(self, prepared: PreparedRun[T], directory: StageDir) -> Manifest:
+        """Card and manifest; then the resume checkpoints have done their work."""
+        parents, base = self.data_parents(), self.recipe.model.path
+        if self.policy is not None:
+            parents.append(self._parent(str(base), self.policy))
+            base = f"checkpoint {self.policy.digest[:12]}"
+        outcome = self.outcome(prepared, base)
+        stats = self._stats(prepared) | outcome.stats
+        card = model_card(
+            self.method,
+            self.recipe,
+            parents=parents,
+            summary=outcome.summary,
+            data=outcome.data,
+            training=outcome.training,
+        )
+        atomic_write_text(self.out / "README.md", card)
+        missed = outcome.rows - outcome.reached
+        manifest = directory.finish(
+            counts=Counts(
+                rows_in=outcome.rows,
+                kept=outcome.reached,
+                dropped={"not_reached": missed} if missed else {},
+            ),
+            files={name: _rows(self.out / name) for name in artifact_files(self.out)},
+            parents=parents,
+            template_digest=prepared.template_digest,
+            seed=self.recipe.seed,
+            stats=stats,
+        )
+        clean_up(self.out)
+        return manifest
+
+    def _stats(self, prepared: PreparedRun[T]) -> dict[str, Any]:
+        trainer, launched = prepared.trainer, prepared.launched
+        return {
+            "steps": trainer.state.global_step,
+            "world_size": launched.world_size,
+            "sharding": launched.sharding,
+            "tokens": trainer.tokens_seen,
+            "trained": trainer.trained_seen,
+            **prepared.preflight.stats,
+        }
+
+    def _parent(self, path: str, manifest: Manifest) -> Parent:
+        return parent_of(path, relative_to=self.out, manifest=manifest)
+
+    @cached_property
+    def policy(self) -> Manifest | None:
+        """The manifest of the checkpoint artifact that training starts from, if it is one."""
+        path = self.recipe.model.path
+        if path is None or not (Path(path) / "manifest.json").is_file():
+            return None
+        return read_artifact(path, kind=KIND)
+
+    def special_tokens(self, tokenizer: Any) -> SpecialTokens:
+        """The tokens that end a turn and pad a row."""
+        recipe = self.recipe
+        return special_tokens(tokenizer, end_token=recipe.end_token, pad_token=recipe.pad_token)
+
+    def load_policy(self, special: SpecialTokens, *, vocabulary: int) -> tuple[Any, Reach]:
+        """The model that is trained, and the share of it that an adapter reaches."""
+        adapter = self.recipe.adapter
+        model = load_model(
+            self.recipe.model,
+            special=special,
+            vocabulary=vocabulary,
+            seed=self.recipe.seed,
+            quantization=quantization_config(adapter),
+        )
+        return model, adapter_reach(adapter, model) if adapter else ()
+
+    def trainer_parts(self, args: Any, model: PreTrainedModel, tokenizer: Any) -> dict[str, Any]:
+        """Arguments that every method's trainer takes."""
+        adapter = self.recipe.adapter
+        return {
+            "model": model,
+            "args": args,
+            "processing_class": tokenizer,
+            "callbacks": [LogRows(self.out)],
+            "peft_config": lora_config(adapter, model) if adapter else None,
+        }
+
+    def check_launch(self, trainer: T) -> Launched:
+        """What the launcher started; refused where it is not what was asked for."""
+        launched = read_launch(trainer.accelerator)
+        check_launch(self.recipe.launch, launched)
+        return launched
+
+
+class DataStage(TrainingStage[WithData, T]):
+    """A stage whose recipe names a data artifact, of kind `data_kind`."""
+
+    data_kind: str
+
+    @cached_property
+    def data(self) -> Manifest:
+        """The data's manifest."""
+        return read_artifact(self.recipe.data, kind=self.data_kind)
+
+    def identity(self) -> dict[str, Any]:
+        """The recipe with inputs by digest, without paths that decide nothing."""
+        config = self.recipe.model_dump(mode="json", exclude={"out", "data", "reference_cache"})
+        config["data_digest"] = self.data.digest
+        if self.policy is not None:
+            config["model"]["path"] = self.policy.digest
+        return config
+
+    def data_parents(self) -> list[Parent]:
+        """The data artifact."""
+        return [self._parent(self.recipe.data, self.data)]
 
 
 def artifact_files(out: Path) -> list[str]:
@@ -55,6 +357,13 @@ def artifact_files(out: Path) -> list[str]:
         and not name.startswith((".", f"{RESUME}/", f"{REFERENCE}/"))
         and "events.out.tfevents." not in name
     ]
+
+
+def _rows(file: Path) -> int | None:
+    if file.name != LOG and file.parent.name != ROLLOUTS:
+        return None
+    with file.open("rb") as handle:
+        return sum(1 for _ in handle)
 
 
 def clean_up(out: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from tests.data_builders.small_build import script
-from tests.training.dpo_data import make_pairs, write_pairs
+from tests.training.dpo.pairs import make_pairs, write_pairs
 
 
 def test_both_sides_of_every_pair_are_counted(tmp_path):

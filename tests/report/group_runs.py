@@ -19,10 +19,9 @@ from posttrain.config.judge import LengthConfig, PairingConfig
 from posttrain.group_rewards import Group, GroupReward
 from posttrain.records import Message, Score
 from posttrain.rollouts import Completion, Prompt, Step
-from posttrain.training.grpo_batch import ScoredGroup, with_advantages
-from posttrain.training.grpo_files import group_row, join_parts, rollout_file, write_part
-from posttrain.training.grpo_metrics import batch_metrics, group_stats
-from posttrain.training.grpo_stats import AVERAGED, _means, _sums
+from posttrain.training.rl.batch import ScoredGroup, with_advantages
+from posttrain.training.rl.files import group_row, join_parts, rollout_file, write_part
+from posttrain.training.rl.metrics import AVERAGED, _means, _sums, batch_metrics, group_stats
 from reward.genrm_training import VerdictReward
 from reward.rlhf import JudgedReward
 from tests.reward.judging import config, judge_of, said

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from posttrain.artifacts import read_artifact
-from tests.training.judge_server import judge_server
+from tests.training.rl.judge_server import judge_server
 
 ROOT = Path(__file__).parents[2]
 SMALL_WORLD = [

@@ -35,9 +35,9 @@ def at_step(trainer: Any, at: int) -> None:
 
 
 def at_checkpoint(at: int) -> None:
-    from posttrain.training import resumable
+    from posttrain.training import trainer
 
-    whole = resumable.mark_complete
+    whole = trainer.mark_complete
 
     def mark_complete(checkpoint: Path, progress: Any) -> None:
         if progress.step == at:
@@ -47,11 +47,11 @@ def at_checkpoint(at: int) -> None:
             die()
         whole(checkpoint, progress)
 
-    resumable.mark_complete = mark_complete
+    trainer.mark_complete = mark_complete
 
 
 def at_shard(at: int) -> None:
-    from posttrain.training import reference
+    from posttrain.training.dpo import reference
 
     store: Any = reference.ReferenceStore
     write = store.write
@@ -64,22 +64,25 @@ def at_shard(at: int) -> None:
     store.write = write_shard
 
 
-def arm(stage: str, moment: str) -> None:
-    from posttrain.training import dpo, dpo_trainer, reference, sft, sft_trainer
+def arm(method: str, moment: str) -> None:
+    from posttrain.training import stage
+    from posttrain.training.dpo import reference
+    from posttrain.training.dpo import trainer as dpo_trainer
+    from posttrain.training.sft import trainer as sft_trainer
 
-    if stage == "dpo":
+    if method == "dpo":
         reference.SHARD_PAIRS = 16  # several shards of these few pairs
     kind, _, at = moment.partition(":")
     match kind:
         case "step":
             of = {"sft": sft_trainer.PackedSFTTrainer, "dpo": dpo_trainer.PairTrainer}
-            at_step(of[stage], int(at))
+            at_step(of[method], int(at))
         case "checkpoint":
             at_checkpoint(int(at))
         case "shard":
             at_shard(int(at))
         case "finish":
-            sft.model_card = dpo.dpo_card = lambda *_, **__: die()
+            stage.model_card = lambda *_, **__: die()
         case _:
             assert kind == "never", moment
 

@@ -7,7 +7,7 @@ import pytest
 
 from posttrain.config.sft import OWNED_TRAINER_FIELDS
 from posttrain.errors import ConfigError
-from posttrain.training.arguments import sft_arguments
+from posttrain.training.sft.stage import sft_arguments
 from tests.training.conftest import MakeRecipe
 
 

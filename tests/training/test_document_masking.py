@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from posttrain.errors import ConfigError
 from posttrain.training.document_masking import (
-    Probe,
+    MaskingProbe,
     check_probe,
     choose_document_masking,
     make_collator,
@@ -70,11 +70,11 @@ def test_packed_equals_alone_on_a_trained_model(shared: Path, document_masking: 
 
 
 def test_a_small_leak_in_fp32_is_refused_whatever_the_scale():
-    check_probe(Probe(apart=9e-6, leaking=0.5, scale=0.3, dtype="float32"), "varlen")
+    check_probe(MaskingProbe(apart=9e-6, leaking=0.5, scale=0.3, dtype="float32"), "varlen")
     with pytest.raises(ConfigError, match="leaks on this model"):
-        check_probe(Probe(apart=2e-5, leaking=0.5, scale=0.3, dtype="float32"), "varlen")
+        check_probe(MaskingProbe(apart=2e-5, leaking=0.5, scale=0.3, dtype="float32"), "varlen")
     with pytest.raises(ConfigError, match="leaks on this model"):
-        check_probe(Probe(apart=1e-3, leaking=9.0, scale=20.0, dtype="float32"), "varlen")
+        check_probe(MaskingProbe(apart=1e-3, leaking=9.0, scale=20.0, dtype="float32"), "varlen")
 
 
 def test_the_hybrid_is_done_right_unpacked():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from posttrain.models.experts import find_routers
-from posttrain.training.expert_bias import BIAS, ExpertBias
+from posttrain.training.moe import BIAS, ExpertBias
 from tests.training.tiny import attention_model, hybrid_model
 
 ALONE: Any = SimpleNamespace(reduce=lambda tensor, _how: tensor)

@@ -11,9 +11,8 @@ import yaml
 
 from posttrain.config.sft import LaunchConfig
 from posttrain.errors import ConfigError
-from posttrain.training.arguments import sft_arguments
-from posttrain.training.distributed import Launched, check_launch
-from posttrain.training.sft import open_stage, prepare, train_sft
+from posttrain.training.launch import Launched, check_launch
+from posttrain.training.sft.stage import SftStage, sft_arguments
 from tests.training.conftest import TRAINER, MakeRecipe
 from tests.training.tiny import ROOT, SCRIPT, losses, run_script
 
@@ -78,8 +77,10 @@ def test_expert_balance_is_the_same_in_every_layout(
 ):
     keys = {"balance": {"coefficient": 0.1}, "trainer": ONE | {"num_train_epochs": 1}}
     one = recipe(model={"path": str(hybrid_path)}, out=str(tmp_path / "one"), **keys)
-    stage = open_stage(one)
-    train_sft(prepare(one, sft_arguments(one, out=tmp_path / "one" / "resume")), stage)
+    stage = SftStage(one).open()
+    SftStage(one).train(
+        SftStage(one).prepare(sft_arguments(one, out=tmp_path / "one" / "resume")), stage
+    )
     two = write_recipe(
         tmp_path / "two.yaml", data, hybrid_path, TWO | {"num_train_epochs": 1},
         balance=keys["balance"],
@@ -112,8 +113,10 @@ def test_the_shipped_fsdp2_file_trains_nemotron_h(
     """Mamba, attention and routed experts, whose correction bias is a persistent buffer."""
     epoch = {"num_train_epochs": 1}
     one = recipe(model={"path": str(hybrid_path)}, out=str(tmp_path / "one"), trainer=ONE | epoch)
-    stage = open_stage(one)
-    train_sft(prepare(one, sft_arguments(one, out=tmp_path / "one" / "resume")), stage)
+    stage = SftStage(one).open()
+    SftStage(one).train(
+        SftStage(one).prepare(sft_arguments(one, out=tmp_path / "one" / "resume")), stage
+    )
     two = write_recipe(tmp_path / "two.yaml", data, hybrid_path, TWO | epoch)
     run_script(
         "tests/training/sharded_on_cpu.py", "fsdp2", "--config", str(two),
@@ -136,7 +139,7 @@ def test_accelerate_cpu_with_two_processes_starts_one_and_is_refused(two: Path, 
 def test_a_world_size_that_was_not_given_is_refused(recipe: MakeRecipe):
     made = recipe(launch={"world_size": 2})
     with pytest.raises(ConfigError, match=r"launch.world_size is 2, 1 process\(es\) run"):
-        prepare(made, sft_arguments(made, out=Path(made.out)))
+        SftStage(made).prepare(sft_arguments(made, out=Path(made.out)))
 
 
 @pytest.mark.parametrize(

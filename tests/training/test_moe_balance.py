@@ -7,9 +7,8 @@ import torch
 from transformers import MixtralConfig, MixtralForCausalLM, set_seed
 
 from posttrain.errors import ConfigError
-from posttrain.training.collate import sequence_ids
-from posttrain.training.document_masking import make_collator
-from posttrain.training.moe_balance import ExpertBalance, Routing, layer_balance
+from posttrain.training.document_masking import make_collator, sequence_ids
+from posttrain.training.moe import ExpertBalance, Routing, layer_balance
 from tests.training.test_document_masking import packs
 from tests.training.tiny import attention_model, hybrid_model
 

@@ -21,13 +21,12 @@ from posttrain.config.load import load_recipe
 from posttrain.config.rlhf import RlhfConfig
 from posttrain.config.sft import SftConfig
 from posttrain.errors import ConfigError
-from posttrain.training.arguments import sft_arguments
-from posttrain.training.dpo_arguments import dpo_arguments
-from posttrain.training.grpo_arguments import grpo_arguments
-from posttrain.training.sft import prepare
+from posttrain.training.dpo.stage import dpo_arguments
+from posttrain.training.rl.stage import grpo_arguments
+from posttrain.training.sft.stage import SftStage, sft_arguments
 from tests.training.conftest import MakeRecipe
-from tests.training.dpo_data import make_pairs, write_pairs
-from tests.training.dpo_recipe import raw_recipe
+from tests.training.dpo.pairs import make_pairs, write_pairs
+from tests.training.dpo.recipe import raw_recipe
 from tests.training.sharded_on_cpu import launch_environment
 from tests.training.tiny import ROOT, SCRIPT, run_script
 
@@ -171,7 +170,7 @@ def test_an_adapter_on_bfloat16_weights_is_float32(
         monkeypatch.setattr("transformers.LlamaForCausalLM.is_loaded_in_4bit", True, raising=False)
     made = recipe(adapter={"rank": 4})
     made = made.model_copy(update={"model": made.model.model_copy(update={"dtype": "bfloat16"})})
-    model = prepare(made, sft_arguments(made, out=Path(made.out))).trainer.model
+    model = SftStage(made).prepare(sft_arguments(made, out=Path(made.out))).trainer.model
     trained = {p.dtype for p in model.parameters() if p.requires_grad}
     frozen = {p.dtype for p in model.parameters() if not p.requires_grad}
     assert (trained, frozen) == ({torch.float32}, {torch.bfloat16})

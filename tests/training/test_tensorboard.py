@@ -11,13 +11,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from posttrain.artifacts import read_artifact
 from posttrain.errors import JudgeError
 from posttrain.group_rewards import Group, GroupRewards
-from posttrain.training.arguments import sft_arguments
-from posttrain.training.grpo import open_stage, train_grpo
-from posttrain.training.sft import open_stage as open_sft
-from posttrain.training.sft import prepare, train_sft
+from posttrain.training.rl.stage import GroupStage
+from posttrain.training.sft.stage import SftStage, sft_arguments
 from posttrain.training.stage import RESUME
 from tests.training.conftest import MakeRecipe
-from tests.training.grpo_data import (
+from tests.training.rl.policy import (
     Scripted,
     finish,
     make_prompts,
@@ -61,9 +59,11 @@ def test_they_stay_also_over_a_resume_and_the_digest_is_the_same(tmp_path: Path)
     one, two = (make_recipe(policy, tmp_path / name, trainer) for name in ("one", "two"))
     whole = finish(one, PROMPTS, Scripted(words_of))
     assert len(events_of(whole)) == 1
-    stage = open_stage(two, prompts=PROMPTS, reward=FailsAtTheSecond())
+    stage = GroupStage(two, prompts=PROMPTS, reward=FailsAtTheSecond()).open()
     with pytest.raises(JudgeError, match="the end"):
-        train_grpo(start(two, PROMPTS, FailsAtTheSecond(words_of)), stage)
+        GroupStage(two, prompts=PROMPTS, reward=FailsAtTheSecond(words_of)).train(
+            start(two, PROMPTS, FailsAtTheSecond(words_of)), stage
+        )
     before = events_of(tmp_path / "two")
     parts = finish(two, PROMPTS, Scripted(words_of))
     assert set(before) < set(events_of(parts))
@@ -72,13 +72,16 @@ def test_they_stay_also_over_a_resume_and_the_digest_is_the_same(tmp_path: Path)
         manifest = read_artifact(out, kind="checkpoint")
         assert not [entry.path for entry in manifest.files if "tfevents" in entry.path]
     assert read_artifact(whole).digest == read_artifact(parts).digest
-    assert open_stage(two, prompts=PROMPTS, reward=Scripted()).complete
+    assert GroupStage(two, prompts=PROMPTS, reward=Scripted()).open().complete
 
 
 def test_those_of_sft_stay(recipe: MakeRecipe, make_data: Callable[..., Path]):
     made = recipe({"report_to": "tensorboard"}, data=str(make_data(packs=8, held_out=0)))
-    out, stage = Path(made.out), open_sft(made)
-    assert train_sft(prepare(made, sft_arguments(made, out=out / RESUME)), stage) is not None
+    out, stage = Path(made.out), SftStage(made).open()
+    assert (
+        SftStage(made).train(SftStage(made).prepare(sft_arguments(made, out=out / RESUME)), stage)
+        is not None
+    )
     assert not (out / RESUME).exists()
     assert steps_of(out / TENSORBOARD, "train/loss") == [1, 2]
 

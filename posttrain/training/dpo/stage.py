@@ -1,0 +1,379 @@
+"""The DPO stage: pairs and a policy → a checkpoint artifact.
+
+    DpoStage(recipe).run(dry_run=False)
+
+pairs        6,400: 1,920 no_tools, 1,920 with_tools, 2,560 hallucination_penalty; 0.9 M tokens
+batch        128 pairs = 16 × 8 accumulated × 1 process, about 23,000 tokens
+probe        shared_prompt: log-probability a token in its batch vs alone 2.1e-06
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from trl.trainer.dpo_config import DPOConfig
+
+from posttrain.artifacts import Manifest
+from posttrain.config.dpo import DpoConfig
+from posttrain.errors import ConfigError
+from posttrain.models.adapters import AdapterReach
+from posttrain.tokens.tokenizer import (
+    SpecialTokens,
+    check_same_tokenizer,
+    largest_id,
+    load_tokenizer,
+)
+from posttrain.training.arguments import (
+    check_counted_in_steps,
+    check_trainer_fields,
+    make_arguments,
+)
+from posttrain.training.dpo.data import Pairs, check_pairs, load_pairs
+from posttrain.training.dpo.layout import (
+    LAYOUTS,
+    check_probe,
+    choose_layout,
+    make_pair_collator,
+    probe_layout,
+)
+from posttrain.training.dpo.loss import describe_loss
+from posttrain.training.dpo.reference import (
+    ReferenceKey,
+    ReferenceStore,
+    compute_order,
+    initial_weights,
+)
+from posttrain.training.dpo.trainer import PairTrainer
+from posttrain.training.plan import (
+    Line,
+    ModelSize,
+    Preflight,
+    RunPlan,
+    adapter_lines,
+    batch_line,
+    check_enough,
+    check_stops,
+    checkpoint_bytes,
+    disk_line,
+    embedding_rows,
+    positions,
+    time_line,
+    time_passes,
+)
+from posttrain.training.stage import REFERENCE, DataStage, PreparedRun, RunOutcome
+
+# the paper's, Appendix C
+LEARNING_RATE = 3e-6
+MAX_STEPS = 50
+# TRL's
+MICRO_BATCH = 8
+# a forward pass is about a third of a step
+FORWARD_SHARE = 1 / 3
+LAST = (
+    "preference_loss", "margin", "accuracy", "chosen_logp", "rejected_logp", "chosen_change",
+    "rejected_change", "chosen_change_per_token", "rejected_change_per_token",
+)  # fmt: skip
+
+
+def dpo_arguments(
+    recipe: DpoConfig, *, out: Path, env: Mapping[str, str] = os.environ
+) -> DPOConfig:
+    """The trainer's arguments; accumulation follows from the batch.
+
+    Args:
+        out: where resume checkpoints go.
+        env: the process environment, where the launcher leaves processes and precision.
+
+    Raises:
+        ConfigError: an unknown field, a value the trainer refuses, a batch that does not divide.
+    """
+    check_trainer_fields(recipe, DPOConfig)
+    micro = recipe.trainer.get("per_device_train_batch_size", MICRO_BATCH)
+    processes = int(env.get("WORLD_SIZE", "1"))
+    args = make_arguments(
+        DPOConfig,
+        recipe,
+        out=out,
+        env=env,
+        defaults={
+            "learning_rate": LEARNING_RATE,
+            "max_steps": MAX_STEPS,
+            "per_device_train_batch_size": MICRO_BATCH,
+            "logging_steps": 1,
+            "save_strategy": "steps",
+            "save_steps": 25,
+        },
+        decided={
+            "gradient_accumulation_steps": accumulation(recipe.batch, micro, processes),
+            "beta": recipe.loss.beta,
+            "loss_type": ["sigmoid", "sft"],
+            "loss_weights": [recipe.loss.preference_weight, recipe.loss.sft_weight],
+            "max_length": None,
+            # the trainer then loads no second model; the log-probabilities are ours
+            "precompute_ref_log_probs": True,
+            "remove_unused_columns": False,
+            # its row holds the loss before any update
+            "logging_first_step": True,
+        },
+    )
+    check_counted_in_steps(args)
+    return args
+
+
+def accumulation(batch: int, micro: int, processes: int) -> int:
+    """Micro-batches an optimiser step on each process.
+
+    Args:
+        batch: pairs an optimiser step.
+        micro: pairs a micro-batch on one process.
+        processes: that run.
+
+    Raises:
+        ConfigError: they do not divide; with the micro-batches that do.
+    """
+    if batch % (micro * processes):
+        fitting = [n for n in range(1, batch // processes + 1) if batch % (n * processes) == 0]
+        hint = (
+            f"trainer.per_device_train_batch_size may be {', '.join(map(str, fitting))}"
+            if fitting
+            else f"batch must be a multiple of {processes}"
+        )
+        raise ConfigError(
+            f"batch {batch} is no multiple of {micro} pairs × {processes} process(es); {hint}"
+        )
+    return batch // (micro * processes)
+
+
+class DpoStage(DataStage[DpoConfig, PairTrainer]):
+    """Direct preference optimisation on the pairs of `build_dpo`."""
+
+    method = "dpo"
+    data_kind = "dpo_data"
+    scratch = REFERENCE
+
+    def arguments(self, out: Path) -> DPOConfig:
+        """As `dpo_arguments`."""
+        return dpo_arguments(self.recipe, out=out)
+
+    def prepare(self, args: DPOConfig) -> PreparedRun[PairTrainer]:
+        """Tokenizer, pairs, policy, where the reference's numbers are, trainer, and the checks."""
+        recipe, artifact = self.recipe, Path(self.recipe.data)
+        self._check_same_template()
+        tokenizer = load_tokenizer(artifact / "tokenizer")
+        special = self.special_tokens(tokenizer)
+        check_same_tokenizer(tokenizer, recipe.model)
+        pairs = load_pairs(artifact)
+        check_enough(
+            len(pairs),
+            name="pairs",
+            batch=recipe.batch,
+            batches=args.max_steps,
+            max_epochs=recipe.max_epochs,
+        )
+        model, reach = self.load_policy(special, vocabulary=largest_id(tokenizer) + 1)
+        longest = int((pairs.prompt + pairs.chosen.ids + pairs.rejected.ids).max())
+        layout = choose_layout(recipe.layout, model, longest=longest)
+        trainer = PairTrainer(
+            **self.trainer_parts(args, model, tokenizer),
+            data_collator=make_pair_collator(layout, special.pad_id),
+            pairs=pairs,
+            loss=recipe.loss,
+            store=self._reference_store(args, model, pairs),
+            chosen_floor=recipe.chosen_floor,
+        )
+        launched = self.check_launch(trainer)
+        if trainer.global_batch != recipe.batch:
+            raise ConfigError(
+                f"batch is {recipe.batch}, this launch makes it {trainer.global_batch}: the "
+                "launcher did not say in WORLD_SIZE how many processes it starts; use accelerate "
+                "launch"
+            )
+        sharded = launched.sharding == "zero3"
+        preflight = run_preflight(trainer, special, layout=layout, reach=reach, sharded=sharded)
+        return PreparedRun(trainer, special, launched, preflight, self.data.template_digest)
+
+    def _check_same_template(self) -> None:
+        """Refuse pairs rendered by another chat template than the policy was trained with."""
+        policys = self.policy.template_digest if self.policy is not None else None
+        pairs = self.data.template_digest
+        if policys and pairs and policys != pairs:
+            raise ConfigError(
+                f"the pairs were rendered with template {pairs[:12]}, the policy was trained with "
+                f"{policys[:12]}; sample and build the pairs with the policy's template"
+            )
+
+    def _reference_store(
+        self, args: DPOConfig, model: PreTrainedModel, pairs: Pairs
+    ) -> ReferenceStore:
+        recipe = self.recipe
+        dtype = str(model.dtype).removeprefix("torch.")
+        half = "bfloat16" if args.bf16 else "float16" if args.fp16 else dtype
+        key = ReferenceKey(
+            weights=initial_weights(recipe.model, model, self.policy),
+            template=self.data.template_digest,
+            data=self.data.digest,
+            dtype=dtype if half == dtype else f"{dtype}, {half} autocast",
+            quantization="nf4" if recipe.adapter and recipe.adapter.method == "qlora" else None,
+            tokens=bool(recipe.loss.kl_weight),
+        )
+        folder = Path(recipe.reference_cache or self.out / REFERENCE)
+        order = compute_order(pairs.lengths)
+        return ReferenceStore(folder, key, order=order, chosen_counts=pairs.chosen.sampled)
+
+    def plan(
+        self, prepared: PreparedRun[PairTrainer], size: ModelSize, *, measure: bool
+    ) -> RunPlan:
+        """Pairs, tokens, steps, what the reference lacks; a micro-batch is timed."""
+        trainer, launched = prepared.trainer, prepared.launched
+        args, pairs, store = trainer.args, trainer.pairs, trainer.store
+        drawn = trainer.global_batch * args.max_steps
+        tokens = int(pairs.lengths.sum())
+        trained = int(pairs.chosen.sampled.sum() + pairs.rejected.sampled.sum())
+        missing = sum(len(store.shards[n]) for n in store.missing())
+        kept = 0 if args.save_strategy == "no" else args.save_total_limit or args.max_steps
+        disk = checkpoint_bytes(size, kept=kept)
+        disk += 24 * len(pairs) + 4 * int(store.key.tokens) * trained
+        categories = ", ".join(f"{n:,} {name}" for name, n in pairs.by_category().items())
+        to_do = f"{missing:,} pairs to compute" if missing else "all on disk"
+        lines = [
+            ("pairs", f"{len(pairs):,}: {categories}; {tokens:,} tokens, {trained:,} trained"),
+            ("loss", describe_loss(trainer.loss)),
+            ("layout", LAYOUTS[prepared.preflight.stats["layout"]]),
+            batch_line(trainer, launched, name="pairs", row_tokens=tokens / len(pairs)),
+            (
+                "steps",
+                f"{args.max_steps} × {trainer.global_batch} = {drawn:,} pairs drawn, "
+                f"{drawn / len(pairs):.2f} epochs",
+            ),
+            ("reference", f"{store.path}: {to_do} (key {store.key.digest[:12]})"),
+            disk_line(disk),
+        ]
+        if measure:
+            passes = drawn + FORWARD_SHARE * missing
+            time = time_line(
+                parameters=size.parameters,
+                tokens=tokens / len(pairs) * passes,
+                micros=round(passes / (args.per_device_train_batch_size * args.world_size)),
+                args=args,
+                micro=lambda: _time_micro_batch(trainer),
+            )
+            lines.append(time)
+        return RunPlan(lines, disk)
+
+    def outcome(self, prepared: PreparedRun[PairTrainer], base: str | None) -> RunOutcome:
+        """The first and last figures of the log, and whether the chosen became less likely."""
+        trainer, loss = prepared.trainer, self.recipe.loss
+        rows = [row for row in trainer.state.log_history if "preference_loss" in row]
+        first, last = rows[0], rows[-1]
+        lowest = min(row["chosen_change_per_token"] for row in rows)
+        steps, pairs = trainer.state.global_step, len(trainer.pairs)
+        drawn = steps * trainer.global_batch
+        by_category = trainer.pairs.by_category()
+        stats = {
+            "method": self.method,
+            "epochs": drawn / pairs,
+            "global_batch": trainer.global_batch,
+            "pairs_drawn": drawn,
+            "pairs_by_category": by_category,
+            "train_loss": last["loss"],
+            "beta": loss.beta,
+            "sft_form": loss.sft_form,
+            "first_preference_loss": first["preference_loss"],
+            "first_sft": {form: first[f"sft_{form}"] for form in ("sum", "mean")},
+            "last": {name: last[name] for name in LAST},
+            "lowest_chosen_change_per_token": lowest,
+            "chosen_fell": lowest < trainer.chosen_floor,
+            "reference_key": trainer.store.key.digest,
+            "end_token": prepared.special.end_token,
+        }
+        summary = [
+            f"Policy and reference: {base}. {steps:,} steps of {trainer.global_batch} pairs, "
+            f"{stats['epochs']:.2f} epochs.",
+            "",
+            f"Loss: {loss.preference_weight:g} × sigmoid (β {loss.beta:g}) + {loss.sft_weight:g} × "
+            f"SFT on chosen ({loss.sft_form}) + {loss.kl_weight:g} × KL.",
+            "",
+            "| last logged step | |",
+            "|---|---|",
+            *[f"| {name.replace('_', ' ')} | {last[name]:.4f} |" for name in LAST],
+        ]
+        if stats["chosen_fell"]:
+            fell = f"by up to {-lowest:.4f} nats a token"
+            summary += ["", f"**The log-probability of chosen completions fell**, {fell}."]
+        categories = [f"| {name} | {n:,} |" for name, n in by_category.items()]
+        return RunOutcome(
+            rows=pairs,
+            reached=min(pairs, drawn),
+            stats=stats,
+            summary=summary,
+            data=["## Data", "", "| category | pairs |", "|---|---|", *categories, ""],
+            training=f"Layout: {prepared.preflight.stats['layout']}. ",
+        )
+
+    def closing_lines(self, manifest: Manifest) -> list[str]:
+        """A warning for a run whose chosen completions became less likely."""
+        if not manifest.stats["chosen_fell"]:
+            return []
+        lowest = manifest.stats["lowest_chosen_change_per_token"]
+        return [
+            f"warning      chosen completions lost {-lowest:.4f} nats a token against the "
+            f"reference (limit {-self.recipe.chosen_floor:g}): raise loss.sft_weight, lower the "
+            "learning rate, or drop pairs that differ in a few tokens (minimum_distance in "
+            "build_dpo)"
+        ]
+
+
+def run_preflight(
+    trainer: PairTrainer,
+    special: SpecialTokens,
+    *,
+    layout: str,
+    reach: tuple[AdapterReach, ...],
+    sharded: bool,
+) -> Preflight:
+    """All checks that need the model and the data.
+
+    Args:
+        sharded: parameters are already split over processes (ZeRO-3), so no forward is possible.
+
+    Raises:
+        ConfigError, DataError: from the first check that fails.
+    """
+    model, pairs = trainer.model, trainer.pairs
+    lines: list[Line] = [
+        ("tokens", check_pairs(pairs, rows=embedding_rows(model), longest=positions(model))),
+        ("stops", check_stops(model, special)),
+    ]
+    stats: dict[str, Any] = {"layout": layout}
+    if sharded:
+        lines.append(("probe", "not measured, the parameters are sharded"))
+    else:
+        apart = probe_layout(trainer.probe, pairs, layout, special.pad_id)
+        check_probe(apart, layout, str(model.dtype).removeprefix("torch."))
+        lines.append(
+            ("probe", f"{layout}: log-probability a token in its batch vs alone {apart:.1e}")
+        )
+        # an upper bound to one digit: the last bits differ between machines
+        stats["batch_vs_alone"] = float(f"{apart:.0e}")
+    return Preflight((*lines, *adapter_lines(model, reach)), stats)
+
+
+def _time_micro_batch(trainer: PairTrainer) -> float:
+    """Seconds of one forward and backward pass on pairs of the first step's middle length."""
+    size = trainer.args.per_device_train_batch_size
+    first = list(trainer._get_train_sampler())[: trainer.global_batch]
+    start = max(0, (len(first) - size) // 2)
+    batch = trainer.data_collator([trainer.pairs.data[row] for row in first[start : start + size]])
+    batch = trainer._prepare_inputs(batch)
+
+    def loss() -> torch.Tensor:
+        with trainer.compute_loss_context_manager():
+            scored = trainer.score(trainer.model, batch)
+            return (scored.chosen - scored.rejected).mean()
+
+    return time_passes(trainer.model, loss, trainer.args.device)

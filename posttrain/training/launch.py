@@ -1,0 +1,165 @@
+"""What the launcher really started, and a refusal when it is not what was asked for.
+
+`accelerate launch --cpu --num_processes 2` starts one process and says nothing; a DeepSpeed or FSDP
+config with CPU forced trains as plain DDP and says nothing; `mixed_precision: bf16` trains a
+recipe that says `bf16: false` in bf16. All three stop here, as do weights that would not move.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+
+from posttrain.config.sft import AdapterConfig, LaunchConfig, ModelConfig
+from posttrain.errors import ConfigError
+
+TWO_CPU_PROCESSES = (
+    "accelerate launch --config_file recipes/accelerate/cpu-2.yaml scripts/sft.py --config …"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """What runs: processes, how parameters are sharded, on what device."""
+
+    world_size: int
+    sharding: str
+    device: str
+
+
+def read_launch(accelerator: Accelerator) -> Launched:
+    """Read the layout off the accelerator that the trainer uses."""
+    return Launched(
+        world_size=accelerator.num_processes,
+        sharding=_sharding(accelerator),
+        device=_device(accelerator),
+    )
+
+
+def _sharding(accelerator: Accelerator) -> str:
+    state: Any = accelerator.state
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        return f"zero{state.deepspeed_plugin.zero_stage}"
+    if accelerator.distributed_type == DistributedType.FSDP:
+        return f"fsdp{state.fsdp_plugin.fsdp_version}"
+    return "none"
+
+
+def _device(accelerator: Accelerator) -> str:
+    if accelerator.device.type == "cuda":
+        return torch.cuda.get_device_name(accelerator.device)
+    return accelerator.device.type
+
+
+def check_launch(
+    requested: LaunchConfig, launched: Launched, env: Mapping[str, str] = os.environ
+) -> None:
+    """Stop when the run is not the one that recipe and launcher ask for.
+
+    Args:
+        requested: the recipe's `launch:` block; its Nones are not checked.
+        launched: what runs.
+        env: the process environment, where accelerate leaves what its config asked for.
+
+    Raises:
+        ConfigError: naming what was requested, what runs, and the command that gives it.
+    """
+    if requested.world_size not in (None, launched.world_size):
+        raise ConfigError(
+            f"launch.world_size is {requested.world_size}, {launched.world_size} process(es) run. "
+            f"On CPU, start several with: {TWO_CPU_PROCESSES}"
+        )
+    if requested.sharding not in (None, launched.sharding):
+        raise ConfigError(
+            f"launch.sharding is {requested.sharding}, this run has {launched.sharding}. Start it "
+            "with accelerate launch --config_file recipes/accelerate/"
+            f"{_recipe_for(requested.sharding)}"
+        )
+    for name, wanted in _requested_by_launcher(env).items():
+        if launched.sharding != wanted:
+            raise ConfigError(
+                f"the launcher asked for {wanted} ({name}), but {launched.sharding} runs: forcing "
+                "CPU drops sharding silently. Use accelerators, or recipes/accelerate/cpu-2.yaml"
+            )
+    if launched.world_size == 1 and _several_cpu_processes_requested(env):
+        raise ConfigError(
+            "the launcher asked for several CPU processes and started one (accelerate starts "
+            f"them only through a distributed type). Use: {TWO_CPU_PROCESSES}"
+        )
+
+
+def check_precision(
+    args: Any,
+    model: ModelConfig,
+    adapter: AdapterConfig | None,
+    env: Mapping[str, str] = os.environ,
+) -> None:
+    """Stop when launcher and recipe name different precisions, or the weights would not move.
+
+    Args:
+        args: of the trainer, made under the launcher's environment.
+        model, adapter: the recipe's blocks.
+        env: the process environment, where accelerate leaves what its config asked for.
+
+    Raises:
+        ConfigError: naming both sides, and what to change.
+    """
+    recipe = "fp16" if args.fp16 else "bf16" if args.bf16 else "no"
+    requested: dict[str, str] = {}
+    # `no` is also what accelerate sets when nothing was said: transformers then takes the recipe's
+    if (launcher := env.get("ACCELERATE_MIXED_PRECISION", "no")) != "no":
+        requested["mixed_precision"] = launcher
+    if args.deepspeed_plugin is not None:
+        # a DeepSpeed file that says `enabled` itself, true or false, is obeyed before the recipe
+        requested["deepspeed_config"] = _deepspeed_precision(args.deepspeed_plugin.deepspeed_config)
+    for name, precision in requested.items():
+        if precision != recipe:
+            raise ConfigError(
+                f"the launcher's {name} asks for {precision!r}, the recipe for {recipe!r} "
+                f"(trainer.bf16 is {args.bf16}, trainer.fp16 is {args.fp16}): change the recipe's "
+                f"trainer.bf16 or trainer.fp16, or the launcher's {name} to {recipe!r}"
+            )
+    # both cast up what they train, or keep a float32 copy of it, but only under mixed precision
+    sharded = args.deepspeed_plugin is not None or _is_true(env, "ACCELERATE_USE_FSDP")
+    if model.dtype != "float32" and adapter is None and not (sharded and recipe != "no"):
+        raise ConfigError(
+            f"model.dtype {model.dtype}: all weights are trained, and a plain optimiser rounds "
+            "most small steps away. Set model.dtype: float32 (with trainer.bf16: true it still "
+            "computes in bf16), train an adapter:, or set trainer.bf16: true and start with "
+            "recipes/accelerate/fsdp2.yaml, zero2.yaml or zero3.yaml, which keep float32 weights"
+        )
+
+
+def _deepspeed_precision(config: Mapping[str, Any]) -> str:
+    enabled = (name for name in ("fp16", "bf16") if config.get(name, {}).get("enabled"))
+    return next(enabled, "no")
+
+
+def _is_true(env: Mapping[str, str], name: str) -> bool:
+    return env.get(name, "").lower() in ("true", "1")
+
+
+def _requested_by_launcher(env: Mapping[str, str]) -> dict[str, str]:
+    requested: dict[str, str] = {}
+    if _is_true(env, "ACCELERATE_USE_DEEPSPEED"):
+        stage = env.get("ACCELERATE_DEEPSPEED_ZERO_STAGE")
+        if stage is not None:
+            requested["ACCELERATE_DEEPSPEED_ZERO_STAGE"] = f"zero{stage}"
+    if _is_true(env, "ACCELERATE_USE_FSDP"):
+        requested["ACCELERATE_USE_FSDP"] = f"fsdp{env.get('FSDP_VERSION', '1')}"
+    return requested
+
+
+def _several_cpu_processes_requested(env: Mapping[str, str]) -> bool:
+    # accelerate's one-process launcher sets MASTER_ADDR only when num_processes is above 1
+    return _is_true(env, "ACCELERATE_USE_CPU") and "MASTER_ADDR" in env and "LOCAL_RANK" not in env
+
+
+def _recipe_for(sharding: str | None) -> str:
+    return {"none": "ddp.yaml", None: "ddp.yaml"}.get(sharding, f"{sharding}.yaml")

@@ -1,0 +1,119 @@
+"""`log.jsonl`: one row a logged step, the same bytes whether or not the run was interrupted.
+
+    {"step": 10, "epoch": 0.5, "loss": 3.21, "grad_norm": 1.1, "learning_rate": 0.001, "tokens": …}
+
+Seconds and rates are left out, they go to `speed.jsonl`, which the manifest does not list. Methods
+with many figures a step print a line of their own choice for each row.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from posttrain.artifacts import atomic_write_text
+
+LOG = "log.jsonl"
+SPEED = "speed.jsonl"
+_TIMED = ("_runtime", "_per_second", "total_flos", "_preparation_time", "train_loss")
+
+
+def log_row(entry: dict[str, Any]) -> dict[str, Any] | None:
+    """One entry of the trainer's history without its timings; None when nothing else is left."""
+    # sorted, as the rows that a resumed checkpoint hands back are
+    row = {key: entry[key] for key in sorted(entry) if not key.endswith(_TIMED)}
+    head = {key: row.pop(key) for key in ("step", "epoch", "loss") if key in row}
+    return {**head, **row} if row or "loss" in head else None
+
+
+class LogRows(TrainerCallback):
+    """Appends each logged row; starts from the history that a resumed checkpoint holds."""
+
+    def __init__(self, out: Path) -> None:
+        self.log = out / LOG
+        self.speed = out / SPEED
+        self._started = 0.0
+        self._first_step = 0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Rewrite the rows up to the resumed step; rows of the killed run's tail go."""
+        self._started, self._first_step = time.perf_counter(), state.global_step
+        if state.is_world_process_zero:
+            rows = [log_row(dict(entry)) for entry in state.log_history]
+            atomic_write_text(self.log, "".join(_line(row) for row in rows if row))
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Append the newest row."""
+        row = log_row(dict(state.log_history[-1]))
+        if row and state.is_world_process_zero:
+            with self.log.open("a", encoding="utf-8") as handle:
+                handle.write(_line(row))
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """One row a start of the run: steps and seconds."""
+        if not state.is_world_process_zero:
+            return
+        seconds = time.perf_counter() - self._started
+        tokens = [entry["tokens"] for entry in state.log_history if "tokens" in entry]
+        row = {
+            "from_step": self._first_step,
+            "to_step": state.global_step,
+            "seconds": round(seconds, 2),
+            "processes": args.world_size,
+            "tokens": tokens[-1] if tokens else 0,
+        }
+        with self.speed.open("a", encoding="utf-8") as handle:
+            handle.write(_line(row))
+
+
+class StepLines(TrainerCallback):
+    """Prints one line a logged step, with the seconds that are left.
+
+    step 12/50   loss 5.1021  preference 0.6712  …  41 s left
+
+    Args:
+        describe: the figures of a row worth a look; None where the row is not a step's.
+        timing: what to print behind the seconds.
+    """
+
+    def __init__(
+        self,
+        describe: Callable[[dict[str, Any]], str | None],
+        timing: Callable[[], str] = lambda: "",
+    ) -> None:
+        self._describe, self._timing = describe, timing
+        self._started = (0.0, 0)
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Seconds count from here; a resumed run's from its first own step."""
+        self._started = (time.perf_counter(), state.global_step)
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Print the newest row."""
+        text = self._describe(dict(state.log_history[-1]))
+        if text is None or not state.is_world_process_zero:
+            return
+        at, from_step = self._started
+        each = (time.perf_counter() - at) / max(1, state.global_step - from_step)
+        left = each * (state.max_steps - state.global_step)
+        step = f"step {state.global_step}/{state.max_steps}".ljust(12)
+        print(f"{step} {text}  {left:.0f} s left{self._timing()}", flush=True)
+
+
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False) + "\n"

@@ -1,0 +1,147 @@
+"""Every rollout on disk: one file a batch of rollouts, one line a group.
+
+    rollouts/step-00001.jsonl
+    {"step": 1, "position": 0, "prompt": {"id": "maths-7/rlhf/on", "messages": […], …},
+     "rollouts": [{"index": 0, "text": "…", "finish": "stop", "tokens": 40, "reward": 3.5,
+                   "parts": {"base": 3.5}, "advantage": 0.7, "in_loss": true,
+                   "importance": {"mean": 1.0, "low": 1.0, "high": 1.0, "masked": 0,
+                                  "strayed": 1.0, "kept": true}}, …],
+     "judgements": [{…}, …]}
+
+Each process writes the groups that it made; the main process joins them in order of position. The
+file appears whole or not at all; a batch that is made again gives the same bytes.
+
+Beside them lies `timing.jsonl`, with where each batch's seconds go; seconds differ from run to run,
+so they are neither in the log nor in the artifact:
+
+    {"step": 1, "rollout": 4.1, "reward": 2.0, "train": 6.3}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from posttrain.records import json_text
+from posttrain.rollouts import Completion, Step, prompt_to_row
+from posttrain.sampling.generate import row_line
+from posttrain.training.rl.batch import ScoredGroup
+from posttrain.training.stage import ROLLOUTS, TIMING
+
+Place = tuple[int, int]
+Stats = Mapping[Place, Mapping[str, Any]]
+
+
+def rollout_file(out: Path, step: int) -> Path:
+    """Of the batch whose first update is optimiser step `step`, from 1."""
+    return out / ROLLOUTS / f"step-{step:05d}.jsonl"
+
+
+def group_row(scored: ScoredGroup, *, step: int, stats: Stats) -> dict[str, Any]:
+    """A group as one JSON-able row.
+
+    Args:
+        stats: importance ratios of the rollouts in the loss, by position and index.
+    """
+    given = scored.rewards
+    return {
+        "step": step,
+        "position": scored.position,
+        "prompt": prompt_to_row(scored.group.prompt),
+        "rollouts": [
+            {
+                **_completion_row(completion),
+                "reward": given.rewards[k],
+                "parts": {name: values[k] for name, values in given.parts.items()},
+                "advantage": scored.advantages[k],
+                "in_loss": (scored.position, k) in stats,
+                "importance": stats.get((scored.position, k)),
+            }
+            for k, completion in enumerate(scored.group.completions)
+        ],
+        "judgements": [dict(row) for row in given.judgements],
+    }
+
+
+def _completion_row(completion: Completion) -> dict[str, Any]:
+    steps = completion.steps
+    return {
+        "index": completion.index,
+        "finish": completion.finish,
+        "text": "\n".join(part for step in steps for part in (step.text, *_results(step))),
+        "answer": completion.answer,
+        "prompt_tokens": len(completion.prompt_ids or ()),
+        "reasoning_tokens": completion.reasoning_tokens,
+        "answer_tokens": completion.answer_tokens,
+        "tokens": sum(len(step.ids or ()) for step in steps),
+        "error": completion.error,
+    }
+
+
+def _results(step: Step) -> list[str]:
+    return [message.content for message in step.results]
+
+
+def write_part(file: Path, rows: Sequence[Mapping[str, Any]], *, process: int) -> None:
+    """What one process made."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    _part(file, process).write_text("".join(map(row_line, rows)), "utf-8")
+
+
+def join_parts(file: Path, *, processes: int) -> None:
+    """Put all parts into the file, in order of position; every process has written its part."""
+    parts = [_part(file, process) for process in range(processes)]
+    lines = [line for part in parts for line in part.read_bytes().splitlines(keepends=True)]
+    lines.sort(key=lambda line: json.loads(line)["position"])
+    partial = file.with_name(f".{file.name}.partial")
+    with partial.open("wb") as handle:
+        handle.writelines(lines)
+        handle.flush()
+        os.fsync(handle.fileno())
+    partial.replace(file)
+    for part in parts:
+        part.unlink()
+
+
+def _part(file: Path, process: int) -> Path:
+    return file.with_name(f".{file.name}.{process}")
+
+
+class StepClock:
+    """Seconds of one batch of rollouts by part."""
+
+    def __init__(self, out: Path) -> None:
+        self.path = out / TIMING
+        self.step = 0
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    def start(self, step: int) -> None:
+        """A new batch, whose first update is this step."""
+        self.step, self.seconds = step, defaultdict(float)
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count the block's seconds to this part."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - started
+
+    def text(self) -> str:
+        """The seconds so far, behind a printed line."""
+        spent = ", ".join(f"{name} {seconds:.1f}" for name, seconds in self.seconds.items())
+        return f" ({spent} s)"
+
+    def write(self, *, main: bool) -> None:
+        """Append the batch's row."""
+        if main:
+            row = {"step": self.step, **{k: round(v, 3) for k, v in self.seconds.items()}}
+            with self.path.open("a", encoding="utf-8") as handle:
+                handle.write(json_text(row) + "\n")

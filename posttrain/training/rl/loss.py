@@ -1,0 +1,166 @@
+"""The loss of a micro-batch, token by token, and what keeps it from trusting stale samples.
+
+    ratio = exp(current − previous)
+    loss  = max(−A · ratio, −A · clip(ratio, 1 − low, 1 + high)) · w  +  kl · k3
+    w     = exp(previous − sampled), 0 outside the limits, 0 in a completion that strays too far
+
+`previous` is the trainer's own log-probability under the policy that sampled, `sampled` the
+sampler's. The sum over tokens is divided by the tokens of the *global* batch (paper, section 3.2;
+DAPO, arXiv 2503.14476).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from posttrain.config.grpo import GrpoLossConfig, ImportanceConfig
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Importance:
+    """Ratios between trainer and sampler, `[rows, columns]` unless said otherwise.
+
+    Attributes:
+        ratio: exp(previous − sampled); 0 where it is not finite, 1 outside the mask.
+        weight: what the loss is multiplied by.
+        strayed: `[rows]`, mean over a row's tokens of exp |previous − sampled|; 1 without tokens.
+        kept: `[rows]`, False for a row that is left out.
+    """
+
+    ratio: Tensor
+    weight: Tensor
+    strayed: Tensor
+    kept: Tensor
+
+
+def importance(
+    previous: Tensor, sampled: Tensor, mask: Tensor, config: ImportanceConfig | None
+) -> Importance:
+    """Masked importance sampling: per token and per completion."""
+    difference = torch.where(mask, previous - sampled, 0.0)
+    ratio = torch.nan_to_num(difference.exp(), nan=0.0, posinf=0.0)
+    count = mask.sum(-1).clamp(min=1)
+    apart = torch.nan_to_num(difference.abs().exp(), nan=torch.inf)
+    strayed = torch.where(mask, apart, 0.0).sum(-1) / count
+    strayed = torch.where(mask.any(-1), strayed, 1.0)
+    if config is None:
+        return Importance(ratio, torch.ones_like(ratio), strayed, torch.ones_like(count).bool())
+    inside = (ratio >= config.token_low) & (ratio <= config.token_high)
+    kept = strayed <= config.sequence_limit
+    weight = torch.where(inside & kept[:, None], ratio, 0.0)
+    return Importance(ratio, weight, strayed, kept)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLoss:
+    """`[rows, columns]`: the loss of each token, whether clipping decided it, k3 (None: no KL)."""
+
+    loss: Tensor
+    clipped: Tensor
+    kl: Tensor | None
+
+
+def token_loss(
+    current: Tensor,
+    previous: Tensor,
+    advantages: Tensor,
+    weight: Tensor,
+    config: GrpoLossConfig,
+    reference: Tensor | None,
+) -> TokenLoss:
+    """The loss of every token; what lies outside the mask is meaningless.
+
+    Args:
+        current: log-probabilities with graph.
+        previous: under the policy that sampled.
+        advantages: `[rows]`.
+        weight: of `importance`.
+        reference: under the initial policy; None: no KL term.
+    """
+    ratio = (current - previous).exp()
+    bounded = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
+    scale = advantages[:, None]
+    free, held = -scale * ratio, -scale * bounded
+    loss = torch.maximum(free, held) * weight
+    if reference is None:
+        return TokenLoss(loss, held > free, None)
+    apart = reference - current
+    # times the ratio: its gradient is then that of the KL itself (DeepSeek-V3.2, section 3.1)
+    kl = (apart.exp() - apart - 1) * ratio
+    return TokenLoss(loss + config.kl * kl, held > free, kl)
+
+
+def ratio_rows(mask: Tensor, weights: Importance) -> list[dict[str, Any] | None]:
+    """Stats of each row's ratios; None for a row without tokens."""
+    count = mask.sum(-1)
+    total = torch.where(mask, weights.ratio, 0.0).sum(-1)
+    low = torch.where(mask, weights.ratio, torch.inf).amin(-1)
+    high = torch.where(mask, weights.ratio, -torch.inf).amax(-1)
+    masked = (mask & (weights.weight == 0)).sum(-1)
+    columns = torch.stack([count, total / count.clamp(min=1), low, high, masked, weights.strayed])
+    kept = weights.kept.tolist()
+    return [
+        {"mean": mean, "low": lowest, "high": highest, "masked": int(zeros), "strayed": strayed}
+        | {"kept": kept[k]}
+        if tokens
+        else None
+        for k, (tokens, mean, lowest, highest, zeros, strayed) in enumerate(columns.T.tolist())
+    ]
+
+
+# one number each; every one a sum over the tokens, or the rows, in the loss
+_SUMS = (
+    "tokens", "entropy", "ratio", "masked_tokens", "clipped", "kl", "rows", "masked_rows",
+    "strayed",
+)  # fmt: skip
+
+
+class TokenSums:
+    """Sums over a step's tokens, in float64, over all processes once drained."""
+
+    def __init__(self, *, kl: bool) -> None:
+        self._kl = kl
+        self._sums = torch.zeros(len(_SUMS), dtype=torch.float64)
+
+    def add(self, mask: torch.Tensor, entropy: torch.Tensor, weights: Importance, loss: TokenLoss):
+        """Add a micro-batch; tensors `[rows, columns]`."""
+        kl = torch.zeros_like(entropy) if loss.kl is None else loss.kl
+        masked = mask & weights.kept[:, None] & (weights.weight == 0)
+        rows = mask.any(-1)
+        columns: Iterable[torch.Tensor] = (
+            mask,
+            entropy * mask,
+            weights.ratio * mask,
+            masked,
+            loss.clipped & mask,
+            kl * mask,
+            rows,
+            rows & ~weights.kept,
+            weights.strayed * rows,
+        )
+        sums = torch.stack([column.detach().double().sum() for column in columns])
+        self._sums = self._sums.to(sums.device) + sums
+
+    def drain(self, accelerator: Any) -> dict[str, float]:
+        """The means over all processes; starts anew. Every process must call it."""
+        sums = accelerator.reduce(self._sums, "sum").tolist()
+        self._sums = torch.zeros_like(self._sums)
+        total = dict(zip(_SUMS, sums, strict=True))
+        tokens, rows = max(total["tokens"], 1.0), max(total["rows"], 1.0)
+        means = {
+            "loss_tokens": total["tokens"],
+            "importance": total["ratio"] / tokens,
+            "masked_tokens": total["masked_tokens"] / tokens,
+            "masked_completions": total["masked_rows"] / rows,
+            "strayed": total["strayed"] / rows,
+            "clipped": total["clipped"] / tokens,
+        }
+        if total["tokens"]:
+            means["entropy"] = total["entropy"] / tokens
+        return means | ({"kl": total["kl"] / tokens} if self._kl else {})

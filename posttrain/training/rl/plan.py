@@ -1,0 +1,221 @@
+"""What a group-relative run will do, and the checks of its prompts, before it does it.
+
+prompts      1,200: 60 % with reasoning; longest 212 tokens + 256 new of 2,048 positions
+batch        128 prompts × 16 = 2,048 rollouts on 2 process(es), 1 update of 8 × 128 accumulated
+steps        100: 12,800 prompts drawn, 1.07 epochs, 204,800 rollouts of at most 512 tokens
+routers      23 frozen; bias moved by 0.001 a step
+time         about 5,400 s: 54 s a step, from a few rollouts made and trained on here; …
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from posttrain.chat import ChatTemplate, render
+from posttrain.config.grpo import GroupTraining
+from posttrain.errors import ConfigError, DataError, RenderError
+from posttrain.group_rewards import GroupRewards
+from posttrain.models.adapters import AdapterReach
+from posttrain.rollouts import Prompt
+from posttrain.sampling.rollout import OpenEnvironment
+from posttrain.tokens.tokenizer import Encoder, SpecialTokens
+from posttrain.training.plan import (
+    MEASURED_UP_TO,
+    Line,
+    ModelSize,
+    Preflight,
+    RunPlan,
+    adapter_lines,
+    check_stops,
+    checkpoint_bytes,
+    disk_line,
+    positions,
+)
+from posttrain.training.rl.batch import collate, trained_rows, with_advantages
+from posttrain.training.rl.trainer import GroupTrainer
+from posttrain.training.stage import PreparedRun
+
+# rollouts that are sampled to see how long they take
+MEASURED = 32
+# of JSON for each token of a rollout, judgements not counted
+TOKEN_BYTES = 5
+
+
+def prompt_lengths(
+    prompts: Sequence[Prompt], template: ChatTemplate, encoder: Encoder
+) -> list[int]:
+    """Tokens of every prompt as the policy reads it.
+
+    Raises:
+        DataError: a prompt that the template refuses, or whose id another one has; by name.
+    """
+    ids = [prompt.id for prompt in prompts]
+    if len(set(ids)) < len(ids):
+        twice = next(name for name in ids if ids.count(name) > 1)
+        raise DataError(f"two prompts are called {twice!r}; ids must differ")
+    texts: list[str] = []
+    for prompt in prompts:
+        try:
+            texts.append(
+                render(
+                    prompt.messages,
+                    template,
+                    tools=prompt.tools,
+                    add_generation_prompt=True,
+                    enable_thinking=prompt.thinking,
+                )
+            )
+        except RenderError as error:
+            raise DataError(f"prompt {prompt.id!r} cannot be rendered: {error}") from error
+    return [len(encoded) for encoded in encoder.encode(texts)]
+
+
+def check_room(prompts: Sequence[Prompt], lengths: Sequence[int], *, new: int, room: int) -> None:
+    """Refuse prompts behind which a completion would not fit.
+
+    Args:
+        new: tokens that a completion may have.
+        room: positions of the model.
+
+    Raises:
+        ConfigError: naming the longest prompt.
+    """
+    at = max(range(len(lengths)), key=lengths.__getitem__)
+    if lengths[at] + new > room:
+        raise ConfigError(
+            f"prompt {prompts[at].id!r} has {lengths[at]:,} tokens; with sampling.max_tokens {new} "
+            f"that is more than the model's {room:,} positions: leave such prompts out, or set "
+            f"max_tokens to at most {max(room - lengths[at], 0)}"
+        )
+
+
+def check_environments(prompts: Sequence[Prompt], open_environment: OpenEnvironment | None) -> None:
+    """Refuse prompts whose tools nobody would run.
+
+    Raises:
+        ConfigError: naming the prompt.
+    """
+    if open_environment is not None:
+        return
+    for prompt in prompts:
+        if prompt.environment is not None:
+            raise ConfigError(
+                f"prompt {prompt.id!r} names the environment {prompt.environment!r}, and this "
+                "stage runs no tools"
+            )
+
+
+def run_preflight(
+    recipe: GroupTraining,
+    *,
+    model: PreTrainedModel,
+    prompts: Sequence[Prompt],
+    lengths: Sequence[int],
+    special: SpecialTokens,
+    routers: int,
+    reach: tuple[AdapterReach, ...],
+) -> Preflight:
+    """Lines and stats; `lengths` in tokens, `routers` those that the model has.
+
+    Raises:
+        ConfigError: from the first check that fails.
+    """
+    room, new = positions(model), recipe.sampling.max_tokens
+    check_room(prompts, lengths, new=new, room=room)
+    thinking = sum(prompt.thinking for prompt in prompts) / len(prompts)
+    has = f"of {room:,} positions" if room < 1 << 60 else "tokens"
+    lines: list[Line] = [
+        (
+            "prompts",
+            f"{len(prompts):,}: {thinking:.0%} with reasoning; longest {max(lengths):,} tokens "
+            f"+ {new:,} new {has}",
+        ),
+        ("stops", check_stops(model, special)),
+    ]
+    if routers:
+        frozen = "frozen" if recipe.moe.freeze_router else "trained"
+        lines.append(
+            ("routers", f"{routers} {frozen}; bias moved by {recipe.moe.bias_update_rate:g} a step")
+        )
+    lines += adapter_lines(model, reach)
+    stats: dict[str, Any] = {"routers": routers, "longest_prompt": max(lengths)}
+    return Preflight(tuple(lines), stats)
+
+
+def make_plan(prepared: PreparedRun[GroupTrainer], size: ModelSize, *, measure: bool) -> RunPlan:
+    """Count and estimate.
+
+    Args:
+        measure: make and train on a few rollouts on this device (model ≤ 300 M parameters only).
+    """
+    trainer, launched = prepared.trainer, prepared.launched
+    recipe, args, prompts = trainer.recipe, trainer.args, len(trainer.rollouts.prompts)
+    updates, max_tokens = recipe.loss.num_iterations, recipe.sampling.max_tokens
+    drawn = args.max_steps // updates * recipe.prompts_per_step
+    rollouts = drawn * recipe.num_generations
+    kept = 0 if args.save_strategy == "no" else args.save_total_limit or args.max_steps
+    disk = checkpoint_bytes(size, kept=kept) + rollouts * max_tokens * TOKEN_BYTES
+    lines = [
+        ("loss", _loss_line(recipe)),
+        (
+            "batch",
+            f"{recipe.prompts_per_step} prompts × {recipe.num_generations} = "
+            f"{recipe.prompts_per_step * recipe.num_generations:,} rollouts on "
+            f"{launched.world_size} process(es), {updates} update{'s' if updates > 1 else ''} of "
+            f"{args.per_device_train_batch_size} × {args.gradient_accumulation_steps} accumulated "
+            "on each",
+        ),
+        (
+            "steps",
+            f"{args.max_steps}: {drawn:,} prompts drawn, {drawn / prompts:.2f} epochs, "
+            f"{rollouts:,} rollouts of at most {max_tokens} tokens",
+        ),
+        disk_line(disk),
+    ]
+    if measure and size.parameters <= MEASURED_UP_TO and recipe.sampling.server is None:
+        seconds = _seconds_a_rollout(trainer) * rollouts / launched.world_size
+        lines.append(
+            (
+                "time",
+                f"about {seconds:,.0f} s: {seconds / args.max_steps:.1f} s a step, from a few "
+                "rollouts made and trained on here; rewards come on top",
+            )
+        )
+    return RunPlan(lines, disk)
+
+
+def _seconds_a_rollout(trainer: GroupTrainer) -> float:
+    """Of making a few and one pass forward and back over them; leaves no gradient behind."""
+    recipe = trainer.recipe
+    prompts = trainer.steps.draw(0)[: -(-MEASURED // recipe.num_generations)]
+    trainer.model.to(trainer.args.device).train()
+    started = time.perf_counter()
+    groups = trainer.rollouts.runner.run(trainer.steps.roll_out(0, prompts))
+    rewards = [GroupRewards((0.0,) * recipe.num_generations)] * len(groups)
+    scored = with_advantages(range(len(groups)), groups, rewards)
+    rows = trained_rows(scored, overlong="train")
+    size = trainer.args.per_device_train_batch_size
+    for at in range(0, len(rows), size):
+        batch = trainer.place(collate(rows[at : at + size], pad_id=trainer.pad_id))
+        with trainer.compute_loss_context_manager():
+            trainer.score(trainer.model, batch)[0].sum().backward()
+    if trainer.args.device.type == "cuda":
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - started
+    trainer.model.zero_grad(set_to_none=True)
+    return seconds / len(rows)
+
+
+def _loss_line(recipe: GroupTraining) -> str:
+    loss = recipe.loss
+    clip = f"clip −{loss.clip_low:g}/+{loss.clip_high:g}"
+    # with one update the policy is the one that sampled, and nothing can be clipped
+    idle = " (idle with one update a batch)" if loss.num_iterations == 1 else ""
+    kl = f", KL {loss.kl:g}" if loss.kl else ", no KL"
+    kept = "out of" if loss.overlong == "mask" else "in"
+    return f"per token over the batch, {clip}{idle}{kl}, truncated completions {kept} the loss"

@@ -1,0 +1,342 @@
+"""Group-relative policy optimisation: prompts, a reward for groups, a policy → a checkpoint.
+
+    GroupStage(recipe, prompts=prompts, reward=reward, method="rlhf").run(dry_run=False)
+
+The reward is an argument: RLHF with a judge and the training of that judge are this same stage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from trl.trainer.grpo_config import GRPOConfig
+
+from posttrain.artifacts import Manifest, Parent, digest_of
+from posttrain.config.backend import Rendering
+from posttrain.config.grpo import GroupTraining
+from posttrain.errors import ConfigError, DataError
+from posttrain.group_rewards import GroupReward
+from posttrain.models.inference import generation_stops
+from posttrain.rollouts import Prompt
+from posttrain.sampling.generate import prompt_lines
+from posttrain.sampling.open import rendering_of
+from posttrain.sampling.render import RenderedSampler
+from posttrain.sampling.rollout import OpenEnvironment
+from posttrain.sampling.sampler import Engine, Sampler
+from posttrain.tokens.tokenizer import load_any_tokenizer
+from posttrain.training.arguments import (
+    check_counted_in_steps,
+    check_trainer_fields,
+    make_arguments,
+)
+from posttrain.training.launch import Launched
+from posttrain.training.moe import freeze_routers
+from posttrain.training.plan import ModelSize, RunPlan, check_enough
+from posttrain.training.rl.metrics import run_stats
+from posttrain.training.rl.plan import (
+    check_environments,
+    make_plan,
+    prompt_lengths,
+    run_preflight,
+)
+from posttrain.training.rl.step import Rollouts
+from posttrain.training.rl.trainer import GroupTrainer
+from posttrain.training.stage import RESUME, PreparedRun, RunOutcome, TrainingStage
+
+# of the reference code's RLVR recipe; the paper gives none for RLHF and for the judge
+LEARNING_RATE = 3e-6
+WARMUP_STEPS = 10
+# TRL's
+MICRO_BATCH = 8
+_INPUTS = ("data", "prompts", "settings", "judge")
+# how a server is reached decides nothing about what it is sent
+_REACHING = {"url", "concurrency", "timeout", "retries", "api_key_env"}
+_CLOSING = ("reward", "part/base", "part/accuracy", "answer_tokens", "reasoning_tokens")
+
+
+def grpo_arguments(
+    recipe: GroupTraining, *, out: Path, env: Mapping[str, str] = os.environ
+) -> GRPOConfig:
+    """The trainer's arguments.
+
+    Args:
+        out: where resume checkpoints go.
+        env: the process environment, where the launcher leaves processes and precision.
+
+    Raises:
+        ConfigError: an unknown field, a value the trainer refuses, groups that would be split.
+    """
+    check_trainer_fields(recipe, GRPOConfig)
+    revision, num_iterations = recipe.model.revision, recipe.loss.num_iterations
+    micro_batches = accumulation(
+        per_step=recipe.prompts_per_step,
+        num_generations=recipe.num_generations,
+        num_iterations=num_iterations,
+        micro=recipe.trainer.get("per_device_train_batch_size", MICRO_BATCH),
+        processes=int(env.get("WORLD_SIZE", "1")),
+    )
+    args = make_arguments(
+        GRPOConfig,
+        recipe,
+        out=out,
+        env=env,
+        defaults={
+            "learning_rate": LEARNING_RATE,
+            "lr_scheduler_type": "constant_with_warmup",
+            "warmup_steps": WARMUP_STEPS,
+            "per_device_train_batch_size": MICRO_BATCH,
+            "save_strategy": "steps",
+            "save_steps": 10 * num_iterations,
+        },
+        decided={
+            "gradient_accumulation_steps": micro_batches,
+            "num_generations": recipe.num_generations,
+            "max_completion_length": recipe.sampling.max_tokens,
+            "temperature": recipe.sampling.temperature,
+            "beta": recipe.loss.kl,
+            # the reference is loaded from where the policy was
+            "model_init_kwargs": {"revision": revision} if recipe.loss.kl and revision else None,
+            "loss_type": "dapo",
+            "epsilon": recipe.loss.clip_low,
+            "epsilon_high": recipe.loss.clip_high,
+            "disable_dropout": True,
+            # TRL's term fails on sigmoid routers
+            "router_aux_loss_coef": 0.0,
+            "pad_to_multiple_of": None,
+            "logging_steps": 1,
+            "logging_nan_inf_filter": False,
+        },
+    )
+    check_counted_in_steps(args)
+    for name in ("max_steps", "save_steps"):
+        value = getattr(args, name)
+        if value % num_iterations:
+            raise ConfigError(
+                f"trainer.{name} {value:g} ends inside a batch of rollouts, which has "
+                f"{num_iterations} updates: set it to a multiple of {num_iterations}"
+            )
+    return args
+
+
+def accumulation(
+    *, per_step: int, num_generations: int, num_iterations: int, micro: int, processes: int
+) -> int:
+    """Micro-batches of an update on each process.
+
+    Args:
+        per_step: prompts of a step.
+        micro: rollouts in a micro-batch on one process.
+
+    Raises:
+        ConfigError: a group would be split over processes or updates, or micro-batches do not fit;
+            with the sizes that do.
+    """
+    parts = num_iterations * processes
+    if per_step % parts:
+        below = per_step // parts * parts
+        sizes = [size for size in (below, below + parts) if size]
+        may = [p for p in range(1, per_step + 1) if per_step % (p * num_iterations) == 0]
+        fits = f", or start {_listed(may)} process(es)" if may else ""
+        shared = f" × {num_iterations} updates" if num_iterations > 1 else ""
+        raise ConfigError(
+            f"prompts_per_step {per_step} over {processes} process(es){shared} would split a "
+            f"group, whose rewards are relative to each other: set prompts_per_step to "
+            f"{_listed(sizes)}{fits}"
+        )
+    local = per_step // parts * num_generations
+    if local % micro:
+        fitting = [n for n in range(1, local + 1) if local % n == 0]
+        raise ConfigError(
+            f"{local} rollouts a process and update are no multiple of "
+            f"trainer.per_device_train_batch_size {micro}; it may be {_listed(fitting)}"
+        )
+    return local // micro
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    if len(sizes) > 12:
+        return f"{', '.join(map(str, sizes[:6]))}, … {', '.join(map(str, sizes[-3:]))}"
+    return ", ".join(map(str, sizes))
+
+
+class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
+    """One run of group-relative training.
+
+    Args:
+        prompts: each id once.
+        reward: of whole groups; every process rewards the groups that it rolled out.
+        open_environment: runs the calls of prompts that declare tools; None: there are no such.
+        runner: whose event loop the reward lives in, if it holds connections; None makes one.
+        method: of the manifest and the card, such as `rlhf`.
+        parents: what prompts and reward were made from; the policy is added.
+        stats: more for the manifest.
+    """
+
+    scratch = RESUME
+
+    def __init__(
+        self,
+        recipe: GroupTraining,
+        *,
+        prompts: Sequence[Prompt],
+        reward: GroupReward,
+        open_environment: OpenEnvironment | None = None,
+        runner: asyncio.Runner | None = None,
+        method: str = "grpo",
+        parents: Sequence[Parent] = (),
+        stats: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(recipe)
+        self.prompts, self.reward, self.method = prompts, reward, method
+        self.open_environment, self.runner = open_environment, runner or asyncio.Runner()
+        self.parents, self.stats = parents, stats or {}
+
+    def arguments(self, out: Path) -> GRPOConfig:
+        """As `grpo_arguments`."""
+        return grpo_arguments(self.recipe, out=out)
+
+    def identity(self) -> dict[str, Any]:
+        """The recipe, prompts and policy by digest, and what the reward is."""
+        recipe = self.recipe
+        # the guard's limits may change when a stopped run goes on; the prompts come by digest
+        outside = {"out", "guard", *(name for name in _INPUTS if name in type(recipe).model_fields)}
+        server = True if recipe.sampling.server is None else _REACHING
+        left_out: Any = dict.fromkeys(outside, True) | {"sampling": {"server": server}}
+        config = recipe.model_dump(mode="json", exclude=left_out)
+        config["prompts_digest"] = digest_of(prompt_lines(self.prompts))
+        config["reward"] = dict(self.reward.identity)
+        if self.policy is not None:
+            config["model"]["path"] = self.policy.digest
+        return config
+
+    def data_parents(self) -> list[Parent]:
+        """Those that were given."""
+        return list(self.parents)
+
+    def prepare(self, args: GRPOConfig) -> PreparedRun[GroupTrainer]:
+        """Tokenizer, template, policy, what samples, trainer, and the checks of them."""
+        recipe, prompts = self.recipe, self.prompts
+        if not prompts:
+            raise DataError("there are no prompts")
+        check_environments(prompts, self.open_environment)
+        num_iterations = recipe.loss.num_iterations
+        check_enough(
+            len(prompts),
+            name="prompts",
+            batch=recipe.prompts_per_step,
+            batches=args.max_steps // num_iterations,
+            max_epochs=recipe.max_epochs,
+            updates=num_iterations,
+        )
+        path, revision = str(recipe.model.path), recipe.model.revision
+        tokenizer = load_any_tokenizer(path, revision=revision)
+        rendering = Rendering(
+            chat_template=recipe.chat_template, template_variables=recipe.template_variables
+        )
+        template, encoder, vocabulary = rendering_of(rendering, path, revision=revision)
+        lengths = prompt_lengths(prompts, template, encoder)
+        special = self.special_tokens(tokenizer)
+        # the finished checkpoint carries the template that its prompts were rendered with
+        tokenizer.chat_template = template.source
+        model, reach = self.load_policy(special, vocabulary=vocabulary)
+        routers = freeze_routers(model, freeze=recipe.moe.freeze_router)
+        stops = generation_stops(path, model)
+
+        def make_sampler(engine: Engine) -> Sampler:
+            return RenderedSampler(engine, template=template, encoder=encoder, stop_ids=stops)
+
+        open_environment = self.open_environment or (lambda _: None)
+        trainer = GroupTrainer(
+            **self.trainer_parts(args, model, tokenizer),
+            # TRL wants a dataset; what is drawn from it is decided in get_batch_samples
+            train_dataset=Dataset.from_dict({"prompt": [prompt.id for prompt in prompts]}),
+            recipe=recipe,
+            rollouts=Rollouts(prompts, self.reward, make_sampler, open_environment, self.runner),
+            pad_id=special.pad_id,
+        )
+        launched = self.check_launch(trainer)
+        self._check_layout(trainer, launched)
+        preflight = run_preflight(
+            recipe,
+            model=trainer.model,
+            prompts=prompts,
+            lengths=lengths,
+            special=special,
+            routers=routers,
+            reach=reach,
+        )
+        return PreparedRun(trainer, special, launched, preflight, template.digest)
+
+    def _check_layout(self, trainer: GroupTrainer, launched: Launched) -> None:
+        recipe = self.recipe
+        batch = trainer.global_batch * recipe.loss.num_iterations
+        if batch != recipe.prompts_per_step * recipe.num_generations:
+            raise ConfigError(
+                f"a step has {recipe.prompts_per_step} × {recipe.num_generations} rollouts, this "
+                f"launch makes it {batch}: the launcher did not say in WORLD_SIZE how many "
+                "processes it starts; use accelerate launch"
+            )
+        if launched.sharding not in ("none", "zero1", "zero2"):
+            raise ConfigError(
+                f"this run has sharding {launched.sharding}; rollouts are made in this process and "
+                "need whole weights on each device: use recipes/accelerate/ddp.yaml or zero2.yaml"
+            )
+
+    def plan(
+        self, prepared: PreparedRun[GroupTrainer], size: ModelSize, *, measure: bool
+    ) -> RunPlan:
+        """Rollouts, steps; a few rollouts are timed."""
+        return make_plan(prepared, size, measure=measure)
+
+    def outcome(self, prepared: PreparedRun[GroupTrainer], base: str | None) -> RunOutcome:
+        """The figures of the first and last batches of rollouts."""
+        recipe, trainer, loss = self.recipe, prepared.trainer, self.recipe.loss
+        batches = trainer.args.max_steps // loss.num_iterations
+        drawn, rows = batches * recipe.prompts_per_step, len(self.prompts)
+        stats = {
+            "method": self.method,
+            "batches": batches,
+            "prompts_per_step": recipe.prompts_per_step,
+            "num_generations": recipe.num_generations,
+            "rollouts": drawn * recipe.num_generations,
+            "epochs": drawn / rows,
+            **run_stats(trainer.step_rows()),
+            **self.stats,
+        }
+        first, last = stats["first"], stats["last"]
+        summary = [
+            f"Policy: {base}. {batches:,} batches of {recipe.prompts_per_step} prompts × "
+            f"{recipe.num_generations} rollouts, {stats['epochs']:.2f} epochs, "
+            f"{trainer.state.global_step:,} optimiser steps, {trainer.trained_seen:,} tokens in "
+            "the loss.",
+            "",
+            f"Loss: per token over the batch, clip −{loss.clip_low:g}/+{loss.clip_high:g}, KL "
+            f"{loss.kl:g}, truncated completions {loss.overlong}ed, temperature "
+            f"{recipe.sampling.temperature:g}, at most {recipe.sampling.max_tokens} tokens.",
+            "",
+            f"| mean of {stats['averaged']} batches | first | last |",
+            "|---|---|---|",
+            *[
+                f"| {key.replace('_', ' ')} | {first[key]:.4f} | {last[key]:.4f} |"
+                for key in first
+                if key in last
+            ],
+        ]
+        return RunOutcome(rows=rows, reached=min(rows, drawn), stats=stats, summary=summary)
+
+    def closing_lines(self, manifest: Manifest) -> list[str]:
+        """How reward and lengths moved."""
+        first, last = manifest.stats["first"], manifest.stats["last"]
+        return [
+            f"means of the first and last {manifest.stats['averaged']} batches:",
+            *[
+                f"{name:<18} {first[name]:.3f} → {last[name]:.3f}"
+                for name in (*_CLOSING, "truncated")
+                if name in first and name in last
+            ],
+        ]

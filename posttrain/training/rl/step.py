@@ -1,0 +1,221 @@
+"""One step of group-relative training, top to bottom: prompts are drawn, the policy rolls them out,
+groups are rewarded, rewards become advantages, and what is in the loss becomes micro-batches.
+
+    steps = StepMaker(recipe, rollouts, sampler, accelerator=…, clock=…, micro_batches=8, pad_id=0)
+    step = steps.make(3)
+    step.batches[0]   → [{"input_ids": …}, …]   this process's micro-batches of the first update
+    step.tokens[0]    → 41210                   in that update's loss, over all processes
+    step.metrics      → {"reward": 3.4, "truncated": 0.02, …}   over all processes
+
+A rollout depends on the run's seed, the step, the position, the prompt and its index, not on what
+is sampled beside it: any layout of processes gives the same, up to floating point.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from accelerate.utils import gather_object
+
+from posttrain.config.grpo import GroupTraining
+from posttrain.group_rewards import Group, GroupReward
+from posttrain.rollouts import Prompt
+from posttrain.sampling.rollout import OpenEnvironment, RolloutLimits, Task, roll_out
+from posttrain.sampling.sampler import Engine, Parameters, Sampler, seed_of
+from posttrain.training.order import EpochOrder
+from posttrain.training.rl.batch import (
+    Batch,
+    ScoredGroup,
+    collate,
+    micro_batches,
+    trained_rows,
+    with_advantages,
+)
+from posttrain.training.rl.files import StepClock
+from posttrain.training.rl.metrics import Stats, batch_metrics, group_stats
+
+Place = tuple[int, int]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Rollouts:
+    """What rollouts are sampled for and rewarded by.
+
+    Attributes:
+        make_sampler: renders and parses around the live policy.
+        open_environment: runs the calls of a prompt that declares tools.
+        runner: in whose event loop sampling and rewarding run, step after step.
+    """
+
+    prompts: Sequence[Prompt]
+    reward: GroupReward
+    make_sampler: Callable[[Engine], Sampler]
+    open_environment: OpenEnvironment
+    runner: asyncio.Runner
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnPrompt:
+    """A prompt of a step; `position` numbers the step's groups from 0, over all processes."""
+
+    position: int
+    prompt: Prompt
+
+
+@dataclass(slots=True)
+class RolloutStep:
+    """The rollouts of a step while they are trained on.
+
+    Attributes:
+        groups: this process's, in order of position.
+        batches: micro-batches of each update on this process.
+        tokens: in the loss of each update, over all processes.
+        tokens_seen: of all prompts and completions, over all processes.
+        metrics: over all processes.
+        ratios: of rollouts that have been trained on, by position and index.
+    """
+
+    groups: list[ScoredGroup]
+    batches: list[list[Batch]]
+    tokens: list[int]
+    tokens_seen: int
+    metrics: dict[str, float]
+    ratios: dict[Place, dict[str, Any]] = field(default_factory=dict[Place, dict[str, Any]])
+
+
+class StepMaker:
+    """Makes one step after the other; what it makes depends on the step's number alone.
+
+    Args:
+        sampler: of the live policy.
+        micro_batches: of an update on each process.
+    """
+
+    def __init__(
+        self,
+        recipe: GroupTraining,
+        rollouts: Rollouts,
+        sampler: Sampler,
+        *,
+        accelerator: Any,
+        clock: StepClock,
+        micro_batches: int,
+        pad_id: int,
+    ) -> None:
+        self.recipe, self.rollouts, self.sampler = recipe, rollouts, sampler
+        self.accelerator, self.clock = accelerator, clock
+        self.micro_batches, self.pad_id = micro_batches, pad_id
+
+    def make(self, number: int) -> RolloutStep:
+        """Step `number`, from 0, ready to be trained on. Every process must call it.
+
+        Raises:
+            JudgeError: from the reward, in every process alike.
+            TrainingError: no rollout of this process could be sampled.
+        """
+        loss, updates = self.recipe.loss, self.recipe.loss.num_iterations
+        reward, run = self.rollouts.reward, self.rollouts.runner.run
+        self.clock.start(number * updates + 1)
+
+        prompts = self.draw(number)
+        with self.clock.part("rollout"):
+            groups = run(self.roll_out(number, prompts))
+        with self.clock.part("reward"):
+            rewards = run(reward.reward(groups, seed=seed_of(self.recipe.seed, "reward", number)))
+        positions = [drawn.position for drawn in prompts]
+        scored = with_advantages(positions, groups, rewards)
+
+        # the numbers of all processes' groups, in order of position
+        local = [group_stats(group, overlong=loss.overlong) for group in scored]
+        stats: list[Stats] = sorted(gather_object(local), key=lambda group: group["position"])
+        failures = [failure for group in stats for failure in group["failures"]]
+        reward.settle(sum(group["asked"] for group in stats), failures)
+
+        return RolloutStep(
+            groups=scored,
+            batches=[self._in_loss(part) for part in split(scored, updates)],
+            tokens=[total(part, "trained") for part in split(stats, updates)],
+            tokens_seen=total(stats, "tokens") + total(stats, "prompt_tokens"),
+            metrics=batch_metrics(stats),
+        )
+
+    def draw(self, number: int) -> list[DrawnPrompt]:
+        """This process's prompts of a step, update after update."""
+        recipe, prompts = self.recipe, self.rollouts.prompts
+        per_step = recipe.prompts_per_step
+        rows = rows_drawn(count=len(prompts), per_step=per_step, step=number, seed=recipe.seed)
+        positions = share(
+            per_step=per_step,
+            num_iterations=recipe.loss.num_iterations,
+            processes=self.accelerator.num_processes,
+            process=self.accelerator.process_index,
+        )
+        return [DrawnPrompt(at, prompts[rows[at]]) for part in positions for at in part]
+
+    async def roll_out(self, number: int, drawn: Sequence[DrawnPrompt]) -> list[Group]:
+        """The groups of some of a step's prompts, all of their rollouts in one go."""
+        sampling, n, seed = self.recipe.sampling, self.recipe.num_generations, self.recipe.seed
+        parameters = Parameters(sampling.temperature, max_tokens=sampling.max_tokens, logps=True)
+        tasks = [
+            Task(one.prompt, index, seed_of(seed, "rollout", number, one.position))
+            for one in drawn
+            for index in range(n)
+        ]
+        completions = await roll_out(
+            tasks,
+            self.sampler,
+            open_environment=self.rollouts.open_environment,
+            limits=RolloutLimits(parameters, max_turns=sampling.max_turns),
+        )
+        return [
+            Group(one.prompt, tuple(completions[k * n : (k + 1) * n]))
+            for k, one in enumerate(drawn)
+        ]
+
+    def _in_loss(self, groups: Sequence[ScoredGroup]) -> list[Batch]:
+        """The micro-batches of an update: the rows in the loss of its groups."""
+        rows = trained_rows(groups, overlong=self.recipe.loss.overlong)
+        parts = micro_batches(rows, groups, count=self.micro_batches)
+        return [collate(part, pad_id=self.pad_id) for part in parts]
+
+
+def rows_drawn(*, count: int, per_step: int, step: int, seed: int) -> list[int]:
+    """Rows of the prompts of one step, in order of position: whole permutations one after the
+    other, the same for every layout of processes.
+
+    Args:
+        count: prompts there are.
+        step: which step, from 0.
+    """
+    order = EpochOrder(packs=count, global_batch=1, seed=seed)
+    rows: list[int] = []
+    epoch, skip = divmod(step * per_step, count)
+    while len(rows) < per_step:
+        order.set_epoch(epoch)
+        rows += list(order)[skip : skip + per_step - len(rows)]
+        epoch, skip = epoch + 1, 0
+    return rows
+
+
+def share(*, per_step: int, num_iterations: int, processes: int, process: int) -> list[list[int]]:
+    """Positions that one process rolls out, a list an update, all of the same length. A process has
+    whole groups: their rewards are relative to each other."""
+    size = per_step // (num_iterations * processes)
+    assert size * num_iterations * processes == per_step, "checked by `accumulation`"
+    starts = [(update * processes + process) * size for update in range(num_iterations)]
+    return [list(range(start, start + size)) for start in starts]
+
+
+def split(items: list[T], parts: int) -> list[list[T]]:
+    """Neighbouring items in equal parts."""
+    size = len(items) // parts
+    return [items[k * size : (k + 1) * size] for k in range(parts)]
+
+
+def total(stats: Sequence[Stats], name: str) -> int:
+    """Of a number that each rollout has, over groups."""
+    return sum(sum(group[name]) for group in stats)

@@ -1,0 +1,270 @@
+"""TRL's `GRPOTrainer` with rollouts, rewards, advantages and loss of whole batches.
+
+TRL prepares model, reference, adapter, optimiser and loop. It deals single completions to processes
+and rewards them there; here one batch is `prompts_per_step` whole groups, made and rewarded before
+its first micro-batch (`get_batch_samples`), and the loss is a sum over the tokens of the global
+batch (`compute_loss`).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch.utils.data import DataLoader
+from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.utils import use_adapter
+
+from posttrain.config.grpo import GroupTraining
+from posttrain.errors import ConfigError, TrainingError
+from posttrain.tokens.encode import IGNORED
+from posttrain.training.log import StepLines
+from posttrain.training.moe import ExpertBias
+from posttrain.training.rl.batch import Batch
+from posttrain.training.rl.files import (
+    StepClock,
+    group_row,
+    join_parts,
+    rollout_file,
+    write_part,
+)
+from posttrain.training.rl.health import HealthGuard, why_untrained
+from posttrain.training.rl.loss import Importance, TokenSums, importance, ratio_rows, token_loss
+from posttrain.training.rl.metrics import step_line
+from posttrain.training.rl.policy import LiveEngine, ServedPolicy
+from posttrain.training.rl.step import Rollouts, RolloutStep, StepMaker
+from posttrain.training.trainer import Resumable, score_labels, silence_attention_dropout
+
+
+class GroupTrainer(Resumable, GRPOTrainer):
+    """A batch is `prompts_per_step` × `num_generations` rollouts, whatever the layout of processes.
+
+    Args:
+        recipe: what is trained and how.
+        rollouts: prompts and reward.
+    """
+
+    def __init__(
+        self, *args: Any, recipe: GroupTraining, rollouts: Rollouts, pad_id: int, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, reward_funcs=[_never], **kwargs)
+        self.clock = StepClock(Path(recipe.out))
+        self.print_steps(StepLines(step_line, timing=self.clock.text))
+        silence_attention_dropout(self.model)
+        plain = self.base_model
+        self.use_cpu_heads(plain, self.ref_model, temperature=recipe.sampling.temperature)
+        self.recipe = recipe
+        self.rollouts = rollouts
+        self.pad_id = pad_id
+        self.guard = HealthGuard(recipe.guard)
+        self.expert_bias = ExpertBias(plain, rate=recipe.moe.bias_update_rate)
+        if isinstance(self.model, PeftModel) and self.expert_bias.routers:
+            raise ConfigError(
+                "moe.bias_update_rate moves biases of the base model, and an adapter's checkpoints "
+                "do not hold those: set moe.bias_update_rate=0, or train without an adapter"
+            )
+        server = recipe.sampling.server
+        self.server = None if server is None else ServedPolicy(server)
+        live = LiveEngine(
+            plain,
+            batch_size=recipe.sampling.batch_size,
+            autocast=self.compute_loss_context_manager,
+        )
+        self.steps = StepMaker(
+            recipe,
+            rollouts,
+            rollouts.make_sampler(self.server or live),
+            accelerator=self.accelerator,
+            clock=self.clock,
+            micro_batches=self.args.gradient_accumulation_steps,
+            pad_id=pad_id,
+        )
+        self._sums = TokenSums(kl=bool(recipe.loss.kl))
+        self._current: RolloutStep | None = None
+        self._violation: dict[str, float] = {}
+
+    # ---- the loop's shape: TRL's data loader is not asked for anything ----
+
+    def get_train_dataloader(self) -> DataLoader[int]:
+        """As many items as there are micro-batches, so that the loop has its length."""
+        count = self.args.max_steps * self.args.gradient_accumulation_steps
+        return DataLoader(range(count), batch_size=1)  # pyright: ignore[reportArgumentType]  # a range has items and a length
+
+    def _prepare_inputs(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        # TRL would generate here; the batches are made, and only placed on the device
+        return super(GRPOTrainer, self)._prepare_inputs(*args, **kwargs)
+
+    def place(self, batch: Batch) -> Batch:
+        """The batch on this process's device."""
+        return self._prepare_inputs(batch)
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Any]:
+        """The micro-batches of the next update; rolls out a step when it is due."""
+        number, update = divmod(self.state.global_step, self.recipe.loss.num_iterations)
+        if update == 0:
+            self._publish(number)
+            self._current = step = self.steps.make(number)
+            self.tokens_seen += step.tokens_seen
+            self.trained_seen += sum(step.tokens)
+            if len(step.batches) > 1:
+                self._score_before_updates(step)
+        assert self._current is not None, "checkpoints are written between batches of rollouts"
+        batches = self._current.batches[update]
+        assert len(batches) == num_batches
+        return batches, None
+
+    def _score_before_updates(self, step: RolloutStep) -> None:
+        """Keep the policy's own view of its rollouts, which updates will change."""
+        with torch.no_grad(), self.compute_loss_context_manager():
+            for batches in step.batches:
+                for batch in batches:
+                    batch["previous"] = self.score(self.model, self.place(batch))[0].cpu()
+
+    def _publish(self, number: int) -> None:
+        """Let the server that rolls out, if there is one, have the policy as it is now."""
+        if self.server is None:
+            return
+        name = self.server.name_of(number)
+        before = self.server.name_of(number - 1) if number else None
+        folder = Path(self.args.output_dir) / "policy"
+        if self.is_world_process_zero():
+            self.accelerator.unwrap_model(self.model).save_pretrained(str(folder / name))
+            loading = self.server.load(name, folder / name, instead_of=before)
+            self.rollouts.runner.run(loading)
+            if before is not None:
+                shutil.rmtree(folder / before, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+        self.server.use(name)
+
+    def why_untrained(self) -> str:
+        """From the shares that the log's rows give."""
+        return why_untrained(self.step_rows(), overlong=self.recipe.loss.overlong)
+
+    def step_rows(self) -> list[dict[str, Any]]:
+        """The log's rows of whole batches of rollouts so far."""
+        return [row for row in self.state.log_history if "rollouts" in row]
+
+    def close(self) -> None:
+        """Give connections back; the trainer is then of no more use."""
+        if self.server is not None:
+            self.rollouts.runner.run(self.server.close())
+
+    # ---- loss ----
+
+    def score(
+        self, model: Any, inputs: dict[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Log-probability, entropy and whether it was sampled, of each token behind the first."""
+        log_probs, entropy = score_labels(model, inputs, "log_probs", "entropy")
+        return log_probs, entropy, inputs["labels"][:, 1:] != IGNORED
+
+    def _score_reference(self, inputs: dict[str, Any]) -> torch.Tensor | None:
+        if not self.recipe.loss.kl:
+            return None
+        with torch.no_grad():
+            if self.ref_model is not None:
+                return score_labels(self.ref_model, inputs, "log_probs")[0]
+            with use_adapter(self.accelerator.unwrap_model(self.model), adapter_name=None):
+                return score_labels(self.model, inputs, "log_probs")[0]
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> torch.Tensor:
+        """The micro-batch's part of the update's loss; see `rl/loss.py`."""
+        assert not return_outputs
+        assert self._current is not None
+        config = self.recipe.loss
+        with self.expert_bias.counting(inputs["attention_mask"]):
+            current, entropy, mask = self.score(model, inputs)
+        # looked for here: importance sampling would take it for a token that strays
+        if not torch.isfinite(current.detach()[mask]).all():
+            raise TrainingError(
+                f"step {self.state.global_step + 1}: the policy's log-probabilities are not "
+                "finite; lower the learning rate, or train in float32"
+            )
+        previous = inputs.get("previous", current.detach())
+        sampled = inputs["sampled"][:, 1:]
+        weights = importance(previous, sampled, mask, config.importance)
+        terms = token_loss(
+            current,
+            previous,
+            inputs["advantages"],
+            weights.weight,
+            config,
+            self._score_reference(inputs),
+        )
+        self._note(inputs["places"], mask, weights)
+        self._sums.add(mask, entropy, weights, terms)
+        counted = mask & weights.kept[:, None]
+        # DDP averages gradients over processes, the sum is over the global batch
+        tokens = self._current.tokens[self.state.global_step % config.num_iterations]
+        scale = self.accelerator.num_processes / max(tokens, 1)
+        return torch.where(counted, terms.loss, 0.0).sum() * scale
+
+    def _note(self, places: list[Any], mask: torch.Tensor, weights: Importance) -> None:
+        """Keep each rollout's ratios, to be written beside it."""
+        assert self._current is not None
+        for place, row in zip(places, ratio_rows(mask, weights), strict=True):
+            if row is not None:
+                self._current.ratios[place] = row
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As the parent; the last micro-batch of a batch of rollouts puts it on disk."""
+        with self.clock.part("train"):
+            loss = super().training_step(*args, **kwargs)
+        if self.accelerator.sync_gradients:
+            self._violation = self.expert_bias.move(self.accelerator)
+            if (self.state.global_step + 1) % self.recipe.loss.num_iterations == 0:
+                self._write()
+        return loss
+
+    def _write(self) -> None:
+        assert self._current is not None
+        number = self.state.global_step + 2 - self.recipe.loss.num_iterations
+        file = rollout_file(Path(self.recipe.out), number)
+        rows = [
+            group_row(one, step=number, stats=self._current.ratios) for one in self._current.groups
+        ]
+        write_part(file, rows, process=self.accelerator.process_index)
+        self.accelerator.wait_for_everyone()
+        if self.is_world_process_zero():
+            join_parts(file, processes=self.accelerator.num_processes)
+        self.accelerator.wait_for_everyone()
+
+    # ---- log ----
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """As the parent, with the figures of the batch; then the guard looks at them."""
+        # the parent's own would be seconds, and means of micro-batch means
+        self._metrics["train"].clear()
+        step, num_iterations = self.state.global_step, self.recipe.loss.num_iterations
+        whole = "loss" in logs and step % num_iterations == 0
+        if "loss" in logs:
+            assert self._current is not None
+            logs |= self._sums.drain(self.accelerator) | self._violation
+            logs |= {"tokens": self.tokens_seen, "trained": self.trained_seen}
+            logs |= self._current.metrics if whole else {}
+        epoch = self.state.epoch
+        drawn_so_far = -(-step // num_iterations) * self.recipe.prompts_per_step
+        self.state.epoch = drawn_so_far / len(self.rollouts.prompts)
+        super().log(logs, start_time)
+        self.state.epoch = epoch
+        if whole:
+            self.clock.write(main=self.is_world_process_zero())
+            for warning in self.guard.check(self.step_rows()):
+                if self.is_world_process_zero():
+                    print(f"warning      {warning}", flush=True)
+
+
+def _never(*_args: Any, **_kwargs: Any) -> list[float]:
+    raise AssertionError("groups are rewarded, not single completions")

@@ -1,0 +1,210 @@
+"""TRL's `SFTTrainer` on packed shards, with what it lacks and nothing else.
+
+What this adds, method by method: the order of packs (`_get_train_sampler`), a token-weighted
+evaluation loss (`evaluation_loop`), the expert balance term (`compute_loss`), and exact counts
+(`get_batch_samples`, `log`). Checkpoints that are whole are `Resumable`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Sampler
+from transformers.trainer_utils import EvalLoopOutput
+from trl.trainer.sft_trainer import SFTTrainer
+
+from posttrain.errors import ConfigError
+from posttrain.tokens.encode import IGNORED
+from posttrain.training.document_masking import real_tokens, sequence_ids
+from posttrain.training.moe import ExpertBalance
+from posttrain.training.order import EpochOrder
+from posttrain.training.trainer import Resumable
+
+
+class PackedSFTTrainer(Resumable, SFTTrainer):
+    """One optimiser step = `global_batch` packs, whatever the layout of processes.
+
+    Args:
+        balance_coefficient: weight of the expert balance term; 0 leaves the routers unhooked.
+        keep_epochs: epochs after which `keep_model(epoch)` is called, before any later checkpoint.
+        keep_model: writes the model of a finished epoch; called on every process.
+    """
+
+    train_dataset: Any
+    eval_dataset: Any
+    data_collator: Any
+
+    def __init__(
+        self,
+        *args: Any,
+        balance_coefficient: float = 0.0,
+        keep_epochs: Sequence[int] = (),
+        keep_model: Callable[[PackedSFTTrainer, int], None] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        reentrant = (self.args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
+        if balance_coefficient and self.args.gradient_checkpointing and reentrant:
+            raise ConfigError(
+                "balance.coefficient cannot be used here: TRL forces reentrant gradient "
+                "checkpointing (PEFT with ZeRO-3), under which the routers have no graph"
+            )
+        self.use_cpu_heads(self.base_model)
+        self.balance_coefficient = balance_coefficient
+        self.balance = ExpertBalance(self.model) if balance_coefficient else None
+        self.keep_epochs = tuple(keep_epochs)
+        self.keep_model = keep_model
+        self._kept: set[int] = set()
+        self._step_sequences = 0
+        self._eval_sums: list[tuple[float, int]] = []
+        self._order: EpochOrder | None = None
+
+    # ---- which packs a step sees ----
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
+        packs = len(self.train_dataset) - 1
+        self._order = EpochOrder(
+            packs=packs, global_batch=self.global_batch, seed=self.args.data_seed
+        )
+        return self._order
+
+    def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int]:
+        batch = self.args.eval_batch_size * self.args.world_size
+        return EpochOrder(packs=len(eval_dataset) - 1, global_batch=batch, seed=None)
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        # accelerate loses the epoch on the way to a sampler inside a resumed, sharded loader
+        if self._order is not None:
+            self._order.set_epoch(kwargs["epoch"])
+        super()._run_epoch(*args, **kwargs)
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Any]:
+        """As the parent; also counts tokens and sequences of the global batch."""
+        batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        counts = torch.tensor(
+            [
+                sum(real_tokens(batch) for batch in batches),
+                sum(int((batch["labels"] != IGNORED).sum()) for batch in batches),
+                sum(sequence_ids(batch)[1] for batch in batches),
+            ],
+            device=device,
+        )
+        tokens, trained, sequences = self.accelerator.reduce(counts, "sum").tolist()
+        self.tokens_seen += tokens
+        self.trained_seen += trained
+        self._step_sequences = sequences
+        return batches, items
+
+    # ---- losses ----
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """The parent's loss per trained token, plus the balance term while training."""
+        if self.balance is None or not self.model.training:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        assert not return_outputs
+        ids, count = sequence_ids(inputs)
+        with self.balance.collect():
+            loss = super().compute_loss(model, inputs, False, num_items_in_batch)
+        term = self.balance.take(ids, count)
+        # DDP averages gradients over processes: scale so that the mean is over the global batch
+        share = self.accelerator.num_processes / max(self._step_sequences, 1)
+        balance = term.total * share
+        self._metrics["train"]["balance"].append(
+            self.accelerator.reduce(balance.detach(), "mean").item()
+            * self.current_gradient_accumulation_steps
+        )
+        self._metrics["train"]["max_violation"].append(
+            self.accelerator.reduce(
+                torch.tensor(term.max_violation, device=loss.device), "mean"
+            ).item()
+        )
+        return loss + self.balance_coefficient * balance
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Mean loss per trained token of the whole split (the parent averages batch means)."""
+        model = self._wrap_model(self.model, training=False)
+        if len(self.accelerator._models) == 0 and model is self.model:
+            model = self.accelerator.prepare_model(model, evaluation_mode=True)
+        model.eval()
+        total, count = torch.zeros((), device=self.args.device), 0
+        for inputs in dataloader:
+            inputs = self._prepare_inputs(inputs)
+            trained = int((inputs["labels"] != IGNORED).sum())
+            with torch.no_grad(), self.compute_loss_context_manager():
+                loss = self.compute_loss(model, inputs)
+            # the parent's loss is a mean over the batch: undo it, token by token
+            total += loss.detach() * trained
+            count += trained
+        sums = torch.tensor([float(total), float(count)], dtype=torch.float64)
+        loss_sum, trained = self.accelerator.reduce(sums.to(self.args.device), "sum").tolist()
+        self._eval_sums.append((loss_sum, int(trained)))
+        # TRL adds its own means of batch means on log; only exact ones are wanted here
+        self._metrics["eval"].clear()
+        metrics = {
+            f"{metric_key_prefix}_loss": loss_sum / max(trained, 1),
+            f"{metric_key_prefix}_trained": int(trained),
+        }
+        return EvalLoopOutput(
+            predictions=np.empty(0),
+            label_ids=None,
+            metrics=metrics,
+            num_samples=len(dataloader.dataset) - 1,
+        )
+
+    def evaluate(
+        self,
+        eval_dataset: Any = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """As the parent, by group; adds `eval_loss` over all groups, weighted by trained tokens."""
+        by_group = isinstance(self.eval_dataset if eval_dataset is None else eval_dataset, dict)
+        if not by_group:
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        self._eval_sums.clear()
+        metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        total = sum(loss for loss, _ in self._eval_sums)
+        trained = sum(count for _, count in self._eval_sums)
+        overall = {f"{metric_key_prefix}_loss": total / max(trained, 1)}
+        self.log(dict(overall))
+        return metrics | overall
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """As the parent, with token counts that survive a resume."""
+        if "loss" in logs:
+            logs |= {"tokens": self.tokens_seen, "trained": self.trained_seen}
+        # the parent's own count restarts at 0 on resume and counts padding
+        self._metrics["train"].pop("num_tokens", None)
+        super().log(logs, start_time)
+
+    # ---- checkpoints ----
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        # kept epochs come first: a resume checkpoint then implies that they exist
+        if self.keep_model is not None and (epoch := self._epoch_to_keep()) is not None:
+            self.keep_model(self, epoch)
+            self._kept.add(epoch)
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+
+    def _epoch_to_keep(self) -> int | None:
+        epoch = float(self.state.epoch or 0.0)
+        due = epoch.is_integer() and int(epoch) in self.keep_epochs and int(epoch) not in self._kept
+        return int(epoch) if due else None

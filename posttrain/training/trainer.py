@@ -1,0 +1,284 @@
+"""What the trainers of all methods share: whole checkpoints, a log that survives a resume, saving.
+
+class PackedSFTTrainer(Resumable, SFTTrainer): …
+
+train_to_the_end(trainer, Path("runs/tiny/sft"), base=recipe.model, special=special)
+→ config.json generation_config.json model.safetensors tokenizer.json … [adapter/]
+
+A trained model lies on disk as plain transformers reads it. With an adapter, the adapter goes to
+`adapter/` and the directory itself holds the merged model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers import PrinterCallback, ProgressCallback, Trainer
+from transformers.integrations.integration_utils import TensorBoardCallback
+
+from posttrain.config.sft import ModelConfig
+from posttrain.errors import DataError, TrainingError
+from posttrain.models.adapters import merge_adapter
+from posttrain.models.load import set_special_tokens
+from posttrain.tokens.tokenizer import SpecialTokens
+from posttrain.training.checkpoints import (
+    Progress,
+    latest_complete,
+    mark_complete,
+    remove_broken,
+    rotate,
+)
+from posttrain.training.cpu_head import use_cpu_head
+from posttrain.training.log import StepLines
+
+ADAPTER = "adapter"
+TENSORBOARD = "tensorboard"
+MODEL_INPUTS = ("input_ids", "attention_mask", "position_ids")
+# what the trainer adds and plain transformers does not need; it also holds host-dependent values
+_NOT_MODEL = ("training_args.bin", "README.md")
+
+
+class Resumable(Trainer):
+    """Mixed in before a TRL trainer. Running counts live here, for the trainer stores none."""
+
+    # transformers declares these as optional or as wide unions; here they are always set
+    model: Any
+    accelerator: Any
+    args: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if getattr(self.model, "is_loaded_in_4bit", False) and self.args.deepspeed_plugin is None:
+            # TRL casts a QLoRA adapter to bfloat16, where small steps are rounded away
+            for parameter in self.model.parameters():
+                if parameter.requires_grad:
+                    parameter.data = parameter.data.float()
+        self.tokens_seen = 0
+        self.trained_seen = 0
+
+    @property
+    def global_batch(self) -> int:
+        """Rows of data an optimiser step, over all processes."""
+        return self.get_total_train_batch_size(self.args)
+
+    @property
+    def base_model(self) -> Any:
+        """The model without an adapter around it."""
+        adapted = isinstance(self.model, PeftModel)
+        return self.model.get_base_model() if adapted else self.model
+
+    def use_cpu_heads(self, *models: Any, temperature: float = 1.0) -> None:
+        """On a CPU without sharding, have these models score trained positions only."""
+        whole = self.accelerator.distributed_type in ("NO", "MULTI_CPU")
+        if whole and self.args.device.type == "cpu":
+            for model in models:
+                if model is not None:
+                    use_cpu_head(self.accelerator.unwrap_model(model), temperature=temperature)
+
+    def print_steps(self, lines: StepLines) -> None:
+        """Print one line a step in place of the trainer's own printing."""
+        for printing in (PrinterCallback, ProgressCallback):
+            self.remove_callback(printing)
+        self.add_callback(lines)
+
+    def restore_progress(self, progress: Progress) -> None:
+        """Take up the running counts of a resumed checkpoint."""
+        self.tokens_seen = progress.tokens
+        self.trained_seen = progress.trained
+
+    def close(self) -> None:
+        """Give back what outlives a step, such as connections; nothing here."""
+
+    def why_untrained(self) -> str:
+        """The cause, for the error of a run that has trained no token."""
+        return "no token of its data has a label"
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        if self.control.should_save:
+            # a row at every save, so that a resumed log has the same rows
+            self.control.should_log = True
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        if self.state.global_step >= self.state.max_steps:
+            # the finished model follows at once; resuming here would train one step too many
+            return
+        folder = Path(self.args.output_dir)
+        checkpoint = folder / f"checkpoint-{self.state.global_step}"
+        if self.args.should_save and checkpoint.exists():
+            shutil.rmtree(checkpoint)
+        self.accelerator.wait_for_everyone()
+        # the parent would delete the previous checkpoint before this one is known to be whole
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        with _names_as_they_are(self.accelerator.unwrap_model(self.model)):
+            super()._save_checkpoint(model, trial)
+        self.args.save_total_limit = limit
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            mark_complete(
+                checkpoint,
+                Progress(
+                    step=self.state.global_step,
+                    tokens=self.tokens_seen,
+                    trained=self.trained_seen,
+                    world_size=self.args.world_size,
+                ),
+            )
+            rotate(folder, keep=limit)
+        self.accelerator.wait_for_everyone()
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """The parent warns of weights that were not loaded, and would train on without them.
+
+        Raises:
+            DataError: the checkpoint lacks weights of the model, or has others.
+        """
+        state = self.accelerator.unwrap_model(self.model).state_dict()
+        absent = set(load_result.missing_keys)
+        # a tied weight is stored once, under the other name
+        present = {tensor.data_ptr() for name, tensor in state.items() if name not in absent}
+        lost = sorted(name for name in absent if state[name].data_ptr() not in present)
+        if lost or load_result.unexpected_keys:
+            raise DataError(
+                f"a checkpoint in {self.args.output_dir} does not hold this model's weights: it "
+                f"lacks {len(lost)} of them ({', '.join(lost[:2])}) and has "
+                f"{len(load_result.unexpected_keys)} others; delete it to go on from the one "
+                "before, or from the beginning"
+            )
+
+    def create_model_card(self, *_args: Any, **_kwargs: Any) -> None:
+        """Nothing: the stage writes its own card, with lineage, when it finishes."""
+
+
+@contextlib.contextmanager
+def _names_as_they_are(model: Any) -> Iterator[None]:
+    """Save weights under the names that they have in memory, for this checkpoint is loaded by name.
+
+    transformers saves some models (NemotronH, mixtures of experts) under the names of their first
+    files, and its trainer resumes by the names in memory: it then finds nothing, and says so in a
+    warning (transformers 5.23).
+    """
+    if isinstance(model, PeftModel):
+        yield
+        return
+    model.save_pretrained = functools.partial(model.save_pretrained, save_original_format=False)
+    try:
+        yield
+    finally:
+        del model.save_pretrained
+
+
+def score_labels(model: Any, inputs: dict[str, Any], *fields: str) -> tuple[torch.Tensor, ...]:
+    """Fields of the fused head's output, such as `log_probs`, at each label from the second column
+    on: each `[rows, columns - 1]`, 0 where nothing is trained."""
+    given = {key: inputs[key] for key in MODEL_INPUTS if key in inputs}
+    labels = inputs["labels"]
+    out = model(**given, labels=labels, use_cache=False, fused_lm_head=True)
+    # prompt-learning adapters put virtual tokens in front
+    return tuple(getattr(out, field)[:, -(labels.size(1) - 1) :] for field in fields)
+
+
+def silence_attention_dropout(model: torch.nn.Module) -> None:
+    """TRL switches `nn.Dropout` off; attention layers read a number of their own."""
+    modules: list[Any] = list(model.modules())
+    for module in modules:
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
+
+
+def train_to_the_end(
+    trainer: Resumable, out: Path, *, base: ModelConfig, special: SpecialTokens
+) -> None:
+    """Train, resuming from a whole checkpoint if there is one, and write the model to `out`.
+
+    Runs on every process.
+
+    Raises:
+        ConfigError: the checkpoint was written by another number of processes.
+        TrainingError: the whole run, its part before a resume included, trained no token.
+    """
+    work = Path(trainer.args.output_dir)
+    for callback in trainer.callback_handler.callbacks:
+        # its own default lies in the resume folder, which goes with the run's end; a folder that
+        # the user has set in TENSORBOARD_LOGGING_DIR stays
+        if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
+            callback.logging_dir = str(out / TENSORBOARD)
+    if trainer.is_world_process_zero():
+        remove_broken(work)
+    trainer.accelerator.wait_for_everyone()
+    latest = latest_complete(work, world_size=trainer.args.world_size)
+    if latest is None:
+        trainer.train()
+    else:
+        checkpoint, progress = latest
+        trainer.restore_progress(progress)
+        trainer.train(resume_from_checkpoint=str(checkpoint))
+    # the count is global and restored from the checkpoint: every process stops here, or none
+    if not trainer.trained_seen:
+        raise TrainingError(
+            f"no token was trained in {trainer.state.global_step} steps, so {out} gets no model: "
+            f"{trainer.why_untrained()}. Start the corrected recipe with another out="
+        )
+    write_model(trainer, out, out=out, base=base, special=special)
+
+
+def write_model(
+    trainer: Resumable, target: Path, *, out: Path, base: ModelConfig, special: SpecialTokens
+) -> None:
+    """Write the model to `target`, the stage's `out` or a folder in it. Runs on every process.
+
+    Args:
+        base: what an adapter is merged into.
+    """
+    partial = out / f".{target.name}.partial"
+    first = trainer.is_world_process_zero()
+    if first:
+        shutil.rmtree(partial, ignore_errors=True)
+    trainer.accelerator.wait_for_everyone()
+    adapted = isinstance(trainer.accelerator.unwrap_model(trainer.model), PeftModel)
+    trainer.save_model(str(partial / ADAPTER if adapted else partial), _internal_call=True)
+    if first:
+        if adapted:
+            _write_merged(partial, base, special)
+        for name in _NOT_MODEL:
+            for path in (partial / name, partial / ADAPTER / name):
+                path.unlink(missing_ok=True)
+        _move_into_place(partial, target)
+    trainer.accelerator.wait_for_everyone()
+
+
+def _write_merged(partial: Path, base: ModelConfig, special: SpecialTokens) -> None:
+    _order_lists(partial / ADAPTER / "adapter_config.json")
+    merged = merge_adapter(partial / ADAPTER, base)
+    set_special_tokens(merged, special)
+    merged.save_pretrained(str(partial))
+    for path in sorted((partial / ADAPTER).iterdir()):
+        if path.name.startswith(
+            ("tokenizer", "chat_template", "special_tokens", "vocab", "merges")
+        ):
+            path.replace(partial / path.name)
+
+
+def _order_lists(config: Path) -> None:
+    """PEFT keeps module names in sets: their order in the file differs between processes."""
+    read = json.loads(config.read_text("utf-8"))
+    ordered = {k: sorted(v) if isinstance(v, list) else v for k, v in read.items()}
+    config.write_text(json.dumps(ordered, indent=2, sort_keys=True), encoding="utf-8")
+
+
+def _move_into_place(partial: Path, target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for path in sorted(partial.iterdir()):
+        goal = target / path.name
+        if goal.is_dir():
+            shutil.rmtree(goal)
+        path.replace(goal)
+    partial.rmdir()

@@ -1,0 +1,186 @@
+"""The loss and its gradient against the formula, on a real model, pair by pair."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from trl.trainer.utils import add_fused_lm_head
+
+from posttrain.config.dpo import LossConfig
+from posttrain.pairs import Pair, Side, pair_to_row
+from posttrain.training.cpu_head import use_cpu_head
+from posttrain.training.dpo.layout import make_pair_collator
+from posttrain.training.dpo.loss import ScoredPairs, pair_terms, score_pairs, total_loss
+from tests.training.dpo.pairs import make_pairs
+from tests.training.tiny import PAD
+
+LAYOUTS = ("shared_prompt", "unpacked")
+
+
+@pytest.fixture
+def model(attention_path: Path) -> PreTrainedModel:
+    model = AutoModelForCausalLM.from_pretrained(attention_path).double()
+    add_fused_lm_head(model)
+    use_cpu_head(model)
+    return model
+
+
+def rows_of(pairs: Sequence[Pair]) -> list[dict]:
+    return [{**pair_to_row(pair), "row": n} for n, pair in enumerate(pairs)]
+
+
+def score(model: PreTrainedModel, pairs: Sequence[Pair], layout: str) -> ScoredPairs:
+    batch = make_pair_collator(layout, PAD)(rows_of(pairs))
+    labels, segment = batch.pop("labels"), batch.pop("segment")
+    batch.pop("row")
+    out = model(**batch, labels=labels, use_cache=False, fused_lm_head=True)
+    return score_pairs(out.log_probs, labels, segment, pairs=len(pairs))
+
+
+def log_prob(model: PreTrainedModel, prompt: Sequence[int], side: Side) -> torch.Tensor:
+    """Naively: the plain model on one sequence, token by token."""
+    ids = torch.tensor([[*prompt, *side.ids]])
+    scores = model(input_ids=ids).logits[0].log_softmax(-1)
+    total = torch.zeros((), dtype=scores.dtype)
+    for n, (token, sampled) in enumerate(zip(side.ids, side.mask, strict=True)):
+        if sampled:
+            total = total + scores[len(prompt) + n - 1, token]
+    return total
+
+
+def gradient(model: PreTrainedModel, value: torch.Tensor) -> torch.Tensor:
+    model.zero_grad()
+    value.backward()
+    parts = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    return torch.cat(parts).clone()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_log_probabilities_are_those_of_each_completion_alone(model, layout):
+    pairs = make_pairs(9)
+    scored = score(model, pairs, layout)
+    for n, pair in enumerate(pairs):
+        for found, side in ((scored.chosen, pair.chosen), (scored.rejected, pair.rejected)):
+            expected = log_prob(model, pair.prompt_ids, side)
+            assert float(found[n].detach()) == pytest.approx(float(expected.detach()), abs=1e-5)
+
+
+def test_a_prompt_of_one_token_and_completions_of_one_token(model):
+    one = Side(ids=(7,), mask=(True,), text="")
+    pair = replace(make_pairs(1)[0], prompt_ids=(5,), chosen=one, rejected=replace(one, ids=(9,)))
+    for layout in LAYOUTS:
+        scored = score(model, [pair], layout)
+        expected = log_prob(model, (5,), one)
+        assert float(scored.chosen[0].detach()) == pytest.approx(float(expected.detach()), abs=1e-5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_first_gradient_is_the_papers(model, layout):
+    """At π = π_ref: −β/2 · mean(∇log π_chosen − ∇log π_rejected); the loss is ln 2."""
+    pairs = make_pairs(6)
+    loss = LossConfig(sft_weight=0.0)
+    scored = score(model, pairs, layout)
+    reference = (scored.chosen.detach(), scored.rejected.detach())
+    value = total_loss(pair_terms(scored, reference=reference, loss=loss), loss, mean_scale=1.0)
+    assert float(value.detach()) == pytest.approx(math.log(2), abs=1e-12)
+    ours = gradient(model, value)
+    naive = torch.stack(
+        [
+            log_prob(model, pair.prompt_ids, pair.chosen)
+            - log_prob(model, pair.prompt_ids, pair.rejected)
+            for pair in pairs
+        ]
+    ).mean()
+    expected = -loss.beta / 2 * gradient(model, naive)
+    assert float(expected.norm()) > 1e-3
+    assert torch.allclose(ours, expected, atol=1e-5 * float(expected.norm()))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_pair_of_equals_has_no_preference_gradient(model, layout):
+    pairs = [replace(pair, rejected=pair.chosen) for pair in make_pairs(4)]
+    loss = LossConfig(sft_weight=0.0)
+    scored = score(model, pairs, layout)
+    reference = (scored.chosen.detach() - 3.0, scored.rejected.detach() + 2.0)
+    terms = pair_terms(scored, reference=reference, loss=loss)
+    found = gradient(model, total_loss(terms, loss, mean_scale=1.0))
+    assert float(found.abs().max()) < 1e-9
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tokens_that_were_not_sampled_are_in_no_term(model, layout):
+    """The same two tool results as context; whether the mask lets them in decides, nothing else."""
+    pairs = [pair for pair in make_pairs(9) if pair.category == "with_tools"]
+    scored = score(model, pairs, layout)
+    for n, pair in enumerate(pairs):
+        every = replace(pair.chosen, mask=(True,) * len(pair.chosen.ids))
+        whole = float(log_prob(model, pair.prompt_ids, every).detach())
+        assert float(scored.chosen[n].detach()) > whole + 1  # four tokens of about -4 nats each
+    sampled = sum(sum(pair.chosen.mask) for pair in pairs)
+    assert len(scored.chosen_tokens) == sampled
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_only_sampled_tokens_are_targets_of_the_gradient(model, layout):
+    """Swap which token an unsampled target is, in the last place where it is no context either."""
+    pair = make_pairs(1)[0]
+
+    def with_tail(token: int, *, trained: bool) -> Pair:
+        chosen = pair.chosen
+        side = replace(chosen, ids=(*chosen.ids, token), mask=(*chosen.mask, trained))
+        return replace(pair, chosen=side)
+
+    loss = LossConfig(sft_form="mean")
+    seen = {}
+    for token in (11, 23):
+        for trained in (False, True):
+            scored = score(model, [with_tail(token, trained=trained)], layout)
+            terms = pair_terms(
+                scored, reference=(scored.chosen.detach(), scored.rejected.detach()), loss=loss
+            )
+            # input 23 instead of 11 at the end changes what the last position sees of itself only
+            seen[token, trained] = gradient(model, total_loss(terms, loss, mean_scale=0.1))
+    assert torch.allclose(seen[11, False], seen[23, False], atol=1e-9)
+    assert not torch.allclose(seen[11, True], seen[23, True], atol=1e-4)
+
+
+def test_the_two_forms_of_the_sft_term():
+    scored = ScoredPairs(
+        chosen=torch.tensor([-6.0, -2.0]).double(),
+        rejected=torch.tensor([-1.0, -1.0]).double(),
+        chosen_tokens=torch.tensor([-1.0, -2.0, -3.0, -2.0]).double(),
+    )
+    reference = (scored.chosen, scored.rejected)
+    values = {}
+    for form in ("sum", "mean"):
+        loss = LossConfig(sft_form=form)
+        terms = pair_terms(scored, reference=reference, loss=loss)
+        values[form] = float(total_loss(terms, loss, mean_scale=1 / 4)) - math.log(2)
+    assert values["sum"] == pytest.approx(0.2 * (6 + 2) / 2)
+    assert values["mean"] == pytest.approx(0.2 * (6 + 2) / 4)
+
+
+def test_the_kl_term_is_zero_at_the_reference_and_positive_elsewhere():
+    tokens = torch.tensor([-1.0, -2.0, -3.0, -2.0]).double()
+    counts = torch.tensor([3, 1])
+    scored = ScoredPairs(torch.tensor([-6.0, -2.0]), torch.tensor([-1.0, -1.0]), tokens)
+    loss = LossConfig(kl_weight=0.5, sft_weight=0.0)
+    same = (scored.chosen, scored.rejected)
+
+    def kl(reference_tokens: torch.Tensor) -> list[float]:
+        terms = pair_terms(
+            scored, reference=same, loss=loss, reference_tokens=reference_tokens,
+            chosen_counts=counts,
+        )  # fmt: skip
+        assert terms.kl is not None
+        return terms.kl.tolist()
+
+    assert kl(tokens) == [0.0, 0.0]
+    shifted = kl(tokens - torch.tensor([0.1, 0.0, 0.0, -0.3]))
+    assert shifted == pytest.approx([math.exp(0.1) - 1.1, math.exp(-0.3) - 0.7])

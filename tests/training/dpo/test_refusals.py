@@ -1,0 +1,240 @@
+"""What cannot be trained is refused while the recipe resolves, by name and with a way out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from posttrain.artifacts import Counts, StageDir
+from posttrain.config.dpo import DpoConfig
+from posttrain.config.load import validate
+from posttrain.errors import ConfigError, DataError
+from posttrain.pairs import Side, pair_to_row
+from posttrain.training.dpo.data import PairOrder, load_pairs
+from posttrain.training.dpo.layout import choose_layout
+from posttrain.training.dpo.stage import DpoStage, accumulation, dpo_arguments
+from posttrain.training.plan import check_enough
+from tests.training.dpo.pairs import make_pairs, write_pairs
+from tests.training.dpo.recipe import finish, make_recipe, raw_recipe, start
+from tests.training.tiny import attention_model, hybrid_model, make_tokenizer
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    return write_pairs(tmp_path / "data", make_pairs(8))
+
+
+@pytest.fixture
+def recipe(small: Path, attention_path: Path, tmp_path: Path):
+    def make(trainer=None, **keys) -> DpoConfig:
+        return make_recipe(small, attention_path, tmp_path / "out", trainer, **keys)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"trainer": {"beta": 0.1}}, "beta is not yours to set: set loss:"),
+        ({"trainer": {"max_length": 512}}, "max_length is not yours to set: pairs are rendered"),
+        ({"trainer": {"gradient_accumulation_steps": 4}}, "set batch:"),
+        ({"trainer": {"num_train_epochs": 1}}, "set max_steps"),
+        ({"model": {"config": {"model_type": "llama"}}}, "DPO starts from a trained policy"),
+        ({"adapter": {"dropout": 0.1}}, "adapter.dropout must be 0"),
+        ({"loss": {"sft_from": "sum"}}, "did you mean 'sft_form'"),
+        ({"loss": {"beta": 0.0}}, "greater than 0"),
+    ],
+)
+def test_recipes_that_cannot_mean_anything(small, attention_path, tmp_path, keys, message):
+    raw = raw_recipe(small, attention_path, tmp_path / "out") | keys
+    with pytest.raises(ConfigError, match=message):
+        validate(raw, DpoConfig, where="test")
+
+
+@pytest.mark.parametrize(
+    ("trainer", "message"),
+    [
+        ({"learning_rat": 1.0}, "did you mean 'learning_rate'"),
+        ({"max_steps": -1}, "counted in steps"),
+        ({"save_strategy": "epoch"}, "set steps"),
+        ({"per_device_train_batch_size": 3}, "may be 1, 2, 4, 8"),
+        ({"learning_rate": "fast"}, "trainer.learning_rate"),
+    ],
+)
+def test_trainer_fields_are_checked(recipe, trainer, message):
+    with pytest.raises(ConfigError, match=message):
+        dpo_arguments(recipe(trainer), out=Path("x"), env={})
+
+
+def test_defaults_are_the_papers(small, attention_path, tmp_path):
+    raw = {"data": str(small), "out": "x", "model": {"path": str(attention_path)}}
+    recipe = validate(raw, DpoConfig, where="test")
+    args = dpo_arguments(recipe, out=tmp_path, env={"WORLD_SIZE": "2"})
+    assert (args.learning_rate, args.max_steps, recipe.batch) == (3e-6, 50, 128)
+    assert (args.beta, args.loss_type, args.loss_weights) == (0.05, ["sigmoid", "sft"], [1.0, 0.2])
+    assert args.per_device_train_batch_size * args.gradient_accumulation_steps * 2 == 128
+
+
+def test_a_batch_that_no_micro_batch_divides():
+    assert accumulation(128, 8, 2) == 8
+    with pytest.raises(ConfigError, match="batch must be a multiple of 3"):
+        accumulation(128, 1, 3)
+
+
+def test_more_steps_than_pairs_say_what_would_do(recipe):
+    with pytest.raises(ConfigError, match=r"draw 24; there are 8 .*give 24 pairs.*max_epochs: 3"):
+        start(recipe())
+    assert check_enough(8, name="pairs", batch=8, batches=3, max_epochs=3) == 24
+    with pytest.raises(ConfigError, match="max_steps: 2"):
+        check_enough(8, name="pairs", batch=8, batches=3, max_epochs=2)
+
+
+def test_every_step_is_full_and_every_pair_comes_before_any_comes_again():
+    lengths = [10, 50, 30, 40, 20]
+    order = list(PairOrder(lengths=lengths, batch=2, steps=5, seed=3))
+    assert len(order) == 10
+    assert all(order.count(row) == 2 for row in range(5))
+    steps = [order[i : i + 2] for i in range(0, 10, 2)]
+    assert len({row for step in steps[:2] for row in step}) == 4
+    assert all(lengths[a] >= lengths[b] for a, b in steps)
+    assert order != list(PairOrder(lengths=lengths, batch=2, steps=5, seed=4))
+
+
+def test_a_pair_longer_than_the_model_is_named(recipe, tmp_path, attention_path):
+    long = Side(ids=(5,) * 300, mask=(True,) * 300, text="")
+    pairs = [*make_pairs(8), replace(make_pairs(1)[0], id="the-long-one", chosen=long)]
+    data = write_pairs(tmp_path / "long", pairs)
+    with pytest.raises(DataError, match=r"'the-long-one'.*positions for 256.*max_length: 256"):
+        start(make_recipe(data, attention_path, tmp_path / "o", {"max_steps": 1}))
+
+
+def test_pairs_of_another_tokenizer(tmp_path, attention_path):
+    strange = replace(make_pairs(1)[0], prompt_ids=(5, 64))
+    data = write_pairs(tmp_path / "strange", [*make_pairs(8), strange])
+    with pytest.raises(DataError, match=r"ids 1…64 .*rows 0…63"):
+        start(make_recipe(data, attention_path, tmp_path / "o", {"max_steps": 1}))
+
+
+def test_a_policy_with_another_tokenizer(small, tmp_path):
+    policy = tmp_path / "policy"
+    attention_model().save_pretrained(policy)
+    tokenizer = make_tokenizer()
+    vocabulary = tokenizer.get_vocab()
+    assert vocabulary["w3"] == 3
+    tokenizer.save_pretrained(policy)
+    file = policy / "tokenizer.json"
+    text = file.read_text().replace('"w3": 3', '"w3": 4').replace('"w4": 4', '"w4": 3')
+    assert text != file.read_text()
+    file.write_text(text)
+    with pytest.raises(ConfigError, match="different tokenizers"):
+        start(make_recipe(small, policy, tmp_path / "o", {"max_steps": 1}))
+
+
+def test_a_policy_trained_with_another_template(tmp_path):
+    policy = tmp_path / "policy"
+    stage = StageDir.open(policy, kind="checkpoint", config={})
+    attention_model().save_pretrained(policy)
+    files = {p.name: None for p in policy.iterdir() if p.name != "stage.json"}
+    stage.finish(counts=Counts(0, 0), files=files, template_digest="a" * 64)
+    other = write_pairs(tmp_path / "other", make_pairs(8), template="b" * 64)
+    with pytest.raises(ConfigError, match="policy was trained with aaaaaaaaaaaa"):
+        start(make_recipe(other, policy, tmp_path / "o", {"max_steps": 1}))
+    same = write_pairs(tmp_path / "same", make_pairs(8), template="a" * 64)
+    recipe = make_recipe(same, policy, tmp_path / "o", {"max_steps": 1})
+    assert start(recipe).template_digest
+
+
+def test_layouts_that_a_model_would_not_honour():
+    with pytest.raises(ConfigError, match="recurrent layers"):
+        choose_layout("shared_prompt", hybrid_model(), longest=10)
+    assert choose_layout("auto", hybrid_model(), longest=10) == "unpacked"
+    assert choose_layout("auto", attention_model(), longest=10) == "shared_prompt"
+    assert choose_layout("auto", attention_model(), longest=10_000) == "unpacked"
+    eager = attention_model()
+    eager.set_attn_implementation("eager")
+    with pytest.raises(ConfigError, match="needs sdpa, not eager"):
+        choose_layout("shared_prompt", eager, longest=10)
+    windowed = attention_model()
+    windowed.config.sliding_window = 64
+    assert choose_layout("auto", windowed, longest=10) == "unpacked"
+
+
+BROKEN = {
+    "chosen_ids and chosen_mask differ": {"chosen_mask": [True]},
+    "rejected_mask trains no token": {"rejected_ids": [5, 6], "rejected_mask": [False, False]},
+    "its prompt is empty": {"prompt_ids": []},
+    "category is none of": {"category": "no_tool"},
+}
+
+
+@pytest.mark.parametrize("message", BROKEN)
+def test_broken_pairs_are_named(tmp_path, message):
+    rows = [pair_to_row(pair) for pair in make_pairs(5)]
+    rows[3] |= BROKEN[message]
+    data = write_pairs(tmp_path / "broken", [], rows=rows, shards=1)
+    with pytest.raises(DataError, match=f"'pair-3': {message}"):
+        load_pairs(data)
+
+
+def test_no_pairs_and_missing_columns(tmp_path):
+    with pytest.raises(DataError, match="has no pairs"):
+        load_pairs(write_pairs(tmp_path / "empty", []))
+    rows = [
+        {k: v for k, v in pair_to_row(p).items() if k != "rejected_mask"} for p in make_pairs(2)
+    ]
+    with pytest.raises(DataError, match="no column 'rejected_mask'"):
+        load_pairs(write_pairs(tmp_path / "short", [], rows=rows))
+
+
+def test_a_stale_or_changed_reference_is_refused(recipe, tmp_path):
+    cache = tmp_path / "cache"
+    keys = {"trainer": {"max_steps": 1}, "reference_cache": str(cache)}
+    out = finish(recipe(**keys))
+    (file,) = cache.rglob("*.safetensors")
+    whole = file.read_bytes()
+    again = start(recipe(**keys, seed=1))
+    assert again.trainer.store.missing() == []
+    assert again.trainer.store.load().chosen.max() < 0
+
+    file.write_bytes(whole[:-8] + bytes(8))
+    with pytest.raises(DataError, match="has changed since it was written"):
+        again.trainer.store.load()
+    file.write_bytes(whole[:100])
+    with pytest.raises(DataError, match="cannot be read"):
+        again.trainer.store.load()
+
+    # other weights have another key, and so another folder; a file moved there gives itself away
+    moved = make_recipe(Path(recipe(**keys).data), out, tmp_path / "other", **keys)
+    other = start(moved).trainer.store
+    assert other.missing() == [0]
+    other.path.mkdir()
+    (other.path / file.name).write_bytes(whole)
+    with pytest.raises(DataError, match="belongs to another model"):
+        other.load()
+
+
+def test_what_the_reference_depends_on(recipe, small, tmp_path):
+    def key(**keys) -> str:
+        return start(recipe({"max_steps": 1}, **keys)).trainer.store.key.digest
+
+    plain = key()
+    assert key(seed=1, layout="unpacked", adapter={"rank": 2}) == plain
+    assert key(loss={"kl_weight": 0.1}) != plain
+    half = start(recipe({"max_steps": 1, "bf16": True})).trainer.store.key
+    assert half.dtype == "float32, bfloat16 autocast"
+
+
+def test_a_lost_reference_cannot_be_had_from_a_trained_policy(recipe):
+    prepared = start(recipe({"max_steps": 1}))
+    prepared.trainer.state.global_step = 5
+    with pytest.raises(DataError, match=r"trained for 5 steps: the reference is gone"):
+        prepared.trainer._load_reference(prepared.trainer.model)
+
+
+def test_another_loss_in_the_same_directory_is_refused(recipe, tmp_path):
+    DpoStage(recipe()).open()
+    DpoStage(recipe(reference_cache=str(tmp_path / "elsewhere"))).open()
+    with pytest.raises(ConfigError, match=r"another config.*loss\.sft_form"):
+        DpoStage(recipe(loss={"sft_form": "mean"})).open()

@@ -1,0 +1,89 @@
+"""The loss and its importance weights, against slow readings of the formulas."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from posttrain.config.grpo import GrpoLossConfig, ImportanceConfig
+from posttrain.training.rl.loss import importance, token_loss
+
+CONFIG = ImportanceConfig()
+
+
+def tensors(*rows: list[float]) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def test_a_ratio_outside_the_limits_counts_as_nothing_and_inside_as_itself():
+    ratios = [0.4, 0.5, 1.0, 5.0, 5.1]
+    sampled = torch.zeros(1, 5, dtype=torch.float64)
+    previous = tensors(
+        [math.log(ratio) + 1e-12 for ratio in ratios[:3]] + [math.log(5.0) - 1e-12, math.log(5.1)]
+    )
+    found = importance(
+        previous, sampled, torch.ones(1, 5).bool(), ImportanceConfig(sequence_limit=9)
+    )
+    assert found.weight[0].tolist() == pytest.approx([0.0, 0.5, 1.0, 5.0, 0.0])
+    assert found.ratio[0].tolist() == pytest.approx(ratios)
+
+
+def test_a_completion_that_strays_is_left_out_and_padding_is_not_asked():
+    """Mean of exp|difference| over a row's own tokens; the second row's padding would be far off."""
+    sampled = tensors([0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0])
+    previous = tensors([1.0, -1.0, 0.0], [0.1, 9.0, 9.0], [9.0, 9.0, 9.0])
+    mask = torch.tensor([[1, 1, 1], [1, 0, 0], [0, 0, 0]]).bool()
+    found = importance(previous, sampled, mask, CONFIG)
+    assert found.strayed.tolist() == pytest.approx([(2 * math.e + 1) / 3, math.exp(0.1), 1.0])
+    assert found.kept.tolist() == [False, True, True]
+    assert found.weight[0].tolist() == [0, 0, 0]
+    assert found.weight[1, 0] == pytest.approx(math.exp(0.1))
+
+
+def test_numbers_that_are_none_count_as_nothing():
+    previous = tensors([math.nan, 0.0], [math.inf, 0.0])
+    found = importance(previous, torch.zeros(2, 2), torch.ones(2, 2).bool(), CONFIG)
+    assert found.weight[:, 0].tolist() == [0.0, 0.0]
+    assert not found.kept.any()
+
+
+def test_without_correction_nothing_is_multiplied():
+    previous = tensors([3.0, -3.0])
+    found = importance(previous, torch.zeros(1, 2), torch.ones(1, 2).bool(), None)
+    assert found.weight.tolist() == [[1.0, 1.0]]
+    assert found.kept.tolist() == [True]
+
+
+@pytest.mark.parametrize("advantage", [1.5, -1.5])
+@pytest.mark.parametrize("ratio", [0.5, 0.85, 1.0, 1.2, 1.5])
+def test_clipping_takes_the_worse_of_both(advantage: float, ratio: float):
+    config = GrpoLossConfig(clip_low=0.2, clip_high=0.28)
+    current = tensors([math.log(ratio)]).requires_grad_()
+    found = token_loss(
+        current, torch.zeros(1, 1), torch.tensor([advantage]), tensors([0.7]), config, None
+    )
+    bounded = min(max(ratio, 0.8), 1.28)
+    expected = max(-advantage * ratio, -advantage * bounded) * 0.7
+    assert found.loss.item() == pytest.approx(expected)
+    held = -advantage * bounded > -advantage * ratio
+    assert bool(found.clipped) == held
+    found.loss.sum().backward()
+    assert current.grad is not None
+    assert float(current.grad) == pytest.approx(0.0 if held else -advantage * ratio * 0.7)
+
+
+def test_k3_is_never_negative_and_its_gradient_is_that_of_the_kl():
+    """Over the whole vocabulary the expected gradient is the gradient of KL(policy ‖ reference)."""
+    logits = tensors([0.3, -0.2, 1.1, 0.0]).requires_grad_()
+    reference = tensors([0.1, 0.4, -0.3, 0.2]).log_softmax(-1)
+    policy = logits.log_softmax(-1)
+    exact = (policy.exp() * (policy - reference)).sum()
+    [wanted] = torch.autograd.grad(exact, logits, retain_graph=True)
+    config = GrpoLossConfig(kl=1.0)
+    found = token_loss(policy, policy.detach(), torch.zeros(1), torch.ones(1, 4), config, reference)
+    assert found.kl is not None
+    assert (found.kl >= 0).all()
+    [got] = torch.autograd.grad((policy.detach().exp() * found.loss).sum(), logits)
+    torch.testing.assert_close(got, wanted)

@@ -1,0 +1,121 @@
+"""`scripts/rlhf.py` with a judge behind a server that lies in this process."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from posttrain.artifacts import read_artifact
+from posttrain.records import message_to_row
+from tests.training.rl.judge_server import judge_server
+from tests.training.rl.policy import make_prompts, raw_recipe, write_policy
+from tests.training.tiny import log_rows, run_script, sha
+
+SCRIPT, KILLED = "scripts/rlhf.py", "tests/training/rl/killed_rlhf.py"
+
+
+@pytest.fixture(scope="module")
+def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """3 steps of 4 prompts × 4 rollouts, both orders: 32 questions a step."""
+    root = tmp_path_factory.mktemp("rlhf")
+    rows = [
+        {"messages": [message_to_row(prompt.messages[0]), {"role": "assistant", "content": "w5"}]}
+        for prompt in make_prompts(16)
+    ]
+    (root / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    raw = raw_recipe(write_policy(root / "policy"), Path("unset"), {"save_steps": 1})
+    raw |= {
+        "prompts": [{"name": "chats", "format": "chat", "path": str(root / "chats.jsonl")}],
+        "settings": [{"name": "rlhf", "thinking": 0.0}],
+        "prompts_per_step": 4,
+        "judge": {
+            "models": [
+                {"backend": {"kind": "chat", "url": "unset", "model": "stub"}, "layout": "compact"}
+            ],
+            "retries": 0,
+        },
+        "pairing": {"strategy": "both_orders"},
+    }
+    raw["trainer"]["per_device_train_batch_size"] = 4
+    path = root / "rlhf.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    return path
+
+
+def run(script: str, recipe: Path, url: str, out: Path, *more: str, check: bool = True) -> Any:
+    where = f"judge.models.0.backend.url={url}"
+    return run_script(
+        script.split()[0], *script.split()[1:], "--config", str(recipe), f"out={out}", where, *more,
+        check=check,
+    )  # fmt: skip
+
+
+def test_killed_while_it_judges_it_asks_for_what_is_missing_and_ends_the_same(
+    recipe_file: Path, tmp_path: Path
+):
+    """A tenth of the judgements fail: training goes on, and nothing stands in for them."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    with judge_server(failing=26) as (url, asked):
+        run(SCRIPT, recipe_file, url, one)
+        undisturbed = list(asked)
+        asked.clear()
+        killed = run(f"{KILLED} 40", recipe_file, url, two, check=False)
+        assert killed.returncode == -9
+        before = list(asked)
+        ended = run(SCRIPT, recipe_file, url, two)
+    assert re.search(r"^truncated +\d\.\d{3} → \d\.\d{3}$", ended.stdout, re.MULTILINE)
+    assert set(asked) == set(undisturbed)
+    # what was under way when it was killed is asked again, what was kept is not
+    assert len(asked) - len(undisturbed) < len(before)
+    assert read_artifact(one).digest == read_artifact(two).digest
+    assert log_rows(one) == log_rows(two)
+    assert [sha(path) for path in sorted((one / "rollouts").iterdir())] == [
+        sha(path) for path in sorted((two / "rollouts").iterdir())
+    ]
+    check_rewards(one)
+
+
+def check_rewards(out: Path) -> None:
+    """Rewards are what their parts say; a rollout that no verdict speaks of has none."""
+    failed = scored = 0
+    for file in (out / "rollouts").iterdir():
+        for line in file.read_text().splitlines():
+            group = json.loads(line)
+            judged = [row for row in group["judgements"] if not row["failed"]]
+            failed += len(group["judgements"]) - len(judged)
+            spoken_of = {row[side] for row in judged for side in ("first", "second")}
+            for rollout in group["rollouts"]:
+                parts = rollout["parts"]
+                assert (rollout["reward"] is not None) == (rollout["index"] in spoken_of)
+                if rollout["reward"] is not None:
+                    scored += 1
+                    names = ("base", "reasoning_length", "answer_length", "reasoning_bonus")
+                    total = sum(parts[name] for name in (*names, "answer_bonus"))
+                    assert rollout["reward"] == pytest.approx(total)
+    assert failed > 0
+    assert scored > 40
+
+
+def test_a_judge_that_mostly_fails_stops_the_run(recipe_file: Path, tmp_path: Path):
+    with judge_server(failing=154) as (url, _):
+        failed = run(SCRIPT, recipe_file, url, tmp_path / "out", check=False)
+    assert failed.returncode == 1
+    assert "max_failure_rate" in failed.stderr.splitlines()[-1]
+    assert "Traceback" not in failed.stderr
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    # once the judge answers, the same command asks again for what failed, and finishes
+    with judge_server() as (url, _):
+        run(SCRIPT, recipe_file, url, tmp_path / "out")
+    assert (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_a_dry_run_plans_and_writes_nothing(recipe_file: Path, tmp_path: Path):
+    told = run(SCRIPT, recipe_file, "http://127.0.0.1:9/v1", tmp_path / "out", "--dry-run")
+    assert "4 prompts × 4 = 16 rollouts on 1 process(es)" in told.stdout
+    assert "about" in told.stdout
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,318 @@
+"""One process, end to end: `prepare` and `train_grpo` on a tiny policy with scripted rewards."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from posttrain.artifacts import read_artifact
+from posttrain.config.grpo import GroupTraining
+from posttrain.errors import ConfigError, JudgeError, TrainingError
+from posttrain.group_rewards import Group, GroupRewards
+from posttrain.models.experts import find_routers
+from posttrain.rollouts import Completion
+from posttrain.training.rl.stage import GroupStage
+from tests.training.rl.policy import (
+    Scripted,
+    finish,
+    make_prompts,
+    make_recipe,
+    short,
+    start,
+    words_of,
+    write_policy,
+)
+from tests.training.tiny import END, log_rows
+
+Make = Callable[..., GroupTraining]
+PROMPTS = make_prompts(24)
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_policy(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture(scope="module")
+def moe_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_policy(tmp_path_factory.mktemp("moe"), "hybrid")
+
+
+@pytest.fixture
+def grpo(policy: Path, tmp_path: Path) -> Make:
+    """`grpo(trainer={…}, loss={…}, name="a")`: 6 prompts × 4 rollouts, 3 steps."""
+
+    def make(
+        trainer: dict[str, Any] | None = None, name: str = "out", model: Path | None = None,
+        **keys: Any,
+    ) -> GroupTraining:  # fmt: skip
+        return make_recipe(model or policy, tmp_path / name, trainer, **keys)
+
+    return make
+
+
+def steps_of(out: Path) -> list[dict[str, Any]]:
+    return [row for row in log_rows(out) if "loss" in row]
+
+
+def rollouts_of(out: Path, step: int) -> list[dict[str, Any]]:
+    lines = (out / "rollouts" / f"step-{step:05d}.jsonl").read_text().splitlines()
+    return [rollout for line in lines for rollout in json.loads(line)["rollouts"]]
+
+
+def test_a_run_raises_its_reward_and_ends_in_a_checkpoint(grpo: Make, policy: Path):
+    reward = Scripted(words_of)
+    out = finish(grpo(trainer={"max_steps": 24}, max_epochs=6), PROMPTS, reward)
+    rows = steps_of(out)
+    values = [row["reward"] for row in rows]
+    assert statistics.fmean(values[-5:]) > statistics.fmean(values[:5]) + 0.08
+    assert rows[-1]["epoch"] == 6.0
+    manifest = read_artifact(out, kind="checkpoint")
+    assert manifest.stats["rollouts"] == 24 * 24
+    assert manifest.stats["last"]["reward"] == pytest.approx(statistics.fmean(values[-5:]))
+    assert manifest.stats["counts"]["judge_calls"] == 24 * 24
+    assert manifest.counts.kept == 24
+    assert [entry.rows for entry in manifest.files if entry.path.startswith("rollouts/")] == [
+        6
+    ] * 24
+    assert not (out / "resume").exists()
+    model = AutoModelForCausalLM.from_pretrained(out)
+    assert model.generation_config.eos_token_id == END
+    assert "| reward |" in (out / "README.md").read_text()
+    # whole groups, each with another seed
+    assert all(len(ids) == 6 for ids, _ in reward.asked)
+    assert len({seed for _, seed in reward.asked}) == 24
+
+
+def picky(completion: Completion) -> float | None:
+    """Some are unscored, whatever they say."""
+    return None if completion.index == 1 else words_of(completion)
+
+
+def naive_loss(policy: Path, rows: Sequence[Any], tokens: int) -> float:
+    """−Σ A · w over the tokens, one sequence at a time; with the ratio at 1."""
+    model = AutoModelForCausalLM.from_pretrained(policy).eval()
+    total = 0.0
+    for row in rows:
+        with torch.no_grad():
+            scores = model(torch.tensor([row.ids])).logits[0].log_softmax(-1)
+        for k, sampled in enumerate(row.sampled):
+            logp = float(scores[row.start + k - 1, row.ids[row.start + k]])
+            weight = torch.tensor(logp - row.logps[k]).exp()
+            total -= row.advantage * float(weight) * sampled
+    return total / tokens
+
+
+@pytest.mark.parametrize("overlong", ["mask", "train"])
+def test_the_first_loss_is_that_of_a_naive_reading(grpo: Make, policy: Path, overlong: str):
+    from posttrain.training.rl.batch import trained_rows
+
+    recipe = grpo(
+        trainer={"max_steps": 1}, loss={"overlong": overlong}, sampling={"max_tokens": 40}
+    )
+    prepared = start(recipe, PROMPTS, Scripted(picky))
+    prepared.trainer.train()
+    step = prepared.trainer._current
+    assert step is not None
+    rows = trained_rows(step.groups, overlong=recipe.loss.overlong)
+    written = rollouts_of(Path(recipe.out), 1)
+    assert {one["in_loss"] for one in written if one["index"] == 1} == {False}
+    assert {one["advantage"] for one in written if one["index"] == 1} == {None}
+    truncated = [one for one in written if one["finish"] == "length" and one["index"] != 1]
+    assert truncated
+    assert {one["in_loss"] for one in truncated} == {overlong == "train"}
+    # truncated or not, a scored rollout is in its group's baseline
+    assert all(one["advantage"] is not None for one in truncated)
+    tokens = sum(one["tokens"] for one in written if one["in_loss"])
+    row = prepared.trainer.state.log_history[0]
+    assert row["loss_tokens"] == tokens == sum(row.tokens for row in rows)
+    assert row["loss"] == pytest.approx(naive_loss(policy, rows, tokens), abs=1e-5)
+    assert row["unscored"] == 0.25
+
+
+def test_the_sampler_and_the_trainer_agree_at_another_temperature(grpo: Make):
+    out = finish(grpo(sampling={"max_tokens": 8, "temperature": 0.7}), PROMPTS, Scripted())
+    for row in steps_of(out):
+        assert row["importance"] == pytest.approx(1, abs=1e-4)
+        assert row["strayed"] == pytest.approx(1, abs=1e-4)
+    ratios = [one["importance"] for one in rollouts_of(out, 1)]
+    assert all(ratio["kept"] and ratio["masked"] == 0 for ratio in ratios)
+
+
+def test_several_updates_a_batch_move_away_from_what_sampled_and_are_clipped(grpo: Make):
+    recipe = grpo(
+        trainer={"max_steps": 6, "learning_rate": 0.05, "per_device_train_batch_size": 4},
+        loss={"num_iterations": 2, "overlong": "train"},
+    )
+    reward = Scripted(words_of)
+    out = finish(recipe, PROMPTS, reward)
+    rows = steps_of(out)
+    assert len(reward.asked) == 3
+    assert sorted(path.name for path in (out / "rollouts").iterdir()) == [
+        f"step-{step:05d}.jsonl" for step in (1, 3, 5)
+    ]
+    assert [row["clipped"] > 0 for row in rows] == [False, True] * 3
+    assert ["reward" in row for row in rows] == [False, True] * 3
+    # what sampled is what is corrected for, not the updates since
+    assert all(row["importance"] == pytest.approx(1, abs=1e-4) for row in rows)
+
+
+def test_the_kl_term_holds_against_the_initial_policy(grpo: Make):
+    free = steps_of(finish(grpo(name="free", trainer={"max_steps": 8}, max_epochs=2, loss={"kl": 1e-9, "overlong": "train"}), PROMPTS, Scripted(words_of)))  # fmt: skip
+    held = steps_of(finish(grpo(name="held", trainer={"max_steps": 8}, max_epochs=2, loss={"kl": 1.0, "overlong": "train"}), PROMPTS, Scripted(words_of)))  # fmt: skip
+    assert free[0]["kl"] == pytest.approx(0, abs=1e-6)
+    assert free[-1]["kl"] > 2 * held[-1]["kl"] > 0
+
+
+def test_an_adapter_is_trained_against_its_own_base(grpo: Make):
+    recipe = grpo(
+        trainer={"max_steps": 4, "learning_rate": 0.02},
+        adapter={"rank": 4}, loss={"kl": 0.01, "overlong": "train"},
+    )  # fmt: skip
+    out = finish(recipe, PROMPTS, Scripted(words_of))
+    rows = steps_of(out)
+    assert rows[0]["kl"] == pytest.approx(0, abs=1e-6)
+    assert rows[-1]["kl"] > 1e-5
+    assert rows[-1]["importance"] == pytest.approx(1, abs=1e-4)
+    assert (out / "adapter" / "adapter_config.json").is_file()
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+def test_routers_stay_and_their_biases_move(grpo: Make, moe_policy: Path, freeze: bool):
+    recipe = grpo(model=moe_policy, moe={"freeze_router": freeze, "bias_update_rate": 0.01})
+    out = finish(recipe, PROMPTS, Scripted(words_of))
+    before, after = (
+        find_routers(AutoModelForCausalLM.from_pretrained(path)) for path in (moe_policy, out)
+    )
+    assert before
+    for name, router in before.items():
+        same = torch.equal(router.get_parameter("weight"), after[name].get_parameter("weight"))
+        assert same == freeze
+        moved = after[name].get_buffer("e_score_correction_bias")
+        # by the rate, up or down, at each of three steps
+        assert moved.abs().max() > 0
+        assert all(round(float(value) / 0.01, 4) in (-3, -2, -1, 0, 1, 2, 3) for value in moved)
+        assert not router.get_buffer("e_score_correction_bias").any()
+    assert all(row["max_violation"] > 0 for row in steps_of(out))
+
+
+def test_an_adapter_cannot_keep_moved_biases(grpo: Make, moe_policy: Path):
+    recipe = grpo(model=moe_policy, adapter={"rank": 4, "preset": "attention"})
+    with pytest.raises(ConfigError, match=r"set moe\.bias_update_rate=0"):
+        finish(recipe, PROMPTS, Scripted(words_of))
+
+
+class Failing(Scripted):
+    async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
+        raise JudgeError("60 % of the judgements failed")
+
+
+def test_a_reward_that_fails_ends_the_run(grpo: Make):
+    with pytest.raises(JudgeError, match="60 %"):
+        start(grpo(), PROMPTS, Failing()).trainer.train()
+
+
+UNGUARDED = {"unscored": {}, "zero_variance": {}, "truncated": {}, "length": {}}
+
+
+def unscored(_: Completion) -> float | None:
+    """No verdict on anything."""
+    return None
+
+
+def untrained(recipe: GroupTraining, reward: Scripted, *, why: str) -> list[dict[str, Any]]:
+    """Its log, of a run that must end in this error and leave no model."""
+    stage, out = GroupStage(recipe, prompts=PROMPTS, reward=reward).open(), Path(recipe.out)
+    with pytest.raises(TrainingError, match=rf"no token was trained in 3 steps.*{why}"):
+        GroupStage(recipe, prompts=PROMPTS, reward=reward).train(
+            start(recipe, PROMPTS, reward), stage
+        )
+    assert not (out / "manifest.json").exists()
+    assert not list(out.glob("*.safetensors"))
+    assert [row["loss_tokens"] for row in steps_of(out)] == [0.0] * 3
+    return steps_of(out)
+
+
+def test_a_run_in_which_nothing_is_scored_fails(grpo: Make):
+    recipe = grpo(guard=UNGUARDED)
+    rows = untrained(recipe, Scripted(unscored), why="100% of the rollouts were unscored")
+    assert (rows[0]["unscored"], rows[0]["loss"]) == (1.0, 0.0)
+    assert "reward" not in rows[0]
+
+
+def test_a_run_in_which_every_rollout_is_truncated_fails(grpo: Make):
+    """Also when it is taken up from a checkpoint that had trained nothing either."""
+    recipe = grpo(
+        trainer={"save_steps": 1},
+        sampling={"max_tokens": 2, "temperature": 0.02},  # at 1 a random policy ends now and then
+        loss={"overlong": "mask"},
+        guard=UNGUARDED,
+    )
+    why = r"100% of the rollouts were truncated: .*raise sampling\.max_tokens"
+    reward = Scripted(short)
+    rows = untrained(recipe, reward, why=why)
+    assert {row["truncated"] for row in rows} == {1.0}
+    asked = len(reward.asked)
+    assert untrained(recipe, reward, why=why) == rows
+    assert len(reward.asked) == asked + 1
+
+
+class FailsOnce(Scripted):
+    """Scores the first batch; the second ends the run."""
+
+    async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
+        if self.asked:
+            raise JudgeError("the end")
+        return await super().reward(groups, seed=seed)
+
+
+def test_tokens_that_were_trained_before_a_resume_count(grpo: Make):
+    recipe = grpo(trainer={"save_steps": 1}, guard=UNGUARDED)
+    stage = GroupStage(recipe, prompts=PROMPTS, reward=FailsOnce()).open()
+    with pytest.raises(JudgeError, match="the end"):
+        GroupStage(recipe, prompts=PROMPTS, reward=FailsOnce()).train(
+            start(recipe, PROMPTS, FailsOnce()), stage
+        )
+    rows = steps_of(finish(recipe, PROMPTS, Scripted(unscored)))
+    assert [row["loss_tokens"] > 0 for row in rows] == [True, False, False]
+
+
+def test_the_guard_stops_and_the_run_goes_on_under_other_limits(grpo: Make):
+    """The limits are not part of what names the run."""
+    guard = {"window": 2, "truncated": {"stop": 0.5}}
+    keys: dict[str, Any] = {"trainer": {"max_steps": 4, "save_steps": 1}}
+    recipe = grpo(guard=guard, **keys)
+    reward = Scripted()
+    stage = GroupStage(recipe, prompts=PROMPTS, reward=reward).open()
+    with pytest.raises(TrainingError, match=r"truncated is .* raise sampling\.max_tokens"):
+        GroupStage(recipe, prompts=PROMPTS, reward=reward).train(
+            start(recipe, PROMPTS, reward), stage
+        )
+    assert len(rollouts_of(Path(recipe.out), 2)) == 24
+    out = finish(
+        grpo(guard={"truncated": {}, "zero_variance": {}, "length": {}}, **keys), PROMPTS, reward
+    )
+    assert [row["step"] for row in steps_of(out)] == [1, 2, 3, 4]
+
+
+def test_a_loss_that_is_no_number_ends_the_run(grpo: Make):
+    recipe = grpo()
+    prepared = start(recipe, PROMPTS, Scripted(short))
+    score = prepared.trainer.score
+
+    def broken(*args: Any) -> Any:
+        logps, *rest = score(*args)
+        return (logps * torch.nan, *rest)
+
+    prepared.trainer.score = broken
+    with pytest.raises(
+        TrainingError, match="step 1: the policy's log-probabilities are not finite"
+    ):
+        prepared.trainer.train()

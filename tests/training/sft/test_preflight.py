@@ -1,0 +1,149 @@
+"""Each trap that preflight knows, set on purpose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from posttrain.errors import ConfigError, DataError
+from posttrain.tokens.tokenizer import special_tokens
+from posttrain.training.sft.data import check_data, load_split, sample_data
+from posttrain.training.sft.stage import SftStage, sft_arguments
+from tests.training.conftest import MakeRecipe
+from tests.training.tiny import END, PAD, attention_model, make_tokenizer
+
+
+def checked(rows: list[dict[str, Any]], *, embedding: int = 64, positions: int = 64) -> None:
+    special = special_tokens(make_tokenizer(), end_token=None, pad_token=None)
+    filler = {"input_ids": [PAD] * 2, "labels": [-100] * 2, "seq_lengths": [2]}
+    sample = sample_data(Dataset.from_list([*rows, filler]), special)
+    check_data(sample, special, rows=embedding, positions=positions)
+
+
+def pack(ids: list[int], labels: list[int]) -> dict[str, Any]:
+    return {"input_ids": ids, "labels": labels, "seq_lengths": [len(ids)]}
+
+
+def test_good_packs_pass_and_the_sample_counts():
+    checked([pack([5, 6, END], [-100, 6, END])] * 3)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (pack([5, 70, END], [-100, 70, END]), "ids 2…70 in the shards, .* rows 0…63"),
+        (pack([5] * 80 + [END], [-100] * 80 + [END]), "81 tokens, the model has positions for 64"),
+        (pack([5, 6, END], [-100] * 3), "1 of 1 sequences have nothing trained"),
+        (pack([5, PAD, END], [-100, PAD, END]), "pad token .* is trained"),
+        (pack([5, 6, END], [-100, 6, -100]), "is trained in 0.0% of the sequences"),
+    ],
+)
+def test_data_the_model_cannot_learn_from(row: dict[str, Any], message: str):
+    with pytest.raises(DataError, match=message):
+        checked([row])
+
+
+def test_pad_equal_to_end_is_refused_with_what_to_set(make_data, recipe: MakeRecipe):
+    made = recipe(data=str(make_data(packs=4, pad="<|im_end|>")))
+    with pytest.raises(ConfigError, match=r"pad and end of turn are both .*<\|im_end\|>"):
+        SftStage(made).prepare(sft_arguments(made, out=Path(made.out)))
+    mended = made.model_copy(update={"pad_token": "<|pad|>"})
+    assert SftStage(mended).prepare(sft_arguments(mended, out=Path(made.out))).special.pad_id == PAD
+
+
+def test_a_missing_pad_names_candidates():
+    tokenizer = make_tokenizer()
+    tokenizer.pad_token = None
+    with pytest.raises(ConfigError, match="has no pad token"):
+        special_tokens(tokenizer, end_token=None, pad_token=None)
+
+
+def test_the_end_token_is_the_one_that_closes_a_turn():
+    tokenizer = make_tokenizer()
+    tokenizer.eos_token = "w3"  # noqa: S105 - a token
+    special = special_tokens(tokenizer, end_token=None, pad_token=None)
+    assert (special.end_token, special.stop_ids) == ("<|im_end|>", (END, 3))
+    with pytest.raises(ConfigError, match="end_token 'nope' is not in"):
+        special_tokens(tokenizer, end_token="nope", pad_token=None)  # noqa: S106 - a token
+
+
+def test_an_embedding_smaller_than_the_id_space_is_refused(recipe: MakeRecipe, tmp_path: Path):
+    """The tokenizer has 61 entries and ids up to 63: its length would be too small a bound."""
+    assert len(make_tokenizer()) < 64
+    attention_model(vocab=62).save_pretrained(tmp_path / "small")
+    made = recipe(model={"path": str(tmp_path / "small")})
+    with pytest.raises(ConfigError, match="ids up to 63, the model's embedding has 62 rows"):
+        SftStage(made).prepare(sft_arguments(made, out=Path(made.out)))
+
+
+def test_a_checkpoint_with_another_tokenizer_is_refused(recipe: MakeRecipe, tmp_path: Path):
+    path = tmp_path / "other"
+    attention_model().save_pretrained(path)
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(path)
+    text = (path / "tokenizer.json").read_text()
+    swapped = text.replace('"w5": 5', '"w5": 6', 1).replace('"w6": 6', '"w6": 5', 1)
+    assert swapped != text
+    (path / "tokenizer.json").write_text(swapped)
+    made = recipe(model={"path": str(path)})
+    with pytest.raises(ConfigError, match="'w5' is 6 in the model and 5 in the data"):
+        SftStage(made).prepare(sft_arguments(made, out=Path(made.out)))
+
+
+def test_an_adapter_is_no_base_for_another(recipe: MakeRecipe, tmp_path: Path):
+    """transformers would load base and adapter, all frozen, and say nothing."""
+    attention_model().save_pretrained(tmp_path / "base")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    config = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    get_peft_model(base, config).save_pretrained(tmp_path / "adapter")
+    for adapter in (None, {"preset": "attention"}):
+        made = recipe(model={"path": str(tmp_path / "adapter")}, adapter=adapter)
+        with pytest.raises(ConfigError, match=r"is a LoRA adapter, not a model.*merge"):
+            SftStage(made).prepare(sft_arguments(made, out=Path(made.out)))
+
+
+def test_attention_that_is_not_here_is_named(recipe: MakeRecipe):
+    made = recipe()
+    made = made.model_copy(update={"model": made.model.model_copy(update={"attention": "flsh"})})
+    with pytest.raises(ConfigError, match="attention"):
+        SftStage(made).prepare(sft_arguments(made, out=Path(made.out)))
+
+
+def test_a_kept_epoch_that_max_steps_never_reaches_is_refused(recipe: MakeRecipe):
+    made = recipe(keep_epochs=[1], trainer={"num_train_epochs": 3})
+    trainer = {k: v for k, v in made.trainer.items() if k != "num_train_epochs"}
+    made = made.model_copy(update={"keep_epochs": (3,), "trainer": {**trainer, "max_steps": 2}})
+    with pytest.raises(ConfigError, match=r"epoch 3, which ends at step \d+; .*max_steps is 2"):
+        SftStage(made).prepare(sft_arguments(made, out=Path(made.out)))
+
+
+def test_packing_the_hybrid_is_refused_before_training(recipe: MakeRecipe, hybrid_path: Path):
+    made = recipe(model={"path": str(hybrid_path)}, document_masking="varlen")
+    with pytest.raises(ConfigError, match="Set document_masking: unpacked"):
+        SftStage(made).prepare(sft_arguments(made, out=Path(made.out)))
+
+
+def test_preflight_says_what_it_measured(recipe: MakeRecipe):
+    made = recipe()
+    lines = dict(SftStage(made).prepare(sft_arguments(made, out=Path(made.out))).preflight.lines)
+    assert "trained in 100.0%" in lines["end token"]
+    assert "block_diagonal" in lines["document_masking"]
+    assert "packed vs alone" in lines["document_masking"]
+    assert lines["stops"] == f"generation stops at [{END}], pads with {PAD}"
+
+
+def test_shards_without_a_column_are_named(make_data):
+    root = make_data(packs=4)
+    shard = root / "packed" / "train-00000.arrow"
+    import pyarrow as pa
+
+    table = pa.ipc.open_stream(shard).read_all().drop_columns(["labels"])
+    with pa.OSFile(str(shard), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(DataError, match="no column 'labels'"):
+        load_split(root, "train", pad_id=PAD)
