@@ -54,7 +54,7 @@ from posttrain.config.build_sft import EXECUTION, OPTIONAL, BuildSftConfig, SftT
 from posttrain.config.command import parse_recipe, recipe_parser
 from posttrain.models.chat_template import load_data_renderer
 from posttrain.report import ensure_report, write_report
-from posttrain.report.supervision import ROWS as SUPERVISION
+from posttrain.report.pages.supervision import ROWS as SUPERVISION
 from posttrain.tokens.tokenizer import Encoder
 
 BASE = Path(".")

@@ -80,9 +80,9 @@ def make_arguments(
     # TRL 1.16 has no other field for it yet, so the advice does not help the user
     warnings.filterwarnings("ignore", message="`gradient_checkpointing.*is deprecated")
     fixed = {"output_dir": str(out), "seed": recipe.seed, "data_seed": recipe.seed, **decided}
-    given = {**shared, **defaults, **recipe.trainer, **fixed}
+    values = {**shared, **defaults, **recipe.trainer, **fixed}
     try:
-        args = kind(**given)
+        args = kind(**values)
     except (ValueError, TypeError, ImportError) as error:
         raise ConfigError(
             f"trainer: the installed trl {trl.__version__} refuses this: {error}"

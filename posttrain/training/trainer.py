@@ -179,9 +179,9 @@ def _names_as_they_are(model: Any) -> Iterator[None]:
 def score_labels(model: Any, inputs: dict[str, Any], *fields: str) -> tuple[torch.Tensor, ...]:
     """Fields of the fused head's output, such as `log_probs`, at each label from the second column
     on: each `[rows, columns - 1]`, 0 where nothing is trained."""
-    given = {key: inputs[key] for key in MODEL_INPUTS if key in inputs}
+    batch = {key: inputs[key] for key in MODEL_INPUTS if key in inputs}
     labels = inputs["labels"]
-    out = model(**given, labels=labels, use_cache=False, fused_lm_head=True)
+    out = model(**batch, labels=labels, use_cache=False, fused_lm_head=True)
     # prompt-learning adapters put virtual tokens in front
     return tuple(getattr(out, field)[:, -(labels.size(1) - 1) :] for field in fields)
 

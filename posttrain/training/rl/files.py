@@ -49,7 +49,7 @@ def group_row(scored: ScoredGroup, *, step: int, stats: Stats) -> dict[str, Any]
     Args:
         stats: importance ratios of the rollouts in the loss, by position and index.
     """
-    given = scored.rewards
+    rewards = scored.rewards
     return {
         "step": step,
         "position": scored.position,
@@ -57,15 +57,15 @@ def group_row(scored: ScoredGroup, *, step: int, stats: Stats) -> dict[str, Any]
         "rollouts": [
             {
                 **_completion_row(completion),
-                "reward": given.rewards[k],
-                "parts": {name: values[k] for name, values in given.parts.items()},
+                "reward": rewards.rewards[k],
+                "parts": {name: values[k] for name, values in rewards.parts.items()},
                 "advantage": scored.advantages[k],
                 "in_loss": (scored.position, k) in stats,
                 "importance": stats.get((scored.position, k)),
             }
             for k, completion in enumerate(scored.group.completions)
         ],
-        "judgements": [dict(row) for row in given.judgements],
+        "judgements": [dict(row) for row in rewards.judgements],
     }
 
 

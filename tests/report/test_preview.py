@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
+import re
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from posttrain.artifacts import Counts, StageDir, parent_of
 from posttrain.errors import DataError
-from posttrain.preview import lineage
-from posttrain.preview.marked import marked_text, pieces
+from posttrain.report.console import dialogue_text
+from posttrain.report.preview import marked_words
 from tests.data_builders.small_build import build, index, script, write_recipe
 
 WORDS = ["<s>", "ask", " me", "yes", "<e>"]
@@ -22,13 +21,17 @@ def decode(ids):
     return "".join(WORDS[i] for i in ids)
 
 
+def marked_text(ids, trained, *, colour, limit=None):
+    return dialogue_text(marked_words(ids, trained, decode, limit), colour=colour)
+
+
 def test_plain_text_puts_brackets_around_trained_runs():
-    text = marked_text([0, 1, 2, 3, 4], [False, False, False, True, True], decode, colour=False)
+    text = marked_text([0, 1, 2, 3, 4], [False, False, False, True, True], colour=False)
     assert text.plain == "<s>ask me【yes<e>】"
 
 
 def test_colours_follow_the_mask_token_by_token():
-    text = marked_text([1, 2, 3], [False, True, True], decode, colour=True)
+    text = marked_text([1, 2, 3], [False, True, True], colour=True)
     assert text.plain == "ask meyes"
     styles = [str(span.style) for span in text.spans]
     assert "green" not in styles[0]
@@ -37,7 +40,7 @@ def test_colours_follow_the_mask_token_by_token():
 
 
 def test_long_sequences_show_both_ends_and_say_how_much_is_left_out():
-    text = marked_text([1] * 100, [False] * 100, decode, colour=False, limit=4)
+    text = marked_text([1] * 100, [False] * 100, colour=False, limit=4)
     assert text.plain == "askask … 96 tokens … askask"
 
 
@@ -47,7 +50,11 @@ def test_tokens_that_share_a_character_come_as_one_piece():
     def bytes_decode(ids):
         return bytes(ids).decode("utf-8", "replace")
 
-    assert list(pieces(list(raw), bytes_decode)) == ["é", "🙂"]
+    words = marked_words(list(raw), [True] * len(raw), bytes_decode)
+    assert [part.text for part in words] == ["é", "🙂"]
+    # but never across the edge of the mask
+    split = marked_words(list(raw), [True, False, False, False, False, False], bytes_decode)
+    assert [part.style for part in split] == ["mark", ""]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +68,8 @@ def test_script_shows_lineage_books_and_marked_sequences(built, capsys):
     script("preview").main([str(built), "--rows", "1", "--limit", "0"])
     out = capsys.readouterr().out
     assert out.startswith(f"sft_data {built}")
-    assert "420 in = " in out
+    assert re.search(r"in +│ +420 ", out)
+    assert "Mixture" in out
     first = next(line for line in out.splitlines() if line.startswith("── pack"))
     number, record = int(first.split()[2]), first.rstrip(" ─").split(" · ")[-1]
     assert record in {r["record_id"] for r in index(built) if r["pack"] == number}
@@ -82,28 +90,27 @@ def test_script_shows_rows_of_other_artifacts(tmp_path, capsys):
     assert '"family": "x"' in out
 
 
-def test_lineage_says_when_a_parent_is_gone_or_another(tmp_path):
+def test_lineage_says_when_a_parent_is_gone_or_another(tmp_path, capsys):
     old = StageDir.open(tmp_path / "old", kind="rows", config={}).finish(
         counts=Counts(0, 0), files={}
     )
     parent = parent_of(tmp_path / "old", relative_to=tmp_path / "new", manifest=old)
-    new = StageDir.open(tmp_path / "new", kind="made", config={}).finish(
+    StageDir.open(tmp_path / "new", kind="made", config={}).finish(
         counts=Counts(0, 0), files={}, parents=[parent]
     )
 
     def shown() -> str:
-        console = Console(file=io.StringIO(), width=200)
-        console.print(lineage(tmp_path / "new", new))
-        return console.file.getvalue()
+        script("preview").main([str(tmp_path / "new")])
+        return capsys.readouterr().out
 
     assert old.digest[:12] in shown()
     (tmp_path / "old" / "manifest.json").unlink()
     (tmp_path / "old" / "stage.json").unlink()
-    assert "not found" in shown()
+    assert "old: not at ../old" in shown()
     StageDir.open(tmp_path / "old", kind="rows", config={"b": 2}).finish(
         counts=Counts(0, 0), files={}
     )
-    assert "another artifact is there now" in shown()
+    assert "another artifact lies at ../old now" in shown()
 
 
 def test_a_directory_without_manifest_is_no_artifact(tmp_path):

@@ -1,37 +1,49 @@
-"""A tokenised data set of any origin as a stream of sequences: ours, or Parquet, Arrow and HF's.
+"""A tokenised data set of any origin as a stream of sequences with their masks.
 
-for found in SetReader([Path("runs/tiny/sft_data")]):
-    found  →  Found("maths", ids=[1, 44, 9, 2], trained=[F, F, T, T], about="5f0c… turn 0")
+    for one in SetReader([Path("runs/tiny/sft_data")], largest_id=…):
+        one  →  MaskedSequence("maths", ids=[1, 44, 9, 2], trained=[F, F, T, T], about="5f0c…")
+
+Rows of a pre-tokenised table are read as the installed TRL would see them: the loss is where
+`labels` is not -100; without labels, where `completion_mask` and `assistant_masks` are 1, as far as
+they are there; without any, everywhere. `seq_lengths`, or `position_ids` that start again at 0,
+bound the sequences of a pack; padding that `attention_mask` names is left out.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from posttrain.artifacts import MANIFEST, read_artifact
-from posttrain.audit.columns import COLUMNS, Unusable, rows_of
 from posttrain.errors import DataError
+from posttrain.tokens.encode import IGNORED
 from posttrain.tokens.supervision import Ids, Mask
 
+MASKS = ("completion_mask", "assistant_masks")
+COLUMNS = ("input_ids", "labels", *MASKS, "attention_mask", "seq_lengths", "position_ids", "source")
+Int = npt.NDArray[np.int64]
+Row = Callable[[int], Int | None]
 _ROWS = 64  # rows of a pack file looked at together
 _INDEX = ("source", "record_id", "turn", "epoch", "truncated_budget")
 _SUFFIXES = (".parquet", ".arrow")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class MaskedSequence:
     """One sequence; `about` says where it is from.
 
     `cut` says whether a trace was cut to a budget, None where nobody knows. `again`: a repeat that
-    the mixture asked for.
+    the mixture requests.
     """
 
     source: str
@@ -44,7 +56,7 @@ class Found:
 
 @dataclass
 class SetReader:
-    """The sequences of some paths, in order; can be gone through again, the books count once.
+    """The sequences of some paths, in order; can be iterated again, rows are counted once.
 
     Args:
         paths: our artifacts (`sft_data`, `dpo_data`), HF dataset directories, files, folders of
@@ -58,12 +70,12 @@ class SetReader:
     dropped: dict[str, Counter[str]] = field(default_factory=dict[str, Counter[str]])
     counted: bool = False
 
-    def __iter__(self) -> Iterator[Found]:
+    def __iter__(self) -> Iterator[MaskedSequence]:
         for path in self.paths:
             yield from self._one(path)
         self.counted = True
 
-    def _one(self, path: Path) -> Iterator[Found]:
+    def _one(self, path: Path) -> Iterator[MaskedSequence]:
         if (path / MANIFEST).is_file():
             manifest = read_artifact(path, verify=False)
             if manifest.kind == "sft_data":
@@ -80,7 +92,7 @@ class SetReader:
         for file, source in data_files(path):
             yield from self._foreign(file, source)
 
-    def _ours(self, root: Path, name: str) -> Iterator[Found]:
+    def _ours(self, root: Path, name: str) -> Iterator[MaskedSequence]:
         index = root / name.replace("packed/", "index/").replace(".arrow", ".parquet")
         about = _index_rows(index)
         for batch in arrow_batches(root / name):
@@ -93,9 +105,9 @@ class SetReader:
                     what = f"{own['record_id']} turn {own['turn']}"
                     cut = own["truncated_budget"] is not None
                     again = own["epoch"] > 0
-                    yield Found(own["source"], ids, trained, what, cut=cut, again=again)
+                    yield MaskedSequence(own["source"], ids, trained, what, cut=cut, again=again)
 
-    def _pairs(self, file: Path) -> Iterator[Found]:
+    def _pairs(self, file: Path) -> Iterator[MaskedSequence]:
         number = 0
         for batch in pq.ParquetFile(file).iter_batches(batch_size=_ROWS):
             for pair in batch.to_pylist():
@@ -109,9 +121,11 @@ class SetReader:
                     row = rows_of(pa.RecordBatch.from_pydict(table), file.name)[0]
                     assert not isinstance(row, Unusable), row
                     for own, trained in row:
-                        yield Found(source, own, trained, f"{pair['id']} ({file.name}:{number})")
+                        yield MaskedSequence(
+                            source, own, trained, f"{pair['id']} ({file.name}:{number})"
+                        )
 
-    def _foreign(self, file: Path, source: str) -> Iterator[Found]:
+    def _foreign(self, file: Path, source: str) -> Iterator[MaskedSequence]:
         number = 0
         for batch in arrow_batches(file):
             named = _sources(batch, source)
@@ -129,7 +143,7 @@ class SetReader:
                     continue
                 for place, (ids, trained) in enumerate(row):
                     at = f", sequence {place}" if len(row) > 1 else ""
-                    yield Found(name, ids, trained, f"{file.name}, row {number - 1}{at}")
+                    yield MaskedSequence(name, ids, trained, f"{file.name}, row {number - 1}{at}")
 
     def _count(self, source: str) -> None:
         if not self.counted:
@@ -212,3 +226,110 @@ def _sources(batch: pa.RecordBatch, otherwise: str) -> list[str]:
     if "source" not in names or not pa.types.is_string(batch.column("source").type):
         return [otherwise] * batch.num_rows
     return [value or otherwise for value in batch.column("source").to_pylist()]
+
+
+# rows of a table
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """Why a row cannot be looked at."""
+
+    reason: str
+
+
+def rows_of(batch: pa.RecordBatch, name: str) -> list[list[tuple[Ids, Mask]] | Unusable]:
+    """Every row's sequences, or why it has none.
+
+    Raises:
+        DataError: the table has no `input_ids`, or a column of another type.
+    """
+    if "input_ids" not in batch.schema.names:
+        raise DataError(
+            f"{name} has no column input_ids, found {', '.join(batch.schema.names)}; "
+            "an audit reads data that is tokenised already"
+        )
+    columns = {c: _lists(batch, c, name) for c in COLUMNS[:-1] if c in batch.schema.names}
+    return [_row({c: get(k) for c, get in columns.items()}) for k in range(batch.num_rows)]
+
+
+def _lists(batch: pa.RecordBatch, column: str, name: str) -> Row:
+    """Access to the lists of a column by row; None where the row has none."""
+    cells = batch.column(column)
+    if pa.types.is_fixed_size_list(cells.type):
+        cells = cells.cast(pa.list_(cells.type.value_type))
+    if not (pa.types.is_list(cells.type) or pa.types.is_large_list(cells.type)):
+        raise DataError(f"{name}: column {column} is {cells.type}, a list of integers is expected")
+    kind = cells.type.value_type
+    if not (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+        raise DataError(f"{name}: column {column} holds {kind}, integers are expected")
+    inner, offsets = cells.values, cells.offsets.to_numpy()
+    there = cells.is_valid().to_numpy(zero_copy_only=False)
+    holes = inner.null_count > 0
+
+    def get(row: int) -> Int | None:
+        cut = inner.slice(offsets[row], offsets[row + 1] - offsets[row])
+        if not there[row] or (holes and cut.null_count):
+            return None
+        return cut.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+
+    return get
+
+
+def _row(cells: dict[str, Int | None]) -> list[tuple[Ids, Mask]] | Unusable:
+    ids = cells["input_ids"]
+    if ids is None:
+        return Unusable("null_ids")
+    same = ("labels", *MASKS, "attention_mask", "position_ids")
+    for column in same:
+        if column in cells:
+            other = cells[column]
+            if other is None or len(other) != len(ids):
+                return Unusable(f"length_of_{column}")
+    if len(ids) and not -1 < ids.min() <= ids.max() < 2**31:
+        return Unusable("impossible_ids")
+    labels = cells.get("labels")
+    trained = _trained(cells, len(ids))
+    if labels is not None and (labels[trained] != ids[trained]).any():
+        return Unusable("labels_differ_from_ids")
+    starts = _starts(cells, len(ids))
+    if starts is None:
+        return Unusable("seq_lengths_do_not_add_up")
+    keep = cells.get("attention_mask")
+    found: list[tuple[Ids, Mask]] = []
+    for a, b in pairwise([*starts, len(ids)]):
+        own, mask = ids[a:b].astype(np.int32), trained[a:b]
+        if keep is not None and not keep[a:b].all():
+            # a trained pad stays, so that it is seen
+            real = (keep[a:b] != 0) | mask
+            own, mask = own[real], mask[real]
+        if len(own):
+            found.append((own, mask))
+    return found
+
+
+def _trained(cells: dict[str, Int | None], length: int) -> Mask:
+    labels = cells.get("labels")
+    if labels is not None:
+        return labels != IGNORED
+    trained = np.ones(length, np.bool_)
+    for column in MASKS:
+        mask = cells.get(column)
+        if mask is not None:
+            trained &= mask != 0
+    return trained
+
+
+def _starts(cells: dict[str, Int | None], length: int) -> list[int] | None:
+    """Where the sequences of a row begin; None if `seq_lengths` does not say so."""
+    if "seq_lengths" in cells:
+        lengths = cells["seq_lengths"]
+        if lengths is None or (lengths < 0).any() or lengths.sum() != length:
+            return None
+        return (np.cumsum(lengths) - lengths)[lengths > 0].tolist()
+    positions = cells.get("position_ids")
+    if positions is not None and length:
+        starts = np.flatnonzero(positions == 0)
+        # padding positions may count on from 0 or stay 0; a pack's first token starts a sequence
+        return np.union1d([0], starts).tolist()
+    return [0] if length else []
