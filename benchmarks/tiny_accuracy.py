@@ -176,7 +176,7 @@ def _reason(episode: Episode) -> str:
 def accuracy(episodes: Sequence[Episode]) -> dict[str, Any]:
     """Correct episodes with Wilson's 95 % interval."""
     correct = sum(bool(episode.grade and episode.grade.correct) for episode in episodes)
-    low, high = wilson(correct, len(episodes))
+    low, high = wilson(correct / len(episodes), len(episodes))
     return {
         "prompts": len(episodes),
         "correct": correct,

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from data_builders.held_out import is_among
 from data_builders.sft_spool import Block, Reader, Spool
-from posttrain.audit.figures import Figures, violations
-from posttrain.audit.run import Audit
+from posttrain.audit.figures import Audit, SourceFigures
+from posttrain.audit.limits import violations
 from posttrain.audit.worst import SHOWN, excerpt
 from posttrain.config.supervision import SupervisionLimits
 from posttrain.errors import DataError
@@ -44,7 +44,7 @@ def audit_spools(
     scratch.mkdir(parents=True, exist_ok=True)
     with Repeats(scratch) as repeats:
         for k, spool in enumerate(spools):
-            figures = audit.figures[spool.name] = Figures.empty(marks, knows_cuts=True)
+            figures = audit.figures[spool.name] = SourceFigures.empty(marks, knows_cuts=True)
             with Reader(spool.folders) as reader:
                 for block, records, at in _used(spool, unused[k]):
                     rows = block.sequences[at]

@@ -12,8 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from data_builders.sft_preflight import Probe
-from posttrain.audit.tables import print_supervision
 from posttrain.config.build_sft import BuildSftConfig, SftSource
+from posttrain.report.console import print_sections
+from posttrain.report.pages.sft_data import control, drops, mixture, origins, packing
+from posttrain.report.pages.supervision import supervision
 
 _BYTES_PER_TOKEN = 8  # an id and a label, four bytes each
 
@@ -95,67 +97,7 @@ def _total(recipe: BuildSftConfig) -> str:
 
 
 def print_summary(console: Console, stats: Mapping[str, Any]) -> None:
-    """What the build did."""
-    _print_books(console, stats)
-    _print_mixture(console, stats)
-    _print_splits(console, stats)
-    print_supervision(console, stats["supervision"])
-    control = stats["control"]
-    console.print(
-        f"Reasoning control: stripped {control['stripped']:,} of {control['reasoned']:,} records "
-        f"with reasoning ({control['strip_rate']:.2%}), cut {control['truncated']:,} of "
-        f"{control['traces']:,} traces ({control['truncate_rate']:.2%}), left "
-        f"{control['too_short']:,} chosen traces whole because they are too short. "
-        f"Template: {stats['template']['describe']}"
-    )
-    for warning in stats["warnings"]:
-        console.print(f"warning: {warning}", style="yellow", highlight=False)
-
-
-def _print_books(console: Console, stats: Mapping[str, Any]) -> None:
-    table = _table("Rows", "source", "in", "kept", "held out", "dropped")
-    for name, source in stats["sources"].items():
-        reasons = ", ".join(f"{reason} {n:,}" for reason, n in source["dropped"].items())
-        table.add_row(
-            name, f"{source['in']:,}", f"{source['kept']:,}", f"{source['held_out']:,}", reasons
-        )
-    console.print(table)
-
-
-def _print_mixture(console: Console, stats: Mapping[str, Any]) -> None:
-    table = _table(
-        "Mixture, requested and realised (repeats counted)",
-        *("source", "asked", "got", "rows", "tokens", "trained", "% rows", "% tok.", "% trained"),
-        "epochs",
-    )
-    for name, source in stats["sources"].items():
-        asked, got, shares = source["requested"], source["realised"], source["shares"]
-        table.add_row(
-            name,
-            "once" if asked is None else f"{asked['amount']:,.0f} {asked['unit']}",
-            "" if asked is None else f"{asked['realised']:,} ({asked['difference']:+.2%})",
-            *(f"{got[unit]:,}" for unit in ("rows", "tokens", "trained")),
-            *(f"{shares[unit]:.1%}" for unit in ("rows", "tokens", "trained")),
-            f"{got['epochs']:.2f}",
-        )
-    console.print(table)
-
-
-def _print_splits(console: Console, stats: Mapping[str, Any]) -> None:
-    table = _table(
-        f"Packs of {stats['max_length']:,} tokens",
-        *("split", "packs", "sequences", "reasoning on", "cut", "tokens", "trained", "fill"),
-        "longest",
-    )
-    named = {**stats["splits"], **{f"  {g}": v for g, v in stats["eval_groups"].items()}}
-    for name, split in named.items():
-        table.add_row(
-            name,
-            *(f"{split[key]:,}" for key in ("packs", "sequences")),
-            *(f"{split[key] / split['sequences']:.1%}" for key in ("reasoning", "truncated")),
-            f"{split['tokens']:,}",
-            f"{split['trained'] / max(split['tokens'], 1):.1%}",
-            f"{split['fill']:.2%}",
-            f"{split['longest']:,}",
-        )
-    console.print(table)
+    """The tables of the report: drops, mixture, packing, what is trained, control, sources."""
+    sections = [section(stats) for section in (drops, mixture, packing)]
+    sections += [supervision(stats["supervision"]), control(stats), origins(stats)]
+    print_sections(console, sections, charts=False)

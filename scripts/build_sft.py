@@ -55,7 +55,7 @@ from posttrain.config.command import parse_recipe, recipe_parser
 from posttrain.models.data_renderer import load_data_renderer
 from posttrain.models.encoding import Encoder
 from posttrain.report import ensure_report, write_report
-from posttrain.report.supervision import ROWS as SUPERVISION
+from posttrain.report.pages.supervision import ROWS as SUPERVISION
 
 BASE = Path(".")
 

@@ -1,4 +1,4 @@
-"""Look into any artifact: lineage, counts, config, and samples with every token's mask.
+"""Look into any artifact: lineage, counts, figures, and samples with every token's mask.
 
     python scripts/preview.py runs/tiny/sft_data
     python scripts/preview.py runs/tiny/sft_data --split eval --rows 5 --seed 1 --limit 0
@@ -12,12 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
-from posttrain.artifacts import read_artifact
 from posttrain.claim import run_command
-from posttrain.models.encoding import encoder_of, load_any_tokenizer
-from posttrain.preview import lineage, preview_packs, preview_pairs, preview_rows, summary
 
 
 def main(arguments: list[str]) -> None:
@@ -30,25 +25,33 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     if min(options.rows, options.limit) < 0:
         parser.error("--rows and --limit take 0 or more")
-    # soft wrapping: text that is piped keeps its own line ends
-    console = Console(soft_wrap=True, highlight=False, emoji=False)
-    limit = options.limit or None
+
+    from rich.console import Console
+
+    from posttrain.artifacts import read_artifact
+    from posttrain.report.console import print_sections
+    from posttrain.report.lineage import trace
+    from posttrain.report.preview import artifact_sections, pack_section, pair_section, row_sections
 
     manifest = read_artifact(options.directory)
-    console.print(lineage(options.directory, manifest))
-    summary(console, manifest)
-    shown = {"rows": options.rows, "seed": options.seed, "limit": limit}
-    if manifest.kind in ("sft_data", "dpo_data"):
-        tokenizer = load_any_tokenizer(str(options.directory / "tokenizer"))
-        decode = encoder_of(tokenizer).decode
-        if manifest.kind == "dpo_data":
-            preview_pairs(console, options.directory, manifest, decode, **shown)
-        else:
-            preview_packs(
-                console, options.directory, manifest, decode, split=options.split, **shown
-            )
+    # soft wrapping: text that is piped keeps its own line ends
+    width = None if sys.stdout.isatty() else 160
+    console = Console(soft_wrap=True, highlight=False, emoji=False, width=width)
+    print_sections(console, artifact_sections(options.directory))
+    root = trace(options.directory)[0]
+    shown = {"rows": options.rows, "seed": options.seed, "limit": options.limit or None}
+    if manifest.kind not in ("sft_data", "dpo_data"):
+        print_sections(console, row_sections(root, **shown))
+        return
+
+    from posttrain.models.encoding import encoder_of, load_any_tokenizer
+
+    decode = encoder_of(load_any_tokenizer(str(options.directory / "tokenizer"))).decode
+    if manifest.kind == "sft_data":
+        section = pack_section(root, decode, **shown, split=options.split)
     else:
-        preview_rows(console, options.directory, manifest, **shown)
+        section = pair_section(root, decode, **shown)
+    print_sections(console, [section])
 
 
 if __name__ == "__main__":

@@ -7,27 +7,22 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from posttrain.errors import PosttrainError
-from posttrain.report import write_report
+from posttrain.claim import run_command
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Read the command line and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description="Write the report of an artifact.")
     parser.add_argument("artifact", type=Path, metavar="DIR", help="a stage's finished output")
     parser.add_argument("--accuracy", type=Path, help="what benchmarks/tiny_accuracy.py wrote")
     parser.add_argument("--out", type=Path, help="default: DIR/report.html")
-    given = parser.parse_args(argv)
-    print(write_report(given.artifact, out=given.out, accuracy=given.accuracy))
+    options = parser.parse_args(arguments)
+
+    from posttrain.report import write_report
+
+    print(write_report(options.artifact, out=options.out, accuracy=options.accuracy))
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except PosttrainError as error:
-        sys.exit(f"{type(error).__name__}: {error}")
+    run_command(lambda: main(sys.argv[1:]))

@@ -1,23 +1,35 @@
-"""The figures of one source, growing with its sequences, and the limits they are held against.
+"""One pass over a stream of sequences: figures a source, copies, and the worst to read.
 
-figures = Figures.empty(knows_roles=True, knows_cuts=False)
-figures.add(lengths, trained, flags)
-figures.stats()  →  {"sequences": 7470, "tokens": 912_340, "trained": 610_012, …}
+    audit = audit_set(SetReader([Path("runs/tiny/sft_data")], largest_id=…), marks)
+    audit.figures["maths"].stats()  →  {"sequences": 7470, "tokens": 912_340, "trained": 610_012, …}
+
+Memory holds a batch of tokens and a handful of excerpts a source, whatever the size of the set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.audit.titles import share
-from posttrain.config.supervision import SupervisionLimits
-from posttrain.tokens.supervision import Flag, Marks
+from posttrain.audit.reader import MaskedSequence
+from posttrain.audit.worst import SHOWN, Worst, excerpt
+from posttrain.tokens.repeats import Repeated, Repeats
+from posttrain.tokens.supervision import (
+    Flag,
+    Ids,
+    Marks,
+    Mask,
+    batch_of,
+    sequence_keys,
+    sums,
+    supervision_flags,
+)
 
+_TOKENS = 1 << 20
+_SEQUENCES = 4096
 # counts of sequences, by the flag that they share
 _COUNTED = {
     "end_trained": Flag.END_TRAINED,
@@ -32,7 +44,7 @@ _COUNTED = {
 
 
 @dataclass
-class Figures:
+class SourceFigures:
     """Counts of sequences, but for `tokens`, `trained` (tokens) and `longest` (tokens).
 
     Every sequence is one of `nothing_trained`, `end_trained`, `end_masked` and `no_end`. `None` is
@@ -56,7 +68,7 @@ class Figures:
     longest: int = 0
 
     @classmethod
-    def empty(cls, marks: Marks, *, knows_cuts: bool) -> Figures:
+    def empty(cls, marks: Marks, *, knows_cuts: bool) -> SourceFigures:
         """Nothing counted yet; what the marks, or data of another's making, cannot tell is None."""
         cuts = 0 if knows_cuts else None
         roles = 0 if marks.knows_roles else None
@@ -88,61 +100,83 @@ class Figures:
         return asdict(self)
 
 
-def violations(source: str, figures: Mapping[str, Any], limits: SupervisionLimits) -> list[str]:
-    """What crosses a limit: the source, the figure, the limit, and what to do."""
-    found: list[str] = []
-    for name, key, advice in _LIMITED:
-        limit: float | None = getattr(limits, key)
-        actual = share(figures, name)
-        if limit is None or actual is None:
-            continue
-        least = key.startswith("min_")
-        if actual < limit if least else actual > limit:
-            whole = "tokens" if name == "trained" else "sequences"
-            bound = "at least" if least else "at most"
-            found.append(
-                f"source {source!r}: {_WORDS[name]} in {actual:.2%} of {figures[whole]:,} {whole} "
-                f"({figures[name]:,}), limits.{key} allows {bound} {limit:.2%}. {advice}"
-            )
-    return found
+@dataclass
+class Audit:
+    """What an audit found, by source in the order they were met."""
+
+    figures: dict[str, SourceFigures] = field(default_factory=dict[str, SourceFigures])
+    worst: Worst = field(default_factory=Worst)
 
 
-_WORDS = {
-    "nothing_trained": "nothing is trained",
-    "end_trained": "the last answer's end token is trained",
-    "turn_tokens": "a token that opens turns, or the pad, is trained",
-    "prompt_trained": "a token of a system, user or tool turn is trained",
-    "trained": "the loss is taken",
-    "duplicated": "an exact copy of another sequence is found",
-    "empty_think": "an answer is trained after an empty trace",
-}
-_LIMITED = (
-    (
-        "nothing_trained",
-        "nothing_trained",
-        "Look at the mask, and at packing.max_length: are prompts longer than what is kept?",
-    ),
-    (
-        "end_trained",
-        "min_end_trained",
-        "A model trained so may not stop. Are answers clipped, or is the end token left out of "
-        "the mask or of the text?",
-    ),
-    (
-        "turn_tokens",
-        "max_turn_tokens",
-        "Are prompts left unmasked, or chats pasted into answers?",
-    ),
-    ("prompt_trained", "max_prompt_trained", "Mask what the assistant does not write."),
-    (
-        "trained",
-        "min_trained",
-        "Look for long prompts, and for turns that the mask leaves out.",
-    ),
-    ("duplicated", "max_duplicated", "Deduplicate the source, or lower its share."),
-    (
-        "empty_think",
-        "max_empty_think",
-        "Did reasoning get lost while reading? Look at reasoning.strip and fields.reasoning.",
-    ),
-)
+def audit_set(found: Iterable[MaskedSequence], marks: Marks) -> Audit:
+    """Audit a data set.
+
+    Args:
+        found: the sequences; gone through a second time where there are copies to show.
+    """
+    audit = Audit()
+    with Repeats() as repeats:
+        for batch in _batches(found):
+            _count(audit, batch, marks, repeats)
+        repeated = repeats.found(groups=len(audit.figures), most=SHOWN)
+    for figures, later in zip(audit.figures.values(), repeated.later, strict=True):
+        figures.duplicated = later
+    _show_repeated(audit, found, repeated)
+    return audit
+
+
+def _count(audit: Audit, batch: list[MaskedSequence], marks: Marks, repeats: Repeats) -> None:
+    tokens = batch_of([(one.ids, one.trained) for one in batch])
+    flags, keys = supervision_flags(tokens, marks), sequence_keys(tokens)
+    flags[[one.cut is True for one in batch]] |= np.uint16(Flag.CUT_TRACE)
+    lengths, trained = tokens.lengths, sums(tokens, tokens.trained)
+    for one in batch:
+        if one.source not in audit.figures:
+            fresh = SourceFigures.empty(marks, knows_cuts=False)
+            fresh.cut_trace = None if one.cut is None else 0
+            audit.figures[one.source] = fresh
+    numbers = {source: k for k, source in enumerate(audit.figures)}
+    owner = np.array([numbers[one.source] for one in batch])
+    first = np.array([not one.again for one in batch])
+    # repeats that a mixture asks for are no copies; they take part in the places all the same
+    repeats.add(keys, owner, counted=first)
+    for k in np.unique(owner).tolist():
+        at = np.flatnonzero(owner == k)
+        source = batch[at[0]].source
+        audit.figures[source].add(lengths[at], trained[at], flags[at])
+        own = [batch[i] for i in at]
+
+        def fetch(place: int, own: list[MaskedSequence] = own) -> tuple[Ids, Mask, str]:
+            return own[place].ids, own[place].trained, own[place].about
+
+        audit.worst.offer(source, lengths[at], trained[at], flags[at], keys[at], fetch)
+
+
+def _show_repeated(audit: Audit, found: Iterable[MaskedSequence], repeated: Repeated) -> None:
+    wanted = {place: number for most in repeated.most for number, place in most}
+    if not wanted:
+        return
+    last = max(wanted)
+    shown: dict[int, MaskedSequence] = {}
+    for place, one in enumerate(found):
+        if place in wanted:
+            shown[place] = one
+        if place == last:
+            break
+    for source, most in zip(audit.figures, repeated.most, strict=True):
+        for number, place in most:
+            one = shown[place]
+            audit.worst.add_repeated(source, number, excerpt(one.ids, one.trained, one.about))
+
+
+def _batches(found: Iterable[MaskedSequence]) -> Iterator[list[MaskedSequence]]:
+    batch: list[MaskedSequence] = []
+    tokens = 0
+    for one in found:
+        batch.append(one)
+        tokens += len(one.ids)
+        if tokens >= _TOKENS or len(batch) == _SEQUENCES:
+            yield batch
+            batch, tokens = [], 0
+    if batch:
+        yield batch

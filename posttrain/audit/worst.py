@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.audit.titles import REPEATED, TITLES
+from posttrain.audit.limits import KIND_TITLES, REPEATED
 from posttrain.tokens.supervision import Flag, Ids, Mask
 
 SHOWN = 3  # of each kind and source
@@ -37,7 +37,7 @@ KINDS: dict[str, tuple[Flag, Flag]] = {
     "least_trained": (Flag.TRAINED, Flag(0)),
     "longest": (Flag(0), Flag(0)),
 }
-assert [REPEATED, *KINDS] == list(TITLES)
+assert [REPEATED, *KINDS] == list(KIND_TITLES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Excerpt:
     windows: tuple[tuple[int, Ids, Mask], ...]
 
     def segments(self, decode: Decode) -> list[list[Any]]:
-        """[role, trained, text] as in samples.jsonl; what is left out is said in a role `gap`."""
+        """[role, trained, text] as in samples.jsonl; a role `gap` counts what is left out."""
         found: list[list[Any]] = []
         position = 0
         for start, ids, mask in self.windows:

@@ -1,26 +1,178 @@
-"""Two checkpoints of finished runs, compared question by question, without a model.
+"""Two checkpoints on the same prompts: what changed, how surely, question by question.
 
-compare_runs("runs/eval-sft", "runs/eval-dpo:dpo")  → [{"task": "maths", "rates": {…}}, …]
+    compare_runs(side_of("runs/eval-sft"), side_of("runs/eval-dpo:dpo"))
+    → [{"task": "maths", "setting": "no_tools", "thinking": "on", "a": "a:sft", "b": "b:dpo",
+        "rates": {"hallucination": {"a": 0.083, "b": 0.007, "difference": -0.076, "low": -0.11,
+                                    "high": -0.05, "p": 1e-9, "test": "mcnemar", …}}}, …]
+
+Intervals of rates are Wald's with half a pair added to each of the four outcomes (Agresti and Min
+2005), over questions' mean changes: they hold the correlation between the two, and two rates that
+do not change do not differ by exactly nothing. p is McNemar's exact test where every question has
+one sample, else a sign-flip permutation test over questions. It is of each figure alone: nothing is
+corrected for looking at many.
+
+Two runs can be compared if their prompts and sampling are the same: weights and data may differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from scipy import stats
+
+from posttrain.artifacts import differing_keys
 from posttrain.config.load import nearest
 from posttrain.errors import ConfigError
-from posttrain.evaluation.lock import LOCK, Lock, read_lock, refuse_unlike
-from posttrain.evaluation.paired import paired_rows
-from posttrain.evaluation.record import Record
-from posttrain.evaluation.run_files import read_run
-from posttrain.evaluation.unit import unit_name
+from posttrain.evaluation.grade import Record, unit_name
+from posttrain.evaluation.intervals import Clustered, Floats, by_question
+from posttrain.evaluation.metrics import LENGTHS, RATES, by_cell, measure
+from posttrain.evaluation.run import LOCK, Lock, read_lock, read_run
+
+PERMUTATIONS = 9999
+_AT_A_TIME = 500  # permutations in memory at once
+# what two runs must share before they are compared, unless told otherwise
+COMPARED = ("sampling", "rendering", "versions")
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class Difference:
+    """b − a of one figure. `questions` are those on which it applies to both."""
+
+    a: float
+    b: float
+    difference: float
+    low: float
+    high: float
+    p: float
+    test: str
+    questions: int
+
+
+def paired_rows(a: Sequence[Record], b: Sequence[Record], *, seed: int) -> list[Row]:
+    """A row for each task × setting × mode that both have.
+
+    Args:
+        a, b: records of one checkpoint each, on the same prompts; the caller sees to that.
+        seed: of the permutations.
+    """
+    ours = {cell[1:]: (cell.checkpoint, rows) for cell, rows in by_cell(a).items()}
+    theirs = {cell[1:]: (cell.checkpoint, rows) for cell, rows in by_cell(b).items()}
+    rows: list[Row] = []
+    for key in ours:
+        if key not in theirs:
+            continue
+        (first, left), (second, right) = ours[key], theirs[key]
+        task, setting, thinking = key
+        rows.append(
+            {"a": first, "b": second, "task": task, "setting": setting, "thinking": thinking}
+            | _differences(left, right, seed=seed)
+        )
+    return rows
+
+
+def _differences(a: Sequence[Record], b: Sequence[Record], *, seed: int) -> Row:
+    left, right = _by_figure(a), _by_figure(b)
+    rates = {
+        name: asdict(rate_difference(left[name], right[name], seed=seed))
+        for name in RATES
+        if name in left and name in right and _shared(left[name], right[name])
+    }
+    lengths = {
+        name: asdict(length_difference(left[name], right[name], seed=seed))
+        for name in LENGTHS
+        if name in left and name in right and len(_shared(left[name], right[name])) > 1
+    }
+    return {"rates": rates, "lengths": lengths}
+
+
+def _by_figure(records: Sequence[Record]) -> dict[str, Clustered]:
+    """Every figure's means by question."""
+    values: dict[str, tuple[list[float], list[tuple[str, str]]]] = {}
+    for record in records:
+        for name, value in measure(record).items():
+            column = values.setdefault(name, ([], []))
+            column[0].append(value)
+            column[1].append((record.prompt.source, record.prompt.task))
+    return {name: by_question(*column) for name, column in values.items()}
+
+
+def _shared(a: Clustered, b: Clustered) -> list[tuple[int, int]]:
+    """Positions in both of the questions that both have."""
+    places: Mapping[object, int] = {name: i for i, name in enumerate(b.names)}
+    return [(i, places[name]) for i, name in enumerate(a.names) if name in places]
+
+
+def rate_difference(a: Clustered, b: Clustered, *, seed: int) -> Difference:
+    """The change of a rate, with McNemar's or a permutation test."""
+    at = np.asarray(_shared(a, b))
+    left, right = a.means[at[:, 0]], b.means[at[:, 1]]
+    changes = right - left
+    low, high = change_interval(changes)
+    alone = bool((a.counts[at[:, 0]] == 1).all() and (b.counts[at[:, 1]] == 1).all())
+    binary = bool(np.isin(left, (0, 1)).all() and np.isin(right, (0, 1)).all())
+    if alone and binary:
+        p, test = mcnemar(left, right), "mcnemar"
+    else:
+        p, test = sign_flip(changes, seed=seed), "permutation"
+    values = float(left.mean()), float(right.mean())
+    return Difference(*values, float(changes.mean()), low, high, p, test, len(at))
+
+
+def change_interval(changes: Floats) -> tuple[float, float]:
+    """The interval of a mean change of shares, each between −1 and 1."""
+    # half a question that rose, half a one that fell, one that stayed
+    n = len(changes) + 2
+    mean = float(changes.sum()) / n
+    variance = (float((changes**2).sum()) + 1) / n - mean**2
+    half = float(stats.t.ppf(0.975, n - 1)) * math.sqrt(variance / n)
+    return max(-1.0, mean - half), min(1.0, mean + half)
+
+
+def length_difference(a: Clustered, b: Clustered, *, seed: int) -> Difference:
+    """The change of a mean length, with a t interval over questions."""
+    at = np.asarray(_shared(a, b))
+    left, right = a.means[at[:, 0]], b.means[at[:, 1]]
+    changes = right - left
+    change = float(changes.mean())
+    error = float(changes.std(ddof=1)) / math.sqrt(len(changes))
+    half = float(stats.t.ppf(0.975, len(changes) - 1)) * error
+    p = sign_flip(changes, seed=seed)
+    values = float(left.mean()), float(right.mean())
+    return Difference(*values, change, change - half, change + half, p, "permutation", len(at))
+
+
+def mcnemar(a: Floats, b: Floats) -> float:
+    """The exact test of McNemar (1947) on pairs of 0 and 1."""
+    up, down = int((b > a).sum()), int((b < a).sum())
+    return 1.0 if up + down == 0 else float(stats.binomtest(up, up + down).pvalue)
+
+
+def sign_flip(changes: Floats, *, seed: int) -> float:
+    """A permutation test that the changes of questions are as often up as down."""
+    moved = changes[changes != 0]  # a change of nothing is the same under either sign
+    if len(moved) == 0:
+        return 1.0
+    if len(moved) == 1:
+        return 1.0  # either sign is as extreme
+    result = stats.permutation_test(
+        (moved,),
+        lambda x, axis: np.mean(x, axis=axis),
+        permutation_type="samples",
+        n_resamples=PERMUTATIONS,
+        batch=_AT_A_TIME,
+        rng=np.random.default_rng(seed),
+    )
+    return min(1.0, float(result.pvalue))
+
+
+@dataclass(frozen=True, slots=True)
+class RunCheckpoint:
     """One checkpoint of one run."""
 
     run: Path
@@ -29,8 +181,8 @@ class Side:
     lock: Lock
 
 
-def side_of(given: str) -> Side:
-    """`RUN` or `RUN:NAME`.
+def side_of(given: str) -> RunCheckpoint:
+    """One checkpoint of a finished run: `RUN`, or `RUN:NAME` where it has several.
 
     Raises:
         ConfigError: no such checkpoint, or several and none named.
@@ -47,21 +199,41 @@ def side_of(given: str) -> Side:
     name = name or next(iter(records))
     if name not in records:
         raise ConfigError(f"{path} has no checkpoint {name!r}{nearest(name, tuple(records))}")
-    return Side(path, name, records[name], read_lock(path / LOCK))
+    return RunCheckpoint(path, name, records[name], read_lock(path / LOCK))
 
 
-def compare_runs(a: Side, b: Side, *, despite: Collection[str] = ()) -> list[dict[str, Any]]:
+def compare_runs(a: RunCheckpoint, b: RunCheckpoint, *, despite: Collection[str] = ()) -> list[Row]:
     """Paired differences, b − a, for every task and setting that both runs have.
 
+    Args:
+        despite: parts of `COMPARED` that may differ.
+
     Raises:
-        ConfigError: they were not asked alike (`refuse_unlike`).
+        ConfigError: prompts, sampling, rendering or versions differ, naming what.
     """
-    shared = refuse_unlike(
-        a.lock, b.lock, checkpoints=(a.checkpoint, b.checkpoint), despite=despite
-    )
-    left, right = (
-        [record for record in side.records if unit_name(record.prompt) in shared] for side in (a, b)
-    )
-    rows = paired_rows(left, right, seed=0)
-    # the same name in two runs would say nothing
+    units = _same_units(a.lock["prompts"], b.lock["prompts"])
+    for part in COMPARED:
+        left, right = a.lock[part], b.lock[part]
+        if part == "rendering":
+            left, right = left.get(a.checkpoint), right.get(b.checkpoint)
+        changed = differing_keys({part: left}, {part: right})
+        if changed and part not in despite:
+            raise ConfigError(
+                f"the runs differ in {', '.join(changed)}; name --despite {part} to compare them "
+                "all the same"
+            )
+    ours, theirs = ([r for r in side.records if unit_name(r.prompt) in units] for side in (a, b))
+    rows = paired_rows(ours, theirs, seed=0)
+    # both may have the same name
     return [row | {"a": f"a:{a.checkpoint}", "b": f"b:{b.checkpoint}"} for row in rows]
+
+
+def _same_units(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
+    """The units that both have, by the digests of their prompts; prompts must never differ."""
+    shared = [name for name in a if name in b]
+    if not shared:
+        raise ConfigError("the runs have no task and setting in common")
+    other = [name for name in shared if a[name] != b[name]]
+    if other:
+        raise ConfigError(f"the runs have different prompts in {', '.join(other)}")
+    return shared

@@ -1,30 +1,159 @@
-"""How sure a share is: Wilson's score interval (Wilson 1927).
+"""Figures of clustered samples, with intervals: the k samples of a question are not k questions.
 
-wilson(45, 50)  →  (0.786, 0.957)
+    rate(values=[1, 1, 0, 0], clusters=["a", "a", "b", "b"])  → Estimate(0.5, low, high, …)
+
+A rate is the mean over questions of the mean over each one's samples. Its interval is Wilson's
+(1927) with an effective number of samples, as for surveys (Korn and Graubard 1998; Franco et al.
+2019): p(1 − p) over the cluster-robust variance, between the number of questions (its samples all
+agree) and the number of samples (they are independent). So it has a width at 0 and at 1, where a
+bootstrap gives [0, 0], and k samples of one question never count as k questions.
+
+Lengths have no such bounds: theirs are percentile bootstraps that draw questions.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
 
 Z95 = 1.959963984540054  # two-sided 95 %
+DRAWS = 1000
+Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
-def wilson(successes: int, trials: int, *, z: float = Z95) -> tuple[float, float]:
-    """The interval that holds a share's true value, for `successes` out of `trials`.
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A figure with its 95 % interval, and the number of its questions and samples."""
 
-    Unlike the normal approximation it stays inside [0, 1] and has a width at 0 and at 1.
+    value: float
+    low: float
+    high: float
+    questions: int
+    samples: int
 
-    Raises:
-        ValueError: no trials, or not 0 ≤ successes ≤ trials.
+
+@dataclass(frozen=True, slots=True)
+class Clustered:
+    """Samples by question: `means` and `counts` a question, questions in order of first sight."""
+
+    names: tuple[Hashable, ...]
+    means: Floats
+    counts: Floats
+
+    @property
+    def samples(self) -> int:
+        return int(self.counts.sum())
+
+
+def by_question(values: Sequence[float], clusters: Sequence[Hashable]) -> Clustered:
+    """Values gathered by question."""
+    assert len(values) == len(clusters)
+    places = {name: i for i, name in enumerate(dict.fromkeys(clusters))}
+    index = np.fromiter((places[name] for name in clusters), dtype=np.int64, count=len(clusters))
+    counts = np.bincount(index, minlength=len(places)).astype(float)
+    sums = np.bincount(index, weights=np.asarray(values, dtype=float), minlength=len(places))
+    return Clustered(tuple(places), sums / np.maximum(counts, 1), counts)
+
+
+def rate(values: Sequence[float], clusters: Sequence[Hashable]) -> Estimate | None:
+    """A share in [0, 1] with its interval; None without a sample."""
+    if not values:
+        return None
+    clustered = by_question(values, clusters)
+    return rate_of_means(clustered.means, samples=clustered.samples)
+
+
+def rate_of_means(means: Floats, *, samples: int) -> Estimate:
+    """A share from the means of its questions, which `samples` samples have."""
+    share = float(np.clip(means.mean(), 0.0, 1.0))
+    low, high = wilson(share, effective_samples(means, samples=samples))
+    return Estimate(share, low, high, questions=len(means), samples=samples)
+
+
+def effective_samples(means: Floats, *, samples: int) -> float:
+    """The number of independent samples that carry as much: between questions and samples.
+
+    The t quantile of so many questions stands in for the normal one, as in Korn and Graubard.
     """
-    if not 0 <= successes <= trials or trials == 0:
-        raise ValueError(f"{successes} successes of {trials} trials have no interval")
-    share = successes / trials
-    spread = 1 + z * z / trials
-    centre = (share + z * z / (2 * trials)) / spread
-    half = z / spread * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    questions = len(means)
+    share = float(means.mean())
+    variance = float(means.var(ddof=1)) / questions if questions > 1 else 0.0
+    spread = share * (1 - share)
+    effective = float(questions)
+    if variance > 0 and spread > 0:
+        effective = min(max(spread / variance, questions), samples)
+    if questions > 1:
+        effective *= (Z95 / float(stats.t.ppf(0.975, questions - 1))) ** 2
+    return effective
+
+
+def wilson(share: float, trials: float) -> tuple[float, float]:
+    """Wilson's score interval for a share of a number of trials that need not be whole."""
+    spread = 1 + Z95 * Z95 / trials
+    centre = (share + Z95 * Z95 / (2 * trials)) / spread
+    half = Z95 / spread * math.sqrt(share * (1 - share) / trials + (Z95 / (2 * trials)) ** 2)
     # at the ends the exact bound is 0 or 1; rounding must not move it off the share
-    low = 0.0 if successes == 0 else centre - half
-    high = 1.0 if successes == trials else centre + half
-    return low, high
+    return (0.0 if share == 0 else max(0.0, centre - half)), (
+        1.0 if share == 1 else min(1.0, centre + half)
+    )
+
+
+def pass_at(k: int, *, samples: int, solved: int) -> float:
+    """The chance that k of the samples hold a solved one: 1 − C(n − c, k) / C(n, k).
+
+    Unbiased (Chen et al. 2021, arXiv 2107.03374).
+    """
+    assert 1 <= k <= samples
+    assert 0 <= solved <= samples
+    return 1.0 - math.comb(samples - solved, k) / math.comb(samples, k)
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """A length's mean, median and 90th percentile."""
+
+    mean: Estimate
+    median: Estimate
+    p90: Estimate
+
+
+def length(values: Sequence[float], clusters: Sequence[Hashable], *, seed: int) -> Length | None:
+    """Mean, median and 90th percentile over samples, with bootstrap intervals; None without any.
+
+    Args:
+        seed: of the draws.
+    """
+    if not values:
+        return None
+    index = by_question(values, clusters)
+    places = {name: i for i, name in enumerate(index.names)}
+    of = np.fromiter((places[name] for name in clusters), dtype=np.int64, count=len(clusters))
+    all_values = np.asarray(values, dtype=float)
+    order = np.argsort(all_values, kind="stable")
+    ordered, of = all_values[order], of[order]
+    questions = len(index.names)
+    draws = np.random.default_rng(seed).multinomial(
+        questions, np.full(questions, 1 / questions), size=DRAWS
+    )
+    rows = [_statistics(ordered, weights[of]) for weights in draws]
+    spread = np.quantile(np.asarray(rows), [0.025, 0.975], axis=0)
+    whole = _statistics(ordered, np.ones(len(ordered)))
+    mean, median, p90 = (
+        Estimate(value, float(low), float(high), questions, len(ordered))
+        for value, low, high in zip(whole, spread[0], spread[1], strict=True)
+    )
+    return Length(mean, median, p90)
+
+
+def _statistics(ordered: Floats, weights: Floats) -> tuple[float, float, float]:
+    """Mean, median and 90th percentile of weighted values that are in order."""
+    total = np.cumsum(weights)
+    last = float(total[-1])
+    at = np.searchsorted(total, [0.5 * last, 0.9 * last], side="left")
+    mean = float((ordered * weights).sum() / last)
+    return mean, float(ordered[at[0]]), float(ordered[at[1]])

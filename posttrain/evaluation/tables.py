@@ -1,6 +1,8 @@
-"""Figures of a run, and of two runs side by side, as tables on the console.
+"""Figures of evaluations as tables on the console: shares in per cent with 95 % intervals.
 
 print_cells(console, metrics["cells"]);  print_pairs(console, metrics["pairs"])
+print_judges(console, metrics["cells"], metrics["differences"])
+print_win_rates(console, rows)
 """
 
 from __future__ import annotations
@@ -22,10 +24,25 @@ _SHOWN = {
     "malformed": "malformed",
 }
 _COMPARED = ("accuracy", "hallucination", "called_tool")
+_JUDGE_RATES = {
+    "pairwise_accuracy": "pairwise accuracy",
+    "position_consistency": "position consistency",
+    "format": "format kept",
+    "prefers_first": "prefers the first",
+    "same_scores": "equal scores",
+    "truncated": "truncated",
+}
+_JUDGE_MEANS = {
+    "score_error": "score error",
+    "ranking_error": "ranking error",
+    "reward": "reward",
+    "tokens": "tokens",
+}
+_JUDGES_COMPARED = ("pairwise_accuracy", "position_consistency", "format", "reward")
 
 
 def print_cells(console: Console, cells: Sequence[Row]) -> None:
-    """One line a checkpoint × task × setting × mode; shares in per cent with 95 % intervals."""
+    """One line a checkpoint × task × setting × mode."""
     shown = {k: title for k, title in _SHOWN.items() if any(k in c["rates"] for c in cells)}
     table = Table("checkpoint", "task", "setting", "think", "n", *shown.values(), "tokens", "lost")
     for cell in cells:
@@ -36,8 +53,8 @@ def print_cells(console: Console, cells: Sequence[Row]) -> None:
             cell["setting"],
             cell["thinking"],
             f"{cell['samples']:,}",
-            *(interval(cell["rates"].get(name)) for name in shown),
-            " + ".join(f"{found['mean']['value']:.0f}" for found in lengths.values()),
+            *(_interval(cell["rates"].get(name)) for name in shown),
+            " + ".join(f"{length['mean']['value']:.0f}" for length in lengths.values()),
             _lost(cell),
         )
     console.print(table)
@@ -60,23 +77,64 @@ def print_pairs(console: Console, pairs: Sequence[Row]) -> None:
     console.print(table)
 
 
-def _change(found: Row | None) -> str:
-    if found is None:
+def print_judges(console: Console, cells: Sequence[Row], differences: Sequence[Row]) -> None:
+    """One line a checkpoint × source, then one a pair of checkpoints × source."""
+    means = {k: title for k, title in _JUDGE_MEANS.items() if any(cell[k] for cell in cells)}
+    table = Table("judge", "source", "pairs", *_JUDGE_RATES.values(), *means.values())
+    for cell in cells:
+        table.add_row(
+            cell["checkpoint"],
+            cell["source"],
+            f"{cell['pairs']:,}",
+            *(_interval(cell[name]) for name in _JUDGE_RATES),
+            *("" if cell[name] is None else f"{cell[name]['value']:.2f}" for name in means),
+        )
+    console.print(table)
+    if not differences:
+        return
+    table = Table(
+        "judges", "source", "pairwise accuracy", "position consistency", "format kept", "reward"
+    )
+    for row in differences:
+        table.add_row(
+            f"{row['a']} → {row['b']}",
+            row["source"],
+            *(
+                _change(row.get(name), scale=1 if name == "reward" else 100)
+                for name in _JUDGES_COMPARED
+            ),
+        )
+    console.print(table)
+
+
+def print_win_rates(console: Console, rows: Sequence[Row]) -> None:
+    """One line a unit."""
+    table = Table("", "pairs", "same", "unjudged", "won", "tied", "lost", "won + tied / 2",
+                  "orders disagree", "tokens")  # fmt: skip
+    for row in rows:
+        tokens = row["tokens"]
+        table.add_row(
+            row["unit"],
+            *(f"{row[name]:,}" for name in ("duels", "same", "unjudged")),
+            *(_interval(row[name]) for name in ("win", "tie", "loss", "score", "disagree")),
+            "" if tokens is None else f"{tokens['a']:.1f} → {tokens['b']:.1f}",
+        )
+    console.print(table)
+
+
+def _change(change: Row | None, *, scale: float = 100) -> str:
+    if change is None:
         return ""
-    between = f"{100 * found['low']:+.1f} … {100 * found['high']:+.1f}"
-    return f"{100 * found['difference']:+.2f} ({between}), p {p_value(found['p'])}"
+    between = f"{scale * change['low']:+.1f} … {scale * change['high']:+.1f}"
+    p = change["p"]
+    shown = f"{p:.3f}" if p >= 0.001 else f"{p:.0e}"  # never "0.000"
+    return f"{scale * change['difference']:+.2f} ({between}), p {shown}"
 
 
-def interval(found: Row | None) -> str:
-    """A share and its interval in per cent."""
-    if found is None:
+def _interval(share: Row | None) -> str:
+    if share is None:
         return ""
-    return f"{100 * found['value']:.1f} ({100 * found['low']:.1f}–{100 * found['high']:.1f})"
-
-
-def p_value(p: float) -> str:
-    """A p-value that never reads as nought."""
-    return f"{p:.3f}" if p >= 0.001 else f"{p:.0e}"
+    return f"{100 * share['value']:.1f} ({100 * share['low']:.1f}–{100 * share['high']:.1f})"
 
 
 def _lost(cell: Row) -> str:

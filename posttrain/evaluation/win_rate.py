@@ -10,12 +10,18 @@ else is a tie, so that a judge's liking for a position decides nothing. Score = 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from posttrain.evaluation.clustered import Clustered, by_question, rate
-from posttrain.evaluation.paired import length_difference
+from posttrain.artifacts import Counts, Parent, parent_of, read_artifact
+from posttrain.config.win_rate import WinRateConfig
+from posttrain.errors import ConfigError
+from posttrain.evaluation.compare import length_difference, side_of
+from posttrain.evaluation.intervals import Clustered, by_question, rate
+from posttrain.rollouts import Completion, Prompt, completion_from_row, prompt_from_row
 
 ALL = "all"
 Row = dict[str, Any]
@@ -29,9 +35,9 @@ class Duel:
         question: shared by all settings and samples of one question.
         unit: what the figures are by.
         before_first, after_first: which *position* was preferred (1, 2, or 0 for neither) where the
-            old, and where the new answer stood first; None where the judge said no verdict.
-        same: the answers are the same text; a judge was not asked.
-        before_tokens, after_tokens: of answer and reasoning together.
+            old, and where the new answer stood first; None where the judge gave no verdict.
+        same: the answers are the same text; there was nothing to judge.
+        before_tokens, after_tokens: of answer and reasoning.
     """
 
     question: str
@@ -93,8 +99,8 @@ def _row(unit: str, duels: Sequence[Duel], seed: int) -> Row:
         "unjudged": sum(duel.outcome is None for duel in duels),
     }
     for name, value_of in _RATES.items():
-        found = [(value_of(duel), duel.question) for duel in duels]
-        kept = [(float(value), question) for value, question in found if value is not None]
+        values = [(value_of(duel), duel.question) for duel in duels]
+        kept = [(float(value), question) for value, question in values if value is not None]
         estimate = rate([value for value, _ in kept], [question for _, question in kept])
         row[name] = None if estimate is None else asdict(estimate)
     before, after = _lengths(duels, "before_tokens"), _lengths(duels, "after_tokens")
@@ -105,3 +111,122 @@ def _row(unit: str, duels: Sequence[Duel], seed: int) -> Row:
 
 def _lengths(duels: Sequence[Duel], name: str) -> Clustered:
     return by_question([getattr(d, name) for d in duels], [d.question for d in duels])
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyAnswers:
+    """One policy's completions by prompt id and index, and their artifact.
+
+    `name` is that of the checkpoint in an evaluation, "" of samples.
+    """
+
+    name: str
+    prompts: dict[str, Prompt]
+    completions: dict[tuple[str, int], Completion]
+    parent: Parent
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPair:
+    """Two completions of one prompt, and their answers as a judge reads them."""
+
+    prompt: Prompt
+    index: int
+    before: Completion
+    after: Completion
+    answers: tuple[str, str]
+
+    @property
+    def same(self) -> bool:
+        """Whether there is nothing to judge."""
+        return self.answers[0].strip() == self.answers[1].strip()
+
+    def duel(self, preferred: tuple[int | None, int | None] | None) -> Duel:
+        """The pair with the position that a judge preferred in each order; None: the same."""
+        prompt, old, new = self.prompt, self.before, self.after
+        before_first, after_first = preferred or (None, None)
+        return Duel(
+            question=f"{prompt.source}/{prompt.task}",
+            unit=f"{prompt.source}.{prompt.setting} {'on' if prompt.thinking else 'off'}",
+            index=self.index,
+            before_first=before_first,
+            after_first=after_first,
+            same=preferred is None,
+            before_tokens=old.reasoning_tokens + old.answer_tokens,
+            after_tokens=new.reasoning_tokens + new.answer_tokens,
+        )
+
+
+def read_answers(path: str, out: Path) -> PolicyAnswers:
+    """The completions of a `samples` artifact, or of an evaluation: `RUN` or `RUN:NAME`.
+
+    Raises:
+        ConfigError: an evaluation of several checkpoints, and none named.
+        DataError: neither samples nor a finished evaluation.
+    """
+    if Path(path).is_dir() and read_artifact(path, verify=False).kind == "samples":
+        run, name, manifest = Path(path), "", read_artifact(path, kind="samples")
+        with (run / "prompts.jsonl").open(encoding="utf-8") as lines:
+            prompts = [prompt_from_row(json.loads(line)) for line in lines]
+        with (run / "samples.jsonl").open(encoding="utf-8") as lines:
+            completions = [completion_from_row(json.loads(line)) for line in lines]
+    else:
+        side = side_of(path)
+        run, name = side.run, side.checkpoint
+        manifest = read_artifact(run, kind="evaluation")
+        prompts = [record.prompt for record in side.records]
+        completions = [record.completion for record in side.records]
+    return PolicyAnswers(
+        name,
+        {prompt.id: prompt for prompt in prompts},
+        {(completion.prompt_id, completion.index): completion for completion in completions},
+        parent_of(run, relative_to=out, manifest=manifest),
+    )
+
+
+def pair_up(
+    recipe: WinRateConfig,
+    before: PolicyAnswers,
+    after: PolicyAnswers,
+    *,
+    order: Callable[[str], int],
+    answer_of: Callable[[Completion], str],
+) -> tuple[list[AnswerPair], Counts]:
+    """Completions of the same prompt and index, and counts of the others.
+
+    Args:
+        order: of prompt ids; with `recipe.prompts` the first so many are taken.
+        answer_of: a completion's answer as a judge reads it.
+
+    Raises:
+        ConfigError: the sides have other prompts, or none in common.
+    """
+    for name, prompt in before.prompts.items():
+        other = after.prompts.get(name)
+        if other is not None and _input_of(other) != _input_of(prompt):
+            raise ConfigError(f"prompt {name!r} is another one in {recipe.after}")
+    shared = [name for name in before.prompts if name in after.prompts]
+    if not shared:
+        raise ConfigError(f"{recipe.before} and {recipe.after} share no prompt")
+    chosen = set(sorted(shared, key=order)[: recipe.prompts])
+    pairs: list[AnswerPair] = []
+    dropped = {"one_side": 0, "not_chosen": 0, "failed": 0}
+    keys = {**before.completions, **after.completions}
+    for name, index in keys:
+        old, new = before.completions.get((name, index)), after.completions.get((name, index))
+        if old is None or new is None:
+            dropped["one_side"] += 1
+        elif name not in chosen:
+            dropped["not_chosen"] += 1
+        elif "failed" in (old.finish, new.finish):
+            dropped["failed"] += 1
+        else:
+            answers = answer_of(old), answer_of(new)
+            pairs.append(AnswerPair(before.prompts[name], index, old, new, answers))
+    reasons = {reason: count for reason, count in dropped.items() if count}
+    return pairs, Counts(len(keys), len(pairs), reasons)
+
+
+def _input_of(prompt: Prompt) -> tuple[object, ...]:
+    """All that a policy sees of a prompt."""
+    return prompt.messages, prompt.tools, prompt.thinking, prompt.reasoning_budget

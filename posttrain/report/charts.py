@@ -1,54 +1,93 @@
-"""The report's charts, drawn with matplotlib as inline SVG.
+"""The report's charts, drawn with matplotlib as inline SVG that takes the page's colours and font.
 
-lines([Series("loss", [10, 20], [3.1, 2.2])], x="step", y="loss")  →  "<svg …>"
+    chart_svg(LineChart([Series("loss", [10, 20], [3.1, 2.2])], x="step", y="loss"))  →  "<svg …>"
+
+matplotlib is imported when the first chart is drawn, never by importing the report. A drawing uses
+only the colours below; each becomes a variable of the style sheet, so it follows the page into dark
+mode. Every chart has one width, at which its text can be read on a telephone too.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
-from posttrain.report.inline_svg import ACCENT, INK, SECOND, THIRD, drawing, titled
+from markupsafe import Markup
+
+from posttrain.report.section import BarChart, Chart, IntervalChart, LineChart, Series, Spark
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
-WIDTH, HALF, HEIGHT = 912, 440, 250
+WIDTH, HEIGHT = 480, 260
+# stand-ins that no drawing of ours uses for anything else → the style sheet's variables
+INK, MUTED, RULE, ACCENT, SECOND, THIRD = (f"#f00d0{k}" for k in range(1, 7))
+VARIABLES = {
+    INK: "ink",
+    MUTED: "muted",
+    RULE: "rule",
+    ACCENT: "accent",
+    SECOND: "second",
+    THIRD: "third",
+}
+TITLE = "title: "
+SETTINGS: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "figure.dpi": 72,
+    "font.family": "DejaVu Sans",  # comes with matplotlib: text is measured alike everywhere
+    "font.size": 13,
+    "text.parse_math": False,
+    "text.color": MUTED,
+    "axes.edgecolor": THIRD,
+    "axes.labelcolor": MUTED,
+    "axes.labelpad": 7,
+    "axes.linewidth": 1,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.autolimit_mode": "round_numbers",
+    "axes.xmargin": 0,
+    "axes.ymargin": 0,
+    "grid.color": RULE,
+    "grid.linewidth": 1,
+    "legend.frameon": False,
+    "lines.solid_joinstyle": "round",
+    "lines.linewidth": 1.8,
+    "path.simplify_threshold": 0.5,
+    "lines.markersize": 6,
+    "lines.markeredgewidth": 0,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "xtick.major.pad": 7,
+    "ytick.major.pad": 7,
+}
+
+
 STEPS = [1, 2, 2.5, 5, 10]
 LINE = {"a": ACCENT, "b": THIRD, "c": THIRD}
 FILL = (ACCENT, SECOND, THIRD)
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
-    """One line; `style` is `a` (accent), `b` (muted) or `c` (muted and dashed, without dots)."""
-
-    name: str
-    x: Sequence[float]
-    y: Sequence[float]
-    style: str = "a"
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """One bar: a label below it and the heights of its parts, the lowest first."""
-
-    label: str
-    parts: Sequence[float]
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A share with its interval; `style` as for `Series`."""
-
-    label: str
-    low: float
-    share: float
-    high: float
-    style: str = "a"
+def chart_svg(chart: Chart) -> Markup:
+    """A chart as an element of a page."""
+    match chart:
+        case LineChart():
+            drawn = _lines(chart)
+        case BarChart():
+            drawn = _bars(chart)
+        case IntervalChart():
+            drawn = _intervals(chart)
+    return Markup(drawn)  # noqa: S704 - our own drawing
 
 
 def number(value: float) -> str:
@@ -60,12 +99,12 @@ def number(value: float) -> str:
     return f"{value:g}"
 
 
-def lines(series: Sequence[Series], *, x: str, y: str, width: int = WIDTH) -> str:
-    """Lines over a shared x axis; both axes include 0. Points that are not finite are left out."""
-    drawn = [one for one in map(_finite, series) if one.x]
-    assert drawn, "a chart needs at least one point"
-    with drawing(f"{y} over {x}", width=width, height=HEIGHT, data=drawn) as (axes, svg):
-        for one in reversed(drawn):  # the first on top
+def _lines(chart: LineChart) -> str:
+    """Lines from step 0 on. Points that are not finite are left out."""
+    series = [one for one in map(_finite, chart.series) if one.x]
+    assert series, "a chart needs at least one point"
+    with drawing(f"{chart.y} over {chart.x}", data=chart) as (axes, svg):
+        for one in reversed(series):  # the first on top
             axes.plot(
                 one.x,
                 one.y,
@@ -76,11 +115,12 @@ def lines(series: Sequence[Series], *, x: str, y: str, width: int = WIDTH) -> st
                 gid=titled(one.name),
                 clip_on=False,
             )
-        axes.update_datalim([(0, 0)])
-        _axes(axes, x=x, y=y)
-        _ticks(axes.xaxis, 9 if width == WIDTH else 4)
+        level = 0.0 if chart.from_zero else series[0].y[0]
+        axes.update_datalim([(0, level)])
+        _axes(axes, x=chart.x, y=chart.y)
+        _ticks(axes.xaxis, 5, whole=all(x == int(x) for one in series for x in one.x))
         axes.autoscale_view()
-        _legend(axes, len(drawn))
+        _legend(axes, len(series))
     return svg.html
 
 
@@ -89,40 +129,42 @@ def _finite(one: Series) -> Series:
     return Series(one.name, [a for a, _ in points], [b for _, b in points], one.style)
 
 
-def bars(data: Sequence[Bar], *, names: Sequence[str] = (), x: str, y: str) -> str:
-    """Vertical bars; several parts are stacked, the first in the accent colour."""
-    slot = 840 / max(len(data), 1)  # pixels, about
-    every = math.ceil(52 / slot)  # labels need about 52 pixels each
-    with drawing(f"{y} by {x}", width=WIDTH, height=HEIGHT, data=data) as (axes, svg):
-        feet = [0.0] * len(data)
-        for part, colour in enumerate(FILL[: max((len(bar.parts) for bar in data), default=0)]):
-            heights = [bar.parts[part] if part < len(bar.parts) else 0 for bar in data]
-            drawn = axes.bar(
-                range(len(data)),
+def _bars(chart: BarChart) -> str:
+    """The first part in the accent colour, the others stacked on it."""
+    bars = chart.bars
+    slot = 420 / max(len(bars), 1)  # pixels, about
+    widest = max((len(bar.label) for bar in bars), default=0)
+    every = math.ceil((8 * widest + 8) / slot)  # a character needs about 8 pixels
+    with drawing(f"{chart.y} by {chart.x}", data=chart) as (axes, svg):
+        feet = [0.0] * len(bars)
+        for part, colour in enumerate(FILL[: max((len(bar.parts) for bar in bars), default=0)]):
+            heights = [bar.parts[part] if part < len(bar.parts) else 0 for bar in bars]
+            patches = axes.bar(
+                range(len(bars)),
                 heights,
                 min(0.82, 64 / slot),
                 bottom=feet,
                 color=colour,
-                label=names[part] if part < len(names) else "",
+                label=chart.parts[part] if part < len(chart.parts) else "",
                 clip_on=False,
             )
-            for patch, bar, height in zip(drawn, data, heights, strict=True):
+            for patch, bar, height in zip(patches, bars, heights, strict=True):
                 patch.set_gid(titled(f"{bar.label}: {height:,.0f}"))
             feet = [foot + height for foot, height in zip(feet, heights, strict=True)]
         axes.update_datalim([(0, 0), (0, 0 if max(feet, default=0) else 1)])
-        _axes(axes, x=x, y=y)
+        _axes(axes, x=chart.x, y=chart.y, whole=all(foot == int(foot) for foot in feet))
         axes.autoscale_view(scalex=False)
-        axes.set_xlim(-0.5, max(len(data), 1) - 0.5)
-        shown = range(0, len(data), every)
-        axes.set_xticks(shown, [data[k].label for k in shown])
-        _legend(axes, len(names))
+        axes.set_xlim(-0.5, max(len(bars), 1) - 0.5)
+        shown = range(0, len(bars), every)
+        axes.set_xticks(shown, [bars[k].label for k in shown])
+        _legend(axes, len(chart.parts))
     return svg.html
 
 
-def intervals(rows: Sequence[Interval], *, x: str) -> str:
-    """Shares in [0, 1] as dots with whiskers, one line each."""
-    height = 52 + 26 * len(rows)
-    with drawing(x, width=WIDTH, height=height, data=rows) as (axes, svg):
+def _intervals(chart: IntervalChart) -> str:
+    """One line each, its share written beside it."""
+    rows = chart.rows
+    with drawing(chart.x, height=52 + 26 * len(rows), data=rows) as (axes, svg):
         for place, row in enumerate(rows):
             colour = LINE[row.style]
             axes.plot(
@@ -136,48 +178,46 @@ def intervals(rows: Sequence[Interval], *, x: str) -> str:
             )
             (dot,) = axes.plot(row.share, place, "o", color=colour, markersize=9, clip_on=False)
             dot.set_gid(titled(f"{row.label}: {100 * row.share:.1f} %"))
-            axes.text(
-                1.02, place, f"{100 * row.share:.1f} %", va="center_baseline", color=INK, size=13
-            )
+            axes.text(1.03, place, f"{100 * row.share:.1f} %", va="center_baseline", color=INK)
         axes.set_xlim(0, 1)
         axes.set_ylim(len(rows) - 0.5, -0.5)
-        tenths = range(0, 11, 2)
-        axes.set_xticks([k / 10 for k in tenths], [f"{10 * k} %" for k in tenths])
+        axes.set_xticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
         axes.set_yticks(range(len(rows)), [row.label for row in rows])
-        axes.tick_params("y", labelcolor=INK, labelsize=13)
+        axes.tick_params("y", labelcolor=INK)
         axes.spines["bottom"].set_visible(False)
         axes.grid(axis="x", clip_on=False)
-        axes.set_xlabel(x)
+        axes.set_xlabel(chart.x)
     return svg.html
 
 
-def spark(name: str, values: Sequence[float], *, highest: float) -> str:
-    """A line without axes for a table cell, from 0 to `highest`."""
-    finite = [min(value / highest, 1.0) for value in values if math.isfinite(value) and highest]
+def spark_svg(spark: Spark) -> str:
+    """A line without axes, as high as a line of text."""
+    span = spark.high - spark.low or 1.0
+    finite = [(value - spark.low) / span for value in spark.values if math.isfinite(value)]
     if not finite:
         return ""
     last = len(finite) - 1
-    with drawing(name, width=120, height=22, data=finite) as (axes, svg):
+    with drawing(spark.name, width=120, height=22, data=finite) as (axes, svg):
         axes.set_axis_off()
         axes.set_xlim(-0.02, max(last, 1) * 1.03)
-        axes.set_ylim(-0.05, 1.1)
+        axes.set_ylim(-0.1, 1.1)
         axes.plot(finite, color=ACCENT, marker="o", markersize=5, markevery=[last], clip_on=False)
     return f'<span class="spark">{svg.html}</span>'
 
 
-def _axes(axes: Axes, *, x: str, y: str) -> None:
+def _axes(axes: Axes, *, x: str, y: str, whole: bool = False) -> None:
     """Names, horizontal grid lines and short numbers."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.spines["left"].set_visible(False)
     axes.grid(axis="y", clip_on=False)
-    _ticks(axes.yaxis, 5)
+    _ticks(axes.yaxis, 5, whole=whole)
 
 
-def _ticks(axis: Axis, most: int) -> None:
+def _ticks(axis: Axis, most: int, *, whole: bool = False) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    axis.set_major_locator(MaxNLocator(most, steps=STEPS))
+    axis.set_major_locator(MaxNLocator(most, steps=STEPS, integer=whole))
     axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
 
 
@@ -197,3 +237,79 @@ def _legend(axes: Axes, series: int) -> None:
             handlelength=1.3,
             handleheight=0.8,
         )
+
+
+@dataclass
+class Inline:
+    """The finished drawing, once its block has ended."""
+
+    html: str = ""
+
+
+@contextmanager
+def drawing(
+    name: str, *, width: int = WIDTH, height: int = HEIGHT, data: object = None
+) -> Iterator[tuple[Axes, Inline]]:
+    """Axes to draw on, and the SVG they become.
+
+    Args:
+        name: what the drawing shows, for those who cannot see it.
+        width, height: in pixels.
+        data: what is drawn; with the name it makes the ids unique on a page.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    out, result = io.StringIO(), Inline()
+    salt = hashlib.sha256(repr((name, data)).encode("utf-8", "surrogatepass")).hexdigest()
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # a user's matplotlibrc must not change our bytes
+        matplotlib.rcParams.update(SETTINGS)
+        matplotlib.rcParams["svg.hashsalt"] = salt
+        layout = ConstrainedLayoutEngine(w_pad=2 / 72, h_pad=2 / 72)
+        figure = Figure(figsize=(width / 72, height / 72), layout=layout, frameon=False)
+        axes = figure.add_subplot()
+        axes.patch.set_visible(False)
+        yield axes, result
+        figure.savefig(
+            out, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        )
+    result.html = _inline(out.getvalue(), name)
+
+
+def titled(text: str) -> str:
+    """A group id that becomes the tooltip of what is drawn: `set_gid(titled("≤ 64: 12"))`."""
+    return f"{TITLE}{text}"
+
+
+def _inline(document: str, name: str) -> str:
+    """An SVG document of matplotlib's as an element of a page."""
+    root = ElementTree.fromstring(document)  # noqa: S314 - written by matplotlib just now
+    used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', document))
+    for element in root.iter():
+        _clean(element, used)
+    for element in list(root):
+        if element.find("style") is not None:  # it would apply to the whole page
+            root.remove(element)
+    # a name may hold text of the data, and surrogates would make the page unwritable
+    label = name.encode("utf-8", "backslashreplace").decode()
+    root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": label}
+    markup = ElementTree.tostring(root, encoding="unicode")
+    for colour, variable in VARIABLES.items():
+        markup = markup.replace(colour, f"var(--{variable})")
+    return re.sub(r"\s*\n\s*", "", markup)
+
+
+def _clean(element: ElementTree.Element, used: set[str]) -> None:
+    """Tooltips for ids that ask for one; no ids that nothing refers to, and no namespaces."""
+    element.tag = element.tag.rpartition("}")[2]
+    for key in [key for key in element.attrib if "}" in key]:
+        element.attrib[key.rpartition("}")[2]] = element.attrib.pop(key)
+    own = element.get("id", "")
+    if own not in used:
+        element.attrib.pop("id", None)
+    if own.startswith(TITLE):
+        tooltip = ElementTree.Element("title")
+        tooltip.text = own.removeprefix(TITLE)
+        element.insert(0, tooltip)

@@ -1,123 +1,120 @@
-"""HTML in pieces: everything that is not markup of ours goes through `text`.
+"""Sections as one HTML page: self-contained, the same bytes for the same sections.
 
-table(["source", "rows"], [["maths", 900]], numeric={1})  →  "<table>…<td class=n>900</td>…"
+page_html([Section("Loss", [LineChart(…)])], title="sft", kicker="checkpoint 3fa9…")
 """
 
 from __future__ import annotations
 
-import html
-import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup, escape
+
+from posttrain.report.charts import chart_svg, spark_svg
+from posttrain.report.section import (
+    Block,
+    Chart,
+    Digest,
+    Section,
+    ShareBar,
+    Spark,
+    Styled,
+    TableCell,
+    Tile,
+    Words,
+    plain,
+)
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+_TAGS = {"bold": "b", "mark": "mark", "code": "code"}
+# a number and its unit, or the ends of an interval, never stand on two lines
+_GLUED = re.compile(r"(?<=[\d%]) (?=%|[–…×+] ?[\d+−-])|(?<=[–…×+]) (?=[\d+−-])")
 
 
-@dataclass(frozen=True, slots=True)
-class Markup:
-    """HTML that is finished and is put in as it is."""
-
-    html: str
-
-
-def text(value: object) -> str:
-    """A value as HTML text. Counts get thousands separators, `None` a dash."""
-    if isinstance(value, Markup):
-        return value.html
-    if value is None:
-        return '<span class="faint">–</span>'
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    # surrogates from damaged data would make the file unwritable
-    return html.escape(str(value).encode("utf-8", "backslashreplace").decode())
-
-
-def percent(share: float, digits: int = 1) -> str:
-    """A share as text, e.g. "97.3 %"."""
-    return f"{100 * share:.{digits}f} %"
-
-
-def signed_percent(share: float) -> str:
-    """A relative difference as text, with its sign."""
-    return f"{100 * share:+.2f} %".replace("-", "−")
-
-
-def short(digest: str | None) -> Markup:
-    """The first characters of a digest, the whole one on hover."""
-    if digest is None:
-        return Markup(text(None))
-    return Markup(f'<code title="{text(digest)}">{text(digest[:12])}</code>')
-
-
-def table(
-    head: Sequence[str],
-    rows: Sequence[Sequence[object]],
-    *,
-    numeric: Collection[int] = (),
-    total: bool = False,
+def page_html(
+    sections: Sequence[Section], *, title: str, kicker: str = "", tiles: Sequence[Tile] = ()
 ) -> str:
-    """A table; columns in `numeric` are right-aligned. `total`: the last row is a sum."""
+    """The finished page."""
+    page = _template().render(sections=sections, title=title, kicker=kicker, tiles=tiles)
+    # surrogates from damaged data would make the file unwritable
+    return page.encode("utf-8", "backslashreplace").decode()
 
-    def cell(tag: str, place: int, value: object) -> str:
-        kind = ' class="n"' if place in numeric else ""
-        return f"<{tag}{kind}>{text(value)}</{tag}>"
 
-    def row(tag: str, values: Sequence[object]) -> str:
-        return "".join(cell(tag, place, value) for place, value in enumerate(values))
+@cache
+def _template() -> Template:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    body = [
-        f"<tr{' class=total' if total and k == len(rows) - 1 else ''}>{row('td', values)}</tr>"
-        for k, values in enumerate(rows)
-    ]
-    return (
-        f'<div class="scroll"><table><thead><tr>{row("th", head)}</tr></thead>'
-        f"<tbody>{''.join(body)}</tbody></table></div>"
+    folder = Path(__file__).parent
+    environment = Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
     )
+    environment.filters.update(
+        anchor=_anchor, attributes=_attributes, cell=_cell, kind=_kind, runs=_runs, svg=chart_svg,
+        words=_words,
+    )  # fmt: skip
+    environment.globals["style"] = Markup((folder / "page.css").read_text("utf-8").strip())  # noqa: S704
+    return environment.get_template("page.html.jinja")
 
 
-def stats_list(pairs: Sequence[tuple[str, object]]) -> str:
-    """Names and values, one a line."""
-    rows = "".join(f"<dt>{text(name)}</dt><dd>{text(value)}</dd>" for name, value in pairs)
-    return f'<dl class="stats">{rows}</dl>'
+def _kind(block: Block) -> str:
+    return type(block).__name__
 
 
-def tiles(items: Sequence[tuple[str, str, str]]) -> str:
-    """Headline figures: (figure, what it is, a remark)."""
-    cells = "".join(
-        f'<div class="tile"><b>{text(figure)}</b><span>{text(name)}</span>'
-        f"<small>{text(remark)}</small></div>"
-        for figure, name, remark in items
-    )
-    return f'<div class="tiles">{cells}</div>'
+def _runs(blocks: Sequence[Block]) -> Iterator[tuple[bool, list[Block]]]:
+    """Blocks in their order, charts that follow each other as one group."""
+    for charts, run in groupby(blocks, key=lambda block: isinstance(block, Chart)):
+        yield charts, list(run)
 
 
-def paragraph(*parts: object) -> str:
-    """One paragraph."""
-    return f"<p>{''.join(text(part) for part in parts)}</p>"
+def _anchor(title: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
-def figure(svg: str, caption: str) -> str:
-    """A drawing with its caption."""
-    return f"<figure>{svg}<figcaption>{text(caption)}</figcaption></figure>"
+def _words(words: Words) -> Markup:
+    if isinstance(words, str):
+        return escape(_GLUED.sub("\N{NO-BREAK SPACE}", words))
+    return Markup("").join(_styled(part) for part in words)
 
 
-def folded(summary: object, body: str, *, opened: bool = False) -> str:
-    """Content behind a line to click on."""
-    state = " open" if opened else ""
-    return f"<details{state}><summary>{text(summary)}</summary>{body}</details>"
+def _styled(part: str | Styled) -> Markup:
+    if isinstance(part, str):
+        return escape(part)
+    if part.style == "faint":
+        return Markup('<span class="faint">{}</span>').format(part.text)
+    tag = _TAGS[part.style]
+    return Markup("<{0}>{1}</{0}>").format(tag, part.text)
 
 
-def preformatted(value: str) -> str:
-    """Text as it is."""
-    return f"<pre>{text(value)}</pre>"
+def _cell(value: object) -> Markup:
+    match value:
+        case None:
+            return Markup('<span class="faint">–</span>')
+        case Digest(full=str()):
+            return Markup('<code title="{}">{}</code>').format(value.full, plain(value))
+        case ShareBar():
+            width = f"{100 * max(0.0, min(1.0, value.share)):.1f}%"
+            return Markup('<span class="bar"><i style="width:{}"></i></span>').format(width)
+        case Spark():
+            return Markup(spark_svg(value))  # noqa: S704 - our own drawing
+        case TableCell():
+            lead = "\N{EM SPACE}" * max(value.indent - 1, 0) + "↳ " * (value.indent > 0)
+            below = Markup("<br><small>{}</small>").format(value.below) if value.below else ""
+            return escape(lead) + _cell(value.value) + below
+        case _:
+            return _words(plain(value))
 
 
-def json_block(value: Mapping[str, object]) -> str:
-    """Indented JSON."""
-    return preformatted(json.dumps(value, ensure_ascii=False, indent=2))
-
-
-def bar(share: float, *, of: float = 1.0) -> Markup:
-    """A share as a bar inside a table cell; `of` is the share that fills it."""
-    width = 100 * max(0.0, min(1.0, share / of if of else 0.0))
-    return Markup(f'<span class="bar"><i style="width:{width:.1f}%"></i></span>')
+def _attributes(value: object, numeric: bool) -> Markup:
+    share = value.share if isinstance(value, TableCell) else None
+    if share is not None:
+        return Markup(' class="n heat" style="--share:{}%"').format(round(60 * share))
+    return Markup(' class="n"') if numeric else Markup("")

@@ -9,6 +9,7 @@ A parent is bound by its digest: whatever else lies at its path is not it.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,12 @@ class Node:
     path: Path
     manifest: Manifest | None
     missing: str = ""
+
+    @property
+    def stats(self) -> Mapping[str, Any]:
+        """The stats of its manifest."""
+        assert self.manifest is not None
+        return self.manifest.stats
 
 
 def trace(artifact: Path) -> list[Node]:
@@ -62,8 +69,8 @@ def _find(parent: Parent, child: Node) -> Node:
     return Node(name, parent.kind, parent.digest, depth, path, manifest)
 
 
-def listed_rows(node: Node, name: str) -> list[dict[str, Any]] | None:
-    """The rows of a JSONL file that the manifest lists, `None` when it lists none.
+def listed_text(node: Node, name: str) -> str | None:
+    """A text file that the manifest lists, `None` when it lists none of this name.
 
     Raises:
         DataError: the file is gone, or is not what the manifest says.
@@ -75,4 +82,17 @@ def listed_rows(node: Node, name: str) -> list[dict[str, Any]] | None:
     path = node.path / name
     if not path.is_file() or sha256_file(path) != entry.sha256:
         raise DataError(f"{path} is missing or has changed since its manifest was written")
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    return path.read_text("utf-8")
+
+
+def listed_rows(node: Node, name: str) -> list[dict[str, Any]] | None:
+    """The rows of a JSONL file that the manifest lists, else `None`; raises as `listed_text`."""
+    found = listed_text(node, name)
+    return None if found is None else [json.loads(line) for line in found.splitlines()]
+
+
+def side_rows(node: Node, name: str) -> list[dict[str, Any]]:
+    """The rows of a JSONL file beside the artifact, such as its timing, if there is one."""
+    file = node.path / name
+    lines = file.read_text("utf-8").splitlines() if file.is_file() else []
+    return [json.loads(line) for line in lines]

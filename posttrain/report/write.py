@@ -9,51 +9,53 @@ The same artifact gives the same bytes.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from posttrain.artifacts import atomic_write_text
 from posttrain.errors import DataError
-from posttrain.report.accuracy import add_accuracy
-from posttrain.report.accuracy import headline as accuracy_headline
-from posttrain.report.dpo_data import add_dpo_data
-from posttrain.report.dpo_data import headline as pairs_headline
-from posttrain.report.evaluation import add_evaluation
-from posttrain.report.evaluation import headline as evaluation_headline
-from posttrain.report.genrm_data import add_genrm_data
-from posttrain.report.genrm_data import headline as judging_headline
-from posttrain.report.genrm_evaluation import add_genrm_evaluation
-from posttrain.report.genrm_evaluation import headline as judges_headline
-from posttrain.report.html import tiles
+from posttrain.report.html import page_html
 from posttrain.report.lineage import Node, trace
-from posttrain.report.page import Page
-from posttrain.report.provenance import add_counts, add_provenance
-from posttrain.report.sampling import add_samples
-from posttrain.report.sampling import headline as samples_headline
-from posttrain.report.sft_data import add_sft_data, fill
-from posttrain.report.sft_data import headline as data_headline
-from posttrain.report.supervision import add_audit
-from posttrain.report.supervision import headline as audit_headline
-from posttrain.report.tiny_world import add_tiny_world
-from posttrain.report.training import add_training
-from posttrain.report.training import headline as training_headline
-from posttrain.report.win_rate import add_win_rate
-from posttrain.report.win_rate import headline as win_headline
+from posttrain.report.pages import (
+    accuracy,
+    evaluation,
+    judging,
+    provenance,
+    samples,
+    sft_data,
+    supervision,
+    training,
+)
+from posttrain.report.section import Items, LeftOut, Row, Section, Tile
 
 REPORT = "report.html"
 ACCURACY = "accuracy.json"
-SECTIONS: dict[str, Callable[[Page, Node], None]] = {
-    "audit": add_audit,
-    "checkpoint": add_training,
-    "dpo_data": add_dpo_data,
-    "evaluation": add_evaluation,
-    "genrm_data": add_genrm_data,
-    "genrm_evaluation": add_genrm_evaluation,
-    "samples": add_samples,
-    "sft_data": add_sft_data,
-    "tiny_world": add_tiny_world,
-    "win_rate": add_win_rate,
+MOST_TILES = 6
+# kind of artifact → its sections
+SECTIONS: dict[str, Callable[[Node], Iterator[Section | LeftOut]]] = {
+    "audit": supervision.audit_sections,
+    "checkpoint": training.sections,
+    "dpo_data": samples.pair_sections,
+    "evaluation": evaluation.sections,
+    "genrm_data": judging.data_sections,
+    "genrm_evaluation": judging.evaluation_sections,
+    "samples": samples.sections,
+    "sft_data": sft_data.sections,
+    "tiny_world": provenance.tiny_world,
+    "win_rate": judging.win_rate_sections,
+}
+# kind of artifact → the figures to read first, on its own page
+TILES: dict[str, Callable[[Node], list[Tile]]] = {
+    "audit": supervision.audit_tiles,
+    "checkpoint": training.tiles,
+    "dpo_data": samples.pair_tiles,
+    "evaluation": evaluation.tiles,
+    "genrm_data": judging.data_tiles,
+    "genrm_evaluation": judging.evaluation_tiles,
+    "samples": samples.tiles,
+    "sft_data": sft_data.tiles,
+    "win_rate": judging.win_rate_tiles,
 }
 
 
@@ -76,9 +78,9 @@ def write_report(
             accuracy file that cannot be read.
     """
     artifact = Path(artifact)
-    page = build_page(trace(artifact), _read_accuracy(artifact, accuracy))
+    page = _page(trace(artifact), _read_accuracy(artifact, accuracy))
     target = Path(out) if out is not None else artifact / REPORT
-    atomic_write_text(target, page.html())
+    atomic_write_text(target, page)
     return target
 
 
@@ -91,62 +93,53 @@ def ensure_report(artifact: Path | str) -> Path:
     return there if there.is_file() else write_report(artifact)
 
 
-def build_page(nodes: Sequence[Node], accuracy: Mapping[str, Any] | None) -> Page:
+def _page(nodes: Sequence[Node], measured: Row | None) -> str:
     """The page of an artifact (the first node) and its ancestors."""
     root = nodes[0]
-    page = Page(title=f"{root.name}", kicker=f"{root.kind.replace('_', ' ')} {root.digest[:12]}")
-    page.lead = tiles(headline(nodes, accuracy))
-    if accuracy is not None:
-        add_accuracy(page, accuracy, checkpoint=root.digest)
+    parts = list(_parts(nodes, measured))
+    left_out = [part for _, part in parts if isinstance(part, LeftOut)]
+    shown = [(n, part) for n, part in parts if isinstance(part, Section) and part.blocks]
+    times = Counter(section.title for _, section in shown)
+    sections = [
+        s if times[s.title] == 1 or name == root.name else Section(f"{s.title}: {name}", s.blocks)
+        for name, s in shown
+    ]
+    if left_out:
+        lines = [f"{part.title}: {part.why}" for part in left_out]
+        sections.append(Section("Not in this report", [Items(lines)]))
+    tiles = accuracy.tiles(measured, root.digest) if measured is not None else []
+    if root.kind in TILES:
+        tiles += TILES[root.kind](root)
+    kicker = f"{root.kind.replace('_', ' ')} {root.digest[:12]}"
+    return page_html(sections, title=root.name, kicker=kicker, tiles=tiles[:MOST_TILES])
+
+
+def _parts(nodes: Sequence[Node], measured: Row | None) -> Iterator[tuple[str, Section | LeftOut]]:
+    """Sections, each with the artifact that it is about."""
+    root = nodes[0]
+    if measured is not None:
+        yield root.name, accuracy.measured_section(measured, checkpoint=root.digest)
     elif root.kind == "checkpoint":
-        page.leave_out("Accuracy", "no accuracy file was given or lies beside the checkpoint")
+        why = "no accuracy file was given or lies beside the checkpoint"
+        yield root.name, LeftOut("Accuracy", why)
     for node in nodes:
         if node.manifest is not None and node.kind in SECTIONS:
-            SECTIONS[node.kind](page, node)
-    add_counts(page, nodes)
-    add_provenance(page, nodes)
-    return page
-
-
-def headline(
-    nodes: Sequence[Node], accuracy: Mapping[str, Any] | None
-) -> list[tuple[str, str, str]]:
-    """The figures to read first: (figure, what it is, a remark)."""
-    found = accuracy_headline(accuracy, nodes[0].digest) if accuracy is not None else []
+            yield from ((node.name, part) for part in SECTIONS[node.kind](node))
+    yield root.name, provenance.counts(nodes)
+    yield root.name, provenance.provenance(nodes)
     for node in nodes:
-        stats = node.manifest.stats if node.manifest is not None else {}
-        if node.kind == "checkpoint" and node.depth == 0:
-            found += training_headline(stats)
-        if node.kind == "audit" and node.depth == 0:
-            found += audit_headline(stats)
-        if node.kind == "dpo_data" and node.manifest is not None:
-            found += pairs_headline(stats)
-        if node.kind == "evaluation" and node.depth == 0:
-            found += evaluation_headline(node)
-        if node.kind == "genrm_data" and node.depth == 0:
-            found += judging_headline(stats)
-        if node.kind == "genrm_evaluation" and node.depth == 0:
-            found += judges_headline(node)
-        if node.kind == "win_rate" and node.depth == 0:
-            found += win_headline(node)
-        if node.kind == "samples" and node.depth == 0:
-            found += samples_headline(stats)
-        if node.kind == "sft_data" and node.manifest is not None:
-            if node.depth == 0:
-                found += data_headline(node.manifest)
-            elif "splits" in stats:
-                found.append(fill(stats))
-    return found[:6]
+        if node.manifest is None:
+            yield node.name, LeftOut(f"{node.kind} {node.name}", node.missing)
 
 
-def _read_accuracy(artifact: Path, given: Path | str | None) -> Mapping[str, Any] | None:
-    path = Path(given) if given is not None else artifact / ACCURACY
-    if given is None and not path.is_file():
+def _read_accuracy(artifact: Path, path: Path | str | None) -> Row | None:
+    file = Path(path) if path is not None else artifact / ACCURACY
+    if path is None and not file.is_file():
         return None
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = json.loads(file.read_text("utf-8"))
     except (OSError, json.JSONDecodeError) as error:
-        raise DataError(f"accuracy file {path} cannot be read: {error}") from error
+        raise DataError(f"accuracy file {file} cannot be read: {error}") from error
     if not isinstance(found, dict) or "runs" not in found:
-        raise DataError(f"{path} is not a file of benchmarks/tiny_accuracy.py: it has no runs")
+        raise DataError(f"{file} is not a file of benchmarks/tiny_accuracy.py: it has no runs")
     return found

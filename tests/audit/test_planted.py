@@ -244,6 +244,6 @@ def test_copies_print_without_an_artifact_too(tmp_path, capsys):
     path = write_labels(tmp_path / "rows.parquet", sound(tmp_path))
     script("audit").main([str(path), f"tokenizer.path={tmp_path / 'tokenizer'}"])
     out = capsys.readouterr().out
-    assert "100.0%" in out
+    assert "100.0 %" in out
     assert list(tmp_path.glob("audit-*")) == []
     assert SPECIAL["<think>"] == 259

@@ -7,11 +7,9 @@ import json
 from collections.abc import Callable, Sequence
 
 from posttrain.chat import parse_completion
-from posttrain.evaluation.unit import How, Unit
 from posttrain.records import Message, Score
 from posttrain.rollouts import Completion, Prompt, Step
-from posttrain.sampling.protocol import Generation, Parameters, Request
-from posttrain.sampling.rollout import Limits
+from posttrain.sampling.protocol import Generation, Request
 
 CALCULATOR = json.dumps(
     [
@@ -121,17 +119,3 @@ def exact(name: str, attempts: Sequence[tuple[Prompt, Completion]]) -> list[Scor
         Score(float(c.answer == p.gold), c.answer, f"{c.answer!r} against {p.gold!r}")
         for p, c in attempts
     ]
-
-
-def how(grade=exact, **limits) -> How:
-    return How(
-        limits=Limits(Parameters(max_tokens=64), **limits),
-        seed=7,
-        open_environment=lambda prompt: Calculator(),
-        grade=grade,
-    )
-
-
-def unit(prompts: Sequence[Prompt], *, samples=1, checkpoint="sft") -> Unit:
-    first = prompts[0]
-    return Unit(checkpoint, first.source, first.setting, tuple(prompts), samples)

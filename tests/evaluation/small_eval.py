@@ -6,11 +6,11 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import yaml
 
@@ -91,31 +91,27 @@ def write_recipe(folder: Path, **keys: Any) -> Path:
     return path
 
 
-def stage(samplers: list[ScriptedSampler]) -> ModuleType:
-    """The script with these samplers, one opened after the other, behind every backend."""
-    module = script.__wrapped__("eval")  # a copy of its own, to be changed
+def run_script(arguments: Sequence[str], samplers: Sequence[ScriptedSampler] = ()) -> None:
+    """`scripts/eval.py arguments` with these samplers, one after the other, as every backend."""
     left = list(samplers)
 
     @asynccontextmanager
     async def opened(*_: object, **__: object) -> AsyncIterator[ScriptedSampler]:
         yield left.pop(0)
 
-    replaced: dict[str, Any] = {
-        "opened_sampler": opened,
-        "toolkits_for": lambda *_: {"calculators": Calculators()},
-        "all_graders": lambda: {"exact": Exact()},
-    }
-    for name, value in replaced.items():
-        assert hasattr(module, name)
-        setattr(module, name, value)
-    return module
+    with (
+        patch("posttrain.evaluation.stage.opened_sampler", opened),
+        patch("data_builders.toolkits.toolkits_for", lambda *_: {"calculators": Calculators()}),
+        patch("data_builders.graders.all_graders", lambda: {"exact": Exact()}),
+    ):
+        script("eval").main(list(arguments))
 
 
 def evaluate(recipe: Path, *more: str, samplers: list[ScriptedSampler] | None = None) -> None:
     """`python scripts/eval.py --config recipe …` in this process; errors are raised."""
     if samplers is None:
         samplers = [ScriptedSampler(answer), ScriptedSampler(tamed)]
-    stage(samplers).main(["--config", str(recipe), *more])
+    run_script(["--config", str(recipe), *more], samplers)
 
 
 def records(out: Path) -> dict[str, bytes]:

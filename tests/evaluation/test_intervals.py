@@ -1,14 +1,23 @@
-"""Wilson's interval against published values and its defining equation."""
+"""Intervals: Wilson's against published values; clustered samples: coverage, widths at the ends."""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.evaluation.intervals import Z95, wilson
+from posttrain.evaluation.intervals import (
+    Z95,
+    by_question,
+    effective_samples,
+    length,
+    pass_at,
+    rate,
+    wilson,
+)
 
 
 @pytest.mark.parametrize(
@@ -22,21 +31,128 @@ from posttrain.evaluation.intervals import Z95, wilson
     ],
 )
 def test_published_values(successes, trials, low, high):
-    assert wilson(successes, trials) == pytest.approx((low, high), abs=5e-5)
+    assert wilson(successes / trials, trials) == pytest.approx((low, high), abs=5e-5)
 
 
 @given(st.integers(1, 2000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
 def test_bounds_solve_the_score_equation(counts):
     successes, trials = counts
     share = successes / trials
-    low, high = wilson(successes, trials)
+    low, high = wilson(successes / trials, trials)
     assert 0 <= low <= share <= high <= 1
     for bound in {low, high} - {0.0, 1.0}:
         expected = Z95 * math.sqrt(bound * (1 - bound) / trials)
         assert abs(share - bound) == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize(("successes", "trials"), [(0, 0), (3, 2), (-1, 2)])
-def test_impossible_counts(successes, trials):
-    with pytest.raises(ValueError, match="no interval"):
-        wilson(successes, trials)
+def test_one_sample_a_question_is_nearly_wilson():
+    values = [1.0] * 45 + [0.0] * 55
+    found = rate(values, range(100))
+    low, high = wilson(0.45, 100)
+    assert found is not None
+    assert found.value == pytest.approx(0.45)
+    assert (found.low, found.high) == (
+        pytest.approx(low, abs=0.003),
+        pytest.approx(high, abs=0.003),
+    )
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_a_rate_at_its_end_has_a_width_and_more_samples_of_a_question_add_nothing(value: float):
+    once = rate([value] * 200, range(200))
+    often = rate([value] * 3200, [k // 16 for k in range(3200)])
+    assert once is not None
+    assert often is not None
+    assert 0.01 < once.high - once.low < 0.03
+    assert (often.low, often.high) == (once.low, once.high)
+
+
+def test_samples_that_always_agree_count_as_one():
+    agreeing = [float(k // 16 % 2) for k in range(1600)]
+    questions = [k // 16 for k in range(1600)]
+    found, alone = rate(agreeing, questions), rate([float(k % 2) for k in range(100)], range(100))
+    assert found is not None
+    assert alone is not None
+    assert found.high - found.low == pytest.approx(alone.high - alone.low, rel=0.02)
+
+
+def test_independent_samples_count_in_full():
+    rng = np.random.default_rng(0)
+    means = rng.binomial(16, 0.3, size=500) / 16
+    assert 0.85 * 8000 < effective_samples(means, samples=8000) <= 8000
+
+
+def test_the_interval_covers_as_often_as_it_says():
+    # questions differ: a beta-binomial, rate 5 %, as an undeclared-call rate may be
+    rng = np.random.default_rng(1)
+    hits, runs = 0, 600
+    for _ in range(runs):
+        chances = rng.beta(0.25, 4.75, size=150)
+        means = rng.binomial(4, chances) / 4
+        found = rate(list(np.repeat(means, 4)), [k // 4 for k in range(600)])
+        assert found is not None
+        hits += found.low <= 0.05 <= found.high
+    assert 0.925 <= hits / runs <= 0.985
+
+
+def test_every_question_weighs_the_same():
+    found = rate([1.0, 0.0, 0.0, 0.0], ["a", "b", "b", "b"])
+    assert found is not None
+    assert (found.value, found.questions, found.samples) == (0.5, 2, 4)
+
+
+def test_no_sample_has_no_rate():
+    assert rate([], []) is None
+    assert length([], [], seed=0) is None
+
+
+def test_one_question_alone():
+    found = rate([1.0], ["a"])
+    assert found is not None
+    assert found.low < 0.3
+    assert found.high == 1.0
+
+
+@pytest.mark.parametrize(
+    ("k", "samples", "solved", "expected"),
+    [(1, 4, 1, 0.25), (4, 4, 1, 1.0), (2, 4, 2, 1 - 1 / 6), (3, 5, 0, 0.0), (2, 3, 3, 1.0)],
+)
+def test_pass_at_k(k: int, samples: int, solved: int, expected: float):
+    assert pass_at(k, samples=samples, solved=solved) == pytest.approx(expected)
+
+
+def test_pass_at_k_is_the_share_of_draws_that_hold_a_solved_one():
+    from itertools import combinations
+
+    outcomes = [1, 0, 0, 1, 0, 0]
+    draws = list(combinations(outcomes, 3))
+    assert pass_at(3, samples=6, solved=2) == pytest.approx(sum(map(any, draws)) / len(draws))
+
+
+def test_length_statistics_and_their_intervals():
+    values = [float(k) for k in range(1, 101)]
+    found = length(values, range(100), seed=0)
+    assert found is not None
+    assert found.mean.value == pytest.approx(50.5)
+    assert found.median.value == 50.0
+    assert found.p90.value == 90.0
+    for estimate in (found.mean, found.median, found.p90):
+        assert estimate.low < estimate.value < estimate.high
+    assert 10 < found.mean.high - found.mean.low < 13  # 2 · 1.96 · 28.9 / √100 = 11.3
+    assert found == length(values, range(100), seed=0)
+
+
+def test_length_draws_questions_not_samples():
+    values = [float(k // 10) for k in range(1000)]
+    alone = length(values, range(1000), seed=0)
+    together = length(values, [k // 10 for k in range(1000)], seed=0)
+    assert alone is not None
+    assert together is not None
+    wide, narrow = together.mean.high - together.mean.low, alone.mean.high - alone.mean.low
+    assert wide == pytest.approx(narrow * 10**0.5, rel=0.15)
+
+
+def test_questions_keep_their_order():
+    found = by_question([1.0, 2.0, 3.0], ["b", "a", "b"])
+    assert found.names == ("b", "a")
+    assert found.means.tolist() == [2.0, 2.0]

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import yaml
@@ -18,7 +19,7 @@ from posttrain.errors import ConfigError, JudgeError
 from posttrain.evaluation.win_rate import Duel, win_rows
 from posttrain.sampling.protocol import Request
 from tests.evaluation import small_eval
-from tests.evaluation.test_eval_genrm import script, verdict
+from tests.evaluation.judges.test_stage import script, verdict
 from tests.sampling.scripted import END, Scripted
 from tests.sampling.small_stage import sample, write_recipe
 
@@ -110,9 +111,8 @@ def compare(folder: Path, out: Path, judge: Judge, **keys: Any) -> Scripted:
     async def opened(*_: object, **__: object) -> AsyncIterator[Scripted]:
         yield sampler
 
-    assert hasattr(module, "opened_sampler")
-    module.opened_sampler = opened  # pyright: ignore[reportAttributeAccessIssue] (a module's name)
-    module.main(["--config", str(path)])
+    with patch("posttrain.sampling.open.opened_sampler", opened):
+        module.main(["--config", str(path)])
     return sampler
 
 

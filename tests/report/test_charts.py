@@ -5,16 +5,34 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
 import matplotlib
 import pytest
 
-from posttrain.report.charts import Bar, Interval, Series, bars, intervals, lines, number, spark
-from posttrain.report.inline_svg import VARIABLES
-from posttrain.report.style import STYLE
+from posttrain.report import charts
+from posttrain.report.charts import VARIABLES, chart_svg, number, spark_svg
+from posttrain.report.section import (
+    Bar,
+    BarChart,
+    Interval,
+    IntervalChart,
+    LineChart,
+    Series,
+    Spark,
+)
 
 LINE = [Series("loss", [0, 50, 100], [4.0, 1.0, 2.0])]
+STYLE = (Path(charts.__file__).parent / "page.css").read_text()
+
+
+def lines(series: list[Series], *, from_zero: bool = True) -> str:
+    return chart_svg(LineChart(series, "step", "loss", from_zero=from_zero))
+
+
+def bars(data: list[Bar], names: tuple[str, ...] = (), x: str = "x", y: str = "y") -> str:
+    return chart_svg(BarChart(data, x, y, parts=names))
 
 
 def drawn(svg: str) -> list[tuple[str, list[tuple[float, float]]]]:
@@ -44,7 +62,7 @@ def test_tick_labels_are_short():
 
 
 def test_a_line_goes_where_its_numbers_say():
-    svg = lines(LINE, x="step", y="loss")
+    svg = lines(LINE)
     ((name, ((x0, y4), (x50, y1), (x100, y2))),) = drawn(svg)
     assert name == "loss"
     assert x50 - x0 == pytest.approx(x100 - x50, abs=0.01)
@@ -57,19 +75,28 @@ def test_a_line_goes_where_its_numbers_say():
 
 @pytest.mark.parametrize(("x", "y"), [([7], [3.0]), ([0], [0.0]), ([1, 2], [1e-9, 2e-9]), ([5, 900], [-2.0, 8e9])])  # fmt: skip
 def test_both_axes_begin_at_zero_or_below_it(x: list[float], y: list[float]):
-    svg = lines([Series("s", x, y)], x="step", y="loss")
+    svg = lines([Series("s", x, y)])
     assert "0" in tick_places(svg)
     ((_, points),) = drawn(svg)
     assert len(points) == len(x)
 
 
+def test_steps_are_whole_and_a_loss_is_shown_from_where_it_begins():
+    svg = lines([Series("loss", [1, 2, 3, 4], [2.31, 2.30, 2.29, 2.28])], from_zero=False)
+    numbers = [text for text in tick_places(svg) if re.fullmatch(r"[\d.]+", text)]
+    assert {"0", "1", "2", "3", "4"} <= set(numbers)
+    assert [text for text in numbers if "." in text and float(text) < 2] == []
+    ((_, points),) = drawn(svg)
+    assert max(y for _, y in points) - min(y for _, y in points) > 80
+
+
 def test_points_that_are_not_finite_are_left_out_and_extremes_survive_thinning():
     nan = float("nan")
-    ((_, points),) = drawn(lines([Series("loss", [1, 2, 3], [4.0, nan, 2.0])], x="step", y="loss"))
+    ((_, points),) = drawn(lines([Series("loss", [1, 2, 3], [4.0, nan, 2.0])]))
     assert len(points) == 2
     spiked = [1.0 + 0.001 * (k % 3) for k in range(20_000)]
     spiked[7_001] = 9.0
-    svg = lines([Series("loss", range(20_000), spiked)], x="step", y="loss")
+    svg = lines([Series("loss", range(20_000), spiked)])
     ((_, points),) = drawn(svg)
     assert len(points) < 5_000
     top, flat = min(y for _, y in points), max(y for _, y in points)
@@ -79,7 +106,7 @@ def test_points_that_are_not_finite_are_left_out_and_extremes_survive_thinning()
 
 
 def test_stacked_bars_have_the_heights_of_their_parts():
-    svg = bars([Bar("a", [30, 10]), Bar("b", [0, 20])], names=("p", "q"), x="x", y="y")
+    svg = bars([Bar("a", [30, 10]), Bar("b", [0, 20])], names=("p", "q"))
     spans = {name: (max(y for _, y in c), min(y for _, y in c)) for name, c in drawn(svg)}
     assert set(spans) == {"a: 30", "b: 0", "a: 10", "b: 20"}
     (foot, top), (foot_2, top_2) = spans["a: 30"], spans["a: 10"]
@@ -90,15 +117,16 @@ def test_stacked_bars_have_the_heights_of_their_parts():
 
 
 def test_many_bars_are_all_drawn_and_labelled_as_there_is_room():
-    svg = bars([Bar(f"bin {k}", [k]) for k in range(100)], x="x", y="y")
+    svg = bars([Bar(f"bin {k}", [k]) for k in range(100)])
     assert len(drawn(svg)) == 100
     labels = [text for text in tick_places(svg) if text.startswith("bin")]
     assert 5 <= len(labels) <= 20
-    assert bars([Bar("a", [0])], x="x", y="y")
+    assert bars([Bar("a", [0])])
 
 
 def test_intervals_keep_their_order_and_their_place():
-    svg = intervals([Interval("on", 0.5, 0.6, 0.7), Interval("off", 0.0, 0.0, 0.1, "b")], x="c")
+    rows = [Interval("on", 0.5, 0.6, 0.7), Interval("off", 0.0, 0.0, 0.1, "b")]
+    svg = chart_svg(IntervalChart(rows, "c"))
     (on, ((on_x, on_y),)), (off, ((off_x, off_y),)) = drawn(svg)
     assert (on, off) == ("on: 60.0 %", "off: 0.0 %")
     places = tick_places(svg)
@@ -115,14 +143,14 @@ def test_labels_are_text_and_not_markup_or_mathematics():
 
 
 def test_a_spark_needs_a_finite_value():
-    assert spark("s", [float("nan")], highest=1.0) == ""
-    assert spark("s", [0.0], highest=0.0) == ""
-    assert drawn(spark("s", [1.0], highest=1.0)) == []
+    assert spark_svg(Spark("s", [float("nan")], 0.0, 1.0)) == ""
+    assert drawn(spark_svg(Spark("s", [1.0, 0.5], 0.5, 1.0))) == []
+    assert drawn(spark_svg(Spark("s", [1.0], 1.0, 1.0))) == []
 
 
 def test_the_page_gives_the_colours():
     pair = [LINE[0], Series("off", [0, 100], [1, 1], "c")]
-    for svg in (lines(pair, x="step", y="loss"), bars([Bar("a", [1, 2, 3])], x="x", y="y")):
+    for svg in (lines(pair), bars([Bar("a", [1, 2, 3])])):
         assert re.findall(r"#[0-9a-f]{6}", svg) == []
         assert "<style" not in svg
         used = set(re.findall(r"var\(--(\w+)\)", svg))
@@ -132,8 +160,8 @@ def test_the_page_gives_the_colours():
 
 
 def test_two_charts_share_no_ids_and_every_reference_resolves():
-    first = lines(LINE, x="step", y="loss")
-    second = lines([Series("loss", [0, 50], [4.0, 1.0])], x="step", y="loss")
+    first = lines(LINE)
+    second = lines([Series("loss", [0, 50], [4.0, 1.0])])
     ids = [set(re.findall(r'\bid="([^"]+)"', svg)) for svg in (first, second)]
     assert ids[0]
     assert not ids[0] & ids[1]
@@ -145,7 +173,8 @@ def test_the_same_bytes_in_another_process_whatever_matplotlib_is_set_to(tmp_pat
     (tmp_path / "matplotlibrc").write_text("lines.linewidth: 9\nfont.size: 30\n")
     code = (
         "from posttrain.report.charts import *;"
-        "print(lines([Series('loss', [0, 50, 100], [4.0, 1.0, 2.0])], x='step', y='loss'))"
+        "from posttrain.report.section import *;"
+        "print(chart_svg(LineChart([Series('loss', [0, 50, 100], [4.0, 1.0, 2.0])], 'step', 'loss')))"
     )
     other = subprocess.run(
         [sys.executable, "-c", code],
@@ -159,5 +188,5 @@ def test_the_same_bytes_in_another_process_whatever_matplotlib_is_set_to(tmp_pat
         },
     )
     before = dict(matplotlib.rcParams)
-    assert other.stdout.strip() == lines(LINE, x="step", y="loss")
+    assert other.stdout.strip() == lines(LINE)
     assert dict(matplotlib.rcParams) == before

@@ -11,11 +11,11 @@ import pytest
 
 from posttrain.errors import DataError
 from posttrain.report import write_report
-from posttrain.report.histograms import bins
-from posttrain.report.rlhf import judge_shares
-from posttrain.report.rollout_files import MOST_STEPS
+from posttrain.report.curves import bins
+from posttrain.report.pages.rl import judge_shares
+from posttrain.report.pages.rollouts import MOST_STEPS
 from tests.report.group_runs import write_run
-from tests.report.test_report import Reader, cells
+from tests.report.test_report import Reader, cells, page_of, section, sections
 
 
 @pytest.fixture(scope="module")
@@ -28,20 +28,8 @@ def genrm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("runs") / "genrm", method="genrm")
 
 
-def page_of(run: Path) -> str:
-    return write_report(run).read_text("utf-8")
-
-
-def sections(page: str) -> list[str]:
-    return re.findall(r"<h2>(.*?)</h2>", page)
-
-
 def log_of(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-
-
-def section(page: str, title: str) -> str:
-    return page.partition(f"<h2>{title}</h2>")[2].partition("</section>")[0]
 
 
 def test_the_page_is_whole_and_the_same_every_time(rlhf: Path, genrm: Path):
@@ -55,7 +43,7 @@ def test_the_page_is_whole_and_the_same_every_time(rlhf: Path, genrm: Path):
 def test_rlhf_has_its_sections(rlhf: Path):
     assert sections(page_of(rlhf))[:7] == [
         "RLHF",
-        "Added to the judge&#x27;s reward",
+        "Added to the judge&#39;s reward",
         "Lengths of rollouts",
         "The judge",
         "Health of RLHF",
@@ -181,7 +169,7 @@ def test_a_judges_training_is_told_by_source(genrm: Path):
     log = log_of(genrm)
     error = sum(row["part/ranking_error"] for row in log) / len(log)
     assert cells(page, "distance of the ranking")[1] == f"{error:.3f}"
-    assert "[gold] {&quot;score_1&quot;: 4" in section(page, "Judgements to read")
+    assert "[gold] {&#34;score_1&#34;: 4" in section(page, "Judgements to read")
 
 
 def test_bins_hold_every_value_between_round_edges():

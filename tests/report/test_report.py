@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 
 from posttrain.artifacts import Counts, StageDir, read_artifact
 from posttrain.errors import DataError
 from posttrain.report import write_report
+from posttrain.report.console import print_sections
+from posttrain.report.html import page_html
+from posttrain.report.pages.sft_data import lengths, mixture
+from posttrain.report.section import Section, Table
 from tests.report.conftest import LOG, write_checkpoint
 
 VOID = {"meta", "br"}
@@ -48,6 +56,12 @@ class Reader(HTMLParser):
             self.marked.append(data)
 
 
+def page_of(artifact: Path, **options: Any) -> str:
+    """The report as it reads: spaces that keep a number and its unit on one line are spaces."""
+    page = write_report(artifact, **options).read_text("utf-8")
+    return page.replace("\N{NO-BREAK SPACE}", " ")
+
+
 def cells(page: str, first: str) -> list[str]:
     """The cells of the first table row that begins with this one."""
     for row in re.findall(r"<tr[^>]*>(.*?)</tr>", page):
@@ -72,7 +86,7 @@ def sections(page: str) -> list[str]:
 
 def test_a_checkpoint_shows_its_whole_lineage(run):
     path = write_report(run / "sft")
-    page = path.read_text()
+    page = page_of(run / "sft")
     reader = Reader(page)
     assert path == run / "sft" / "report.html"
     assert reader.loads == []
@@ -92,7 +106,7 @@ def test_a_checkpoint_shows_its_whole_lineage(run):
 
 
 def test_numbers_are_the_manifests(run):
-    page = write_report(run / "sft").read_text()
+    page = page_of(run / "sft")
     manifest = read_artifact(run / "sft_data")
     maths, total = manifest.stats["sources"]["maths"], manifest.counts
     mixture = cells(page, "maths")
@@ -110,7 +124,7 @@ def test_numbers_are_the_manifests(run):
 
 
 def test_lengths_and_budgets_are_drawn_in_full(run):
-    page = write_report(run / "sft").read_text()
+    page = page_of(run / "sft")
     histograms = read_artifact(run / "sft_data").stats["histograms"]
     lengths = section(page, "Lengths")
     drawn = re.findall(r"<title>≤ ([\d,]+): ([\d,]+)</title>", lengths)
@@ -125,7 +139,7 @@ def test_lengths_and_budgets_are_drawn_in_full(run):
 
 
 def test_samples_highlight_exactly_what_is_trained(run):
-    page = write_report(run / "sft").read_text()
+    page = page_of(run / "sft")
     reader = Reader(section(page, "Sample conversations"))
     rows = [json.loads(line) for line in (run / "sft_data" / "samples.jsonl").open()]
     trained = [text for row in rows for _, on, text in row["segments"] if on]
@@ -151,7 +165,7 @@ def test_the_report_is_no_part_of_the_artifact(run):
 def test_each_kind_alone(run):
     for name, first in (("world", "Tiny world"), ("sft_data", "Mixture")):
         (run / name / "report.html").unlink(missing_ok=True)
-        page = write_report(run / name, out=run / "own.html").read_text()
+        page = page_of(run / name, out=run / "own.html")
         assert sections(page)[0] == first
         assert f"<h1>{name}</h1>" in page
         assert not (run / name / "report.html").exists()
@@ -159,13 +173,13 @@ def test_each_kind_alone(run):
 
 def test_missing_and_replaced_parents_are_said_to_be(run, tmp_path):
     shutil.rmtree(run / "world")
-    page = write_report(run / "sft").read_text()
+    page = page_of(run / "sft")
     assert "tiny_world world: not at" in page
     assert "Tiny world" not in sections(page)
     shutil.rmtree(run / "sft_data")
     write_checkpoint(tmp_path / "other", run / "sft")
     shutil.copytree(tmp_path / "other", run / "sft_data")
-    page = write_report(run / "sft").read_text()
+    page = page_of(run / "sft")
     assert "sft_data sft_data: another artifact lies at ../sft_data now" in page
     assert "Mixture" not in sections(page)
 
@@ -184,13 +198,13 @@ def test_text_from_data_cannot_become_markup(run):
     nasty = "<script>alert(1)</script> & \ud800"
     rows = [{**LOG[0]}, {"step": 10, "epoch": 1, f"eval_{nasty}_loss": 1.5}]
     write_checkpoint(run / "nasty", run / "sft_data", rows)
-    page = write_report(run / "nasty").read_text()
+    page = page_of(run / "nasty")
     assert "<script" not in page
     assert r"&lt;script&gt;alert(1)&lt;/script&gt; &amp; \ud800" in page
 
 
 def test_held_out_loss_is_per_trained_token_and_by_group(run):
-    page = write_report(run / "sft").read_text()
+    page = page_of(run / "sft")
     assert cells(page, "maths/on") == ["maths/on", "30", "3.000", "2.000", "2.000", ""]
     assert cells(page, "maths/off") == ["maths/off", "10", "1.000", "1.000", "4.000", ""]
     chart = section(page, "Training")
@@ -203,7 +217,7 @@ def test_held_out_loss_is_per_trained_token_and_by_group(run):
 
 
 def test_speed_counts_the_tokens_of_each_start(run):
-    page = write_report(run / "sft").read_text()
+    page = page_of(run / "sft")
     assert cells(page, "0 – 20") == ["0 – 20", "1", "4.0", "200", "50"]
     assert cells(page, "10 – 20") == ["10 – 20", "2", "5.0", "100", "20"]
 
@@ -212,9 +226,9 @@ def test_a_diverged_run_still_has_a_report(run):
     nan = float("nan")
     rows = [{"step": 1, "loss": 5.0}, {"step": 2, "loss": nan}, {"step": 3, "eval_x_loss": nan}]
     write_checkpoint(run / "diverged", run / "sft_data", rows)
-    assert "1 logged losses are not finite" in write_report(run / "diverged").read_text()
+    assert "1 logged losses are not finite" in page_of(run / "diverged")
     write_checkpoint(run / "empty", run / "sft_data", [])
-    assert "Training" in sections(write_report(run / "empty").read_text())
+    assert "Training" in sections(page_of(run / "empty"))
 
 
 def accuracy_file(digests: list[str]) -> dict:
@@ -245,7 +259,7 @@ def accuracy_file(digests: list[str]) -> dict:
 def test_accuracy_of_this_checkpoint_and_its_arms(run):
     digest = read_artifact(run / "sft").digest
     (run / "sft" / "accuracy.json").write_text(json.dumps(accuracy_file([digest, "b" * 64])))
-    page = write_report(run / "sft").read_text()
+    page = page_of(run / "sft")
     Reader(page)
     assert sections(page)[0] == "Accuracy"
     assert "<b>80.0 %</b><span>correct, reasoning on</span>" in page
@@ -258,7 +272,7 @@ def test_accuracy_of_this_checkpoint_and_its_arms(run):
 def test_accuracy_of_other_checkpoints_is_not_shown_as_this_ones(run, tmp_path):
     other = tmp_path / "a.json"
     other.write_text(json.dumps(accuracy_file(["c" * 64])))
-    page = write_report(run / "sft", accuracy=other).read_text()
+    page = page_of(run / "sft", accuracy=other)
     assert "Accuracy" not in sections(page)
     assert "of other checkpoints" in page
     other.write_text("{}")
@@ -280,9 +294,39 @@ def test_the_report_loads_nothing_heavy():
 def test_an_artifact_without_stats_says_what_is_missing(tmp_path):
     stage = StageDir.open(tmp_path / "bare", kind="sft_data", config={})
     stage.finish(counts=Counts(3, 2, {"empty_answer": 1}), files={})
-    page = write_report(tmp_path / "bare").read_text()
+    page = page_of(tmp_path / "bare")
     assert sections(page) == ["Counts", "Provenance", "Not in this report"]
     missing = section(page, "Not in this report")
     assert "Mixture: bare has no stats on sources" in missing
     assert "Sample conversations: bare lists no samples.jsonl" in missing
     assert 'dropped: empty_answer</td><td class="n">1</td>' in page
+
+
+def test_a_page_has_the_tiles_of_its_own_artifact_alone(run):
+    tiles = re.findall(r'<div class="tile"><b>(.*?)</b><span>(.*?)</span>', page_of(run / "sft"))
+    assert [name for _, name in tiles] == ["last training loss", "tokens read"]
+    tiles = re.findall(
+        r'<div class="tile"><b>(.*?)</b><span>(.*?)</span>', page_of(run / "sft_data")
+    )
+    assert [name for _, name in tiles] == ["rows kept", "training tokens", "packing fill"]
+
+
+def test_the_console_shows_the_figures_of_the_page(run):
+    stats = read_artifact(run / "sft_data").stats
+    console = Console(file=io.StringIO(), width=200)
+    print_sections(console, [mixture(stats), lengths(stats)])
+    printed = console.file.getvalue()
+    row = next(line for line in printed.splitlines() if "maths" in line)
+    shown = [cell.strip() for cell in row.strip("│").split("│")]
+    assert shown == cells(page_of(run / "sft_data"), "maths")[: len(shown)]
+    for one in stats["histograms"]["length"]:
+        assert f"≤ {one['up_to']:,}" in printed
+        assert f"{one['trained']:,}" in printed
+
+
+def test_numbers_keep_their_unit_and_values_align():
+    table = Table(["source", "share", "note"], [["a", "1.5 % – 2.0 %", "ten rows"]])
+    page = page_html([Section("S", [table])], title="t")
+    assert '<td class="n">1.5\N{NO-BREAK SPACE}%\N{NO-BREAK SPACE}–\N{NO-BREAK SPACE}2.0' in page
+    assert "<td>ten rows</td>" in page
+    assert '<div class="scroll"' in page

@@ -1,0 +1,335 @@
+"""A tokenised data set of any origin as a stream of sequences with their masks.
+
+    for one in SetReader([Path("runs/tiny/sft_data")], largest_id=…):
+        one  →  MaskedSequence("maths", ids=[1, 44, 9, 2], trained=[F, F, T, T], about="5f0c…")
+
+Rows of a pre-tokenised table are read as the installed TRL would see them: the loss is where
+`labels` is not -100; without labels, where `completion_mask` and `assistant_masks` are 1, as far as
+they are there; without any, everywhere. `seq_lengths`, or `position_ids` that start again at 0,
+bound the sequences of a pack; padding that `attention_mask` names is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from posttrain.artifacts import MANIFEST, read_artifact
+from posttrain.errors import DataError
+from posttrain.tokens.encode import IGNORED
+from posttrain.tokens.supervision import Ids, Mask
+
+MASKS = ("completion_mask", "assistant_masks")
+COLUMNS = ("input_ids", "labels", *MASKS, "attention_mask", "seq_lengths", "position_ids", "source")
+Int = npt.NDArray[np.int64]
+Row = Callable[[int], Int | None]
+_ROWS = 64  # rows of a pack file looked at together
+_INDEX = ("source", "record_id", "turn", "epoch", "truncated_budget")
+_SUFFIXES = (".parquet", ".arrow")
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedSequence:
+    """One sequence; `about` says where it is from.
+
+    `cut` says whether a trace was cut to a budget, None where nobody knows. `again`: a repeat that
+    the mixture requests.
+    """
+
+    source: str
+    ids: Ids
+    trained: Mask
+    about: str
+    cut: bool | None = None
+    again: bool = False
+
+
+@dataclass
+class SetReader:
+    """The sequences of some paths, in order; can be iterated again, rows are counted once.
+
+    Args:
+        paths: our artifacts (`sft_data`, `dpo_data`), HF dataset directories, files, folders of
+            files.
+        largest_id: ids beyond it are not the tokenizer's.
+    """
+
+    paths: Sequence[Path]
+    largest_id: int
+    rows_in: Counter[str] = field(default_factory=Counter[str])
+    dropped: dict[str, Counter[str]] = field(default_factory=dict[str, Counter[str]])
+    counted: bool = False
+
+    def __iter__(self) -> Iterator[MaskedSequence]:
+        for path in self.paths:
+            yield from self._one(path)
+        self.counted = True
+
+    def _one(self, path: Path) -> Iterator[MaskedSequence]:
+        if (path / MANIFEST).is_file():
+            manifest = read_artifact(path, verify=False)
+            if manifest.kind == "sft_data":
+                names = [f.path for f in manifest.files if f.path.startswith("packed/")]
+                for name in sorted(names, key=lambda n: ("/eval-" in n, n)):
+                    yield from self._ours(path, name)
+            elif manifest.kind == "dpo_data":
+                names = [f.path for f in manifest.files if f.path.startswith("pairs/")]
+                for name in sorted(names):
+                    yield from self._pairs(path / name)
+            else:
+                raise DataError(f"{path} is a {manifest.kind!r} artifact: it holds no loss masks")
+            return
+        for file, source in data_files(path):
+            yield from self._foreign(file, source)
+
+    def _ours(self, root: Path, name: str) -> Iterator[MaskedSequence]:
+        index = root / name.replace("packed/", "index/").replace(".arrow", ".parquet")
+        about = _index_rows(index)
+        for batch in arrow_batches(root / name):
+            for row in rows_of(batch, name):
+                if isinstance(row, Unusable):
+                    raise DataError(f"{root / name}: {row.reason}: this shard was not built so")
+                for ids, trained in row:
+                    own = next(about)
+                    self._count(own["source"])
+                    what = f"{own['record_id']} turn {own['turn']}"
+                    cut = own["truncated_budget"] is not None
+                    again = own["epoch"] > 0
+                    yield MaskedSequence(own["source"], ids, trained, what, cut=cut, again=again)
+
+    def _pairs(self, file: Path) -> Iterator[MaskedSequence]:
+        number = 0
+        for batch in pq.ParquetFile(file).iter_batches(batch_size=_ROWS):
+            for pair in batch.to_pylist():
+                number += 1
+                for side in ("chosen", "rejected"):
+                    source = f"{pair['category']}/{side}"
+                    self._count(source)
+                    ids = [*pair["prompt_ids"], *pair[f"{side}_ids"]]
+                    mask = [False] * len(pair["prompt_ids"]) + pair[f"{side}_mask"]
+                    table = {"input_ids": [ids], "assistant_masks": [[int(m) for m in mask]]}
+                    row = rows_of(pa.RecordBatch.from_pydict(table), file.name)[0]
+                    assert not isinstance(row, Unusable), row
+                    for own, trained in row:
+                        yield MaskedSequence(
+                            source, own, trained, f"{pair['id']} ({file.name}:{number})"
+                        )
+
+    def _foreign(self, file: Path, source: str) -> Iterator[MaskedSequence]:
+        number = 0
+        for batch in arrow_batches(file):
+            named = _sources(batch, source)
+            for name, row in zip(named, rows_of(batch, str(file)), strict=True):
+                number += 1
+                self._count(name)
+                if not isinstance(row, Unusable) and any(
+                    int(ids.max()) > self.largest_id for ids, _ in row
+                ):
+                    row = Unusable("ids_beyond_the_vocabulary")
+                if not isinstance(row, Unusable) and not row:
+                    row = Unusable("empty_row")
+                if isinstance(row, Unusable):
+                    self._drop(name, row.reason)
+                    continue
+                for place, (ids, trained) in enumerate(row):
+                    at = f", sequence {place}" if len(row) > 1 else ""
+                    yield MaskedSequence(name, ids, trained, f"{file.name}, row {number - 1}{at}")
+
+    def _count(self, source: str) -> None:
+        if not self.counted:
+            self.rows_in[source] += 1
+
+    def _drop(self, source: str, reason: str) -> None:
+        if not self.counted:
+            self.dropped.setdefault(source, Counter())[reason] += 1
+
+
+def data_files(path: Path) -> list[tuple[Path, str]]:
+    """The files of a foreign data set, each with the source that it is counted under.
+
+    Raises:
+        DataError: there is nothing that can be read.
+    """
+    if path.is_file():
+        if path.suffix.lower() not in _SUFFIXES:
+            raise DataError(f"{path}: known are .parquet and .arrow, and directories of them")
+        return [(path, path.name)]
+    if not path.is_dir():
+        raise DataError(f"{path} does not exist")
+    if (path / "dataset_dict.json").is_file():
+        splits = sorted(state.parent for state in path.glob("*/state.json"))
+        return [(file, split.name) for split in splits for file in _saved(split)]
+    if (path / "state.json").is_file():
+        return [(file, path.name) for file in _saved(path)]
+    files = sorted(p for p in path.rglob("*") if p.suffix.lower() in _SUFFIXES)
+    if not files:
+        raise DataError(f"{path} holds no .parquet and no .arrow file")
+    return [(file, path.name) for file in files]
+
+
+def _saved(folder: Path) -> list[Path]:
+    """The Arrow files of a directory that `datasets` saved, in order."""
+    state = json.loads((folder / "state.json").read_text("utf-8"))
+    return [folder / entry["filename"] for entry in state["_data_files"]]
+
+
+def arrow_batches(file: Path) -> Iterator[pa.RecordBatch]:
+    """A file's rows, a few at a time, of the columns that an audit reads.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    try:
+        if file.suffix.lower() == ".parquet":
+            with pq.ParquetFile(file) as table:
+                there = [c for c in COLUMNS if c in table.schema_arrow.names]
+                names = there or table.schema_arrow.names
+                yield from table.iter_batches(batch_size=_ROWS, columns=names)
+            return
+        with pa.memory_map(str(file)) as source:
+            for batch in _ipc_batches(source):
+                for start in range(0, batch.num_rows, _ROWS):
+                    yield batch.slice(start, _ROWS)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(f"{file} cannot be read: {error}") from error
+
+
+def _ipc_batches(source: pa.MemoryMappedFile) -> Iterator[pa.RecordBatch]:
+    """The batches of an Arrow stream (as `datasets` writes it) or file."""
+    if source.read(6) == b"ARROW1":
+        source.seek(0)
+        file = pa.ipc.open_file(source)
+        yield from (file.get_batch(k) for k in range(file.num_record_batches))
+    else:
+        source.seek(0)
+        yield from pa.ipc.open_stream(source)
+
+
+def _index_rows(index: Path) -> Iterator[dict[str, Any]]:
+    for batch in pq.ParquetFile(index).iter_batches(batch_size=8192, columns=list(_INDEX)):
+        yield from batch.to_pylist()
+
+
+def _sources(batch: pa.RecordBatch, otherwise: str) -> list[str]:
+    """Each row's own source where there is a column of texts for it."""
+    names = batch.schema.names
+    if "source" not in names or not pa.types.is_string(batch.column("source").type):
+        return [otherwise] * batch.num_rows
+    return [value or otherwise for value in batch.column("source").to_pylist()]
+
+
+# rows of a table
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """Why a row cannot be looked at."""
+
+    reason: str
+
+
+def rows_of(batch: pa.RecordBatch, name: str) -> list[list[tuple[Ids, Mask]] | Unusable]:
+    """Every row's sequences, or why it has none.
+
+    Raises:
+        DataError: the table has no `input_ids`, or a column of another type.
+    """
+    if "input_ids" not in batch.schema.names:
+        raise DataError(
+            f"{name} has no column input_ids, found {', '.join(batch.schema.names)}; "
+            "an audit reads data that is tokenised already"
+        )
+    columns = {c: _lists(batch, c, name) for c in COLUMNS[:-1] if c in batch.schema.names}
+    return [_row({c: get(k) for c, get in columns.items()}) for k in range(batch.num_rows)]
+
+
+def _lists(batch: pa.RecordBatch, column: str, name: str) -> Row:
+    """Access to the lists of a column by row; None where the row has none."""
+    cells = batch.column(column)
+    if pa.types.is_fixed_size_list(cells.type):
+        cells = cells.cast(pa.list_(cells.type.value_type))
+    if not (pa.types.is_list(cells.type) or pa.types.is_large_list(cells.type)):
+        raise DataError(f"{name}: column {column} is {cells.type}, a list of integers is expected")
+    kind = cells.type.value_type
+    if not (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+        raise DataError(f"{name}: column {column} holds {kind}, integers are expected")
+    inner, offsets = cells.values, cells.offsets.to_numpy()
+    there = cells.is_valid().to_numpy(zero_copy_only=False)
+    holes = inner.null_count > 0
+
+    def get(row: int) -> Int | None:
+        cut = inner.slice(offsets[row], offsets[row + 1] - offsets[row])
+        if not there[row] or (holes and cut.null_count):
+            return None
+        return cut.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+
+    return get
+
+
+def _row(cells: dict[str, Int | None]) -> list[tuple[Ids, Mask]] | Unusable:
+    ids = cells["input_ids"]
+    if ids is None:
+        return Unusable("null_ids")
+    same = ("labels", *MASKS, "attention_mask", "position_ids")
+    for column in same:
+        if column in cells:
+            other = cells[column]
+            if other is None or len(other) != len(ids):
+                return Unusable(f"length_of_{column}")
+    if len(ids) and not -1 < ids.min() <= ids.max() < 2**31:
+        return Unusable("impossible_ids")
+    labels = cells.get("labels")
+    trained = _trained(cells, len(ids))
+    if labels is not None and (labels[trained] != ids[trained]).any():
+        return Unusable("labels_differ_from_ids")
+    starts = _starts(cells, len(ids))
+    if starts is None:
+        return Unusable("seq_lengths_do_not_add_up")
+    keep = cells.get("attention_mask")
+    found: list[tuple[Ids, Mask]] = []
+    for a, b in pairwise([*starts, len(ids)]):
+        own, mask = ids[a:b].astype(np.int32), trained[a:b]
+        if keep is not None and not keep[a:b].all():
+            # a trained pad stays, so that it is seen
+            real = (keep[a:b] != 0) | mask
+            own, mask = own[real], mask[real]
+        if len(own):
+            found.append((own, mask))
+    return found
+
+
+def _trained(cells: dict[str, Int | None], length: int) -> Mask:
+    labels = cells.get("labels")
+    if labels is not None:
+        return labels != IGNORED
+    trained = np.ones(length, np.bool_)
+    for column in MASKS:
+        mask = cells.get(column)
+        if mask is not None:
+            trained &= mask != 0
+    return trained
+
+
+def _starts(cells: dict[str, Int | None], length: int) -> list[int] | None:
+    """Where the sequences of a row begin; None if `seq_lengths` does not say so."""
+    if "seq_lengths" in cells:
+        lengths = cells["seq_lengths"]
+        if lengths is None or (lengths < 0).any() or lengths.sum() != length:
+            return None
+        return (np.cumsum(lengths) - lengths)[lengths > 0].tolist()
+    positions = cells.get("position_ids")
+    if positions is not None and length:
+        starts = np.flatnonzero(positions == 0)
+        # padding positions may count on from 0 or stay 0; a pack's first token starts a sequence
+        return np.union1d([0], starts).tolist()
+    return [0] if length else []

@@ -1,0 +1,126 @@
+"""The audit of a data set as a stage: read it, print its figures, keep them as an artifact.
+
+crossed = audit_data(recipe)  →  ["source 'maths': nothing is trained in 15.00% of …"]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from posttrain.artifacts import (
+    MANIFEST,
+    Counts,
+    Parent,
+    StageDir,
+    atomic_write_text,
+    parent_of,
+    read_artifact,
+    sha256_file,
+)
+from posttrain.audit.figures import Audit, audit_set
+from posttrain.audit.limits import violations
+from posttrain.audit.marks import marks_of
+from posttrain.audit.reader import SetReader, data_files
+from posttrain.claim import claimed
+from posttrain.config.audit import AuditConfig
+from posttrain.models.audit_tokens import AuditTokens, audit_tokens
+from posttrain.records import json_text
+from posttrain.report import ensure_report, write_report
+from posttrain.report.console import print_sections
+from posttrain.report.pages.supervision import ROWS, supervision
+
+KIND = "audit"
+
+
+def audit_data(recipe: AuditConfig) -> list[str]:
+    """Print the figures of a data set and, with `out`, keep them; returns what crosses a limit."""
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    tokens = audit_tokens(recipe, first=Path(recipe.data[0]))
+    if recipe.out is None:
+        return _show(console, recipe, *_audit(recipe, tokens))
+    return _keep(console, recipe, tokens, Path(recipe.out))
+
+
+def _audit(recipe: AuditConfig, tokens: AuditTokens) -> tuple[SetReader, Audit]:
+    reader = SetReader([Path(p) for p in recipe.data], largest_id=tokens.largest_id)
+    marks = marks_of(
+        tokens.encoder.encode,
+        special=tokens.special,
+        stop_ids=tokens.stop_ids,
+        pad_id=tokens.pad_id,
+        template=tokens.template,
+    )
+    return reader, audit_set(reader, marks)
+
+
+def _show(console: Console, recipe: AuditConfig, reader: SetReader, audit: Audit) -> list[str]:
+    """Print the figures; returns what crosses a limit."""
+    figures = {name: found.stats() for name, found in audit.figures.items()}
+    print_sections(console, [supervision(figures)])
+    for source, reasons in reader.dropped.items():
+        lost = ", ".join(f"{reason} {count:,}" for reason, count in sorted(reasons.items()))
+        console.print(f"{source}: of {reader.rows_in[source]:,} rows left out: {lost}")
+    return [line for name, f in figures.items() for line in violations(name, f, recipe.limits)]
+
+
+def _keep(console: Console, recipe: AuditConfig, tokens: AuditTokens, out: Path) -> list[str]:
+    """The audit as an artifact with a report; returns what crosses a limit."""
+    parents, files = _inputs(recipe, out)
+    config = recipe.model_dump(mode="json", exclude={"out", "data"}) | {
+        "data": [parent.digest for parent in parents] + [digest for _, digest in files],
+        "tokenizer_digest": tokens.encoder.digest,
+    }
+    with claimed(out, kind=KIND, config=config) as stage:
+        if stage.complete:
+            ensure_report(out)
+            console.print(f"{out} is complete, nothing to do")
+            return list(read_artifact(out, verify=False).stats["violations"])
+        reader, audit = _audit(recipe, tokens)
+        crossed = _show(console, recipe, reader, audit)
+        _finish(stage, reader, audit, tokens, crossed, parents)
+        console.print(f"{write_report(out)}")
+        return crossed
+
+
+def _inputs(recipe: AuditConfig, out: Path) -> tuple[list[Parent], list[tuple[str, str]]]:
+    """The artifacts that are looked at, verified; the other files with their hashes."""
+    parents: list[Parent] = []
+    files: list[tuple[str, str]] = []
+    for path in map(Path, recipe.data):
+        if (path / MANIFEST).is_file():
+            parents.append(parent_of(path, relative_to=out, manifest=read_artifact(path)))
+        else:
+            files += [(file.name, sha256_file(file)) for file, _ in data_files(path)]
+    return parents, files
+
+
+def _finish(
+    stage: StageDir,
+    reader: SetReader,
+    audit: Audit,
+    tokens: AuditTokens,
+    crossed: list[str],
+    parents: list[Parent],
+) -> None:
+    rows = audit.worst.rows(tokens.encoder.decode)
+    atomic_write_text(stage.path / ROWS, "".join(json_text(row) + "\n" for row in rows))
+    dropped = {s: dict(sorted(reasons.items())) for s, reasons in reader.dropped.items()}
+    reasons = sorted({reason for own in dropped.values() for reason in own})
+    total = {reason: sum(own.get(reason, 0) for own in dropped.values()) for reason in reasons}
+    rows_in = reader.rows_in.total()
+    stage.finish(
+        counts=Counts(rows_in, rows_in - sum(total.values()), total),
+        files={ROWS: len(rows)},
+        parents=parents,
+        stats={
+            "rows": {
+                source: {"in": number, "dropped": dropped.get(source, {})}
+                for source, number in reader.rows_in.items()
+            },
+            "supervision": {name: found.stats() for name, found in audit.figures.items()},
+            "violations": crossed,
+        },
+    )

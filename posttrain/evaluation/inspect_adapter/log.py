@@ -1,0 +1,196 @@
+"""A finished run as inspect's own logs, which `inspect view --log-dir RUN/inspect` opens.
+
+    write_logs(run, run / "inspect")  → inspect/dpo/2026-…_maths.no-tools_9c1e….eval, …
+
+A log is one unit of one checkpoint: its samples with messages, token ids, scores and calls, and the
+run's figures. It is written from the records: no model, and nothing of inspect's loop.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from inspect_ai.event import ModelEvent
+from inspect_ai.log import (
+    EvalConfig,
+    EvalDataset,
+    EvalLog,
+    EvalMetric,
+    EvalResults,
+    EvalSample,
+    EvalScore,
+    EvalSpec,
+    EvalStats,
+    write_eval_log,
+)
+from inspect_ai.model import ChatMessage, GenerateConfig, ModelOutput, ModelUsage
+from inspect_ai.scorer import Score
+
+from posttrain.artifacts import Manifest, digest_of
+from posttrain.evaluation.grade import Record, by_unit
+from posttrain.evaluation.inspect_adapter.messages import to_inspect, to_output
+from posttrain.evaluation.run import LOCK, METRICS, Lock, read_lock, read_run
+
+SCORER = "posttrain"
+
+
+def write_logs(run: Path, folder: Path) -> None:
+    """Write the logs of a finished run, all of them or none.
+
+    Args:
+        folder: does not exist yet.
+
+    Raises:
+        DataError: not a finished evaluation.
+    """
+    manifest, records = read_run(run)
+    lock = read_lock(run / LOCK)
+    cells = json.loads((run / METRICS).read_text("utf-8"))["cells"]
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    for checkpoint, own in records.items():
+        (partial / checkpoint).mkdir(parents=True)
+        for unit, rows in by_unit(own).items():
+            figures = [
+                cell
+                for cell in cells
+                if (cell["checkpoint"], f"{cell['task']}.{cell['setting']}") == (checkpoint, unit)
+            ]
+            log = _log(unit, rows, figures, manifest, lock, created)
+            # as inspect names its own: the parts between "_" have none
+            task = unit.replace("_", "-")
+            name = f"{created.replace(':', '-')}_{task}_{log.eval.task_id}.eval"
+            write_eval_log(log, partial / checkpoint / name)
+    partial.rename(folder)
+
+
+def _log(
+    unit: str,
+    records: Sequence[Record],
+    cells: Sequence[Mapping[str, Any]],
+    manifest: Manifest,
+    lock: Lock,
+    created: str,
+) -> EvalLog:
+    first = records[0]
+    model = f"posttrain/{first.checkpoint}"
+    name = digest_of([manifest.digest, first.checkpoint, unit])[:22]
+    sampling: Mapping[str, Any] = lock["sampling"]
+    samples = [_sample(record, model) for record in records]
+    ids = list(dict.fromkeys(record.prompt.id for record in records))
+    return EvalLog(
+        status="success",
+        eval=EvalSpec(
+            created=created,
+            run_id=manifest.digest[:22],
+            eval_id=name,
+            task_id=name,
+            task=unit,
+            dataset=EvalDataset(name=first.prompt.source, samples=len(ids), sample_ids=ids),
+            model=model,
+            model_generate_config=GenerateConfig(
+                **{k: sampling[k] for k in ("temperature", "top_p", "top_k", "max_tokens")}
+            ),
+            config=EvalConfig(epochs=lock["sampling"]["samples"][unit]),
+            packages=lock["versions"],
+            metadata={"manifest": manifest.digest, "weights": lock["weights"][first.checkpoint]},
+        ),
+        stats=EvalStats(
+            started_at=created, completed_at=created, model_usage={model: _usage(samples, model)}
+        ),
+        results=EvalResults(
+            total_samples=len(records),
+            completed_samples=sum(not record.failed for record in records),
+            scores=[_results(cell) for cell in cells],
+        ),
+        samples=samples,
+    )
+
+
+def _results(cell: Mapping[str, Any]) -> EvalScore:
+    """The figures of one cell, with their intervals."""
+    unscored = cell["failed"] + cell["unscored"]
+    return EvalScore(
+        name=f"reasoning {cell['thinking']}",
+        scorer=SCORER,
+        scored_samples=cell["samples"] - unscored,
+        unscored_samples=unscored,
+        metrics={
+            name: EvalMetric(
+                name=name,
+                value=figure["value"],
+                metadata={"low": figure["low"], "high": figure["high"]},
+            )
+            for name, figure in cell["rates"].items()
+        },
+    )
+
+
+def _sample(record: Record, model: str) -> EvalSample:
+    prompt, completion = record.prompt, record.completion
+    events = list(_events(record, model))
+    prompt_messages = [to_inspect(message) for message in prompt.messages]
+    answered = [to_inspect(message) for message in completion.messages]
+    sample = EvalSample(
+        id=prompt.id,
+        epoch=completion.index + 1,
+        input=prompt_messages,
+        target=prompt.gold or "",
+        messages=[*prompt_messages, *answered],
+        output=events[-1].output if events else ModelOutput(model=model, error=completion.error),
+        scores={SCORER: _score(record)},
+        metadata={
+            "task": prompt.task,
+            "setting": prompt.setting,
+            "thinking": prompt.thinking,
+            "tools": prompt.tools,
+            "finish": completion.finish,
+            "error": completion.error,
+        },
+        events=[*events],
+    )
+    sample.model_usage = {model: _sum([event.output.usage for event in events])}
+    return sample
+
+
+def _events(record: Record, model: str) -> Iterator[ModelEvent]:
+    """A call of the model a step."""
+    messages: list[ChatMessage] = [to_inspect(message) for message in record.prompt.messages]
+    prompt_ids = record.completion.prompt_ids
+    for step in record.completion.steps:
+        output = to_output(step, model, prompt_ids=prompt_ids)
+        yield ModelEvent(
+            model=model,
+            input=list(messages),
+            tools=[],
+            tool_choice="auto",
+            config=GenerateConfig(),
+            output=output,
+        )
+        messages += [output.message, *map(to_inspect, step.results)]
+        if prompt_ids is not None and step.ids is not None:
+            prompt_ids = (*prompt_ids, *step.ids, *step.results_ids)
+
+
+def _score(record: Record) -> Score:
+    calls = {"calls": len(record.verdict.calls)}
+    score = record.score
+    if score.value is None:
+        return Score.unscored(explanation=score.explanation, metadata=calls)
+    return Score(
+        value=score.value, answer=score.answer, explanation=score.explanation, metadata=calls
+    )
+
+
+def _usage(samples: Sequence[EvalSample], model: str) -> ModelUsage:
+    return _sum([sample.model_usage[model] for sample in samples])
+
+
+def _sum(usages: Sequence[ModelUsage | None]) -> ModelUsage:
+    return sum((usage for usage in usages if usage is not None), ModelUsage())

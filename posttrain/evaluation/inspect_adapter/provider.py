@@ -1,0 +1,202 @@
+"""Inspect's model provider over a `Sampler`: our rendering, our parsing, our token ids.
+
+    inspect eval TASK --model posttrain/runs/tiny/sft
+    inspect eval TASK --model posttrain/runs/tiny/sft -M kind=vllm -M thinking=false
+    inspect_ai.eval(task, model=inspect_model(sampler, "sft"))
+
+Every other `-M` argument is a field of the recipes' `backend:` block. Inspect's own provider for
+transformers renders another prompt than training did (tools and calls in other shapes) and breaks
+on the second turn. Here a turn that follows tool results continues from the token ids that were
+sampled. Failures and time-outs are the sampler's, which bounds them: nothing is tried again here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, cast
+
+from inspect_ai.model import (
+    ChatMessage,
+    ChatMessageAssistant,
+    ChatMessageTool,
+    GenerateConfig,
+    Model,
+    ModelAPI,
+    ModelOutput,
+    modelapi,
+)
+from inspect_ai.solver._task_state import sample_state
+from inspect_ai.tool import ToolChoice, ToolInfo
+from pydantic import TypeAdapter, ValidationError
+
+from posttrain.config.backend import BackendConfig, Server
+from posttrain.errors import ConfigError, PosttrainError
+from posttrain.evaluation.inspect_adapter.messages import from_inspect, to_output, tools_text
+from posttrain.sampling.protocol import Generation, Parameters, Request, Sampler, seed_of
+
+UNBOUNDED = 1_000_000  # all that wait are decoded in one batch
+_REMEMBERED = 100_000  # turns whose ids can be continued from
+_QUIET_TURNS = 25  # turns of the event loop in which no request came
+
+
+def inspect_model(sampler: Sampler, name: str, *, thinking: bool = True) -> Model:
+    """A model for `inspect_ai.eval` over a sampler that is open.
+
+    Args:
+        name: its name in the log.
+        thinking: whether reasoning is on.
+    """
+    config = GenerateConfig(max_retries=0, max_connections=UNBOUNDED, adaptive_connections=False)
+    # not through get_model, which would keep the sampler itself as an argument for the log
+    api = cast(Any, SamplerAPI)(name, sampler=sampler, thinking=thinking)
+    return Model(api, config)
+
+
+@modelapi(name="posttrain")
+class SamplerAPI(ModelAPI):
+    """The provider.
+
+    Args:
+        model_name: the checkpoint's directory.
+        base_url: of the server, with a kind that has one.
+        sampler: an open one, instead of a backend.
+        thinking: whether reasoning is on.
+        kind: of the backend; `backend` has its other fields.
+
+    Raises:
+        ConfigError: not a backend.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        config: GenerateConfig | None = None,
+        *,
+        sampler: Sampler | None = None,
+        thinking: bool = True,
+        kind: str = "transformers",
+        **backend: Any,
+    ) -> None:
+        super().__init__(model_name, base_url, api_key, [], config or GenerateConfig())
+        fields = {"kind": kind, **({"url": base_url} if base_url else {}), **backend}
+        try:
+            self._backend: BackendConfig = TypeAdapter(BackendConfig).validate_python(fields)
+        except ValidationError as error:
+            raise ConfigError(f"posttrain/{model_name}: {error}") from error
+        self._sampler, self._thinking = sampler, thinking
+        self._stack = contextlib.AsyncExitStack()
+        self._opening = asyncio.Lock()
+        self._turns: OrderedDict[str, Generation] = OrderedDict()
+        self._pending: list[tuple[Request, asyncio.Future[Generation]]] = []
+        self._collector: asyncio.Task[None] | None = None
+
+    def max_connections(self) -> int:
+        """Requests to a model in this process must be able to wait for one another."""
+        return self._backend.concurrency if isinstance(self._backend, Server) else UNBOUNDED
+
+    async def aclose(self) -> None:
+        """Give back a server's connections."""
+        await self._stack.aclose()
+
+    async def generate(
+        self,
+        input: list[ChatMessage],
+        tools: list[ToolInfo],
+        tool_choice: ToolChoice,
+        config: GenerateConfig,
+    ) -> ModelOutput:
+        """One turn. Raises PosttrainError where the backend gave up."""
+        if tool_choice not in ("auto", "none"):
+            raise PosttrainError(f"tool_choice {tool_choice!r}: this backend cannot force a call")
+        request = self._request(input, [] if tool_choice == "none" else tools, config)
+        generation = await self._sample(request)
+        if generation.step is None:
+            raise PosttrainError(f"the backend gave up: {generation.error}")
+        output = to_output(generation.step, self.model_name, prompt_ids=generation.prompt_ids)
+        assert output.message.id is not None
+        self._turns[output.message.id] = generation
+        if len(self._turns) > _REMEMBERED:
+            self._turns.popitem(last=False)
+        return output
+
+    def _request(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolInfo], config: GenerateConfig
+    ) -> Request:
+        """A conversation of inspect's as a request."""
+        state = sample_state()
+        sample = ("", 1) if state is None else (state.sample_id, state.epoch)
+        return Request(
+            messages=tuple(from_inspect(message) for message in messages),
+            tools=tools_text(tools),
+            thinking=self._thinking,
+            parameters=_parameters_of(config),
+            seed=seed_of(config.seed or 0, *sample, len(messages)),
+            reasoning_budget=config.reasoning_tokens if self._thinking else None,
+            continues=self._continued(messages),
+        )
+
+    def _continued(self, messages: Sequence[ChatMessage]) -> Generation | None:
+        """The turn that these messages go on from, if only tool results came since."""
+        results = 0
+        while results < len(messages) and isinstance(messages[-1 - results], ChatMessageTool):
+            results += 1
+        before = messages[-1 - results] if results < len(messages) else None
+        if not results or not isinstance(before, ChatMessageAssistant) or before.id is None:
+            return None
+        return self._turns.get(before.id)
+
+    async def _sample(self, request: Request) -> Generation:
+        """One generation; in process, in one batch with all that comes before the loop rests."""
+        sampler = await self._opened()
+        if not sampler.batched:
+            return (await sampler.sample([request]))[0]
+        future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+        self._pending.append((request, future))
+        if self._collector is None:
+            self._collector = asyncio.ensure_future(self._collect(sampler))
+        return await future
+
+    async def _opened(self) -> Sampler:
+        """The sampler; its checkpoint is loaded at the first request."""
+        async with self._opening:
+            if self._sampler is None:
+                # only here: the registry's import of this module must not load torch
+                from posttrain.sampling.open import opened_sampler
+
+                self._sampler = await self._stack.enter_async_context(
+                    opened_sampler(self._backend, checkpoint=self.model_name)
+                )
+        return self._sampler
+
+    async def _collect(self, sampler: Sampler) -> None:
+        seen = 0
+        while seen != len(self._pending):
+            seen = len(self._pending)
+            for _ in range(_QUIET_TURNS):
+                await asyncio.sleep(0)
+        batch, self._pending, self._collector = self._pending, [], None
+        try:
+            generations = await sampler.sample([request for request, _ in batch])
+        except Exception as error:  # noqa: BLE001  every request of the batch gets it
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for (_, future), generation in zip(batch, generations, strict=True):
+            if not future.done():
+                future.set_result(generation)
+
+
+def _parameters_of(config: GenerateConfig) -> Parameters:
+    fields: dict[str, Any] = {
+        "temperature": config.temperature,
+        "top_p": config.top_p,
+        "top_k": config.top_k,
+        "max_tokens": config.max_tokens,
+    }
+    return Parameters(**{name: value for name, value in fields.items() if value is not None})

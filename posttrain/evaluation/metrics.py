@@ -1,0 +1,240 @@
+"""What is measured of graded completions, and its mean in every checkpoint × task × setting × mode.
+
+    measure(record) → {"accuracy": 1.0, "hallucination": 0.0, "truncated": 0.0, "adherence": 1.0, …}
+    cell_rows(records, seed=0)
+    → [{"checkpoint": "dpo", "task": "maths", "setting": "no_tools", "thinking": "on",
+        "questions": 500, "samples": 500, "failed": 0, "unscored": 2, "k": 1,
+        "rates": {"accuracy": {"value": 0.91, "low": 0.88, "high": 0.93, …}, …},
+        "pass": {"1": …}, "lengths": {"reasoning_tokens": {"mean": …, "median": …}, …}, …}]
+
+A figure that does not apply to a completion is left out, never 0: an unscored one has no accuracy,
+and where tools are declared there is no undeclared call. A run with several tasks has rows for all
+of them under the task "all".
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from posttrain.chat.reasoning import CLOSE, OPEN
+from posttrain.evaluation.grade import Record
+from posttrain.evaluation.intervals import by_question, length, pass_at, rate, rate_of_means
+from posttrain.rollouts import Step
+
+ALL = "all"
+Row = dict[str, Any]
+# shares in [0, 1], in the order they are shown
+RATES: dict[str, str] = {
+    "accuracy": "score of the answer; avg@k",
+    "hallucination": "no tool declared, a call in reasoning or answer",
+    "hallucination_answer": "no tool declared, a call in the answer",
+    "hallucination_reasoning": "no tool declared, a call in the reasoning",
+    "called_tool": "tools declared, at least one sound call of one of them",
+    "nonexistent_tool": "tools declared, a call of a tool that is not",
+    "fabricated_arguments": "tools declared, a call whose arguments break the schema",
+    "adherence": "reasoning on: a closed, non-empty think block in every step; off: no think tag",
+    "truncated": "ended by a limit",
+    "malformed": "text that is no well-formed turn: half or broken calls, misplaced tags",
+    "forced_close": "reasoning closed at its budget",
+}
+LENGTHS: dict[str, str] = {
+    "reasoning_tokens": "tokens of reasoning, all steps",
+    "answer_tokens": "tokens of answers with their calls, all steps",
+}
+# an unclosed think block is a truncation or a failure to adhere, and is counted there
+_NOT_MALFORMED = frozenset({"unclosed_think"})
+
+
+def measure(record: Record) -> dict[str, float]:
+    """Every figure that applies to this completion.
+
+    A completion that the backend failed on has none.
+    """
+    if record.failed:
+        return {}
+    figures: dict[str, float] = {}
+    if record.score.value is not None:
+        figures["accuracy"] = record.score.value
+    figures |= _calls(record)
+    completion = record.completion
+    figures["adherence"] = float(all(_adheres(record, step) for step in completion.steps))
+    figures["truncated"] = float(completion.truncated)
+    figures["malformed"] = float(any(_malformed(step) for step in completion.steps))
+    if record.prompt.reasoning_budget is not None and record.prompt.thinking:
+        figures["forced_close"] = float(any(step.forced is not None for step in completion.steps))
+    figures["reasoning_tokens"] = float(completion.reasoning_tokens)
+    figures["answer_tokens"] = float(completion.answer_tokens)
+    return figures
+
+
+def correct(record: Record) -> bool | None:
+    """Whether it counts as solved for pass@k: full marks; None where it was not scored."""
+    return None if record.score.value is None else record.score.value >= 1.0
+
+
+def _calls(record: Record) -> dict[str, float]:
+    verdict = record.verdict
+    if record.prompt.tools is None:
+        return {
+            "hallucination": float(verdict.any),
+            "hallucination_answer": float(verdict.in_answer),
+            "hallucination_reasoning": float(verdict.in_reasoning),
+        }
+    kinds = {call.kind for call in verdict.calls}
+    return {
+        "called_tool": float("declared" in kinds),
+        "nonexistent_tool": float("nonexistent_tool" in kinds),
+        "fabricated_arguments": float("fabricated_arguments" in kinds),
+    }
+
+
+def _adheres(record: Record, step: Step) -> bool:
+    if not record.prompt.thinking:
+        return OPEN not in step.text and CLOSE not in step.text
+    reasoning = step.parsed.reasoning
+    return bool(reasoning and reasoning.strip()) and "unclosed_think" not in step.parsed.problems
+
+
+def _malformed(step: Step) -> bool:
+    return bool(set(step.parsed.problems) - _NOT_MALFORMED)
+
+
+class Cell(NamedTuple):
+    """What a row of figures is about."""
+
+    checkpoint: str
+    task: str
+    setting: str
+    thinking: str  # "on" or "off"
+
+
+def cell_of(record: Record) -> Cell:
+    """Where a record belongs."""
+    prompt = record.prompt
+    return Cell(
+        record.checkpoint, prompt.source, prompt.setting, "on" if prompt.thinking else "off"
+    )
+
+
+def by_cell(records: Sequence[Record]) -> dict[Cell, list[Record]]:
+    """Records by cell in their order, then those of all tasks where there are several."""
+    cells: defaultdict[Cell, list[Record]] = defaultdict(list)
+    pooled: defaultdict[Cell, list[Record]] = defaultdict(list)
+    for record in records:
+        cell = cell_of(record)
+        cells[cell].append(record)
+        pooled[cell._replace(task=ALL)].append(record)
+    several = {
+        cell: rows for cell, rows in pooled.items() if len({r.prompt.source for r in rows}) > 1
+    }
+    return {**cells, **several}
+
+
+def cell_rows(records: Sequence[Record], *, seed: int) -> list[Row]:
+    """A row of figures a cell.
+
+    Args:
+        seed: of the bootstrap draws.
+    """
+    return [cell_row(cell, own, seed=seed) for cell, own in by_cell(records).items()]
+
+
+def cell_row(cell: Cell, records: Sequence[Record], *, seed: int) -> Row:
+    """The figures of one cell."""
+    answered = [record for record in records if not record.failed]
+    figures = [measure(record) for record in answered]
+    questions = [_question(record) for record in answered]
+    samples = Counter(record.prompt.id for record in records)
+    return {
+        **cell._asdict(),
+        "tools": any(record.prompt.tools is not None for record in records),
+        "questions": len({_question(record) for record in records}),
+        "samples": len(records),
+        "k": min(samples.values()),
+        "failed": len(records) - len(answered),
+        "unscored": sum(record.score.value is None for record in answered),
+        "rates": {
+            name: asdict(estimate)
+            for name in RATES
+            if (estimate := rate(*_applying(name, figures, questions))) is not None
+        },
+        "pass": _pass(answered),
+        "lengths": {
+            name: asdict(spread)
+            for name in LENGTHS
+            if (spread := length(*_applying(name, figures, questions), seed=seed)) is not None
+        },
+        "finish": dict(Counter(record.completion.finish for record in records)),
+        "problems": _problems(answered),
+        "call_forms": _call_forms(answered),
+    }
+
+
+def _question(record: Record) -> tuple[str, str]:
+    # two tasks may number their questions alike
+    return record.prompt.source, record.prompt.task
+
+
+def _applying(
+    name: str, figures: Sequence[Mapping[str, float]], questions: Sequence[tuple[str, str]]
+) -> tuple[list[float], list[tuple[str, str]]]:
+    """The values of a figure where it applies, and their questions."""
+    pairs = [(o[name], q) for o, q in zip(figures, questions, strict=True) if name in o]
+    return [value for value, _ in pairs], [question for _, question in pairs]
+
+
+def _pass(records: Sequence[Record]) -> Row:
+    """pass@k for k = 1, 2, 4, … and all samples, over prompts with at least k scored samples."""
+    verdicts: defaultdict[tuple[str, str, str], list[bool]] = defaultdict(list)
+    for record in records:
+        solved = correct(record)
+        if solved is not None:
+            verdicts[(*_question(record), record.prompt.id)].append(solved)
+    most = max(map(len, verdicts.values()), default=0)
+    shares_by_k: Row = {}
+    for k in [k for k in (2**i for i in range(20)) if k < most] + ([most] if most else []):
+        enough = {key: v for key, v in verdicts.items() if len(v) >= k}
+        shares = [pass_at(k, samples=len(v), solved=sum(v)) for v in enough.values()]
+        means = by_question(shares, [(source, task) for source, task, _ in enough]).means
+        samples = sum(map(len, enough.values()))
+        shares_by_k[str(k)] = asdict(rate_of_means(np.asarray(means), samples=samples))
+    return shares_by_k
+
+
+def _problems(records: Sequence[Record]) -> dict[str, int]:
+    """Completions with each parse problem."""
+    named = (
+        {problem for step in record.completion.steps for problem in step.parsed.problems}
+        for record in records
+    )
+    return dict(sorted(Counter(problem for problems in named for problem in problems).items()))
+
+
+def _call_forms(records: Sequence[Record]) -> dict[str, int]:
+    """Detected calls by the notation they are written in."""
+    forms = Counter(call.form for record in records for call in record.verdict.calls)
+    return dict(sorted(forms.items()))
+
+
+EACH = 2  # of a kind and cell
+_KINDS: tuple[Callable[[Record], bool], ...] = (
+    lambda record: record.verdict.hallucinated,
+    lambda record: not record.verdict.hallucinated and record.score.value == 1.0,
+    lambda record: not record.verdict.hallucinated and record.score.value == 0.0,
+)
+
+
+def examples(records: Sequence[Record]) -> list[Record]:
+    """Up to `EACH` of each kind from every cell, the first of each, in the order of the records."""
+    chosen: set[int] = set()
+    for own in by_cell(records).values():
+        if len({record.prompt.source for record in own}) > 1:
+            continue  # the cells of single tasks have them
+        for kind in _KINDS:
+            chosen |= {id(record) for record in [r for r in own if kind(r)][:EACH]}
+    return [record for record in records if id(record) in chosen]

@@ -1,0 +1,318 @@
+"""Generate, grade, measure: a recipe's checkpoints → records → the `evaluation` artifact.
+
+    plan = EvaluationPlan(units=units, renderers=renderers, grade=grade, …)
+    run_evaluation(stage, recipe, plan, console)  → out/records, metrics.json, manifest.json, …
+
+Prompts, environments and graders are arguments; samples are made as `scripts/sample.py` makes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from posttrain.artifacts import (
+    MANIFEST,
+    Counts,
+    Manifest,
+    Parent,
+    StageDir,
+    atomic_write_json,
+    parent_of,
+    read_artifact,
+)
+from posttrain.config.eval import CheckpointsConfig, EvalConfig
+from posttrain.errors import PosttrainError
+from posttrain.evaluation.compare import paired_rows
+from posttrain.evaluation.grade import (
+    Grade,
+    Record,
+    Unit,
+    by_unit,
+    grade_completions,
+    read_records,
+    write_records,
+)
+from posttrain.evaluation.metrics import cell_rows, examples
+from posttrain.evaluation.run import (
+    EXAMPLES,
+    INSPECT_LOGS,
+    LOCK,
+    METRICS,
+    PACKAGES,
+    RECORDS,
+    WORK,
+    Lock,
+    bind_lock,
+    bind_weights,
+    make_lock,
+    read_lock,
+    record_path,
+)
+from posttrain.evaluation.tables import print_cells, print_pairs
+from posttrain.models.encoding import encoder_of
+from posttrain.models.rendering import PromptRenderer
+from posttrain.records import json_text
+from posttrain.report import ensure_report, write_report
+from posttrain.rollouts import completion_from_row, prompt_to_row
+from posttrain.sampling.collect import How, collect
+from posttrain.sampling.loop import OpenEnvironment
+from posttrain.sampling.meter import Meter
+from posttrain.sampling.open import opened_sampler
+from posttrain.sampling.protocol import Sampler
+from posttrain.sampling.stage import tasks_of
+from posttrain.versions import package_versions
+
+IN_FLIGHT = 2  # rollouts a server connection, so that one may run tools while another is answered
+Records = Mapping[str, Sequence[Record]]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationPlan:
+    """What an evaluation is made from, before a model is loaded.
+
+    Attributes:
+        renderers: of each checkpoint; None where a server renders.
+        files: that prompts are made from, with digests.
+        counts: of prompts.
+        stats: of sources and inputs, for the manifest.
+    """
+
+    units: Sequence[Unit]
+    renderers: Mapping[str, PromptRenderer | None]
+    open_environment: OpenEnvironment
+    grade: Grade
+    files: Mapping[str, str | None]
+    parents: Sequence[Parent]
+    counts: Counts
+    stats: Mapping[str, Any]
+
+
+def checkpoint_parents(recipe: CheckpointsConfig) -> list[Parent]:
+    """The lineage of the checkpoints that are artifacts; their files are verified."""
+    parents: list[Parent] = []
+    for path in filter(None, map(recipe.path_of, recipe.checkpoints)):
+        if (Path(path) / MANIFEST).is_file():
+            manifest = read_artifact(path, kind="checkpoint")
+            parents.append(parent_of(path, relative_to=Path(recipe.out), manifest=manifest))
+    return parents
+
+
+def show_plan(console: Console, recipe: EvalConfig, plan: EvaluationPlan) -> None:
+    """Print counts, and each unit's first prompt as each checkpoint is given it."""
+    for name, source in plan.stats["sources"].items():
+        dropped = ", ".join(f"{reason} {n:,}" for reason, n in source["dropped"].items())
+        console.print(f"{name}: {source['rows_in']:,} rows, {source['kept']:,} kept; {dropped}")
+    names = ", ".join(recipe.checkpoints)
+    for unit in plan.units:
+        console.print(f"{unit.name}: {len(unit.prompts):,} prompts × {unit.samples} × ({names})")
+    for unit in plan.units:
+        first, shown = unit.prompts[0], None
+        for name, renderer in plan.renderers.items():
+            row = {k: prompt_to_row(first)[k] for k in ("messages", "tools", "thinking")}
+            text = json_text(row) if renderer is None else renderer.text(first)
+            if text == shown:
+                continue  # the same prompt as another checkpoint's
+            shown = text
+            console.print(f"\nfirst prompt of {unit.name} for {name}:", highlight=False)
+            console.print(escape(text), highlight=False, soft_wrap=True)
+
+
+def run_evaluation(
+    stage: StageDir, recipe: EvalConfig, plan: EvaluationPlan, console: Console
+) -> None:
+    """Make what is missing of the run, then its figures, report and manifest.
+
+    Raises:
+        ConfigError: the run was begun with something else.
+        DataError: a backend gave up too often.
+    """
+    out, complete = stage.path, stage.complete
+    lock = make_lock(
+        recipe,
+        stage.config_digest,
+        units=plan.units,
+        rendering={name: _digests(renderer) for name, renderer in plan.renderers.items()},
+        files=plan.files,
+        parents=plan.parents,
+    )
+    bind_lock(out / LOCK, lock, finished=complete)
+    if complete:
+        ensure_report(out)
+        console.print(f"{out} is complete, nothing to do", highlight=False)
+    else:
+        total = len(recipe.checkpoints) * sum(unit.size for unit in plan.units)
+        try:
+            with Meter(total=total, console=console) as meter:
+                asyncio.run(make_records(recipe, plan, meter))
+        except PosttrainError:
+            if not any((out / folder).is_dir() for folder in (RECORDS, WORK)):
+                (out / LOCK).unlink()  # nothing is bound yet: a corrected recipe may have the place
+            raise
+        records = {
+            name: [r for u in plan.units for r in read_records(record_path(out, name, u.name))]
+            for name in recipe.checkpoints
+        }
+        metrics = finish_run(
+            stage,
+            records,
+            lock=read_lock(out / LOCK),
+            counts=plan.counts,
+            parents=plan.parents,
+            seed=recipe.seed,
+            stats=plan.stats,
+        )
+        print_cells(console, metrics["cells"])
+        print_pairs(console, metrics["pairs"])
+        console.print(f"{write_report(out)}", highlight=False)
+    shutil.rmtree(out / WORK, ignore_errors=True)
+    if recipe.inspect_logs and not (out / INSPECT_LOGS).is_dir():
+        from posttrain.evaluation.inspect_adapter.log import write_logs
+
+        write_logs(out, out / INSPECT_LOGS)
+
+
+def _digests(renderer: PromptRenderer | None) -> dict[str, str] | None:
+    if renderer is None:
+        return None
+    return {
+        "template": renderer.template.digest,
+        "tokenizer": encoder_of(renderer.tokenizer).digest,
+    }
+
+
+async def make_records(recipe: EvalConfig, plan: EvaluationPlan, meter: Meter) -> None:
+    """Generate and grade every unit without records, checkpoint by checkpoint."""
+    out = Path(recipe.out)
+    for name in recipe.checkpoints:
+        missing = [u for u in plan.units if not record_path(out, name, u.name).is_file()]
+        meter.restored(sum(unit.size for unit in plan.units if unit not in missing))
+        if not missing:
+            continue
+        backend, path = recipe.backend_of(name), recipe.path_of(name)
+        async with opened_sampler(backend, checkpoint=path) as sampler:
+            bind_weights(out / LOCK, name, sampler.identity)
+            for unit in missing:
+                records = await _unit_records(recipe, plan, name, unit, sampler, meter)
+                write_records(record_path(out, name, unit.name), records)
+
+
+async def _unit_records(
+    recipe: EvalConfig,
+    plan: EvaluationPlan,
+    checkpoint: str,
+    unit: Unit,
+    sampler: Sampler,
+    meter: Meter,
+) -> list[Record]:
+    work = Path(recipe.out) / WORK / checkpoint / unit.name
+    how = How(
+        open_environment=plan.open_environment,
+        limits=recipe.sampling.limits(),
+        # a prompt's samples are never in two chunks
+        chunk=max(1, recipe.chunk // unit.samples) * unit.samples,
+        at_once=IN_FLIGHT * getattr(recipe.backend_of(checkpoint), "concurrency", 1),
+        max_failure_rate=recipe.max_failure_rate,
+    )
+    tasks = tasks_of(unit.prompts, lambda _: unit.samples, seed=recipe.seed)
+    samples = work / "samples.jsonl"
+    await collect(tasks, sampler, work=work, to=samples, how=how, watch=meter)
+    with samples.open(encoding="utf-8") as lines:
+        completions = [completion_from_row(json.loads(line)) for line in lines]
+    attempts = list(zip((task.prompt for task in tasks), completions, strict=True))
+    # graders may run an event loop of their own
+    return await asyncio.to_thread(grade_completions, checkpoint, attempts, plan.grade)
+
+
+def metrics_of(records: Records, *, seed: int) -> dict[str, Any]:
+    """All figures of a run; the first checkpoint is the one that others are compared with.
+
+    Args:
+        seed: of bootstrap draws and permutations.
+    """
+    first, *others = records
+    return {
+        "cells": [row for name in records for row in cell_rows(records[name], seed=seed)],
+        "pairs": [
+            row for name in others for row in paired_rows(records[first], records[name], seed=seed)
+        ],
+    }
+
+
+def finish_run(
+    stage: StageDir,
+    records: Records,
+    *,
+    lock: Lock,
+    counts: Counts,
+    parents: Sequence[Parent],
+    seed: int,
+    stats: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Write `metrics.json`, `examples.jsonl` and the manifest; the records and the lock are there.
+
+    Args:
+        records: all of every checkpoint, the first being the one others are compared with.
+        counts: of prompts.
+
+    Returns:
+        The figures.
+    """
+    out = stage.path
+    metrics = metrics_of(records, seed=seed)
+    atomic_write_json(out / METRICS, metrics)
+    to_read = examples([record for own in records.values() for record in own])
+    write_records(out / EXAMPLES, to_read)
+    files: dict[str, int | None] = {METRICS: None, LOCK: None, EXAMPLES: len(to_read)}
+    units: dict[str, None] = {}
+    for name, own in records.items():
+        for unit, rows in by_unit(own).items():
+            units[unit] = None
+            files[record_path(out, name, unit).relative_to(out).as_posix()] = len(rows)
+    templates = {(rendering or {}).get("template") for rendering in lock["rendering"].values()}
+    stage.finish(
+        counts=counts,
+        files=files,
+        parents=parents,
+        # one only where every checkpoint's prompts are rendered by the same
+        template_digest=templates.pop() if len(templates) == 1 else None,
+        seed=seed,
+        stats={
+            "units": list(units),
+            "checkpoints": list(records),
+            "weights": lock["weights"],
+            **stats,
+        },
+    )
+    return metrics
+
+
+def rescored_config(manifest: Manifest) -> dict[str, Any]:
+    """The config that owns the directory of a rescored run."""
+    return {**manifest.config, "rescored": manifest.digest}
+
+
+def keep_rescored(stage: StageDir, run: Path, manifest: Manifest, records: Records) -> None:
+    """Write records that were graded anew as a run whose parent is the first."""
+    out, lock = stage.path, read_lock(run / LOCK)
+    bind_lock(out / LOCK, lock | {"versions": package_versions(PACKAGES)})
+    for name, own in records.items():
+        for unit, rows in by_unit(own).items():
+            write_records(record_path(out, name, unit), rows)
+    finish_run(
+        stage,
+        records,
+        lock=lock,
+        counts=manifest.counts,
+        parents=[parent_of(run, relative_to=out, manifest=manifest)],
+        seed=manifest.seed,
+        stats={key: manifest.stats[key] for key in ("sources", "inputs")},
+    )

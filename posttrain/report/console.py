@@ -1,0 +1,154 @@
+"""Sections on the console, with rich: the same figures that a page draws, charts as their numbers.
+
+print_sections(console, [Section("Loss", […])])
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+from rich.console import Console
+from rich.table import Table as Grid
+from rich.text import Text
+
+from posttrain.report.section import (
+    BarChart,
+    Block,
+    Chart,
+    Columns,
+    Definitions,
+    Dialogue,
+    Fold,
+    Heading,
+    IntervalChart,
+    Items,
+    LineChart,
+    Section,
+    ShareBar,
+    Spark,
+    Styled,
+    Table,
+    TableCell,
+    Words,
+    percent,
+    plain,
+)
+
+_STYLES = {"": "", "bold": "bold", "faint": "dim", "code": "", "mark": "green"}
+# neighbours of one style in two shades, so that tokens can be told apart
+_SHADES = {"mark": ("green", "bright_green"), "": ("bright_black", "white")}
+
+
+def print_sections(console: Console, sections: Iterable[Section], *, charts: bool = True) -> None:
+    """Print each section that has content: its title, then its blocks; charts as their numbers."""
+    for section in sections:
+        if section.blocks:
+            console.print(Text(section.title, "bold"))
+            for block in section.blocks:
+                if charts or not isinstance(block, Chart):
+                    _print(console, block)
+
+
+def _print(console: Console, block: Block) -> None:
+    match block:
+        case Table():
+            console.print(_grid(block))
+        case LineChart() | BarChart() | IntervalChart():
+            console.print(Text(block.caption, "italic"))
+            console.print(_grid(chart_table(block)))
+        case Heading():
+            console.print(Text(block.text, "bold"))
+        case Items():
+            for line in block.lines:
+                console.print(Text(f"- {line}"))
+        case Definitions():
+            for name, value in block.pairs:
+                console.print(Text.assemble((f"{name:<10}", "bold"), " ", plain(value)))
+        case Dialogue():
+            console.print(dialogue_text(block.words, colour=_coloured(console)))
+        case Fold():
+            console.print(Text("── ", "cyan").append(_text(block.title)).append(" ──"))
+            for inner in block.blocks:
+                _print(console, inner)
+        case Columns():
+            for inner in itertools.chain.from_iterable(block.groups):
+                _print(console, inner)
+        case _:
+            console.print(_text(block))
+
+
+def _coloured(console: Console) -> bool:
+    return console.is_terminal and not console.no_color
+
+
+def _text(words: Words) -> Text:
+    parts = [words] if isinstance(words, str) else words
+    return Text.assemble(
+        *((p, "") if isinstance(p, str) else (p.text, _STYLES[p.style]) for p in parts)
+    )
+
+
+def dialogue_text(words: Words, *, colour: bool) -> Text:
+    """A text with what is highlighted in it: green on a terminal, otherwise between 【 and 】."""
+    parts = [Styled(words, "")] if isinstance(words, str) else words
+    text = Text()
+    spans = (Styled(part, "") if isinstance(part, str) else part for part in parts)
+    for style, run in itertools.groupby(spans, key=lambda part: part.style):
+        shades: Iterator[str] = itertools.cycle(_SHADES.get(style, (_STYLES[style],)))
+        if not colour and style == "mark":
+            text.append(f"【{''.join(part.text for part in run)}】")
+            continue
+        for part in run:
+            text.append(part.text, next(shades) if colour else "")
+    return text
+
+
+def _grid(table: Table) -> Grid:
+    grid, aligned = Grid(), table.numeric()
+    # bars and sparks need a page
+    shown = [
+        k
+        for k in range(len(table.head))
+        if not any(isinstance(row[k], ShareBar | Spark) for row in table.rows)
+    ]
+    for k in shown:
+        numeric = k in aligned
+        justify = "right" if numeric else "left"
+        # words give way before numbers do
+        grid.add_column(table.head[k], justify=justify, overflow="fold", no_wrap=numeric)
+    for number, row in enumerate(table.rows, start=1):
+        if table.total and number == len(table.rows):
+            grid.add_section()
+        grid.add_row(*(Text(_cell(row[k])) for k in shown))
+    return grid
+
+
+def _cell(value: object) -> str:
+    below = f" ({value.below})" if isinstance(value, TableCell) and value.below else ""
+    return plain(value) + below
+
+
+def chart_table(chart: Chart) -> Table:
+    """The numbers of a chart."""
+    match chart:
+        case IntervalChart():
+            rows = [
+                [r.label, percent(r.share), f"{percent(r.low)} – {percent(r.high)}"]
+                for r in chart.rows
+            ]
+            return Table(["", chart.x, ""], rows)
+        case BarChart():
+            names = chart.parts or [chart.y]
+            rows = [[bar.label, *(f"{part:,.0f}" for part in bar.parts)] for bar in chart.bars]
+            return Table([chart.x, *names], rows)
+        case LineChart():
+            rows = [[one.name, *_levels(one.y)] for one in chart.series]
+            head = [f"{chart.y} over {chart.x}", "first", "lowest", "highest", "last"]
+            return Table(head, rows)
+
+
+def _levels(values: Sequence[float]) -> list[str]:
+    finite = [value for value in values if math.isfinite(value)] or [math.nan]
+    return [f"{v:.4g}" for v in (finite[0], min(finite), max(finite), finite[-1])]

@@ -1,0 +1,299 @@
+"""An evaluation: the paper's Table 7 for this run, all figures, completions to read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+from posttrain.chat.detect import FoundCall, searched
+from posttrain.errors import DataError
+from posttrain.evaluation.grade import Record, record_from_row
+from posttrain.report.lineage import Node, listed_rows, listed_text
+from posttrain.report.section import (
+    SHOWN_CHARACTERS,
+    Block,
+    Dialogue,
+    Fold,
+    Heading,
+    Interval,
+    IntervalChart,
+    LeftOut,
+    Row,
+    Section,
+    Styled,
+    Table,
+    TableCell,
+    Tile,
+    percent,
+    section,
+    signed,
+)
+from posttrain.rollouts import Step
+
+METRICS = "metrics.json"
+# what NVIDIA states of its own model in its own harness: never a figure of this run
+_NVIDIA = (
+    ("AIME25", "80.88 %", "84.58 %", "1.25 %", "0 %"),
+    ("GPQA", "65.15 %", "69.19 %", "8.33 %", "0.7 %"),
+)
+_SOURCE = "Nemotron 3 Nano report, arXiv 2512.20848, Appendix C, Table 7"
+_PLACE = ("task", "setting", "thinking")
+_HEADLINE = {"accuracy": "correct", "hallucination": "undeclared calls", "truncated": "truncated"}
+
+
+def sections(node: Node) -> Iterator[Section | LeftOut]:
+    """All sections of one `evaluation` artifact."""
+    metrics = read_metrics(node)
+    yield from figures(metrics)
+    rows = listed_rows(node, "examples.jsonl")
+    if rows is None:
+        yield LeftOut("Completions to read", f"{node.name} lists no examples.jsonl")
+    else:
+        yield completions_to_read(rows)
+
+
+def figures(metrics: Row) -> Iterator[Section]:
+    """The sections that need no rows: those that an evaluation prints at its end too."""
+    cells, pairs = metrics["cells"], metrics["pairs"]
+    yield before_and_after(cells, pairs)
+    yield every_figure(cells)
+    yield lengths(cells)
+    if pairs:
+        yield differences(pairs)
+
+
+def tiles(node: Node) -> list[Tile]:
+    """Of the last checkpoint, all tasks pooled."""
+    cells = read_metrics(node)["cells"]
+    last = cells[-1]["checkpoint"]
+    own = [cell for cell in cells if cell["checkpoint"] == last]
+    pooled = [cell for cell in own if cell["task"] == "all"] or own
+    found: list[Tile] = []
+    for name, title in _HEADLINE.items():
+        for cell in [c for c in pooled if name in c["rates"]][:2]:
+            rate = cell["rates"][name]
+            where = f"{last}, {cell['setting']}, reasoning {cell['thinking']}"
+            found.append((f"{100 * rate['value']:.2f} %", title, f"{where}: {between(rate)}"))
+    return found
+
+
+def read_metrics(node: Node) -> Row:
+    """The figures of an evaluation, which its manifest lists."""
+    text = listed_text(node, METRICS)
+    if text is None:
+        raise DataError(f"{node.path / METRICS} is missing from the manifest")
+    return json.loads(text)
+
+
+def between(rate: Row) -> str:
+    """The interval of a share."""
+    return f"{percent(rate['low'])} – {percent(rate['high'])}"
+
+
+@section("Before and after")
+def before_and_after(cells: Sequence[Row], pairs: Sequence[Row]) -> Iterator[Block]:
+    """Accuracy and undeclared calls of the first checkpoint and of every other."""
+    names = list(dict.fromkeys(cell["checkpoint"] for cell in cells))
+    rows: list[list[object]] = []
+    for cell in [c for c in cells if c["checkpoint"] == names[0]]:
+        place = [cell[key] for key in _PLACE]
+        row: list[object] = [*place, cell["samples"]]
+        for rate in ("accuracy", "hallucination"):
+            row.append(_rate(cell, rate))
+            for name in names[1:]:
+                row.append(_rate(_find(cells, "checkpoint", name, place), rate))
+                row.append(_change(_find(pairs, "b", name, place), rate))
+        rows.append(row)
+    head = ["task", "setting", "reasoning", "samples"]
+    for title in ("correct", "undeclared calls"):
+        head.append(f"{title}, {names[0]}")
+        for name in names[1:]:
+            head += [name, "change, p"]
+    nvidia = ["NVIDIA's", "correct, before DPO", "after", "hallucinated calls, before", "after"]
+    yield Table(head, rows)
+    yield (
+        "95 % intervals below each share: Wilson's, with the samples of a question counted as "
+        "what they are worth. A change is in points, over the questions that both answered; p "
+        "is McNemar's exact test with one sample a question, else a permutation test, each of "
+        "its own figure alone. Undeclared calls: share of completions with a tool call in "
+        "reasoning or answer where no tool is declared."
+    )
+    yield (
+        Fold(
+            "NVIDIA's own figures, of its own model, for the shape of the effect",
+            [Table(nvidia, _NVIDIA), f"{_SOURCE}. None of them was measured here."],
+        )
+    )
+    intervals = [
+        Interval(
+            f"{cell['checkpoint']}, {cell['task']}, {cell['setting']}, {cell['thinking']}",
+            rate["low"],
+            rate["value"],
+            rate["high"],
+            "b" if cell["checkpoint"] == names[0] and len(names) > 1 else "a",
+        )
+        for cell in cells
+        if (rate := cell["rates"].get("hallucination")) is not None
+    ]
+    if intervals:
+        x = "completions with an undeclared call"
+        caption = "Where no tool is declared, with 95 % intervals."
+        yield IntervalChart(intervals, x, caption)
+
+
+def _find(rows: Sequence[Row], key: str, name: str, place: Sequence[str]) -> Row:
+    found = (r for r in rows if r[key] == name and [r[p] for p in _PLACE] == place)
+    return next(found, {"rates": {}, "lengths": {}})
+
+
+def _rate(cell: Row, name: str) -> TableCell | None:
+    rate = cell["rates"].get(name)
+    return None if rate is None else TableCell(percent(rate["value"], 2), below=between(rate))
+
+
+def _change(pair: Row, name: str) -> TableCell | None:
+    found = pair["rates"].get(name)
+    if found is None:
+        return None
+    p = f"p {found['p']:.3f}" if found["p"] >= 0.001 else f"p {found['p']:.0e}"
+    return TableCell(signed(100 * found["difference"], 2), below=p)
+
+
+@section("Every figure")
+def every_figure(cells: Sequence[Row]) -> Iterator[Block]:
+    """Every rate of every cell, a table a checkpoint."""
+    for name in dict.fromkeys(cell["checkpoint"] for cell in cells):
+        own = [cell for cell in cells if cell["checkpoint"] == name]
+        rates = list(dict.fromkeys(rate for cell in own for rate in cell["rates"]))
+        rates = [rate for rate in rates if rate not in ("accuracy", "hallucination")]
+        rows = [
+            [
+                *(cell[key] for key in _PLACE),
+                *(_rate(cell, rate) for rate in rates),
+                _passes(cell),
+                _lost(cell),
+            ]
+            for cell in own
+        ]
+        head = ["task", "setting", "reasoning", *(rate.replace("_", " ") for rate in rates)]
+        head += ["pass@k", "without a figure"]
+        yield Heading(name)
+        yield Table(head, rows)
+    yield (
+        "Adherence: with reasoning on, every step has a closed think block with something in it; "
+        "off, no think tag at all."
+    )
+
+
+def _passes(cell: Row) -> str | None:
+    found = [f"@{k} {percent(rate['value'])}" for k, rate in cell["pass"].items() if k != "1"]
+    return ", ".join(found) or None
+
+
+def _lost(cell: Row) -> str | None:
+    found = [f"{name} {cell[name]:,}" for name in ("failed", "unscored") if cell[name]]
+    return ", ".join(found) or None
+
+
+@section("Lengths")
+def lengths(cells: Sequence[Row]) -> Iterator[Block]:
+    """Tokens of completions, by cell."""
+    rows: list[list[object]] = []
+    for cell in cells:
+        for name, found in cell["lengths"].items():
+            levels = [
+                f"{found[s]['value']:.1f} ({found[s]['low']:.1f} – {found[s]['high']:.1f})"
+                for s in ("mean", "median", "p90")
+            ]
+            place = [cell["checkpoint"], *(cell[key] for key in _PLACE)]
+            rows.append([*place, name.replace("_", " "), *levels])
+    head = ["checkpoint", "task", "setting", "reasoning", "length", "mean", "median", "90 %"]
+    yield Table(head, rows)
+    yield "Tokens of a completion, all its steps; bootstrap intervals over questions."
+
+
+@section("Differences")
+def differences(pairs: Sequence[Row]) -> Iterator[Block]:
+    """Every figure of two checkpoints side by side."""
+    rows: list[list[object]] = []
+    for pair in pairs:
+        for name, found in {**pair["rates"], **pair["lengths"]}.items():
+            scale = 100 if name in pair["rates"] else 1
+            low, high = (signed(scale * found[key], 2) for key in ("low", "high"))
+            rows.append(
+                [
+                    f"{pair['a']} → {pair['b']}",
+                    *(pair[key] for key in _PLACE),
+                    name.replace("_", " "),
+                    f"{scale * found['a']:.2f}",
+                    f"{scale * found['b']:.2f}",
+                    signed(scale * found["difference"], 2),
+                    f"{low} … {high}",
+                    f"{found['p']:.3g}",
+                    found["questions"],
+                ]
+            )
+    head = ["checkpoints", "task", "setting", "reasoning", "figure", "before", "after", "change"]
+    head += ["95 %", "p", "questions"]
+    title = f"{len(rows):,} figures; shares in per cent and points"
+    yield Fold(title, [Table(head, rows)])
+
+
+@section("Completions to read")
+def completions_to_read(rows: Sequence[Mapping[str, object]]) -> Iterator[Block]:
+    """Every example; those with a call that should not be there first, and open."""
+    records = sorted(map(record_from_row, rows), key=lambda r: not r.verdict.hallucinated)
+    yield (
+        Styled("Highlighted", "mark"),
+        " text is what the detector takes for a tool call; its form and kind stand below it.",
+    )
+    yield from map(_example, records)
+
+
+def _example(record: Record) -> Fold:
+    score = "unscored" if record.score.value is None else f"score {record.score.value:g}"
+    calls = ", ".join(dict.fromkeys(f"{c.form}: {c.kind}" for c in record.verdict.calls))
+    prompt = record.prompt
+    about = f" · {prompt.source}, {prompt.setting}, reasoning {'on' if prompt.thinking else 'off'}"
+    about += f" · {score}" + (f" · {calls}" if calls else "")
+    text = "\n".join(f"{message.role}: {message.content}" for message in prompt.messages)
+    blocks: list[Block] = [Dialogue(text[:SHOWN_CHARACTERS])]
+    for number, step in enumerate(record.completion.steps):
+        own = [call for call in record.verdict.calls if call.step == number]
+        blocks.append(Dialogue(_step(step, own)))
+        blocks += [
+            Dialogue([Styled(f"{result.name} → ", "faint"), result.content[:SHOWN_CHARACTERS]])
+            for result in step.results
+        ]
+    for call in record.verdict.calls:
+        name = "" if call.name is None else f" of {call.name}"
+        blocks.append(f"{call.kind}{name} in the {call.part}, step {call.step}: {call.form}")
+    blocks.append(f"{record.score.explanation} · gold {prompt.gold}")
+    return Fold((Styled(record.checkpoint, "bold"), about), blocks, record.verdict.hallucinated)
+
+
+def _step(step: Step, calls: Sequence[FoundCall]) -> list[str | Styled]:
+    reasoning, answer = searched(step)
+    shown = _marked(answer, [call for call in calls if call.part == "answer"])
+    if reasoning is None:
+        return shown
+    trace = _marked(reasoning, [call for call in calls if call.part == "reasoning"])
+    closed = "" if "unclosed_think" in step.parsed.problems else "\n</think>"
+    faint = [Styled(part, "faint") if isinstance(part, str) else part for part in trace]
+    return [*faint, Styled(f"{closed}\n", "faint"), *shown]
+
+
+def _marked(text: str, calls: Sequence[FoundCall]) -> list[str | Styled]:
+    """The text with the calls' spans highlighted, clipped."""
+    words: list[str | Styled] = []
+    at = 0
+    for start, end in sorted({(call.start, call.end) for call in calls if call.end > call.start}):
+        if start < at:
+            continue  # a call within a call is marked already
+        words += [text[at:start], Styled(text[start:end], "mark")]
+        at = end
+    room = max(0, SHOWN_CHARACTERS - at)
+    words.append(text[at : at + room])
+    if len(text) > at + room:
+        words.append(Styled(f" … {len(text) - at - room:,} characters more", "faint"))
+    return words

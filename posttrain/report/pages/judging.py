@@ -1,0 +1,288 @@
+"""Judges: their data, their evaluation on held-out pairs, and comparisons that they judged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from posttrain.report.lineage import Node, listed_rows
+from posttrain.report.pages.evaluation import read_metrics
+from posttrain.report.section import (
+    Bar,
+    BarChart,
+    Block,
+    Dialogue,
+    Fold,
+    LeftOut,
+    Row,
+    Section,
+    Styled,
+    Table,
+    Tile,
+    counted,
+    percent,
+    section,
+    shortened,
+)
+
+SHOWN_JUDGEMENT = 4000
+SHOWN_DUELS, SHOWN_ANSWER = 12, 3000
+
+# data
+
+
+def data_sections(node: Node) -> Iterator[Section | LeftOut]:
+    """All sections of one `genrm_data` artifact."""
+    yield judging_prompts(node.stats)
+    yield pairs_by_source(node.stats["sources"])
+
+
+def data_tiles(node: Node) -> list[Tile]:
+    """Prompts of both sides of the split."""
+    train, held_out = node.stats["train"], node.stats["held_out"]
+    return [
+        (f"{train['prompts']:,}", "judging prompts", f"of {train['pairs']:,} pairs"),
+        (f"{held_out['pairs']:,}", "pairs held out", "each in both orders"),
+    ]
+
+
+@section("Judging prompts")
+def judging_prompts(stats: Row) -> Iterator[Block]:
+    """Both sides of the split, and the gold rankings."""
+    sides = {"train": stats["train"], "held out": stats["held_out"]}
+    columns = {
+        "pairs": "pairs",
+        "prompts": "prompts",
+        "with_scores": "with scores",
+        "with_principle": "with a principle",
+        "scores_and_ranking_at_odds": "scores against ranking",
+    }
+    rows = [
+        [
+            name,
+            *(side[key] for key in columns),
+            side["characters"]["median"],
+            side["characters"]["longest"],
+            _rankings(side),
+        ]
+        for name, side in sides.items()
+    ]
+    head = ["", *columns.values(), "median characters", "longest", "rankings"]
+    swap = "in both orders" if stats["swap"] else "in one order"
+    yield (
+        f"Layout {stats['layout']}; trained {swap}. Questions are held out, not pairs: neither "
+        "the other order of a pair nor another pair of its question is on the other side."
+    )
+    yield Table(head, rows)
+    yield (
+        BarChart(
+            [Bar(ranking, [n]) for ranking, n in stats["train"]["rankings"].items()],
+            "ranking: 1 is response 1 by far, 6 is response 2",
+            "prompts",
+            "Gold rankings that are trained on. Both orders of a pair mirror each other.",
+        )
+    )
+
+
+def _rankings(side: Row) -> str:
+    return ", ".join(f"{ranking}: {count:,}" for ranking, count in side["rankings"].items())
+
+
+@section("Pairs by source")
+def pairs_by_source(sources: Row) -> Iterator[Block]:
+    """Rows and pairs of each source, and the drops with an example."""
+    rows = [
+        [name, own["rows_in"], own["kept"], percent(own["kept"] / max(1, own["rows_in"])),
+         own["held_out"], counted(own["dialects"])]
+        for name, own in sources.items()
+    ]  # fmt: skip
+    dropped = [
+        [name, reason, count, own["examples"].get(reason)]
+        for name, own in sources.items()
+        for reason, count in own["dropped"].items()
+    ]
+    head = ["source", "rows", "pairs", "kept", "held out", "read as"]
+    yield Table(head, rows)
+    if dropped:
+        yield Table(["source", "dropped as", "rows", "such as"], dropped)
+
+
+# evaluation of judges
+
+_RATES = {
+    "pairwise_accuracy": "pairwise accuracy",
+    "right_in_both_orders": "right in both orders",
+    "position_consistency": "position consistency",
+    "format": "format kept",
+    "prefers_first": "prefers the first",
+    "same_scores": "equal scores",
+    "truncated": "truncated",
+}
+_MEANS = {
+    "score_error": "score error",
+    "ranking_error": "ranking error",
+    "reward": "reward",
+    "tokens": "tokens",
+}
+_COMPARED = {"pairwise_accuracy": 100, "position_consistency": 100, "format": 100, "reward": 1}
+
+
+def evaluation_sections(node: Node) -> Iterator[Section | LeftOut]:
+    """All sections of one `genrm_evaluation` artifact."""
+    yield from evaluation_figures(read_metrics(node))
+    rows = listed_rows(node, "examples.jsonl") or []
+    yield Section("Judgements to read", [_judgement(row, n == 0) for n, row in enumerate(rows)])
+
+
+def evaluation_figures(metrics: Row) -> Iterator[Section]:
+    """The sections that need no rows: those that an evaluation prints at its end too."""
+    yield judges(metrics["cells"], metrics["failed"])
+    yield judges_compared(metrics["differences"])
+
+
+def evaluation_tiles(node: Node) -> list[Tile]:
+    """The last judge over all sources."""
+    last = read_metrics(node)["cells"][-1]
+    names = ("pairwise_accuracy", "position_consistency", "format")
+    return [
+        (f"{100 * last[name]['value']:.1f} %", _RATES[name], last["checkpoint"])
+        for name in names
+        if last[name] is not None
+    ]
+
+
+@section("Judges on held-out pairs")
+def judges(cells: Sequence[Row], failed: Row) -> Iterator[Block]:
+    """Every judge on every source."""
+    rows = [
+        [cell["checkpoint"], cell["source"], cell["pairs"]]
+        + [_share(cell[name]) for name in _RATES]
+        + [_mean(cell[name]) for name in _MEANS]
+        for cell in cells
+    ]
+    head = ["judge", "source", "pairs", *_RATES.values(), *_MEANS.values()]
+    lost = counted(failed)
+    yield Table(head, rows)
+    yield (
+        "Every pair is judged in both orders. Pairwise accuracy: the response that the gold "
+        "prefers is preferred, by the scores and at equal scores by the ranking; no preference "
+        "is half right, an answer without a verdict is not. Position consistency: the same "
+        "winner in both orders, of pairs with two readable verdicts. Prefers the first: a "
+        "judge without position bias has one half. Intervals are 95 %; pairs of one question "
+        "are one cluster." + (f" Lost by the backend and in no figure: {lost}." if lost else "")
+    )
+
+
+@section("Judges compared")
+def judges_compared(rows: Sequence[Row]) -> Iterator[Block]:
+    """Changes from judge to judge, in points and for the reward in its own unit."""
+    shown = [
+        [f"{row['a']} → {row['b']}", row["source"]]
+        + [_change(row.get(name), scale) for name, scale in _COMPARED.items()]
+        for row in rows
+    ]
+    head = ["judges", "source", "pairwise accuracy, points", "position consistency, points"]
+    table = Table([*head, "format, points", "reward"], shown)
+    if shown:
+        yield table
+
+
+def _share(found: Row | None) -> str | None:
+    if found is None:
+        return None
+    between = f"{100 * found['low']:.1f}–{100 * found['high']:.1f}"
+    return f"{100 * found['value']:.1f} ({between})"
+
+
+def _mean(found: Row | None) -> str | None:
+    if found is None:
+        return None
+    return f"{found['value']:.2f} ({found['low']:.2f}–{found['high']:.2f})"
+
+
+def _change(found: Row | None, scale: float) -> str | None:
+    if found is None:
+        return None
+    between = f"{scale * found['low']:+.1f} … {scale * found['high']:+.1f}"
+    return f"{scale * found['difference']:+.2f} ({between}), p {found['p']:.2g}"
+
+
+def _judgement(row: Row, opened: bool) -> Fold:
+    reward = "lost" if row["reward"] is None else f"reward {row['reward']:.1f}"
+    words = [
+        f"{shortened(row['asked'], SHOWN_JUDGEMENT)}\n",
+        Styled(shortened(row["said"], SHOWN_JUDGEMENT), "mark"),
+        "\n",
+        Styled("[gold]", "faint"),
+        f" {row['gold']}",
+    ]
+    title = (Styled(row["checkpoint"], "bold"), f" · {row['prompt']} · {reward}")
+    return Fold(title, [Dialogue(words)], opened)
+
+
+# win rate
+
+_OUTCOME_RATES = {
+    "win": "won",
+    "tie": "tied",
+    "loss": "lost",
+    "score": "won + tied / 2",
+    "disagree": "orders disagree",
+}
+_OUTCOMES = {1.0: "won", 0.5: "tied", 0.0: "lost", None: "unjudged"}
+
+
+def win_rate_sections(node: Node) -> Iterator[Section | LeftOut]:
+    """All sections of one `win_rate` artifact."""
+    yield win_rate(read_metrics(node)["rows"], node.stats)
+    rows = listed_rows(node, "duels.jsonl") or []
+    most = SHOWN_DUELS // len(_OUTCOMES)
+    shown = [row for o in _OUTCOMES for row in [r for r in rows if r["outcome"] == o][:most]]
+    yield Section("Answers side by side", [_duel(row, n == 0) for n, row in enumerate(shown)])
+
+
+def win_rate_tiles(node: Node) -> list[Tile]:
+    """The score over all units."""
+    row = read_metrics(node)["rows"][-1]
+    if row["score"] is None:
+        return []
+    return [(_share(row["score"]) or "", "won + tied / 2, per cent", f"{row['duels']:,} pairs")]
+
+
+@section("Win rate")
+def win_rate(rows: Sequence[Row], stats: Row) -> Iterator[Block]:
+    """Won, tied and lost, with the change of length."""
+    cells = [
+        [row["unit"], row["duels"], row["same"], row["unjudged"]]
+        + [_share(row[name]) for name in _OUTCOME_RATES]
+        + [_token_change(row["tokens"])]
+        for row in rows
+    ]
+    head = ["", "pairs", "same answer", "unjudged", *_OUTCOME_RATES.values(), "tokens"]
+    yield f"{stats['after']} against {stats['before']}."
+    yield Table(head, cells)
+    yield (
+        "Every pair of answers is judged in both orders. Won: both orders prefer the new "
+        "answer; lost: both prefer the old one; all else is a tie, also where the orders "
+        "disagree. The same answer is a tie that nobody judged. Per cent with 95 % intervals, "
+        "all samples of a question one cluster; unjudged pairs are in no figure."
+    )
+
+
+def _token_change(found: Row | None) -> str | None:
+    if found is None:
+        return None
+    between = f"{found['low']:+.1f} … {found['high']:+.1f}"
+    return f"{found['a']:.1f} → {found['b']:.1f} ({between})"
+
+
+def _duel(row: Row, opened: bool) -> Fold:
+    words = [Styled("[prompt]", "faint"), f" {shortened(row['asked'], SHOWN_ANSWER)}\n"]
+    for name in ("before", "after"):
+        answer = Styled(shortened(row[name], SHOWN_ANSWER), "mark")
+        words += [Styled(f"[{name}]", "faint"), " ", answer, "\n"]
+    for name, order in (("before_first", "old first"), ("after_first", "new first")):
+        if name in row:
+            verdict = row[name]["verdict"] or row[name]["reason"]
+            words += [Styled(f"[{order}]", "faint"), f" {verdict}\n"]
+    title = (Styled(_OUTCOMES[row["outcome"]], "bold"), f" · {row['prompt']}")
+    return Fold(title, [Dialogue(words)], opened)

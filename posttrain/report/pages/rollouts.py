@@ -1,0 +1,186 @@
+"""The rollouts of a group-relative run: some steps read back, their spreads, groups to read."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from posttrain.report.curves import histogram
+from posttrain.report.lineage import Node, listed_rows
+from posttrain.report.section import (
+    Block,
+    Columns,
+    Dialogue,
+    Fold,
+    Row,
+    Section,
+    Styled,
+    Table,
+    json_text,
+    percent,
+    shortened,
+)
+
+FOLDER = "rollouts/"
+MOST_STEPS = 8  # a run at scale has gigabytes of rollouts
+SHOWN_CHARACTERS = 1500
+SHOWN_VERDICT = 200
+# shown in another way, and shown only where they change something
+_LENGTHS = ("reasoning_tokens", "answer_tokens")
+_ADDED = ("reasoning_length", "answer_length", "reasoning_bonus", "answer_bonus", "style")
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutBatch:
+    """All groups of one batch of rollouts."""
+
+    step: int
+    groups: Sequence[Row]
+
+    @property
+    def rollouts(self) -> Iterator[Row]:
+        """Every rollout of every group."""
+        return (rollout for group in self.groups for rollout in group["rollouts"])
+
+
+def _rollout_files(node: Node) -> list[str]:
+    """The files of rollouts that the manifest lists, in order of their steps."""
+    assert node.manifest is not None
+    return sorted(file.path for file in node.manifest.files if file.path.startswith(FOLDER))
+
+
+def read_rollouts(node: Node) -> list[RolloutBatch]:
+    """At most `MOST_STEPS` batches, evenly spread, the first and the last among them.
+
+    Raises:
+        DataError: a file is gone, or is not what the manifest says.
+    """
+    files = _rollout_files(node)
+    if len(files) > MOST_STEPS:
+        last = len(files) - 1
+        files = [files[round(k * last / (MOST_STEPS - 1))] for k in range(MOST_STEPS)]
+    found = [listed_rows(node, name) for name in files]
+    return [RolloutBatch(rows[0]["step"], rows) for rows in found if rows]
+
+
+def spreads(title: str, node: Node, batches: Sequence[RolloutBatch]) -> Section:
+    """Histograms of advantages and importance weights over the batches that were read."""
+    advantages = [r["advantage"] for b in batches for r in b.rollouts if r["advantage"] is not None]
+    weights = [r["importance"] for b in batches for r in b.rollouts if r["importance"] is not None]
+    means = [one["mean"] for one in weights if math.isfinite(one["mean"])]
+    charts: list[Block] = []
+    if advantages:
+        above = sum(value > 0 for value in advantages) / len(advantages)
+        caption = (
+            f"Advantages of {len(advantages):,} scored rollouts, truncated ones included: "
+            f"{percent(above)} above zero, the largest {max(map(abs, advantages)):.2f} in size."
+        )
+        charts.append(histogram(advantages, x="advantage", y="rollouts", caption=caption))
+    if means:
+        x = "mean importance ratio of a rollout"
+        charts.append(histogram(means, x=x, y="rollouts", caption=_ratios(weights, means)))
+    total = len(_rollout_files(node))
+    note = f"Of {len(batches)} of the {total} batches of rollouts, evenly spread."
+    if len(batches) == total:
+        note = f"Of all {total} batches of rollouts."
+    return Section(title, [note, *charts] if charts else [])
+
+
+def _ratios(weights: Sequence[Row], means: Sequence[float]) -> str:
+    low, high = min(one["low"] for one in weights), max(one["high"] for one in weights)
+    out = sum(not one["kept"] for one in weights)
+    masked = sum(one["masked"] for one in weights)
+    return (
+        "Trainer's over sampler's probability, mean over a rollout's tokens, of the "
+        f"{len(means):,} rollouts given to the loss; median {statistics.median(means):.4f}. Of "
+        f"single tokens: {low:.3g} to {high:.3g}; {masked:,} tokens and {out:,} whole rollouts "
+        "were left out."
+    )
+
+
+def groups_to_read(title: str, batches: Sequence[RolloutBatch]) -> Section:
+    """Of the first, the middle and the last batch: the first group and that of most spread."""
+    if not batches:
+        return Section(title, [])
+    places = dict.fromkeys((0, len(batches) // 2, len(batches) - 1))
+    shown = [
+        _group(batches[place].step, group) for place in places for group in _chosen(batches[place])
+    ]
+    note = (
+        "From the first, the middle and the last batch that was read: its first group and the one "
+        "whose rewards differ most. The best reward comes first."
+    )
+    return Section(title, [note, *shown])
+
+
+def _chosen(batch: RolloutBatch) -> list[Row]:
+    widest = max(batch.groups, key=_width)
+    first = batch.groups[0]
+    return [first] if widest is first else [first, widest]
+
+
+def _rewards(group: Row) -> list[float]:
+    return [r["reward"] for r in group["rollouts"] if r["reward"] is not None]
+
+
+def _width(group: Row) -> float:
+    rewards = _rewards(group)
+    return max(rewards) - min(rewards) if rewards else -1.0
+
+
+def _group(step: int, group: Row) -> Fold:
+    prompt, rewards = group["prompt"], _rewards(group)
+    spread = f"{min(rewards):.2f} to {max(rewards):.2f}" if rewards else "none"
+    thinking = "on" if prompt["thinking"] else "off"
+    about = f" · {prompt['source'] or prompt['id']} · reasoning {thinking} · rewards {spread}"
+    text = "\n".join(f"[{m['role']}] {m['content']}" for m in prompt["messages"])
+    if prompt["gold"] is not None:
+        text += f"\n[gold] {prompt['gold']}"
+    ranked = sorted(
+        group["rollouts"], key=lambda r: (r["reward"] is None, -(r["reward"] or 0.0), r["index"])
+    )
+    blocks: list[Block] = [
+        Dialogue(shortened(text, SHOWN_CHARACTERS)),
+        Columns([_rollout(rollout) for rollout in ranked]),
+        *_judgements(group["judgements"]),
+    ]
+    return Fold((Styled(f"step {step}", "bold"), about), blocks)
+
+
+def _rollout(rollout: Row) -> list[Block]:
+    reward, advantage = rollout["reward"], rollout["advantage"]
+    figures = [f"#{rollout['index']}", "unscored" if reward is None else f"reward {reward:.3f}"]
+    if advantage is not None:
+        figures.append(f"advantage {advantage:+.3f}")
+    figures += [
+        f"{name.replace('_', ' ')} {value:.4g}"
+        for name, value in rollout["parts"].items()
+        if value is not None and name not in _LENGTHS and (value or name not in _ADDED)
+    ]
+    figures.append(f"{rollout['reasoning_tokens']:,} + {rollout['answer_tokens']:,} tokens")
+    if not rollout["in_loss"]:
+        figures.append(f"not in the loss ({rollout['finish']})")
+    text = Styled(shortened(rollout["text"], SHOWN_CHARACTERS), "mark")
+    return [" · ".join(figures), Dialogue([text])]
+
+
+def _judgements(rows: Sequence[Row]) -> list[Block]:
+    """One line a pair. Another reward's rows, which need not be of pairs, stand as they are."""
+    if any("ranking" not in row for row in rows):
+        return [json_text(row) for row in rows]
+    shown = [
+        [
+            f"#{row['first']} – #{row['second']}",
+            *(_number(row[name]) for name in ("score_1", "score_2", "ranking")),
+            f"failed: {row['reason']}" if row["failed"] else shortened(row["text"], SHOWN_VERDICT),
+        ]
+        for row in rows
+    ]
+    head = ["shown first – second", "score", "score", "ranking", "judgement"]
+    return [Table(head, shown)] if shown else []
+
+
+def _number(value: float | None) -> str | None:
+    return None if value is None else f"{value:g}"

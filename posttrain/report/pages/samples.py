@@ -1,0 +1,286 @@
+"""On-policy data: a set of samples, and the preference pairs selected from graded ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from posttrain.report.lineage import Node, listed_rows
+from posttrain.report.section import (
+    SHOWN_CHARACTERS,
+    Bar,
+    BarChart,
+    Block,
+    Dialogue,
+    Fold,
+    LeftOut,
+    Row,
+    Section,
+    Styled,
+    Table,
+    Tile,
+    counted,
+    percent,
+    ratio,
+    section,
+    shortened,
+    signed,
+)
+from posttrain.rollouts import TRUNCATED
+
+SHOWN_PAIRS = 4  # of each category
+
+
+def sections(node: Node) -> Iterator[Section | LeftOut]:
+    """All sections of one `samples` artifact."""
+    yield settings(node.stats["settings"])
+    yield prompts_by_source(node.stats)
+    rows = listed_rows(node, "examples.jsonl")
+    if rows is None:
+        yield LeftOut("Samples to read", f"{node.name} lists no examples.jsonl")
+    else:
+        folds = [_example(row, opened=place == 0) for place, row in enumerate(rows)]
+        yield Section("Samples to read", folds)
+
+
+def tiles(node: Node) -> list[Tile]:
+    """Samples, tokens, the share that a limit ended."""
+    found = node.stats["settings"].values()
+    samples, tokens, prompts = (
+        sum(f[key] for f in found) for key in ("samples", "tokens", "prompts")
+    )
+    cut = sum(f["finish"][finish] for f in found for finish in TRUNCATED)
+    return [
+        (f"{samples:,}", "samples", f"of {prompts:,} prompts"),
+        (f"{tokens / 1e6:,.2f} M", "tokens sampled", "tool results not counted"),
+        (ratio(cut, samples) or "–", "truncated", f"a limit ended {cut:,} of {samples:,}"),
+    ]
+
+
+@section("Samples")
+def settings(settings: Mapping[str, Row]) -> Iterator[Block]:
+    """By setting: samples, how they ended, their lengths and calls."""
+    ended = list(next(iter(settings.values()))["finish"])
+    counts: list[list[object]] = [
+        [name, own["prompts"], own["samples"], own["thinking_on"]]
+        + [ratio(own["finish"][finish], own["samples"]) for finish in ended]
+        for name, own in settings.items()
+    ]
+    means = ("reasoning_tokens", "answer_tokens", "steps")
+    lengths: list[list[object]] = [
+        [
+            name,
+            *(f"{own[key] / own['samples']:.1f}" for key in means),
+            ratio(own["samples_with_calls"], own["samples"], 2),
+            own["tool_results"],
+            counted(own["problems"]) or None,
+        ]
+        for name, own in settings.items()
+    ]
+    head = ["setting", "prompts", "samples", "reasoning on", *(f"ended: {e}" for e in ended)]
+    columns = ["setting", "reasoning tokens", "answer tokens", "steps", "with a call"]
+    columns += ["tool results", "malformed"]
+    yield Table(head, counts)
+    yield (
+        "Means of a sample. A call counts wherever it was parsed as one, declared or not; the "
+        "rate of undeclared calls in every form is counted when samples are graded."
+    )
+    yield Table(columns, lengths)
+
+
+@section("Prompts by source")
+def prompts_by_source(stats: Row) -> Iterator[Block]:
+    """Rows of each source, those dropped with an example, prompts that a setting skips."""
+    rows = [
+        [name, own["rows_in"], own["kept"], reason, count, own["examples"].get(reason)]
+        for name, own in stats["sources"].items()
+        for reason, count in (own["dropped"] or {None: None}).items()
+    ]
+    skipped = [
+        [setting, reason, count]
+        for setting, reasons in stats["not_asked"].items()
+        for reason, count in reasons.items()
+    ]
+    head = ["source", "rows", "requested", "dropped because", "rows", "such as"]
+    yield Table(head, rows)
+    if skipped:
+        yield "Questions that a setting skips, of all distinct ones:"
+        yield Table(["setting", "because", "questions"], skipped)
+
+
+def _example(row: Row, *, opened: bool) -> Fold:
+    """The conversation; the model's own text stands out."""
+    prompt, completion = row["prompt"], row["completion"]
+    thinking = "on" if prompt["thinking"] else "off"
+    about = f" · reasoning {thinking} · {prompt['source']} · {completion['finish']}"
+    words = [part for m in prompt["messages"] for part in _turn(m["role"], m["content"])]
+    for step in completion["steps"]:
+        words += [Styled(shortened(step["text"]), "mark"), "\n"]
+        words += [part for m in step["results"] for part in _turn("tool", m["content"])]
+    if prompt["gold"] is not None:
+        words += _turn("gold", prompt["gold"])
+    return Fold((Styled(prompt["setting"], "bold"), about), [Dialogue(words)], opened)
+
+
+def _turn(role: str, content: str) -> list[str | Styled]:
+    return [Styled(f"[{role}]", "faint"), f" {shortened(content)}\n"]
+
+
+# preference pairs
+
+
+def pair_sections(node: Node) -> Iterator[Section | LeftOut]:
+    """All sections of one `dpo_data` artifact."""
+    yield from pair_figures(node.stats)
+    rows = listed_rows(node, "samples.jsonl")
+    if rows is None:
+        yield LeftOut("Pairs to read", f"{node.name} lists no samples.jsonl")
+    else:
+        yield pairs_to_read(rows)
+
+
+def pair_figures(stats: Row) -> Iterator[Section]:
+    """The sections that need no file: those that a build prints at its end too."""
+    yield categories(stats)
+    yield graded_samples(stats["samples"])
+    yield length_balance(stats["lengths"])
+    yield distances(stats)
+
+
+def pair_tiles(node: Node) -> list[Tile]:
+    """Pairs by category, the share of samples truncated."""
+    stats = node.stats
+    total, parts = stats["pairs"]["total"], stats["pairs"]["by_category"]
+    found = [(f"{total:,}", "preference pairs", counted(parts))]
+    completions, cut = (
+        sum(own.get(key, 0) for own in stats["samples"].values())
+        for key in ("completions", "truncated")
+    )
+    if completions:
+        share = f"{100 * cut / completions:.1f} %"
+        found.append((share, "of the samples truncated", f"{cut:,} of {completions:,}"))
+    return found
+
+
+@section("Preference pairs")
+def categories(stats: Row) -> Iterator[Block]:
+    """Pairs by category and mode, what was dropped, how prompts fared."""
+    pairs, modes = stats["pairs"]["by_category"], stats["pairs"]["by_mode"]
+    rows = [
+        [
+            category,
+            percent(stats["shares_asked"][category]),
+            count,
+            percent(count / max(1, stats["pairs"]["total"])),
+            modes.get(f"{category}/on", 0),
+            modes.get(f"{category}/off", 0),
+        ]
+        for category, count in pairs.items()
+    ]
+    head = ["category", "target share", "pairs", "share", "reasoning on", "reasoning off"]
+    counts, limit = stats["pair_books"], stats["limited_by"]
+    yield Table(head, rows)
+    yield (
+        f"{counts['in']:,} candidate pairs = {counts['kept']:,} kept + dropped: "
+        f"{counted(counts['dropped']) or 'none'}. Rule: {stats['rule']} (ours; the paper states "
+        "none). "
+        + (f"The total is limited by {limit}: there are no more such pairs." if limit else "")
+    )
+    outcomes = [
+        [category, outcome, count]
+        for category, found in stats["prompts"].items()
+        for outcome, count in found.items()
+    ]
+    if outcomes:
+        yield Table(["category", "prompt", "prompts"], outcomes)
+
+
+@section("Graded samples")
+def graded_samples(samples: Mapping[str, Row]) -> Iterator[Block]:
+    """The on-policy samples before pairing."""
+    names = ("right", "with_call", "truncated", "unscored", "failed")
+    rows = [
+        [setting, own["completions"]]
+        + [percent(own.get(name, 0) / max(1, own["completions"])) for name in names]
+        for setting, own in samples.items()
+    ]
+    head = ["setting / reasoning", "completions", "right", "with a call"]
+    head += ["truncated", "unscored", "failed"]
+    if rows:
+        yield "Of on-policy samples, before pairing. Where no tool is declared, any call counts."
+        yield Table(head, rows)
+
+
+@section("Length balance")
+def length_balance(lengths: Mapping[str, Row]) -> Iterator[Block]:
+    """Tokens of both sides by category."""
+    rows = [
+        [
+            category,
+            own["pairs"],
+            f"{own['chosen_mean']:.1f}",
+            f"{own['rejected_mean']:.1f}",
+            signed(own["difference_median"], 0),
+            percent(own["chosen_longer"]),
+            percent(own["rejected_longer"]),
+        ]
+        for category, own in lengths.items()
+    ]
+    head = ["category", "pairs", "chosen, tokens", "rejected, tokens", "median difference"]
+    head += ["chosen longer", "rejected longer"]
+    yield (
+        "Tokens that the model sampled. Where one side is longer throughout, DPO can learn length "
+        "in place of what the pairs are about; match_length evens it out."
+    )
+    yield Table(head, rows)
+
+
+@section("Distance of chosen and rejected")
+def distances(stats: Row) -> Iterator[Block]:
+    """How much of a pair differs: all pairs as a chart, categories as a table."""
+    every = stats["distances"].get("all")
+    if not every:
+        return
+    bars = [Bar(f"{10 * k}–{10 * k + 10} %", [count]) for k, count in enumerate(every["tenths"])]
+    rows = [
+        [category, percent(own["median"]), percent(own["below_a_tenth"])]
+        for category, own in stats["distances"].items()
+    ]
+    yield (
+        BarChart(
+            bars,
+            "tokens between common beginning and common end",
+            "pairs",
+            "How much of the longer completion lies where the two differ.",
+        )
+    )
+    yield (
+        f"Median {percent(every['median'])}; {percent(every['below_a_tenth'])} of the pairs "
+        "differ in less than a tenth. What DPO pushes down in such a pair it nearly pushes "
+        "down in the chosen too; minimum_distance drops them."
+    )
+    yield Table(["category", "median", "less than a tenth"], rows)
+
+
+@section("Pairs to read")
+def pairs_to_read(rows: Sequence[Row]) -> Iterator[Block]:
+    """A few pairs of each category."""
+    shown: Counter[str] = Counter()
+    folds: list[Fold] = []
+    for row in rows:
+        shown[row["category"]] += 1
+        if shown[row["category"]] <= SHOWN_PAIRS:
+            folds.append(_pair(row, opened=not folds))
+    yield from folds
+
+
+def _pair(row: Row, *, opened: bool) -> Fold:
+    about = f" · reasoning {'on' if row['thinking'] else 'off'} · {row['id']}"
+    blocks: list[Block] = [
+        (Styled("prompt", "bold"),), Dialogue(row["prompt"][-SHOWN_CHARACTERS:])
+    ]  # fmt: skip
+    for side in ("chosen", "rejected"):
+        score = row.get(f"{side}_score")
+        graded = "" if score is None else f" (score {score:g})"
+        blocks += [(Styled(side, "bold"), graded), Dialogue(row[side][:SHOWN_CHARACTERS])]
+    return Fold((Styled(row["category"], "bold"), about), blocks, opened)

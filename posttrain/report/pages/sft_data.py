@@ -1,0 +1,317 @@
+"""An SFT data set: mixture, drops, origins, lengths, reasoning control, packing, conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from posttrain.report.lineage import Node, listed_rows
+from posttrain.report.pages import supervision
+from posttrain.report.section import (
+    Bar,
+    BarChart,
+    Block,
+    Fold,
+    Heading,
+    Items,
+    LeftOut,
+    Row,
+    Section,
+    ShareBar,
+    Styled,
+    Table,
+    TableCell,
+    Tile,
+    counted,
+    percent,
+    ratio,
+    section,
+    signed,
+)
+
+SHOWN_SAMPLES = 12
+_UNITS = ("rows", "tokens", "trained")
+_EXAMPLES = "samples.jsonl"
+
+
+def sections(node: Node) -> Iterator[Section | LeftOut]:
+    """All sections; one whose stats are missing is left out, with what is missing."""
+    yield from figures(node.name, node.stats)
+    yield from supervision.sections(node)
+    rows = listed_rows(node, _EXAMPLES)
+    if rows is None:
+        yield LeftOut("Sample conversations", f"{node.name} lists no {_EXAMPLES}")
+    else:
+        yield conversations(rows)
+
+
+def figures(name: str, stats: Row) -> Iterator[Section | LeftOut]:
+    """The sections that need no file: those that a build prints at its end too."""
+    wanted: tuple[tuple[str, tuple[str, ...], Callable[[Row], Section]], ...] = (
+        ("Mixture", ("sources",), mixture),
+        ("Drops by source", ("sources",), drops),
+        ("Sources", ("sources", "inputs", "template"), origins),
+        ("Lengths", ("histograms",), lengths),
+        ("Reasoning control", ("control", "histograms"), control),
+        ("Packing", ("splits", "max_length", "histograms"), packing),
+    )
+    for title, needed, figure in wanted:
+        missing = [key for key in needed if key not in stats]
+        if missing:
+            yield LeftOut(title, f"{name} has no stats on {', '.join(missing)}")
+        else:
+            yield figure(stats)
+
+
+def tiles(node: Node) -> list[Tile]:
+    """Rows kept, training tokens, how full packs are."""
+    assert node.manifest is not None
+    counts, stats = node.manifest.counts, node.stats
+    found: list[Tile] = [(f"{counts.kept:,}", "rows kept", f"of {counts.rows_in:,}")]
+    if "splits" in stats:
+        train = stats["splits"]["train"]
+        share = ratio(train["trained"], train["tokens"], 0) or "–"
+        size = f"{train['tokens'] / 1e6:,.2f} M"
+        packs = f"{train['packs']:,} packs of {stats['max_length']:,}"
+        found.append((size, "training tokens", f"{share} trained, repeats counted"))
+        found.append((f"{100 * train['fill']:.2f} %", "packing fill", packs))
+    return found
+
+
+@section("Mixture")
+def mixture(stats: Row) -> Iterator[Block]:
+    """Amounts requested and realised."""
+    sources: Mapping[str, Row] = stats["sources"]
+    largest = max((source["shares"]["tokens"] for source in sources.values()), default=1.0)
+    rows: list[list[object]] = []
+    for name, source in sources.items():
+        requested, realised, shares = source["requested"], source["realised"], source["shares"]
+        rows.append(
+            [
+                name,
+                _requested(requested),
+                None if requested is None else requested["realised"],
+                None if requested is None else signed(100 * requested["difference"], 2, " %"),
+                f"{realised['epochs']:.2f}",
+                *(realised[unit] for unit in _UNITS),
+                *(percent(shares[unit]) for unit in _UNITS),
+                ShareBar(shares["tokens"] / largest if largest else 0.0),
+            ]
+        )
+    sums = [sum(source["realised"][unit] for source in sources.values()) for unit in _UNITS]
+    rows.append(["all", "", "", "", "", *sums, "", "", "", ""])
+    head = ["source", "target", "actual", "deviation", "epochs", *_UNITS]
+    head += ["% rows", "% tokens", "% trained", ""]
+    yield (
+        "What the recipe requests, and what was realised; repeats over epochs count. Actual and "
+        "deviation are in the unit of the target."
+    )
+    yield Table(head, rows, total=True)
+
+
+def _requested(requested: Row | None) -> str:
+    if requested is None:
+        return "each once"
+    share = "" if requested["share"] is None else f" ({percent(requested['share'])})"
+    return f"{requested['amount']:,.0f} {requested['unit']}{share}"
+
+
+@section("Drops by source")
+def drops(stats: Row) -> Iterator[Block]:
+    """Rows in, kept and dropped by reason: a column each, or in words where there are many."""
+    sources: Mapping[str, Row] = stats["sources"]
+    reasons = sorted({reason for source in sources.values() for reason in source["dropped"]})
+    columns = reasons if len(reasons) <= 5 else []
+    rows: list[list[object]] = []
+    sums = [0] * (4 + len(columns))
+    for name, source in sources.items():
+        dropped = source["dropped"]
+        numbers = [source["in"], source["kept"], source["held_out"], sum(dropped.values())]
+        numbers += [dropped.get(reason, 0) for reason in columns]
+        sums = [a + b for a, b in zip(sums, numbers, strict=True)]
+        own: list[object] = [*numbers[:4], *(number or None for number in numbers[4:])]
+        rows.append([name, *own, *([] if columns else [_most_first(dropped)])])
+    rows.append(["all", *sums, *([] if columns else [""])])
+    head = ["source", "in", "kept", "held out", "dropped", *(columns or ["by reason"])]
+    yield (
+        "Rows. Kept includes those held out for evaluation; not_sampled are rows that the mixture "
+        "did not need."
+    )
+    yield Table(head, rows, total=True)
+    lost = {name: s["sequences_lost"] for name, s in sources.items() if s.get("sequences_lost")}
+    if lost:
+        yield "Sequences lost from conversations that were kept or dropped:"
+        yield Table(["source", "sequences"], [[name, _most_first(n)] for name, n in lost.items()])
+
+
+def _most_first(counts: Mapping[str, int]) -> str:
+    return counted(dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))))
+
+
+@section("Sources")
+def origins(stats: Row) -> Iterator[Block]:
+    """Template, dialects, licenses, files and the warnings of the build."""
+    files: dict[str, list[str]] = {}
+    for file in stats["inputs"]:
+        digest = f" ({file['sha256'][:12]})" if file["sha256"] else ""
+        files.setdefault(file["source"], []).append(f"{file['path']}{digest}")
+    sources: Mapping[str, Row] = stats["sources"]
+    rows = [
+        [
+            name,
+            _most_first(source["dialects"]),
+            _most_first(source["licenses"]),
+            ", ".join(files.get(name, [])),
+        ]
+        for name, source in sources.items()
+    ]
+    yield f"Template: {stats['template']['describe']}."
+    yield Table(["source", "rows by dialect", "prepared rows by license", "files (sha256)"], rows)
+    # what no record came from: files of evaluation items, to be kept out
+    others = [f"{name} {', '.join(own)}" for name, own in files.items() if name not in sources]
+    if others:
+        yield f"Also read: {'; '.join(others)}."
+    if stats.get("warnings"):
+        yield Heading("Warnings of the build")
+        yield Items(stats["warnings"])
+
+
+@section("Lengths")
+def lengths(stats: Row) -> Iterator[Block]:
+    """Sequences and tokens by length, in bins that double."""
+    histogram: Sequence[Mapping[str, int]] = stats["histograms"]["length"]
+    if not histogram:
+        return
+    first, last = histogram[0]["up_to"], histogram[-1]["up_to"]
+    by_bin = {row["up_to"]: row for row in histogram}
+    empty = {"sequences": 0, "trained": 0, "untrained": 0}
+    bins = [first << k for k in range((last // first).bit_length())]
+    rows = [(f"≤ {size:,}", by_bin.get(size, empty)) for size in bins]
+    x = "length of a sequence, tokens"
+    yield (
+        BarChart(
+            [Bar(label, [row["sequences"]]) for label, row in rows],
+            x,
+            "sequences",
+            "Sequences of the training split by length; each bin reaches from half its label.",
+        )
+    )
+    yield (
+        BarChart(
+            [Bar(label, [row["trained"], row["untrained"]]) for label, row in rows],
+            x,
+            "tokens",
+            "The same bins by the tokens they hold: those in the loss, and those only read.",
+            parts=("trained", "not trained"),
+        )
+    )
+
+
+@section("Reasoning control")
+def control(stats: Row) -> Iterator[Block]:
+    """Reasoning stripped and cut, by source."""
+    sources: Mapping[str, Row] = stats.get("sources", {})
+    rows: list[list[object]] = [
+        [name, *_control_row(source["control"])]
+        for name, source in sources.items()
+        if source["control"].get("reasoned")
+    ]
+    without = len(sources) - len(rows)
+    rows.append(["all", *_control_row(stats["control"])])
+    head = ["source", "records with reasoning", "stripped", "share"]
+    head += ["traces", "cut to a budget", "share", "too short to cut"]
+    yield (
+        "Reasoning is switched off for some records, and some traces are cut to a budget, chosen "
+        "by a keyed hash of the record's id. Counted before the mixture is sampled. "
+        + (f"{without} sources have no reasoning and are not listed." if without else "")
+    )
+    yield Table(head, rows, total=True)
+    budgets: Sequence[tuple[int, int]] = stats["histograms"]["budgets"]
+    if budgets:
+        bars = [Bar(label, [count]) for label, count in _binned(budgets)]
+        caption = "Budgets of the traces that were cut."
+        yield BarChart(bars, "budget, tokens of reasoning kept", "traces", caption)
+
+
+def _control_row(control: Mapping[str, int]) -> list[object]:
+    reasoned, stripped = control.get("reasoned", 0), control.get("stripped", 0)
+    traces, cut = control.get("traces", 0), control.get("truncated", 0)
+    stripped_share, cut_share = ratio(stripped, reasoned, 2), ratio(cut, traces, 2)
+    short = control.get("too_short", 0)
+    return [reasoned, stripped, stripped_share, traces, cut, cut_share, short]
+
+
+def _binned(budgets: Sequence[tuple[int, int]], most: int = 12) -> list[tuple[str, int]]:
+    """Few budgets one bar each, many by powers of two."""
+    if len(budgets) <= most:
+        return [(f"{budget:,}", count) for budget, count in budgets]
+    counts: dict[int, int] = {}
+    for budget, count in budgets:
+        power = budget.bit_length() - 1
+        counts[power] = counts.get(power, 0) + count
+    bins = range(min(counts), max(counts) + 1)
+    return [(f"{1 << k:,} – {(2 << k) - 1:,}", counts.get(k, 0)) for k in bins]
+
+
+@section("Packing")
+def packing(stats: Row) -> Iterator[Block]:
+    """Packs, sequences and fill of every split and held-out group."""
+    splits = [(0, name, split) for name, split in stats["splits"].items()]
+    splits += [(2, name, split) for name, split in stats.get("eval_groups", {}).items()]
+    rows: list[list[object]] = [
+        [
+            TableCell(name, indent=indent),
+            split["packs"],
+            split["sequences"],
+            *(_part(split, key, "sequences") for key in ("reasoning", "truncated")),
+            split["tokens"],
+            _part(split, "trained", "tokens"),
+            percent(split["fill"], 2),
+            f"{split['sequences_per_pack']:.1f}",
+            split["longest"],
+        ]
+        for indent, name, split in splits
+    ]
+    head = ["split", "packs", "sequences", "reasoning on", "trace cut", "tokens", "trained"]
+    head += ["fill", "sequences a pack", "longest"]
+    yield f"Packs of {stats['max_length']:,} tokens."
+    yield Table(head, rows)
+    fills: Sequence[int] = stats["histograms"]["fill_percent"]
+    if sum(fills):
+        caption = "How full the packs of the training split are."
+        x = "fill, rounded down to whole percent"
+        yield BarChart(_fill_bars(fills), x, "packs", caption)
+
+
+def _part(split: Mapping[str, Any], key: str, whole: str) -> str | None:
+    return ratio(split[key], split[whole]) if key in split else None
+
+
+def _fill_bars(fills: Sequence[int]) -> list[Bar]:
+    """Single percents from 90 on; where many packs are emptier than that, steps of ten."""
+    if sum(fills[:90]) <= 0.1 * sum(fills):
+        single = [Bar(f"{k} %", [fills[k]]) for k in range(90, 101)]
+        return [Bar("< 90 %", [sum(fills[:90])]), *single]
+    tens = [sum(fills[k : k + 10]) for k in range(0, 100, 10)] + [fills[100]]
+    return [Bar(f"{10 * k} %", [count]) for k, count in enumerate(tens)]
+
+
+@section("Sample conversations")
+def conversations(rows: Sequence[Row]) -> Iterator[Block]:
+    """Samples of as many sources as there is room for, one of each in turn."""
+    by_source: dict[str, list[Row]] = {}
+    for row in rows:
+        by_source.setdefault(row["source"], []).append(row)
+    turns = max(map(len, by_source.values()), default=0)
+    dealt = [own[k] for k in range(turns) for own in by_source.values() if k < len(own)]
+    folds = [_conversation(row, opened=k == 0) for k, row in enumerate(dealt[:SHOWN_SAMPLES])]
+    if folds:
+        yield Styled("Highlighted", "mark"), " text is trained on; the rest is only read."
+        yield from folds
+
+
+def _conversation(row: Row, *, opened: bool) -> Fold:
+    budget = f", cut to {row['budget']} tokens" if row["budget"] is not None else ""
+    about = f"turn {row['turn']}, reasoning {row['reasoning']}{budget}, {row['tokens']:,} tokens"
+    title = (Styled(row["source"], "bold"), f" · {about} · ", Styled(row["record_id"][:12], "code"))
+    return Fold(title, [supervision.marked_segments(row["segments"])], opened)

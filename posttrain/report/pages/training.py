@@ -1,0 +1,291 @@
+"""A checkpoint by its method; SFT and DPO are here: losses, held-out groups, margins, speed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from posttrain.report.curves import Curve, curves, points
+from posttrain.report.lineage import Node, listed_rows, side_rows
+from posttrain.report.pages import rl
+from posttrain.report.section import (
+    Block,
+    Definitions,
+    Heading,
+    LeftOut,
+    LineChart,
+    Row,
+    Section,
+    Series,
+    Spark,
+    Table,
+    Tile,
+    ratio,
+    section,
+)
+
+
+def sections(node: Node) -> Iterator[Section | LeftOut]:
+    """The sections of one `checkpoint` artifact, its speed last."""
+    rows = listed_rows(node, "log.jsonl")
+    if rows is None:
+        yield LeftOut("Loss", f"{node.name} lists no log.jsonl")
+        return
+    stats = node.stats
+    method = stats.get("method")
+    if method == "dpo":
+        yield from _dpo(stats, rows)
+    elif "num_generations" in stats:
+        yield from rl.sections(node, stats, rows)
+    else:
+        yield supervised(stats, rows)
+    starts = side_rows(node, "speed.jsonl")
+    if starts:
+        yield speed(f"Speed of {method.upper()}" if method else "Speed", starts, rows)
+    else:
+        yield LeftOut("Speed", f"{node.name} has no speed.jsonl")
+
+
+def tiles(node: Node) -> list[Tile]:
+    """The method's headline figures."""
+    stats = node.stats
+    if "num_generations" in stats:
+        return rl.tiles(stats)
+    if stats.get("method") == "dpo":
+        last = stats["last"]
+        margin = f"last logged step; margin {last['margin']:+.3f}"
+        change = f"rejected {last['rejected_change']:+.2f}; {stats['steps']} steps"
+        return [
+            (f"{last['accuracy']:.1%}", "pairs ranked right", margin),
+            (f"{last['chosen_change']:+.2f}", "change of the chosen, nats", change),
+        ]
+    found: list[Tile] = []
+    if stats.get("train_loss") is not None:
+        found.append((f"{stats['train_loss']:.3f}", "last training loss", "nats per trained token"))
+    if stats.get("tokens") and "steps" in stats:
+        remark = f"{stats['steps']:,} steps, {ratio(stats['trained'], stats['tokens'], 0)} trained"
+        found.append((f"{stats['tokens'] / 1e6:,.2f} M", "tokens read", remark))
+    return found
+
+
+# SFT
+
+_RUN = {
+    "steps": "steps",
+    "epochs": "epochs",
+    "global_batch": "packs a step",
+    "tokens": "tokens read",
+    "trained": "of them trained",
+    "world_size": "processes",
+    "sharding": "sharding",
+    "document_masking": "packed sequences",
+    "packed_vs_alone": "largest logit difference, packed versus alone",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Held-out loss of one group over the run. `trained`: tokens it was measured on, if logged."""
+
+    steps: list[float]
+    losses: list[float]
+    trained: int | None
+
+
+@section("Training")
+def supervised(stats: Row, rows: Sequence[Row]) -> Iterator[Block]:
+    """The run in figures, loss, learning rate and gradient norm, held-out loss by group."""
+    pairs = [(name, _rounded(stats[key])) for key, name in _RUN.items() if key in stats]
+    groups = _held_out_groups(rows)
+    if pairs:
+        yield Definitions(pairs)
+    yield from _loss(rows, groups)
+    if groups:
+        yield from _held_out(groups)
+
+
+def _rounded(value: object) -> object:
+    return f"{value:.2g}" if isinstance(value, float) and value < 1 else value
+
+
+def _held_out_groups(rows: Sequence[Row]) -> dict[str, HeldOut]:
+    """Held-out loss by group, named `<source>/<on|off>`; "all" is the one over all groups."""
+    found: dict[str, HeldOut] = {}
+    for key in sorted({key for row in rows for key in row}):
+        if key.startswith("eval_") and key.endswith("loss"):
+            stem = key.removesuffix("loss")
+            _, counts = points(rows, f"{stem}trained")
+            name = stem.removeprefix("eval_").rstrip("_") or "all"
+            found[name] = HeldOut(*points(rows, key), int(counts[-1]) if counts else None)
+    return found
+
+
+def _loss(rows: Sequence[Row], groups: Mapping[str, HeldOut]) -> list[Block]:
+    steps, losses = points(rows, "loss")
+    if not any(math.isfinite(loss) for loss in losses):
+        return []
+    series = [Series("training loss", steps, losses)]
+    whole = _over_groups(groups)
+    if whole and any(math.isfinite(loss) for loss in whole.losses):
+        series.append(Series("held-out loss", whole.steps, whole.losses, "b"))
+    bad = sum(not math.isfinite(loss) for loss in losses)
+    note = f" {bad} logged losses are not finite and are not shown." if bad else ""
+    caption = f"Loss per trained token, in nats.{note}"
+    others = [
+        Curve(f"{name.capitalize()} at each logged step.", name, {name: key})
+        for key, name in (("learning_rate", "learning rate"), ("grad_norm", "gradient norm"))
+    ]
+    return [LineChart(series, "step", "loss", caption, from_zero=False), *curves(rows, others)]
+
+
+def _over_groups(groups: Mapping[str, HeldOut]) -> HeldOut | None:
+    """Over all groups, per trained token, at the steps where every group was evaluated."""
+    if "all" in groups or not groups:
+        return groups.get("all")
+    if any(not group.trained for group in groups.values()):
+        return None
+    by_step: dict[float, list[float]] = {}
+    for group in groups.values():
+        for step, loss in zip(group.steps, group.losses, strict=True):
+            by_step.setdefault(step, []).append(loss * (group.trained or 0))
+    total = sum(group.trained or 0 for group in groups.values())
+    steps = sorted(step for step, sums in by_step.items() if len(sums) == len(groups))
+    return HeldOut(steps, [sum(by_step[step]) / total for step in steps], total)
+
+
+def _held_out(groups: Mapping[str, HeldOut]) -> list[Block]:
+    finite = [v for group in groups.values() for v in group.losses if math.isfinite(v)] or [0.0]
+    low, high = min(finite), max(finite)
+    table_rows: list[list[object]] = [
+        [
+            name,
+            group.trained,
+            *(f"{loss:.3f}" for loss in (group.losses[0], min(group.losses), group.losses[-1])),
+            Spark(f"{name} over the run", group.losses, low, high),
+        ]
+        for name, group in sorted(groups.items(), key=lambda pair: pair[0] == "all")
+    ]
+    head = ["held-out group", "trained tokens", "first", "lowest", "last", "over the run"]
+    return [
+        Heading("Held-out loss by group"),
+        "Per trained token; a group is a source with reasoning on or off. All curves share one "
+        f"scale, from {low:.3f} to {high:.3f}. A group of few tokens says little.",
+        Table(head, table_rows, total="all" in groups),
+    ]
+
+
+def speed(title: str, starts: Sequence[Row], rows: Sequence[Row]) -> Section:
+    """Tokens and seconds of each start of the run."""
+    steps, tokens = points(rows, "tokens")
+    table_rows: list[list[object]] = []
+    for start in starts:
+        seconds = start["seconds"]
+        before = max(
+            (t for s, t in zip(steps, tokens, strict=True) if s <= start["from_step"]), default=0.0
+        )
+        read = start["tokens"] - before
+        table_rows.append(
+            [
+                f"{start['from_step']:,} – {start['to_step']:,}",
+                start["processes"],
+                f"{seconds:,.1f}",
+                f"{read:,.0f}",
+                f"{read / seconds:,.0f}" if seconds else None,
+            ]
+        )
+    note = (
+        "One line for each time the run was started to its end; evaluation and saving are "
+        "included. A start that was killed left no line."
+    )
+    head = ["steps", "processes", "seconds", "tokens", "tokens/s"]
+    return Section(title, [note, Table(head, table_rows)])
+
+
+# DPO
+
+
+def _dpo(stats: Row, rows: Sequence[Row]) -> Iterator[Section | LeftOut]:
+    logged = [row for row in rows if math.isfinite(row.get("preference_loss", math.nan))]
+    if not logged:
+        yield LeftOut("Preference training", "no logged loss is finite")
+        return
+    yield preferences(stats, logged)
+    yield margins(stats, logged)
+    yield by_category(stats, logged)
+
+
+@section("Preference training")
+def preferences(stats: Row, rows: Sequence[Row]) -> Iterator[Block]:
+    """The run in figures, its loss, its ranking and its gradient norm."""
+    first = stats["first_sft"]
+    run = [
+        ("steps", f"{stats['steps']} of {stats['global_batch']} pairs"),
+        ("pairs drawn", f"{stats['pairs_drawn']:,}, {stats['epochs']:.2f} epochs"),
+        ("β", f"{stats['beta']:g}"),
+        ("first preference loss", f"{stats['first_preference_loss']:.6f} (ln 2 = 0.693147)"),
+        (
+            "first SFT term",
+            f"{first['sum']:.3f} as a sum a completion, {first['mean']:.3f} as a mean a token; "
+            f"the {stats['sft_form']} is trained",
+        ),
+        ("processes", f"{stats['world_size']}, sharding {stats['sharding']}"),
+        ("layout", stats["layout"]),
+    ]
+    charts = [
+        Curve(
+            "−log σ(β × margin in log-probability), mean over the pairs of a step.",
+            "nats",
+            "preference_loss",
+        ),
+        Curve("Pairs whose chosen gained more.", "share", "accuracy"),
+        Curve("Gradient norm before clipping.", "norm", "grad_norm"),
+    ]
+    yield Definitions(run)
+    yield from curves(rows, charts)
+
+
+def margins(stats: Row, rows: Sequence[Row]) -> Section:
+    """Reward margin, change against the reference, and level of both sides."""
+    charts = [
+        Curve("Reward margin, mean over pairs.", "β × nats", "margin"),
+        Curve(
+            "Change against the reference, mean over pairs: chosen and rejected.",
+            "nats",
+            {"chosen": "chosen_change", "rejected": "rejected_change"},
+        ),
+        Curve(
+            "Log-probability a completion, mean over pairs; other pairs each step.",
+            "nats",
+            {"chosen": "chosen_logp", "rejected": "rejected_logp"},
+        ),
+    ]
+    blocks = curves(rows, charts)
+    if stats["chosen_fell"]:
+        fall = -stats["lowest_chosen_change_per_token"]
+        blocks.append(
+            f"The chosen completions became less likely: by {fall:.4f} nats a token at the "
+            "lowest. Pairs that differ in a few tokens do that; so does a small SFT weight."
+        )
+    return Section("Margins and log-probabilities", blocks)
+
+
+@section("By category")
+def by_category(stats: Row, rows: Sequence[Row]) -> Iterator[Block]:
+    """Each category at the last step that logged it."""
+    table_rows: list[list[object]] = []
+    for name, pairs in stats["pairs_by_category"].items():
+        for row in [row for row in rows if f"{name}/margin" in row][-1:]:
+            table_rows.append(
+                [
+                    name,
+                    pairs,
+                    f"{row[f'{name}/accuracy']:.1%}",
+                    f"{row[f'{name}/margin']:+.4f}",
+                    f"{row[f'{name}/chosen_change']:+.3f}",
+                    f"{row[f'{name}/rejected_change']:+.3f}",
+                ]
+            )
+    head = ["category", "pairs", "ranked right", "margin", "chosen, change", "rejected, change"]
+    yield "At the last logged step, on the pairs it drew; changes in nats a completion."
+    yield Table(head, table_rows)

@@ -1,0 +1,213 @@
+"""Look into any artifact on the console: lineage, counts, its figures, and rows with their masks.
+
+── pack 17 · sequence 3 of 28 · maths · reasoning on · turn 0 · epoch 1 · 212 tokens, 180 trained ──
+<|im_start|>user⏎2+2?<|im_end|>⏎<|im_start|>assistant⏎【4<|im_end|>⏎】
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from posttrain.artifacts import FileEntry
+from posttrain.report.lineage import Node, trace
+from posttrain.report.pages.provenance import counts, details, lineage
+from posttrain.report.section import Block, Dialogue, Fold, Section, Styled, Words
+from posttrain.report.write import SECTIONS
+
+Decode = Callable[[Sequence[int]], str]
+_FILES_SHOWN = 12
+_SEQUENCES_SHOWN = 6
+_IGNORED = -100
+_PARTIAL = "\N{REPLACEMENT CHARACTER}"
+_ROLE_KEYS = ("reasoning_content", "content", "tool_calls")
+
+
+def artifact_sections(path: Path) -> Iterator[Section]:
+    """What an artifact is and was made from, its counts, and the tables of its own page."""
+    nodes = trace(path)
+    missing = [f"{node.name}: {node.missing}" for node in nodes if node.manifest is None]
+    yield Section(f"{nodes[0].kind} {path}", [lineage(nodes), *missing])
+    yield counts(nodes[:1])
+    for part in SECTIONS[nodes[0].kind](nodes[0]) if nodes[0].kind in SECTIONS else ():
+        # what is folded away on a page would fill the console; rows are shown below
+        if isinstance(part, Section):
+            yield Section(part.title, [b for b in part.blocks if not isinstance(b, Fold)])
+    yield Section("Config", [details(nodes[0], _FILES_SHOWN)])
+
+
+def pack_section(
+    root: Node, decode: Decode, *, rows: int, seed: int, limit: int | None, split: str = "train"
+) -> Section:
+    """Some packs of an SFT data set, chosen by the seed, sequence by sequence.
+
+    Args:
+        rows: packs to show.
+        limit: tokens shown of each sequence; `None` shows all.
+    """
+    blocks: list[Block] = []
+    shards = _shards(root, f"packed/{split}-")
+    chosen, total = _chosen(shards, rows, seed)
+    for shard, first, local in chosen:
+        with pa.memory_map(str(root.path / shard.path)) as source:
+            table = pa.ipc.open_stream(source).read_all()
+        name = shard.path.replace("packed/", "index/").replace(".arrow", ".parquet")
+        numbers = [first + row for row in local]
+        index = pq.read_table(root.path / name, filters=[("pack", "in", numbers)]).to_pylist()
+        for number, row in zip(numbers, local, strict=True):
+            pack = table.slice(row, 1).to_pylist()[0]
+            own = [entry for entry in index if entry["pack"] == number]
+            blocks += _pack(pack, own, decode, limit)
+    return Section(f"{min(rows, total)} of {total:,} {split} packs", blocks)
+
+
+def _shards(root: Node, prefix: str) -> list[FileEntry]:
+    assert root.manifest is not None
+    files = [file for file in root.manifest.files if file.path.startswith(prefix)]
+    return sorted(files, key=lambda file: file.path)
+
+
+def _chosen(
+    shards: Sequence[FileEntry], rows: int, seed: int
+) -> tuple[list[tuple[FileEntry, int, list[int]]], int]:
+    """Of each shard with chosen rows: its first row's number and the rows within it; the total."""
+    total = sum(shard.rows or 0 for shard in shards)
+    wanted = sorted(random.Random(seed).sample(range(total), min(rows, total)))
+    found: list[tuple[FileEntry, int, list[int]]] = []
+    first = 0
+    for shard in shards:
+        end = first + (shard.rows or 0)
+        if local := [row - first for row in wanted if first <= row < end]:
+            found.append((shard, first, local))
+        first = end
+    return found, total
+
+
+def _pack(
+    pack: dict[str, Any], index: list[dict[str, Any]], decode: Decode, limit: int | None
+) -> Iterator[Block]:
+    for number, row in enumerate(index, start=1):
+        budget = row["truncated_budget"]
+        title = [
+            f"pack {row['pack']}",
+            f"sequence {number} of {len(index)}",
+            row["source"],
+            f"reasoning {row['reasoning']}" + (f" cut to {budget}" if budget is not None else ""),
+            f"turn {row['turn']}",
+            f"epoch {row['epoch']}",
+            f"{row['length']:,} tokens, {row['trained']:,} trained",
+            row["license"],
+            row["record_id"],
+        ]
+        blocks: list[Block] = []
+        if number <= _SEQUENCES_SHOWN:
+            start, stop = row["offset"], row["offset"] + row["length"]
+            mask = [label != _IGNORED for label in pack["labels"][start:stop]]
+            blocks = [Dialogue(marked_words(pack["input_ids"][start:stop], mask, decode, limit))]
+        yield Fold(" · ".join(title), blocks)
+    if len(index) > _SEQUENCES_SHOWN:
+        yield f"(text of the first {_SEQUENCES_SHOWN} sequences shown)"
+
+
+def pair_section(root: Node, decode: Decode, *, rows: int, seed: int, limit: int | None) -> Section:
+    """Some preference pairs, chosen by the seed; the tokens in the loss are marked."""
+    blocks: list[Block] = []
+    chosen, total = _chosen(_shards(root, "pairs/train-"), rows, seed)
+    for shard, first, local in chosen:
+        table = pq.read_table(root.path / shard.path)
+        for row in local:
+            blocks.append(
+                _pair(table.slice(row, 1).to_pylist()[0], first + row, total, decode, limit)
+            )
+    return Section(f"{min(rows, total)} of {total:,} pairs", blocks)
+
+
+def _pair(row: dict[str, Any], number: int, total: int, decode: Decode, limit: int | None) -> Fold:
+    prompt = row["prompt_ids"]
+    blocks: list[Block] = [Dialogue(marked_words(prompt, [False] * len(prompt), decode, limit))]
+    for side in ("chosen", "rejected"):
+        score, mask, calls = row[f"{side}_score"], row[f"{side}_mask"], row[f"{side}_calls"]
+        about = f"{side}: {len(mask):,} tokens, {sum(mask):,} in the loss"
+        about += "" if score is None else f", score {score:g}"
+        about += f", {calls} calls" if calls else ""
+        blocks += [
+            (Styled(about, "bold"),),
+            Dialogue(marked_words(row[f"{side}_ids"], mask, decode, limit)),
+        ]
+    thinking = "on" if row["thinking"] else "off"
+    title = [f"pair {number} of {total:,}", row["category"], f"reasoning {thinking}", row["id"]]
+    return Fold(" · ".join(title), blocks)
+
+
+def row_sections(root: Node, *, rows: int, seed: int, limit: int | None) -> Iterator[Section]:
+    """Some rows of every JSON Lines file, chosen by the seed.
+
+    Args:
+        rows: rows of each file.
+        limit: characters shown of each text; `None` shows all.
+    """
+    assert root.manifest is not None
+    for file in root.manifest.files:
+        if file.path.endswith(".jsonl"):
+            count = file.rows or 0
+            number = random.Random(f"{seed} {file.path}")
+            wanted = set(number.sample(range(count), min(rows, count)))
+            with (root.path / file.path).open(encoding="utf-8") as lines:
+                shown = [(n, json.loads(line)) for n, line in enumerate(lines) if n in wanted]
+            blocks = [Fold(f"row {n}", [Dialogue(_row_words(row, limit))]) for n, row in shown]
+            yield Section(f"{file.path}: {len(wanted)} of {count:,} rows", blocks)
+
+
+def _row_words(row: dict[str, Any], limit: int | None) -> list[str | Styled]:
+    """A conversation turn by turn, everything else as JSON."""
+    rest = dict(row)
+    messages = rest.pop("messages", None)
+    words: list[str | Styled] = []
+    for message in messages if isinstance(messages, list) else ():
+        words.append(Styled(f"[{message.get('role')}]\n", "bold"))
+        for key in _ROLE_KEYS:
+            if message.get(key):
+                words += [Styled(f"{key}: ", "faint"), f"{_both_ends(message[key], limit)}\n"]
+    return [*words, Styled(_both_ends(rest, limit), "faint")] if rest else words
+
+
+def _both_ends(value: object, limit: int | None) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if limit is None or len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]} … {len(text) - 2 * half:,} characters … {text[-half:]}"
+
+
+def marked_words(
+    ids: Sequence[int], trained: Sequence[bool], decode: Decode, limit: int | None = None
+) -> Words:
+    """A sequence as text, a part for every token or shared character, the trained ones marked.
+
+    Args:
+        trained: for every token, whether the loss sees it.
+        limit: show this many tokens at most, of the beginning and of the end.
+    """
+    spans = [(0, len(ids))]
+    if limit is not None and len(ids) > limit:
+        spans = [(0, limit // 2), (len(ids) - limit // 2, len(ids))]
+    words: list[str | Styled] = []
+    for start, stop in spans:
+        if start:
+            words.append(Styled(f" … {start - spans[0][1]:,} tokens … ", "faint"))
+        waiting: list[int] = []
+        for place in range(start, stop):
+            waiting.append(ids[place])
+            text = decode(waiting)
+            # a character may be shared by several tokens, but never by both sides of the mask
+            last = place + 1 == stop or trained[place + 1] != trained[place]
+            if last or not text.endswith(_PARTIAL):
+                words.append(Styled(text, "mark" if trained[place] else ""))
+                waiting = []
+    return words

@@ -1,0 +1,280 @@
+"""A report in values: sections of text, tables and charts, drawn by `html` or `console`.
+
+    @section("Rows")
+    def rows_by_source(stats):
+        yield "As they are on disk."
+        yield Table(["source", "rows"], [["logs", 900]])
+
+Blocks hold plain values: both renderers write counts with separators and `None` as a dash, align
+columns of values on the right, and escape all text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, ParamSpec
+
+Row = Mapping[str, Any]
+Args = ParamSpec("Args")
+SHOWN_CHARACTERS = 3000
+_WORD = re.compile(r"[^\W\d_]{2}|…$")
+
+
+@dataclass(frozen=True, slots=True)
+class Styled:
+    """Text in a style: bold, faint, code, or mark (highlighted: trained on, or the model's own)."""
+
+    text: str
+    style: str
+
+
+Words = str | Sequence[str | Styled]
+
+
+@dataclass(frozen=True, slots=True)
+class TableCell:
+    """A cell with a smaller line below its value, a background for a share, or an indent."""
+
+    value: object
+    below: str = ""
+    share: float | None = None
+    indent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """A digest: shown by its first characters."""
+
+    full: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ShareBar:
+    """A share in [0, 1] as a bar inside a table cell."""
+
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Spark:
+    """A line without axes for a table cell, between the levels `low` and `high`."""
+
+    name: str
+    values: Sequence[float]
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A head and rows of values. `total`: the last row is a sum."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    total: bool = False
+
+    def numeric(self) -> set[int]:
+        """The columns to align on the right: values and no words, the first column apart."""
+        columns = [[plain(value) for value in column] for column in zip(*self.rows, strict=True)]
+        return {
+            k
+            for k, column in enumerate(columns)
+            if k and any(column) and not any(_WORD.search(text) for text in column)
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line; `style` is `a` (accent), `b` (muted) or `c` (muted and dashed, without dots)."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    style: str = "a"
+
+
+@dataclass(frozen=True, slots=True)
+class LineChart:
+    """Lines over a shared x axis. `from_zero`: the y axis includes 0."""
+
+    series: Sequence[Series]
+    x: str
+    y: str
+    caption: str = ""
+    from_zero: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar: a label below it and the heights of its parts, the lowest first."""
+
+    label: str
+    parts: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class BarChart:
+    """Vertical bars; several parts, named in `parts`, are stacked."""
+
+    bars: Sequence[Bar]
+    x: str
+    y: str
+    caption: str = ""
+    parts: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A share with its interval; `style` as for `Series`."""
+
+    label: str
+    low: float
+    share: float
+    high: float
+    style: str = "a"
+
+
+@dataclass(frozen=True, slots=True)
+class IntervalChart:
+    """Shares in [0, 1] as dots with whiskers, one line each."""
+
+    rows: Sequence[Interval]
+    x: str
+    caption: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """A heading inside a section."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """A list with bullets."""
+
+    lines: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Definitions:
+    """Names and values, one a line."""
+
+    pairs: Sequence[tuple[str, object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Dialogue:
+    """Text as it is, with its line ends: a conversation, what counts in it highlighted."""
+
+    words: Words
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Blocks behind a line to click on."""
+
+    title: Words
+    blocks: Sequence[Block]
+    opened: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Groups of blocks beside each other, as far as there is room."""
+
+    groups: Sequence[Sequence[Block]]
+
+
+Chart = LineChart | BarChart | IntervalChart
+# plain words are a paragraph
+Block = Words | Table | Chart | Heading | Items | Definitions | Dialogue | Fold | Columns
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A title and what stands below it; without blocks it is not shown."""
+
+    title: str
+    blocks: Sequence[Block]
+
+
+def section(
+    title: str,
+) -> Callable[[Callable[Args, Iterable[Block]]], Callable[Args, Section]]:
+    """Make a function that yields blocks one that returns a section."""
+
+    def of(blocks: Callable[Args, Iterable[Block]]) -> Callable[Args, Section]:
+        @wraps(blocks)
+        def build(*args: Args.args, **kwargs: Args.kwargs) -> Section:
+            return Section(title, list(blocks(*args, **kwargs)))
+
+        return build
+
+    return of
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A section that cannot be written, and why."""
+
+    title: str
+    why: str
+
+
+Tile = tuple[str, str, str]  # a headline figure, what it is, a remark
+
+
+def percent(share: float | None, digits: int = 1) -> str | None:
+    """A share as text, e.g. "97.3 %"; None stays."""
+    return None if share is None else f"{100 * share:.{digits}f} %"
+
+
+def ratio(part: float, whole: float, digits: int = 1) -> str | None:
+    """A part of a whole as text; None where there is no whole."""
+    return f"{100 * part / whole:.{digits}f} %" if whole else None
+
+
+def signed(value: float, digits: int, unit: str = "") -> str:
+    """A difference with its sign, as typographic minus."""
+    return f"{value:+.{digits}f}{unit}".replace("-", "−")
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    """Counts by name in one line, "duplicate 12, no_answer 3"; those of 0 are left out."""
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
+
+
+def shortened(text: str, most: int = SHOWN_CHARACTERS) -> str:
+    """The beginning of a text, with the number of characters left out."""
+    rest = len(text) - most
+    return text if rest <= 0 else f"{text[:most]} … {rest:,} characters more"
+
+
+def json_text(value: object) -> Dialogue:
+    """Indented JSON."""
+    return Dialogue(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+def plain(value: object) -> str:
+    """A cell's value as text, for both renderers."""
+    match value:
+        case None:
+            return "–"
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case Digest():
+            return plain(value.full and f"{value.full[:12]}…")
+        case TableCell():
+            return f"{'  ' * value.indent}{plain(value.value)}"
+        case ShareBar() | Spark():
+            return ""
+        case _:
+            return str(value)

@@ -1,0 +1,148 @@
+"""Tasks written for inspect, through our provider: rendering by us, turns continued by ids."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("inspect_ai")
+
+import inspect_ai
+from inspect_ai.dataset import MemoryDataset, Sample
+from inspect_ai.model import ChatMessageAssistant, ChatMessageTool, ContentReasoning, ContentText
+from inspect_ai.scorer import match
+from inspect_ai.solver import generate, use_tools
+from inspect_ai.tool import Tool, tool
+from inspect_ai.tool import ToolCall as InspectCall
+
+from posttrain.chat import nemotron_3_nano_template, render
+from posttrain.errors import DataError
+from posttrain.evaluation.inspect_adapter.messages import from_inspect, to_inspect
+from posttrain.evaluation.inspect_adapter.provider import inspect_model
+from posttrain.records import Message, ToolCall
+from tests.evaluation.inspect_adapter.running import run_task
+from tests.evaluation.scripted import CALL, ScriptedSampler, turn
+
+
+@tool
+def calculate() -> Tool:
+    async def execute(expression: str) -> str:
+        """Arithmetic.
+
+        Args:
+            expression: What to work out.
+        """
+        return "56" if expression == "7*8" else "no"
+
+    return execute
+
+
+def run(sampler, *, samples=3, epochs=1, solver=None, **config):
+    dataset = MemoryDataset([Sample(input=f"{k}: 7*8?", target="56") for k in range(samples)])
+    task = inspect_ai.Task(
+        dataset=dataset,
+        solver=solver or [use_tools(calculate()), generate()],
+        scorer=match(),
+        epochs=epochs,
+    )
+    log = run_task(task, inspect_model(sampler, "tiny"), **config)
+    assert log.status == "success"
+    return log
+
+
+def calling(request) -> str:
+    last = request.messages[-1]
+    return turn(last.content if last.role == "tool" else CALL)
+
+
+def test_a_task_of_inspects_own_with_tools_goes_on_from_sampled_ids():
+    sampler = ScriptedSampler(calling)
+    log = run(sampler)
+    assert log.results.scores[0].metrics["accuracy"].value == 1.0
+    first, second = sampler.batches
+    assert len(first) == len(second) == 3
+    declared = json.loads(first[0].tools)[0]["function"]
+    assert declared["name"] == "calculate"
+    assert declared["parameters"]["properties"]["expression"]["type"] == "string"
+    for request in second:
+        assert request.continues is not None
+        assert request.continues.step.ids == tuple(map(ord, turn(CALL)))
+        assert [m.role for m in request.messages] == ["user", "assistant", "tool"]
+    # what inspect's own provider cannot render: the second turn, by the template of training
+    text = render(second[0].messages, nemotron_3_nano_template(), tools=second[0].tools,
+                  add_generation_prompt=True, enable_thinking=True)  # fmt: skip
+    assert "<function=calculate>\n<parameter=expression>\n7*8\n</parameter>" in text
+    assert "<tool_response>\n56\n</tool_response>" in text
+
+
+def test_epochs_have_seeds_of_their_own_and_runs_repeat():
+    def seeds() -> list[int]:
+        sampler = ScriptedSampler(lambda request: turn("56"))
+        run(sampler, samples=2, epochs=3, solver=generate(), seed=5)
+        return sorted(request.seed for batch in sampler.batches for request in batch)
+
+    first = seeds()
+    assert len(set(first)) == 6
+    assert seeds() == first
+
+
+def test_parameters_reach_the_sampler():
+    sampler = ScriptedSampler(lambda request: turn("56"))
+    run(sampler, samples=1, solver=generate(), temperature=0.5, top_p=0.9, top_k=7, max_tokens=11)
+    parameters = sampler.batches[0][0].parameters
+    assert (parameters.temperature, parameters.top_p) == (0.5, 0.9)
+    assert (parameters.top_k, parameters.max_tokens) == (7, 11)
+
+
+def test_a_backend_that_gave_up_is_an_error_and_is_not_asked_again():
+    sampler = ScriptedSampler(lambda request: "FAIL")
+    with pytest.raises(Exception, match="the server went away"):
+        run(sampler, samples=1, solver=generate())
+    assert len(sampler.batches) == 1
+
+
+def test_messages_there_and_back():
+    messages = [
+        Message("system", "Be brief."),
+        Message("user", "7*8?"),
+        Message(
+            "assistant",
+            "Let me see.",
+            reasoning="a product",
+            tool_calls=(ToolCall("calculate", '{"expression":"7*8","places":2}', "call00000"),),
+        ),
+        Message("tool", "56", tool_call_id="call00000", name="calculate"),
+        Message("assistant", "56"),
+    ]
+    assert [from_inspect(to_inspect(message)) for message in messages] == messages
+
+
+def test_a_call_that_is_no_json_is_shown_as_such():
+    shown = to_inspect(Message("assistant", "", tool_calls=(ToolCall("f", "[1", "call00000"),)))
+    assert isinstance(shown, ChatMessageAssistant)
+    assert shown.tool_calls is not None
+    assert "[1" in (shown.tool_calls[0].parse_error or "")
+
+
+def test_a_tools_error_is_what_the_model_reads():
+    from inspect_ai.tool import ToolCallError
+
+    message = ChatMessageTool(
+        content="", tool_call_id="c", function="f", error=ToolCallError("timeout", "too slow")
+    )
+    assert from_inspect(message) == Message("tool", "error: too slow", tool_call_id="c", name="f")
+
+
+def test_parts_are_put_together_and_images_refused():
+    from inspect_ai.model import ChatMessageUser, ContentImage
+
+    message = ChatMessageAssistant(
+        content=[ContentReasoning(reasoning="a"), ContentText(text="b"), ContentText(text="c")],
+        tool_calls=[InspectCall(id="x", function="f", arguments={"a": 1})],
+    )
+    found = from_inspect(message)
+    assert (found.reasoning, found.content) == ("a", "bc")
+    assert found.tool_calls == (ToolCall("f", '{"a":1}', "x"),)
+    with pytest.raises(DataError, match="image"):
+        from_inspect(ChatMessageUser(content=[ContentImage(image="data:image/png;base64,AA==")]))

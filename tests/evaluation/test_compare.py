@@ -1,0 +1,111 @@
+"""Differences between two checkpoints: signs, tests, intervals, and what they leave out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from posttrain.chat.detect import FoundCall, Verdict
+from posttrain.evaluation.compare import (
+    change_interval,
+    length_difference,
+    mcnemar,
+    paired_rows,
+    rate_difference,
+    sign_flip,
+)
+from posttrain.evaluation.grade import Record
+from posttrain.evaluation.intervals import by_question
+from posttrain.records import Score
+from posttrain.rollouts import Completion
+from tests.evaluation.scripted import prompt
+
+CALL = FoundCall("hermes_json", "answer", 0, 4, "call", "f", "undeclared")
+
+
+def record(number: int, value: float | None, *, called=False, index=0, name="sft") -> Record:
+    verdict = Verdict((CALL,) if called else ())
+    completion = Completion(prompt(number).id, index, (), "stop")
+    return Record(name, prompt(number), completion, Score(value, None, ""), verdict)
+
+
+def test_mcnemar_looks_at_what_changed_alone():
+    a, b = np.array([1.0] * 90 + [0.0] * 10), np.array([1.0] * 85 + [0.0] * 5 + [1.0] * 10)
+    assert mcnemar(a, b) == pytest.approx(stats.binomtest(10, 15).pvalue)
+    assert mcnemar(a, a) == 1.0
+
+
+def test_sign_flip_is_exact_where_it_can_be():
+    changes = np.array([1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0])
+    assert sign_flip(changes, seed=0) == pytest.approx(2 / 2**5)
+    assert sign_flip(np.zeros(5), seed=0) == 1.0
+    assert sign_flip(np.array([0.5]), seed=0) == 1.0
+
+
+def test_sign_flip_agrees_with_mcnemar_on_pairs():
+    rng = np.random.default_rng(3)
+    a = (rng.random(400) < 0.5).astype(float)
+    b = np.where(rng.random(400) < 0.1, 1 - a, a)
+    b[:12] = 1.0
+    exact = mcnemar(a, b)
+    assert sign_flip(b - a, seed=0) == pytest.approx(exact, abs=0.02)
+
+
+def test_no_change_is_not_certain():
+    low, high = change_interval(np.zeros(2000))
+    assert -0.002 < low < -0.0005
+    assert high == pytest.approx(-low)
+
+
+def test_the_interval_of_a_change_covers_as_often_as_it_says():
+    rng = np.random.default_rng(2)
+    hits, runs = 0, 800
+    for _ in range(runs):
+        drawn = rng.random(120)
+        changes = np.where(drawn < 0.08, -1.0, np.where(drawn < 0.10, 1.0, 0.0))
+        low, high = change_interval(changes)
+        hits += low <= -0.06 <= high
+    assert 0.93 <= hits / runs <= 0.98
+
+
+def test_rate_difference_with_one_sample_and_with_several():
+    one = by_question([0.0, 0.0, 1.0, 1.0], range(4))
+    two = by_question([1.0, 1.0, 1.0, 0.0], range(4))
+    found = rate_difference(one, two, seed=0)
+    assert (found.a, found.b, found.difference) == (0.5, 0.75, 0.25)
+    assert found.test == "mcnemar"
+    assert found.low < 0 < found.high
+    several = by_question([0.0, 1.0] * 8, [k // 2 for k in range(16)])
+    sure = by_question([1.0, 1.0] * 8, [k // 2 for k in range(16)])
+    found = rate_difference(several, sure, seed=0)
+    assert found.test == "permutation"
+    assert found.p == pytest.approx(2 / 2**8)
+    assert found.low > 0.1
+
+
+def test_questions_in_another_order_are_matched_by_name():
+    a = by_question([0.0, 1.0, 1.0], ["x", "y", "z"])
+    b = by_question([1.0, 1.0, 1.0], ["z", "x", "w"])
+    found = rate_difference(a, b, seed=0)
+    assert (found.questions, found.a, found.b) == (2, 0.5, 1.0)
+
+
+def test_length_difference():
+    a = by_question([float(k) for k in range(50)], range(50))
+    b = by_question([float(k + 3) for k in range(50)], range(50))
+    found = length_difference(a, b, seed=0)
+    assert found.difference == pytest.approx(3.0)
+    assert found.low == pytest.approx(3.0)
+    assert found.p < 0.001
+
+
+def test_rows_hold_what_applies_to_both():
+    a = [record(k, 0.0, called=k < 5) for k in range(20)]
+    b = [record(k, None if k == 0 else 1.0, name="dpo") for k in range(20)]
+    (row,) = paired_rows(a, b, seed=0)
+    assert (row["a"], row["b"], row["task"], row["thinking"]) == ("sft", "dpo", "maths", "on")
+    assert row["rates"]["accuracy"]["questions"] == 19
+    assert row["rates"]["hallucination"]["difference"] == pytest.approx(-0.25)
+    assert row["rates"]["hallucination"]["p"] == pytest.approx(stats.binomtest(5, 5).pvalue)
+    assert "called_tool" not in row["rates"]

@@ -1,0 +1,105 @@
+"""Generate and grade with a scripted model: order, graders, failures, rows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from posttrain.evaluation.grade import (
+    grade_completions,
+    record_from_row,
+    record_to_row,
+    rescore,
+    units_of,
+)
+from posttrain.evaluation.run import read_run
+from posttrain.records import Score
+from posttrain.rollouts import Completion
+from posttrain.sampling.protocol import seed_of
+from tests.evaluation.scripted import ScriptedSampler, exact, prompt
+from tests.evaluation.small_eval import answer, evaluate, tamed, write_recipe
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[ScriptedSampler]]:
+    """A run, and the samplers that made it."""
+    folder = tmp_path_factory.mktemp("graded")
+    samplers = [ScriptedSampler(answer), ScriptedSampler(tamed)]
+    evaluate(write_recipe(folder), "--task", "sums", samplers=samplers)
+    return folder / "out", samplers
+
+
+def test_records_are_in_the_order_of_prompts_and_samples(run):
+    _, records = read_run(run[0])
+    own = [r for r in records["sft"] if r.prompt.setting == "no_tools"]
+    keys = [(r.prompt.id, r.completion.index) for r in own]
+    assert keys == [(name, k) for name in dict.fromkeys(r.prompt.id for r in own) for k in (0, 1)]
+    # the seeds of sampling: a call where it is divisible by 5, else right where it is odd
+    for record in own:
+        seed = seed_of(0, record.prompt.id, record.completion.index, 0)
+        assert record.verdict.any == (seed % 5 == 0)
+        assert record.score.value == float(seed % 5 != 0 and seed % 2 == 1)
+
+
+def test_units_are_made_one_after_another_and_all_that_live_are_one_batch(run):
+    assert [len(batch) for batch in run[1][0].batches] == [48, 12, 12]
+
+
+def test_each_is_graded_by_the_grader_that_it_names_and_failures_by_none():
+    sizes: list[int] = []
+
+    def counting(name, attempts):
+        sizes.append(len(attempts))
+        return exact(name, attempts)
+
+    prompts = [prompt(k, grader=None if k == 0 else "exact") for k in range(5)]
+    attempts = [(p, Completion(p.id, 0, (), "stop")) for p in prompts]
+    attempts[3] = (prompts[3], Completion(prompts[3].id, 0, (), "failed", error="it went away"))
+    records = grade_completions("sft", attempts, counting)
+    assert sizes == [3]
+    assert [r.score.value for r in records] == [None, 0.0, 0.0, None, 0.0]
+    assert [r.failed for r in records] == [False, False, False, True, False]
+    assert records[0].score.explanation == "no grader"
+    assert records[3].score.explanation == "failed: it went away"
+
+
+def test_a_failing_grader_or_sampler_ends_the_run_with_its_own_error(tmp_path: Path):
+    with pytest.raises(ZeroDivisionError):
+        grade_completions(
+            "sft", [(prompt(0), Completion("x", 0, (), "stop"))], lambda *_: [Score(1 / 0, "", "")]
+        )
+
+    def broken(request):
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        evaluate(write_recipe(tmp_path), samplers=[ScriptedSampler(broken)])
+
+
+def test_rows_come_back_as_they_were(run):
+    _, records = read_run(run[0])
+    for record in records["sft"]:
+        assert record_from_row(json.loads(json.dumps(record_to_row(record)))) == record
+    assert records["sft"][-1].verdict.calls[0].kind == "declared"
+
+
+def test_rescoring_takes_scores_and_verdicts_anew(run):
+    _, records = read_run(run[0])
+    stale = {"sft": [replace(r, score=Score(None, None, "old")) for r in records["sft"]]}
+    assert rescore(stale, exact)["sft"] != stale["sft"]
+    assert [r.score.value for r in rescore(stale, exact)["sft"]] == [
+        r.score.value for r in records["sft"]
+    ]
+
+
+def test_units_of_prompts():
+    prompts = [prompt(0), prompt(1, thinking=False), prompt(0, tools=True), prompt(0, source="b")]
+    units = units_of(prompts, {"no_tools": 2, "with_tools": 3}.__getitem__)
+    assert [(u.name, u.samples, len(u.prompts)) for u in units] == [
+        ("maths.no_tools", 2, 2),
+        ("maths.with_tools", 3, 1),
+        ("b.no_tools", 2, 1),
+    ]

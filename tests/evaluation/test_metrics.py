@@ -1,0 +1,141 @@
+"""What is measured of a completion, and the figures of a cell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from posttrain.chat import parse_completion
+from posttrain.evaluation.grade import Record, grade_completions, record_to_row
+from posttrain.evaluation.metrics import cell_rows, examples, measure
+from posttrain.records import Score
+from posttrain.rollouts import Completion, Step
+from tests.evaluation.scripted import CALL, prompt, turn
+
+
+def record(text: str, *, asked=None, value: float | None = 1.0, index=0, **step) -> Record:
+    asked = asked or prompt(0)
+    parsed = parse_completion(text, thinking=asked.thinking, tools=asked.tools)
+    made = Step(
+        text=text,
+        parsed=parsed,
+        finish="stop" if parsed.finished else "length",
+        reasoning_tokens=len(parsed.reasoning or ""),
+        answer_tokens=len(parsed.answer),
+        prompt_tokens=9,
+        ids=tuple(range(5)),
+    )
+    made = replace(made, **step)
+    completion = Completion(asked.id, index, (made,), made.finish)
+    score = Score(value, "56", "compared")
+    return grade_completions("sft", [(asked, completion)], lambda name, attempts: [score])[0]
+
+
+def failed(index=0) -> Record:
+    completion = Completion(prompt(0).id, index, (), "failed", error="gone")
+    return grade_completions("sft", [(prompt(0), completion)], lambda name, attempts: [])[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "thinking", "adheres"),
+    [
+        (turn("56"), True, 1.0),
+        (turn("56", reasoning=" \n"), True, 0.0),
+        ("I never stop", True, 0.0),
+        (turn("56", thinking=False), False, 1.0),
+        ("<think>hm</think>56<|im_end|>", False, 0.0),
+        ("56</think><|im_end|>", False, 0.0),
+    ],
+)
+def test_adherence(text: str, thinking: bool, adheres: float):
+    assert measure(record(text, asked=prompt(0, thinking=thinking)))["adherence"] == adheres
+
+
+def test_an_undeclared_call_in_the_answer_and_in_the_reasoning():
+    answer = measure(record(turn(CALL)))
+    assert (answer["hallucination"], answer["hallucination_answer"]) == (1.0, 1.0)
+    assert answer["hallucination_reasoning"] == 0.0
+    reasoning = measure(record(turn("56", reasoning=f"let me\n{CALL}")))
+    assert (reasoning["hallucination"], reasoning["hallucination_answer"]) == (1.0, 0.0)
+    assert "called_tool" not in answer
+
+
+def test_declared_nonexistent_and_fabricated_calls_are_apart():
+    asked = prompt(0, tools=True)
+    sound = measure(record(turn(CALL), asked=asked))
+    assert (sound["called_tool"], sound["nonexistent_tool"]) == (1.0, 0.0)
+    other = measure(record(turn(CALL.replace("calculate", "search")), asked=asked))
+    assert (other["called_tool"], other["nonexistent_tool"]) == (0.0, 1.0)
+    wrong = measure(record(turn(CALL.replace("=expression", "=formula")), asked=asked))
+    assert wrong["fabricated_arguments"] == 1.0
+    assert "hallucination" not in sound
+
+
+def test_truncated_malformed_and_forced():
+    cut = measure(record("and so on"))
+    assert (cut["truncated"], cut["malformed"]) == (1.0, 0.0)
+    half = measure(record("a</think><tool_call>\n<function=f>", value=0.0))
+    assert (half["truncated"], half["malformed"]) == (1.0, 1.0)
+    assert "forced_close" not in half
+    budgeted = replace(prompt(0), reasoning_budget=4)
+    assert measure(record(turn("56"), asked=budgeted, forced=(2, 4)))["forced_close"] == 1.0
+    assert measure(record(turn("56"), asked=budgeted))["forced_close"] == 0.0
+
+
+def test_what_failed_or_was_not_scored_has_no_figure_and_is_counted():
+    assert measure(failed()) == {}
+    assert "accuracy" not in measure(record(turn("56"), value=None))
+    rows = [record(turn("56")), record(turn("56"), value=None, index=1), failed(2)]
+    (cell,) = cell_rows(rows, seed=0)
+    assert (cell["samples"], cell["failed"], cell["unscored"]) == (3, 1, 1)
+    assert cell["rates"]["accuracy"]["samples"] == 1
+    assert cell["rates"]["truncated"]["samples"] == 2
+    assert cell["finish"] == {"stop": 2, "failed": 1}
+
+
+def test_pass_at_k_leaves_out_prompts_with_too_few_scores():
+    one = [record(turn("56"), value=v, index=k) for k, v in enumerate([1.0, 0.0, 0.0, 0.0])]
+    asked = prompt(1)
+    two = [
+        record(turn("56"), asked=asked, value=v, index=k)
+        for k, v in enumerate([1.0, 0.5, None, None])
+    ]
+    (cell,) = cell_rows(one + two, seed=0)
+    assert set(cell["pass"]) == {"1", "2", "4"}
+    assert cell["pass"]["1"]["value"] == pytest.approx((0.25 + 0.5) / 2)
+    assert cell["pass"]["2"]["value"] == pytest.approx((0.5 + 1.0) / 2)
+    assert (cell["pass"]["4"]["value"], cell["pass"]["4"]["questions"]) == (1.0, 1)
+    assert cell["rates"]["accuracy"]["value"] == pytest.approx((0.25 + 0.75) / 2)
+
+
+def test_settings_modes_and_tasks_are_apart_and_tasks_also_together():
+    rows = [
+        record(turn("56"), asked=prompt(0)),
+        record(turn("56", thinking=False), asked=prompt(0, thinking=False)),
+        record(turn("56"), asked=prompt(0, source="logs")),
+    ]
+    cells = [(c["task"], c["thinking"], c["questions"]) for c in cell_rows(rows, seed=0)]
+    assert cells == [("maths", "on", 1), ("maths", "off", 1), ("logs", "on", 1), ("all", "on", 2)]
+
+
+def test_forms_and_problems_are_counted():
+    (cell,) = cell_rows([record(turn(CALL)), record("x", index=1)], seed=0)
+    assert list(cell["call_forms"].values()) == [1]
+    assert cell["problems"] == {"unclosed_think": 1}
+
+
+def test_token_counts_of_a_row():
+    row = record_to_row(record(turn("56"), forced=(1, 3)))
+    assert row["tokens"] == {"prompt": 9, "reasoning": 7, "answer": 2, "sampled": 3}
+    hidden = record_to_row(record(turn("56"), ids=None))
+    assert hidden["tokens"]["sampled"] is None
+
+
+def test_examples_are_few_and_of_each_kind():
+    rows = [
+        record(turn(CALL if k % 3 == 0 else "56"), value=float(k % 2), index=k) for k in range(40)
+    ]
+    shown = examples(rows)
+    assert [r.completion.index for r in shown] == [0, 1, 2, 3, 4, 5]
+    assert sum(r.verdict.any for r in shown) == 2

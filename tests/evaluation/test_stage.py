@@ -1,0 +1,313 @@
+"""scripts/eval.py: the artifact, what resumes, what is refused, rescoring and comparing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from posttrain.artifacts import read_artifact
+from posttrain.errors import ConfigError, DataError
+from posttrain.evaluation.run import read_run
+from tests.evaluation.scripted import ScriptedSampler
+from tests.evaluation.small_eval import answer, evaluate, records, run_script, tamed, write_recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+SIZES = {"no_tools": 12 * 2 * 2, "with_tools": 12}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a recipe and the run that came of it."""
+    folder = tmp_path_factory.mktemp("eval")
+    evaluate(write_recipe(folder))
+    return folder
+
+
+def cell(run: Path, **wanted: str) -> dict:
+    metrics = json.loads((run / "out/metrics.json").read_text())
+    (found,) = [c for c in metrics["cells"] if wanted.items() <= c.items()]
+    return found
+
+
+def test_the_artifact(run: Path):
+    manifest, found = read_run(run / "out")
+    assert manifest.kind == "evaluation"
+    assert list(found) == ["sft", "dpo"]
+    assert manifest.counts.kept == 12 * 2 * 3
+    assert set(records(run / "out")) == {
+        f"records/{name}/{task}.{setting}.jsonl"
+        for name in ("sft", "dpo")
+        for task in ("sums", "products")
+        for setting in SIZES
+    }
+    assert {f.path: f.rows for f in manifest.files}["records/dpo/sums.with_tools.jsonl"] == 12
+    assert not (run / "out/work").exists()
+    assert not (run / "out/inspect").exists()
+
+
+def test_the_figures(run: Path):
+    _, found = read_run(run / "out")
+    own = [
+        r
+        for r in found["sft"]
+        if r.prompt.source == "sums" and r.prompt.setting == "no_tools" and r.prompt.thinking
+    ]
+    assert len(own) == 24
+    figures = cell(run, checkpoint="sft", task="sums", setting="no_tools", thinking="on")
+    assert (figures["questions"], figures["samples"], figures["k"]) == (12, 24, 2)
+    called = sum(r.verdict.any for r in own)
+    assert 0 < called < 24
+    assert figures["rates"]["hallucination"]["value"] == pytest.approx(called / 24)
+    assert figures["rates"]["accuracy"]["value"] == pytest.approx(
+        sum(r.score.value for r in own) / 24
+    )
+    assert set(figures["pass"]) == {"1", "2"}
+    assert figures["rates"]["adherence"]["value"] == 1.0
+    assert figures["lengths"]["reasoning_tokens"]["mean"]["value"] == len("because")
+    assert "called_tool" not in figures["rates"]
+
+
+def test_tools_that_are_declared(run: Path):
+    figures = cell(run, checkpoint="dpo", task="products", setting="with_tools", thinking="on")
+    assert figures["rates"]["called_tool"]["value"] == 1.0
+    assert figures["rates"]["accuracy"]["value"] == 1.0
+    assert "hallucination" not in figures["rates"]
+
+
+def test_all_tasks_together_and_pairs(run: Path):
+    both = cell(run, checkpoint="sft", task="all", setting="no_tools", thinking="off")
+    assert (both["questions"], both["samples"]) == (24, 48)
+    pairs = json.loads((run / "out/metrics.json").read_text())["pairs"]
+    (pair,) = [
+        p for p in pairs if (p["task"], p["setting"], p["thinking"]) == ("all", "no_tools", "on")
+    ]
+    assert (pair["a"], pair["b"]) == ("sft", "dpo")
+    assert pair["rates"]["hallucination"]["b"] == 0.0
+    assert pair["rates"]["hallucination"]["difference"] < 0
+
+
+def test_started_again_it_asks_nothing(run: Path, capsys: pytest.CaptureFixture[str]):
+    before = (run / "out/manifest.json").read_bytes()
+    evaluate(run / "eval.yaml", samplers=[ScriptedSampler(lambda request: 1 / 0)])
+    assert "is complete" in capsys.readouterr().out
+    assert (run / "out/manifest.json").read_bytes() == before
+
+
+def test_killed_and_started_again_it_ends_with_the_same_bytes(run: Path):
+    out = run / "killed"
+    command = [sys.executable, "-m", "tests.evaluation.small_eval", str(run / "eval.yaml")]
+    done = subprocess.run([*command, f"out={out}"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == -9, done.stderr
+    there = records(out)
+    assert list(there) == ["records/sft/products.no_tools.jsonl", "records/sft/sums.no_tools.jsonl"]
+    samplers = [ScriptedSampler(answer), ScriptedSampler(tamed)]
+    evaluate(run / "eval.yaml", f"out={out}", samplers=samplers)
+    assert records(out) == records(run / "out")
+    assert all(request.tools for batch in samplers[0].batches for request in batch)
+    for name in ("metrics.json", "lock.json", "manifest.json"):
+        assert (out / name).read_bytes() == (run / "out" / name).read_bytes()
+
+
+def test_other_weights_are_not_mixed_in(run: Path):
+    out = run / "weights"
+    with pytest.raises(ZeroDivisionError):
+        evaluate(
+            run / "eval.yaml",
+            f"out={out}",
+            samplers=[ScriptedSampler(answer), ScriptedSampler(lambda request: 1 / 0)],
+        )
+    other = ScriptedSampler(tamed)
+    other.identity = {"backend": "scripted", "weights": "others"}
+    with pytest.raises(ConfigError, match=r"begun with something else.*dpo\.weights"):
+        evaluate(run / "eval.yaml", f"out={out}", samplers=[other])
+
+
+def test_prompts_that_changed_are_not_mixed_in(tmp_path: Path):
+    recipe = write_recipe(tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        evaluate(recipe, samplers=[ScriptedSampler(answer), ScriptedSampler(lambda request: 1 / 0)])
+    text = (tmp_path / "sums.jsonl").read_text().replace("7*8?", "8*7?")
+    (tmp_path / "sums.jsonl").write_text(text)
+    with pytest.raises(ConfigError, match=r"data\.files.*prompts\.sums"):
+        evaluate(recipe, samplers=[ScriptedSampler(tamed)])
+
+
+def test_a_servers_failures_are_asked_for_again_alone(tmp_path: Path):
+    recipe = write_recipe(tmp_path, checkpoints={"sft": str(tmp_path / "checkpoint")})
+
+    def failing(request) -> str:
+        return "FAIL" if "sums 3:" in request.messages[0].content else answer(request)
+
+    with pytest.raises(DataError, match=r"4 of 48 completions failed.*server went away"):
+        evaluate(recipe, "--task", "sums", samplers=[ScriptedSampler(failing, batched=False)])
+    sampler = ScriptedSampler(answer, batched=False)
+    evaluate(recipe, "--task", "sums", samplers=[sampler])
+    no_tools = [b[0] for b in sampler.batches if b[0].tools is None]
+    assert len(no_tools) == 4
+    undisturbed = ScriptedSampler(answer, batched=False)
+    evaluate(recipe, "--task", "sums", f"out={tmp_path / 'again'}", samplers=[undisturbed])
+    assert records(tmp_path / "out") == records(tmp_path / "again")
+
+
+def test_dry_run_writes_nothing_and_shows_each_first_prompt(tmp_path: Path, capsys):
+    recipe = write_recipe(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    evaluate(recipe, "--dry-run", "--limit", "5", samplers=[])
+    assert sorted(tmp_path.rglob("*")) == before
+    shown = capsys.readouterr().out
+    assert "sums.no_tools: 5 prompts × 2" in shown
+    for unit in ("sums.no_tools", "products.no_tools", "sums.with_tools", "products.with_tools"):
+        assert f"first prompt of {unit} for sft:" in shown
+    assert "<|im_start|>assistant\n<think>\n" in shown
+    assert "<function>\n<name>calculate</name>" in shown
+
+
+def test_limit_and_task(tmp_path: Path):
+    recipe = write_recipe(tmp_path)
+    evaluate(recipe, "--limit", "3", "--task", "sums")
+    manifest, found = read_run(tmp_path / "out")
+    assert len(found["sft"]) == 3 * 2 + 3
+    assert manifest.counts.dropped == {"limit": 12 * 3 - 3 * 2}
+    with pytest.raises(ConfigError, match="limit"):
+        evaluate(recipe, "--task", "sums")
+    with pytest.raises(ConfigError, match=r"no task 'sum'.*did you mean 'sums'"):
+        evaluate(recipe, "--task", "sum", f"out={tmp_path / 'other'}")
+
+
+def test_rescored_without_a_model_it_is_the_same(run: Path, capsys):
+    run_script(["rescore", str(run / "out"), f"out={run / 'again'}"])
+    assert "0 scores and 0 verdicts changed" in capsys.readouterr().out
+    assert records(run / "again") == records(run / "out")
+    assert (run / "again/metrics.json").read_bytes() == (run / "out/metrics.json").read_bytes()
+    manifest = read_artifact(run / "again", kind="evaluation")
+    assert [p.kind for p in manifest.parents] == ["evaluation"]
+
+
+def test_compare(run: Path, capsys):
+    main = run_script
+    main(["compare", f"{run / 'out'}:sft", f"{run / 'out'}:dpo", "--json", str(run / "c.json")])
+    rows = json.loads((run / "c.json").read_text())["pairs"]
+    own = json.loads((run / "out/metrics.json").read_text())["pairs"]
+    assert [row["rates"] for row in rows] == [row["rates"] for row in own]
+    assert "undeclared calls" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="several checkpoints"):
+        main(["compare", str(run / "out"), str(run / "out")])
+    with pytest.raises(ConfigError, match="did you mean 'dpo'"):
+        main(["compare", f"{run / 'out'}:dp", f"{run / 'out'}:sft"])
+
+
+def test_runs_that_were_not_asked_alike_are_not_compared(run: Path, tmp_path: Path):
+    recipe = write_recipe(tmp_path, sampling={"temperature": 0.5})
+    evaluate(recipe)
+    compare = ["compare", f"{run / 'out'}:sft", f"{tmp_path / 'out'}:sft"]
+    with pytest.raises(ConfigError, match=r"sampling\.temperature.*--despite sampling"):
+        run_script(compare)
+    run_script([*compare, "--despite", "sampling"])
+    lock = json.loads((tmp_path / "out/lock.json").read_text())
+    assert lock["prompts"]["sums.no_tools"]
+
+
+def test_a_recipe_that_fails_first_gives_its_place_back(tmp_path: Path):
+    recipe = write_recipe(tmp_path)
+
+    def refuse(request):
+        raise ConfigError("broken")
+
+    with pytest.raises(ConfigError, match="broken"):
+        evaluate(recipe, samplers=[ScriptedSampler(refuse)])
+    write_recipe(tmp_path, n=1)
+    evaluate(recipe)
+
+
+def test_the_report_shows_the_calls(run: Path):
+    page = (run / "out/report.html").read_text()
+    assert "Before and after" in page
+    assert "arXiv 2512.20848" in page
+    assert "<mark>&lt;tool_call&gt;" in page
+    assert "Completions to read" in page
+
+
+def test_nothing_secret_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MY_SERVER_KEY", "sk-do-not-write-this")
+    backend = {
+        "kind": "completions",
+        "url": "http://localhost:1/v1",
+        "model": "m",
+        "api_key_env": "MY_SERVER_KEY",
+        "chat_template": "nemotron_3_nano",
+    }
+    logs = find_spec("inspect_ai") is not None
+    recipe = write_recipe(tmp_path, backend=backend, inspect_logs=logs)
+    evaluate(recipe, "--limit", "1", "--task", "sums")
+    assert bool(list(tmp_path.glob("out/inspect/*/*.eval"))) == logs
+    for path in (tmp_path / "out").rglob("*"):
+        if path.is_file():
+            assert b"do-not-write" not in path.read_bytes(), path
+            assert b"MY_SERVER_KEY" not in path.read_bytes(), path
+
+
+def test_a_large_unit_is_made_in_parts_and_taken_up_at_one(run: Path):
+    out, recipe = run / "parts", run / "eval.yaml"
+
+    def mortal(request) -> str:
+        if "products" in request.messages[0].content and request.tools is None:
+            raise ZeroDivisionError
+        return answer(request)
+
+    first, more = ScriptedSampler(mortal), (f"out={out}", "chunk=10")
+    with pytest.raises(ZeroDivisionError):
+        evaluate(recipe, *more, samplers=[first])
+    assert [len(batch) for batch in first.batches[:-1]] == [10, 10, 10, 10, 8]
+    assert list(records(out)) == ["records/sft/sums.no_tools.jsonl"]
+    # one part of the next unit is there as well
+    second = ScriptedSampler(answer)
+    second.answers = 0
+
+    def once(request) -> str:
+        second.answers += 1
+        if second.answers > 10:
+            raise ZeroDivisionError
+        return answer(request)
+
+    second._answer = once
+    with pytest.raises(ZeroDivisionError):
+        evaluate(recipe, *more, samplers=[second])
+    third = ScriptedSampler(answer)
+    evaluate(recipe, *more, samplers=[third, ScriptedSampler(tamed)])
+    assert [len(batch) for batch in third.batches[:4]] == [10, 10, 10, 8]
+    assert records(out) == records(run / "out")
+    assert not (out / "work").exists()
+
+
+def test_what_was_truncated_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    endless = [ScriptedSampler(lambda _: "because") for _ in range(2)]
+    evaluate(write_recipe(tmp_path), samplers=endless)
+    assert " truncated " in capsys.readouterr().out
+    page = (tmp_path / "out/report.html").read_text("utf-8")
+    assert "<b>100.00 %</b><span>truncated</span><small>dpo, no_tools, reasoning on: " in page
+
+
+def test_inspect_is_needed_for_its_logs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("posttrain.evaluation.inspect_adapter.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'posttrain\[eval\]'"):
+        evaluate(write_recipe(tmp_path, inspect_logs=True))
+    assert not (tmp_path / "out").exists()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "inspect_ai"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "inspect_ai", None)
+    evaluate(write_recipe(tmp_path), "--limit", "1")
+    assert read_artifact(tmp_path / "out", kind="evaluation")
+
+
+def test_the_light_parts_load_neither_inspect_nor_torch():
+    code = (
+        "import sys, posttrain.evaluation.compare, posttrain.evaluation.grade;"
+        "print(sorted({'torch', 'transformers', 'inspect_ai'} & set(sys.modules)))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"

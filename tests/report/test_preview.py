@@ -1,0 +1,118 @@
+"""The preview of artifacts: what is trained, where sequences begin, where data came from."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from posttrain.artifacts import Counts, StageDir, parent_of
+from posttrain.errors import DataError
+from posttrain.report.console import dialogue_text
+from posttrain.report.preview import marked_words
+from tests.data_builders.small_build import build, index, script, write_recipe
+
+WORDS = ["<s>", "ask", " me", "yes", "<e>"]
+
+
+def decode(ids):
+    return "".join(WORDS[i] for i in ids)
+
+
+def marked_text(ids, trained, *, colour, limit=None):
+    return dialogue_text(marked_words(ids, trained, decode, limit), colour=colour)
+
+
+def test_plain_text_puts_brackets_around_trained_runs():
+    text = marked_text([0, 1, 2, 3, 4], [False, False, False, True, True], colour=False)
+    assert text.plain == "<s>ask me【yes<e>】"
+
+
+def test_colours_follow_the_mask_token_by_token():
+    text = marked_text([1, 2, 3], [False, True, True], colour=True)
+    assert text.plain == "ask meyes"
+    styles = [str(span.style) for span in text.spans]
+    assert "green" not in styles[0]
+    assert all("green" in style for style in styles[1:])
+    assert styles[1] != styles[2], "neighbouring tokens can be told apart"
+
+
+def test_long_sequences_show_both_ends_and_say_how_much_is_left_out():
+    text = marked_text([1] * 100, [False] * 100, colour=False, limit=4)
+    assert text.plain == "askask … 96 tokens … askask"
+
+
+def test_tokens_that_share_a_character_come_as_one_piece():
+    raw = "é🙂".encode()
+
+    def bytes_decode(ids):
+        return bytes(ids).decode("utf-8", "replace")
+
+    words = marked_words(list(raw), [True] * len(raw), bytes_decode)
+    assert [part.text for part in words] == ["é", "🙂"]
+    # but never across the edge of the mask
+    split = marked_words(list(raw), [True, False, False, False, False, False], bytes_decode)
+    assert [part.style for part in split] == ["mark", ""]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("built")
+    build(write_recipe(folder))
+    return folder / "out"
+
+
+def test_script_shows_lineage_books_and_marked_sequences(built, capsys):
+    script("preview").main([str(built), "--rows", "1", "--limit", "0"])
+    out = capsys.readouterr().out
+    assert out.startswith(f"sft_data {built}")
+    assert re.search(r"in +│ +420 ", out)
+    assert "Mixture" in out
+    first = next(line for line in out.splitlines() if line.startswith("── pack"))
+    number, record = int(first.split()[2]), first.rstrip(" ─").split(" · ")[-1]
+    assert record in {r["record_id"] for r in index(built) if r["pack"] == number}
+    assert "】" in out
+    assert "<think></think>【" in out or "<think>\n【" in out
+    script("preview").main([str(built), "--rows", "1", "--split", "eval"])
+    assert "eval packs" in capsys.readouterr().out
+
+
+def test_script_shows_rows_of_other_artifacts(tmp_path, capsys):
+    stage = StageDir.open(tmp_path / "world", kind="tiny_world", config={"a": 1})
+    row = {"messages": [{"role": "user", "content": "hello"}], "metadata": {"family": "x"}}
+    (tmp_path / "world" / "train.jsonl").write_text(json.dumps(row) + "\n")
+    stage.finish(counts=Counts(1, 1), files={"train.jsonl": 1})
+    script("preview").main([str(tmp_path / "world")])
+    out = capsys.readouterr().out
+    assert "[user]\ncontent: hello" in out
+    assert '"family": "x"' in out
+
+
+def test_lineage_says_when_a_parent_is_gone_or_another(tmp_path, capsys):
+    old = StageDir.open(tmp_path / "old", kind="rows", config={}).finish(
+        counts=Counts(0, 0), files={}
+    )
+    parent = parent_of(tmp_path / "old", relative_to=tmp_path / "new", manifest=old)
+    StageDir.open(tmp_path / "new", kind="made", config={}).finish(
+        counts=Counts(0, 0), files={}, parents=[parent]
+    )
+
+    def shown() -> str:
+        script("preview").main([str(tmp_path / "new")])
+        return capsys.readouterr().out
+
+    assert old.digest[:12] in shown()
+    (tmp_path / "old" / "manifest.json").unlink()
+    (tmp_path / "old" / "stage.json").unlink()
+    assert "old: not at ../old" in shown()
+    StageDir.open(tmp_path / "old", kind="rows", config={"b": 2}).finish(
+        counts=Counts(0, 0), files={}
+    )
+    assert "another artifact lies at ../old now" in shown()
+
+
+def test_a_directory_without_manifest_is_no_artifact(tmp_path):
+    with pytest.raises(DataError, match=r"manifest\.json"):
+        script("preview").main([str(tmp_path)])
