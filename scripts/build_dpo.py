@@ -36,9 +36,8 @@ def main(arguments: list[str]) -> None:
     from posttrain.artifacts import parent_of, read_artifact
     from posttrain.chat import profile_of
     from posttrain.models.chat_template import chat_template_of
-    from posttrain.models.encoding import encoder_of, load_any_tokenizer
-    from posttrain.models.tokenizer import special_tokens
     from posttrain.report import ensure_report, write_report
+    from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer, special_tokens
 
     console = Console(width=None if sys.stdout.isatty() else 140)
     out = Path(recipe.out)

@@ -121,7 +121,7 @@ def run(
 async def open_judges(recipe: RlhfConfig, stack: contextlib.AsyncExitStack) -> list[JudgeSampler]:
     """Every model that judges; the same one twice is opened once."""
     from posttrain.sampling.open import opened_sampler
-    from posttrain.sampling.rendered import RenderedSampler
+    from posttrain.sampling.render import RenderedSampler
     from reward.judge.judge import judge_sampler
 
     judges: dict[str, JudgeSampler] = {}

@@ -18,9 +18,9 @@ from posttrain.config.build_genrm import BuildGenRmConfig
 from posttrain.config.build_sft import TokenizerConfig
 from posttrain.errors import RenderError
 from posttrain.models.chat_template import chat_template_of
-from posttrain.models.encoding import encoder_of, load_any_tokenizer
 from posttrain.records import Message, json_text
 from posttrain.rollouts import Prompt
+from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer
 from reward.judge.prompt import judging_messages, quoted, verdict_text
 from reward.judge.verdict import Gold, Verdict, parse_verdict, training_reward
 

@@ -23,10 +23,10 @@ from data_builders.rows.where import Where, parse_where
 from posttrain.artifacts import Counts
 from posttrain.config.load import nearest
 from posttrain.config.prompts import GIVEN_TOOLS, NO_TOOLS, AnySource, Setting
+from posttrain.environments.base import Toolkit
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import Message, json_text
 from posttrain.rollouts import Prompt
-from posttrain.tools.protocol import Toolkit
 from reward.graders.base import Grader
 
 

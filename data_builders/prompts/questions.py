@@ -30,7 +30,7 @@ from posttrain.config.prompts import (
     QuestionPrompts,
     TinyWorldPrompts,
 )
-from posttrain.json_values import encode_json
+from posttrain.jsontext import encode_json
 from posttrain.records import Message, json_text, message_to_row
 
 Row = Mapping[str, Any]

@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from posttrain.environments.base import writable
 from posttrain.errors import DataError
 from posttrain.records import json_text
 from posttrain.rollouts import Prompt, metadata_of
-from posttrain.tools.tool import writable
 
 State = dict[str, Any]
 Arguments = Mapping[str, Any]

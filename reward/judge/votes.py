@@ -17,7 +17,7 @@ from typing import Any
 from posttrain.errors import JudgeError
 from posttrain.group_rewards import Failure
 from posttrain.records import Message, json_text
-from posttrain.sampling.protocol import Generation, Parameters, Request, seed_of
+from posttrain.sampling.sampler import Generation, Parameters, Request, seed_of
 from reward.judge.verdict import Verdict, parse_verdict
 
 _SHOWN = 200  # characters of an answer in a message

@@ -15,7 +15,7 @@ from posttrain.chat import parse_completion
 from posttrain.config.judge import JudgeConfig
 from posttrain.records import Message
 from posttrain.rollouts import Completion, Finish, Prompt, Step
-from posttrain.sampling.protocol import Request
+from posttrain.sampling.sampler import Request
 from reward.judge.cache import VerdictCache
 from reward.judge.judge import GenRmJudge, JudgeSampler
 from reward.judge.prompt import verdict_text

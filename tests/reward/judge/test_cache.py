@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.sampling.protocol import Generation, Request
+from posttrain.sampling.sampler import Generation, Request
 from reward.judge.cache import VerdictCache
 from reward.judge.verdict import Verdict
 from reward.judge.votes import Judgement, Vote

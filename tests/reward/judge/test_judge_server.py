@@ -14,8 +14,8 @@ from aiohttp import web
 from posttrain.config.judge import LengthConfig, PairingConfig
 from posttrain.errors import JudgeError
 from posttrain.group_rewards import Group, GroupRewards
-from posttrain.sampling.chat_sampler import ChatSampler
-from posttrain.sampling.http_client import Client, ClientSettings
+from posttrain.sampling.engines.chat import ChatSampler
+from posttrain.sampling.engines.http import Client, ClientSettings
 from reward.judge.judge import GenRmJudge, JudgeSampler
 from reward.judge.prompt import verdict_text
 from reward.judge.verdict import Verdict

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from posttrain.chat import ChatTemplate
-from posttrain.models.encoding import encoder_of
 from posttrain.records import Message
-from posttrain.sampling.rendered import RenderedSampler
+from posttrain.sampling.render import RenderedSampler
+from posttrain.tokens.tokenizer import encoder_of
 from reward.judge.judge import GenRmJudge, JudgeSampler, judge_sampler
 from reward.judge.prompt import LAYOUTS
 from reward.judge.verdict import Verdict
