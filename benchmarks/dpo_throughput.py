@@ -39,8 +39,8 @@ from trl.trainer.dpo_trainer import DPOTrainer
 from data_builders.preferences.write import PairWriter
 from posttrain.config.dpo import LossConfig
 from posttrain.models.load import choose_attention
-from posttrain.models.tokenizer import load_tokenizer
 from posttrain.pairs import Pair, Side
+from posttrain.tokens.tokenizer import load_tokenizer
 from posttrain.training.dpo.data import Pairs, load_pairs
 from posttrain.training.dpo.layout import make_pair_collator
 from posttrain.training.dpo.reference import ReferenceKey, ReferenceStore, compute_order

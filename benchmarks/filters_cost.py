@@ -18,8 +18,8 @@ from data_builders.rows.examples import read_examples
 from posttrain.config.filters import Filters, StructuralFilters
 from posttrain.config.load import validate
 from posttrain.config.source import SourceConfig
-from posttrain.models.encoding import encoder_of, load_any_tokenizer
 from posttrain.records import Example
+from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 LISTS = ROOT / "recipes" / "nemotron-3-nano"

@@ -42,9 +42,9 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from posttrain.config.grpo import GroupTraining
 from posttrain.config.load import validate
 from posttrain.group_rewards import Failure, Group, GroupRewards
-from posttrain.models.tokenizer import load_tokenizer
 from posttrain.records import Message
 from posttrain.rollouts import Prompt
+from posttrain.tokens.tokenizer import load_tokenizer
 from posttrain.training.rl.stage import GroupStage, grpo_arguments
 from posttrain.versions import package_versions
 

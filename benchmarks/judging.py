@@ -33,8 +33,8 @@ from posttrain.config.judge import JudgeConfig, LengthConfig, PairingConfig
 from posttrain.group_rewards import Group
 from posttrain.records import Message
 from posttrain.rollouts import Completion, Prompt, Step
-from posttrain.sampling.chat_sampler import ChatSampler
-from posttrain.sampling.http_client import Client, ClientSettings
+from posttrain.sampling.engines.chat import ChatSampler
+from posttrain.sampling.engines.http import Client, ClientSettings
 from posttrain.versions import package_versions
 from reward.genrm import Verdict
 from reward.genrm_judge import GenRmJudge, seat_for

@@ -35,8 +35,8 @@ from data_builders.preferences.write import PairWriter, read_pairs
 from posttrain.chat import ChatTemplate
 from posttrain.config.source import SourceConfig
 from posttrain.models.chat_template import chat_template_of
-from posttrain.models.encoding import encoder_of, load_any_tokenizer
 from posttrain.records import message_to_template
+from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer
 from posttrain.versions import package_versions
 
 

@@ -29,14 +29,13 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 
 from posttrain.config.backend import TransformersBackend
-from posttrain.models.encoding import encoder_of
-from posttrain.models.from_config import TINY_ATTENTION, TINY_HYBRID, build_model
+from posttrain.models.chat_template import renderer_of
 from posttrain.models.inference import generation_stops, load_for_inference
-from posttrain.models.rendering import renderer_of
+from posttrain.models.load import TINY_ATTENTION, TINY_HYBRID, build_model
 from posttrain.rollouts import prompt_from_row
-from posttrain.sampling.decode import decode
-from posttrain.sampling.engine import EngineRequest
-from posttrain.sampling.protocol import Parameters, seed_of
+from posttrain.sampling.engines.decode import decode
+from posttrain.sampling.sampler import EngineRequest, Parameters, seed_of
+from posttrain.tokens.tokenizer import encoder_of
 from posttrain.versions import package_versions
 
 Ids = tuple[int, ...]

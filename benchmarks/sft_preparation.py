@@ -38,7 +38,7 @@ from data_builders.sft.prepare import prepare
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.load import load_recipe
 from posttrain.config.source import SourceConfig
-from posttrain.models.data_renderer import load_data_renderer
+from posttrain.models.chat_template import load_data_renderer
 from posttrain.records import Example, message_to_template
 from posttrain.versions import package_versions
 

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from data_builders.sft.part import BATCH_ROWS
 from posttrain.chat import training_samples
 from posttrain.config.build_sft import SftTokenizer
-from posttrain.models.data_renderer import DataRenderer, load_data_renderer
+from posttrain.models.chat_template import DataRenderer, load_data_renderer
 from posttrain.records import Example, Message, make_example
 from posttrain.tokens.encode import distinct_texts, encode_samples
 

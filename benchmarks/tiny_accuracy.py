@@ -29,10 +29,9 @@ from posttrain.chat import ChatTemplate
 from posttrain.errors import ConfigError, PosttrainError
 from posttrain.evaluation.intervals import wilson
 from posttrain.models.chat_template import chat_template_of
-from posttrain.models.tokenizer import load_tokenizer, special_tokens
-from posttrain.sampling.decode import decode
-from posttrain.sampling.engine import Budget, EngineRequest
-from posttrain.sampling.protocol import Parameters
+from posttrain.sampling.engines.decode import decode
+from posttrain.sampling.sampler import Budget, EngineRequest, Parameters
+from posttrain.tokens.tokenizer import load_tokenizer, special_tokens
 
 CLOSE = "</think>\n"
 

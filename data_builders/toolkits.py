@@ -1,4 +1,4 @@
-"""The toolkits that a recipe's prompts name: those of `posttrain/tools/`, and the tiny world's own.
+"""The toolkits that prompts name: those of `posttrain/environments/`, and the tiny world's own.
 
 toolkits_for(recipe.prompts, recipe.settings)  → {"tiny_world": …, "calculator+python": …}
 """
@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from data_builders.tiny_world.environment import TinyWorldToolkit
 from posttrain.config.prompts import GIVEN_TOOLS, NO_TOOLS, AnySource, Setting
-from posttrain.tools.protocol import Toolkit
-from posttrain.tools.toolkits import open_toolkit
+from posttrain.environments.base import Toolkit, open_toolkit
 
 TINY_WORLD = "tiny_world"
 

@@ -27,7 +27,7 @@ STAGE = "stage.json"
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Rows in, rows kept, rows dropped by reason; the books must balance."""
+    """Rows in, rows kept and rows dropped by reason; they add up."""
 
     rows_in: int
     kept: int
@@ -59,7 +59,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What `manifest.json` says. `digest` identifies the artifact's content and lineage.
+    """The content of `manifest.json`. `digest` identifies the artifact's content and lineage.
 
     `run` is how it was made where that decides nothing of it: no part of the digest.
     """
@@ -132,13 +132,17 @@ class StageDir:
         stage = cls(path=out, kind=kind, config=config, config_digest=digest_of(config))
         marker = out / STAGE
         text = marker.read_text("utf-8") if marker.is_file() else "{}"
-        found = cast(dict[str, Any], json.loads(text))
-        if found and not (found.get("given_back") and found["kind"] == kind):
-            stage._refuse_foreign(found)
+        marked = cast(dict[str, Any], json.loads(text))
+        if marked and not (marked.get("given_back") and marked["kind"] == kind):
+            stage._refuse_foreign(marked)
             return stage
         if out.exists() and not out.is_dir():
             raise ConfigError(f"{out} is a file; out= must name a directory")
-        if not found and out.is_dir() and any(p.name != f".{STAGE}.partial" for p in out.iterdir()):
+        if (
+            not marked
+            and out.is_dir()
+            and any(p.name != f".{STAGE}.partial" for p in out.iterdir())
+        ):
             raise ConfigError(
                 f"{out} is not empty and was not made by a stage of ours; choose another out="
             )
@@ -165,12 +169,12 @@ class StageDir:
         body = {"kind": self.kind, "config": self.config, "config_digest": self.config_digest}
         atomic_write_json(self.path / STAGE, body | more)
 
-    def _refuse_foreign(self, found: Mapping[str, Any]) -> None:
-        if found["kind"] == self.kind and found["config_digest"] == self.config_digest:
+    def _refuse_foreign(self, marked: Mapping[str, Any]) -> None:
+        if marked["kind"] == self.kind and marked["config_digest"] == self.config_digest:
             return
-        if found["kind"] != self.kind:
-            raise ConfigError(f"{self.path} holds a {found['kind']!r} artifact, not {self.kind!r}")
-        changed = ", ".join(differing_keys(found["config"], self.config)) or "(nested values)"
+        if marked["kind"] != self.kind:
+            raise ConfigError(f"{self.path} holds a {marked['kind']!r} artifact, not {self.kind!r}")
+        changed = ", ".join(differing_keys(marked["config"], self.config)) or "(nested values)"
         raise ConfigError(
             f"{self.path} was made by another config (they differ in: {changed}); "
             "choose another out=, or delete the directory to start over"

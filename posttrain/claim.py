@@ -1,4 +1,4 @@
-"""One process works in an output directory at a time, and a command that fails says so in one line.
+"""The output lock: one process at a time in a directory; and a command's errors as one line.
 
     with claimed(Path("runs/x"), kind="sft_data", config=config) as stage:
         …

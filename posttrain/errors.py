@@ -30,7 +30,7 @@ class RenderError(PosttrainError):
 
 
 class JudgeError(PosttrainError):
-    """A judge that failed on more than the allowed share of what it was asked."""
+    """A judge that failed on more than the allowed share of its judgements."""
 
 
 class TrainingError(PosttrainError):

@@ -27,7 +27,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A question that a judge gave no answer to: why, and the end of what it said."""
+    """A comparison without a verdict: why, and the end of the judge's text."""
 
     reason: str
     text: str
@@ -41,7 +41,7 @@ class GroupRewards:
         rewards: one a rollout, finite, None where unscored.
         parts: what the rewards are made of, or what is watched beside them (`accuracy`, …): one
             value a rollout, None where there is none.
-        judgements: JSON-able rows of what a judge said, to be written beside the rollouts.
+        judgements: JSON-able rows of a judge's verdicts, to be written beside the rollouts.
         counts: additive stats of the group (`judge_calls`, `judge_failed`, `judge_tokens`, …);
             they are summed over a step.
         failures: of the `asked` questions about this group, those that came to nothing.

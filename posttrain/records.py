@@ -29,7 +29,7 @@ ReasoningMode = Literal["on", "off"]
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a grader says of one completion.
+    """A grader's verdict on one completion.
 
     `value` in [0, 1], or `None` when the completion could not be scored: a grader that fails never
     invents a number. `answer` is what was read out of the completion; `explanation` says why.

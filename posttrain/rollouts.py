@@ -1,4 +1,4 @@
-"""What is asked of a model and all that it generated: prompts, steps, completions; torch-free.
+"""Prompts, and all that a model generated for them: steps and completions; torch-free.
 
     Prompt(id="maths-7/no_tools/on", task="maths-7", setting="no_tools",
            messages=(Message("user", "7*8?"),), thinking=True, gold="56", grader="math")
@@ -28,7 +28,7 @@ TRUNCATED: tuple[Finish, ...] = ("length", "turn_limit", "token_limit")
 class Prompt:
     """One prompt in one setting.
 
-    `task` is shared by the settings and modes in which one question is asked; `id` is unique.
+    `task` is shared by the settings and modes of one question; `id` is unique.
     `tools` is the JSON text of the declared tools, `None` when none is declared. `environment`
     names what runs their calls. `reasoning_budget` is in tokens. `gold` is what `grader` compares
     with; `metadata` (JSON text of an object) is for graders and environments.
@@ -57,7 +57,7 @@ class Step:
         parsed: the text taken apart; structured calls of a chat endpoint are in `tool_calls`.
         ids: exact token ids, stop token and forced ids included; None where a server hides them.
         logps: log-probability of each id under the distribution it was sampled from; 0.0 for
-            forced ids; None where not asked for or not to be had.
+            forced ids; None where not requested or not available.
         forced: [start, end) of `ids` that were put in to close reasoning at its budget.
         finish: "stop" (a stop token) or "length".
         reasoning_tokens, answer_tokens: tokens of each part; tags, stop token and forced ids are
@@ -125,7 +125,7 @@ class Completion:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """What was said after the prompt: assistant turns and tool results."""
+        """The turns after the prompt: assistant messages and tool results."""
         return tuple(m for step in self.steps for m in (step.parsed.message(), *step.results))
 
     def sampled(self) -> tuple[tuple[int, ...], tuple[bool, ...]]:

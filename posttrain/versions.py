@@ -23,8 +23,8 @@ VERSIONED = (
 
 def package_versions(names: Iterable[str] = VERSIONED) -> dict[str, str]:
     """Installed versions of the packages that shape results; absent ones are left out."""
-    found = {name: _version(name) for name in names}
-    return {name: version for name, version in found.items() if version is not None}
+    versions = {name: _version(name) for name in names}
+    return {name: version for name, version in versions.items() if version is not None}
 
 
 @functools.cache  # a build asks for every part of its input, and each answer reads a file

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, cast
 
-from posttrain.json_values import load_json
+from posttrain.jsontext import load_json
 
 LOWEST_SCORE, HIGHEST_SCORE = 1.0, 5.0
 LOWEST_RANKING, HIGHEST_RANKING = 1.0, 6.0

@@ -22,8 +22,8 @@ from posttrain.artifacts import MANIFEST, read_artifact
 from posttrain.config.backend import Server
 from posttrain.config.judge import JudgeConfig, JudgeModel
 from posttrain.errors import ConfigError
-from posttrain.sampling.protocol import Sampler
-from posttrain.sampling.together import gather_or_cancel
+from posttrain.sampling.rollout import gather_or_cancel
+from posttrain.sampling.sampler import Sampler
 from reward.genrm_prompt import judging_messages, layout_for
 from reward.judgements import Judgement, Ledger, Match, Vote, averaged
 from reward.question import Asker, Question

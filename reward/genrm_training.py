@@ -15,7 +15,7 @@ from typing import Any
 
 from posttrain.errors import DataError
 from posttrain.group_rewards import Failure, Group, GroupRewards
-from posttrain.json_values import load_json
+from posttrain.jsontext import load_json
 from posttrain.rollouts import Completion, Prompt
 from reward.genrm import (
     FORMAT_WEIGHT,

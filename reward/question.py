@@ -15,7 +15,7 @@ from typing import Any
 
 from posttrain.records import Message, json_text
 from posttrain.rollouts import Step
-from posttrain.sampling.protocol import Generation, Parameters, Request, seed_of
+from posttrain.sampling.sampler import Generation, Parameters, Request, seed_of
 from reward.genrm import parse_verdict
 from reward.judgements import Vote
 

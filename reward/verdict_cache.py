@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
-from posttrain.json_values import load_json
+from posttrain.jsontext import load_json
 from posttrain.records import json_text
 from reward.genrm import Verdict
 from reward.judgements import Vote

@@ -44,10 +44,9 @@ from posttrain.config.build_sft import TokenizerConfig
 from posttrain.config.command import parse_recipe, recipe_parser
 from posttrain.errors import ConfigError
 from posttrain.models.chat_template import chat_template_of
-from posttrain.models.encoding import encoder_of, load_any_tokenizer
-from posttrain.models.tokenizer import special_tokens
 from posttrain.pairs import Pair
 from posttrain.report import ensure_report, write_report
+from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer, special_tokens
 
 BASE = Path(".")
 TO_READ = 24  # pairs of each category kept as text for the report

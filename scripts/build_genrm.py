@@ -29,9 +29,9 @@ from posttrain.config.build_genrm import BuildGenRmConfig
 from posttrain.config.build_sft import TokenizerConfig
 from posttrain.config.command import parse_recipe, recipe_parser
 from posttrain.models.chat_template import chat_template_of
-from posttrain.models.encoding import encoder_of, load_any_tokenizer
 from posttrain.report import ensure_report, write_report
 from posttrain.rollouts import Prompt
+from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer
 
 BASE = Path(".")
 

@@ -82,7 +82,7 @@ def plan_of(recipe: EvalConfig, limit: int | None) -> EvaluationPlan:
     from data_builders.toolkits import toolkits_for
     from posttrain.evaluation.grade import units_of
     from posttrain.evaluation.stage import EvaluationPlan, checkpoint_parents
-    from posttrain.models.rendering import renderer_of
+    from posttrain.models.chat_template import renderer_of
 
     inputs, parents = prompt_inputs(recipe.prompts, BASE, out=Path(recipe.out))
     parents += checkpoint_parents(recipe)

@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> None:
         print_sections(console, row_sections(root, **shown))
         return
 
-    from posttrain.models.encoding import encoder_of, load_any_tokenizer
+    from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer
 
     decode = encoder_of(load_any_tokenizer(str(options.directory / "tokenizer"))).decode
     if manifest.kind == "sft_data":

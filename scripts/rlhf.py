@@ -121,7 +121,7 @@ def run(
 async def open_judges(recipe: RlhfConfig, stack: contextlib.AsyncExitStack) -> list[Seat]:
     """Every model that judges; the same one twice is opened once."""
     from posttrain.sampling.open import opened_sampler
-    from posttrain.sampling.rendered import RenderedSampler
+    from posttrain.sampling.render import RenderedSampler
     from reward.genrm_judge import seat_for
 
     judges: dict[str, Seat] = {}

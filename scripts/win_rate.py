@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> None:
     from posttrain.evaluation.tables import print_win_rates
     from posttrain.evaluation.win_rate import pair_up, read_answers, win_rows
     from posttrain.report import ensure_report, write_report
-    from posttrain.sampling.journal import row_line
+    from posttrain.sampling.generate import row_line
     from reward.genrm_prompt import shown_answer
 
     before, after = (read_answers(path, out) for path in (recipe.before, recipe.after))
@@ -123,7 +123,7 @@ async def judge_all(
         JudgeError: too many failed.
     """
     from posttrain.sampling.open import opened_sampler
-    from posttrain.sampling.rendered import RenderedSampler
+    from posttrain.sampling.render import RenderedSampler
     from reward.genrm_judge import GenRmJudge, Seat, seat_for
     from reward.judgements import Match, failures_of, refuse_failures
     from reward.rlhf import principle_of

@@ -18,7 +18,7 @@ from data_builders.decontamination.items import read_items, texts_in
 from data_builders.decontamination.words import words_of
 from data_builders.filters.drop import Drop
 from posttrain.config.decontamination import DecontaminationConfig
-from posttrain.json_values import load_json
+from posttrain.jsontext import load_json
 from posttrain.records import Example
 
 _SHOWN = 300  # characters of a passage

@@ -13,7 +13,7 @@ import json
 import unicodedata
 
 from data_builders.keyed import key64
-from posttrain.json_values import encode_json, load_json
+from posttrain.jsontext import encode_json, load_json
 from posttrain.records import Example, Message
 
 

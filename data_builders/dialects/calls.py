@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from data_builders.dialects.reading import RowProblem
-from posttrain.json_values import encode_json, load_json
+from posttrain.jsontext import encode_json, load_json
 from posttrain.records import ToolCall
 
 _CALL_KEYS = {"name", "arguments", "parameters", "id", "type", "index"}

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from data_builders.dialects.reading import RowProblem
-from posttrain.json_values import encode_json
+from posttrain.jsontext import encode_json
 from posttrain.records import Role
 
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})

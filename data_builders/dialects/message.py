@@ -15,7 +15,7 @@ from data_builders.dialects.content import read_content
 from data_builders.dialects.loss_masks import refuse_untrained
 from data_builders.dialects.reading import Reading, RowProblem
 from posttrain.chat.reasoning import CLOSE, OPEN, split_think
-from posttrain.json_values import load_json
+from posttrain.jsontext import load_json
 from posttrain.records import Message, Role, ToolCall
 
 CALL_TURNS = frozenset({"function_call", "function-call", "tool_call", "tool_calls"})

@@ -16,7 +16,7 @@ from data_builders.dialects.messages_list import with_system
 from data_builders.dialects.prompt_completion import read_answer, read_prompt
 from data_builders.dialects.reading import Reading, Row
 from data_builders.filters.structure import first_empty_user
-from posttrain.json_values import load_json
+from posttrain.jsontext import load_json
 from posttrain.records import Message, json_text
 
 CONTEXT_KEYS = ("context", "history", "messages", "conversations", "conversation", "prompt",

@@ -23,9 +23,9 @@ from data_builders.rows.read import RowCounts
 from posttrain.artifacts import Counts
 from posttrain.config.load import nearest
 from posttrain.config.prompts import GIVEN_TOOLS, NO_TOOLS, AnySource, Setting
+from posttrain.environments.base import Toolkit
 from posttrain.errors import ConfigError, DataError
 from posttrain.rollouts import Prompt
-from posttrain.tools.protocol import Toolkit
 from reward.grader import Grader
 
 

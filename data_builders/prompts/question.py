@@ -14,7 +14,7 @@ from typing import Any
 
 from data_builders.dialects import RowProblem
 from data_builders.rows.where import lookup
-from posttrain.json_values import encode_json
+from posttrain.jsontext import encode_json
 from posttrain.records import Message, json_text, message_to_row
 
 Row = Mapping[str, Any]

@@ -15,9 +15,9 @@ from data_builders.keyed import unit
 from data_builders.prompts.question import Question
 from data_builders.rows.where import Where, parse_where
 from posttrain.config.prompts import GIVEN_TOOLS, NO_TOOLS, AnySource, Setting
+from posttrain.environments.base import Toolkit
 from posttrain.records import Message, json_text
 from posttrain.rollouts import Prompt
-from posttrain.tools.protocol import Toolkit
 
 
 @dataclass(frozen=True)

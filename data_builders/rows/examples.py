@@ -22,7 +22,7 @@ from data_builders.rows.read import RowCounts, read_rows
 from data_builders.rows.where import lookup
 from posttrain.config.source import EndingPolicy, SourceConfig
 from posttrain.errors import DataError
-from posttrain.json_values import encode_json
+from posttrain.jsontext import encode_json
 from posttrain.records import Example, Message, make_example
 
 

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from data_builders.rows.raw import Dropped, RawRow, RawRows
 from posttrain.errors import DataError
-from posttrain.json_values import load_json
+from posttrain.jsontext import load_json
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _BLOCK = 1 << 20

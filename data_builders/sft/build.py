@@ -50,7 +50,7 @@ from data_builders.workers import Executor, ProcessPool, RayPool, Serial
 from posttrain.artifacts import StageDir, digest_of, read_artifact
 from posttrain.chat import profile_of
 from posttrain.config.build_sft import EXECUTION, OPTIONAL, BuildSftConfig, SftTokenizer
-from posttrain.models.data_renderer import DataRenderer, load_data_renderer
+from posttrain.models.chat_template import DataRenderer, load_data_renderer
 from posttrain.report.pages.supervision import ROWS as SUPERVISION
 
 KIND = "sft_data"

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from data_builders.tiny_world.tools import TOOLS, ToolWorld, tool_schemas
+from posttrain.environments.base import writable
 from posttrain.errors import DataError
 from posttrain.records import json_text
 from posttrain.rollouts import Prompt, metadata_of
-from posttrain.tools.tool import writable
 
 
 class TinyWorldToolkit:

@@ -26,7 +26,7 @@ from posttrain.audit.marks import marks_of
 from posttrain.audit.reader import SetReader, data_files
 from posttrain.claim import claimed
 from posttrain.config.audit import AuditConfig
-from posttrain.models.audit_tokens import AuditTokens, audit_tokens
+from posttrain.models.chat_template import AuditTokens, audit_tokens
 from posttrain.records import json_text
 from posttrain.report import ensure_report, write_report
 from posttrain.report.console import print_sections

@@ -1,10 +1,9 @@
 """Messages → rendered text with loss masks, and completions → messages. Torch-free."""
 
+from posttrain.chat.masks import Segment, TrainingSample, left_out, render, training_samples
 from posttrain.chat.parse import ParsedCompletion, parse_completion
 from posttrain.chat.profile import Profile, profile_of
 from posttrain.chat.reasoning import ThinkSplit, split_think, strip_reasoning, truncate_reasoning
-from posttrain.chat.samples import left_out, render, training_samples
-from posttrain.chat.segments import Segment, TrainingSample
 from posttrain.chat.template import ChatTemplate, nemotron_3_nano_template
 
 __all__ = [

@@ -28,10 +28,10 @@ def refuse_framing(
     """
     for k, message in enumerate(messages):
         for text in message_texts(message):
-            if found := tokens.search(text):
-                raise _forged(f"message {first + k} ({message.role})", found[0])
-    if tools and (found := tokens.search(_unescaped(tools))):
-        raise _forged("a declared tool", found[0])
+            if match := tokens.search(text):
+                raise _forged(f"message {first + k} ({message.role})", match[0])
+    if tools and (match := tokens.search(_unescaped(tools))):
+        raise _forged("a declared tool", match[0])
 
 
 def _forged(place: str, token: str) -> RenderError:

@@ -1,4 +1,4 @@
-"""Where each assistant message's own words begin and end in rendered text.
+"""Which messages each sequence trains, and where their own words lie in rendered text.
 
     located = locate_prefix(template, messages, tools=None, wanted=(1,))
     located.spans    {1: (71, 95)}    text[71:95] == "2+2 is 4.\\n</think>\\n4<|im_end|>\\n"
@@ -17,6 +17,7 @@ from typing import Any
 
 from posttrain.chat.template import ChatTemplate
 from posttrain.errors import RenderError
+from posttrain.records import Message
 
 Row = Mapping[str, Any]
 # every switch known to change what a template writes for the model to continue
@@ -27,6 +28,49 @@ THINKING_SWITCHES: tuple[Mapping[str, Any], ...] = (
     {"thinking": True},
     {"thinking": False},
 )
+
+
+@dataclass(frozen=True, slots=True)
+class SequencePlan:
+    """`messages[:stop]` with the messages at `trained` trained.
+
+    `first` is where the turn's own messages begin: its user message (0 for a whole conversation).
+    """
+
+    turn: int
+    first: int
+    stop: int
+    trained: tuple[int, ...]
+
+
+def sequences(messages: Sequence[Message], *, every_turn: bool = False) -> tuple[SequencePlan, ...]:
+    """The sequences of a conversation, in order; none when no assistant speaks after a user.
+
+    user, assistant(R1), user, assistant(R2)  →  SequencePlan(turn=0, stop=2, trained=(1,))
+                                                 SequencePlan(turn=1, stop=4, trained=(3,))
+    user, assistant, user, assistant          →  SequencePlan(turn=0, stop=4, trained=(1, 3))
+
+    As NVIDIA's data preparation does (nemotron-3-nano reference, `chat_sft_shard_core`): a template
+    drops reasoning from earlier turns, so once any message reasons, every user turn is a sequence
+    of its own that trains only that turn's assistant steps. A turn nobody answers is no sequence.
+
+    Args:
+        every_turn: split also when nobody reasons. Some templates (Qwen3's) write a turn without
+            reasoning differently once others follow; each answer is then trained behind the prompt
+            that inference gives it.
+    """
+    speakers = [i for i, m in enumerate(messages) if m.role == "assistant"]
+    if not every_turn and not any(messages[i].reasons for i in speakers):
+        whole = SequencePlan(turn=0, first=0, stop=len(messages), trained=tuple(speakers))
+        return (whole,) if speakers else ()
+    users = [i for i, m in enumerate(messages) if m.role == "user"]
+    plans: list[SequencePlan] = []
+    for turn, first in enumerate(users):
+        stop = users[turn + 1] if turn + 1 < len(users) else len(messages)
+        trained = tuple(i for i in speakers if first < i < stop)
+        if trained:
+            plans.append(SequencePlan(turn=turn, first=first, stop=stop, trained=trained))
+    return tuple(plans)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,9 @@
     parse_completion("2+2 is 4.\\n</think>\\n4<|im_end|>\\n", thinking=True)
     → ParsedCompletion(reasoning="2+2 is 4.", answer="4", tool_calls=(), problems=(), finished=True)
 
+Tool calls are read as models write them: Nemotron's XML, whose arguments are text that the declared
+schema gives its type back, and Hermes' JSON, both inside `<tool_call>`.
+
 This inverts rendering: the parsed message, rendered after the same prompt, gives the same text.
 Whatever cannot be inverted stays in `answer` verbatim and is named in `problems`. An argument's
 text that holds `\\n</parameter>` cannot be told from the end of one; no other text is ambiguous.
@@ -10,12 +13,14 @@ text that holds `\\n</parameter>` cannot be told from the end of one; no other t
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, cast
 
-from posttrain.chat.calls import CALL_OPEN, parse_calls
 from posttrain.chat.reasoning import CLOSE, OPEN
-from posttrain.records import Message, ToolCall
+from posttrain.jsontext import load_json
+from posttrain.records import Message, ToolCall, json_text
 
 Problem = Literal[
     "unclosed_think",  # the trace never closed: there is no answer
@@ -86,10 +91,10 @@ def _cut_at_end(
     text: str, end_tokens: tuple[str, ...], problems: list[Problem]
 ) -> tuple[str, bool, str]:
     """The turn, whether it ended, and what else was written."""
-    found = [(at, token) for token in end_tokens if (at := text.find(token)) >= 0]
-    if not found:
+    ends = [(at, token) for token in end_tokens if (at := text.find(token)) >= 0]
+    if not ends:
         return text, False, ""
-    at, token = min(found)
+    at, token = min(ends)
     behind = text[at + len(token) :]
     if not behind.strip():
         return text[:at], True, ""
@@ -114,3 +119,186 @@ def _split_reasoning(body: str, thinking: bool, problems: list[Problem]) -> tupl
     if CLOSE in rest:
         problems.append("two_closings")
     return trace.removesuffix("\n"), rest.removeprefix("\n")
+
+
+# -- tool calls ------------------------------------------------------------------------------------
+
+CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
+CallProblem = Literal["half_call", "malformed_call", "argument_type", "text_after_call"]
+Schema = Mapping[str, Any]
+
+_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>\n?(.*?)</function>\s*", re.S)
+_PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n")
+_PARAMETER_CLOSE = "\n</parameter>"
+_JSON_CALL = frozenset({"name", "arguments", "parameters", "id", "type"})
+_UNREADABLE = object()
+
+
+def parse_calls(
+    text: str, tools: str | None
+) -> tuple[tuple[ToolCall, ...], str, list[CallProblem]]:
+    """Read consecutive calls.
+
+    Args:
+        text: begins with `<tool_call>`.
+        tools: JSON text of the declared tools, for argument types.
+
+    Returns:
+        The calls; whatever text is not one of them, verbatim; and what is wrong.
+    """
+    schemas = _parameter_schemas(tools)
+    calls: list[ToolCall] = []
+    leftover: list[str] = []
+    problems: list[CallProblem] = []
+    position = 0
+    while position < len(text):
+        opened = text.find(CALL_OPEN, position)
+        between = text[position : opened if opened >= 0 else len(text)]
+        if between.strip():
+            problems.append("text_after_call")
+            leftover.append(between)
+        if opened < 0:
+            break
+        closed = text.find(CALL_CLOSE, opened)
+        if closed < 0:
+            problems.append("half_call")
+            leftover.append(text[opened:])
+            break
+        inner, position = text[opened + len(CALL_OPEN) : closed], closed + len(CALL_CLOSE)
+        is_json = inner.lstrip().startswith("{")
+        call = _read_json(inner) if is_json else _read_xml(inner, schemas, problems)
+        if call is None:
+            problems.append("malformed_call")
+            leftover.append(text[opened:position])
+        else:
+            calls.append(call)
+    return tuple(calls), "".join(leftover), problems
+
+
+def _read_json(inner: str) -> ToolCall | None:
+    try:
+        fields = _mapping(load_json(inner))
+        name, call_id = fields.get("name"), fields.get("id")
+        given = [fields[key] for key in ("arguments", "parameters") if key in fields]
+        # a field that a call cannot hold would be lost, so such a block is none
+        if not (set(fields) <= _JSON_CALL and isinstance(name, str) and name and len(given) <= 1):
+            return None
+        arguments: Any = given[0] if given else {}
+        if not isinstance(arguments, dict) or not isinstance(call_id, str | None):
+            return None
+        return ToolCall(name, json_text(cast(dict[str, Any], arguments)), call_id)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _read_xml(
+    inner: str, schemas: Mapping[str, Schema], problems: list[CallProblem]
+) -> ToolCall | None:
+    function = _FUNCTION.fullmatch(inner)
+    parameters = _read_parameters(function[2]) if function else None
+    if function is None or parameters is None:
+        return None
+    name = function[1]
+    arguments: dict[str, Any] = {}
+    for parameter, text in parameters:
+        if parameter in arguments:
+            return None
+        value = _typed(text, schemas.get(name, {}).get(parameter))
+        if value is _UNREADABLE:
+            problems.append("argument_type")
+            value = text
+        arguments[parameter] = value
+    return ToolCall(name, json_text(arguments))
+
+
+def _read_parameters(body: str) -> list[tuple[str, str]] | None:
+    """Names and texts of consecutive parameters, `None` when anything else stands among them."""
+    parameters: list[tuple[str, str]] = []
+    position = 0
+    while opened := _PARAMETER.match(body, position):
+        closed = body.find(_PARAMETER_CLOSE, opened.end())
+        if closed < 0:
+            return None
+        parameters.append((opened[1], body[opened.end() : closed]))
+        position = closed + len(_PARAMETER_CLOSE)
+    return None if body[position:].strip() else parameters
+
+
+def _parameter_schemas(tools: str | None) -> dict[str, Schema]:
+    """Tool name → parameter name → schema, from the declared tools as far as they are readable."""
+    schemas: dict[str, Schema] = {}
+    for tool in _list(load_json(tools)) if tools else []:
+        declared = _mapping(_mapping(tool).get("function", tool))
+        name = declared.get("name")
+        if isinstance(name, str):
+            schemas[name] = _mapping(_mapping(declared.get("parameters")).get("properties"))
+    return schemas
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return cast(list[Any], value) if isinstance(value, list) else []
+
+
+def _typed(text: str, schema: Any) -> Any:
+    """A parameter's text as a value, `_UNREADABLE` when it is not of its declared type."""
+    kinds = _kinds(schema)
+    if not kinds:
+        # undeclared: rendering writes mappings and lists as JSON and everything else as text
+        value = _json_or_unreadable(text) if text[:1] in ("{", "[") else _UNREADABLE
+        return text if value is _UNREADABLE else value
+    for kind in kinds:
+        value = _read_kind(text, kind)
+        if value is not _UNREADABLE:
+            return value
+    return _UNREADABLE
+
+
+_ALIASES = {
+    "dict": "object", "tuple": "array", "list": "array", "float": "number", "int": "integer",
+    "bool": "boolean", "str": "string", "any": "string",
+}  # fmt: skip
+# text last: every text is a string, so it must not hide the narrower readings
+_ORDER = ("null", "boolean", "integer", "number", "object", "array", "string")
+
+
+def _kinds(schema: Any) -> list[str]:
+    fields = _mapping(schema)
+    kinds: list[str] = []
+    declared = fields.get("type")
+    for kind in cast(list[Any], declared if isinstance(declared, list) else [declared]):
+        if isinstance(kind, str):
+            kinds.append(_ALIASES.get(kind.lower(), kind.lower()))
+    for key in ("anyOf", "oneOf"):
+        for option in _list(fields.get(key)):
+            kinds += _kinds(option)
+    return [kind for kind in _ORDER if kind in kinds]
+
+
+def _read_kind(text: str, kind: str) -> Any:
+    if kind == "string":
+        return text
+    if kind == "null":
+        return None if text in ("None", "null") else _UNREADABLE
+    if kind == "boolean":
+        return {"true": True, "false": False}.get(text.lower(), _UNREADABLE)
+    value = _json_or_unreadable(text)
+    wanted: dict[str, tuple[type, ...]] = {
+        "integer": (int,),
+        "number": (int, float),
+        "object": (dict,),
+        "array": (list,),
+    }
+    whole = kind == "integer" and isinstance(value, float) and value.is_integer()  # 5.0 is one
+    fits = isinstance(value, wanted[kind]) and not isinstance(value, bool)
+    return value if fits or whole else _UNREADABLE
+
+
+def _json_or_unreadable(text: str) -> Any:
+    try:
+        return load_json(text)
+    except ValueError:
+        return _UNREADABLE

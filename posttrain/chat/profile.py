@@ -22,9 +22,8 @@ from posttrain.chat.locate import (
     locate_generation_tags,
     locate_prefix,
     locate_single_pass,
+    sequences,
 )
-from posttrain.chat.probes import PROBES, Probe
-from posttrain.chat.sequences import sequences
 from posttrain.chat.template import ChatTemplate
 from posttrain.errors import RenderError
 from posttrain.records import Message, ToolCall, message_to_template
@@ -53,13 +52,12 @@ class Profile:
     prompts: Prompts
     tags: re.Pattern[str]
     control_tokens: re.Pattern[str]
-    probes_agreed: int
     every_turn: bool = False
     leaves_out: tuple[str, ...] = ()
 
     def describe(self) -> str:
         """One line for the log: how text is split and what the mask leaves out."""
-        how = {
+        method = {
             "single-pass": "split in a single pass",
             "prefix": "cannot be split at messages, falling back to exact prefix rendering",
             "generation-tags": "no generation prompt, mask from its {% generation %} blocks",
@@ -69,7 +67,7 @@ class Profile:
             mask = "; the generation prompt is empty"
         lost = f"; SILENTLY LEAVES OUT {' and '.join(self.leaves_out)}" if self.leaves_out else ""
         split = "; every turn a sequence of its own" if self.every_turn else ""
-        return f"{self.name} (sha256 {self.digest[:12]}): {how}{mask}{split}{lost}"
+        return f"{self.name} (sha256 {self.digest[:12]}): {method}{mask}{split}{lost}"
 
 
 @functools.lru_cache(maxsize=64)
@@ -81,7 +79,7 @@ def profile_of(template: ChatTemplate) -> Profile:
     """
     prompts = _generation_prompts(template)
     every_turn = _history_differs(template)
-    mode, agreed = _choose_mode(template, prompts, every_turn)
+    mode = _choose_mode(template, prompts, every_turn)
     return Profile(
         name=template.name,
         digest=template.digest,
@@ -90,7 +88,6 @@ def profile_of(template: ChatTemplate) -> Profile:
         prompts=prompts,
         tags=_tag_pattern(template.source),
         control_tokens=framing_tokens(template),
-        probes_agreed=agreed,
         every_turn=every_turn,
         leaves_out=_left_out(template),
     )
@@ -118,7 +115,7 @@ def _left_out(template: ChatTemplate) -> tuple[str, ...]:
         ("reasoning", "trace0", Message("assistant", "a0", reasoning="trace0")),
         ("tool calls", "look_up", Message("assistant", tool_calls=(call,))),
     )
-    found: list[str] = []
+    missing: list[str] = []
     for what, sign, message in shapes:
         rows = [message_to_template(m) for m in (Message("user", "q0"), message)]
         try:
@@ -126,8 +123,8 @@ def _left_out(template: ChatTemplate) -> tuple[str, ...]:
         except RenderError:
             continue  # it refuses such conversations, and says so for each
         if sign not in text:
-            found.append(what)
-    return tuple(found)
+            missing.append(what)
+    return tuple(missing)
 
 
 def _generation_prompts(template: ChatTemplate) -> Prompts:
@@ -145,16 +142,16 @@ def _generation_prompts(template: ChatTemplate) -> Prompts:
 def _answers_at_once(template: ChatTemplate, question: Sequence[Row]) -> bool:
     """Whether the assistant's words, and an end after them, come right behind the question."""
     try:
-        asked = template.text(question, add_generation_prompt=True)
+        prompt = template.text(question, add_generation_prompt=True)
         answered = template.text([*question, {"role": "assistant", "content": "a0"}])
     except RenderError:
         return False
-    words = answered[len(asked) :].strip()
-    return answered.startswith(asked) and words.startswith("a0") and words != "a0"
+    words = answered[len(prompt) :].strip()
+    return answered.startswith(prompt) and words.startswith("a0") and words != "a0"
 
 
 def _prompts_after(template: ChatTemplate, messages: Sequence[Row]) -> tuple[str, ...]:
-    found: set[str] = set()
+    prompts: set[str] = set()
     for switch in THINKING_SWITCHES:
         try:
             bare = template.text(messages, **switch)
@@ -162,12 +159,12 @@ def _prompts_after(template: ChatTemplate, messages: Sequence[Row]) -> tuple[str
         except RenderError:
             continue
         if prompted != bare and prompted.startswith(bare):
-            found.add(prompted[len(bare) :])
-    return tuple(sorted(found, key=lambda p: (-len(p), p)))
+            prompts.add(prompted[len(bare) :])
+    return tuple(sorted(prompts, key=lambda p: (-len(p), p)))
 
 
-def _choose_mode(template: ChatTemplate, prompts: Prompts, every_turn: bool) -> tuple[Mode, int]:
-    agreed, single_pass, refusal = 0, template.has_message_loop, ""
+def _choose_mode(template: ChatTemplate, prompts: Prompts, every_turn: bool) -> Mode:
+    agreed, single_pass, refusal = False, template.has_message_loop, ""
     for probe in PROBES:
         messages, tools, kwargs = _as_rows(probe)
         wanted = sequences(probe.messages, every_turn=every_turn)[-1].trained
@@ -183,7 +180,7 @@ def _choose_mode(template: ChatTemplate, prompts: Prompts, every_turn: bool) -> 
         except RenderError as error:
             refusal = refusal or str(error)  # the simplest probe tells most
             continue
-        agreed += 1
+        agreed = True
         if single_pass:
             try:
                 quick = locate_single_pass(
@@ -193,12 +190,12 @@ def _choose_mode(template: ChatTemplate, prompts: Prompts, every_turn: bool) -> 
             except RenderError:
                 single_pass = False
     if agreed:
-        return ("single-pass" if single_pass else "prefix"), agreed
+        return "single-pass" if single_pass else "prefix"
     if template.has_generation_tags:
         messages, tools, kwargs = _as_rows(PROBES[0])
         wanted = sequences(PROBES[0].messages)[-1].trained
         locate_generation_tags(template, messages, tools=tools, wanted=wanted, **kwargs)
-        return "generation-tags", 0
+        return "generation-tags"
     raise RenderError(f"{template.name}: no loss mask can be determined: {refusal}")
 
 
@@ -233,7 +230,7 @@ def compose(
 
 
 def _as_rows(
-    probe: Probe,
+    probe: _Probe,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None, Mapping[str, Any]]:
     rows = [message_to_template(message) for message in probe.messages]
     tools = [dict(tool) for tool in probe.tools] if probe.tools else None
@@ -259,10 +256,92 @@ def framing_tokens(template: ChatTemplate) -> re.Pattern[str]:
     return re.compile("|".join(re.escape(token) for token in frames) or "(?!)")
 
 
-def _plain_text(template: ChatTemplate, probe: Probe) -> str:
+def _plain_text(template: ChatTemplate, probe: _Probe) -> str:
     """What the template writes around a conversation without reasoning and tools."""
     messages, _, kwargs = _as_rows(probe)
     try:
         return template.text(messages, **kwargs)
     except RenderError:
         return ""
+
+
+_TOOLS: tuple[Mapping[str, Any], ...] = (
+    {
+        "type": "function",
+        "function": {
+            "name": "look_up",
+            "description": "Look a word up.",
+            "parameters": {
+                "type": "object",
+                "properties": {"word": {"type": "string", "description": "the word"}},
+                "required": ["word"],
+            },
+        },
+    },
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """A conversation that a template is tried on, and the tools it declares.
+
+    Each stands for a shape that templates treat apart: a system message, earlier reasoning, tool
+    loops, parallel results, white space at the edges. A template may refuse some of them.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+
+def _user(text: str) -> Message:
+    return Message("user", text)
+
+
+def _says(text: str, reasoning: str | None = None) -> Message:
+    return Message("assistant", text, reasoning=reasoning)
+
+
+def _calls(word: str, text: str = "", reasoning: str | None = None, number: int = 0) -> Message:
+    # nine alphanumeric characters: the strictest form of call id that templates insist on
+    call = ToolCall("look_up", f'{{"word":"{word}"}}', id=f"call0000{number}")
+    return Message("assistant", text, reasoning=reasoning, tool_calls=(call,))
+
+
+def _result(text: str, number: int = 0) -> Message:
+    return Message("tool", text, tool_call_id=f"call0000{number}", name="look_up")
+
+
+_SYSTEM = Message("system", "Be brief.")
+
+PROBES: tuple[_Probe, ...] = (
+    _Probe((_user("q0"), _says("a0"))),
+    _Probe((_user("q0"), _says("a0"), _user("q1"), _says("a1"), _user("q2"), _says("a2"))),
+    _Probe((_SYSTEM, _user("q0"), _says("a0"), _user("q1"), _says("a1"))),
+    _Probe((_user(" q0\n"), _says("\n a0 \n"), _user("\nq1"), _says(" a1"))),
+    _Probe((_user("q0"), _says("a0", "r0"))),
+    _Probe((_SYSTEM, _user("q0"), _says("a0", "r0\n\nr00"), _user("q1"), _says("a1", "r1"))),
+    _Probe((_user("q"), _says("a0", "r0"), _user("q1"), _says("a1"), _user("q2"),
+            _says("a2", "r"))),
+    _Probe((_user("q0"), _says("a0", " r0\n"), _user("q1"), _says("\na1", "\n r1 "))),
+    _Probe((_user("q0"), _says("a0"), _user("q1"), _says("a1", "r1"), _user("q2"), _says("a2"))),
+    _Probe((_user("q0"), _calls("w"), _result("found"), _says("a0")), _TOOLS),
+    _Probe(
+        (_SYSTEM, _user("q0"), _calls("w", "let me see"), _result("found"), _says("a0"),
+         _user("q1"), _calls("v"), _result("lost"), _calls("u"), _result("found"), _says("a1")),
+        _TOOLS,
+    ),
+    _Probe(
+        (_user("q0"), _calls("w", "", "r0"), _result("found"), _says("a0", "r00"),
+         _user("q1"), _calls("v", "so", "r1"), _result("lost"), _calls("u"), _result("found"),
+         _says("a1", "r11"), _user("q2"), _says("a2", "r2")),
+        _TOOLS,
+    ),
+    _Probe(
+        (_user("q0"),
+         Message("assistant", "", reasoning="two", tool_calls=(
+             ToolCall("look_up", '{"word":"a"}', id="call00000"),
+             ToolCall("look_up", '{"word":"b"}', id="call00001"))),
+         _result("A"), _result("B", 1), _says("a0", "done"), _user("q1"), _says("a1", "r1")),
+        _TOOLS,
+    ),
+)  # fmt: skip

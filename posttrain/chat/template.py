@@ -5,7 +5,7 @@
     layout.text      "<|im_start|>system\\n<|im_end|>\\n<|im_start|>user\\nHi<|im_end|>\\n"
     layout.starts    (32,)
 
-One render gives the text and every message's offset (`environment` says how).
+One render gives the text and every message's offset (see `posttrain.chat.jinja`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import jinja2
 
-from posttrain.chat.environment import GENERATION_END, GENERATION_START, MARK, compile_template
+from posttrain.chat.jinja import GENERATION_END, GENERATION_START, MARK, compile_template
 from posttrain.errors import RenderError
 
 NEMOTRON_3_NANO_SHA256 = "ab7813c3abdd9cb655905a410728b26c7884eca45ddfab8d9f931553485a7862"
@@ -35,7 +35,7 @@ _FAILURES = (TypeError, AttributeError, ValueError, LookupError, ArithmeticError
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RenderedLayout:
     """Rendered text and where things lie in it, in characters.
 
     `starts[k]` is where message k begins, `None` when the template wrote it outside its loop
@@ -123,16 +123,16 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = False,
         **kwargs: Any,
-    ) -> Layout:
+    ) -> RenderedLayout:
         """One render: the text and the offset of every message. Raises as `text` does."""
         messages = [dict(message) for message in messages]  # marks go by identity
         marks = {id(message): f"{_OPEN}{i}{_CLOSE}" for i, message in enumerate(messages)}
 
         def mark(item: object) -> str:
-            found = marks.get(id(item))
-            if found is None:
-                found = f"{_OPEN}{item if isinstance(item, str) else _END}{_CLOSE}"
-            return found
+            text = marks.get(id(item))
+            if text is None:
+                text = f"{_OPEN}{item if isinstance(item, str) else _END}{_CLOSE}"
+            return text
 
         marked = self._run(messages, tools, add_generation_prompt, {**kwargs, MARK: mark})
         return _read_marks(marked, len(messages))
@@ -158,7 +158,7 @@ class ChatTemplate:
             raise RenderError(f"{self.name} cannot render this conversation: {error!r}") from error
 
 
-def _read_marks(marked: str, count: int) -> Layout:
+def _read_marks(marked: str, count: int) -> RenderedLayout:
     pieces = marked.split(_OPEN)
     starts: list[int | None] = [None] * count
     generation: list[tuple[int, int]] = []
@@ -188,7 +188,9 @@ def _read_marks(marked: str, count: int) -> Layout:
         first = next((i for i, s in enumerate(starts) if s is not None), count)
         located = None not in starts[first:]
     end = position if end is None else end
-    return Layout("".join(pieces), tuple(starts) if located else None, end, tuple(generation))
+    return RenderedLayout(
+        "".join(pieces), tuple(starts) if located else None, end, tuple(generation)
+    )
 
 
 def nemotron_3_nano_template(

@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 
 from posttrain.config.backend import BackendConfig, Server
 from posttrain.config.base import Strict
-from posttrain.sampling.protocol import Parameters
+from posttrain.sampling.sampler import Parameters
 
 LayoutName = Literal["auto", "roles", "message", "compact"]
 # how a server is reached decides nothing about its verdicts: a run may go on with other values

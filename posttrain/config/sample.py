@@ -19,8 +19,8 @@ from pydantic import Field, model_validator
 from posttrain.config.backend import BackendConfig, Server
 from posttrain.config.base import Strict
 from posttrain.config.prompts import NO_TOOLS, AnySource, Setting, check_prompts
-from posttrain.sampling.protocol import Parameters
-from posttrain.sampling.rollout import Limits
+from posttrain.sampling.rollout import RolloutLimits
+from posttrain.sampling.sampler import Parameters
 
 # how a server is reached decides nothing about what is asked: a run may go on with other values
 _REACHING = {"url", "concurrency", "timeout", "retries", "api_key_env"}
@@ -62,9 +62,11 @@ class ToolLoopSampling(SamplingConfig):
     max_total_tokens: int | None = Field(default=None, ge=1)
     tools_at_once: int = Field(default=4, ge=1)
 
-    def limits(self) -> Limits:
+    def limits(self) -> RolloutLimits:
         """As rollouts take them."""
-        return Limits(self.parameters(), self.max_turns, self.max_total_tokens, self.tools_at_once)
+        return RolloutLimits(
+            self.parameters(), self.max_turns, self.max_total_tokens, self.tools_at_once
+        )
 
 
 class SampleConfig(Strict):

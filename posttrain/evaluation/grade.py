@@ -29,7 +29,7 @@ from posttrain.rollouts import (
     prompt_from_row,
     prompt_to_row,
 )
-from posttrain.sampling.journal import row_line
+from posttrain.sampling.generate import row_line
 
 Row = dict[str, Any]
 Attempts = Sequence[tuple[Prompt, Completion]]

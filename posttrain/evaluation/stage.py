@@ -58,17 +58,16 @@ from posttrain.evaluation.run import (
     record_path,
 )
 from posttrain.evaluation.tables import print_cells, print_pairs
-from posttrain.models.encoding import encoder_of
-from posttrain.models.rendering import PromptRenderer
+from posttrain.models.chat_template import PromptRenderer
 from posttrain.records import json_text
 from posttrain.report import ensure_report, write_report
 from posttrain.rollouts import completion_from_row, prompt_to_row
-from posttrain.sampling.collect import How, collect
-from posttrain.sampling.loop import OpenEnvironment
-from posttrain.sampling.meter import Meter
+from posttrain.sampling.generate import generate, tasks_of
 from posttrain.sampling.open import opened_sampler
-from posttrain.sampling.protocol import Sampler
-from posttrain.sampling.stage import tasks_of
+from posttrain.sampling.progress import ProgressBar
+from posttrain.sampling.rollout import OpenEnvironment
+from posttrain.sampling.sampler import Sampler
+from posttrain.tokens.tokenizer import encoder_of
 from posttrain.versions import package_versions
 
 IN_FLIGHT = 2  # rollouts a server connection, so that one may run tools while another is answered
@@ -151,7 +150,7 @@ def run_evaluation(
     else:
         total = len(recipe.checkpoints) * sum(unit.size for unit in plan.units)
         try:
-            with Meter(total=total, console=console) as meter:
+            with ProgressBar(total=total, console=console) as meter:
                 asyncio.run(make_records(recipe, plan, meter))
         except PosttrainError:
             if not any((out / folder).is_dir() for folder in (RECORDS, WORK)):
@@ -189,7 +188,7 @@ def _digests(renderer: PromptRenderer | None) -> dict[str, str] | None:
     }
 
 
-async def make_records(recipe: EvalConfig, plan: EvaluationPlan, meter: Meter) -> None:
+async def make_records(recipe: EvalConfig, plan: EvaluationPlan, meter: ProgressBar) -> None:
     """Generate and grade every unit without records, checkpoint by checkpoint."""
     out = Path(recipe.out)
     for name in recipe.checkpoints:
@@ -211,20 +210,24 @@ async def _unit_records(
     checkpoint: str,
     unit: Unit,
     sampler: Sampler,
-    meter: Meter,
+    meter: ProgressBar,
 ) -> list[Record]:
     work = Path(recipe.out) / WORK / checkpoint / unit.name
-    how = How(
+    tasks = tasks_of(unit.prompts, lambda _: unit.samples, seed=recipe.seed)
+    samples = work / "samples.jsonl"
+    await generate(
+        tasks,
+        sampler,
+        work=work,
+        to=samples,
         open_environment=plan.open_environment,
         limits=recipe.sampling.limits(),
         # a prompt's samples are never in two chunks
         chunk=max(1, recipe.chunk // unit.samples) * unit.samples,
         at_once=IN_FLIGHT * getattr(recipe.backend_of(checkpoint), "concurrency", 1),
         max_failure_rate=recipe.max_failure_rate,
+        progress=meter,
     )
-    tasks = tasks_of(unit.prompts, lambda _: unit.samples, seed=recipe.seed)
-    samples = work / "samples.jsonl"
-    await collect(tasks, sampler, work=work, to=samples, how=how, watch=meter)
     with samples.open(encoding="utf-8") as lines:
         completions = [completion_from_row(json.loads(line)) for line in lines]
     attempts = list(zip((task.prompt for task in tasks), completions, strict=True))

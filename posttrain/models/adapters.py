@@ -11,7 +11,7 @@ peft refuses it for that reason. Routers are never adapted.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from posttrain.config.sft import AdapterConfig, ModelConfig
 from posttrain.errors import ConfigError
-from posttrain.models.routers import find_routers
+from posttrain.models.experts import find_routers
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("up_proj", "down_proj")
@@ -69,16 +69,25 @@ def adapter_reach(spec: AdapterConfig, model: PreTrainedModel) -> tuple[AdapterR
         ConfigError: a named target matches nothing, or reaches a router.
     """
     modules, parameters = adapter_targets(spec, model)
+    linear = {name: m for name, m in model.named_modules() if _is_linear(m)}
+    weights = dict(model.named_parameters())
     total = sum(parameter.numel() for parameter in model.parameters())
     routers = {f"{name}.weight" for name in find_routers(model)}
-    reach = [_module_reach(name, model, total) for name in modules]
-    reach += [_parameter_reach(name, model, total, routers) for name in parameters]
+    reach: list[AdapterReach] = []
+    for target in modules:
+        matches = [linear[name] for name in _ending_in(target, linear)]
+        count = sum(parameter.numel() for module in matches for parameter in module.parameters())
+        reach.append(AdapterReach(target, len(matches), count, count / total))
+    for target in parameters:
+        names = _ending_in(target, weights)
+        if hit := sorted(routers & set(names)):
+            raise ConfigError(f"adapter parameter {target!r} would train the router {hit[0]}")
+        count = sum(weights[name].numel() for name in names)
+        reach.append(AdapterReach(target, len(names), count, count / total))
     missed = [r.target for r in reach if not r.tensors]
     if missed:
-        present = sorted({n.rpartition(".")[2] for n, m in model.named_modules() if _is_linear(m)})
-        fused = sorted(
-            {".".join(n.split(".")[-2:]) for n, p in model.named_parameters() if p.ndim == 3}
-        )
+        present = sorted({name.rpartition(".")[2] for name in linear})
+        fused = sorted({".".join(n.split(".")[-2:]) for n, p in weights.items() if p.ndim == 3})
         raise ConfigError(
             f"adapter: {', '.join(missed)} reaches nothing in {type(model).__name__}. "
             f"Its linear modules: {', '.join(present)}; its fused parameters: "
@@ -87,23 +96,8 @@ def adapter_reach(spec: AdapterConfig, model: PreTrainedModel) -> tuple[AdapterR
     return tuple(reach)
 
 
-def _module_reach(suffix: str, model: nn.Module, total: int) -> AdapterReach:
-    found = [
-        module
-        for name, module in model.named_modules()
-        if _is_linear(module) and (name == suffix or name.endswith(f".{suffix}"))
-    ]
-    count = sum(parameter.numel() for module in found for parameter in module.parameters())
-    return AdapterReach(suffix, len(found), count, count / total)
-
-
-def _parameter_reach(suffix: str, model: nn.Module, total: int, routers: set[str]) -> AdapterReach:
-    found = {n: p for n, p in model.named_parameters() if n == suffix or n.endswith(f".{suffix}")}
-    hit = sorted(routers & set(found))
-    if hit:
-        raise ConfigError(f"adapter parameter {suffix!r} would train the router {hit[0]}")
-    count = sum(parameter.numel() for parameter in found.values())
-    return AdapterReach(suffix, len(found), count, count / total)
+def _ending_in(suffix: str, names: Iterable[str]) -> list[str]:
+    return [name for name in names if name == suffix or name.endswith(f".{suffix}")]
 
 
 def lora_config(spec: AdapterConfig, model: PreTrainedModel) -> LoraConfig:

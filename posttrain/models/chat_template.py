@@ -1,17 +1,43 @@
-"""The chat template to use with a tokenizer, in our form.
+"""A tokenizer with its chat template: for prompts, for training data, for data to audit.
 
-chat_template_of(AutoTokenizer.from_pretrained("Qwen/Qwen3-0.6B"), choice="own")
+    chat_template_of(AutoTokenizer.from_pretrained("Qwen/Qwen3-0.6B"), choice="own")
+    renderer_of(recipe.backend, recipe.checkpoint).text(prompt)  → "<|im_start|>…<think>\\n"
+    load_data_renderer(recipe.tokenizer)                         → DataRenderer(template, marks, …)
+    audit_tokens(recipe, first=Path("runs/tiny/sft_data"))       → AuditTokens(stop_ids=(2,), …)
+
+No model's weights are needed for any of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
-from posttrain.chat import ChatTemplate, nemotron_3_nano_template
+from posttrain.audit.marks import marks_of
+from posttrain.chat import ChatTemplate, nemotron_3_nano_template, profile_of, render
+from posttrain.config.audit import AuditConfig, AuditTokenizer
+from posttrain.config.backend import BackendConfig, CompletionsBackend, Rendering
+from posttrain.config.build_sft import SftTokenizer
 from posttrain.errors import ConfigError
+from posttrain.records import json_text
+from posttrain.rollouts import Prompt, prompt_to_row
+from posttrain.tokens.supervision import Marks
+from posttrain.tokens.tokenizer import (
+    TURN_END,
+    Encoder,
+    SpecialTokens,
+    encoder_of,
+    largest_id,
+    load_any_tokenizer,
+    special_ids,
+    special_tokens,
+)
 
 
 def chat_template_of(
@@ -61,3 +87,164 @@ def exact_split_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
             if not (token.lstrip or token.rstrip or token.single_word or token.normalized)
         )
     )
+
+
+@dataclass(frozen=True)
+class PromptRenderer:
+    """A tokenizer with the chat template it renders with."""
+
+    tokenizer: PreTrainedTokenizerBase
+    template: ChatTemplate
+    special: SpecialTokens
+
+    def text(self, prompt: Prompt) -> str:
+        """What the model is given to continue."""
+        return render(
+            prompt.messages,
+            self.template,
+            tools=prompt.tools,
+            add_generation_prompt=True,
+            enable_thinking=prompt.thinking,
+        )
+
+    def save(self, folder: Path) -> list[str]:
+        """Write the tokenizer with this template; returns the names of the files."""
+        self.tokenizer.chat_template = self.template.source
+        written = self.tokenizer.save_pretrained(folder)
+        return sorted(str(Path(path).relative_to(folder)) for path in written)
+
+    def stats(self) -> dict[str, Any]:
+        """For a manifest."""
+        return {
+            "template": {
+                "name": self.template.name,
+                "describe": profile_of(self.template).describe(),
+            },
+            "tokenizer": {
+                "digest": encoder_of(self.tokenizer).digest,
+                "end": self.special.end_token,
+                "pad": self.special.pad_token,
+                "stop_ids": list(self.special.stop_ids),
+            },
+        }
+
+
+def message_text(prompt: Prompt) -> str:
+    """A prompt that the server renders, as it is sent."""
+    row = prompt_to_row(prompt)
+    return "\n".join(f"{key}: {json_text(row[key])}" for key in ("messages", "tools", "thinking"))
+
+
+def renderer_of(backend: BackendConfig, checkpoint: str | None) -> PromptRenderer | None:
+    """The renderer of a recipe's backend; `None` where a server renders and no checkpoint is named.
+
+    Raises:
+        ConfigError: a tokenizer or template that is not there.
+        DataError: a checkpoint without a tokenizer.
+    """
+    path = checkpoint
+    if isinstance(backend, CompletionsBackend) and backend.tokenizer is not None:
+        path = backend.tokenizer
+    if path is None:
+        return None
+    tokenizer = load_any_tokenizer(path)
+    special = special_tokens(tokenizer, end_token=None, pad_token=None)
+    rendering = backend if isinstance(backend, Rendering) else Rendering()
+    template = chat_template_of(
+        tokenizer, choice=rendering.chat_template, variables=dict(rendering.template_variables)
+    )
+    return PromptRenderer(tokenizer, template, special)
+
+
+@dataclass(frozen=True, slots=True)
+class DataRenderer:
+    """What makes tokens in the data stage."""
+
+    tokenizer: PreTrainedTokenizerBase
+    special: SpecialTokens
+    template: ChatTemplate
+    encoder: Encoder
+    marks: Marks
+
+    def encode(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
+        """Token ids of each text, nothing added."""
+        return self.encoder.arrays(texts)
+
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """The character span of each token."""
+        return self.encoder.offsets(text)
+
+
+def load_data_renderer(config: SftTokenizer, probes: Sequence[str] = ()) -> DataRenderer:
+    """Load what a recipe names.
+
+    Args:
+        probes: texts on which a quicker library must give the tokenizer's own ids.
+
+    Raises:
+        ConfigError: a tokenizer, token or template that is not there or cannot be used.
+    """
+    tokenizer = load_any_tokenizer(config.path, revision=config.revision)
+    special = special_tokens(tokenizer, end_token=None, pad_token=config.pad_token)
+    template = chat_template_of(
+        tokenizer, choice=config.chat_template, variables=config.template_variables
+    )
+    encoder = encoder_of(tokenizer, backend=config.backend, probes=probes)
+    marks = marks_of(
+        encoder.encode,
+        special=special_ids(tokenizer),
+        stop_ids=special.stop_ids,
+        pad_id=special.pad_id,
+        template=template,
+    )
+    return DataRenderer(tokenizer, special, template, encoder, marks)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditTokens:
+    """What is known of a data set's tokens; `special` maps texts to ids."""
+
+    encoder: Encoder
+    special: Mapping[str, int]
+    stop_ids: tuple[int, ...]
+    pad_id: int | None
+    largest_id: int
+    template: ChatTemplate | None
+
+
+def audit_tokens(recipe: AuditConfig, *, first: Path) -> AuditTokens:
+    """Load the tokenizer that the recipe names, or else the one in the data's first path.
+
+    Raises:
+        ConfigError: there is none, or it lacks a stop token that the recipe names.
+    """
+    named = recipe.tokenizer
+    if named is None:
+        if not (first / "tokenizer").is_dir():
+            raise ConfigError(f"{first} carries no tokenizer: name it with tokenizer.path=…")
+        named = AuditTokenizer(path=str(first / "tokenizer"))
+    tokenizer = load_any_tokenizer(named.path, revision=named.revision)
+    vocabulary = tokenizer.get_vocab()
+    missing = [token for token in named.stop_tokens if token not in vocabulary]
+    if missing:
+        raise ConfigError(f"tokenizer.stop_tokens: {missing[0]!r} is not in the vocabulary")
+    stops = {vocabulary[token] for token in named.stop_tokens}
+    stops |= {vocabulary[TURN_END]} if TURN_END in vocabulary else set[int]()
+    if tokenizer.eos_token is not None:
+        stops.add(vocabulary[str(tokenizer.eos_token)])
+    if not stops:
+        raise ConfigError("this tokenizer has no eos token: name tokenizer.stop_tokens")
+    return AuditTokens(
+        encoder=encoder_of(tokenizer),
+        special=special_ids(tokenizer),
+        stop_ids=tuple(sorted(stops)),
+        pad_id=None if tokenizer.pad_token is None else vocabulary[str(tokenizer.pad_token)],
+        largest_id=largest_id(tokenizer),
+        template=_template(tokenizer, named.chat_template),
+    )
+
+
+def _template(tokenizer: PreTrainedTokenizerBase, choice: str) -> ChatTemplate | None:
+    if choice == "own" and not isinstance(tokenizer.chat_template, str):
+        return None
+    return chat_template_of(tokenizer, choice=choice)

@@ -1,4 +1,4 @@
-"""A checkpoint as it is asked, not trained: weights, their digest, and where generation stops.
+"""A checkpoint for inference: its weights, their digest, and the ids at which generation stops.
 
 model = load_for_inference("runs/tiny/sft", dtype="auto", device="auto", attention="auto")
 weights_digest("runs/tiny/sft", model)   "9c1e…"
@@ -92,10 +92,10 @@ def weights_digest(path: str, model: PreTrainedModel | None = None) -> str:
 def generation_stops(path: str, model: PreTrainedModel | None = None) -> tuple[int, ...]:
     """The ids at which a checkpoint's generation config stops; () where it has none."""
     if model is not None:
-        found = getattr(model.generation_config, "eos_token_id", None)
+        stops = getattr(model.generation_config, "eos_token_id", None)
     else:
         file = Path(path) / "generation_config.json"
-        found = json.loads(file.read_text("utf-8")).get("eos_token_id") if file.is_file() else None
-    if found is None:
+        stops = json.loads(file.read_text("utf-8")).get("eos_token_id") if file.is_file() else None
+    if stops is None:
         return ()
-    return tuple(found) if isinstance(found, list) else (int(found),)
+    return tuple(stops) if isinstance(stops, list) else (int(stops),)

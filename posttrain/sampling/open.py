@@ -8,7 +8,7 @@ Models and vLLM are imported only where their kind is opened.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -25,11 +25,10 @@ from posttrain.config.backend import (
 )
 from posttrain.errors import ConfigError
 from posttrain.models.chat_template import chat_template_of
-from posttrain.models.encoding import Encoder, encoder_of, load_any_tokenizer
-from posttrain.models.tokenizer import largest_id
-from posttrain.sampling.http_client import Client, ClientSettings
-from posttrain.sampling.protocol import Sampler
-from posttrain.sampling.rendered import RenderedSampler
+from posttrain.sampling.engines.http import Client, ClientSettings
+from posttrain.sampling.render import RenderedSampler
+from posttrain.sampling.sampler import Sampler
+from posttrain.tokens.tokenizer import Encoder, encoder_of, largest_id, load_any_tokenizer
 
 
 @asynccontextmanager
@@ -64,91 +63,62 @@ def open_sampler(
         ConfigError: what the kind needs is not there, or does not fit together.
         DataError: a checkpoint without a tokenizer.
     """
-    if isinstance(backend, TransformersBackend):
-        return _open_transformers(backend, _needed(backend.kind, checkpoint))
-    if isinstance(backend, VllmBackend):
-        return _open_vllm(backend, _needed(backend.kind, checkpoint))
+    if isinstance(backend, Server):
+        client = client or _client(backend)
+    if isinstance(backend, ChatBackend):
+        assert client is not None
+        return _chat_sampler(backend, checkpoint, client, parts)
+    path = checkpoint
     if isinstance(backend, CompletionsBackend):
-        return _open_completions(backend, checkpoint, client or _client(backend))
-    return _open_chat(backend, checkpoint, client or _client(backend), parts)
-
-
-def _needed(kind: str, checkpoint: str | None) -> str:
-    if checkpoint is None:
-        raise ConfigError(f"backend.kind {kind} needs a checkpoint: a directory or a hub id")
-    return checkpoint
-
-
-def _open_transformers(backend: TransformersBackend, checkpoint: str) -> Sampler:
+        path = backend.tokenizer or checkpoint
+    if path is None:
+        raise ConfigError(
+            f"backend.kind {backend.kind} needs a checkpoint: a directory or a hub id"
+        )
     from posttrain.models.inference import generation_stops, load_for_inference, weights_digest
-    from posttrain.sampling.transformers_engine import TransformersEngine
 
-    template, encoder, vocabulary = rendering_of(backend, checkpoint)
-    model = load_for_inference(
-        checkpoint,
-        dtype=backend.dtype,
-        device=backend.device,
-        attention=backend.attention,
-        vocabulary=vocabulary,
-    )
-    engine = TransformersEngine(
-        model, weights=weights_digest(checkpoint, model), batch_size=backend.batch_size
-    )
-    stops = generation_stops(checkpoint, model)
-    return RenderedSampler(engine, template=template, encoder=encoder, stop_ids=stops)
+    template, encoder, vocabulary = rendering_of(backend, path)
+    model = None
+    if isinstance(backend, TransformersBackend):
+        from posttrain.sampling.engines.transformers import TransformersEngine
 
+        model = load_for_inference(
+            path,
+            dtype=backend.dtype,
+            device=backend.device,
+            attention=backend.attention,
+            vocabulary=vocabulary,
+        )
+        weights = weights_digest(path, model)
+        engine = TransformersEngine(model, weights=weights, batch_size=backend.batch_size)
+    elif isinstance(backend, VllmBackend):
+        from posttrain.sampling.engines.vllm import open_vllm
 
-def _open_vllm(backend: VllmBackend, checkpoint: str) -> Sampler:
-    from posttrain.models.inference import generation_stops, weights_digest
-    from posttrain.sampling.vllm_engine import open_vllm
+        engine = open_vllm(backend, checkpoint=Path(path), weights=weights_digest(path))
+    else:
+        from posttrain.sampling.engines.completions import CompletionsEngine
 
-    template, encoder, _ = rendering_of(backend, checkpoint)
-    identity = {
-        "backend": "vllm",
-        "weights": weights_digest(checkpoint),
-        "dtype": backend.dtype,
-    }
-    engine = open_vllm(backend, checkpoint=Path(checkpoint), identity=identity)
-    stops = generation_stops(checkpoint)
-    return RenderedSampler(engine, template=template, encoder=encoder, stop_ids=stops)
-
-
-def _open_completions(
-    backend: CompletionsBackend, checkpoint: str | None, client: Client
-) -> Sampler:
-    from posttrain.models.inference import generation_stops
-    from posttrain.sampling.completions_engine import CompletionsEngine
-
-    tokenizer = _needed(backend.kind, backend.tokenizer or checkpoint)
-    template, encoder, _ = rendering_of(backend, tokenizer)
-    engine = CompletionsEngine(
-        client,
-        model=backend.model,
+        assert client is not None
         # where a server listens may change while a run goes on; what it serves may not
-        identity={"backend": "completions", "weights": backend.model},
-    )
-    stops = generation_stops(tokenizer)
+        identity = {"backend": "completions", "weights": backend.model}
+        engine = CompletionsEngine(client, model=backend.model, identity=identity)
+    stops = generation_stops(path, model)
     return RenderedSampler(engine, template=template, encoder=encoder, stop_ids=stops)
 
 
-def _open_chat(
+def _chat_sampler(
     backend: ChatBackend, checkpoint: str | None, client: Client, parts: bool
 ) -> Sampler:
-    from posttrain.sampling.chat_sampler import ChatSampler
+    from posttrain.sampling.engines.chat import ChatSampler
 
-    count: Callable[[str], int] | None = None
+    encoder = None
     if checkpoint is not None and parts:
         encoder = encoder_of(load_any_tokenizer(checkpoint))
-
-        def counted(text: str) -> int:
-            return len(encoder.encode([text])[0])
-
-        count = counted
     return ChatSampler(
         client,
         model=backend.model,
         identity={"backend": "chat", "weights": backend.model},
-        count=count,
+        count=None if encoder is None else lambda text: len(encoder.encode([text])[0]),
         parts=parts,
     )
 

@@ -1,9 +1,12 @@
-"""One completion in the making: what it asks next, what it makes of the answer, and its end.
+"""Rollouts: generate, parse, run the tools, put their results behind, go on until there is an end.
 
-    rollout = Rollout(prompt, index=0, seed=1, limits=limits, environment=environment)
-    rollout.receive(generation)        # a step with a call: finish is still None
-    await rollout.run_calls(gate)      # its result is now the last message
-    rollout.request()                  # the next step's
+    completions = await roll_out(
+        [Task(prompt, index=0, seed=1)], sampler, open_environment=open_environment, limits=limits
+    )
+    → [Completion("math-7/with_tools/on", 0, steps=(Step("…<tool_call>…", …), Step("56…", …)), …)]
+
+A batched sampler gets all live rollouts a round, in the order of their tasks: the same tasks always
+make the same batches. A server gets one rollout a worker.
 
 A call is run where a tool is declared and an environment runs it. Where none is declared a call
 ends the completion, and so does one that was begun and not completed: its text is the answer.
@@ -12,21 +15,32 @@ ends the completion, and so does one that was begun and not completed: its text 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from posttrain.json_values import load_json
+from posttrain.environments.base import Environment
+from posttrain.jsontext import load_json
 from posttrain.records import Message, ToolCall
 from posttrain.rollouts import Completion, Finish, Prompt, Step
-from posttrain.sampling.protocol import Generation, Parameters, Request, seed_of
-from posttrain.tools.protocol import Environment
+from posttrain.sampling.sampler import Generation, Parameters, Request, Sampler, seed_of
 
-_BROKEN = frozenset({"half_call", "malformed_call"})
+OpenEnvironment = Callable[[Prompt], Environment | None]
+OnProgress = Callable[[int], None]  # gets the number of new tokens
+_BROKEN_CALLS = frozenset({"half_call", "malformed_call"})
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class Task:
+    """One completion to make: which of a prompt's samples, under which seed."""
+
+    prompt: Prompt
+    index: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutLimits:
     """What a completion may take.
 
     `parameters.max_tokens` bounds a step, `max_tokens` all that the model writes in all steps (tool
@@ -40,14 +54,125 @@ class Limits:
     tools_at_once: int = 4
 
 
+async def roll_out(
+    tasks: Sequence[Task],
+    sampler: Sampler,
+    *,
+    open_environment: OpenEnvironment,
+    limits: RolloutLimits,
+    at_once: int | None = None,
+) -> list[Completion]:
+    """One completion a task, in order. Arguments as for `roll_out_each`."""
+    completions: dict[int, Completion] = {}
+    await roll_out_each(
+        tasks,
+        sampler,
+        open_environment=open_environment,
+        limits=limits,
+        on_done=completions.__setitem__,
+        at_once=at_once,
+    )
+    return [completions[position] for position in range(len(tasks))]
+
+
+async def roll_out_each(
+    tasks: Sequence[Task],
+    sampler: Sampler,
+    *,
+    open_environment: OpenEnvironment,
+    limits: RolloutLimits,
+    on_done: Callable[[int, Completion], None],
+    progress: OnProgress | None = None,
+    at_once: int | None = None,
+) -> None:
+    """Make every task's completion and hand it over as soon as it is done; nothing is kept.
+
+    Args:
+        open_environment: what runs the calls of a prompt that declares tools; None: nothing does,
+            and a call ends the completion. Never called for a prompt without tools.
+        limits: of each completion.
+        on_done: called with the task's position and its completion.
+        at_once: rollouts in flight with a sampler that is not batched; None: all.
+    """
+
+    def begin(task: Task) -> Rollout:
+        declared = task.prompt.tools is not None
+        environment = open_environment(task.prompt) if declared else None
+        return Rollout(task.prompt, task.index, task.seed, limits, environment)
+
+    gate = asyncio.Semaphore(limits.tools_at_once)
+    if sampler.batched:
+        begun: list[Rollout] = []
+        try:
+            begun += map(begin, tasks)
+            await _in_rounds(begun, sampler, gate, on_done, progress)
+        finally:
+            for rollout in begun:
+                await rollout.close()
+        return
+    waiting = iter(enumerate(tasks))
+
+    async def work() -> None:
+        for position, task in waiting:
+            rollout = begin(task)
+            try:
+                while rollout.finish is None:
+                    (generation,) = await sampler.sample([rollout.request()], progress=progress)
+                    rollout.receive(generation)
+                    await rollout.run_calls(gate)
+                completion = rollout.completion()
+            finally:
+                await rollout.close()
+            on_done(position, completion)
+
+    await gather_or_cancel(work() for _ in range(min(len(tasks), at_once or len(tasks))))
+
+
+async def _in_rounds(
+    rollouts: Sequence[Rollout],
+    sampler: Sampler,
+    gate: asyncio.Semaphore,
+    on_done: Callable[[int, Completion], None],
+    progress: OnProgress | None,
+) -> None:
+    live = list(enumerate(rollouts))
+    while live:
+        requests = [rollout.request() for _, rollout in live]
+        generations = await sampler.sample(requests, progress=progress)
+        for (_, rollout), generation in zip(live, generations, strict=True):
+            rollout.receive(generation)
+        await gather_or_cancel(rollout.run_calls(gate) for _, rollout in live)
+        for position, rollout in live:
+            if rollout.finish is not None:
+                on_done(position, rollout.completion())
+                await rollout.close()
+        live = [(position, rollout) for position, rollout in live if rollout.finish is None]
+
+
+async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Wait for all; none outlives this call. An error comes as itself, not in a group."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 @dataclass(slots=True)
 class Rollout:
-    """One completion, growing a step at a time; done when it has a `finish`."""
+    """One completion, growing a step at a time; done when it has a `finish`.
+
+    rollout.receive(generation)        # a step with a call: finish is still None
+    await rollout.run_calls(gate)      # its result is now the last message
+    rollout.request()                  # the next step's
+    """
 
     prompt: Prompt
     index: int
     seed: int
-    limits: Limits
+    limits: RolloutLimits
     environment: Environment | None
     finish: Finish | None = None
     error: str | None = None
@@ -56,11 +181,11 @@ class Rollout:
     _last: Generation | None = None
     _prompt_ids: tuple[int, ...] | None = None
     _written: int = 0
-    _ids_hold: bool = True
+    _ids_match: bool = True
     _closed: bool = False
 
     def request(self) -> Request:
-        """What to ask the model next."""
+        """The next model call."""
         return Request(
             messages=(*self.prompt.messages, *self._messages),
             tools=self.prompt.tools,
@@ -81,7 +206,9 @@ class Rollout:
         self._link(generation)
         self._last = replace(generation, step=step)
         self.steps.append(step)
-        self._written += _written(step)
+        self._written += (
+            step.reasoning_tokens + step.answer_tokens if step.ids is None else len(step.ids)
+        )
         if step.finish == "length":
             whole = allowed < self.limits.parameters.max_tokens
             self.finish = "token_limit" if whole else "length"
@@ -106,8 +233,8 @@ class Rollout:
         """The finished completion."""
         assert self.finish is not None, "not at its end"
         steps, prompt_ids = tuple(self.steps), self._prompt_ids
-        if not self._ids_hold:
-            steps, prompt_ids = tuple(_without_ids(step) for step in steps), None
+        if not self._ids_match:
+            steps, prompt_ids = tuple(map(_without_ids, steps)), None
         return Completion(
             prompt_id=self.prompt.id,
             index=self.index,
@@ -132,22 +259,26 @@ class Rollout:
     def _can_run(self, step: Step) -> bool:
         parsed = step.parsed
         runnable = self.prompt.tools is not None and self.environment is not None
-        return runnable and bool(parsed.tool_calls) and not _BROKEN & set(parsed.problems)
+        return runnable and bool(parsed.tool_calls) and not _BROKEN_CALLS & set(parsed.problems)
 
     async def _result(self, call: ToolCall) -> Message:
         assert self.environment is not None
-        arguments = _arguments(call)
-        if arguments is None:
-            text = "error: the arguments are not a JSON object"
+        try:
+            arguments = load_json(call.arguments)
+        except ValueError:
+            arguments = None
+        if isinstance(arguments, dict):
+            text = await self.environment.call(call.name, cast(dict[str, Any], arguments))
         else:
-            text = await self.environment.call(call.name, arguments)
+            text = "error: the arguments are not a JSON object"
         return Message("tool", text, tool_call_id=call.id, name=call.name)
 
     def _with_call_ids(self, step: Step) -> Step:
         """The step with an id for every call that has none of its own."""
         if not step.parsed.tool_calls:
             return step
-        taken = _ids_of((*self.prompt.messages, *self._messages))
+        messages = (*self.prompt.messages, *self._messages)
+        taken = {call.id for message in messages for call in message.tool_calls} - {None}
         calls: list[ToolCall] = []
         for call in step.parsed.tool_calls:
             name, number = call.id, len(taken)
@@ -171,23 +302,7 @@ class Rollout:
             self.steps[-1] = replace(step, results_ids=generation.prompt_ids[len(known) :])
         else:
             # a server that renders the history anew wrote it in other ids than were sampled
-            self._ids_hold = False
-
-
-def _written(step: Step) -> int:
-    return step.reasoning_tokens + step.answer_tokens if step.ids is None else len(step.ids)
-
-
-def _ids_of(messages: Iterable[Message]) -> set[str]:
-    return {call.id for message in messages for call in message.tool_calls if call.id is not None}
-
-
-def _arguments(call: ToolCall) -> dict[str, Any] | None:
-    try:
-        found = load_json(call.arguments)
-    except ValueError:
-        return None
-    return cast(dict[str, Any], found) if isinstance(found, dict) else None
+            self._ids_match = False
 
 
 def _without_ids(step: Step) -> Step:

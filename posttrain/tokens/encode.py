@@ -17,7 +17,7 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.chat.segments import TrainingSample
+from posttrain.chat.masks import TrainingSample
 
 IGNORED = -100
 # texts → token ids, without special tokens added at either end

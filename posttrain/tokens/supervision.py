@@ -116,7 +116,7 @@ def supervision_flags(batch: Batch, marks: Marks) -> npt.NDArray[np.uint16]:
     trained = sums(batch, batch.trained)
     end_trained, end_masked = _ends(batch, marks)
     turn = sums(batch, batch.trained & _among(batch.ids, marks.turn)) if marks.turn else None
-    found = {
+    conditions = {
         Flag.TRAINED: trained > 0,
         Flag.END_TRAINED: end_trained,
         Flag.END_MASKED: end_masked,
@@ -126,7 +126,7 @@ def supervision_flags(batch: Batch, marks: Marks) -> npt.NDArray[np.uint16]:
         Flag.PROMPT: prompt_tokens(batch, marks) > 0,
     }
     flags = np.zeros(len(batch), np.uint16)
-    for flag, where in found.items():
+    for flag, where in conditions.items():
         flags[where] |= np.uint16(flag)
     return flags
 
@@ -163,7 +163,7 @@ def _stops(
     Args:
         need: whether the tokens looked at are trained ones, or untrained ones.
     """
-    found = np.zeros(len(start), np.bool_)
+    result = np.zeros(len(start), np.bool_)
     going = where.copy()
     for k in range(_TAIL + 1):
         at = start + step * k
@@ -171,30 +171,30 @@ def _stops(
         safe = np.where(going, at, 0)
         going &= batch.trained[safe] == need
         token = batch.ids[safe]
-        found |= going & _among(token, marks.stop)
-        going &= ~found & _among(token, marks.tail)
-    return found
+        result |= going & _among(token, marks.stop)
+        going &= ~result & _among(token, marks.tail)
+    return result
 
 
 def _among(ids: Ids, tokens: Sequence[int]) -> Mask:
     """Which ids are one of a few tokens; `np.isin` prepares for many, which costs more."""
-    found = np.zeros(len(ids), np.bool_)
+    result = np.zeros(len(ids), np.bool_)
     for token in tokens:
-        found |= ids == token
-    return found
+        result |= ids == token
+    return result
 
 
 def _empty_thinks(batch: Batch, marks: Marks) -> Mask:
     """Sequences in which an empty trace stands right before, or in, what is trained."""
-    found = np.zeros(len(batch), np.bool_)
+    result = np.zeros(len(batch), np.bool_)
     running = np.concatenate([[0], np.cumsum(batch.trained, dtype=np.int64)])
     known: Known = {}
     for pattern in marks.empty_think:
         start, owner = _places(batch, pattern, known)
         if len(start):
             end = np.minimum(start + len(pattern) + _TAIL, batch.starts[owner + 1])
-            found[owner[running[end] > running[start]]] = True
-    return found
+            result[owner[running[end] > running[start]]] = True
+    return result
 
 
 def prompt_tokens(batch: Batch, marks: Marks) -> Places:

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from posttrain.errors import ConfigError
 from posttrain.models.adapters import AdapterReach, trainable_routers
-from posttrain.models.tokenizer import SpecialTokens
+from posttrain.tokens.tokenizer import SpecialTokens
 from posttrain.training.launch import Launched
 
 GIB = 1 << 30

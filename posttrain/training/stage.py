@@ -37,7 +37,7 @@ from posttrain.config.sft import SftConfig, TrainingRecipe
 from posttrain.errors import PosttrainError
 from posttrain.models.adapters import AdapterReach, adapter_reach, lora_config, quantization_config
 from posttrain.models.load import load_model
-from posttrain.models.tokenizer import SpecialTokens, special_tokens
+from posttrain.tokens.tokenizer import SpecialTokens, special_tokens
 from posttrain.training.card import model_card
 from posttrain.training.launch import Launched, check_launch, read_launch
 from posttrain.training.log import LOG, SPEED, LogRows

@@ -28,7 +28,7 @@ from posttrain.config.sft import ModelConfig
 from posttrain.errors import DataError, TrainingError
 from posttrain.models.adapters import merge_adapter
 from posttrain.models.load import set_special_tokens
-from posttrain.models.tokenizer import SpecialTokens
+from posttrain.tokens.tokenizer import SpecialTokens
 from posttrain.training.checkpoints import (
     Progress,
     latest_complete,

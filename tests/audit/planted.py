@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from posttrain.chat import nemotron_3_nano_template
-from posttrain.models.encoding import encoder_of, load_any_tokenizer
+from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer
 from tests.data_builders.small_build import write_tokenizer
 
 IGNORED = -100

@@ -7,9 +7,8 @@ import random
 import pytest
 
 from posttrain.chat import nemotron_3_nano_template, profile_of, training_samples
-from posttrain.chat.cut import cut_segments
-from posttrain.chat.locate import locate_prefix
-from posttrain.chat.sequences import sequences
+from posttrain.chat.locate import locate_prefix, sequences
+from posttrain.chat.masks import cut_segments
 from posttrain.chat.template import ChatTemplate
 from posttrain.records import Example, Message, ToolCall, make_example, message_to_template
 

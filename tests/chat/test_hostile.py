@@ -6,7 +6,7 @@ import bisect
 
 import pytest
 
-from posttrain.chat import ChatTemplate, profile_of, render, samples, training_samples
+from posttrain.chat import ChatTemplate, masks, profile_of, render, training_samples
 from posttrain.errors import RenderError
 from posttrain.records import Message, ToolCall
 from tests.chat.reference import hf_text
@@ -139,7 +139,7 @@ def test_the_work_for_a_segment_does_not_grow_with_the_conversation(
     looked_up: list[int] = []
     plain = bisect.bisect_right
     monkeypatch.setattr(
-        samples.bisect, "bisect_right", lambda *a: (looked_up.append(1), plain(*a))[1]
+        masks.bisect, "bisect_right", lambda *a: (looked_up.append(1), plain(*a))[1]
     )
     messages = [m for k in range(200) for m in (user(f"u{k}"), says(f"a{k}"))]
     (sample,) = training_samples(example(*messages), NANO)

@@ -11,9 +11,9 @@ from data_builders.prompts import PromptSet, build_prompts
 from posttrain.config.base import Strict
 from posttrain.config.load import validate
 from posttrain.config.prompts import AnySource, Setting
+from posttrain.environments.base import Environment
 from posttrain.records import Score
 from posttrain.rollouts import Prompt
-from posttrain.tools.protocol import Environment
 from reward.grader import Attempt
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from posttrain.chat import parse_completion
 from posttrain.records import Message, Score
 from posttrain.rollouts import Completion, Prompt, Step
-from posttrain.sampling.protocol import Generation, Request
+from posttrain.sampling.sampler import Generation, Request
 
 CALCULATOR = json.dumps(
     [

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import yaml
 
-from posttrain.sampling.protocol import Request
+from posttrain.sampling.sampler import Request
 from tests.data_builders.small_build import script, write_tokenizer
 from tests.evaluation.scripted import CALCULATOR, CALL, Calculator, ScriptedSampler, turn
 

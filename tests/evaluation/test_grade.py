@@ -18,7 +18,7 @@ from posttrain.evaluation.grade import (
 from posttrain.evaluation.run import read_run
 from posttrain.records import Score
 from posttrain.rollouts import Completion
-from posttrain.sampling.protocol import seed_of
+from posttrain.sampling.sampler import seed_of
 from tests.evaluation.scripted import ScriptedSampler, exact, prompt
 from tests.evaluation.small_eval import answer, evaluate, tamed, write_recipe
 

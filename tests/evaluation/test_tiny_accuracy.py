@@ -16,10 +16,9 @@ from data_builders.tiny_world.families import FAMILIES
 from data_builders.tiny_world.heldout import held_out_items
 from posttrain.chat import nemotron_3_nano_template, render, strip_reasoning
 from posttrain.errors import DataError
-from posttrain.models.from_config import build_model
-from posttrain.models.load import set_special_tokens
-from posttrain.models.tokenizer import load_tokenizer, special_tokens
+from posttrain.models.load import build_model, set_special_tokens
 from posttrain.records import json_text, make_example
+from posttrain.tokens.tokenizer import load_tokenizer, special_tokens
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = nemotron_3_nano_template()

@@ -17,7 +17,7 @@ import yaml
 from posttrain.artifacts import read_artifact
 from posttrain.errors import ConfigError, JudgeError
 from posttrain.evaluation.win_rate import Duel, win_rows
-from posttrain.sampling.protocol import Request
+from posttrain.sampling.sampler import Request
 from tests.evaluation import small_eval
 from tests.evaluation.judges.test_stage import script, verdict
 from tests.sampling.scripted import END, Scripted

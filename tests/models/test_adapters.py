@@ -14,7 +14,7 @@ from posttrain.models.adapters import (
     quantization_config,
     trainable_routers,
 )
-from posttrain.models.routers import find_routers, uses_sigmoid
+from posttrain.models.experts import find_routers, uses_sigmoid
 from tests.training.tiny import attention_model, hybrid_model
 
 
@@ -86,7 +86,7 @@ def test_a_real_checkpoint_loads_and_stops(shared: Path):
     """A real trained Llama of 260 K parameters, as plain transformers loads it."""
     from posttrain.config.sft import ModelConfig
     from posttrain.models.load import load_model
-    from posttrain.models.tokenizer import SpecialTokens
+    from posttrain.tokens.tokenizer import SpecialTokens
 
     special = SpecialTokens("</s>", 2, "<unk>", 0, (2,))
     path = str(shared / "models" / "stories260k")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from posttrain.errors import ConfigError
-from posttrain.models.from_config import TINY_ATTENTION, TINY_HYBRID, build_model
+from posttrain.models.load import TINY_ATTENTION, TINY_HYBRID, build_model
 
 SIZES = {"vocab_size": 1024, "pad_token_id": 0, "eos_token_id": 2}
 

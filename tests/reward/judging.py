@@ -15,7 +15,7 @@ from posttrain.chat import parse_completion
 from posttrain.config.judge import JudgeConfig
 from posttrain.records import Message
 from posttrain.rollouts import Completion, Finish, Prompt, Step
-from posttrain.sampling.protocol import Request
+from posttrain.sampling.sampler import Request
 from reward.genrm import Verdict
 from reward.genrm_judge import GenRmJudge, Seat
 from reward.genrm_prompt import verdict_text

@@ -13,9 +13,9 @@ import pytest
 from posttrain.artifacts import Counts, StageDir
 from posttrain.errors import ConfigError, JudgeError
 from posttrain.group_rewards import Failure
-from posttrain.sampling.chat_sampler import ChatSampler
-from posttrain.sampling.http_client import Client, ClientSettings
-from posttrain.sampling.protocol import Generation, Request
+from posttrain.sampling.engines.chat import ChatSampler
+from posttrain.sampling.engines.http import Client, ClientSettings
+from posttrain.sampling.sampler import Generation, Request
 from reward.genrm import Verdict
 from reward.genrm_judge import GenRmJudge, Seat, seat_for
 from reward.genrm_prompt import verdict_text

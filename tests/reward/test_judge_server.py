@@ -14,8 +14,8 @@ from aiohttp import web
 from posttrain.config.judge import LengthConfig, PairingConfig
 from posttrain.errors import JudgeError
 from posttrain.group_rewards import Group, GroupRewards
-from posttrain.sampling.chat_sampler import ChatSampler
-from posttrain.sampling.http_client import Client, ClientSettings
+from posttrain.sampling.engines.chat import ChatSampler
+from posttrain.sampling.engines.http import Client, ClientSettings
 from reward.genrm import Verdict
 from reward.genrm_judge import GenRmJudge, Seat
 from reward.genrm_prompt import verdict_text

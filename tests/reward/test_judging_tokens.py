@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from posttrain.chat import ChatTemplate
-from posttrain.models.encoding import encoder_of
 from posttrain.records import Message
-from posttrain.sampling.rendered import RenderedSampler
+from posttrain.sampling.render import RenderedSampler
+from posttrain.tokens.tokenizer import encoder_of
 from reward.genrm import Verdict
 from reward.genrm_judge import GenRmJudge, Seat, seat_for
 from reward.genrm_prompt import LAYOUTS

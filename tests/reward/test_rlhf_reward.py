@@ -15,7 +15,7 @@ from posttrain.errors import JudgeError
 from posttrain.group_rewards import Group, GroupRewards
 from posttrain.records import Score, json_text
 from posttrain.rollouts import Completion
-from posttrain.sampling.protocol import Request
+from posttrain.sampling.sampler import Request
 from reward.genrm_judge import GenRmJudge
 from reward.genrm_prompt import EMPTY
 from reward.grader import Attempt, Grader

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.sampling.protocol import Generation, Request
+from posttrain.sampling.sampler import Generation, Request
 from reward.genrm import Verdict
 from reward.judgements import Judgement, Vote
 from reward.verdict_cache import VerdictCache

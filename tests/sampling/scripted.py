@@ -14,7 +14,7 @@ from typing import Any
 from posttrain.chat import parse_completion
 from posttrain.records import Message, json_text
 from posttrain.rollouts import Prompt, Step
-from posttrain.sampling.protocol import Generation, Request
+from posttrain.sampling.sampler import Generation, Request
 
 END = "<|im_end|>"
 TOOLS = json_text(

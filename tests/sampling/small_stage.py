@@ -9,15 +9,14 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import yaml
 
-from posttrain.sampling.protocol import Request
-from tests.data_builders.small_build import write_tokenizer
+from posttrain.sampling.sampler import Request
+from tests.data_builders.small_build import script, write_tokenizer
 from tests.sampling.scripted import END, TOOLS, Adder, Scripted, call
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -74,33 +73,23 @@ def write_recipe(folder: Path, **keys: Any) -> Path:
     return path
 
 
-def stage(sampler: Scripted) -> ModuleType:
-    """scripts/sample.py with this sampler behind every backend and a toolkit that adds."""
-    spec = spec_from_file_location("scripts_sample", ROOT / "scripts" / "sample.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
+def sample(recipe: Path, *overrides: str, sampler: Scripted | None = None) -> Scripted:
+    """`python scripts/sample.py --config recipe …` in this process; errors are raised.
+
+    The sampler stands behind every backend, and there is a toolkit that adds.
+    """
+    sampler = sampler or Scripted(answer)
 
     @asynccontextmanager
     async def opened(*_: object, **__: object) -> AsyncIterator[Scripted]:
         yield sampler
 
-    replaced: dict[str, Any] = {
-        "opened_sampler": opened,
-        "toolkits_for": lambda *_: {"adding": Adding()},
-        "all_graders": dict,
-    }
-    for name, value in replaced.items():
-        assert hasattr(module, name)
-        setattr(module, name, value)
-    return module
-
-
-def sample(recipe: Path, *overrides: str, sampler: Scripted | None = None) -> Scripted:
-    """`python scripts/sample.py --config recipe …` in this process; errors are raised."""
-    sampler = sampler or Scripted(answer)
-    stage(sampler).main(["--config", str(recipe), *overrides])
+    with (
+        patch("posttrain.sampling.sample.opened_sampler", opened),
+        patch("data_builders.toolkits.toolkits_for", lambda *_: {"adding": Adding()}),
+        patch("data_builders.graders.all_graders", dict),
+    ):
+        script("sample").main(["--config", str(recipe), *overrides])
     return sampler
 
 
@@ -128,7 +117,12 @@ def killed(recipe: str, out: str, batched: bool, kill_at: int) -> int:
 
 if __name__ == "__main__":
     # all kills from one process, which has imported everything and started no thread
-    stage(Scripted(answer))
+    import data_builders.graders
+    import data_builders.prompts
+    import data_builders.toolkits  # noqa: F401
+    import posttrain.report
+    import posttrain.sampling.sample  # noqa: F401
+
     codes = [
         killed(sys.argv[1], out, batched == "batched", int(at))
         for batched, out, *kills in json.loads(sys.argv[2])

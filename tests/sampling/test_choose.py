@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from posttrain.sampling.decode_choose import How, choose, uniforms
-from posttrain.sampling.protocol import Parameters
+from posttrain.sampling.engines.choose import RowParameters, choose, uniforms
+from posttrain.sampling.sampler import Parameters
 
 CPU = torch.device("cpu")
 DRAWS = 20_000
@@ -54,7 +54,7 @@ def test_frequencies_are_the_probabilities_that_transformers_gives(parameters):
     if parameters.top_p < 1:
         expected = TopPLogitsWarper(parameters.top_p)(None, expected)
     expected = expected.softmax(-1)[0].double()
-    how = How.of([parameters] * DRAWS, CPU)
+    how = RowParameters.of([parameters] * DRAWS, CPU)
     numbers = uniforms(seeds(DRAWS), np.zeros(DRAWS, dtype=np.int64))
     tokens, _ = choose(logits.expand(DRAWS, -1), how, numbers)
     found = torch.bincount(tokens, minlength=50).double() / DRAWS
@@ -67,14 +67,14 @@ def test_frequencies_are_the_probabilities_that_transformers_gives(parameters):
 def test_the_last_number_below_one_draws_a_possible_token():
     logits = torch.tensor([[0.0, 1.0, -torch.inf, -torch.inf]])
     for number, token in ((0.0, 0), (1 - 2.0**-52, 1)):
-        tokens, _ = choose(logits, How.of([Parameters()], CPU), np.array([number]))
+        tokens, _ = choose(logits, RowParameters.of([Parameters()], CPU), np.array([number]))
         assert tokens.tolist() == [token]
 
 
 def test_greedy_rows_report_the_model_s_own_log_probability():
     logits = torch.randn(2, 30, generator=torch.Generator().manual_seed(1))
     given = [Parameters(temperature=0.0, top_k=2, logps=True), Parameters(temperature=0.5)]
-    tokens, logps = choose(logits, How.of(given, CPU), np.array([0.9, 0.9]))
+    tokens, logps = choose(logits, RowParameters.of(given, CPU), np.array([0.9, 0.9]))
     assert logps is not None
     assert tokens[0] == logits[0].argmax()
     assert logps[0] == pytest.approx(logits[0].log_softmax(-1).max().item(), abs=1e-6)

@@ -9,10 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from posttrain.errors import DataError
-from posttrain.sampling.decode import decode
-from posttrain.sampling.engine import Budget, EngineRequest
-from posttrain.sampling.protocol import Parameters
-from posttrain.sampling.score_ids import score_ids
+from posttrain.sampling.engines.decode import decode
+from posttrain.sampling.engines.transformers import score_ids
+from posttrain.sampling.sampler import Budget, EngineRequest, Parameters
 from tests.sampling.small_models import CONFIGS, full_logps, plain_greedy, small_model
 
 STOPS = (2, 5, 77)
@@ -219,7 +218,7 @@ def test_logits_that_are_no_numbers_are_refused():
 
 
 def test_scores_of_empty_and_long_completions(attention, monkeypatch):
-    monkeypatch.setattr("posttrain.sampling.score_ids._POSITIONS", 50)
+    monkeypatch.setattr("posttrain.sampling.engines.transformers._POSITIONS", 50)
     asked = prompts()
     completions = [asked[-1 - k][: 5 * k] for k in range(len(asked))]
     found = score_ids(attention, asked, completions)

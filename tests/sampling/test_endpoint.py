@@ -9,11 +9,10 @@ import pytest
 
 from posttrain.errors import ConfigError
 from posttrain.records import Message
-from posttrain.sampling.chat_sampler import ChatSampler
-from posttrain.sampling.completions_engine import CompletionsEngine
-from posttrain.sampling.engine import Budget, EngineRequest
-from posttrain.sampling.http_client import Client, ClientSettings, RequestFailed
-from posttrain.sampling.protocol import Parameters, Request
+from posttrain.sampling.engines.chat import ChatSampler
+from posttrain.sampling.engines.completions import CompletionsEngine
+from posttrain.sampling.engines.http import Client, ClientSettings, RequestFailed
+from posttrain.sampling.sampler import Budget, EngineRequest, Parameters, Request
 from tests.sampling.stub_server import CLOSE, END, Stub
 
 

@@ -10,19 +10,18 @@ import pytest
 
 from posttrain.records import Message, ToolCall
 from posttrain.rollouts import Completion, Prompt
-from posttrain.sampling.loop import Task, roll_out
-from posttrain.sampling.protocol import Generation, Parameters, Request, seed_of
-from posttrain.sampling.rollout import Limits
+from posttrain.sampling.rollout import RolloutLimits, Task, roll_out
+from posttrain.sampling.sampler import Generation, Parameters, Request, seed_of
 from tests.sampling.scripted import END, Adder, Script, Scripted, call, ids_of, question
 
-LIMITS = Limits(Parameters(max_tokens=400), max_turns=4)
+LIMITS = RolloutLimits(Parameters(max_tokens=400), max_turns=4)
 
 
 def run(
     script: Script,
     prompts: list[Prompt],
     *,
-    limits: Limits = LIMITS,
+    limits: RolloutLimits = LIMITS,
     batched: bool = True,
     environments: list[Adder] | None = None,
 ) -> tuple[list[Completion], Scripted]:
@@ -144,7 +143,7 @@ def test_turn_limit_runs_no_call_that_nobody_reads():
 
 
 def test_a_step_at_its_limit():
-    limits = Limits(Parameters(max_tokens=10), max_turns=4)
+    limits = RolloutLimits(Parameters(max_tokens=10), max_turns=4)
     (done,), _ = run(lambda *_: "x" * 50 + END, [question()], limits=limits)
     assert (done.finish, len(done.steps[0].ids or ())) == ("length", 10)
 

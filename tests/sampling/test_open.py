@@ -21,10 +21,10 @@ from posttrain.config.backend import (
 from posttrain.errors import ConfigError, DataError
 from posttrain.models.inference import weights_digest
 from posttrain.records import Message
+from posttrain.sampling.engines.transformers import TransformersEngine
 from posttrain.sampling.open import open_sampler
-from posttrain.sampling.protocol import Parameters, Request
-from posttrain.sampling.rendered import RenderedSampler
-from posttrain.sampling.transformers_engine import TransformersEngine
+from posttrain.sampling.render import RenderedSampler
+from posttrain.sampling.sampler import Parameters, Request
 from tests.sampling.small_models import byte_tokenizer, full_logps, small_model
 
 ON_CPU = TransformersBackend(kind="transformers", device="cpu", batch_size=4)

@@ -13,9 +13,9 @@ import pytest
 
 from posttrain.artifacts import read_artifact
 from posttrain.errors import ConfigError, DataError
-from posttrain.models.encoding import load_any_tokenizer
 from posttrain.rollouts import Completion, Prompt, completion_from_row, prompt_from_row
-from posttrain.sampling.protocol import Generation
+from posttrain.sampling.sampler import Generation
+from posttrain.tokens.tokenizer import load_any_tokenizer
 from tests.sampling.scripted import Scripted
 from tests.sampling.small_stage import ROOT, answer, sample, write_recipe
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from posttrain.chat.segments import Segment, TrainingSample
+from posttrain.chat.masks import Segment, TrainingSample
 from posttrain.tokens.encode import IGNORED, TokenSequence, clip, encode_samples, labels_of
 
 

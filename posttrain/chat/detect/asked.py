@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from posttrain.json_values import load_json
+from posttrain.jsontext import load_json
 
 Request = Literal["python", "search"]
 Arguments = Mapping[str, Any]

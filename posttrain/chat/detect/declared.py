@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from posttrain.chat.detect.asked import UNREAD, Asked
 from posttrain.chat.detect.found import Kind
-from posttrain.json_values import load_json
+from posttrain.jsontext import load_json
 
 Schema = Mapping[str, Any]
 _ALIASES = {

@@ -28,7 +28,7 @@ from inspect_ai.tool import ToolCall as InspectCall
 from inspect_ai.tool import ToolInfo
 
 from posttrain.errors import DataError
-from posttrain.json_values import load_json
+from posttrain.jsontext import load_json
 from posttrain.records import Message, ToolCall, json_text
 from posttrain.rollouts import Step
 

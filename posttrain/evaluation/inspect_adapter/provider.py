@@ -35,7 +35,7 @@ from pydantic import TypeAdapter, ValidationError
 from posttrain.config.backend import BackendConfig, Server
 from posttrain.errors import ConfigError, PosttrainError
 from posttrain.evaluation.inspect_adapter.messages import from_inspect, to_output, tools_text
-from posttrain.sampling.protocol import Generation, Parameters, Request, Sampler, seed_of
+from posttrain.sampling.sampler import Generation, Parameters, Request, Sampler, seed_of
 
 UNBOUNDED = 1_000_000  # all that wait are decoded in one batch
 _REMEMBERED = 100_000  # turns whose ids can be continued from

@@ -33,12 +33,17 @@ from posttrain.evaluation.judges.metrics import Judged, judge_cells, judge_diffe
 from posttrain.evaluation.tables import print_judges
 from posttrain.report import ensure_report, write_report
 from posttrain.rollouts import Completion, Prompt, completion_from_row, prompt_from_row
-from posttrain.sampling.collect import How, collect
-from posttrain.sampling.journal import row_line
-from posttrain.sampling.meter import Meter
+from posttrain.sampling.generate import (
+    MADE_BY,
+    bind,
+    generate,
+    prompt_lines,
+    row_line,
+    tasks_of,
+)
 from posttrain.sampling.open import opened_sampler
-from posttrain.sampling.rollout import Limits
-from posttrain.sampling.stage import MADE_BY, bind, prompt_lines, tasks_of
+from posttrain.sampling.progress import ProgressBar
+from posttrain.sampling.rollout import RolloutLimits
 
 KIND = "genrm_evaluation"
 WORK, RECORDS, METRICS, EXAMPLES = "work", "records", "metrics.json", "examples.jsonl"
@@ -86,30 +91,35 @@ def run_evaluation(
         return
     atomic_write_text(out / PROMPTS, prompt_lines(prompts))
     total = len(prompts) * recipe.n * len(recipe.checkpoints)
-    with Meter(total=total, console=console) as meter:
+    with ProgressBar(total=total, console=console) as meter:
         asyncio.run(_judge_all(recipe, prompts, meter))
     _finish(stage, recipe, prompts, read, data, parents, console)
 
 
-async def _judge_all(recipe: EvalGenRmConfig, prompts: Sequence[Prompt], meter: Meter) -> None:
+async def _judge_all(
+    recipe: EvalGenRmConfig, prompts: Sequence[Prompt], meter: ProgressBar
+) -> None:
     """Every judgement that is not there yet, checkpoint by checkpoint."""
     out = Path(recipe.out)
     (out / RECORDS).mkdir(exist_ok=True)
     tasks = tasks_of(prompts, lambda _: recipe.n, seed=recipe.seed)
     for name in recipe.checkpoints:
         backend, work = recipe.backend_of(name), out / WORK / name
-        how = How(
-            open_environment=lambda _: None,
-            limits=Limits(recipe.sampling.parameters(), 1, None, 1),
-            chunk=recipe.chunk,
-            at_once=getattr(backend, "concurrency", 1),
-            max_failure_rate=recipe.max_failure_rate,
-        )
         async with opened_sampler(backend, checkpoint=recipe.path_of(name), parts=False) as sampler:
             digest = digest_of(prompt_lines(prompts))
             bind(work, {"prompts": digest, "sampler": dict(sampler.identity)})
-            to = _record_path(out, name)
-            await collect(tasks, sampler, work=work, to=to, how=how, watch=meter)
+            await generate(
+                tasks,
+                sampler,
+                work=work,
+                to=_record_path(out, name),
+                open_environment=lambda _: None,
+                limits=RolloutLimits(recipe.sampling.parameters(), 1, None, 1),
+                chunk=recipe.chunk,
+                at_once=getattr(backend, "concurrency", 1),
+                max_failure_rate=recipe.max_failure_rate,
+                progress=meter,
+            )
 
 
 def _record_path(out: Path, checkpoint: str) -> Path:

@@ -22,7 +22,7 @@ from posttrain.artifacts import Manifest
 from posttrain.config.dpo import DpoConfig
 from posttrain.errors import ConfigError
 from posttrain.models.adapters import AdapterReach
-from posttrain.models.tokenizer import (
+from posttrain.tokens.tokenizer import (
     SpecialTokens,
     check_same_tokenizer,
     largest_id,

@@ -30,7 +30,7 @@ from typing import Any
 
 from posttrain.records import json_text
 from posttrain.rollouts import Completion, Step, prompt_to_row
-from posttrain.sampling.journal import row_line
+from posttrain.sampling.generate import row_line
 from posttrain.training.rl.batch import ScoredGroup
 from posttrain.training.stage import ROLLOUTS, TIMING
 

@@ -21,10 +21,9 @@ from posttrain.config.grpo import GroupTraining
 from posttrain.errors import ConfigError, DataError, RenderError
 from posttrain.group_rewards import GroupRewards
 from posttrain.models.adapters import AdapterReach
-from posttrain.models.encoding import Encoder
-from posttrain.models.tokenizer import SpecialTokens
 from posttrain.rollouts import Prompt
-from posttrain.sampling.loop import OpenEnvironment
+from posttrain.sampling.rollout import OpenEnvironment
+from posttrain.tokens.tokenizer import Encoder, SpecialTokens
 from posttrain.training.plan import (
     MEASURED_UP_TO,
     Line,

@@ -25,10 +25,10 @@ from transformers import PreTrainedModel
 
 from posttrain.config.grpo import PolicyServer
 from posttrain.errors import ConfigError
-from posttrain.sampling.completions_engine import CompletionsEngine
-from posttrain.sampling.decode import decode
-from posttrain.sampling.engine import EngineOutput, EngineRequest, Ids
-from posttrain.sampling.http_client import Client, ClientSettings, key_headers
+from posttrain.sampling.engines.completions import CompletionsEngine
+from posttrain.sampling.engines.decode import decode
+from posttrain.sampling.engines.http import Client, ClientSettings, key_headers
+from posttrain.sampling.sampler import EngineOutput, EngineRequest, Ids
 
 LOAD, UNLOAD = "/load_lora_adapter", "/unload_lora_adapter"
 _SHOWN = 300  # characters of a server's answer in a message

@@ -21,15 +21,14 @@ from posttrain.config.backend import Rendering
 from posttrain.config.grpo import GroupTraining
 from posttrain.errors import ConfigError, DataError
 from posttrain.group_rewards import GroupReward
-from posttrain.models.encoding import load_any_tokenizer
 from posttrain.models.inference import generation_stops
 from posttrain.rollouts import Prompt
-from posttrain.sampling.engine import Engine
-from posttrain.sampling.loop import OpenEnvironment
+from posttrain.sampling.generate import prompt_lines
 from posttrain.sampling.open import rendering_of
-from posttrain.sampling.protocol import Sampler
-from posttrain.sampling.rendered import RenderedSampler
-from posttrain.sampling.stage import prompt_lines
+from posttrain.sampling.render import RenderedSampler
+from posttrain.sampling.rollout import OpenEnvironment
+from posttrain.sampling.sampler import Engine, Sampler
+from posttrain.tokens.tokenizer import load_any_tokenizer
 from posttrain.training.arguments import (
     check_counted_in_steps,
     check_trainer_fields,

@@ -23,10 +23,8 @@ from accelerate.utils import gather_object
 from posttrain.config.grpo import GroupTraining
 from posttrain.group_rewards import Group, GroupReward
 from posttrain.rollouts import Prompt
-from posttrain.sampling.engine import Engine
-from posttrain.sampling.loop import OpenEnvironment, Task, roll_out
-from posttrain.sampling.protocol import Parameters, Sampler, seed_of
-from posttrain.sampling.rollout import Limits
+from posttrain.sampling.rollout import OpenEnvironment, RolloutLimits, Task, roll_out
+from posttrain.sampling.sampler import Engine, Parameters, Sampler, seed_of
 from posttrain.training.order import EpochOrder
 from posttrain.training.rl.batch import (
     Batch,
@@ -171,7 +169,7 @@ class StepMaker:
             tasks,
             self.sampler,
             open_environment=self.rollouts.open_environment,
-            limits=Limits(parameters, max_turns=sampling.max_turns),
+            limits=RolloutLimits(parameters, max_turns=sampling.max_turns),
         )
         return [
             Group(one.prompt, tuple(completions[k * n : (k + 1) * n]))

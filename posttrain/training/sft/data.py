@@ -16,8 +16,8 @@ import pyarrow.parquet
 from datasets import Dataset, concatenate_datasets
 
 from posttrain.errors import DataError
-from posttrain.models.tokenizer import SpecialTokens
 from posttrain.tokens.encode import IGNORED
+from posttrain.tokens.tokenizer import SpecialTokens
 from posttrain.training.document_masking import sequences
 
 COLUMNS = ("input_ids", "labels", "seq_lengths")

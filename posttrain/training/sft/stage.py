@@ -23,7 +23,7 @@ from posttrain.artifacts import Manifest
 from posttrain.config.sft import SftConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.models.adapters import AdapterReach
-from posttrain.models.tokenizer import (
+from posttrain.tokens.tokenizer import (
     SpecialTokens,
     check_same_tokenizer,
     largest_id,

@@ -14,7 +14,6 @@ from data_builders.preferences.write import read_pairs
 from posttrain.artifacts import Counts, StageDir, read_artifact
 from posttrain.chat import nemotron_3_nano_template, parse_completion, render
 from posttrain.errors import ConfigError, DataError
-from posttrain.models.encoding import encoder_of, load_any_tokenizer
 from posttrain.records import Message, json_text
 from posttrain.rollouts import (
     Completion,
@@ -23,7 +22,8 @@ from posttrain.rollouts import (
     completion_to_row,
     prompt_to_row,
 )
-from posttrain.sampling.tally import Tally
+from posttrain.sampling.progress import SampleStats
+from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer
 from tests.data_builders.small_build import script, write_tokenizer
 
 END = "<|im_end|>"
@@ -44,7 +44,7 @@ def write_samples(
     rng = random.Random(seed)
     asked = [_prompt(k) for k in range(prompts)]
     rows: list[dict[str, Any]] = []
-    tally = Tally()
+    stats = SampleStats()
     for prompt in asked:
         ids = text.encode([render(prompt.messages, template, tools=prompt.tools, add_generation_prompt=True, enable_thinking=prompt.thinking)])[0]  # fmt: skip
         for index in range(n):
@@ -61,7 +61,7 @@ def write_samples(
             finish = "length" if rng.random() < cut else "stop"
             done = Completion(prompt.id, index, (step,), finish, prompt_ids=tuple(ids))
             rows.append(completion_to_row(done))
-            tally.add(prompt, rows[-1])
+            stats.add(prompt, rows[-1])
     _jsonl(folder / "prompts.jsonl", [prompt_to_row(p) for p in asked])
     _jsonl(folder / "samples.jsonl", rows)
     files = {"prompts.jsonl": len(asked), "samples.jsonl": len(rows)}
@@ -72,7 +72,7 @@ def write_samples(
         template_digest=template.digest,
         stats={
             "tokenizer": {"digest": text.digest},
-            "settings": tally.stats(),
+            "settings": stats.by_setting(),
             "sources": {},
             "not_asked": {},
             "failed": {},

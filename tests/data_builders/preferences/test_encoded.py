@@ -10,10 +10,10 @@ import pytest
 from data_builders.preferences.encoded import Encoder, encode_completions
 from data_builders.preferences.write import PairWriter, read_pairs
 from posttrain.chat import nemotron_3_nano_template, parse_completion
-from posttrain.models.encoding import encoder_of, load_any_tokenizer
 from posttrain.pairs import Pair, Side
 from posttrain.records import Message
 from posttrain.rollouts import Completion, Prompt, Step
+from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer
 from tests.data_builders.small_build import write_tokenizer
 
 PROMPT = Prompt("t/s/on", "t", "s", (Message("user", "7*8?"),))

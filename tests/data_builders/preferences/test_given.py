@@ -14,7 +14,7 @@ from data_builders.rows.raw import Dropped
 from posttrain.chat import nemotron_3_nano_template
 from posttrain.config.source import SourceConfig
 from posttrain.errors import DataError
-from posttrain.models.encoding import encoder_of, load_any_tokenizer
+from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer
 from tests.data_builders.small_build import write_tokenizer
 
 

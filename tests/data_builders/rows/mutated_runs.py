@@ -24,7 +24,7 @@ from data_builders.sft.prepare import Preparer, prepare
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.source import SourceConfig
 from posttrain.errors import DataError
-from posttrain.models.data_renderer import load_data_renderer
+from posttrain.models.chat_template import load_data_renderer
 from posttrain.records import Example, example_from_row, example_to_row
 from tests.data_builders.rows.mutations import ROWS, mutated
 from tests.data_builders.small_build import build, manifest, write_tokenizer

@@ -7,7 +7,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from posttrain.artifacts import read_artifact
-from posttrain.models.tiktoken_patterns import PATTERNS
+from posttrain.tokens.tiktoken.ranks import PATTERNS
 from tests.data_builders.small_build import (
     SPECIAL,
     build,

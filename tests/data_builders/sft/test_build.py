@@ -12,7 +12,7 @@ import pytest
 from posttrain.artifacts import Counts, StageDir, read_artifact
 from posttrain.chat import nemotron_3_nano_template
 from posttrain.errors import DataError
-from posttrain.models.encoding import encoder_of, load_any_tokenizer
+from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer
 from tests.data_builders.small_build import (
     build,
     index,

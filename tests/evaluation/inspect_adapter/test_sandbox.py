@@ -13,9 +13,9 @@ from inspect_ai.solver import solver
 from inspect_ai.util import SandboxUserUnsupportedError, sandbox
 
 import posttrain.evaluation.inspect_adapter.sandbox  # noqa: F401 - registers it
+from posttrain.environments.sandbox import check_sandbox
 from posttrain.errors import ConfigError
 from posttrain.evaluation.inspect_adapter.provider import inspect_model
-from posttrain.tools.sandbox import check_sandbox
 from tests.evaluation.inspect_adapter.running import run_task
 from tests.evaluation.scripted import ScriptedSampler, turn
 

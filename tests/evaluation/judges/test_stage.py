@@ -19,7 +19,7 @@ import yaml
 
 from posttrain.artifacts import read_artifact
 from posttrain.errors import ConfigError, DataError
-from posttrain.sampling.protocol import Request
+from posttrain.sampling.sampler import Request
 from tests.data_builders.genrm.small import numbered
 from tests.sampling.scripted import END, Scripted
 

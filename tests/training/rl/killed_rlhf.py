@@ -38,7 +38,7 @@ def arm(votes: int) -> None:
 def seat_scripted() -> None:
     """The judge is no model: it answers batch-wise, as one in the process does."""
     from posttrain.sampling import open as opening
-    from posttrain.sampling.protocol import Request
+    from posttrain.sampling.sampler import Request
     from reward.genrm import Verdict
     from reward.genrm_prompt import verdict_text
     from tests.sampling.scripted import END, Scripted

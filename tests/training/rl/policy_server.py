@@ -18,9 +18,8 @@ from typing import Any
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from posttrain.sampling.decode import decode
-from posttrain.sampling.engine import EngineRequest
-from posttrain.sampling.protocol import Parameters
+from posttrain.sampling.engines.decode import decode
+from posttrain.sampling.sampler import EngineRequest, Parameters
 
 
 @dataclass

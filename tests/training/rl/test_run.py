@@ -16,7 +16,7 @@ from posttrain.artifacts import read_artifact
 from posttrain.config.grpo import GroupTraining
 from posttrain.errors import ConfigError, JudgeError, TrainingError
 from posttrain.group_rewards import Group, GroupRewards
-from posttrain.models.routers import find_routers
+from posttrain.models.experts import find_routers
 from posttrain.rollouts import Completion
 from posttrain.training.rl.stage import GroupStage
 from tests.training.rl.policy import (

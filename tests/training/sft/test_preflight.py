@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from posttrain.errors import ConfigError, DataError
-from posttrain.models.tokenizer import special_tokens
+from posttrain.tokens.tokenizer import special_tokens
 from posttrain.training.sft.data import check_data, load_split, sample_data
 from posttrain.training.sft.stage import SftStage, sft_arguments
 from tests.training.conftest import MakeRecipe

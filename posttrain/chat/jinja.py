@@ -1,0 +1,223 @@
+"""The sandboxed Jinja that chat templates run in, and the marks that find messages in its output.
+
+A template writes one string. To learn which part each message became without rendering every prefix
+again, the parsed template gets an invisible mark at the start of each turn of its message loop:
+
+    {% for message in messages %}   →   {% for message in messages %}{{ message | __mark__ }}
+    …                                   …
+    {% endfor %}                        {% endfor %}{{ none | __mark__ }}
+
+Marks are removed again, so the text is what the unmarked template writes. `{% generation %}` blocks
+are marked the same way. The environment mirrors `transformers.utils.chat_template_utils`
+(whitespace control, loop controls, `tojson`, `raise_exception`, `strftime_now`), which
+`tests/chat` checks template by template.
+
+The sandbox keeps a template from Python's insides, from files and from changing what it is given.
+It does not bound time or memory: loops may nest (each `range` is at most 100,000 long) and a text
+may be multiplied. A template that runs out of memory or stack is a `RenderError`; one that takes an
+hour takes an hour, so use templates from where you would take a tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, NoReturn, cast
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import LoopContext
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+MARK = "__mark__"  # the filter, and the variable that says what to write
+GENERATION_START, GENERATION_END = "generation-start", "generation-end"
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes HTML; chat templates mean plain JSON
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+class _Generation(Extension):
+    """`{% generation %}…{% endgeneration %}`: its body, between two marks."""
+
+    tags = {"generation"}  # noqa: RUF012 - the shape jinja2.ext.Extension asks for
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        lineno = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return [
+            _mark(nodes.Const(GENERATION_START), lineno),
+            *body,
+            _mark(nodes.Const(GENERATION_END), lineno),
+        ]
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """`namespace()` that refuses underscore names, which the sandbox does not see being set."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"namespace attribute {name!r} is not allowed")
+        super().__setitem__(name, value)
+
+
+_OF_DICT = frozenset(dir(dict))
+_OF_TEXT = frozenset(n for n in dir(str) if not n.startswith("_")) - {"format", "format_map"}
+_OF_LOOP = frozenset({"index", "index0", "first", "last", "length", "previtem", "nextitem"})
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """The sandbox, quicker at what templates ask most: keys of messages, methods of texts.
+
+    These give what the sandbox gives, without its questions about every kind of object.
+    """
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """The attribute, else the item; undefined when there is neither or it is unsafe."""
+        kind = cast(object, type(obj))
+        if kind is dict and attribute not in _OF_DICT:
+            if attribute in obj:
+                return obj[attribute]
+            return self.undefined(obj=obj, name=attribute)
+        if (kind is str and attribute in _OF_TEXT) or (
+            kind is LoopContext and attribute in _OF_LOOP
+        ):
+            return getattr(obj, attribute)
+        if kind is _Namespace and not attribute.startswith("_"):
+            # it has no attributes but those that the template gave it
+            value = getattr(obj, attribute, self)
+            if value is not self:
+                return value
+        return super().getattr(obj, attribute)
+
+    def call(self, context: jinja2.runtime.Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """What a call gives. `namespace` needs none of the questions, most templates begin so."""
+        if obj is not _Namespace:
+            return super().call(context, obj, *args, **kwargs)
+        for given_by_jinja in ("_loop_vars", "_block_vars"):
+            kwargs.pop(given_by_jinja, None)
+        return _Namespace(*args, **kwargs)
+
+
+@jinja2.pass_context  # which also keeps Jinja from writing a mark as it compiles
+def _write_mark(context: jinja2.runtime.Context, item: object) -> str:
+    """The mark that this render gives an item, "" where it has none."""
+    name: Callable[[object], str] | None = context.parent.get(MARK)
+    return "" if name is None else name(item)
+
+
+def _environment() -> SandboxedEnvironment:
+    env = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    filters, variables = (
+        cast(Any, env).filters,
+        cast(Any, env).globals,
+    )  # jinja2 leaves them untyped
+    filters["tojson"], filters[MARK] = _tojson, _write_mark
+    variables.update(
+        raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_Namespace
+    )
+    return env
+
+
+def _mark(argument: nodes.Expr, lineno: int) -> nodes.Output:
+    # a filter is found once a render; a call would pass the sandbox's questions each time
+    mark = nodes.Filter(argument, MARK, [], [], None, None)
+    output = nodes.Output([mark])
+    for node in (output, mark, argument):
+        node.set_lineno(lineno)
+    return output
+
+
+class _LoopMarker(NodeTransformer):
+    """Adds a mark to every loop that runs over the messages and writes text."""
+
+    def __init__(self, aliases: frozenset[str]) -> None:
+        self.aliases = aliases
+        self.marked = 0
+
+    def visit_For(self, node: nodes.For) -> nodes.Node | list[nodes.Node]:
+        over_messages = any(n.name in self.aliases for n in _names(node.iter))
+        if not over_messages or not isinstance(node.target, nodes.Name) or not _writes(node):
+            return self.generic_visit(node)
+        self.marked += 1
+        start = _mark(nodes.Name(node.target.name, "load"), node.lineno)
+        node.body = [start, *node.body]
+        return [node, _mark(nodes.Const(None), node.lineno)]
+
+
+def _names(node: nodes.Node) -> list[nodes.Name]:
+    names = list(node.find_all(nodes.Name))
+    return [*names, node] if isinstance(node, nodes.Name) else names
+
+
+def _writes(loop: nodes.For) -> bool:
+    """Whether the loop's body writes more than white space."""
+    for output in loop.find_all(nodes.Output):
+        for part in output.nodes:
+            if not isinstance(part, nodes.TemplateData) or part.data.strip():
+                return True
+    return False
+
+
+def _message_aliases(tree: nodes.Template) -> frozenset[str]:
+    """`messages` and every variable assigned from an expression that is a plain slice or copy."""
+    aliases = {"messages"}
+    grew = True
+    while grew:
+        grew = False
+        for assign in tree.find_all(nodes.Assign):
+            target, value = assign.target, assign.node
+            if not isinstance(target, nodes.Name) or target.name in aliases:
+                continue
+            base = value.node if isinstance(value, nodes.Getitem) else value
+            sliced = not isinstance(value, nodes.Getitem) or isinstance(value.arg, nodes.Slice)
+            if sliced and isinstance(base, nodes.Name) and base.name in aliases:
+                aliases.add(target.name)
+                grew = True
+    return frozenset(aliases)
+
+
+Renderer = Callable[..., str]
+
+
+def compile_template(source: str) -> tuple[Renderer, bool]:
+    """Compile a template with marks.
+
+    Returns:
+        A function of the template's variables, and whether a message loop was found to mark. With
+        `__mark__` among the variables, a function of a message, each turn of the loop begins with
+        what it returns.
+
+    Raises:
+        jinja2.TemplateSyntaxError: the source is not a template.
+    """
+    env = _environment()
+    tree = env.parse(source)
+    marker = _LoopMarker(_message_aliases(tree))
+    marked = cast(nodes.Template, marker.visit(tree))
+    # jinja2 compiles a tree as readily as a source text; only its annotation says `str`
+    code: Any = env.compile(cast(Any, marked))
+    # a plain dict: every render copies it, and Jinja's chain of dicts copies item by item
+    template = jinja2.Template.from_code(env, code, dict(cast(Any, env).globals))
+    return template.render, marker.marked == 1

@@ -1,0 +1,311 @@
+"""One record → the sequences to train on, each a run of trained and untrained text.
+
+    training_samples(example, nemotron_3_nano_template())
+    → (TrainingSample("5f0c…", turn=0, reasoning="on", segments=(…), trained_messages=(1,)),)
+
+Masks follow NVIDIA's data preparation: the generation prompt with its `<think>\\n` or
+`<think></think>` is not trained, everything the assistant then writes through `<|im_end|>\\n` is.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from posttrain.chat.framing import message_texts, refuse_framing
+from posttrain.chat.locate import (
+    Located,
+    SequencePlan,
+    locate_generation_tags,
+    locate_prefix,
+    locate_single_pass,
+    sequences,
+)
+from posttrain.chat.profile import Profile, profile_of
+from posttrain.chat.reasoning import CLOSE
+from posttrain.chat.template import ChatTemplate
+from posttrain.errors import RenderError
+from posttrain.records import (
+    Example,
+    JudgedRole,
+    Message,
+    ReasoningMode,
+    Role,
+    message_to_template,
+    tools_to_template,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of rendered text; `role` and `message_index` are of the message it begins with.
+
+    Text is cut only where tokenising the two sides apart is required (the generation boundary,
+    where inference tokenises apart too) or makes no difference (before a special token), so a
+    tokenizer may encode each segment alone and concatenate.
+    """
+
+    text: str
+    role: Role | JudgedRole
+    trained: bool
+    message_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSample:
+    """One sequence to train on.
+
+    `turn` counts the record's user turns when each is a sequence of its own (0 when the record is
+    one sequence). `trained_messages` are indices into the record's messages.
+    """
+
+    record_id: str
+    turn: int
+    reasoning: ReasoningMode
+    segments: tuple[Segment, ...]
+    trained_messages: tuple[int, ...]
+
+    @property
+    def text(self) -> str:
+        """The full text, byte-identical to what the chat template renders."""
+        return "".join(segment.text for segment in self.segments)
+
+
+def render(
+    messages: Sequence[Message],
+    template: ChatTemplate,
+    *,
+    tools: str | None = None,
+    add_generation_prompt: bool = False,
+    **kwargs: Any,
+) -> str:
+    """The text of a conversation, byte-identical to `tokenizer.apply_chat_template`.
+
+    Args:
+        tools: JSON text of the declared tools.
+        add_generation_prompt: end with what the model is given to continue.
+        kwargs: template variables such as `enable_thinking`.
+
+    Raises:
+        RenderError: the template refuses the conversation.
+    """
+    rows, declared = _as_rows(messages, tools)
+    return template.text(
+        rows, tools=declared, add_generation_prompt=add_generation_prompt, **kwargs
+    )
+
+
+def training_samples(
+    example: Example,
+    template: ChatTemplate,
+    *,
+    untrained_close: frozenset[int] = frozenset(),
+) -> tuple[TrainingSample, ...]:
+    """The sequences of one record with their loss masks.
+
+    Each message is rendered at most twice, however many turns there are, for every template whose
+    turns compose (`posttrain.chat.profile`).
+
+    Args:
+        untrained_close: messages whose `</think>` is left untrained because their reasoning was
+            cut to a budget (the later models' masking; Nano trains it).
+
+    Raises:
+        RenderError: the template refuses the record, a mask cannot be determined, or a message
+            or tool contains a token that frames messages.
+    """
+    profile = profile_of(template)
+    rows, tools = _as_rows(example.messages, example.tools)
+    refuse_framing(example.messages, example.tools, profile.control_tokens)
+    plan = sequences(example.messages, every_turn=profile.every_turn)
+    mode = example.reasoning_mode
+    kwargs = {"enable_thinking": mode == "on"}
+    conversation = _Conversation(example.messages, rows, tools, kwargs)
+    if len(plan) > 1 and profile.composable and not _has_markup(example, profile):
+        cut = _compose_turns(template, profile, conversation, plan, untrained_close)
+    else:
+        cut = [
+            cut_segments(
+                _locate(template, profile, conversation, p),
+                example.messages,
+                template,
+                untrained_close,
+            )
+            for p in plan
+        ]
+    return tuple(
+        TrainingSample(example.id, p.turn, mode, segments, p.trained)
+        for p, segments in zip(plan, cut, strict=True)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Conversation:
+    """Messages, and with the tools as templates take them; `kwargs` switch thinking."""
+
+    messages: Sequence[Message]
+    rows: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None
+    kwargs: Mapping[str, Any]
+
+
+def left_out(example: Example, template: ChatTemplate) -> str | None:
+    """What of a record the template silently does not write, `None` when it writes everything.
+
+    Training a conversation without its calls or traces would teach something else than it says.
+    """
+    profile = profile_of(template)
+    for k, message in enumerate(example.messages):
+        has = {"reasoning": message.reasons, "tool calls": bool(message.tool_calls)}
+        for what in profile.leaves_out:
+            if message.role == "assistant" and has[what]:
+                return f"{profile.name} leaves out {what}, which message {k} has"
+    return None
+
+
+def _as_rows(
+    messages: Iterable[Message], tools: str | None
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    """Messages and tools as templates take them, their JSON text decoded."""
+    try:
+        return [message_to_template(message) for message in messages], tools_to_template(tools)
+    except (ValueError, RecursionError) as error:
+        raise RenderError(f"tool arguments or schemas cannot be decoded: {error}") from error
+
+
+def _has_markup(example: Example, profile: Profile) -> bool:
+    return any(profile.tags.search(text) for m in example.messages for text in message_texts(m))
+
+
+def _locate(
+    template: ChatTemplate, profile: Profile, conversation: _Conversation, plan: SequencePlan
+) -> Located:
+    rows = conversation.rows[: plan.stop]
+    options: dict[str, Any] = {
+        "tools": conversation.tools,
+        "wanted": plan.trained,
+        **conversation.kwargs,
+    }
+    if profile.mode == "generation-tags":
+        return locate_generation_tags(template, rows, **options)
+    if profile.mode == "single-pass":
+        return locate_single_pass(template, rows, prompts=profile.prompts, **options)
+    return locate_prefix(template, rows, empty_prompt=profile.prompts.empty, **options)
+
+
+def _compose_turns(
+    template: ChatTemplate,
+    profile: Profile,
+    conversation: _Conversation,
+    plans: Sequence[SequencePlan],
+    untrained_close: frozenset[int],
+) -> list[tuple[Segment, ...]]:
+    """History from one render of everything, each earlier turn's own steps from a render of it.
+
+    Turns share the segments of their history, so what a turn costs does not grow with the turns
+    before it.
+    """
+    last = plans[-1]
+    whole = _locate(template, profile, conversation, last)
+    history = cut_segments(whole, conversation.messages, template, untrained_close)
+    ends = list(itertools.accumulate(len(segment.text) for segment in history))
+    earlier: list[tuple[Segment, ...]] = []
+    for plan in plans[:-1]:
+        cut = whole.starts[plan.first + 1]
+        assert cut is not None, "a composable template locates every message after the first user's"
+        steps = _steps(template, profile, conversation, plan)
+        own = cut_segments(steps, conversation.messages, template, untrained_close)
+        count = bisect.bisect_right(ends, cut)
+        before = ends[count - 1] if count else 0
+        if before < cut:  # no special token to cut at: history runs on into the prompt
+            joint = replace(history[count], text=whole.text[before:cut])
+            if own[0].trained:
+                own = (joint, *own)
+            else:
+                own = (replace(joint, text=joint.text + own[0].text), *own[1:])
+        earlier.append(history[:count] + own)
+    return [*earlier, history]
+
+
+def _steps(
+    template: ChatTemplate, profile: Profile, conversation: _Conversation, plan: SequencePlan
+) -> Located:
+    """A turn after its user message, from a render of the turn alone."""
+    rows = conversation.rows
+    alone = template.layout(rows[plan.first : plan.stop], **conversation.kwargs)
+    resume = alone.starts[1] if alone.starts else None
+    assert resume is not None, "a composable template locates every message of a turn"
+    text = alone.text[resume:]
+    own = [start - resume for start in (alone.starts or ())[1:] if start is not None]
+    starts = (*(None,) * (plan.first + 1), *own)
+    spans: dict[int, tuple[int, int]] = {}
+    for k in plan.trained:
+        start = starts[k]
+        assert start is not None
+        prompt = profile.prompts.at(text, start, previous_role=rows[k - 1]["role"])
+        if prompt is None:
+            raise RenderError(f"message {k} does not begin with a generation prompt")
+        following = starts[k + 1] if k + 1 < plan.stop else len(text)
+        assert following is not None
+        spans[k] = (start + len(prompt), following)
+    return Located(text, starts, spans)
+
+
+def cut_segments(
+    located: Located,
+    messages: Sequence[Message],
+    template: ChatTemplate,
+    untrained_close: frozenset[int],
+) -> tuple[Segment, ...]:
+    """Cut text at mask boundaries, and before messages that begin with a special token.
+
+    Args:
+        untrained_close: messages whose first `</think>` is left untrained.
+
+    Raises:
+        RenderError: one of these messages has no `</think>` in its rendered text.
+    """
+    text = located.text
+    trained: set[tuple[int, int]] = set()
+    for k, span in located.spans.items():
+        pieces = _without_close(text, *span) if k in untrained_close else (span,)
+        trained.update(pieces)
+    heads = {s for s in located.starts if s is not None and template.special_at(text, s)}
+    edges = {0, len(text), *heads, *(edge for span in trained for edge in span)}
+    owner = _owner_of(located, len(messages))
+    segments: list[Segment] = []
+    for start, stop in itertools.pairwise(sorted(edges)):
+        k = owner(start)
+        segments.append(Segment(text[start:stop], messages[k].role, (start, stop) in trained, k))
+    return tuple(segments)
+
+
+def _without_close(text: str, start: int, stop: int) -> tuple[tuple[int, int], ...]:
+    """A trained span minus its first `</think>` and the newline before it."""
+    at = text.find(CLOSE, start, stop)
+    if at < 0:
+        raise RenderError(
+            "a truncated trace has no </think> in its rendered text to leave untrained"
+        )
+    until = at + len(CLOSE)
+    if at > start and text[at - 1] == "\n":
+        at -= 1
+    return tuple((a, b) for a, b in ((start, at), (until, stop)) if a < b)
+
+
+def _owner_of(located: Located, count: int) -> Callable[[int], int]:
+    """A function from offset to the index of the message it belongs to."""
+    known = [(start, k) for k, start in enumerate(located.starts) if start is not None]
+    if not known:  # only the trained messages were located: what follows one is the next one's
+        edges = {stop: k + 1 for k, (_, stop) in located.spans.items()}
+        known = sorted({**edges, **{start: k for k, (start, _) in located.spans.items()}}.items())
+    offsets = [start for start, _ in known]
+
+    def owner(offset: int) -> int:
+        at = bisect.bisect_right(offsets, offset)
+        return min(known[at - 1][1] if at else 0, count - 1)
+
+    return owner

@@ -1,0 +1,198 @@
+"""Tools, toolkits, and the environment that runs the calls of one completion.
+
+    toolkit = Toolbox([Tool("double", "Twice a number.", {"type": "object", …}, lambda x: …)])
+    toolkit.schemas(prompt)                                          '[{"type":"function",…}]'
+    environment = toolkit.open(prompt)
+    await environment.call("double", {"x": 7}) == "14"
+    await environment.call("search", {}) == "error: no tool search; there is double"
+
+What a model writes never raises: an unknown tool, wrong arguments and a tool's own failure are
+results, as text that begins with "error:", and the model reads them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from posttrain.errors import ConfigError
+from posttrain.records import json_text
+from posttrain.rollouts import Prompt
+
+RESULT_CHARACTERS = 8192
+_MESSAGE_CHARACTERS = 200
+
+
+class Environment(Protocol):
+    """The tools of one completion and the state they change; one instance a completion."""
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Run one call. Never raises on what a model wrote."""
+        ...
+
+    def snapshot(self) -> str:
+        """JSON text of an object: the final state, for graders. "{}" where there is none."""
+        ...
+
+    async def close(self) -> None:
+        """Release what the completion held (a scratch directory, a process)."""
+        ...
+
+
+class Toolkit(Protocol):
+    """A named set of tools a recipe can declare (`environment: calculator`)."""
+
+    def schemas(self, prompt: Prompt) -> str:
+        """JSON text of the tools this prompt declares."""
+        ...
+
+    def open(self, prompt: Prompt) -> Environment:
+        """An environment for one completion."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool.
+
+    Attributes:
+        parameters: the JSON schema of an object.
+        run: takes the object's properties by name and returns text; may be a coroutine function.
+
+    Raises:
+        ConfigError: `parameters` is no such schema.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    run: Callable[..., str | Awaitable[str]]
+
+    def __post_init__(self) -> None:
+        # imported here: sampling's recipes load this module, and most declare no tools
+        from jsonschema import Draft202012Validator
+        from jsonschema.exceptions import SchemaError
+
+        try:
+            Draft202012Validator.check_schema(self.parameters)
+        except SchemaError as error:
+            raise ConfigError(f"tool {self.name}: parameters: {error.message}") from error
+        if self.parameters.get("type") != "object":
+            raise ConfigError(f"tool {self.name}: parameters must be a schema of type object")
+
+    def schema(self) -> dict[str, Any]:
+        """The tool as an OpenAI function schema."""
+        function = {
+            "name": self.name,
+            "description": self.description,
+            "parameters": dict(self.parameters),
+        }
+        return {"type": "function", "function": function}
+
+    def violation(self, arguments: Mapping[str, Any]) -> str | None:
+        """In which way arguments break the schema, None if they keep it."""
+        from jsonschema import Draft202012Validator
+
+        checker: Any = Draft202012Validator(self.parameters)
+        for error in checker.iter_errors(dict(arguments)):
+            path = "/".join(str(part) for part in error.absolute_path)
+            message = clip(str(error.message), _MESSAGE_CHARACTERS)
+            return f"{path}: {message}" if path else message
+        return None
+
+    async def call(self, arguments: Mapping[str, Any]) -> str:
+        """The result of a call, or an error as text. A plain function runs in a thread."""
+        if (broken := self.violation(arguments)) is not None:
+            return f"error: {broken}"
+        try:
+            if inspect.iscoroutinefunction(self.run):
+                return await self.run(**arguments)
+            return cast(str, await asyncio.to_thread(self.run, **arguments))
+        except ConfigError:
+            raise  # this machine cannot run the tool at all: no model should have to read that
+        except Exception as error:  # noqa: BLE001 - a tool's failure is its result
+            return f"error: {clip(str(error), _MESSAGE_CHARACTERS) or type(error).__name__}"
+
+
+class Toolbox:
+    """A toolkit of independent tools: the same for every prompt, without a state between calls.
+
+    Args:
+        tools: in the order in which they are declared.
+        result_characters: a longer result loses its middle, and says so.
+
+    Raises:
+        ConfigError: two tools have the same name, or there is none.
+    """
+
+    def __init__(self, tools: Sequence[Tool], *, result_characters: int = RESULT_CHARACTERS):
+        self._tools = {tool.name: tool for tool in tools}
+        self._characters = result_characters
+        if not tools:
+            raise ConfigError("a toolbox without tools: declare none instead")
+        if len(self._tools) < len(tools):
+            names = [tool.name for tool in tools]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ConfigError(f"two tools are called {twice}")
+
+    def schemas(self, prompt: Prompt) -> str:
+        """JSON text of the tools' schemas."""
+        return json_text([tool.schema() for tool in self._tools.values()])
+
+    def open(self, prompt: Prompt) -> Toolbox:
+        """The toolbox itself: it keeps nothing of a completion."""
+        return self
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Run one call."""
+        if (tool := self._tools.get(name)) is None:
+            return writable(f"error: no tool {clip(name, 80)}; there is {', '.join(self._tools)}")
+        return writable(clip(await tool.call(arguments), self._characters))
+
+    def snapshot(self) -> str:
+        """No state."""
+        return "{}"
+
+    async def close(self) -> None:
+        """Nothing to release."""
+
+
+def open_toolkit(names: str | Sequence[str]) -> Toolbox:
+    """Tools by the names that recipes give them, `calculator+python`.
+
+    Args:
+        names: one name, several joined by "+", or a list. The tiny world's tools need its prompts
+            and are opened elsewhere.
+
+    Raises:
+        ConfigError: no such tool, with the nearest; or this machine cannot run it.
+    """
+    # imported here: they are made of this module's `Tool`
+    from posttrain.config.load import nearest
+    from posttrain.environments.calculator import calculator
+    from posttrain.environments.python import python_tool
+
+    makers: dict[str, Callable[[], Tool]] = {"calculator": calculator, "python": python_tool}
+    tools: list[Tool] = []
+    for name in map(str.strip, names.split("+") if isinstance(names, str) else names):
+        if name not in makers:
+            raise ConfigError(f"no tool is called {name!r}{nearest(name, tuple(makers))}")
+        tools.append(makers[name]())
+    return Toolbox(tools)
+
+
+def clip(text: str, characters: int) -> str:
+    """The text, or its beginning and end with a mark between them that says how much is gone."""
+    if len(text) <= characters:
+        return text
+    gone = len(text) - characters
+    half = characters // 2
+    return f"{text[: characters - half]}\n[… {gone} characters left out …]\n{text[-half:]}"
+
+
+def writable(text: str) -> str:
+    """Text that UTF-8 can hold: JSON arguments may bring half a surrogate pair with them."""
+    return text.encode("utf-8", "backslashreplace").decode()

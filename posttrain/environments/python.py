@@ -1,0 +1,108 @@
+"""Python as a tool: each call runs one program in a sandbox of its own and returns what it printed.
+
+    tool = python_tool()
+    await tool.call({"code": "x = 6\\nx * 7"}) == "42"
+    await tool.call({"code": "1/0"})
+    → "error: exit code 1\\nTraceback (most recent call last): …ZeroDivisionError: division by zero"
+
+As at a prompt, the value of a last expression is printed unless it is None. Nothing lasts from one
+call to the next: no variables, no files. Output is stdout and stderr in the order written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from weakref import WeakKeyDictionary
+
+from posttrain.environments.base import Tool
+from posttrain.environments.sandbox import check_sandbox, run_sandboxed
+from posttrain.environments.sandbox.limits import Limits, SandboxResult
+
+_DESCRIPTION = (
+    "Run a Python 3 program and return what it prints; the value of a last expression is printed "
+    "too. Only the standard library, no network, no files from outside. Nothing is kept between "
+    "calls."
+)
+_PROGRAM = "program.py"
+# Runs inside the sandbox, so what it reads can do no more to it than to itself. It imports what is
+# loaded anyway: importing `ast` and `traceback` takes longer than most programs run.
+_RUNNER = """
+import _ast, os, sys
+os.dup2(1, 2)
+sys.stdout.reconfigure(line_buffering=True)
+sys.stderr = sys.stdout
+path = sys.argv.pop()
+sys.argv[0] = path
+runner, main = sys.modules["__main__"], type(sys)("__main__")
+main.__file__, sys.modules["__main__"] = path, main
+space = main.__dict__
+try:
+    with open(path, encoding="utf-8") as file:
+        tree = compile(file.read(), path, "exec", _ast.PyCF_ONLY_AST)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], _ast.Expr) else None
+    exec(compile(tree, path, "exec"), space)
+    if last is not None:
+        value = eval(compile(_ast.Expression(last.value), path, "eval"), space)
+        if value is not None:
+            print(repr(value))
+except Exception as error:
+    import traceback
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != path:
+        trace = trace.tb_next
+    traceback.print_exception(type(error), error, trace)
+    sys.exit(1)
+"""
+_ENDED = {
+    "time": "stopped after {0.seconds:g} s",
+    "cpu": "stopped after {0.cpu_seconds} s of processor time",
+    "memory": "stopped: more than {0.memory_mb} MB of memory",
+    "files": "stopped: more than {0.files} files",
+    "output": "stopped: more than {0.output_bytes} bytes of output",
+}
+
+
+def python_tool(limits: Limits | None = None, *, at_once: int | None = None) -> Tool:
+    """The tool.
+
+    Args:
+        limits: of one call.
+        at_once: programs that may run at the same time; by default as many as there are
+            processors, so that how far a program gets in its time depends little on its neighbours.
+
+    Raises:
+        ConfigError: programs cannot be contained on this machine.
+    """
+    interpreter = check_sandbox()
+    bounds = limits or Limits()
+    # a semaphore belongs to an event loop, the tool does not
+    turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+    slots = at_once or os.cpu_count() or 1
+
+    async def run(code: str) -> str:
+        argv = [interpreter.executable, "-P", "-s", "-c", _RUNNER, _PROGRAM]
+        source = code.encode("utf-8", "surrogatepass")
+        async with turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(slots)):
+            result = await run_sandboxed(argv, files={_PROGRAM: source}, limits=bounds)
+        return _result_text(result, bounds)
+
+    parameters = {
+        "type": "object",
+        "properties": {"code": {"type": "string", "description": "the whole program"}},
+        "required": ["code"],
+        "additionalProperties": False,
+    }
+    return Tool("python", _DESCRIPTION, parameters, run)
+
+
+def _result_text(result: SandboxResult, limits: Limits) -> str:
+    """What the model reads."""
+    output = (result.stdout + result.stderr).decode("utf-8", "replace").rstrip("\n")
+    if result.ok:
+        return output or "(no output)"
+    if result.limit is not None:
+        ended = _ENDED[result.limit].format(limits)
+    else:
+        ended = f"exit code {result.exit_code}"
+    return f"error: {ended}\n{output}" if output else f"error: {ended}"

@@ -1,0 +1,204 @@
+"""Run programs that a model wrote: no network, no files of this machine, bounded, killed whole.
+
+    result = await run_sandboxed(["python3", "a.py"], files={"a.py": b"print(6*7)"})
+    result.stdout == b"42\\n"
+
+    async with open_sandbox(Limits(seconds=5)) as box:      # one scratch directory, several runs
+        await box.write("data.csv", b"1,2")
+        await box.run(["wc", "-c", "data.csv"])
+
+Files are written and read by programs *inside* the sandbox. The host never opens a path in the
+scratch directory, so a symbolic link planted there leads nowhere. docs/tools.md says what is
+contained and what is not promised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from posttrain.environments.sandbox.bubblewrap import Box, Interpreter
+from posttrain.environments.sandbox.launch import launch_holder, launch_run
+from posttrain.environments.sandbox.limits import MEBI, Limits, SandboxResult
+from posttrain.environments.sandbox.supervise import supervise
+from posttrain.errors import ConfigError
+
+T = TypeVar("T")
+_PROBE = Limits(seconds=60, cpu_seconds=60)
+
+
+@functools.cache
+def check_sandbox() -> Interpreter:
+    """Make sure, once a process, that programs can be contained here; the Python they find.
+
+    Raises:
+        ConfigError: something is missing, with what to install or to allow.
+    """
+    box = Box(_PROBE, Interpreter.here())
+    if not Path("/proc/self/task", str(threading.get_native_id()), "children").exists():
+        raise ConfigError("the sandbox needs /proc/…/children (CONFIG_PROC_CHILDREN in the kernel)")
+    try:
+        result = _in_this_thread(box, [box.interpreter.executable, "-I", "-c", "print(6 * 7)"])
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}. Bubblewrap 0.7 or later is needed and, unless you are root, user "
+            "namespaces: sysctl user.max_user_namespaces above 0, kernel.unprivileged_userns_clone"
+            "=1 (Debian), an AppArmor profile for bwrap or "
+            "kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu); in a container, one that may "
+            "create namespaces. No model-written program is run without it"
+        ) from error
+    if result.stdout != b"42\n":
+        text = result.stderr.decode("utf-8", "replace").strip()
+        raise ConfigError(f"Python does not start in the sandbox (code {result.exit_code}): {text}")
+    return box.interpreter
+
+
+def _in_this_thread(box: Box, argv: Sequence[str]) -> SandboxResult:
+    stop = os.eventfd(0)
+    try:
+        with launch_run(box, argv) as launch:
+            return supervise(launch, limits=box.limits, stop=stop)
+    finally:
+        os.close(stop)
+
+
+async def run_sandboxed(
+    argv: Sequence[str],
+    *,
+    files: Mapping[str, bytes] | None = None,
+    stdin: bytes = b"",
+    limits: Limits | None = None,
+) -> SandboxResult:
+    """Run one program in a sandbox of its own; nothing of it is left afterwards.
+
+    Args:
+        argv: the program and its arguments; its directory is the scratch directory, /scratch.
+        files: paths in the scratch directory → contents, put there first.
+        stdin: what it reads; without it, nothing.
+
+    Raises:
+        ConfigError: programs cannot be contained here.
+        CancelledError: after the whole process tree has been killed.
+    """
+    box = Box(limits or Limits(), check_sandbox())
+
+    def run(stop: int) -> SandboxResult:
+        with launch_run(box, argv, stdin=stdin, files=files) as launch:
+            return supervise(launch, limits=box.limits, stop=stop)
+
+    return await _in_thread(run)
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """A scratch directory that programs run in one after the other, or side by side.
+
+    Each run has its own processes, which end with it. Only files last. `open_sandbox` makes one.
+    """
+
+    box: Box
+    holder: int
+
+    async def run(
+        self, argv: Sequence[str], *, stdin: bytes = b"", limits: Limits | None = None
+    ) -> SandboxResult:
+        """As `run_sandboxed`, in this scratch directory. The size of that is set at opening."""
+        box = self.box if limits is None else replace(self.box, limits=limits)
+
+        def run(stop: int) -> SandboxResult:
+            with launch_run(box, argv, stdin=stdin, holder=self.holder) as launch:
+                return supervise(launch, limits=box.limits, stop=stop)
+
+        return await _in_thread(run)
+
+    async def write(self, path: str, data: bytes) -> None:
+        """Write a file; its directories are made.
+
+        Raises:
+            OSError: it cannot be written, and why.
+        """
+        script = 'mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
+        result = await self.run(["sh", "-c", script, "sh", path], stdin=data)
+        _raise_for(result, path)
+
+    async def read(self, path: str, *, max_bytes: int = 16 * MEBI) -> bytes:
+        """A file's content.
+
+        Raises:
+            OSError: it cannot be read, or is larger than `max_bytes`, and why.
+        """
+        limits = replace(self.box.limits, output_bytes=max_bytes)
+        result = await self.run(["cat", "--", path], limits=limits)
+        _raise_for(result, path)
+        return result.stdout
+
+
+def _raise_for(result: SandboxResult, path: str) -> None:
+    if not result.ok:
+        text = result.stderr.decode("utf-8", "replace").strip()
+        raise OSError(f"{path} in the sandbox: {text or result.limit or result.exit_code}")
+
+
+@contextlib.asynccontextmanager
+async def open_sandbox(limits: Limits | None = None) -> AsyncGenerator[Sandbox]:
+    """A sandbox whose scratch directory lasts until the end of the block.
+
+    Raises:
+        ConfigError: programs cannot be contained here.
+    """
+    box = Box(limits or Limits(), check_sandbox())
+    loop = asyncio.get_running_loop()
+    first_process: asyncio.Future[int] = loop.create_future()
+
+    def hold(stop: int) -> SandboxResult:
+        def started(first: int) -> None:
+            loop.call_soon_threadsafe(first_process.set_result, first)
+
+        with launch_holder(box) as launch:
+            return supervise(launch, limits=None, stop=stop, started=started)
+
+    holding = asyncio.ensure_future(_in_thread(hold))
+    try:
+        await asyncio.wait([holding, first_process], return_when=asyncio.FIRST_COMPLETED)
+        if holding.done():
+            raise ConfigError(f"the sandbox ended at once: {holding.result().stderr!r}")
+        yield Sandbox(box, first_process.result())
+    finally:
+        holding.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await holding
+
+
+async def _in_thread(work: Callable[[int], T]) -> T:
+    """Run `work(stop)` in a thread of its own; when cancelled, stop it and wait until it has."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+    stop = os.eventfd(0)
+
+    def target() -> None:
+        try:
+            value = work(stop)
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
+            loop.call_soon_threadsafe(done.set_exception, error)
+        else:
+            loop.call_soon_threadsafe(done.set_result, value)
+
+    threading.Thread(target=target, name="sandbox", daemon=True).start()
+    try:
+        return await asyncio.shield(done)
+    except asyncio.CancelledError:
+        os.eventfd_write(stop, 1)
+        while not done.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([done])
+        done.exception()  # nobody takes it: the caller has gone
+        raise
+    finally:
+        os.close(stop)

@@ -1,0 +1,303 @@
+"""Run one sandboxed program and stay until its whole process tree is gone.
+
+    supervise(launch, limits=Limits(seconds=5), stop=stop)  → SandboxResult(b"42\\n", b"", 0)
+
+One thread a program, since a watch in the event loop would sleep whenever something blocks the
+loop. The tree is killed through the first process of its namespace: when that is gone, nothing of
+it is left. A shell stands between us and bubblewrap, which then does not die before its child can
+follow; the guardian (`guarded_group`) ends what is left where this process itself is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from posttrain.environments.sandbox.bubblewrap import SCRATCH
+from posttrain.environments.sandbox.launch import Launch
+from posttrain.environments.sandbox.limits import Limit, Limits, SandboxResult
+from posttrain.errors import ConfigError
+
+_TICK = 0.025  # seconds between two looks at memory and files
+_CHUNK = 65536
+_CPU_EXCEEDED = 128 + signal.SIGXCPU
+_KILLED = 128 + signal.SIGKILL
+
+
+@dataclass(slots=True)
+class _Stream:
+    """Output of one descriptor, kept up to a bound."""
+
+    bound: int
+    kept: bytearray = field(default_factory=bytearray)
+
+    def take(self, data: bytes) -> bool:
+        """Keep what fits; whether all did."""
+        room = self.bound - len(self.kept)
+        self.kept += data[:room]
+        return len(data) <= room
+
+
+@dataclass(slots=True)
+class _Tree:
+    """The processes of a run: what bubblewrap reports of them, and why they were killed.
+
+    `first` is the process id, on the host, of the namespace's first process.
+    """
+
+    status: bytearray = field(default_factory=bytearray)
+    first: int | None = None
+    pidfd: int | None = None
+    limit: Limit | None = None
+    killed: bool = False
+
+    def report(self, name: str) -> int | None:
+        """A number that bubblewrap reported."""
+        match = re.search(rb'"%s"\s*:\s*(\d+)' % name.encode(), bytes(self.status))
+        return None if match is None else int(match[1])
+
+    def learn(self, data: bytes) -> None:
+        """Take a piece of the report, in which the first process may become known."""
+        self.status += data
+        if self.first is not None or (first := self.report("child-pid")) is None:
+            return
+        self.first = first
+        with contextlib.suppress(ProcessLookupError):  # over already
+            self.pidfd = os.pidfd_open(first)
+        if self.killed:
+            self.kill()
+
+    def kill(self, limit: Limit | None = None) -> None:
+        """Kill the tree, now or as soon as its first process is known. The first reason stands."""
+        if not self.killed:
+            self.killed, self.limit = True, limit
+        if self.pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def wait(self) -> None:
+        """Wait until a killed tree is gone: its first process ends last."""
+        if self.pidfd is not None:
+            select.select([self.pidfd], [], [])
+            os.close(self.pidfd)
+
+
+def supervise(
+    launch: Launch,
+    *,
+    limits: Limits | None,
+    stop: int,
+    started: Callable[[int], None] | None = None,
+) -> SandboxResult:
+    """Start a sandbox and wait until nothing of it is left.
+
+    Args:
+        limits: None for a holder, which is ours and runs until it is stopped.
+        stop: an eventfd; when it becomes readable the tree is killed.
+        started: called with the process id of the sandbox's first process, once it has written.
+
+    Raises:
+        ConfigError: bubblewrap could not set the sandbox up; quotes what it says.
+    """
+    process = subprocess.Popen(  # noqa: S603 - a list, no shell; what it starts is the sandbox
+        [launch.shell, "-c", '"$@"; exit $?', "sh", *launch.argv],
+        stdin=launch.stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=launch.environment,
+        cwd="/",
+        pass_fds=launch.keep,
+        process_group=guarded_group(),  # not ours: Ctrl-C is for us, and we then kill it
+    )
+    launch.started()
+    begun, tree = time.monotonic(), _Tree()
+    bound = 65536 if limits is None else limits.output_bytes
+    out, err = _Stream(bound), _Stream(bound)
+    try:
+        _follow(process, launch.status, tree, out, err, limits=limits, stop=stop, started=started)
+        if limits is not None and time.monotonic() - begun >= limits.seconds:
+            tree.limit = tree.limit or "time"  # it ended by itself, since we were held up
+    finally:
+        tree.kill()
+        if tree.pidfd is None:
+            process.kill()
+        process.communicate()  # closes its pipes and reaps it
+        tree.wait()
+    return _result(tree, out, err)
+
+
+def _follow(
+    process: subprocess.Popen[bytes],
+    status: int,
+    tree: _Tree,
+    out: _Stream,
+    err: _Stream,
+    *,
+    limits: Limits | None,
+    stop: int,
+    started: Callable[[int], None] | None,
+) -> None:
+    """Read until every end is reached: of both outputs, of the report, and of bubblewrap."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    begun = time.monotonic()
+    streams = {process.stdout.fileno(): out, process.stderr.fileno(): err}
+    ended = os.pidfd_open(process.pid)
+    open_ends = {*streams, status, ended}
+    with contextlib.closing(selectors.DefaultSelector()) as waiting:
+        for descriptor in (*open_ends, stop):
+            waiting.register(descriptor, selectors.EVENT_READ)
+        while open_ends:
+            for key, _ in waiting.select(None if limits is None or tree.killed else _TICK):
+                if key.fd in (stop, ended):
+                    # bubblewrap ends with its command; what the command left behind goes now
+                    tree.kill()
+                    data = b""
+                else:
+                    data = os.read(key.fd, _CHUNK)
+                if not data:
+                    waiting.unregister(key.fd)
+                    open_ends.discard(key.fd)
+                elif key.fd == status:
+                    tree.learn(data)
+                elif not streams[key.fd].take(data):
+                    tree.kill("output")
+            if started is not None and tree.first is not None and out.kept:
+                started(tree.first)
+                started = None
+            if limits is not None and not tree.killed:
+                _look(tree, limits, seconds=time.monotonic() - begun)
+    os.close(ended)
+
+
+def _look(tree: _Tree, limits: Limits, *, seconds: float) -> None:
+    """Kill the tree if it is beyond a watched bound."""
+    if seconds >= limits.seconds:
+        tree.kill("time")
+    elif tree.first is not None and (beyond := excess(tree.first, limits)):
+        tree.kill(beyond)
+
+
+def _result(tree: _Tree, out: _Stream, err: _Stream) -> SandboxResult:
+    code = tree.report("exit-code")
+    if code is None and (tree.limit is None or tree.first is None):
+        text = err.kept.decode("utf-8", "replace").strip() or "nothing"
+        raise ConfigError(f"bubblewrap could not set the sandbox up; it says: {text}")
+    limit: Limit | None = tree.limit
+    if limit is None and code == _CPU_EXCEEDED:
+        limit = "cpu"
+    ended = _KILLED if code is None else code
+    return SandboxResult(bytes(out.kept), bytes(err.kept), ended, limit)
+
+
+# -- what a process tree uses right now, read from /proc on the host ----------------------------
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_LATE = 0.2  # seconds of processor time for the signal to end a process
+
+
+def tree(root: int) -> list[int]:
+    """Process ids of `root` and all its descendants.
+
+    A daemon that leaves its parent stays in the tree: in a process namespace its new parent is the
+    namespace's first process, which is the root of the tree.
+    """
+    processes, waiting = [root], [root]
+    while waiting:
+        parent = Path(f"/proc/{waiting.pop()}/task")
+        with contextlib.suppress(OSError):  # it may end while we look
+            for thread in parent.iterdir():
+                children = [int(pid) for pid in (thread / "children").read_text("ascii").split()]
+                processes += children
+                waiting += children
+    return processes
+
+
+def memory_kb(pid: int) -> int:
+    """Resident memory that belongs to no file, in KiB; 0 for a process that has ended."""
+    total = 0
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text("utf-8", "replace").splitlines():
+            if line.startswith(("RssAnon:", "RssShmem:")):
+                total += int(line.split()[1])
+    return total
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time a process has used, in seconds; 0 for one that has ended."""
+    with contextlib.suppress(OSError):
+        # the name stands in parentheses and may hold some itself; times are fields 14 and 15
+        fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+    return 0.0
+
+
+def excess(root: int, limits: Limits) -> Limit | None:
+    """The watched bound that the tree under `root` is beyond, if any.
+
+    A process beyond its processor time has ignored the kernel's signal, which ends any other; the
+    kernel's own end to it would come later, and could not be told from other kills.
+    """
+    processes = tree(root)
+    if sum(memory_kb(pid) for pid in processes) > limits.memory_mb * 1024:
+        return "memory"
+    if max(cpu_seconds(pid) for pid in processes) > limits.cpu_seconds + _LATE:
+        return "cpu"
+    with contextlib.suppress(OSError):
+        held = os.statvfs(f"/proc/{root}/root{SCRATCH}")
+        if held.f_files - held.f_ffree > limits.files:
+            return "files"
+    return None
+
+
+# -- a small process that ends every sandbox of this one when this one is gone -------------------
+
+_GUARDIAN = """
+import os, select, signal, sys
+parent = int(sys.argv[1])
+try:
+    handle = os.pidfd_open(parent)
+    if os.getppid() == parent:  # else it went while this was starting
+        select.select([handle], [], [])
+finally:
+    os.killpg(0, signal.SIGKILL)
+"""
+_lock = threading.Lock()
+# by process and session: a fork needs one of its own, and a group lies within a session
+_guardians: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
+
+
+def guarded_group() -> int:
+    """The process group that ends with this process; its guardian is started at the first call.
+
+    Bubblewrap can die with its parent, but its own child follows it only some milliseconds after it
+    was made: killed in between, it leaves a process behind that waits for ever. So what starts a
+    sandbox is put into the guardian's process group, which the guardian kills as one. A sandbox
+    leaves that group only when it is bound to die with bubblewrap.
+    """
+    place = (os.getpid(), os.getsid(0))
+    with _lock:
+        guardian = _guardians.get(place)
+        if guardian is None or guardian.poll() is not None:
+            guardian = subprocess.Popen(  # noqa: S603 - our own interpreter and program
+                [sys.executable, "-I", "-S", "-c", _GUARDIAN, str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={},
+                cwd="/",
+                process_group=0,
+            )
+            _guardians[place] = guardian
+        return guardian.pid

@@ -1,0 +1,106 @@
+"""JSON text in, plain values out; what Python's `json` accepts beyond JSON is refused.
+
+load_json('{"a": 1}') → {"a": 1};  '{"a": 1, "a": 2}', 'NaN' and '1e999' raise
+
+Nesting has a limit of its own. Python's is the room on the stack, which differs from one caller to
+the next: the same row would be read in one process and refused in another.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from posttrain.records import json_text
+
+MAX_DEPTH = 100  # lists and objects inside each other; far beyond any chat, far below the stack
+_TOO_DEEP = f"nested too deep: lists and objects beyond {MAX_DEPTH} levels"
+
+
+def load_json(text: str | bytes) -> Any:
+    """Decode strict JSON.
+
+    Raises:
+        ValueError: not JSON; or a repeated key, NaN, an infinity, nesting beyond `MAX_DEPTH`,
+            bytes that are not UTF-8 (`UnicodeDecodeError`).
+    """
+    if isinstance(text, bytes):
+        text = text.decode("utf-8")
+    try:
+        value = _DECODER.decode(text)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    _check_depth(text, value)
+    return value
+
+
+def encode_json(value: object) -> str:
+    """`value` as JSON text.
+
+    Raises:
+        ValueError: it holds what JSON has no word for (NaN, bytes, a date) or nests too deep.
+    """
+    try:
+        text = json_text(value)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+    _check_depth(text, value)
+    if ("NaN" in text or "Infinity" in text) and not _finite_everywhere(value):
+        raise ValueError("a number is not finite")
+    return text
+
+
+def _check_depth(text: str, value: Any) -> None:
+    """Refuse what nests beyond the limit; few texts hold enough brackets to need a closer look."""
+    if text.count("{") + text.count("[") <= MAX_DEPTH:
+        return
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            item for inner in level for item in _inside(inner) if isinstance(item, dict | list)
+        ]
+        if not level:
+            return
+    raise ValueError(_TOO_DEEP)
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _finite_everywhere(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, dict):
+        return all(_finite_everywhere(item) for item in value.values())
+    return not isinstance(value, list | tuple) or all(_finite_everywhere(item) for item in value)
+
+
+def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    pairs = list(pairs)
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = sorted({key for key in keys if keys.count(key) > 1})
+        raise ValueError(f"key {twice[0]!r} appears twice in one object")
+    return fields
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is beyond the range of a number")
+    return number
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_refuse)

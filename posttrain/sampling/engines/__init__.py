@@ -1,0 +1,1 @@
+"""Backends: what continues token ids, and servers that chat."""

@@ -1,0 +1,194 @@
+"""A key-value cache with room to grow, whose rows can be picked, repeated and put side by side.
+
+    cache = new_cache(model)
+    cache = assemble([CacheRows(cache, rows=tensor([0, 0, 2]), width=40)])   # row 0 twice
+
+transformers' growing cache copies everything at every token; here columns are written in place.
+Rows are aligned at their right end: columns to the left of a short row are masked padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DummyLayer, DynamicLayer, LinearAttentionLayer
+
+# columns of spare room: enough that copying is rare, little enough to waste no memory
+_SPARE, _SPARE_SHARE = 64, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Rows `out_of` take the places of rows `into`."""
+
+    out_of: torch.Tensor
+    into: torch.Tensor
+
+
+class RoomyLayer(DynamicLayer):
+    """Keys and values `[batch, heads, columns, head_dim]` in buffers with spare columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = 0
+        self._key_buffer: torch.Tensor | None = None
+        self._value_buffer: torch.Tensor | None = None
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write new columns; returns views of all of them."""
+        end = self.used + key_states.shape[-2]
+        if self._key_buffer is None or end > self._key_buffer.shape[-2]:
+            self._key_buffer = self._larger(self._key_buffer, key_states, end)
+            self._value_buffer = self._larger(self._value_buffer, value_states, end)
+        assert self._value_buffer is not None
+        self._key_buffer[:, :, self.used : end] = key_states
+        self._value_buffer[:, :, self.used : end] = value_states
+        self._show(end)
+        assert self.keys is not None
+        assert self.values is not None
+        return self.keys, self.values
+
+    def _larger(self, old: torch.Tensor | None, states: torch.Tensor, needed: int) -> torch.Tensor:
+        rows, heads, _, width = states.shape
+        grown = states.new_empty(rows, heads, _with_room(needed), width)
+        if old is not None:
+            grown[:, :, : self.used] = old[:, :, : self.used]
+        return grown
+
+    def _show(self, end: int) -> None:
+        assert self._key_buffer is not None
+        assert self._value_buffer is not None
+        self.used, self.is_initialized = end, True
+        self.keys = self._key_buffer[:, :, :end]
+        self.values = self._value_buffer[:, :, :end]
+
+    def get_seq_length(self) -> int:
+        """Columns written."""
+        return self.used
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Pick rows by index, a row as often as it is named."""
+        assert self._key_buffer is not None
+        assert self._value_buffer is not None
+        self._key_buffer = self._key_buffer[beam_idx]
+        self._value_buffer = self._value_buffer[beam_idx]
+        self._show(self.used)
+
+    def keep(self, count: int, moves: Moves) -> None:
+        """The first `count` rows, after rows were moved into the places of others."""
+        for buffer in (self._key_buffer, self._value_buffer):
+            assert buffer is not None
+            buffer[moves.into, :, : self.used] = buffer[moves.out_of, :, : self.used]
+        assert self._key_buffer is not None
+        assert self._value_buffer is not None
+        self._key_buffer, self._value_buffer = self._key_buffer[:count], self._value_buffer[:count]
+        self._show(self.used)
+
+    @classmethod
+    def joined(
+        cls, parts: Sequence[tuple[RoomyLayer, torch.Tensor, int]], width: int
+    ) -> RoomyLayer:
+        """The rightmost columns of chosen rows of several layers, one below the other."""
+        layer = cls()
+        layer._key_buffer = _right_aligned([(p.keys, rows, w) for p, rows, w in parts], width)
+        layer._value_buffer = _right_aligned([(p.values, rows, w) for p, rows, w in parts], width)
+        layer._show(width)
+        return layer
+
+
+def _with_room(columns: int) -> int:
+    return columns + max(_SPARE, columns // _SPARE_SHARE)
+
+
+def _right_aligned(
+    parts: Sequence[tuple[torch.Tensor | None, torch.Tensor, int]], width: int
+) -> torch.Tensor:
+    first = parts[0][0]
+    assert first is not None
+    rows = sum(len(chosen) for _, chosen, _ in parts)
+    aligned = first.new_empty(rows, first.shape[1], _with_room(width), first.shape[3])
+    start = 0
+    for states, chosen, kept in parts:
+        assert states is not None
+        end = start + len(chosen)
+        # padding is masked, but a weight of zero times whatever memory held could be NaN
+        aligned[start:end, :, : width - kept] = 0
+        aligned[start:end, :, width - kept : width] = states[chosen, :, states.shape[2] - kept :]
+        start = end
+    return aligned
+
+
+def new_cache(model: PreTrainedModel) -> DynamicCache:
+    """An empty cache for this model, its plain attention layers with room to grow."""
+    cache = DynamicCache(config=model.config)
+    cache.layers = [RoomyLayer() if type(one) is DynamicLayer else one for one in cache.layers]
+    return cache
+
+
+def joinable(cache: DynamicCache) -> bool:
+    """Whether rows of different lengths can be put side by side.
+
+    Sliding-window and other layers count columns in their own ways: their rows are only picked.
+    """
+    return all(type(one) in (RoomyLayer, LinearAttentionLayer, DummyLayer) for one in cache.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRows:
+    """Rows of one cache, in this order, a row as often as it is named; `width` columns of each."""
+
+    cache: DynamicCache
+    rows: torch.Tensor
+    width: int
+
+
+def assemble(parts: Sequence[CacheRows]) -> DynamicCache:
+    """One cache of all parts' rows, as wide as the widest; it takes the parts over."""
+    first = parts[0].cache
+    if not joinable(first):
+        assert len(parts) == 1, "these layers' rows cannot be put side by side"
+        first.reorder_cache(parts[0].rows)  # pyright: ignore[reportArgumentType]  # any int tensor
+        return first
+    width = max(part.width for part in parts)
+    for k, layer in enumerate(first.layers):
+        if isinstance(layer, RoomyLayer):
+            same: Any = [(part.cache.layers[k], part.rows, part.width) for part in parts]
+            first.layers[k] = RoomyLayer.joined(same, width)
+        elif isinstance(layer, LinearAttentionLayer):
+            _join_states(layer, [(part.cache.layers[k], part.rows) for part in parts])
+    return first
+
+
+def keep_rows(cache: DynamicCache, stay: Sequence[int], device: torch.device) -> list[int]:
+    """Shrink a cache to some of its rows; returns which row now lies where.
+
+    Only as many rows are copied as have gone: the last ones move into the gaps.
+    """
+    count, kept = len(stay), set(stay)
+    gaps = [k for k in range(count) if k not in kept]
+    order = list(range(count))
+    for gap, k in zip(gaps, [k for k in stay if k >= count], strict=True):
+        order[gap] = k
+    index = torch.tensor(order, device=device)
+    moves = Moves(index[gaps], torch.tensor(gaps, device=device, dtype=torch.long))
+    for layer in cache.layers:
+        if isinstance(layer, RoomyLayer):
+            layer.keep(count, moves)
+        else:
+            layer.reorder_cache(index)  # pyright: ignore[reportArgumentType]  # any int tensor
+    return order
+
+
+def _join_states(layer: LinearAttentionLayer, parts: Sequence[tuple[Any, torch.Tensor]]) -> None:
+    """Recurrent states have no columns: padding never entered them."""
+    for states in ("conv_states", "recurrent_states"):
+        for i, state in getattr(layer, states).items():
+            if state is not None:
+                chosen = [getattr(part, states)[i][rows] for part, rows in parts]
+                getattr(layer, states)[i] = torch.cat(chosen)

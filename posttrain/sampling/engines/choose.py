@@ -1,0 +1,125 @@
+"""Logits → the next token of every row, each by its own parameters and its own random numbers.
+
+    uniforms(seeds=[7, 9], positions=[0, 4])  → array([0.61, 0.08])
+    choose(logits, parameters, uniforms)             → (tokens, logps)
+
+A row's number depends on its seed and the position only, so a sample is the same whatever else is
+in its batch, up to floating point. Inverse transform sampling takes one number a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from posttrain.sampling.sampler import Parameters
+
+Seeds = npt.NDArray[np.uint64]
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def uniforms(seeds: Seeds, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """A number in [0, 1) for each seed and position: SplitMix64's finaliser over both."""
+    with np.errstate(over="ignore"):  # wrapping around is the arithmetic meant
+        steps = (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN
+        mixed = _mix(_mix(seeds) + steps)
+    # 52 bits: the product with a total can then not round up to the total
+    return (mixed >> np.uint64(12)).astype(np.float64) * 2.0**-52
+
+
+def _mix(z: Seeds) -> Seeds:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+@dataclass(frozen=True, slots=True)
+class RowParameters:
+    """The parameters of a batch's rows as tensors `[rows]`; None where no row needs them."""
+
+    greedy: torch.Tensor
+    all_greedy: bool
+    temperature: torch.Tensor | None
+    top_k: torch.Tensor | None
+    top_p: torch.Tensor | None
+    logps: bool
+
+    @classmethod
+    def of(cls, rows: Sequence[Parameters], device: torch.device) -> RowParameters:
+        """Collect them; a greedy row has no other parameter."""
+        greedy = [p.temperature == 0 for p in rows]
+        temperature = [1.0 if p.temperature == 0 else p.temperature for p in rows]
+        top_k = [0 if p.temperature == 0 else p.top_k for p in rows]
+        top_p = [1.0 if p.temperature == 0 else p.top_p for p in rows]
+
+        def tensor(values: list[float] | list[int], unset: float) -> torch.Tensor | None:
+            return torch.tensor(values, device=device) if set(values) != {unset} else None
+
+        return cls(
+            greedy=torch.tensor(greedy, device=device),
+            all_greedy=all(greedy),
+            temperature=None if all(greedy) else tensor(temperature, 1.0),
+            top_k=tensor(top_k, 0),
+            top_p=tensor(top_p, 1.0),
+            logps=any(p.logps for p in rows),
+        )
+
+
+def choose(
+    logits: torch.Tensor, parameters: RowParameters, numbers: npt.NDArray[np.float64]
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The next token of each row, and its log-probability if any row asks for it.
+
+    Args:
+        logits: `[rows, vocabulary]`, float.
+        numbers: one in [0, 1) a row.
+
+    Returns:
+        Token ids `[rows]` and nats `[rows]` under the distribution sampled from; greedy rows under
+        the model's own. An id as large as the vocabulary says that the logits were not finite.
+    """
+    if parameters.all_greedy:
+        tokens = _unless_broken(logits, logits.argmax(-1))
+        return tokens, log_probability(logits, tokens) if parameters.logps else None
+    scaled = logits if parameters.temperature is None else logits / parameters.temperature[:, None]
+    scaled = _filtered(scaled, parameters)
+    cumulative = torch.softmax(scaled, -1).cumsum(-1, dtype=torch.float64)
+    thresholds = torch.from_numpy(numbers).to(logits.device)[:, None] * cumulative[:, -1:]
+    sampled = torch.searchsorted(cumulative, thresholds, right=True)[:, 0]
+    tokens = _unless_broken(logits, torch.where(parameters.greedy, logits.argmax(-1), sampled))
+    return tokens, log_probability(scaled, tokens) if parameters.logps else None
+
+
+def _unless_broken(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """A NaN anywhere in a model ends in all of a row's logits: looking at one of them is cheap."""
+    return torch.where(logits[:, 0].isnan(), logits.shape[-1], tokens)
+
+
+def log_probability(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Nats of one token in each row of logits `[…, vocabulary]`, without a copy of all of them."""
+    safe = tokens.clamp(max=logits.shape[-1] - 1)
+    return logits.gather(-1, safe[..., None])[..., 0] - logits.logsumexp(-1)
+
+
+def _filtered(scaled: torch.Tensor, parameters: RowParameters) -> torch.Tensor:
+    """Top-k, then top-p of what is left, as transformers orders them; the rest is at -inf."""
+    if parameters.top_k is not None:
+        largest = int(parameters.top_k.max())
+        best = scaled.topk(min(largest, scaled.shape[-1])).values
+        last = best.gather(-1, (parameters.top_k.clamp(1, best.shape[-1]) - 1)[:, None])
+        scaled = scaled.masked_fill((scaled < last) & (parameters.top_k > 0)[:, None], -torch.inf)
+    if parameters.top_p is not None:
+        ordered, order = scaled.sort(-1, descending=True)
+        before = torch.softmax(ordered, -1).cumsum(-1, dtype=torch.float64)
+        before = before.roll(1, -1)
+        before[:, 0] = -1.0  # the likeliest token always stays
+        out = torch.zeros_like(scaled, dtype=torch.bool)
+        out.scatter_(
+            -1, order, (before >= parameters.top_p[:, None]) & (parameters.top_p < 1)[:, None]
+        )
+        scaled = scaled.masked_fill(out, -torch.inf)
+    return scaled

@@ -1,0 +1,366 @@
+"""Many prompts continued together by one transformers model: prefill, decode, make room, go on.
+
+    decode(model, [EngineRequest(ids=(1, 9, 4), …)], batch_size=256)
+    → [EngineOutput(ids=(17, 5, 2), finish="stop")]
+
+Rows that have ended leave the batch, and waiting prompts take their places, so that no batch lasts
+as long as its longest row.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from posttrain.errors import DataError
+from posttrain.sampling.engines.cache import CacheRows, assemble, joinable, keep_rows, new_cache
+from posttrain.sampling.engines.choose import RowParameters, Seeds, choose, uniforms
+from posttrain.sampling.sampler import EngineOutput, EngineRequest
+
+# waiting prompts join when at most this share of a batch is still going
+_REFILL = 1 / 2
+# ended rows leave when they are this share of a batch
+_ENDED = 1 / 16
+_REPORT_STEPS = 8
+# prompt positions in one forward pass, padding included: bounds memory, and suits a CPU's caches
+PREFILL = 8192
+
+
+@torch.inference_mode()
+def decode(
+    model: PreTrainedModel,
+    requests: Sequence[EngineRequest],
+    *,
+    batch_size: int,
+    progress: Callable[[int], None] | None = None,
+    stop: Callable[[], bool] = bool,
+) -> list[EngineOutput]:
+    """Continue every prompt; the same requests in the same order give the same outputs.
+
+    Args:
+        model: in eval mode.
+        requests: prompts of at least one id each.
+        batch_size: rows at a time.
+        progress: called with the number of new tokens, every few steps.
+        stop: called at every step; True ends everything.
+
+    Returns:
+        An output a request; a prompt that leaves no room in the model's context has an `error`.
+
+    Raises:
+        InterruptedError: `stop` returned True.
+        DataError: the model's logits are not finite.
+    """
+    rows = [DecodedRow(request, _limit(model, request)) for request in requests]
+    waiting = _order([k for k, row in enumerate(rows) if not row.done], requests)
+    batch = DecodeBatch(model)
+    reported = steps = 0
+    while waiting or batch.going:
+        if stop():
+            raise InterruptedError
+        going = batch.going
+        if waiting and going <= _REFILL * batch_size and batch.may_join:
+            room = batch_size - going
+            batch.admit([rows[k] for k in waiting[:room]])
+            waiting = waiting[room:]
+        elif len(batch.rows) - going >= max(1, _ENDED * len(batch.rows)):
+            batch.let_go()
+        batch.step()
+        steps += 1
+        if progress and (steps % _REPORT_STEPS == 0 or not batch.going):
+            progress(batch.written - reported)
+            reported = batch.written
+    return [_output(row) for row in rows]
+
+
+def _limit(model: PreTrainedModel, request: EngineRequest) -> int:
+    """New tokens a request may have: its own limit, or what the model's context leaves."""
+    assert request.ids, "a prompt has at least one token"
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    limit = request.parameters.max_tokens
+    return limit if context is None else min(limit, context - len(request.ids))
+
+
+def _order(indices: Sequence[int], requests: Sequence[EngineRequest]) -> list[int]:
+    """Short prompts first, equal ones together: little padding, and one prefill for a group."""
+    first: dict[tuple[int, ...], int] = {}
+    for k in indices:
+        first.setdefault(requests[k].ids, k)
+    return sorted(indices, key=lambda k: (len(requests[k].ids), first[requests[k].ids], k))
+
+
+def _output(row: DecodedRow) -> EngineOutput:
+    request = row.request
+    if row.limit <= 0 < request.parameters.max_tokens:
+        error = f"a prompt of {len(request.ids)} tokens leaves no room in the model's context"
+        return EngineOutput((), "length", error=error)
+    return row.output()
+
+
+@dataclass(slots=True)
+class DecodedRow:
+    """A request and what came of it so far: its ids, what is forced, when it ends.
+
+    `limit` bounds its new ids. A batch's tensors know nothing of stop ids and budgets.
+    """
+
+    request: EngineRequest
+    limit: int
+    ids: list[int] = field(default_factory=list[int])
+    logps: list[float] = field(default_factory=list[float])
+    done: bool = False
+    stopped: bool = False
+    forced: tuple[int, int] | None = None
+    # ids still to be put in, last one first
+    _pending: list[int] = field(default_factory=list[int])
+    # where the reasoning that is counted began; None: nothing is counted (yet, or any more)
+    _counted_from: int | None = None
+    _waits_for_open: bool = False
+
+    def __post_init__(self) -> None:
+        budget = self.request.budget
+        if budget is not None and budget.open_id is None:
+            self._counted_from = 0
+        self._waits_for_open = budget is not None and budget.open_id is not None
+        self.done = self.limit <= 0
+
+    def take(self, token: int, logp: float) -> int:
+        """Append the sampled id, or the forced one that is due instead; returns what it was."""
+        forced = bool(self._pending)
+        if forced:
+            token, logp = self._pending.pop(), 0.0
+        self.ids.append(token)
+        self.logps.append(logp)
+        self.done = len(self.ids) >= self.limit
+        if not forced and token in self.request.stop_ids:
+            self.done = self.stopped = True
+        elif not forced and self.request.budget is not None:
+            self._count(token)
+        return token
+
+    def _count(self, token: int) -> None:
+        budget = self.request.budget
+        assert budget is not None
+        if self._waits_for_open:
+            if token == budget.open_id:
+                self._waits_for_open, self._counted_from = False, len(self.ids)
+            return
+        if self._counted_from is None:
+            return
+        if token == budget.close_id:
+            self._counted_from = None
+        elif len(self.ids) - self._counted_from == budget.tokens:
+            closing = list(budget.closing(self.ids[self._counted_from :]))
+            start = len(self.ids)
+            self.forced = (start, min(start + len(closing), self.limit))
+            self._pending, self._counted_from = closing[::-1], None
+
+    def output(self) -> EngineOutput:
+        """The finished completion."""
+        assert self.done
+        start, end = self.forced or (0, 0)
+        return EngineOutput(
+            ids=tuple(self.ids),
+            finish="stop" if self.stopped else "length",
+            logps=tuple(self.logps) if self.request.parameters.logps else None,
+            forced=self.forced if end > start else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Rows on their way into a batch: where they lie in a cache, and their next logits."""
+
+    part: CacheRows
+    logits: torch.Tensor
+    rows: list[DecodedRow]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """What a batch's rows keep until others join or leave.
+
+    `pads` are the masked columns on each row's left, `width` the columns at the start; `mask` has
+    spare columns of ones for those to come, and is None where no row is padded.
+    """
+
+    pads: list[int]
+    width: int
+    mask: torch.Tensor | None
+    parameters: RowParameters
+    seeds: Seeds
+
+
+class DecodeBatch:
+    """Rows that go forward at the same time, with their cache and the logits of their next tokens.
+
+    batch.admit([DecodedRow(request, limit=64)])   # prefill; equal prompts once
+    batch.step()                            # a token for every row
+
+    Rows are aligned at their right end, so one column is one step.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.rows: list[DecodedRow] = []
+        self.written = 0
+        self._cache: DynamicCache | None = None
+        self._logits: torch.Tensor | None = None
+        self._layout: _Layout | None = None
+        self._width = 0
+        self._last_only = logits_of_last(model, 1)
+
+    @property
+    def going(self) -> int:
+        """Rows that have not ended."""
+        return sum(not row.done for row in self.rows)
+
+    @property
+    def may_join(self) -> bool:
+        """Whether other rows can be put beside those that are still going."""
+        return self._cache is None or not self.going or joinable(self._cache)
+
+    def let_go(self) -> None:
+        """Drop the rows that have ended; at least one goes on."""
+        assert self._cache is not None
+        assert self._logits is not None
+        stay = [k for k, row in enumerate(self.rows) if not row.done]
+        order = keep_rows(self._cache, stay, self.model.device)
+        self.rows = [self.rows[k] for k in order]
+        self._logits = self._logits[order]
+        self._layout = self._laid_out()
+
+    def admit(self, new: Sequence[DecodedRow]) -> None:
+        """Let the ended rows go, and prefill new ones behind those that stay."""
+        stay = [k for k, row in enumerate(self.rows) if not row.done]
+        pieces = [self._staying(stay)] if stay else []
+        pieces += [self._prefilled(group) for group in self._groups(new)]
+        self.rows = [row for piece in pieces for row in piece.rows]
+        self._logits = torch.cat([piece.logits for piece in pieces])
+        self._width = max(piece.part.width for piece in pieces)
+        self._cache = assemble([piece.part for piece in pieces])
+        self._layout = self._laid_out()
+
+    def _staying(self, stay: list[int]) -> _Piece:
+        assert self._cache is not None
+        assert self._layout is not None
+        assert self._logits is not None
+        unused = min(self._layout.pads[k] for k in stay) if joinable(self._cache) else 0
+        index = torch.tensor(stay, device=self.model.device)
+        part = CacheRows(self._cache, index, self._width - unused)
+        return _Piece(part, self._logits[index], [self.rows[k] for k in stay])
+
+    def _groups(self, new: Sequence[DecodedRow]) -> Iterator[list[DecodedRow]]:
+        """Rows whose distinct prompts fit one forward pass; all in one where rows cannot join."""
+        one_pass = bool(new) and not joinable(new_cache(self.model))
+        group: list[DecodedRow] = []
+        distinct: set[tuple[int, ...]] = set()
+        longest = 0
+        for row in new:
+            ids = row.request.ids
+            size = len(distinct | {ids}) * max(longest, len(ids))
+            if group and size > PREFILL and not one_pass:
+                yield group
+                group, distinct, longest = [], set(), 0
+            group.append(row)
+            distinct.add(ids)
+            longest = max(longest, len(ids))
+        if group:
+            yield group
+
+    def _prefilled(self, group: list[DecodedRow]) -> _Piece:
+        prompts = list(dict.fromkeys(row.request.ids for row in group))
+        width = max(len(ids) for ids in prompts)
+        device = self.model.device
+        # any id will do as padding: it is masked
+        ids = torch.tensor([(0,) * (width - len(p)) + p for p in prompts], device=device)
+        padded = any(len(p) < width for p in prompts)
+        mask = _mask([width - len(p) for p in prompts], width, device) if padded else None
+        positions = torch.arange(width, device=device).expand(len(prompts), -1)
+        if mask is not None:
+            positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        cache = new_cache(self.model)
+        logits = self._forward(ids, mask, positions, cache)
+        place = {prompt: k for k, prompt in enumerate(prompts)}
+        index = torch.tensor([place[row.request.ids] for row in group], device=device)
+        return _Piece(CacheRows(cache, index, width), logits[index], group)
+
+    def _laid_out(self) -> _Layout:
+        pads = [self._width - len(row.request.ids) - len(row.ids) for row in self.rows]
+        device = self.model.device
+        longest = max(row.limit - len(row.ids) for row in self.rows)
+        return _Layout(
+            pads=pads,
+            width=self._width,
+            mask=_mask(pads, self._width + longest, device) if any(pads) else None,
+            parameters=RowParameters.of([row.request.parameters for row in self.rows], device),
+            seeds=np.array([row.request.seed for row in self.rows], dtype=np.uint64),
+        )
+
+    def step(self) -> None:
+        """Write one token in every row, and run the model for the next unless all have ended."""
+        assert self._layout is not None
+        assert self._cache is not None
+        tokens = self._write()
+        if not self.going:
+            return
+        device = self.model.device
+        self._width += 1
+        mask = self._layout.mask
+        self._logits = self._forward(
+            torch.tensor(tokens, device=device)[:, None],
+            None if mask is None else mask[:, : self._width],
+            torch.tensor([self._width - 1 - pad for pad in self._layout.pads], device=device)[
+                :, None
+            ],
+            self._cache,
+        )
+
+    def _write(self) -> list[int]:
+        """Choose each row's token and let it take it; ended rows repeat one that counts not."""
+        assert self._layout is not None
+        assert self._logits is not None
+        positions = np.array([len(row.ids) for row in self.rows])
+        chosen, logps = choose(
+            self._logits, self._layout.parameters, uniforms(self._layout.seeds, positions)
+        )
+        tokens: list[int] = chosen.tolist()
+        nats: list[float] = [0.0] * len(tokens) if logps is None else logps.tolist()
+        if max(tokens) >= self._logits.shape[-1]:
+            raise DataError("the model's logits are not finite: its weights or dtype are at fault")
+        for k, row in enumerate(self.rows):
+            if not row.done:
+                tokens[k] = row.take(tokens[k], nats[k])
+                self.written += 1
+        return tokens
+
+    def _forward(
+        self, ids: torch.Tensor, mask: torch.Tensor | None, positions: Any, cache: DynamicCache
+    ) -> torch.Tensor:
+        """Logits `[rows, vocabulary]` behind the last column."""
+        out = self.model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            **self._last_only,
+        )
+        return out.logits[:, -1].float()
+
+
+def logits_of_last(model: PreTrainedModel, count: int) -> dict[str, int]:
+    """What to call a model with so that it projects the last positions only, where it can."""
+    known = inspect.signature(model.forward).parameters
+    return {"logits_to_keep": count} if "logits_to_keep" in known else {}
+
+
+def _mask(pads: Sequence[int], width: int, device: torch.device) -> torch.Tensor:
+    columns = torch.arange(width, device=device)
+    return columns >= torch.tensor(pads, device=device)[:, None]

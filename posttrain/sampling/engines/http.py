@@ -1,0 +1,181 @@
+"""JSON over HTTP to one server: bounded, timed, tried again when that can help, and counted.
+
+    client = Client(url, settings)
+    body = await client.post("/completions", {"prompt": [1, 9, 4], …}, key=7)
+    client.ledger  →  ClientStats(calls=2048, retries=31, failures=0, seconds=412.7)
+
+429, 5xx, time-outs and broken connections are tried again, later each time; any other answer is
+final. What cannot get better by asking again for anything (a wrong key, a wrong address) stops the
+run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import aiohttp
+
+from posttrain.errors import ConfigError, PosttrainError
+
+_FIRST_WAIT, _LONGEST_WAIT = 0.5, 60.0  # seconds
+_HOPELESS = {401: "refuses the key", 403: "refuses the key", 404: "has no such address or model"}
+_SHOWN = 300  # characters of a server's answer in a message
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """`timeout` in seconds an attempt; `retries` are attempts after the first."""
+
+    concurrency: int
+    timeout: float
+    retries: int
+    api_key_env: str | None = None
+    first_wait: float = _FIRST_WAIT
+
+
+@dataclass(slots=True)
+class ClientStats:
+    """What a run cost: calls that were answered, attempts made again, calls given up, seconds."""
+
+    calls: int = 0
+    retries: int = 0
+    failures: int = 0
+    seconds: float = 0.0
+    in_flight: int = 0
+    most_in_flight: int = 0
+
+
+class RequestFailed(PosttrainError):
+    """One request got no usable answer; others may."""
+
+
+class Client:
+    """One server, used from one event loop."""
+
+    def __init__(self, url: str, settings: ClientSettings) -> None:
+        self.ledger = ClientStats()
+        self._url, self._settings = url.rstrip("/"), settings
+        self._headers = key_headers(settings.api_key_env)
+        self._gate = asyncio.Semaphore(settings.concurrency)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        """Give the connections back."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def _open(self) -> aiohttp.ClientSession:
+        # on first use, so that it belongs to the event loop that uses it
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=self._settings.concurrency),
+                timeout=aiohttp.ClientTimeout(total=self._settings.timeout),
+                headers=self._headers,
+            )
+        return self._session
+
+    async def post(self, path: str, body: Mapping[str, Any], *, key: int) -> dict[str, Any]:
+        """The server's JSON answer.
+
+        Args:
+            path: below the url, such as "/completions".
+            body: what to send.
+            key: seeds the jitter of the waits; a request's seed will do.
+
+        Raises:
+            RequestFailed: a final refusal of this request, or all attempts used up.
+            ConfigError: nothing that is sent to this server can succeed.
+        """
+        jitter = random.Random(key)
+        async with self._gate:
+            self.ledger.in_flight += 1
+            self.ledger.most_in_flight = max(self.ledger.most_in_flight, self.ledger.in_flight)
+            started = time.monotonic()
+            try:
+                return await self._persist(path, body, jitter)
+            except RequestFailed:
+                self.ledger.failures += 1
+                raise
+            finally:
+                self.ledger.in_flight -= 1
+                self.ledger.seconds += time.monotonic() - started
+
+    async def _persist(
+        self, path: str, body: Mapping[str, Any], jitter: random.Random
+    ) -> dict[str, Any]:
+        for attempt in range(self._settings.retries + 1):
+            result = await self._attempt(path, body)
+            if isinstance(result, dict):
+                self.ledger.calls += 1
+                return result
+            if attempt == self._settings.retries:
+                raise RequestFailed(f"{result.why}, {attempt + 1} attempts")
+            self.ledger.retries += 1
+            wait = min(_LONGEST_WAIT, self._settings.first_wait * 2**attempt)
+            # a server that says when to come back knows best
+            await asyncio.sleep(max(result.after, wait * (0.5 + jitter.random() / 2)))
+        raise AssertionError("the loop returns or raises")
+
+    async def _attempt(self, path: str, body: Mapping[str, Any]) -> dict[str, Any] | _Later:
+        try:
+            async with self._open().post(self._url + path, json=body) as answer:
+                if answer.status == 200:
+                    return await _json(answer)
+                text = (await answer.text(errors="replace"))[:_SHOWN]
+                if answer.status in (408, 429) or answer.status >= 500:
+                    after = _retry_after(answer.headers.get("Retry-After"))
+                    return _Later(f"status {answer.status}: {text}", after)
+                if answer.status in _HOPELESS:
+                    why = _HOPELESS[answer.status]
+                    raise ConfigError(f"{self._url} {why} (status {answer.status}): {text}")
+                raise RequestFailed(f"status {answer.status}: {text}")
+        except TimeoutError:
+            return _Later(f"no answer within {self._settings.timeout:g} s")
+        except aiohttp.ClientError as error:
+            return _Later(f"{type(error).__name__}: {error}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Later:
+    """Why an attempt failed, and how many seconds the server asks for."""
+
+    why: str
+    after: float = 0.0
+
+
+async def _json(answer: aiohttp.ClientResponse) -> dict[str, Any] | _Later:
+    try:
+        body = await answer.json(content_type=None)
+    except ValueError as error:
+        return _Later(f"an answer that is no JSON: {error}")
+    return (
+        cast(dict[str, Any], body) if isinstance(body, dict) else _Later("an answer of no object")
+    )
+
+
+def _retry_after(header: str | None) -> float:
+    try:
+        return min(_LONGEST_WAIT, max(0.0, float(header or 0)))
+    except ValueError:
+        return 0.0  # a date; our own wait will do
+
+
+def key_headers(variable: str | None) -> dict[str, str]:
+    """The header that carries the key of an environment variable.
+
+    Raises:
+        ConfigError: it is not set.
+    """
+    if variable is None:
+        return {}
+    key = os.environ.get(variable)
+    if not key:
+        raise ConfigError(f"api_key_env names {variable}, which is not set in the environment")
+    return {"Authorization": f"Bearer {key}"}

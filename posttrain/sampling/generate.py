@@ -1,0 +1,274 @@
+"""Prompts → samples: every task's completion in one file, in order, however often it is killed.
+
+    tasks = tasks_of(prompts, lambda setting: 16, seed=0)
+    stats = await generate(tasks, sampler, work=out / "work", to=out / "samples.jsonl", …)
+    stats.by_setting()  → {"no_tools": {"samples": 9600, "finish": {"stop": 9571, "length": 29}, …}}
+
+    work/chunk-00012.jsonl   in process: a fixed stretch of the tasks, whole or not there
+    work/journal.jsonl       servers: a line as each completion ends, in any order
+    work/made_by.json        prompts and sampler that unfinished samples belong to
+
+A line is the completion's row of `samples.jsonl`, byte for byte. In process, a stretch that was not
+finished is made again whole, and comes out the same. Of a server only missing completions are
+requested.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+from posttrain.artifacts import atomic_write_json, atomic_write_text, differing_keys
+from posttrain.errors import ConfigError, DataError
+from posttrain.records import json_text
+from posttrain.rollouts import Completion, Prompt, completion_to_row, prompt_to_row
+from posttrain.sampling.progress import SampleStats, SamplingProgress
+from posttrain.sampling.rollout import OpenEnvironment, RolloutLimits, Task, roll_out_each
+from posttrain.sampling.sampler import Sampler
+
+MADE_BY = "made_by.json"
+Key = tuple[str, int]  # prompt id, index
+_SYNC_SECONDS = 1.0  # forcing every line out alone would hold up a fast server
+
+
+def tasks_of(prompts: Sequence[Prompt], n_of: Callable[[str], int], *, seed: int) -> list[Task]:
+    """Every completion to make, prompt by prompt; `n_of` gives the number in a setting."""
+    return [
+        Task(prompt, index, seed) for prompt in prompts for index in range(n_of(prompt.setting))
+    ]
+
+
+async def generate(
+    tasks: Sequence[Task],
+    sampler: Sampler,
+    *,
+    work: Path,
+    to: Path,
+    open_environment: OpenEnvironment,
+    limits: RolloutLimits,
+    chunk: int = 512,
+    at_once: int = 64,
+    max_failure_rate: float = 0.0,
+    progress: SamplingProgress,
+) -> SampleStats:
+    """Make what is missing in `work`, then write all of it to `to`, one line a task, in order.
+
+    Args:
+        work: a folder that belongs to these tasks and this sampler (`bind`).
+        open_environment, limits: as of `roll_out_each`.
+        chunk: in process, the completions of a stretch.
+        at_once: of a server, the rollouts in flight.
+        max_failure_rate: largest share of the completions that may fail.
+
+    Raises:
+        DataError: more than that failed. Called again, those are requested again of a server.
+    """
+
+    async def make(missing: Sequence[Task], keep: Callable[[int, Completion], None]) -> None:
+        def done(position: int, completion: Completion) -> None:
+            keep(position, completion)
+            progress.done(completion)
+
+        await roll_out_each(
+            missing,
+            sampler,
+            open_environment=open_environment,
+            limits=limits,
+            on_done=done,
+            progress=progress.tokens,
+            at_once=at_once,
+        )
+
+    if sampler.batched:
+        chunks = [tasks[start : start + chunk] for start in range(0, len(tasks), chunk)]
+        paths = [work / f"chunk-{number:05}.jsonl" for number in range(len(chunks))]
+        for stretch, path in zip(chunks, paths, strict=True):
+            if path.is_file():
+                progress.restored(len(stretch))
+                continue
+            completions: dict[int, Completion] = {}
+            await make(stretch, completions.__setitem__)
+            lines = [line_of(completions[position]) for position in range(len(stretch))]
+            atomic_write_text(path, "".join(lines))
+        stats = _join(tasks, _lines_of(paths), to)
+        advice = "They would fail again: leave out such prompts"
+    else:
+        with Journal(work / "journal.jsonl") as journal:
+            missing = [task for task in tasks if _key(task) not in journal]
+            progress.restored(len(tasks) - len(missing))
+            failed: dict[Key, bytes] = {}
+
+            def keep(position: int, completion: Completion) -> None:
+                if completion.finish == "failed":
+                    failed[_key(missing[position])] = line_of(completion).encode()
+                else:
+                    journal.add(completion)
+
+            await make(missing, keep)
+            stats = _join(tasks, journal.lines(map(_key, tasks), otherwise=failed.__getitem__), to)
+        advice = "The same command asks again for those alone"
+    count = sum(stats.errors.values())
+    if count > max_failure_rate * len(tasks):
+        raise DataError(
+            f"{count:,} of {len(tasks):,} completions failed, max_failure_rate allows "
+            f"{max_failure_rate:.2%}; most often: {stats.errors.most_common(1)[0][0]}. {advice}, "
+            "or raise max_failure_rate"
+        )
+    return stats
+
+
+def _key(task: Task) -> Key:
+    return task.prompt.id, task.index
+
+
+def _lines_of(paths: Iterable[Path]) -> Iterator[bytes]:
+    for path in paths:
+        with path.open("rb") as file:
+            yield from file
+
+
+def _join(tasks: Sequence[Task], lines: Iterable[bytes], to: Path) -> SampleStats:
+    """Write the lines as one file, if each is its task's."""
+    stats = SampleStats()
+    partial = to.with_name(f".{to.name}.partial")
+    with partial.open("wb") as file:
+        for task, line in zip(tasks, lines, strict=True):
+            row = json.loads(line)
+            if (row["prompt_id"], row["index"]) != _key(task):
+                raise DataError(
+                    f"{to.parent}: found sample {row['index']} of {row['prompt_id']!r} where "
+                    f"sample {task.index} of {task.prompt.id!r} belongs; delete its work/ folder"
+                )
+            stats.add(task.prompt, row)
+            file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(to)
+    return stats
+
+
+def row_line(row: object) -> str:
+    """A row as one line of JSON that UTF-8 can hold."""
+    # a broken byte sequence may have been decoded to a lone surrogate: such are written as escapes
+    return json_text(row).encode("utf-8", "backslashreplace").decode() + "\n"
+
+
+def line_of(completion: Completion) -> str:
+    """A completion's line in `samples.jsonl`."""
+    return row_line(completion_to_row(completion))
+
+
+def prompt_lines(prompts: Sequence[Prompt]) -> str:
+    """The text of `prompts.jsonl`."""
+    return "".join(row_line(prompt_to_row(prompt)) for prompt in prompts)
+
+
+def bind(work: Path, made_by: Mapping[str, Any]) -> None:
+    """Note what unfinished samples are made by, or refuse to mix them with others.
+
+    Args:
+        made_by: JSON-able; digests of prompts and model.
+
+    Raises:
+        ConfigError: the samples that are there were made by something else.
+    """
+    path, now = work / MADE_BY, json.loads(json.dumps(made_by))
+    if not path.is_file():
+        atomic_write_json(path, now)
+        return
+    before = json.loads(path.read_text("utf-8"))
+    if before != now:
+        changed = ", ".join(differing_keys(before, now))
+        raise ConfigError(
+            f"{work.parent} holds unfinished samples that were made by something else (they differ "
+            f"in: {changed}); choose another out=, or delete the directory to start over"
+        )
+
+
+class Journal:
+    """Completions appended as they end, found again by prompt and index.
+
+    with Journal(work / "journal.jsonl") as journal:
+        journal.add(completion)
+        (completion.prompt_id, completion.index) in journal
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._spans: dict[Key, tuple[int, int]] = {}  # start and length of each line
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        end = self._recover()
+        self._file: BinaryIO = path.open("r+b")
+        self._file.truncate(end)
+        self._file.seek(end)
+        self._synced = time.monotonic()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._sync()
+        self._file.close()
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._spans
+
+    def add(self, completion: Completion) -> None:
+        """Append a completion.
+
+        When this returns it outlives the process; within a second it is forced to the disk.
+        """
+        key = (completion.prompt_id, completion.index)
+        assert key not in self._spans, f"{key} was sampled twice"
+        line = line_of(completion).encode()
+        start = self._file.tell()
+        self._file.write(line)
+        self._file.flush()
+        self._spans[key] = (start, len(line))
+        if time.monotonic() - self._synced > _SYNC_SECONDS:
+            self._sync()
+
+    def _sync(self) -> None:
+        os.fsync(self._file.fileno())
+        self._synced = time.monotonic()
+
+    def lines(self, keys: Iterable[Key], otherwise: Callable[[Key], bytes]) -> Iterator[bytes]:
+        """The line of each key, in this order; `otherwise` gives those that are not here."""
+        with self._path.open("rb") as file:
+            for key in keys:
+                if key not in self._spans:
+                    yield otherwise(key)
+                    continue
+                start, length = self._spans[key]
+                file.seek(start)
+                yield file.read(length)
+
+    def _recover(self) -> int:
+        """Read what is there; returns where it ends. A last line that was torn does not count."""
+        end = 0
+        with self._path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    row = json.loads(line)
+                    key = (row["prompt_id"], row["index"])
+                except (ValueError, KeyError, TypeError) as error:
+                    raise DataError(
+                        f"{self._path}:{number} is no sample ({error!r}); the file was damaged. "
+                        "Delete that line to have it sampled again"
+                    ) from error
+                self._spans[key] = (end, len(line))
+                end += len(line)
+        return end

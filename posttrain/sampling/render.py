@@ -1,0 +1,400 @@
+"""Messages → token ids → messages: a sampler of any engine.
+
+    sampler = RenderedSampler(engine, template=template, encoder=encoder_of(tokenizer))
+    await sampler.sample([Request(messages, None, True, parameters, seed=7)])
+
+A conversation is rendered and tokenised, the engine continues its ids, and the new ids are decoded
+and parsed. A continued completion keeps its sampled ids: only what came since is rendered and
+tokenised. How a template ends a turn, opens and closes reasoning and goes on after tools is learnt
+from what it writes around a few words, so that any template works that ends turns with a special
+token; others are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from posttrain.chat import ChatTemplate, parse_completion, render
+from posttrain.chat.framing import refuse_framing
+from posttrain.chat.profile import framing_tokens
+from posttrain.chat.reasoning import CLOSE, OPEN
+from posttrain.errors import ConfigError, RenderError
+from posttrain.records import Message, ToolCall, message_to_template, tools_to_template
+from posttrain.rollouts import Step
+from posttrain.sampling.sampler import (
+    Budget,
+    Engine,
+    EngineOutput,
+    EngineRequest,
+    Generation,
+    Ids,
+    Request,
+)
+from posttrain.tokens.tokenizer import Encoder
+
+
+class RenderedSampler:
+    """A `Sampler` around an engine.
+
+    Args:
+        engine: continues token ids.
+        template: the one the model was trained with.
+        encoder: its tokenizer.
+        stop_ids: further ids at which it stops, such as those of its generation config.
+
+    Raises:
+        ConfigError: the template ends no turn with a special token.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        template: ChatTemplate,
+        encoder: Encoder,
+        stop_ids: Sequence[int] = (),
+    ) -> None:
+        self.engine, self.template, self.encoder = engine, template, encoder
+        self._frames = framing_tokens(template)
+        also = [(i, encoder.decode([i])) for i in stop_ids]
+        self._turns = turn_format(template, encoder.encode, also_stops=also)
+
+    @property
+    def batched(self) -> bool:
+        return self.engine.batched
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """The engine's, with what renders its prompts and reads its texts."""
+        return {
+            **self.engine.identity,
+            "template": self.template.digest,
+            "template_variables": dict(self.template.variables),
+            "tokenizer": self.encoder.digest,
+            "stop_ids": list(self._turns.stop_ids),
+        }
+
+    async def sample(
+        self, requests: Sequence[Request], *, progress: Callable[[int], None] | None = None
+    ) -> list[Generation]:
+        """As `Sampler.sample`.
+
+        A conversation that the template refuses, or that holds a token which frames messages, is
+        not sent to the engine: its generation has an `error`.
+
+        Raises:
+            ConfigError: a reasoning budget, and the template or tokenizer allows for none.
+        """
+        keys = [(r.messages, r.tools, r.thinking, r.continues is None) for r in requests]
+        # equal conversations are rendered and tokenised once
+        texts = {
+            key: self._text(request)
+            for key, request in dict(zip(keys, requests, strict=True)).items()
+        }
+        distinct = list({text for text in texts.values() if isinstance(text, str)})
+        ids = dict(zip(distinct, self.encoder.encode(distinct), strict=True)) if distinct else {}
+        prompts = [texts[key] for key in keys]
+        engine_requests = [
+            self._engine_request(request, (*_kept_ids(request), *ids[text]), text)
+            if isinstance(text, str)
+            else None
+            for request, text in zip(requests, prompts, strict=True)
+        ]
+        outputs = iter(
+            await self.engine.generate([r for r in engine_requests if r], progress=progress)
+        )
+        return [
+            self._generation(request, str(text), sent.ids, next(outputs))
+            if sent
+            else Generation(None, error=str(text))
+            for request, text, sent in zip(requests, prompts, engine_requests, strict=True)
+        ]
+
+    async def score(
+        self, prompts: Sequence[Ids], completions: Sequence[Ids]
+    ) -> list[tuple[float, ...]]:
+        return await self.engine.score(prompts, completions)
+
+    def _text(self, request: Request) -> str | RenderError:
+        """The prompt, or what is put behind the step that the request continues."""
+        try:
+            if request.continues is None:
+                refuse_framing(request.messages, request.tools, self._frames)
+                text = render(
+                    request.messages,
+                    self.template,
+                    tools=request.tools,
+                    add_generation_prompt=True,
+                    enable_thinking=request.thinking,
+                )
+            else:
+                # what was sampled stays as it was sampled; what came of its calls is new
+                new = max(k for k, m in enumerate(request.messages) if m.role == "assistant") + 1
+                refuse_framing(request.messages[new:], None, self._frames, first=new)
+                text = self._turns.between(
+                    request.messages, tools=request.tools, thinking=request.thinking
+                )
+            text.encode()
+        except RenderError as error:
+            return error
+        except UnicodeEncodeError as error:
+            return RenderError(f"the conversation is no Unicode text: {error}")
+        return text
+
+    def _engine_request(self, request: Request, ids: tuple[int, ...], text: str) -> EngineRequest:
+        budget, opened = None, _opens_reasoning(text)
+        if request.reasoning_budget is not None and (opened or request.thinking):
+            budget = self._budget(request.reasoning_budget, opened)
+        return EngineRequest(ids, request.parameters, request.seed, self._turns.stop_ids, budget)
+
+    def _budget(self, tokens: int, opened: bool) -> Budget:
+        turns, decode, encode = self._turns, self.encoder.decode, self.encoder.encode
+        closing, close_id = turns.closing, turns.close_id
+        if closing is None or close_id is None or (turns.open_id is None and not opened):
+            raise ConfigError(
+                f"reasoning_budget: template {self.template.name} with this tokenizer has no "
+                f"reasoning that is closed by one token {CLOSE}; leave the budget out"
+            )
+        if tokens < 1:
+            raise ConfigError(f"reasoning_budget is at least 1 token, found {tokens}")
+
+        def closed(reasoning: Ids) -> Ids:
+            # as a trace cut in training is rendered: on a line of its own, without a blank before
+            ends_line = decode(reasoning).endswith("\n")
+            return encode([closing.removeprefix("\n") if ends_line else closing])[0]
+
+        return Budget(tokens, close_id, closed, None if opened else turns.open_id)
+
+    def _generation(
+        self, request: Request, prompt: str, prompt_ids: tuple[int, ...], output: EngineOutput
+    ) -> Generation:
+        if output.error is not None:
+            return Generation(None, prompt_ids, error=output.error)
+        text, opened = self.encoder.decode(output.ids), _opens_reasoning(prompt)
+        # a template that leaves opening to the model may be answered without reasoning
+        reasons = opened or (request.thinking and (OPEN in text or CLOSE in text))
+        reasoning, answer = self._counts(output, text, reasons, opened)
+        step = Step(
+            text=text,
+            parsed=parse_completion(
+                text, thinking=reasons, tools=request.tools, end_tokens=self._turns.stop_texts
+            ),
+            finish=output.finish,
+            reasoning_tokens=reasoning,
+            answer_tokens=answer,
+            prompt_tokens=len(prompt_ids),
+            ids=output.ids,
+            logps=output.logps,
+            forced=output.forced,
+        )
+        return Generation(step, prompt_ids)
+
+    def _counts(
+        self, output: EngineOutput, text: str, reasons: bool, opened: bool
+    ) -> tuple[int, int]:
+        """Tokens of the reasoning and of the answer."""
+        turns = self._turns
+        if turns.close_id is not None and (opened or turns.open_id is not None):
+            return count_parts(
+                output.ids,
+                reasons=reasons,
+                close_id=turns.close_id,
+                stop_ids=turns.stop_ids,
+                open_id=None if opened else turns.open_id,
+                forced=output.forced,
+            )
+        # tags of several tokens cannot be found among ids: the parts are tokenised again
+        if not reasons:
+            return 0, len(output.ids) - (output.finish == "stop")
+        trace, _, answer = text.partition(CLOSE)
+        ended = len(self.encoder.encode([trace.removeprefix(OPEN)])[0])
+        rest = self.encoder.encode([answer])[0]
+        stopped = bool(rest) and rest[-1] in turns.stop_ids
+        return ended, len(rest) - stopped
+
+
+def _opens_reasoning(prompt: str) -> bool:
+    """Whether the prompt ends inside reasoning."""
+    return prompt.rstrip().endswith(OPEN)
+
+
+def _kept_ids(request: Request) -> tuple[int, ...]:
+    """The ids of the completion so far."""
+    before = request.continues
+    if before is None:
+        return ()
+    assert before.prompt_ids is not None, "a step of this sampler has its prompt's ids"
+    assert before.step is not None and before.step.ids is not None  # noqa: PT018
+    assert before.step.finish == "stop", "a step that ran to its limit cannot go on"
+    return (*before.prompt_ids, *before.step.ids)
+
+
+def count_parts(
+    ids: Sequence[int],
+    *,
+    reasons: bool,
+    close_id: int,
+    stop_ids: Sequence[int],
+    open_id: int | None = None,
+    forced: tuple[int, int] | None = None,
+) -> tuple[int, int]:
+    """Tokens of the reasoning and of the answer with its tool calls.
+
+    Tags, the stop token and forced ids are neither.
+
+    Args:
+        reasons: whether it begins with reasoning; without a close, all of it is.
+        open_id: the token `<think>`, where the model wrote that itself.
+        forced: [start, end) of the ids that were put in to close the reasoning.
+    """
+    written = len(ids) - (bool(ids) and ids[-1] in stop_ids)
+    if not reasons:
+        return 0, written
+    start = 0
+    if open_id is not None and open_id in ids:
+        start = ids.index(open_id) + 1
+    if forced is not None:
+        return forced[0] - start, max(0, written - forced[1])
+    if close_id not in ids:
+        return max(0, written - start), 0
+    closed = ids.index(close_id)
+    return max(0, closed - start), written - closed - 1
+
+
+# -- what sampling must know of a template and its tokenizer ---------------------------------------
+
+_QUESTION, _TRACE, _ANSWER, _RESULT = "q0", "r0", "a0", "result0"
+
+
+@dataclass(frozen=True)
+class TurnFormat:
+    """How a template ends turns and treats reasoning and tool results.
+
+    Attributes:
+        stop_ids: tokens that end generation; `stop_texts` are their texts.
+        open_id, close_id: the think tags, None where they are not single tokens.
+        closing: what the template writes between a trace and an answer; None where it writes none.
+        writes_results: False for a template that leaves tool results out without a word.
+    """
+
+    template: ChatTemplate
+    stop_ids: tuple[int, ...]
+    stop_texts: tuple[str, ...]
+    open_id: int | None
+    close_id: int | None
+    closing: str | None
+    writes_results: bool
+
+    def between(self, messages: Sequence[Message], *, tools: str | None, thinking: bool) -> str:
+        """The text from behind the last assistant's end token to where the next one begins.
+
+        Raises:
+            RenderError: the template refuses them, or puts no end token behind a turn with calls.
+        """
+        if not self.writes_results:
+            raise RenderError(f"{self.template.name} does not write tool results")
+        last = max(k for k, m in enumerate(messages) if m.role == "assistant")
+        since = messages[last + 1 :]
+        # a new user turn may change what the template writes of the turns before it
+        assert since, "nothing has come since"
+        assert all(m.role == "tool" for m in since), "only tool results continue a turn"
+        layout = self.template.layout(
+            [message_to_template(message) for message in messages],
+            tools=tools_to_template(tools),
+            add_generation_prompt=True,
+            enable_thinking=thinking,
+        )
+        starts = layout.starts or (None,) * len(messages)
+        first, following = starts[last], starts[last + 1]
+        if first is None or following is None:
+            raise RenderError(
+                f"{self.template.name}: its messages cannot be told apart, so nothing can be put "
+                "behind a turn whose token ids must stay as they are"
+            )
+        ends = [
+            layout.text.rindex(text, first, following) + len(text)
+            for text in self.stop_texts
+            if text in layout.text[first:following]
+        ]
+        if not ends:
+            raise RenderError(f"{self.template.name}: a turn with calls has no end token")
+        return layout.text[max(ends) :]
+
+
+def turn_format(
+    template: ChatTemplate,
+    encode: Callable[[Sequence[str]], list[list[int]]],
+    *,
+    also_stops: Sequence[tuple[int, str]] = (),
+) -> TurnFormat:
+    """Try the template on a few words.
+
+    Args:
+        encode: texts → ids, nothing added.
+        also_stops: further ids, with their texts, at which the model was made to stop.
+
+    Raises:
+        ConfigError: it refuses them, or no special token ends a turn and none is in `also_stops`.
+    """
+    end = _end_token(template)
+    stops = {} if end is None else {encode([end])[0][0]: end}
+    stops |= dict(also_stops)
+    if not stops:
+        raise ConfigError(
+            f"{template.name}: behind an assistant's words it writes no special token of this "
+            "tokenizer, and the model names no token to stop at: a sample would have no end"
+        )
+    single = [ids[0] if len(ids) == 1 else None for ids in encode([OPEN, CLOSE])]
+    return TurnFormat(
+        template=template,
+        stop_ids=tuple(stops),
+        stop_texts=tuple(stops.values()),
+        open_id=single[0],
+        close_id=single[1],
+        closing=_closing(template),
+        writes_results=_writes_results(template),
+    )
+
+
+def _end_token(template: ChatTemplate) -> str | None:
+    """The first special token behind an assistant's words."""
+    text = _answered(template, Message("assistant", _ANSWER), thinking=False)
+    behind = text.rindex(_ANSWER) + len(_ANSWER) if _ANSWER in text else len(text)
+    longest_first = sorted(template.special_tokens, key=len, reverse=True)
+    match = re.search("|".join(map(re.escape, longest_first)) or "(?!)", text[behind:])
+    return match[0] if match else None
+
+
+def _closing(template: ChatTemplate) -> str | None:
+    try:
+        message = Message("assistant", _ANSWER, reasoning=_TRACE)
+        text = _answered(template, message, thinking=True)
+    except ConfigError:
+        return None
+    closing, answered, _ = text.partition(_TRACE)[2].partition(_ANSWER)
+    return closing if answered and CLOSE in closing else None
+
+
+def _writes_results(template: ChatTemplate) -> bool:
+    """False only where a conversation with a result renders, and the result is not in it."""
+    call = ToolCall("look_up", "{}", id="call00000")
+    messages = (
+        Message("user", _QUESTION),
+        Message("assistant", tool_calls=(call,)),
+        Message("tool", _RESULT, tool_call_id=call.id, name=call.name),
+    )
+    try:
+        return _RESULT in template.text([message_to_template(m) for m in messages])
+    except RenderError:
+        return True  # such conversations are refused one by one, each with its reason
+
+
+def _answered(template: ChatTemplate, message: Message, *, thinking: bool) -> str:
+    rows = [message_to_template(m) for m in (Message("user", _QUESTION), message)]
+    try:
+        return template.text(rows, enable_thinking=thinking)
+    except RenderError as error:
+        raise ConfigError(f"{template.name} cannot write a plain answer: {error}") from error

@@ -1,0 +1,122 @@
+"""The sampling stage: what `scripts/sample.py` does between its recipe and its manifest.
+
+stats = asyncio.run(make_samples(recipe, prompts, open_environment, console))
+finish(stage, recipe, stats, prompts=prompts, counts=…, parents=…, renderer=renderer, stats=…)
+
+Beside the samples lies `speed.jsonl`, a line a run of the command; it is no part of the artifact.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from posttrain.artifacts import (
+    MANIFEST,
+    Counts,
+    Manifest,
+    Parent,
+    StageDir,
+    atomic_write_text,
+    digest_of,
+    parent_of,
+    read_artifact,
+)
+from posttrain.config.sample import SampleConfig
+from posttrain.models.chat_template import PromptRenderer
+from posttrain.records import json_text
+from posttrain.rollouts import Prompt
+from posttrain.sampling.generate import MADE_BY, bind, generate, prompt_lines, row_line, tasks_of
+from posttrain.sampling.open import opened_sampler
+from posttrain.sampling.progress import ProgressBar, SampleStats
+from posttrain.sampling.rollout import OpenEnvironment
+
+IN_FLIGHT = 2  # rollouts a server connection, so that one may run tools while another is answered
+
+
+async def make_samples(
+    recipe: SampleConfig,
+    prompts: Sequence[Prompt],
+    open_environment: OpenEnvironment,
+    console: Console,
+) -> SampleStats:
+    """Make every completion that is not there yet, into `samples.jsonl`."""
+    out = Path(recipe.out)
+    tasks, lines = tasks_of(prompts, recipe.n_of, seed=recipe.seed), prompt_lines(prompts)
+    async with opened_sampler(recipe.backend, checkpoint=recipe.checkpoint) as sampler:
+        bind(out / "work", {"prompts": digest_of(lines), "sampler": dict(sampler.identity)})
+        atomic_write_text(out / "prompts.jsonl", lines)
+        with ProgressBar(total=len(tasks), console=console) as progress:
+            try:
+                return await generate(
+                    tasks,
+                    sampler,
+                    work=out / "work",
+                    to=out / "samples.jsonl",
+                    open_environment=open_environment,
+                    limits=recipe.sampling.limits(),
+                    chunk=recipe.chunk,
+                    at_once=IN_FLIGHT * getattr(recipe.backend, "concurrency", 1),
+                    max_failure_rate=recipe.max_failure_rate,
+                    progress=progress,
+                )
+            finally:
+                with (out / "speed.jsonl").open("a", encoding="utf-8") as file:
+                    file.write(json_text(progress.row()) + "\n")
+
+
+def finish(
+    stage: StageDir,
+    recipe: SampleConfig,
+    samples: SampleStats,
+    *,
+    prompts: Sequence[Prompt],
+    counts: Counts,
+    parents: Sequence[Parent],
+    renderer: PromptRenderer | None,
+    prompt_stats: Mapping[str, Any],
+) -> Manifest:
+    """Write examples and tokenizer beside the samples, then the manifest.
+
+    Args:
+        prompt_stats: how the prompts were made, for the manifest.
+    """
+    out, settings = stage.path, samples.by_setting()
+    atomic_write_text(out / "examples.jsonl", "".join(map(row_line, samples.examples)))
+    files: dict[str, int | None] = {
+        "prompts.jsonl": len(prompts),
+        "samples.jsonl": sum(setting["samples"] for setting in settings.values()),
+        "examples.jsonl": len(samples.examples),
+    }
+    stats: dict[str, Any] = {
+        "settings": settings,
+        "failed": dict(samples.errors),
+        "sampler": json.loads((out / "work" / MADE_BY).read_text("utf-8"))["sampler"],
+        **prompt_stats,
+    }
+    if renderer is not None:
+        files |= {f"tokenizer/{name}": None for name in renderer.save(out / "tokenizer")}
+        stats |= renderer.stats()
+    manifest = stage.finish(
+        counts=counts,
+        files=files,
+        parents=parents,
+        template_digest=None if renderer is None else renderer.template.digest,
+        seed=recipe.seed,
+        stats=stats,
+    )
+    shutil.rmtree(out / "work")
+    return manifest
+
+
+def checkpoint_parents(checkpoint: str | None, out: Path) -> list[Parent]:
+    """The checkpoint's lineage, if it is an artifact; its files are verified."""
+    if checkpoint is None or not (Path(checkpoint) / MANIFEST).is_file():
+        return []
+    manifest = read_artifact(checkpoint, kind="checkpoint")
+    return [parent_of(checkpoint, relative_to=out, manifest=manifest)]

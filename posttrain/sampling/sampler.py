@@ -1,0 +1,183 @@
+"""The protocols of sampling: messages → completions, and token ids → token ids.
+
+    generations = await sampler.sample([Request(messages, None, True, parameters, seed=7)])
+    → [Generation(step=Step("7*8 is 56.</think>56<|im_end|>", …), prompt_ids=(1, 9, …))]
+    await engine.generate([EngineRequest(ids=(1, 9, 4), parameters=…, seed=7, stop_ids=(2,))])
+    → [EngineOutput(ids=(17, 5, 2), finish="stop")]
+
+A `Sampler` is how on-policy sampling, judging and evaluation reach a model; a request is one model
+call. Loops over tools, several samples a prompt, resuming and grading are built on top. An `Engine`
+continues token ids; `posttrain.sampling.render` makes a sampler of any engine. No backend is known
+here, and no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from posttrain.records import Message
+from posttrain.rollouts import Step
+
+Ids = Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """How to sample one step.
+
+    `temperature` 0 is greedy; `top_k` 0 keeps all. `max_tokens` bounds a step's new tokens, forced
+    ids included. `logps` asks for the log-probability of each sampled token.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 1024
+    logps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One model call.
+
+    `continues` is the generation before it in the same completion: `messages` then end with tool
+    results, and the new prompt is its prompt ids, its sampled ids as they are, and the ids of what
+    came since.
+    """
+
+    messages: tuple[Message, ...]
+    tools: str | None
+    thinking: bool
+    parameters: Parameters
+    seed: int
+    reasoning_budget: int | None = None
+    continues: Generation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What came of one request. `prompt_ids` is None where a server renders the prompt.
+
+    `error` is set where the backend gave up on this request after its retries; `step` is then None.
+    A failure is never an empty answer.
+    """
+
+    step: Step | None
+    prompt_ids: tuple[int, ...] | None = None
+    error: str | None = None
+
+
+class Sampler(Protocol):
+    """A model behind some backend."""
+
+    @property
+    def batched(self) -> bool:
+        """True: feed it many requests a call (in process). False: one task a request (servers)."""
+        ...
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """Backend, model and weights digest, template and tokenizer digests: what a lock binds."""
+        ...
+
+    async def sample(
+        self, requests: Sequence[Request], *, progress: Callable[[int], None] | None = None
+    ) -> list[Generation]:
+        """One generation a request, in order; `progress` gets the number of new tokens."""
+        ...
+
+    async def score(
+        self, prompts: Sequence[Ids], completions: Sequence[Ids]
+    ) -> list[tuple[float, ...]]:
+        """Log-probability (nats, temperature 1) of each completion id given all ids before it.
+
+        Raises:
+            ConfigError: this backend cannot score.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A limit on reasoning tokens, after which the reasoning is closed for the model.
+
+    Attributes:
+        tokens: how many the model may write, tags not counted; at least 1.
+        close_id: the token `</think>`; a model that writes it in time goes on alone.
+        closing: the reasoning so far → the ids put in behind exactly `tokens` tokens otherwise.
+        open_id: the token `<think>` where the model itself opens its reasoning: counting begins
+            behind it. None: the prompt has opened it.
+    """
+
+    tokens: int
+    close_id: int
+    closing: Callable[[Ids], Ids]
+    open_id: int | None = None
+
+    def __post_init__(self) -> None:
+        assert self.tokens >= 1, "a reasoning budget is at least one token"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One prompt as token ids. Generation ends behind any of `stop_ids`, which is kept.
+
+    `seed` alone decides the sample, whatever else is in its batch, up to floating point.
+    """
+
+    ids: tuple[int, ...]
+    parameters: Parameters
+    seed: int
+    stop_ids: tuple[int, ...]
+    budget: Budget | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOutput:
+    """What was generated. `error` says why there is nothing, where a backend gave up.
+
+    Attributes:
+        ids: new ids, the stop token and forced ids included.
+        finish: "stop" (behind a stop id) or "length".
+        logps: nats, one an id, where requested and available: under the distribution sampled from
+            (after temperature, top-k and top-p); for greedy, whose distribution says nothing, under
+            the model's own at temperature 1; 0.0 for forced ids.
+        forced: [start, end) of `ids` that were put in.
+    """
+
+    ids: tuple[int, ...]
+    finish: Literal["stop", "length"]
+    logps: tuple[float, ...] | None = None
+    forced: tuple[int, int] | None = None
+    error: str | None = None
+
+
+class Engine(Protocol):
+    """A model that continues token ids; `batched`, `identity` and `score` as of a `Sampler`."""
+
+    @property
+    def batched(self) -> bool: ...
+
+    @property
+    def identity(self) -> Mapping[str, Any]: ...
+
+    async def generate(
+        self, requests: Sequence[EngineRequest], *, progress: Callable[[int], None] | None = None
+    ) -> list[EngineOutput]:
+        """One output a request, in order; `progress` gets the number of new tokens."""
+        ...
+
+    async def score(
+        self, prompts: Sequence[Ids], completions: Sequence[Ids]
+    ) -> list[tuple[float, ...]]: ...
+
+
+def seed_of(seed: int, *parts: object) -> int:
+    """A 63-bit seed for one step of one sample, the same whatever else is sampled beside it."""
+    name = "/".join(str(part) for part in parts)
+    key = seed.to_bytes(8, "big", signed=True)
+    digest = hashlib.blake2b(name.encode(), key=key, digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

@@ -1,0 +1,349 @@
+"""A stage's tokenizer: loaded, with an end and a pad that cannot be mistaken, and as an encoder.
+
+special = special_tokens(tokenizer, end_token=None, pad_token=None)
+special.end_id, special.pad_id, special.stop_ids  → 2, 0, (2,)
+encoder = encoder_of(load_any_tokenizer("Qwen/Qwen3-0.6B", revision="c1899de…"))
+encoder.encode(["Hi"])      [[13048]]
+encoder.arrays(["Hi"])      [array([13048], dtype=int32)]
+encoder.offsets("Hi there") [(0, 2), (2, 8)]
+
+An encoder turns texts into plain ids, nothing added, nothing clipped. Byte-level BPE that tiktoken
+can express exactly goes through tiktoken where that is asked for (`posttrain.tokens.tiktoken`),
+everything else through `tokenizers`; the ids are the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import tokenizers
+from pydantic_core import from_json
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from posttrain.config.sft import ModelConfig
+from posttrain.errors import ConfigError, DataError
+from posttrain.tokens.tiktoken.encoder import TiktokenEncoder, disagreement, probe_texts
+from posttrain.tokens.tiktoken.ranks import PATTERNS, pattern_of, ranks_of
+
+TURN_END = "<|im_end|>"
+Backend = Literal["auto", "tokenizers", "tiktoken"]
+
+_SPACES = ("\u2581", "\u0120")  # how SentencePiece and byte-level vocabularies write a space
+PIECE = 2048  # characters, at least
+_LINE = re.compile(r"\n(?=[A-Za-z0-9])")
+# GPT-2's takes another number of line ends in a row before a letter than at the end
+_PART_AT_LINES = ("cl100k, llama_3", "qwen_2", "qwen_3_5", "tekken, nemotron", "o200k")
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialTokens:
+    """`end_id` closes an assistant turn, generation stops at `stop_ids`, `pad_id` is no stop."""
+
+    end_token: str
+    end_id: int
+    pad_token: str
+    pad_id: int
+    stop_ids: tuple[int, ...]
+
+
+def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
+    """A tokenizer saved in a directory; never runs remote code, never asks the hub."""
+    if not (path / "tokenizer.json").is_file() and not (path / "tokenizer_config.json").is_file():
+        raise DataError(f"{path} holds no tokenizer files")
+    return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+
+
+def load_any_tokenizer(path: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:
+    """A tokenizer from a directory, or from the hub when `path` is no directory.
+
+    Raises:
+        ConfigError: neither gives one, or a directory is given a revision.
+    """
+    if Path(path).is_dir():
+        if revision is not None:
+            raise ConfigError(f"tokenizer.path {path} is a directory; revision is for hub ids")
+        return load_tokenizer(Path(path))
+    if path.startswith((".", "/")) or path.count("/") != 1:
+        raise ConfigError(
+            f"tokenizer.path {path!r}: there is no such directory, nor is it a hub id"
+        )
+    try:
+        return AutoTokenizer.from_pretrained(path, revision=revision)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"tokenizer.path {path!r} is no directory here and cannot be had from the hub: {error}"
+        ) from error
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """The tokens that a tokenizer marks as special."""
+    added = tokenizer.added_tokens_decoder.items()
+    return {token.content: number for number, token in added if token.special}
+
+
+def largest_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The largest id in use. An id space may have holes, so the vocabulary's length is no bound."""
+    return max(tokenizer.get_vocab().values())
+
+
+def special_tokens(
+    tokenizer: PreTrainedTokenizerBase, *, end_token: str | None, pad_token: str | None
+) -> SpecialTokens:
+    """Choose end and pad, and write the pad into the tokenizer.
+
+    Args:
+        end_token: closes a turn; None takes `<|im_end|>` where the vocabulary has it, else eos.
+        pad_token: None takes the tokenizer's own.
+
+    Raises:
+        ConfigError: a token is not in the vocabulary, or pad is one of the stop tokens.
+    """
+    vocabulary = tokenizer.get_vocab()
+    eos = None if tokenizer.eos_token is None else str(tokenizer.eos_token)
+    end = end_token or (TURN_END if TURN_END in vocabulary else eos)
+    if end is None or end not in vocabulary:
+        raise ConfigError(f"end_token {end!r} is not in the tokenizer's vocabulary")
+    own_pad = None if tokenizer.pad_token is None else str(tokenizer.pad_token)
+    pad = pad_token or own_pad
+    free = _candidates(tokenizer, taken={end, eos})
+    if pad is None:
+        raise ConfigError(f"the tokenizer has no pad token; set pad_token: to one of {free}")
+    if pad not in vocabulary:
+        raise ConfigError(f"pad_token {pad!r} is not in the tokenizer's vocabulary; try {free}")
+    if pad in (end, eos):
+        raise ConfigError(
+            f"pad and end of turn are both {pad!r}: a model trained so never learns to stop, "
+            f"or stops at once. Set pad_token: to another special token, e.g. one of {free}"
+        )
+    tokenizer.pad_token = pad
+    stops = {vocabulary[end]}
+    if eos is not None:
+        stops.add(vocabulary[eos])
+    return SpecialTokens(end, vocabulary[end], pad, vocabulary[pad], tuple(sorted(stops)))
+
+
+def _candidates(tokenizer: PreTrainedTokenizerBase, taken: set[str | None]) -> list[str]:
+    special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    likely = [token for token in special if token not in taken]
+    likely.sort(key=lambda token: ("pad" not in token.lower(), "reserved" not in token.lower()))
+    return likely[:5]
+
+
+def check_same_tokenizer(tokenizer: PreTrainedTokenizerBase, model: ModelConfig) -> None:
+    """Refuse a checkpoint whose own tokenizer gives the ids another meaning.
+
+    Only a local checkpoint that carries tokenizer files is compared.
+
+    Raises:
+        ConfigError: naming a token whose id differs.
+    """
+    path = Path(model.path or "")
+    if model.path is None or not (path / "tokenizer.json").is_file():
+        return
+    own, ours = load_tokenizer(path).get_vocab(), tokenizer.get_vocab()
+    differing = sorted(token for token in own.keys() & ours.keys() if own[token] != ours[token])
+    if differing:
+        token = differing[0]
+        raise ConfigError(
+            f"{path} and the data use different tokenizers: {token!r} is {own[token]} in the model "
+            f"and {ours[token]} in the data ({len(differing):,} tokens differ). "
+            "Build the data with the model's tokenizer"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """Tokenisation without special tokens, truncation or padding.
+
+    `fast` gives the same ids as `backend`; where it is absent, `reason` says why. `cuts` says that
+    long texts may be given to `backend` in pieces (`long_texts`).
+    """
+
+    backend: tokenizers.Tokenizer
+    digest: str
+    fast: TiktokenEncoder | None = None
+    reason: str = ""
+    fast_offsets: bool = False
+    cuts: bool = False
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text."""
+        return [ids.tolist() for ids in self.arrays(texts)]
+
+    def arrays(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
+        """Token ids of each text, int32; they may be views of one array."""
+        if self.fast is not None:
+            return self.fast.arrays(texts)
+        return _arrays_of_pieces(self.backend, texts) if self.cuts else _arrays(self.backend, texts)
+
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """The character span of each token."""
+        if self.fast is not None and self.fast_offsets:
+            spans = self.fast.offsets(text)
+            if spans is not None:
+                return spans
+        return self.backend.encode(text, add_special_tokens=False).offsets
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens included."""
+        return self.backend.decode(list(ids), skip_special_tokens=False)
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """Texts that become special tokens wherever they stand."""
+        added = self.backend.get_added_tokens_decoder().values()
+        return tuple(sorted(token.content for token in added if token.special))
+
+    @property
+    def name(self) -> str:
+        """The library that makes the ids."""
+        return "tokenizers" if self.fast is None else "tiktoken"
+
+    def describe(self) -> str:
+        """One line for the log: which library makes the ids, and why that one."""
+        if self.fast is not None:
+            return "tiktoken, whose ids agreed with those of tokenizers on every probe"
+        return f"tokenizers ({self.reason})" if self.reason else "tokenizers"
+
+
+def _arrays(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
+    encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)
+    return [np.array(encoding.ids, np.int32) for encoding in encodings]
+
+
+def _arrays_of_pieces(
+    backend: tokenizers.Tokenizer, texts: Sequence[str]
+) -> list[npt.NDArray[np.int32]]:
+    pieces, counts = pieces_of(texts)
+    ids = iter(_arrays(backend, pieces))
+    return [
+        next(ids) if count == 1 else np.concatenate(list(islice(ids, count))) for count in counts
+    ]
+
+
+def encoder_of(
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    backend: Backend = "tokenizers",
+    probes: Sequence[str] = (),
+) -> Encoder:
+    """The encoder of a fast tokenizer, with any saved truncation or padding switched off.
+
+    Args:
+        backend: `auto` takes tiktoken where it is exact; making it costs about a second of a large
+            vocabulary, which pays from a few megabytes of text on.
+        probes: texts on which it must give the ids of `tokenizers`, beside the built-in ones.
+
+    Raises:
+        ConfigError: a tokenizer without a `tokenizers` backend, or one that puts a space before
+            every text: a completion tokenised apart from its prompt would begin with it; or
+            `tiktoken` was asked for and cannot give the same ids.
+    """
+    own_backend = getattr(tokenizer, "backend_tokenizer", None)
+    if not isinstance(own_backend, tokenizers.Tokenizer):
+        raise ConfigError(
+            f"the tokenizer {tokenizer.name_or_path!r} has no tokenizer.json; convert it first "
+            "(AutoTokenizer.from_pretrained(…, from_slow=True).save_pretrained(…))"
+        )
+    # a copy, by way of the text that names it: for a large vocabulary the text is what costs
+    text = own_backend.to_str()
+    own = tokenizers.Tokenizer.from_str(text)
+    if own.truncation is not None or own.padding is not None:
+        own.no_truncation()
+        own.no_padding()
+        text = own.to_str()
+    first = own.encode("a", add_special_tokens=False).tokens[:1]
+    if first and first[0].startswith(_SPACES):
+        raise ConfigError(
+            f"the tokenizer {tokenizer.name_or_path!r} puts a space before every text, so a "
+            "completion would begin with one that its text does not have; set add_prefix_space or "
+            "prepend_scheme in its tokenizer.json so that it adds none"
+        )
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    cuts = parts_at_lines(from_json(text))
+    if backend == "tokenizers":
+        return Encoder(own, digest, cuts=cuts)
+    fast = _tiktoken_encoder(own, text, probes)
+    if isinstance(fast, TiktokenEncoder):
+        return Encoder(own, digest, fast, fast_offsets=_same_offsets(own, fast))
+    if backend == "tiktoken":
+        raise ConfigError(
+            f"tiktoken cannot stand for the tokenizer {tokenizer.name_or_path!r}: {fast}; "
+            "set tokenizer.backend to auto or tokenizers"
+        )
+    return Encoder(own, digest, reason=f"not tiktoken: {fast}", cuts=cuts)
+
+
+def _tiktoken_encoder(
+    own: tokenizers.Tokenizer, text: str, probes: Sequence[str]
+) -> TiktokenEncoder | str:
+    """The encoder that gives the same ids, or why there is none."""
+    ranks = ranks_of(own, text)
+    if isinstance(ranks, str):
+        return ranks
+
+    def slow(texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
+        return _arrays(own, texts)
+
+    fast = TiktokenEncoder(ranks, slow=slow)
+    bad = disagreement(fast.arrays, slow, special=list(ranks.special), more=probes)
+    return fast if bad is None else f"other ids for {bad!r:.80}"
+
+
+def _same_offsets(own: tokenizers.Tokenizer, fast: TiktokenEncoder) -> bool:
+    """Whether the tokenizer gives the true spans of tokens; some leave out white space."""
+    for text in probe_texts([]):
+        spans = fast.offsets(text)
+        if spans is not None and spans != own.encode(text, add_special_tokens=False).offsets:
+            return False
+    return True
+
+
+def parts_at_lines(tokenizer: Mapping[str, Any]) -> bool:
+    """Whether the tokenizer of a decoded `tokenizer.json` parts every text where `cut_lines` cuts.
+
+    Of these patterns no match holds both a line's end and the ASCII letter or digit behind it: what
+    a match takes up to the line's end it also takes at the end of a text, and the next one begins
+    with the letter. So pieces have, one after the other, the ids of the whole. Added tokens must
+    not reach across line ends, nor take the white space beside them.
+    """
+    pattern = pattern_of(tokenizer["pre_tokenizer"])
+    plain = all(
+        not (token["lstrip"] or token["rstrip"] or token["single_word"])
+        and "\n" not in token["content"]
+        for token in tokenizer["added_tokens"]
+    )
+    return (
+        tokenizer["model"]["type"] == "BPE"
+        and tokenizer["model"].get("dropout") is None
+        and tokenizer["normalizer"] in (None, {"type": "NFC"})
+        and pattern in {PATTERNS[name] for name in _PART_AT_LINES}
+        and plain
+    )
+
+
+def cut_lines(text: str) -> list[str]:
+    """The text in pieces of about `PIECE` characters, or in longer ones where lines are.
+
+    On one long piece `tokenizers` takes half as long again.
+    """
+    pieces: list[str] = []
+    start = 0
+    while len(text) - start > 2 * PIECE and (line_end := _LINE.search(text, start + PIECE)):
+        pieces.append(text[start : line_end.end()])
+        start = line_end.end()
+    return [*pieces, text[start:]]
+
+
+def pieces_of(texts: Sequence[str]) -> tuple[list[str], list[int]]:
+    """The pieces of all texts, and how many each text has."""
+    cut = [[text] if len(text) <= 2 * PIECE else cut_lines(text) for text in texts]
+    return [piece for pieces in cut for piece in pieces], list(map(len, cut))

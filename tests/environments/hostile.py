@@ -1,0 +1,161 @@
+"""Programs that try to get out of the sandbox or to bring the machine down.
+
+    CASES["fork bomb"].program → "import os, sys\\n…", run as `python -I -c program canaries`
+
+Each tries things through `attempt(what, action)`, which prints `refused what` or `ESCAPED what`, and
+prints `end` when it got through; one that a limit has to stop names the limit. `control` marks those
+that do escape when run on the host as they are: what they try would otherwise succeed here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from posttrain.environments.sandbox.syscalls import call_numbers
+
+PRELUDE = """
+import ctypes, errno, json, mmap, os, resource, shutil, signal, socket, subprocess, sys, threading, time
+from pathlib import Path
+canary = json.loads(sys.argv[1])
+if canary["inside"] and socket.gethostname() != "sandbox":
+    sys.exit("this program is not where it should be, and does nothing")
+libc = ctypes.CDLL(None, use_errno=True)
+def attempt(what, action, *arguments):
+    try:
+        action(*arguments)
+        print("ESCAPED", what, flush=True)
+    except Exception as error:
+        print("refused", what, type(error).__name__, str(error)[:80], flush=True)
+def denied(what, number, *arguments, error=errno.EPERM):
+    failed = libc.syscall(number, *arguments) == -1 and ctypes.get_errno() == error
+    print("refused" if failed else "ESCAPED", what, ctypes.get_errno(), flush=True)
+def at_most(what, value, bound):
+    print("refused" if value <= bound else "ESCAPED", what, value, flush=True)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A program, and how it has to end: by itself with `code`, or by one of `limits`."""
+
+    program: str
+    code: int = 0
+    limits: tuple[str, ...] = ()
+    control: bool = False
+
+
+def numbered(program: str) -> str:
+    """The program with `{mount}` and the like as this machine's numbers of system calls."""
+    for name, number in call_numbers().items():
+        program = program.replace(f"{{{name}}}", str(number))
+    return program
+
+
+def ends(program: str, *, control: bool = False) -> Case:
+    """A program that has to reach its end."""
+    return Case(f'{PRELUDE}{numbered(program)}\nprint("end")', control=control)
+
+
+def dies(program: str, code: int) -> Case:
+    """A program that has to end with a code."""
+    return Case(f"{PRELUDE}{numbered(program)}", code=code)
+
+
+def stopped(program: str, *limits: str) -> Case:
+    """A program that has to be stopped by one of the limits."""
+    return Case(f"{PRELUDE}{program}", limits=limits)
+
+
+RESOURCES = {
+    "fork bomb": stopped(
+        "while True:\n  try: os.fork()\n  except OSError: pass", "time", "cpu", "memory"
+    ),
+    "forks that wait": ends(
+        "made = 0\n"
+        "try:\n"
+        "  while made < 500:\n"
+        "    if os.fork() == 0: time.sleep(60); os._exit(0)\n"
+        "    made += 1\n"
+        "except OSError: pass\n"
+        "at_most('processes', made, 24)"
+    ),
+    "threads": ends(
+        "made = 0\n"
+        "try:\n"
+        "  while made < 500:\n"
+        "    threading.Thread(target=time.sleep, args=(60,), daemon=True).start(); made += 1\n"
+        "except RuntimeError: pass\n"
+        "at_most('threads', made, 24)\n"
+        "sys.stdout.flush(); print('end', flush=True); os._exit(0)"
+    ),
+    "memory of one process": ends("attempt('a gigabyte', bytearray, 10**9)"),
+    "memory of many processes": stopped(
+        "for _ in range(12):\n"
+        "  if os.fork() == 0:\n"
+        "    held = bytearray(os.urandom(1)) * (100 << 20); time.sleep(60)\n"
+        "time.sleep(60)",
+        "memory",
+    ),
+    "shared memory of many processes": stopped(
+        "for _ in range(12):\n"
+        "  if os.fork() == 0:\n"
+        "    held = mmap.mmap(-1, 100 << 20)\n"
+        "    for at in range(0, 100 << 20, 4096): held[at] = 1\n"
+        "    time.sleep(60)\n"
+        "time.sleep(60)",
+        "memory",
+    ),
+    "anonymous files": ends("attempt('memfd', os.memfd_create, 'x')"),
+    "System V memory": ends("denied('shmget', {shmget}, 0, 1 << 30, 0o1666)"),
+    "disk full": ends(
+        "def fill(path, piece=1 << 20):\n"
+        "  written = 0\n"
+        "  try:\n"
+        "    with open(path, 'wb', buffering=0) as file:\n"
+        "      while written < 1 << 30: written += file.write(b'x' * piece)\n"
+        "  except OSError: pass\n"
+        "  return written\n"
+        "at_most('scratch', sum(fill(f'/scratch/{k}') for k in range(40)), 8 << 20)\n"
+        "at_most('shm', sum(fill(f'/dev/shm/{k}') for k in range(40)), 4 << 20)\n"
+        "at_most('tmp', fill('/tmp/more'), 0)"
+    ),
+    "sparse file": ends(
+        "def sparse():\n  with open('big', 'wb') as file: file.truncate(1 << 40)\n"
+        "attempt('a terabyte', sparse)"
+    ),
+    "a million files": stopped(
+        "for k in range(1_000_000): open(f'f{k}', 'w').close()\ntime.sleep(60)", "files"
+    ),
+    "output flood": stopped("while True: os.write(1, b'x' * 65536)", "output"),
+    "error flood": stopped("while True: os.write(2, b'x' * 65536)", "output"),
+    "flood from a child": stopped(
+        "os.fork()\nos.setsid() if os.fork() == 0 else None\nwhile True: os.write(1, b'x' * 65536)",
+        "output",
+    ),
+    "sleep": stopped("time.sleep(3600)", "time"),
+    "spin": stopped("while True: pass", "cpu", "time"),
+    "spin that ignores signals": stopped(
+        "for number in range(1, 65):\n"
+        "  try: signal.signal(number, signal.SIG_IGN)\n"
+        "  except (OSError, ValueError): pass\n"
+        "while True: pass",
+        "cpu",
+        "time",
+    ),
+    "a day of regular expression": stopped(
+        "import re\nre.match(r'(a+)+$', 'a' * 64 + 'b')", "cpu", "time"
+    ),
+    "limits raised": ends(
+        "def more(kind):\n"
+        "  soft, hard = resource.getrlimit(kind)\n"
+        "  resource.setrlimit(kind, (hard + 1, hard + 1))\n"
+        "for name in ('AS', 'CPU', 'NPROC', 'FSIZE', 'NOFILE', 'MSGQUEUE'):\n"
+        "  attempt(name, more, getattr(resource, f'RLIMIT_{name}'))"
+    ),
+    "priority": ends(
+        "attempt('nice', os.nice, -5)\n"
+        "attempt('real time', os.sched_setscheduler, 0, os.SCHED_FIFO, os.sched_param(10))"
+    ),
+    "huge arguments": ends("attempt('argv', subprocess.run, ['true', 'x' * (8 << 20)])"),
+    "open files": ends("attempt('files', lambda: [os.dup(1) for _ in range(5000)])"),
+}

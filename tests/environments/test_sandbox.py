@@ -1,0 +1,308 @@
+"""The sandbox's own behaviour: what it returns, what it keeps, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import uuid
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from posttrain.environments.sandbox import (
+    Sandbox,
+    bubblewrap,
+    check_sandbox,
+    open_sandbox,
+    run_sandboxed,
+)
+from posttrain.environments.sandbox.launch import launch_run
+from posttrain.environments.sandbox.limits import Limits
+from posttrain.environments.sandbox.supervise import supervise
+from tests.environments.test_hostile import survivors
+
+needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is missing")
+
+
+@pytest.fixture
+def mark() -> str:
+    """Text for command lines, by which a test finds the processes it started."""
+    return f"sandbox-{uuid.uuid4().hex}"
+
+
+def daemon(mark: str) -> str:
+    """A shell command that leaves a process behind, with the mark in its command line."""
+    return f"(setsid sh -c 'sleep 1000; true' {mark} &)"
+
+
+def wait_for_end(handles: list[int]) -> None:
+    """Wait until the processes of these pidfds have ended; a minute would mean never."""
+    for handle in handles:
+        assert select.select([handle], [], [], 60)[0] == [handle]
+        os.close(handle)
+
+
+def in_a_box(work: Callable[[Sandbox], Awaitable[None]], limits: Limits | None = None) -> None:
+    async def run() -> None:
+        async with open_sandbox(limits) as box:
+            await work(box)
+
+    asyncio.run(run())
+
+
+@needs_bwrap
+def test_output_and_code_are_returned():
+    argv = ["sh", "-c", "cat a/b; echo no >&2; exit 3"]
+    result = asyncio.run(run_sandboxed(argv, files={"a/b": b"yes"}))
+    assert (result.stdout, result.stderr, result.exit_code) == (b"yes", b"no\n", 3)
+    assert result.limit is None
+    assert not result.ok
+
+
+@needs_bwrap
+def test_standard_input_is_what_is_given():
+    result = asyncio.run(run_sandboxed(["cat"], stdin=b"\0\xff" * 100_000))
+    assert result.stdout == b"\0\xff" * 100_000
+
+
+@needs_bwrap
+def test_a_program_may_change_the_files_it_is_given():
+    argv = ["sh", "-c", "echo more >> a/b && cat a/b && touch a/c && rm a/c"]
+    assert asyncio.run(run_sandboxed(argv, files={"a/b": b"x\n"})).stdout == b"x\nmore\n"
+
+
+@needs_bwrap
+def test_output_is_cut_at_its_bound_and_says_so():
+    result = asyncio.run(run_sandboxed(["yes"], limits=Limits(output_bytes=1000)))
+    assert (len(result.stdout), result.limit) == (1000, "output")
+
+
+@needs_bwrap
+def test_many_run_side_by_side():
+    async def run() -> list[bytes]:
+        runs = [run_sandboxed(["echo", str(k)]) for k in range(24)]
+        return [result.stdout for result in await asyncio.gather(*runs)]
+
+    assert asyncio.run(run()) == [f"{k}\n".encode() for k in range(24)]
+
+
+@needs_bwrap
+def test_no_descriptor_is_left_open():
+    async def count() -> int:
+        await run_sandboxed(["true"])
+        before = len(os.listdir("/proc/self/fd"))
+        await run_sandboxed(["true"])
+        async with open_sandbox() as box:
+            await box.write("x", b"x")
+        return len(os.listdir("/proc/self/fd")) - before
+
+    assert asyncio.run(count()) == 0
+
+
+@needs_bwrap
+def test_files_last_from_run_to_run_and_processes_do_not(mark: str):
+    async def work(box: Sandbox) -> None:
+        await box.write("deep/er/file", b"\0data")
+        await box.run(["sh", "-c", f"{daemon(mark)}; cp deep/er/file copy"])
+        assert survivors(mark) == []
+        assert await box.read("copy") == b"\0data"
+        assert await box.read("/scratch/deep/er/file") == b"\0data"
+
+    in_a_box(work)
+
+
+@needs_bwrap
+def test_two_boxes_share_nothing():
+    async def run() -> None:
+        async with open_sandbox() as one, open_sandbox() as other:
+            await one.write("file", b"1")
+            with pytest.raises(OSError, match="No such file"):
+                await other.read("file")
+
+    asyncio.run(run())
+
+
+@needs_bwrap
+def test_a_planted_link_leads_nowhere(tmp_path: Path):
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+
+    async def work(box: Sandbox) -> None:
+        await box.run(["ln", "-s", str(secret), "link"])
+        await box.run(["ln", "-s", str(tmp_path), "folder"])
+        for path in ("link", "folder/secret", str(secret), "../.." + str(secret)):
+            with pytest.raises(OSError, match="No such file"):
+                await box.read(path)
+        for path in ("link", "folder/secret"):
+            with pytest.raises(OSError, match=r"cannot create|File exists"):
+                await box.write(path, b"spoilt")
+        await box.write(str(secret), b"spoilt")  # /tmp is the scratch directory in there
+
+    in_a_box(work)
+    assert secret.read_text() == "secret"
+
+
+@needs_bwrap
+def test_a_planted_pipe_or_a_huge_file_does_not_hold_up_a_reader():
+    async def work(box: Sandbox) -> None:
+        await box.run(["mkfifo", "pipe"])
+        with pytest.raises(OSError, match="time"):
+            await box.read("pipe")
+        await box.run(["sh", "-c", "head -c 3000000 /dev/zero > huge"])
+        with pytest.raises(OSError, match="output"):
+            await box.read("huge", max_bytes=1_000_000)
+
+    in_a_box(work, Limits(seconds=2))
+
+
+@needs_bwrap
+def test_a_kept_scratch_directory_has_its_size():
+    async def work(box: Sandbox) -> None:
+        for name in ("a", "b"):
+            await box.run(["sh", "-c", f"head -c 3000000 /dev/zero > {name}"])
+        used = await box.run(["du", "-sb", "--apparent-size", "."])
+        assert int(used.stdout.split()[0]) <= 4 << 20
+        with pytest.raises(OSError, match="No space left"):
+            await box.write("c", b"x" * (1 << 20))
+
+    in_a_box(work, Limits(scratch_mb=4))
+
+
+@needs_bwrap
+def test_a_cancelled_run_leaves_no_process(mark: str):
+    async def run() -> None:
+        started = asyncio.Event()
+
+        async def wait_for_it() -> None:
+            async with open_sandbox() as box:
+                await box.run(["mkfifo", "ready"])
+                script = f"{daemon(mark)}; echo > ready; sleep 1000"
+                running = asyncio.ensure_future(box.run(["sh", "-c", script]))
+                await box.run(["cat", "ready"])
+                assert survivors(mark)
+                started.set()
+                await running
+
+        task = asyncio.ensure_future(wait_for_it())
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert survivors(mark) == []
+
+    asyncio.run(run())
+
+
+_PARENT = """
+import asyncio, signal
+from posttrain.environments.sandbox.limits import Limits
+from posttrain.environments.sandbox import open_sandbox
+async def main():
+    async with open_sandbox(Limits(seconds=600)) as box:
+        await box.run(["mkfifo", "ready"])
+        script = "(setsid sh -c 'sleep 1000; true' MARK &); echo > ready; sleep 1000"
+        running = asyncio.ensure_future(box.run(["sh", "-c", script]))
+        await box.run(["cat", "ready"])
+        print("running", flush=True)
+        await running
+# a shell that started the tests in the background had Ctrl-C ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)
+asyncio.run(main())
+"""
+
+
+@needs_bwrap
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_nothing_outlives_its_parent(mark: str, number: signal.Signals):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(_PARENT).replace("MARK", mark)],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert parent.stdout is not None
+    with parent:
+        assert parent.stdout.readline() == b"running\n"
+        running = [pid for pid in survivors(mark) if pid != parent.pid]
+        assert len(running) >= 3  # both programs, and what starts them
+        handles = [os.pidfd_open(pid) for pid in running]
+        parent.send_signal(number)
+        assert parent.wait(timeout=300) != 0
+    wait_for_end(handles)
+
+
+_BUSY_PARENT = """
+import asyncio
+from posttrain.environments.sandbox.supervise import guarded_group
+from posttrain.environments.sandbox import check_sandbox, open_sandbox, run_sandboxed
+async def forever():
+    while True:
+        await run_sandboxed(["sh", "-c", "true MARK"])
+async def main():
+    check_sandbox()
+    running = [asyncio.ensure_future(forever()) for _ in range(4)]
+    await run_sandboxed(["true"])
+    print(guarded_group(), flush=True)
+    await asyncio.gather(*running)
+asyncio.run(main())
+"""
+
+
+@needs_bwrap
+def test_nothing_is_left_by_a_parent_killed_while_it_starts_sandboxes(mark: str):
+    """Several times, since what happens depends on how far each sandbox has got."""
+    for _ in range(4):
+        parent = subprocess.Popen(
+            [sys.executable, "-c", _BUSY_PARENT.replace("MARK", mark)],
+            stdout=subprocess.PIPE, cwd=Path(__file__).parents[2],
+        )  # fmt: skip
+        assert parent.stdout is not None
+        with parent:
+            guardian = os.pidfd_open(int(parent.stdout.readline()))
+            parent.kill()
+        wait_for_end([guardian])
+        handles = []
+        for pid in survivors(mark):  # all are being killed by now; one may still be ending
+            with contextlib.suppress(ProcessLookupError):
+                handles.append(os.pidfd_open(pid))
+        wait_for_end(handles)
+    assert survivors(mark) == []
+
+
+@needs_bwrap
+def test_limits_hold_while_the_event_loop_is_blocked():
+    async def run() -> tuple[str | None, bool]:
+        running = asyncio.ensure_future(run_sandboxed(["sleep", "60"], limits=Limits(seconds=1)))
+        await asyncio.sleep(0)
+        # as a sampler in this process would: nothing else in the loop runs meanwhile
+        quick = subprocess.run(["sleep", "1.5"], check=True).returncode == 0
+        return (await running).limit, quick
+
+    assert asyncio.run(run()) == ("time", True)
+
+
+@needs_bwrap
+def test_a_program_that_ignores_the_end_of_its_processor_time_is_ended_for_it():
+    """The kernel would kill it without a word two seconds later."""
+    ignores = "trap '' XCPU; while :; do :; done"
+    limits = Limits(seconds=600, cpu_seconds=1)
+    result = asyncio.run(run_sandboxed(["sh", "-c", ignores], limits=limits))
+    assert (result.exit_code, result.limit) == (137, "cpu")
+
+
+@needs_bwrap
+def test_a_sandbox_that_nobody_watches_ends_by_itself(monkeypatch: pytest.MonkeyPatch, mark: str):
+    monkeypatch.setattr(bubblewrap, "_GRACE", 0.0)
+    box = bubblewrap.Box(Limits(seconds=1), check_sandbox())
+    stop = os.eventfd(0)
+    with launch_run(box, ["sh", "-c", f"{daemon(mark)}; sleep 1000"]) as launch:
+        result = supervise(launch, limits=Limits(seconds=60), stop=stop)
+    os.close(stop)
+    assert (result.exit_code, result.limit) == (137, None)
+    assert survivors(mark) == []

@@ -1,0 +1,147 @@
+"""Tools and boxes of tools: what a model writes never raises, and every error can be read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from posttrain.environments.base import Tool, Toolbox, clip, open_toolkit
+from posttrain.errors import ConfigError
+from posttrain.rollouts import Prompt
+
+PROMPT = Prompt("p", "p", "tools", ())
+TEXT = {
+    "type": "object",
+    "properties": {"text": {"type": "string"}, "times": {"type": "integer", "minimum": 1}},
+    "required": ["text"],
+    "additionalProperties": False,
+}
+
+
+def repeat(text: str, times: int = 2) -> str:
+    if text == "fail":
+        raise RuntimeError("it failed")
+    if text == "fail silently":
+        raise KeyError
+    return text * times
+
+
+async def where(text: str) -> str:
+    await asyncio.sleep(0)
+    return f"{text} {threading.current_thread() is threading.main_thread()}"
+
+
+BOX = Toolbox(
+    [Tool("repeat", "Say it again.", TEXT, repeat), Tool("where", "Where it runs.", TEXT, where)],
+    result_characters=100,
+)
+
+
+def call(name: str, arguments: dict[str, Any]) -> str:
+    return asyncio.run(BOX.open(PROMPT).call(name, arguments))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "result"),
+    [
+        ("repeat", {"text": "ab"}, "abab"),
+        ("repeat", {"text": "ab", "times": 3}, "ababab"),
+        ("where", {"text": "main thread:"}, "main thread: True"),
+        ("repeat", {}, "error: 'text' is a required property"),
+        ("repeat", {"text": 5}, "error: text: 5 is not of type 'string'"),
+        ("repeat", {"text": "a", "times": 0}, "error: times: 0 is less than the minimum of 1"),
+        ("repeat", {"text": "a", "self": 1}, "error: Additional properties are not allowed"),
+        ("repeat", {"text": "fail"}, "error: it failed"),
+        ("repeat", {"text": "fail silently"}, "error: KeyError"),
+        ("search", {"q": "x"}, "error: no tool search; there is repeat, where"),
+        ("", {}, "error: no tool ; there is repeat, where"),
+        ("repeat", {"text": "\ud800", "times": 1}, "\\ud800"),
+        ("x\udfff", {}, "error: no tool x\\udfff; there is repeat, where"),
+    ],
+)
+def test_every_call_has_a_result(name: str, arguments: dict[str, Any], result: str):
+    assert call(name, arguments).startswith(result)
+
+
+def test_a_long_result_loses_its_middle_and_says_so():
+    result = call("repeat", {"text": "0123456789", "times": 100})
+    assert result == "0123456789" * 5 + "\n[… 900 characters left out …]\n" + "0123456789" * 5
+
+
+def test_a_long_name_or_argument_does_not_make_a_long_error():
+    assert len(call("x" * 10_000, {})) < 200
+    assert len(call("repeat", {"text": ["x" * 10_000]})) < 300
+
+
+def test_clip_keeps_what_fits():
+    assert clip("abc", 3) == "abc"
+    assert clip("abcde", 3) == "ab\n[… 2 characters left out …]\ne"
+
+
+def test_a_plain_function_does_not_block_the_others():
+    def wait(text: str) -> str:
+        return str(met.wait(30))
+
+    async def meet(text: str) -> str:
+        met.set()
+        return "here"
+
+    met = threading.Event()
+    box = Toolbox([Tool("wait", "", TEXT, wait), Tool("meet", "", TEXT, meet)]).open(PROMPT)
+
+    async def both() -> list[str]:
+        waiting = asyncio.ensure_future(box.call("wait", {"text": "x"}))
+        await asyncio.sleep(0)
+        return [await box.call("meet", {"text": "x"}), await waiting]
+
+    assert asyncio.run(both()) == ["here", "True"]
+
+
+def test_a_tool_this_machine_cannot_run_is_no_result():
+    def refuse(text: str) -> str:
+        raise ConfigError("install it")
+
+    box = Toolbox([Tool("refuse", "", TEXT, refuse)])
+    with pytest.raises(ConfigError, match="install it"):
+        asyncio.run(box.open(PROMPT).call("refuse", {"text": "x"}))
+
+
+def test_schemas_are_what_a_prompt_declares():
+    schemas = json.loads(BOX.schemas(PROMPT))
+    assert [s["function"]["name"] for s in schemas] == ["repeat", "where"]
+    assert schemas[0]["type"] == "function"
+    assert schemas[0]["function"]["parameters"] == TEXT
+
+
+def test_there_is_no_state():
+    environment = BOX.open(PROMPT)
+    assert environment.snapshot() == "{}"
+    asyncio.run(environment.close())
+
+
+@pytest.mark.parametrize(
+    ("tools", "message"),
+    [
+        (list, "without tools"),
+        (lambda: [Tool("a", "", TEXT, repeat)] * 2, "two tools are called a"),
+        (lambda: [Tool("a", "", {"type": "thing"}, repeat)], "tool a: parameters: 'thing'"),
+        (lambda: [Tool("a", "", {"type": "array"}, repeat)], "schema of type object"),
+    ],
+)
+def test_a_box_that_cannot_be_is_refused(tools: Any, message: str):
+    with pytest.raises(ConfigError, match=message):
+        Toolbox(tools())
+
+
+def test_toolkits_by_name():
+    for names in ("calculator", ["calculator"], " calculator "):
+        result = open_toolkit(names).open(PROMPT).call("calculate", {"expression": "1+1"})
+        assert asyncio.run(result) == "2"
+    with pytest.raises(ConfigError, match="did you mean 'calculator'"):
+        open_toolkit("calculater")
+    with pytest.raises(ConfigError, match="two tools are called calculate"):
+        open_toolkit("calculator+calculator")

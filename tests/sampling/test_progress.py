@@ -1,0 +1,63 @@
+"""The progress bar: rates and what is left, of this run of the command alone."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from posttrain.rollouts import Completion
+from posttrain.sampling.progress import LINE_SECONDS, ProgressBar
+
+DONE = Completion("p", 0, (), "stop")
+
+
+class Clock:
+    """Seconds, set by hand."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_rate_and_time_left_are_of_this_run():
+    clock = Clock()
+    progress = ProgressBar(total=100, console=Console(file=io.StringIO()), clock=clock)
+    progress.restored(40)
+    clock.now += 20
+    progress.tokens(3000)
+    for _ in range(10):
+        progress.done(DONE)
+    assert progress.line() == (
+        "50 of 100 completions (40 from before) · 3,000 tokens · 150 tokens/s · 2 min to go"
+    )
+    assert progress.row() == {
+        "seconds": 20.0,
+        "completions": 10,
+        "restored": 40,
+        "tokens": 3000,
+        "tokens_per_second": 150.0,
+    }
+
+
+def test_plain_lines_come_now_and_then():
+    clock, file = Clock(), io.StringIO()
+    with ProgressBar(total=4, console=Console(file=file), clock=clock) as progress:
+        for _ in range(3):
+            clock.now += LINE_SECONDS / 2
+            progress.tokens(10)
+            progress.done(DONE)
+    lines = file.getvalue().splitlines()
+    assert [line.split(" ·")[0] for line in lines] == [
+        "1 of 4 completions",
+        "3 of 4 completions",
+    ]
+
+
+def test_a_bar_on_a_terminal():
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=120)
+    with ProgressBar(total=2, console=console) as progress:
+        progress.done(DONE)
+    assert "1 of 2 completions" in file.getvalue()
