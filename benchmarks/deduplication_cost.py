@@ -24,7 +24,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.dedup_sets import sets_in
-from data_builders.dedup.columns import COLUMN_ROW, Columns, column_batch
+from data_builders.dedup.columns import COLUMN_ROW, DedupColumns, column_batch
 from data_builders.dedup.duplicates import find_duplicates, order_of
 from data_builders.dedup.signature import BANDS
 from data_builders.keyed import shuffled_keys
@@ -145,7 +145,7 @@ def peak() -> int:
 
 def search(work: Path, near: bool) -> None:
     """Find the copies, with a watch on processor and memory."""
-    said = Columns(sorted(path for path in work.iterdir() if path.is_dir()))
+    said = DedupColumns(sorted(path for path in work.iterdir() if path.is_dir()))
     config = NEAR if near else EXACT
     before = peak()
     started = time.process_time()

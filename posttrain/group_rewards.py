@@ -51,7 +51,7 @@ class GroupRewards:
     parts: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict[str, Any])
     judgements: tuple[Mapping[str, Any], ...] = ()
     counts: Mapping[str, float] = field(default_factory=dict[str, float])
-    asked: int = 0
+    requests: int = 0
     failures: tuple[Failure, ...] = ()
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ class GroupReward(Protocol):
         """One `GroupRewards` a group, in order; `seed` is of this step, the same after a resume."""
         ...
 
-    def settle(self, asked: int, failures: Sequence[Failure]) -> None:
+    def settle(self, requests: int, failures: Sequence[Failure]) -> None:
         """Whether the step may go on, from what all processes asked in it; each of them is told.
 
         Raises:

@@ -87,9 +87,9 @@ class JudgedReward:
             for group, pairs, accuracy in zip(groups, paired, accuracies, strict=True)
         ]
 
-    def settle(self, asked: int, failures: Sequence[Failure]) -> None:
+    def settle(self, requests: int, failures: Sequence[Failure]) -> None:
         """As `GroupReward.settle`. Raises JudgeError beyond `config.max_failure_rate`."""
-        refuse_failures(asked, failures, max_failure_rate=self._config.max_failure_rate)
+        refuse_failures(requests, failures, max_failure_rate=self._config.max_failure_rate)
         self._judge.keep_failures()
 
     def _pairs(self, group: Group) -> Iterator[_Paired]:
@@ -122,7 +122,7 @@ class JudgedReward:
             parts,
             tuple(rows),
             _counts(judgements),
-            asked=len(judgements),
+            requests=len(judgements),
             failures=failures_of(judgements),
         )
 

@@ -136,7 +136,7 @@ def _unpacked(packed: bytes) -> NearText:
     )
 
 
-class Columns:
+class DedupColumns:
     """The columns of one source, in the folders of its parts."""
 
     def __init__(self, folders: Sequence[Path]) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from data_builders.dedup.columns import Columns, KeyColumn
+from data_builders.dedup.columns import DedupColumns, KeyColumn
 from data_builders.dedup.equal_keys import equal_keys
 from data_builders.dedup.near_index import NearIndex, whole_keys
 from data_builders.dedup.near_text import NearText
@@ -38,7 +38,7 @@ class Order:
     Records are numbered over all sources, one after the other; `starts` (sources + 1,).
     """
 
-    columns: Sequence[Columns]
+    columns: Sequence[DedupColumns]
     precedence: Int
     starts: Int
 
@@ -102,7 +102,7 @@ class _Search:
 
 
 def order_of(
-    columns: Sequence[Columns], names: Sequence[str], config: DeduplicationConfig
+    columns: Sequence[DedupColumns], names: Sequence[str], config: DeduplicationConfig
 ) -> Order:
     """The order that a recipe asks for, of sources with the given names."""
     named = [name for name in config.precedence if name in names]

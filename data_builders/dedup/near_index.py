@@ -24,7 +24,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from data_builders.dedup.columns import Columns, NearBlock
+from data_builders.dedup.columns import DedupColumns, NearBlock
 from data_builders.dedup.equal_keys import GroupedRows, equal_keys
 from data_builders.dedup.signature import BANDS
 from data_builders.dedup.verify import allowed_edits
@@ -50,7 +50,9 @@ class NearIndex:
     stride: int
 
     @classmethod
-    def build(cls, folder: Path, columns: Sequence[Columns], precedence: Int, there: Bool) -> Self:
+    def build(
+        cls, folder: Path, columns: Sequence[DedupColumns], precedence: Int, there: Bool
+    ) -> Self:
         """Write the keys of all records that are long enough and still `there`.
 
         Args:
@@ -115,7 +117,7 @@ def _ranks(precedence: int, id64: Words) -> Words:
     return np.uint64(precedence) << np.uint64(64 - _SOURCES) | id64 >> np.uint64(_SOURCES)
 
 
-def whole_keys(columns: Sequence[Columns], there: Bool) -> tuple[Int, Words]:
+def whole_keys(columns: Sequence[DedupColumns], there: Bool) -> tuple[Int, Words]:
     """Records that can have near-duplicates, and a key of all bands and lengths of each, (n,)."""
     found: list[tuple[Int, Words]] = []
     for _, first, block in _blocks(columns):
@@ -127,7 +129,7 @@ def whole_keys(columns: Sequence[Columns], there: Bool) -> tuple[Int, Words]:
     return np.concatenate(rows), np.concatenate(keys)
 
 
-def _blocks(columns: Sequence[Columns]) -> Iterator[tuple[int, int, NearBlock]]:
+def _blocks(columns: Sequence[DedupColumns]) -> Iterator[tuple[int, int, NearBlock]]:
     """All blocks, with the source of each and the number of that source's first record."""
     first = 0
     for number, source in enumerate(columns):

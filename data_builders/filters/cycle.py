@@ -16,7 +16,7 @@ import numpy.typing as npt
 from data_builders.filters.loop import PLAIN, Loop, loop_at, of_language, of_markup, without_numbers
 from data_builders.filters.nearby import GRAM, cycling
 from data_builders.filters.recurrence import Grams, unions, window_sums
-from data_builders.filters.words import DIGITS, LINE_END, Flags, Keys, Words
+from data_builders.filters.words import DIGITS, LINE_END, Flags, Keys, TextWords
 from posttrain.config.filters import RepetitionFilter
 
 _LONG_GRAM = 16  # words
@@ -61,7 +61,7 @@ class _Stretch:
         )
 
 
-def cycle(words: Words, limits: RepetitionFilter) -> Loop | None:
+def cycle(words: TextWords, limits: RepetitionFilter) -> Loop | None:
     """The first stretch with a period."""
     blind = without_numbers(words)
     gaps = Grams(blind, GRAM).gaps()
@@ -94,7 +94,7 @@ def _often(gaps: npt.NDArray[np.int32]) -> dict[int, None]:
 
 
 def _with_period(
-    words: Words, text: _Stretch, period: int, limits: RepetitionFilter
+    words: TextWords, text: _Stretch, period: int, limits: RepetitionFilter
 ) -> Loop | None:
     """The longest loop with this period in a stretch."""
     if len(text.keys) <= period:
@@ -188,7 +188,7 @@ def _counts(text: _Stretch, period: int) -> Flags:
     return steady & (steps[period:] == steps[:-period])
 
 
-def _values(words: Words) -> npt.NDArray[np.int64]:
+def _values(words: TextWords) -> npt.NDArray[np.int64]:
     """The values of numbers of at most nine digits, -1 for every other word."""
     numbers = np.flatnonzero((words.kinds == DIGITS) & (words.lengths <= 9))
     starts, lengths = words.starts[numbers], words.lengths[numbers]

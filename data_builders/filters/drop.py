@@ -14,7 +14,7 @@ _SHOWN = 200  # characters of a span, half of them from its end
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TextSpan:
     """Where in a record a filter's match stands: characters `start` to `end` of a message's part.
 
     `text` is what stands there; of a long span, its beginning and its end.
@@ -27,12 +27,12 @@ class Span:
     text: str
 
 
-def span_in(text: str, start: int, end: int, *, message: int, part: Part) -> Span:
+def span_in(text: str, start: int, end: int, *, message: int, part: Part) -> TextSpan:
     """The span `start` to `end` of a message's text."""
     shown = text[start:end]
     if len(shown) > _SHOWN:
         shown = f"{shown[: _SHOWN // 2]} … {shown[-_SHOWN // 2 :]}"
-    return Span(message, part, start, end, shown)
+    return TextSpan(message, part, start, end, shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,4 +41,4 @@ class Drop:
 
     reason: str
     detail: str
-    span: Span | None = None
+    span: TextSpan | None = None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_builders.filters.words import DIGITS, IDEOGRAPH, LETTERS, SIGNS, Flags, Keys, Words
+from data_builders.filters.words import DIGITS, IDEOGRAPH, LETTERS, SIGNS, Flags, Keys, TextWords
 
 PLAIN = 0.92  # share of words that are no markup from which a stretch is running text
 _NUMBER = np.uint64(0xD1B54A32D192ED03)
@@ -29,17 +29,17 @@ class Loop:
     detail: str
 
 
-def without_numbers(words: Words) -> Keys:
+def without_numbers(words: TextWords) -> Keys:
     """The words' keys, with one for all numbers."""
     return np.where(words.kinds == DIGITS, _NUMBER, words.keys)
 
 
-def of_language(words: Words) -> Flags:
+def of_language(words: TextWords) -> Flags:
     """Which words are of language: two letters at least, or an ideograph."""
     return ((words.kinds == LETTERS) & (words.lengths >= 2)) | (words.kinds == IDEOGRAPH)
 
 
-def of_markup(words: Words) -> Flags:
+def of_markup(words: TextWords) -> Flags:
     """Which words are signs of code, data, tables or formulas."""
     data = np.frombuffer(words.data, np.uint8)
     first, second = data[words.starts], data[np.minimum(words.starts + 1, len(data) - 1)]
@@ -47,7 +47,7 @@ def of_markup(words: Words) -> Flags:
     return _MARKUP[first] | (several & (_QUOTES[first] | _MARKUP[second]))
 
 
-def loop_at(words: Words, rule: str, first: int, last: int, detail: str) -> Loop:
+def loop_at(words: TextWords, rule: str, first: int, last: int, detail: str) -> Loop:
     """The loop from word `first` to before word `last`."""
     end = int(words.starts[last - 1] + words.lengths[last - 1])
     return Loop(rule, int(words.starts[first]), min(end, int(words.offsets[-1]) - 1), detail)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from data_builders.filters.loop import PLAIN, Loop, loop_at, of_language, of_markup
 from data_builders.filters.recurrence import Grams, inside, unions, window_sums
-from data_builders.filters.words import LINE_END, Flags, Keys, Positions, Words
+from data_builders.filters.words import LINE_END, Flags, Keys, Positions, TextWords
 from posttrain.config.filters import RepetitionFilter
 
 GRAM = 8  # words
@@ -40,7 +40,7 @@ class Lines:
     keys: Keys
 
 
-def lines_of(words: Words) -> Lines:
+def lines_of(words: TextWords) -> Lines:
     """All lines with at least four words of language; `words` end with a line's end."""
     ends = np.flatnonzero(words.kinds == LINE_END)
     starts = np.append(0, ends[:-1] + 1)
@@ -60,7 +60,7 @@ def lines_of(words: Words) -> Lines:
     return Lines(starts, ends, keys)
 
 
-def recurring(words: Words, limits: RepetitionFilter) -> Loop | None:
+def recurring(words: TextWords, limits: RepetitionFilter) -> Loop | None:
     """A window, or else the whole text, most of which returns."""
     grams, lines = Grams(words.keys, GRAM), lines_of(words)
     by_line = Grams(lines.keys, 1)
@@ -70,7 +70,7 @@ def recurring(words: Words, limits: RepetitionFilter) -> Loop | None:
 
 
 def _window(
-    words: Words, grams: Grams, lines: Lines, by_line: Grams, limits: RepetitionFilter
+    words: TextWords, grams: Grams, lines: Lines, by_line: Grams, limits: RepetitionFilter
 ) -> Loop | None:
     times, reach = limits.window_times, REACH * limits.window
     gaps = grams.gaps(times)
@@ -95,7 +95,7 @@ def _window(
 
 
 def _whole(
-    words: Words, grams: Grams, lines: Lines, by_line: Grams, limits: RepetitionFilter
+    words: TextWords, grams: Grams, lines: Lines, by_line: Grams, limits: RepetitionFilter
 ) -> Loop | None:
     size = len(words.keys)
     if size < limits.whole_words:
@@ -127,6 +127,6 @@ def _marked(lines: Lines, which: Flags, size: int) -> Flags:
     return np.cumsum(steps[:-1]) > 0
 
 
-def _vocabulary(words: Words, part: slice, returns: Flags) -> int:
+def _vocabulary(words: TextWords, part: slice, returns: Flags) -> int:
     """Distinct words of language among those that return."""
     return len(np.unique(words.keys[part][(of_language(words) & returns)[part]]))

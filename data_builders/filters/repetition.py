@@ -19,7 +19,7 @@ from data_builders.filters.recurring import recurring
 from data_builders.filters.runs import blank_run, unbroken_run
 from data_builders.filters.shifting import shifting
 from data_builders.filters.suspects import suspects
-from data_builders.filters.words import Words, split_texts
+from data_builders.filters.words import TextWords, split_texts
 from posttrain.config.filters import RepetitionFilter
 
 BATCH = 1 << 18  # characters looked at together
@@ -51,7 +51,7 @@ def find_repetitions(texts: Sequence[str], limits: RepetitionFilter) -> list[Rep
     return found
 
 
-def rules_on(words: Words, limits: RepetitionFilter) -> Loop | None:
+def rules_on(words: TextWords, limits: RepetitionFilter) -> Loop | None:
     """The second pass: what the first rule to object finds in one text."""
     return next((loop for rule in _RULES if (loop := rule(words, limits))), None)
 
@@ -76,7 +76,7 @@ def _batches(
         yield batch
 
 
-def _located(loop: Loop, words: Words, text: str, offset: int) -> Repetition:
+def _located(loop: Loop, words: TextWords, text: str, offset: int) -> Repetition:
     begin = int(words.offsets[0])
     start = len(words.data[begin : loop.start].decode("utf-8", "surrogatepass"))
     length = len(words.data[loop.start : loop.end].decode("utf-8", "surrogatepass"))

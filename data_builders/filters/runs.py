@@ -9,7 +9,7 @@ import numpy as np
 
 from data_builders.filters.loop import Loop
 from data_builders.filters.recurrence import Grams, unions, window_sums
-from data_builders.filters.words import LINE_END, PIECE, Positions, Words
+from data_builders.filters.words import LINE_END, PIECE, Positions, TextWords
 from posttrain.config.filters import RepetitionFilter
 
 _GRAM = 8  # characters
@@ -17,7 +17,7 @@ _SHARE = 0.9  # of a window, that must repeat; two random letters reach 0.4
 _SAMPLES = 8  # bytes looked at of a run of blanks, to find one
 
 
-def blank_run(words: Words, limits: RepetitionFilter) -> Loop | None:
+def blank_run(words: TextWords, limits: RepetitionFilter) -> Loop | None:
     """Blanks and empty lines without end."""
     starts, ends = long_blanks(words, limits.blanks)
     if not len(starts):
@@ -26,7 +26,7 @@ def blank_run(words: Words, limits: RepetitionFilter) -> Loop | None:
     return Loop("blanks", int(starts[0]), int(ends[0]), f"{size:,} blank characters")
 
 
-def long_blanks(words: Words, shortest: int) -> tuple[Positions, Positions]:
+def long_blanks(words: TextWords, shortest: int) -> tuple[Positions, Positions]:
     """Where runs of at least so many blanks and line ends begin and end, in bytes."""
     own = np.frombuffer(words.data, np.uint8)[int(words.offsets[0]) : int(words.offsets[-1])]
     # a long run holds eight samples in a row; next to no other text does
@@ -41,7 +41,7 @@ def long_blanks(words: Words, shortest: int) -> tuple[Positions, Positions]:
     return befores[long], afters[long]
 
 
-def unbroken_run(words: Words, limits: RepetitionFilter) -> Loop | None:
+def unbroken_run(words: TextWords, limits: RepetitionFilter) -> Loop | None:
     """A word without end whose characters repeat those shortly before: digits, "hahaha…"."""
     for start, end in unbroken_words(words, limits.unbroken):
         characters = np.frombuffer(words.data[start:end], np.uint8).astype(np.uint64)
@@ -57,7 +57,7 @@ def unbroken_run(words: Words, limits: RepetitionFilter) -> Loop | None:
     return None
 
 
-def unbroken_words(words: Words, shortest: int) -> list[tuple[int, int]]:
+def unbroken_words(words: TextWords, shortest: int) -> list[tuple[int, int]]:
     """Runs of one kind of at least so many bytes, as start and end in bytes."""
     full = words.lengths == PIECE
     if np.count_nonzero(full) < shortest // PIECE - 1:

@@ -14,7 +14,7 @@ import numpy as np
 from data_builders.filters.loop import PLAIN, Loop, loop_at, of_language, of_markup, without_numbers
 from data_builders.filters.nearby import FINE, GRAM, Distances, dense, distances
 from data_builders.filters.recurrence import Grams
-from data_builders.filters.words import Flags, Words
+from data_builders.filters.words import Flags, TextWords
 from posttrain.config.filters import RepetitionFilter
 
 _LANGUAGE = 0.4  # share of words of language, of running text
@@ -23,7 +23,7 @@ _FAR_GRAM = 16  # words; shorter ones stand within a round as well
 _FAR_SHARE = 0.92
 
 
-def shifting(words: Words, limits: RepetitionFilter) -> Loop | None:
+def shifting(words: TextWords, limits: RepetitionFilter) -> Loop | None:
     """The first window of running text, or of any with long rounds, said shortly before."""
     blind = without_numbers(words)
     language = of_language(words)
@@ -60,7 +60,7 @@ def shifting(words: Words, limits: RepetitionFilter) -> Loop | None:
 
 
 def _loop(
-    words: Words, distance: Distances, language: Flags, part: slice, limits: RepetitionFilter
+    words: TextWords, distance: Distances, language: Flags, part: slice, limits: RepetitionFilter
 ) -> Loop | None:
     """The loop, if it is one of words and not of a few signs."""
     if len(np.unique(words.keys[part][language[part]])) < limits.vocabulary:

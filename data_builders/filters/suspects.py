@@ -16,7 +16,7 @@ from data_builders.filters.nearby import cycling
 from data_builders.filters.recurrence import Grams
 from data_builders.filters.recurring import GRAM, REACH, Lines, line_gaps, lines_of
 from data_builders.filters.runs import long_blanks, unbroken_words
-from data_builders.filters.words import Positions, Words
+from data_builders.filters.words import Positions, TextWords
 from posttrain.config.filters import RepetitionFilter
 
 _EVERY = 4  # of the eight-word grams, one in so many is looked at, chosen by its hash
@@ -24,7 +24,7 @@ _BLOCK = 128  # words
 _SLACK = 0.5  # this part of the share that the rules ask for: blocks lie as neighbours let them
 
 
-def suspects(words: Words, limits: RepetitionFilter) -> list[int]:
+def suspects(words: TextWords, limits: RepetitionFilter) -> list[int]:
     """The texts that may hold a loop, by their index."""
     of_text = np.repeat(np.arange(len(words.first) - 1), np.diff(words.first))
     blind = without_numbers(words)
@@ -44,7 +44,7 @@ def suspects(words: Words, limits: RepetitionFilter) -> list[int]:
 
 
 def _returning_windows(
-    words: Words, grams: Grams, lines: Lines, by_line: Grams, limits: RepetitionFilter
+    words: TextWords, grams: Grams, lines: Lines, by_line: Grams, limits: RepetitionFilter
 ) -> list[tuple[int, int]]:
     times, reach, span = limits.window_times, REACH * limits.window, limits.window // _BLOCK
 
@@ -66,7 +66,7 @@ def _returning_windows(
 
 
 def _returning_texts(
-    words: Words,
+    words: TextWords,
     of_text: Positions,
     grams: Grams,
     lines: Lines,

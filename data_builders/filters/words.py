@@ -50,7 +50,7 @@ _KINDS_BEFORE = bytes(LETTERS if kind in (WIDE, IDEOGRAPH) else kind for kind in
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class TextWords:
     """The words of several texts, one after the other.
 
     Attributes:
@@ -70,10 +70,10 @@ class Words:
     first: Positions
     offsets: Positions
 
-    def of_text(self, index: int) -> Words:
+    def of_text(self, index: int) -> TextWords:
         """The words of one text alone."""
         part = slice(int(self.first[index]), int(self.first[index + 1]))
-        return Words(
+        return TextWords(
             self.data,
             self.starts[part],
             self.lengths[part],
@@ -84,7 +84,7 @@ class Words:
         )
 
 
-def split_texts(texts: Sequence[str]) -> Words:
+def split_texts(texts: Sequence[str]) -> TextWords:
     """The words of all texts, at least one. Half surrogate pairs are words like others."""
     assert texts
     encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
@@ -92,7 +92,7 @@ def split_texts(texts: Sequence[str]) -> Words:
     offsets = np.cumsum([0, *(len(text) + 1 for text in encoded)])
     starts, lengths, kinds = _bounds(data)
     keys = _keys(data, starts, lengths)
-    return Words(data, starts, lengths, kinds, keys, np.searchsorted(starts, offsets), offsets)
+    return TextWords(data, starts, lengths, kinds, keys, np.searchsorted(starts, offsets), offsets)
 
 
 def _bounds(data: bytes) -> tuple[Positions, Positions, npt.NDArray[np.uint8]]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from data_builders.pairs.encode import Encoded
 from posttrain.artifacts import atomic_write_text
-from posttrain.chat.detect import Verdict, detect_in_completion, has_call_marker
+from posttrain.chat.detect import CallDetection, detect_in_completion, has_call_marker
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import Score, json_text
 from posttrain.rollouts import Completion, Finish, Prompt, completion_from_row, prompt_from_row
@@ -36,7 +36,7 @@ class GradedPrompt:
     prompt: Prompt
     completions: tuple[Completion, ...]
     scores: tuple[Score, ...]
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[CallDetection, ...]
 
 
 def grade_samples(
@@ -153,7 +153,7 @@ class Graded:
 
 
 def graded(
-    completion: Completion, encoded: Encoded | None, score: Score, verdict: Verdict
+    completion: Completion, encoded: Encoded | None, score: Score, verdict: CallDetection
 ) -> Graded:
     """What pair building keeps of a completion; without ids it counts as failed."""
     text = reading_text(completion)

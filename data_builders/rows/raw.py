@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_builders.filters.drop import Span
+from data_builders.filters.drop import TextSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Dropped:
     file: str
     line: int
     record_id: str | None = None
-    span: Span | None = None
+    span: TextSpan | None = None
 
 
 RawRows = Iterator[RawRow | Dropped]

@@ -148,7 +148,7 @@ def build(setup: Setup, stage: StageDir, console: Console) -> bool:
         sources = prepare_sources(
             recipe,
             parts,
-            Path(recipe.spool) if recipe.spool else work / "parts",
+            Path(recipe.parts_dir) if recipe.parts_dir else work / "parts",
             tokens={"tokenizer": encoder.digest, "template": template.digest},
             evaluation=setup.evaluation,
             scratch=digest_of(str(out.resolve()))[:12],

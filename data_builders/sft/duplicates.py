@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from data_builders.dedup.columns import Columns
+from data_builders.dedup.columns import DedupColumns
 from data_builders.dedup.duplicates import (
     REASONS,
     Duplicates,
@@ -74,7 +74,7 @@ def find_copies(
     Args:
         scratch: a folder for the index of near-duplicates; it is removed again.
     """
-    columns = [Columns(source.folders) for source in sources]
+    columns = [DedupColumns(source.folders) for source in sources]
     assert [len(s) for s in columns] == [len(s) for s in sources], (
         "a record is written to both or none"
     )

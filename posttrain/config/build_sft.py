@@ -207,7 +207,7 @@ class LimitsConfig(SupervisionLimits):
 # blocks that are no part of a data set's name while they are not given
 OPTIONAL = ("deduplication", "decontamination")
 # keys that decide how the work is done and nothing about what comes of it
-EXECUTION = frozenset({"executor", "workers", "part_bytes", "spool"})
+EXECUTION = frozenset({"executor", "workers", "part_bytes", "parts_dir"})
 
 
 class BuildSftConfig(Strict):
@@ -223,7 +223,7 @@ class BuildSftConfig(Strict):
         part_bytes: about how much input is prepared together at most: the share of the work that a
             worker takes at a time, and that a killed build does again. The first parts of a source
             are smaller.
-        spool: a directory where prepared parts are kept for other builds of the same rows; null
+        parts_dir: a directory where prepared parts are kept for other builds of the same rows; null
             keeps them in `out` until the build is finished.
     """
 
@@ -246,7 +246,7 @@ class BuildSftConfig(Strict):
     executor: Literal["local", "ray"] = "local"
     workers: int = Field(default=1, ge=1)
     part_bytes: int = Field(default=67_108_864, ge=1)
-    spool: str | None = None
+    parts_dir: str | None = None
 
     @model_validator(mode="after")
     def _distinct_names(self) -> BuildSftConfig:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.artifacts import atomic_write_text
-from posttrain.chat.detect import FoundCall, Verdict, detect_in_completion
+from posttrain.chat.detect import CallDetection, FoundCall, detect_in_completion
 from posttrain.errors import DataError
 from posttrain.records import Score
 from posttrain.rollouts import (
@@ -81,7 +81,7 @@ class Record:
     prompt: Prompt
     completion: Completion
     score: Score
-    verdict: Verdict
+    verdict: CallDetection
 
     @property
     def failed(self) -> bool:
@@ -121,9 +121,11 @@ def grade_completions(checkpoint: str, attempts: Attempts, grade: Grade) -> list
     ]
 
 
-def _verdict(prompt: Prompt, completion: Completion) -> Verdict:
+def _verdict(prompt: Prompt, completion: Completion) -> CallDetection:
     return (
-        Verdict(()) if completion.finish == "failed" else detect_in_completion(completion, prompt)
+        CallDetection(())
+        if completion.finish == "failed"
+        else detect_in_completion(completion, prompt)
     )
 
 
@@ -161,7 +163,7 @@ def record_from_row(row: Mapping[str, Any]) -> Record:
         prompt=prompt_from_row(row["prompt"]),
         completion=completion_from_row(row["completion"]),
         score=Score(**row["score"]),
-        verdict=Verdict(tuple(FoundCall(**call) for call in row["calls"])),
+        verdict=CallDetection(tuple(FoundCall(**call) for call in row["calls"])),
     )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from posttrain.chat.detect import FoundCall, Verdict
+from posttrain.chat.detect import CallDetection, FoundCall
 from posttrain.evaluation.compare import (
     change_interval,
     length_difference,
@@ -25,7 +25,7 @@ CALL = FoundCall("hermes_json", "answer", 0, 4, "call", "f", "undeclared")
 
 
 def record(number: int, value: float | None, *, called=False, index=0, name="sft") -> Record:
-    verdict = Verdict((CALL,) if called else ())
+    verdict = CallDetection((CALL,) if called else ())
     completion = Completion(prompt(number).id, index, (), "stop")
     return Record(name, prompt(number), completion, Score(value, None, ""), verdict)
 

@@ -69,7 +69,7 @@ def rewarded(
     )
     given = [Group(prompt(k, **prompted), tuple(group)) for k, group in enumerate(groups)]
     found = asyncio.run(reward.reward(given, seed=seed))
-    reward.settle(sum(one.asked for one in found), [f for one in found for f in one.failures])
+    reward.settle(sum(one.requests for one in found), [f for one in found for f in one.failures])
     return found
 
 

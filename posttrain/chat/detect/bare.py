@@ -12,19 +12,19 @@ from __future__ import annotations
 import re
 from typing import Any, cast
 
-from posttrain.chat.detect.asked import (
+from posttrain.chat.detect.candidate import Candidate
+from posttrain.chat.detect.mention import Ground
+from posttrain.chat.detect.reading import NOTHING, TextReader
+from posttrain.chat.detect.requested import (
     Arguments,
-    Asked,
+    RequestedCall,
     acts,
-    asked_in,
     function_like,
     placeholder,
     read_arguments,
+    requested_in,
     toolish,
 )
-from posttrain.chat.detect.candidate import Candidate
-from posttrain.chat.detect.mention import Ground
-from posttrain.chat.detect.reading import NOTHING, Reader
 
 _KEYS = (
     "name|tool|tool_name|toolName|function|function_name|action|recipient_name|api_name|"
@@ -48,7 +48,7 @@ _TOOL = r"(?:tool|function|action|api|method)"
 _PARAMETERS = r"(?:argument|parameter|arg|param|input)"
 
 
-def bare(ground: Ground, reader: Reader, start: int) -> Candidate | None:
+def bare(ground: Ground, reader: TextReader, start: int) -> Candidate | None:
     """The first candidate from `start` on."""
     position = start
     while match := _HEAD.search(reader.text, position):
@@ -67,7 +67,9 @@ def bare(ground: Ground, reader: Reader, start: int) -> Candidate | None:
     return None
 
 
-def _json(head: int, start: int, ground: Ground, reader: Reader) -> tuple[Candidate | None, int]:
+def _json(
+    head: int, start: int, ground: Ground, reader: TextReader
+) -> tuple[Candidate | None, int]:
     """The call that begins with this object, and where to go on: behind any value that was read."""
     text = reader.text
     at = _outermost(text, head, start)
@@ -78,13 +80,13 @@ def _json(head: int, start: int, ground: Ground, reader: Reader) -> tuple[Candid
         broken = _BROKEN.match(text, at)
         if broken is None or not toolish(broken[1]) or ground.page.before(at).strip(" \t>*-"):
             return None, head
-        asked: tuple[Asked, ...] = (Asked(broken[1]),)
+        requested: tuple[RequestedCall, ...] = (RequestedCall(broken[1]),)
         end = _broken_end(ground, at)
     else:
-        asked = asked_in(value) or _search_query(value)
-    if not asked or len(asked) > MANY or _is_data(asked, ground):
+        requested = requested_in(value) or _search_query(value)
+    if not requested or len(requested) > MANY or _is_data(requested, ground):
         return None, end
-    return Candidate("bare_json", at, end, asked), end
+    return Candidate("bare_json", at, end, requested), end
 
 
 def _outermost(text: str, at: int, start: int) -> int:
@@ -109,7 +111,7 @@ def _broken_end(ground: Ground, at: int) -> int:
     return blank if blank >= 0 else len(ground.page.text)
 
 
-def _search_query(value: object) -> tuple[Asked, ...]:
+def _search_query(value: object) -> tuple[RequestedCall, ...]:
     """`{"search_query": [{"q": "…"}]}`."""
     fields = cast(dict[str, Any], value) if isinstance(value, dict) else {}
     queries = fields.get("search_query")
@@ -118,48 +120,50 @@ def _search_query(value: object) -> tuple[Asked, ...]:
     each = cast(list[Any], queries)
     if not each or not all(isinstance(q, dict) and "q" in q for q in each):
         return ()
-    return (Asked("search", {"search_query": each}, request="search"),)
+    return (RequestedCall("search", {"search_query": each}, request="search"),)
 
 
-def _is_data(asked: tuple[Asked, ...], ground: Ground) -> bool:
+def _is_data(requested: tuple[RequestedCall, ...], ground: Ground) -> bool:
     """Whether the prompt asked for JSON that happens to look like this."""
     question = ground.question
-    if ground.declares(asked):
+    if ground.declares(requested):
         return False
-    names = [a.name or "" for a in asked]
+    names = [a.name or "" for a in requested]
     if question.wants_data:
         keyed = question.names("name", _PARAMETERS) or question.names(_TOOL, _PARAMETERS)
         return keyed or not all(function_like(name) and acts(name) for name in names)
     return any(name.istitle() and not function_like(name) for name in names)
 
 
-def _list(at: int, ground: Ground, reader: Reader) -> Candidate | None:
+def _list(at: int, ground: Ground, reader: TextReader) -> Candidate | None:
     """`[f(x=1), g()]` on lines of its own; each argument has a name."""
-    asked, end = reader.python_list(at)
-    if not asked or any(placeholder(a) for a in asked) or not _named_only(asked):
+    requested, end = reader.python_list(at)
+    if not requested or any(placeholder(a) for a in requested) or not _named_only(requested):
         return None
-    if any(" " in (a.name or "") and not a.arguments for a in asked):
+    if any(" " in (a.name or "") and not a.arguments for a in requested):
         return None
     page = ground.page
     if len(page.before(at)) > 3 and not page.before(at).strip():
         return None  # code is indented
     if page.after(end).strip(" \t*") and not re.match(r"\s*<", page.after(end)):
         return None
-    coded = ground.question.wants_code and not ground.declares(asked)
-    if coded and not _alone(at, end, ground) and not _unlike_code(asked, at, ground):
+    coded = ground.question.wants_code and not ground.declares(requested)
+    if coded and not _alone(at, end, ground) and not _unlike_code(requested, at, ground):
         return None
-    if not any(a.arguments for a in asked) and not all(function_like(a.name or "") for a in asked):
+    if not any(a.arguments for a in requested) and not all(
+        function_like(a.name or "") for a in requested
+    ):
         return None
-    return Candidate("pythonic", at, end, asked)
+    return Candidate("pythonic", at, end, requested)
 
 
-def _unlike_code(asked: tuple[Asked, ...], at: int, ground: Ground) -> bool:
+def _unlike_code(requested: tuple[RequestedCall, ...], at: int, ground: Ground) -> bool:
     """Whether a list of calls is hardly a piece of the code that was asked for."""
     outside = ground.page.fence(at) is None and not ground.page.before(at)
-    return outside and all(re.match(r"[a-z]\w*[_.A-Z]", a.name or "") for a in asked)
+    return outside and all(re.match(r"[a-z]\w*[_.A-Z]", a.name or "") for a in requested)
 
 
-def _lone(match: re.Match[str], ground: Ground, reader: Reader) -> Candidate | None:
+def _lone(match: re.Match[str], ground: Ground, reader: TextReader) -> Candidate | None:
     """`f_x(key="value")` as the whole message, or gemini's `default_api.f(…)`."""
     text, at = reader.text, reader.skip(match.start())
     wrapped = text.startswith("print(", at)
@@ -168,7 +172,7 @@ def _lone(match: re.Match[str], ground: Ground, reader: Reader) -> Candidate | N
         return None
     end += wrapped and text.startswith(")", end)
     if match["default"] == "tool_call":  # ChatGLM's; the tool's name is in the line above
-        return Candidate("glm", at, end, (Asked(None, call.arguments),), plain=True)
+        return Candidate("glm", at, end, (RequestedCall(None, call.arguments),), plain=True)
     if match["default"]:
         return Candidate("pythonic", at, end, (call,), plain=True)
     if not function_like(call.name or "") or text[end:].strip():
@@ -183,11 +187,11 @@ def _alone(start: int, end: int, ground: Ground) -> bool:
     return end - start > len(text) - 400 and not re.sub(r"<\|\w+\|>\w*|```\w*|\s", "", around)
 
 
-def _named_only(asked: tuple[Asked, ...]) -> bool:
-    return all(not key.isdecimal() for a in asked for key in a.arguments or {})
+def _named_only(requested: tuple[RequestedCall, ...]) -> bool:
+    return all(not key.isdecimal() for a in requested for key in a.arguments or {})
 
 
-def _functions(match: re.Match[str], ground: Ground, reader: Reader) -> Candidate | None:
+def _functions(match: re.Match[str], ground: Ground, reader: TextReader) -> Candidate | None:
     """`functions.f(…)`, `functions.f:0{…}`."""
     page, at = ground.page, match.start()
     name = match["functions"]
@@ -209,14 +213,14 @@ def _functions(match: re.Match[str], ground: Ground, reader: Reader) -> Candidat
     value, end = reader.json(brace) if brace >= 0 else (NOTHING, match.end())
     if value is NOTHING:
         return None
-    asked = Asked(name, read_arguments(value))
-    return Candidate("functions_dot", at, end, (asked,))
+    requested = RequestedCall(name, read_arguments(value))
+    return Candidate("functions_dot", at, end, (requested,))
 
 
-def _unwrapped(call: Asked) -> Asked:
+def _unwrapped(call: RequestedCall) -> RequestedCall:
     """`f({"x": 1})` has the arguments of the object it is given."""
     arguments = call.arguments or {}
     only = arguments.get("0")
     if set(arguments) != {"0"} or not isinstance(only, dict):
         return call
-    return Asked(call.name, cast(Arguments, only))
+    return RequestedCall(call.name, cast(Arguments, only))

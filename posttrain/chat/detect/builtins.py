@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from posttrain.chat.detect.asked import UNREAD, Asked, Request, asked_in
 from posttrain.chat.detect.candidate import Candidate
 from posttrain.chat.detect.page import Page
 from posttrain.chat.detect.payload import read_payload
-from posttrain.chat.detect.reading import NOTHING, Reader
+from posttrain.chat.detect.reading import NOTHING, TextReader
+from posttrain.chat.detect.requested import UNREAD, Request, RequestedCall, requested_in
 
 _RUN = (
     "execute|execute_bash|execute_ipython|execute_python|execute_code|code_interpreter|python|"
@@ -51,7 +51,7 @@ _BLANK = re.compile(
 )
 
 
-def builtin(page: Page, reader: Reader, start: int) -> Candidate | None:
+def builtin(page: Page, reader: TextReader, start: int) -> Candidate | None:
     """The first candidate from `start` on."""
     for match in _MARKER.finditer(page.text, start):
         found = _at(match, page, reader)
@@ -60,7 +60,7 @@ def builtin(page: Page, reader: Reader, start: int) -> Candidate | None:
     return None
 
 
-def _at(match: re.Match[str], page: Page, reader: Reader) -> Candidate | None:
+def _at(match: re.Match[str], page: Page, reader: TextReader) -> Candidate | None:
     if match["tag"]:
         return _python_tag(match, page, reader)
     if match["fence"]:
@@ -68,7 +68,7 @@ def _at(match: re.Match[str], page: Page, reader: Reader) -> Candidate | None:
     if match["tir"]:
         return _run_and_printed(match, page)
     if match["end_code"]:
-        code = Asked("python", {"code": UNREAD}, request="python")
+        code = RequestedCall("python", {"code": UNREAD}, request="python")
         return Candidate(
             "python_request", match.start("end_code"), match.end(), (code,), plain=True
         )
@@ -79,8 +79,8 @@ def _at(match: re.Match[str], page: Page, reader: Reader) -> Candidate | None:
         )
         if value is NOTHING:
             end = len(page.text)
-        asked = Asked(match["named"], {"input": UNREAD}, request=request)
-        return Candidate(f"{request}_request", match.start(), end, (asked,))
+        requested = RequestedCall(match["named"], {"input": UNREAD}, request=request)
+        return Candidate(f"{request}_request", match.start(), end, (requested,))
     if match["call"]:
         call, end = reader.python_call(match.start("call"))
         alone = (
@@ -88,31 +88,31 @@ def _at(match: re.Match[str], page: Page, reader: Reader) -> Candidate | None:
         )
         if call is None or not alone or page.after(end).strip(" .;`)"):
             return None
-        asked = Asked(call.name, call.arguments, request="search")
-        return Candidate("search_request", match.start("call"), end, (asked,), plain=True)
+        requested = RequestedCall(call.name, call.arguments, request="search")
+        return Candidate("search_request", match.start("call"), end, (requested,), plain=True)
     return _tagged(match, page, reader)
 
 
-def _python_tag(match: re.Match[str], page: Page, reader: Reader) -> Candidate | None:
+def _python_tag(match: re.Match[str], page: Page, reader: TextReader) -> Candidate | None:
     """Llama's: a JSON call, `tool.call(…)`, or Python to be run."""
     payload = read_payload(reader, match.end())
-    one = payload.asked[0] if payload and payload.asked else None
+    one = payload.requested[0] if payload and payload.requested else None
     if payload and one and one.name and (payload.kind == "json" or one.name.endswith(".call")):
-        asked = Asked(one.name.removesuffix(".call"), one.arguments)
+        requested = RequestedCall(one.name.removesuffix(".call"), one.arguments)
         return Candidate(
-            "llama_python_tag", match.start(), payload.end, (asked, *payload.asked[1:])
+            "llama_python_tag", match.start(), payload.end, (requested, *payload.requested[1:])
         )
     rest = page.text[match.end() : match.end() + 400]
     own = not page.before(match.start()).strip()
     if _CODE.match(rest) or (own and (not rest.strip() or rest.startswith("\n"))):
         stop = reader.find("<|e", match.end())
         end = stop if stop >= 0 else len(page.text)
-        code = Asked("python", {"code": UNREAD}, request="python")
+        code = RequestedCall("python", {"code": UNREAD}, request="python")
         return Candidate("python_request", match.start(), end, (code,))
     return None
 
 
-def _tagged(match: re.Match[str], page: Page, reader: Reader) -> Candidate | None:
+def _tagged(match: re.Match[str], page: Page, reader: TextReader) -> Candidate | None:
     """`<search>…</search>` and `<execute>…</execute>`: never inside another element."""
     tag = match["run"] or match["seek"] or match["token"]
     closer = f"</{tag}>" if not match["token"] else "<|end"
@@ -131,12 +131,14 @@ def _tagged(match: re.Match[str], page: Page, reader: Reader) -> Candidate | Non
     request: Request = "search" if seeks else "python"
     name = "search" if seeks else ("python" if tag != "bash" and tag != "execute_bash" else "bash")
     read = read_payload(reader, match.end()) if tag == "tool_code" else None
-    asked = read.asked if read else (Asked(name, {"input": UNREAD}, request=request),)
+    requested = (
+        read.requested if read else (RequestedCall(name, {"input": UNREAD}, request=request),)
+    )
     plain = not token and tag != "tool_code"
     end = closed + len(closer) if closed >= 0 else len(page.text)
     if match["token"] and closed >= 0:
         end = page.text.find(">", closed) + 1 or end
-    return Candidate(f"{request}_request", match.start(), end, asked, plain)
+    return Candidate(f"{request}_request", match.start(), end, requested, plain)
 
 
 def _run_and_printed(match: re.Match[str], page: Page) -> Candidate | None:
@@ -144,19 +146,19 @@ def _run_and_printed(match: re.Match[str], page: Page) -> Candidate | None:
     fence = page.fence(match.end())
     if fence is None or not _OUTPUT.match(page.text, fence.end):
         return None
-    code = Asked("python", {"code": UNREAD}, request="python")
+    code = RequestedCall("python", {"code": UNREAD}, request="python")
     return Candidate("python_request", match.start("tir"), fence.end, (code,), plain=True)
 
 
-def _fenced(match: re.Match[str], page: Page, reader: Reader) -> Candidate | None:
+def _fenced(match: re.Match[str], page: Page, reader: TextReader) -> Candidate | None:
     """A block whose info string says that it is a call."""
     fence = page.fence(match.end())
     if fence is None or not page.text[fence.body : fence.end].strip():
         return None
     form: Literal["tool_code"] = "tool_code"
     value, _ = reader.json(reader.skip(fence.body))
-    asked = asked_in(value) if value is not NOTHING else ()
-    if not asked:
+    requested = requested_in(value) if value is not NOTHING else ()
+    if not requested:
         payload = read_payload(reader, fence.body)
-        asked = payload.asked if payload else (Asked(None, request="python"),)
-    return Candidate(form, match.start("fence"), fence.end, asked)
+        requested = payload.requested if payload else (RequestedCall(None, request="python"),)
+    return Candidate(form, match.start("fence"), fence.end, requested)

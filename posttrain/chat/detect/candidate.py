@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from posttrain.chat.detect.asked import Asked
+from posttrain.chat.detect.requested import RequestedCall
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """Text that has the shape of one or more calls.
 
-    `asked` has one entry a call, at least one; `Asked(None)` where nothing of it can be read.
+    `requested` has one entry a call, at least one; `RequestedCall(None)` where nothing of it can be
+    read.
     `plain` says that ordinary code or markup may look the same.
     """
 
     form: str
     start: int
     end: int
-    asked: tuple[Asked, ...]
+    requested: tuple[RequestedCall, ...]
     plain: bool = False

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from posttrain.chat.detect.found import FoundCall, Verdict
+from posttrain.chat.detect.found import CallDetection, FoundCall
 from posttrain.chat.detect.scan import detect_calls
 from posttrain.chat.reasoning import CLOSE, OPEN
 from posttrain.rollouts import Completion, Prompt, Step
 
 
-def detect_in_completion(completion: Completion, prompt: Prompt) -> Verdict:
+def detect_in_completion(completion: Completion, prompt: Prompt) -> CallDetection:
     """Every call in every step.
 
     Spans are in the texts that `searched` gives for the step.
@@ -21,12 +21,12 @@ def detect_in_completion(completion: Completion, prompt: Prompt) -> Verdict:
     Raises:
         ValueError: `prompt.tools` is not JSON.
     """
-    asked = next((m.content for m in reversed(prompt.messages) if m.role == "user"), "")
+    requested = next((m.content for m in reversed(prompt.messages) if m.role == "user"), "")
     calls: list[FoundCall] = []
     for number, step in enumerate(completion.steps):
-        found = _in_step(step, prompt.tools, asked)
+        found = _in_step(step, prompt.tools, requested)
         calls += [replace(call, step=number) for call in found.calls]
-    return Verdict(tuple(calls))
+    return CallDetection(tuple(calls))
 
 
 def searched(step: Step) -> tuple[str | None, str]:
@@ -44,12 +44,12 @@ def searched(step: Step) -> tuple[str | None, str]:
     return trace, rest if closing else ""
 
 
-def _in_step(step: Step, tools: str | None, asked: str) -> Verdict:
+def _in_step(step: Step, tools: str | None, requested: str) -> CallDetection:
     reasoning, answer = searched(step)
     structured = step.parsed.tool_calls
     if step.ids is not None:
         # calls of the raw text are judged there; an endpoint may keep others out of the text
         structured = tuple(call for call in structured if call.name not in step.text)
     return detect_calls(
-        reasoning=reasoning, answer=answer, structured=structured, tools=tools, prompt=asked
+        reasoning=reasoning, answer=answer, structured=structured, tools=tools, prompt=requested
     )

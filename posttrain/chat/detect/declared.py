@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, cast
 
-from posttrain.chat.detect.asked import UNREAD, Asked
 from posttrain.chat.detect.found import Kind
+from posttrain.chat.detect.requested import UNREAD, RequestedCall
 from posttrain.jsontext import load_json
 
 Schema = Mapping[str, Any]
@@ -53,22 +53,22 @@ def read_tools(tools: str) -> Mapping[str, Schema | None]:
     return found
 
 
-def kind_of(asked: Asked, tools: Mapping[str, Schema | None] | None) -> Kind:
+def kind_of(requested: RequestedCall, tools: Mapping[str, Schema | None] | None) -> Kind:
     """The kind of a call; `tools` is None where none is declared."""
     if tools is None:
         return "undeclared"
-    if asked.request is not None and asked.name not in tools:
-        likely = _CODE_TOOLS if asked.request == "python" else _SEARCH_TOOLS
+    if requested.request is not None and requested.name not in tools:
+        likely = _CODE_TOOLS if requested.request == "python" else _SEARCH_TOOLS
         hit = any(part in name.lower() for name in tools for part in likely)
         return "declared" if hit else "nonexistent_tool"
-    if asked.name is None:
+    if requested.name is None:
         return "declared"
-    if asked.name not in tools:
+    if requested.name not in tools:
         return "nonexistent_tool"
-    schema = tools[asked.name]
-    if asked.arguments is None or schema is None or "" in asked.arguments:
+    schema = tools[requested.name]
+    if requested.arguments is None or schema is None or "" in requested.arguments:
         return "declared"
-    breach = _object_breach(asked.arguments, schema, textual=asked.textual, depth=0)
+    breach = _object_breach(requested.arguments, schema, textual=requested.textual, depth=0)
     return "fabricated_arguments" if breach else "declared"
 
 

@@ -2,7 +2,7 @@
 
 FoundCall(form="hermes_json", part="answer", start=13, end=82, text='<tool_call>…',
           name="get_weather", kind="undeclared", step=0)
-Verdict(calls=(…,)).in_answer → True
+CallDetection(calls=(…,)).in_answer → True
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class FoundCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CallDetection:
     """Every call of a text or a completion, in order: reasoning before answer, step by step."""
 
     calls: tuple[FoundCall, ...]

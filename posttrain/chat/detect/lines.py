@@ -10,10 +10,17 @@ from __future__ import annotations
 
 import re
 
-from posttrain.chat.detect.asked import UNREAD, Arguments, Asked, asked_in, read_arguments, toolish
 from posttrain.chat.detect.candidate import Candidate
 from posttrain.chat.detect.page import Page
-from posttrain.chat.detect.reading import NOTHING, Reader
+from posttrain.chat.detect.reading import NOTHING, TextReader
+from posttrain.chat.detect.requested import (
+    UNREAD,
+    Arguments,
+    RequestedCall,
+    read_arguments,
+    requested_in,
+    toolish,
+)
 
 _S = r"[ \t]{0,8}"
 _BOLD = r"\*{0,2}"
@@ -53,14 +60,14 @@ _SPOKEN = re.compile(
 )
 
 
-def written(page: Page, reader: Reader, start: int) -> Candidate | None:
+def written(page: Page, reader: TextReader, start: int) -> Candidate | None:
     """The first candidate from `start` on."""
     finders = (_first, _spoken, _above, _called)
     found = [c for finder in finders if (c := finder(page, reader, start))]
     return min(found, key=lambda c: c.start, default=None)
 
 
-def _first(page: Page, reader: Reader, start: int) -> Candidate | None:
+def _first(page: Page, reader: TextReader, start: int) -> Candidate | None:
     for match in _LINE.finditer(page.text, start):
         found = _line(match, page, reader)
         if found is not None:
@@ -68,16 +75,16 @@ def _first(page: Page, reader: Reader, start: int) -> Candidate | None:
     return None
 
 
-def _line(match: re.Match[str], page: Page, reader: Reader) -> Candidate | None:
+def _line(match: re.Match[str], page: Page, reader: TextReader) -> Candidate | None:
     if match["cohere"] is not None:
         value, end = reader.json(match.start("cohere"))
-        asked = asked_in(value) if value is not NOTHING else ()
-        return Candidate("cohere", match.start(), end, asked) if asked else None
+        requested = requested_in(value) if value is not NOTHING else ()
+        return Candidate("cohere", match.start(), end, requested) if requested else None
     if match["bracket"]:
         if not toolish(match["bracket"]):
             return None
-        asked_one = Asked(match["bracket"], {"query": match["query"]})
-        return Candidate("react", match.start(), match.end(), (asked_one,))
+        requested_one = RequestedCall(match["bracket"], {"query": match["query"]})
+        return Candidate("react", match.start(), match.end(), (requested_one,))
     name = (match["react"] or match["plain"]).strip()
     if not toolish(name):
         return None
@@ -92,21 +99,24 @@ def _line(match: re.Match[str], page: Page, reader: Reader) -> Candidate | None:
     end = max(end, page.line_end(match.end()))
     form = "react" if match["react"] else "text_lines"
     plain = match["react"] is None and match["said"] is None
-    return Candidate(form, match.start(), end, (Asked(name, arguments),), plain)
+    return Candidate(form, match.start(), end, (RequestedCall(name, arguments),), plain)
 
 
-def _spoken(page: Page, reader: Reader, start: int) -> Candidate | None:
+def _spoken(page: Page, reader: TextReader, start: int) -> Candidate | None:
     for match in _SPOKEN.finditer(page.text, start):
         value, end = reader.json(match.end())
         said = isinstance(value, dict) and toolish(match["name"]) and "_" in match["name"]
         if said and not page.after(end).strip(" .;`*"):
             return Candidate(
-                "text_lines", match.start(), end, (Asked(match["name"], read_arguments(value)),)
+                "text_lines",
+                match.start(),
+                end,
+                (RequestedCall(match["name"], read_arguments(value)),),
             )
     return None
 
 
-def _above(page: Page, reader: Reader, start: int) -> Candidate | None:
+def _above(page: Page, reader: TextReader, start: int) -> Candidate | None:
     match = _NAME_ABOVE.match(page.text) if start == 0 else None
     if match is None:
         return None
@@ -114,10 +124,10 @@ def _above(page: Page, reader: Reader, start: int) -> Candidate | None:
     arguments = read_arguments(value) if value is not NOTHING else None
     if arguments is None or re.sub(r"<\|\w+\|>|\s", "", page.text[end : end + 200]):
         return None
-    return Candidate("glm", match.start(1), end, (Asked(match[1], arguments),), plain=True)
+    return Candidate("glm", match.start(1), end, (RequestedCall(match[1], arguments),), plain=True)
 
 
-def _called(page: Page, reader: Reader, start: int) -> Candidate | None:
+def _called(page: Page, reader: TextReader, start: int) -> Candidate | None:
     for match in _CALL.finditer(page.text, start):
         call, end = reader.python_call(match.end())
         if call is not None and not any(key.isdecimal() for key in call.arguments or {}):

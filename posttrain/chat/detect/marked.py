@@ -12,11 +12,11 @@ from __future__ import annotations
 import re
 from typing import cast
 
-from posttrain.chat.detect.asked import Arguments, Asked, Request, function_like
 from posttrain.chat.detect.candidate import Candidate
 from posttrain.chat.detect.page import Page
 from posttrain.chat.detect.payload import Payload, read_payload
-from posttrain.chat.detect.reading import NOTHING, Reader
+from posttrain.chat.detect.reading import NOTHING, TextReader
+from posttrain.chat.detect.requested import Arguments, Request, RequestedCall, function_like
 
 # a tag or special token; a bracketed or flowered marker; harmony's recipient
 _MARKER = re.compile(
@@ -60,7 +60,7 @@ _KINDS = {"json": "hermes_json", "xml": "nemotron_xml", "invoke": "invoke_xml", 
 _BARE_TAGS = frozenset({"function", "invoke"})
 
 
-def marked(page: Page, reader: Reader, start: int) -> Candidate | None:
+def marked(page: Page, reader: TextReader, start: int) -> Candidate | None:
     """The first candidate from `start` on."""
     for match in _MARKER.finditer(page.text, start):
         found = _at(match, page, reader)
@@ -85,7 +85,7 @@ def _opens_calls(word: str) -> bool:
     return _CALLS.search(word) is not None and _NOT_CALLS.search(word) is None
 
 
-def _at(match: re.Match[str], page: Page, reader: Reader) -> Candidate | None:
+def _at(match: re.Match[str], page: Page, reader: TextReader) -> Candidate | None:
     if match["to"]:
         return _harmony(match, reader)
     if match["open"]:
@@ -121,7 +121,9 @@ def _form(tag: str, word: str) -> str | None:
     return None if word in ("tool_call", "tool_calls") else "tool_tag"
 
 
-def _opened(match: re.Match[str], page: Page, reader: Reader, form: str | None) -> Candidate | None:
+def _opened(
+    match: re.Match[str], page: Page, reader: TextReader, form: str | None
+) -> Candidate | None:
     """A call behind its marker, and behind further markers that follow it at once."""
     at = match.end()
     payload = read_payload(reader, at)
@@ -139,16 +141,18 @@ def _opened(match: re.Match[str], page: Page, reader: Reader, form: str | None) 
         alone = cut or not page.after(match.end()).strip() or not page.text[: match.start()].strip()
         if match["recipient"] or not (starts and alone):
             return None
-        return Candidate(form or "tool_call_tag", match.start(), end, (Asked(cut and cut[1]),))
+        return Candidate(
+            form or "tool_call_tag", match.start(), end, (RequestedCall(cut and cut[1]),)
+        )
     if payload.kind == "blank":
         return None
-    asked = (*payload.asked, *_more(reader, payload.end, end))
-    return Candidate(form or _KINDS[payload.kind], match.start(), end, asked)
+    requested = (*payload.requested, *_more(reader, payload.end, end))
+    return Candidate(form or _KINDS[payload.kind], match.start(), end, requested)
 
 
-def _more(reader: Reader, position: int, end: int) -> list[Asked]:
+def _more(reader: TextReader, position: int, end: int) -> list[RequestedCall]:
     """Further calls behind the first in one wrapper."""
-    found: list[Asked] = []
+    found: list[RequestedCall] = []
     while position < end:
         tag = _TAG.match(reader.text, position, end)
         payload = read_payload(reader, position)
@@ -157,7 +161,7 @@ def _more(reader: Reader, position: int, end: int) -> list[Asked]:
                 break
             position = tag.end()
         else:
-            found += payload.asked
+            found += payload.requested
             position = payload.end
     return found
 
@@ -167,10 +171,10 @@ def _attributed(match: re.Match[str], page: Page) -> Candidate:
     name = _ATTRIBUTE.match(page.text, match.end())
     closed = page.text.find("<|close|>call", match.end(), match.end() + 20_000)
     end = closed + len("<|close|>call") if closed >= 0 else match.end()
-    return Candidate("kimi", match.start(), end, (Asked(name[1] if name else None),))
+    return Candidate("kimi", match.start(), end, (RequestedCall(name[1] if name else None),))
 
 
-def _end(match: re.Match[str], page: Page, reader: Reader, payload: Payload | None) -> int:
+def _end(match: re.Match[str], page: Page, reader: TextReader, payload: Payload | None) -> int:
     """Where the call ends: behind its closing tag, or with its payload, or with the text."""
     start = max(match.end(), payload.end if payload else 0)
     tag = match["tag"]
@@ -187,21 +191,23 @@ def _end(match: re.Match[str], page: Page, reader: Reader, payload: Payload | No
 
 
 def _standalone(
-    match: re.Match[str], page: Page, reader: Reader, *, dsml: bool
+    match: re.Match[str], page: Page, reader: TextReader, *, dsml: bool
 ) -> Candidate | None:
     """`<function=f>…` or `<invoke name="f">…` without a wrapper around it."""
     payload = read_payload(reader, match.start())
     if payload is None or payload.kind not in ("xml", "invoke"):
         return None
-    (asked,) = payload.asked
-    if payload.kind == "invoke" and not (asked.arguments or function_like(asked.name or "")):
+    (requested,) = payload.requested
+    if payload.kind == "invoke" and not (
+        requested.arguments or function_like(requested.name or "")
+    ):
         return None  # an element with a name and no parameters is any XML
     form = "deepseek" if dsml else "function_tag" if payload.kind == "xml" else "invoke_xml"
     plain = form == "invoke_xml" and match["tag"] == "function"
-    return Candidate(form, match.start(), payload.end, payload.asked, plain)
+    return Candidate(form, match.start(), payload.end, payload.requested, plain)
 
 
-def _harmony(match: re.Match[str], reader: Reader) -> Candidate | None:
+def _harmony(match: re.Match[str], reader: TextReader) -> Candidate | None:
     """`to=functions.f<|channel|>commentary json<|message|>{…}`, or as plain text `to=f {…}`."""
     name = match["to"].removeprefix("to=")
     text, start = reader.text, match.start()
@@ -223,5 +229,5 @@ def _harmony(match: re.Match[str], reader: Reader) -> Candidate | None:
         end = stop if stop >= 0 else len(text)
     request = _BUILTINS.get(name.split(".")[0])
     arguments = cast(Arguments, value) if isinstance(value, dict) else None
-    asked = Asked(name, arguments, request=request)
-    return Candidate("harmony", opened if channel else start, end, (asked,))
+    requested = RequestedCall(name, arguments, request=request)
+    return Candidate("harmony", opened if channel else start, end, (requested,))

@@ -13,10 +13,10 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from posttrain.chat.detect.asked import Asked, placeholder, tool_name
 from posttrain.chat.detect.candidate import Candidate
 from posttrain.chat.detect.page import Fence, Page
 from posttrain.chat.detect.question import Question
+from posttrain.chat.detect.requested import RequestedCall, placeholder, tool_name
 
 _LEAD_END = re.compile(r"(?:[.!?…:;,。！？：；，)\]>*_`|→\-]|minimax\[>\[|^)$")
 _BULLET = re.compile(r"(?:[>*+\-•#]|\d{1,3}[.)]|\[\d+\])*\s*$")
@@ -64,9 +64,9 @@ class Ground:
     question: Question
     known: Collection[str]
 
-    def declares(self, asked: Collection[Asked]) -> bool:
+    def declares(self, requested: Collection[RequestedCall]) -> bool:
         """Whether every one of these calls names a declared tool."""
-        return bool(asked) and all(tool_name(a.name) in self.known for a in asked)
+        return bool(requested) and all(tool_name(a.name) in self.known for a in requested)
 
     def shows(self, candidate: Candidate, since: int) -> bool:
         """Whether a candidate is shown or spoken of, not called.
@@ -75,23 +75,23 @@ class Ground:
             candidate: what was found.
             since: where the call before this one ended.
         """
-        start, end, asked = candidate.start, candidate.end, candidate.asked
-        if any(placeholder(a) for a in asked):
+        start, end, requested = candidate.start, candidate.end, candidate.requested
+        if any(placeholder(a) for a in requested):
             return True
         if candidate.plain and (self.question.wants_code or self.question.wants_data):
             return True
         span = self.page.inline_span(start)
         fence = self.page.fence(start)
         if fence is not None:
-            return self._fenced(fence, start, end, asked, since)
+            return self._fenced(fence, start, end, requested, since)
         if span is not None:
             return self._amid(span[0], span[1], lone=True) or self.question.about_calls
-        if self.question.wants_example and not self.declares(asked):
+        if self.question.wants_example and not self.declares(requested):
             return True
         return self._amid(start, end) or self._introduced(start)
 
     def _fenced(
-        self, fence: Fence, start: int, end: int, asked: Collection[Asked], since: int
+        self, fence: Fence, start: int, end: int, requested: Collection[RequestedCall], since: int
     ) -> bool:
         """A block is a call only if the question is not about such blocks, and it holds no more."""
         question = self.question

@@ -13,15 +13,15 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from posttrain.chat.detect.asked import (
+from posttrain.chat.detect.reading import NOTHING, TextReader
+from posttrain.chat.detect.requested import (
     UNREAD,
-    Asked,
-    asked_in,
+    RequestedCall,
     blank_name,
     read_arguments,
+    requested_in,
     toolish,
 )
-from posttrain.chat.detect.reading import NOTHING, Reader
 
 PayloadKind = Literal["json", "xml", "invoke", "glm", "named", "python", "blank"]
 _NAME = r"[A-Za-z_$][\w.\-:/]{0,127}"
@@ -64,11 +64,11 @@ class Payload:
     """A payload; `blank` is a form to fill in, such as `{"name": <function-name>, …}`."""
 
     kind: PayloadKind
-    asked: tuple[Asked, ...]
+    requested: tuple[RequestedCall, ...]
     end: int
 
 
-def read_payload(reader: Reader, position: int) -> Payload | None:
+def read_payload(reader: TextReader, position: int) -> Payload | None:
     """The payload at a position (white space before it is skipped), None where there is none."""
     text, at = reader.text, reader.skip(position)
     if fence := _FENCE.match(text, at):
@@ -81,31 +81,33 @@ def read_payload(reader: Reader, position: int) -> Payload | None:
     return _named(reader, at, named) if named else None
 
 
-def _named(reader: Reader, at: int, named: re.Match[str]) -> Payload:
+def _named(reader: TextReader, at: int, named: re.Match[str]) -> Payload:
     """A name and its arguments: GLM's pairs, JSON, or parentheses."""
     if named[2] is not None:
         kind: PayloadKind = "glm" if "arg_key" in named[2] else "named"
         block = _block_end(reader, named.end())
         arguments = _parameters(reader, named.end(), block)
-        return Payload(kind, (Asked(named[1], arguments, textual=True),), block)
+        return Payload(kind, (RequestedCall(named[1], arguments, textual=True),), block)
     if reader.text[named.end()] == "(":
         # what is printed is what is called
         at = reader.skip(named.end() + 1) if named[1] == "print" else at
         call, end = reader.python_call(at)
-        return Payload("python", (call or Asked(named[1]),), end if call else named.end() + 1)
+        return Payload(
+            "python", (call or RequestedCall(named[1]),), end if call else named.end() + 1
+        )
     value, end = reader.json(named.end())
     arguments = None if value is NOTHING else read_arguments(value)
-    return Payload("named", (Asked(named[1], arguments),), max(end, named.end() + 1))
+    return Payload("named", (RequestedCall(named[1], arguments),), max(end, named.end() + 1))
 
 
-def _json(reader: Reader, at: int) -> Payload | None:
+def _json(reader: TextReader, at: int) -> Payload | None:
     text = reader.text
     value, end = reader.json(at)
     if value is not NOTHING:
-        asked = asked_in(value)
-        if not asked and blank_name(value):
+        requested = requested_in(value)
+        if not requested and blank_name(value):
             return Payload("blank", (), at)
-        return Payload("json", asked or (_loose(value),), end)
+        return Payload("json", requested or (_loose(value),), end)
     if text[at] == "[":
         calls, end = reader.python_list(at)
         if calls:
@@ -114,24 +116,24 @@ def _json(reader: Reader, at: int) -> Payload | None:
         return Payload("blank", (), at)
     name = _JSON_NAME.match(text, at)
     if name or _JSON_START.match(text, at):
-        return Payload("json", (Asked(name[1] if name else None),), at + 1)
+        return Payload("json", (RequestedCall(name[1] if name else None),), at + 1)
     return None
 
 
-def _loose(value: Any) -> Asked:
+def _loose(value: Any) -> RequestedCall:
     """A JSON value behind a marker that is no call by itself: its name, if it has one."""
     name = cast(dict[str, Any], value).get("name") if isinstance(value, dict) else None
-    return Asked(name if isinstance(name, str) and toolish(name) else None)
+    return RequestedCall(name if isinstance(name, str) and toolish(name) else None)
 
 
-def _xml(reader: Reader, at: int) -> Payload | None:
+def _xml(reader: TextReader, at: int) -> Payload | None:
     """`<function=NAME>` or `<invoke name="NAME">` and its parameters."""
     text = reader.text
     opened = _FUNCTION.match(text, at)
     if opened is None:
         spelt = _SPELT.match(text, at)
-        asked = Asked(spelt[1].strip()) if spelt else None
-        return Payload("xml", (asked,), spelt.end()) if spelt and asked else None
+        requested = RequestedCall(spelt[1].strip()) if spelt else None
+        return Payload("xml", (requested,), spelt.end()) if spelt and requested else None
     name = (opened["name"] or opened["named"]).strip()
     closer = f"</{opened['prefix'] or ''}{opened['tag']}>"
     closed = reader.find(closer, opened.end())
@@ -139,14 +141,14 @@ def _xml(reader: Reader, at: int) -> Payload | None:
     inner = reader.skip(opened.end())
     if text[inner : inner + 1] == "{":
         value, _ = reader.json(inner)
-        asked = Asked(name, None if value is NOTHING else read_arguments(value))
+        requested = RequestedCall(name, None if value is NOTHING else read_arguments(value))
     else:
-        asked = Asked(name, _parameters(reader, opened.end(), block), textual=True)
+        requested = RequestedCall(name, _parameters(reader, opened.end(), block), textual=True)
     end = closed + len(closer) if closed >= 0 else block
-    return Payload("invoke" if opened["named"] else "xml", (asked,), end)
+    return Payload("invoke" if opened["named"] else "xml", (requested,), end)
 
 
-def _block_end(reader: Reader, position: int) -> int:
+def _block_end(reader: TextReader, position: int) -> int:
     """Where an unclosed block ends: at its wrapper's closing tag, or with the text."""
     closed = reader.find("</", position)
     while closed >= 0 and reader.budget > 0:
@@ -157,7 +159,7 @@ def _block_end(reader: Reader, position: int) -> int:
     return len(reader.text)
 
 
-def _parameters(reader: Reader, start: int, end: int) -> dict[str, Any] | None:
+def _parameters(reader: TextReader, start: int, end: int) -> dict[str, Any] | None:
     """Parameters of an XML call, values as text; one that is not closed is `UNREAD`."""
     text, found, key = reader.text, dict[str, Any](), None
     reader.budget -= end - start

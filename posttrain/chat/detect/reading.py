@@ -13,7 +13,7 @@ import json
 import re
 from typing import Any
 
-from posttrain.chat.detect.asked import UNREAD, Asked
+from posttrain.chat.detect.requested import UNREAD, RequestedCall
 
 NOTHING = object()
 _DECODER = json.JSONDecoder(strict=False)  # raw newlines in strings are common in calls
@@ -26,7 +26,7 @@ _LITERALS = {"True": True, "False": False, "None": None, "true": True, "false": 
 _OPENING, _CLOSING = "([{", ")]}"
 
 
-class Reader:
+class TextReader:
     """A text, and how much failing work may still be spent on it."""
 
     def __init__(self, text: str) -> None:
@@ -71,7 +71,7 @@ class Reader:
                 return NOTHING, position
         return NOTHING, position
 
-    def python_call(self, position: int) -> tuple[Asked | None, int]:
+    def python_call(self, position: int) -> tuple[RequestedCall | None, int]:
         """The call `name(key=value, …)` at a position; None where there is no such.
 
         Positional arguments are kept under the names "0", "1", … .
@@ -93,11 +93,11 @@ class Reader:
                 arguments[keyword[1]] = _literal(piece[keyword.end() :])
             elif piece.strip():
                 arguments[str(k)] = _literal(piece)
-        return Asked(head[1], arguments), end + 1
+        return RequestedCall(head[1], arguments), end + 1
 
-    def python_list(self, position: int) -> tuple[tuple[Asked, ...], int]:
+    def python_list(self, position: int) -> tuple[tuple[RequestedCall, ...], int]:
         """The list of calls `[f(…), g(…)]` at a position; () where there is no such."""
-        at, found = self.skip(position + 1), list[Asked]()
+        at, found = self.skip(position + 1), list[RequestedCall]()
         while True:
             call, end = self.python_call(at)
             if call is None:

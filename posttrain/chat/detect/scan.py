@@ -12,18 +12,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from posttrain.chat.detect.asked import Asked, read_arguments, tool_name
 from posttrain.chat.detect.bare import bare
 from posttrain.chat.detect.builtins import builtin
 from posttrain.chat.detect.candidate import Candidate
 from posttrain.chat.detect.declared import Schema, kind_of, read_tools
-from posttrain.chat.detect.found import CLIP, FoundCall, Part, Verdict
+from posttrain.chat.detect.found import CLIP, CallDetection, FoundCall, Part
 from posttrain.chat.detect.lines import written
 from posttrain.chat.detect.marked import marked
 from posttrain.chat.detect.mention import Ground
 from posttrain.chat.detect.page import Page
 from posttrain.chat.detect.question import Question, read_question
-from posttrain.chat.detect.reading import Reader
+from posttrain.chat.detect.reading import TextReader
+from posttrain.chat.detect.requested import RequestedCall, read_arguments, tool_name
 from posttrain.records import ToolCall
 
 Finder = Callable[[int], Candidate | None]
@@ -36,7 +36,7 @@ def detect_calls(
     structured: tuple[ToolCall, ...] = (),
     tools: str | None,
     prompt: str = "",
-) -> Verdict:
+) -> CallDetection:
     """Every call in a model's output.
 
     Args:
@@ -57,34 +57,34 @@ def detect_calls(
         calls += _in_part("reasoning", reasoning, question, declared)
     calls += _in_part("answer", answer, question, declared)
     for call in structured:
-        kind = kind_of(_asked(call), declared)
+        kind = kind_of(_requested(call), declared)
         text = f'{{"name": "{call.name}", "arguments": {call.arguments}}}'
         end = len(answer)
         calls.append(FoundCall("structured", "answer", end, end, text[:CLIP], call.name, kind))
-    return Verdict(tuple(calls))
+    return CallDetection(tuple(calls))
 
 
 def _in_part(
     part: Part, text: str, question: Question, declared: Mapping[str, Schema | None] | None
 ) -> Iterator[FoundCall]:
     for found in _calls(text, question, declared or {}):
-        for each in found.asked:
-            asked = replace(each, name=tool_name(each.name))
+        for each in found.requested:
+            requested = replace(each, name=tool_name(each.name))
             yield FoundCall(
                 form=found.form,
                 part=part,
                 start=found.start,
                 end=found.end,
                 text=text[found.start : min(found.end, found.start + CLIP)],
-                name=asked.name,
-                kind=kind_of(asked, declared),
+                name=requested.name,
+                kind=kind_of(requested, declared),
             )
 
 
 def _calls(
     text: str, question: Question, declared: Mapping[str, Schema | None]
 ) -> Iterator[Candidate]:
-    page, reader = Page(text), Reader(text)
+    page, reader = Page(text), TextReader(text)
     ground = Ground(page, question, declared)
     finders: list[Finder] = [
         lambda at: marked(page, reader, at),
@@ -122,5 +122,5 @@ def _resume(candidate: Candidate, page: Page, shown: bool) -> int:
     return max(candidate.end, candidate.start + 1)
 
 
-def _asked(call: ToolCall) -> Asked:
-    return Asked(call.name, read_arguments(call.arguments))
+def _requested(call: ToolCall) -> RequestedCall:
+    return RequestedCall(call.name, read_arguments(call.arguments))

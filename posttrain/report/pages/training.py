@@ -85,7 +85,7 @@ _RUN = {
 
 
 @dataclass(frozen=True, slots=True)
-class HeldOut:
+class HeldOutRow:
     """Held-out loss of one group over the run. `trained`: tokens it was measured on, if logged."""
 
     steps: list[float]
@@ -109,19 +109,19 @@ def _rounded(value: object) -> object:
     return f"{value:.2g}" if isinstance(value, float) and value < 1 else value
 
 
-def _held_out_groups(rows: Sequence[Row]) -> dict[str, HeldOut]:
+def _held_out_groups(rows: Sequence[Row]) -> dict[str, HeldOutRow]:
     """Held-out loss by group, named `<source>/<on|off>`; "all" is the one over all groups."""
-    found: dict[str, HeldOut] = {}
+    found: dict[str, HeldOutRow] = {}
     for key in sorted({key for row in rows for key in row}):
         if key.startswith("eval_") and key.endswith("loss"):
             stem = key.removesuffix("loss")
             _, counts = points(rows, f"{stem}trained")
             name = stem.removeprefix("eval_").rstrip("_") or "all"
-            found[name] = HeldOut(*points(rows, key), int(counts[-1]) if counts else None)
+            found[name] = HeldOutRow(*points(rows, key), int(counts[-1]) if counts else None)
     return found
 
 
-def _loss(rows: Sequence[Row], groups: Mapping[str, HeldOut]) -> list[Block]:
+def _loss(rows: Sequence[Row], groups: Mapping[str, HeldOutRow]) -> list[Block]:
     steps, losses = points(rows, "loss")
     if not any(math.isfinite(loss) for loss in losses):
         return []
@@ -139,7 +139,7 @@ def _loss(rows: Sequence[Row], groups: Mapping[str, HeldOut]) -> list[Block]:
     return [LineChart(series, "step", "loss", caption, from_zero=False), *curves(rows, others)]
 
 
-def _over_groups(groups: Mapping[str, HeldOut]) -> HeldOut | None:
+def _over_groups(groups: Mapping[str, HeldOutRow]) -> HeldOutRow | None:
     """Over all groups, per trained token, at the steps where every group was evaluated."""
     if "all" in groups or not groups:
         return groups.get("all")
@@ -151,10 +151,10 @@ def _over_groups(groups: Mapping[str, HeldOut]) -> HeldOut | None:
             by_step.setdefault(step, []).append(loss * (group.trained or 0))
     total = sum(group.trained or 0 for group in groups.values())
     steps = sorted(step for step, sums in by_step.items() if len(sums) == len(groups))
-    return HeldOut(steps, [sum(by_step[step]) / total for step in steps], total)
+    return HeldOutRow(steps, [sum(by_step[step]) / total for step in steps], total)
 
 
-def _held_out(groups: Mapping[str, HeldOut]) -> list[Block]:
+def _held_out(groups: Mapping[str, HeldOutRow]) -> list[Block]:
     finite = [v for group in groups.values() for v in group.losses if math.isfinite(v)] or [0.0]
     low, high = min(finite), max(finite)
     table_rows: list[list[object]] = [

@@ -47,7 +47,7 @@ def group_stats(scored: ScoredGroup, *, overlong: Overlong) -> Stats:
         "rewards": list(scored.rewards.rewards),
         "parts": {name: list(values) for name, values in scored.rewards.parts.items()},
         "counts": dict(scored.rewards.counts),
-        "asked": scored.rewards.asked,
+        "requests": scored.rewards.requests,
         "failures": scored.rewards.failures,
         "informative": any(scored.advantages),
         "truncated": [completion.truncated for completion in completions],

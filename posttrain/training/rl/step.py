@@ -133,7 +133,7 @@ class StepMaker:
         local = [group_stats(group, overlong=loss.overlong) for group in scored]
         stats: list[Stats] = sorted(gather_object(local), key=lambda group: group["position"])
         failures = [failure for group in stats for failure in group["failures"]]
-        reward.settle(sum(group["asked"] for group in stats), failures)
+        reward.settle(sum(group["requests"] for group in stats), failures)
 
         return RolloutStep(
             groups=scored,

@@ -69,11 +69,11 @@ def test_a_call_that_only_the_parser_saw_is_not_lost():
 def test_only_the_last_user_message_is_the_question():
     messages = (Message("user", "Show me an example of a Hermes tool call."), Message("assistant", "…"),
                 Message("user", "Thanks. What is 1+1?"))  # fmt: skip
-    asked = Prompt(id="p", task="t", setting="no_tools", messages=messages)
+    requested = Prompt(id="p", task="t", setting="no_tools", messages=messages)
     held = completion(step(CALL + "<|im_end|>", thinking=False))
-    assert detect_in_completion(held, asked).any
-    asked = Prompt(id="p", task="t", setting="no_tools", messages=messages[:1])
-    assert not detect_in_completion(held, asked).any
+    assert detect_in_completion(held, requested).any
+    requested = Prompt(id="p", task="t", setting="no_tools", messages=messages[:1])
+    assert not detect_in_completion(held, requested).any
 
 
 def test_a_failed_completion_calls_nothing():

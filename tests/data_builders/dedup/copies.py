@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from data_builders.dedup.columns import COLUMN_FILES, Columns, column_batch, write_columns
+from data_builders.dedup.columns import COLUMN_FILES, DedupColumns, column_batch, write_columns
 from data_builders.dedup.duplicates import Duplicates, find_duplicates, order_of
 from posttrain.config.deduplication import DeduplicationConfig
 from posttrain.records import Example, Message, ToolCall, make_example
@@ -75,7 +75,7 @@ def edited_copy(example: Example, share: float, rng: random.Random) -> Example:
 
 def said_of(
     examples: Sequence[Example], config: DeduplicationConfig, folder: Path, *, batch: int = 128
-) -> Columns:
+) -> DedupColumns:
     """The columns of some records, in two parts, in batches as a build writes them."""
     half = len(examples) // 2
     parts = {folder / "0": examples[:half], folder / "1": examples[half:]}
@@ -87,7 +87,7 @@ def said_of(
                 some = own[k : k + batch]
                 places = [("rows.jsonl", k + n + 1) for n in range(len(some))]
                 write_columns(files, column_batch(some, config, places))
-    return Columns(list(parts))
+    return DedupColumns(list(parts))
 
 
 def deduplicate(

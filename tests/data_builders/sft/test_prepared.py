@@ -45,7 +45,7 @@ class Turns:
 def _build(out: Path, recipe: BuildSftConfig, executor: Executor) -> dict[str, bytes]:
     """All that lies in the spool and in the shards afterwards."""
     with _silent() as stages:
-        spools = _spool(out / "spool", recipe, executor, stages)
+        spools = _spool(out / "parts_dir", recipe, executor, stages)
         plan = plan_build(spools, recipe)
         write_splits(
             out, spools, plan, recipe, scratch=out / "plan", executor=executor, stages=stages
@@ -102,11 +102,11 @@ class Counting(Serial):
 
 def test_parts_that_are_not_as_they_were_written_are_done_again(tmp_path):
     """After a kill, a full disk, a machine that went down; what another build works on is left."""
-    recipe, spool = _recipe(tmp_path), tmp_path / "spool"
+    recipe, parts_dir = _recipe(tmp_path), tmp_path / "parts_dir"
     with _silent() as stages:
-        _spool(spool, recipe, Serial(light_state(recipe)), stages)
-        whole = _files(spool)
-        cut, bare, garbled, gone, *_ = sorted((spool / "plain").iterdir())
+        _spool(parts_dir, recipe, Serial(light_state(recipe)), stages)
+        whole = _files(parts_dir)
+        cut, bare, garbled, gone, *_ = sorted((parts_dir / "plain").iterdir())
         (cut / "tokens.bin").write_bytes((cut / "tokens.bin").read_bytes()[:-4])
         (bare / "counts.json").unlink()
         (garbled / "counts.json").write_text((garbled / "counts.json").read_text()[:100])
@@ -116,9 +116,9 @@ def test_parts_that_are_not_as_they_were_written_are_done_again(tmp_path):
             partial.mkdir()
             (partial / "records.bin").write_bytes(b"half")
         counting = Counting(recipe)
-        _spool(spool, recipe, counting, stages)
+        _spool(parts_dir, recipe, counting, stages)
     assert sorted(counting.folders) == [str(path) for path in (cut, bare, garbled, gone)]
     assert not mine.exists()
     assert (other / "records.bin").read_bytes() == b"half"
     shutil.rmtree(other)
-    assert _files(spool) == whole
+    assert _files(parts_dir) == whole

@@ -34,7 +34,7 @@ def completion_of(
     return Completion(prompt_id="p", index=0, steps=(step,), finish=finish)
 
 
-def values(grader: Grader, asked: Iterable[tuple[Prompt, str]]) -> list[float | None]:
+def values(grader: Grader, requests: Iterable[tuple[Prompt, str]]) -> list[float | None]:
     """The value of each answer."""
-    attempts = [Attempt(prompt, completion_of(answer)) for prompt, answer in asked]
+    attempts = [Attempt(prompt, completion_of(answer)) for prompt, answer in requests]
     return [score.value for score in grader.grade(attempts)]

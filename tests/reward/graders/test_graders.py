@@ -64,14 +64,14 @@ def test_an_answer_in_the_reasoning_alone_is_none(name: str):
 
 
 def test_what_stalls_is_unscored_and_the_rest_is_graded(workers: Workers):
-    asked = [
+    requests = [
         ("2\\sqrt{2}", "\\boxed{\\sqrt{8}}"),
         ("2\\sqrt{2}", "\\boxed{9^{9^{9^{9}}}}"),
         ("2\\sqrt{2}", "\\boxed{10^{10^{10}}}"),  # large, and told apart at once
         ("2\\sqrt{2}", "\\boxed{\\sqrt{7}}"),
         ("5", "\\boxed{9^{9^{9^{9}}}}"),  # where a number is due, no algebra is done
     ]
-    attempts = [Attempt(prompt_of(gold), completion_of(answer)) for gold, answer in asked]
+    attempts = [Attempt(prompt_of(gold), completion_of(answer)) for gold, answer in requests]
     scores = Math(workers=workers).grade(attempts)
     assert [score.value for score in scores] == [1.0, None, 0.0, 0.0, 0.0]
     assert scores[1] == Score(None, "9^{9^{9^{9}}}", "unscored: stopped after 1 s")
@@ -132,19 +132,19 @@ def test_a_records_own_pattern_comes_first(workers: Workers):
 
 def test_threads_do_not_turn_answers_to_zero(workers: Workers):
     """math-verify's own time limit is a signal: outside the main thread it scores 0."""
-    asked = [
+    requests = [
         (prompt_of(gold), f"It is $\\boxed{{{answer}}}$")
         for gold, answer in [("\\sqrt{8}", "2\\sqrt{2}"), ("x+1", "1+x"), ("7", "7"), ("x", "y")]
     ]
     grader = Math(workers=workers)
-    alone = values(grader, asked)
+    alone = values(grader, requests)
     assert alone == [1.0, 1.0, 1.0, 0.0]
     found: list[list[float | None]] = []
     start = threading.Barrier(64)
 
     def ask() -> None:
         start.wait()
-        found.append(values(grader, asked))
+        found.append(values(grader, requests))
 
     threads = [threading.Thread(target=ask) for _ in range(64)]
     for thread in threads:

@@ -97,13 +97,13 @@ def test_every_gsm8k_gold_is_accepted(shared: Path, golds: list[str], grader: Ma
     assert sum("-" in gold for gold in golds) == 3
     assert set(grader.refuse([prompt_of(gold) for gold in golds])) == {None}
     whole = [row["answer"] for row in rows_of(shared, "gsm8k_train.jsonl")]
-    asked = [(prompt_of(gold), text) for gold, text in zip(golds, whole, strict=True)]
-    assert set(values(grader, asked)) == {1.0}
+    requests = [(prompt_of(gold), text) for gold, text in zip(golds, whole, strict=True)]
+    assert set(values(grader, requests)) == {1.0}
     rare = [gold for gold in golds if not gold.isdigit()]
     chosen = [*rare, *random.Random(0).sample(golds, 200)]
     for phrasing in PHRASINGS:
-        asked = [(prompt_of(gold), phrasing.format(gold)) for gold in chosen]
-        assert set(values(grader, asked)) == {1.0}, phrasing
+        requests = [(prompt_of(gold), phrasing.format(gold)) for gold in chosen]
+        assert set(values(grader, requests)) == {1.0}, phrasing
 
 
 @pytest.mark.parametrize("grader", [Math(), Numeric()], ids=["math", "numeric"])
@@ -186,13 +186,13 @@ def test_every_mmlu_gold_is_accepted_and_no_other_letter(shared: Path):
     grader = MultipleChoice()
     assert set(grader.refuse(prompts)) == {None}
     for phrasing in CHOICES:
-        asked = [
+        requests = [
             (prompt, phrasing.format(letter, row[letter]))
             for prompt, row in zip(prompts, rows, strict=True)
             for letter in "ABCD"
         ]
         right = [letter == row["answer"] for row in rows for letter in "ABCD"]
-        given = values(grader, asked)
+        given = values(grader, requests)
         assert [value == 1.0 for value in given] == right, phrasing
         # the text of two options alike, and one "(A) -$1,000"
         assert given.count(None) <= 4, phrasing

@@ -73,7 +73,7 @@ def test_sixty_four_threads_at_once_get_their_own_answers(workers: Workers):
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {k: [job is SAME for job in asked] for k, asked in jobs.items()}
+    assert found == {k: [job is SAME for job in requests] for k, requests in jobs.items()}
 
 
 def test_from_asyncio(workers: Workers):

@@ -155,8 +155,8 @@ def test_after_a_kill_only_what_is_missing_is_asked(tmp_path: Path, batched: boo
     again = Scripted(fair, batched=batched)
     found = judged(again, tmp_path / "killed", chunk=5)
     # in process the stretches 5 + 5 were finished, of a server two questions
-    asked = [len(call) for call in again.calls]
-    assert asked == ([2] if batched else [1] * 10)
+    requests = [len(call) for call in again.calls]
+    assert requests == ([2] if batched else [1] * 10)
     # what it cost too: the books of a step that is done again are the same
     assert found == undisturbed
     known = Scripted(babble, batched=batched)
@@ -198,6 +198,6 @@ def test_calls_that_the_backend_gave_up_are_not_kept(tmp_path: Path):
 
 def test_another_principle_is_another_question(tmp_path: Path):
     judged(Scripted(fair), tmp_path)
-    asked = Scripted(fair)
-    judged(asked, tmp_path, principle="Be short.")
-    assert [len(call) for call in asked.calls] == [12]
+    requests = Scripted(fair)
+    judged(requests, tmp_path, principle="Be short.")
+    assert [len(call) for call in requests.calls] == [12]

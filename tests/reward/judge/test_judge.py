@@ -36,8 +36,8 @@ from tests.sampling.stub_server import Stub
 LONG_PROMPT = "x" * 100_000
 
 
-def judged(judge: GenRmJudge, asked: Sequence[Comparison], *, seed: int = 1) -> list[Judgement]:
-    return asyncio.run(judge.judge(asked, seed=seed))
+def judged(judge: GenRmJudge, requests: Sequence[Comparison], *, seed: int = 1) -> list[Judgement]:
+    return asyncio.run(judge.judge(requests, seed=seed))
 
 
 def verdicts(judgements: Sequence[Judgement]) -> list[Verdict | None]:
@@ -170,15 +170,15 @@ def noisy(request: Request, rng: random.Random) -> str:
 
 
 def test_order_and_company_change_no_verdict():
-    asked = numbered(40)
-    whole = dict(zip(asked, verdicts(judged(judge_of(noisy, retries=1), asked)), strict=True))
+    requests = numbered(40)
+    whole = dict(zip(requests, verdicts(judged(judge_of(noisy, retries=1), requests)), strict=True))
     assert None in whole.values()
-    order = asked[::-1]
+    order = requests[::-1]
     for batched, chunk in ((True, 3), (False, 1024)):
         judge = judge_of(Scripted(noisy, batched=batched), retries=1, chunk=chunk)
-        found = verdicts(judged(judge, order)) + verdicts(judged(judge, asked[:7]))
-        assert found == [whole[match] for match in order + asked[:7]]
-    other = verdicts(judged(judge_of(noisy, retries=1), asked, seed=2))
+        found = verdicts(judged(judge, order)) + verdicts(judged(judge, requests[:7]))
+        assert found == [whole[match] for match in order + requests[:7]]
+    other = verdicts(judged(judge_of(noisy, retries=1), requests, seed=2))
     assert other != list(whole.values())
 
 

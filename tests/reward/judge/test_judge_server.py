@@ -57,8 +57,8 @@ def share(part: float, trouble: int | str) -> Trouble:
     """Trouble for a share of the questions, every time they are asked."""
 
     def unlucky(body: dict[str, Any], _again: int) -> int | str | None:
-        asked = body["messages"][-1]["content"]
-        return trouble if random.Random(asked).random() < part else None
+        requests = body["messages"][-1]["content"]
+        return trouble if random.Random(requests).random() < part else None
 
     return unlucky
 
@@ -78,7 +78,7 @@ def judged(
             try:
                 found = await reward.reward(groups(), seed=1)
                 lost = [failure for one in found for failure in one.failures]
-                reward.settle(sum(one.asked for one in found), lost)
+                reward.settle(sum(one.requests for one in found), lost)
                 return found, judge.ledger, client
             finally:
                 await client.close()

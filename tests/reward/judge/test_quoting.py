@@ -54,10 +54,10 @@ PLACES = 7  # a system message, three turns, two answers, a principle
 
 def prompt(layout: str, texts: Sequence[str]) -> str:
     """What the judge reads with these texts in the places for foreign text."""
-    system, asked, said, result, first, second, principle = texts
+    system, requests, said, result, first, second, principle = texts
     history = (
         Message("system", system),
-        Message("user", asked),
+        Message("user", requests),
         Message("assistant", said),
         Message("tool", result),
     )

@@ -17,13 +17,13 @@ def judge_server(failing: int = 0) -> Iterator[tuple[str, list[str]]]:
 
     Yields its address, and the questions that it has been asked.
     """
-    asked: list[str] = []
+    requests: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             question = body["messages"][-1]["content"]
-            asked.append(question)
+            requests.append(question)
             digest = hashlib.sha256(question.encode()).digest()
             scores = {"score_1": 1 + digest[0] % 5, "score_2": 1 + digest[1] % 5}
             said = json.dumps(scores | {"ranking": 1 + digest[2] % 6})
@@ -43,6 +43,6 @@ def judge_server(failing: int = 0) -> Iterator[tuple[str, list[str]]]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}/v1", asked
+        yield f"http://127.0.0.1:{server.server_port}/v1", requests
     finally:
         server.shutdown()

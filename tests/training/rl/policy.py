@@ -76,15 +76,15 @@ class Scripted:
     """Rewards each completion by a function; keeps what it was asked."""
 
     score: Callable[[Completion], float | None] = short
-    asked: list[tuple[tuple[str, ...], int]] = field(default_factory=list)
+    requests: list[tuple[tuple[str, ...], int]] = field(default_factory=list)
     identity: Mapping[str, Any] = field(default_factory=lambda: {"reward": "scripted"})
 
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
-        self.asked.append((tuple(group.prompt.id for group in groups), seed))
+        self.requests.append((tuple(group.prompt.id for group in groups), seed))
         await asyncio.sleep(0)
         return [self._rewards(group) for group in groups]
 
-    def settle(self, asked: int, failures: Sequence[Failure]) -> None:
+    def settle(self, requests: int, failures: Sequence[Failure]) -> None:
         """Nothing fails here."""
 
     def _rewards(self, group: Group) -> GroupRewards:

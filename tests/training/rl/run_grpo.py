@@ -44,7 +44,7 @@ class Mortal(Scripted):
 
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
         given = await super().reward(groups, seed=seed)
-        if len(self.asked) - 1 == self.at:
+        if len(self.requests) - 1 == self.at:
             die()
         return given
 
@@ -115,7 +115,7 @@ def main() -> None:
         stage.train(stage.prepare(args), directory)
     except PosttrainError as error:
         sys.exit(f"{type(error).__name__}: {error}")
-    print("asked", json.dumps([list(ids) for ids, _ in reward.asked]))
+    print("requests", json.dumps([list(ids) for ids, _ in reward.requests]))
 
 
 if __name__ == "__main__":

@@ -80,13 +80,13 @@ def warm_up(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
     """It learns to say some verdict, whatever it is asked."""
     rng, optimiser = random.Random(0), torch.optim.Adam(model.parameters(), 5e-3)
     for _ in range(40):
-        asked = [
+        requests = [
             f"{WORDS[1]} [U]{rng.choice(QUESTIONS)} {rng.choice(SHOWN[:2])}" for _ in range(32)
         ]
         texts = [
             f"{text} {rng.choice(SHOWN[2:])} [verdict] {WORDS[2]} {WORDS[1]} "
             f"{rng.choice((FIRST, SECOND))} {WORDS[2]}"
-            for text in asked
+            for text in requests
         ]
         ids = torch.tensor(tokenizer(texts)["input_ids"])
         labels = torch.where(torch.arange(ids.shape[1]) < ids.shape[1] - 2, -100, ids)

@@ -60,18 +60,18 @@ def test_killed_while_it_judges_it_asks_for_what_is_missing_and_ends_the_same(
 ):
     """A tenth of the judgements fail: training goes on, and nothing stands in for them."""
     one, two = tmp_path / "one", tmp_path / "two"
-    with judge_server(failing=26) as (url, asked):
+    with judge_server(failing=26) as (url, requests):
         run(SCRIPT, recipe_file, url, one)
-        undisturbed = list(asked)
-        asked.clear()
+        undisturbed = list(requests)
+        requests.clear()
         killed = run(f"{KILLED} 40", recipe_file, url, two, check=False)
         assert killed.returncode == -9
-        before = list(asked)
+        before = list(requests)
         ended = run(SCRIPT, recipe_file, url, two)
     assert re.search(r"^truncated +\d\.\d{3} → \d\.\d{3}$", ended.stdout, re.MULTILINE)
-    assert set(asked) == set(undisturbed)
+    assert set(requests) == set(undisturbed)
     # what was under way when it was killed is asked again, what was kept is not
-    assert len(asked) - len(undisturbed) < len(before)
+    assert len(requests) - len(undisturbed) < len(before)
     assert read_artifact(one).digest == read_artifact(two).digest
     assert log_rows(one) == log_rows(two)
     assert [sha(path) for path in sorted((one / "rollouts").iterdir())] == [

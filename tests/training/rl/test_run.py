@@ -87,8 +87,8 @@ def test_a_run_raises_its_reward_and_ends_in_a_checkpoint(grpo: Make, policy: Pa
     assert model.generation_config.eos_token_id == END
     assert "| reward |" in (out / "README.md").read_text()
     # whole groups, each with another seed
-    assert all(len(ids) == 6 for ids, _ in reward.asked)
-    assert len({seed for _, seed in reward.asked}) == 24
+    assert all(len(ids) == 6 for ids, _ in reward.requests)
+    assert len({seed for _, seed in reward.requests}) == 24
 
 
 def picky(completion: Completion) -> float | None:
@@ -154,7 +154,7 @@ def test_several_updates_a_batch_move_away_from_what_sampled_and_are_clipped(grp
     reward = Scripted(words_of)
     out = finish(recipe, PROMPTS, reward)
     rows = steps_of(out)
-    assert len(reward.asked) == 3
+    assert len(reward.requests) == 3
     assert sorted(path.name for path in (out / "rollouts").iterdir()) == [
         f"step-{step:05d}.jsonl" for step in (1, 3, 5)
     ]
@@ -259,16 +259,16 @@ def test_a_run_in_which_every_rollout_is_truncated_fails(grpo: Make):
     reward = Scripted(short)
     rows = untrained(recipe, reward, why=why)
     assert {row["truncated"] for row in rows} == {1.0}
-    asked = len(reward.asked)
+    requests = len(reward.requests)
     assert untrained(recipe, reward, why=why) == rows
-    assert len(reward.asked) == asked + 1
+    assert len(reward.requests) == requests + 1
 
 
 class FailsOnce(Scripted):
     """Scores the first batch; the second ends the run."""
 
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
-        if self.asked:
+        if self.requests:
             raise JudgeError("the end")
         return await super().reward(groups, seed=seed)
 

@@ -51,7 +51,7 @@ _NOT_TOOLS = frozenset({"none", "null", "n/a", "finish", "final_answer", "final"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedCall:
     """One call's request.
 
     Attributes:
@@ -91,11 +91,11 @@ def acts(name: str) -> bool:
     return "." in name or _VERB.search(name) is not None
 
 
-def placeholder(asked: Asked) -> bool:
+def placeholder(requested: RequestedCall) -> bool:
     """Whether a call is a blank form: a made-up name, or nothing but blanks for values."""
-    if asked.name is not None and _PLACEHOLDER.match(asked.name.rpartition(".")[2]):
+    if requested.name is not None and _PLACEHOLDER.match(requested.name.rpartition(".")[2]):
         return True
-    values = list((asked.arguments or {}).values())
+    values = list((requested.arguments or {}).values())
     return bool(values) and all(isinstance(v, str) and _EMPTY_VALUE.match(v) for v in values)
 
 
@@ -105,13 +105,15 @@ def blank_name(value: Any) -> bool:
     return isinstance(name, str) and _PLACEHOLDER.match(name.strip()) is not None
 
 
-def asked_in(value: Any, depth: int = 0) -> tuple[Asked, ...]:
+def requested_in(value: Any, depth: int = 0) -> tuple[RequestedCall, ...]:
     """The calls that a JSON value is: one call, a list of calls, or either in its usual wrapper.
 
     () where it is none: a tool's *declaration*, a list of which one item is no call, other data.
     """
     if isinstance(value, list):
-        found = [asked_in(item, depth + 1) for item in cast(list[Any], value)] if depth < 3 else []
+        found = (
+            [requested_in(item, depth + 1) for item in cast(list[Any], value)] if depth < 3 else []
+        )
         return tuple(a for item in found for a in item) if found and all(found) else ()
     if not isinstance(value, dict) or depth > 4:
         return ()
@@ -119,15 +121,15 @@ def asked_in(value: Any, depth: int = 0) -> tuple[Asked, ...]:
     for wrapper in _WRAPPERS:
         inner = fields.get(wrapper)
         if isinstance(inner, dict | list) and set(fields) - {wrapper} <= _BESIDE:
-            return asked_in(inner, depth + 1)
+            return requested_in(inner, depth + 1)
     function = fields.get("function", fields.get("tool"))
     if isinstance(function, dict) and set(fields) - {"function", "tool"} <= _BESIDE:
-        return asked_in(function, depth + 1)
+        return requested_in(function, depth + 1)
     one = _one(fields)
     return (one,) if one else ()
 
 
-def _one(fields: dict[str, Any]) -> Asked | None:
+def _one(fields: dict[str, Any]) -> RequestedCall | None:
     names = [key for key in _NAMES if isinstance(fields.get(key), str)]
     given = [key for key in _ARGUMENTS if key in fields]
     if not names or len(given) != 1 or set(fields) - {names[0], given[0]} > _BESIDE | set(_NAMES):
@@ -138,7 +140,7 @@ def _one(fields: dict[str, Any]) -> Asked | None:
     arguments = read_arguments(fields[given[0]], free=given[0] in _TEXT_INPUT)
     if not toolish(name) or arguments is None or _declaration(arguments):
         return None
-    return Asked(name, arguments)
+    return RequestedCall(name, arguments)
 
 
 def read_arguments(value: Any, *, free: bool = False) -> Arguments | None:
