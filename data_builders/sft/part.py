@@ -9,6 +9,8 @@ sees the same disk.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +37,6 @@ from data_builders.sft.prepare import (
 from data_builders.sft.prepared import PartWriter
 from data_builders.workers import OnProgress
 from posttrain.chat import ChatTemplate
-from posttrain.collecting import collected_rarely
 from posttrain.config.build_sft import BuildSftConfig, SftSource
 from posttrain.records import Example
 from posttrain.tokens.encode import EncodeArrays
@@ -157,7 +158,7 @@ class PartJob:
         unfinished = PartWriter(
             Path(self.folder), scratch=self.scratch, marks=preparer.marks, dedup=dedup is not None
         )
-        with collected_rarely(), unfinished as writer:
+        with _collecting_rarely(), unfinished as writer:
             for batch in self._batches(recipe, counts.rows, fields):
                 placed = [item for item in batch if isinstance(item, PlacedExample)]
                 prepared = prepare([item.example for item in placed], preparer)
@@ -291,3 +292,18 @@ def _sample(example: Example, sequence: PreparedSequence) -> dict[str, Any]:
         "tokens": sequence.length,
         "segments": [[s.role, s.trained, s.text] for s in sample.segments],
     }
+
+
+# beside the libraries that are loaded anyway, every look costs as much as a batch of records
+_RARELY = (200_000, 50, 1000)
+
+
+@contextlib.contextmanager
+def _collecting_rarely() -> Iterator[None]:
+    """Python's cycle collector looks rarely: records are many objects and few cycles."""
+    before = gc.get_threshold()
+    gc.set_threshold(*_RARELY)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
