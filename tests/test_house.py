@@ -37,6 +37,18 @@ LIGHT_FILES = (
 )
 
 
+DEFINED = (ast.FunctionDef, ast.ClassDef)
+# words that are nobody's: the glossary has the field's
+WORDS = re.compile(
+    r"(?:^|_)(books?|said|asked|observed|spools?|twins?|tally|stock|licen[c]e|maths)(?:_|$)"
+)
+PRODUCT = sorted(
+    p
+    for top in ("posttrain", "data_builders", "reward", "scripts")
+    for p in (ROOT / top).rglob("*.py")
+)
+
+
 def imported(path: Path) -> set[str]:
     """Top-level packages a file imports, anywhere in it."""
     found: set[str] = set()
@@ -80,6 +92,69 @@ def test_importing_the_light_layer_loads_nothing_heavy():
 def test_only_scripts_compose_and_nobody_imports_them():
     for path in [*ROOT.glob("posttrain/**/*.py"), *ROOT.glob("data_builders/**/*.py")]:
         assert "scripts" not in imported(path), path
+
+
+def test_no_file_is_longer_than_400_lines():
+    assert [str(p) for p in PRODUCT if len(p.read_text().splitlines()) > 400] == []
+
+
+def test_a_short_file_has_more_than_one_importer():
+    """Under 60 lines with one importer is a part of that importer; families and schemas apart."""
+    modules = {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in PRODUCT}
+    importers: dict[Path, set[Path]] = {p: set() for p in PRODUCT}
+    for path in PRODUCT:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ImportFrom) or not node.module:
+                continue
+            for name in (node.module, *(f"{node.module}.{a.name}" for a in node.names)):
+                if name in modules and modules[name] != path:
+                    importers[modules[name]].add(path)
+    apart = re.compile(r"dialects|families|config|scripts|__init__|prompts/inputs")
+    short = [
+        p for p in PRODUCT if len(p.read_text().splitlines()) < 60 and not apart.search(str(p))
+    ]
+    assert [str(p) for p in short if len(importers[p]) == 1] == []
+
+
+def test_a_public_class_name_exists_once():
+    found = [
+        node.name
+        for path in PRODUCT
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    assert sorted({name for name in found if found.count(name) > 1}) == []
+
+
+def test_identifiers_use_the_words_of_the_field():
+    bad: list[tuple[str, str]] = []
+    for path in PRODUCT:
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = getattr(node, "name", None) if isinstance(node, DEFINED) else None
+            if isinstance(node, ast.arg):
+                name = node.arg
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                name = node.target.id
+            if name and WORDS.search(name.lower()):
+                bad.append((path.name, name))
+    assert bad == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "scripts").glob("*.py")), ids=lambda p: p.stem)
+def test_help_and_a_misspelt_key_load_nothing_heavy(path: Path, tmp_path: Path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("not_a_key_of_any_recipe: 1\n")
+    code = (
+        "import contextlib, runpy, sys\n"
+        f"sys.argv = [{str(path)!r}, *sys.argv[1:]]\n"
+        "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(sys.stderr):\n"
+        f"    runpy.run_path({str(path)!r}, run_name='__main__')\n"
+        f"print(sorted({HEAVY | {'matplotlib', 'datasets'}!r} & set(sys.modules)))"
+    )
+    for argv in (["--help"], ["--config", str(recipe)]):
+        command = [sys.executable, "-c", code, *argv]
+        out = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert out.stdout.strip() == "[]", argv
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "scripts").glob("*.py")), ids=lambda p: p.stem)
