@@ -126,10 +126,12 @@ _NUMBER = re.compile(
     rf"(?:\s?\\?%|\s(?:percent|hundred|thousand|million|billion|trillion|dozen)s?\b)?"
     rf"[A-Za-z0-9_^°½¼¾]*"
 )
-# "A: 18", "a) 18", "答案：18": no formula, though it has no words of ASCII letters
+# "A: 18", "- A: \$18", "(a) 18", "1. 18", "答：18": no formulas, though without words in ASCII
 _OWN_LABEL = re.compile(
-    r"[*_]*[A-Za-z][A-Za-z.]{0,5}[*_]*[ \t]*[:).][ \t*_]*(?=[-+−$€£¥₹\\]?\d)"
-    r"|\D*[^\W\d_\x00-\x7f\u0370-\u03ff]{2}"
+    r"[-*_>`(\[ \t]*"
+    r"(?:[A-Za-z][A-Za-z.]{0,5}\d?[*_\])]*\s*[:：).]|\([A-Za-z]\)|\d{1,2}[.)](?=[ \t]))"
+    r"[ \t*_=≈~(]*(?=(?:[-+−$€£¥₹]|\\\$|\\[dt]?frac\{)*\d)"
+    r"|\D*(?:[^\W\d_\x00-\x7f\u0370-\u03ff]{2}|[\u0400-\u04ff\u3040-\u9fff\uac00-\ud7a3])"
 )
 _OR = re.compile(r"\s*,?\s*\bor\b\s*")
 _COMMAND = re.compile(r"\\(?:text|mathrm|mbox)\{[^{}]*\}|\\(?:begin|end)\{[a-z]*\}|\\[A-Za-z]+")

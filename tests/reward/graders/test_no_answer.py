@@ -30,6 +30,8 @@ def graded(grader: str, question: str, answer: str, **metadata: object) -> Score
 
 NUMBERS = (
     "A: 18", "A: 19", "答案：18", "一共有18个苹果。", "**A:** 18", "a) 18", "A. $18", "She has 18 left.\n\nHope this helps!",
+    "A：18", "- A: 18", "> A: 18", "`A: 18`", "A: \\$18", "A: \\frac{36}{2}", "A: (18)", "A: ≈18", "(A) 18",
+    "1. 18", "2) 18", "Q1: 18", "答：18", "解: 18", "답: 18", "答：18个",
     "18\n\nThat is because we add up what was bought.", "I do not know.",
 )  # fmt: skip
 LETTERS = (
