@@ -52,11 +52,11 @@ def read_text(value: Any, where: str) -> str:
     raise RowProblem("malformed_message", where, f"expected text, found {value!r:.80}")
 
 
-def refuse_media(row: Mapping[str, Any]) -> None:
-    """Rows that come with pictures or sound say less, or something else, without them."""
+def refuse_media(row: Mapping[str, Any], where: str = "") -> None:
+    """Rows, messages (at `where`) and parts with pictures or sound say less without them."""
     for name in MEDIA_FIELDS:
         if row.get(name):
-            raise RowProblem("unsupported_content", name, "the row comes with media; text only")
+            raise RowProblem("unsupported_content", where + name, "it comes with media; text only")
 
 
 def _is_part(item: Any) -> bool:
@@ -70,7 +70,8 @@ def _kind(part: Mapping[str, Any]) -> str | None:
 
 def _text_of(part: Mapping[str, Any], keys: tuple[str, ...], where: str) -> str:
     """A part's text under the first of `keys` that it fills, also as OpenAI Assistants' object."""
-    value = next((found for key in keys if (found := part.get(key)) is not None), None)
+    given = [value for key in keys if (value := part.get(key)) is not None]
+    value = next((value for value in given if value), given[0] if given else None)
     text = value.get("value") if isinstance(value, Mapping) else value
     if isinstance(text, str):
         return text

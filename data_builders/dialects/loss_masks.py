@@ -16,10 +16,15 @@ from data_builders.dialects.reading import Reading, Row, RowProblem
 _TRAINED = frozenset(
     {"weight", "loss_weight", "loss", "train", "training", "train_on_turn", "trainable"}
 )
+_ANSWER_MASKS = (*sorted(_TRAINED), "masked", "mask")
 _WORDS = {"true": True, "false": False, "1": 1, "1.0": 1, "0": 0, "0.0": 0}
 # at the start of a word, so that neither `constraint` nor `glossary` is a mask
 _LIKE_A_MASK = re.compile(r"(?:^|[^a-z])(?:un|non)?(?:loss|mask|train|supervis|weight|backprop)")
-_ROW_MASKS = ("loss_mask", "loss_masks", "train_on_input", "train_on_inputs", "train_on_prompt")
+_ROW_MASKS = (
+    "loss_mask", "loss_masks", "loss_weights", "completion_mask",
+    "assistant_mask", "assistant_masks",
+    "train_on_input", "train_on_inputs", "train_on_prompt", "train_on_prompts",
+)  # fmt: skip
 
 
 def refuse_untrained(
@@ -54,8 +59,17 @@ def refuse_untrained(
 
 
 def refuse_row_masks(row: Row, how: Reading) -> None:
-    """Refuse a mask over the whole row, but for one that asks for what is done anyway."""
-    for name in _ROW_MASKS if how.trains else ():
+    """Refuse a mask over the whole row, but for one that asks for what is done anyway.
+
+    Under a key of an answer's mask only a plain "not to train" counts: a row may hold any `weight`.
+    """
+    if not how.trains:
+        return
+    for name in _ANSWER_MASKS:
+        value = row.get(name)
+        if value is not None and _trained(name, value) is False:
+            raise RowProblem("untrained_turn", name, f"{value!r:.80}: a row not to train")
+    for name in _ROW_MASKS:
         value = row.get(name)
         if value is not None and not (
             name.startswith("train_on") and _trained("train", value) is False

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from data_builders.dialects.calls import read_calls, read_id
-from data_builders.dialects.content import read_content
+from data_builders.dialects.content import read_content, refuse_media
 from data_builders.dialects.loss_masks import refuse_untrained
 from data_builders.dialects.reading import Reading, RowProblem
 from posttrain.chat.reasoning import CLOSE, OPEN, split_think
@@ -108,6 +108,7 @@ def _read(raw: Mapping[str, Any], how: Reading, where: str) -> tuple[Message, bo
     role = how.roles.get(name) or ROLE_NAMES.get(name.lower())
     if role is None:
         raise RowProblem("unknown_role", where, f"role {name!r:.80}; map it under roles:")
+    refuse_media(raw, f"{where}.")
     content = content_of(raw, how)
     if content is None and role == "user":
         raise RowProblem("malformed_message", where, "a user turn without content")

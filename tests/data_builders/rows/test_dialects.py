@@ -469,4 +469,36 @@ def test_a_key_that_the_recipe_reads_is_no_mask() -> None:
 def test_a_mask_over_the_row_is_refused_unless_it_says_what_is_done(row: dict[str, Any]) -> None:
     assert problem(row | {"loss_mask": [0, 1]}) == "malformed_message"
     assert problem(row | {"train_on_inputs": True}) == "malformed_message"
+    assert problem(row | {"completion_mask": [0, 1]}) == "malformed_message"
+    assert problem(row | {"assistant_masks": [0, 1]}) == "malformed_message"
     assert read(row | {"train_on_inputs": False, "loss_mask": None})[1].messages == PLAIN
+
+
+@pytest.mark.parametrize("more", [more for more in UNTRAINED if len(more) == 1])
+def test_a_row_that_is_not_to_be_trained_is_not(more: dict[str, Any]) -> None:
+    for row in ({"messages": OPENAI}, {"instruction": "2+2?", "output": "4"}):
+        assert problem(row | more) == "untrained_turn"
+
+
+@pytest.mark.parametrize(
+    "more", [{"weight": 70}, {"loss": 0.23}, {"mask": "User"}, {"train": None}, {"training": "x"}]
+)
+def test_what_a_row_says_beside_its_answer_is_no_mask(more: dict[str, Any]) -> None:
+    assert read({"messages": OPENAI} | more)[1].messages == PLAIN
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_media_of_a_message_are_not_lost(at: int) -> None:
+    turns = [{**turn, "images": ["a.png"]} if i == at else turn for i, turn in enumerate(OPENAI)]
+    with pytest.raises(RowProblem) as caught:
+        read({"messages": turns})
+    assert caught.value.reason == "unsupported_content"
+    assert caught.value.field == f"messages[{at}].images"
+    assert read({"messages": [{**turn, "images": []} for turn in OPENAI]})[1].messages == PLAIN
+
+
+@pytest.mark.parametrize(
+    "part", [{"type": "text", "text": "", "value": "2+2?"}, {"type": "text", "value": "2+2?"}]
+)
+def test_a_part_says_what_any_of_its_fields_says(part: dict[str, Any]) -> None:
+    assert read({"messages": [{"role": "user", "content": [part]}, OPENAI[1]]})[1].messages == PLAIN
