@@ -28,6 +28,7 @@ ROLE_NAMES: dict[str, Role] = {
     "function_response": "tool", "function-response": "tool", "ipython": "tool",
     "environment": "tool",
 }  # fmt: skip
+_ELSEWHERE = ("parts", "text", "output", "result")
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -110,6 +111,8 @@ def _read(raw: Mapping[str, Any], how: Reading, where: str) -> tuple[Message, bo
         raise RowProblem("unknown_role", where, f"role {name!r:.80}; map it under roles:")
     refuse_media(raw, f"{where}.")
     content = content_of(raw, how)
+    if not content and content != 0:
+        _refuse_elsewhere(raw, how, where)
     if content is None and role == "user":
         raise RowProblem("malformed_message", where, "a user turn without content")
     text, trace = read_content(content, role, f"{where}.content")
@@ -126,6 +129,14 @@ def _read(raw: Mapping[str, Any], how: Reading, where: str) -> tuple[Message, bo
         answered = read_id(raw.get("name"), f"{where}.name")
         return Message(role, text, tool_call_id=call_id, name=answered), False
     return Message(role, text), False
+
+
+def _refuse_elsewhere(raw: Mapping[str, Any], how: Reading, where: str) -> None:
+    """A message whose text stands under a key that is not read is not empty."""
+    for key in _ELSEWHERE:
+        if raw.get(key) and key not in (how.role, how.content, how.reasoning):
+            what = f"no content, but {raw[key]!r:.60}: map it under fields.content"
+            raise RowProblem("malformed_message", f"{where}.{key}", what)
 
 
 def _calls(raw: Mapping[str, Any], where: str) -> tuple[ToolCall, ...]:

@@ -487,6 +487,26 @@ def test_what_a_row_says_beside_its_answer_is_no_mask(more: dict[str, Any]) -> N
     assert read({"messages": OPENAI} | more)[1].messages == PLAIN
 
 
+@pytest.mark.parametrize(
+    ("role", "more"),
+    [
+        ("user", {"parts": [{"text": "2+2?"}]}),
+        ("assistant", {"parts": [{"text": "4"}]}),
+        ("assistant", {"content": "", "text": "4"}),
+        ("assistant", {"content": None, "text": "4"}),
+        ("tool", {"output": "4"}),
+        ("tool", {"content": [], "result": {"sum": 4}}),
+    ],
+)
+def test_text_under_a_key_that_is_not_read_is_not_lost(role: str, more: dict[str, Any]) -> None:
+    with pytest.raises(RowProblem) as caught:
+        read({"messages": [*OPENAI, {"role": role, **more}]})
+    assert caught.value.reason == "malformed_message"
+    assert caught.value.field == f"messages[2].{list(more)[-1]}"
+    # beside its content it is another field
+    read({"messages": [*OPENAI, {"role": role, **more, "content": "4"}]})
+
+
 @pytest.mark.parametrize("at", [0, 1])
 def test_media_of_a_message_are_not_lost(at: int) -> None:
     turns = [{**turn, "images": ["a.png"]} if i == at else turn for i, turn in enumerate(OPENAI)]
