@@ -123,7 +123,12 @@ def judgements_to_win_rate(tmp_path: Path, recipes: Path) -> None:
         "trainer.logging_steps=10", "trainer.warmup_steps=2",
     )  # fmt: skip
     run(tmp_path, "scripts/build_genrm.py", "--config", str(recipes / "build_genrm.yaml"))
-    short = ["prompts_per_step=2", "num_generations=4", "sampling.max_tokens=16", "loss.overlong=train"]
+    short = [
+        "prompts_per_step=2",
+        "num_generations=4",
+        "sampling.max_tokens=16",
+        "loss.overlong=train",
+    ]
     short += ["trainer.max_steps=1", "trainer.per_device_train_batch_size=8"]
     run(tmp_path, "scripts/genrm.py", "--config", str(recipes / "genrm.yaml"), *short)
     run(
