@@ -80,7 +80,7 @@ def samples_to_evaluation(tmp_path: Path, recipes: Path) -> None:
     rows = [{"prompt": f"{k}+1?", "chosen": f"{k + 1}", "rejected": "x"} for k in range(16)]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     given = [
-        "samples=[]", "categories={given: 1.0}", "given=[{name: sums, path: pairs.jsonl}]",
+        "samples=[]", "categories={offline: 1.0}", "offline=[{name: sums, path: pairs.jsonl}]",
         "tokenizer={path: runs/tiny/sft, chat_template: own}",
     ]  # fmt: skip
     run(tmp_path, "scripts/build_dpo.py", "--config", str(recipes / "build_dpo.yaml"), *given)
@@ -123,7 +123,7 @@ def judgements_to_win_rate(tmp_path: Path, recipes: Path) -> None:
         "trainer.logging_steps=10", "trainer.warmup_steps=2",
     )  # fmt: skip
     run(tmp_path, "scripts/build_genrm.py", "--config", str(recipes / "build_genrm.yaml"))
-    short = ["prompts_per_step=2", "num_generations=4", "sampling.max_tokens=16"]
+    short = ["prompts_per_step=2", "num_generations=4", "sampling.max_tokens=16", "loss.overlong=train"]
     short += ["trainer.max_steps=1", "trainer.per_device_train_batch_size=8"]
     run(tmp_path, "scripts/genrm.py", "--config", str(recipes / "genrm.yaml"), *short)
     run(
