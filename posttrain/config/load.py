@@ -23,6 +23,18 @@ from posttrain.errors import ConfigError
 
 Schema = TypeVar("Schema", bound=BaseModel)
 
+# old keys whose new name is not the nearest in letters (docs/renamed.md)
+_RENAMED = {
+    "capacity": "max_length",
+    "given": "offline",
+    "isolation": "document_masking",
+    "limits": "sampling",
+    "parameters": "sampling",
+    "samples": "n",
+    "spool": "parts_dir",
+    "updates": "num_iterations",
+}
+
 
 def load_recipe(path: Path | str, schema: type[Schema], overrides: Sequence[str] = ()) -> Schema:
     """Read, merge and validate a recipe.
@@ -111,7 +123,10 @@ def _explain(item: dict[str, Any], schema: type[BaseModel]) -> str:
     loc = tuple(part for part in item["loc"])
     dotted = ".".join(str(part) for part in loc)
     if item["type"] == "extra_forbidden":
-        return f"unknown key {dotted!r}{nearest(str(loc[-1]), _keys_at(schema, loc[:-1]))}"
+        name, valid = str(loc[-1]), _keys_at(schema, loc[:-1])
+        renamed = _RENAMED.get(name)
+        hint = f" (renamed: {renamed!r})" if renamed in valid else nearest(name, valid)
+        return f"unknown key {dotted!r}{hint}"
     if item["type"] == "missing":
         return f"{dotted!r} is required"
     if item["type"] in ("union_tag_invalid", "union_tag_not_found"):

@@ -69,17 +69,16 @@ def load_any_tokenizer(path: str, *, revision: str | None = None) -> PreTrainedT
     """
     if Path(path).is_dir():
         if revision is not None:
-            raise ConfigError(f"tokenizer.path {path} is a directory; revision is for hub ids")
+            raise ConfigError(f"the tokenizer {path} is a directory; revision is for hub ids")
         return load_tokenizer(Path(path))
     if path.startswith((".", "/")) or path.count("/") != 1:
-        raise ConfigError(
-            f"tokenizer.path {path!r}: there is no such directory, nor is it a hub id"
-        )
+        raise ConfigError(f"no tokenizer at {path!r}: no such directory, nor is it a hub id")
     try:
         return AutoTokenizer.from_pretrained(path, revision=revision)
     except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
         raise ConfigError(
-            f"tokenizer.path {path!r} is no directory here and cannot be had from the hub: {error}"
+            f"no tokenizer at {path!r}: no directory here, and not to be had from the hub: {reason}"
         ) from error
 
 

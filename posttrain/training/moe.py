@@ -106,7 +106,7 @@ class ExpertBalance:
         """The term of the pass just recorded; releases the recording.
 
         Args:
-            sequence_ids: int64 [tokens], see `posttrain.training.collate.sequence_ids`.
+            sequence_ids: int64 [tokens], see `document_masking.sequence_ids`.
             count: number of sequences.
         """
         layers = [layer_balance(seen, sequence_ids, count) for seen in self._seen]

@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 
 from posttrain.config.base import Strict
+from posttrain.config.build_dpo import BuildDpoConfig
+from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.defaults import repeated_defaults
+from posttrain.config.eval import EvalConfig
 from posttrain.config.load import load_recipe, read_recipe
+from posttrain.config.rlhf import RlhfConfig
+from posttrain.config.sample import SampleConfig
+from posttrain.config.sft import SftConfig
 from posttrain.errors import ConfigError
 
 
@@ -61,6 +67,27 @@ def test_scientific_notation_is_a_number_and_lists_fill_tuples(tmp_path):
 def test_mistakes_are_named(tmp_path, text, overrides, message):
     with pytest.raises(ConfigError, match=message):
         load(tmp_path, text, *overrides)
+
+
+@pytest.mark.parametrize(
+    ("schema", "old", "new"),
+    [
+        (BuildSftConfig, "packing.capacity", "max_length"),
+        (BuildSftConfig, "spool", "parts_dir"),
+        (SftConfig, "isolation", "document_masking"),
+        (SampleConfig, "parameters.temperature", "sampling"),
+        (SampleConfig, "limits.max_turns", "sampling"),
+        (EvalConfig, "samples", "n"),
+        (BuildDpoConfig, "given", "offline"),
+        (RlhfConfig, "loss.updates", "num_iterations"),
+        (RlhfConfig, "judge.parameters.temperature", "sampling"),
+    ],
+)
+def test_an_old_key_names_the_new_one(tmp_path, schema, old, new):
+    path = write(tmp_path, "{}")
+    unknown = rf"unknown key '[\w.]+' \(renamed: '{new}'\)"
+    with pytest.raises(ConfigError, match=unknown):
+        load_recipe(path, schema, [f"{old}=1"])
 
 
 def test_a_missing_recipe_lists_its_neighbours(tmp_path):
