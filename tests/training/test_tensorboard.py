@@ -48,7 +48,7 @@ class FailsAtTheSecond(Scripted):
     """Ends the run while it rewards the second batch."""
 
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
-        if self.asked:
+        if self.requests:
             raise JudgeError("the end")
         return await super().reward(groups, seed=seed)
 

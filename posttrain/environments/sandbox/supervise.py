@@ -264,13 +264,21 @@ def excess(root: int, limits: Limits) -> Limit | None:
 # -- a small process that ends every sandbox of this one when this one is gone -------------------
 
 _GUARDIAN = """
-import os, select, signal, sys
+import contextlib, os, select, signal, sys, time
 parent = int(sys.argv[1])
 try:
     handle = os.pidfd_open(parent)
     if os.getppid() == parent:  # else it went while this was starting
         select.select([handle], [], [])
 finally:
+    # what was just being started joins the group only now: one kill would miss it
+    end = time.monotonic() + 1
+    while time.monotonic() < end:
+        for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+            with contextlib.suppress(OSError):
+                if pid != os.getpid() and os.getpgid(pid) == os.getpid():
+                    os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
     os.killpg(0, signal.SIGKILL)
 """
 _lock = threading.Lock()
@@ -283,7 +291,7 @@ def guarded_group() -> int:
 
     Bubblewrap can die with its parent, but its own child follows it only some milliseconds after it
     was made: killed in between, it leaves a process behind that waits for ever. So what starts a
-    sandbox is put into the guardian's process group, which the guardian kills as one. A sandbox
+    sandbox is put into the guardian's process group, whose members the guardian kills. A sandbox
     leaves that group only when it is bound to die with bubblewrap.
     """
     place = (os.getpid(), os.getsid(0))

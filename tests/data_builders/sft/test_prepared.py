@@ -43,7 +43,7 @@ class Turns:
 
 
 def _build(out: Path, recipe: BuildSftConfig, executor: Executor) -> dict[str, bytes]:
-    """All that lies in the spool and in the shards afterwards."""
+    """All that lies in the prepared parts and in the shards afterwards."""
     with _silent() as stages:
         spools = _spool(out / "parts_dir", recipe, executor, stages)
         plan = plan_build(spools, recipe)

@@ -143,7 +143,7 @@ def test_a_where_that_no_part_meets_is_refused(tmp_path):
 
 
 def test_only_the_parts_that_changed_are_prepared_again(world, tmp_path, monkeypatch):
-    """A kept spool: more rows at the end of a file leave its earlier parts as they are."""
+    """Kept parts: more rows at the end of a file leave its earlier parts as they are."""
     prepared: list[int] = []
     original = part.prepare
 
@@ -153,7 +153,7 @@ def test_only_the_parts_that_changed_are_prepared_again(world, tmp_path, monkeyp
 
     monkeypatch.setattr(part, "prepare", counting)
     recipe = _recipe(tmp_path, write_dropped=False)
-    keep = f"spool={tmp_path / 'spool'}"
+    keep = f"parts_dir={tmp_path / 'parts'}"
     build(recipe, f"out={tmp_path / 'a'}", PART, keep)
     everything = sum(prepared)
     prepared.clear()
