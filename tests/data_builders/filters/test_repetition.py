@@ -28,10 +28,6 @@ def found(text: str) -> Repetition | None:
     return find_repetition(text, LIMITS)
 
 
-def share(texts: list[str]) -> float:
-    return sum(found(text) is not None for text in texts) / len(texts)
-
-
 @pytest.mark.parametrize("kind", [(half, kind) for half in STEPS for kind in STEPS[half]])
 def test_honest_step_by_step_texts_stay(kind: tuple[str, str]):
     """But for two of brackets that open and close in turn, which repeat to the letter."""
@@ -45,18 +41,25 @@ def test_honest_kinds_stay(seed: int):
     assert {kind: loop for kind, text in kinds.items() if (loop := found(text))} == {}
 
 
-# a word changed in every round of twelve, and sentences in changing order, look like honest steps
-LEAST = {"a word changes": 0.4, "sentences in changing order": 0.1}
-MISSED = (
-    "short rounds with a counter",
-)  # and by intention: they are told from steps by sense alone
+# told from honest steps by sense alone, all of them or most
+MISSED = ("a word changes", "sentences in changing order", "short rounds with a counter")
 
 
 @pytest.mark.parametrize("half", ["seen", "unseen"])
 def test_loops_are_found_wherever_they_begin(half: str):
     for kind, texts in loops(half, [PROSE, *step_by_step("seen", "accumulation", 3)], 10).items():
         if kind not in MISSED:
-            assert share(texts) >= LEAST.get(kind, 1.0), kind
+            assert all(map(found, texts)), kind
+
+
+def test_sentences_in_changing_order_are_found_once_all_have_returned():
+    rng = random.Random(0)
+    few = sentences(4, rng)
+    text = f"{PROSE} {' '.join(rng.choice(few) for _ in range(300))}"
+    repetition = found(text)
+    assert repetition is not None
+    assert repetition.rule == "ngrams"
+    assert repetition.start > len(PROSE)
 
 
 @pytest.mark.parametrize(
