@@ -38,8 +38,8 @@ _CANDIDATES = 8  # periods tried of each
 _SLOT = 0.4  # share of the rounds in which a place must differ to be a template's slot
 _SLOTS = 0.02  # of a round's words may be slots: in long rounds a counter is no content
 _BARE = 0.25  # share of words of language below which a stretch is a grid, a ruler, digits
-_BARE_SHARE = 0.99  # of whose words must be equal,
-_BARE_VOCABULARY, _BARE_ROUNDS = 6, 64  # and for so many rounds if these hold so few words
+_BARE_SHARE, _ROW_ROUNDS = 0.99, 16  # of whose words must be equal, for so many rounds,
+_BARE_VOCABULARY, _BARE_ROUNDS = 6, 64  # or for these if a round has so few distinct words
 _REACH = 2  # windows; farther back the names and numbers of any template return by chance
 _RUNNING_TEXT = 0.5  # share of words of language of a window, and
 _VOCABULARY = 20  # distinct ones in it; fewer make a list of moves
@@ -61,7 +61,13 @@ class Repetition:
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """The words of a text; all arrays are (words,), and equal words have equal keys."""
+    """The words of a text; all arrays are (words,).
+
+    Attributes:
+        keys: equal where words are; the numbers of list items are all equal.
+        language: which are of language, 2 to 15 letters or an ideograph.
+        items: which are numbers of list items.
+    """
 
     keys: Keys
     language: Flags
@@ -99,7 +105,6 @@ def _split(text: str) -> _Words:
     items = np.array([_ITEM.fullmatch(word) is not None for word in ids], np.bool_)
     language = np.array([_LANGUAGE.fullmatch(word) is not None for word in ids], np.bool_)
     keys = np.fromiter(map(ids.__getitem__, words), np.int64, len(words))
-    # numbers of items are equal: a list may hold one item again and again
     return _Words(np.where(items[keys], -1, keys).view(np.uint64), language[keys], items[keys])
 
 
@@ -118,7 +123,7 @@ def _cycles(words: _Words, limits: RepetitionFilter) -> Iterator[_Found]:
                 continue
             if words.language[first : last + period].mean() < _BARE:
                 few = len(np.unique(words.keys[one_round])) <= _BARE_VOCABULARY
-                shortest = _BARE_ROUNDS * period if few else width
+                shortest = period * (_BARE_ROUNDS if few else _ROW_ROUNDS)
                 if not _dense(part, max(width, shortest), _BARE_SHARE):
                     continue
             detail = f"{part.mean():.0%} of {len(part):,} words equal the word {period:,} before"
@@ -140,8 +145,8 @@ def _steps(equal: Flags, items: Flags) -> bool:
     """Whether the rounds fill in a template, or are several items of a numbered list."""
     period = len(items)
     changes = np.bincount(np.flatnonzero(~equal) % period, minlength=period)
-    slots = np.count_nonzero(changes > _SLOT * len(equal) / period)
-    numbers = np.count_nonzero(items)
+    slots = int(np.count_nonzero(changes > _SLOT * len(equal) / period))
+    numbers = int(np.count_nonzero(items))
     return slots + (numbers if numbers > 1 else 0) > _SLOTS * period
 
 

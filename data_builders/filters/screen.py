@@ -142,10 +142,11 @@ class Screen:
         for check, limits in ((turns, filters.length), (copied, filters.copied)):
             if limits is not None:
                 self._checks.append(partial(check, limits=limits))
+        both: tuple[Part, ...] = ("reasoning", "answer")
         for reason, name, patterns, parts in (
-            ("refusal", "refusals", filters.refusals, ("answer",)),
-            ("untranslated", "untranslated", filters.untranslated, ("answer",)),
-            ("narrative", "narratives", filters.narratives, ("reasoning", "answer")),
+            ("refusal", "refusals", filters.refusals, both[1:]),
+            ("untranslated", "untranslated", filters.untranslated, both[1:]),
+            ("narrative", "narratives", filters.narratives, both),
         ):
             if patterns is not None:
                 matcher = Matcher(patterns, f"filters.{name}")

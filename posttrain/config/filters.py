@@ -2,7 +2,7 @@
 
 filters:
   tool_markup: false
-  repetition: {window_share: 0.8}
+  repetition: {min_words: 240}
   narratives: recipes/nemotron-3-nano/narratives.yaml
 """
 
@@ -47,7 +47,7 @@ class RepetitionFilter(Strict):
         min_words, min_rounds: of the shortest cycle.
         cycle_share: of a cycle's words, this share must equal the word one round before.
         ngram, window, duplicate_share: in a window of so many words, this share of the n-grams
-            must have stood at least twice before.
+            must have stood at least twice in the two windows before them.
     """
 
     compression_ratio: float = Field(default=5.0, ge=1)

@@ -154,17 +154,9 @@ def unit_tests(rng: Rng) -> Iterator[str]:
         "{k}. `{b}({x})` returns {y}, as it should. The test passes.",
     ])  # fmt: skip
     kinds = [
-        "empty",
-        "negative",
-        "large",
-        "unicode",
-        "nested",
-        "sorted",
-        "random",
-        "single",
-        "missing",
-        "cyclic",
-    ]
+        "empty", "negative", "large", "unicode", "nested", "sorted", "random", "single",
+        "missing", "cyclic",
+    ]  # fmt: skip
     calls = ["add", "sort", "parse", "merge", "split", "find", "insert", "delete", "render"]
     tests = [(a, b) for a in kinds for b in calls]
     rng.shuffle(tests)
@@ -432,22 +424,9 @@ def step_by_step(half: str, kind: str, count: int = 20) -> list[str]:
 
 _SYLLABLES = [f"{a}{b}" for a in "bcdfghklmnprst" for b in ("an", "el", "ior", "uta", "ery", "os")]
 _COMMON = [
-    "the",
-    "of",
-    "a",
-    "and",
-    "to",
-    "is",
-    "in",
-    "that",
-    "it",
-    "so",
-    "we",
-    "for",
-    "with",
-    "not",
+    "the", "of", "a", "and", "to", "is", "in", "that", "it", "so", "we", "for", "with", "not",
     "this",
-]
+]  # fmt: skip
 _IDEOGRAPHS = "的一是不了人我在有他这中大来上国个到说们为子和你地出道也时年得就那要下以生会自着去之过家学对可她里后小么心多天而能好都然没日于起还发成事只作当想看文无开手十用主行方又如前所本见经头面"
 
 
