@@ -4,10 +4,10 @@
     evaluate("-2^2 + 0.1*3")  → Fraction(-37, 10)
     evaluate("9**9**9")  raises CalculationError("the number is too large")
 
-Python's grammar of arithmetic, with ^ for a power as well and × · ÷ −; of its syntax tree only sums,
-products, powers, numbers, pi, e and the functions of the table have a value. A number is a fraction
-until a function makes it a float. Length, depth and every intermediate number are bounded, and sizes
-are checked before the work is done.
+Python's grammar of arithmetic, with ^ for a power as well and × · ÷ −; of its syntax tree only
+sums, products, powers, numbers, pi, e and the functions of the table have a value. A number is a
+fraction until a function makes it a float. Length, depth and every intermediate number are bounded,
+and sizes are checked before the work is done.
 """
 
 from __future__ import annotations
@@ -165,6 +165,10 @@ def _real(name: str, work: Callable[..., float]) -> Callable[..., Number]:
     return run
 
 
+def _magnitude(value: Number) -> Number:
+    return abs(value)
+
+
 def _to_integer(work: Callable[[Number], int]) -> Callable[[Number], Number]:
     return lambda value: Fraction(work(value))
 
@@ -180,7 +184,7 @@ _OPERATORS: dict[type[ast.operator], Operator] = {
 }
 # name → how many arguments it takes, at least and at most; what it does
 _FUNCTIONS: dict[str, tuple[int, int, Callable[..., Number]]] = {
-    "sqrt": (1, 1, _square_root), "abs": (1, 1, abs), "round": (1, 2, _rounded),
+    "sqrt": (1, 1, _square_root), "abs": (1, 1, _magnitude), "round": (1, 2, _rounded),
     "floor": (1, 1, _to_integer(math.floor)), "ceil": (1, 1, _to_integer(math.ceil)),
     "min": (1, 50, lambda *values: min(values)), "max": (1, 50, lambda *values: max(values)),
     "factorial": (1, 1, _factorial),
