@@ -21,10 +21,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.dedup_sets import sets_in
+from benchmarks.deduplication import sets_in
 from data_builders.decontamination.items import read_items
 from data_builders.decontamination.match import Decontaminator
-from data_builders.decontamination.words import words_of
+from data_builders.dedup.words import words_of
 from data_builders.filters.drop import Drop
 from posttrain.config.decontamination import DecontaminationConfig, EvaluationFile
 from posttrain.records import Example

@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from data_builders.decontamination.items import Item
-from data_builders.decontamination.words import Hashes, Words, runs, words_of, words_of_all
-from data_builders.dedup.signature import rolling
+from data_builders.dedup.words import Hashes, Words, runs, words_of, words_of_all
 from data_builders.keyed import is_among
 
 SHORTEST = 5  # words of an item that is compared as a whole: below, "yes" would be contamination
@@ -120,7 +119,7 @@ class RunIndex:
         for count in np.intersect1d(counts, self.whole_lengths).tolist():
             at = np.flatnonzero(counts == count)
             those = words.hashes[starts[at][:, None] + np.arange(count)]
-            keys = rolling(those.ravel(), count)[::count]
+            keys = runs(those.ravel(), count)[::count]
             found[at] |= np.array([key in self.whole for key in keys.tolist()])
         return found
 
@@ -220,7 +219,7 @@ def _own_before(template: Int, ngram: int, words: int) -> Int:
 
 def whole_key(words: Words) -> int:
     """A hash of all words, 0 for none."""
-    return int(rolling(words.hashes, len(words))[0]) if len(words) else 0
+    return int(runs(words.hashes, len(words))[0]) if len(words) else 0
 
 
 def _slot(hashes: Hashes, present: npt.NDArray[np.bool_]) -> Hashes:

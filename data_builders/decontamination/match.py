@@ -15,7 +15,7 @@ import numpy as np
 from data_builders.decontamination.counts import FileCounts, counts_of
 from data_builders.decontamination.index import Overlap, RunIndex
 from data_builders.decontamination.items import read_items, texts_in
-from data_builders.decontamination.words import words_of
+from data_builders.dedup.words import words_of
 from data_builders.filters.drop import Drop
 from posttrain.config.decontamination import DecontaminationConfig
 from posttrain.jsontext import load_json

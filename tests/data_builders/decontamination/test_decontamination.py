@@ -13,7 +13,7 @@ import pytest
 from data_builders.decontamination.index import Overlap, RunIndex
 from data_builders.decontamination.items import Item, read_items
 from data_builders.decontamination.match import Decontaminator
-from data_builders.decontamination.words import runs, words_of
+from data_builders.dedup.words import runs, words_of
 from posttrain.config.decontamination import DecontaminationConfig, EvaluationFile
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import ToolCall
