@@ -26,6 +26,7 @@ Schema = TypeVar("Schema", bound=BaseModel)
 # old keys whose new name is not the nearest in letters (docs/renamed.md)
 _RENAMED = {
     "capacity": "max_length",
+    "edits": "threshold",
     "given": "offline",
     "isolation": "document_masking",
     "limits": "sampling",
