@@ -36,17 +36,6 @@ def items(count: int, *, seed: int = 0) -> list[dict]:
     return [{"question": sentence(rng, rng.randrange(12, 60)), "id": k} for k in range(count)]
 
 
-def test_words_are_runs_of_letters_and_digits_and_single_ideographs():
-    words = words_of("Tom's 1,000 APPLES — 苹果 ﬁne")
-    shown = [words.text[a:b] for a, b in words.spans]
-    assert shown == ["tom", "s", "1", "000", "apples", "苹", "果", "fine"]
-    assert words.passage(2, 3) == "1,000 apples"
-    again = words_of("fine  果 苹 apples")
-    assert again.hashes.tolist() == words.hashes[[7, 6, 5, 4]].tolist()
-    assert len(words_of("?! …")) == 0
-    assert len(set(words_of("ab ba abb bab aab").hashes.tolist())) == 5
-
-
 def test_runs_depend_on_their_words_and_order_alone():
     a, b = words_of("x one two three four"), words_of("one, two THREE four y")
     assert set(runs(a.hashes, 4)) & set(runs(b.hashes, 4)) == {
@@ -129,16 +118,6 @@ def test_many_together_are_as_one_by_one(tmp_path, monkeypatch):
     monkeypatch.setattr("data_builders.decontamination.match._CHARACTERS", 100)
     assert found.drops(records) == alone
     assert found.drops([]) == []
-
-
-def test_templates_that_many_items_share_do_not_count(tmp_path):
-    frame = "answer the following question about the life of birds in one word only please"
-    rng = random.Random(3)
-    rows = [{"q": f"{frame} {sentence(rng, 12)}"} for _ in range(30)]
-    found = load(tmp_path, rows)
-    assert dropped(found, chat(frame, "x")) is None
-    assert dropped(found, chat(f"{frame} {sentence(rng, 12)}", "x")) is None
-    assert dropped(found, chat(rows[7]["q"], "x")) is not None
 
 
 def test_items_of_lists_and_objects_and_chosen_fields(tmp_path):

@@ -100,17 +100,6 @@ def test_other_questions_under_the_same_instruction_are_kept(tmp_path):
     assert None not in found.drops(planted)
 
 
-def test_the_share_is_that_of_the_own_words(tmp_path):
-    own = [" ".join(f"word{k}x{n}" for n in range(20)) for k in range(12)]
-    write_rows(tmp_path / "e.jsonl", [{"question": f"{FRAME} {text}"} for text in own])
-    found = load(tmp_path, {"path": "e.jsonl"})
-    assert dropped(found, chat(f"{FRAME} {' '.join(own[4].split()[:11])} and so on", "x")) is None
-    drop = dropped(found, chat(f"{FRAME} {' '.join(own[4].split()[:13])} and so on", "x"))
-    assert drop is not None
-    assert "65% of e.jsonl:5 question without its template: " in drop.detail
-    assert dropped(found, chat(own[4], "x")) is not None
-
-
 def test_a_split_of_a_dataset_directory(tmp_path):
     asked = questions(12)
     test = Dataset.from_list([{"question": text} for text in asked])

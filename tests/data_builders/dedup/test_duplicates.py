@@ -49,6 +49,7 @@ def test_words_and_signs():
     one, other = ('{"a": [1, 2]}', '{\n   "a" : [\n 1,\n 2\n ]\n}')
     hashes = [words_of_all([t], signs=True)[0].hashes.tolist() for t in (one, other)]
     assert hashes[0] == hashes[1]
+    assert len(set(words_of("ab ba abb bab aab").hashes.tolist())) == 5
     words, starts = words_of_all(["a b", "", "?!", "c"])
     assert starts.tolist() == [0, 2, 2, 2, 3]
     assert words.hashes.tolist() == words_of("a b c").hashes.tolist()
