@@ -28,6 +28,7 @@ _RENAMED = {
     "capacity": "max_length",
     "cycle_rounds": "min_rounds",
     "cycle_words": "min_words",
+    "edits": "threshold",
     "given": "offline",
     "isolation": "document_masking",
     "limits": "sampling",
