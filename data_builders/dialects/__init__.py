@@ -9,7 +9,7 @@ name in `posttrain.config.source.DialectName`, a section in `docs/dialects.md`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from data_builders.dialects.alpaca import OUTPUT_KEYS, alpaca
@@ -62,7 +62,18 @@ def reading_of(config: SourceConfig, *, trains: bool = True) -> Reading:
         reasoning=config.fields.get("reasoning"),
         prefilled_think=config.prefilled_think,
         trains=trains,
+        maps=bool(config.fields),
+        named=frozenset(path.partition(".")[0] for path in _named(config)),
     )
+
+
+def _named(config: SourceConfig) -> Iterator[str]:
+    """Paths that the recipe names, whatever for."""
+    yield from config.fields.values()
+    yield from config.metadata
+    yield from config.where or ()
+    if config.license_field is not None:
+        yield config.license_field
 
 
 def canonical(row: Row, config: SourceConfig) -> Row:

@@ -71,7 +71,7 @@ def read_tools(value: Any, where: str = "tools") -> str | None:
     """Declared tools as the JSON text of a list of OpenAI schemas; `None` when none is declared.
 
     Takes a list, one schema, or JSON text of either; items may be JSON text themselves, bare
-    functions, or have Anthropic's `input_schema`.
+    functions, or have Anthropic's `input_schema` or MCP's `inputSchema`.
     """
     if isinstance(value, str):
         value = _decode_tools(value, where) if value.strip() else None
@@ -93,8 +93,9 @@ def _tool(item: Any, where: str) -> dict[str, Any]:
         # flat: OpenAI's Responses say `function`, Anthropic says `custom` or nothing
         kind, bare = item.get("type"), {k: v for k, v in item.items() if k != "type"}
         kind = "function" if kind in (None, "custom") else kind
-        if "input_schema" in bare and "parameters" not in bare:
-            bare["parameters"] = bare.pop("input_schema")
+        for key in ("input_schema", "inputSchema"):
+            if key in bare and "parameters" not in bare:
+                bare["parameters"] = bare.pop(key)
         function, tool = bare, {"type": "function", "function": bare}
     name = function.get("name")
     if not isinstance(name, str) or not name.strip():

@@ -12,19 +12,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from data_builders.dialects.calls import read_tools
-from data_builders.dialects.content import read_text, refuse_media
-from data_builders.dialects.loss_masks import refuse_row_masks
+from data_builders.dialects.columns import SYSTEM_KEYS, TOOL_KEYS, refuse_lost, unread_columns
+from data_builders.dialects.content import read_content
 from data_builders.dialects.message import as_messages, read_messages
 from data_builders.dialects.reading import Conversation, Reading, Row, RowProblem
 from posttrain.records import Message
 
 LIST_KEYS = ("messages", "conversations", "conversation")
-_SYSTEM_KEYS = ("system", "system_prompt")
-_TOOL_KEYS = ("tools", "functions")
 
 
 def find_list(row: Row) -> tuple[str, list[Mapping[str, Any]]] | None:
@@ -48,35 +46,92 @@ def read_list(row: Row, how: Reading, *, dialect: str, key: str) -> Conversation
     where, listed = found
     if how.role is None and not all(item.get(key) is not None for item in listed):
         raise not_a(dialect, row, f"not every message of {where} has {key!r}")
-    refuse_media(row)
-    refuse_row_masks(row, how)
-    messages = with_system(row, read_messages(listed, how, where))
-    return Conversation(messages, declared_tools(row, listed))
+    return conversation(
+        row, read_messages(listed, how, where), how, read=(where,), listed=listed, where=where
+    )
 
 
-def declared_tools(row: Row, listed: list[Mapping[str, Any]] | None = None) -> str | None:
-    """The row's declared tools, else those that its system message carries."""
-    for key in _TOOL_KEYS:
-        if (tools := read_tools(row.get(key), key)) is not None:
-            return tools
-    first = listed[0] if listed else {}
-    for key in _TOOL_KEYS:
-        if (tools := read_tools(first.get(key), f"the first message's {key}")) is not None:
-            return tools
-    return None
+def conversation(
+    row: Row,
+    turns: tuple[Message, ...],
+    how: Reading,
+    *,
+    read: Collection[str],
+    parts_of_prompt: Collection[str] = (),
+    listed: Sequence[Mapping[str, Any]] = (),
+    where: str = "",
+) -> Conversation:
+    """The turns of a row with its system text and tools, once nothing of the row is lost.
+
+    Args:
+        read: columns that the turns were read from.
+        parts_of_prompt: columns that say a part of the prompt in rows of other dialects.
+        listed: the raw messages, under `where`; they may declare tools.
+
+    Raises:
+        RowProblem: see `refuse_lost`, `with_system` and `declared_tools`.
+    """
+    messages = in_call_order(with_system(row, turns))
+    tools = declared_tools(row, listed, where)
+    unread = unread_columns(row, read, how)
+    parts = () if how.maps else parts_of_prompt  # whoever maps columns knows the others
+    refuse_lost(row, unread, messages, tools, how, parts)
+    return Conversation(messages, tools, unread)
+
+
+def in_call_order(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Results of parallel calls in the order of the calls that they name, by id or else by name.
+
+    Templates that write no ids tell results apart by their order alone.
+    """
+    ordered = list(messages)
+    for index, message in enumerate(messages):
+        if len(message.tool_calls) < 2:
+            continue
+        places = {key: n for n, c in enumerate(message.tool_calls) for key in (c.name, c.id) if key}
+        stop = index + 1
+        while stop < len(messages) and messages[stop].role == "tool":
+            stop += 1
+        results = messages[index + 1 : stop]
+        keys = [places.get(r.tool_call_id or r.name or "") for r in results]
+        if None not in keys and len(set(keys)) == len(keys):
+            by_place = sorted(zip(keys, results, strict=True), key=lambda pair: pair[0] or 0)
+            ordered[index + 1 : stop] = [result for _, result in by_place]
+    return tuple(ordered)
+
+
+def declared_tools(row: Row, listed: Sequence[Mapping[str, Any]], where: str) -> str | None:
+    """The tools that a row declares, in a column of its own or in its first message.
+
+    Raises:
+        RowProblem: `malformed_tools`, also for two declarations that differ.
+    """
+    declared: str | None = None
+    places: list[tuple[str, Any]] = [(key, row.get(key)) for key in TOOL_KEYS]
+    for index, item in enumerate(listed):
+        places += [(f"{where}[{index}].{key}", item.get(key)) for key in ("tools", "functions")]
+    for number, (place, value) in enumerate(places):
+        if not value or (tools := read_tools(value, place)) is None:
+            continue
+        if declared is None and number < len(TOOL_KEYS) + 2:
+            declared = tools
+        elif tools != declared:
+            raise RowProblem("malformed_tools", place, "tools other than those declared before")
+    return declared
 
 
 def with_system(row: Row, messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """The messages after the row's own system text, unless they start with the same."""
-    for key in _SYSTEM_KEYS:
-        text = read_text(row.get(key), key)
+    for key in SYSTEM_KEYS:
+        if not (value := row.get(key)):
+            continue
+        text = read_content(value, "system", key).text
         if not text.strip():
             continue
-        if messages and messages[0].role == "system":
-            if messages[0].content.strip() == text.strip():
-                return messages
+        if not messages or messages[0].role != "system":
+            messages = (Message("system", text), *messages)
+        elif messages[0].content.strip() != text.strip():
             raise RowProblem("malformed_message", key, "not the conversation's own system text")
-        return (Message("system", text), *messages)
     return messages
 
 
@@ -88,8 +143,7 @@ def given_keys(row: Row, keys: tuple[str, ...]) -> list[str]:
 
 def not_a(dialect: str, row: Row, why: str) -> RowProblem:
     """The problem of a row that does not have the shape of `dialect`."""
-    # names come from the row: they may be many, or hold what no report can be written with
-    names = ", ".join(map(str, row)).encode("utf-8", "backslashreplace").decode() or "(no field)"
+    names = ", ".join(map(str, row)) or "(no field)"
     fields = names if len(names) <= 200 else names[:200] + " …"
     return RowProblem("unrecognised", fields, f"not {dialect}: {why}")
 

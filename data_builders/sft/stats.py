@@ -119,6 +119,7 @@ def source_stats(
 _PREPARED = (
     "licenses",
     "dialects",
+    "unread",
     "control",
     "sequences",
     "sequences_lost",
