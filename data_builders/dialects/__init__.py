@@ -14,11 +14,12 @@ from typing import Any
 
 from data_builders.dialects.alpaca import OUTPUT_KEYS, alpaca
 from data_builders.dialects.chosen_rejected import chosen_rejected
-from data_builders.dialects.message import content_of, role_of, starts_inline
+from data_builders.dialects.message import content_of, role_of
 from data_builders.dialects.messages_list import find_list, inline_think, not_a, openai, sharegpt
 from data_builders.dialects.prompt_completion import COMPLETION_KEYS, prompt_completion
 from data_builders.dialects.reading import Conversation, Reading, Row, RowProblem
 from data_builders.rows.where import lookup
+from posttrain.chat.reasoning import OPEN
 from posttrain.config.source import SourceConfig
 
 __all__ = ["DIALECTS", "Conversation", "Reading", "RowProblem", "read_row", "recognise"]
@@ -78,17 +79,22 @@ def _named(config: SourceConfig) -> Iterator[str]:
 
 def canonical(row: Row, config: SourceConfig) -> Row:
     """The row under the canonical names of `fields`; a renamed field loses its own name."""
-    paths = {name: path for name, path in config.fields.items() if name not in _IN_MESSAGE}
+    fields = {("reasoning_content" if k == "reasoning" else k): v for k, v in config.fields.items()}
+    return mapped(row, fields)
+
+
+def mapped(row: Row, fields: Mapping[Any, str]) -> Row:
+    """The row with each field, but for those inside messages, under the name it is mapped to."""
+    paths = {name: path for name, path in fields.items() if name not in _IN_MESSAGE}
     if not paths:
         return row
     view = {key: value for key, value in row.items() if key not in paths.values()}
     for name, path in paths.items():
-        key = "reasoning_content" if name == "reasoning" else name
         try:
-            view[key] = lookup(row, path)
+            view[name] = lookup(row, path)
         except KeyError:
             # without it the row fits another dialect or none; never a half-mapped one
-            view.pop(key, None)
+            view.pop(name, None)
     return view
 
 
@@ -134,4 +140,5 @@ def _by_messages(row: Row, messages: list[Mapping[str, Any]], how: Reading) -> s
 
 def _inline(message: Mapping[str, Any], how: Reading) -> bool:
     content = content_of(message, how)
-    return isinstance(content, str) and role_of(message, how) != "user" and starts_inline(content)
+    inline = isinstance(content, str) and content.lstrip().startswith(OPEN)
+    return inline and role_of(message, how) != "user"

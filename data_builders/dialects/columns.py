@@ -29,7 +29,7 @@ MEDIA_KEYS = (
 _TRAINED = ("weight", "loss_weight", "loss", "train", "training", "train_on_turn", "trainable")
 _ROW_MASKS = (
     "loss_mask", "loss_masks", "loss_weights", "completion_mask",
-    "assistant_mask", "assistant_masks",
+    "assistant_mask", "assistant_masks", "labels",
     "train_on_input", "train_on_inputs", "train_on_prompt", "train_on_prompts",
 )  # fmt: skip
 _WORDS = {"true": True, "false": False, "1": 1, "1.0": 1, "0": 0, "0.0": 0}
@@ -40,7 +40,7 @@ _KINDS: dict[Kind, re.Pattern[str]] = {
         r"(?:^|[^a-z])(?:un|non)?(?:loss|mask|train|supervis|weight|backprop|ignore|skip)|^labels$"
     ),
     "reasoning": re.compile(
-        r"(?:^|_)(?:reasoning|think(?:ing)?|thoughts?|rationale|chain_of_thought|cot|scratchpad)(?:_|$)"
+        r"(?:^|_)(?:reasoning|think(?:ing)?|thoughts?|rationale|chain_of_thought|cot|scratchpad)(?:_|$)|^analysis$"
     ),
     "calls": re.compile(r"(?:^|_)(?:tool|function)s?_?(?:calls?|uses?)(?:_|$)"),
     "system": re.compile(r"(?:^|_)sys(?:tem)?_?(?:prompt|message|msg|text|instruction|content)s?$"),
@@ -169,6 +169,8 @@ def _refuse_row_masks(row: Row) -> None:
             raise RowProblem("untrained_turn", name, f"{value!r:.80}: a row not to train")
     for name in _ROW_MASKS:
         value = row.get(name)
+        if name == "labels" and not (isinstance(value, list) and -100 in value):
+            continue  # classes, and not one label a token
         asks_no_more = name.startswith("train_on") and _trained("train", value) is False
         if value is not None and not asks_no_more:
             raise RowProblem("malformed_message", name, "a loss mask of the row is not honoured")

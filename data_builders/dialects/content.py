@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from data_builders.dialects.calls import read_calls
 from data_builders.dialects.columns import refuse_media
-from data_builders.dialects.reading import RowProblem
-from posttrain.jsontext import encode_json
+from data_builders.dialects.reading import RowProblem, encoded
 from posttrain.records import Role, ToolCall
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
@@ -46,7 +45,7 @@ def read_content(value: Any, role: Role | str, where: str) -> Content:
     if isinstance(value, list) and (role != "tool" or any(map(_is_text_part, value))):
         return _join(value, where)
     if role == "tool" and not isinstance(value, str) and value is not None:
-        return Content(_json(value, where))
+        return Content(encoded(value, "malformed_message", where))
     return Content(read_text(value, where))
 
 
@@ -57,15 +56,8 @@ def read_text(value: Any, where: str) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return _json(value, where)
+        return encoded(value, "malformed_message", where)
     raise RowProblem("malformed_message", where, f"expected text, found {value!r:.80}")
-
-
-def _json(value: Any, where: str) -> str:
-    try:
-        return encode_json(value)
-    except ValueError as error:
-        raise RowProblem("malformed_message", where, str(error)) from None
 
 
 def _is_text_part(item: Any) -> bool:
@@ -98,9 +90,9 @@ def _join(parts: list[Any], where: str) -> Content:
             continue
         if not isinstance(part, Mapping):
             raise RowProblem("malformed_message", at, f"a content part is {part!r:.80}")
+        refuse_media(part, f"{at}.")
         kind = _kind(part)
         if kind in _TEXT_PARTS:
-            refuse_media(part, f"{at}.")
             texts.append(_text_of(part, ("text", "value"), at))
         elif kind in _TRACE_PARTS:
             traces.append(_text_of(part, (kind, "text", "value"), at))

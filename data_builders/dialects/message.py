@@ -245,11 +245,6 @@ def reasoning_of(
     return found[0] if found else None
 
 
-def starts_inline(content: str) -> bool:
-    """Whether an assistant text opens with a think tag."""
-    return content.lstrip().startswith(OPEN)
-
-
 def split_inline(content: str, *, prefilled: bool = False) -> tuple[str | None, str]:
     """(trace or `None`, answer).
 

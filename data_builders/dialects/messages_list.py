@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from data_builders.dialects.calls import read_tools
@@ -148,16 +149,8 @@ def not_a(dialect: str, row: Row, why: str) -> RowProblem:
     return RowProblem("unrecognised", fields, f"not {dialect}: {why}")
 
 
-def openai(row: Row, how: Reading) -> Conversation:
-    """Messages with `role` and `content`, under `messages` or `conversations`."""
-    return read_list(row, how, dialect="openai", key="role")
-
-
-def inline_think(row: Row, how: Reading) -> Conversation:
-    """Messages with `role` and `content`; an assistant's content may start with its trace."""
-    return read_list(row, how, dialect="inline_think", key="role")
-
-
-def sharegpt(row: Row, how: Reading) -> Conversation:
-    """Turns with `from` and `value`, under `conversations` or `messages`."""
-    return read_list(row, how, dialect="sharegpt", key="from")
+# messages with `role` and `content`; an assistant's content may start with its trace
+openai = partial(read_list, dialect="openai", key="role")
+inline_think = partial(read_list, dialect="inline_think", key="role")
+# turns with `from` and `value`
+sharegpt = partial(read_list, dialect="sharegpt", key="from")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
+from typing import Any
 
 from posttrain.errors import DataError
+from posttrain.jsontext import encode_json, load_json
 from posttrain.records import Message, Role
 
 Row = Mapping[str, object]
@@ -56,3 +58,19 @@ class RowProblem(DataError):
         super().__init__(text)
         self.reason = reason
         self.field = field
+
+
+def encoded(value: Any, reason: str, where: str) -> str:
+    """A value as compact JSON text. Raises RowProblem for what JSON has no word for."""
+    try:
+        return encode_json(value)
+    except ValueError as error:
+        raise RowProblem(reason, where, str(error)) from None
+
+
+def decoded(text: str, reason: str, where: str) -> Any:
+    """The value of JSON text. Raises RowProblem."""
+    try:
+        return load_json(text)
+    except ValueError as error:
+        raise RowProblem(reason, where, f"not JSON: {error}") from None

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from data_builders.dialects import RowProblem, read_row
+from data_builders.dialects.reading import encoded
 from data_builders.filters.structure import structural_drop
 from data_builders.rows.raw import Dropped, RawRow, RawRows
 from data_builders.rows.read import RowCounts, read_each, read_rows
 from data_builders.rows.where import lookup
 from posttrain.config.source import EndingPolicy, SourceConfig
-from posttrain.jsontext import encode_json
 from posttrain.records import Example, Message, make_example
 
 
@@ -104,10 +104,7 @@ def _carried(row: dict[str, Any], config: SourceConfig) -> tuple[str, str]:
     for path in config.metadata:
         with suppress(KeyError):
             kept[path.rpartition(".")[2]] = lookup(row, path)
-    try:
-        metadata = encode_json(kept) if kept else "{}"
-    except ValueError as error:
-        raise RowProblem("malformed_metadata", ", ".join(kept), str(error)) from None
+    metadata = encoded(kept, "malformed_metadata", ", ".join(kept)) if kept else "{}"
     license = config.license
     if config.license_field is not None:
         with suppress(KeyError):

@@ -33,11 +33,9 @@ def _conditions(given: object) -> object:
 
 
 def _operators(field: str, given: Any) -> dict[str, Any]:
-    if isinstance(given, list | tuple):
-        given = {"in": given}
-    elif not isinstance(given, Mapping):
-        given = {"eq": given}
-    operators = cast(Mapping[str, Any], given)
+    if not isinstance(given, Mapping):
+        given = {"in" if isinstance(given, list | tuple) else "eq": given}
+    operators = cast(dict[str, Any], given)
     for name, value in operators.items():
         if name not in OPERATORS:
             hint = nearest(name.replace("te", "e"), OPERATORS)  # gte and lte of other languages
@@ -46,7 +44,7 @@ def _operators(field: str, given: Any) -> dict[str, Any]:
             raise ValueError(f"{field}: {name} takes {needed}, found {value!r}")
     if not operators or (operators.get("exists") is False and len(operators) > 1):
         raise ValueError(f"{field}: no row can meet {dict(operators)!r}")
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in operators.items()}
+    return operators
 
 
 def _needs(name: str, value: Any) -> str | None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from data_builders.rows.examples import end_on_assistant, read_examples
 from data_builders.rows.raw import Dropped
@@ -149,3 +151,14 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
 
     peak(10)  # first-time imports and caches
     assert peak(2000) < peak(50) + 500_000  # the 2,000 rows are 4 MB of text
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, database=None,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
+@given(st.lists(st.binary(max_size=40), max_size=5))
+def test_any_bytes_are_bad_rows_at_worst(tmp_path: Path, lines: list[bytes]) -> None:
+    content = b"\n".join(lines)
+    (tmp_path / "rows.jsonl").write_bytes(content)
+    items = list(read_examples(SourceConfig(name="s", path="rows.jsonl"), tmp_path))
+    assert len(items) == sum(1 for line in content.split(b"\n") if line.strip())
+    assert all(isinstance(item, Dropped) for item in items)
