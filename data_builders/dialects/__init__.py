@@ -45,11 +45,11 @@ def read_row(row: Row, config: SourceConfig, *, trains: bool = True) -> tuple[st
     Raises:
         RowProblem: the row fits no dialect, or something in it is malformed.
     """
-    how = reading_of(config, trains=trains)
+    reading = reading_of(config, trains=trains)
     view = canonical(row, config)
     try:
-        dialect = config.dialect or recognise(view, how)
-        return dialect, DIALECTS[dialect](view, how)
+        dialect = config.dialect or recognise(view, reading)
+        return dialect, DIALECTS[dialect](view, reading)
     except RecursionError:
         raise RowProblem("malformed_json", "the row", "nested too deep") from None
 
@@ -98,7 +98,7 @@ def mapped(row: Row, fields: Mapping[Any, str]) -> Row:
     return view
 
 
-def recognise(row: Row, how: Reading) -> str:
+def recognise(row: Row, reading: Reading) -> str:
     """The dialect whose structure the row has.
 
     A row that fits two goes to the first of: chosen/rejected, a list of messages, Alpaca or
@@ -110,7 +110,7 @@ def recognise(row: Row, how: Reading) -> str:
     if row.get("chosen") is not None and row.get("rejected") is not None:
         return "chosen_rejected"
     if (found := find_list(row)) is not None:
-        return _by_messages(row, found[1], how)
+        return _by_messages(row, found[1], reading)
     # tables joined from several sets have every column in every row, most of them null
     filled = {key for key, value in row.items() if value is not None}
     shapes = _text_shapes(filled | _ANSWERS & set(row)) or _text_shapes(set(row))
@@ -129,16 +129,16 @@ def _text_shapes(keys: set[str]) -> list[str]:
     return [name for name, asks, answers in shapes if asks in keys and keys & {*answers}]
 
 
-def _by_messages(row: Row, messages: list[Mapping[str, Any]], how: Reading) -> str:
-    if all(item.get(how.role or "role") is not None for item in messages):
-        inline = any(map(_inline, messages, [how] * len(messages)))
+def _by_messages(row: Row, messages: list[Mapping[str, Any]], reading: Reading) -> str:
+    if all(item.get(reading.role or "role") is not None for item in messages):
+        inline = any(map(_inline, messages, [reading] * len(messages)))
         return "inline_think" if inline else "openai"
     if all(item.get("from") is not None for item in messages):
         return "sharegpt"
     raise not_a("any known dialect", row, "not every message has role, nor every one from")
 
 
-def _inline(message: Mapping[str, Any], how: Reading) -> bool:
-    content = content_of(message, how)
+def _inline(message: Mapping[str, Any], reading: Reading) -> bool:
+    content = content_of(message, reading)
     inline = isinstance(content, str) and content.lstrip().startswith(OPEN)
-    return inline and role_of(message, how) != "user"
+    return inline and role_of(message, reading) != "user"

@@ -20,16 +20,16 @@ _SWITCHES = frozenset(
 )
 
 
-def alpaca(row: Row, how: Reading) -> Conversation:
+def alpaca(row: Row, reading: Reading) -> Conversation:
     """`instruction` and, after an empty line, `input` (or Dolly's `context`) → `output`."""
     outputs = given_keys(row, OUTPUT_KEYS)
     if "instruction" not in row or len(outputs) != 1:
         raise not_a("alpaca", row, "it needs instruction and one of output and response")
     text = read_text(row[outputs[0]], outputs[0])
-    answer = assistant_text(text, how, reasoning=row_reasoning(row, how))
-    turns = (*history(row, how), Message("user", request(row)), answer)
+    answer = assistant_text(text, reading, reasoning=row_reasoning(row, reading))
+    turns = (*history(row, reading), Message("user", request(row)), answer)
     read = {*REQUEST_KEYS, *REASONING_KEYS, outputs[0], "history"}
-    return conversation(row, turns, how, read=read)
+    return conversation(row, turns, reading, read=read)
 
 
 def request(row: Row) -> str:
@@ -41,12 +41,12 @@ def request(row: Row) -> str:
     return "\n\n".join(part for part in parts if part.strip())
 
 
-def row_reasoning(row: Row, how: Reading) -> str | None:
+def row_reasoning(row: Row, reading: Reading) -> str | None:
     """A trace in a column of its own: the recipe's, or one of the usual names."""
-    return reasoning_of(row, None, how, "the row", switches=_SWITCHES)
+    return reasoning_of(row, None, reading, "the row", switches=_SWITCHES)
 
 
-def history(row: Row, how: Reading) -> list[Message]:
+def history(row: Row, reading: Reading) -> list[Message]:
     """Earlier exchanges, each a pair of texts."""
     value = row.get("history")
     turns: list[Message] = []
@@ -56,5 +56,5 @@ def history(row: Row, how: Reading) -> list[Message]:
         if not isinstance(pair, list) or len(pair) != 2:
             raise RowProblem("malformed_message", f"history[{index}]", "not a pair of texts")
         instruction, answer = (read_text(text, f"history[{index}]") for text in pair)
-        turns += [Message("user", instruction), assistant_text(answer, how)]
+        turns += [Message("user", instruction), assistant_text(answer, reading)]
     return turns

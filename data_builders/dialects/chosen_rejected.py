@@ -24,28 +24,28 @@ _ASKS = ("prompt", "question", "instruction", "input", "context", "history")
 _TRANSCRIPT = re.compile(r"\n\n(Human|Assistant):[ ]?")
 
 
-def chosen_rejected(row: Row, how: Reading) -> Conversation:
+def chosen_rejected(row: Row, reading: Reading) -> Conversation:
     """The prompt and the chosen answer."""
-    return read_side(row, "chosen", how)
+    return read_side(row, "chosen", reading)
 
 
-def read_side(row: Row, side: Side, how: Reading) -> Conversation:
+def read_side(row: Row, side: Side, reading: Reading) -> Conversation:
     """The whole conversation that ends on one side of the preference."""
     if "chosen" not in row or "rejected" not in row:
         raise not_a("chosen_rejected", row, "it needs chosen and rejected")
     found = find_list(row)
-    prompt, read = _prompt(row, how, found)
+    prompt, read = _prompt(row, reading, found)
     value = row[side]
     if prompt is None and isinstance(value, str):
-        turns = _transcript(value, how, side)
+        turns = _transcript(value, reading, side)
     else:
-        turns = _join(prompt or (), read_answer(value, how, side))
-    if how.trains and not turns[-1].trained:
+        turns = _join(prompt or (), read_answer(value, reading, side))
+    if reading.trains and not turns[-1].trained:
         raise RowProblem("untrained_turn", side, "a loss mask takes its answer out of the loss")
     where, listed = found or ("", [])
     read = ("chosen", "rejected", *read)
     return conversation(
-        row, turns, how, read=read, parts_of_prompt=_ASKS, listed=listed, where=where
+        row, turns, reading, read=read, parts_of_prompt=_ASKS, listed=listed, where=where
     )
 
 
@@ -59,26 +59,26 @@ def _join(prompt: tuple[Message, ...], answer: tuple[Message, ...]) -> tuple[Mes
 
 
 def _prompt(
-    row: Row, how: Reading, found: tuple[str, list[Mapping[str, Any]]] | None
+    row: Row, reading: Reading, found: tuple[str, list[Mapping[str, Any]]] | None
 ) -> tuple[tuple[Message, ...] | None, tuple[str, ...]]:
     """The turns before the answer, `None` where the sides hold them, and the columns read."""
     if found is not None:
-        return read_messages(found[1], how, found[0], prompt=True), (found[0],)
+        return read_messages(found[1], reading, found[0], prompt=True), (found[0],)
     for key in ("prompt", "question"):
         if row.get(key) is not None:
-            return (*history(row, how), *read_prompt(row[key], how, key)), (key, "history")
+            return (*history(row, reading), *read_prompt(row[key], reading, key)), (key, "history")
     if row.get("instruction") is not None:
-        turns = (*history(row, how), Message("user", request(row)))
+        turns = (*history(row, reading), Message("user", request(row)))
         return turns, ("instruction", "input", "context", "history")
     return None, ()
 
 
-def _transcript(text: str, how: Reading, where: str) -> tuple[Message, ...]:
+def _transcript(text: str, reading: Reading, where: str) -> tuple[Message, ...]:
     """Turns of a `\\n\\nHuman: … \\n\\nAssistant: …` transcript."""
     head, *parts = _TRANSCRIPT.split(text)
     if head.strip() or not parts:
         raise RowProblem("unrecognised", where, "a text without a prompt, and no transcript")
     return tuple(
-        Message("user", turn) if who == "Human" else assistant_text(turn, how)
+        Message("user", turn) if who == "Human" else assistant_text(turn, reading)
         for who, turn in zip(parts[::2], parts[1::2], strict=True)
     )

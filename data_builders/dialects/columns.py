@@ -103,7 +103,9 @@ def _trained(key: str, value: Any) -> bool | None:
     return not value if known else None
 
 
-def refuse_lost_in_message(raw: Mapping[str, Any], message: Message, how: Reading, at: str) -> None:
+def refuse_lost_in_message(
+    raw: Mapping[str, Any], message: Message, reading: Reading, at: str
+) -> None:
     """Refuse an assistant's message with a trace or calls under keys that are not read."""
     for key, value in raw.items():
         kind = kind_of(key)
@@ -114,13 +116,13 @@ def refuse_lost_in_message(raw: Mapping[str, Any], message: Message, how: Readin
             raise RowProblem("malformed_message", f"{at}.{key:.80}", what)
 
 
-def unread_columns(row: Row, read: Collection[str], how: Reading) -> tuple[str, ...]:
+def unread_columns(row: Row, read: Collection[str], reading: Reading) -> tuple[str, ...]:
     """Columns that hold something and are neither read nor named by the recipe."""
     return tuple(
         key
         for key, value in row.items()
         if key not in read
-        and key not in how.named
+        and key not in reading.named
         and key not in SYSTEM_KEYS
         and key not in TOOL_KEYS
         and value not in (None, "", [], {})
@@ -132,7 +134,7 @@ def refuse_lost(
     unread: Collection[str],
     messages: tuple[Message, ...],
     tools: str | None,
-    how: Reading,
+    reading: Reading,
     parts_of_prompt: Collection[str],
 ) -> None:
     """Refuse a row of which a column is not read that would change the conversation or its loss.
@@ -144,11 +146,11 @@ def refuse_lost(
         RowProblem: `unread_column`, `unsupported_content`, `untrained_turn`, `malformed_message`.
     """
     refuse_media(row)
-    if how.trains:
+    if reading.trains:
         _refuse_row_masks(row)
     for key in unread:
         kind, value = kind_of(key), row[key]
-        if key in parts_of_prompt or (kind == "reasoning" and how.trains) or kind == "system":
+        if key in parts_of_prompt or (kind == "reasoning" and reading.trains) or kind == "system":
             lost = _speaks(value) or key in parts_of_prompt
             lost = lost and not (isinstance(value, str) and _stands_in(value, messages))
         else:

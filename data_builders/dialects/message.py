@@ -64,7 +64,7 @@ def as_messages(value: Any) -> list[Mapping[str, Any]] | None:
 
 
 def read_messages(
-    raw: Iterable[Mapping[str, Any]], how: Reading, where: str, *, prompt: bool = False
+    raw: Iterable[Mapping[str, Any]], reading: Reading, where: str, *, prompt: bool = False
 ) -> tuple[Message, ...]:
     """All messages; a turn that only calls joins the assistant turn right before it.
 
@@ -78,7 +78,7 @@ def read_messages(
     masked: str | None = None
     for index, item in enumerate(raw):
         at = f"{where}[{index}]"
-        message, is_call_turn = _read(item, how, at)
+        message, is_call_turn = _read(item, reading, at)
         before = messages[-1] if messages else None
         if not message.trained:
             masked = next(f"{at}.{key}" for key in item if kind_of(key) == "mask")
@@ -97,19 +97,19 @@ def read_messages(
     return tuple(messages)
 
 
-def assistant_text(text: str, how: Reading, *, reasoning: str | None = None) -> Message:
+def assistant_text(text: str, reading: Reading, *, reasoning: str | None = None) -> Message:
     """An assistant message from plain text, inline reasoning split off."""
-    return _assistant(text, reasoning, (), how, "the answer")
+    return _assistant(text, reasoning, (), reading, "the answer")
 
 
-def role_of(raw: Mapping[str, Any], how: Reading) -> Any:
+def role_of(raw: Mapping[str, Any], reading: Reading) -> Any:
     """The raw role of a message, `None` if it has none."""
-    return _first_of(raw, (how.role,) if how.role else ("role", "from"))
+    return _first_of(raw, (reading.role,) if reading.role else ("role", "from"))
 
 
-def content_of(raw: Mapping[str, Any], how: Reading) -> Any:
+def content_of(raw: Mapping[str, Any], reading: Reading) -> Any:
     """The raw content of a message, `None` if it has none."""
-    return _first_of(raw, (how.content,) if how.content else ("content", "value"))
+    return _first_of(raw, (reading.content,) if reading.content else ("content", "value"))
 
 
 def _first_of(raw: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
@@ -119,28 +119,28 @@ def _first_of(raw: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
     return None
 
 
-def _read(raw: Mapping[str, Any], how: Reading, where: str) -> tuple[Message, bool]:
+def _read(raw: Mapping[str, Any], reading: Reading, where: str) -> tuple[Message, bool]:
     """A message, and whether it is a turn that only calls."""
-    name = role_of(raw, how)
+    name = role_of(raw, reading)
     if not isinstance(name, str):
         raise RowProblem("malformed_message", where, f"its role is {name!r:.80}")
-    if name not in how.roles and name.lower() in CALL_TURNS:
-        return _call_turn(raw, how, where), True
-    role = how.roles.get(name) or ROLE_NAMES.get(name.lower())
+    if name not in reading.roles and name.lower() in CALL_TURNS:
+        return _call_turn(raw, reading, where), True
+    role = reading.roles.get(name) or ROLE_NAMES.get(name.lower())
     if role is None:
         raise RowProblem("unknown_role", where, f"role {name!r:.80}; map it under roles:")
     refuse_media(raw, f"{where}.")
-    content = content_of(raw, how)
+    content = content_of(raw, reading)
     if not content and content != 0:
-        _refuse_elsewhere(raw, how, where)
+        _refuse_elsewhere(raw, reading, where)
     if content is None and role == "user":
         raise RowProblem("malformed_message", where, "a user turn without content")
     text, trace, parts = read_content(content, role, f"{where}.content")
-    reasoning = reasoning_of(raw, trace, how, where)
+    reasoning = reasoning_of(raw, trace, reading, where)
     calls = _one_of(parts, _calls(raw, where), where)
     if role == "assistant":
-        message = _assistant(text, reasoning, calls, how, where)
-        return _with_mask(message, raw, content, how, where), False
+        message = _assistant(text, reasoning, calls, reading, where)
+        return _with_mask(message, raw, content, reading, where), False
     if calls or reasoning:
         what = "calls tools" if calls else "reasons"
         raise RowProblem("malformed_message", where, f"a {role} turn that {what}")
@@ -151,10 +151,10 @@ def _read(raw: Mapping[str, Any], how: Reading, where: str) -> tuple[Message, bo
     return Message(role, text), False
 
 
-def _refuse_elsewhere(raw: Mapping[str, Any], how: Reading, where: str) -> None:
+def _refuse_elsewhere(raw: Mapping[str, Any], reading: Reading, where: str) -> None:
     """A message whose text stands under a key that is not read is not empty."""
     for key in _ELSEWHERE:
-        if raw.get(key) and key not in (how.role, how.content, how.reasoning):
+        if raw.get(key) and key not in (reading.role, reading.content, reading.reasoning):
             what = f"no content, but {raw[key]!r:.60}: map it under fields.content"
             raise RowProblem("malformed_message", f"{where}.{key}", what)
 
@@ -180,37 +180,37 @@ def _one_of(
 
 
 def _with_mask(
-    message: Message, raw: Mapping[str, Any], content: Any, how: Reading, where: str
+    message: Message, raw: Mapping[str, Any], content: Any, reading: Reading, where: str
 ) -> Message:
     """The assistant's message with its loss mask; keys that would be lost are refused."""
-    refuse_lost_in_message(raw, message, how, where)
-    if not how.trains:
+    refuse_lost_in_message(raw, message, reading, where)
+    if not reading.trains:
         return message
     for index, part in enumerate(content if isinstance(content, list) else ()):
         at = f"{where}.content[{index}]"
         if isinstance(part, Mapping) and not trained_by_masks(part, at):
             raise RowProblem("malformed_message", at, "a loss mask of a part is not honoured")
-    if trained_by_masks(raw, where, mapped=(how.role, how.content, how.reasoning)):
+    if trained_by_masks(raw, where, mapped=(reading.role, reading.content, reading.reasoning)):
         return message
     return replace(message, trained=False)
 
 
-def _call_turn(raw: Mapping[str, Any], how: Reading, where: str) -> Message:
-    value = content_of(raw, how)
+def _call_turn(raw: Mapping[str, Any], reading: Reading, where: str) -> Message:
+    value = content_of(raw, reading)
     trace = None
     if isinstance(value, str):
-        trace, value = split_inline(value, prefilled=how.prefilled_think)
+        trace, value = split_inline(value, prefilled=reading.prefilled_think)
     calls = read_calls(value, where)
     if not calls:
         raise RowProblem("malformed_tool_call", where, "a call turn without a call")
-    reasoning = reasoning_of(raw, trace, how, where)
-    return _with_mask(Message("assistant", "", reasoning, calls), raw, None, how, where)
+    reasoning = reasoning_of(raw, trace, reading, where)
+    return _with_mask(Message("assistant", "", reasoning, calls), raw, None, reading, where)
 
 
 def _assistant(
-    text: str, reasoning: str | None, calls: tuple[ToolCall, ...], how: Reading, where: str
+    text: str, reasoning: str | None, calls: tuple[ToolCall, ...], reading: Reading, where: str
 ) -> Message:
-    trace, answer = split_inline(text, prefilled=how.prefilled_think and reasoning is None)
+    trace, answer = split_inline(text, prefilled=reading.prefilled_think and reasoning is None)
     if trace is not None and reasoning is not None and trace.strip() != reasoning.strip():
         raise RowProblem(
             "conflicting_reasoning", where, "an inline trace beside another reasoning field"
@@ -221,7 +221,7 @@ def _assistant(
 def reasoning_of(
     raw: Mapping[str, Any],
     trace: str | None,
-    how: Reading,
+    reading: Reading,
     where: str,
     *,
     switches: Container[str] = (),
@@ -232,7 +232,7 @@ def reasoning_of(
         switches: texts that are no trace.
     """
     found = [trace] if trace and trace.strip() else []
-    for key in (how.reasoning,) if how.reasoning else REASONING_KEYS:
+    for key in (reading.reasoning,) if reading.reasoning else REASONING_KEYS:
         value = raw.get(key)
         if value is None or (switches and isinstance(value, bool)):
             continue

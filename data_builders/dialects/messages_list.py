@@ -39,23 +39,28 @@ def find_list(row: Row) -> tuple[str, list[Mapping[str, Any]]] | None:
     return found[0] if found else None
 
 
-def read_list(row: Row, how: Reading, *, dialect: str, key: str) -> Conversation:
+def read_list(row: Row, reading: Reading, *, dialect: str, key: str) -> Conversation:
     """The conversation of a row whose messages carry their author under `key`."""
     found = find_list(row)
     if found is None:
         raise not_a(dialect, row, f"no list of messages under {', '.join(LIST_KEYS)}")
     where, listed = found
-    if how.role is None and not all(item.get(key) is not None for item in listed):
+    if reading.role is None and not all(item.get(key) is not None for item in listed):
         raise not_a(dialect, row, f"not every message of {where} has {key!r}")
     return conversation(
-        row, read_messages(listed, how, where), how, read=(where,), listed=listed, where=where
+        row,
+        read_messages(listed, reading, where),
+        reading,
+        read=(where,),
+        listed=listed,
+        where=where,
     )
 
 
 def conversation(
     row: Row,
     turns: tuple[Message, ...],
-    how: Reading,
+    reading: Reading,
     *,
     read: Collection[str],
     parts_of_prompt: Collection[str] = (),
@@ -74,9 +79,9 @@ def conversation(
     """
     messages = in_call_order(with_system(row, turns))
     tools = declared_tools(row, listed, where)
-    unread = unread_columns(row, read, how)
-    parts = () if how.maps else parts_of_prompt  # whoever maps columns knows the others
-    refuse_lost(row, unread, messages, tools, how, parts)
+    unread = unread_columns(row, read, reading)
+    parts = () if reading.maps else parts_of_prompt  # whoever maps columns knows the others
+    refuse_lost(row, unread, messages, tools, reading, parts)
     return Conversation(messages, tools, unread)
 
 

@@ -21,24 +21,24 @@ COMPLETION_KEYS = ("completion", "response")
 _PARTS_OF_PROMPT = ("instruction", "input", "context", "query", "question")
 
 
-def prompt_completion(row: Row, how: Reading) -> Conversation:
+def prompt_completion(row: Row, reading: Reading) -> Conversation:
     """`prompt` → `completion` (or `response`)."""
     completions = given_keys(row, COMPLETION_KEYS)
     if "prompt" not in row or len(completions) != 1:
         raise not_a("prompt_completion", row, "it needs prompt and one of completion and response")
     key = completions[0]
     turns = (
-        *history(row, how),
-        *read_prompt(row["prompt"], how, "prompt"),
-        *read_answer(row[key], how, key, reasoning=row_reasoning(row, how)),
+        *history(row, reading),
+        *read_prompt(row["prompt"], reading, "prompt"),
+        *read_answer(row[key], reading, key, reasoning=row_reasoning(row, reading)),
     )
     read = {"prompt", key, "history", *REASONING_KEYS}
-    return conversation(row, turns, how, read=read, parts_of_prompt=_PARTS_OF_PROMPT)
+    return conversation(row, turns, reading, read=read, parts_of_prompt=_PARTS_OF_PROMPT)
 
 
-def read_prompt(value: Any, how: Reading, where: str) -> tuple[Message, ...]:
+def read_prompt(value: Any, reading: Reading, where: str) -> tuple[Message, ...]:
     """The turns before the answer, from a text, one message or a list of messages."""
-    if (turns := read_turns(value, how, where, prompt=True)) is not None:
+    if (turns := read_turns(value, reading, where, prompt=True)) is not None:
         return turns
     text = read_text(value, where)
     if value is None:
@@ -47,23 +47,23 @@ def read_prompt(value: Any, how: Reading, where: str) -> tuple[Message, ...]:
 
 
 def read_answer(
-    value: Any, how: Reading, where: str, *, reasoning: str | None = None
+    value: Any, reading: Reading, where: str, *, reasoning: str | None = None
 ) -> tuple[Message, ...]:
     """The answer's turns, from a text, one message or a list of messages."""
-    turns = read_turns(value, how, where)
+    turns = read_turns(value, reading, where)
     if turns is None:
-        return (assistant_text(read_text(value, where), how, reasoning=reasoning),)
+        return (assistant_text(read_text(value, where), reading, reasoning=reasoning),)
     if reasoning is not None:
         raise RowProblem("conflicting_reasoning", where, "messages beside a reasoning field")
     return turns
 
 
 def read_turns(
-    value: Any, how: Reading, where: str, *, prompt: bool = False
+    value: Any, reading: Reading, where: str, *, prompt: bool = False
 ) -> tuple[Message, ...] | None:
     """One message or a list of them; `None` if `value` is neither (a text stays a text)."""
     if isinstance(value, Mapping) and not all(isinstance(v, list) for v in value.values()):
         value = [value]
     if isinstance(value, str) or (listed := as_messages(value)) is None:
         return None
-    return read_messages(listed, how, where, prompt=prompt)
+    return read_messages(listed, reading, where, prompt=prompt)

@@ -33,9 +33,10 @@ def _conditions(given: object) -> object:
 
 
 def _operators(field: str, given: Any) -> dict[str, Any]:
-    if not isinstance(given, Mapping):
-        given = {"in" if isinstance(given, list | tuple) else "eq": given}
-    operators = cast(dict[str, Any], given)
+    if isinstance(given, Mapping):
+        operators = cast(dict[str, Any], given)
+    else:
+        operators = {"in" if isinstance(given, list | tuple) else "eq": cast(Any, given)}
     for name, value in operators.items():
         if name not in OPERATORS:
             hint = nearest(name.replace("te", "e"), OPERATORS)  # gte and lte of other languages
