@@ -32,6 +32,7 @@ _ROW_MASKS = (
     "assistant_mask", "assistant_masks", "labels",
     "train_on_input", "train_on_inputs", "train_on_prompt", "train_on_prompts",
 )  # fmt: skip
+_MASKS = frozenset({*_TRAINED, *_ROW_MASKS, "masked", "mask"})
 _WORDS = {"true": True, "false": False, "1": 1, "1.0": 1, "0": 0, "0.0": 0}
 Kind = Literal["mask", "reasoning", "calls", "system", "tools"]
 _KINDS: dict[Kind, re.Pattern[str]] = {
@@ -165,6 +166,8 @@ def _refuse_row_masks(row: Row) -> None:
 
     Under a key of an answer's mask only a plain "not to train" counts: a row may hold any `weight`.
     """
+    if _MASKS.isdisjoint(row):
+        return
     for name in (*_TRAINED, "masked", "mask"):
         value = row.get(name)
         if value is not None and _trained(name, value) is False:

@@ -113,13 +113,15 @@ def declared_tools(row: Row, listed: Sequence[Mapping[str, Any]], where: str) ->
         RowProblem: `malformed_tools`, also for two declarations that differ.
     """
     declared: str | None = None
-    places: list[tuple[str, Any]] = [(key, row.get(key)) for key in TOOL_KEYS]
+    places = [(key, row[key], True) for key in TOOL_KEYS if row.get(key)]
     for index, item in enumerate(listed):
-        places += [(f"{where}[{index}].{key}", item.get(key)) for key in ("tools", "functions")]
-    for number, (place, value) in enumerate(places):
-        if not value or (tools := read_tools(value, place)) is None:
+        for key in ("tools", "functions"):
+            if item.get(key):
+                places.append((f"{where}[{index}].{key}", item[key], index == 0))
+    for place, value, declares in places:
+        if (tools := read_tools(value, place)) is None:
             continue
-        if declared is None and number < len(TOOL_KEYS) + 2:
+        if declared is None and declares:
             declared = tools
         elif tools != declared:
             raise RowProblem("malformed_tools", place, "tools other than those declared before")
