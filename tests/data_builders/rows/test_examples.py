@@ -34,7 +34,7 @@ def test_every_row_is_kept_or_dropped_by_name(tmp_path: Path) -> None:
                                           {**GOOD, "completion": ""}, OPEN])  # fmt: skip
     with (tmp_path / "rows.jsonl").open("a") as file:
         file.write('{"prompt": "2')
-    config = SourceConfig(name="s", path="rows.jsonl", where={"reward": 1})
+    config = SourceConfig(name="s", path="rows.jsonl", where={"reward": {"eq": 1}})
     report = RowCounts()
     items = list(read_examples(config, tmp_path, counts=report))
     dropped = [(item.reason, item.line) for item in items if isinstance(item, Dropped)]
@@ -142,7 +142,7 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     def peak(rows: int) -> int:
         write_lines(tmp_path / "rows.jsonl", ({**GOOD, "x": "y" * 2000} for _ in range(rows)))
         tracemalloc.start()
-        config = SourceConfig(name="s", path="rows.jsonl", where={"reward": 1})
+        config = SourceConfig(name="s", path="rows.jsonl", where={"reward": {"eq": 1}})
         kept = sum(isinstance(item, Example) for item in read_examples(config, tmp_path))
         size = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
