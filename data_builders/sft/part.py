@@ -13,7 +13,7 @@ import contextlib
 import gc
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,7 +25,8 @@ from data_builders.keyed import unit
 from data_builders.rows.examples import PlacedExample, examples_of
 from data_builders.rows.parts import Part, open_part
 from data_builders.rows.raw import Dropped
-from data_builders.rows.read import RowCounts, WhereFields, matching_rows, where_fields
+from data_builders.rows.read import RowCounts, matching_rows, where_fields
+from data_builders.rows.where import WhereFields
 from data_builders.sft.prepare import (
     ControlPlan,
     Offsets,
@@ -69,6 +70,11 @@ class Renderer(Protocol):
     @property
     def marks(self) -> Marks:
         """The tokens by which a sequence's supervision is read."""
+        ...
+
+    @property
+    def special_texts(self) -> Mapping[int, str]:
+        """The tokenizer's special tokens by id."""
         ...
 
 
@@ -126,6 +132,7 @@ def preparer_of(
         capacity=recipe.packing.max_length,
         clip_overlong=recipe.packing.overlong == "truncate",
         marks=renderer.marks,
+        special_texts=renderer.special_texts,
         screen=Screen(source.filters, renderer.encode),
         decontaminator=decontaminator,
     )
@@ -272,6 +279,7 @@ class PartCounts:
             "dropped": dict(self.rows.dropped + self.dropped),
             "trimmed_rows": self.rows.trimmed_rows,
             "dialects": dict(self.rows.dialects),
+            "unread": [[name, *seen] for name, seen in self.rows.unread.items()],
             "licenses": dict(self.licenses),
             "sequences": self.sequences,
             "sequences_lost": dict(self.lost),

@@ -113,6 +113,7 @@ def source_stats(
 _PREPARED = (
     "licenses",
     "dialects",
+    "unread",
     "control",
     "sequences",
     "sequences_lost",
