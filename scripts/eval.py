@@ -25,12 +25,11 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 from rich.console import Console
 
-from posttrain.artifacts import Counts, StageDir, atomic_write_json
-from posttrain.claim import claimed, run_command
-from posttrain.config.command import parse_recipe, recipe_parser
+from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.eval import EvalConfig
 from posttrain.errors import ConfigError
 from posttrain.evaluation.inspect_adapter import require_inspect
+from posttrain.runs import Counts, Run, atomic_write_json, open_run
 
 if TYPE_CHECKING:
     from posttrain.evaluation.grade import Grade
@@ -67,10 +66,10 @@ def evaluate(arguments: list[str], console: Console) -> None:
 
     if options.dry_run:
         if out.is_dir() and any(out.iterdir()):
-            StageDir.open(out, kind=KIND, config=config, claim=False)
+            Run.open(out, kind=KIND, config=config, dry_run=True)
         show_plan(console, recipe, plan_of(recipe, options.limit))
         return
-    with claimed(out, kind=KIND, config=config, scratch=WORK) as stage:
+    with open_run(out, kind=KIND, config=config, scratch=WORK) as stage:
         run_evaluation(stage, recipe, plan_of(recipe, options.limit), console)
 
 
@@ -159,7 +158,7 @@ def rescore_run(arguments: list[str], console: Console) -> None:
     print_cells(console, metrics_of(after, seed=manifest.seed)["cells"])
     if options.out is not None:
         out = Path(options.out.removeprefix("out="))
-        with claimed(out, kind=KIND, config=rescored_config(manifest)) as stage:
+        with open_run(out, kind=KIND, config=rescored_config(manifest)) as stage:
             if not stage.complete:
                 keep_rescored(stage, options.run, manifest, after)
             console.print(f"{write_report(out)}", highlight=False)

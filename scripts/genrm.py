@@ -15,11 +15,10 @@ from pathlib import Path
 # before trl is imported, which sends telemetry by default
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
-from posttrain.artifacts import Manifest, parent_of, read_artifact
-from posttrain.claim import run_command
-from posttrain.config.command import parse_recipe, recipe_parser
+from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.genrm import GenRmConfig
 from posttrain.rollouts import Prompt, prompt_from_row
+from posttrain.runs import Manifest, parent_of, read_artifact
 
 
 def main(argv: Sequence[str] | None = None) -> None:

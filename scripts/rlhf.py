@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING
 # before trl is imported, which sends telemetry by default
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
-from posttrain.artifacts import parent_of, read_artifact
-from posttrain.claim import run_command
-from posttrain.config.command import parse_recipe, recipe_parser
+from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.rlhf import RlhfConfig
+from posttrain.runs import parent_of, read_artifact
 
 if TYPE_CHECKING:
     from reward.judge.cache import VerdictCache

@@ -14,9 +14,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from posttrain.claim import claimed, run_command
-from posttrain.config.command import parse_recipe, recipe_parser
+from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.sample import SampleConfig
+from posttrain.runs import open_run
 
 
 def main(arguments: list[str]) -> None:
@@ -35,11 +35,11 @@ def main(arguments: list[str]) -> None:
     )
     from data_builders.sft.inputs import as_stats
     from data_builders.toolkits import toolkits_for
-    from posttrain.artifacts import StageDir, read_artifact
     from posttrain.environments.base import Environment
     from posttrain.models.chat_template import message_text, renderer_of
     from posttrain.report import ensure_report, write_report
     from posttrain.rollouts import Prompt
+    from posttrain.runs import Run, read_artifact
     from posttrain.sampling.sample import checkpoint_parents, finish, make_samples
 
     console = Console(width=None if sys.stdout.isatty() else 140)
@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> None:
 
     if options.dry_run:
         if out.is_dir() and any(out.iterdir()):
-            StageDir.open(out, kind="samples", config=config, claim=False)
+            Run.open(out, kind="samples", config=config, dry_run=True)
         print_prompts(
             console,
             build(),
@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> None:
     def open_environment(prompt: Prompt) -> Environment | None:
         return None if prompt.environment is None else toolkits[prompt.environment].open(prompt)
 
-    with claimed(out, kind="samples", config=config) as stage:
+    with open_run(out, kind="samples", config=config) as stage:
         if stage.complete:
             refuse_changes(read_artifact(out, verify=False), inputs, parents)
             shutil.rmtree(out / "work", ignore_errors=True)

@@ -24,17 +24,17 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 from rich.console import Console
 from rich.progress import Progress
 
-from posttrain.artifacts import (
+from posttrain.config.command import parse_recipe, recipe_parser, run_command
+from posttrain.config.win_rate import WinRateConfig
+from posttrain.runs import (
     Parent,
-    StageDir,
+    Run,
     atomic_write_json,
     atomic_write_text,
+    open_run,
     parent_of,
     read_artifact,
 )
-from posttrain.claim import claimed, run_command
-from posttrain.config.command import parse_recipe, recipe_parser
-from posttrain.config.win_rate import WinRateConfig
 
 if TYPE_CHECKING:
     from posttrain.evaluation.win_rate import AnswerPair
@@ -77,10 +77,10 @@ def main(arguments: list[str]) -> None:
     console.print(plan, highlight=False)
     if options.dry_run:
         if out.is_dir() and any(out.iterdir()):
-            StageDir.open(out, kind=KIND, config=config, claim=False)
+            Run.open(out, kind=KIND, config=config, dry_run=True)
         return
 
-    with claimed(out, kind=KIND, config=config, scratch=WORK) as stage:
+    with open_run(out, kind=KIND, config=config, scratch=WORK) as stage:
         if stage.complete:
             shutil.rmtree(out / WORK, ignore_errors=True)
             ensure_report(out)

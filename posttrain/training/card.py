@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from posttrain.artifacts import Parent
 from posttrain.config.sft import AdapterConfig, TrainingRecipe
+from posttrain.runs import Parent
 from posttrain.versions import package_versions
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from posttrain.artifacts import atomic_write_text
+from posttrain.runs import atomic_write_text
 
 LOG = "log.jsonl"
 SPEED = "speed.jsonl"

@@ -22,21 +22,21 @@ from typing import Any, Generic, TypeVar
 
 from transformers import PreTrainedModel
 
-from posttrain.artifacts import (
-    Counts,
-    Manifest,
-    Parent,
-    StageDir,
-    atomic_write_text,
-    parent_of,
-    read_artifact,
-)
-from posttrain.claim import exclusive
 from posttrain.config.dpo import DpoConfig
 from posttrain.config.sft import SftConfig, TrainingRecipe
 from posttrain.errors import PosttrainError
 from posttrain.models.adapters import AdapterReach, adapter_reach, lora_config, quantization_config
 from posttrain.models.load import load_model
+from posttrain.runs import (
+    Counts,
+    Manifest,
+    Parent,
+    Run,
+    atomic_write_text,
+    locked,
+    parent_of,
+    read_artifact,
+)
 from posttrain.tokens.tokenizer import SpecialTokens, special_tokens
 from posttrain.training.card import model_card
 from posttrain.training.launch import Launched, check_launch, read_launch
@@ -166,12 +166,12 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             with tempfile.TemporaryDirectory() as work:
                 args = self.arguments(Path(work))
                 if self.out.exists():
-                    self.open(claim=False)
+                    self.open(dry_run=True)
                 self.show_plan(self.prepare(args), measure=True)
             return None
         args = self.arguments(self.out / RESUME)
         main = args.process_index == 0
-        with exclusive(self.out) if main else contextlib.nullcontext():
+        with locked(self.out) if main else contextlib.nullcontext():
             # one process opens the directory, then the others find it theirs
             with args.main_process_first(local=False):
                 directory = self.open()
@@ -189,7 +189,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
                 manifest = self.train(prepared, directory)
             except PosttrainError:
                 if main:
-                    directory.give_back(scratch=self.scratch)
+                    directory.release(scratch=self.scratch)
                 raise
         if manifest is None:
             return None
@@ -197,14 +197,14 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         print(f"{self.recipe.out}: {steps}", *self.closing_lines(manifest), sep="\n")
         return self.out
 
-    def open(self, *, claim: bool = True) -> StageDir:
+    def open(self, *, dry_run: bool = False) -> Run:
         """Take the output directory, or only check that it could be had.
 
         Raises:
             ConfigError: it belongs to another config.
             DataError: the input is not a finished artifact.
         """
-        return StageDir.open(self.out, kind=KIND, config=self.identity(), claim=claim)
+        return Run.open(self.out, kind=KIND, config=self.identity(), dry_run=dry_run)
 
     def show_plan(self, prepared: PreparedRun[T], *, measure: bool) -> None:
         """Print the plan on the main process; stop if the disk is too small."""
@@ -217,7 +217,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
                 print(f"{name:<12} {text}", flush=True)
         check_disk(plan.disk_bytes, self.out)
 
-    def train(self, prepared: PreparedRun[T], directory: StageDir) -> Manifest | None:
+    def train(self, prepared: PreparedRun[T], directory: Run) -> Manifest | None:
         """Train, resuming from a whole checkpoint if there is one, and finish the artifact.
 
         Returns:
@@ -230,7 +230,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             trainer.close()
         return self._finish(prepared, directory) if trainer.is_world_process_zero() else None
 
-    def _finish(self, prepared: PreparedRun[T], directory: StageDir) -> Manifest:
+    def _finish(self, prepared: PreparedRun[T], directory: Run) -> Manifest:
         """Card and manifest; then the resume checkpoints have done their work."""
         parents, base = self.data_parents(), self.recipe.model.path
         if self.policy is not None:

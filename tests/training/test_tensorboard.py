@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from posttrain.artifacts import read_artifact
 from posttrain.errors import JudgeError
 from posttrain.group_rewards import Group, GroupRewards
+from posttrain.runs import read_artifact
 from posttrain.training.rl.stage import GroupStage
 from posttrain.training.sft.stage import SftStage, sft_arguments
 from posttrain.training.stage import RESUME

@@ -18,10 +18,10 @@ import torch
 from transformers import PreTrainedModel
 from trl.trainer.dpo_config import DPOConfig
 
-from posttrain.artifacts import Manifest
 from posttrain.config.dpo import DpoConfig
 from posttrain.errors import ConfigError
 from posttrain.models.adapters import AdapterReach
+from posttrain.runs import Manifest
 from posttrain.tokens.tokenizer import (
     SpecialTokens,
     check_same_tokenizer,

@@ -16,13 +16,14 @@ from typing import Any
 from datasets import Dataset
 from trl.trainer.grpo_config import GRPOConfig
 
-from posttrain.artifacts import Manifest, Parent, digest_of
 from posttrain.config.backend import Rendering
 from posttrain.config.grpo import GroupTraining
 from posttrain.errors import ConfigError, DataError
 from posttrain.group_rewards import GroupReward
+from posttrain.hashing import digest_of
 from posttrain.models.inference import generation_stops
 from posttrain.rollouts import Prompt
+from posttrain.runs import Manifest, Parent
 from posttrain.sampling.generate import prompt_lines
 from posttrain.sampling.open import rendering_of
 from posttrain.sampling.render import RenderedSampler

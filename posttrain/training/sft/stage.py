@@ -19,10 +19,10 @@ from datasets import Dataset
 from transformers import PreTrainedModel
 from trl.trainer.sft_config import SFTConfig
 
-from posttrain.artifacts import Manifest
 from posttrain.config.sft import SftConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.models.adapters import AdapterReach
+from posttrain.runs import Manifest
 from posttrain.tokens.tokenizer import (
     SpecialTokens,
     check_same_tokenizer,

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.artifacts import Counts, StageDir
 from posttrain.config.dpo import DpoConfig
 from posttrain.config.load import validate
 from posttrain.errors import ConfigError, DataError
 from posttrain.pairs import Side, pair_to_row
+from posttrain.runs import Counts, Run
 from posttrain.training.dpo.data import PairOrder, load_pairs
 from posttrain.training.dpo.layout import choose_layout
 from posttrain.training.dpo.stage import DpoStage, accumulation, dpo_arguments
@@ -134,7 +134,7 @@ def test_a_policy_with_another_tokenizer(small, tmp_path):
 
 def test_a_policy_trained_with_another_template(tmp_path):
     policy = tmp_path / "policy"
-    stage = StageDir.open(policy, kind="checkpoint", config={})
+    stage = Run.open(policy, kind="checkpoint", config={})
     attention_model().save_pretrained(policy)
     files = {p.name: None for p in policy.iterdir() if p.name != "stage.json"}
     stage.finish(counts=Counts(0, 0), files=files, template_digest="a" * 64)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from transformers import AutoModelForCausalLM
 
-from posttrain.artifacts import read_artifact
+from posttrain.runs import read_artifact
 from tests.training.dpo.pairs import make_pairs, write_pairs
 from tests.training.dpo.recipe import raw_recipe
 from tests.training.tiny import log_rows, run_script

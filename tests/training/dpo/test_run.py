@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from posttrain.artifacts import read_artifact
 from posttrain.config.dpo import DpoConfig
 from posttrain.errors import ConfigError
+from posttrain.runs import read_artifact
 from posttrain.training.dpo.trainer import PairTrainer
 from posttrain.training.stage import REFERENCE, RESUME
 from tests.training.dpo.pairs import make_pairs, write_pairs

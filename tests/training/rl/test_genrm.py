@@ -22,8 +22,8 @@ from transformers import (
     set_seed,
 )
 
-from posttrain.artifacts import read_artifact
 from posttrain.errors import ConfigError, DataError
+from posttrain.runs import read_artifact
 from tests.training.rl.policy import TEMPLATE, TRAINER
 from tests.training.tiny import ROOT, log_rows
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from posttrain.artifacts import read_artifact
+from posttrain.runs import read_artifact
 from tests.training.rl.policy import raw_recipe, write_policy
 from tests.training.tiny import ROOT, log_rows, run_script, sha
 

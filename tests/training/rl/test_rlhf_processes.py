@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from posttrain.artifacts import read_artifact
 from posttrain.records import message_to_row
+from posttrain.runs import read_artifact
 from tests.training.rl.policy import make_prompts, raw_recipe, write_policy
 from tests.training.tiny import ROOT, log_rows, run_script, sha
 

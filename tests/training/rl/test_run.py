@@ -12,12 +12,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from posttrain.artifacts import read_artifact
 from posttrain.config.grpo import GroupTraining
 from posttrain.errors import ConfigError, JudgeError, TrainingError
 from posttrain.group_rewards import Group, GroupRewards
 from posttrain.models.experts import find_routers
 from posttrain.rollouts import Completion
+from posttrain.runs import read_artifact
 from posttrain.training.rl.stage import GroupStage
 from tests.training.rl.policy import (
     Scripted,

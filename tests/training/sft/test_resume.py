@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from posttrain.artifacts import read_artifact
 from posttrain.errors import ConfigError
+from posttrain.runs import read_artifact
 from posttrain.training.checkpoints import (
     COMPLETE,
     Progress,

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from posttrain.artifacts import read_artifact
 from posttrain.config.sft import SftConfig
 from posttrain.errors import ConfigError, DataError, TrainingError
+from posttrain.runs import read_artifact
 from posttrain.training.document_masking import sequences
 from posttrain.training.sft.data import load_split
 from posttrain.training.sft.stage import SftStage, sft_arguments
