@@ -19,7 +19,7 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -208,7 +208,7 @@ class Run:
 @contextlib.contextmanager
 def open_run(
     out: Path, *, kind: str, config: Mapping[str, Any], scratch: str | None = None
-) -> Iterator[Run]:
+) -> Generator[Run]:
     """The output directory of one stage, locked while it works and released if it made nothing.
 
     Args:
@@ -227,7 +227,7 @@ def open_run(
 
 
 @contextlib.contextmanager
-def locked(out: Path) -> Iterator[None]:
+def locked(out: Path) -> Generator[None]:
     """Create the directory if need be and lock it.
 
     The lock is the kernel's, on the directory itself: it leaves no file and goes with the process,

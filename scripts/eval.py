@@ -78,7 +78,7 @@ def plan_of(recipe: EvalConfig, limit: int | None) -> EvaluationPlan:
     from data_builders.graders import all_graders
     from data_builders.prompts import build_prompts, prompt_inputs
     from data_builders.sft.inputs import as_stats
-    from data_builders.toolkits import toolkits_for
+    from data_builders.toolkits import opener, toolkits_for
     from posttrain.evaluation.grade import units_of
     from posttrain.evaluation.stage import EvaluationPlan, checkpoint_parents
     from posttrain.models.chat_template import renderer_of
@@ -103,9 +103,7 @@ def plan_of(recipe: EvalConfig, limit: int | None) -> EvaluationPlan:
             name: renderer_of(recipe.backend_of(name), recipe.path_of(name))
             for name in recipe.checkpoints
         },
-        open_environment=lambda prompt: (
-            None if prompt.environment is None else toolkits[prompt.environment].open(prompt)
-        ),
+        open_environment=opener(toolkits),
         grade=grade_by_name(graders),
         files={file.path: file.sha256 for file in inputs},
         parents=parents,

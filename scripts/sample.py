@@ -34,11 +34,9 @@ def main(arguments: list[str]) -> None:
         refuse_changes,
     )
     from data_builders.sft.inputs import as_stats
-    from data_builders.toolkits import toolkits_for
-    from posttrain.environments.base import Environment
+    from data_builders.toolkits import opener, toolkits_for
     from posttrain.models.chat_template import message_text, renderer_of
     from posttrain.report import ensure_report, write_report
-    from posttrain.rollouts import Prompt
     from posttrain.runs import Run, read_artifact
     from posttrain.sampling.sample import checkpoint_parents, finish, make_samples
 
@@ -72,9 +70,6 @@ def main(arguments: list[str]) -> None:
         )
         return
 
-    def open_environment(prompt: Prompt) -> Environment | None:
-        return None if prompt.environment is None else toolkits[prompt.environment].open(prompt)
-
     with open_run(out, kind="samples", config=config) as stage:
         if stage.complete:
             refuse_changes(read_artifact(out, verify=False), inputs, parents)
@@ -83,7 +78,7 @@ def main(arguments: list[str]) -> None:
             console.print(f"{out} is complete, nothing to do")
             return
         made = build()
-        samples = asyncio.run(make_samples(recipe, made.prompts, open_environment, console))
+        samples = asyncio.run(make_samples(recipe, made.prompts, opener(toolkits), console))
         manifest = finish(
             stage,
             recipe,
@@ -93,15 +88,7 @@ def main(arguments: list[str]) -> None:
             parents=parents,
             renderer=renderer,
             prompt_stats={
-                "sources": {
-                    name: {
-                        "rows_in": source.rows_in,
-                        "kept": source.kept,
-                        "dropped": dict(sorted(source.dropped.items())),
-                        "examples": dict(sorted(source.examples.items())),
-                    }
-                    for name, source in made.row_counts.items()
-                },
+                "sources": made.source_stats(),
                 "not_asked": {n: dict(sorted(c.items())) for n, c in made.skipped.items()},
                 "inputs": as_stats(inputs),
             },

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from data_builders.keyed import key64, unit
 from data_builders.prompts.questions import RowQuestion, distinct_questions, total_counts
@@ -48,6 +49,18 @@ class PromptSet:
     def counts(self) -> Counts:
         """The rows of all sources."""
         return total_counts(self.row_counts.values())
+
+    def source_stats(self) -> dict[str, Any]:
+        """The rows of each source, for a manifest."""
+        return {
+            name: {
+                "rows_in": source.rows_in,
+                "kept": source.kept,
+                "dropped": dict(sorted(source.dropped.items())),
+                "examples": dict(sorted(source.examples.items())),
+            }
+            for name, source in self.row_counts.items()
+        }
 
 
 @dataclass(frozen=True, slots=True)

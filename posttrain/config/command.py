@@ -6,6 +6,7 @@ recipe, options = parse_recipe(recipe_parser("Train a model."), SftConfig, argv)
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -47,6 +48,8 @@ def parse_recipe(
 
 def run_command(main: Callable[[], None]) -> None:
     """Run a script's main; the user's mistakes and Ctrl-C end it without a traceback."""
+    # trl sends telemetry by default; the libraries look here when they are imported
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
         main()
     except PosttrainError as error:

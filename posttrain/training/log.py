@@ -20,6 +20,7 @@ from posttrain.runs import atomic_write_text
 
 LOG = "log.jsonl"
 SPEED = "speed.jsonl"
+TIMING = "timing.jsonl"
 _TIMED = ("_runtime", "_per_second", "total_flos", "_preparation_time", "train_loss")
 
 
