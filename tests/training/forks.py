@@ -138,10 +138,9 @@ def shard(kind: str) -> None:
     from accelerate.utils import DistributedType
 
     if kind.startswith("zero"):
-        import deepspeed.comm.torch
-
-        # a C++ extension compiled on first use; plain gloo does the same here
-        deepspeed.comm.torch.build_shm_op = lambda: None
+        # a C++ extension compiled on first use; plain gloo does the same here. The attribute
+        # `deepspeed.comm.torch` is PyTorch itself, hence the look-up
+        sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]
         PartialState(cpu=False, backend="gloo")
     else:
         assert kind == "fsdp2", kind

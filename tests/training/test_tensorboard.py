@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,15 +12,11 @@ from posttrain.errors import JudgeError
 from posttrain.group_rewards import Group, GroupRewards
 from posttrain.runs import read_artifact
 from posttrain.training.rl.stage import GroupStage
-from posttrain.training.sft.stage import SftStage, sft_arguments
-from posttrain.training.stage import RESUME
-from tests.training.conftest import MakeRecipe
 from tests.training.rl.policy import (
     Scripted,
     finish,
     make_prompts,
     make_recipe,
-    start,
     words_of,
     write_policy,
 )
@@ -59,11 +55,8 @@ def test_they_stay_also_over_a_resume_and_the_digest_is_the_same(tmp_path: Path)
     one, two = (make_recipe(policy, tmp_path / name, trainer) for name in ("one", "two"))
     whole = finish(one, PROMPTS, Scripted(words_of))
     assert len(events_of(whole)) == 1
-    stage = GroupStage(two, prompts=PROMPTS, reward=FailsAtTheSecond()).open()
     with pytest.raises(JudgeError, match="the end"):
-        GroupStage(two, prompts=PROMPTS, reward=FailsAtTheSecond(words_of)).train(
-            start(two, PROMPTS, FailsAtTheSecond(words_of)), stage
-        )
+        finish(two, PROMPTS, FailsAtTheSecond(words_of))
     before = events_of(tmp_path / "two")
     parts = finish(two, PROMPTS, Scripted(words_of))
     assert set(before) < set(events_of(parts))
@@ -73,17 +66,6 @@ def test_they_stay_also_over_a_resume_and_the_digest_is_the_same(tmp_path: Path)
         assert not [entry.path for entry in manifest.files if "tfevents" in entry.path]
     assert read_artifact(whole).digest == read_artifact(parts).digest
     assert GroupStage(two, prompts=PROMPTS, reward=Scripted()).open().complete
-
-
-def test_those_of_sft_stay(recipe: MakeRecipe, make_data: Callable[..., Path]):
-    made = recipe({"report_to": "tensorboard"}, data=str(make_data(packs=8, held_out=0)))
-    out, stage = Path(made.out), SftStage(made).open()
-    assert (
-        SftStage(made).train(SftStage(made).prepare(sft_arguments(made, out=out / RESUME)), stage)
-        is not None
-    )
-    assert not (out / RESUME).exists()
-    assert steps_of(out / TENSORBOARD, "train/loss") == [1, 2]
 
 
 def test_a_folder_that_the_user_names_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
