@@ -18,7 +18,6 @@ from tests.training.rl.policy import (
     make_prompts,
     make_recipe,
     words_of,
-    write_policy,
 )
 
 PROMPTS, TENSORBOARD = make_prompts(24), "tensorboard"
@@ -49,8 +48,7 @@ class FailsAtTheSecond(Scripted):
         return await super().reward(groups, seed=seed)
 
 
-def test_they_stay_also_over_a_resume_and_the_digest_is_the_same(tmp_path: Path):
-    policy = write_policy(tmp_path / "policy")
+def test_they_stay_also_over_a_resume_and_the_digest_is_the_same(policy: Path, tmp_path: Path):
     trainer = {"max_steps": 2, "save_steps": 1, "report_to": "tensorboard"}
     one, two = (make_recipe(policy, tmp_path / name, trainer) for name in ("one", "two"))
     whole = finish(one, PROMPTS, Scripted(words_of))
@@ -68,11 +66,13 @@ def test_they_stay_also_over_a_resume_and_the_digest_is_the_same(tmp_path: Path)
     assert GroupStage(two, prompts=PROMPTS, reward=Scripted()).open().complete
 
 
-def test_a_folder_that_the_user_names_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_folder_that_the_user_names_is_taken(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Also one in the output directory: what lies in it is no part of the artifact."""
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "out" / "mine"))
     trainer = {"max_steps": 1, "report_to": "tensorboard"}
-    recipe = make_recipe(write_policy(tmp_path / "policy"), tmp_path / "out", trainer)
+    recipe = make_recipe(policy, tmp_path / "out", trainer)
     out = finish(recipe, PROMPTS, Scripted(words_of))
     assert [path.parent.name for path in events_of(tmp_path)] == ["mine"]
     assert not [f.path for f in read_artifact(out).files if f.path.startswith("mine")]

@@ -177,15 +177,8 @@ class PairTrainer(Resumable, DPOTrainer):
 
     # ---- loss ----
 
-    def compute_loss(
-        self,
-        model: Any,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Any = None,
-    ) -> torch.Tensor:
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *_: Any, **__: Any) -> torch.Tensor:
         """The micro-batch's part of the batch's loss; see `dpo/loss.py`."""
-        assert not return_outputs
         assert self.reference is not None
         scored = self.score(model, inputs)
         rows = inputs["row"]

@@ -173,15 +173,8 @@ class GroupTrainer(Resumable, GRPOTrainer):
             with use_adapter(self.accelerator.unwrap_model(self.model), adapter_name=None):
                 return score_labels(self.model, inputs, "log_probs")[0]
 
-    def compute_loss(
-        self,
-        model: Any,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Any = None,
-    ) -> torch.Tensor:
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *_: Any, **__: Any) -> torch.Tensor:
         """The micro-batch's part of the update's loss; see `rl/loss.py`."""
-        assert not return_outputs
         assert self._current is not None
         config = self.recipe.loss
         with self.expert_bias.counting(inputs["attention_mask"]):

@@ -35,11 +35,6 @@ PROMPTS = make_prompts(24)
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_policy(tmp_path_factory.mktemp("policy"))
-
-
-@pytest.fixture(scope="module")
 def moe_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_policy(tmp_path_factory.mktemp("moe"), "hybrid")
 

@@ -122,12 +122,6 @@ def test_a_kept_epoch_that_max_steps_never_reaches_is_refused(recipe: MakeRecipe
         SftStage(made).prepare()
 
 
-def test_packing_the_hybrid_is_refused_before_training(recipe: MakeRecipe, hybrid_path: Path):
-    made = recipe(model={"path": str(hybrid_path)}, document_masking="varlen")
-    with pytest.raises(ConfigError, match="Set document_masking: unpacked"):
-        SftStage(made).prepare()
-
-
 def test_preflight_says_what_it_measured(recipe: MakeRecipe):
     made = recipe()
     lines = dict(SftStage(made).prepare().preflight.lines)
