@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from data_builders.keyed import key64, unit
 from data_builders.prompts.questions import RowQuestion, distinct_questions, total_counts
@@ -22,14 +23,15 @@ from data_builders.rows.files import find_files
 from data_builders.rows.read import RowCounts
 from data_builders.rows.where import unmet
 from data_builders.sft.inputs import Input, as_stats, find_parents
-from posttrain.artifacts import Counts, Manifest, Parent, sha256_file
 from posttrain.config.build_genrm import PreferenceSource
 from posttrain.config.load import nearest
 from posttrain.config.prompts import GIVEN_TOOLS, NO_TOOLS, AnySource, Setting
 from posttrain.environments.base import Toolkit
 from posttrain.errors import ConfigError, DataError
+from posttrain.hashing import sha256_file
 from posttrain.records import Message, json_text
 from posttrain.rollouts import Prompt
+from posttrain.runs import Counts, Manifest, Parent
 from reward.graders.base import Grader
 
 
@@ -47,6 +49,18 @@ class PromptSet:
     def counts(self) -> Counts:
         """The rows of all sources."""
         return total_counts(self.row_counts.values())
+
+    def source_stats(self) -> dict[str, Any]:
+        """The rows of each source, for a manifest."""
+        return {
+            name: {
+                "rows_in": source.rows_in,
+                "kept": source.kept,
+                "dropped": dict(sorted(source.dropped.items())),
+                "examples": dict(sorted(source.examples.items())),
+            }
+            for name, source in self.row_counts.items()
+        }
 
 
 @dataclass(frozen=True, slots=True)
