@@ -42,7 +42,7 @@ POSITIVE = [
     ("kimi", '<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Paris"}', "get_weather"),
     ("deepseek", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{"city": "Paris"}\n```<｜tool▁call▁end｜>', "get_weather"),
     ("deepseek", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Paris"}', "get_weather"),
-    ("cohere", 'Action: ```json\n[{"tool_name": "get_weather", "parameters": {"city": "Paris"}}]\n```', "get_weather"),
+    ("bare_json", 'Action: ```json\n[{"tool_name": "get_weather", "parameters": {"city": "Paris"}}]\n```', "get_weather"),
     ("cohere", '<|START_ACTION|>[{"tool_name": "get_weather", "parameters": {}}]<|END_ACTION|>', "get_weather"),
     ("harmony", '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>', "get_weather"),
     ("harmony", 'commentary to=functions.get_weather json{"city": "Paris"}', "get_weather"),
