@@ -15,18 +15,16 @@ from typing import Any, cast
 
 from posttrain.chat.detect.context import Candidate, Context
 from posttrain.chat.detect.markers import Reader, builtin_call, function_like
-from posttrain.chat.detect.shapes import (
-    NOTHING,
+from posttrain.chat.detect.requested import (
     UNREAD,
     Builtin,
     RequestedCall,
-    TextReader,
     calls_in,
     read_arguments,
-    read_payload,
     to_fill_in,
     toolish,
 )
+from posttrain.chat.detect.shapes import NOTHING, TextReader, read_payload
 
 _KEYS = (
     "name|tool|tool_name|toolName|function|function_name|action|recipient_name|api_name|"
@@ -79,8 +77,8 @@ LINES = re.compile(
     r"|(?P<alone>[ \t]*(?:print\()?(?=default_api\.[A-Za-z_]\w{0,127}\(|tool_call\())"
     r"|(?P<whole>\A\s*(?:print\()?(?=(?!functions\.)[A-Za-z_][\w.]{0,127}\(\s{0,4}[A-Za-z_]\w{0,60}\s?=(?!=)))"
     r"|\A\s*(?P<above>(?P<title>[A-Za-z]\w*[_.]\w{1,100}|[a-z]+[A-Z]\w{0,100})\n\s{0,4}(?=\{))"
-    r"|(?P<request>[ \t]*(?P<name>python|ipython|code_interpreter|browser|web_search|search)[ \t]*\n"
-    r"[ \t]*(?=\{\s*[\"'](?:code|query|q|search_query|command|input)[\"'])))",
+    r"|(?P<request>[ \t]*(?P<name>python|ipython|code_interpreter|browser|web_search|search)"
+    r"[ \t]*\n[ \t]*(?=\{\s*[\"'](?:code|query|q|search_query|command|input)[\"'])))",
     re.M,
 )
 _BROKEN = re.compile(

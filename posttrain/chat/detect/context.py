@@ -5,9 +5,9 @@ read_question("Call the weather tool for Paris.").about_calls → False
 Context(text, question, declared).shows(candidate, since=0) → True: shown or spoken of, not called
 
 A call stands on a line of its own, at a sentence's end, or behind a marker. In inline code, in
-quotation marks or in a block that answers a question about calls it is shown. A fenced block holds a
-call only if it holds nothing else. A prompt that asks for a tool to be *used* asks nothing *about*
-calls.
+quotation marks or in a block that answers a question about calls it is shown. A fenced block holds
+a call only if it holds nothing else. A prompt that asks for a tool to be *used* asks nothing
+*about* calls.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
-from posttrain.chat.detect.shapes import RequestedCall, to_fill_in
+from posttrain.chat.detect.requested import RequestedCall, to_fill_in
 
 _SENTENCE = re.compile(r"[.!?。！？](?=\s|$)|\n")
 _CALLS = (

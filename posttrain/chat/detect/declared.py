@@ -17,7 +17,7 @@ from typing import Any, Literal, cast
 
 from jsonschema import Draft202012Validator
 
-from posttrain.chat.detect.shapes import UNREAD, RequestedCall
+from posttrain.chat.detect.requested import UNREAD, RequestedCall
 from posttrain.jsontext import load_json
 
 Kind = Literal["undeclared", "nonexistent_tool", "fabricated_arguments", "declared"]

@@ -14,17 +14,8 @@ from collections.abc import Callable
 from typing import cast
 
 from posttrain.chat.detect.context import Candidate, Context
-from posttrain.chat.detect.shapes import (
-    NAME,
-    NOTHING,
-    UNREAD,
-    Arguments,
-    Builtin,
-    Payload,
-    RequestedCall,
-    TextReader,
-    read_payload,
-)
+from posttrain.chat.detect.requested import NAME, UNREAD, Arguments, Builtin, RequestedCall
+from posttrain.chat.detect.shapes import NOTHING, Payload, TextReader, read_payload
 
 _RUN = (
     "execute|execute_bash|execute_ipython|execute_python|execute_code|code_interpreter|python|"
@@ -37,7 +28,7 @@ _TOKENS = (
 # everything that may stand anywhere in a line
 MARKERS = re.compile(
     r"(?=[<\[>✿fct])(?:(?P<mistral>\[(?:TOOL|FUNCTION|PLUGIN)[ _]?(?:CALLS?|REQUESTS?|USES?)\])"
-    r"|(?P<marker>✿FUNCTION✿:?|\bfunctools(?=\[\s{0,8}\{)|<<function>>|(?<!\w)call:(?=[A-Za-z_]\w+\{)"
+    r"|(?P<marker>✿FUNCTION✿:?|\bfunctools(?=\[\s{0,8}\{)|<<function>>|(?<!\w)call:(?=[A-Za-z_][\w.]+\{)"
     rf"|(?:(?<![>\w])|(?<=[.!?:])|(?<=assistant))>>>(?!all\b)(?={NAME}\n?\s?\{{)"
     rf"|^(?:<\|recipient\|>|>>>)(?!all\b)(?=[A-Za-z_][\w.\-]{{0,127}}\s{{0,2}}(?:\{{|<\||\n)))"
     r"|(?P<open><\|open\|>call\b)"

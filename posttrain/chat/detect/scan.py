@@ -16,12 +16,8 @@ from typing import Literal
 from posttrain.chat.detect import bare, markers
 from posttrain.chat.detect.context import Candidate, Context, Question, own_name, read_question
 from posttrain.chat.detect.declared import Kind, Tools, kind_of, read_tools
-from posttrain.chat.detect.shapes import (
-    RequestedCall,
-    TextReader,
-    read_arguments,
-    to_fill_in,
-)
+from posttrain.chat.detect.requested import RequestedCall, read_arguments, to_fill_in
+from posttrain.chat.detect.shapes import TextReader
 from posttrain.chat.reasoning import CLOSE, OPEN
 from posttrain.records import ToolCall
 from posttrain.rollouts import Completion, Prompt, Step

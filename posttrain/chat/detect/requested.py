@@ -1,0 +1,147 @@
+"""What a call asks for, and which JSON values are calls.
+
+calls_in({"name": "get_weather", "arguments": {"city": "Paris"}})
+    → (RequestedCall("get_weather", {"city": "Paris"}),)
+calls_in({"name": "get_weather", "parameters": {"type": "object", "properties": {}}}) → ()
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from posttrain.jsontext import load_json
+
+Arguments = Mapping[str, Any]
+Builtin = Literal["python", "search"]
+UNREAD = object()  # an argument that is there and whose value cannot be read
+
+NAME = r"[A-Za-z_$][\w.\-:/]{0,127}"
+_NAME_KEYS = ("name", "tool", "tool_name", "toolName", "function", "function_name", "functionName",
+              "action", "recipient_name", "api_name", "tool_call")  # fmt: skip
+_ARGUMENT_KEYS = ("arguments", "parameters", "args", "params", "input", "inputs", "tool_input",
+                  "toolInput", "action_input", "tool_args", "tool_arguments", "tool_parameters",
+                  "kwargs", "function_args", "function_arguments")  # fmt: skip
+_TEXT_INPUT = frozenset({"action_input", "tool_input", "toolInput"})
+_BESIDE = frozenset({"id", "type", "index", "thought", "thoughts", "reasoning", "reason", "call_id",
+                     "tool_call_id", "status", "explanation", "description_of_call", "role",
+                     "content", "tool_use_id"})  # fmt: skip
+_WRAPPERS = ("tool_calls", "function_call", "functionCall", "function_calls", "functionCalls",
+             "tool_call", "tool_uses", "toolUse", "toolCalls", "calls")  # fmt: skip
+_NO_TOOLS = frozenset({"none", "null", "n/a", "finish", "final_answer", "final", "answer", "n"})
+_BLANK_NAME = re.compile(
+    r"(?:\W*(?:\.\.\.|…)\W*|[<\[{$].*|foo|bar|name|x{3,}|(?:\w{1,20}_)?example_function_name|"
+    r"(?:your|the|some|my|a)?[_ -]?(?:function|tool|func|method|api)(?:[_ -]?(?:name|call|id))?"
+    r"[_ -]?\d*)",
+    re.I | re.S,
+)
+_BLANK_VALUE = re.compile(
+    r"(?:\.\.\.|…|<[^<>]*>|\{[a-z_ \-]*\}|\[[a-z _]*\]|value[_ -]?\d*|values?|string|your[_ -].*|"
+    r"(?:arg|argument|param|parameter)[_ -]?(?:name|value)?[_ -]?\d*)",
+    re.I | re.S,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedCall:
+    """One call, as far as it can be read.
+
+    Attributes:
+        name: the tool's name where it can be read.
+        arguments: by name, positional ones under "0", "1", …; None where they cannot be read.
+            `UNREAD` stands for unreadable values.
+        textual: values are text whose type the notation does not show (XML).
+        builtin: the tool that the notation itself stands for.
+    """
+
+    name: str | None
+    arguments: Arguments | None = None
+    textual: bool = False
+    builtin: Builtin | None = None
+
+
+def toolish(name: str) -> bool:
+    """Whether this can be a tool's name."""
+    return re.fullmatch(NAME, name) is not None and name.lower() not in _NO_TOOLS
+
+
+def calls_in(value: Any, *, keyed: bool = False, depth: int = 0) -> tuple[RequestedCall, ...]:
+    """The calls that a JSON value is: one call, a list of calls, or either in its usual wrapper.
+
+    () where it is none: a tool's *declaration*, a list of which one item is no call, other data.
+    With `keyed`, as behind a marker, `{"get_weather": {…}}` is a call too.
+    """
+    if isinstance(value, list):
+        items = cast(list[Any], value) if depth < 3 else []
+        each = [calls_in(item, keyed=keyed, depth=depth + 1) for item in items]
+        return tuple(call for calls in each for call in calls) if each and all(each) else ()
+    if not isinstance(value, dict) or depth > 4:
+        return ()
+    fields = cast(dict[str, Any], value)
+    for wrapper in (*_WRAPPERS, "function", "tool"):
+        inner = fields.get(wrapper)
+        beside = _BESIDE | ({"function", "tool"} if wrapper in ("function", "tool") else {wrapper})
+        if isinstance(inner, dict | list) and set(fields) <= beside:
+            return calls_in(cast(Any, inner), keyed=keyed, depth=depth + 1)
+    queries = fields.get("search_query")
+    if isinstance(queries, list) and set(fields) <= {"search_query", "response_length"}:
+        return (RequestedCall("search", {"search_query": queries}, builtin="search"),)
+    names = [key for key in _NAME_KEYS if isinstance(fields.get(key), str)]
+    given = [key for key in _ARGUMENT_KEYS if key in fields]
+    if names and len(given) == 1 and set(fields) <= {names[0], given[0], *_BESIDE}:
+        name = fields[names[0]].strip()
+        arguments = read_arguments(fields[given[0]], free=given[0] in _TEXT_INPUT)
+        if toolish(name) and arguments is not None and not _declares(arguments):
+            return (RequestedCall(name, arguments),)
+    elif keyed and fields and all(isinstance(v, dict) and toolish(k) for k, v in fields.items()):
+        return tuple(RequestedCall(key, arguments) for key, arguments in fields.items())
+    return ()
+
+
+def read_arguments(value: Any, *, free: bool = False) -> Arguments | None:
+    """Arguments as a mapping: an object, its JSON text or nothing; None where they are no such.
+
+    With `free`, any text is one unnamed argument, as ReAct agents give it.
+    """
+    if isinstance(value, str):
+        text = value.strip()
+        with suppress(ValueError):
+            value = load_json(text) if text[:1] == "{" else text or None
+        if free and isinstance(value, str):
+            return {"": UNREAD}
+    return {} if value is None else cast(Arguments, value) if isinstance(value, dict) else None
+
+
+def _declares(arguments: Arguments) -> bool:
+    """Whether "arguments" is a JSON schema: then a tool is described, not called."""
+    if arguments.get("type") in ("object", "dict") and "properties" in arguments:
+        return True
+    schemas = [cast(dict[str, Any], v) for v in arguments.values() if isinstance(v, dict)]
+    described = [s for s in schemas if "type" in s and ("description" in s or len(s) == 1)]
+    return bool(arguments) and len(described) == len(arguments)
+
+
+def to_fill_in(calls: Iterable[RequestedCall]) -> bool:
+    """Whether one of these is a form to fill in: blanks for all values, or a blank for its name."""
+    for call in calls:
+        values = list((call.arguments or {}).values())
+        blanks = [
+            isinstance(value, str) and bool(_BLANK_VALUE.fullmatch(value)) for value in values
+        ]
+        if any(blanks) and (all(blanks) or placeholder(call.name or "")):
+            return True
+        if (
+            call.name
+            and placeholder(call.name)
+            and (call.arguments is None or not toolish(call.name))
+        ):
+            return True
+    return False
+
+
+def placeholder(name: str) -> bool:
+    """Whether a name may be made up: `<function-name>`, `foo`."""
+    return _BLANK_NAME.fullmatch(name.strip().rpartition(".")[2]) is not None
