@@ -67,7 +67,8 @@ def kind_of(requested: RequestedCall, tools: Tools | None) -> Kind:
         return "declared"
     if requested.name not in tools:
         return "nonexistent_tool"
-    schema, given = tools[requested.name], requested.arguments
+    schema: Any = tools[requested.name]
+    given = requested.arguments
     if given is None or schema is None or any(not key or key.isdecimal() for key in given):
         return "declared"  # which parameters positional arguments are is unknown
     properties = _mapping(schema.get("properties"))
@@ -80,10 +81,10 @@ def kind_of(requested: RequestedCall, tools: Tools | None) -> Kind:
             arguments[key] = _typed(value, _mapping(properties.get(key)))
     if properties:
         schema = {**schema, "properties": properties}
-    from jsonschema import Draft202012Validator  # 0.1 s that texts without declared tools do not pay
+    from jsonschema import Draft202012Validator  # 0.1 s to import
 
-    valid = Draft202012Validator(schema).is_valid(arguments)
-    return "declared" if valid else "fabricated_arguments"
+    checker: Any = Draft202012Validator(schema)
+    return "declared" if checker.is_valid(arguments) else "fabricated_arguments"
 
 
 def _mapping(value: Any) -> dict[str, Any]:
