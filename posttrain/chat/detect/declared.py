@@ -67,8 +67,7 @@ def kind_of(requested: RequestedCall, tools: Tools | None) -> Kind:
         return "declared"
     if requested.name not in tools:
         return "nonexistent_tool"
-    schema: Any = tools[requested.name]
-    given = requested.arguments
+    schema, given = tools[requested.name], requested.arguments
     if given is None or schema is None or any(not key or key.isdecimal() for key in given):
         return "declared"  # which parameters positional arguments are is unknown
     properties = _mapping(schema.get("properties"))
@@ -79,11 +78,9 @@ def kind_of(requested: RequestedCall, tools: Tools | None) -> Kind:
         arguments[key] = None if value is UNREAD else value
         if requested.textual and isinstance(value, str):
             arguments[key] = _typed(value, _mapping(properties.get(key)))
-    if properties:
-        schema = {**schema, "properties": properties}
     from jsonschema import Draft202012Validator  # 0.1 s to import
 
-    checker: Any = Draft202012Validator(schema)
+    checker: Any = Draft202012Validator({**schema, "properties": properties})
     return "declared" if checker.is_valid(arguments) else "fabricated_arguments"
 
 
