@@ -160,7 +160,7 @@ def _exact(formula: Any) -> Any:
         sides = list(map(_exact, getattr(formula, "_unsorted_args", formula.args)))
         if isinstance(formula, sympy.And):
             sides.sort(key=str)
-        formula = type(formula)(*sides, evaluate=False)
+        formula = cast(Any, type(formula))(*sides, evaluate=False)
         greater = isinstance(formula, sympy.StrictGreaterThan | sympy.GreaterThan)
         return formula.reversed if greater else formula
     if isinstance(formula, sympy.MatrixExpr):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -128,30 +127,6 @@ def test_a_records_own_pattern_comes_first(workers: Workers):
     answers = ["My pick: A, no, My Pick: b", "my pick: A\n\\boxed{B}", "\\boxed{B}", "my pick: Z"]
     assert values(grader, [(prompt, answer) for answer in answers]) == [1.0, 0.0, 1.0, 0.0]
     assert values(grader, [(hangs, "a" * 60 + "b"), (prompt, "my pick: B")]) == [None, 1.0]
-
-
-def test_threads_do_not_turn_answers_to_zero(workers: Workers):
-    """math-verify's own time limit is a signal: outside the main thread it scores 0."""
-    requests = [
-        (prompt_of(gold), f"It is $\\boxed{{{answer}}}$")
-        for gold, answer in [("\\sqrt{8}", "2\\sqrt{2}"), ("x+1", "1+x"), ("7", "7"), ("x", "y")]
-    ]
-    grader = Math(workers=workers)
-    alone = values(grader, requests)
-    assert alone == [1.0, 1.0, 1.0, 0.0]
-    found: list[list[float | None]] = []
-    start = threading.Barrier(64)
-
-    def ask() -> None:
-        start.wait()
-        found.append(values(grader, requests))
-
-    threads = [threading.Thread(target=ask) for _ in range(64)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [alone] * 64
 
 
 def test_long_answers_are_shortened_in_scores():
