@@ -191,6 +191,7 @@ _LEADS_TO = re.compile(r"(?:\b(?:is|are|by|to)|[=:])[\s*]*\Z")
 _REMARK = re.compile(
     r"\s*\([^()$\\]*[A-Za-z]{2}[^()$\\]*\)[\s.!]*$|,?\s(?:because|since|where|as|given)\s.*$"
 )
+_DENIED = re.compile(r"\bnot\s+[$*]*[+-]?\d[\d.,]*")  # "not 5 but 6"
 _SENTENCE = re.compile(r"(?<=[.!?])[*_]*\s+")
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+,\d{1,2}(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 _NUMBER = re.compile(
@@ -233,8 +234,7 @@ def last(line: str) -> str | None:
     """The last formula or number of a line: of its last sentence that has one."""
     if reads_as_math(line):
         return line
-    sentences = _SENTENCE.split(line)
-    for sentence in reversed(sentences):
+    for sentence in reversed(_SENTENCE.split(_DENIED.sub(" ", line))):
         found = _last(_REMARK.sub("", sentence)) or _last(sentence)
         if found is not None:
             return found

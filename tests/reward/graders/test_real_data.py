@@ -25,7 +25,36 @@ PHRASINGS = (
 # grader looks at its value; `tolerance` where it asks for no exact value
 FAMILIES: dict[str, float | None] = {
     **dict.fromkeys(
-        ["basic_arithmetic", "chain_sum", "complex_arithmetic", "count_bits", "count_primes", "decimal_chain_sum", "dice", "gcd", "gsm_symbolic", "intermediate_integration", "lcm", "leg_counting", "letter_counting", "number_format", "number_sequence", "polynomial_equations", "polynomial_multiplication", "products", "rectangle_count", "rotten_oranges", "largest_island", "simple_equations", "simple_integration", "base_conversion", "binary_alternation", "self_reference", "aiw", "maze"]
+        [
+            "basic_arithmetic",
+            "chain_sum",
+            "complex_arithmetic",
+            "count_bits",
+            "count_primes",
+            "decimal_chain_sum",
+            "dice",
+            "gcd",
+            "gsm_symbolic",
+            "intermediate_integration",
+            "lcm",
+            "leg_counting",
+            "letter_counting",
+            "number_format",
+            "number_sequence",
+            "polynomial_equations",
+            "polynomial_multiplication",
+            "products",
+            "rectangle_count",
+            "rotten_oranges",
+            "largest_island",
+            "simple_equations",
+            "simple_integration",
+            "base_conversion",
+            "binary_alternation",
+            "self_reference",
+            "aiw",
+            "maze",
+        ]
     ),
     "decimal_arithmetic": 2.5e-4,
     "advanced_geometry": 1e-4,
@@ -93,7 +122,14 @@ def test_no_near_miss_of_a_number_is_accepted(golds: list[str], grader: Math | N
 
 def test_no_near_miss_of_a_formula_is_accepted(shared: Path):
     rows = rows_of(shared, "reasoning_gym_graded.jsonl")
-    families = ["complex_arithmetic", "polynomial_equations", "simple_integration", "intermediate_integration", "dice", "polynomial_multiplication"]
+    families = [
+        "complex_arithmetic",
+        "polynomial_equations",
+        "simple_integration",
+        "intermediate_integration",
+        "dice",
+        "polynomial_multiplication",
+    ]
     found = sorted({row["expected_answer"] for row in rows if row["name"] in families}, key=len)
     wrong = [
         (prompt_of(gold), f"\\boxed{{{answer}}}")
