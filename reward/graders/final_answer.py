@@ -33,10 +33,11 @@ _COPULAS = (
     r"|[是为為は는은])"
 )
 LABEL = re.compile(
-    rf"(?:(?:{_WORDS})[ \t*_]*[^\n.:=?!]{{0,60}}?{_COPULAS}|^[ \t]*\#{{4}})[ \t*_:]*",
+    rf"(?:(?:{_WORDS})[ \t*_]*[^\n.:=?!不]{{0,60}}?{_COPULAS}|^[ \t]*\#{{4}})[ \t*_:]*",
     re.IGNORECASE | re.MULTILINE,
 )
 _MARKUP = re.compile(r"(?:\s|[*_`~]|\$\$|\\\])*")
+_DOUBT = re.compile(r"\b(?:not|cannot|unsure|unknown|wrong)\b|n't\b", re.IGNORECASE)
 _FINAL = re.compile(r"\bfinal answer(?: is)?\b[^\n]{0,60}\d", re.IGNORECASE)
 _VALUE = r'\s*:\s*("(?:[^"\\\n]|\\["\\/bfnrt])*"|[^\s"{}\[\]][^"{}\[\]\n]*)'
 _FIELD = re.compile(
@@ -80,7 +81,7 @@ def answer_places(text: str) -> Iterator[AnswerPlace]:
     lines = [line for line in text.split("\n") if not _MARKUP.fullmatch(line)]
     for line in reversed(lines[-1 - CLOSING_LINES :]):
         yield AnswerPlace("line", line.strip()[-LINE:])
-        if not re.search(r"\w", line):
+        if not re.search(r"\w", line) or _DOUBT.search(line):
             return
 
 
@@ -191,7 +192,7 @@ _LEADS_TO = re.compile(r"(?:\b(?:is|are|by|to)|[=:])[\s*]*\Z")
 _REMARK = re.compile(
     r"\s*\([^()$\\]*[A-Za-z]{2}[^()$\\]*\)[\s.!]*$|,?\s(?:because|since|where|as|given)\s.*$"
 )
-_DENIED = re.compile(r"\bnot\s+[$*]*[+-]?\d[\d.,]*")  # "not 5 but 6"
+_DENIED = re.compile(r"(?:\bnot\s+|不是\s*)[$*]*[+-]?\d[\d.,]*")  # "not 5 but 6"
 _SENTENCE = re.compile(r"(?<=[.!?])[*_]*\s+")
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+,\d{1,2}(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 _NUMBER = re.compile(

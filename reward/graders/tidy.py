@@ -65,6 +65,7 @@ _LAYOUT = (
     (re.compile(r"\\(?:degree|deg)(?![A-Za-z])"), r"^\\circ "),
     (re.compile(r"\\(?:leq|leqslant)(?![A-Za-z])"), r"\\le "),
     (re.compile(r"\\(?:geq|geqslant)(?![A-Za-z])"), r"\\ge "),
+    (re.compile(r"\\(?:begin|end)\{(?:align|aligned|equation|gather)\*?\}|&(?==)"), ""),
     (re.compile(r"\\varnothing(?![A-Za-z])"), r"\\emptyset"),
 )  # fmt: skip
 _BOXED = re.compile(r"\\boxed\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}")

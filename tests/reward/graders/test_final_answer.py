@@ -58,7 +58,18 @@ def test_the_answer_is_found(text: str, answer: str | None):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "   \n", "I do not know.", "\\boxed{5", "\\boxed{4} no, \\boxed{5", "\\boxed{}"]
+    "text",
+    [
+        "",
+        "   \n",
+        "I do not know.",
+        "2\nI do not know.",
+        "It is not 5.",
+        "答案不是5",
+        "\\boxed{5",
+        "\\boxed{4} no, \\boxed{5",
+        "\\boxed{}",
+    ],
 )
 def test_no_answer_is_none(text: str):
     """A box that opens last and never closes is not replaced by an earlier one."""
