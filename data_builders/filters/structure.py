@@ -69,51 +69,57 @@ def bad_unicode(example: Example) -> Drop | None:
             if text is not None and not text.isascii():  # which costs nothing to know
                 text.encode("utf-8")
         except UnicodeEncodeError as error:
-            where = place if isinstance(place, str) else f"message {place}"
-            return Drop("bad_unicode", f"{where}: {error.reason} at character {error.start}")
+            return Drop("bad_unicode", f"{place}: {error.reason} at character {error.start}")
     return None
 
 
-def _texts(example: Example) -> Iterator[tuple[int | str, str | None]]:
-    """All text of a record, with its message's index or another place."""
+def _texts(example: Example) -> Iterator[tuple[str, str | None]]:
+    """All text of a record, with its message or another place."""
     for index, message in enumerate(example.messages):
-        yield index, message.content
-        yield index, message.reasoning
-        yield index, message.tool_call_id
-        yield index, message.name
+        place = f"message {index}"
+        for text in (message.content, message.reasoning, message.tool_call_id, message.name):
+            yield place, text
         for call in message.tool_calls:
-            yield index, f"{call.name}{call.arguments}{call.id}"
-    yield "tools", example.tools
-    yield "metadata", example.metadata
-    yield "license", example.license
+            yield place, f"{call.name}{call.arguments}{call.id}"
+    for name in ("tools", "metadata", "license"):
+        yield name, getattr(example, name)
 
 
-_PARTNERLESS = {
-    "unclosed_think": "an opening tag without its closing one",
-    "unopened_think": "a closing tag without its opening one (see prefilled_think)",
-}
+_THINK_PROBLEMS = {  # of `split_think`, with the drop reason
+    "unclosed_think": ("unclosed_think", "an opening tag without its closing one"),
+    "unopened_think": (
+        "unclosed_think", "a closing tag without its opening one (see prefilled_think)"
+    ),
+    "nested_think": ("nested_think", "a trace inside a trace"),
+    "second_think": ("nested_think", "a trace after the start of the text"),
+}  # fmt: skip
 _FOREIGN = (
     "<|begin_of_thought|>", "<thinking>", "<thought>", "<reasoning>", "<reason>", "<reflection>",
     "<seed:think>", "[THINK]", "◁think▷", "<|channel|>analysis",
 )  # fmt: skip
-_MISPLACED = {
-    "nested_think": "a trace inside a trace",
-    "second_think": "a trace after the start of the text",
-}
 
 
 def unclosed_think(example: Example) -> Drop | None:
     """A think tag without its partner."""
-    return _find(example, "unclosed_think", _PARTNERLESS)
+    return _misplaced_tags(example, "unclosed_think")
 
 
 def nested_think(example: Example) -> Drop | None:
     """Traces inside traces, after an answer's start, or tags inside a trace of its own field."""
     for index, message in enumerate(example.messages):
-        trace = message.reasoning or ""
-        if message.role == "assistant" and has_tags(trace):
+        if message.role == "assistant" and has_tags(message.reasoning or ""):
             return Drop("nested_think", f"message {index}: a think tag inside the trace")
-    return _find(example, "nested_think", _MISPLACED)
+    return _misplaced_tags(example, "nested_think")
+
+
+def _misplaced_tags(example: Example, reason: str) -> Drop | None:
+    for index, message in enumerate(example.messages):
+        if message.role == "assistant" and has_tags(message.content):
+            problem = split_think(message.content).problem
+            named, detail = _THINK_PROBLEMS.get(problem or "", ("", ""))
+            if named == reason:
+                return Drop(reason, f"message {index}: {detail}")
+    return None
 
 
 def foreign_think(example: Example) -> Drop | None:
@@ -122,22 +128,10 @@ def foreign_think(example: Example) -> Drop | None:
     Kept, it would be a reasoning trace trained as the answer of a turn with reasoning off.
     """
     for index, message in enumerate(example.messages):
-        if message.role == "assistant":
-            text = message.content.lstrip()
-            for tag in _FOREIGN:
-                if text.startswith(tag):
-                    detail = f"the text opens with {tag}; rewrite such traces with <think> tags"
-                    return Drop("foreign_think", f"message {index}: {detail}")
-    return None
-
-
-def _find(example: Example, reason: str, problems: dict[str, str]) -> Drop | None:
-    for index, message in enumerate(example.messages):
-        if message.role != "assistant" or not has_tags(message.content):
-            continue
-        problem = split_think(message.content).problem
-        if problem is not None and problem in problems:
-            return Drop(reason, f"message {index}: {problems[problem]}")
+        if message.role == "assistant" and message.content.lstrip().startswith(_FOREIGN):
+            tag = next(tag for tag in _FOREIGN if message.content.lstrip().startswith(tag))
+            detail = f"the text opens with {tag}; rewrite such traces with <think> tags"
+            return Drop("foreign_think", f"message {index}: {detail}")
     return None
 
 
@@ -207,9 +201,10 @@ def _check_arguments(example: Example, reason: str) -> Drop | None:
     for index, call in _calls(example):
         if call.name not in tools:
             continue  # other filters name it
-        checker = validator(tools[call.name])
-        unusable, problem = (checker, None) if isinstance(checker, str) else (None, None)
-        if not isinstance(checker, str):
+        checker, problem, unusable = validator(tools[call.name]), None, None
+        if isinstance(checker, str):
+            unusable = checker
+        else:
             try:
                 problem = violation(checker, json.loads(call.arguments))
             except UNUSABLE as error:
@@ -220,25 +215,25 @@ def _check_arguments(example: Example, reason: str) -> Drop | None:
     return None
 
 
-REASON = "unpaired_tool_result"
+_UNPAIRED = "unpaired_tool_result"
 
 
 def unpaired_tool_result(example: Example) -> Drop | None:
     """A result without its call, or a call that the conversation goes on without answering."""
     open_calls: list[ToolCall] = []
-    asked_by = -1
+    caller = -1
     for index, message in enumerate(example.messages):
         if message.role == "tool":
             call = _answered(message, open_calls)
             if call is None:
-                return Drop(REASON, f"message {index}: answers no open call")
+                return Drop(_UNPAIRED, f"message {index}: answers no open call")
             open_calls.remove(call)
             continue
         if open_calls:
-            return Drop(REASON, f"message {asked_by}: call of {open_calls[0].name!r} unanswered")
-        open_calls, asked_by = list(message.tool_calls), index
-    if open_calls and example.messages[-1].role == "tool":
-        return Drop(REASON, f"message {asked_by}: call of {open_calls[0].name!r} unanswered")
+            break
+        open_calls, caller = list(message.tool_calls), index
+    if open_calls and caller < len(example.messages) - 1:
+        return Drop(_UNPAIRED, f"message {caller}: call of {open_calls[0].name!r} unanswered")
     return None
 
 

@@ -155,18 +155,20 @@ class PartJob:
         counts = PartCounts(samples_of_each(recipe), recipe.seed)
         fields = where_fields(self.source)
         dedup = recipe.deduplication
+        near = dedup is not None and dedup.near_threshold(self.source.name) is not None
+        columns = dedup is not None or recipe.write_dropped  # which say where a record was read
         unfinished = PartWriter(
-            Path(self.folder), scratch=self.scratch, marks=preparer.marks, dedup=dedup is not None
+            Path(self.folder), scratch=self.scratch, marks=preparer.marks, dedup=columns
         )
         with _collecting_rarely(), unfinished as writer:
             for batch in self._batches(recipe, counts.rows, fields):
                 placed = [item for item in batch if isinstance(item, PlacedExample)]
                 prepared = prepare([item.example for item in placed], preparer)
                 writer.write(prepared)
-                if dedup is not None:
+                if columns:
                     kept = [i for i, p in zip(placed, prepared, strict=True) if p.drop is None]
                     places = [(i.file, i.line) for i in kept] if recipe.write_dropped else None
-                    writer.write_columns(column_batch([i.example for i in kept], dedup, places))
+                    writer.write_columns(column_batch([i.example for i in kept], places, near=near))
                 for record in prepared:
                     counts.add(record)
                 if recipe.write_dropped:
