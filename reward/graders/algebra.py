@@ -74,7 +74,16 @@ def equal(gold: str, answer: str) -> bool:
 
 
 def _verify(gold: Any, answer: Any) -> bool:
-    return bool(verify(gold, answer, float_rounding=15, numeric_precision=30, timeout_seconds=None))
+    return bool(
+        verify(
+            gold,
+            answer,
+            float_rounding=15,
+            numeric_precision=30,
+            timeout_seconds=None,
+            allow_set_relation_comp=True,
+        )
+    )
 
 
 def read_formula(text: str, *, natural_log: bool) -> Any:

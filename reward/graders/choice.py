@@ -15,7 +15,7 @@ from typing import Any, cast
 from posttrain.records import Score
 from posttrain.rollouts import Prompt, metadata_of
 from reward.graders.base import Attempt, before_reading, no_answer, unscored, verdict
-from reward.graders.final_answer import LABEL, TAG, answer_places, has_box, joined_boxes
+from reward.graders.final_answer import LABEL, LINE, TAG, answer_places, has_box, joined_boxes
 from reward.graders.tidy import tidy
 from reward.graders.workers import JobResult, Workers, shared_workers
 
@@ -122,6 +122,13 @@ _MENTION = re.compile(
     r"|\s+(?=(?:or|and|because|since|as|is)\b|[/&]))?",
     re.MULTILINE,
 )
+# "not A or B", "C is wrong"
+_DENIED = re.compile(
+    r"(?:(?i:\b(?:not|neither|nor|except|anything but|than|rule out|eliminate|no es|nicht|pas))\b"
+    r"|n't\b|不是)[^.,;:!?\n]{0,20}?(?<![A-Za-z])[A-Z]\b(?:(?:,| or| nor| and)+ [A-Z]\b)*"
+    r"|(?<![A-Za-z])[A-Z]\W{0,4}(?:is|are|can be|would be)"
+    r"(?: not|n't| wrong| incorrect| false| ruled out)\b"
+)
 _AND = re.compile(r"[\s*_)\]}]*(?:\b(?:or|and)\b|[/,&和或])[\s*_(\[{]*", re.IGNORECASE)
 
 
@@ -141,8 +148,13 @@ def chosen(answer: str, options: Options) -> str | None:
         letter = choice(place.text, options)
         if letter is None and place.kind == "label":
             letter = choice(line, options)
-        if letter is None and not line.startswith("not "):
-            letter = _mentioned(line if place.kind == "label" else place.text, options, place.kind)
+        if letter is None and place.kind == "line":
+            letter = choice(answer.strip().split("\n", 1)[0], options)
+        if letter is None:
+            told = _DENIED.sub(" ", line if place.kind == "label" else place.text)
+            letter = _mentioned(told, options, place.kind)
+        if letter is None and place.kind == "line":
+            letter = _by_text(re.split(r"\b(?:is|are)\b", line)[-1], options)
         if letter is not None:
             return letter
     return None
@@ -182,7 +194,7 @@ def choice(text: str, options: Options) -> str | None:
     exactly = [letter for letter, option in options.items() if option.strip() == text]
     if len(exactly) == 1 and text not in options:
         return exactly[0]
-    match = _LETTER.fullmatch(text)
+    match = _LETTER.fullmatch(text) if len(text) <= LINE else None
     letter = match[1].upper() if match else ""
     if match is None or letter not in options:
         return _by_text(text, options)

@@ -21,6 +21,7 @@ from reward.graders.numbers import known_unit_length
 from reward.graders.tidy import tidy
 
 LINE = 2000  # characters of a line that are looked at
+SHORT = 40  # characters of a first line that may be the answer
 CLOSING_LINES = 2  # lines without a number that may follow the answer: "Hope this helps!"
 TAG = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL | re.IGNORECASE)
 _WORDS = (
@@ -38,12 +39,26 @@ LABEL = re.compile(
 )
 _MARKUP = re.compile(r"(?:\s|[*_`~]|\$\$|\\\])*")
 _DOUBT = re.compile(r"\b(?:not|cannot|unsure|unknown|wrong)\b|n't\b", re.IGNORECASE)
-_FINAL = re.compile(r"\bfinal answer(?: is)?\b[^\n]{0,60}\d", re.IGNORECASE)
-_VALUE = r'\s*:\s*("(?:[^"\\\n]|\\["\\/bfnrt])*"|[^\s"{}\[\]][^"{}\[\]\n]*)'
-_FIELD = re.compile(
-    rf'"(?:final[ _]?)?(?:answer|result|solution|choice|value)"{_VALUE}', re.IGNORECASE
+_DENIAL = re.compile(  # in a label: "The answer cannot be", "La respuesta no es"
+    r"\b(?:not|cannot|no|nicht|ne|não|non|не|ikke|inte|niet|false|wrong)\b|n't\b|\bn'|不", re.I
 )
-_ONLY_FIELD = re.compile(rf'^\W*(?:json)?\s*\{{\s*"[^"\n]{{1,60}}"{_VALUE}\s*\}}\W*$')
+# what is behind it takes back what is before it
+_CORRECTION = re.compile(
+    r"\b(?:no,? wait\b|wait\b[\W]*(?:no[,:.]|actually|I\b|that)|oops|scratch that|correction:"
+    r"|I made a mistake|I meant|(?:actually|sorry),? (?:it|the|that|no)\b)",
+    re.IGNORECASE,
+)
+_QUESTION = re.compile(r"(?:[^.!?\n]|\.(?=\d))*\?+(?!\d)")
+_FINAL = re.compile(r"\bfinal answer(?: is)?\b[^\n]{0,60}\d", re.IGNORECASE)
+# JSON, or as Python or YAML write it: {'answer': 18}, {answer: 1,080}
+_VALUE = (
+    r"""["']?\s*:\s*("(?:[^"\\\n]|\\["\\/bfnrt])*"|'[^'\\\n]*'|"""
+    r"""[^\s"'{}\[\],](?:[^"'{}\[\]\n,]|,(?=\d{3}))*)"""
+)
+_FIELD = re.compile(
+    rf"""["'{{]\s*(?:final[ _]?)?(?:answer|result|solution|choice|value){_VALUE}""", re.IGNORECASE
+)
+_ONLY_FIELD = re.compile(rf"""^\W*?(?:json\s*)?\{{\s*["'][^"'\n]{{1,60}}{_VALUE}\s*\}}\W*$""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +72,8 @@ class AnswerPlace:
 
 def answer_places(text: str) -> Iterator[AnswerPlace]:
     """The places where an answer may stand, best first, in a tidied text (see `tidy.tidy`)."""
+    for correction in list(_CORRECTION.finditer(text))[-1:]:
+        text = text[correction.end() :].lstrip(" ,.:;\n")
     tags = [tag for tag in TAG.findall(text) if tag.strip()]
     if tags:
         inner = next((p for p in answer_places(tags[-1]) if p.kind != "line"), None)
@@ -76,41 +93,53 @@ def answer_places(text: str) -> Iterator[AnswerPlace]:
         return
     for label in reversed(list(LABEL.finditer(text))):
         rest = text[label.end() : label.end() + LINE].strip()
-        if rest:
+        if rest and not _DENIAL.search(label.group()):
             yield AnswerPlace("label", rest)
     lines = [line for line in text.split("\n") if not _MARKUP.fullmatch(line)]
     for line in reversed(lines[-1 - CLOSING_LINES :]):
-        yield AnswerPlace("line", line.strip()[-LINE:])
+        line = line.strip()[-LINE:]
+        told = _QUESTION.sub("", line).strip()
+        if told:
+            yield AnswerPlace("line", told)
         if not re.search(r"\w", line) or _DOUBT.search(line):
             return
 
 
 def final_answer(text: str, *, last_line: bool = True) -> str | None:
-    """The text of the final answer; None where there is none.
+    """The text of the final answer; None where there is none. Arguments: see `find_answer`."""
+    return find_answer(text, last_line=last_line)[0]
+
+
+def find_answer(text: str, *, last_line: bool = True) -> tuple[str | None, str]:
+    """The text of the final answer, None where there is none, and the prose that it stands in.
 
     Args:
         text: a completion's answer, without its reasoning.
         last_line: whether, with neither tag, box, field nor label, the last formula or number of
             the last line that has one counts.
     """
-    for place in answer_places(tidy(text)):
+    text = tidy(text)
+    for place in answer_places(text):
         if place.kind == "label":
             if not place.text.startswith("not "):  # "The answer is not 5 but 6"
-                return leading(place.text.split("\n", 1)[0].strip())
+                line = _QUESTION.sub("", place.text.split("\n", 1)[0]).strip()
+                return leading(line), line
         elif place.kind != "line":
-            return place.text
-        elif last_line and (answer := last(_DRESS.sub("", place.text))) is not None:
-            return answer
-    return None
+            return place.text, ""
+        elif last_line:
+            line = _DRESS.sub("", place.text)
+            answer = last(line)
+            if answer is not None or re.search(r"\d", line):
+                first, _, others = text.strip().partition("\n")
+                return answer, f"{first} {line}" if others and len(first) < SHORT else line
+    return None, ""
 
 
 def _json_field(text: str) -> str | None:
     """The answer's field, or the only one, of a JSON object; numbers may be grouped, 1,080."""
     found = [m[1] for m in _FIELD.finditer(text)] or _ONLY_FIELD.findall(text)
-    value = found[-1].strip().rstrip(",") if found else ""
-    if value.startswith('"'):
-        value = str(load_json(value))
-    return value.strip() or None
+    value = found[-1] if found else ""
+    return (str(load_json(value)) if value.startswith('"') else value.strip("'")).strip() or None
 
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
@@ -192,7 +221,22 @@ _LEADS_TO = re.compile(r"(?:\b(?:is|are|by|to)|[=:])[\s*]*\Z")
 _REMARK = re.compile(
     r"\s*\([^()$\\]*[A-Za-z]{2}[^()$\\]*\)[\s.!]*$|,?\s(?:because|since|where|as|given)\s.*$"
 )
-_DENIED = re.compile(r"(?:\bnot\s+|不是\s*)[$*]*[+-]?\d[\d.,]*")  # "not 5 but 6"
+_DENIED = re.compile(  # "not 5 but 6", "6 instead of 5"
+    r"(?:(?:\bnot|n't|\b(?:instead of|rather than|anything but|except))\s+|不是\s*)"
+    r"[$*]*[+-]?\d[\d.,]*",
+    re.IGNORECASE,
+)
+# words beside a number that make it another, or none that is meant
+_BEFORE = re.compile(
+    r"\b(?:twice|double|triple|half(?: of)?|root of|log|than|nearly|almost|over|under|at least|"
+    r"at most|up to|minus|negative)\s\W*$",
+    re.IGNORECASE,
+)
+_BEHIND = re.compile(
+    r"[\s$*]*(?:(?:squared|cubed|factorial|at most|at least|or more|or less)\b|"
+    r"(?:times|plus|minus|choose)\s\W*\d|(?:is|was|would be)(?: not|n't| too| wrong| incorrect)\b|"
+    r"이상|이하|이 아니)"
+)
 _SENTENCE = re.compile(r"(?<=[.!?])[*_]*\s+")
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+,\d{1,2}(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 _NUMBER = re.compile(
@@ -202,7 +246,7 @@ _NUMBER = re.compile(
     rf"(?:\s?\\?%|\s(?:percent|hundred|thousand|million|billion|trillion|dozen)s?\b)?"
     rf"[A-Za-z0-9_^°½¼¾]*(?:\{{\d\}})?"
 )
-_OR = re.compile(r"\s*,?\s*\bor\b\s*")
+_OR = re.compile(r"\s*,?\s*\b(?:or|oder|ou|или|lub|veya|atau|eller)\b\s*")
 _COMMAND = re.compile(
     r"\\(?:text|mathrm|mbox)\{[^{}]*\}|\\(?:begin|end)\{[a-z]*\}|_\{[^{}]*\}|\\[A-Za-z]+"
 )
@@ -215,6 +259,12 @@ _SMALL_WORDS = frozenset([
     "is", "of", "to", "it", "we", "so", "as", "be", "by", "he", "on", "if", "at", "in", "an",
     "my", "no", "do", "us", "me", "am",
 ])  # fmt: skip
+
+
+def numbers_beside(answer: str, prose: str) -> list[str]:
+    """The other numbers of the prose that an answer was read from."""
+    before, _, behind = prose.rpartition(answer)
+    return [m.group() for m in _NUMBER.finditer(f"{before} {behind}")]
 
 
 def leading(line: str) -> str | None:
@@ -235,9 +285,9 @@ def last(line: str) -> str | None:
     """The last formula or number of a line: of its last sentence that has one."""
     if reads_as_math(line):
         return line
-    for sentence in reversed(_SENTENCE.split(_DENIED.sub(" ", line))):
+    for sentence in reversed(_SENTENCE.split(_DENIED.sub(" ", line).strip())):
         found = _last(_REMARK.sub("", sentence)) or _last(sentence)
-        if found is not None:
+        if found is not None or re.search(r"\d", sentence):
             return found
     return None
 
@@ -276,8 +326,10 @@ def _joined_spans(line: str, spans: list[re.Match[str]], chosen: int) -> str:
     return ", ".join(next(filter(None, span.groups())).strip() for span in spans[low : high + 1])
 
 
-def _with_unit(line: str, number: re.Match[str]) -> str:
-    """A number with the unit behind it, or with the second choice it hedges with."""
+def _with_unit(line: str, number: re.Match[str]) -> str | None:
+    """A number with its unit, or with the second choice it hedges with; None in "twice 17"."""
+    if _BEFORE.search(line[: number.start()]) or _BEHIND.match(line, number.end()):
+        return None
     other = _OR.match(line, number.end())
     if other:
         second = _NUMBER.match(line, other.end())

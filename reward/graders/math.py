@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from posttrain.records import Score
 from posttrain.rollouts import Prompt, metadata_of
 from reward.graders.base import Attempt, before_reading, no_answer, one_line, unscored, verdict
-from reward.graders.final_answer import final_answer, reads_as_math
+from reward.graders.final_answer import final_answer, find_answer, numbers_beside, reads_as_math
 from reward.graders.numbers import read_number, same_number
 from reward.graders.tidy import bare
 from reward.graders.workers import JobResult, Workers, shared_workers
@@ -23,6 +23,7 @@ _EQUALS = re.compile(r"(?<![<>!\\:=~])=(?![=>])")
 _APPROXIMATELY = re.compile(r"\\approx(?![A-Za-z])|~=")
 
 _ARITHMETIC = re.compile(r"(?:[\d\s.+*/^(){}-]|\\times|\\cdot|\\div)+")
+_WORKING = re.compile(r"\d[\d.]*(?:\s*(?:[*/+^-]|\\times|\\cdot)\s*\d[\d.]*)+")
 _ASSIGNMENT = re.compile(r"([A-Za-z]\w*|\\[a-z]+)\s*=(?:[^<>,;]*=)?\s*([^=<>,;]+)")
 
 
@@ -57,10 +58,10 @@ class Math:
     def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
         """One score an attempt."""
         read = [self._read(attempt) for attempt in attempts]
-        results = self._compare([c for c in read if not isinstance(c, Score)])
-        return [c if isinstance(c, Score) else _score(c, results[c]) for c in read]
+        results = self._compare([c[0] for c in read if not isinstance(c, Score)])
+        return [c if isinstance(c, Score) else _score(c[0], results[c[0]], c[1]) for c in read]
 
-    def _read(self, attempt: Attempt) -> Score | Comparison:
+    def _read(self, attempt: Attempt) -> Score | tuple[Comparison, str]:
         score = before_reading(attempt)
         if score is not None:
             return score
@@ -69,14 +70,13 @@ class Math:
         gold = gold_text(attempt.prompt.gold)
         if self.numbers_only and read_number(bare(gold)) is None:
             return unscored(None, "the gold is no number")
-        answer = final_answer(attempt.completion.answer, last_line=self.last_line)
-        if answer is None:
-            whole = bare(attempt.completion.answer)  # a gold of words may be all of the answer
-            if not _is_words(bare(gold)) or _plain(whole) != _plain(gold):
+        answer, prose = find_answer(attempt.completion.answer, last_line=self.last_line)
+        if answer is None:  # a gold of words may be all of the answer, or of what a label is before
+            answer = prose or bare(attempt.completion.answer)
+            if not _is_words(bare(gold)) or _plain(answer) != _plain(gold):
                 return no_answer(attempt)
-            answer = whole
         try:
-            return gold, answer, tolerance_of(attempt.prompt)
+            return (gold, answer, tolerance_of(attempt.prompt)), prose
         except ValueError as problem:
             return unscored(answer, str(problem))
 
@@ -133,7 +133,11 @@ def same_written(gold: str, answer: str, tolerance: float | None = None) -> bool
         return False
     number = read_number(gold)
     if number is not None:
-        sides = _APPROXIMATELY.split(_EQUALS.split(answer)[-1])
+        first, *others = map(str.strip, _EQUALS.split(answer))
+        result = others[-1] if others else first
+        if read_number(first) and _WORKING.fullmatch(result):  # 12 = 24/2
+            result = first
+        sides = _APPROXIMATELY.split(result)
         numbers = [given for side in sides if (given := read_number(side.strip()))]
         if any(same_number(number, given, tolerance) for given in numbers):
             return True
@@ -186,8 +190,14 @@ def _refusal(gold: str, itself: JobResult, another: JobResult) -> str | None:
     return None if itself.value is True else f"gold_not_accepted: {one_line(gold)}"
 
 
-def _score(comparison: Comparison, result: JobResult) -> Score:
-    gold, answer, _ = comparison
+def _score(comparison: Comparison, result: JobResult, prose: str) -> Score:
+    gold, answer, tolerance = comparison
     if result.problem is not None:
         return unscored(answer, result.problem)
+    number = read_number(bare(gold)) if prose and not result.value else None
+    if number is not None and any(
+        (other := read_number(bare(text))) and same_number(number, other, tolerance)
+        for text in numbers_beside(answer, prose)
+    ):
+        return unscored(answer, "the gold stands beside the answer that was read")
     return verdict(result.value is True, answer, gold)

@@ -117,7 +117,7 @@ def same_number(gold: Number, answer: Number, tolerance: float | None = None) ->
     """
     if not same_unit(gold.unit, answer.unit):
         return False
-    if gold.base and answer.base not in (None, gold.base):
+    if answer.base not in (None, gold.base):
         return False
     undone = answer.form == "fraction" and answer.value.denominator == 1
     if gold.form == "integer" and undone and not tolerance:
@@ -176,7 +176,7 @@ def read_unit(text: str, *, attached: bool) -> tuple[str, ...] | None:
         name = _name(word)
         if name is None:
             return None
-        if not unit and name[0] in "^/":
+        if not unit and name != "degree" and word[0] in "^/":
             return None  # 2^3 and 3 / 4 are no numbers with a unit
         known = name in KNOWN.values() and (len(word) > 1 or word in "mgsh")
         if not unit and attached and word.isascii() and word.isalpha() and not known:

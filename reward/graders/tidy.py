@@ -19,18 +19,20 @@ _SIGNS = {
     "‘": "'", "“": '"', "”": '"', "،": ",", "٬": ",", "٫": ".", "。": ". ", "、": ", ",
     "\u00a0": " ", "\u2007": " ", "\u2009": " ", "\u200a": " ", "\u202f": " ", "\u3000": " ",
     "\u200b": "", "\u200e": "", "\u200f": "", "\u2060": "", "\ufeff": "", "\u2061": "",
+    "\u200d": "", "\ufe0f": "",
 }  # fmt: skip
 _TABLE = str.maketrans(_SIGNS | {chr(c): chr(c - 0xFEE0) for c in range(0xFF01, 0xFF5F)})
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
-_SPECIAL_TOKEN = re.compile(r"<\|[^|<>\n]{1,40}\|>|</?s>")
+# chat markup and HTML
+_MARKUP = re.compile(r"<\|[^|<>\n]{1,40}\|>|</?(?:s|b|i|u|em|strong|p|br|span|center)\s*/?>")
 # LaTeX whose backslashes were escaped once more
 _ESCAPED = re.compile(r"\\\\(?=(?:boxed|[dt]?frac|sqrt|pi|text|left|right|cdot|times|le|ge)\b)")
 
 
 def tidy(text: str) -> str:
     """The text with typographic digits, signs, spaces and fractions in plain characters."""
-    text = _ESCAPED.sub(r"\\", _SPECIAL_TOKEN.sub("", text))
+    text = _ESCAPED.sub(r"\\", _MARKUP.sub("", text))
     if text.isascii():
         return text
     text = text.translate(_TABLE)
@@ -41,12 +43,14 @@ def tidy(text: str) -> str:
 
 
 def _plain(character: str) -> str:
-    """½ → \\frac{1}{2}; a digit of another script → the digit; other characters as they are."""
+    """½ → \\frac{1}{2}; a digit of another script → the digit; Ⓒ → C; no emoji."""
     if unicodedata.category(character) == "Nd":
         return str(unicodedata.digit(character))
     parts = unicodedata.normalize("NFKC", character).split("\u2044")
     if len(parts) == 2 and all(part.isdigit() for part in parts):
         return f"\\frac{{{parts[0]}}}{{{parts[1]}}}"
+    if unicodedata.category(character) == "So":
+        return parts[0] if parts[0].isascii() else ""
     return character
 
 
@@ -69,7 +73,7 @@ _LAYOUT = (
     (re.compile(r"\\varnothing(?![A-Za-z])"), r"\\emptyset"),
 )  # fmt: skip
 _BOXED = re.compile(r"\\boxed\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}")
-_WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"))
+_WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"))
 
 
 def bare(text: str) -> str:
@@ -79,7 +83,7 @@ def bare(text: str) -> str:
     while text != before:
         before = text
         if not re.search(r"\\[.,;:!]$", text):  # the mark of a command is no full stop
-            text = text.rstrip(" \n\t.,;:").lstrip(" \n\t:;")
+            text = text.rstrip(" \n\t.,;:`").lstrip(" \n\t:;`")
         text = text.strip("*_").strip() if text.startswith(("*", "_")) else text.rstrip("*").strip()
         for opening, closing in _WRAPPERS:
             inner = text[len(opening) : len(text) - len(closing)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from reward.graders.choice import chosen
 from reward.graders.final_answer import final_answer
 
 
@@ -25,7 +26,11 @@ from reward.graders.final_answer import final_answer
         ("\\boxed{1 \\} }", "1 \\}"),  # an escaped brace closes nothing
         ('{\n "steps": [1, 2],\n "answer": "18"\n}', "18"),
         ('```json\n{"answer": 1,080}\n```', "1,080"),
-        ('{"n": 7}', "7"),
+        ('{"n": 7}', "7"), ("{'answer': 18}", "18"), ("{'answer': '18', 'of': 3}", "18"),
+        ("It is 18.\n\nShall I show 2 other ways?", "18"), ("Answer: 18?? No, 17.", "17"),
+        ("\\boxed{18} no wait, 17", "17"), ("6 instead of 5", "6"), ("The answer isn't 5.", None),
+        ("It is twice 17.", None), ("The answer is 17 squared", None), ("It is over 42.", None),
+        ("<b>18</b>", "18"), ("Is it 17?", None),
         ("Answer - 18", "18"), ("A - 18", "18"), ("→ 18", "18"), ("∴ 18", "18"), ("A -> 18", "18"),
         ("[A] 18", "18"), ("1. A: 18", "18"), ("- 18", "- 18"), ("(a) 18", "18"), ("Q1: 18", "18"),
         ("合計は18円です。", "18"), ("答案：18", "18"), ("Ответ: -18 яблок", "-18"), ("정답은 18", "18"),
@@ -100,9 +105,15 @@ def test_the_last_line_counts_only_where_asked():
         "**1" * 33_000,
         "- " * 50_000,
         "1 because " * 10_000,
+        " " * 100_000 + "5",
+        "*" * 100_000,
+        "'answer':" * 11_000,
+        "wait, I " * 12_000,
+        "not A or " * 11_000,
     ],
-    ids=range(16),
+    ids=range(21),
 )
 def test_a_hundred_thousand_hostile_characters_end(text: str):
     """Quadratic reading would take minutes here; that it returns at all is the test."""
     final_answer(text)
+    chosen(text, {"A": "x", "B": "y"})
