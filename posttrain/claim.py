@@ -44,6 +44,12 @@ def claimed(
             raise
 
 
+def check_output(out: Path, *, kind: str, config: Mapping[str, Any]) -> None:
+    """What a dry run says of the output directory. Raises ConfigError as `claimed` would."""
+    if out.is_dir() and any(out.iterdir()):
+        StageDir.open(out, kind=kind, config=config, claim=False)
+
+
 @contextlib.contextmanager
 def exclusive(out: Path) -> Iterator[None]:
     """Create the directory if need be and hold it.

@@ -21,8 +21,8 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 from rich.console import Console
 
-from posttrain.artifacts import StageDir, parent_of, read_artifact
-from posttrain.claim import claimed, run_command
+from posttrain.artifacts import parent_of, read_artifact
+from posttrain.claim import check_output, claimed, run_command
 from posttrain.config.command import parse_recipe, recipe_parser
 from posttrain.config.eval_genrm import EvalGenRmConfig
 
@@ -59,8 +59,7 @@ def evaluate(arguments: list[str], console: Console) -> None:
     parents = [parent_of(recipe.data, relative_to=out, manifest=data), *checkpoint_parents(recipe)]
     config = recipe.owner_config() | {"parents": [parent.digest for parent in parents]}
     if options.dry_run:
-        if out.is_dir() and any(out.iterdir()):
-            StageDir.open(out, kind=KIND, config=config, claim=False)
+        check_output(out, kind=KIND, config=config)
         total, names = len(prompts) * recipe.n, ", ".join(recipe.checkpoints)
         console.print(f"{len(prompts):,} prompts × {recipe.n} = {total:,} for each: {names}")
         console.print(prompts[0].messages[-1].content, markup=False, highlight=False)
@@ -75,7 +74,8 @@ def judged_of(checkpoint: str, prompt: Prompt, completion: Completion) -> Judged
     """A judgement compared with its gold; None where the backend failed."""
     from posttrain.evaluation.judges.metrics import Judged
     from posttrain.rollouts import metadata_of
-    from reward.judge.training import gold_from, outcome_of, preferred
+    from reward.judge.training import gold_from, outcome_of
+    from reward.judge.verdict import preferred
 
     gold, about = gold_from(prompt), metadata_of(prompt)
     outcome = outcome_of(completion, gold)

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from data_builders.keyed import key64, unit
 from data_builders.prompts.questions import RowQuestion, distinct_questions, total_counts
@@ -26,11 +27,13 @@ from posttrain.artifacts import Counts, Manifest, Parent, sha256_file
 from posttrain.config.build_genrm import PreferenceSource
 from posttrain.config.load import nearest
 from posttrain.config.prompts import GIVEN_TOOLS, NO_TOOLS, AnySource, Setting
-from posttrain.environments.base import Toolkit
+from posttrain.environments.base import Environment, Toolkit
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import Message, json_text
 from posttrain.rollouts import Prompt
 from reward.graders.base import Grader
+
+BASE = Path()  # what paths in a recipe are relative to
 
 
 @dataclass(slots=True)
@@ -47,6 +50,48 @@ class PromptSet:
     def counts(self) -> Counts:
         """The rows of all sources."""
         return total_counts(self.row_counts.values())
+
+    def stats(self) -> dict[str, Any]:
+        """For the manifest."""
+        return {
+            "sources": {name: counts.stats() for name, counts in self.row_counts.items()},
+            "skipped": {name: dict(sorted(c.items())) for name, c in self.skipped.items()},
+        }
+
+
+class PromptPlan:
+    """The prompts of a recipe: their input files now, the prompts when they are built.
+
+    Raises:
+        ConfigError: a path, grader or toolkit that is not there.
+        DataError: an input artifact that changed since it was made.
+    """
+
+    def __init__(
+        self, sources: Sequence[AnySource], settings: Sequence[Setting], *, seed: int, out: Path
+    ) -> None:
+        from data_builders.graders import all_graders
+        from data_builders.toolkits import toolkits_for
+
+        self.inputs, self.parents = prompt_inputs(sources, BASE, out=out)
+        self.graders, self._toolkits = all_graders(), toolkits_for(sources, settings)
+        self._sources, self._settings, self._seed = sources, settings, seed
+
+    def build(self) -> PromptSet:
+        """Raises as `build_prompts`."""
+        return build_prompts(
+            self._sources,
+            self._settings,
+            seed=self._seed,
+            graders=self.graders,
+            toolkits=self._toolkits,
+            base_dir=BASE,
+        )
+
+    def open_environment(self, prompt: Prompt) -> Environment | None:
+        """The environment that answers a prompt's calls, where it has one."""
+        name = prompt.environment
+        return None if name is None else self._toolkits[name].open(prompt)
 
 
 @dataclass(frozen=True, slots=True)

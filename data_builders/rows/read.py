@@ -46,6 +46,15 @@ class RowCounts:
         if detail:
             self.examples.setdefault(reason, detail)
 
+    def stats(self) -> dict[str, Any]:
+        """For the manifest: what came in, what was kept, and the drops with an example each."""
+        return {
+            "rows_in": self.rows_in,
+            "kept": self.kept,
+            "dropped": dict(sorted(self.dropped.items())),
+            "examples": dict(sorted(self.examples.items())),
+        }
+
 
 def read_rows(config: SourceConfig, base_dir: Path) -> RawRows:
     """Stream a source's rows.

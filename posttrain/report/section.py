@@ -37,11 +37,10 @@ Words = str | Sequence[str | Styled]
 
 @dataclass(frozen=True, slots=True)
 class TableCell:
-    """A cell with a smaller line below its value, a background for a share, or an indent."""
+    """A cell with a smaller line below its value, or an indent."""
 
     value: object
     below: str = ""
-    share: float | None = None
     indent: int = 0
 
 
@@ -50,23 +49,6 @@ class Digest:
     """A digest: shown by its first characters."""
 
     full: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class ShareBar:
-    """A share in [0, 1] as a bar inside a table cell."""
-
-    share: float
-
-
-@dataclass(frozen=True, slots=True)
-class Spark:
-    """A line without axes for a table cell, between the levels `low` and `high`."""
-
-    name: str
-    values: Sequence[float]
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +256,5 @@ def plain(value: object) -> str:
             return plain(value.full and f"{value.full[:12]}…")
         case TableCell():
             return f"{'  ' * value.indent}{plain(value.value)}"
-        case ShareBar() | Spark():
-            return ""
         case _:
             return str(value)

@@ -12,7 +12,7 @@ import matplotlib
 import pytest
 
 from posttrain.report import charts
-from posttrain.report.charts import VARIABLES, chart_svg, number, spark_svg
+from posttrain.report.charts import VARIABLES, chart_svg, number
 from posttrain.report.section import (
     Bar,
     BarChart,
@@ -20,7 +20,6 @@ from posttrain.report.section import (
     IntervalChart,
     LineChart,
     Series,
-    Spark,
 )
 
 LINE = [Series("loss", [0, 50, 100], [4.0, 1.0, 2.0])]
@@ -140,12 +139,6 @@ def test_labels_are_text_and_not_markup_or_mathematics():
     svg = bars([Bar("<b>$x^2$&", [1])], x="<i>", y="&")
     assert {"<b>$x^2$&", "<i>", "&"} <= set(tick_places(svg))
     assert "<b>" not in svg
-
-
-def test_a_spark_needs_a_finite_value():
-    assert spark_svg(Spark("s", [float("nan")], 0.0, 1.0)) == ""
-    assert drawn(spark_svg(Spark("s", [1.0, 0.5], 0.5, 1.0))) == []
-    assert drawn(spark_svg(Spark("s", [1.0], 1.0, 1.0))) == []
 
 
 def test_the_page_gives_the_colours():

@@ -224,7 +224,7 @@ def differences(pairs: Sequence[Row]) -> Iterator[Block]:
                 [
                     f"{pair['a']} → {pair['b']}",
                     *(pair[key] for key in _PLACE),
-                    name.replace("_", " "),
+                    _HEADLINE.get(name, name.replace("_", " ")),
                     f"{scale * found['a']:.2f}",
                     f"{scale * found['b']:.2f}",
                     signed(scale * found["difference"], 2),

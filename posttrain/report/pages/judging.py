@@ -209,8 +209,8 @@ def _change(found: Row | None, scale: float) -> str | None:
 def _judgement(row: Row, opened: bool) -> Fold:
     reward = "lost" if row["reward"] is None else f"reward {row['reward']:.1f}"
     words = [
-        f"{shortened(row['asked'], SHOWN_JUDGEMENT)}\n",
-        Styled(shortened(row["said"], SHOWN_JUDGEMENT), "mark"),
+        f"{shortened(row['request'], SHOWN_JUDGEMENT)}\n",
+        Styled(shortened(row["answer"], SHOWN_JUDGEMENT), "mark"),
         "\n",
         Styled("[gold]", "faint"),
         f" {row['gold']}",
@@ -276,7 +276,7 @@ def _token_change(found: Row | None) -> str | None:
 
 
 def _duel(row: Row, opened: bool) -> Fold:
-    words = [Styled("[prompt]", "faint"), f" {shortened(row['asked'], SHOWN_ANSWER)}\n"]
+    words = [Styled("[prompt]", "faint"), f" {shortened(row['request'], SHOWN_ANSWER)}\n"]
     for name in ("before", "after"):
         answer = Styled(shortened(row[name], SHOWN_ANSWER), "mark")
         words += [Styled(f"[{name}]", "faint"), " ", answer, "\n"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from posttrain.artifacts import Manifest
+from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.report.lineage import Node, listed_rows
 from posttrain.report.section import (
     SHOWN_CHARACTERS,
@@ -26,7 +28,7 @@ from posttrain.report.section import (
     shortened,
     signed,
 )
-from posttrain.rollouts import TRUNCATED
+from posttrain.rollouts import TRUNCATED, Prompt
 
 SHOWN_PAIRS = 4  # of each category
 
@@ -98,7 +100,7 @@ def prompts_by_source(stats: Row) -> Iterator[Block]:
     ]
     skipped = [
         [setting, reason, count]
-        for setting, reasons in stats["not_asked"].items()
+        for setting, reasons in stats["skipped"].items()
         for reason, count in reasons.items()
     ]
     head = ["source", "rows", "requested", "dropped because", "rows", "such as"]
@@ -106,6 +108,20 @@ def prompts_by_source(stats: Row) -> Iterator[Block]:
     if skipped:
         yield "Questions that a setting skips, of all distinct ones:"
         yield Table(["setting", "because", "questions"], skipped)
+
+
+def planned(
+    prompts: Sequence[Prompt], n_of: Callable[[str], int], most_tokens: Callable[[str], int]
+) -> Section:
+    """What a dry run expects of each setting."""
+    settings = dict.fromkeys(prompt.setting for prompt in prompts)
+    rows: list[list[object]] = []
+    for name in settings:
+        own, n = [prompt for prompt in prompts if prompt.setting == name], n_of(name)
+        thinking = sum(prompt.thinking for prompt in own)
+        rows.append([name, len(own), thinking, n, len(own) * n, len(own) * n * most_tokens(name)])
+    head = ["setting", "prompts", "reasoning on", "n", "completions", "tokens at most"]
+    return Section("Settings", [Table(head, rows)])
 
 
 def _example(row: Row, *, opened: bool) -> Fold:
@@ -162,6 +178,25 @@ def pair_tiles(node: Node) -> list[Tile]:
     return found
 
 
+@section("Plan")
+def planned_pairs(recipe: BuildDpoConfig, parents: Sequence[Manifest]) -> Iterator[Block]:
+    """What a dry run would build pairs of; nothing is graded."""
+    rows = [[path, *_rows_of(parent)] for path, parent in zip(recipe.samples, parents, strict=True)]
+    if rows:
+        yield Table(["samples", "prompts", "completions"], rows)
+    offline = [[source.name, ", ".join(source.paths) or source.hub] for source in recipe.offline]
+    if offline:
+        yield Table(["offline", "files"], offline)
+    yield Table(["category", "share"], [[c, percent(s)] for c, s in recipe.categories.items()])
+    total = f"{recipe.total:,} pairs at most" if recipe.total else "As many pairs as shares allow"
+    yield f"{total}, {recipe.pairs_per_prompt} of a prompt, rule {recipe.rule}."
+
+
+def _rows_of(samples: Manifest) -> list[int | None]:
+    rows = {file.path: file.rows for file in samples.files}
+    return [rows.get(name) for name in ("prompts.jsonl", "samples.jsonl")]
+
+
 @section("Preference pairs")
 def categories(stats: Row) -> Iterator[Block]:
     """Pairs by category and mode, what was dropped, how prompts fared."""
@@ -169,7 +204,7 @@ def categories(stats: Row) -> Iterator[Block]:
     rows = [
         [
             category,
-            percent(stats["shares_asked"][category]),
+            percent(stats["requested_shares"][category]),
             count,
             percent(count / max(1, stats["pairs"]["total"])),
             modes.get(f"{category}/on", 0),
@@ -178,7 +213,7 @@ def categories(stats: Row) -> Iterator[Block]:
         for category, count in pairs.items()
     ]
     head = ["category", "target share", "pairs", "share", "reasoning on", "reasoning off"]
-    counts, limit = stats["pair_books"], stats["limited_by"]
+    counts, limit = stats["pair_counts"], stats["limited_by"]
     yield Table(head, rows)
     yield (
         f"{counts['in']:,} candidate pairs = {counts['kept']:,} kept + dropped: "
@@ -280,7 +315,8 @@ def _pair(row: Row, *, opened: bool) -> Fold:
         (Styled("prompt", "bold"),), Dialogue(row["prompt"][-SHOWN_CHARACTERS:])
     ]  # fmt: skip
     for side in ("chosen", "rejected"):
-        score = row.get(f"{side}_score")
-        graded = "" if score is None else f" (score {score:g})"
-        blocks += [(Styled(side, "bold"), graded), Dialogue(row[side][:SHOWN_CHARACTERS])]
+        score, calls = row.get(f"{side}_score"), row.get(f"{side}_calls")
+        figures = "" if score is None else f" · score {score:g}"
+        figures += f" · {calls:,} calls" if calls else ""
+        blocks += [(Styled(side, "bold"), figures), Dialogue(row[side][:SHOWN_CHARACTERS])]
     return Fold((Styled(row["category"], "bold"), about), blocks, opened)

@@ -17,7 +17,6 @@ from posttrain.report.section import (
     LeftOut,
     Row,
     Section,
-    ShareBar,
     Styled,
     Table,
     TableCell,
@@ -82,7 +81,6 @@ def tiles(node: Node) -> list[Tile]:
 def mixture(stats: Row) -> Iterator[Block]:
     """Amounts requested and realised."""
     sources: Mapping[str, Row] = stats["sources"]
-    largest = max((source["shares"]["tokens"] for source in sources.values()), default=1.0)
     rows: list[list[object]] = []
     for name, source in sources.items():
         requested, realised, shares = source["requested"], source["realised"], source["shares"]
@@ -95,13 +93,12 @@ def mixture(stats: Row) -> Iterator[Block]:
                 f"{realised['epochs']:.2f}",
                 *(realised[unit] for unit in _UNITS),
                 *(percent(shares[unit]) for unit in _UNITS),
-                ShareBar(shares["tokens"] / largest if largest else 0.0),
             ]
         )
     sums = [sum(source["realised"][unit] for source in sources.values()) for unit in _UNITS]
-    rows.append(["all", "", "", "", "", *sums, "", "", "", ""])
+    rows.append(["all", "", "", "", "", *sums, "", "", ""])
     head = ["source", "target", "actual", "deviation", "epochs", *_UNITS]
-    head += ["% rows", "% tokens", "% trained", ""]
+    head += ["% rows", "% tokens", "% trained"]
     yield (
         "What the recipe requests, and what was realised; repeats over epochs count. Actual and "
         "deviation are in the unit of the target."
