@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 # before trl is imported, which sends telemetry by default
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
-from posttrain.artifacts import parent_of, read_artifact
+from posttrain.artifacts import read_artifact
 from posttrain.claim import run_command
 from posttrain.config.command import parse_recipe, recipe_parser
 from posttrain.config.rlhf import RlhfConfig
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from reward.judge.cache import VerdictCache
     from reward.judge.judge import JudgeSampler
     from reward.rlhf import JudgedReward
-
-BASE = Path(".")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -56,53 +54,29 @@ def run(
     dry_run: bool,
 ) -> Path | None:
     """Read the prompts, open the judge, and hand both to the stage."""
-    from data_builders.graders import all_graders
-    from data_builders.prompts import build_prompts, prompt_inputs, refuse_changes
+    from data_builders.prompts import PromptPlan, refuse_changes
     from data_builders.sft.inputs import as_stats
-    from data_builders.toolkits import toolkits_for
     from posttrain.training.rl.stage import GroupStage, grpo_arguments
     from posttrain.training.stage import RESUME
     from reward.judge.cache import VerdictCache
+    from reward.judge.judge import judge_parents, open_judges
 
     out = Path(recipe.out)
-    files, parents = prompt_inputs(recipe.prompts, BASE, out=out)
-    toolkits = toolkits_for(recipe.prompts, recipe.settings)
-    prompt_set = build_prompts(
-        recipe.prompts,
-        recipe.settings,
-        seed=recipe.seed,
-        graders=all_graders(),
-        toolkits=toolkits,
-        base_dir=BASE,
-    )
-    for model in recipe.judge.models:
-        if model.checkpoint is not None and (Path(model.checkpoint) / "manifest.json").is_file():
-            judge = read_artifact(model.checkpoint, kind="checkpoint")
-            parents.append(parent_of(model.checkpoint, relative_to=out, manifest=judge))
+    plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
+    prompts = plan.build()
+    parents = plan.parents + judge_parents(recipe.judge, out)
     # a mistake in trainer: shows before a judge is loaded
     grpo_arguments(recipe, out=out / RESUME)
-    judges = runner.run(open_judges(recipe, stack))
+    judges = runner.run(open_judges(recipe.judge, stack))
     stage = GroupStage(
         recipe,
-        prompts=prompt_set.prompts,
+        prompts=prompts.prompts,
         reward=judged_reward(recipe, judges, None),
-        open_environment=lambda prompt: (
-            None if prompt.environment is None else toolkits[prompt.environment].open(prompt)
-        ),
+        open_environment=plan.open_environment,
         runner=runner,
         method="rlhf",
         parents=parents,
-        stats={
-            "inputs": as_stats(files),
-            "books": {
-                name: {
-                    "rows_in": counts.rows_in,
-                    "kept": counts.kept,
-                    "dropped": dict(sorted(counts.dropped.items())),
-                }
-                for name, counts in prompt_set.row_counts.items()
-            },
-        },
+        stats={"inputs": as_stats(plan.inputs), "sources": prompts.stats()["sources"]},
     )
 
     def keep_verdicts(process: int) -> None:
@@ -113,27 +87,9 @@ def run(
         stage.reward = judged_reward(recipe, judges, stack.enter_context(cache))
 
     def check_inputs() -> None:
-        refuse_changes(read_artifact(out, verify=False), files, parents)
+        refuse_changes(read_artifact(out, verify=False), plan.inputs, parents)
 
     return stage.run(dry_run=dry_run, on_open=keep_verdicts, check_inputs=check_inputs)
-
-
-async def open_judges(recipe: RlhfConfig, stack: contextlib.AsyncExitStack) -> list[JudgeSampler]:
-    """Every model that judges; the same one twice is opened once."""
-    from posttrain.sampling.open import opened_sampler
-    from posttrain.sampling.render import RenderedSampler
-    from reward.judge.judge import judge_sampler
-
-    judges: dict[str, JudgeSampler] = {}
-    for model in recipe.judge.models:
-        key = model.model_dump_json()
-        if key not in judges:
-            backend = opened_sampler(model.backend, checkpoint=model.checkpoint, parts=False)
-            sampler = await stack.enter_async_context(backend)
-            template = sampler.template.source if isinstance(sampler, RenderedSampler) else None
-            tokens = sampler.encoder.special_tokens if isinstance(sampler, RenderedSampler) else ()
-            judges[key] = judge_sampler(model, sampler, template=template, tokens=tokens)
-    return [judges[model.model_dump_json()] for model in recipe.judge.models]
 
 
 def judged_reward(

@@ -84,7 +84,7 @@ def judge_parents(config: JudgeConfig, out: Path) -> list[Parent]:
     """The lineage of the judges that are artifacts; their files are verified."""
     paths = {m.checkpoint for m in config.models if m.checkpoint is not None}
     return [
-        parent_of(path, relative_to=out, manifest=read_artifact(path))
+        parent_of(path, relative_to=out, manifest=read_artifact(path, kind="checkpoint"))
         for path in sorted(paths)
         if (Path(path) / MANIFEST).is_file()
     ]

@@ -154,22 +154,6 @@ def test_the_same_bytes_again_and_elsewhere(run, tmp_path):
     assert write_report(tmp_path / "elsewhere" / "run" / "sft").read_bytes() == first
 
 
-def test_the_report_is_no_part_of_the_artifact(run):
-    before = read_artifact(run / "sft_data")
-    write_report(run / "sft_data")
-    assert read_artifact(run / "sft_data") == before
-    assert StageDir.open(run / "sft_data", kind="sft_data", config=before.config).complete
-
-
-def test_each_kind_alone(run):
-    for name, first in (("world", "Tiny world"), ("sft_data", "Mixture")):
-        (run / name / "report.html").unlink(missing_ok=True)
-        page = page_of(run / name, out=run / "own.html")
-        assert sections(page)[0] == first
-        assert f"<h1>{name}</h1>" in page
-        assert not (run / name / "report.html").exists()
-
-
 def test_missing_and_replaced_parents_are_said_to_be(run, tmp_path):
     shutil.rmtree(run / "world")
     page = page_of(run / "sft")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from posttrain.chat.detect import FoundCall, searched
 from posttrain.errors import DataError
 from posttrain.evaluation.grade import Record, record_from_row
-from posttrain.report.lineage import Node, listed_rows, listed_text
+from posttrain.report.lineage import Node, listed_text, rows_to_read
 from posttrain.report.section import (
     SHOWN_CHARACTERS,
     Block,
@@ -45,11 +45,7 @@ def sections(node: Node) -> Iterator[Section | LeftOut]:
     """All sections of one `evaluation` artifact."""
     metrics = read_metrics(node)
     yield from figures(metrics)
-    rows = listed_rows(node, "examples.jsonl")
-    if rows is None:
-        yield LeftOut("Completions to read", f"{node.name} lists no examples.jsonl")
-    else:
-        yield completions_to_read(rows)
+    yield rows_to_read(node, "examples.jsonl", "Completions to read", completions_to_read)
 
 
 def figures(metrics: Row) -> Iterator[Section]:
@@ -239,7 +235,6 @@ def differences(pairs: Sequence[Row]) -> Iterator[Block]:
     yield Fold(title, [Table(head, rows)])
 
 
-@section("Completions to read")
 def completions_to_read(rows: Sequence[Mapping[str, object]]) -> Iterator[Block]:
     """Every example; those with a call that should not be there first, and open."""
     records = sorted(map(record_from_row, rows), key=lambda r: not r.verdict.hallucinated)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from posttrain.artifacts import Manifest
 from posttrain.config.build_dpo import BuildDpoConfig
-from posttrain.report.lineage import Node, listed_rows
+from posttrain.report.lineage import Node, rows_to_read
 from posttrain.report.section import (
     SHOWN_CHARACTERS,
     Bar,
@@ -37,12 +37,7 @@ def sections(node: Node) -> Iterator[Section | LeftOut]:
     """All sections of one `samples` artifact."""
     yield settings(node.stats["settings"])
     yield prompts_by_source(node.stats)
-    rows = listed_rows(node, "examples.jsonl")
-    if rows is None:
-        yield LeftOut("Samples to read", f"{node.name} lists no examples.jsonl")
-    else:
-        folds = [_example(row, opened=place == 0) for place, row in enumerate(rows)]
-        yield Section("Samples to read", folds)
+    yield rows_to_read(node, "examples.jsonl", "Samples to read", samples_to_read)
 
 
 def tiles(node: Node) -> list[Tile]:
@@ -124,8 +119,12 @@ def planned(
     return Section("Settings", [Table(head, rows)])
 
 
+def samples_to_read(rows: Sequence[Row]) -> Iterator[Block]:
+    """Every example, the first one open; the model's own text stands out."""
+    yield from (_example(row, opened=place == 0) for place, row in enumerate(rows))
+
+
 def _example(row: Row, *, opened: bool) -> Fold:
-    """The conversation; the model's own text stands out."""
     prompt, completion = row["prompt"], row["completion"]
     thinking = "on" if prompt["thinking"] else "off"
     about = f" · reasoning {thinking} · {prompt['source']} · {completion['finish']}"
@@ -148,11 +147,7 @@ def _turn(role: str, content: str) -> list[str | Styled]:
 def pair_sections(node: Node) -> Iterator[Section | LeftOut]:
     """All sections of one `dpo_data` artifact."""
     yield from pair_figures(node.stats)
-    rows = listed_rows(node, "samples.jsonl")
-    if rows is None:
-        yield LeftOut("Pairs to read", f"{node.name} lists no samples.jsonl")
-    else:
-        yield pairs_to_read(rows)
+    yield rows_to_read(node, "samples.jsonl", "Pairs to read", pairs_to_read)
 
 
 def pair_figures(stats: Row) -> Iterator[Section]:
@@ -297,16 +292,13 @@ def distances(stats: Row) -> Iterator[Block]:
     yield Table(["category", "median", "less than a tenth"], rows)
 
 
-@section("Pairs to read")
 def pairs_to_read(rows: Sequence[Row]) -> Iterator[Block]:
     """A few pairs of each category."""
     shown: Counter[str] = Counter()
-    folds: list[Fold] = []
     for row in rows:
         shown[row["category"]] += 1
         if shown[row["category"]] <= SHOWN_PAIRS:
-            folds.append(_pair(row, opened=not folds))
-    yield from folds
+            yield _pair(row, opened=shown.total() == 1)
 
 
 def _pair(row: Row, *, opened: bool) -> Fold:

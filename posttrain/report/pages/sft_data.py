@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from posttrain.report.lineage import Node, listed_rows
+from posttrain.report.lineage import Node, rows_to_read
 from posttrain.report.pages import supervision
 from posttrain.report.section import (
     Bar,
@@ -30,18 +30,13 @@ from posttrain.report.section import (
 
 SHOWN_SAMPLES = 12
 _UNITS = ("rows", "tokens", "trained")
-_EXAMPLES = "samples.jsonl"
 
 
 def sections(node: Node) -> Iterator[Section | LeftOut]:
     """All sections; one whose stats are missing is left out, with what is missing."""
     yield from figures(node.name, node.stats)
     yield from supervision.sections(node)
-    rows = listed_rows(node, _EXAMPLES)
-    if rows is None:
-        yield LeftOut("Sample conversations", f"{node.name} lists no {_EXAMPLES}")
-    else:
-        yield conversations(rows)
+    yield rows_to_read(node, "samples.jsonl", "Sample conversations", conversations)
 
 
 def figures(name: str, stats: Row) -> Iterator[Section | LeftOut]:
@@ -293,7 +288,6 @@ def _fill_bars(fills: Sequence[int]) -> list[Bar]:
     return [Bar(f"{10 * k} %", [count]) for k, count in enumerate(tens)]
 
 
-@section("Sample conversations")
 def conversations(rows: Sequence[Row]) -> Iterator[Block]:
     """Samples of as many sources as there is room for, one of each in turn."""
     by_source: dict[str, list[Row]] = {}
