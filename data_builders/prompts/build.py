@@ -23,16 +23,18 @@ from data_builders.rows.files import find_files
 from data_builders.rows.read import RowCounts
 from data_builders.rows.where import Where, parse_where
 from data_builders.sft.inputs import Input, as_stats, find_parents
+from data_builders.tiny_world.tools import TinyWorldToolkit
 from posttrain.artifacts import Counts, Manifest, Parent, sha256_file
 from posttrain.config.build_genrm import PreferenceSource
 from posttrain.config.load import nearest
 from posttrain.config.prompts import GIVEN_TOOLS, NO_TOOLS, AnySource, Setting
-from posttrain.environments.base import Environment, Toolkit
+from posttrain.environments.base import Environment, Toolkit, open_toolkit
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import Message, json_text
 from posttrain.rollouts import Prompt
 from reward.graders.base import Grader
 
+TINY_WORLD = "tiny_world"
 BASE = Path()  # what paths in a recipe are relative to
 
 
@@ -71,7 +73,6 @@ class PromptPlan:
         self, sources: Sequence[AnySource], settings: Sequence[Setting], *, seed: int, out: Path
     ) -> None:
         from data_builders.graders import all_graders
-        from data_builders.toolkits import toolkits_for
 
         self.inputs, self.parents = prompt_inputs(sources, BASE, out=out)
         self.graders, self._toolkits = all_graders(), toolkits_for(sources, settings)
@@ -92,6 +93,20 @@ class PromptPlan:
         """The environment that answers a prompt's calls, where it has one."""
         name = prompt.environment
         return None if name is None else self._toolkits[name].open(prompt)
+
+
+def toolkits_for(sources: Sequence[AnySource], settings: Sequence[Setting]) -> dict[str, Toolkit]:
+    """Every toolkit that is named: those of `posttrain/environments/`, and the tiny world's own.
+
+    Raises:
+        ConfigError: there is none of that name, or this machine cannot run it.
+    """
+    named = [s.tools for s in settings if s.tools not in (NO_TOOLS, GIVEN_TOOLS)]
+    named += [s.environment for s in sources if s.environment is not None]
+    return {
+        name: TinyWorldToolkit() if name == TINY_WORLD else open_toolkit(name)
+        for name in dict.fromkeys(named)
+    }
 
 
 @dataclass(frozen=True, slots=True)
