@@ -222,6 +222,14 @@ def ratio(part: float, whole: float, digits: int = 1) -> str | None:
     return f"{100 * part / whole:.{digits}f} %" if whole else None
 
 
+def estimate(found: Row | None, *, scale: float = 1.0, digits: int = 1) -> str | None:
+    """A value with its interval, e.g. "61.0 (55.2–66.4)"; None stays."""
+    if found is None:
+        return None
+    value, low, high = (f"{scale * found[key]:.{digits}f}" for key in ("value", "low", "high"))
+    return f"{value} ({low}–{high})"
+
+
 def signed(value: float, digits: int, unit: str = "") -> str:
     """A difference with its sign, as typographic minus."""
     return f"{value:+.{digits}f}{unit}".replace("-", "−")

@@ -24,6 +24,7 @@ from posttrain.report.section import (
     Table,
     TableCell,
     Tile,
+    estimate,
     percent,
     section,
     signed,
@@ -197,10 +198,7 @@ def lengths(cells: Sequence[Row]) -> Iterator[Block]:
     rows: list[list[object]] = []
     for cell in cells:
         for name, found in cell["lengths"].items():
-            levels = [
-                f"{found[s]['value']:.1f} ({found[s]['low']:.1f} – {found[s]['high']:.1f})"
-                for s in ("mean", "median", "p90")
-            ]
+            levels = [estimate(found[s]) for s in ("mean", "median", "p90")]
             place = [cell["checkpoint"], *(cell[key] for key in _PLACE)]
             rows.append([*place, name.replace("_", " "), *levels])
     head = ["checkpoint", "task", "setting", "reasoning", "length", "mean", "median", "90 %"]

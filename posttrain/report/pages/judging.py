@@ -19,6 +19,7 @@ from posttrain.report.section import (
     Table,
     Tile,
     counted,
+    estimate,
     percent,
     section,
     shortened,
@@ -155,8 +156,8 @@ def judges(cells: Sequence[Row], failed: Row) -> Iterator[Block]:
     """Every judge on every source."""
     rows = [
         [cell["checkpoint"], cell["source"], cell["pairs"]]
-        + [_share(cell[name]) for name in _RATES]
-        + [_mean(cell[name]) for name in _MEANS]
+        + [estimate(cell[name], scale=100) for name in _RATES]
+        + [estimate(cell[name], digits=2) for name in _MEANS]
         for cell in cells
     ]
     head = ["judge", "source", "pairs", *_RATES.values(), *_MEANS.values()]
@@ -184,19 +185,6 @@ def judges_compared(rows: Sequence[Row]) -> Iterator[Block]:
     table = Table([*head, "format, points", "reward"], shown)
     if shown:
         yield table
-
-
-def _share(found: Row | None) -> str | None:
-    if found is None:
-        return None
-    between = f"{100 * found['low']:.1f}–{100 * found['high']:.1f}"
-    return f"{100 * found['value']:.1f} ({between})"
-
-
-def _mean(found: Row | None) -> str | None:
-    if found is None:
-        return None
-    return f"{found['value']:.2f} ({found['low']:.2f}–{found['high']:.2f})"
 
 
 def _change(found: Row | None, scale: float) -> str | None:
@@ -245,7 +233,13 @@ def win_rate_tiles(node: Node) -> list[Tile]:
     row = read_metrics(node)["rows"][-1]
     if row["score"] is None:
         return []
-    return [(_share(row["score"]) or "", "won + tied / 2, per cent", f"{row['duels']:,} pairs")]
+    return [
+        (
+            estimate(row["score"], scale=100) or "",
+            "won + tied / 2, per cent",
+            f"{row['duels']:,} pairs",
+        )
+    ]
 
 
 @section("Win rate")
@@ -253,7 +247,7 @@ def win_rate(rows: Sequence[Row], stats: Row) -> Iterator[Block]:
     """Won, tied and lost, with the change of length."""
     cells = [
         [row["unit"], row["duels"], row["same"], row["unjudged"]]
-        + [_share(row[name]) for name in _OUTCOME_RATES]
+        + [estimate(row[name], scale=100) for name in _OUTCOME_RATES]
         + [_token_change(row["tokens"])]
         for row in rows
     ]
