@@ -7,19 +7,18 @@
 
 Of rated responses the best is chosen, and rejected is one of those rated lower, by a keyed hash
 (as `HuggingFaceH4/ultrafeedback_binarized` does at random). Rows that hold `chosen` and `rejected`
-stay as they are. Where the ratings are equal nothing is preferred: `tie`. HelpSteer2 writes several
-turns into one text, marked as in NeMo-Aligner (`examples/nlp/data/steerlm/common.py`).
+stay as they are. Where the ratings are equal nothing is preferred: `tie`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from data_builders.dialects import RowProblem, canonical
 from data_builders.judging.labels import number
+from data_builders.judging.pair import marked_turns
 from data_builders.keyed import key64
 from data_builders.rows.raw import Dropped, RawRow, RawRows
 from posttrain.config.source import SourceConfig
@@ -39,7 +38,6 @@ _COMPARED = (
     ("response_1", "response_2", "preference_strength"),
 )
 _STRONGEST = 3
-_TURN = re.compile(r"\n?<extra_id_1>(User|Assistant)\n")
 
 
 def pair_rows(raws: RawRows, config: SourceConfig, *, seed: int) -> Iterator[PairRow]:
@@ -99,20 +97,7 @@ def _as_pair(rows: Sequence[Row], seed: int) -> dict[str, Any]:
 def _of(row: Row, prompt: Any, chosen: Any, rejected: Any) -> dict[str, Any]:
     """The pair with what else a conversation has."""
     rest = {key: row[key] for key in ("system", "tools") if row.get(key) is not None}
-    return {"prompt": _turns(prompt), "chosen": chosen, "rejected": rejected, **rest}
-
-
-def _turns(prompt: Any) -> Any:
-    """The messages of a text that holds several turns; anything else as it is."""
-    if not isinstance(prompt, str) or "<extra_id_" not in prompt:
-        return prompt
-    first, *rest = _TURN.split(prompt)
-    texts = [first, *rest[1::2]]
-    roles = ["user", *(role.lower() for role in rest[::2])]
-    alternate = all(role == ("user", "assistant")[k % 2] for k, role in enumerate(roles))
-    if not alternate or any("<extra_id_" in text for text in texts):
-        raise RowProblem("malformed_message", "prompt", "turns marked in another way")
-    return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+    return {"prompt": marked_turns(prompt), "chosen": chosen, "rejected": rejected, **rest}
 
 
 def _checked(row: Row) -> dict[str, Any]:

@@ -126,6 +126,13 @@ def test_arena_rows_with_columns_for_the_winner_and_lists_of_turns():
         assert problem(row | {"response_a": json.dumps(damaged)}) == "malformed_message"
 
 
+def test_helpsteer2_marks_turns_inside_its_prompt():
+    prompt = "Hi\n<extra_id_1>Assistant\nHello.\n<extra_id_1>User\n7*8?"
+    row = {"prompt": prompt, "response_1": "56", "response_2": "54", "preference_strength": -3}
+    assert [m.content for m in read(row).history] == ["Hi", "Hello.", "7*8?"]
+    assert problem(row | {"prompt": "<extra_id_1>Nobody\n7*8?"}) == "malformed_message"
+
+
 def test_transcripts_part_at_their_last_answer():
     start = "\n\nHuman: Hi\n\nAssistant: Hello.\n\nHuman: 7*8?\n\nAssistant: "
     pair = read({"chosen": start + "56", "rejected": start + "54"})
