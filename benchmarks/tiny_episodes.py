@@ -19,10 +19,10 @@ from data_builders.rows.where import Where, parse_where
 from data_builders.tiny_world.grading import Grade, after_reply, grade
 from data_builders.tiny_world.items import message_of
 from data_builders.tiny_world.tools import ToolWorld
-from posttrain.artifacts import Manifest, read_artifact
 from posttrain.chat import ChatTemplate, ParsedCompletion, parse_completion, render
 from posttrain.errors import DataError
 from posttrain.records import Message, ToolCall, json_text
+from posttrain.runs import Manifest, read_artifact
 
 # family → the conditions of which its rows meet at least one; () takes every row
 Taught = dict[str, tuple[Where, ...]]

@@ -13,9 +13,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from posttrain.claim import check_output, claimed, run_command
 from posttrain.config.build_dpo import BuildDpoConfig
-from posttrain.config.command import parse_recipe, recipe_parser
+from posttrain.config.command import parse_recipe, recipe_parser, run_command
+from posttrain.runs import Run, open_run
 
 KIND, BASE = "dpo_data", Path(".")
 
@@ -31,12 +31,12 @@ def main(arguments: list[str]) -> None:
     from data_builders.pairs.encode import PairEncoder
     from data_builders.sft.preflight import check_template
     from data_builders.sft.shards import write_jsonl
-    from posttrain.artifacts import parent_of, read_artifact
     from posttrain.chat import profile_of
     from posttrain.models.chat_template import chat_template_of
     from posttrain.report import show_finished, show_up_to_date
     from posttrain.report.console import print_sections
     from posttrain.report.pages.samples import planned_pairs
+    from posttrain.runs import parent_of, read_artifact
     from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer, special_tokens
 
     console = Console(width=None if sys.stdout.isatty() else 140)
@@ -56,11 +56,11 @@ def main(arguments: list[str]) -> None:
     config = recipe.model_dump(mode="json", exclude={"out", "samples"})
     config["samples_digests"] = [parent.digest for parent in parents]
     if options.dry_run:
-        check_output(out, kind=KIND, config=config)
+        Run.open(out, kind=KIND, config=config, dry_run=True)
         print_sections(console, [planned_pairs(recipe, parents)])
         return
 
-    with claimed(out, kind=KIND, config=config, scratch="work") as stage:
+    with open_run(out, kind=KIND, config=config, scratch="work") as stage:
         work = out / "work"
         if stage.complete:
             shutil.rmtree(work, ignore_errors=True)

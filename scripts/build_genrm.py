@@ -11,9 +11,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from posttrain.claim import check_output, claimed, run_command
 from posttrain.config.build_genrm import BuildGenRmConfig
-from posttrain.config.command import parse_recipe, recipe_parser
+from posttrain.config.command import parse_recipe, recipe_parser, run_command
+from posttrain.runs import Run, open_run
 
 KIND, BASE = "genrm_data", Path(".")
 
@@ -27,10 +27,10 @@ def main(arguments: list[str]) -> None:
     from data_builders.judging.build import build
     from data_builders.judging.prompts import token_counter
     from data_builders.prompts import prompt_inputs, refuse_changes
-    from posttrain.artifacts import read_artifact
     from posttrain.report import show_finished, show_up_to_date
     from posttrain.report.console import print_sections
     from posttrain.report.pages.judging import judging_prompts, pairs_by_source
+    from posttrain.runs import read_artifact
 
     console = Console(width=None if sys.stdout.isatty() else 140)
     out = Path(recipe.out)
@@ -40,13 +40,13 @@ def main(arguments: list[str]) -> None:
     inputs, parents = prompt_inputs(recipe.sources, BASE, out=out)
     count = None if recipe.tokenizer is None else token_counter(recipe.tokenizer)
     if options.dry_run:
-        check_output(out, kind=KIND, config=config)
+        Run.open(out, kind=KIND, config=config, dry_run=True)
         stats = build(recipe, None, base_dir=BASE, count=count).stats(inputs)
         sections = [judging_prompts(stats), pairs_by_source(stats["sources"])]
         print_sections(console, sections, charts=False)
         return
 
-    with claimed(out, kind=KIND, config=config) as stage:
+    with open_run(out, kind=KIND, config=config) as stage:
         if stage.complete:
             refuse_changes(read_artifact(out, verify=False), inputs, parents)
             show_up_to_date(console, out)

@@ -13,24 +13,19 @@ command finishes the run and repeats nothing that was finished.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-# before transformers is imported, which may be by way of trl, whose telemetry is on by default
-os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-
 from rich.console import Console
 
-from posttrain.artifacts import Counts, atomic_write_json
-from posttrain.claim import check_output, claimed, run_command
-from posttrain.config.command import parse_recipe, recipe_parser
+from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.eval import EvalConfig
 from posttrain.errors import ConfigError
 from posttrain.evaluation.inspect_adapter import require_inspect
+from posttrain.runs import Counts, Run, atomic_write_json, open_run
 
 if TYPE_CHECKING:
     from posttrain.evaluation.grade import Grade
@@ -66,10 +61,10 @@ def evaluate(arguments: list[str], console: Console) -> None:
     from posttrain.evaluation.stage import run_evaluation, show_plan
 
     if options.dry_run:
-        check_output(out, kind=KIND, config=config)
+        Run.open(out, kind=KIND, config=config, dry_run=True)
         show_plan(console, recipe, plan_of(recipe, options.limit))
         return
-    with claimed(out, kind=KIND, config=config, scratch=WORK) as stage:
+    with open_run(out, kind=KIND, config=config, scratch=WORK) as stage:
         run_evaluation(stage, recipe, plan_of(recipe, options.limit), console)
 
 
@@ -136,7 +131,7 @@ def rescore_run(arguments: list[str], console: Console) -> None:
     print_sections(console, figures(metrics_of(after, seed=manifest.seed)), charts=False)
     if options.out is not None:
         out = Path(options.out.removeprefix("out="))
-        with claimed(out, kind=KIND, config=rescored_config(manifest)) as stage:
+        with open_run(out, kind=KIND, config=rescored_config(manifest)) as stage:
             if not stage.complete:
                 keep_rescored(stage, options.run, manifest, after)
             console.print(f"{write_report(out)}", highlight=False)

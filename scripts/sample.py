@@ -14,9 +14,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from posttrain.claim import check_output, claimed, run_command
-from posttrain.config.command import parse_recipe, recipe_parser
+from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.sample import SampleConfig
+from posttrain.runs import Run, open_run
 
 KIND = "samples"
 
@@ -29,11 +29,11 @@ def main(arguments: list[str]) -> None:
 
     from data_builders.prompts import PromptPlan, refuse_changes
     from data_builders.sft.inputs import as_stats
-    from posttrain.artifacts import read_artifact
     from posttrain.models.chat_template import message_text, renderer_of
     from posttrain.report import show_finished, show_up_to_date
     from posttrain.report.console import print_sections
     from posttrain.report.pages.samples import planned, prompts_by_source
+    from posttrain.runs import read_artifact
     from posttrain.sampling.sample import checkpoint_parents, finish, make_samples
 
     console = Console(width=None if sys.stdout.isatty() else 140)
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> None:
     renderer = renderer_of(recipe.backend, recipe.checkpoint)
 
     if options.dry_run:
-        check_output(out, kind=KIND, config=config)
+        Run.open(out, kind=KIND, config=config, dry_run=True)
         prompts = plan.build()
         settings = planned(prompts.prompts, recipe.n_of, recipe.most_tokens)
         print_sections(console, [prompts_by_source(prompts.stats()), settings])
@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> None:
             console.print(text, markup=False, highlight=False, soft_wrap=True)
         return
 
-    with claimed(out, kind=KIND, config=config) as stage:
+    with open_run(out, kind=KIND, config=config) as stage:
         if stage.complete:
             refuse_changes(read_artifact(out, verify=False), plan.inputs, parents)
             shutil.rmtree(out / "work", ignore_errors=True)

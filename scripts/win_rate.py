@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -18,16 +17,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-# before transformers is imported, which may be by way of trl, whose telemetry is on by default
-os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-
 from rich.console import Console
 from rich.progress import Progress
 
-from posttrain.artifacts import atomic_write_json, atomic_write_text
-from posttrain.claim import check_output, claimed, run_command
-from posttrain.config.command import parse_recipe, recipe_parser
+from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.win_rate import WinRateConfig
+from posttrain.runs import Run, atomic_write_json, atomic_write_text, open_run
 
 if TYPE_CHECKING:
     from posttrain.evaluation.win_rate import AnswerPair
@@ -46,7 +41,7 @@ def main(arguments: list[str]) -> None:
     from posttrain.evaluation.win_rate import pair_up, read_answers, win_rows
     from posttrain.report import show_finished, show_up_to_date
     from posttrain.sampling.generate import row_line
-    from reward.judge.judge import judge_parents
+    from reward.judge.open import judge_parents
     from reward.judge.prompt import shown_answer
 
     before, after = (read_answers(path, out) for path in (recipe.before, recipe.after))
@@ -55,7 +50,7 @@ def main(arguments: list[str]) -> None:
         return key64(recipe.seed, "duel", name)
 
     pairs, counts = pair_up(recipe, before, after, order=order, answer_of=shown_answer)
-    judges = judge_parents(recipe.judge, out)
+    judges = judge_parents(recipe.judge.models, out=out)
     config = recipe.owner_config() | {
         # one run may hold both sides
         "sides": [[side.parent.digest, side.name] for side in (before, after)],
@@ -65,10 +60,10 @@ def main(arguments: list[str]) -> None:
     plan = f"{len(pairs):,} pairs of answers, {to_judge:,} of them to judge, in both orders"
     console.print(plan, highlight=False)
     if options.dry_run:
-        check_output(out, kind=KIND, config=config)
+        Run.open(out, kind=KIND, config=config, dry_run=True)
         return
 
-    with claimed(out, kind=KIND, config=config, scratch=WORK) as stage:
+    with open_run(out, kind=KIND, config=config, scratch=WORK) as stage:
         if stage.complete:
             shutil.rmtree(out / WORK, ignore_errors=True)
             show_up_to_date(console, out)
@@ -99,7 +94,8 @@ async def judge_all(
         JudgeError: too many failed.
     """
     from reward.judge.cache import VerdictCache
-    from reward.judge.judge import GenRmJudge, open_judges
+    from reward.judge.judge import GenRmJudge
+    from reward.judge.open import open_judges
     from reward.judge.votes import Comparison, failures_of, refuse_failures
     from reward.rlhf import principle_of
 
@@ -111,7 +107,7 @@ async def judge_all(
                 matches.append(Comparison(history, first, second, principle))
     config, shared = recipe.judge, recipe.judge.cache
     async with contextlib.AsyncExitStack() as stack:
-        models = await open_judges(config, stack)
+        models = await open_judges(config.models, stack)
         folder = work / "judgements" if shared is None else Path(shared)
         cache = stack.enter_context(VerdictCache(folder, any_step=shared is not None))
         bar = stack.enter_context(Progress())

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from data_builders.pairs.encode import Encoded
-from posttrain.artifacts import atomic_write_text
 from posttrain.chat.detect import CallDetection, detect_in_completion, has_call_marker
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import Score, json_text
@@ -30,6 +29,7 @@ from posttrain.rollouts import (
     completion_from_row,
     prompt_from_row,
 )
+from posttrain.runs import atomic_write_text
 from reward.graders.base import Attempt, Grader
 
 BATCH = 64  # prompts graded in one call

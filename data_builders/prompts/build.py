@@ -24,14 +24,15 @@ from data_builders.rows.read import RowCounts
 from data_builders.rows.where import Where, parse_where
 from data_builders.sft.inputs import Input, as_stats, find_parents
 from data_builders.tiny_world.tools import TinyWorldToolkit
-from posttrain.artifacts import Counts, Manifest, Parent, sha256_file
 from posttrain.config.build_genrm import PreferenceSource
 from posttrain.config.load import nearest
 from posttrain.config.prompts import GIVEN_TOOLS, NO_TOOLS, AnySource, Setting
 from posttrain.environments.base import Environment, Toolkit, open_toolkit
 from posttrain.errors import ConfigError, DataError
+from posttrain.hashing import sha256_file
 from posttrain.records import Message, json_text
 from posttrain.rollouts import Prompt
+from posttrain.runs import Counts, Manifest, Parent
 from reward.graders.base import Grader
 
 TINY_WORLD = "tiny_world"

@@ -21,7 +21,6 @@ from data_builders.rows.raw import Dropped
 from data_builders.rows.read import RowCounts, read_rows
 from data_builders.rows.where import lookup
 from data_builders.tiny_world.items import message_of
-from posttrain.artifacts import Counts
 from posttrain.config.prompts import (
     OPTION_LETTERS,
     PLACEHOLDER,
@@ -32,6 +31,7 @@ from posttrain.config.prompts import (
 )
 from posttrain.jsontext import encode_json
 from posttrain.records import Message, json_text, message_to_row
+from posttrain.runs import Counts
 
 Row = Mapping[str, Any]
 

@@ -25,9 +25,9 @@ from data_builders.rows.arrow import open_directory, open_hub, open_parquet
 from data_builders.rows.files import open_whole
 from data_builders.rows.json_files import layout_of, open_jsonl
 from data_builders.rows.raw import RawRows
-from posttrain.artifacts import digest_of, sha256_file
 from posttrain.config.source import SourceConfig
 from posttrain.errors import DataError
+from posttrain.hashing import digest_of, sha256_file
 
 Kind = Literal["lines", "parquet", "directory", "whole", "hub"]
 _SHARE = 32  # a part is at most this part of what comes before it,

@@ -47,11 +47,12 @@ from data_builders.sft.sources import prepare_sources
 from data_builders.sft.stats import check_left, counts_by_source, data_stats, total_counts
 from data_builders.sft.tables import print_plan, print_summary
 from data_builders.workers import Executor, ProcessPool, RayPool, Serial
-from posttrain.artifacts import StageDir, digest_of, read_artifact
 from posttrain.chat import profile_of
 from posttrain.config.build_sft import EXECUTION, OPTIONAL, BuildSftConfig, SftTokenizer
+from posttrain.hashing import digest_of
 from posttrain.models.chat_template import DataRenderer, load_data_renderer
 from posttrain.report.pages.supervision import ROWS as SUPERVISION
+from posttrain.runs import Run, read_artifact
 
 KIND = "sft_data"
 
@@ -112,14 +113,14 @@ def show_plan(setup: Setup, console: Console) -> None:
     out = Path(recipe.out)
     if out.is_dir() and any(out.iterdir()):
         # refuses a directory not ours
-        StageDir.open(out, kind=KIND, config=build_config(recipe), claim=False)
+        Run.open(out, kind=KIND, config=build_config(recipe), dry_run=True)
     rows = {s.name: count_rows(input_files(s, setup.base_dir)) for s in recipe.sources}
     print_plan(console, recipe, setup.probes, rows)
     for warning in setup.warnings:
         console.print(f"warning: {warning}", style="yellow", highlight=False)
 
 
-def build(setup: Setup, stage: StageDir, console: Console) -> bool:
+def build(setup: Setup, stage: Run, console: Console) -> bool:
     """Build into the stage's directory; returns whether there was anything to do.
 
     Raises:

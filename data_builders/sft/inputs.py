@@ -21,18 +21,11 @@ from data_builders.rows.files import find_files, input_files
 from data_builders.rows.parts import Part, Piece, cut_file, gather, part_size
 from data_builders.sft.part import samples_of_each
 from data_builders.sft.prepared import PART_FORMAT
-from posttrain.artifacts import (
-    MANIFEST,
-    Manifest,
-    Parent,
-    digest_of,
-    parent_of,
-    read_artifact,
-    sha256_file,
-)
 from posttrain.config.build_sft import BuildSftConfig, SftSource
 from posttrain.config.decontamination import DecontaminationConfig
 from posttrain.errors import ConfigError, DataError
+from posttrain.hashing import digest_of, sha256_file
+from posttrain.runs import MANIFEST, Manifest, Parent, parent_of, read_artifact
 from posttrain.versions import package_versions
 
 

@@ -14,9 +14,9 @@ from data_builders.sft.mixture import SourcePlan
 from data_builders.sft.part import CONTROL
 from data_builders.sft.plan import BuildPlan, GroupStats
 from data_builders.sft.prepared import PreparedSource
-from posttrain.artifacts import Counts
 from posttrain.config.build_sft import Unit
 from posttrain.errors import DataError
+from posttrain.runs import Counts
 
 UNITS: tuple[str, ...] = ("rows", "tokens", "trained")
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from posttrain.artifacts import atomic_write_text
 from posttrain.report.console import print_sections
 from posttrain.report.html import page_html
 from posttrain.report.lineage import Node, trace
@@ -28,6 +27,7 @@ from posttrain.report.pages import (
     training,
 )
 from posttrain.report.section import Fold, Items, LeftOut, Section, Tile
+from posttrain.runs import atomic_write_text
 
 REPORT = "report.html"
 MOST_TILES = 6

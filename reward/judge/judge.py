@@ -14,16 +14,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from posttrain.artifacts import MANIFEST, Parent, parent_of, read_artifact
 from posttrain.config.backend import Server
 from posttrain.config.judge import JudgeConfig, JudgeModel
 from posttrain.errors import ConfigError
-from posttrain.sampling.render import RenderedSampler
+from posttrain.runs import MANIFEST, read_artifact
 from posttrain.sampling.rollout import gather_or_cancel
 from posttrain.sampling.sampler import Sampler
 from reward.judge.cache import VerdictCache
@@ -78,37 +76,6 @@ def judge_sampler(
         )
     at_once = model.backend.concurrency if isinstance(model.backend, Server) else None
     return JudgeSampler(sampler, layout, model.thinking, at_once, tokens)
-
-
-def judge_parents(config: JudgeConfig, out: Path) -> list[Parent]:
-    """The lineage of the judges that are artifacts; their files are verified."""
-    paths = {m.checkpoint for m in config.models if m.checkpoint is not None}
-    return [
-        parent_of(path, relative_to=out, manifest=read_artifact(path, kind="checkpoint"))
-        for path in sorted(paths)
-        if (Path(path) / MANIFEST).is_file()
-    ]
-
-
-async def open_judges(config: JudgeConfig, stack: AsyncExitStack) -> list[JudgeSampler]:
-    """Every model that judges, until the stack is closed; the same one twice is opened once."""
-    from posttrain.sampling.open import opened_sampler
-
-    judges: dict[str, JudgeSampler] = {}
-    for model in config.models:
-        key = model.model_dump_json()
-        if key not in judges:
-            sampler = await stack.enter_async_context(
-                opened_sampler(model.backend, checkpoint=model.checkpoint, parts=False)
-            )
-            shown = sampler if isinstance(sampler, RenderedSampler) else None
-            judges[key] = judge_sampler(
-                model,
-                sampler,
-                template=None if shown is None else shown.template.source,
-                tokens=() if shown is None else shown.encoder.special_tokens,
-            )
-    return [judges[model.model_dump_json()] for model in config.models]
 
 
 class GenRmJudge:

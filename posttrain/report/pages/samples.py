@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from posttrain.artifacts import Manifest
 from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.report.lineage import Node, rows_to_read
 from posttrain.report.section import (
@@ -29,6 +28,7 @@ from posttrain.report.section import (
     signed,
 )
 from posttrain.rollouts import TRUNCATED, Prompt
+from posttrain.runs import Manifest
 
 SHOWN_PAIRS = 4  # of each category
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.artifacts import Counts, StageDir, read_artifact
 from posttrain.chat import nemotron_3_nano_template
 from posttrain.errors import DataError
+from posttrain.runs import Counts, Run, read_artifact
 from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer
 from tests.data_builders.small_build import (
     build,
@@ -257,7 +257,7 @@ def test_the_close_of_a_truncated_trace_is_trained_or_masked(tmp_path):
 
 
 def test_inputs_that_belong_to_an_artifact_are_its_parents(tmp_path):
-    stage = StageDir.open(tmp_path / "world", kind="rows", config={})
+    stage = Run.open(tmp_path / "world", kind="rows", config={})
     write_rows(tmp_path / "world" / "train.jsonl", plain_rows(30))
     made = stage.finish(counts=Counts(30, 30), files={"train.jsonl": 30})
     sources = [{"name": "plain", "path": str(tmp_path / "world" / "train.jsonl")}]
