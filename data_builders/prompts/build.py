@@ -21,7 +21,7 @@ from data_builders.keyed import key64, unit
 from data_builders.prompts.questions import RowQuestion, distinct_questions, total_counts
 from data_builders.rows.files import find_files
 from data_builders.rows.read import RowCounts
-from data_builders.rows.where import Where, parse_where
+from data_builders.rows.where import unmet
 from data_builders.sft.inputs import Input, as_stats, find_parents
 from data_builders.tiny_world.tools import TinyWorldToolkit
 from posttrain.config.build_genrm import PreferenceSource
@@ -137,7 +137,7 @@ def build_prompts(
         graders, toolkits: all that sources and settings may name.
 
     Raises:
-        ConfigError: a path that is not there, a `where` that cannot be read or matches nothing, a
+        ConfigError: a path that is not there, a `where` that matches nothing, a
             grader or toolkit that does not exist, a setting that asks nothing.
         DataError: a file that cannot be read, or a source with fewer usable rows than its `count`.
     """
@@ -263,21 +263,16 @@ def _listed(reasons: Mapping[str, int]) -> str:
 
 @dataclass(frozen=True)
 class SettingPlan:
-    """A setting with its expression parsed and its toolkit at hand."""
+    """A setting with its toolkit at hand."""
 
     setting: Setting
-    where: Where | None
     toolkit: Toolkit | None
 
     @classmethod
     def of(cls, setting: Setting, toolkits: Mapping[str, Toolkit]) -> SettingPlan:
-        """Raises ConfigError for an expression that cannot be read, KeyError without a toolkit."""
+        """Raises KeyError without a toolkit."""
         plain = setting.tools in (NO_TOOLS, GIVEN_TOOLS)
-        return cls(
-            setting,
-            None if setting.where is None else parse_where(setting.where),
-            None if plain else toolkits[setting.tools],
-        )
+        return cls(setting, None if plain else toolkits[setting.tools])
 
 
 def why_not(question: RowQuestion, source: AnySource, plan: SettingPlan) -> str | None:
@@ -285,8 +280,8 @@ def why_not(question: RowQuestion, source: AnySource, plan: SettingPlan) -> str 
     setting = plan.setting
     if setting.sources is not None and source.name not in setting.sources:
         return "other_sources"
-    if plan.where is not None and plan.where.matches(question.row) is not None:
-        return "where"
+    if (why := unmet(setting.where or {}, question.row)) is not None:
+        return why[0]
     bare = setting.tools == NO_TOOLS
     if bare and question.needs_tools:
         return "needs_tools"

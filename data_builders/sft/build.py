@@ -22,7 +22,7 @@ from data_builders.decontamination.match import Decontaminator
 from data_builders.progress import Stages
 from data_builders.rows.files import count_rows, input_files
 from data_builders.sft.audit import audit_sources, check_supervision
-from data_builders.sft.duplicates import find_copies
+from data_builders.sft.duplicates import dropped_lines, find_copies
 from data_builders.sft.inputs import (
     Input,
     as_stats,
@@ -161,8 +161,11 @@ def build(setup: Setup, stage: Run, console: Console) -> bool:
         copies = drops = None
         if recipe.deduplication is not None:
             stages.start("looking for duplicates")
-            copies = find_copies(sources, recipe.deduplication, work / "duplicates")
+            copies = find_copies(sources, recipe.deduplication)
             drops = copies.drops
+            setup.warnings.extend(warnings := copies.warnings(sources))
+            for warning in warnings:
+                console.print(f"warning: {warning}", style="yellow", highlight=False)
         stages.start("planning the mixture")
         plan = plan_build(sources, recipe, drops)
         stages.start("auditing")
@@ -186,7 +189,7 @@ def build(setup: Setup, stage: Run, console: Console) -> bool:
     files[SUPERVISION] = write_jsonl(out / SUPERVISION, audit.worst.rows(encoder.decode))
     if recipe.write_dropped:
         dropped = [folder / "dropped.jsonl" for source in sources for folder in source.folders]
-        more = copies.lines(sources) if copies is not None else ()
+        more = dropped_lines(sources, plan.dropped, copies)
         files["dropped.jsonl"] = join_files(out / "dropped.jsonl", dropped, more)
 
     # -- the manifest, last, makes it an artifact

@@ -26,6 +26,9 @@ Schema = TypeVar("Schema", bound=BaseModel)
 # old keys whose new name is not the nearest in letters (docs/renamed.md)
 _RENAMED = {
     "capacity": "max_length",
+    "cycle_rounds": "min_rounds",
+    "cycle_words": "min_words",
+    "edits": "threshold",
     "given": "offline",
     "isolation": "document_masking",
     "limits": "sampling",
@@ -33,6 +36,7 @@ _RENAMED = {
     "samples": "n",
     "spool": "parts_dir",
     "updates": "num_iterations",
+    "window_share": "duplicate_share",
 }
 
 
