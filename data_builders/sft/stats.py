@@ -123,6 +123,7 @@ _PREPARED = (
     "sequences",
     "sequences_lost",
     "sequences_clipped",
+    "left_out",
     "trimmed_rows",
 )
 

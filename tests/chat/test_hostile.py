@@ -145,13 +145,3 @@ def test_the_work_for_a_segment_does_not_grow_with_the_conversation(
     (sample,) = training_samples(example(*messages), NANO)
     # one binary search a segment, and no walk over the messages
     assert len(looked_up) == len(sample.segments)
-
-
-def test_what_a_template_drops_without_a_word_is_said():
-    chatml = (
-        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
-        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-    )
-    said = profile_of(ChatTemplate(chatml)).describe()
-    assert said.endswith("; SILENTLY LEAVES OUT reasoning and tool calls")
-    assert profile_of(NANO).leaves_out == ()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.chat import ChatTemplate, left_out, profile_of, render, training_samples
+from posttrain.chat import ChatTemplate, profile_of, render, training_samples
 from posttrain.errors import RenderError
 from posttrain.records import Message
 from tests.chat.reference import hf_text, spans_of
@@ -112,11 +112,3 @@ def test_qwen3_history_without_reasoning_makes_every_turn_a_sequence():
         assert sample.text[start:stop] == f"{answer}<|im_end|>\n"
     assert "every turn a sequence of its own" in profile_of(template).describe()
     assert not profile_of(NANO).every_turn
-
-
-@pytest.mark.parametrize(("name", "what"), [("llama3", "tool calls"), ("llama3", "reasoning")])
-def test_what_a_template_would_silently_leave_out_is_named(name: str, what: str):
-    template = _template(name, (TEMPLATES / f"{name}.jinja").read_text())
-    record = example(user(), calls(content="c") if what == "tool calls" else says("a", "r"))
-    assert left_out(record, template) == f"{name} leaves out {what}, which message 1 has"
-    assert left_out(record, NANO) is None
