@@ -49,6 +49,7 @@ from data_builders.sft.sources import prepare_sources
 from data_builders.sft.stats import check_left, counts_by_source, data_stats, total_counts
 from data_builders.workers import Executor, ProcessPool, RayPool, Serial
 from posttrain.artifacts import StageDir, digest_of, read_artifact
+from posttrain.audit.limits import bounds
 from posttrain.chat import profile_of, variants_hint
 from posttrain.config.build_sft import EXECUTION, OPTIONAL, BuildSftConfig, SftTokenizer
 from posttrain.errors import ConfigError, RenderError
@@ -213,6 +214,7 @@ def build(setup: Setup, stage: StageDir, console: Console) -> bool:
         **_setup_stats(setup),
         "inputs": as_stats(inputs),
         "supervision": supervision,
+        "supervision_limits": bounds(recipe.limits),
         **data_stats(sources, plan, counts, recipe.packing.max_length),
     }
     manifest = stage.finish(
@@ -226,7 +228,11 @@ def build(setup: Setup, stage: StageDir, console: Console) -> bool:
     )
     shutil.rmtree(work, ignore_errors=True)
     sections = [page.drops(stats), page.mixture(stats), page.packing(stats)]
-    sections += [supervision_section(supervision), page.control(stats), page.origins(stats)]
+    sections += [
+        supervision_section(supervision, bounds(recipe.limits)),
+        page.control(stats),
+        page.origins(stats),
+    ]
     print_sections(console, sections, charts=False)
     console.print(f"{out}  digest {manifest.digest[:16]}", highlight=False)
     return True

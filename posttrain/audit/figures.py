@@ -36,6 +36,8 @@ _COUNTED = {
     "end_masked": Flag.END_MASKED,
     "empty_think": Flag.EMPTY_THINK,
     "everything_trained": Flag.EVERYTHING,
+    "empty_answer": Flag.EMPTY_ANSWER,
+    "think_header": Flag.THINK_HEADER,
     "turn_tokens": Flag.TURN_TOKEN,
     "prompt_trained": Flag.PROMPT,
     "cut_trace": Flag.CUT_TRACE,
@@ -60,6 +62,8 @@ class SourceFigures:
     no_end: int = 0
     empty_think: int = 0
     everything_trained: int = 0
+    empty_answer: int = 0
+    think_header: int = 0
     turn_tokens: int = 0
     prompt_trained: int | None = 0
     cut_trace: int | None = 0

@@ -16,13 +16,15 @@ from tests.data_builders.small_build import script
 
 NOTHING_WRONG = {
     "nothing_trained": 0, "end_trained": 40, "end_masked": 0, "no_end": 0, "empty_think": 20,
-    "everything_trained": 0, "turn_tokens": 0, "prompt_trained": 0, "cut_trace": None,
+    "everything_trained": 0, "empty_answer": 0, "think_header": 0, "turn_tokens": 0, "prompt_trained": 0, "cut_trace": None,
     "clipped": None, "duplicated": 0,
 }  # fmt: skip
 LAX = [
     "nothing_trained=1.0",
     "min_end_trained=null",
     "max_turn_tokens=null",
+    "max_empty_answers=null",
+    "max_think_header=null",
     "max_prompt_trained=null",
 ]
 
@@ -44,6 +46,10 @@ def audit(path: Path, *keys: str, lax: bool = True) -> dict[str, int]:
         (planted.unmasked, {"everything_trained": 6, "turn_tokens": 6, "prompt_trained": 6}),
         (planted.all_masked, {"nothing_trained": 6, "end_trained": 34, "empty_think": 17}),
         (planted.end_masked, {"end_masked": 6, "end_trained": 34}),
+        (planted.end_masked_before_its_line_end, {"end_masked": 6, "end_trained": 34}),
+        (planted.only_the_end, {"empty_answer": 6, "empty_think": 17}),
+        (planted.empty_answer, {"empty_answer": 6}),
+        (planted.think_header, {"think_header": 6}),
         (planted.end_missing, {"no_end": 6, "end_trained": 34}),
         (planted.cut_off, {"no_end": 6, "end_trained": 34}),
         (planted.user_trained, {"prompt_trained": 6}),
