@@ -186,7 +186,7 @@ def build(setup: Setup, stage: StageDir, console: Console) -> bool:
         stages.start("planning the mixture")
         plan = plan_build(sources, recipe, drops)
         stages.start("auditing")
-        audit = audit_sources(sources, drops, renderer.marks, scratch=work)
+        audit = audit_sources(sources, drops, renderer.marks)
         supervision = {name: figures.stats() for name, figures in audit.figures.items()}
         check_supervision(supervision, recipe.limits)
         counts = counts_by_source(sources, plan)

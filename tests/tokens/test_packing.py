@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from trl.data_utils import pack_dataset
 
 from posttrain.tokens import Packs, pack_lengths
-from posttrain.tokens.packing.arrays import histogram
-from posttrain.tokens.packing.fit import best_fit
+from posttrain.tokens.packing.fit import best_fit, histogram
 
 CASES = st.integers(1, 60).flatmap(
     lambda capacity: st.tuples(
