@@ -235,6 +235,16 @@ def test_a_crossed_limit_names_source_figure_limit_and_advice(tmp_path, plant, k
             audit(path, f"limits.{key}", lax=False)
 
 
+def test_nothing_audited_is_a_failure(tmp_path):
+    rows = [Sound([99_999], [False]) for _ in sound(tmp_path)]
+    with pytest.raises(DataError, match="none of its 40 rows could be audited"):
+        audit(write_labels(tmp_path / "rows.parquet", rows), lax=True)
+    schema = pa.schema([("input_ids", pa.list_(pa.int32()))])
+    pa_file(tmp_path / "none.arrow", {"input_ids": pa.array([], schema.field(0).type)})
+    with pytest.raises(DataError, match="nothing was audited"):
+        audit(tmp_path / "none.arrow")
+
+
 def test_data_without_a_tokenizer_or_without_tokens_is_refused(tmp_path):
     path = write_labels(tmp_path / "rows.parquet", sound(tmp_path))
     with pytest.raises(ConfigError, match=r"carries no tokenizer: name it with tokenizer.path"):
@@ -244,12 +254,3 @@ def test_data_without_a_tokenizer_or_without_tokens_is_refused(tmp_path):
         audit(tmp_path / "text")
     with pytest.raises(ConfigError, match=r"unknown key 'dta' \(did you mean 'data'"):
         script("audit").main(["dta=x"])
-
-
-def test_copies_print_without_an_artifact_too(tmp_path, capsys):
-    path = write_labels(tmp_path / "rows.parquet", sound(tmp_path))
-    script("audit").main([str(path), f"tokenizer.path={tmp_path / 'tokenizer'}"])
-    out = capsys.readouterr().out
-    assert "100.0 %" in out
-    assert list(tmp_path.glob("audit-*")) == []
-    assert SPECIAL["<think>"] == 259

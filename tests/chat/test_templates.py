@@ -54,19 +54,6 @@ def test_a_template_whose_mask_cannot_be_determined_is_refused_with_the_reason()
         training_samples(example(user(), says("a")), template)
 
 
-def test_generation_tags_give_the_mask_when_there_is_no_generation_prompt():
-    source = (
-        "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}"
-        "{% generation %}{{ m.content }}</s>{% endgeneration %}{% else %}{{ m.content }}{% endif %}"
-        "{% endfor %}"
-    )
-    template = ChatTemplate(source, name="tagged")
-    assert profile_of(template).mode == "generation-tags"
-    (sample,) = training_samples(example(user("q"), says("a"), user("q"), says("b")), template)
-    assert sample.text == "[user]q[assistant]a</s>[user]q[assistant]b</s>"
-    assert trained_text(sample) == ["a</s>", "b</s>"]
-
-
 def test_a_template_that_cannot_be_split_falls_back_to_prefix_rendering_and_says_so():
     source = (
         "{% for i in range(messages|length) %}<|{{ messages[i].role }}|>{{ messages[i].content }}<|end|>"
@@ -88,17 +75,6 @@ def test_unsafe_templates_are_stopped_by_the_sandbox():
             render(
                 [user()], ChatTemplate(source + "{{ messages[0].content.__init__.__globals__ }}")
             )
-
-
-def test_namespaces_made_in_a_loop_and_a_block_are_what_transformers_makes_of_them():
-    source = (
-        "{% for m in messages %}{% set ns = namespace({'of': m.role}, at=loop.index) %}"
-        "{% set ns.at = ns.at + 1 %}[{{ ns.of }}{{ ns.at }}{{ ns.none }}]{% endfor %}"
-        "{% block last %}{{ namespace(left=messages | length).left }}{% endblock %}"
-    )
-    messages = [user("q"), says("a")]
-    text = render(messages, ChatTemplate(source))
-    assert text == "[user2][assistant3]2" == hf_text(source, messages, None)
 
 
 def test_qwen3_history_without_reasoning_makes_every_turn_a_sequence():
