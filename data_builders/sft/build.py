@@ -22,6 +22,7 @@ from data_builders.decontamination.match import Decontaminator
 from data_builders.progress import Stages
 from data_builders.rows.files import count_rows, input_files
 from data_builders.sft.audit import audit_sources, check_supervision
+from data_builders.sft.dry_run import show_expected
 from data_builders.sft.duplicates import find_copies
 from data_builders.sft.inputs import (
     Input,
@@ -42,7 +43,6 @@ from data_builders.sft.preflight import (
     check_template,
     first_texts,
     probe_source,
-    show_expected,
 )
 from data_builders.sft.shards import join_files, write_jsonl, write_splits
 from data_builders.sft.sources import prepare_sources
