@@ -10,7 +10,7 @@ export HF_HUB_OFFLINE := 1
 # matrices this small gain nothing from a second thread, and threads that wait for one another on a
 # busy machine cost a hundredfold
 export OMP_NUM_THREADS := 1
-.PHONY: quickstart tiny test test-ray lint format bench clean
+.PHONY: quickstart tiny test test-ray lint format docs bench clean
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; try make PYTHON=python3.11")'
@@ -79,6 +79,12 @@ lint: $(BIN)/.installed-dev
 format: $(BIN)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# the pages of docs/ and the reference from the docstrings, as a site: open runs/site/index.html
+docs: $(BIN)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "open runs/site/index.html"
 
 bench: $(BIN)/.installed-dev
 	$(BIN)/python benchmarks/sft_throughput.py

@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from aiohttp import web
 
 from posttrain.chat import parse_completion
+from posttrain.config.backend import ChatBackend
 from posttrain.config.judge import JudgeConfig, LengthConfig, PairingConfig
 from posttrain.group_rewards import Group
 from posttrain.records import Message
@@ -118,7 +119,7 @@ async def measure(options: argparse.Namespace, url: str) -> Result:
     config = JudgeConfig.model_validate({"models": (model,)})
     settings = ClientSettings(concurrency=options.connections, timeout=600, retries=6)
     client = Client(url, settings)
-    sampler = ChatSampler(client, model="judge", identity={"weights": "judge"})
+    sampler = ChatSampler(client, ChatBackend.model_validate(backend))
     with tempfile.TemporaryDirectory() as folder, VerdictCache(Path(folder)) as cache:
         judge = GenRmJudge(
             [judge_sampler(config.models[0], sampler, template=None)], config, cache=cache

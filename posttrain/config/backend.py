@@ -4,6 +4,8 @@
     backend: {kind: vllm, tensor_parallel: 2}
     backend: {kind: completions, url: "http://localhost:8000/v1", model: nano, tokenizer: out/sft}
     backend: {kind: chat, url: "https://api.example.com/v1", model: big, api_key_env: EXAMPLE_KEY}
+    backend: {kind: chat, url: "http://localhost:8000/v1", model: nano, server: vllm,
+              thinking: enable_thinking}
 
 The first three render and parse here, with the checkpoint's own template; `chat` leaves both to the
 server. A key's value is never in a recipe: `api_key_env` names the environment variable.
@@ -12,13 +14,16 @@ server. A key's value is never in a recipe: `api_key_env` names the environment 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
 from posttrain.config.base import Strict
 
 Dtype = Literal["auto", "float32", "bfloat16"]
+ThinkingSwitch = Literal[
+    "fixed", "enable_thinking", "thinking", "enable_thinking_field", "reasoning_effort", "reasoning"
+]
 _URL = re.compile(r"https?://[^\s/]+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -119,9 +124,44 @@ class CompletionsBackend(Server, Rendering):
 
 
 class ChatBackend(Server):
-    """A server's `/chat/completions`: the server renders, and hides token ids."""
+    """A server's `/chat/completions`: the server renders, and hides token ids.
+
+    Args:
+        server: `any` gets standard fields alone; `openai` the same, with `max_completion_tokens`;
+            `vllm` and `sglang` also `top_k`, and the reasoning and tool names of earlier turns.
+        thinking: the field that switches thinking on and off, as the server or the model spells it:
+            `enable_thinking` (vLLM and SGLang with Nemotron's and Qwen3's templates) and `thinking`
+            (with DeepSeek's and Granite's) in `chat_template_kwargs`; `enable_thinking_field` at
+            the top (DashScope); `reasoning_effort`, `none` for off (OpenAI); `reasoning`, `enabled`
+            (OpenRouter). `fixed` sends nothing, and a recipe may then use one mode only.
+    """
 
     kind: Literal["chat"]
+    server: Literal["any", "openai", "vllm", "sglang"] = "any"
+    thinking: ThinkingSwitch = "fixed"
+
+    @property
+    def extended(self) -> bool:
+        """Whether the server takes fields beyond OpenAI's."""
+        return self.server in ("vllm", "sglang")
+
+    @property
+    def length_field(self) -> str:
+        """What bounds the new tokens."""
+        return "max_completion_tokens" if self.server == "openai" else "max_tokens"
+
+    def thinking_fields(self, *, on: bool) -> dict[str, Any]:
+        """What to send for thinking on or off."""
+        fields: dict[ThinkingSwitch, dict[str, Any]] = {
+            "fixed": {},
+            "enable_thinking": {"chat_template_kwargs": {"enable_thinking": on}},
+            "thinking": {"chat_template_kwargs": {"thinking": on}},
+            "enable_thinking_field": {"enable_thinking": on},
+            # on: the server's own effort
+            "reasoning_effort": {} if on else {"reasoning_effort": "none"},
+            "reasoning": {"reasoning": {"enabled": on}},
+        }
+        return fields[self.thinking]
 
 
 BackendConfig = Annotated[

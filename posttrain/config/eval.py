@@ -21,7 +21,7 @@ from posttrain.config.backend import BackendConfig, Server
 from posttrain.config.base import Strict
 from posttrain.config.load import nearest
 from posttrain.config.prompts import AnySource, Setting, check_prompts
-from posttrain.config.sample import ToolLoopSampling
+from posttrain.config.sample import ToolLoopSampling, check_chat, without_reaching
 from posttrain.errors import ConfigError
 
 _NAME = re.compile(r"[\w+-][\w.+-]*")
@@ -88,12 +88,6 @@ class CheckpointsConfig(Strict):
         return backend
 
 
-def without_reaching(backend: BackendConfig | None) -> dict[str, Any] | None:
-    """A backend without how its server is reached, which may change while a run goes on."""
-    reaching = {"concurrency", "timeout", "retries", "api_key_env"}
-    return None if backend is None else backend.model_dump(mode="json", exclude=reaching)
-
-
 class EvalConfig(CheckpointsConfig):
     """One evaluation.
 
@@ -113,12 +107,8 @@ class EvalConfig(CheckpointsConfig):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"two pairs of source and setting would share the name {twice[0]!r}")
-        budgets = [s.name for s in self.settings if s.reasoning_budget is not None]
-        if budgets and any(self.backend_of(name).kind == "chat" for name in self.checkpoints):
-            raise ValueError(
-                f"setting {budgets[0]!r}: a chat endpoint cannot hold a reasoning budget; "
-                "use kind: completions"
-            )
+        for name in self.checkpoints:
+            check_chat(self.backend_of(name), self.settings)
         return self
 
     def owner_config(self) -> dict[str, Any]:

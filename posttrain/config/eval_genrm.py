@@ -15,8 +15,8 @@ from typing import Any
 
 from pydantic import Field
 
-from posttrain.config.eval import CheckpointsConfig, without_reaching
-from posttrain.config.sample import SamplingConfig
+from posttrain.config.eval import CheckpointsConfig
+from posttrain.config.sample import SamplingConfig, without_reaching
 
 
 class EvalGenRmConfig(CheckpointsConfig):

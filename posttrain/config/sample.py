@@ -12,6 +12,7 @@ Paths are relative to the directory the command is run in.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -21,9 +22,6 @@ from posttrain.config.base import Strict
 from posttrain.config.prompts import NO_TOOLS, AnySource, Setting, check_prompts
 from posttrain.sampling.rollout import RolloutLimits
 from posttrain.sampling.sampler import Parameters
-
-# how a server is reached decides nothing about what is asked: a run may go on with other values
-_REACHING = {"url", "concurrency", "timeout", "retries", "api_key_env"}
 
 
 class SamplingConfig(Strict):
@@ -100,19 +98,13 @@ class SampleConfig(Strict):
         backend = self.backend
         if backend.kind == "completions" and self.checkpoint is None and backend.tokenizer is None:
             raise ValueError("name backend.tokenizer, or the checkpoint that the server serves")
-        if backend.kind == "chat":
-            budgets = [s.name for s in self.settings if s.reasoning_budget is not None]
-            if budgets:
-                raise ValueError(
-                    f"setting {budgets[0]!r}: a chat endpoint cannot hold a reasoning budget; "
-                    "use kind: completions"
-                )
+        check_chat(backend, self.settings)
         return self
 
     def owner_config(self) -> dict[str, Any]:
         """What the samples depend on: the digest of the output directory is taken of this."""
-        left_out: Any = {"out": True, "max_failure_rate": True, "backend": _REACHING}
-        return self.model_dump(mode="json", exclude=left_out)
+        config = self.model_dump(mode="json", exclude={"out", "max_failure_rate"})
+        return config | {"backend": without_reaching(self.backend)}
 
     def most_tokens(self, setting: str) -> int:
         """The longest that a completion in a setting can be, tool results not counted."""
@@ -126,3 +118,27 @@ class SampleConfig(Strict):
         """Completions of each prompt in a setting."""
         own = next(s.n for s in self.settings if s.name == setting)
         return self.n if own is None else own
+
+
+def check_chat(backend: BackendConfig, settings: Sequence[Setting]) -> None:
+    """Raises ValueError for settings that a chat endpoint cannot hold."""
+    if backend.kind != "chat":
+        return
+    for setting in settings:
+        if setting.reasoning_budget is not None:
+            raise ValueError(
+                f"setting {setting.name!r}: a chat endpoint cannot hold a reasoning budget; use "
+                "kind: completions"
+            )
+    if backend.thinking == "fixed" and {s.thinking for s in settings} not in ({0.0}, {1.0}):
+        raise ValueError(
+            "settings use thinking on and off, and backend.thinking: fixed switches neither; name "
+            "how this server is told, such as backend.thinking: enable_thinking with "
+            "backend.server: vllm, or give every setting thinking: 1 (or 0) as the server does"
+        )
+
+
+def without_reaching(backend: BackendConfig | None) -> dict[str, Any] | None:
+    """A backend without how its server is reached, which may change while a run goes on."""
+    reaching = {"url", "concurrency", "timeout", "retries", "api_key_env"}
+    return None if backend is None else backend.model_dump(mode="json", exclude=reaching)

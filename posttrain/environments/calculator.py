@@ -4,16 +4,17 @@
     evaluate("-2^2 + 0.1*3")  → Fraction(-37, 10)
     evaluate("9**9**9")  raises CalculationError("the number is too large")
 
-Grammar, loosest first: + and -; *, / , // and %; a sign; ** or ^, both powers, from the right; a
-number, pi, e, a function of the table, parentheses. Also × · ÷ − and the digits of Python's
-numbers (1_000, 2.5e-3). A number is a fraction until a function makes it a float. Length, depth and
-every intermediate number are bounded, and sizes are checked before the work is done.
+Python's grammar of arithmetic, with ^ for a power as well and × · ÷ −; of its syntax tree only
+sums, products, powers, numbers, pi, e and the functions of the table have a value. A number is a
+fraction until a function makes it a float. Length, depth and every intermediate number are bounded,
+and sizes are checked before the work is done.
 """
 
 from __future__ import annotations
 
+import ast
 import math
-import re
+import warnings
 from collections.abc import Callable
 from fractions import Fraction
 from functools import reduce
@@ -54,7 +55,7 @@ class CalculationError(ValueError):
     """An expression without a value, or with one that is too large."""
 
 
-def bounded(value: Number) -> Number:
+def _bounded(value: Number) -> Number:
     """The value, if it is a number that can be written down."""
     if isinstance(value, Fraction):
         if max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
@@ -74,7 +75,10 @@ def number_text(value: Number) -> str:
             digits = f"{abs(scaled.numerator):0{_EXACT_PLACES + 1}}"
             text = f"{digits[:-_EXACT_PLACES]}.{digits[-_EXACT_PLACES:]}".rstrip("0")
             return f"-{text}" if scaled < 0 else text
-    text = f"{float(value):.15g}"
+    try:
+        text = f"{float(value):.15g}"
+    except OverflowError as error:  # a fraction that is larger than any float
+        raise CalculationError("the number is too large") from error
     return "0" if text == "-0" else text
 
 
@@ -102,7 +106,7 @@ def _floor_divide(left: Number, right: Number) -> Number:
     return Fraction(math.floor(left / right)) if exact else left // right
 
 
-def power(base: Number, exponent: Number) -> Number:
+def _power(base: Number, exponent: Number) -> Number:
     """Exact for whole exponents of exact numbers."""
     if base == 0 and exponent < 0:
         raise CalculationError("division by zero")
@@ -161,20 +165,22 @@ def _real(name: str, work: Callable[..., float]) -> Callable[..., Number]:
     return run
 
 
-def _to_integer(work: Callable[[Number], int]) -> Callable[[Number], Number]:
-    return lambda value: Fraction(work(value))
-
-
 def _magnitude(value: Number) -> Number:
     return abs(value)
 
 
-_SUMS: dict[str, Operator] = {"+": lambda a, b: a + b, "-": lambda a, b: a - b}
-_PRODUCTS: dict[str, Operator] = {
-    "*": lambda a, b: a * b,
-    "/": _by_divisor(lambda a, b: a / b),
-    "//": _by_divisor(_floor_divide),
-    "%": _by_divisor(lambda a, b: a % b),  # with the sign of the divisor, as in mathematics
+def _to_integer(work: Callable[[Number], int]) -> Callable[[Number], Number]:
+    return lambda value: Fraction(work(value))
+
+
+_OPERATORS: dict[type[ast.operator], Operator] = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.Div: _by_divisor(lambda a, b: a / b),
+    ast.FloorDiv: _by_divisor(_floor_divide),
+    ast.Mod: _by_divisor(lambda a, b: a % b),  # with the sign of the divisor, as in mathematics
+    ast.Pow: _power,
 }
 # name → how many arguments it takes, at least and at most; what it does
 _FUNCTIONS: dict[str, tuple[int, int, Callable[..., Number]]] = {
@@ -193,14 +199,9 @@ _FUNCTIONS: dict[str, tuple[int, int, Callable[..., Number]]] = {
 _CONSTANTS: dict[str, Number] = {"pi": math.pi, "e": math.e}
 
 
-# -- parser ----------------------------------------------------------------------------------------
+# -- evaluation ----------------------------------------------------------------------------------
 
 _SPELLINGS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-"})
-_TOKEN = re.compile(
-    r"\s*(?:(?P<number>(?:\d[\d_]*(?:\.[\d_]*)?|\.\d[\d_]*)(?:[eE][+-]?\d+)?)"
-    r"|(?P<name>[A-Za-z_][A-Za-z0-9_]*)|(?P<mark>\*\*|//|[-+*/%^(),]))",
-    re.ASCII,
-)
 
 
 def evaluate(expression: str) -> Number:
@@ -211,121 +212,69 @@ def evaluate(expression: str) -> Number:
     """
     if len(expression) > MAX_CHARACTERS:
         raise CalculationError(f"the expression has more than {MAX_CHARACTERS} characters")
-    parser = _Parser(_tokens(expression.translate(_SPELLINGS)))
+    text = " ".join(expression.translate(_SPELLINGS).replace("^", "**").split())
+    if not text.isascii():
+        raise CalculationError("not arithmetic: letters that are not ASCII")
     try:
-        value = parser.sum()
+        with warnings.catch_warnings():  # "2(3)" is an error here, and needs no warning before it
+            warnings.simplefilter("ignore", SyntaxWarning)
+            tree = ast.parse(text, mode="eval")
+        return _value(tree.body, text, MAX_DEPTH)
+    except (SyntaxError, MemoryError, RecursionError) as error:
+        reason = error.msg if isinstance(error, SyntaxError) else "nested too deep"
+        raise CalculationError(f"not arithmetic: {reason}") from error
     except OverflowError as error:
         raise CalculationError("the number is too large") from error
-    if parser.next:
-        raise CalculationError(f"unexpected {parser.next!r}")
+
+
+def _value(node: ast.expr, text: str, depth: int) -> Number:
+    """The value of a part of the tree that may be `depth` levels deep; chains are one level."""
+    if depth == 0:
+        raise CalculationError(f"more than {MAX_DEPTH} levels deep")
+    chain: list[tuple[Operator, ast.expr]] = []
+    while isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        chain.append((_OPERATORS[type(node.op)], node.right))
+        node = node.left
+    value = _single(node, text, depth - 1)
+    for work, right in reversed(chain):
+        value = _bounded(work(value, _value(right, text, depth - 1)))
     return value
 
 
-def _tokens(text: str) -> list[tuple[str, str]]:
-    """Kind and text of each token."""
-    tokens: list[tuple[str, str]] = []
-    position, end = 0, len(text.rstrip())
-    while position < end:
-        match = _TOKEN.match(text, position)
-        if match is None:
-            raise CalculationError(f"not arithmetic at {text[position : position + 20].strip()!r}")
-        tokens.append((str(match.lastgroup), match[match.lastgroup or 0]))
-        position = match.end()
-    return tokens
-
-
-class _Parser:
-    """Recursive descent that works out values as it reads."""
-
-    def __init__(self, tokens: list[tuple[str, str]]):
-        self._tokens = tokens
-        self._position = 0
-        self._depth = 0
-
-    @property
-    def next(self) -> str:
-        """The text of the next token, "" at the end."""
-        at_end = self._position >= len(self._tokens)
-        return "" if at_end else self._tokens[self._position][1]
-
-    def _take(self, *marks: str) -> str | None:
-        text = self.next
-        if text not in marks:
-            return None
-        self._position += 1
-        return text
-
-    def _expect(self, mark: str) -> None:
-        if self._take(mark) is None:
-            raise CalculationError(f"expected {mark!r} {self._where()}")
-
-    def _where(self) -> str:
-        return f"before {self.next!r}" if self.next else "at the end"
-
-    def sum(self) -> Number:
-        return self._chain(self._product, _SUMS)
-
-    def _product(self) -> Number:
-        return self._chain(self._signed, _PRODUCTS)
-
-    def _chain(self, part: Callable[[], Number], operators: dict[str, Operator]) -> Number:
-        value = part()
-        while (mark := self._take(*operators)) is not None:
-            value = bounded(operators[mark](value, part()))
-        return value
-
-    def _signed(self) -> Number:
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise CalculationError(f"more than {MAX_DEPTH} levels deep")
-        sign = self._take("-", "+")
-        value = self._power() if sign is None else self._signed()
-        self._depth -= 1
-        return -value if sign == "-" else value
-
-    def _power(self) -> Number:
-        base = self._atom()
-        if self._take("**", "^") is None:
-            return base
-        return bounded(power(base, self._signed()))  # -2^2 is -4, 2^-1 is 1/2, from the right
-
-    def _atom(self) -> Number:
-        if self._take("(") is not None:
-            value = self.sum()
-            self._expect(")")
-            return value
-        kind, text = self._tokens[self._position] if self.next else ("", "")
-        if kind not in ("number", "name"):
-            raise CalculationError(f"expected a number {self._where()}")
-        self._position += 1
-        if kind == "number":
-            return _number(text)
-        if text in _CONSTANTS:
-            return _CONSTANTS[text]
-        if text not in _FUNCTIONS:
-            names = ", ".join(_FUNCTIONS)
-            raise CalculationError(f"unknown name {text!r}; there are {names}, pi, e")
-        return self._function(text)
-
-    def _function(self, name: str) -> Number:
-        least, most, work = _FUNCTIONS[name]
-        self._expect("(")
-        values = [self.sum()]
-        while self._take(",") is not None:
-            values.append(self.sum())
-        self._expect(")")
-        if not least <= len(values) <= most:
-            wanted = str(least) if least == most else f"{least} to {most}"
-            raise CalculationError(f"{name} takes {wanted} numbers, not {len(values)}")
-        return bounded(work(*values))
+def _single(node: ast.expr, text: str, depth: int) -> Number:
+    match node:
+        case ast.UnaryOp(op=ast.USub()):
+            return -_value(node.operand, text, depth)
+        case ast.UnaryOp(op=ast.UAdd()):
+            return _value(node.operand, text, depth)
+        case ast.Constant(value=int() | float()):
+            return _number(text[node.col_offset : node.end_col_offset])
+        case ast.Name(id="pi"):
+            return math.pi
+        case ast.Name(id="e"):
+            return math.e
+        case ast.Call(func=ast.Name(id=name), keywords=[]) if name in _FUNCTIONS:
+            least, most, work = _FUNCTIONS[name]
+            values = [_value(each, text, depth) for each in node.args]
+            if not least <= len(values) <= most:
+                wanted = str(least) if least == most else f"{least} to {most}"
+                raise CalculationError(f"{name} takes {wanted} numbers, not {len(values)}")
+            return _bounded(work(*values))
+        case ast.Name() | ast.Call():
+            known = ", ".join(_FUNCTIONS)
+            raise CalculationError(f"{ast.unparse(node)[:40]!r}: there are {known}, pi and e")
+        case _:
+            part = text[node.col_offset : node.end_col_offset]
+            raise CalculationError(f"not arithmetic: {part[:20]!r}")
 
 
 def _number(text: str) -> Number:
+    """A number as it is written, so that 0.1 is a tenth."""
     digits, _, exponent = text.lower().partition("e")
     # the exponent's own digits are bounded by the length of the expression
     if exponent and abs(int(exponent)) > _MAX_EXPONENT:
         raise CalculationError(f"{text} is out of range")
     try:
-        return bounded(Fraction(digits)) * Fraction(10) ** int(exponent or 0)
+        return _bounded(Fraction(digits)) * Fraction(10) ** int(exponent or 0)
     except ValueError as error:
         raise CalculationError(f"{text!r} is not a number") from error

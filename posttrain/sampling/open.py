@@ -114,13 +114,8 @@ def _chat_sampler(
     encoder = None
     if checkpoint is not None and parts:
         encoder = encoder_of(load_any_tokenizer(checkpoint))
-    return ChatSampler(
-        client,
-        model=backend.model,
-        identity={"backend": "chat", "weights": backend.model},
-        count=None if encoder is None else lambda text: len(encoder.encode([text])[0]),
-        parts=parts,
-    )
+    count = None if encoder is None else lambda text: len(encoder.encode([text])[0])
+    return ChatSampler(client, backend, count=count, parts=parts)
 
 
 def _client(backend: Server) -> Client:

@@ -7,6 +7,7 @@ import pytest
 from posttrain.config.backend import BackendConfig, CompletionsBackend, TransformersBackend
 from posttrain.config.base import Strict
 from posttrain.config.load import validate
+from posttrain.config.sample import SampleConfig
 from posttrain.errors import ConfigError
 
 
@@ -52,3 +53,17 @@ def test_a_key_in_the_recipe_is_refused_without_repeating_it():
     with pytest.raises(ConfigError, match="never a key") as raised:
         read(kind="chat", url="http://h/v1", model="m", api_key_env="sk-secret-1234")
     assert "secret" not in str(raised.value)
+
+
+def test_a_chat_server_that_cannot_switch_thinking_is_refused_for_both_modes():
+    recipe = {
+        "out": "runs/x",
+        "backend": {"kind": "chat", "url": "http://localhost:1/v1", "model": "m"},
+        "prompts": [{"name": "p", "format": "chat", "path": "p.jsonl"}],
+        "settings": [{"name": "s", "thinking": "both"}],
+        "n": 1,
+    }
+    with pytest.raises(ConfigError, match=r"backend\.thinking: fixed"):
+        validate(recipe, SampleConfig, where="r.yaml")
+    recipe["backend"] |= {"server": "vllm", "thinking": "enable_thinking"}
+    validate(recipe, SampleConfig, where="r.yaml")

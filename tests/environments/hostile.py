@@ -126,6 +126,46 @@ RESOURCES = {
     "a million files": stopped(
         "for k in range(1_000_000): open(f'f{k}', 'w').close()\ntime.sleep(60)", "files"
     ),
+    "files in shared memory": stopped(
+        "for k in range(1_000_000): open(f'/dev/shm/f{k}', 'w').close()\ntime.sleep(60)", "files"
+    ),
+    "larger socket buffers": ends(
+        "one, other = socket.socketpair()\n"
+        "for name in (socket.SO_SNDBUF, socket.SO_RCVBUF, 32, 33):\n"
+        "  attempt(name, one.setsockopt, socket.SOL_SOCKET, name, 1 << 26)\n"
+        "one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)"
+    ),
+    "data queued in sockets": stopped(
+        "held = []\n"
+        "for _ in range(20):\n"
+        "  if os.fork() == 0:\n"
+        "    while True:\n"
+        "      try: held.append(socket.socketpair())\n"
+        "      except OSError: time.sleep(60)\n"
+        "      for end in held[-1]:\n"
+        "        end.setblocking(False)\n"
+        "        try:\n"
+        "          while True: end.send(b'x' * 65536)\n"
+        "        except OSError: pass\n"
+        "time.sleep(60)",
+        "memory",
+    ),
+    "data queued over loopback": stopped(
+        "held = []\n"
+        "server = socket.create_server(('127.0.0.1', 0))\n"
+        "for _ in range(20):\n"
+        "  if os.fork() == 0:\n"
+        "    while True:\n"
+        "      try: held += [socket.create_connection(server.getsockname())]; held += [server.accept()[0]]\n"
+        "      except OSError: time.sleep(60)\n"
+        "      for end in held[-2:]:\n"
+        "        end.setblocking(False)\n"
+        "        try:\n"
+        "          while True: end.send(b'x' * 65536)\n"
+        "        except OSError: pass\n"
+        "time.sleep(60)",
+        "memory",
+    ),
     "output flood": stopped("while True: os.write(1, b'x' * 65536)", "output"),
     "error flood": stopped("while True: os.write(2, b'x' * 65536)", "output"),
     "flood from a child": stopped(

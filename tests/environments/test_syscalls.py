@@ -21,10 +21,11 @@ HEADERS = {
 }
 
 
-def verdict(machine: str, number: int, argument: int = 0, *, arch: int | None = None) -> int:
+def verdict(machine: str, number: int, *arguments: int, arch: int | None = None) -> int:
     """What the filter returns for a call, by the rules of classic BPF."""
     program = list(struct.iter_unpack("=HBBI", filter_program(machine)))
-    data = struct.pack("=IIQ6Q", number, arch or ARCHITECTURES[machine], 0, argument, *[0] * 5)
+    values = (*arguments, 0, 0, 0, 0, 0, 0)[:6]
+    data = struct.pack("=IIQ6Q", number, arch or ARCHITECTURES[machine], 0, *values)
     accumulator = place = 0
     while True:
         code, if_true, if_false, value = program[place]
@@ -49,13 +50,13 @@ def refused(error: int) -> int:
 @pytest.mark.parametrize("machine", ARCHITECTURES)
 def test_what_is_refused_and_what_is_not(machine: str):
     numbers = call_numbers(machine)
-    special = {"clone", "clone3", "socket"}
+    special = {"clone", "clone3", "socket", "setsockopt"}
     for name in numbers.keys() - special:
         assert verdict(machine, numbers[name]) == refused(errno.EPERM), name
     assert verdict(machine, READ[machine]) == ALLOWED
     assert verdict(machine, numbers["clone3"]) == refused(errno.ENOSYS)
     free = [n for n in range(500) if n not in numbers.values()]
-    assert {verdict(machine, n, argument=40) for n in free} == {ALLOWED}
+    assert {verdict(machine, n, 40) for n in free} == {ALLOWED}
 
 
 @pytest.mark.parametrize("machine", ARCHITECTURES)
@@ -75,6 +76,15 @@ def test_sockets_are_unix_or_ip(machine: str):
     assert allowed == [1, 2, 10]
     # the kernel takes the family as 32 bits: what stands above them changes nothing
     assert verdict(machine, socket, 40 | 1 << 32) == refused(errno.EAFNOSUPPORT)
+
+
+@pytest.mark.parametrize("machine", ARCHITECTURES)
+def test_socket_buffers_keep_their_size(machine: str):
+    call = call_numbers(machine)["setsockopt"]
+    fixed = [name for name in range(80) if verdict(machine, call, 3, 1, name) != ALLOWED]
+    assert fixed == [7, 8, 32, 33]
+    assert verdict(machine, call, 3, 1, 7) == refused(errno.EPERM)
+    assert verdict(machine, call, 3, 6, 7) == ALLOWED  # of another level
 
 
 @pytest.mark.parametrize("machine", ARCHITECTURES)

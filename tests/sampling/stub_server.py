@@ -103,7 +103,7 @@ class Stub:
         said = f"{body['messages'][-1]['content']} {body['seed']}"
         message: dict[str, Any] = {"role": "assistant", "content": said}
         usage: dict[str, Any] = {"prompt_tokens": 11, "completion_tokens": 9}
-        if body["chat_template_kwargs"]["enable_thinking"]:
+        if body.get("chat_template_kwargs", {}).get("enable_thinking"):
             message["reasoning_content"] = "hm"
             usage["completion_tokens_details"] = {"reasoning_tokens": 4}
         answer = {"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}

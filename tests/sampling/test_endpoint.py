@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from posttrain.config.backend import ChatBackend
 from posttrain.errors import ConfigError
 from posttrain.records import Message
 from posttrain.sampling.engines.chat import ChatSampler
 from posttrain.sampling.engines.completions import CompletionsEngine
-from posttrain.sampling.engines.http import Client, ClientSettings, RequestFailed
+from posttrain.sampling.engines.http import Client, ClientSettings
 from posttrain.sampling.sampler import Budget, EngineRequest, Parameters, Request
 from tests.sampling.stub_server import CLOSE, END, Stub
 
@@ -180,10 +181,15 @@ def test_scores_are_those_of_the_completion_alone():
     assert asyncio.run(run()) == [(-4.0, -5.0), (-6.0,)]
 
 
+def backend(**more: Any) -> ChatBackend:
+    return ChatBackend(kind="chat", url="http://unused", model="m", **more)
+
+
 async def chat(stub: Stub, requests: list[Request], **more: Any):
     client = Client(stub.url, settings())
     try:
-        return await ChatSampler(client, model="m", identity={}, **more).sample(requests)
+        sampler = ChatSampler(client, backend(thinking="enable_thinking"), **more)
+        return await sampler.sample(requests)
     finally:
         await client.close()
 
@@ -204,54 +210,12 @@ def test_chat_answers_are_parsed_counted_and_in_order():
     assert "tools" not in body
 
 
-@pytest.mark.parametrize(
-    ("message", "calls", "problems"),
-    [
-        ({"content": None, "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": '{"a": 1}'}}]}, 1, ()),
-        ({"content": "x", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{oops"}}]}, 0, ("malformed_call",)),
-        ({"content": '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'}, 1, ()),
-        ({"content": "hm</think>x"}, 0, ()),
-    ],
-)  # fmt: skip
-def test_what_servers_leave_in_the_content_is_parsed_here(message, calls: int, problems: tuple):
-    client = Client("http://unused", settings())
-    sampler = ChatSampler(client, model="m", identity={}, count=len)
-    body = {
-        "choices": [{"message": message, "finish_reason": "tool_calls"}],
-        "usage": {"prompt_tokens": 3, "completion_tokens": 12},
-    }
-    step = sampler._step(body, chat_request(0))
-    assert len(step.parsed.tool_calls) == calls
-    assert step.parsed.problems == problems
-    if message["content"] == "hm</think>x":
-        assert (step.parsed.reasoning, step.parsed.answer) == ("hm", "x")
-        assert (step.reasoning_tokens, step.answer_tokens) == (2, 10)
-    if problems:
-        assert "{oops" in step.parsed.answer
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        {},
-        {"choices": []},
-        {"choices": [{"message": {"content": "x"}, "finish_reason": "content_filter"}]},
-        {"choices": [{"message": {"content": "x", "reasoning_content": "r"}, "finish_reason": "stop"}],
-         "usage": {"prompt_tokens": 1, "completion_tokens": 2}},
-    ],
-)  # fmt: skip
-def test_an_answer_that_cannot_be_used_is_a_failed_request(body: dict[str, Any]):
-    sampler = ChatSampler(Client("http://unused", settings()), model="m", identity={})
-    with pytest.raises(RequestFailed):
-        sampler._step(body, chat_request(0))
-
-
 def test_where_nobody_asks_for_the_parts_the_whole_is_counted():
     client = Client("http://unused", settings())
     message = {"content": "x", "reasoning_content": "a long trace"}
     usage: dict[str, Any] = {"prompt_tokens": 3, "completion_tokens": 12}
     body = {"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}
-    sampler = ChatSampler(client, model="m", identity={}, parts=False)
+    sampler = ChatSampler(client, backend(), parts=False)
     step = sampler._step(body, chat_request(0))
     assert (step.parsed.reasoning, step.parsed.answer) == ("a long trace", "x")
     assert (step.reasoning_tokens, step.answer_tokens) == (0, 12)

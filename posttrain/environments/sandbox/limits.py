@@ -23,12 +23,12 @@ class Limits:
     Attributes:
         seconds: wall time until the whole process tree is killed.
         cpu_seconds: processor time of each process.
-        memory_mb: address space of each process, and resident memory of the whole tree (watched;
-            pages that forked processes share count in each).
+        memory_mb: address space of each process, and resident memory of the whole tree with what
+            its sockets may hold queued (watched; pages that forked processes share count in each).
         processes: processes and threads together.
         scratch_mb: size of the scratch directory, which lives in memory; a file may be as large.
         shm_mb: size of /dev/shm.
-        files: files and directories in the scratch directory (watched).
+        files: files and directories in the scratch directory and /dev/shm (watched).
         open_files: descriptors of each process.
         output_bytes: of stdout, and of stderr; a program that writes more is killed.
     """

@@ -204,6 +204,8 @@ def _result(tree: _Tree, out: _Stream, err: _Stream) -> SandboxResult:
 # -- what a process tree uses right now, read from /proc on the host ----------------------------
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+_SOCKET_BYTES = int(Path("/proc/sys/net/core/wmem_default").read_text("ascii"))
+_ESTABLISHED = "01"
 _LATE = 0.2  # seconds of processor time for the signal to end a process
 
 
@@ -234,6 +236,26 @@ def memory_kb(pid: int) -> int:
     return total
 
 
+def socket_bytes(pid: int) -> int:
+    """What the sockets of a process's network namespace may hold queued, in bytes.
+
+    The kernel says what TCP sockets hold, and of others only that they are there: each then counts
+    with the most that it can hold, for a program may not raise that (`syscalls`).
+    """
+    total = 0
+    for name in ("unix", "udp", "udp6", "tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            rows = Path(f"/proc/{pid}/net/{name}").read_text("ascii", "replace").splitlines()[1:]
+            if not name.startswith("tcp"):
+                total += len(rows) * _SOCKET_BYTES
+                continue
+            for row in rows:
+                state, queues = row.split()[3:5]
+                if state == _ESTABLISHED:
+                    total += _SOCKET_BYTES + sum(int(queue, 16) for queue in queues.split(":"))
+    return total
+
+
 def cpu_seconds(pid: int) -> float:
     """Processor time a process has used, in seconds; 0 for one that has ended."""
     with contextlib.suppress(OSError):
@@ -250,15 +272,17 @@ def excess(root: int, limits: Limits) -> Limit | None:
     kernel's own end to it would come later, and could not be told from other kills.
     """
     processes = tree(root)
-    if sum(memory_kb(pid) for pid in processes) > limits.memory_mb * 1024:
+    resident = sum(memory_kb(pid) for pid in processes)
+    if resident + socket_bytes(root) // 1024 > limits.memory_mb * 1024:
         return "memory"
     if max(cpu_seconds(pid) for pid in processes) > limits.cpu_seconds + _LATE:
         return "cpu"
-    with contextlib.suppress(OSError):
-        held = os.statvfs(f"/proc/{root}/root{SCRATCH}")
-        if held.f_files - held.f_ffree > limits.files:
-            return "files"
-    return None
+    files = 0
+    for folder in (SCRATCH, "/dev/shm"):  # noqa: S108 - the sandbox's own, all that it can write to
+        with contextlib.suppress(OSError):
+            held = os.statvfs(f"/proc/{root}/root{folder}")
+            files += held.f_files - held.f_ffree
+    return "files" if files > limits.files else None
 
 
 # -- a small process that ends every sandbox of this one when this one is gone -------------------

@@ -4,8 +4,9 @@
 
 Namespaces take most powers away already. This takes away what they leave: new namespaces (most
 kernel exploits start there), other socket families than Unix and IP (vsock reaches a virtual
-machine's host and knows no namespace), memory that no limit counts (memfd, System V), and kernel
-interfaces that a calculation has no use for. A refused call fails; it does not kill.
+machine's host and knows no namespace), memory that no limit counts (memfd, System V, larger socket
+buffers), and kernel interfaces that a calculation has no use for. A refused call fails; it does not
+kill.
 """
 
 from __future__ import annotations
@@ -40,13 +41,16 @@ _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _CLONE = (56, 220)
 _CLONE3 = (435, 435)
 _SOCKET = (41, 198)
+_SETSOCKOPT = (54, 208)
+_BUFFERS = (7, 8, 32, 33)  # SO_SNDBUF, SO_RCVBUF and what forces them; at the level SOL_SOCKET
 _FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6
 # CLONE_NEWTIME is left out: for clone() its bit belongs to the exit signal
 _NEW_NAMESPACES = 0x7E020000  # NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
 _X32_BIT = 0x40000000
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NR, _ARCH, _ARG0 = 0, 4, 16  # offsets in struct seccomp_data; the low half of the argument
+# offsets in struct seccomp_data; of the arguments the low halves
+_NR, _ARCH, _ARG0, _ARG1, _ARG2 = 0, 4, 16, 24, 32
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 
@@ -67,7 +71,13 @@ def _only_if(number: int, body: Iterable[bytes]) -> bytes:
 def call_numbers(machine: str | None = None) -> dict[str, int]:
     """The number of every call that the filter looks at, on a machine as for `filter_program`."""
     column = _ARCHITECTURES[machine or platform.machine()][0]
-    table = {**_REFUSED, "clone": _CLONE, "clone3": _CLONE3, "socket": _SOCKET}
+    table = {
+        **_REFUSED,
+        "clone": _CLONE,
+        "clone3": _CLONE3,
+        "socket": _SOCKET,
+        "setsockopt": _SETSOCKOPT,
+    }
     return {name: numbers[column] for name, numbers in table.items()}
 
 
@@ -108,6 +118,17 @@ def filter_program(machine: str | None = None) -> bytes:
                 *(_op(_EQUAL, family, 3 - place, 0) for place, family in enumerate(_FAMILIES)),
                 _op(_RETURN, _ERRNO | errno.EAFNOSUPPORT),
                 allow,
+            ],
+        ),
+        _only_if(
+            _SETSOCKOPT[column],
+            [
+                _op(_LOAD, _ARG1),
+                _op(_EQUAL, 1, 0, len(_BUFFERS) + 1),  # SOL_SOCKET
+                _op(_LOAD, _ARG2),
+                *(_op(_EQUAL, name, len(_BUFFERS) - k, 0) for k, name in enumerate(_BUFFERS)),
+                allow,
+                _op(_RETURN, _ERRNO | errno.EPERM),
             ],
         ),
         allow,

@@ -153,7 +153,7 @@ class _Later:
 async def _json(answer: aiohttp.ClientResponse) -> dict[str, Any] | _Later:
     try:
         body = await answer.json(content_type=None)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return _Later(f"an answer that is no JSON: {error}")
     return (
         cast(dict[str, Any], body) if isinstance(body, dict) else _Later("an answer of no object")

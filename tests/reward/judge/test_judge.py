@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from posttrain.artifacts import Counts, StageDir
+from posttrain.config.backend import ChatBackend
 from posttrain.errors import ConfigError, JudgeError
 from posttrain.group_rewards import Failure
 from posttrain.sampling.engines.chat import ChatSampler
@@ -223,7 +224,8 @@ def test_a_server_gets_all_questions_at_once_with_the_judges_roles():
     async def run() -> tuple[list[Judgement], Stub]:
         async with Stub(gate=count) as stub:
             client = Client(stub.url, ClientSettings(concurrency=count, timeout=5, retries=0))
-            sampler = ChatSampler(client, model="judge", identity={"weights": "judge"})
+            backend = ChatBackend(kind="chat", url=stub.url, model="judge")
+            sampler = ChatSampler(client, backend)
             judge = GenRmJudge([JudgeSampler(sampler, "roles")], config(retries=0))
             found = await judge.judge(numbered(count), seed=1)
             await client.close()
@@ -262,7 +264,8 @@ def test_a_server_that_refuses_the_key_stops_the_run():
     async def run() -> None:
         async with Stub(lambda body, again: 401) as stub:
             client = Client(stub.url, ClientSettings(concurrency=4, timeout=5, retries=0))
-            sampler = ChatSampler(client, model="judge", identity={})
+            backend = ChatBackend(kind="chat", url=stub.url, model="judge")
+            sampler = ChatSampler(client, backend)
             try:
                 await GenRmJudge([JudgeSampler(sampler, "roles")], config()).judge(
                     numbered(8), seed=1

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from posttrain.config.backend import ChatBackend
 from posttrain.config.judge import LengthConfig, PairingConfig
 from posttrain.errors import JudgeError
 from posttrain.group_rewards import Group, GroupRewards
@@ -70,7 +71,8 @@ def judged(
         async with JudgingStub(trouble, gate=gate) as stub:
             settings = ClientSettings(64, timeout, retries, first_wait=0.0)
             client = Client(stub.url, settings)
-            sampler = ChatSampler(client, model="judge", identity={"m": "judge"}, parts=False)
+            backend = ChatBackend(kind="chat", url=stub.url, model="judge")
+            sampler = ChatSampler(client, backend, parts=False)
             judge = GenRmJudge([JudgeSampler(sampler, "compact")], config())
             reward = JudgedReward(
                 judge, config=config(), pairing=PairingConfig(), length=LengthConfig()

@@ -1,0 +1,260 @@
+"""What servers of any make answer: read, or one failed completion with its reason."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posttrain.config.backend import ChatBackend
+from posttrain.errors import ConfigError
+from posttrain.records import Message, ToolCall
+from posttrain.rollouts import Step
+from posttrain.sampling.engines.chat import ChatSampler
+from posttrain.sampling.engines.http import Client, ClientSettings, RequestFailed
+from posttrain.sampling.sampler import Parameters, Request
+
+SETTINGS = ClientSettings(concurrency=8, timeout=30.0, retries=1, first_wait=0.001)
+USAGE = {"prompt_tokens": 3, "completion_tokens": 12}
+DEEP = "[" * 5000 + "]" * 5000
+
+
+def sampler(*, count: Any = len, url: str = "http://unused", **fields: Any) -> ChatSampler:
+    backend = ChatBackend(kind="chat", url=url, model="m", **fields)
+    return ChatSampler(Client(url, SETTINGS), backend, count=count)
+
+
+def request(k: int = 0, **more: Any) -> Request:
+    fields = {"tools": None, "thinking": True, "parameters": Parameters(max_tokens=64), "seed": k}
+    return Request(messages=(Message("user", f"q{k}"),), **fields | more)
+
+
+def call(arguments: Any, **more: Any) -> dict[str, Any]:
+    return {"id": "c", "function": {"name": "f", "arguments": arguments} | more}
+
+
+def answer(message: Any, **more: Any) -> dict[str, Any]:
+    return {"choices": [{"message": message, "finish_reason": "stop"} | more], "usage": USAGE}
+
+
+def calls(*rows: Any) -> dict[str, Any]:
+    return answer({"content": None, "tool_calls": list(rows)})
+
+
+NO_ARGUMENTS, ONE = ToolCall("f", "{}", "c"), ToolCall("f", '{"a":1}', "c")
+# the body → reasoning, answer, calls
+READ: dict[str, tuple[dict[str, Any], tuple[Any, str, tuple[ToolCall, ...]]]] = {
+    "text": (answer({"content": "x"}), ("", "x", ())),
+    "null content": (answer({"content": None}), ("", "", ())),
+    "no content": (answer({"role": "assistant"}), ("", "", ())),
+    "parts": (answer({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}), ("", "ab", ())),
+    "typed otherwise": (answer({"content": [{"type": "output_text", "text": "a"}]}), ("", "a", ())),
+    "parts with thinking": (
+        answer({"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "r"}]}, {"type": "text", "text": "a"}]}),
+        ("r", "a", ()),
+    ),
+    "reasoning_content": (answer({"content": "x", "reasoning_content": "r"}), ("r", "x", ())),
+    "reasoning": (answer({"content": "x", "reasoning": "r"}), ("r", "x", ())),
+    "null reasoning": (answer({"content": "x", "reasoning": None, "reasoning_content": ""}), ("", "x", ())),
+    "inline reasoning": (answer({"content": "r</think>x"}), ("r", "x", ())),
+    "refusal": (answer({"content": None, "refusal": "No."}), ("", "No.", ())),
+    "null calls": (answer({"content": "x", "tool_calls": None}), ("", "x", ())),
+    "a call": (calls(call('{"a": 1}')), ("", "", (ONE,))),
+    "a call with an object": (calls(call({"a": 1})), ("", "", (ONE,))),
+    "no arguments": (calls(call("")), ("", "", (NO_ARGUMENTS,))),
+    "null arguments": (calls(call(None)), ("", "", (NO_ARGUMENTS,))),
+    "a number as id": (calls(call("{}") | {"id": 7}), ("", "", (ToolCall("f", "{}", None),))),
+    "function_call": (answer({"content": "", "function_call": {"name": "f", "arguments": '{"a": 1}'}}), ("", "", (ToolCall("f", '{"a":1}', None),))),
+    "a call as text": (answer({"content": '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'}), ("", "", (ToolCall("f", "{}", None),))),
+    "counts as text": (answer({"content": "x"}) | {"usage": {"prompt_tokens": "3", "completion_tokens": "12"}}, ("", "x", ())),
+    "no usage": ({k: v for k, v in answer({"content": "x"}).items() if k != "usage"}, ("", "x", ())),
+    "null usage": (answer({"content": "x"}) | {"usage": None}, ("", "x", ())),
+    "no finish reason": (answer({"content": "x"}, finish_reason=None), ("", "x", ())),
+    "end_turn": (answer({"content": "x"}, finish_reason="end_turn"), ("", "x", ())),
+    "half a surrogate pair": (answer({"content": "\ud83d!"}), ("", "\\ud83d!", ())),
+}  # fmt: skip
+MALFORMED = {
+    "arguments that are no JSON": calls(call("{oops")),
+    "arguments nested too deep": calls(call(DEEP)),
+    "arguments that are a list": calls(call("[1]")),
+    "a repeated key": calls(call('{"a": 1, "a": 2}')),
+    "no name": calls({"id": "c", "function": {"arguments": "{}"}}),
+    "no function": calls({"id": "c"}),
+    "function is text": calls({"id": "c", "function": "f"}),
+}
+FAILED = {
+    "empty object": {},
+    "an error": {"error": {"message": "overloaded"}},
+    "no choices": {"choices": []},
+    "choices is an object": {"choices": {"message": {"content": "x"}}},
+    "a null choice": {"choices": [None]},
+    "null message": {"choices": [{"message": None, "finish_reason": "stop"}]},
+    "content is a number": answer({"content": 7}),
+    "a part without text": answer({"content": [{"type": "text"}]}),
+    "an image part": answer({"content": [{"type": "image_url", "image_url": {"url": "u"}}]}),
+    "a null part": answer({"content": [None]}),
+    "reasoning is an object": answer({"content": "x", "reasoning": {"effort": "low"}}),
+    "a null call": calls(None),
+    "calls as an object": answer({"content": "", "tool_calls": {"name": "f"}}),
+    "filtered": answer({"content": "x"}, finish_reason="content_filter"),
+    "no reason and no count": {"choices": [{"message": {"content": "x"}}]},
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_usual_spellings_are_read(name: str):
+    body, expected = READ[name]
+    step = sampler()._step(json.loads(json.dumps(body)), request())
+    parsed = step.parsed
+    assert (parsed.reasoning, parsed.answer, parsed.tool_calls) == expected
+    assert step.prompt_tokens in (2, 3)  # counted here where the server does not
+    assert step.finish == "stop"
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_call_that_cannot_be_read_stays_as_text_and_is_named(name: str):
+    parsed = sampler()._step(MALFORMED[name], request()).parsed
+    assert parsed.tool_calls == ()
+    assert parsed.problems == ("malformed_call",)
+    assert '"c"' in parsed.answer
+
+
+@pytest.mark.parametrize("name", FAILED)
+def test_any_other_answer_is_a_failed_request(name: str):
+    with pytest.raises(RequestFailed):
+        sampler()._step(FAILED[name], request())
+
+
+def test_without_a_counter_what_the_server_does_not_count_is_a_failure():
+    with pytest.raises(RequestFailed, match="name the checkpoint"):
+        sampler(count=None)._step(answer({"content": "x"}) | {"usage": None}, request())
+    traced = answer({"content": "x", "reasoning": "r"})
+    with pytest.raises(RequestFailed, match="name the checkpoint"):
+        sampler(count=None)._step(traced, request())
+
+
+@pytest.mark.parametrize(("written", "finish"), [(12, "stop"), (64, "length")])
+def test_without_a_finish_reason_the_count_says_whether_a_limit_ended_it(written: int, finish: str):
+    usage = USAGE | {"completion_tokens": written}
+    body = answer({"content": "x"}, finish_reason=None) | {"usage": usage}
+    assert sampler()._step(body, request()).finish == finish
+
+
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 99) | st.floats() | st.text("a<{[\ud800", max_size=4),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(
+        st.sampled_from(
+            ["choices", "message", "content", "type", "text", "thinking", "tool_calls", "function",
+             "name", "arguments", "usage", "finish_reason", "reasoning", "function_call", "error",
+             "prompt_tokens", "completion_tokens", "completion_tokens_details"]
+        ),
+        inner, max_size=6,
+    ),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@given(_values, _values)
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_no_answer_ends_the_run(message: Any, usage: Any):
+    body = {"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}
+    try:
+        assert isinstance(sampler()._step(body, request()), Step)
+    except RequestFailed as error:
+        str(error).encode()
+
+
+STANDARD = {
+    "model", "messages", "temperature", "top_p", "max_tokens", "max_completion_tokens", "seed",
+    "tools", "reasoning_effort",
+}  # fmt: skip
+IN_MESSAGES = {"role", "content", "tool_calls", "tool_call_id"}
+TURNS = (
+    Message("user", "q"),
+    Message("assistant", "", reasoning="hm", tool_calls=(ToolCall("f", "{}", "c1"),)),
+    Message("tool", "7", tool_call_id="c1", name="f"),
+)
+
+
+@pytest.mark.parametrize("server", ["any", "openai"])
+def test_a_request_holds_standard_fields_alone(server: str):
+    tools = '[{"type":"function","function":{"name":"f","parameters":{}}}]'
+    body = sampler(server=server)._body(request(tools=tools) if server == "any" else request())
+    assert set(body) <= STANDARD
+    assert ("max_tokens" in body) == (server == "any")
+    rows = sampler(server=server)._body(Request(TURNS, None, True, Parameters(), seed=1))
+    assert all(set(row) <= IN_MESSAGES for row in rows["messages"])
+    with pytest.raises(ConfigError, match="top_k"):
+        sampler(server=server)._body(request(parameters=Parameters(top_k=5)))
+
+
+def test_a_server_that_takes_more_gets_more():
+    vllm = sampler(server="vllm", thinking="enable_thinking")
+    body = vllm._body(Request(TURNS, None, False, Parameters(top_k=5), seed=1))
+    assert body["chat_template_kwargs"] == {"enable_thinking": False}
+    assert (body["top_k"], body["messages"][1]["reasoning"]) == (5, "hm")
+    assert body["messages"][2]["name"] == "f"
+
+
+@pytest.mark.parametrize(
+    ("switch", "off"),
+    [
+        ("thinking", {"chat_template_kwargs": {"thinking": False}}),
+        ("enable_thinking_field", {"enable_thinking": False}),
+        ("reasoning_effort", {"reasoning_effort": "none"}),
+        ("reasoning", {"reasoning": {"enabled": False}}),
+    ],
+)
+def test_thinking_is_switched_as_the_server_spells_it(switch: str, off: dict[str, Any]):
+    one = sampler(thinking=switch)
+    on, other = one._body(request()), one._body(request(thinking=False))
+    assert off.items() <= other.items()
+    assert on != other
+
+
+def test_a_server_without_a_switch_is_used_in_one_mode():
+    one = sampler()
+    assert one._body(request()).keys() <= STANDARD
+    with pytest.raises(ConfigError, match=r"backend\.thinking: fixed"):
+        one._body(request(thinking=False))
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_three_hundred_prompts_against_a_server_of_odd_answers(strict: bool):
+    """Every prompt has its generation, those of answers that nobody can read an error."""
+    odd = [*(body for body, _ in READ.values()), *MALFORMED.values(), *FAILED.values()]
+
+    async def reply(http: web.Request) -> web.Response:
+        body = await http.json()
+        if strict and not set(body) <= STANDARD:
+            return web.Response(status=400, text="unknown field")
+        position = int(body["messages"][-1]["content"].removeprefix("q"))
+        if position % 50 == 49:
+            return web.Response(text="[" * 100_000)
+        return web.json_response(odd[position % len(odd)])
+
+    async def run():
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", reply)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        one = sampler(url=f"http://127.0.0.1:{runner.addresses[0][1]}/v1")
+        try:
+            return await one.sample([request(k) for k in range(300)])
+        finally:
+            await one._client.close()
+            await runner.cleanup()
+
+    found = asyncio.run(run())
+    assert len(found) == 300
+    read = len(READ) + len(MALFORMED)
+    for k, generation in enumerate(found):
+        unreadable = k % len(odd) >= read or k % 50 == 49
+        assert (generation.step is None) == (generation.error is not None) == unreadable, k
