@@ -34,7 +34,7 @@ from posttrain.records import (
     tools_to_template,
 )
 
-VARIABLES = {"bos_token": "<s>", "eos_token": "</s>", "date_string": "1 Jan 2026"}
+VARIABLES: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>", "date_string": "1 Jan 2026"}
 
 
 @dataclass(frozen=True)

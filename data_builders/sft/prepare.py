@@ -259,7 +259,7 @@ def _render(record: Controlled, preparer: Preparer) -> _Rendered:
     if not samples:
         return _Rendered((), Drop("nothing_trained", "no assistant message answers a user"))
     lost = losses(example, template, samples, every_step=split)
-    kinds = tuple(dict.fromkeys(loss.kind for loss in lost))
+    kinds: tuple[LossKind, ...] = tuple({loss.kind: None for loss in lost})
     bad = [kind for kind in kinds if kind not in preparer.allow_left_out]
     if bad:
         return _Rendered((), Drop(f"{LEFT_OUT}{bad[0]}", describe(lost, template)), kinds)
