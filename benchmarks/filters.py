@@ -1,10 +1,10 @@
-"""The filters of what a text says: what they find, what they lose, what they cost.
+"""The filter against repetition beside two usual methods: what each finds, loses and costs.
 
-    python benchmarks/filters.py [--shared ../shared] [--loops 100] [--repeats 5] [--write]
+    python benchmarks/filters.py [--shared ../shared] [--repeats 3] [--write]
 
-On real sets in a folder, on texts of them that were read (`repetition_labels.yaml`), on loops
-planted into real texts, on honest kinds of repetition. `--write` replaces the tables in
-docs/filters.md.
+The other methods are the compression ratio of the whole text and the rules of Gopher (Rae et al.
+2021, table A1, as datatrove applies them, with words as runs of letters and digits). `--write`
+replaces the tables in docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -12,73 +12,192 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import random
+import re
 import sys
-from collections.abc import Iterator
+import sysconfig
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import filters_repetition as repetition
-from benchmarks.filters_cost import costs
-from posttrain.versions import package_versions
+from data_builders.filters.repetition import find_repetition
+from posttrain.config.filters import RepetitionFilter
+from tests.data_builders.repetition_texts import STEPS, honest_kinds, loops, step_by_step
+from tests.data_builders.spoken import SETS, labels, spoken
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "benchmarks.md"
 MARKS = ("<!-- filters: begin -->", "<!-- filters: end -->")
-PAGE = ROOT / "docs" / "filters.md"
-PACKAGES = ("numpy", "google-re2", "py3langid", *repetition.CODE)
+BASES = {"seen": (("reasoning_ma_content",), 3000), "unseen": (("lf_dpo_en", "lf_kto_en"), 1200)}
+LIMITS = RepetitionFilter()
+SHORTEST = 300  # characters of a text that the comparison looks at
+
+
+def ratio(text: str) -> float:
+    data = text.encode("utf-8", "surrogatepass")
+    return len(data) / len(zlib.compress(data, 6))
+
+
+def gopher(text: str) -> bool:
+    """Whether a rule of Gopher's table A1 objects."""
+    for split, share in ((r"\n{2,}", 0.3), (r"\n+", 0.3)):
+        parts = re.split(split, text.strip())
+        again = [part for part, count in Counter(parts).items() for _ in range(count - 1)]
+        if len(again) > share * len(parts) or sum(map(len, again)) > 0.2 * len(text):
+            return True
+    words = re.findall(r"\w+|[^\w\s]", text)
+    for n, share in ((2, 0.2), (3, 0.18), (4, 0.16)):
+        grams = Counter(" ".join(words[at : at + n]) for at in range(len(words) - n + 1))
+        if grams and (top := grams.most_common(1)[0]) and len(top[0]) * top[1] > share * len(text):
+            return True
+    return any(
+        _duplicate_characters(words, n) > share * len(text)
+        for n, share in ((5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.1))
+    )
+
+
+def _duplicate_characters(words: list[str], n: int) -> int:
+    seen, characters, at = set[str](), 0, 0
+    while at + n <= len(words):
+        gram = "".join(words[at : at + n])
+        characters += len(gram) if gram in seen else 0
+        at += n if gram in seen else 1
+        seen.add(gram)
+    return characters
+
+
+METHODS: dict[str, Callable[[str], bool]] = {
+    "ours": lambda text: find_repetition(text, LIMITS) is not None,
+    "zlib above 5": lambda text: ratio(text) > 5,
+    "zlib above 10": lambda text: ratio(text) > 10,
+    "Gopher": gopher,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared")
-    parser.add_argument("--loops", type=int, default=100, help="planted loops a cell")
-    parser.add_argument("--repeats", type=int, default=5, help="runs, of which the best counts")
+    parser.add_argument("--repeats", type=int, default=3, help="runs, of which the best counts")
     parser.add_argument("--write", action="store_true", help="replace the tables in the guide")
-    given = parser.parse_args()
-    if not (given.shared / "data").is_dir():
-        parser.error(f"no data/ in {given.shared}")
+    options = parser.parse_args()
+    if not (options.shared / "data").is_dir():
+        parser.error(f"no data/ in {options.shared}")
     lines = list[str]()
-    for line in report(given.shared, given.loops, given.repeats):
+    for line in report(options.shared, options.repeats):
         print(line, flush=True)
         lines.append(line)
-    if given.write:
-        write_into(PAGE, "\n".join(lines))
+    if options.write:
+        before, _, rest = PAGE.read_text("utf-8").partition(MARKS[0])
+        _, _, after = rest.partition(MARKS[1])
+        text = "\n".join(lines)
+        PAGE.write_text(f"{before}{MARKS[0]}\n{text}\n{MARKS[1]}{after}", "utf-8")
 
 
-def report(shared: Path, loops: int, repeats: int) -> Iterator[str]:
+def report(shared: Path, repeats: int) -> Iterator[str]:
     """All tables."""
-    versions = ", ".join(f"{name} {v}" for name, v in package_versions(PACKAGES).items())
     machine = f"{os.cpu_count()} {platform.machine()} cores, Python {platform.python_version()}"
-    yield f"{machine}, {versions}."
-    sets, judged = repetition.by_set(shared)
-    yield "\n### Real sets\n"
-    yield from sets
-    yield "\nDropped from the first four sets, which should hold honest texts:\n"
-    yield from repetition.losses(judged)
-    yield "\n### Texts that were read\n"
-    yield from repetition.labelled(judged)
-    yield "\n### Compression alone\n"
-    yield from repetition.compression(judged)
-    yield "\n### Planted loops\n"
-    yield from repetition.made_up(shared, loops)
-    yield "\nBy place, rounds of 3 to 100 words, 3 % drift, in prose:\n"
-    yield from repetition.by_place(shared, loops)
-    yield "\n### Honest kinds\n"
-    yield from repetition.honest()
-    yield "\n### The first pass\n"
-    yield from repetition.first_pass(shared, judged)
-    yield "\n### Cost\n"
-    yield from costs(shared, repeats)
+    yield f"{machine}, zlib {zlib.ZLIB_RUNTIME_VERSION}; one thread."
+    read, real = labels(), dict[str, list[str]]()
+    for name in SETS:
+        for text in spoken(shared, name):
+            label = read.get((name, text.row, text.part), "not read")
+            if label != "not read" or len(text.text) >= SHORTEST:
+                real.setdefault(label, []).append(text.text)
+    yield "\nHonest texts, dropped:\n"
+    yield from _table(_honest(real))
+    yield "\nLoops, found:\n"
+    yield from _table(_loops(shared, real))
+    yield "\nMB a second:\n"
+    yield from _speeds(shared, repeats)
 
 
-def write_into(page: Path, text: str) -> None:
-    """Replace what stands between the marks."""
-    begin, end = MARKS
-    before, _, rest = page.read_text("utf-8").partition(begin)
-    _, found, after = rest.partition(end)
-    if not found:
-        sys.exit(f"{page} has no {begin} … {end}")
-    page.write_text(f"{before}{begin}\n{text}\n{end}{after}", "utf-8")
+def _table(rows: Iterator[tuple[str, Sequence[str]]]) -> Iterator[str]:
+    yield f"| | texts | {' | '.join(METHODS)} |"
+    yield "|---|" + "---|" * (len(METHODS) + 1)
+    for name, texts in rows:
+        cells = [str(sum(map(method, texts))) for method in METHODS.values()]
+        yield f"| {name} | {len(texts):,} | {' | '.join(cells)} |"
+
+
+def _honest(real: dict[str, list[str]]) -> Iterator[tuple[str, Sequence[str]]]:
+    for half, kinds in STEPS.items():
+        yield f"steps, {half} kinds", [t for kind in kinds for t in step_by_step(half, kind)]
+    made = [honest_kinds(random.Random(seed)) for seed in range(20)]
+    for kinds in (
+        ("table", "plain table", "sparse table", "grid", "zeros"),
+        ("poem", "chinese"),
+        ("listing", "list", "calls", "tests", "code", "json", "sums"),
+        ("rulers", "base64", "hex", "long number"),
+    ):
+        yield ", ".join(kinds), [texts[kind] for texts in made for kind in kinds]
+    yield "files of the standard library", _library()
+    yield "files of the installed `torch` and `pandas`", _packages()
+    yield "shared sets, read as honest", real["honest"]
+    yield "shared sets, not read", real["not read"]
+
+
+def _library() -> list[str]:
+    """Python's own files of 300 to 200,000 characters."""
+    files = sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py"))
+    return _read(f for f in files if "site-packages" not in f.parts)
+
+
+def _packages() -> list[str]:
+    """Every third file of two packages: code that no threshold was chosen on."""
+    root = Path(sysconfig.get_paths()["purelib"])
+    return _read(
+        f for name in ("torch", "pandas") for f in sorted((root / name).rglob("*.py"))[::3]
+    )
+
+
+def _read(files: Iterable[Path]) -> list[str]:
+    texts = (file.read_text("utf-8", "replace") for file in files)
+    return [text for text in texts if SHORTEST <= len(text) <= 200_000]
+
+
+def _loops(shared: Path, real: dict[str, list[str]]) -> Iterator[tuple[str, Sequence[str]]]:
+    for half, (names, characters) in BASES.items():
+        bases = [text.text for name in names for text in spoken(shared, name)]
+        bases = [text[:20_000] for text in bases if len(text) > characters]
+        random.Random(0).shuffle(bases)
+        for kind, texts in loops(half, bases[:60]).items():
+            yield f"{kind} ({half})", texts
+    for label in ("loop", "short", "doubtful"):
+        yield f"shared sets, read as {label}", real[label]
+
+
+def _speeds(shared: Path, repeats: int) -> Iterator[str]:
+    yield f"| | MB | {' | '.join(METHODS)} |"
+    yield "|---|" + "---|" * (len(METHODS) + 1)
+    sets = {
+        "`reasoning_ma_content`": ("reasoning_ma_content",),
+        "`lf_dpo_en`, `lf_kto_en`, `lf_alpaca_en`": ("lf_dpo_en", "lf_kto_en", "lf_alpaca_en"),
+        "`gsm8k_train`": ("gsm8k_train",),
+        "`lf_alpaca_zh`": ("lf_alpaca_zh",),
+        "`reasoning_gym_graded` (grids, loops)": ("reasoning_gym_graded",),
+    }
+    texts = {k: [t.text for name in v for t in spoken(shared, name)] for k, v in sets.items()}
+    texts["files of the standard library"] = _library()[::4]
+    for name, each in texts.items():
+        size = sum(len(text.encode("utf-8", "surrogatepass")) for text in each) / 1e6
+        cells = list[str]()
+        for method in METHODS.values():
+            seconds = _best(lambda m=method, e=each: [m(text) for text in e], repeats)
+            cells.append(f"{size / seconds:.1f}")
+        yield f"| {name} | {size:.1f} | {' | '.join(cells)} |"
+
+
+def _best(run: Callable[[], object], repeats: int) -> float:
+    seconds = list[float]()
+    for _ in range(repeats):
+        start = time.process_time()
+        run()
+        seconds.append(time.process_time() - start)
+    return min(seconds)
 
 
 if __name__ == "__main__":

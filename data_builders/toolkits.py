@@ -5,11 +5,12 @@ toolkits_for(recipe.prompts, recipe.settings)  → {"tiny_world": …, "calculat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from data_builders.tiny_world.tools import TinyWorldToolkit
 from posttrain.config.prompts import GIVEN_TOOLS, NO_TOOLS, AnySource, Setting
-from posttrain.environments.base import Toolkit, open_toolkit
+from posttrain.environments.base import Environment, Toolkit, open_toolkit
+from posttrain.rollouts import Prompt
 
 TINY_WORLD = "tiny_world"
 
@@ -26,3 +27,10 @@ def toolkits_for(sources: Sequence[AnySource], settings: Sequence[Setting]) -> d
         name: TinyWorldToolkit() if name == TINY_WORLD else open_toolkit(name)
         for name in dict.fromkeys(named)
     }
+
+
+def opener(toolkits: Mapping[str, Toolkit]) -> Callable[[Prompt], Environment | None]:
+    """Opens the environment that a prompt names; None for a prompt that names none."""
+    return lambda prompt: (
+        None if prompt.environment is None else toolkits[prompt.environment].open(prompt)
+    )

@@ -13,9 +13,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from posttrain.claim import claimed, run_command
 from posttrain.config.build_dpo import BuildDpoConfig
-from posttrain.config.command import parse_recipe, recipe_parser
+from posttrain.config.command import parse_recipe, recipe_parser, run_command
+from posttrain.runs import open_run
 
 BASE = Path(".")
 
@@ -33,10 +33,10 @@ def main(arguments: list[str]) -> None:
     from data_builders.pairs.stats import print_dry_run, print_summary
     from data_builders.sft.preflight import check_template
     from data_builders.sft.shards import write_jsonl
-    from posttrain.artifacts import parent_of, read_artifact
     from posttrain.chat import profile_of
     from posttrain.models.chat_template import chat_template_of
     from posttrain.report import ensure_report, write_report
+    from posttrain.runs import parent_of, read_artifact
     from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer, special_tokens
 
     console = Console(width=None if sys.stdout.isatty() else 140)
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> None:
         print_dry_run(console, recipe, parents)
         return
 
-    with claimed(out, kind="dpo_data", config=config, scratch="work") as stage:
+    with open_run(out, kind="dpo_data", config=config, scratch="work") as stage:
         work = out / "work"
         if stage.complete:
             shutil.rmtree(work, ignore_errors=True)

@@ -11,9 +11,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from posttrain.claim import claimed, run_command
 from posttrain.config.build_genrm import BuildGenRmConfig
-from posttrain.config.command import parse_recipe, recipe_parser
+from posttrain.config.command import parse_recipe, recipe_parser, run_command
+from posttrain.runs import open_run
 
 BASE = Path(".")
 
@@ -28,8 +28,8 @@ def main(arguments: list[str]) -> None:
     from data_builders.judging.build import build, print_built
     from data_builders.judging.prompts import token_counter
     from data_builders.prompts import prompt_inputs, refuse_changes
-    from posttrain.artifacts import StageDir, read_artifact
     from posttrain.report import ensure_report, write_report
+    from posttrain.runs import Run, read_artifact
 
     console = Console(width=None if sys.stdout.isatty() else 140)
     out = Path(recipe.out)
@@ -40,11 +40,11 @@ def main(arguments: list[str]) -> None:
     count = None if recipe.tokenizer is None else token_counter(recipe.tokenizer)
     if options.dry_run:
         if out.is_dir() and any(out.iterdir()):
-            StageDir.open(out, kind="genrm_data", config=config, claim=False)
+            Run.open(out, kind="genrm_data", config=config, dry_run=True)
         print_built(console, build(recipe, None, base_dir=BASE, count=count))
         return
 
-    with claimed(out, kind="genrm_data", config=config) as stage:
+    with open_run(out, kind="genrm_data", config=config) as stage:
         if stage.complete:
             refuse_changes(read_artifact(out, verify=False), inputs, parents)
             ensure_report(out)

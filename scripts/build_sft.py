@@ -14,9 +14,9 @@ import os
 import sys
 from pathlib import Path
 
-from posttrain.claim import claimed, run_command
 from posttrain.config.build_sft import BuildSftConfig
-from posttrain.config.command import parse_recipe, recipe_parser
+from posttrain.config.command import parse_recipe, recipe_parser, run_command
+from posttrain.runs import open_run
 
 
 def main(arguments: list[str]) -> None:
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> None:
         show_plan(set_up(recipe, Path("."), console, records=RECORDS), console)
         return
     setup = set_up(recipe, Path("."), console)
-    with claimed(out, kind=KIND, config=build_config(recipe), scratch="work") as stage:
+    with open_run(out, kind=KIND, config=build_config(recipe), scratch="work") as stage:
         if build(setup, stage, console):
             console.print(f"{write_report(out)}", highlight=False)
         else:

@@ -25,12 +25,11 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 from rich.console import Console
 
-from posttrain.artifacts import Counts, StageDir, atomic_write_json
-from posttrain.claim import claimed, run_command
-from posttrain.config.command import parse_recipe, recipe_parser
+from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.eval import EvalConfig
 from posttrain.errors import ConfigError
 from posttrain.evaluation.inspect_adapter import require_inspect
+from posttrain.runs import Counts, Run, atomic_write_json, open_run
 
 if TYPE_CHECKING:
     from posttrain.evaluation.grade import Grade
@@ -67,10 +66,10 @@ def evaluate(arguments: list[str], console: Console) -> None:
 
     if options.dry_run:
         if out.is_dir() and any(out.iterdir()):
-            StageDir.open(out, kind=KIND, config=config, claim=False)
+            Run.open(out, kind=KIND, config=config, dry_run=True)
         show_plan(console, recipe, plan_of(recipe, options.limit))
         return
-    with claimed(out, kind=KIND, config=config, scratch=WORK) as stage:
+    with open_run(out, kind=KIND, config=config, scratch=WORK) as stage:
         run_evaluation(stage, recipe, plan_of(recipe, options.limit), console)
 
 
@@ -79,7 +78,7 @@ def plan_of(recipe: EvalConfig, limit: int | None) -> EvaluationPlan:
     from data_builders.graders import all_graders
     from data_builders.prompts import build_prompts, prompt_inputs
     from data_builders.sft.inputs import as_stats
-    from data_builders.toolkits import toolkits_for
+    from data_builders.toolkits import opener, toolkits_for
     from posttrain.evaluation.grade import units_of
     from posttrain.evaluation.stage import EvaluationPlan, checkpoint_parents
     from posttrain.models.chat_template import renderer_of
@@ -104,9 +103,7 @@ def plan_of(recipe: EvalConfig, limit: int | None) -> EvaluationPlan:
             name: renderer_of(recipe.backend_of(name), recipe.path_of(name))
             for name in recipe.checkpoints
         },
-        open_environment=lambda prompt: (
-            None if prompt.environment is None else toolkits[prompt.environment].open(prompt)
-        ),
+        open_environment=opener(toolkits),
         grade=grade_by_name(graders),
         files={file.path: file.sha256 for file in inputs},
         parents=parents,
@@ -159,7 +156,7 @@ def rescore_run(arguments: list[str], console: Console) -> None:
     print_cells(console, metrics_of(after, seed=manifest.seed)["cells"])
     if options.out is not None:
         out = Path(options.out.removeprefix("out="))
-        with claimed(out, kind=KIND, config=rescored_config(manifest)) as stage:
+        with open_run(out, kind=KIND, config=rescored_config(manifest)) as stage:
             if not stage.complete:
                 keep_rescored(stage, options.run, manifest, after)
             console.print(f"{write_report(out)}", highlight=False)

@@ -21,10 +21,9 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 from rich.console import Console
 
-from posttrain.artifacts import StageDir, parent_of, read_artifact
-from posttrain.claim import claimed, run_command
-from posttrain.config.command import parse_recipe, recipe_parser
+from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.eval_genrm import EvalGenRmConfig
+from posttrain.runs import Run, open_run, parent_of, read_artifact
 
 if TYPE_CHECKING:
     from posttrain.evaluation.judges.metrics import Judged
@@ -60,12 +59,12 @@ def evaluate(arguments: list[str], console: Console) -> None:
     config = recipe.owner_config() | {"parents": [parent.digest for parent in parents]}
     if options.dry_run:
         if out.is_dir() and any(out.iterdir()):
-            StageDir.open(out, kind=KIND, config=config, claim=False)
+            Run.open(out, kind=KIND, config=config, dry_run=True)
         total, names = len(prompts) * recipe.n, ", ".join(recipe.checkpoints)
         console.print(f"{len(prompts):,} prompts × {recipe.n} = {total:,} for each: {names}")
         console.print(prompts[0].messages[-1].content, markup=False, highlight=False)
         return
-    with claimed(out, kind=KIND, config=config, scratch=WORK) as stage:
+    with open_run(out, kind=KIND, config=config, scratch=WORK) as stage:
         run_evaluation(
             stage, recipe, prompts, judged_of, data=data, parents=parents, console=console
         )

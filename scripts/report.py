@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from posttrain.claim import run_command
+from posttrain.config.command import run_command
 
 
 def main(arguments: list[str]) -> None:

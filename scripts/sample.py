@@ -14,9 +14,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from posttrain.claim import claimed, run_command
-from posttrain.config.command import parse_recipe, recipe_parser
+from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.sample import SampleConfig
+from posttrain.runs import open_run
 
 
 def main(arguments: list[str]) -> None:
@@ -34,12 +34,10 @@ def main(arguments: list[str]) -> None:
         refuse_changes,
     )
     from data_builders.sft.inputs import as_stats
-    from data_builders.toolkits import toolkits_for
-    from posttrain.artifacts import StageDir, read_artifact
-    from posttrain.environments.base import Environment
+    from data_builders.toolkits import opener, toolkits_for
     from posttrain.models.chat_template import message_text, renderer_of
     from posttrain.report import ensure_report, write_report
-    from posttrain.rollouts import Prompt
+    from posttrain.runs import Run, read_artifact
     from posttrain.sampling.sample import checkpoint_parents, finish, make_samples
 
     console = Console(width=None if sys.stdout.isatty() else 140)
@@ -61,7 +59,7 @@ def main(arguments: list[str]) -> None:
 
     if options.dry_run:
         if out.is_dir() and any(out.iterdir()):
-            StageDir.open(out, kind="samples", config=config, claim=False)
+            Run.open(out, kind="samples", config=config, dry_run=True)
         print_prompts(
             console,
             build(),
@@ -72,10 +70,7 @@ def main(arguments: list[str]) -> None:
         )
         return
 
-    def open_environment(prompt: Prompt) -> Environment | None:
-        return None if prompt.environment is None else toolkits[prompt.environment].open(prompt)
-
-    with claimed(out, kind="samples", config=config) as stage:
+    with open_run(out, kind="samples", config=config) as stage:
         if stage.complete:
             refuse_changes(read_artifact(out, verify=False), inputs, parents)
             shutil.rmtree(out / "work", ignore_errors=True)
@@ -83,7 +78,7 @@ def main(arguments: list[str]) -> None:
             console.print(f"{out} is complete, nothing to do")
             return
         made = build()
-        samples = asyncio.run(make_samples(recipe, made.prompts, open_environment, console))
+        samples = asyncio.run(make_samples(recipe, made.prompts, opener(toolkits), console))
         manifest = finish(
             stage,
             recipe,
@@ -93,15 +88,7 @@ def main(arguments: list[str]) -> None:
             parents=parents,
             renderer=renderer,
             prompt_stats={
-                "sources": {
-                    name: {
-                        "rows_in": source.rows_in,
-                        "kept": source.kept,
-                        "dropped": dict(sorted(source.dropped.items())),
-                        "examples": dict(sorted(source.examples.items())),
-                    }
-                    for name, source in made.row_counts.items()
-                },
+                "sources": made.source_stats(),
                 "not_asked": {n: dict(sorted(c.items())) for n, c in made.skipped.items()},
                 "inputs": as_stats(inputs),
             },

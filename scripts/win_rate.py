@@ -24,17 +24,14 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 from rich.console import Console
 from rich.progress import Progress
 
-from posttrain.artifacts import (
-    Parent,
-    StageDir,
+from posttrain.config.command import parse_recipe, recipe_parser, run_command
+from posttrain.config.win_rate import WinRateConfig
+from posttrain.runs import (
+    Run,
     atomic_write_json,
     atomic_write_text,
-    parent_of,
-    read_artifact,
+    open_run,
 )
-from posttrain.claim import claimed, run_command
-from posttrain.config.command import parse_recipe, recipe_parser
-from posttrain.config.win_rate import WinRateConfig
 
 if TYPE_CHECKING:
     from posttrain.evaluation.win_rate import AnswerPair
@@ -55,6 +52,7 @@ def main(arguments: list[str]) -> None:
     from posttrain.evaluation.win_rate import pair_up, read_answers, win_rows
     from posttrain.report import ensure_report, write_report
     from posttrain.sampling.generate import row_line
+    from reward.judge.open import judge_parents
     from reward.judge.prompt import shown_answer
 
     before, after = (read_answers(path, out) for path in (recipe.before, recipe.after))
@@ -65,7 +63,7 @@ def main(arguments: list[str]) -> None:
         order=lambda name: key64(recipe.seed, "duel", name),
         answer_of=shown_answer,
     )
-    judges = judge_parents(recipe)
+    judges = judge_parents(recipe.judge.models, out=out)
     parents = list({p.digest: p for p in (before.parent, after.parent, *judges)}.values())
     config = recipe.owner_config() | {
         # one run may hold both sides
@@ -77,10 +75,10 @@ def main(arguments: list[str]) -> None:
     console.print(plan, highlight=False)
     if options.dry_run:
         if out.is_dir() and any(out.iterdir()):
-            StageDir.open(out, kind=KIND, config=config, claim=False)
+            Run.open(out, kind=KIND, config=config, dry_run=True)
         return
 
-    with claimed(out, kind=KIND, config=config, scratch=WORK) as stage:
+    with open_run(out, kind=KIND, config=config, scratch=WORK) as stage:
         if stage.complete:
             shutil.rmtree(out / WORK, ignore_errors=True)
             ensure_report(out)
@@ -104,16 +102,6 @@ def main(arguments: list[str]) -> None:
         console.print(f"{write_report(out)}", highlight=False)
 
 
-def judge_parents(recipe: WinRateConfig) -> list[Parent]:
-    """The lineage of judges that are artifacts."""
-    paths = {m.checkpoint for m in recipe.judge.models if m.checkpoint is not None}
-    return [
-        parent_of(path, relative_to=Path(recipe.out), manifest=read_artifact(path))
-        for path in sorted(paths)
-        if (Path(path) / "manifest.json").is_file()
-    ]
-
-
 async def judge_all(
     recipe: WinRateConfig, pairs: Sequence[AnswerPair], work: Path
 ) -> tuple[list[Both], dict[str, Any], dict[str, int]]:
@@ -122,22 +110,14 @@ async def judge_all(
     Raises:
         JudgeError: too many failed.
     """
-    from posttrain.sampling.open import opened_sampler
-    from posttrain.sampling.render import RenderedSampler
     from reward.judge.cache import VerdictCache
-    from reward.judge.judge import GenRmJudge, JudgeSampler, judge_sampler
+    from reward.judge.judge import GenRmJudge
+    from reward.judge.open import open_judges
     from reward.judge.votes import Comparison, failures_of, refuse_failures
     from reward.rlhf import principle_of
 
-    seats: list[JudgeSampler] = []
     async with contextlib.AsyncExitStack() as stack:
-        for model in recipe.judge.models:
-            sampler = await stack.enter_async_context(
-                opened_sampler(model.backend, checkpoint=model.checkpoint, parts=False)
-            )
-            template = sampler.template.source if isinstance(sampler, RenderedSampler) else None
-            tokens = sampler.encoder.special_tokens if isinstance(sampler, RenderedSampler) else ()
-            seats.append(judge_sampler(model, sampler, template=template, tokens=tokens))
+        judges = await open_judges(recipe.judge.models, stack)
         matches: list[Comparison] = []
         for pair in pairs:
             if not pair.same:
@@ -150,9 +130,9 @@ async def judge_all(
         shared = recipe.judge.cache
         folder = work / "judgements" if shared is None else Path(shared)
         with VerdictCache(folder, any_step=shared is not None) as cache, Progress() as bar:
-            task = bar.add_task("judging", total=len(matches) * len(seats))
+            task = bar.add_task("judging", total=len(matches) * len(judges))
             judge = GenRmJudge(
-                seats, recipe.judge, cache=cache, on_progress=lambda n: bar.advance(task, n)
+                judges, recipe.judge, cache=cache, on_progress=lambda n: bar.advance(task, n)
             )
             judgements = await judge.judge(matches, seed=recipe.seed)
             failures = failures_of(judgements)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 Part = Literal["reasoning", "answer"]
-_SHOWN = 200  # characters of a span, half of them from its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +24,6 @@ class TextSpan:
     start: int
     end: int
     text: str
-
-
-def span_in(text: str, start: int, end: int, *, message: int, part: Part) -> TextSpan:
-    """The span `start` to `end` of a message's text."""
-    shown = text[start:end]
-    if len(shown) > _SHOWN:
-        shown = f"{shown[: _SHOWN // 2]} … {shown[-_SHOWN // 2 :]}"
-    return TextSpan(message, part, start, end, shown)
 
 
 @dataclass(frozen=True, slots=True)

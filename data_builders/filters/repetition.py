@@ -1,35 +1,57 @@
 """Pathological repetition: traces and answers that go round in circles (paper 3.1.3).
 
-find_repetitions(["… I check again. I check again. I check again. …"], RepetitionFilter())
-    → [Repetition(rule="cycle", start=410, end=2210, detail="96% of 640 words equal the word 4 …")]
+find_repetition("… I check again. I check again. I check again. …", RepetitionFilter())
+    → Repetition(rule="cycle", start=410, end=2210, detail="98% of 640 words equal the word 4 …")
 
-Two passes. The first looks at all texts together and names those that might hold a loop; it is
-generous and costs two sorts of n-grams. The second judges those alone, exactly, by six rules:
-blanks, unbroken, cycle, shifting, window and whole. Both are linear in the text but for the sorts.
+A compression ratio picks the few texts worth a look. In them, two rules: an exact *cycle*, most of
+whose words equal the word one round before, and a window most of whose *n-grams* stood before.
+
+What tells a loop from honest steps ("Turn 7: Ada passes the coin to Bo.") is where rounds differ.
+Steps fill in a template: they differ at the same place in every round, be it a number or a name. A
+loop is the same to the letter, or its changes fall anywhere. So a text whose numbers count is no
+loop, however little it says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 
-from data_builders.filters.cycle import cycle
-from data_builders.filters.loop import Loop
-from data_builders.filters.recurring import recurring
-from data_builders.filters.runs import blank_run, unbroken_run
-from data_builders.filters.shifting import shifting
-from data_builders.filters.suspects import suspects
-from data_builders.filters.words import TextWords, split_texts
+import numpy as np
+import numpy.typing as npt
+
 from posttrain.config.filters import RepetitionFilter
 
-BATCH = 1 << 18  # characters looked at together
-_LONGEST = 1 << 23  # characters; of a longer text, parts are judged
-_RULES = (blank_run, unbroken_run, cycle, shifting, recurring)
+# an item's number; an ideograph or a kana; up to 16 letters, digits or signs; a line end; 16 blanks
+_WORD = re.compile(
+    r"(?<=\n)\d{1,4}[.)](?=\s)|[\u3040-\u30ff\u3400-\u9fff]|[^\W\d\u3040-\u30ff\u3400-\u9fff]{1,16}"
+    r"|\d{1,16}|\n|[^\S\n]{16}|[^\w\s]{1,16}"
+)
+_ITEM = re.compile(r"\d+[.)]")
+_LANGUAGE = re.compile(r"[^\W\d]{2,15}|[\u3040-\u30ff\u3400-\u9fff]")
+_CHUNK = 1000  # bytes, compressed after the 32 kB before them
+_GRAMS = (4, 16, 64)  # words; the distances between equal ones are candidate periods
+_CANDIDATES = 8  # periods tried of each
+_SLOT = 0.4  # share of the rounds in which a place must differ to be a template's slot
+_SLOTS = 0.02  # of a round's words may be slots: in long rounds a counter is no content
+_BARE = 0.25  # share of words of language below which a stretch is a grid, a ruler, digits
+_BARE_SHARE, _ROW_ROUNDS = 0.99, 16  # of whose words must be equal, for so many rounds,
+_BARE_VOCABULARY, _BARE_ROUNDS = 6, 64  # or for these if a round has so few distinct words
+_REACH = 2  # windows; farther back the names and numbers of any template return by chance
+_RUNNING_TEXT = 0.5  # share of words of language of a window, and
+_VOCABULARY = 20  # distinct ones in it; fewer make a list of moves
+_BASE = 0x9E3779B97F4A7C15  # of the polynomial hash of n-grams, modulo 2^64
+
+Flags = npt.NDArray[np.bool_]
+Keys = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
-    """A loop in a text, `start` to `end` in characters; `rule` names which rule found it."""
+    """A loop in a text, `start` to `end` in characters; `rule` is "cycle" or "ngrams"."""
 
     rule: str
     start: int
@@ -37,48 +59,134 @@ class Repetition:
     detail: str
 
 
-def find_repetitions(texts: Sequence[str], limits: RepetitionFilter) -> list[Repetition | None]:
-    """The loop of each text, `None` where there is none; each result depends on its text alone."""
-    found: list[Repetition | None] = [None] * len(texts)
-    for batch in _batches(texts, limits):
-        words = split_texts([part for _, _, part in batch])
-        for suspect in suspects(words, limits):
-            index, offset, part = batch[suspect]
-            own = words.of_text(suspect)
-            loop = rules_on(own, limits)
-            if loop is not None and found[index] is None:
-                found[index] = _located(loop, own, part, offset)
-    return found
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """The words of a text; all arrays are (words,).
+
+    Attributes:
+        keys: equal where words are; the numbers of list items are all equal.
+        language: which are of language, 2 to 15 letters or an ideograph.
+        items: which are numbers of list items.
+    """
+
+    keys: Keys
+    language: Flags
+    items: Flags
 
 
-def rules_on(words: TextWords, limits: RepetitionFilter) -> Loop | None:
-    """The second pass: what the first rule to object finds in one text."""
-    return next((loop for rule in _RULES if (loop := rule(words, limits))), None)
+def find_repetition(text: str, limits: RepetitionFilter) -> Repetition | None:
+    """The first loop of a text, `None` where there is none."""
+    if not _compresses(text, limits):
+        return None
+    words = _split(text)
+    for rule, first, last, detail in chain(_cycles(words, limits), _windows(words, limits)):
+        spans = [match.span() for match in islice(_WORD.finditer(text), first, last)]
+        return Repetition(rule, spans[0][0], spans[-1][1], detail)
+    return None
 
 
-def _batches(
-    texts: Sequence[str], limits: RepetitionFilter
-) -> Iterator[list[tuple[int, int, str]]]:
-    """(index, offset, text) of the texts that are long enough to hold a loop, in batches."""
-    # every word has a character at least
-    shortest = min(limits.shortest, limits.unbroken)
-    batch, size = list[tuple[int, int, str]](), 0
-    for index, text in enumerate(texts):
-        if len(text) < shortest:
-            continue
-        for offset in range(0, len(text), _LONGEST):
-            batch.append((index, offset, text[offset : offset + _LONGEST]))
-            size += len(batch[-1][2])
-            if size >= BATCH:
-                yield batch
-                batch, size = [], 0
-    if batch:
-        yield batch
+def _compresses(text: str, limits: RepetitionFilter) -> bool:
+    """Whether any chunk compresses well enough, given what stands before it."""
+    data = text.encode("utf-8", "surrogatepass")
+    if len(data) < 2 * limits.min_words:  # a word and a blank
+        return False
+    packer = zlib.compressobj(1)
+    for at in range(0, len(data), _CHUNK):
+        chunk = data[at : at + _CHUNK]
+        packed = len(packer.compress(chunk)) + len(packer.flush(zlib.Z_SYNC_FLUSH))
+        if len(chunk) >= limits.compression_ratio * packed:
+            return True
+    return False
 
 
-def _located(loop: Loop, words: TextWords, text: str, offset: int) -> Repetition:
-    begin = int(words.offsets[0])
-    start = len(words.data[begin : loop.start].decode("utf-8", "surrogatepass"))
-    length = len(words.data[loop.start : loop.end].decode("utf-8", "surrogatepass"))
-    end = min(start + length, len(text))
-    return Repetition(loop.rule, offset + start, offset + end, loop.detail)
+def _split(text: str) -> _Words:
+    words = _WORD.findall(text)
+    ids = {word: number for number, word in enumerate(dict.fromkeys(words))}
+    items = np.array([_ITEM.fullmatch(word) is not None for word in ids], np.bool_)
+    language = np.array([_LANGUAGE.fullmatch(word) is not None for word in ids], np.bool_)
+    keys = np.fromiter(map(ids.__getitem__, words), np.int64, len(words))
+    return _Words(np.where(items[keys], -1, keys).view(np.uint64), language[keys], items[keys])
+
+
+_Found = tuple[str, int, int, str]  # rule, first word, behind the last, detail
+
+
+def _cycles(words: _Words, limits: RepetitionFilter) -> Iterator[_Found]:
+    """Stretches whose words equal the word one round before."""
+    for period in _periods(words.keys):
+        equal = words.keys[period:] == words.keys[:-period]
+        width = max(limits.min_words, limits.min_rounds * period) - period
+        for first, last in _dense(equal, width, limits.cycle_share):
+            part, middle = equal[first:last], (first + last) // 2
+            one_round = slice(middle, middle + period)
+            if _steps(part, words.items[one_round]):
+                continue
+            if words.language[first : last + period].mean() < _BARE:
+                few = len(np.unique(words.keys[one_round])) <= _BARE_VOCABULARY
+                shortest = period * (_BARE_ROUNDS if few else _ROW_ROUNDS)
+                if not _dense(part, max(width, shortest), _BARE_SHARE):
+                    continue
+            detail = f"{part.mean():.0%} of {len(part):,} words equal the word {period:,} before"
+            yield "cycle", first, last + period, detail
+
+
+def _periods(keys: Keys) -> list[int]:
+    """The most frequent distances between equal n-grams."""
+    periods = dict[int, None]()
+    for n in _GRAMS:
+        counts = np.bincount(_distances(keys, n), minlength=1)
+        counts[0] = 0
+        order = np.argsort(-counts, kind="stable")[:_CANDIDATES]
+        periods |= dict.fromkeys(order[counts[order] > 0].tolist())
+    return list(periods)
+
+
+def _steps(equal: Flags, items: Flags) -> bool:
+    """Whether the rounds fill in a template, or are several items of a numbered list."""
+    period = len(items)
+    changes = np.bincount(np.flatnonzero(~equal) % period, minlength=period)
+    slots = int(np.count_nonzero(changes > _SLOT * len(equal) / period))
+    numbers = int(np.count_nonzero(items))
+    return slots + (numbers if numbers > 1 else 0) > _SLOTS * period
+
+
+def _windows(words: _Words, limits: RepetitionFilter) -> Iterator[_Found]:
+    """Windows of running text most of whose n-grams stood twice before."""
+    distances = _distances(words.keys, limits.ngram, nth=2)
+    again = (distances > 0) & (distances <= _REACH * limits.window)
+    for first, last in _dense(again, limits.window, limits.duplicate_share):
+        language = words.language[first:last]
+        vocabulary = np.unique(words.keys[first:last][language])
+        if language.mean() >= _RUNNING_TEXT and len(vocabulary) >= _VOCABULARY:
+            share, end = again[first:last].mean(), last + limits.ngram - 1
+            detail = f"{share:.0%} of {last - first:,} {limits.ngram}-grams stood twice before"
+            yield "ngrams", first, end, detail
+
+
+def _distances(keys: Keys, n: int, nth: int = 1) -> npt.NDArray[np.int64]:
+    """How many words before each n-gram its nth equal stood, 0 where there is none."""
+    size = max(len(keys) - n + 1, 0)
+    mixed = (keys + np.uint64(2)) * np.uint64(_BASE)
+    mixed ^= mixed >> np.uint64(29)
+    sums = np.append(np.uint64(0), np.cumsum(mixed * _powers(_BASE, len(keys))))
+    hashes = (sums[n:] - sums[:size]) * _powers(pow(_BASE, -1, 1 << 64), size)
+    order = np.argsort(hashes, kind="stable")
+    distances = np.zeros(size, np.int64)
+    same = hashes[order[nth:]] == hashes[order[:-nth]]
+    distances[order[nth:][same]] = (order[nth:] - order[:-nth])[same]
+    return distances
+
+
+def _powers(base: int, count: int) -> Keys:
+    return np.cumprod(np.full(count, base, np.uint64))
+
+
+def _dense(flags: Flags, width: int, share: float) -> list[tuple[int, int]]:
+    """Windows of `width` of whose flags this share is set, overlapping ones joined."""
+    sums = np.append(0, np.cumsum(flags))
+    at = np.flatnonzero(sums[width:] - sums[:-width] >= share * width)
+    if not len(at):
+        return []
+    breaks = np.flatnonzero(np.diff(at) > width)
+    begins, ends = at[np.append(0, breaks + 1)], at[np.append(breaks, -1)] + width
+    return list(zip(begins.tolist(), ends.tolist(), strict=True))

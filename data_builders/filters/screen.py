@@ -1,9 +1,9 @@
-"""All filters of a text's content, for a batch of records: what a source loses after structure.
+"""All filters of a text's content: what a source loses after the structural checks.
 
     Screen(Filters(narratives=…), encode)([example, example])  →  [None, Drop("narrative", …)]
 
 A pure function of each record. The first filter that objects names the reason: turns, copied
-answers, refusals, untranslated answers, narratives, language, texts cut off, repetition.
+answers, refusals, untranslated answers, narratives, language, truncated texts, repetition.
 """
 
 from __future__ import annotations
@@ -11,21 +11,23 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from data_builders.filters.drop import Drop, Part, span_in
+from data_builders.filters.drop import Drop, Part, TextSpan
 from data_builders.filters.language import LanguageCheck
 from data_builders.filters.patterns import Matcher
-from data_builders.filters.repetition import find_repetitions
+from data_builders.filters.repetition import find_repetition
 from posttrain.config.filters import (
     CopiedFilter,
     Filters,
-    LanguageFilter,
     LengthFilter,
+    RepetitionFilter,
     TruncatedFilter,
 )
-from posttrain.config.patterns import Pattern
 from posttrain.records import Example
 from posttrain.tokens.encode import EncodeArrays
+
+_SHOWN = 200  # characters of a span, half of them from its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,11 @@ class TextPart:
 
     def drop(self, reason: str, what: str, start: int = 0, end: int | None = None) -> Drop:
         """A drop for `what` in this text, with the characters `start` to `end` as its span."""
-        until = len(self.text) if end is None else end
-        span = span_in(self.text, start, until, message=self.message, part=self.part)
+        end = len(self.text) if end is None else end
+        shown = self.text[start:end]
+        if len(shown) > _SHOWN:
+            shown = f"{shown[: _SHOWN // 2]} … {shown[-_SHOWN // 2 :]}"
+        span = TextSpan(self.message, self.part, start, end, shown)
         return Drop(reason, f"message {self.message}, {self.part}: {what}", span)
 
 
@@ -53,23 +58,22 @@ def text_parts(example: Example) -> Iterator[TextPart]:
                 yield TextPart(index, "answer", message.content)
 
 
+def _outside(
+    value: int, least: int | None, most: int | None, unit: str, reasons: tuple[str, str]
+) -> Drop | None:
+    """A drop for a length below or above its bounds."""
+    if least is not None and value < least:
+        return Drop(reasons[0], f"{value} {unit}, at least {least} are wanted")
+    if most is not None and value > most:
+        return Drop(reasons[1], f"{value} {unit}, at most {most} are wanted")
+    return None
+
+
 def turns(example: Example, limits: LengthFilter) -> Drop | None:
     """Too few user turns, or too many."""
     count = sum(message.role == "user" for message in example.messages)
-    if limits.min_turns is not None and count < limits.min_turns:
-        return Drop("too_few_turns", f"{count} user turns, at least {limits.min_turns} are wanted")
-    if limits.max_turns is not None and count > limits.max_turns:
-        return Drop("too_many_turns", f"{count} user turns, at most {limits.max_turns} are wanted")
-    return None
-
-
-def tokens(length: int, limits: LengthFilter) -> Drop | None:
-    """A longest sequence of `length` tokens that is too short or too long."""
-    if limits.min_tokens is not None and length < limits.min_tokens:
-        return Drop("too_short", f"{length} tokens, at least {limits.min_tokens} are wanted")
-    if limits.max_tokens is not None and length > limits.max_tokens:
-        return Drop("too_long", f"{length} tokens, at most {limits.max_tokens} are wanted")
-    return None
+    reasons = ("too_few_turns", "too_many_turns")
+    return _outside(count, limits.min_turns, limits.max_turns, "user turns", reasons)
 
 
 def copied(example: Example, limits: CopiedFilter) -> Drop | None:
@@ -95,34 +99,21 @@ _FENCE = re.compile(r"^\s*```", re.MULTILINE)
 _SHORTEST = 2  # characters; no token of running text is shorter on average
 
 
-class Truncation:
-    """Finds texts cut off at a limit; `encode` counts their tokens."""
-
-    def __init__(self, limits: TruncatedFilter, encode: EncodeArrays) -> None:
-        self._limits = limits
-        self._encode = encode
-
-    def find(self, example: Example) -> Drop | None:
-        """The first trace or answer that stops in mid-sentence at a limit."""
-        trace: TextPart | None = None
-        for text in text_parts(example):
-            before = trace.text if trace and trace.message == text.message else ""
-            if not finished(text.text):
-                length = self._at_limit(before + text.text)
-                if length is not None:
-                    what = f"stops in mid-sentence after {length:,} tokens"
-                    return text.drop("truncated_text", what, max(len(text.text) - 100, 0))
-            trace = text if text.part == "reasoning" else None
-        return None
-
-    def _at_limit(self, text: str) -> int | None:
-        """The text's tokens, if a limit is as near as the recipe asks."""
-        limits = [limit for limit in self._limits.tokens if len(text) >= limit // _SHORTEST]
-        if not limits:
-            return None
-        length = len(self._encode([text])[0])
-        near = any(abs(length - limit) <= self._limits.slack * limit for limit in limits)
-        return length if near else None
+def truncated(example: Example, limits: TruncatedFilter, encode: EncodeArrays) -> Drop | None:
+    """The first trace or answer that stops in mid-sentence at a limit of the turn's tokens."""
+    trace: TextPart | None = None
+    for text in text_parts(example):
+        before = trace.text if trace and trace.message == text.message else ""
+        trace = text if text.part == "reasoning" else None
+        turn = before + text.text
+        bounds = [limit for limit in limits.tokens if len(turn) >= limit // _SHORTEST]
+        if not bounds or finished(text.text):
+            continue
+        length = len(encode([turn])[0])
+        if any(abs(length - bound) <= limits.slack * bound for bound in bounds):
+            what = f"stops in mid-sentence after {length:,} tokens"
+            return text.drop("truncated_text", what, max(len(text.text) - 100, 0))
+    return None
 
 
 def finished(text: str) -> bool:
@@ -131,13 +122,14 @@ def finished(text: str) -> bool:
 
 
 Check = Callable[[Example], Drop | None]
+_TextCheck = Callable[[TextPart], Drop | None]
 
 
 class Screen:
     """The content filters of one source.
 
     Args:
-        filters: which, and how.
+        filters: which, and their limits.
         encode: the recipe's tokenizer, for filters that count tokens.
 
     Raises:
@@ -145,78 +137,63 @@ class Screen:
     """
 
     def __init__(self, filters: Filters, encode: EncodeArrays) -> None:
-        self._filters = filters
+        self._length = filters.length
         self._checks: list[Check] = []
-        length, copies, cut = filters.length, filters.copied, filters.truncated
-        if length is not None:
-            self._checks.append(lambda example: turns(example, length))
-        if copies is not None:
-            self._checks.append(lambda example: copied(example, copies))
+        for check, limits in ((turns, filters.length), (copied, filters.copied)):
+            if limits is not None:
+                self._checks.append(partial(check, limits=limits))
+        both: tuple[Part, ...] = ("reasoning", "answer")
         for reason, name, patterns, parts in (
-            ("refusal", "refusals", filters.refusals, ("answer",)),
-            ("untranslated", "untranslated", filters.untranslated, ("answer",)),
-            ("narrative", "narratives", filters.narratives, ("reasoning", "answer")),
+            ("refusal", "refusals", filters.refusals, both[1:]),
+            ("untranslated", "untranslated", filters.untranslated, both[1:]),
+            ("narrative", "narratives", filters.narratives, both),
         ):
             if patterns is not None:
-                self._checks.append(_by_patterns(reason, name, patterns, parts))
+                matcher = Matcher(patterns, f"filters.{name}")
+                self._checks.append(_each(partial(_matched, matcher, reason, parts)))
         if filters.language is not None:
-            self._checks.append(_by_language(filters.language))
-        if cut is not None:
-            self._checks.append(Truncation(cut, encode).find)
+            self._checks.append(_each(partial(_foreign, LanguageCheck(filters.language))))
+        if filters.truncated is not None:
+            self._checks.append(partial(truncated, limits=filters.truncated, encode=encode))
+        if filters.repetition is not None:
+            self._checks.append(_each(partial(_repeating, filters.repetition)))
 
     def __call__(self, examples: Sequence[Example]) -> list[Drop | None]:
         """What each record is dropped for, `None` for those that stay."""
-        drops = [self._first(example) for example in examples]
-        limits = self._filters.repetition
-        if limits is None:
-            return drops
-        texts = [
-            (at, text)
-            for at, (example, drop) in enumerate(zip(examples, drops, strict=True))
-            if drop is None
-            for text in text_parts(example)
+        return [
+            next((drop for check in self._checks if (drop := check(example))), None)
+            for example in examples
         ]
-        found = find_repetitions([text.text for _, text in texts], limits)
-        for (at, text), loop in zip(texts, found, strict=True):
-            if loop is not None and drops[at] is None:
-                what = f"{loop.rule}: {loop.detail}"
-                drops[at] = text.drop("repetition", what, loop.start, loop.end)
-        return drops
 
     def by_length(self, longest: int) -> Drop | None:
         """What a record is dropped for whose longest sequence has so many tokens."""
-        limits = self._filters.length
-        return tokens(longest, limits) if limits is not None else None
+        limits, reasons = self._length, ("too_short", "too_long")
+        if limits is None:
+            return None
+        return _outside(longest, limits.min_tokens, limits.max_tokens, "tokens", reasons)
 
-    def _first(self, example: Example) -> Drop | None:
-        return next((drop for check in self._checks if (drop := check(example)) is not None), None)
+
+def _each(check: _TextCheck) -> Check:
+    """A check of a record that looks at each of its texts."""
+    return lambda example: next(
+        (drop for text in text_parts(example) if (drop := check(text))), None
+    )
 
 
-def _by_patterns(
-    reason: str, name: str, patterns: Sequence[Pattern], parts: Sequence[str]
-) -> Check:
-    matcher = Matcher(patterns, f"filters.{name}")
+def _matched(matcher: Matcher, reason: str, parts: Sequence[Part], text: TextPart) -> Drop | None:
+    span = matcher.find(text.text) if text.part in parts else None
+    return text.drop(reason, f"{text.text[slice(*span)][:100]!r}", *span) if span else None
 
-    def check(example: Example) -> Drop | None:
-        for text in text_parts(example):
-            span = matcher.find(text.text) if text.part in parts else None
-            if span is not None:
-                matched = text.text[slice(*span)]
-                return text.drop(reason, f"{matched[:100]!r}", *span)
+
+def _foreign(judge: LanguageCheck, text: TextPart) -> Drop | None:
+    found = judge.foreign(text.text)
+    if found is None:
         return None
+    what = f"{found.language} with probability {found.confidence:.2f}"
+    return text.drop("language", what, found.start, found.end)
 
-    return check
 
-
-def _by_language(limits: LanguageFilter) -> Check:
-    judge = LanguageCheck(limits)
-
-    def check(example: Example) -> Drop | None:
-        for text in text_parts(example):
-            foreign = judge.foreign(text.text)
-            if foreign is not None:
-                what = f"{foreign.language} with probability {foreign.confidence:.2f}"
-                return text.drop("language", what, foreign.start, foreign.end)
-        return None
-
-    return check
+def _repeating(limits: RepetitionFilter, text: TextPart) -> Drop | None:
+    loop = find_repetition(text.text, limits)
+    what = f"{loop.rule}: {loop.detail}" if loop else ""
+    return text.drop("repetition", what, loop.start, loop.end) if loop else None

@@ -19,7 +19,7 @@ from data_builders.filters.drop import Drop
 from data_builders.filters.schemas import UNUSABLE, declared, validator, violation
 from posttrain.chat.reasoning import has_tags, split_think
 from posttrain.config.filters import StructuralFilters
-from posttrain.records import Example, Message, ToolCall
+from posttrain.records import Example, Message, Role, ToolCall
 
 _AFTER = {
     # a turn → the turns that may stand right before it ("" is the start)
@@ -44,7 +44,7 @@ def role_order(example: Example) -> Drop | None:
 def empty_answer(example: Example) -> Drop | None:
     """An assistant turn with neither text nor calls; a trace alone is no answer."""
     for index, message in enumerate(example.messages):
-        if message.role == "assistant" and not message.tool_calls and not message.content.strip():
+        if message.role == "assistant" and not message.tool_calls and is_blank(message.content):
             detail = "a trace without an answer" if message.reasons else "no text and no call"
             return Drop("empty_answer", f"message {index}: {detail}")
     return None
@@ -58,8 +58,27 @@ def empty_user_turn(example: Example) -> Drop | None:
 
 def first_empty_user(messages: Sequence[Message]) -> int | None:
     """Which user's turn has no text, if one has none."""
-    found = (i for i, m in enumerate(messages) if m.role == "user" and not m.content.strip())
-    return next(found, None)
+    return _first_empty(messages, "user")
+
+
+def empty_system_turn(example: Example) -> Drop | None:
+    """A system turn without text: whatever it said was lost."""
+    index = _first_empty(example.messages, "system")
+    return None if index is None else Drop("empty_system_turn", f"message {index}: no text")
+
+
+def _first_empty(messages: Sequence[Message], role: Role) -> int | None:
+    return next((i for i, m in enumerate(messages) if m.role == role and is_blank(m.content)), None)
+
+
+# characters of no width, which `str.strip` keeps: joiners, marks of direction, the byte-order mark
+_NO_WIDTH = "\u00ad\u034f\u061c\u180e\u200b\u200c\u200d\u200e\u200f\u2060\u2061\u2062\u2063\ufeff"
+_BLANK = _NO_WIDTH + "".join(c for c in map(chr, range(0x3001)) if c.isspace())
+
+
+def is_blank(text: str) -> bool:
+    """Whether a text shows nothing: white space and characters of no width alone."""
+    return not text.strip(_BLANK)
 
 
 def bad_unicode(example: Example) -> Drop | None:
@@ -69,51 +88,57 @@ def bad_unicode(example: Example) -> Drop | None:
             if text is not None and not text.isascii():  # which costs nothing to know
                 text.encode("utf-8")
         except UnicodeEncodeError as error:
-            where = place if isinstance(place, str) else f"message {place}"
-            return Drop("bad_unicode", f"{where}: {error.reason} at character {error.start}")
+            return Drop("bad_unicode", f"{place}: {error.reason} at character {error.start}")
     return None
 
 
-def _texts(example: Example) -> Iterator[tuple[int | str, str | None]]:
-    """All text of a record, with its message's index or another place."""
+def _texts(example: Example) -> Iterator[tuple[str, str | None]]:
+    """All text of a record, with its message or another place."""
     for index, message in enumerate(example.messages):
-        yield index, message.content
-        yield index, message.reasoning
-        yield index, message.tool_call_id
-        yield index, message.name
+        place = f"message {index}"
+        for text in (message.content, message.reasoning, message.tool_call_id, message.name):
+            yield place, text
         for call in message.tool_calls:
-            yield index, f"{call.name}{call.arguments}{call.id}"
-    yield "tools", example.tools
-    yield "metadata", example.metadata
-    yield "license", example.license
+            yield place, f"{call.name}{call.arguments}{call.id}"
+    for name in ("tools", "metadata", "license"):
+        yield name, getattr(example, name)
 
 
-_PARTNERLESS = {
-    "unclosed_think": "an opening tag without its closing one",
-    "unopened_think": "a closing tag without its opening one (see prefilled_think)",
-}
+_THINK_PROBLEMS = {  # of `split_think`, with the drop reason
+    "unclosed_think": ("unclosed_think", "an opening tag without its closing one"),
+    "unopened_think": (
+        "unclosed_think", "a closing tag without its opening one (see prefilled_think)"
+    ),
+    "nested_think": ("nested_think", "a trace inside a trace"),
+    "second_think": ("nested_think", "a trace after the start of the text"),
+}  # fmt: skip
 _FOREIGN = (
     "<|begin_of_thought|>", "<thinking>", "<thought>", "<reasoning>", "<reason>", "<reflection>",
     "<seed:think>", "[THINK]", "◁think▷", "<|channel|>analysis",
 )  # fmt: skip
-_MISPLACED = {
-    "nested_think": "a trace inside a trace",
-    "second_think": "a trace after the start of the text",
-}
 
 
 def unclosed_think(example: Example) -> Drop | None:
     """A think tag without its partner."""
-    return _find(example, "unclosed_think", _PARTNERLESS)
+    return _misplaced_tags(example, "unclosed_think")
 
 
 def nested_think(example: Example) -> Drop | None:
     """Traces inside traces, after an answer's start, or tags inside a trace of its own field."""
     for index, message in enumerate(example.messages):
-        trace = message.reasoning or ""
-        if message.role == "assistant" and has_tags(trace):
+        if message.role == "assistant" and has_tags(message.reasoning or ""):
             return Drop("nested_think", f"message {index}: a think tag inside the trace")
-    return _find(example, "nested_think", _MISPLACED)
+    return _misplaced_tags(example, "nested_think")
+
+
+def _misplaced_tags(example: Example, reason: str) -> Drop | None:
+    for index, message in enumerate(example.messages):
+        if message.role == "assistant" and has_tags(message.content):
+            problem = split_think(message.content).problem
+            named, detail = _THINK_PROBLEMS.get(problem or "", ("", ""))
+            if named == reason:
+                return Drop(reason, f"message {index}: {detail}")
+    return None
 
 
 def foreign_think(example: Example) -> Drop | None:
@@ -122,22 +147,10 @@ def foreign_think(example: Example) -> Drop | None:
     Kept, it would be a reasoning trace trained as the answer of a turn with reasoning off.
     """
     for index, message in enumerate(example.messages):
-        if message.role == "assistant":
-            text = message.content.lstrip()
-            for tag in _FOREIGN:
-                if text.startswith(tag):
-                    detail = f"the text opens with {tag}; rewrite such traces with <think> tags"
-                    return Drop("foreign_think", f"message {index}: {detail}")
-    return None
-
-
-def _find(example: Example, reason: str, problems: dict[str, str]) -> Drop | None:
-    for index, message in enumerate(example.messages):
-        if message.role != "assistant" or not has_tags(message.content):
-            continue
-        problem = split_think(message.content).problem
-        if problem is not None and problem in problems:
-            return Drop(reason, f"message {index}: {problems[problem]}")
+        if message.role == "assistant" and message.content.lstrip().startswith(_FOREIGN):
+            tag = next(tag for tag in _FOREIGN if message.content.lstrip().startswith(tag))
+            detail = f"the text opens with {tag}; rewrite such traces with <think> tags"
+            return Drop("foreign_think", f"message {index}: {detail}")
     return None
 
 
@@ -207,9 +220,10 @@ def _check_arguments(example: Example, reason: str) -> Drop | None:
     for index, call in _calls(example):
         if call.name not in tools:
             continue  # other filters name it
-        checker = validator(tools[call.name])
-        unusable, problem = (checker, None) if isinstance(checker, str) else (None, None)
-        if not isinstance(checker, str):
+        checker, problem, unusable = validator(tools[call.name]), None, None
+        if isinstance(checker, str):
+            unusable = checker
+        else:
             try:
                 problem = violation(checker, json.loads(call.arguments))
             except UNUSABLE as error:
@@ -220,25 +234,25 @@ def _check_arguments(example: Example, reason: str) -> Drop | None:
     return None
 
 
-REASON = "unpaired_tool_result"
+_UNPAIRED = "unpaired_tool_result"
 
 
 def unpaired_tool_result(example: Example) -> Drop | None:
     """A result without its call, or a call that the conversation goes on without answering."""
     open_calls: list[ToolCall] = []
-    asked_by = -1
+    caller = -1
     for index, message in enumerate(example.messages):
         if message.role == "tool":
             call = _answered(message, open_calls)
             if call is None:
-                return Drop(REASON, f"message {index}: answers no open call")
+                return Drop(_UNPAIRED, f"message {index}: answers no open call")
             open_calls.remove(call)
             continue
         if open_calls:
-            return Drop(REASON, f"message {asked_by}: call of {open_calls[0].name!r} unanswered")
-        open_calls, asked_by = list(message.tool_calls), index
-    if open_calls and example.messages[-1].role == "tool":
-        return Drop(REASON, f"message {asked_by}: call of {open_calls[0].name!r} unanswered")
+            break
+        open_calls, caller = list(message.tool_calls), index
+    if open_calls and caller < len(example.messages) - 1:
+        return Drop(_UNPAIRED, f"message {caller}: call of {open_calls[0].name!r} unanswered")
     return None
 
 
@@ -262,6 +276,7 @@ STRUCTURAL: dict[str, Callable[[Example], Drop | None]] = {
     "foreign_think": foreign_think,
     "empty_answer": empty_answer,
     "empty_user_turn": empty_user_turn,
+    "empty_system_turn": empty_system_turn,
     "undeclared_tools": undeclared_tools,
     "unknown_tool": unknown_tool,
     "unusable_schema": unusable_schema,

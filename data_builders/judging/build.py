@@ -29,11 +29,11 @@ from data_builders.keyed import unit
 from data_builders.prompts.questions import total_counts
 from data_builders.rows.read import RowCounts
 from data_builders.sft.inputs import Input, as_stats
-from posttrain.artifacts import Counts
 from posttrain.config.build_genrm import BuildGenRmConfig, PreferenceSource
 from posttrain.errors import DataError
 from posttrain.records import json_text
 from posttrain.rollouts import Prompt, prompt_to_row
+from posttrain.runs import Counts
 from reward.judge.verdict import MIDDLE_RANKING
 
 TRAIN, HELD_OUT, WARM_UP = "prompts.jsonl", "heldout.jsonl", "sft.jsonl"

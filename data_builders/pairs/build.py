@@ -38,12 +38,12 @@ from data_builders.pairs.stats import (
     plain,
     used_completions,
 )
-from posttrain.artifacts import Counts, Manifest
 from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.config.build_sft import TokenizerConfig
 from posttrain.errors import ConfigError
 from posttrain.pairs import Category, Pair, Side
 from posttrain.records import json_text
+from posttrain.runs import Counts, Manifest
 from reward.graders.base import Grader
 
 TO_READ = 24  # pairs of each category kept as text for the report

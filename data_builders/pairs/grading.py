@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from data_builders.pairs.encode import Encoded
-from posttrain.artifacts import atomic_write_text
 from posttrain.chat.detect import CallDetection, detect_in_completion, has_call_marker
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import Score, json_text
 from posttrain.rollouts import Completion, Finish, Prompt, completion_from_row, prompt_from_row
+from posttrain.runs import atomic_write_text
 from reward.graders.base import Attempt, Grader
 
 BATCH = 64  # prompts graded in one call

@@ -19,8 +19,8 @@ from rich.table import Table
 
 from data_builders.pairs.candidates import CandidatePair, Candidates
 from data_builders.pairs.grading import GradedPrompt
-from posttrain.artifacts import Manifest
 from posttrain.config.build_dpo import BuildDpoConfig
+from posttrain.runs import Manifest
 
 _BINS = 10
 

@@ -15,21 +15,23 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from data_builders.keyed import key64, unit
 from data_builders.prompts.questions import RowQuestion, distinct_questions, total_counts
 from data_builders.rows.files import find_files
 from data_builders.rows.read import RowCounts
-from data_builders.rows.where import Where, parse_where
+from data_builders.rows.where import unmet
 from data_builders.sft.inputs import Input, as_stats, find_parents
-from posttrain.artifacts import Counts, Manifest, Parent, sha256_file
 from posttrain.config.build_genrm import PreferenceSource
 from posttrain.config.load import nearest
 from posttrain.config.prompts import GIVEN_TOOLS, NO_TOOLS, AnySource, Setting
 from posttrain.environments.base import Toolkit
 from posttrain.errors import ConfigError, DataError
+from posttrain.hashing import sha256_file
 from posttrain.records import Message, json_text
 from posttrain.rollouts import Prompt
+from posttrain.runs import Counts, Manifest, Parent
 from reward.graders.base import Grader
 
 
@@ -47,6 +49,18 @@ class PromptSet:
     def counts(self) -> Counts:
         """The rows of all sources."""
         return total_counts(self.row_counts.values())
+
+    def source_stats(self) -> dict[str, Any]:
+        """The rows of each source, for a manifest."""
+        return {
+            name: {
+                "rows_in": source.rows_in,
+                "kept": source.kept,
+                "dropped": dict(sorted(source.dropped.items())),
+                "examples": dict(sorted(source.examples.items())),
+            }
+            for name, source in self.row_counts.items()
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +90,7 @@ def build_prompts(
         graders, toolkits: all that sources and settings may name.
 
     Raises:
-        ConfigError: a path that is not there, a `where` that cannot be read or matches nothing, a
+        ConfigError: a path that is not there, a `where` that matches nothing, a
             grader or toolkit that does not exist, a setting that asks nothing.
         DataError: a file that cannot be read, or a source with fewer usable rows than its `count`.
     """
@@ -202,21 +216,16 @@ def _listed(reasons: Mapping[str, int]) -> str:
 
 @dataclass(frozen=True)
 class SettingPlan:
-    """A setting with its expression parsed and its toolkit at hand."""
+    """A setting with its toolkit at hand."""
 
     setting: Setting
-    where: Where | None
     toolkit: Toolkit | None
 
     @classmethod
     def of(cls, setting: Setting, toolkits: Mapping[str, Toolkit]) -> SettingPlan:
-        """Raises ConfigError for an expression that cannot be read, KeyError without a toolkit."""
+        """Raises KeyError without a toolkit."""
         plain = setting.tools in (NO_TOOLS, GIVEN_TOOLS)
-        return cls(
-            setting,
-            None if setting.where is None else parse_where(setting.where),
-            None if plain else toolkits[setting.tools],
-        )
+        return cls(setting, None if plain else toolkits[setting.tools])
 
 
 def why_not(question: RowQuestion, source: AnySource, plan: SettingPlan) -> str | None:
@@ -224,8 +233,8 @@ def why_not(question: RowQuestion, source: AnySource, plan: SettingPlan) -> str 
     setting = plan.setting
     if setting.sources is not None and source.name not in setting.sources:
         return "other_sources"
-    if plan.where is not None and plan.where.matches(question.row) is not None:
-        return "where"
+    if (why := unmet(setting.where or {}, question.row)) is not None:
+        return why[0]
     bare = setting.tools == NO_TOOLS
     if bare and question.needs_tools:
         return "needs_tools"

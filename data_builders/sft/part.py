@@ -26,7 +26,8 @@ from data_builders.keyed import unit
 from data_builders.rows.examples import PlacedExample, examples_of
 from data_builders.rows.parts import Part, open_part
 from data_builders.rows.raw import Dropped, RawRow, RawRows
-from data_builders.rows.read import RowCounts, WhereFields, matching_rows, where_fields
+from data_builders.rows.read import RowCounts, matching_rows, where_fields
+from data_builders.rows.where import WhereFields
 from data_builders.sft.prepare import (
     ControlPlan,
     Offsets,
@@ -72,6 +73,11 @@ class Renderer(Protocol):
     @property
     def marks(self) -> Marks:
         """The tokens by which a sequence's supervision is read."""
+        ...
+
+    @property
+    def special_texts(self) -> Mapping[int, str]:
+        """The tokenizer's special tokens by id."""
         ...
 
 
@@ -131,6 +137,7 @@ def preparer_of(
         split_steps=recipe.tokenizer.split_steps,
         allow_left_out=frozenset(recipe.tokenizer.allow_left_out),
         marks=renderer.marks,
+        special_texts=renderer.special_texts,
         screen=Screen(source.filters, renderer.encode),
         decontaminator=decontaminator,
     )
@@ -160,18 +167,20 @@ class PartJob:
         counts = PartCounts(samples_of_each(recipe), recipe.seed)
         fields, seen = where_fields(self.source), SeenFields.of(self.source)
         dedup = recipe.deduplication
+        near = dedup is not None and dedup.near_threshold(self.source.name) is not None
+        columns = dedup is not None or recipe.write_dropped  # which say where a record was read
         unfinished = PartWriter(
-            Path(self.folder), scratch=self.scratch, marks=preparer.marks, dedup=dedup is not None
+            Path(self.folder), scratch=self.scratch, marks=preparer.marks, dedup=columns
         )
         with _collecting_rarely(), unfinished as writer:
             for batch in self._batches(recipe, counts.rows, fields, seen):
                 placed = [item for item in batch if isinstance(item, PlacedExample)]
                 prepared = prepare([item.example for item in placed], preparer)
                 writer.write(prepared)
-                if dedup is not None:
+                if columns:
                     kept = [i for i, p in zip(placed, prepared, strict=True) if p.drop is None]
                     places = [(i.file, i.line) for i in kept] if recipe.write_dropped else None
-                    writer.write_columns(column_batch([i.example for i in kept], dedup, places))
+                    writer.write_columns(column_batch([i.example for i in kept], places, near=near))
                 for record in prepared:
                     counts.add(record)
                 if recipe.write_dropped:
@@ -338,6 +347,7 @@ class PartCounts:
             "dropped": dict(self.rows.dropped + self.dropped),
             "trimmed_rows": self.rows.trimmed_rows,
             "dialects": dict(self.rows.dialects),
+            "unread": [[name, *seen] for name, seen in self.rows.unread.items()],
             "licenses": dict(self.licenses),
             "sequences": self.sequences,
             "sequences_lost": dict(self.lost),

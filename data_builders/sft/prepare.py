@@ -13,9 +13,12 @@ as it was. Nothing here depends on which records came before.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+
+import numpy as np
+import numpy.typing as npt
 
 from data_builders.decontamination.match import Decontaminator
 from data_builders.filters.drop import Drop
@@ -31,6 +34,7 @@ from posttrain.chat import (
     training_samples,
     truncate_reasoning,
 )
+from posttrain.chat.framing import message_texts
 from posttrain.config.build_sft import ChoiceBudgets, LogUniformBudgets, LossKind
 from posttrain.errors import RenderError
 from posttrain.records import Example, with_messages
@@ -158,6 +162,14 @@ class Preparer:
     marks: Marks = NO_MARKS
     screen: Screen | None = None
     decontaminator: Decontaminator | None = None
+    special_texts: Mapping[int, str] = field(default_factory=dict[int, str])
+
+    @cached_property
+    def foreign(self) -> npt.NDArray[np.bool_]:
+        """(largest special id + 2,): which ids the template's own source does not spell."""
+        found = np.zeros(max(self.special_texts, default=-1) + 2, np.bool_)
+        found[[i for i, t in self.special_texts.items() if t not in self.template.source]] = True
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,10 +308,13 @@ def _prepared(
         for sample, tokens in encoded
     )
     prepared = Prepared(record, sequences, (), 0, made.drop, made.left_out)
-    if made.drop is None and preparer.screen is not None:
+    if made.drop is not None:
+        return prepared
+    drop = _special_token(record.example, [tokens for _, tokens in encoded], preparer)
+    if drop is None and preparer.screen is not None:
         drop = preparer.screen.by_length(max(s.length for s in sequences))
-        if drop is not None:
-            return replace(prepared, sequences=(), drop=drop)
+    if drop is not None:
+        return replace(prepared, sequences=(), drop=drop)
     return within_capacity(prepared, preparer)
 
 
@@ -325,6 +340,23 @@ def within_capacity(prepared: Prepared, preparer: Preparer) -> Prepared:
     drop = prepared.drop if kept or prepared.drop else drops[0]
     lost = tuple(drop.reason for drop in drops)
     return replace(prepared, sequences=tuple(kept), lost=lost, clipped=clipped, drop=drop)
+
+
+def _special_token(
+    example: Example, encoded: Sequence[TokenSequence], preparer: Preparer
+) -> Drop | None:
+    """A record that spells a special token (`<|endoftext|>`) in a text: it would be that token."""
+    foreign = preparer.foreign
+    for tokens in encoded:
+        ids = tokens.ids[foreign[np.minimum(tokens.ids, len(foreign) - 1)]]
+        for token in np.unique(ids).tolist():
+            text = preparer.special_texts[token]
+            for k, message in enumerate(example.messages):
+                # a template may put its own tokens together out of parts
+                if any(text in part for part in message_texts(message)):
+                    detail = f"message {k} ({message.role}) spells the special token {text!r}"
+                    return Drop("special_token", detail)
+    return None
 
 
 def _budget(sample: TrainingSample, cuts: Sequence[Cut]) -> int | None:

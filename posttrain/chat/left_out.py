@@ -209,8 +209,8 @@ def _is_written(part: str, text: str) -> bool:
 # -- by shape --------------------------------------------------------------------------------------
 
 # role, has a text, has a trace, (has arguments, has an id) of each call, which call a result is of,
-# has a name
-_Turn = tuple[str, bool, bool, tuple[tuple[bool, bool], ...], int | None, bool]
+# has a name, is trained
+_Turn = tuple[str, bool, bool, tuple[tuple[bool, bool], ...], int | None, bool, bool]
 
 
 def _shape(messages: Sequence[Message]) -> tuple[_Turn, ...]:
@@ -225,6 +225,7 @@ def _shape(messages: Sequence[Message]) -> tuple[_Turn, ...]:
             tuple((call.arguments != "{}", call.id is not None) for call in m.tool_calls),
             None if m.tool_call_id is None else ids.get(m.tool_call_id, -1),
             m.name is not None,
+            m.trained,
         )
         for m in messages
     )
@@ -249,7 +250,7 @@ def _of_shape(
 
     messages: list[Message] = []
     names: list[str] = []
-    for number, (role, has_text, reasons, calls, answered, named) in enumerate(shape):
+    for number, (role, has_text, reasons, calls, answered, named, trained) in enumerate(shape):
         made: list[ToolCall] = []
         for has_arguments, has_id in calls:
             # nine alphanumeric characters: the strictest form of id that templates insist on
@@ -267,6 +268,7 @@ def _of_shape(
                 reasoning=word("reasoning", number) if reasons and role == "assistant" else None,
                 tool_calls=tuple(made),
                 tool_call_id=None if answered is None else f"call{answered:05d}" if known else "x",
+                trained=trained,
                 name=(names[answered] if known and answered is not None else "f")
                 if named
                 else None,
@@ -370,7 +372,7 @@ def serial_calls(example: Example) -> Example:
         by_id = {result.tool_call_id: result for result in results}
         named = len(by_id) == len(calls) and all(call.id in by_id for call in calls)
         for place, (call, result) in enumerate(zip(calls, results, strict=True)):
-            step = message if place == 0 else Message("assistant")
+            step = message if place == 0 else replace(message, content="", reasoning=None)
             messages.append(replace(step, tool_calls=(call,)))
             messages.append(by_id[call.id] if named else result)
         k += len(calls)

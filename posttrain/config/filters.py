@@ -2,7 +2,7 @@
 
 filters:
   tool_markup: false
-  repetition: {window_share: 0.8}
+  repetition: {min_words: 240}
   narratives: recipes/nemotron-3-nano/narratives.yaml
 """
 
@@ -23,6 +23,7 @@ class StructuralFilters(Strict):
     role_order: bool = True  # turns that no chat could have produced
     empty_answer: bool = True  # an assistant turn without text and calls
     empty_user_turn: bool = True  # a user turn without text
+    empty_system_turn: bool = True  # a system turn without text
     unclosed_think: bool = True  # a think tag without its partner
     nested_think: bool = True  # think tags inside or after a trace
     foreign_think: bool = True  # a trace in other tags than <think>
@@ -39,59 +40,24 @@ class RepetitionFilter(Strict):
 
     The paper (3.1.3) names repeated n-grams in a sliding window and across the trajectory, and
     gives no n, window or threshold. A *word* is a run of letters, of digits or of signs, an
-    ideograph, or a line's end. Rules, each with a reason of its own in `docs/filters.md`:
+    ideograph, or a line end.
 
     Args:
-        cycle_words, cycle_rounds, cycle_share: a stretch of at least so many words and rounds, in
-            which this share of the words equal the word one round before, or in running text any
-            word at most a round before: rounds may grow and shrink.
-        short_words, short_share: the same for shorter stretches of running text that hardly change,
-            numbers that count apart.
-        exact_share: in code, tables and data, whose rows differ a little for good reasons, this
-            share of the words must stand in rounds that are equal to the letter.
-        counting_share: the share where numbers that count up or down are equal too.
-        row_rounds: rounds of that in code, tables and data.
-        drift_words, drift_rounds, drift_share: the same for longer stretches that change more.
-        bare_words, bare_rounds, bare_share: the same for stretches with next to no letters: grids
-            and tables of numbers repeat their rows honestly.
-        unbroken: characters of one word (no blank in it) that repeat the ones a few before.
-        window, window_share, window_times: in so many words, this share stands in eight-word
-            n-grams or lines that each stood at least so often in the four windows before.
-        whole_words, whole_share, whole_times: in a text of at least so many words, this share
-            stands in n-grams or lines that each stand so often in it.
-        vocabulary: distinct words of language that must return by those two rules; with fewer it
-            is a table or a list of moves, and a cycle or nothing.
-        blanks: blank characters and line ends in a row.
+        compression_ratio: a text is looked at if 1 kB of it compresses this well, given what stands
+            before it (zlib, level 1).
+        min_words, min_rounds: of the shortest cycle.
+        cycle_share: of a cycle's words, this share must equal the word one round before.
+        ngram, window, duplicate_share: in a window of so many words, this share of the n-grams
+            must have stood at least twice in the two windows before them.
     """
 
-    cycle_words: int = Field(default=160, ge=16)
-    cycle_rounds: int = Field(default=6, ge=3)
-    cycle_share: float = Field(default=0.97, ge=0.5, le=1)
-    short_words: int = Field(default=80, ge=16)
-    short_share: float = Field(default=0.97, ge=0.5, le=1)
-    exact_share: float = Field(default=0.75, ge=0, le=1)
-    row_rounds: int = Field(default=24, ge=3)
-    counting_share: float = Field(default=0.97, ge=0.5, le=1)
-    drift_words: int = Field(default=640, ge=16)
-    drift_rounds: int = Field(default=24, ge=3)
-    drift_share: float = Field(default=0.97, ge=0.5, le=1)
-    bare_words: int = Field(default=200, ge=16)
-    bare_rounds: int = Field(default=64, ge=3)
-    bare_share: float = Field(default=0.99, ge=0.5, le=1)
-    unbroken: int = Field(default=256, ge=32)
+    compression_ratio: float = Field(default=5.0, ge=1)
+    min_words: int = Field(default=160, ge=16)
+    min_rounds: int = Field(default=6, ge=3)
+    cycle_share: float = Field(default=0.95, ge=0.5, le=1)
+    ngram: int = Field(default=10, ge=3)
     window: int = Field(default=512, ge=128)
-    window_share: float = Field(default=0.75, ge=0.5, le=1)
-    window_times: int = Field(default=5, ge=2)
-    whole_words: int = Field(default=1000, ge=256)
-    whole_share: float = Field(default=0.5, ge=0.4, le=1)
-    whole_times: int = Field(default=8, ge=3)
-    vocabulary: int = Field(default=20, ge=0)
-    blanks: int = Field(default=1000, ge=100)
-
-    @property
-    def shortest(self) -> int:
-        """Words of the shortest loop that any rule about words finds."""
-        return min(self.short_words, self.cycle_words, self.bare_words)
+    duplicate_share: float = Field(default=0.95, ge=0.5, le=1)
 
 
 class LanguageFilter(Strict):

@@ -19,16 +19,6 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from posttrain.artifacts import (
-    MANIFEST,
-    Counts,
-    Manifest,
-    Parent,
-    StageDir,
-    atomic_write_json,
-    parent_of,
-    read_artifact,
-)
 from posttrain.config.eval import CheckpointsConfig, EvalConfig
 from posttrain.errors import PosttrainError
 from posttrain.evaluation.compare import paired_rows
@@ -62,6 +52,16 @@ from posttrain.models.chat_template import PromptRenderer
 from posttrain.records import json_text
 from posttrain.report import ensure_report, write_report
 from posttrain.rollouts import completion_from_row, prompt_to_row
+from posttrain.runs import (
+    MANIFEST,
+    Counts,
+    Manifest,
+    Parent,
+    Run,
+    atomic_write_json,
+    parent_of,
+    read_artifact,
+)
 from posttrain.sampling.generate import generate, tasks_of
 from posttrain.sampling.open import opened_sampler
 from posttrain.sampling.progress import ProgressBar
@@ -125,9 +125,7 @@ def show_plan(console: Console, recipe: EvalConfig, plan: EvaluationPlan) -> Non
             console.print(escape(text), highlight=False, soft_wrap=True)
 
 
-def run_evaluation(
-    stage: StageDir, recipe: EvalConfig, plan: EvaluationPlan, console: Console
-) -> None:
+def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console: Console) -> None:
     """Make what is missing of the run, then its figures, report and manifest.
 
     Raises:
@@ -251,7 +249,7 @@ def metrics_of(records: Records, *, seed: int) -> dict[str, Any]:
 
 
 def finish_run(
-    stage: StageDir,
+    stage: Run,
     records: Records,
     *,
     lock: Lock,
@@ -303,7 +301,7 @@ def rescored_config(manifest: Manifest) -> dict[str, Any]:
     return {**manifest.config, "rescored": manifest.digest}
 
 
-def keep_rescored(stage: StageDir, run: Path, manifest: Manifest, records: Records) -> None:
+def keep_rescored(stage: Run, run: Path, manifest: Manifest, records: Records) -> None:
     """Write records that were graded anew as a run whose parent is the first."""
     out, lock = stage.path, read_lock(run / LOCK)
     bind_lock(out / LOCK, lock | {"versions": package_versions(PACKAGES)})

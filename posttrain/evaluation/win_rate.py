@@ -16,12 +16,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.artifacts import Counts, Parent, parent_of, read_artifact
 from posttrain.config.win_rate import WinRateConfig
 from posttrain.errors import ConfigError
 from posttrain.evaluation.compare import length_difference, side_of
 from posttrain.evaluation.intervals import Clustered, by_question, rate
 from posttrain.rollouts import Completion, Prompt, completion_from_row, prompt_from_row
+from posttrain.runs import Counts, Parent, parent_of, read_artifact
 
 ALL = "all"
 Row = dict[str, Any]

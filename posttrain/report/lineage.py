@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.artifacts import Manifest, Parent, read_artifact, sha256_file
 from posttrain.errors import DataError
+from posttrain.hashing import sha256_file
+from posttrain.runs import Manifest, Parent, read_artifact
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from posttrain.artifacts import FileEntry
 from posttrain.report.lineage import Node, trace
 from posttrain.report.pages.provenance import counts, details, lineage
 from posttrain.report.section import Block, Dialogue, Fold, Section, Styled, Words
 from posttrain.report.write import SECTIONS
+from posttrain.runs import FileEntry
 
 Decode = Callable[[Sequence[int]], str]
 _FILES_SHOWN = 12

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from posttrain.artifacts import atomic_write_text
 from posttrain.errors import DataError
 from posttrain.report.html import page_html
 from posttrain.report.lineage import Node, trace
@@ -28,6 +27,7 @@ from posttrain.report.pages import (
     training,
 )
 from posttrain.report.section import Items, LeftOut, Row, Section, Tile
+from posttrain.runs import atomic_write_text
 
 REPORT = "report.html"
 ACCURACY = "accuracy.json"

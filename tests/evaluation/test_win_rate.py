@@ -14,9 +14,9 @@ from unittest.mock import patch
 import pytest
 import yaml
 
-from posttrain.artifacts import read_artifact
 from posttrain.errors import ConfigError, JudgeError
 from posttrain.evaluation.win_rate import Duel, win_rows
+from posttrain.runs import read_artifact
 from posttrain.sampling.sampler import Request
 from tests.evaluation import small_eval
 from tests.evaluation.judges.test_stage import script, verdict

@@ -16,13 +16,13 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from posttrain.artifacts import Counts, StageDir, read_artifact
 from posttrain.errors import DataError
 from posttrain.report import write_report
 from posttrain.report.console import print_sections
 from posttrain.report.html import page_html
 from posttrain.report.pages.sft_data import lengths, mixture
 from posttrain.report.section import Section, Table
+from posttrain.runs import Counts, Run, read_artifact
 from tests.report.conftest import LOG, write_checkpoint
 
 VOID = {"meta", "br"}
@@ -159,7 +159,7 @@ def test_the_report_is_no_part_of_the_artifact(run):
     before = read_artifact(run / "sft_data")
     write_report(run / "sft_data")
     assert read_artifact(run / "sft_data") == before
-    assert StageDir.open(run / "sft_data", kind="sft_data", config=before.config).complete
+    assert Run.open(run / "sft_data", kind="sft_data", config=before.config).complete
 
 
 def test_each_kind_alone(run):
@@ -292,7 +292,7 @@ def test_the_report_loads_nothing_heavy():
 
 
 def test_an_artifact_without_stats_says_what_is_missing(tmp_path):
-    stage = StageDir.open(tmp_path / "bare", kind="sft_data", config={})
+    stage = Run.open(tmp_path / "bare", kind="sft_data", config={})
     stage.finish(counts=Counts(3, 2, {"empty_answer": 1}), files={})
     page = page_of(tmp_path / "bare")
     assert sections(page) == ["Counts", "Provenance", "Not in this report"]

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from posttrain.artifacts import read_artifact
+from posttrain.runs import read_artifact
 from tests.training.rl.judge_server import judge_server
 
 ROOT = Path(__file__).parents[2]

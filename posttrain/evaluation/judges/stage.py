@@ -17,22 +17,22 @@ from typing import Any
 
 from rich.console import Console
 
-from posttrain.artifacts import (
-    Counts,
-    Manifest,
-    Parent,
-    StageDir,
-    atomic_write_json,
-    atomic_write_text,
-    digest_of,
-    read_artifact,
-)
 from posttrain.config.eval_genrm import EvalGenRmConfig
 from posttrain.errors import DataError
 from posttrain.evaluation.judges.metrics import Judged, judge_cells, judge_differences
 from posttrain.evaluation.tables import print_judges
+from posttrain.hashing import digest_of
 from posttrain.report import ensure_report, write_report
 from posttrain.rollouts import Completion, Prompt, completion_from_row, prompt_from_row
+from posttrain.runs import (
+    Counts,
+    Manifest,
+    Parent,
+    Run,
+    atomic_write_json,
+    atomic_write_text,
+    read_artifact,
+)
 from posttrain.sampling.generate import (
     MADE_BY,
     bind,
@@ -69,7 +69,7 @@ def held_out(recipe: EvalGenRmConfig, data: Manifest) -> list[Prompt]:
 
 
 def run_evaluation(
-    stage: StageDir,
+    stage: Run,
     recipe: EvalGenRmConfig,
     prompts: Sequence[Prompt],
     read: Read,
@@ -159,7 +159,7 @@ def _metrics_of(judgements: Mapping[str, Judgements], *, seed: int) -> dict[str,
 
 
 def _finish(
-    stage: StageDir,
+    stage: Run,
     recipe: EvalGenRmConfig,
     prompts: Sequence[Prompt],
     read: Read,

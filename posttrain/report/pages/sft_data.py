@@ -167,6 +167,10 @@ def origins(stats: Row) -> Iterator[Block]:
     ]
     yield f"Template: {stats['template']['describe']}."
     yield Table(["source", "rows by dialect", "prepared rows by license", "files (sha256)"], rows)
+    unread = [[name, *column] for name, own in sources.items() for column in own["unread"]]
+    if unread:
+        yield "Columns that no part of a record was read from:"
+        yield Table(["source", "column", "rows that fill it", "example"], unread)
     # what no record came from: files of evaluation items, to be kept out
     others = [f"{name} {', '.join(own)}" for name, own in files.items() if name not in sources]
     if others:

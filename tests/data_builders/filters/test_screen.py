@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ import numpy as np
 import pytest
 
 from data_builders.filters.screen import Screen
-from posttrain.config.filters import Filters, RepetitionFilter
+from posttrain.config.filters import Filters
 from posttrain.config.load import validate
 from posttrain.errors import ConfigError
 from posttrain.records import Example, Message, make_example
@@ -49,98 +47,22 @@ def dropped(filters: dict[str, Any], *records: Example) -> list[str | None]:
     return [None if drop is None else drop.reason for drop in screen(records)]
 
 
-def sentences(count: int, seed: int = 0) -> list[str]:
-    rng = random.Random(seed)
-    pool = [f"{a}{b}" for a in "bcdfghklmnprst" for b in ("an", "el", "ior", "uta", "ery", "os")]
-    return [" ".join(rng.choices(pool, k=rng.randint(8, 16))) + "." for _ in range(count)]
+SENTENCE = "But wait, maybe I should check whether the first case really gives seven. "
 
 
-SENTENCE = "But wait, maybe I should check whether the first case really gives seven."
-LOOPS = {
-    "a sentence": " ".join([SENTENCE] * 40),
-    "lines": "\n".join(["Let me try again.", "That does not work either."] * 60),
-    "a digit": "The value is 0." + "3" * 4000,
-    "a counter": " ".join(f"Attempt {k}: the sum is still not equal to ten." for k in range(80)),
-    "behind an honest beginning": " ".join(sentences(60)) + " " + " ".join([SENTENCE] * 60),
-    "amid": " ".join(sentences(30)) + SENTENCE * 80 + " ".join(sentences(30, seed=1)),
-    "blanks": "So the answer is" + " " * 4000 + "7.",
-}
-
-
-@pytest.mark.parametrize("text", LOOPS.values(), ids=LOOPS)
-def test_loops_are_dropped_in_traces_and_in_answers(text: str):
-    assert dropped({}, example("Q?", "7", reasoning=text), example("Q?", text)) == [
-        "repetition",
-        "repetition",
-    ]
-
-
-HONEST = {
-    "prose": " ".join(sentences(200)),
-    "a step revisited": " ".join(
-        [*sentences(20), SENTENCE, *sentences(20, 1), SENTENCE, *sentences(20, 2), SENTENCE]
-    ),
-    "a table": "\n".join(f"| {k} | {k * k} | {k**3 % 97} |" for k in range(60)),
-    "code": "\n".join(
-        f"    if name == {word!r}:\n        return make_{word}(value)"
-        for word in [
-            "alpha",
-            "beta",
-            "gamma",
-            "delta",
-            "epsilon",
-            "zeta",
-            "eta",
-            "theta",
-            "iota",
-            "kappa",
-        ]
-    ),
-    "a refrain": "\n".join(
-        "\n".join([*sentences(4, k), "Sing it low, sing it high,", "the river goes by."])
-        for k in range(6)
-    ),
-    "arithmetic": "\n".join(f"{k} + {k * 7 % 13} = {k + k * 7 % 13}" for k in range(50)),
-}
-
-
-@pytest.mark.parametrize("text", HONEST.values(), ids=HONEST)
-def test_honest_repetition_stays(text: str):
-    assert dropped({}, example("Q?", text), example("Q?", "7", reasoning=text)) == [None, None]
-
-
-def test_a_loop_is_judged_alike_alone_and_among_others():
-    records = [example("Q?", text) for text in (*LOOPS.values(), *HONEST.values())]
-    together = dropped({}, *records)
-    assert together == [dropped({}, record)[0] for record in records]
-    assert together[::-1] == dropped({}, *records[::-1])
-
-
-def test_a_drop_shows_where():
-    text = " ".join(sentences(30)) + " " + " ".join([SENTENCE] * 60)
-    screen = Screen(Filters(), words)
-    [drop] = screen([example("Q?", "7", reasoning=text)])
+def test_a_loop_is_dropped_from_traces_and_answers_and_shown():
+    text = ENGLISH + SENTENCE * 60
+    loop = example("Q?", "7", reasoning=text)
+    assert dropped({}, loop, example("Q?", text), example("Q?", ENGLISH)) == [
+        "repetition", "repetition", None
+    ]  # fmt: skip
+    assert dropped(OFF, loop) == [None]
+    assert dropped({"repetition": {"min_words": 5000}}, loop) == [None]
+    [drop] = Screen(Filters(), words)([loop])
     assert drop is not None
     assert drop.span is not None
     assert (drop.span.message, drop.span.part) == (1, "reasoning")
     assert SENTENCE[:20] in text[drop.span.start : drop.span.end]
-
-
-def test_loops_of_real_sets(shared: Path):
-    """GSM8K's answers and long proofs of DeepSeek: none is dropped."""
-    rows: list[Example] = []
-    for line in (shared / "data" / "gsm8k_train.jsonl").read_text("utf-8").splitlines()[:1500]:
-        row = json.loads(line)
-        rows.append(example(row["question"], row["answer"]))
-    assert set(dropped({}, *rows)) == {None}
-
-
-def test_a_switch_turns_it_off():
-    loop = example("Q?", LOOPS["a sentence"])
-    assert dropped(OFF, loop) == [None]
-    assert dropped({"repetition": {"cycle_words": 5000, "short_words": 5000, "whole_words": 9000, "window_share": 1.0,
-                                   "drift_words": 9000}}, loop) == [None]  # fmt: skip
-    assert RepetitionFilter().window == 512
 
 
 def test_patterns_with_context():

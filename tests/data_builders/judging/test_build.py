@@ -198,7 +198,7 @@ def test_reasoning_makes_warm_up_rows_in_the_given_order_alone(tmp_path: Path):
 
 def test_where_and_strict(tmp_path: Path):
     rows = [*numbered(4, kind="a"), {"prompt": "x?", "chosen": "y", "rejected": "z", "kind": "b"}]
-    made, _, _ = built(tmp_path, {"c": rows}, source_keys={"c": {"where": "kind == 'a'"}})
+    made, _, _ = built(tmp_path, {"c": rows}, source_keys={"c": {"where": {"kind": "a"}}})
     assert made.row_counts["c"].dropped == {"where": 1}
     with pytest.raises(DataError, match=r"c\.jsonl:1"):
         built(tmp_path, {"c": [{"text": "?"}]}, source_keys={"c": {"strict": True}})

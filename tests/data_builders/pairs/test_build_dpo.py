@@ -12,7 +12,6 @@ import yaml
 
 import data_builders.pairs.build as stage
 from data_builders.pairs.shards import read_pairs
-from posttrain.artifacts import Counts, StageDir, read_artifact
 from posttrain.chat import nemotron_3_nano_template, parse_completion, render
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import Message, json_text
@@ -23,6 +22,7 @@ from posttrain.rollouts import (
     completion_to_row,
     prompt_to_row,
 )
+from posttrain.runs import Counts, Run, read_artifact
 from posttrain.sampling.progress import SampleStats
 from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer
 from tests.data_builders.small_build import script, write_tokenizer
@@ -37,7 +37,7 @@ def write_samples(
 ) -> Path:
     """A sampling artifact as `scripts/sample.py` writes it, its completions made up."""
     template = nemotron_3_nano_template()
-    artifact = StageDir.open(folder, kind="samples", config={"seed": seed})
+    artifact = Run.open(folder, kind="samples", config={"seed": seed})
     tokenizer = load_any_tokenizer(str(write_tokenizer(folder / "tokenizer")))
     tokenizer.chat_template = template.source
     tokenizer.save_pretrained(folder / "tokenizer")

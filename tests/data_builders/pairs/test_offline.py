@@ -153,7 +153,7 @@ def test_a_row_that_is_no_pair_is_dropped_by_name(tmp_path: Path, text, row, rea
 
 def test_where_and_strict(tmp_path: Path, text):
     rows = [ROW | {"good": True}, ROW | {"good": False, "chosen": "z"}]
-    found = read(tmp_path, rows, text, where="good")
+    found = read(tmp_path, rows, text, where={"good": True})
     assert [type(f).__name__ for f in found] == ["Pair", "Dropped"]
     with pytest.raises(DataError, match=r"pairs.jsonl:1: identical"):
         read(tmp_path, [{"prompt": "q", "chosen": "a", "rejected": "a"}], text, strict=True)

@@ -17,8 +17,8 @@ from unittest.mock import patch
 import pytest
 import yaml
 
-from posttrain.artifacts import read_artifact
 from posttrain.errors import ConfigError, DataError
+from posttrain.runs import read_artifact
 from posttrain.sampling.sampler import Request
 from tests.data_builders.judging.small import numbered
 from tests.sampling.scripted import END, Scripted

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from posttrain.artifacts import Counts, StageDir
 from posttrain.config.backend import ChatBackend
 from posttrain.errors import ConfigError, JudgeError
 from posttrain.group_rewards import Failure
+from posttrain.runs import Counts, Run
 from posttrain.sampling.engines.chat import ChatSampler
 from posttrain.sampling.engines.http import Client, ClientSettings
 from posttrain.sampling.sampler import Generation, Request
@@ -291,7 +291,7 @@ def test_a_recipe_seats_its_models(tmp_path: Path):
     model = config().models[0]
     seat = judge_sampler(model, Scripted(fair), template=None)
     assert (seat.layout, seat.at_once) == ("compact", 32)
-    judge = StageDir.open(tmp_path / "judge", kind="checkpoint", config={})
+    judge = Run.open(tmp_path / "judge", kind="checkpoint", config={})
     judge.finish(counts=Counts(0, 0), files={}, stats={"layout": "compact"})
     trained = model.model_copy(update={"checkpoint": str(tmp_path / "judge")})
     assert judge_sampler(trained, Scripted(fair), template=None).layout == "compact"

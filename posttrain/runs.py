@@ -1,4 +1,9 @@
-"""A stage's output directory: files first, `manifest.json` last, and nothing trusted without it.
+"""A stage's output directory: locked while it works, its manifest written last, and no input
+trusted without one.
+
+    with open_run(Path("runs/x"), kind="sft_data", config=config) as run:
+        …
+        run.finish(counts=Counts(rows_in=10, kept=9, dropped={"empty_answer": 1}), files={…})
 
     {"kind": "sft_data", "config_digest": "9c1e…", "counts": {"in": 10, "kept": 9, "dropped":
      {"empty_answer": 1}}, "parents": [{"path": "../world", "digest": "77ab…"}], "files": […], …}
@@ -10,15 +15,17 @@ path: the same inputs give the same digest on any machine with the same package 
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
+import fcntl
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from posttrain.errors import ConfigError, DataError
+from posttrain.errors import ConfigError, DataError, PosttrainError
+from posttrain.hashing import digest_of, sha256_file
 from posttrain.versions import package_versions
 
 MANIFEST = "manifest.json"
@@ -78,37 +85,12 @@ class Manifest:
     run: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-def digest_of(value: object) -> str:
-    """sha256 of canonical JSON: sorted keys, no spaces."""
-    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def sha256_file(path: Path) -> str:
-    """sha256 of a file's bytes, read in pieces."""
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
-
-
-def atomic_write_text(path: Path, text: str) -> None:
-    """Write a text file so that a reader sees all of it or the old one, also after a crash."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as handle:
-        handle.write(text)
-        handle.flush()
-        os.fsync(handle.fileno())
-    partial.replace(path)
-
-
-def atomic_write_json(path: Path, value: object) -> None:
-    """`atomic_write_text` of indented JSON."""
-    atomic_write_text(path, json.dumps(value, ensure_ascii=False, indent=1) + "\n")
+# ---- an output directory ----
 
 
 @dataclass(frozen=True, slots=True)
-class StageDir:
-    """An output directory claimed by one stage with one config."""
+class Run:
+    """An output directory that belongs to one stage with one config."""
 
     path: Path
     kind: str
@@ -117,40 +99,37 @@ class StageDir:
 
     @classmethod
     def open(
-        cls, out: Path | str, *, kind: str, config: Mapping[str, Any], claim: bool = True
-    ) -> StageDir:
+        cls, out: Path | str, *, kind: str, config: Mapping[str, Any], dry_run: bool = False
+    ) -> Run:
         """Create the directory, or take it up again if this very config made it.
 
         Args:
             config: the resolved recipe without its output path, JSON-able.
-            claim: False checks whether the directory could be had, and writes nothing.
+            dry_run: only check that the directory can be used, and write nothing.
 
         Raises:
             ConfigError: the directory belongs to another config or stage, or holds foreign files.
         """
         out = Path(out)
-        stage = cls(path=out, kind=kind, config=config, config_digest=digest_of(config))
+        run = cls(path=out, kind=kind, config=config, config_digest=digest_of(config))
         marker = out / STAGE
         text = marker.read_text("utf-8") if marker.is_file() else "{}"
-        marked = cast(dict[str, Any], json.loads(text))
-        if marked and not (marked.get("given_back") and marked["kind"] == kind):
-            stage._refuse_foreign(marked)
-            return stage
+        owner = cast(dict[str, Any], json.loads(text))
+        if owner and not (owner.get("released") and owner["kind"] == kind):
+            run._refuse_foreign(owner)
+            return run
         if out.exists() and not out.is_dir():
             raise ConfigError(f"{out} is a file; out= must name a directory")
-        if (
-            not marked
-            and out.is_dir()
-            and any(p.name != f".{STAGE}.partial" for p in out.iterdir())
-        ):
+        partial = f".{STAGE}.partial"
+        if not owner and out.is_dir() and any(p.name != partial for p in out.iterdir()):
             raise ConfigError(
                 f"{out} is not empty and was not made by a stage of ours; choose another out="
             )
-        if claim:
-            stage._mark()
-        return stage
+        if not dry_run:
+            run._write_owner()
+        return run
 
-    def give_back(self, *, scratch: str | None = None) -> None:
+    def release(self, *, scratch: str | None = None) -> None:
         """Let another config have the directory, if this one failed before it made anything.
 
         A recipe is wrong more often than right at first; the corrected one may use the same `out`.
@@ -163,22 +142,21 @@ class StageDir:
             for path in self.path.rglob("*")
             if path.is_file()
         ):
-            self._mark(given_back=True)
+            self._write_owner(released=True)
 
-    def _mark(self, **more: bool) -> None:
+    def _write_owner(self, **more: bool) -> None:
         body = {"kind": self.kind, "config": self.config, "config_digest": self.config_digest}
         atomic_write_json(self.path / STAGE, body | more)
 
-    def _refuse_foreign(self, marked: Mapping[str, Any]) -> None:
-        if marked["kind"] == self.kind and marked["config_digest"] == self.config_digest:
-            return
-        if marked["kind"] != self.kind:
-            raise ConfigError(f"{self.path} holds a {marked['kind']!r} artifact, not {self.kind!r}")
-        changed = ", ".join(differing_keys(marked["config"], self.config)) or "(nested values)"
-        raise ConfigError(
-            f"{self.path} was made by another config (they differ in: {changed}); "
-            "choose another out=, or delete the directory to start over"
-        )
+    def _refuse_foreign(self, owner: Mapping[str, Any]) -> None:
+        if owner["kind"] != self.kind:
+            raise ConfigError(f"{self.path} holds a {owner['kind']!r} artifact, not {self.kind!r}")
+        if owner["config_digest"] != self.config_digest:
+            changed = ", ".join(differing_keys(owner["config"], self.config)) or "(nested values)"
+            raise ConfigError(
+                f"{self.path} was made by another config (they differ in: {changed}); "
+                "choose another out=, or delete the directory to start over"
+            )
 
     @property
     def complete(self) -> bool:
@@ -204,17 +182,17 @@ class StageDir:
         Args:
             run: how it was made, for readers; kept out of the digest.
         """
-        entries = tuple(_file_entry(self.path, name, rows) for name, rows in sorted(files.items()))
+        entries = [
+            FileEntry(name, rows, (self.path / name).stat().st_size, sha256_file(self.path / name))
+            for name, rows in sorted(files.items())
+        ]
         body: dict[str, Any] = {
             "kind": self.kind,
             "config": self.config,
             "config_digest": self.config_digest,
-            "parents": [{"path": p.path, "digest": p.digest, "kind": p.kind} for p in parents],
+            "parents": [asdict(parent) for parent in parents],
             "counts": {"in": counts.rows_in, "kept": counts.kept, "dropped": dict(counts.dropped)},
-            "files": [
-                {"path": f.path, "rows": f.rows, "bytes": f.bytes, "sha256": f.sha256}
-                for f in entries
-            ],
+            "files": [asdict(entry) for entry in entries],
             "versions": package_versions(),
             "template_digest": template_digest,
             "seed": seed,
@@ -225,6 +203,62 @@ class StageDir:
         body["digest"] = _manifest_digest(body)
         atomic_write_json(self.path / MANIFEST, body)
         return _manifest(body)
+
+
+@contextlib.contextmanager
+def open_run(
+    out: Path, *, kind: str, config: Mapping[str, Any], scratch: str | None = None
+) -> Generator[Run]:
+    """The output directory of one stage, locked while it works and released if it made nothing.
+
+    Args:
+        scratch: as in `Run.release`.
+
+    Raises:
+        ConfigError: as `locked` and `Run.open`.
+    """
+    with locked(out):
+        run = Run.open(out, kind=kind, config=config)
+        try:
+            yield run
+        except PosttrainError:
+            run.release(scratch=scratch)
+            raise
+
+
+@contextlib.contextmanager
+def locked(out: Path) -> Generator[None]:
+    """Create the directory if need be and lock it.
+
+    The lock is the kernel's, on the directory itself: it leaves no file and goes with the process,
+    also when that is killed.
+
+    Raises:
+        ConfigError: another process holds it, or it cannot be created.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        handle = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ConfigError(f"out={out}: {error.filename} is a file; name a directory") from error
+    except OSError as error:
+        raise ConfigError(f"out={out} cannot be created: {error.strerror}") from error
+    try:
+        # a network file system may have no locks: there the user takes care
+        with contextlib.suppress(OSError):
+            _lock(handle, out)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _lock(handle: int, out: Path) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ConfigError(
+            f"another process is at work in {out}; wait for it, or choose another out="
+        ) from error
 
 
 def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -238,6 +272,9 @@ def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str =
         elif a != b:
             keys.append(f"{prefix}{key}")
     return keys
+
+
+# ---- finished artifacts ----
 
 
 def parent_of(path: Path | str, *, relative_to: Path, manifest: Manifest) -> Parent:
@@ -258,37 +295,28 @@ def read_artifact(path: Path | str, *, kind: str | None = None, verify: bool = T
         DataError: no manifest (the stage has not finished), another kind, or changed files.
     """
     path = Path(path)
+    file = path / MANIFEST
     if not path.is_dir():
         raise DataError(f"no artifact at {path}: there is no such directory")
-    if not (path / MANIFEST).is_file():
+    if not file.is_file():
         hint = "its stage has not finished" if (path / STAGE).is_file() else "it is not an artifact"
         raise DataError(f"{path} has no {MANIFEST}: {hint}")
     try:
-        body = cast(dict[str, Any], json.loads((path / MANIFEST).read_text("utf-8")))
+        body = cast(dict[str, Any], json.loads(file.read_text("utf-8")))
         manifest = _manifest(body)
     except (json.JSONDecodeError, KeyError, TypeError, AssertionError) as error:
-        raise DataError(f"{path / MANIFEST} is damaged: {error!r}") from error
+        raise DataError(f"{file} is damaged: {error!r}") from error
     if kind is not None and manifest.kind != kind:
         raise DataError(f"{path} is a {manifest.kind!r} artifact, {kind!r} is needed here")
     if manifest.digest != _manifest_digest(body):
-        raise DataError(f"{path / MANIFEST} was edited: its digest does not match its content")
-    if verify:
-        _verify_files(path, manifest)
+        raise DataError(f"{file} was edited: its digest does not match its content")
+    for entry in manifest.files if verify else ():
+        listed = path / entry.path
+        if not listed.is_file():
+            raise DataError(f"{listed} is missing, {file} lists it")
+        if listed.stat().st_size != entry.bytes or sha256_file(listed) != entry.sha256:
+            raise DataError(f"{listed} has changed since {file} was written")
     return manifest
-
-
-def _verify_files(path: Path, manifest: Manifest) -> None:
-    for entry in manifest.files:
-        file = path / entry.path
-        if not file.is_file():
-            raise DataError(f"{file} is missing, {path / MANIFEST} lists it")
-        if file.stat().st_size != entry.bytes or sha256_file(file) != entry.sha256:
-            raise DataError(f"{file} has changed since {path / MANIFEST} was written")
-
-
-def _file_entry(root: Path, name: str, rows: int | None) -> FileEntry:
-    file = root / name
-    return FileEntry(path=name, rows=rows, bytes=file.stat().st_size, sha256=sha256_file(file))
 
 
 def _manifest_digest(body: Mapping[str, Any]) -> str:
@@ -300,17 +328,28 @@ def _manifest_digest(body: Mapping[str, Any]) -> str:
 
 def _manifest(body: Mapping[str, Any]) -> Manifest:
     counts = body["counts"]
-    return Manifest(
-        kind=body["kind"],
-        config=body["config"],
-        config_digest=body["config_digest"],
-        parents=tuple(Parent(**parent) for parent in body["parents"]),
-        counts=Counts(rows_in=counts["in"], kept=counts["kept"], dropped=counts["dropped"]),
-        files=tuple(FileEntry(**entry) for entry in body["files"]),
-        versions=body["versions"],
-        template_digest=body["template_digest"],
-        seed=body["seed"],
-        stats=body["stats"],
-        digest=body["digest"],
-        run=body.get("run", {}),
-    )
+    typed: dict[str, Any] = {
+        "parents": tuple(Parent(**parent) for parent in body["parents"]),
+        "counts": Counts(rows_in=counts["in"], kept=counts["kept"], dropped=counts["dropped"]),
+        "files": tuple(FileEntry(**entry) for entry in body["files"]),
+    }
+    return Manifest(**{**body, **typed})
+
+
+# ---- files that appear whole ----
+
+
+def atomic_write_text(path: Path, text: str) -> None:
+    """Write a text file so that a reader sees all of it or the old one, also after a crash."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("w", encoding="utf-8") as handle:
+        handle.write(text)
+        handle.flush()
+        os.fsync(handle.fileno())
+    partial.replace(path)
+
+
+def atomic_write_json(path: Path, value: object) -> None:
+    """`atomic_write_text` of indented JSON."""
+    atomic_write_text(path, json.dumps(value, ensure_ascii=False, indent=1) + "\n")
