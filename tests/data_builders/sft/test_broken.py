@@ -120,7 +120,12 @@ def test_a_template_without_reasoning_is_refused_for_data_that_reasons(tmp_path)
     recipe = write_recipe(tmp_path, tokenizer=tokenizer)
     with pytest.raises(ConfigError, match=r"leaves out .*the reasoning of message \d+"):
         build(recipe)
-    build(recipe, "reasoning.strip=1.0", "tokenizer.allow_left_out=[tools,tool_call]")
+    build(
+        recipe,
+        "reasoning.strip=1.0",
+        "tokenizer.allow_left_out=[tools,tool_call]",
+        "limits.max_empty_answers=null",
+    )
     assert {row["reasoning"] for row in index(tmp_path / "out")} == {"off"}
 
 
