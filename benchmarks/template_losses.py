@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -189,7 +189,7 @@ def lost_parts(source: str, case: Case) -> list[str] | None:
         try:
             rendered, _ = render_jinja_template(
                 conversations=[rows],
-                tools=tools_to_template(case.example.tools),
+                tools=cast(Any, tools_to_template(case.example.tools)),  # it takes functions too
                 chat_template=source,
                 enable_thinking=reasons,
                 **VARIABLES,
