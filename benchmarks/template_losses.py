@@ -14,11 +14,14 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import random
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
