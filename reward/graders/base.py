@@ -9,13 +9,13 @@ no format, leaves the attempt unscored. An answer outside the requested format s
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from posttrain.records import Score
 from posttrain.rollouts import Completion, Prompt, metadata_of
-from reward.graders.final_answer import LABEL, TAG, joined_boxes
+from reward.graders.final_answer import LABEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,52 +38,23 @@ class Grader(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
-    """`requested` finds it in a prompt; `used` says whether a completion's answer has it."""
-
-    name: str
-    requested: re.Pattern[str]
-    used: Callable[[str], object]
-
-
-_FORMATS = (
-    Format("\\boxed{…}", re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])"), joined_boxes),
-    Format(
-        "<answer>…</answer>",
-        re.compile(r"</?answer>", re.IGNORECASE),
-        lambda answer: any(tag.strip() for tag in TAG.findall(answer)),
-    ),
-    Format(
-        "#### …", re.compile(r"\#{4}"), re.compile(r"^[ \t]*\#{4}[ \t]*\S", re.MULTILINE).search
-    ),
+# name → how a prompt asks for it, what an answer in it holds
+_FORMATS = {
+    "\\boxed{…}": (r"\\(?:boxed|fbox)(?![A-Za-z])", r"\\(?:boxed|fbox)\s*\{\s*[^\s}][^{}]*[{}]"),
+    "<answer>…</answer>": (r"(?i)</?answer>", r"(?i)<answer>\s*[^\s<]"),
+    "#### …": (r"\#{4}", r"(?m)^[ \t]*\#{4}[ \t]*\S"),
     # quoted, or with what is to be filled in behind it; "Answer:" at the end asks for nothing
-    Format(
-        "Answer: …",
-        re.compile(
-            r"(?<!\w)[\"'`“‘][^\"'`”’\n]{0,30}\b[Aa](?:nswer|NSWER)\b(?:[ \t]+is\b|[ \t*]*:)"
-            r"|\b[Aa](?:nswer|NSWER)[ \t*]*:[ \t*]*(?:\$?[A-Z]{3,}\b|X\b|[<\[({_]|\$[a-z]|\.\.\.|…)"
-        ),
-        LABEL.search,
+    "Answer: …": (
+        r"(?<!\w)[\"'`“‘][^\"'`”’\n]{0,30}\b[Aa](?:nswer|NSWER)\b(?:[ \t]+is\b|[ \t*]*:)"
+        r"|\b[Aa](?:nswer|NSWER)[ \t*]*:[ \t*]*(?:\$?[A-Z]{3,}\b|X\b|[<\[({_]|\$[a-z]|\.\.\.|…)",
+        f"(?im){LABEL.pattern}",
     ),
-    Format(
-        "JSON",
-        re.compile(
-            r"\b(?:in|as|with|return|output|produce|write|give|valid)\s+"
-            r"(?:(?:an?|one|only|valid|the|following|single)\s+)*JSON\b",
-            re.IGNORECASE,
-        ),
-        re.compile(r"[{\[]").search,
+    "JSON": (
+        r"(?i)\b(?:in|as|with|return|output|produce|write|give|valid)\s+"
+        r"(?:(?:an?|one|only|valid|the|following|single)\s+)*JSON\b",
+        r"[{\[]",
     ),
-)
-_OUTPUT_REGEX = Format("what its output_regex matches", re.compile(r"(?!)"), lambda answer: False)
-
-
-def requested_formats(prompt: Prompt) -> list[Format]:
-    """The formats that a prompt's system and user messages, or its `output_regex`, ask for."""
-    text = "\n".join(m.content for m in prompt.messages if m.role in ("system", "user"))
-    forms = [form for form in _FORMATS if form.requested.search(text)]
-    return [*forms, _OUTPUT_REGEX] if metadata_of(prompt).get("output_regex") else forms
+}
 
 
 SHOWN = 200  # characters of an answer or gold in a score
@@ -105,15 +76,22 @@ def no_answer(attempt: Attempt) -> Score:
     It is wrong if it is empty, or lacks the format that its prompt asks for. Otherwise the answer
     may stand where it is not looked for, or be written as it is not read.
     """
-    answer, forms = attempt.completion.answer, requested_formats(attempt.prompt)
+    answer, prompt = attempt.completion.answer, attempt.prompt
     if not answer.strip():
         return Score(0.0, None, "no answer: empty")
-    if not forms:
+    question = "\n".join(m.content for m in prompt.messages if m.role in ("system", "user"))
+    names = [name for name, (requested, _) in _FORMATS.items() if re.search(requested, question)]
+    used = any(re.search(_FORMATS[name][1], answer) for name in names)
+    if metadata_of(prompt).get("output_regex"):
+        names.append("what its output_regex matches")
+    if not names:
         return unscored(None, "no answer found; the prompt asks for no format")
-    names = " or ".join(form.name for form in forms)
-    if any(form.used(answer) for form in forms):
-        return unscored(None, f"no answer that can be read in the {names} that the prompt asks for")
-    return Score(0.0, None, f"no answer found; the prompt asks for {names}")
+    formats = " or ".join(names)
+    if used:
+        return unscored(
+            None, f"no answer that can be read in the {formats} that the prompt asks for"
+        )
+    return Score(0.0, None, f"no answer found; the prompt asks for {formats}")
 
 
 def verdict(correct: bool, answer: str, gold: str) -> Score:

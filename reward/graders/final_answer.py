@@ -20,6 +20,7 @@ from posttrain.jsontext import load_json
 from reward.graders.numbers import known_unit_length
 from reward.graders.tidy import tidy
 
+LABELS = 8  # labels that are looked at, from the last
 LINE = 2000  # characters of a line that are looked at
 SHORT = 40  # characters of a first line that may be the answer
 CLOSING_LINES = 2  # lines without a number that may follow the answer: "Hope this helps!"
@@ -91,7 +92,7 @@ def answer_places(text: str) -> Iterator[AnswerPlace]:
     if field is not None:
         yield AnswerPlace("json", field)
         return
-    for label in reversed(list(LABEL.finditer(text))):
+    for label in list(LABEL.finditer(text))[: -LABELS - 1 : -1]:
         rest = text[label.end() : label.end() + LINE].strip()
         if rest and not _DENIAL.search(label.group()):
             yield AnswerPlace("label", rest)

@@ -24,42 +24,18 @@ PHRASINGS = (
 # families of reasoning-gym whose answer is a number, a list of numbers or a formula, and whose own
 # grader looks at its value; `tolerance` where it asks for no exact value
 FAMILIES: dict[str, float | None] = {
-    **dict.fromkeys(
-        [
-            "basic_arithmetic",
-            "chain_sum",
-            "complex_arithmetic",
-            "count_bits",
-            "count_primes",
-            "decimal_chain_sum",
-            "dice",
-            "gcd",
-            "gsm_symbolic",
-            "intermediate_integration",
-            "lcm",
-            "leg_counting",
-            "letter_counting",
-            "number_format",
-            "number_sequence",
-            "polynomial_equations",
-            "polynomial_multiplication",
-            "products",
-            "rectangle_count",
-            "rotten_oranges",
-            "largest_island",
-            "simple_equations",
-            "simple_integration",
-            "base_conversion",
-            "binary_alternation",
-            "self_reference",
-            "aiw",
-            "maze",
-        ]
-    ),
+    **dict.fromkeys([
+        "basic_arithmetic", "chain_sum", "complex_arithmetic", "count_bits", "count_primes",
+        "decimal_chain_sum", "dice", "gcd", "gsm_symbolic", "intermediate_integration", "lcm",
+        "leg_counting", "letter_counting", "number_format", "number_sequence",
+        "polynomial_equations", "polynomial_multiplication", "products", "rectangle_count",
+        "rotten_oranges", "largest_island", "simple_equations", "simple_integration",
+        "base_conversion", "binary_alternation", "self_reference", "aiw", "maze",
+    ]),
     "decimal_arithmetic": 2.5e-4,
     "advanced_geometry": 1e-4,
     "power_function": 5e-3,
-}
+}  # fmt: skip
 # (family, gold, answer) → how often, and why we accept what their grader does not
 DISAGREEMENTS = {
     ("decimal_arithmetic", "-481.765010792", "-481.797578712"): (1, "their tolerance is absolute"),
