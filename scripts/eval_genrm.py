@@ -27,7 +27,7 @@ from posttrain.config.command import parse_recipe, recipe_parser
 from posttrain.config.eval_genrm import EvalGenRmConfig
 
 if TYPE_CHECKING:
-    from posttrain.evaluation.judges.metrics import Judged
+    from posttrain.evaluation.judges import Judged
     from posttrain.rollouts import Completion, Prompt
 
 KIND, WORK = "genrm_evaluation", "work"
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> None:
         parser = argparse.ArgumentParser(description="Figures of a run's records, read again.")
         parser.add_argument("run", type=Path, help="a finished evaluation of judges")
         run: Path = parser.parse_intermixed_args(arguments[1:]).run
-        from posttrain.evaluation.judges.stage import rescore
+        from posttrain.evaluation.judges import rescore
 
         rescore(run, judged_of, console)
     else:
@@ -52,7 +52,7 @@ def evaluate(arguments: list[str], console: Console) -> None:
     recipe, options = parse_recipe(parser, EvalGenRmConfig, arguments)
     out, data = Path(recipe.out), read_artifact(recipe.data, kind="genrm_data")
 
-    from posttrain.evaluation.judges.stage import held_out, run_evaluation
+    from posttrain.evaluation.judges import held_out, run_evaluation
     from posttrain.evaluation.stage import checkpoint_parents
 
     prompts = held_out(recipe, data)
@@ -73,7 +73,7 @@ def evaluate(arguments: list[str], console: Console) -> None:
 
 def judged_of(checkpoint: str, prompt: Prompt, completion: Completion) -> Judged | None:
     """A judgement compared with its gold; None where the backend failed."""
-    from posttrain.evaluation.judges.metrics import Judged
+    from posttrain.evaluation.judges import Judged
     from posttrain.rollouts import metadata_of
     from reward.judge.training import gold_from, outcome_of, preferred
 

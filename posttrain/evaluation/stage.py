@@ -9,7 +9,6 @@ Prompts, environments and graders are arguments; samples are made as `scripts/sa
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -61,8 +60,8 @@ from posttrain.evaluation.tables import print_cells, print_pairs
 from posttrain.models.chat_template import PromptRenderer
 from posttrain.records import json_text
 from posttrain.report import ensure_report, write_report
-from posttrain.rollouts import completion_from_row, prompt_to_row
-from posttrain.sampling.generate import generate, tasks_of
+from posttrain.rollouts import prompt_to_row
+from posttrain.sampling.generate import generate, read_completions, tasks_of
 from posttrain.sampling.open import opened_sampler
 from posttrain.sampling.progress import ProgressBar
 from posttrain.sampling.rollout import OpenEnvironment
@@ -228,9 +227,8 @@ async def _unit_records(
         max_failure_rate=recipe.max_failure_rate,
         progress=meter,
     )
-    with samples.open(encoding="utf-8") as lines:
-        completions = [completion_from_row(json.loads(line)) for line in lines]
-    attempts = list(zip((task.prompt for task in tasks), completions, strict=True))
+    prompts = (task.prompt for task in tasks)
+    attempts = list(zip(prompts, read_completions(samples), strict=True))
     # graders may run an event loop of their own
     return await asyncio.to_thread(grade_completions, checkpoint, attempts, plan.grade)
 

@@ -10,7 +10,6 @@ else is a tie, so that a judge's liking for a position decides nothing. Score = 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,8 +19,9 @@ from posttrain.artifacts import Counts, Parent, parent_of, read_artifact
 from posttrain.config.win_rate import WinRateConfig
 from posttrain.errors import ConfigError
 from posttrain.evaluation.compare import length_difference, side_of
-from posttrain.evaluation.intervals import Clustered, by_question, rate
-from posttrain.rollouts import Completion, Prompt, completion_from_row, prompt_from_row
+from posttrain.evaluation.intervals import by_question, rate
+from posttrain.rollouts import Completion, Prompt
+from posttrain.sampling.generate import read_completions, read_prompts
 
 ALL = "all"
 Row = dict[str, Any]
@@ -101,16 +101,15 @@ def _row(unit: str, duels: Sequence[Duel], seed: int) -> Row:
     for name, value_of in _RATES.items():
         values = [(value_of(duel), duel.question) for duel in duels]
         kept = [(float(value), question) for value, question in values if value is not None]
-        estimate = rate([value for value, _ in kept], [question for _, question in kept])
+        estimate = rate(kept)
         row[name] = None if estimate is None else asdict(estimate)
-    before, after = _lengths(duels, "before_tokens"), _lengths(duels, "after_tokens")
+    before, after = (
+        by_question([(getattr(duel, side), duel.question) for duel in duels])
+        for side in ("before_tokens", "after_tokens")
+    )
     several = len(before.names) > 1
     row["tokens"] = asdict(length_difference(before, after, seed=seed)) if several else None
     return row
-
-
-def _lengths(duels: Sequence[Duel], name: str) -> Clustered:
-    return by_question([getattr(d, name) for d in duels], [d.question for d in duels])
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +165,8 @@ def read_answers(path: str, out: Path) -> PolicyAnswers:
     """
     if Path(path).is_dir() and read_artifact(path, verify=False).kind == "samples":
         run, name, manifest = Path(path), "", read_artifact(path, kind="samples")
-        with (run / "prompts.jsonl").open(encoding="utf-8") as lines:
-            prompts = [prompt_from_row(json.loads(line)) for line in lines]
-        with (run / "samples.jsonl").open(encoding="utf-8") as lines:
-            completions = [completion_from_row(json.loads(line)) for line in lines]
+        prompts = read_prompts(run / "prompts.jsonl")
+        completions = read_completions(run / "samples.jsonl")
     else:
         side = side_of(path)
         run, name = side.run, side.checkpoint

@@ -20,13 +20,19 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 from posttrain.artifacts import atomic_write_json, atomic_write_text, differing_keys
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import json_text
-from posttrain.rollouts import Completion, Prompt, completion_to_row, prompt_to_row
+from posttrain.rollouts import (
+    Completion,
+    Prompt,
+    completion_from_row,
+    completion_to_row,
+    prompt_from_row,
+    prompt_to_row,
+)
 from posttrain.sampling.progress import SampleStats, SamplingProgress
 from posttrain.sampling.rollout import OpenEnvironment, RolloutLimits, Task, roll_out_each
 from posttrain.sampling.sampler import Sampler
@@ -168,6 +174,18 @@ def prompt_lines(prompts: Sequence[Prompt]) -> str:
     return "".join(row_line(prompt_to_row(prompt)) for prompt in prompts)
 
 
+def read_prompts(path: Path) -> list[Prompt]:
+    """The prompts of a `prompts.jsonl`."""
+    with path.open(encoding="utf-8") as lines:
+        return [prompt_from_row(json.loads(line)) for line in lines]
+
+
+def read_completions(path: Path) -> list[Completion]:
+    """The completions of a `samples.jsonl`."""
+    with path.open(encoding="utf-8") as lines:
+        return [completion_from_row(json.loads(line)) for line in lines]
+
+
 def bind(work: Path, made_by: Mapping[str, Any]) -> None:
     """Note what unfinished samples are made by, or refuse to mix them with others.
 
@@ -212,12 +230,7 @@ class Journal:
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._sync()
         self._file.close()
 
