@@ -1,18 +1,18 @@
 """What decontamination finds and what it leaves alone, on real sets and real evaluation items.
 
-    python benchmarks/decontamination.py --data ../shared/data [--pairs]
+    python benchmarks/decontamination.py --data ../shared/data [--half 1] [--pairs]
 
-Items are planted in a conversation: as they are, in the middle of other words, in capitals with
-other layout and punctuation, with words joined where punctuation was, with one word in twenty
-replaced, seven tenths of them. Unplanted, all conversations and other rows of the sets are looked
-at; what is found is listed with `--pairs`, to be read. The last line is about conversations and
-items that have nothing to do with each other (`UNRELATED`).
+Every MMLU question is planted as a multiple-choice prompt, in several layouts; items of other files
+in a conversation: amid words, in other layout, with some words or all numbers replaced, in part.
+Items are every other row of each file (`--half`). Then what of all items is in the sets as they
+are, listed with `--pairs`, and the speed.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import re
 import sys
 import time
 from collections import Counter
@@ -21,138 +21,138 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.dedup_sets import sets_in
-from data_builders.decontamination.items import read_items
+from benchmarks.deduplication import sets_in
+from data_builders.decontamination.items import Item, read_items
 from data_builders.decontamination.match import Decontaminator
-from data_builders.decontamination.words import words_of
 from data_builders.filters.drop import Drop
 from posttrain.config.decontamination import DecontaminationConfig, EvaluationFile
 from posttrain.records import Example
 from tests.data_builders.dedup.copies import chat
 
+MMLU = EvaluationFile(path="mmlu_dev_val.jsonl", fields=("question", "A", "B", "C", "D"))
 FILES = (
-    EvaluationFile(path="mmlu_dev_val.jsonl", fields=("question",)),
+    MMLU,
     EvaluationFile(path="mt_bench.jsonl", fields=("turns",)),
     EvaluationFile(path="humaneval.jsonl", fields=("prompt",)),
     EvaluationFile(path="ifeval.jsonl", fields=("prompt",)),
     EvaluationFile(path="bfcl_nonlive.jsonl", fields=("question",)),
     EvaluationFile(path="workbench_tasks.jsonl", fields=("query",)),
+    EvaluationFile(path="gsm8k_train.jsonl", fields=("question",)),
 )
-GSM8K = EvaluationFile(path="gsm8k_train.jsonl", fields=("question",))
-# tasks and prompts gathered from many places, such as those of the evaluation files
-ROWS = ("nemo_gym_example_tasks.jsonl", "open_instruct_human_eval_pairs.jsonl")
-# dialogues of travel and shops, requests of files: nothing that these files ask
-UNRELATED = ("sgd", "tau", "toolset")
-# many items of these are sentences like those of the sets above, or speak of the same things
-_OF_THE_KIND = ("workbench_tasks.jsonl", "bfcl_nonlive.jsonl")
+# of the sets these are the items themselves
+_ITEMS_TOO = ("gsm8k",)
 _PLANTED = 500
-_TIMES = 3  # of which the quickest counts
-_BATCH = 128  # records looked at together, as in a build
+_BATCH = 128  # records in one call, as in a build
+LAYOUTS: dict[str, Callable[[Item], str]] = {
+    "A. one": lambda item: f"Question: {item.text}\n{_labelled(item, '{}. {}')}\nAnswer:",
+    "Options: (A) one": lambda item: (
+        f"{item.text}\nOptions:\n{_labelled(item, '({}) {}')}\nLet's think step by step."
+    ),
+    "- one": lambda item: f"{item.text}\n" + "\n".join(f"- {o}" for o in item.options),
+    "a) one, in one line": lambda item: f"{item.text} {_labelled(item, '{}) {}', ' ').lower()}",
+    "JSON, reversed": lambda item: (
+        f"Answer this: {{'question': {item.text!r}, 'choices': {list(item.options[::-1])!r}}}"
+    ),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What decontamination finds on real sets.")
     parser.add_argument("--data", type=Path, required=True, help="the folder of the sets")
+    parser.add_argument("--half", type=int, choices=(0, 1), default=1, help="even or odd rows")
     parser.add_argument("--pairs", action="store_true", help="list what is found unplanted")
     options = parser.parse_args()
-    sets = sets_in(options.data)
-    print("| items of | as they are | amid other words | other layout | joined | replaced | 70 % |")
-    print("|---|---|---|---|---|---|---|")
-    for file in (*FILES, GSM8K):
-        planted(file, options.data)
-    overlaps({**sets, **rows_of(options.data)}, options.data, listed=options.pairs)
-    unrelated(sets, options.data)
+    multiple_choice(options.data)
+    planted(options.data, options.half)
+    overlaps(options.data, listed=options.pairs)
 
 
-def load(files: tuple[EvaluationFile, ...], data: Path, coverage: float = 0.6) -> Decontaminator:
-    return Decontaminator.load(DecontaminationConfig(files=files, coverage=coverage), data)
+def load(files: tuple[EvaluationFile, ...], data: Path) -> Decontaminator:
+    return Decontaminator.load(DecontaminationConfig(files=files), data)
 
 
-def planted(file: EvaluationFile, data: Path) -> None:
-    """Items hidden in conversations, and how many are found. Short items count as whole messages,
-    so they are only planted as they are."""
-    found = load((file,), data)
-    rng = random.Random(0)
-    items = [item.text for read in read_items(file, data) for item in read.items]
-    items = rng.sample(items, min(_PLANTED, len(items)))
-    ngram = found.index.ngram
-    long = [text for text in items if len(words_of(text)) >= ngram]
-    plain = [text for text in items if len(words_of(text)) >= 5]
-    forms: list[tuple[list[str], Callable[[str], str]]] = [
-        (plain, lambda text: text),
-        (long, lambda text: f"Before we start: {text} Please think about it first."),
-        (long, lambda text: "\n".join("".join(c if c.isalnum() else " " for c in text).split())),
-        (long, lambda text: "".join(c for c in text if c.isalnum() or c.isspace()).upper()),
-        (long, lambda text: replaced(text, rng)),
-        (long, lambda text: " ".join(text.split(" ")[: round(0.7 * len(text.split(" ")))])),
-    ]
-    shown: list[str] = []
-    for texts, form in forms:
-        hits = sum(found.drop(chat(form(text), "I see.")) is not None for text in texts)
-        shown.append(f"{hits / len(texts):.3f} of {len(texts)}" if texts else "-")
-    print(f"| {file.path} | {' | '.join(shown)} |", flush=True)
+def found(decontaminator: Decontaminator, texts: list[str]) -> str:
+    drops = decontaminator.drops([chat(text, "I see.") for text in texts])
+    return f"{sum(d is not None for d in drops) / max(len(texts), 1):.3f}"
 
 
-def replaced(text: str, rng: random.Random) -> str:
-    """One word in twenty is another."""
-    return " ".join("another" if rng.random() < 0.05 else word for word in text.split(" "))
-
-
-def rows_of(data: Path) -> dict[str, list[Example]]:
-    """Rows that are no conversations: each of their texts as a question."""
-    return {
-        path: [
-            chat(item.text, "I see.")
-            for read in read_items(EvaluationFile(path=path), data)
-            for item in read.items
+def multiple_choice(data: Path) -> None:
+    """Every question in every layout, with its options named under `fields` and without."""
+    items = [item for read in read_items(MMLU, data) for item in read.items]
+    print(f"| {len(items):,} questions of MMLU | {' | '.join(LAYOUTS)} |\n|---|{'---|' * 5}")
+    for fields in (("question", "A", "B", "C", "D"), (), ("question",)):
+        decontaminator = load((MMLU.model_copy(update={"fields": fields}),), data)
+        shares = [
+            found(decontaminator, [form(item) for item in items]) for form in LAYOUTS.values()
         ]
-        for path in ROWS
+        print(f"| fields: [{', '.join(fields)}] | {' | '.join(shares)} |", flush=True)
+
+
+def _labelled(item: Item, form: str, between: str = "\n") -> str:
+    return between.join(form.format(*pair) for pair in zip("ABCDEF", item.options, strict=False))
+
+
+def planted(data: Path, half: int) -> None:
+    """Items hidden in conversations, and how many are found."""
+    rng = random.Random(half)
+    forms: dict[str, Callable[[str], str]] = {
+        "amid words": lambda text: f"Before we start: {text} Please think about it first.",
+        "other layout": lambda t: "\n".join(re.sub(r"[\W_]+", " ", t).upper().split(" ")),
+        **{
+            f"{share:.0%} of words": lambda text, s=share: replaced(text, s, rng)
+            for share in (0.05, 0.1, 0.15, 0.2, 0.3)
+        },
+        "all numbers": lambda text: re.sub(r"\d+", lambda _: str(rng.randrange(2, 999)), text),
+        "first 70 %": lambda text: text[: round(0.7 * len(text))],
+        "first 50 %": lambda text: text[: len(text) // 2],
     }
+    print(f"\n| items of | | {' | '.join(forms)} |\n|---|{'---|' * (1 + len(forms))}")
+    for file in FILES:
+        decontaminator = load((file,), data)
+        inside = [
+            text.item.text
+            for text, own in zip(decontaminator.index.texts, decontaminator.index.own, strict=True)
+            if own >= decontaminator.index.ngram and text.item.line % 2 == half
+        ]
+        chosen = rng.sample(inside, min(_PLANTED, len(inside)))
+        shares = [found(decontaminator, [form(text) for text in chosen]) for form in forms.values()]
+        print(f"| {file.path} | {len(chosen)} | {' | '.join(shares)} |", flush=True)
 
 
-def overlaps(sets: dict[str, list[Example]], data: Path, *, listed: bool) -> None:
-    """What of the evaluation files is in the sets as they are, by coverage."""
-    found = load(FILES, data, coverage=0.3)
-    print("\n| set | conversations | at least 60 % | 30–60 % | conversations/s | MB/s |")
-    print("|---|---|---|---|---|---|")
-    for name, examples in sets.items():
-        spent: list[float] = []
-        drops: list[Drop | None] = []
-        for _ in range(_TIMES):
-            started = time.process_time()
-            drops = [
-                drop
-                for at in range(0, len(examples), _BATCH)
-                for drop in found.drops(examples[at : at + _BATCH])
-            ]
-            spent.append(time.process_time() - started)
-        size = sum(len(m.content) + len(m.reasoning or "") for e in examples for m in e.messages)
-        shares = [int(d.detail.split(": ")[1].split("%")[0]) for d in drops if d is not None]
-        counts = Counter(share >= 60 for share in shares)
+def replaced(text: str, share: float, rng: random.Random) -> str:
+    """A share of the words are others."""
+    return " ".join("another" if rng.random() < share else word for word in text.split(" "))
+
+
+def overlaps(data: Path, *, listed: bool) -> None:
+    """What of the evaluation files is in the sets as they are."""
+    decontaminator = load(FILES, data)
+    print(f"\n{len(decontaminator.index.texts):,} items against the sets as they are:\n")
+    print("| set | records | dropped | of MMLU | records/s | MB/s |\n|---|---|---|---|---|---|")
+    for name, examples in sets_in(data).items():
+        if name in _ITEMS_TOO:
+            continue
+        started = time.process_time()
+        drops = [
+            drop
+            for at in range(0, len(examples), _BATCH)
+            for drop in decontaminator.drops(examples[at : at + _BATCH])
+        ]
+        spent = time.process_time() - started
+        details = [d.detail for d in drops if isinstance(d, Drop)]
+        mmlu = sum(MMLU.path in detail for detail in details)
         print(
-            f"| {name} | {len(examples):,} | {counts[True]} | {counts[False]} "
-            f"| {len(examples) / min(spent):,.0f} | {size / min(spent) / 1e6:.1f} |",
+            f"| {name} | {len(examples):,} | {len(details)} | {mmlu} "
+            f"| {len(examples) / spent:,.0f} | {_size(examples) / spent / 1e6:.1f} |",
             flush=True,
         )
-        if listed:
-            details = Counter(d.detail.partition(": ")[2][:200] for d in drops if d is not None)
-            for detail, count in details.items():
+        for detail, count in Counter(d.partition(": ")[2][:250] for d in details).items():
+            if listed:
                 print(f"    {count} x {detail}")
 
 
-def unrelated(sets: dict[str, list[Example]], data: Path) -> None:
-    """None of these conversations asks what any of these items asks."""
-    files = tuple(f for f in FILES if f.path not in _OF_THE_KIND)
-    found = load((*files, GSM8K), data)
-    examples = [e for name in UNRELATED for e in sets[name]]
-    false = [drop for drop in found.drops(examples) if drop is not None]
-    items = len(found.index.items)
-    print(
-        f"\n{len(examples):,} conversations of {', '.join(UNRELATED)} against {items:,} items, "
-        f"{len(examples) * items:,} pairs: {len(false)} found"
-    )
-    for drop in false:
-        print(f"    {drop.detail[:300]}")
+def _size(examples: list[Example]) -> int:
+    return sum(len(m.content) + len(m.reasoning or "") for e in examples for m in e.messages)
 
 
 if __name__ == "__main__":

@@ -1,209 +1,266 @@
-"""What deduplication finds and what it leaves alone, on real sets.
+"""What near-deduplication finds, what it merges wrongly, and what it costs, on real sets.
 
-    python benchmarks/deduplication.py --data ../shared/data [--each 200] [--pairs]
+    python benchmarks/deduplication.py --data ../shared/data [--half 1] [--each 200]
+    python benchmarks/deduplication.py --data ../shared/data --rows 200_000 1_600_000
 
-Copies are planted: of every set up to `--each` conversations with a message or trace of at least 50
-words, with a share of the characters of every text edited at random places (inserted, deleted or
-replaced, letters, spaces and points), laid out anew, or published again; and of those whose texts
-are all shorter but come to 50 words together. What is found among the sets as they are can be
-listed with `--pairs`, to be read. What it costs is measured by `deduplication_cost.py`.
+Copies of records are planted, of every other row of each set (`--half`): with a share of all words
+or characters edited, in another layout with other ids, or with a closing sentence. Where datasketch
+is installed its standard MinHash-LSH sees the same plants. Then sets of distinct records that look
+alike, and with `--rows` the search over synthetic columns of so many records.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import random
+import resource
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.dedup_sets import sets_in
-from data_builders.dedup.duplicates import REASONS, Duplicates
-from data_builders.dedup.near_text import count_words, near_text, squeeze
+from data_builders.dedup.columns import DedupColumns, column_batch
+from data_builders.dedup.duplicates import REASONS, find_duplicates
+from data_builders.dedup.near import BANDS
+from data_builders.keyed import shuffled_keys
+from data_builders.rows.examples import read_examples
 from posttrain.config.deduplication import DeduplicationConfig, NearConfig
+from posttrain.config.load import validate
+from posttrain.config.source import SourceConfig
 from posttrain.records import Example, Message, make_example
-from tests.data_builders.dedup.copies import chat, deduplicate, edited_copy
+from tests.data_builders.dedup.copies import (
+    chat,
+    deduplicate,
+    edited,
+    edited_characters,
+    sentence,
+    with_edits,
+)
 
-WORDS = 50
-SHARES = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2)
-EXACT = DeduplicationConfig()
 NEAR = DeduplicationConfig(near=NearConfig())
-Change = Callable[[Example], Example]
+SETS: dict[str, dict[str, Any]] = {
+    "gsm8k": {
+        "dialect": "prompt_completion",
+        "path": "gsm8k_train.jsonl",
+        "fields": {"prompt": "question", "completion": "answer"},
+    },
+    "alpaca_en": {"path": "lf_alpaca_en.jsonl"},
+    "alpaca_zh": {"path": "lf_alpaca_zh.jsonl"},
+    "glaive": {"path": "lf_glaive_toolcall_en.jsonl"},
+    "traces": {"path": ["reasoning_ma_content.jsonl", "reasoning_ma_inline.jsonl"]},
+    "sgd": {"path": "sgd_openai_tools.jsonl"},
+    "tau": {"path": "tau_bench_airline.jsonl"},
+    "toolset": {"path": "toolset_tools.jsonl", "filters": {"undeclared_tools": False}},
+    "reasoning_gym": {
+        "dialect": "prompt_completion",
+        "path": "reasoning_gym_graded.jsonl",
+        "fields": {"prompt": "question", "completion": "expected_answer"},
+    },
+}
+CLOSING = "I hope this helps; let me know if you have any other questions."
+REFUSAL = """I am sorry, but I am not able to help with this request as it stands. I can offer
+general information on the subject, point to public sources that treat it, or help you to put the
+question in another way. Please tell me which of these you would like me to do."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What deduplication finds on real sets.")
+    parser = argparse.ArgumentParser(description="What near-deduplication finds on real sets.")
     parser.add_argument("--data", type=Path, required=True, help="the folder of the sets")
+    parser.add_argument("--half", type=int, choices=(0, 1), default=1, help="even or odd rows")
     parser.add_argument("--each", type=int, default=200, help="copies planted in each set")
-    parser.add_argument("--pairs", action="store_true", help="list what is found unplanted")
+    parser.add_argument("--rows", type=int, nargs="*", default=(), help="time the search alone")
     options = parser.parse_args()
-    sets = sets_in(options.data)
     with tempfile.TemporaryDirectory() as scratch:
-        distinct = unplanted(sets, Path(scratch), listed=options.pairs)
-        planted(distinct, options.each, Path(scratch))
-        short_prompts(sets, Path(scratch))
+        if options.rows:
+            for rows in options.rows:
+                search(rows, Path(scratch))
+            return
+        sets = sets_in(options.data)
+        planted(sets, options.half, options.each, Path(scratch))
+        look_alike(sets, Path(scratch))
+        speed(sets)
 
 
-def unplanted(
-    sets: dict[str, list[Example]], scratch: Path, *, listed: bool
-) -> dict[str, list[Example]]:
-    """What the sets hold as they are; returns what is left of each."""
-    print("| set | records | of 40 words | exact copies | near-duplicates |\n|---|---|---|---|---|")
-    left: dict[str, list[Example]] = {}
+def sets_in(folder: Path) -> dict[str, list[Example]]:
+    """Every set whose rows can be read as conversations; other rows are left out."""
+    sets: dict[str, list[Example]] = {}
+    for name, keys in SETS.items():
+        source = validate({"name": name, **keys}, SourceConfig, where="benchmark")
+        sets[name] = [e for e in read_examples(source, folder) if isinstance(e, Example)]
+    return sets
+
+
+def planted(sets: dict[str, list[Example]], half: int, each: int, scratch: Path) -> None:
+    """The share of planted copies that is dropped, by set and kind of copy."""
+    rng = random.Random(half)
+    kinds: dict[str, Callable[[Example], Example]] = {}
+    for share in (0.01, 0.03, 0.05, 0.1):
+        kinds[f"{share:.0%} words"] = lambda e, s=share: with_edits(e, lambda t: edited(t, s, rng))
+    for share in (0.01, 0.03, 0.05, 0.1):
+        kinds[f"{share:.0%} characters"] = lambda e, s=share: with_edits(
+            e, lambda t: edited_characters(t, s, rng)
+        )
+    kinds["layout and ids"] = lambda e: laid_out(e, rng)
+    kinds["closing sentence"] = closed
+    print(f"| set | copies | {' | '.join(kinds)} |\n|{'---|' * (2 + len(kinds))}")
     for name, examples in sets.items():
-        found = deduplicate({name: examples}, NEAR, scratch)
-        near = _of_reason(found, "near_duplicate")
-        long = sum(near_text(e).words >= 40 for e in examples)
-        exact = len(_of_reason(found, "duplicate"))
-        print(f"| {name} | {len(examples):,} | {long:,} | {exact:,} | {len(near):,} |", flush=True)
-        if listed:
-            for place in near:
-                row, kept = int(found.row[place]), int(found.kept[place])
-                show(examples[row], examples[kept], float(found.similarity[place]))
-        gone = set(found.row.tolist())
-        left[name] = [e for k, e in enumerate(examples) if k not in gone]
-    return left
-
-
-def _of_reason(found: Duplicates, reason: str) -> list[int]:
-    return [k for k, number in enumerate(found.reason.tolist()) if REASONS[number] == reason]
-
-
-def show(one: Example, other: Example, similarity: float) -> None:
-    """The places where two records differ first, on each side."""
-    print(f"    {similarity:.4f} {one.id[:8]} {other.id[:8]}")
-    a, b = near_text(one), near_text(other)
-    for x, y in ((a.prompt, b.prompt), (a.answer, b.answer)):
-        at = next((k for k, (p, q) in enumerate(zip(x, y, strict=False)) if p != q), None)
-        if at is not None:
-            a_side, b_side = x[max(at - 60, 0) : at + 60], y[max(at - 60, 0) : at + 60]
-            print(f"      - {a_side!r}\n      + {b_side!r}")
-
-
-def planted(sets: dict[str, list[Example]], each: int, scratch: Path) -> None:
-    """The share of planted copies that is found, by set and kind of copy."""
-    kinds = [f"{share:.0%}" for share in SHARES] + ["laid out anew", "published again"]
-    print(f"\n| set | copies | {' | '.join(kinds)} |\n|{'---|' * (2 + len(kinds))}")
-    for name, examples in sets.items():
-        long = [e for e in examples if _longest(e) >= WORDS]
-        _found_line(name, long, each, scratch)
-        if name == "reasoning_gym":
-            _found_line(f"{name}, prose", [e for e in long if _is_prose(e)], each, scratch)
-        short = [e for e in examples if _longest(e) < WORDS <= near_text(e).words]
-        _found_line(f"{name}, shorter texts", short, each, scratch)
-
-
-def _longest(example: Example) -> int:
-    """Words of the longest text that is edited and compared."""
-    turns = [m for m in example.messages if m.role != "system"]
-    said = [text for m in turns for text in (m.content, m.reasoning or "")]
-    return max(count_words(squeeze(text)) for text in said)
-
-
-def _found_line(name: str, examples: list[Example], each: int, scratch: Path) -> None:
-    if not examples:
-        return
-    rng = random.Random(0)
-    chosen = rng.sample(examples, min(each, len(examples)))
-    changes: list[tuple[Change, DeduplicationConfig]] = [
-        (lambda e, share=share: edited_copy(e, share, rng), NEAR) for share in SHARES
-    ]
-    changes += [(lambda e: laid_out(e, rng), EXACT), (published, NEAR)]
-    shares: list[str] = []
-    for change, config in changes:
-        copies = [change(e) for e in chosen]
-        found = deduplicate({"first": chosen, "copies": copies}, config, scratch)
-        count = sum(row >= len(chosen) for row in found.row.tolist())
-        shares.append(f"{count / len(chosen):.3f}")
-    print(f"| {name} | {len(chosen)} | {' | '.join(shares)} |", flush=True)
-
-
-def _is_prose(example: Example) -> bool:
-    """At least two thirds letters: no board, no matrix, no circuit."""
-    said = near_text(example).prompt
-    return 3 * sum(c.isalpha() for c in said) >= 2 * len(said.replace(" ", ""))
+        own = examples[half::2]
+        chosen = rng.sample(own, min(each, len(own)))
+        ours: list[str] = []
+        theirs: list[str] = []
+        for change in kinds.values():
+            copies = [change(example) for example in chosen]
+            drops = deduplicate({"first": chosen, "copies": copies}, NEAR, scratch)
+            ours.append(
+                f"{sum(row >= len(chosen) for row in drops.row.tolist()) / len(chosen):.2f}"
+            )
+            theirs.append(datasketch_share(chosen, copies))
+        print(f"| {name} | {len(chosen)} | {' | '.join(ours)} |", flush=True)
+        print(f"| datasketch | | {' | '.join(theirs)} |", flush=True)
 
 
 def laid_out(example: Example, rng: random.Random) -> Example:
-    """The same with other white space, other ids, and JSON indented with its keys in reverse."""
-    messages: list[Message] = []
+    """Other white space, other ids of calls, indented JSON, no tools and another system text."""
+    messages = [Message("system", "You are a careful and friendly assistant.")]
     for m in example.messages:
         calls = tuple(
             replace(c, arguments=indented(c.arguments), id=f"x{rng.randrange(10**9)}")
             for c in m.tool_calls
         )
-        messages.append(replace(m, content=spaced(m.content, rng), tool_calls=calls))
-    tools = None if example.tools is None else indented(example.tools)
-    return make_example(messages, tools=tools, source="copies", dialect="other")
-
-
-def spaced(text: str, rng: random.Random) -> str:
-    """White space between words replaced by other white space; JSON indented."""
-    if text.lstrip()[:1] in ("{", "["):
-        return indented(text)
-    return "".join(rng.choice((" ", "  ", "\n", " \n")) if c.isspace() else c for c in text)
+        text = "".join(rng.choice((" ", "  ", " \n")) if c.isspace() else c for c in m.content)
+        if m.role != "system":
+            messages.append(replace(m, content=text, tool_calls=calls))
+    return make_example(messages, source="copies", dialect="other")
 
 
 def indented(text: str) -> str:
-    """JSON over many lines, the keys of its objects in reverse."""
     try:
-        value = json.loads(text)
+        return json.dumps(json.loads(text), indent=3, ensure_ascii=False)
     except ValueError:
         return text
-    return json.dumps(_reversed(value), indent=3)
 
 
-def _reversed(value: object) -> object:
-    if isinstance(value, dict):
-        return {key: _reversed(value[key]) for key in reversed(value)}
-    return [_reversed(member) for member in value] if isinstance(value, list) else value
+def closed(example: Example) -> Example:
+    *messages, last = example.messages
+    last = replace(last, content=f"{last.content} {CLOSING}")
+    return make_example((*messages, last), tools=example.tools, source="copies", dialect="openai")
 
 
-def published(example: Example) -> Example:
-    """The same without its tools' declarations, under a system text of another publisher."""
-    turns = [replace(m, name=None) for m in example.messages if m.role != "system"]
-    turns.insert(0, Message("system", "You are a careful and friendly assistant."))
-    return make_example(turns, source="copies", license="other", dialect="other")
+def datasketch_share(chosen: Sequence[Example], copies: Sequence[Example]) -> str:
+    """The same by datasketch: words of `str.split`, 5-grams, 128 permutations, threshold 0.8."""
+    try:
+        from datasketch import MinHash, MinHashLSH  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        return "-"
+
+    def sketch(example: Example) -> Any:
+        turns = [m for m in example.messages if m.role != "system"]
+        words = " ".join(t for m in turns for t in (m.content, m.reasoning or "")).lower().split()
+        grams = {" ".join(words[k : k + 5]) for k in range(max(len(words) - 4, 1))}
+        minhash = MinHash(num_perm=128)
+        minhash.update_batch([gram.encode("utf-8", "surrogatepass") for gram in grams])
+        return minhash
+
+    index = MinHashLSH(threshold=0.8, num_perm=128)
+    for k, example in enumerate(chosen):
+        index.insert(k, sketch(example))
+    hits = sum(k in index.query(sketch(example)) for k, example in enumerate(copies))
+    return f"{hits / len(chosen):.2f}"
 
 
-def short_prompts(sets: dict[str, list[Example]], scratch: Path) -> None:
-    """Distinct questions, all with one answer: how many are taken for one another."""
-    asked = {
-        "questions of gsm8k": [e.messages[0].content for e in sets["gsm8k"]],
-        "instructions of alpaca_en": [e.messages[0].content for e in sets["alpaca_en"]],
-        "What is a+b?": [f"What is {a}+{b}?" for a in range(100) for b in range(100)],
-        "a story of 60 words about a and b": [story(a, b) for a in range(30) for b in range(30)],
-        "questions of reasoning_gym": [e.messages[0].content for e in sets["reasoning_gym"]],
+def look_alike(sets: dict[str, list[Example]], scratch: Path) -> None:
+    """Distinct records that have much in common, and how many are dropped as near-duplicates."""
+    rng = random.Random(5)
+    passages = [sentence(rng, 400) for _ in range(10)]
+    words = sorted(set(sentence(rng, 3000).replace(".", "").split()))
+    texts: dict[str, list[tuple[str, str]]] = {
+        "gsm8k, one answer to all": [(e.messages[0].content, REFUSAL) for e in sets["gsm8k"]],
+        "alpaca_en, one answer to all": [
+            (e.messages[0].content, REFUSAL) for e in sets["alpaca_en"]
+        ],
+        "one refusal of short questions": [
+            (f"What does the word {word} mean?", REFUSAL) for word in words
+        ],
+        "30 questions about each of 10 passages": [
+            (f"{p}\n{sentence(rng, 12)}", sentence(rng, 15)) for p in passages for _ in range(30)
+        ],
+        "the same, answered yes or no": [
+            (f"{p}\n{sentence(rng, 12)}", rng.choice(("Yes.", "No.")))
+            for p in passages
+            for _ in range(30)
+        ],
+        "What is a+b?": [(f"What is {a}+{b}?", str(a + b)) for a in range(40) for b in range(40)],
     }
-    print("\n| prompts | distinct | merged | share |\n|---|---|---|---|")
-    config = DeduplicationConfig(prompt=True, near=NearConfig())
-    for name, prompts in asked.items():
-        # what differs in white space alone is one prompt
-        distinct = list({" ".join(p.split()): p for p in prompts}.values())
-        found = deduplicate({"a": as_chats(distinct)}, config, scratch)
-        count = len(found.row)
-        print(f"| {name} | {len(distinct):,} | {count} | {count / len(distinct):.3%} |", flush=True)
-        for row, kept in list(zip(found.row.tolist(), found.kept.tolist(), strict=True))[:10]:
-            print(f"    {distinct[row][-100:]!r}\n    {distinct[kept][-100:]!r}")
+    made_of = {name: [chat(*pair) for pair in pairs] for name, pairs in texts.items()}
+    print("\n| distinct records | | dropped as near-duplicates |\n|---|---|---|")
+    for name, examples in {**sets, **made_of}.items():
+        drops = deduplicate({"a": examples}, NEAR, scratch)
+        near = int((drops.reason == REASONS.index("near_duplicate")).sum())
+        print(f"| {name} | {len(examples) - len(drops.row) + near:,} | {near} |", flush=True)
 
 
-def as_chats(prompts: Sequence[str]) -> list[Example]:
-    return [chat(prompt, "See the last page.") for prompt in prompts]
+def speed(sets: dict[str, list[Example]]) -> None:
+    """Records a CPU second that workers compute columns of, and bytes that these have."""
+    print("\n| set | exact, records/s | with near | MB/s | bytes a record |\n|---|---|---|---|---|")
+    for name, examples in sets.items():
+        size = sum(len(m.content) + len(m.reasoning or "") for e in examples for m in e.messages)
+        spent, written = {}, 0
+        for near in (False, True):
+            started = time.process_time()
+            batches = [
+                column_batch(examples[k : k + 128], None, near=near)
+                for k in range(0, len(examples), 128)
+            ]
+            spent[near] = time.process_time() - started
+            written = sum(b.rows.nbytes + len(b.shingles) for b in batches)
+        print(
+            f"| {name} | {len(examples) / spent[False]:,.0f} | {len(examples) / spent[True]:,.0f} "
+            f"| {size / spent[True] / 1e6:.1f} | {written / len(examples):,.0f} |",
+            flush=True,
+        )
 
 
-def story(a: int, b: int) -> str:
-    """One text but for its two numbers."""
-    return (
-        f"A baker in a small town fills {a} baskets with bread each morning and carries them to "
-        f"the market, where the first of her customers are waiting. On the way she meets a friend "
-        f"who gives her {b} baskets more, since his own oven is broken and he has to stay at home "
-        f"that day. How many baskets does she have when she comes to the market?"
+def search(rows: int, scratch: Path) -> None:
+    """The search over columns of so many records, of which one in fifty has a near-duplicate."""
+    folder = scratch / f"{rows}"
+    maker = multiprocessing.get_context("fork").Process(target=synthetic, args=(rows, folder))
+    maker.start()
+    maker.join()
+    started = time.process_time()
+    drops = find_duplicates(DedupColumns([folder]), {"synthetic": rows}, NEAR)
+    spent = time.process_time() - started
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(
+        f"{rows:,} records: {len(drops.row):,} dropped, {spent:.1f} CPU s, peak memory of the "
+        f"process {peak:,.0f} MB, pages of the columns among them",
+        flush=True,
     )
+
+
+def synthetic(rows: int, folder: Path) -> None:
+    """Columns of so many records, of which the last fiftieth repeats the first."""
+    rng = random.Random(0)
+    some = [chat(sentence(rng, 20), sentence(rng, 60)) for _ in range(1000)]
+    batch = column_batch(some, None, near=True)
+    folder.mkdir()
+    row = np.arange(rows, dtype=np.uint64)
+    text = row % np.uint64(rows - rows // 50)
+    columns = batch.rows[text % np.uint64(len(some))]
+    for salt, name in enumerate(("conversation", "prompt", "id64", "rest64")):
+        columns[name] = shuffled_keys(row, salt)
+    keys = text[:, None] * np.uint64(BANDS) + np.arange(BANDS, dtype=np.uint64)
+    columns["bands"] = (shuffled_keys(keys, 9) >> np.uint64(32)).astype(np.uint32)
+    columns.tofile(folder / "dedup.bin")
+    (folder / "dedup_shingles.bin").write_bytes(batch.shingles)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Recall and false alarms of the tool-call detector on a labelled set of real data.
+"""Recall, false alarms and speed of the tool-call detector on a labelled set of real data.
 
 python benchmarks/detector_labelled.py --shared ../shared
 
@@ -10,16 +10,14 @@ every false alarm is listed.
 from __future__ import annotations
 
 import argparse
-import itertools
 import sys
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.chat.detect.figures import tally
-from tests.chat.detect.labelled_negatives import negatives
-from tests.chat.detect.labelled_positives import positives
+from tests.chat.detect.labelled import negatives, positives
+from tests.chat.detect.test_labelled import judge
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -30,10 +28,15 @@ def main() -> None:
     shared: Path = parser.parse_args().shared
     if not (shared / "data").is_dir():
         parser.error(f"no data/ in {shared}")
-    started = time.perf_counter()
-    figures = tally(itertools.chain(positives(shared), negatives(shared)))
-    print("\n".join(figures.lines()))
-    print(f"{time.perf_counter() - started:.0f} s")
+    for label, cases in (("calls", list(positives(shared))), ("others", list(negatives(shared)))):
+        size = sum(len(case.answer) + len(case.reasoning or "") for case in cases) / 1e6
+        started = time.process_time()
+        forms, wrong = judge(cases)
+        seconds = time.process_time() - started
+        print(f"{label}: {forms.total()} texts in {len(forms)} forms, {len(wrong)} wrong")
+        print(f"  {size:.1f} million characters, {size / seconds:.1f} million a second")
+        for case in wrong:
+            print(f"  {case.form} {case.id}: {case.answer[:160]!r}")
 
 
 if __name__ == "__main__":

@@ -31,9 +31,9 @@ import yaml
 from process_tree import Cost, Memory, measured
 
 from data_builders.rows.examples import read_examples
-from posttrain.artifacts import read_artifact
 from posttrain.config.source import SourceConfig
 from posttrain.records import Example, message_to_template
+from posttrain.runs import read_artifact
 
 ROOT = Path(__file__).resolve().parent.parent
 _ENVIRONMENT = {

@@ -23,11 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tiny_episodes import Episode, Generate, held_out_items, play, taught
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from posttrain.artifacts import atomic_write_json, read_artifact
 from posttrain.chat import ChatTemplate
 from posttrain.errors import ConfigError, PosttrainError
 from posttrain.evaluation.intervals import wilson
 from posttrain.models.chat_template import chat_template_of
+from posttrain.runs import atomic_write_json, read_artifact
 from posttrain.sampling.engines.decode import decode
 from posttrain.sampling.sampler import Budget, EngineRequest, Parameters
 from posttrain.tokens.tokenizer import load_tokenizer, special_tokens

@@ -15,17 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from data_builders.rows.where import Where, parse_where
+from data_builders.rows.where import Conditions, unmet
 from data_builders.tiny_world.grading import Grade, after_reply, grade
 from data_builders.tiny_world.items import message_of
 from data_builders.tiny_world.tools import ToolWorld
-from posttrain.artifacts import Manifest, read_artifact
 from posttrain.chat import ChatTemplate, ParsedCompletion, parse_completion, render
 from posttrain.errors import DataError
 from posttrain.records import Message, ToolCall, json_text
+from posttrain.runs import Manifest, read_artifact
 
 # family → the conditions of which its rows meet at least one; () takes every row
-Taught = dict[str, tuple[Where, ...]]
+Taught = dict[str, tuple[Conditions, ...]]
 
 
 def taught(checkpoint: Path, world: Manifest) -> Taught:
@@ -40,21 +40,21 @@ def taught(checkpoint: Path, world: Manifest) -> Taught:
         found = read_artifact(checkpoint / data[0].path, kind="sft_data", verify=False)
     except (DataError, IndexError):
         return every
-    wheres: dict[str, list[str | None]] = {}
+    wheres: dict[str, list[Conditions | None]] = {}
     for source in found.config["sources"]:
         if isinstance(source["path"], str):
             wheres.setdefault(Path(source["path"]).stem, []).append(source["where"])
-    return {name: _any_of(texts) for name, texts in wheres.items() if name in every} or every
+    return {name: _any_of(own) for name, own in wheres.items() if name in every} or every
 
 
-def _any_of(texts: Sequence[str | None]) -> tuple[Where, ...]:
+def _any_of(wheres: Sequence[Conditions | None]) -> tuple[Conditions, ...]:
     """The conditions of several sources on one file; of one that takes all rows, none."""
-    parsed = tuple(parse_where(text) for text in texts if text)
-    return parsed if len(parsed) == len(texts) else ()
+    given = tuple(where for where in wheres if where)
+    return given if len(given) == len(wheres) else ()
 
 
 def held_out_items(
-    world: Path, families: Mapping[str, Sequence[Where]], prompts: int
+    world: Path, families: Mapping[str, Sequence[Conditions]], prompts: int
 ) -> list[dict[str, Any]]:
     """The first prompts of each family that one of its conditions admits, or all where it has none.
 
@@ -70,7 +70,7 @@ def held_out_items(
         if not file.is_file():
             raise DataError(f"{world} has no held-out prompts of family {family!r}")
         rows = [json.loads(row) for row in file.read_text("utf-8").splitlines()]
-        rows = [row for row in rows if not wheres or any(w.matches(row) is None for w in wheres)]
+        rows = [row for row in rows if not wheres or any(unmet(w, row) is None for w in wheres)]
         if len(rows) < wanted:
             raise DataError(f"{file} has {len(rows)} such prompts, {wanted} are asked for")
         items += rows[:wanted]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 from pydantic import TypeAdapter
@@ -64,7 +64,8 @@ class Message:
     """One turn of a conversation.
 
     `reasoning` is the trace before the answer, without its tags; `None` and "" both mean none.
-    `tool_call_id` and `name` identify which call a `tool` message answers.
+    `tool_call_id` and `name` identify which call a `tool` message answers. `trained` is False where
+    the row takes the assistant's message out of the loss; messages are equal whatever it says.
     """
 
     role: Role | JudgedRole
@@ -73,6 +74,7 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     name: str | None = None
+    trained: bool = field(default=True, compare=False)
 
     @property
     def reasons(self) -> bool:
@@ -198,6 +200,8 @@ def message_to_row(message: Message) -> dict[str, Any]:
         row["tool_call_id"] = message.tool_call_id
     if message.name is not None:
         row["name"] = message.name
+    if not message.trained:
+        row["trained"] = False
     return row
 
 
@@ -210,6 +214,7 @@ def message_from_row(row: Mapping[str, Any]) -> Message:
         tool_calls=tuple(ToolCall(*c) for c in row.get("tool_calls", ())),
         tool_call_id=row.get("tool_call_id"),
         name=row.get("name"),
+        trained=row.get("trained", True),
     )
 
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from posttrain.claim import run_command
 from posttrain.config.audit import AuditConfig
+from posttrain.config.command import run_command
 from posttrain.config.load import apply_overrides, read_recipe, validate
 from posttrain.errors import DataError
 

@@ -14,9 +14,9 @@ import os
 import sys
 from pathlib import Path
 
-from posttrain.claim import claimed, run_command
 from posttrain.config.build_sft import BuildSftConfig
-from posttrain.config.command import parse_recipe, recipe_parser
+from posttrain.config.command import parse_recipe, recipe_parser, run_command
+from posttrain.runs import open_run
 
 
 def main(arguments: list[str]) -> None:
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> None:
     if options.dry_run:
         show_plan(setup, console)
         return
-    with claimed(out, kind=KIND, config=build_config(recipe), scratch="work") as stage:
+    with open_run(out, kind=KIND, config=build_config(recipe), scratch="work") as stage:
         if build(setup, stage, console):
             console.print(f"{write_report(out)}", highlight=False)
         else:

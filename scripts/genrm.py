@@ -8,18 +8,13 @@ prints the plan and trains nothing. Started again after a kill, the same command
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
-# before trl is imported, which sends telemetry by default
-os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-
-from posttrain.artifacts import Manifest, parent_of, read_artifact
-from posttrain.claim import run_command
-from posttrain.config.command import parse_recipe, recipe_parser
+from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.genrm import GenRmConfig
-from posttrain.rollouts import Prompt, prompt_from_row
+from posttrain.rollouts import prompt_from_row
+from posttrain.runs import parent_of, read_artifact
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -27,12 +22,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = recipe_parser("Train a judge on judging prompts.")
     recipe, options = parse_recipe(parser, GenRmConfig, argv)
     data = read_artifact(recipe.data, kind="genrm_data")
-    prompts = judging_prompts(recipe, data)
+    path = Path(recipe.data) / data.stats["files"]["train"]
+    prompts = [prompt_from_row(json.loads(line)) for line in path.open(encoding="utf-8")]
 
     from posttrain.report import ensure_report
     from posttrain.training.rl.stage import GroupStage
-    from reward.judge.training import VerdictReward
+    from reward.judge.training import VerdictReward, gold_from
 
+    for prompt in prompts:
+        gold_from(prompt)  # every prompt has a gold verdict
     stage = GroupStage(
         recipe,
         prompts=prompts,
@@ -44,18 +42,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     finished = stage.run(dry_run=options.dry_run)
     if finished is not None:
         print(ensure_report(finished))
-
-
-def judging_prompts(recipe: GenRmConfig, data: Manifest) -> list[Prompt]:
-    """What the judge is trained on; every prompt has a gold verdict."""
-    from reward.judge.training import gold_from
-
-    path = Path(recipe.data) / data.stats["files"]["train"]
-    with path.open(encoding="utf-8") as lines:
-        prompts = [prompt_from_row(json.loads(line)) for line in lines]
-    for prompt in prompts:
-        gold_from(prompt)
-    return prompts
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from posttrain.claim import run_command
+from posttrain.config.command import run_command
 
 
 def main(arguments: list[str]) -> None:
@@ -28,10 +28,10 @@ def main(arguments: list[str]) -> None:
 
     from rich.console import Console
 
-    from posttrain.artifacts import read_artifact
     from posttrain.report.console import print_sections
     from posttrain.report.lineage import trace
     from posttrain.report.preview import artifact_sections, pack_section, pair_section, row_sections
+    from posttrain.runs import read_artifact
 
     manifest = read_artifact(options.directory)
     # soft wrapping: text that is piped keeps its own line ends

@@ -7,14 +7,9 @@ prints the plan and trains nothing. Started again after a kill, the same command
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
-# before trl is imported, which sends telemetry by default
-os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-
-from posttrain.claim import run_command
-from posttrain.config.command import parse_recipe, recipe_parser
+from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.sft import SftConfig
 
 

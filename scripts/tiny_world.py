@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from posttrain.claim import claimed, run_command
-from posttrain.config.command import parse_recipe, recipe_parser
+from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.tiny_world import TinyWorldConfig
+from posttrain.runs import open_run
 
 
 def plan(config: TinyWorldConfig) -> str:
@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
     print(plan(config))
     if options.dry_run:
         return
-    with claimed(Path(config.out), kind="tiny_world", config=config.owner_config()) as stage:
+    with open_run(Path(config.out), kind="tiny_world", config=config.owner_config()) as stage:
         if stage.complete:
             ensure_report(stage.path)
             print(f"{stage.path} is complete; nothing to do")

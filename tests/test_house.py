@@ -31,9 +31,9 @@ LIGHT_FILES = (
     "posttrain/group_rewards.py",
     "posttrain/sampling/sampler.py",
     "posttrain/errors.py",
-    "posttrain/artifacts.py",
+    "posttrain/runs.py",
     "posttrain/jsontext.py",
-    "posttrain/claim.py",
+    "posttrain/hashing.py",
 )
 
 
@@ -81,7 +81,7 @@ def test_the_light_files_stay_light(name: str):
 
 def test_importing_the_light_layer_loads_nothing_heavy():
     code = (
-        "import sys, posttrain.records, posttrain.artifacts, posttrain.chat, posttrain.config.load;"
+        "import sys, posttrain.records, posttrain.runs, posttrain.chat, posttrain.config.load;"
         "from posttrain.chat import nemotron_3_nano_template; nemotron_3_nano_template();"
         "print(sorted({'torch', 'transformers', 'trl', 'numpy'} & set(sys.modules)))"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
@@ -10,7 +11,6 @@ from pydantic import BaseModel
 from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.config.build_genrm import BuildGenRmConfig
 from posttrain.config.build_sft import BuildSftConfig
-from posttrain.config.defaults import repeated_defaults
 from posttrain.config.dpo import DpoConfig
 from posttrain.config.eval import EvalConfig
 from posttrain.config.eval_genrm import EvalGenRmConfig
@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # a recipe is named after its stage; recipes/accelerate holds accelerate's own files
 SCHEMAS: dict[str, type[BaseModel]] = {
     "build_dpo.yaml": BuildDpoConfig,
+    "build_dpo_offline.yaml": BuildDpoConfig,
     "build_genrm.yaml": BuildGenRmConfig,
     "build_genrm_sft.yaml": BuildSftConfig,
     "build_sft.yaml": BuildSftConfig,
@@ -50,6 +51,22 @@ RECIPES = sorted(
 )
 
 
+def repeated(raw: Any, kept: Any, prefix: str = "") -> list[str]:
+    """Dotted keys of a recipe that only repeat a default: they are not in `kept`, its values that
+    differ from the defaults."""
+    if isinstance(raw, list) and isinstance(kept, list):
+        raw, kept = dict(enumerate(raw)), dict(enumerate(kept))
+    if not isinstance(raw, dict) or not isinstance(kept, dict):
+        return []
+    return [
+        name
+        for key, value in raw.items()
+        for name in (
+            repeated(value, kept[key], f"{prefix}{key}.") if key in kept else [f"{prefix}{key}"]
+        )
+    ]
+
+
 @pytest.fixture(autouse=True)
 def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     """Paths inside a recipe are relative to the directory a command is run in."""
@@ -60,7 +77,7 @@ def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_recipe_fits_its_schema_and_repeats_no_default(path):
     assert path.name in SCHEMAS, f"{path} is named after no stage; known are {sorted(SCHEMAS)}"
     model = load_recipe(path, SCHEMAS[path.name])
-    assert repeated_defaults(model, read_recipe(path)) == []
+    assert repeated(read_recipe(path), model.model_dump(mode="json", exclude_defaults=True)) == []
 
 
 def test_the_three_families_of_recipes_are_there():
@@ -82,7 +99,7 @@ def test_a_repeated_default_is_found(tmp_path):
         "sources: [{name: a, path: a.jsonl, ending: trim}]\n"
     )
     model = load_recipe(path, BuildSftConfig)
-    assert repeated_defaults(model, read_recipe(path)) == [
+    assert repeated(read_recipe(path), model.model_dump(mode="json", exclude_defaults=True)) == [
         "tokenizer.chat_template",
         "packing.overlong",
         "reasoning",

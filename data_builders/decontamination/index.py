@@ -5,11 +5,13 @@
     → Overlap(item=Item(…, line=7, …), coverage=0.94, passage="natalia sold clips to 48 of …")
 
 A run that more than `common` items have is a template; an item's own words are those in none. An
-item with fewer own words than a run has is found where it is a whole message, not inside of others.
+item with fewer own words than a run has is found by all of its words: followed by its options, if
+it has any, or as a whole message.
 """
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -17,196 +19,265 @@ import numpy as np
 import numpy.typing as npt
 
 from data_builders.decontamination.items import Item
-from data_builders.decontamination.words import Hashes, Words, runs, words_of, words_of_all
-from data_builders.dedup.signature import rolling
+from data_builders.dedup.words import Hashes, Words, runs, words_of, words_of_all
 from data_builders.keyed import is_among
 
 SHORTEST = 5  # words of an item that is compared as a whole: below, "yes" would be contamination
+LABEL, HEADING = 2, 8  # words beside each option, and between a question and its options
 Int = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
     """What a text shares with an item: the share of its own words, the longest passage.
 
-    `template` says that the item has other words too, which stand in many items.
+    `form` is "without its template" of an item that has other words too, which stand in many
+    items, "with its options" of one that was found by them, or empty.
     """
 
     item: Item
     coverage: float
     passage: str
-    template: bool
+    form: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """The words of an item and of those of its options that have any."""
+
+    item: Item
+    words: Words
+    options: tuple[Hashes, ...]
+
+    @property
+    def size(self) -> int:
+        return len(self.words) + sum(map(len, self.options))
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """Equal for texts with the same words."""
+        return tuple(_whole_key(hashes) for hashes in (self.words.hashes, *self.options))
 
 
 @dataclass(frozen=True)
 class RunIndex:
-    """`hashes` (m,) ascending, each the run at word `position` of item `item`.
+    """`hashes` (m,) ascending, each the run at word `position` of item `owner`.
 
-    `items` are distinct texts, of equal ones the first; `number` (texts given,) tells which item
-    each text is, -1 where it is too short. `before` (words of all items + 1,) counts the own words
-    before each word, `first` (items + 1,) is where each item's words begin. `whole` maps the items
-    that are found as whole messages. `present` says of most hashes at once that they are not there.
+    `texts` are distinct; `number` (items given,) is the text of each item, -1 where it is too
+    short. `before` (words of all texts + 1,) counts the own words before each word, `own` (texts,)
+    those of each text, `first` (texts + 1,) is where each text's words begin. `whole` maps hashes
+    of all words to the texts that are found as whole messages, `anchors` hashes of the last words
+    to those that are found with their options. `lookups` are the lengths of runs to look for and
+    their hashes, ascending; `present` has the slots that these take.
     """
 
-    items: tuple[Item, ...]
+    texts: tuple[_Text, ...]
     number: Int
     ngram: int
     hashes: Hashes
-    item: Int
+    owner: Int
     position: Int
     before: Int
+    own: Int
     first: Int
     whole: dict[int, int]
     whole_lengths: Int
-    present: npt.NDArray[np.bool_]
+    anchors: dict[int, list[int]]
+    lookups: tuple[tuple[int, Hashes], ...]
+    present: Mask
 
     @classmethod
     def build(cls, items: Iterable[Item], *, ngram: int, common: int) -> RunIndex:
         """Index the items, but those too short.
 
         Args:
-            common: runs that more distinct items than this have do not count.
+            common: runs that more distinct texts than this have do not count.
         """
-        kept, words, number = _distinct(items)
-        found = [runs(w.hashes, ngram) for w in words]
-        counts = [len(h) for h in found]
-        hashes = np.concatenate([np.empty(0, np.uint64), *found])
-        item = np.repeat(np.arange(len(kept)), counts)
+        texts, number = _distinct(items, ngram)
+        grams = [runs(text.words.hashes, ngram) for text in texts]
+        counts = [len(h) for h in grams]
+        hashes = np.concatenate([np.empty(0, np.uint64), *grams])
+        owner = np.repeat(np.arange(len(texts)), counts)
         position = np.concatenate([np.empty(0, np.int64), *(np.arange(c) for c in counts)])
-        first = np.cumsum([0, *(len(w) for w in words)])
-        rare = _rare(hashes, item, common)
-        before = _own_before((first[item] + position)[~rare], ngram, int(first[-1]))
-        inside = np.diff(before[first]) >= ngram
-        rare &= inside[item]
-        hashes, item, position = hashes[rare], item[rare], position[rare]
+        first = np.cumsum([0, *(len(text.words) for text in texts)])
+        rare = _rare(hashes, owner, common)
+        before = _own_before((first[owner] + position)[~rare], ngram, int(first[-1]))
+        own = np.diff(before[first])
+        inside = own >= ngram
+        rare &= inside[owner]
+        hashes, owner, position = hashes[rare], owner[rare], position[rare]
         order = np.argsort(hashes, kind="stable")
+        rest = np.flatnonzero(~inside).tolist()
+        anchors: dict[int, list[int]] = defaultdict(list)
+        lengths: dict[int, set[int]] = defaultdict(set)
+        for k in rest:
+            if texts[k].options and texts[k].size >= ngram:
+                last = texts[k].words.hashes[1 - ngram :]
+                anchors[_whole_key(last)].append(k)
+                lengths[len(last)].add(_whole_key(last))
+        lookups = [(ngram, hashes[order])]
+        lookups += [(n, np.array(sorted(keys), np.uint64)) for n, keys in sorted(lengths.items())]
         present = np.zeros(1 << max(16, min(27, (32 * len(hashes)).bit_length())), np.bool_)
-        present[_slot(hashes, present)] = True
-        whole = np.flatnonzero(~inside)
+        for _, wanted in lookups:
+            present[_slot(wanted, present)] = True
+        keys = [_whole_key(text.words.hashes) for text in texts]
+        times = Counter(keys)  # a stem that many questions share is a template too
+        whole = {
+            keys[k]: k
+            for k in reversed(rest)
+            if len(texts[k].words) >= SHORTEST and times[keys[k]] <= common
+        }
         return cls(
-            items=kept,
+            texts=texts,
             number=number,
             ngram=ngram,
             hashes=hashes[order],
-            item=item[order],
+            owner=owner[order],
             position=position[order],
             before=before,
+            own=own,
             first=first,
-            whole={whole_key(words[k]): k for k in whole.tolist()},
-            whole_lengths=np.unique(np.diff(first)[whole]),
+            whole=whole,
+            whole_lengths=np.unique([len(texts[k].words) for k in whole.values()]),
+            anchors=dict(anchors),
+            lookups=tuple(lookups),
             present=present,
         )
 
-    @property
-    def own(self) -> Int:
-        """Words of each item that lie in no template, (items,)."""
-        return np.diff(self.before[self.first])
-
-    @property
-    def lengths(self) -> Int:
-        """Words of each item, (items,)."""
-        return np.diff(self.first)
-
-    def suspects(self, texts: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """Which texts might hold an item, (texts,); of the others `find` says `None`."""
+    def suspects(self, texts: Sequence[str]) -> Mask:
+        """Which messages might hold an item, (texts,); of the others `find` says `None`."""
         words, starts = words_of_all(texts)
+        suspect = np.zeros(len(texts), np.bool_)
+        for n, keys in self.lookups:
+            hashes = runs(words.hashes, n)
+            hits = self._hits(hashes, keys)
+            owner = np.searchsorted(starts, hits, side="right") - 1
+            suspect[owner[hits + n <= starts[owner + 1]]] = True
         counts = np.diff(starts)
-        found = np.zeros(len(texts), np.bool_)
-        hashes = runs(words.hashes, self.ngram)
-        hits = np.flatnonzero(self.present[_slot(hashes, self.present)])
-        hits = hits[is_among(hashes[hits], self.hashes)]
-        owner = np.searchsorted(starts, hits, side="right") - 1
-        found[owner[hits + self.ngram <= starts[owner + 1]]] = True
-        for count in np.intersect1d(counts, self.whole_lengths).tolist():
-            at = np.flatnonzero(counts == count)
-            those = words.hashes[starts[at][:, None] + np.arange(count)]
-            keys = rolling(those.ravel(), count)[::count]
-            found[at] |= np.array([key in self.whole for key in keys.tolist()])
-        return found
+        for n in np.intersect1d(counts, self.whole_lengths).tolist():
+            at = np.flatnonzero(counts == n)
+            keys = [_whole_key(words.hashes[start : start + n]) for start in starts[at].tolist()]
+            suspect[at] |= np.array([key in self.whole for key in keys])
+        return suspect
 
     def find(self, words: Words) -> Overlap | None:
-        """The item of which most is in a text, if any; the first of equals.
+        """The item of which most is in a message, if any; the first of equals.
 
         Less than `ngram` own words of an item are no find.
         """
         if is_among(np.array([len(words)]), self.whole_lengths)[0]:
-            number = self.whole.get(whole_key(words))
+            number = self.whole.get(_whole_key(words.hashes))
             if number is not None:
-                template = bool(self.own[number] < self.lengths[number])
-                return Overlap(self.items[number], 1.0, words.text.strip(), template)
+                return self._overlap(number, 1.0, words.text.strip())
+        for n, keys in self.lookups[1:]:
+            hashes = runs(words.hashes, n)
+            for at in self._hits(hashes, keys).tolist():
+                for number in self.anchors[int(hashes[at])]:
+                    size = self._with_options(self.texts[number], words.hashes, at + n)
+                    if size:
+                        text = self.texts[number]
+                        passage = words.passage(at + n - len(text.words), size)
+                        return Overlap(text.item, 1.0, passage, "with its options")
         at = self._shared(words)
-        if not len(at):
+        covered = self._covered(self.owner[at], self.position[at])
+        shares = np.where(covered >= self.ngram, covered / np.maximum(self.own, 1), 0.0)
+        if not shares.any():
             return None
-        covered = self._covered(self.item[at], self.position[at])
-        own = self.own
-        shares = np.where(covered >= self.ngram, covered / np.maximum(own, 1), 0.0)
         best = int(np.argmax(shares))
-        if not shares[best]:
-            return None
-        passage = self._passage(best, self.position[at[self.item[at] == best]])
-        template = bool(own[best] < self.lengths[best])
-        return Overlap(self.items[best], float(shares[best]), passage, template)
+        passage = self._passage(best, self.position[at[self.owner[at] == best]])
+        return self._overlap(best, float(shares[best]), passage)
+
+    def _overlap(self, number: int, coverage: float, passage: str) -> Overlap:
+        template = self.own[number] < len(self.texts[number].words)
+        form = "without its template" if template else ""
+        return Overlap(self.texts[number].item, coverage, passage, form)
+
+    def _hits(self, hashes: Hashes, keys: Hashes) -> Int:
+        """Where one of the keys stands among the hashes, ascending."""
+        hits = np.flatnonzero(self.present[_slot(hashes, self.present)])
+        return hits[is_among(hashes[hits], keys)]
+
+    def _with_options(self, text: _Text, hashes: Hashes, end: int) -> int:
+        """The words from a text that ends before `end` to the end of its options, 0 if they are not
+        there: in any order, but each in a place of its own and not far from one another."""
+        start = end - len(text.words)
+        if start < 0 or not np.array_equal(hashes[start:end], text.words.hashes):
+            return 0
+        reach = text.size - len(text.words) + LABEL * len(text.options) + HEADING
+        after = hashes[end : end + reach]
+        free = np.ones(len(after), np.bool_)
+        for option in sorted(text.options, key=len, reverse=True):
+            if len(option) > len(after):
+                return 0
+            view = np.lib.stride_tricks.sliding_window_view
+            there = (view(after, len(option)) == option) & view(free, len(option))
+            places = np.flatnonzero(there.all(axis=1))
+            if not len(places):
+                return 0
+            free[places[0] : places[0] + len(option)] = False
+        return len(text.words) + int(np.flatnonzero(~free)[-1]) + 1
 
     def _shared(self, words: Words) -> Int:
-        """Where in the index the runs of a text stand, by item and position."""
+        """Where in the index the runs of a text stand, by owner and position."""
         hashes = runs(words.hashes, self.ngram)
-        hashes = np.unique(hashes[self.present[_slot(hashes, self.present)]])
+        hashes = np.unique(hashes[self._hits(hashes, self.hashes)])
         left = np.searchsorted(self.hashes, hashes, side="left")
         counts = np.searchsorted(self.hashes, hashes, side="right") - left
         steps = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         at = np.repeat(left, counts) + steps
-        return at[np.lexsort((self.position[at], self.item[at]))]
+        return at[np.lexsort((self.position[at], self.owner[at]))]
 
-    def _covered(self, item: Int, position: Int) -> Int:
-        """Own words of each item that the runs cover, (items,); ascending by item and position."""
-        reach = np.full(len(item), self.ngram, np.int64)
-        together = item[1:] == item[:-1]
-        reach[:-1][together] = np.minimum(np.diff(position)[together], self.ngram)
-        begin = self.first[item] + position
+    def _covered(self, owner: Int, position: Int) -> Int:
+        """Own words of each text that the runs cover, (texts,); ascending by owner and position."""
+        reach = np.full(len(owner), self.ngram, np.int64)
+        same = owner[1:] == owner[:-1]
+        reach[:-1][same] = np.minimum(np.diff(position)[same], self.ngram)
+        begin = self.first[owner] + position
         own = self.before[begin + reach] - self.before[begin]
-        return np.bincount(item, weights=own, minlength=len(self.items)).astype(np.int64)
+        return np.bincount(owner, weights=own, minlength=len(self.texts)).astype(np.int64)
 
-    def _passage(self, item: int, positions: Int) -> str:
-        """The longest stretch of an item that overlapping runs cover, from ascending positions."""
+    def _passage(self, number: int, positions: Int) -> str:
+        """The longest stretch of a text that overlapping runs cover, from ascending positions."""
         breaks = np.flatnonzero(np.diff(positions) > self.ngram)
         firsts = positions[np.append(0, breaks + 1)]
         ends = positions[np.append(breaks, len(positions) - 1)] + self.ngram
         longest = int(np.argmax(ends - firsts))
-        words = words_of(self.items[item].text)
+        words = self.texts[number].words
         return words.passage(int(firsts[longest]), int(ends[longest] - firsts[longest]))
 
 
-def _distinct(items: Iterable[Item]) -> tuple[tuple[Item, ...], list[Words], Int]:
-    """Items with other words than all before them, their words, and of each text given its item."""
-    kept: list[Item] = []
-    words: list[Words] = []
+def _distinct(items: Iterable[Item], ngram: int) -> tuple[tuple[_Text, ...], Int]:
+    """Items with other words than all before them, and of each item given its number or -1."""
+    texts: list[_Text] = []
     numbers: list[int] = []
-    seen: dict[int, int] = {}
+    seen: dict[tuple[int, ...], int] = {}
     for item in items:
-        found = words_of(item.text)
-        if len(found) < SHORTEST:
+        options = tuple(words_of(option).hashes for option in item.options)
+        text = _Text(item, words_of(item.text), tuple(o for o in options if len(o)))
+        long = len(text.words) >= SHORTEST or (text.options and text.size >= ngram)
+        if not len(text.words) or not long:
             numbers.append(-1)
             continue
-        number = seen.setdefault(whole_key(found), len(kept))
-        if number == len(kept):
-            kept.append(item)
-            words.append(found)
+        number = seen.setdefault(text.key, len(texts))
+        if number == len(texts):
+            texts.append(text)
         numbers.append(number)
-    return tuple(kept), words, np.array(numbers, np.int64)
+    return tuple(texts), np.array(numbers, np.int64)
 
 
-def _rare(hashes: Hashes, item: Int, common: int) -> npt.NDArray[np.bool_]:
-    """Where a run stands in at most `common` items."""
-    order = np.lexsort((item, hashes))
-    ordered, owner = hashes[order], item[order]
+def _rare(hashes: Hashes, owner: Int, common: int) -> Mask:
+    """Where a run stands in at most `common` texts."""
+    order = np.lexsort((owner, hashes))
+    ordered, owners = hashes[order], owner[order]
     new = np.ones(len(hashes), np.bool_)
     new[1:] = ordered[1:] != ordered[:-1]
     group = np.cumsum(new) - 1
     another = new.copy()
-    another[1:] |= owner[1:] != owner[:-1]
-    items = np.bincount(group, weights=another).astype(np.int64)
+    another[1:] |= owners[1:] != owners[:-1]
+    counts = np.bincount(group, weights=another).astype(np.int64)
     rare = np.empty(len(hashes), np.bool_)
-    rare[order] = items[group] <= common
+    rare[order] = counts[group] <= common
     return rare
 
 
@@ -218,10 +289,10 @@ def _own_before(template: Int, ngram: int, words: int) -> Int:
     return np.cumsum(np.append(0, np.cumsum(edges[:-1]) == 0))
 
 
-def whole_key(words: Words) -> int:
-    """A hash of all words, 0 for none."""
-    return int(rolling(words.hashes, len(words))[0]) if len(words) else 0
+def _whole_key(hashes: Hashes) -> int:
+    """A hash of all words, which are one at least."""
+    return int(runs(hashes, len(hashes))[0])
 
 
-def _slot(hashes: Hashes, present: npt.NDArray[np.bool_]) -> Hashes:
+def _slot(hashes: Hashes, present: Mask) -> Hashes:
     return hashes & np.uint64(len(present) - 1)

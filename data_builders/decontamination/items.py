@@ -1,13 +1,16 @@
-"""Evaluation files → the texts that must not be trained on, each with where it stands.
+"""Evaluation files → the texts that must not be trained on, each with its place and its options.
 
 read_items(config, Path("."))
-→ [FileItems("eval/gsm8k.jsonl", rows=1319, lacking=0, items=(Item(…, 7, "question", "…"), …))]
+→ [FileItems("eval/mmlu.jsonl", rows=285, without_text=0, items=(
+     Item("eval/mmlu.jsonl", 7, "question", "Which of …?", options=("hydrogen", …)), …))]
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,27 +22,31 @@ from posttrain.config.decontamination import EvaluationFile
 from posttrain.config.source import SourceConfig
 from posttrain.errors import ConfigError, DataError
 
+# A, option_b, choice1, choices, answer_choices, endings
+_OPTION = re.compile(r"[a-j]|(answer_)?(options?|choices?|endings?)(_?[a-j\d])?", re.IGNORECASE)
+
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One text of one row of an evaluation file."""
+    """One text of one row of an evaluation file, and the options to choose its answer from."""
 
     file: str
     line: int
     field: str
     text: str
+    options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class FileItems:
     """What one evaluation file, or dataset directory, holds.
 
-    `lacking` counts the rows that have no text in a named field, or, without names, none at all.
+    `without_text` counts rows that lack text in a named field, or, without names, in any.
     """
 
     path: str
     rows: int
-    lacking: int
+    without_text: int
     items: tuple[Item, ...]
 
 
@@ -49,55 +56,67 @@ def as_source(file: EvaluationFile) -> SourceConfig:
 
 
 def read_items(file: EvaluationFile, base_dir: Path) -> list[FileItems]:
-    """All texts of an evaluation file, of each that a glob matches.
+    """All items of an evaluation file, of each that a glob matches.
 
     Raises:
         ConfigError: a path that matches nothing, or a field that no row has.
         DataError: a row that cannot be read; what is not read cannot be kept out.
     """
-    found: set[str] = set()
-    seen: set[str] = set()
+    names: set[str] = set()
+    present: set[str] = set()
     read = [
-        _read(path, file, base_dir, found, seen) for path in find_files(as_source(file), base_dir)
+        _read(path, file, base_dir, names, present)
+        for path in find_files(as_source(file), base_dir)
     ]
-    unseen = [field for field in file.fields if field not in seen]
-    if unseen:
+    absent = sorted({*file.fields} - present)
+    if absent:
         raise ConfigError(
-            f"decontamination: no row of {file.path} has {', '.join(sorted(unseen))}; its fields "
-            f"are {', '.join(sorted(found)) or 'none'}"
+            f"decontamination: no row of {file.path} has {', '.join(absent)}; its fields "
+            f"are {', '.join(sorted(names)) or 'none'}"
         )
     return read
 
 
 def _read(
-    path: Path, file: EvaluationFile, base_dir: Path, found: set[str], seen: set[str]
+    path: Path, file: EvaluationFile, base_dir: Path, names: set[str], present: set[str]
 ) -> FileItems:
-    """One path; `found` gets the names of all fields, `seen` of those asked for that a row has."""
-    name = os.path.relpath(path, base_dir)
+    """One path; `names` gets the names of all fields, `present` of those named that a row has."""
     items: list[Item] = []
-    rows = lacking = 0
-    for row in open_whole(path, as_source(file))(path, name):
+    rows = without_text = 0
+    for row in open_whole(path, as_source(file))(path, os.path.relpath(path, base_dir)):
         if isinstance(row, Dropped):
             raise DataError(f"{row.file}:{row.line}: {row.reason}: {row.detail}")
-        found.update(row.row)
-        values = _values(row.row, file.fields)
-        seen.update(values)
-        texts = {field: [t for t in texts_in(v) if t.strip()] for field, v in values.items()}
-        items += [Item(row.file, row.line, field, t) for field, own in texts.items() for t in own]
+        names.update(row.row)
+        values = _values(row.row, file)
+        present.update(values)
+        texts = {name: [t for t in texts_in(v) if t.strip()] for name, v in values.items()}
+        options = tuple(t for name in _options(values, file) for t in texts.pop(name))
+        items += [
+            Item(row.file, row.line, name, t, options) for name, own in texts.items() for t in own
+        ]
         rows += 1
-        lacking += not (all(texts.get(f) for f in file.fields) and any(texts.values()))
-    return FileItems(name, rows, lacking, tuple(items))
+        without_text += not texts or not (all if file.fields else any)(texts.values())
+    return FileItems(os.path.relpath(path, base_dir), rows, without_text, tuple(items))
 
 
-def _values(row: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:
-    """The fields that a row has, of those that are asked for."""
+def _values(row: dict[str, Any], file: EvaluationFile) -> dict[str, Any]:
+    """The fields that a row has, of those that are named."""
     values: dict[str, Any] = {}
-    for field in fields or row:
-        try:
-            values[field] = lookup(row, field) if fields else row[field]
-        except KeyError:
-            continue
+    for field in file.fields or row:
+        with contextlib.suppress(KeyError):
+            values[field] = lookup(row, field) if file.fields else row[field]
     return values
+
+
+def _options(values: dict[str, Any], file: EvaluationFile) -> list[str]:
+    """The fields that hold options: by their names, or named lists beside a named text."""
+    beside = file.fields and any(isinstance(value, str) for value in values.values())
+    return [
+        name
+        for name, value in values.items()
+        if _OPTION.fullmatch(name.rpartition(".")[2])
+        or (beside and isinstance(value, list | tuple | dict))
+    ]
 
 
 def texts_in(value: Any) -> Iterator[str]:

@@ -1,41 +1,66 @@
-"""A record against the evaluation items: dropped as `contaminated`, with the matched pair.
+"""Records against the evaluation items: dropped as `contaminated`, with the matched pair.
 
-Decontaminator(index, coverage=0.6).drops([example, …])
+Decontaminator.load(config, base_dir).drops([example, …])
 → [Drop("contaminated", "message 0: 94% of eval/gsm8k.jsonl:7 question: 'natalia sold …'"), None]
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from data_builders.decontamination.counts import FileCounts, counts_of
-from data_builders.decontamination.index import Overlap, RunIndex
-from data_builders.decontamination.items import read_items, texts_in
-from data_builders.decontamination.words import words_of
+from data_builders.decontamination.index import SHORTEST, Overlap, RunIndex
+from data_builders.decontamination.items import FileItems, read_items, texts_in
+from data_builders.dedup.words import words_of
 from data_builders.filters.drop import Drop
 from posttrain.config.decontamination import DecontaminationConfig
+from posttrain.errors import ConfigError
 from posttrain.jsontext import load_json
 from posttrain.records import Example
 
 _SHOWN = 300  # characters of a passage
-_CHARACTERS = 1 << 18  # looked at together
+_CHARACTERS = 1 << 18  # of the texts that are looked at in one batch
+
+
+@dataclass(frozen=True, slots=True)
+class FileCounts:
+    """Rows of an evaluation file, and its items by the way in which they can be found.
+
+    Every item is one of the last six: `inside` of other text, `with_options`, as a `whole_message`
+    because it is short, or as one because most of its words are a `template` of many items; too
+    short to be looked for; the same as an item before it.
+    """
+
+    file: str
+    rows: int
+    without_text: int
+    inside: int
+    with_options: int
+    whole_message: int
+    template: int
+    too_short: int
+    repeated: int
+
+    def stats(self) -> dict[str, Any]:
+        """For the manifest."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)
 class Decontaminator:
-    """What evaluation asks, and from which share of an item's own words on a record is dropped.
+    """What evaluation asks, and the share of an item's own words from which on a record is dropped.
 
-    `counts` tells what is looked for of each evaluation file, `warnings` what of them is not.
+    `counts` are of every evaluation file, `warnings` name what of them is not looked for.
     """
 
     index: RunIndex
     coverage: float
-    counts: list[FileCounts] = field(default_factory=list[FileCounts])
-    warnings: list[str] = field(default_factory=list[str])
+    counts: list[FileCounts]
+    warnings: list[str]
 
     @classmethod
     def load(cls, config: DecontaminationConfig, base_dir: Path) -> Decontaminator:
@@ -43,66 +68,130 @@ class Decontaminator:
 
         Raises:
             ConfigError: a path that matches nothing, a field that no row has, a file without text
-                or without anything that could be told from a template.
+                or without anything that could be distinguished from a template.
             DataError: a row that cannot be read.
         """
-        read = [(file, found) for file in config.files for found in read_items(file, base_dir)]
-        items = (item for _, found in read for item in found.items)
-        index = RunIndex.build(items, ngram=config.ngram, common=config.common)
-        counts, warnings = counts_of(read, index, config)
+        files = [items for file in config.files for items in read_items(file, base_dir)]
+        index = RunIndex.build(
+            (item for file in files for item in file.items),
+            ngram=config.ngram,
+            common=config.common,
+        )
+        new = np.zeros(len(index.number), np.bool_)
+        new[np.unique(index.number, return_index=True)[1]] = True
+        counts: list[FileCounts] = []
+        warnings: list[str] = []
+        start = 0
+        for file in files:
+            end = start + len(file.items)
+            counts.append(_counts(file, index, index.number[start:end], new[start:end]))
+            warnings += _warnings(file, index, np.unique(index.number[start:end]), config)
+            start = end
         return cls(index, config.coverage, counts, warnings)
 
     def drops(self, examples: Sequence[Example]) -> list[Drop | None]:
         """The objection to each record: which item, how much of it, where in the record."""
         texts = [
-            _Text(number, place, text)
+            (number, place, text)
             for number, example in enumerate(examples)
             for place, text in _texts(example)
         ]
         best: dict[int, tuple[str, Overlap]] = {}
-        for some in _chunks(texts):
-            # most texts share no run at all, which one look at many of them tells
-            for at in np.flatnonzero(self.index.suspects([t.text for t in some])).tolist():
-                text = some[at]
-                overlap = self.index.find(words_of(text.text))
+        for batch in _batches(texts):
+            # most texts share no run at all, which one look at many of them shows
+            for at in np.flatnonzero(self.index.suspects([t[2] for t in batch])).tolist():
+                record, place, text = batch[at]
+                overlap = self.index.find(words_of(text))
                 if overlap is None or overlap.coverage < self.coverage:
                     continue
-                if text.record not in best or overlap.coverage > best[text.record][1].coverage:
-                    best[text.record] = text.place, overlap
+                if record not in best or overlap.coverage > best[record][1].coverage:
+                    best[record] = place, overlap
         return [_drop(*best[k]) if k in best else None for k in range(len(examples))]
 
-    def drop(self, example: Example) -> Drop | None:
-        """As `drops`, of one record."""
-        return self.drops([example])[0]
+
+def _counts(file: FileItems, index: RunIndex, number: Any, new: Any) -> FileCounts:
+    """`number` is the text of each item, `new` where it is the first of that text."""
+    first = number[new & (number >= 0)]
+    forms = [_form(index, k) for k in first.tolist()]
+    return FileCounts(
+        file=Path(file.path).name,
+        rows=file.rows,
+        without_text=file.without_text,
+        **{form: forms.count(form) for form in _FORMS},
+        too_short=int((number < 0).sum()),
+        repeated=int((number >= 0).sum()) - len(first),
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class _Text:
-    record: int
-    place: str
-    text: str
+_FORMS = ("inside", "with_options", "whole_message", "template")
 
 
-def _chunks(texts: Sequence[_Text]) -> Iterator[list[_Text]]:
-    """Texts in order, not too much at a time."""
-    some: list[_Text] = []
+def _form(index: RunIndex, number: int) -> str:
+    text = index.texts[number]
+    if index.own[number] >= index.ngram:
+        return "inside"
+    if text.options and text.size >= index.ngram:
+        return "with_options"
+    return "whole_message" if len(text.words) < index.ngram else "template"
+
+
+def _warnings(
+    file: FileItems, index: RunIndex, numbers: Any, config: DecontaminationConfig
+) -> list[str]:
+    """What of a file is not looked for amid other words, by file name, as the manifest has it.
+
+    Raises:
+        ConfigError: it has nothing to look for, or nothing that could be found in another text; it
+            would let everything pass without a word.
+    """
+    forms = [_form(index, k) for k in numbers.tolist() if k >= 0]
+    name = f"decontamination: {Path(file.path).name}"
+    if not forms:
+        raise ConfigError(
+            f"decontamination: {file.path}: no text to look for; it is empty, or all its texts "
+            f"have fewer than {SHORTEST} words"
+        )
+    why = (
+        f"each has fewer than {config.ngram} words outside of runs that more than "
+        f"{config.common} items of the files have"
+    )
+    if forms.count("template") == len(forms):
+        raise ConfigError(
+            f"decontamination: {file.path}: none of its {len(forms):,} items could be found inside "
+            f"of a text: {why}. Raise `common`, lower `ngram`, name under `fields` only the texts "
+            "in which items differ, or the field of their options too"
+        )
+    warnings: list[str] = []
+    if file.without_text:
+        warnings.append(f"{name}: {file.without_text:,} of {file.rows:,} rows lack text")
+    if whole := forms.count("template") + forms.count("whole_message"):
+        warnings.append(
+            f"{name}: {whole:,} of {len(forms):,} items are found as whole messages only: {why}. "
+            "Name the field of their options, if they have any, under `fields`"
+        )
+    return warnings
+
+
+def _batches(texts: Sequence[tuple[int, str, str]]) -> Iterator[list[tuple[int, str, str]]]:
+    """Texts in order, not too many characters at a time."""
+    batch: list[tuple[int, str, str]] = []
     held = 0
     for text in texts:
-        some.append(text)
-        held += len(text.text)
+        batch.append(text)
+        held += len(text[2])
         if held >= _CHARACTERS:
-            yield some
-            some, held = [], 0
-    if some:
-        yield some
+            yield batch
+            batch, held = [], 0
+    if batch:
+        yield batch
 
 
 def _drop(place: str, overlap: Overlap) -> Drop:
     item, passage = overlap.item, overlap.passage
     shown = passage if len(passage) <= _SHOWN else f"{passage[:_SHOWN]}…"
-    part = " without its template" if overlap.template else ""
-    found = f"{overlap.coverage:.0%} of {item.file}:{item.line} {item.field}{part}: {shown!r}"
-    return Drop("contaminated", f"{place}: {found}")
+    form = f" {overlap.form}" if overlap.form else ""
+    where = f"{overlap.coverage:.0%} of {item.file}:{item.line} {item.field}{form}: {shown!r}"
+    return Drop("contaminated", f"{place}: {where}")
 
 
 def _texts(example: Example) -> Iterator[tuple[str, str]]:
@@ -113,10 +202,10 @@ def _texts(example: Example) -> Iterator[tuple[str, str]]:
                 if text:
                     yield f"message {number}", text
             for call in message.tool_calls:
-                yield f"message {number}, call of {call.name!r}", _spoken(call.arguments)
+                yield f"message {number}, call of {call.name!r}", _argument_texts(call.arguments)
 
 
-def _spoken(arguments: str) -> str:
+def _argument_texts(arguments: str) -> str:
     """The texts in a call's arguments, without the escapes of JSON."""
     try:
         return "\n".join(texts_in(load_json(arguments)))

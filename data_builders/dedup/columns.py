@@ -1,32 +1,26 @@
-"""Per-part columns for deduplication: hash keys, MinHash bands and compressed texts.
+"""Per-part columns for deduplication: exact keys, MinHash bands, n-grams and places of the records.
 
-    dedup.bin        keys of the conversation, its prompt and the record, and where its text is
-    dedup_bands.bin  400 bytes for every record long enough to have near-duplicates
-    dedup_texts.bin  where each was read (JSON), and its text (compressed)
+    dedup.bin           a row of 116 bytes for every record
+    dedup_shingles.bin  where each was read (JSON), and the hashes of its n-grams, 4 bytes each
 
-A row is a pure function of its record. Where a record was read is kept when drops are written down,
-its text when near-duplicates are looked for. Keys are read in order, texts only of the few records
-that meet.
+A row is a pure function of its record. Places are kept when drops are written down, bands and
+n-grams when near-duplicates are looked for; n-grams are read of records that share a band alone.
 """
 
 from __future__ import annotations
 
 import json
-import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
-import zstandard
 
 from data_builders.dedup.keys import conversation_key, prompt_key
-from data_builders.dedup.near_text import NearText, near_text
-from data_builders.dedup.signature import BANDS, band_keys
+from data_builders.dedup.near import BANDS, Shingles, band_keys, shingles
 from data_builders.keyed import key64
-from posttrain.config.deduplication import DeduplicationConfig, NearConfig
 from posttrain.records import Example
 
 COLUMN_ROW = np.dtype(
@@ -35,175 +29,101 @@ COLUMN_ROW = np.dtype(
         ("prompt", "<u8"),
         ("id64", "<u8"),  # of the record's id
         ("rest64", "<u8"),  # of what tells apart records of one id
-        ("text", "<u8"),  # byte in dedup_texts.bin, of the place and then of the text
+        ("at", "<u8"),  # byte in dedup_shingles.bin, of the place and then of the n-grams
         ("place_size", "<u4"),
-        ("text_size", "<u4"),  # 0: too short to have near-duplicates
-        ("prompt_size", "<u4"),  # characters
-        ("answer_size", "<u4"),
+        ("user", "<u4"),  # n-grams
+        ("assistant", "<u4"),
+        ("bands", "<u4", BANDS),
     ]
 )
-COLUMN_FILES = ("dedup.bin", "dedup_bands.bin", "dedup_texts.bin")
+COLUMN_FILES = ("dedup.bin", "dedup_shingles.bin")
 Rows = npt.NDArray[np.void]
-Int = npt.NDArray[np.int64]
-Keys = npt.NDArray[np.uint64]
-KeyColumn = Literal["conversation", "prompt", "id64", "rest64"]
 Place = tuple[str, int]
-_BLOCK = 65_536
-_HEAD = struct.Struct("<I")
-_LEVEL = 1
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnBatch:
-    """Some records: `rows` (n,), `bands` (m, BANDS) of the m that have a text, all their texts."""
+    """Some records: `rows` (n,), and what goes to dedup_shingles.bin of all of them."""
 
     rows: Rows
-    bands: npt.NDArray[np.uint32]
-    texts: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class NearBlock:
-    """Some records that can have near-duplicates: `rows` (m,), their numbers; `lengths` (m, 2), of
-    both sides; `id64` (m,); `bands` (m, BANDS)."""
-
-    rows: Int
-    lengths: Int
-    id64: Keys
-    bands: npt.NDArray[np.uint32]
+    shingles: bytes
 
 
 def column_batch(
-    examples: Sequence[Example], config: DeduplicationConfig, places: Sequence[Place] | None
+    examples: Sequence[Example], places: Sequence[Place] | None, *, near: bool
 ) -> ColumnBatch:
     """The columns of some records as they are before reasoning control, in their order.
 
     Args:
         places: file and line of each, when they are to be kept.
+        near: with bands and n-grams.
     """
     rows = np.zeros(len(examples), COLUMN_ROW)
-    texts, bands = _near_columns(examples, config.near)
+    grams: list[Shingles] = shingles(examples) if near and examples else []
+    if grams:
+        rows["bands"] = band_keys(grams)
+        rows["user"], rows["assistant"] = np.transpose([[len(s) for s in own] for own in grams])
     written: list[bytes] = []
     at = 0
     for k, (row, example) in enumerate(zip(rows, examples, strict=True)):
         row["conversation"], row["prompt"] = conversation_key(example), prompt_key(example)
         row["id64"] = int(example.id[:16], 16)
         row["rest64"] = key64(0, "rest", example.license, example.dialect, example.metadata)
-        place = json.dumps(places[k]).encode() if places is not None else b""
-        packed = b""
-        if (text := texts.get(k)) is not None:
-            packed = _packed(text)
-            row["prompt_size"], row["answer_size"] = len(text.prompt), len(text.answer)
-        row["text"], row["place_size"], row["text_size"] = at, len(place), len(packed)
-        written += [place, packed]
-        at += len(place) + len(packed)
-    return ColumnBatch(rows, bands, b"".join(written))
-
-
-def _near_columns(
-    examples: Sequence[Example], config: NearConfig | None
-) -> tuple[dict[int, NearText], npt.NDArray[np.uint32]]:
-    """The texts that are long enough, by their place in the batch, and their keys."""
-    if config is None:
-        return {}, np.empty((0, BANDS), np.uint32)
-    texts = dict(enumerate(map(near_text, examples)))
-    long = {k: text for k, text in texts.items() if text.words >= config.min_words}
-    return long, band_keys(list(long.values()))
+        place = json.dumps([*places[k], example.id]).encode() if places is not None else b""
+        row["at"], row["place_size"] = at, len(place)
+        parts = [place, *(side.astype("<u4").tobytes() for side in (grams[k] if grams else ()))]
+        at += sum(map(len, parts))
+        written += parts
+    return ColumnBatch(rows, b"".join(written))
 
 
 def write_columns(files: Mapping[str, BinaryIO], batch: ColumnBatch) -> None:
     """Append to the open files of a part, by the names of `COLUMN_FILES`."""
     rows = batch.rows.copy()
-    rows["text"] += files["dedup_texts.bin"].tell()
+    rows["at"] += files["dedup_shingles.bin"].tell()
     files["dedup.bin"].write(rows.tobytes())
-    files["dedup_bands.bin"].write(batch.bands.astype("<u4").tobytes())
-    files["dedup_texts.bin"].write(batch.texts)
-
-
-def _packed(text: NearText) -> bytes:
-    prompt = text.prompt.encode("utf-8", "surrogatepass")
-    answer = text.answer.encode("utf-8", "surrogatepass")
-    body = _HEAD.pack(len(prompt)) + prompt + answer
-    return zstandard.ZstdCompressor(level=_LEVEL).compress(body)
-
-
-def _unpacked(packed: bytes) -> NearText:
-    body = zstandard.ZstdDecompressor().decompress(packed)
-    cut = _HEAD.size + _HEAD.unpack_from(body)[0]
-    return NearText(
-        body[_HEAD.size : cut].decode("utf-8", "surrogatepass"),
-        body[cut:].decode("utf-8", "surrogatepass"),
-    )
+    files["dedup_shingles.bin"].write(batch.shingles)
 
 
 class DedupColumns:
-    """The columns of one source, in the folders of its parts."""
+    """The columns of many parts, mapped into memory; records are numbered through all parts."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
-        self._folders = tuple(folders)
-        sizes = [(f / "dedup.bin").stat().st_size // COLUMN_ROW.itemsize for f in self._folders]
-        self._first = np.cumsum([0, *sizes])
+        self._rows = [_mapped(folder / "dedup.bin", COLUMN_ROW) for folder in folders]
+        self._shingles = [_mapped(folder / "dedup_shingles.bin", np.uint8) for folder in folders]
+        self._first = np.cumsum([0, *map(len, self._rows)])
 
     def __len__(self) -> int:
         return int(self._first[-1])
 
-    def keys(self, column: KeyColumn) -> Keys:
-        """A column of all records, (n,)."""
-        found = np.empty(len(self), np.uint64)
-        for first, rows, _ in self._blocks():
-            found[first : first + len(rows)] = rows[column]
-        return found
+    def column(self, name: str, order: npt.NDArray[np.int64], band: int | None = None) -> Any:
+        """A column of all records in the given order, (n,); of bands one alone."""
+        parts = [rows[name] if band is None else rows[name][:, band] for rows in self._rows]
+        return np.concatenate([np.empty(0, COLUMN_ROW[name].base), *parts])[order]
 
-    def keys_at(self, column: KeyColumn, wanted: Int) -> Keys:
-        """A column of the records with the given numbers, ascending, (wanted,)."""
-        found = np.empty(len(wanted), np.uint64)
-        for first, rows, _ in self._blocks():
-            a, b = np.searchsorted(wanted, [first, first + len(rows)])
-            found[a:b] = rows[column][wanted[a:b] - first]
-        return found
+    def shingles(self, row: int) -> Shingles:
+        """The n-grams of both sides of a record."""
+        rows, data, at = self._row(row)
+        start = int(rows["at"][at]) + int(rows["place_size"][at])
+        user, assistant = int(rows["user"][at]), int(rows["assistant"][at])
+        both = np.frombuffer(data[start : start + 4 * (user + assistant)].tobytes(), "<u4")
+        return both[:user], both[user:]
 
-    def near(self) -> Iterator[NearBlock]:
-        """Block by block what can have near-duplicates."""
-        for first, rows, bands in self._blocks():
-            at = np.flatnonzero(rows["text_size"])
-            lengths = np.stack([rows["prompt_size"][at], rows["answer_size"][at]], axis=1)
-            keys = np.fromfile(bands, "<u4", len(at) * BANDS).reshape(len(at), BANDS)
-            yield NearBlock(first + at, lengths.astype(np.int64), rows["id64"][at], keys)
+    def place(self, row: int) -> dict[str, Any]:
+        """File, line and id of a record; of parts that were written with places."""
+        rows, data, at = self._row(row)
+        start = int(rows["at"][at])
+        file, line, record_id = json.loads(
+            data[start : start + int(rows["place_size"][at])].tobytes()
+        )
+        return {"file": file, "line": line, "record_id": record_id}
 
-    def text(self, row: int) -> NearText:
-        """What a record said; only of those that `near` gives."""
-        part, found = self._row(row)
-        at = int(found["text"]) + int(found["place_size"])
-        return _unpacked(self._read(part, at, int(found["text_size"])))
-
-    def place(self, row: int) -> Place | None:
-        """File and line where a record was read, `None` where that was not kept."""
-        part, found = self._row(row)
-        if not found["place_size"]:
-            return None
-        file, line = json.loads(self._read(part, int(found["text"]), int(found["place_size"])))
-        return file, line
-
-    def _blocks(self) -> Iterator[tuple[int, Rows, BinaryIO]]:
-        """Records in order, with the number of the first, and the keys, open where theirs begin."""
-        for folder, first in zip(self._folders, self._first.tolist(), strict=False):
-            with (
-                (folder / "dedup.bin").open("rb") as file,
-                (folder / "dedup_bands.bin").open("rb") as bands,
-            ):
-                while len(rows := np.fromfile(file, COLUMN_ROW, _BLOCK)):
-                    yield first, rows, bands
-                    first += len(rows)
-
-    def _row(self, row: int) -> tuple[Path, np.void]:
+    def _row(self, row: int) -> tuple[Rows, npt.NDArray[np.uint8], int]:
         part = int(np.searchsorted(self._first, row, side="right")) - 1
-        folder = self._folders[part]
-        at = (row - int(self._first[part])) * COLUMN_ROW.itemsize
-        with (folder / "dedup.bin").open("rb") as file:
-            file.seek(at)
-            return folder, np.fromfile(file, COLUMN_ROW, 1)[0]
+        return self._rows[part], self._shingles[part], row - int(self._first[part])
 
-    def _read(self, folder: Path, at: int, size: int) -> bytes:
-        with (folder / "dedup_texts.bin").open("rb") as file:
-            file.seek(at)
-            return file.read(size)
+
+def _mapped(path: Path, dtype: Any) -> Any:
+    if not path.stat().st_size:  # nothing can be mapped
+        return np.empty(0, dtype)
+    return np.memmap(path, dtype, "r")

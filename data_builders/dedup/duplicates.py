@@ -1,78 +1,31 @@
 """Which records of a build are dropped because another says the same, and which one that is.
 
-    find_duplicates(order_of(columns, names, config), config, scratch)
-    → Duplicates(row=[17, 204], reason=["duplicate", "near_duplicate"], kept=[3, 99],
-                 similarity=[1.0, 0.981])
+    find_duplicates(columns, {"maths": 900, "web": 1_200}, config)
+    → Duplicates(row=[17, 204], reason=[0, 2], kept=[3, 99], similarity=[1.0, 0.94])
 
-Records are taken in the order of precedence, and a record is dropped when it is a copy of one that
-was *kept*. Chains do not pull texts together that are far apart: every dropped record is within the
-threshold of the kept one it is counted under. The order of rows, parts and workers changes nothing.
+Records are taken by precedence, and a record is dropped when it is a copy of one that was *kept*:
+every dropped record is within the threshold of the record it is counted under, and chains of small
+differences do not connect distant texts. The order of rows, parts and workers changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from data_builders.dedup.columns import DedupColumns, KeyColumn
-from data_builders.dedup.equal_keys import equal_keys
-from data_builders.dedup.near_index import NearIndex, whole_keys
-from data_builders.dedup.near_text import NearText
-from data_builders.dedup.verify import similarity
-from posttrain.config.deduplication import DeduplicationConfig, NearConfig
+from data_builders.dedup.columns import DedupColumns
+from data_builders.dedup.near import BANDS, SIDE, similarity
+from posttrain.config.deduplication import DeduplicationConfig
 
 Int = npt.NDArray[np.int64]
-Keys = npt.NDArray[np.uint64]
-_NO_ROWS = np.empty(0, np.int64)
-REASONS = ("duplicate", "duplicate_prompt", "near_duplicate")
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """Who comes first: sources by `precedence` (sources,), then records by their keys.
-
-    Records are numbered over all sources, one after the other; `starts` (sources + 1,).
-    """
-
-    columns: Sequence[DedupColumns]
-    precedence: Int
-    starts: Int
-
-    def ranked(self, rows: Int, group: Int | None = None) -> Int:
-        """The order in which the rows come, inside their groups if any: positions (rows,)."""
-        keys = (rows, self._keys("rest64", rows), self._keys("id64", rows))
-        keys = (*keys, self.precedence[self.source(rows)])
-        return np.lexsort(keys if group is None else (*keys, group))
-
-    def source(self, rows: Int) -> Int:
-        """The source of every row."""
-        return np.searchsorted(self.starts, rows, side="right") - 1
-
-    def text(self, row: int) -> NearText:
-        """What a row said."""
-        source = int(self.source(np.array([row]))[0])
-        return self.columns[source].text(row - int(self.starts[source]))
-
-    def keys(self, column: KeyColumn) -> Keys:
-        """A column of all records, (records,)."""
-        found = np.empty(int(self.starts[-1]), np.uint64)
-        for columns, start, end in zip(self.columns, self.starts, self.starts[1:], strict=False):
-            found[start:end] = columns.keys(column)
-        return found
-
-    def _keys(self, column: KeyColumn, rows: Int) -> Keys:
-        order = np.argsort(rows, kind="stable")
-        ascending = rows[order]
-        edges = np.searchsorted(ascending, self.starts)
-        found = np.empty(len(rows), np.uint64)
-        for columns, start, a, b in zip(self.columns, self.starts, edges, edges[1:], strict=False):
-            if b > a:
-                found[order[a:b]] = columns.keys_at(column, ascending[a:b] - start)
-        return found
+Float = npt.NDArray[np.float64]
+REASONS = ("duplicate", "near_duplicate", "duplicate_prompt")
+NEXT = 8  # records of a band's group that each is compared with, besides the group's first
+_CACHED = 4096  # records whose n-grams stay in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,131 +36,150 @@ class Duplicates:
     """
 
     row: Int
-    reason: npt.NDArray[np.int8]
+    reason: Int
     kept: Int
-    similarity: npt.NDArray[np.float64]
+    similarity: Float
 
 
-@dataclass
-class _Search:
-    """What was found so far: `there` (records,) and, search by search, the dropped and the kept."""
+def find_duplicates(
+    columns: DedupColumns, sizes: Mapping[str, int], config: DeduplicationConfig
+) -> Duplicates:
+    """Exact copies, then near-duplicates if configured, then equal prompts if configured.
 
-    there: npt.NDArray[np.bool_]
-    found: list[Duplicates] = field(default_factory=list[Duplicates])
-
-    def add(self, rows: Int, kept: Int, reason: int, similarity: npt.NDArray[np.float64]) -> None:
-        self.there[rows] = False
-        reasons = np.full(len(rows), reason, np.int8)
-        self.found.append(Duplicates(rows, reasons, kept, similarity))
-
-
-def order_of(
-    columns: Sequence[DedupColumns], names: Sequence[str], config: DeduplicationConfig
-) -> Order:
-    """The order that a recipe asks for, of sources with the given names."""
-    named = [name for name in config.precedence if name in names]
-    ranks = [*named, *(name for name in names if name not in named)]
-    return Order(
-        columns=columns,
-        precedence=np.array([ranks.index(name) for name in names], np.int64),
-        starts=np.cumsum([0, *(len(s) for s in columns)]).astype(np.int64),
-    )
-
-
-def find_duplicates(order: Order, config: DeduplicationConfig, scratch: Path) -> Duplicates:
-    """Exact copies, then near-duplicates if asked, then those with the same prompt if asked.
-
-    Prompts come last: the record that stays for a prompt is not dropped any more.
+    Prompts come last: the record that stays for a prompt is dropped by nothing later.
 
     Args:
-        scratch: a folder for the index of near-duplicates; it is removed again.
+        sizes: how many of the records each source has, in their order.
     """
-    count = int(order.starts[-1])
-    assert count < 1 << 32, "two rows fit one word"
-    search = _Search(np.ones(count, np.bool_))
-    _same_key("conversation", order, search, similarity=1.0)
-    if config.near is not None:
-        _same_text(order, config.near, search)
-        with NearIndex.build(scratch, order.columns, order.precedence, search.there) as index:
-            pairs = index.pairs(edits=config.near.edits)
-        _near(pairs, order, config.near, search)
-    if config.prompt:
-        _same_key("prompt", order, search, similarity=np.nan)
-    return _settled(search.found)
+    assert sum(sizes.values()) == len(columns) < 1 << 32, "two records fit 64 bits"
+    source = np.repeat(np.arange(len(sizes)), list(sizes.values()))
+    # from here on records are numbered by precedence: of two, the one that stays is the smaller
+    order = _by_precedence(columns, source, list(sizes), config)
+    left = np.ones(len(order), np.bool_)
+    drops: list[tuple[Int, Int, Float]] = []
+
+    def drop(later: Int, first: Int, shares: Float) -> None:
+        left[later] = False
+        drops.append((later, first, shares))
+
+    later, first = _same_key(columns.column("conversation", order), left)
+    drop(later, first, np.ones(len(later)))
+    limits = [config.near_threshold(name) for name in sizes]
+    limit = np.array([np.nan if one is None else one for one in limits])[source[order]]
+    near = _Near(columns, order, limit) if config.near is not None else None
+    drop(*(near.drops(left) if near is not None else _nothing()))
+    prompts = _same_key(columns.column("prompt", order), left) if config.prompt else _nothing()[:2]
+    drop(*prompts, np.full(len(prompts[0]), np.nan))
+    return _settled(drops, order)
 
 
-def _same_key(column: KeyColumn, order: Order, search: _Search, *, similarity: float) -> None:
-    """Of every group of rows that share a key and are still there, keep the first."""
-    reason = ("conversation", "prompt").index(column)
-    for groups in equal_keys(order.keys(column)):
-        there = search.there[groups.rows]
-        rows, group = groups.rows[there], groups.group[there]
-        copies, first = _after_the_first(order, rows, group)
-        search.add(copies, first, reason, np.full(len(copies), similarity))
+def _nothing() -> tuple[Int, Int, Float]:
+    return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
 
 
-def _after_the_first(order: Order, rows: Int, group: Int) -> tuple[Int, Int]:
-    """All rows of groups but the first of each, and that first row for each of them."""
-    ranked = order.ranked(rows, group)
-    rows, group = rows[ranked], group[ranked]
-    heads = np.concatenate([[True], group[1:] != group[:-1]])[: len(rows)]
-    first = rows[heads][np.cumsum(heads) - 1]
-    return rows[~heads], first[~heads]
+def _by_precedence(
+    columns: DedupColumns, source: Int, names: list[str], config: DeduplicationConfig
+) -> Int:
+    """The rows in the order of precedence: named sources, the others, inside each by their keys."""
+    ranked = [name for name in config.precedence if name in names]
+    ranked += [name for name in names if name not in ranked]
+    rank = np.array([ranked.index(name) for name in names], np.int64)[source]
+    rows = np.arange(len(source))
+    return np.lexsort((columns.column("rest64", rows), columns.column("id64", rows), rank))
 
 
-def _same_text(order: Order, config: NearConfig, search: _Search) -> None:
-    """What differs in nothing that near-duplicates are compared by, in groups of any size."""
-    rows, keys = whole_keys(order.columns, search.there)
-    reason = REASONS.index("near_duplicate")
-    for groups in equal_keys(keys):
-        copies, first = _after_the_first(order, rows[groups.rows], groups.group)
-        same = np.zeros(len(copies), np.bool_)
-        for k, (row, kept) in enumerate(zip(copies.tolist(), first.tolist(), strict=True)):
-            same[k] = similarity(order.text(row), order.text(kept), config) == 1
-        search.add(copies[same], first[same], reason, np.ones(int(same.sum())))
+def _same_key(keys: npt.NDArray[np.uint64], left: npt.NDArray[np.bool_]) -> tuple[Int, Int]:
+    """Of the records left, those that share a key with an earlier one, and the first of each."""
+    at = np.flatnonzero(left)
+    at = at[np.argsort(keys[at], kind="stable")]
+    new = np.ones(len(at), np.bool_)
+    new[1:] = keys[at[1:]] != keys[at[:-1]]
+    first = np.maximum.accumulate(np.where(new, np.arange(len(at)), 0))
+    return at[~new], at[first[~new]]
 
 
-def _near(pairs: Int, order: Order, config: NearConfig, search: _Search) -> None:
-    """Compare the pairs in the order of their later record, each with records still kept."""
-    involved = np.unique(pairs)
-    ranked = order.ranked(involved)
-    rank = np.empty(len(involved), np.int64)
-    rank[ranked] = np.arange(len(involved))
-    ranks = np.sort(rank[np.searchsorted(involved, pairs)], axis=1)
-    ranks = ranks[np.lexsort((ranks[:, 0], ranks[:, 1]))]
-    dropped: dict[int, tuple[int, float]] = {}
-    for first, later in ranks.tolist():
-        if first in dropped or later in dropped:
-            continue
-        one, other = (order.text(int(involved[ranked[k]])) for k in (first, later))
-        share = similarity(one, other, config)
-        if share is not None:
-            dropped[later] = first, share
-    rows, kept = np.array(list(dropped), np.int64), np.array([k for k, _ in dropped.values()], int)
-    shares = np.array([share for _, share in dropped.values()], np.float64)
-    reason = REASONS.index("near_duplicate")
-    search.add(involved[ranked[rows]], involved[ranked[kept]], reason, shares)
+class _Near:
+    """The search for near-duplicates; records are numbered by precedence.
 
-
-def _settled(found: Sequence[Duplicates]) -> Duplicates:
-    """All in one, each with the record it is counted under.
-
-    A record may have been kept as the first of its copies and then fall to another one: its copies
-    fall with it, under its reason. A near-duplicate of a record that then falls for its prompt
-    keeps that record's name: what it has in common with a third was not looked at.
+    Args:
+        order: (n,) the row of each record.
+        limits: (n,) the threshold of each record's source, NaN for none.
     """
-    row = np.concatenate([_NO_ROWS, *(part.row for part in found)])
-    kept = np.concatenate([_NO_ROWS, *(part.kept for part in found)])
-    reason = np.concatenate([np.empty(0, np.int8), *(part.reason for part in found)])
-    similarity = np.concatenate([np.empty(0), *(part.similarity for part in found)])
-    order = np.argsort(row)
-    row, reason, kept, similarity = row[order], reason[order], kept[order], similarity[order]
-    while len(row):
+
+    def __init__(self, columns: DedupColumns, order: Int, limits: Float) -> None:
+        self._columns, self._order, self._limits = columns, order, limits
+        sides = [columns.column(side, order).astype(np.int64) for side in ("user", "assistant")]
+        self._sizes = np.stack(sides, axis=1)
+
+    def drops(self, left: npt.NDArray[np.bool_]) -> tuple[Int, Int, Float]:
+        """Dropped records, the kept one that each is like, and how much."""
+        chosen = np.flatnonzero(left & ~np.isnan(self._limits) & self._sizes.any(axis=1))
+        pairs = np.empty(0, np.uint64)
+        for band in range(BANDS):
+            keys = self._columns.column("bands", self._order, band)[chosen]
+            pairs = np.union1d(pairs, self._pairs(keys, chosen))
+        shingles = lru_cache(_CACHED)(lambda rank: self._columns.shingles(int(self._order[rank])))
+        dropped: dict[int, tuple[int, float]] = {}
+        # by the later of both, so that what is known of the earlier is settled
+        for later, first in zip(
+            (pairs >> np.uint64(32)).tolist(), (pairs & np.uint64(0xFFFFFFFF)).tolist(), strict=True
+        ):
+            if first in dropped or later in dropped:
+                continue
+            share = similarity(shingles(first), shingles(later))
+            if share >= max(self._limits[first], self._limits[later]):
+                dropped[later] = first, share
+        rows = np.array(list(dropped), np.int64)
+        kept = np.array([first for first, _ in dropped.values()], np.int64)
+        return rows, kept, np.array([share for _, share in dropped.values()])
+
+    def _pairs(self, keys: npt.NDArray[np.uint32], chosen: Int) -> npt.NDArray[np.uint64]:
+        """Records that share a key, as later << 32 | first; those whose sizes tell are left out.
+
+        Of a large group not all pairs are looked at: each record meets the next in size, which a
+        slightly edited copy is, and the first of the group, under which copies of one text gather.
+        """
+        by_key = np.argsort(keys, kind="stable")
+        new = np.ones(len(by_key) + 1, np.bool_)
+        new[1:-1] = keys[by_key[1:]] != keys[by_key[:-1]]
+        by_key = by_key[~(new[1:] & new[:-1])]
+        if not len(by_key):
+            return np.empty(0, np.uint64)
+        rows, keys = chosen[by_key], keys[by_key]
+        at = np.lexsort((rows, self._sizes[rows].sum(axis=1), keys))
+        rows, keys = rows[at], keys[at]
+        starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
+        first = np.minimum.reduceat(rows, starts)
+        pairs = [(np.repeat(first, np.diff(np.append(starts, len(rows)))), rows)]
+        for step in range(1, min(NEXT, len(rows) - 1) + 1):
+            shared = keys[step:] == keys[:-step]
+            pairs.append((rows[:-step][shared], rows[step:][shared]))
+        one, other = np.concatenate([p[0] for p in pairs]), np.concatenate([p[1] for p in pairs])
+        a, b = self._sizes[one], self._sizes[other]
+        small, large = np.minimum(a, b), np.maximum(a, b)
+        possible = (small >= SIDE * large).all(axis=1) & (one != other)
+        limit = np.maximum(self._limits[one], self._limits[other])
+        possible &= small.sum(axis=1) >= limit * large.sum(axis=1)
+        low, high = np.minimum(one, other)[possible], np.maximum(one, other)[possible]
+        return np.unique(high.astype(np.uint64) << np.uint64(32) | low.astype(np.uint64))
+
+
+def _settled(drops: list[tuple[Int, Int, Float]], order: Int) -> Duplicates:
+    """All drops by row, each with the record it is counted under.
+
+    The record that was kept of some exact copies may fall later: its copies fall with it, under its
+    reason. A near-duplicate of a record that then falls for its prompt keeps that record's name.
+    """
+    later, first = (np.concatenate([d[k] for d in drops]).astype(np.int64) for k in (0, 1))
+    similarity = np.concatenate([d[2] for d in drops])
+    reason = np.repeat(np.arange(len(drops)), [len(d[0]) for d in drops])
+    by_row = np.argsort(order[later])
+    row, kept = order[later][by_row], order[first][by_row]
+    reason, similarity = reason[by_row], similarity[by_row]
+    if len(row):
         at = np.minimum(np.searchsorted(row, kept), len(row) - 1)
-        same_text = (similarity == 1) & (reason[at] == REASONS.index("near_duplicate"))
-        fell = (row[at] == kept) & ((reason == REASONS.index("duplicate")) | same_text)
-        if not fell.any():
-            break
-        kept[fell], reason[fell] = kept[at[fell]], reason[at[fell]]
-        similarity[fell] = similarity[at[fell]]
+        fell = (row[at] == kept) & (reason == REASONS.index("duplicate"))
+        reason[fell], similarity[fell], kept[fell] = (
+            reason[at[fell]], similarity[at[fell]], kept[at[fell]]
+        )  # fmt: skip
     return Duplicates(row, reason, kept, similarity)

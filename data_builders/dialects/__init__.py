@@ -9,16 +9,17 @@ name in `posttrain.config.source.DialectName`, a section in `docs/dialects.md`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from data_builders.dialects.alpaca import OUTPUT_KEYS, alpaca
 from data_builders.dialects.chosen_rejected import chosen_rejected
-from data_builders.dialects.message import content_of, role_of, starts_inline
+from data_builders.dialects.message import content_of, role_of
 from data_builders.dialects.messages_list import find_list, inline_think, not_a, openai, sharegpt
 from data_builders.dialects.prompt_completion import COMPLETION_KEYS, prompt_completion
 from data_builders.dialects.reading import Conversation, Reading, Row, RowProblem
 from data_builders.rows.where import lookup
+from posttrain.chat.reasoning import OPEN
 from posttrain.config.source import SourceConfig
 
 __all__ = ["DIALECTS", "Conversation", "Reading", "RowProblem", "read_row", "recognise"]
@@ -44,11 +45,11 @@ def read_row(row: Row, config: SourceConfig, *, trains: bool = True) -> tuple[st
     Raises:
         RowProblem: the row fits no dialect, or something in it is malformed.
     """
-    how = reading_of(config, trains=trains)
+    reading = reading_of(config, trains=trains)
     view = canonical(row, config)
     try:
-        dialect = config.dialect or recognise(view, how)
-        return dialect, DIALECTS[dialect](view, how)
+        dialect = config.dialect or recognise(view, reading)
+        return dialect, DIALECTS[dialect](view, reading)
     except RecursionError:
         raise RowProblem("malformed_json", "the row", "nested too deep") from None
 
@@ -62,26 +63,42 @@ def reading_of(config: SourceConfig, *, trains: bool = True) -> Reading:
         reasoning=config.fields.get("reasoning"),
         prefilled_think=config.prefilled_think,
         trains=trains,
+        maps=bool(config.fields),
+        named=frozenset(path.partition(".")[0] for path in _named(config)),
     )
+
+
+def _named(config: SourceConfig) -> Iterator[str]:
+    """Paths that the recipe names, whatever for."""
+    yield from config.fields.values()
+    yield from config.metadata
+    yield from config.where or ()
+    if config.license_field is not None:
+        yield config.license_field
 
 
 def canonical(row: Row, config: SourceConfig) -> Row:
     """The row under the canonical names of `fields`; a renamed field loses its own name."""
-    paths = {name: path for name, path in config.fields.items() if name not in _IN_MESSAGE}
+    fields = {("reasoning_content" if k == "reasoning" else k): v for k, v in config.fields.items()}
+    return mapped(row, fields)
+
+
+def mapped(row: Row, fields: Mapping[Any, str]) -> Row:
+    """The row with each field, but for those inside messages, under the name it is mapped to."""
+    paths = {name: path for name, path in fields.items() if name not in _IN_MESSAGE}
     if not paths:
         return row
     view = {key: value for key, value in row.items() if key not in paths.values()}
     for name, path in paths.items():
-        key = "reasoning_content" if name == "reasoning" else name
         try:
-            view[key] = lookup(row, path)
+            view[name] = lookup(row, path)
         except KeyError:
             # without it the row fits another dialect or none; never a half-mapped one
-            view.pop(key, None)
+            view.pop(name, None)
     return view
 
 
-def recognise(row: Row, how: Reading) -> str:
+def recognise(row: Row, reading: Reading) -> str:
     """The dialect whose structure the row has.
 
     A row that fits two goes to the first of: chosen/rejected, a list of messages, Alpaca or
@@ -93,7 +110,7 @@ def recognise(row: Row, how: Reading) -> str:
     if row.get("chosen") is not None and row.get("rejected") is not None:
         return "chosen_rejected"
     if (found := find_list(row)) is not None:
-        return _by_messages(row, found[1], how)
+        return _by_messages(row, found[1], reading)
     # tables joined from several sets have every column in every row, most of them null
     filled = {key for key, value in row.items() if value is not None}
     shapes = _text_shapes(filled | _ANSWERS & set(row)) or _text_shapes(set(row))
@@ -112,15 +129,16 @@ def _text_shapes(keys: set[str]) -> list[str]:
     return [name for name, asks, answers in shapes if asks in keys and keys & {*answers}]
 
 
-def _by_messages(row: Row, messages: list[Mapping[str, Any]], how: Reading) -> str:
-    if all(item.get(how.role or "role") is not None for item in messages):
-        inline = any(map(_inline, messages, [how] * len(messages)))
+def _by_messages(row: Row, messages: list[Mapping[str, Any]], reading: Reading) -> str:
+    if all(item.get(reading.role or "role") is not None for item in messages):
+        inline = any(map(_inline, messages, [reading] * len(messages)))
         return "inline_think" if inline else "openai"
     if all(item.get("from") is not None for item in messages):
         return "sharegpt"
     raise not_a("any known dialect", row, "not every message has role, nor every one from")
 
 
-def _inline(message: Mapping[str, Any], how: Reading) -> bool:
-    content = content_of(message, how)
-    return isinstance(content, str) and role_of(message, how) != "user" and starts_inline(content)
+def _inline(message: Mapping[str, Any], reading: Reading) -> bool:
+    content = content_of(message, reading)
+    inline = isinstance(content, str) and content.lstrip().startswith(OPEN)
+    return inline and role_of(message, reading) != "user"

@@ -5,45 +5,50 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from data_builders.dialects.content import read_text, refuse_media
-from data_builders.dialects.loss_masks import refuse_row_masks
-from data_builders.dialects.message import assistant_text
-from data_builders.dialects.messages_list import declared_tools, given_keys, not_a, with_system
+from data_builders.dialects.columns import REASONING_KEYS
+from data_builders.dialects.content import read_text
+from data_builders.dialects.message import assistant_text, reasoning_of
+from data_builders.dialects.messages_list import conversation, given_keys, not_a
 from data_builders.dialects.reading import Conversation, Reading, Row, RowProblem
 from posttrain.records import Message
 
 OUTPUT_KEYS = ("output", "response")
+REQUEST_KEYS = ("instruction", "input", "context")
+# what a column beside an answer says when it switches a model's reasoning
+_SWITCHES = frozenset(
+    {"on", "off", "true", "false", "yes", "no", "none", "low", "medium", "high", "auto"}
+)
 
 
-def alpaca(row: Row, how: Reading) -> Conversation:
+def alpaca(row: Row, reading: Reading) -> Conversation:
     """`instruction` and, after an empty line, `input` (or Dolly's `context`) → `output`."""
     outputs = given_keys(row, OUTPUT_KEYS)
     if "instruction" not in row or len(outputs) != 1:
         raise not_a("alpaca", row, "it needs instruction and one of output and response")
-    refuse_media(row)
-    refuse_row_masks(row, how)
-    answer = assistant_text(
-        read_text(row[outputs[0]], outputs[0]), how, reasoning=row_reasoning(row)
-    )
-    turns = (*_history(row.get("history"), how), Message("user", request(row)), answer)
-    return Conversation(with_system(row, turns), declared_tools(row))
+    text = read_text(row[outputs[0]], outputs[0])
+    answer = assistant_text(text, reading, reasoning=row_reasoning(row, reading))
+    turns = (*history(row, reading), Message("user", request(row)), answer)
+    read = {*REQUEST_KEYS, *REASONING_KEYS, outputs[0], "history"}
+    return conversation(row, turns, reading, read=read)
 
 
 def request(row: Row) -> str:
     """The user's turn of an Alpaca row."""
-    key = "input" if row.get("input") is not None else "context"
-    parts = (read_text(row["instruction"], "instruction"), read_text(row.get(key), key))
+    instruction, given, context = (read_text(row.get(key), key) for key in REQUEST_KEYS)
+    if given.strip() and context.strip():
+        raise RowProblem("malformed_message", "context", "beside an input: one of them is lost")
+    parts = (instruction, given if given.strip() else context)
     return "\n\n".join(part for part in parts if part.strip())
 
 
-def row_reasoning(row: Row) -> str | None:
-    """A trace in a field of its own: `reasoning_content`, or what the recipe maps to it."""
-    return read_text(row.get("reasoning_content"), "reasoning_content") or None
+def row_reasoning(row: Row, reading: Reading) -> str | None:
+    """A trace in a column of its own: the recipe's, or one of the usual names."""
+    return reasoning_of(row, None, reading, "the row", switches=_SWITCHES)
 
 
-def _history(value: Any, how: Reading) -> list[Message]:
+def history(row: Row, reading: Reading) -> list[Message]:
+    """Earlier exchanges, each a pair of texts."""
+    value = row.get("history")
     turns: list[Message] = []
     if value is not None and not isinstance(value, list):
         raise RowProblem("malformed_message", "history", f"not a list: {value!r:.80}")
@@ -51,5 +56,5 @@ def _history(value: Any, how: Reading) -> list[Message]:
         if not isinstance(pair, list) or len(pair) != 2:
             raise RowProblem("malformed_message", f"history[{index}]", "not a pair of texts")
         instruction, answer = (read_text(text, f"history[{index}]") for text in pair)
-        turns += [Message("user", instruction), assistant_text(answer, how)]
+        turns += [Message("user", instruction), assistant_text(answer, reading)]
     return turns

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from data_builders.dialects.reading import RowProblem
-from posttrain.jsontext import encode_json, load_json
+from data_builders.dialects.reading import RowProblem, decoded, encoded
 from posttrain.records import ToolCall
 
 _CALL_KEYS = {"name", "arguments", "parameters", "id", "type", "index"}
@@ -21,7 +20,7 @@ def read_calls(value: Any, where: str) -> tuple[ToolCall, ...]:
     if isinstance(value, str):
         if not value.strip():
             return ()
-        value = _decode(value, where)
+        value = decoded(value, "malformed_tool_call", where)
     if value is None:
         return ()
     if not isinstance(value, list):
@@ -36,7 +35,7 @@ def read_call(value: Any, where: str) -> ToolCall:
         RowProblem: `malformed_tool_call` or `malformed_arguments`.
     """
     if isinstance(value, str):
-        value = _decode(value, where)
+        value = decoded(value, "malformed_tool_call", where)
     if not isinstance(value, Mapping):
         raise RowProblem("malformed_tool_call", where, f"a call is an object, found {value!r:.80}")
     function = value.get("function")
@@ -71,19 +70,20 @@ def read_tools(value: Any, where: str = "tools") -> str | None:
     """Declared tools as the JSON text of a list of OpenAI schemas; `None` when none is declared.
 
     Takes a list, one schema, or JSON text of either; items may be JSON text themselves, bare
-    functions, or have Anthropic's `input_schema`.
+    functions, or have Anthropic's `input_schema` or MCP's `inputSchema`.
     """
     if isinstance(value, str):
-        value = _decode_tools(value, where) if value.strip() else None
+        value = decoded(value, "malformed_tools", where) if value.strip() else None
     if value is None or value == []:
         return None
     items = value if isinstance(value, list) else [value]
-    return _encode([_tool(item, f"{where}[{i}]") for i, item in enumerate(items)], where)
+    tools = [_tool(item, f"{where}[{i}]") for i, item in enumerate(items)]
+    return encoded(tools, "malformed_tools", where)
 
 
 def _tool(item: Any, where: str) -> dict[str, Any]:
     if isinstance(item, str):
-        item = _decode_tools(item, where)
+        item = decoded(item, "malformed_tools", where)
     if not isinstance(item, Mapping):
         raise RowProblem("malformed_tools", where, f"a tool is an object, found {item!r:.80}")
     function = item.get("function")
@@ -93,8 +93,9 @@ def _tool(item: Any, where: str) -> dict[str, Any]:
         # flat: OpenAI's Responses say `function`, Anthropic says `custom` or nothing
         kind, bare = item.get("type"), {k: v for k, v in item.items() if k != "type"}
         kind = "function" if kind in (None, "custom") else kind
-        if "input_schema" in bare and "parameters" not in bare:
-            bare["parameters"] = bare.pop("input_schema")
+        for key in ("input_schema", "inputSchema"):
+            if key in bare and "parameters" not in bare:
+                bare["parameters"] = bare.pop(key)
         function, tool = bare, {"type": "function", "function": bare}
     name = function.get("name")
     if not isinstance(name, str) or not name.strip():
@@ -106,36 +107,9 @@ def _tool(item: Any, where: str) -> dict[str, Any]:
 
 def _arguments(value: Any, where: str) -> str:
     if isinstance(value, str) and value.strip():
-        try:
-            value = load_json(value)
-        except ValueError as error:
-            raise RowProblem("malformed_arguments", where, f"not JSON: {error}") from None
+        value = decoded(value, "malformed_arguments", where)
     elif value is None or isinstance(value, str):
         return "{}"
     if not isinstance(value, Mapping):
         raise RowProblem("malformed_arguments", where, f"not an object: {value!r:.80}")
-    try:
-        return encode_json(value)
-    except ValueError as error:
-        raise RowProblem("malformed_arguments", where, str(error)) from None
-
-
-def _decode(text: str, where: str) -> Any:
-    try:
-        return load_json(text)
-    except ValueError as error:
-        raise RowProblem("malformed_tool_call", where, f"not JSON: {error}") from None
-
-
-def _decode_tools(text: str, where: str) -> Any:
-    try:
-        return load_json(text)
-    except ValueError as error:
-        raise RowProblem("malformed_tools", where, f"not JSON: {error}") from None
-
-
-def _encode(tools: list[dict[str, Any]], where: str) -> str:
-    try:
-        return encode_json(tools)
-    except ValueError as error:
-        raise RowProblem("malformed_tools", where, str(error)) from None
+    return encoded(value, "malformed_arguments", where)

@@ -9,41 +9,44 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from data_builders.dialects.alpaca import request
-from data_builders.dialects.content import refuse_media
-from data_builders.dialects.loss_masks import refuse_row_masks
+from data_builders.dialects.alpaca import history, request
 from data_builders.dialects.message import assistant_text, read_messages
-from data_builders.dialects.messages_list import declared_tools, find_list, not_a, with_system
+from data_builders.dialects.messages_list import conversation, find_list, not_a
 from data_builders.dialects.prompt_completion import read_answer, read_prompt
 from data_builders.dialects.reading import Conversation, Reading, Row, RowProblem
 from posttrain.records import Message
 
 Side = Literal["chosen", "rejected"]
+_ASKS = ("prompt", "question", "instruction", "input", "context", "history")
 _TRANSCRIPT = re.compile(r"\n\n(Human|Assistant):[ ]?")
 
 
-def chosen_rejected(row: Row, how: Reading) -> Conversation:
+def chosen_rejected(row: Row, reading: Reading) -> Conversation:
     """The prompt and the chosen answer."""
-    return read_side(row, "chosen", how)
+    return read_side(row, "chosen", reading)
 
 
-def read_side(row: Row, side: Side, how: Reading) -> Conversation:
+def read_side(row: Row, side: Side, reading: Reading) -> Conversation:
     """The whole conversation that ends on one side of the preference."""
     if "chosen" not in row or "rejected" not in row:
         raise not_a("chosen_rejected", row, "it needs chosen and rejected")
-    refuse_media(row)
-    refuse_row_masks(row, how)
-    prompt = _prompt(row, how)
+    found = find_list(row)
+    prompt, read = _prompt(row, reading, found)
     value = row[side]
     if prompt is None and isinstance(value, str):
-        turns = _transcript(value, how, side)
+        turns = _transcript(value, reading, side)
     else:
-        answer = read_answer(value, how, side)
-        turns = _join(prompt or (), answer)
-    found = find_list(row)
-    return Conversation(with_system(row, turns), declared_tools(row, found[1] if found else None))
+        turns = _join(prompt or (), read_answer(value, reading, side))
+    if reading.trains and not turns[-1].trained:
+        raise RowProblem("untrained_turn", side, "a loss mask takes its answer out of the loss")
+    where, listed = found or ("", [])
+    read = ("chosen", "rejected", *read)
+    return conversation(
+        row, turns, reading, read=read, parts_of_prompt=_ASKS, listed=listed, where=where
+    )
 
 
 def _join(prompt: tuple[Message, ...], answer: tuple[Message, ...]) -> tuple[Message, ...]:
@@ -55,25 +58,27 @@ def _join(prompt: tuple[Message, ...], answer: tuple[Message, ...]) -> tuple[Mes
     return answer
 
 
-def _prompt(row: Row, how: Reading) -> tuple[Message, ...] | None:
-    """The turns before the answer, `None` where the sides hold them."""
-    found = find_list(row)
+def _prompt(
+    row: Row, reading: Reading, found: tuple[str, list[Mapping[str, Any]]] | None
+) -> tuple[tuple[Message, ...] | None, tuple[str, ...]]:
+    """The turns before the answer, `None` where the sides hold them, and the columns read."""
     if found is not None:
-        return read_messages(found[1], how, found[0])
+        return read_messages(found[1], reading, found[0], prompt=True), (found[0],)
     for key in ("prompt", "question"):
         if row.get(key) is not None:
-            return read_prompt(row[key], how, key)
+            return (*history(row, reading), *read_prompt(row[key], reading, key)), (key, "history")
     if row.get("instruction") is not None:
-        return (Message("user", request(row)),)
-    return None
+        turns = (*history(row, reading), Message("user", request(row)))
+        return turns, ("instruction", "input", "context", "history")
+    return None, ()
 
 
-def _transcript(text: str, how: Reading, where: str) -> tuple[Message, ...]:
+def _transcript(text: str, reading: Reading, where: str) -> tuple[Message, ...]:
     """Turns of a `\\n\\nHuman: … \\n\\nAssistant: …` transcript."""
     head, *parts = _TRANSCRIPT.split(text)
     if head.strip() or not parts:
         raise RowProblem("unrecognised", where, "a text without a prompt, and no transcript")
     return tuple(
-        Message("user", turn) if who == "Human" else assistant_text(turn, how)
+        Message("user", turn) if who == "Human" else assistant_text(turn, reading)
         for who, turn in zip(parts[::2], parts[1::2], strict=True)
     )

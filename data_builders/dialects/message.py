@@ -6,13 +6,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from data_builders.dialects.calls import read_calls, read_id
-from data_builders.dialects.content import read_content, refuse_media
-from data_builders.dialects.loss_masks import refuse_untrained
+from data_builders.dialects.columns import (
+    REASONING_KEYS,
+    kind_of,
+    refuse_lost_in_message,
+    refuse_media,
+    trained_by_masks,
+)
+from data_builders.dialects.content import read_content
 from data_builders.dialects.reading import Reading, RowProblem
 from posttrain.chat.reasoning import CLOSE, OPEN, split_think
 from posttrain.jsontext import load_json
@@ -28,8 +34,8 @@ ROLE_NAMES: dict[str, Role] = {
     "function_response": "tool", "function-response": "tool", "ipython": "tool",
     "environment": "tool",
 }  # fmt: skip
-_ELSEWHERE = ("parts", "text", "output", "result")
-_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+_ELSEWHERE = ("parts", "text", "output", "result", "refusal")
+_CALL_ID_KEYS = ("tool_call_id", "call_id", "tool_use_id")
 
 
 def as_messages(value: Any) -> list[Mapping[str, Any]] | None:
@@ -58,39 +64,52 @@ def as_messages(value: Any) -> list[Mapping[str, Any]] | None:
 
 
 def read_messages(
-    raw: Iterable[Mapping[str, Any]], how: Reading, where: str
+    raw: Iterable[Mapping[str, Any]], reading: Reading, where: str, *, prompt: bool = False
 ) -> tuple[Message, ...]:
-    """All messages; a turn that only calls joins the assistant turn right before it."""
+    """All messages; a turn that only calls joins the assistant turn right before it.
+
+    Args:
+        prompt: an answer follows, so that none of these need be trained.
+
+    Raises:
+        RowProblem: `untrained_turn`, every answer has a loss mask.
+    """
     messages: list[Message] = []
+    masked: str | None = None
     for index, item in enumerate(raw):
-        message, is_call_turn = _read(item, how, f"{where}[{index}]")
+        at = f"{where}[{index}]"
+        message, is_call_turn = _read(item, reading, at)
         before = messages[-1] if messages else None
-        joins = before is not None and before.role == "assistant" and message.reasoning is None
-        if is_call_turn and joins and before is not None:
+        if not message.trained:
+            masked = next(f"{at}.{key}" for key in item if kind_of(key) == "mask")
+        if (
+            is_call_turn
+            and before is not None
+            and before.role == "assistant"
+            and message.reasoning is None
+            and message.trained == before.trained
+        ):
             messages[-1] = replace(before, tool_calls=before.tool_calls + message.tool_calls)
         else:
             messages.append(message)
+    if masked and not prompt and not any(m.role == "assistant" and m.trained for m in messages):
+        raise RowProblem("untrained_turn", masked, "a loss mask leaves no answer to train")
     return tuple(messages)
 
 
-def read_message(raw: Mapping[str, Any], how: Reading, where: str) -> Message:
-    """One message on its own."""
-    return _read(raw, how, where)[0]
-
-
-def assistant_text(text: str, how: Reading, *, reasoning: str | None = None) -> Message:
+def assistant_text(text: str, reading: Reading, *, reasoning: str | None = None) -> Message:
     """An assistant message from plain text, inline reasoning split off."""
-    return _assistant(text, reasoning, (), how, "the answer")
+    return _assistant(text, reasoning, (), reading, "the answer")
 
 
-def role_of(raw: Mapping[str, Any], how: Reading) -> Any:
+def role_of(raw: Mapping[str, Any], reading: Reading) -> Any:
     """The raw role of a message, `None` if it has none."""
-    return _first_of(raw, (how.role,) if how.role else ("role", "from"))
+    return _first_of(raw, (reading.role,) if reading.role else ("role", "from"))
 
 
-def content_of(raw: Mapping[str, Any], how: Reading) -> Any:
+def content_of(raw: Mapping[str, Any], reading: Reading) -> Any:
     """The raw content of a message, `None` if it has none."""
-    return _first_of(raw, (how.content,) if how.content else ("content", "value"))
+    return _first_of(raw, (reading.content,) if reading.content else ("content", "value"))
 
 
 def _first_of(raw: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
@@ -100,41 +119,42 @@ def _first_of(raw: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
     return None
 
 
-def _read(raw: Mapping[str, Any], how: Reading, where: str) -> tuple[Message, bool]:
-    name = role_of(raw, how)
+def _read(raw: Mapping[str, Any], reading: Reading, where: str) -> tuple[Message, bool]:
+    """A message, and whether it is a turn that only calls."""
+    name = role_of(raw, reading)
     if not isinstance(name, str):
         raise RowProblem("malformed_message", where, f"its role is {name!r:.80}")
-    if name not in how.roles and name.lower() in CALL_TURNS:
-        return _call_turn(raw, how, where), True
-    role = how.roles.get(name) or ROLE_NAMES.get(name.lower())
+    if name not in reading.roles and name.lower() in CALL_TURNS:
+        return _call_turn(raw, reading, where), True
+    role = reading.roles.get(name) or ROLE_NAMES.get(name.lower())
     if role is None:
         raise RowProblem("unknown_role", where, f"role {name!r:.80}; map it under roles:")
     refuse_media(raw, f"{where}.")
-    content = content_of(raw, how)
+    content = content_of(raw, reading)
     if not content and content != 0:
-        _refuse_elsewhere(raw, how, where)
+        _refuse_elsewhere(raw, reading, where)
     if content is None and role == "user":
         raise RowProblem("malformed_message", where, "a user turn without content")
-    text, trace = read_content(content, role, f"{where}.content")
-    reasoning = _reasoning(raw, trace, how, where)
-    calls = _calls(raw, where)
+    text, trace, parts = read_content(content, role, f"{where}.content")
+    reasoning = reasoning_of(raw, trace, reading, where)
+    calls = _one_of(parts, _calls(raw, where), where)
     if role == "assistant":
-        _refuse_untrained(raw, content, how, where)
-        return _assistant(text, reasoning, calls, how, where), False
+        message = _assistant(text, reasoning, calls, reading, where)
+        return _with_mask(message, raw, content, reading, where), False
     if calls or reasoning:
         what = "calls tools" if calls else "reasons"
         raise RowProblem("malformed_message", where, f"a {role} turn that {what}")
     if role == "tool":
-        call_id = read_id(raw.get("tool_call_id"), f"{where}.tool_call_id")
+        call_id = read_id(_first_of(raw, _CALL_ID_KEYS), f"{where}.tool_call_id")
         answered = read_id(raw.get("name"), f"{where}.name")
         return Message(role, text, tool_call_id=call_id, name=answered), False
     return Message(role, text), False
 
 
-def _refuse_elsewhere(raw: Mapping[str, Any], how: Reading, where: str) -> None:
+def _refuse_elsewhere(raw: Mapping[str, Any], reading: Reading, where: str) -> None:
     """A message whose text stands under a key that is not read is not empty."""
     for key in _ELSEWHERE:
-        if raw.get(key) and key not in (how.role, how.content, how.reasoning):
+        if raw.get(key) and key not in (reading.role, reading.content, reading.reasoning):
             what = f"no content, but {raw[key]!r:.60}: map it under fields.content"
             raise RowProblem("malformed_message", f"{where}.{key}", what)
 
@@ -144,41 +164,53 @@ def _calls(raw: Mapping[str, Any], where: str) -> tuple[ToolCall, ...]:
     given, given_older = raw.get("tool_calls"), raw.get("function_call")
     if given is None and given_older is None:
         return ()
-    calls = read_calls(given, f"{where}.tool_calls")
     older = read_calls(given_older, f"{where}.function_call")
-    if not (calls and older):
-        return calls or older
-    if [(c.name, c.arguments) for c in calls] != [(c.name, c.arguments) for c in older]:
-        raise RowProblem("malformed_tool_call", where, "tool_calls and function_call that differ")
+    return _one_of(read_calls(given, f"{where}.tool_calls"), older, where)
+
+
+def _one_of(
+    calls: tuple[ToolCall, ...], others: tuple[ToolCall, ...], where: str
+) -> tuple[ToolCall, ...]:
+    """The calls that a message spells once, or twice in the same way."""
+    if not (calls and others):
+        return calls or others
+    if [(c.name, c.arguments) for c in calls] != [(c.name, c.arguments) for c in others]:
+        raise RowProblem("malformed_tool_call", where, "calls in two places that differ")
     return calls
 
 
-def _refuse_untrained(raw: Mapping[str, Any], content: Any, how: Reading, where: str) -> None:
-    """Answers, or parts of them, that the row marks as not to be trained."""
-    if not how.trains:
-        return
-    refuse_untrained(raw, where, mapped=(how.role, how.content, how.reasoning))
+def _with_mask(
+    message: Message, raw: Mapping[str, Any], content: Any, reading: Reading, where: str
+) -> Message:
+    """The assistant's message with its loss mask; keys that would be lost are refused."""
+    refuse_lost_in_message(raw, message, reading, where)
+    if not reading.trains:
+        return message
     for index, part in enumerate(content if isinstance(content, list) else ()):
-        if isinstance(part, Mapping):
-            refuse_untrained(part, f"{where}.content[{index}]")
+        at = f"{where}.content[{index}]"
+        if isinstance(part, Mapping) and not trained_by_masks(part, at):
+            raise RowProblem("malformed_message", at, "a loss mask of a part is not honoured")
+    if trained_by_masks(raw, where, mapped=(reading.role, reading.content, reading.reasoning)):
+        return message
+    return replace(message, trained=False)
 
 
-def _call_turn(raw: Mapping[str, Any], how: Reading, where: str) -> Message:
-    value = content_of(raw, how)
+def _call_turn(raw: Mapping[str, Any], reading: Reading, where: str) -> Message:
+    value = content_of(raw, reading)
     trace = None
     if isinstance(value, str):
-        trace, value = split_inline(value, prefilled=how.prefilled_think)
+        trace, value = split_inline(value, prefilled=reading.prefilled_think)
     calls = read_calls(value, where)
     if not calls:
         raise RowProblem("malformed_tool_call", where, "a call turn without a call")
-    _refuse_untrained(raw, None, how, where)
-    return Message("assistant", reasoning=_reasoning(raw, trace, how, where), tool_calls=calls)
+    reasoning = reasoning_of(raw, trace, reading, where)
+    return _with_mask(Message("assistant", "", reasoning, calls), raw, None, reading, where)
 
 
 def _assistant(
-    text: str, reasoning: str | None, calls: tuple[ToolCall, ...], how: Reading, where: str
+    text: str, reasoning: str | None, calls: tuple[ToolCall, ...], reading: Reading, where: str
 ) -> Message:
-    trace, answer = split_inline(text, prefilled=how.prefilled_think and reasoning is None)
+    trace, answer = split_inline(text, prefilled=reading.prefilled_think and reasoning is None)
     if trace is not None and reasoning is not None and trace.strip() != reasoning.strip():
         raise RowProblem(
             "conflicting_reasoning", where, "an inline trace beside another reasoning field"
@@ -186,25 +218,31 @@ def _assistant(
     return Message("assistant", answer, reasoning=reasoning or trace, tool_calls=calls)
 
 
-def _reasoning(raw: Mapping[str, Any], trace: str | None, how: Reading, where: str) -> str | None:
-    """The one trace of a message, wherever it stands; two that differ are a problem."""
+def reasoning_of(
+    raw: Mapping[str, Any],
+    trace: str | None,
+    reading: Reading,
+    where: str,
+    *,
+    switches: Container[str] = (),
+) -> str | None:
+    """The one trace of a message or row, wherever it stands; two that differ are a problem.
+
+    Args:
+        switches: texts that are no trace.
+    """
     found = [trace] if trace and trace.strip() else []
-    for key in (how.reasoning,) if how.reasoning else _REASONING_KEYS:
+    for key in (reading.reasoning,) if reading.reasoning else REASONING_KEYS:
         value = raw.get(key)
-        if value is None:
+        if value is None or (switches and isinstance(value, bool)):
             continue
         if not isinstance(value, str):
             raise RowProblem("malformed_message", f"{where}.{key}", f"found {value!r:.80}")
-        if value.strip():
+        if value.strip() and value.strip().lower() not in switches:
             found.append(value)
-    if len(found) > 1 and len({text.strip() for text in found}) > 1:
+    if len({text.strip() for text in found}) > 1:
         raise RowProblem("conflicting_reasoning", where, "two reasoning fields that differ")
     return found[0] if found else None
-
-
-def starts_inline(content: str) -> bool:
-    """Whether an assistant text opens with a think tag."""
-    return content.lstrip().startswith(OPEN)
 
 
 def split_inline(content: str, *, prefilled: bool = False) -> tuple[str | None, str]:

@@ -9,35 +9,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from data_builders.dialects.alpaca import row_reasoning
-from data_builders.dialects.content import read_text, refuse_media
-from data_builders.dialects.loss_masks import refuse_row_masks
+from data_builders.dialects.alpaca import history, row_reasoning
+from data_builders.dialects.columns import REASONING_KEYS
+from data_builders.dialects.content import read_text
 from data_builders.dialects.message import as_messages, assistant_text, read_messages
-from data_builders.dialects.messages_list import declared_tools, given_keys, not_a, with_system
+from data_builders.dialects.messages_list import conversation, given_keys, not_a
 from data_builders.dialects.reading import Conversation, Reading, Row, RowProblem
 from posttrain.records import Message
 
 COMPLETION_KEYS = ("completion", "response")
+_PARTS_OF_PROMPT = ("instruction", "input", "context", "query", "question")
 
 
-def prompt_completion(row: Row, how: Reading) -> Conversation:
+def prompt_completion(row: Row, reading: Reading) -> Conversation:
     """`prompt` → `completion` (or `response`)."""
     completions = given_keys(row, COMPLETION_KEYS)
     if "prompt" not in row or len(completions) != 1:
         raise not_a("prompt_completion", row, "it needs prompt and one of completion and response")
-    refuse_media(row)
-    refuse_row_masks(row, how)
     key = completions[0]
     turns = (
-        *read_prompt(row["prompt"], how, "prompt"),
-        *read_answer(row[key], how, key, reasoning=row_reasoning(row)),
+        *history(row, reading),
+        *read_prompt(row["prompt"], reading, "prompt"),
+        *read_answer(row[key], reading, key, reasoning=row_reasoning(row, reading)),
     )
-    return Conversation(with_system(row, turns), declared_tools(row))
+    read = {"prompt", key, "history", *REASONING_KEYS}
+    return conversation(row, turns, reading, read=read, parts_of_prompt=_PARTS_OF_PROMPT)
 
 
-def read_prompt(value: Any, how: Reading, where: str) -> tuple[Message, ...]:
+def read_prompt(value: Any, reading: Reading, where: str) -> tuple[Message, ...]:
     """The turns before the answer, from a text, one message or a list of messages."""
-    if (turns := read_turns(value, how, where)) is not None:
+    if (turns := read_turns(value, reading, where, prompt=True)) is not None:
         return turns
     text = read_text(value, where)
     if value is None:
@@ -46,21 +47,23 @@ def read_prompt(value: Any, how: Reading, where: str) -> tuple[Message, ...]:
 
 
 def read_answer(
-    value: Any, how: Reading, where: str, *, reasoning: str | None = None
+    value: Any, reading: Reading, where: str, *, reasoning: str | None = None
 ) -> tuple[Message, ...]:
     """The answer's turns, from a text, one message or a list of messages."""
-    turns = read_turns(value, how, where)
+    turns = read_turns(value, reading, where)
     if turns is None:
-        return (assistant_text(read_text(value, where), how, reasoning=reasoning),)
+        return (assistant_text(read_text(value, where), reading, reasoning=reasoning),)
     if reasoning is not None:
         raise RowProblem("conflicting_reasoning", where, "messages beside a reasoning field")
     return turns
 
 
-def read_turns(value: Any, how: Reading, where: str) -> tuple[Message, ...] | None:
+def read_turns(
+    value: Any, reading: Reading, where: str, *, prompt: bool = False
+) -> tuple[Message, ...] | None:
     """One message or a list of them; `None` if `value` is neither (a text stays a text)."""
     if isinstance(value, Mapping) and not all(isinstance(v, list) for v in value.values()):
         value = [value]
     if isinstance(value, str) or (listed := as_messages(value)) is None:
         return None
-    return read_messages(listed, how, where)
+    return read_messages(listed, reading, where, prompt=prompt)

@@ -6,10 +6,12 @@ raise RowProblem("malformed_arguments", "messages[3].tool_calls[0].arguments", "
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
+from typing import Any
 
 from posttrain.errors import DataError
+from posttrain.jsontext import encode_json, load_json
 from posttrain.records import Message, Role
 
 Row = Mapping[str, object]
@@ -19,8 +21,10 @@ Row = Mapping[str, object]
 class Reading:
     """What the recipe says about a source's rows; rows themselves carry canonical field names.
 
-    `role` and `content` are the keys inside a message, where they are not the usual ones. Where
-    nothing of the rows `trains` (prompts, what a judge compares), their loss masks do not matter.
+    `role`, `content` and `reasoning` are the keys inside a message, where they are not the usual
+    ones. `named` are the columns that the recipe uses in another way; `maps` says that it maps
+    some. Where nothing of the rows `trains` (prompts, what a judge compares), their loss masks do
+    not matter.
     """
 
     roles: Mapping[str, Role] = field(default_factory=dict)
@@ -29,20 +33,44 @@ class Reading:
     reasoning: str | None = None
     prefilled_think: bool = False
     trains: bool = True
+    named: Set[str] = frozenset()
+    maps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages and declared tools (the JSON text of a list of OpenAI schemas, or `None`)."""
+    """Messages and declared tools (the JSON text of a list of OpenAI schemas, or `None`).
+
+    `unread` names the filled columns of the row that are no part of it.
+    """
 
     messages: tuple[Message, ...]
     tools: str | None = None
+    unread: tuple[str, ...] = ()
 
 
 class RowProblem(DataError):
     """Why one row cannot be read. `reason` is a fixed name; `field` says where in the row."""
 
     def __init__(self, reason: str, field: str, detail: str) -> None:
-        super().__init__(f"{field}: {detail}")
+        # names come from the row: they may hold what no report can be written with
+        text = f"{field}: {detail}".encode("utf-8", "backslashreplace").decode()
+        super().__init__(text)
         self.reason = reason
         self.field = field
+
+
+def encoded(value: Any, reason: str, where: str) -> str:
+    """A value as compact JSON text. Raises RowProblem for what JSON has no word for."""
+    try:
+        return encode_json(value)
+    except ValueError as error:
+        raise RowProblem(reason, where, str(error)) from None
+
+
+def decoded(text: str, reason: str, where: str) -> Any:
+    """The value of JSON text. Raises RowProblem."""
+    try:
+        return load_json(text)
+    except ValueError as error:
+        raise RowProblem(reason, where, f"not JSON: {error}") from None

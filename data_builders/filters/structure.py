@@ -19,7 +19,7 @@ from data_builders.filters.drop import Drop
 from data_builders.filters.schemas import UNUSABLE, declared, validator, violation
 from posttrain.chat.reasoning import has_tags, split_think
 from posttrain.config.filters import StructuralFilters
-from posttrain.records import Example, Message, ToolCall
+from posttrain.records import Example, Message, Role, ToolCall
 
 _AFTER = {
     # a turn → the turns that may stand right before it ("" is the start)
@@ -44,7 +44,7 @@ def role_order(example: Example) -> Drop | None:
 def empty_answer(example: Example) -> Drop | None:
     """An assistant turn with neither text nor calls; a trace alone is no answer."""
     for index, message in enumerate(example.messages):
-        if message.role == "assistant" and not message.tool_calls and not message.content.strip():
+        if message.role == "assistant" and not message.tool_calls and is_blank(message.content):
             detail = "a trace without an answer" if message.reasons else "no text and no call"
             return Drop("empty_answer", f"message {index}: {detail}")
     return None
@@ -58,8 +58,27 @@ def empty_user_turn(example: Example) -> Drop | None:
 
 def first_empty_user(messages: Sequence[Message]) -> int | None:
     """Which user's turn has no text, if one has none."""
-    found = (i for i, m in enumerate(messages) if m.role == "user" and not m.content.strip())
-    return next(found, None)
+    return _first_empty(messages, "user")
+
+
+def empty_system_turn(example: Example) -> Drop | None:
+    """A system turn without text: whatever it said was lost."""
+    index = _first_empty(example.messages, "system")
+    return None if index is None else Drop("empty_system_turn", f"message {index}: no text")
+
+
+def _first_empty(messages: Sequence[Message], role: Role) -> int | None:
+    return next((i for i, m in enumerate(messages) if m.role == role and is_blank(m.content)), None)
+
+
+# characters of no width, which `str.strip` keeps: joiners, marks of direction, the byte-order mark
+_NO_WIDTH = "\u00ad\u034f\u061c\u180e\u200b\u200c\u200d\u200e\u200f\u2060\u2061\u2062\u2063\ufeff"
+_BLANK = _NO_WIDTH + "".join(c for c in map(chr, range(0x3001)) if c.isspace())
+
+
+def is_blank(text: str) -> bool:
+    """Whether a text shows nothing: white space and characters of no width alone."""
+    return not text.strip(_BLANK)
 
 
 def bad_unicode(example: Example) -> Drop | None:
@@ -257,6 +276,7 @@ STRUCTURAL: dict[str, Callable[[Example], Drop | None]] = {
     "foreign_think": foreign_think,
     "empty_answer": empty_answer,
     "empty_user_turn": empty_user_turn,
+    "empty_system_turn": empty_system_turn,
     "undeclared_tools": undeclared_tools,
     "unknown_tool": unknown_tool,
     "unusable_schema": unusable_schema,

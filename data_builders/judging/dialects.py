@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from data_builders.dialects import Reading, RowProblem
+from data_builders.dialects import Reading, RowProblem, mapped
 from data_builders.dialects.chosen_rejected import read_side
 from data_builders.dialects.content import read_text
 from data_builders.dialects.message import as_messages, read_messages
@@ -30,11 +30,9 @@ from data_builders.judging.pair import (
     responses_of,
     turns_of,
 )
-from data_builders.rows.where import lookup
 from posttrain.config.build_genrm import PreferenceSource
 from posttrain.records import Message
 
-_IN_MESSAGE = ("role", "content")
 _RANKINGS = ("ranking", "preference_ranking")
 _STRENGTHS = ("overall_preference", "preference_strength")
 _ONE_HOT = {"model_a": "winner_model_a", "model_b": "winner_model_b", "tie": "winner_tie"}
@@ -134,26 +132,12 @@ def read_pair(row: Row, source: PreferenceSource) -> tuple[str, PreferencePair]:
         content=source.fields.get("content"),
         trains=False,
     )
-    view = canonical(row, source)
+    view = mapped(row, source.fields)
     try:
         dialect = source.dialect or recognise(view)
         return dialect, DIALECTS[dialect](view, how, source)
     except RecursionError:
         raise RowProblem("malformed_json", "the row", "nested too deep") from None
-
-
-def canonical(row: Row, source: PreferenceSource) -> Row:
-    """The row under the canonical names of `fields`; a renamed field loses its own name."""
-    paths = {name: path for name, path in source.fields.items() if name not in _IN_MESSAGE}
-    if not paths:
-        return row
-    view: dict[str, Any] = {key: v for key, v in row.items() if key not in paths.values()}
-    for name, path in paths.items():
-        try:
-            view[name] = lookup(row, path)
-        except KeyError:
-            view.pop(name, None)
-    return view
 
 
 def recognise(row: Row) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from data_builders.dialects import RowProblem
@@ -17,7 +18,7 @@ from data_builders.judging.dialects import read_pair
 from data_builders.judging.pair import PreferencePair
 from data_builders.keyed import key64, unit
 from data_builders.rows.raw import Dropped, RawRow
-from data_builders.rows.read import RowCounts, read_rows
+from data_builders.rows.read import RowCounts, read_each, read_rows
 from posttrain.config.build_genrm import PreferenceSource
 from posttrain.errors import DataError
 from reward.judge.verdict import Gold
@@ -31,7 +32,7 @@ def chosen_pairs(
     """The distinct pairs of a source, or `count` of them by a keyed hash, in the rows' order.
 
     Raises:
-        ConfigError: a path that is not there, a `where` that cannot be read or matches nothing.
+        ConfigError: a path that is not there, a `where` that matches nothing.
         DataError: a file that cannot be read, fewer pairs than `count`, with `strict` a bad row.
     """
     pairs = distinct_pairs(source, counts, seen=seen, seed=seed, base_dir=base_dir)
@@ -77,41 +78,29 @@ def _sided(pair: PreferencePair, seed: int) -> PreferencePair:
 def _pairs(
     source: PreferenceSource, counts: RowCounts, base_dir: Path
 ) -> Iterator[tuple[RawRow, PreferencePair]]:
-    for raw in read_rows(source.rows(), base_dir):
-        counts.rows_in += 1
-        if isinstance(raw, Dropped):
-            if raw.reason == "where":
-                counts.drop("where")
-            else:
-                _problem(source, counts, raw, raw.reason, raw.detail)
-            continue
-        try:
-            dialect, pair = read_pair(raw.row, source)
-            refuse(pair)
-        except RowProblem as problem:
-            _problem(source, counts, raw, problem.reason, str(problem))
-            continue
-        counts.dialects[dialect] += 1
-        yield raw, pair
+    config = source.rows()
+    read = partial(_read, source=source, counts=counts)
+    for item in read_each(read_rows(config, base_dir), config, read=read, counts=counts):
+        if not isinstance(item, Dropped):
+            yield item
 
 
-def _problem(
-    source: PreferenceSource,
-    counts: RowCounts,
-    raw: RawRow | Dropped,
-    reason: str,
-    detail: str,
-) -> None:
-    text = f"{raw.file}:{raw.line}: {detail}"
-    if source.strict and reason in _MALFORMED:
-        raise DataError(f"source {source.name!r}: {text} ({reason})")
-    counts.drop(reason, text)
+def _read(
+    raw: RawRow, *, source: PreferenceSource, counts: RowCounts
+) -> tuple[RawRow, PreferencePair] | Dropped:
+    try:
+        dialect, pair = read_pair(raw.row, source)
+        refuse(pair)
+    except RowProblem as problem:
+        if problem.reason in _MALFORMED:
+            raise
+        return Dropped(problem.reason, str(problem), raw.file, raw.line)
+    counts.dialects[dialect] += 1
+    return raw, pair
 
 
 # what `strict` stops at: a row that cannot be read, not one that merely says nothing to train on
-_MALFORMED = frozenset(
-    {"unrecognised", "malformed_json", "malformed_message", "malformed_label", "unsplit_prompt"}
-)
+_MALFORMED = frozenset({"unrecognised", "malformed_message", "malformed_label", "unsplit_prompt"})
 
 
 def refuse(pair: PreferencePair) -> None:

@@ -15,22 +15,28 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from data_builders.keyed import key64, unit
 from data_builders.prompts.questions import RowQuestion, distinct_questions, total_counts
 from data_builders.rows.files import find_files
 from data_builders.rows.read import RowCounts
-from data_builders.rows.where import Where, parse_where
+from data_builders.rows.where import unmet
 from data_builders.sft.inputs import Input, as_stats, find_parents
-from posttrain.artifacts import Counts, Manifest, Parent, sha256_file
+from data_builders.tiny_world.tools import TinyWorldToolkit
 from posttrain.config.build_genrm import PreferenceSource
 from posttrain.config.load import nearest
 from posttrain.config.prompts import GIVEN_TOOLS, NO_TOOLS, AnySource, Setting
-from posttrain.environments.base import Toolkit
+from posttrain.environments.base import Environment, Toolkit, open_toolkit
 from posttrain.errors import ConfigError, DataError
+from posttrain.hashing import sha256_file
 from posttrain.records import Message, json_text
 from posttrain.rollouts import Prompt
+from posttrain.runs import Counts, Manifest, Parent
 from reward.graders.base import Grader
+
+TINY_WORLD = "tiny_world"
+BASE = Path()  # what paths in a recipe are relative to
 
 
 @dataclass(slots=True)
@@ -47,6 +53,61 @@ class PromptSet:
     def counts(self) -> Counts:
         """The rows of all sources."""
         return total_counts(self.row_counts.values())
+
+    def stats(self) -> dict[str, Any]:
+        """For the manifest."""
+        return {
+            "sources": {name: counts.stats() for name, counts in self.row_counts.items()},
+            "skipped": {name: dict(sorted(c.items())) for name, c in self.skipped.items()},
+        }
+
+
+class PromptPlan:
+    """The prompts of a recipe: their input files now, the prompts when they are built.
+
+    Raises:
+        ConfigError: a path, grader or toolkit that is not there.
+        DataError: an input artifact that changed since it was made.
+    """
+
+    def __init__(
+        self, sources: Sequence[AnySource], settings: Sequence[Setting], *, seed: int, out: Path
+    ) -> None:
+        from data_builders.graders import all_graders
+
+        self.inputs, self.parents = prompt_inputs(sources, BASE, out=out)
+        self.graders, self._toolkits = all_graders(), toolkits_for(sources, settings)
+        self._sources, self._settings, self._seed = sources, settings, seed
+
+    def build(self) -> PromptSet:
+        """Raises as `build_prompts`."""
+        return build_prompts(
+            self._sources,
+            self._settings,
+            seed=self._seed,
+            graders=self.graders,
+            toolkits=self._toolkits,
+            base_dir=BASE,
+        )
+
+    def open_environment(self, prompt: Prompt) -> Environment | None:
+        """The environment that answers a prompt's calls, where it has one."""
+        name = prompt.environment
+        return None if name is None else self._toolkits[name].open(prompt)
+
+
+def toolkits_for(sources: Sequence[AnySource], settings: Sequence[Setting]) -> dict[str, Toolkit]:
+    """Every toolkit that is named: those of `posttrain/environments/`, and the tiny world's own.
+
+    Raises:
+        ConfigError: there is none of that name, or this machine cannot run it.
+    """
+    named = [s.tools for s in settings if s.tools not in (NO_TOOLS, GIVEN_TOOLS)]
+    named += [s.environment for s in sources if s.environment is not None]
+    return {
+        name: TinyWorldToolkit() if name == TINY_WORLD else open_toolkit(name)
+        for name in dict.fromkeys(named)
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +137,7 @@ def build_prompts(
         graders, toolkits: all that sources and settings may name.
 
     Raises:
-        ConfigError: a path that is not there, a `where` that cannot be read or matches nothing, a
+        ConfigError: a path that is not there, a `where` that matches nothing, a
             grader or toolkit that does not exist, a setting that asks nothing.
         DataError: a file that cannot be read, or a source with fewer usable rows than its `count`.
     """
@@ -202,21 +263,16 @@ def _listed(reasons: Mapping[str, int]) -> str:
 
 @dataclass(frozen=True)
 class SettingPlan:
-    """A setting with its expression parsed and its toolkit at hand."""
+    """A setting with its toolkit at hand."""
 
     setting: Setting
-    where: Where | None
     toolkit: Toolkit | None
 
     @classmethod
     def of(cls, setting: Setting, toolkits: Mapping[str, Toolkit]) -> SettingPlan:
-        """Raises ConfigError for an expression that cannot be read, KeyError without a toolkit."""
+        """Raises KeyError without a toolkit."""
         plain = setting.tools in (NO_TOOLS, GIVEN_TOOLS)
-        return cls(
-            setting,
-            None if setting.where is None else parse_where(setting.where),
-            None if plain else toolkits[setting.tools],
-        )
+        return cls(setting, None if plain else toolkits[setting.tools])
 
 
 def why_not(question: RowQuestion, source: AnySource, plan: SettingPlan) -> str | None:
@@ -224,8 +280,8 @@ def why_not(question: RowQuestion, source: AnySource, plan: SettingPlan) -> str 
     setting = plan.setting
     if setting.sources is not None and source.name not in setting.sources:
         return "other_sources"
-    if plan.where is not None and plan.where.matches(question.row) is not None:
-        return "where"
+    if (why := unmet(setting.where or {}, question.row)) is not None:
+        return why[0]
     bare = setting.tools == NO_TOOLS
     if bare and question.needs_tools:
         return "needs_tools"

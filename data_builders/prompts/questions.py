@@ -18,10 +18,9 @@ from data_builders.dialects import RowProblem, read_row
 from data_builders.filters.structure import first_empty_user
 from data_builders.keyed import key64
 from data_builders.rows.raw import Dropped
-from data_builders.rows.read import RowCounts, read_rows
+from data_builders.rows.read import RowCounts, read_each, read_rows
 from data_builders.rows.where import lookup
 from data_builders.tiny_world.items import message_of
-from posttrain.artifacts import Counts
 from posttrain.config.prompts import (
     OPTION_LETTERS,
     PLACEHOLDER,
@@ -32,6 +31,7 @@ from posttrain.config.prompts import (
 )
 from posttrain.jsontext import encode_json
 from posttrain.records import Message, json_text, message_to_row
+from posttrain.runs import Counts
 
 Row = Mapping[str, Any]
 
@@ -267,14 +267,8 @@ def distinct_questions(
 
 def _questions(source: AnySource, counts: RowCounts, base_dir: Path) -> Iterator[RowQuestion]:
     """Every row that is a question and that `where` lets through; the others are counted."""
-    read = READERS[source.format]
-    for raw in read_rows(source.rows(), base_dir):
-        counts.rows_in += 1
-        if isinstance(raw, Dropped):
-            where = raw.reason == "where"
-            counts.drop(raw.reason, "" if where else f"{raw.file}:{raw.line}: {raw.detail}")
-            continue
-        try:
-            yield read(raw.row, source)
-        except RowProblem as problem:
-            counts.drop(problem.reason, f"{raw.file}:{raw.line}: {problem}")
+    read, config = READERS[source.format], source.rows()
+    rows = read_rows(config, base_dir)
+    for item in read_each(rows, config, read=lambda raw: read(raw.row, source), counts=counts):
+        if not isinstance(item, Dropped):
+            yield item

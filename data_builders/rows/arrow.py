@@ -111,24 +111,22 @@ def open_hub(config: SourceConfig) -> RawRows:
 
 def count_saved(path: Path, config: SourceConfig) -> int:
     """Rows of such a directory, at the source's split. Raises what reading it raises."""
-    import datasets
-
     open_directory(path, config)
     splits = sorted(p.parent.name for p in path.glob("*/state.json"))
-    folder = path / (config.split or splits[0]) if splits else path
+    return len(_load(path / (config.split or splits[0]) if splits else path, str(path)))
+
+
+def _load(path: Path, name: str) -> Any:
+    import datasets
+
     try:
-        return len(datasets.load_from_disk(str(folder)))
+        return datasets.load_from_disk(str(path))
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: not a readable dataset directory: {error}") from error
+        raise DataError(f"{name}: not a readable dataset directory: {error}") from error
 
 
 def _open_saved(path: Path, name: str, rows: range | None) -> RawRows:
-    import datasets
-
-    try:
-        data: Any = datasets.load_from_disk(str(path))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{name}: not a readable dataset directory: {error}") from error
+    data = _load(path, name)
     media = [column for column, kind in data.features.items() if _MEDIA.search(repr(kind))]
     if media:
         raise DataError(f"{name}: column {media[0]!r} holds media; text only: save it without")

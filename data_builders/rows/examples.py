@@ -12,17 +12,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from data_builders.dialects import RowProblem, read_row
+from data_builders.dialects.reading import encoded
 from data_builders.filters.structure import structural_drop
 from data_builders.rows.raw import Dropped, RawRow, RawRows
-from data_builders.rows.read import RowCounts, read_rows
+from data_builders.rows.read import RowCounts, read_each, read_rows
 from data_builders.rows.where import lookup
 from posttrain.config.source import EndingPolicy, SourceConfig
-from posttrain.errors import DataError
-from posttrain.jsontext import encode_json
 from posttrain.records import Example, Message, make_example
 
 
@@ -64,32 +64,19 @@ def examples_of(
     """As `read_examples`, of rows that may be a part of the source's."""
     allowed = None if allowed_licenses is None else {name.lower() for name in allowed_licenses}
     counts = counts or RowCounts()
-    for raw in rows:
-        if isinstance(raw, RawRow):
-            item = _read(raw, config, allowed, counts)
-        elif config.strict and raw.reason != "where":
-            raise DataError(f"{raw.file}:{raw.line}: {raw.reason}: {raw.detail}")
-        else:
-            item = raw
-        counts.rows_in += 1
-        if isinstance(item, Dropped):
-            counts.dropped[item.reason] += 1
-        else:
-            counts.kept += 1
-            counts.dialects[item.example.dialect] += 1
-        yield item
+    read = partial(_read, config=config, allowed=allowed, counts=counts)
+    return read_each(rows, config, read=read, counts=counts)
 
 
 def _read(
     raw: RawRow, config: SourceConfig, allowed: set[str] | None, counts: RowCounts
 ) -> PlacedExample | Dropped:
-    try:
-        dialect, conversation = read_row(raw.row, config)
-        metadata, license = _carried(raw.row, config)
-    except RowProblem as problem:
-        if config.strict:
-            raise DataError(f"{raw.file}:{raw.line}: {problem.reason}: {problem}") from problem
-        return Dropped(problem.reason, str(problem), raw.file, raw.line)
+    dialect, conversation = read_row(raw.row, config)
+    metadata, license = _carried(raw.row, config)
+    seen = counts.unread  # an example is made once: a column may hold much
+    counts.add_unread(
+        (name, 1, "" if name in seen else f"{raw.row[name]!r:.60}") for name in conversation.unread
+    )
     messages, reason = end_on_assistant(conversation.messages, config.ending)
     if reason is not None:
         last = conversation.messages[-1].role
@@ -109,6 +96,8 @@ def _read(
     if drop is not None:
         return Dropped(drop.reason, drop.detail, raw.file, raw.line, example.id)
     counts.trimmed_rows += len(messages) < len(conversation.messages)
+    counts.dialects[dialect] += 1
+    counts.kept += 1
     return PlacedExample(example, raw.file, raw.line)
 
 
@@ -118,10 +107,7 @@ def _carried(row: dict[str, Any], config: SourceConfig) -> tuple[str, str]:
     for path in config.metadata:
         with suppress(KeyError):
             kept[path.rpartition(".")[2]] = lookup(row, path)
-    try:
-        metadata = encode_json(kept) if kept else "{}"
-    except ValueError as error:
-        raise RowProblem("malformed_metadata", ", ".join(kept), str(error)) from None
+    metadata = encoded(kept, "malformed_metadata", ", ".join(kept)) if kept else "{}"
     license = config.license
     if config.license_field is not None:
         with suppress(KeyError):

@@ -37,7 +37,7 @@ def open_rows(config: SourceConfig, base_dir: Path) -> RawRows:
     if config.hub is not None:
         return open_hub(config)
     opened = [(open_whole(path, config), path) for path in find_files(config, base_dir)]
-    return _chain(opened, base_dir)
+    return (row for opener, path in opened for row in opener(path, os.path.relpath(path, base_dir)))
 
 
 def find_files(config: SourceConfig, base_dir: Path) -> list[Path]:
@@ -57,11 +57,6 @@ def find_files(config: SourceConfig, base_dir: Path) -> list[Path]:
             raise ConfigError(f"source {config.name!r}: {_missing(path, given)}")
         found.update(dict.fromkeys(map(Path, matches)))
     return list(found)
-
-
-def _chain(opened: list[tuple[Opener, Path]], base_dir: Path) -> RawRows:
-    for opener, path in opened:
-        yield from opener(path, os.path.relpath(path, base_dir))
 
 
 def open_whole(path: Path, config: SourceConfig) -> Opener:

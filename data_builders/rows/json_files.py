@@ -17,7 +17,6 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -31,8 +30,8 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _BLOCK = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 _SPACE = b" \t\r\n"
-_TO_STRUCTURE = re.compile(rb'[^"{}\[\],]*+')
-_TO_QUOTE = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
+# a whole text, a sign of structure, or the beginning of a text whose end is not there yet
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{}\[\],"]', re.DOTALL)
 Layout = Literal["lines", "array", "objects"]
 
 
@@ -141,104 +140,61 @@ def layout_of(head: bytes) -> Layout:
 
 def read_elements(blocks: Iterable[bytes], name: str, layout: Layout) -> Iterator[RawRow | Dropped]:
     """Rows of an array or of a run of objects, from a file's bytes in order, cut anywhere."""
-    scanner, line = _Scanner(array=layout == "array"), 1
-    for text in scanner.elements(blocks):
+    line = 1
+    for text, problem in _elements(blocks, array=layout == "array"):
         element = text.lstrip(_SPACE)
         at = line + text.count(b"\n", 0, len(text) - len(element))
         line += text.count(b"\n")
-        if isinstance(text, _Between):
-            if text.problem:
-                yield Dropped("malformed_json", text.problem, name, at)
-        elif element:
+        if problem:
+            yield Dropped("malformed_json", problem, name, at)
+        elif problem is None:
             yield _row(element, name, at)
-        else:
-            yield Dropped("malformed_json", "a comma without an element beside it", name, at)
 
 
-class _Between(bytes):
-    """Text that is no element; with a problem, text that should not be there or is missing."""
+def _elements(blocks: Iterable[bytes], *, array: bool) -> Iterator[tuple[bytes, str | None]]:
+    """All of a stream in order, commas left out: (an element, None), (what is none, why, or "").
 
-    problem: str = ""
-
-
-def _between(text: bytes, problem: str = "") -> _Between:
-    between = _Between(text)
-    between.problem = problem
-    return between
-
-
-@dataclass
-class _Scanner:
-    """Cuts a stream into elements. JSON's structure is ASCII, and UTF-8 uses no ASCII bytes inside
-    longer characters, so blocks may end anywhere."""
-
-    array: bool
-    depth: int = 0
-    in_text: bool = False
-    opened: bool = False
-    closed: bool = False
-    commas: int = 0
-    resume: int = 0  # where looking goes on once more bytes are there
-
-    def elements(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
-        """All of the stream in order, as elements and what is between them, commas left out."""
-        pending, position = b"", 0
-        for block in blocks:
-            pending += block
-            start = 0
-            while not self.closed and (at := self._advance(pending, position)) is not None:
-                position = at + 1
-                text = self._meet(pending, start, at)
-                if text is not None:
-                    yield text
+    JSON's structure is ASCII, and UTF-8 uses no ASCII bytes inside longer characters, so blocks may
+    end anywhere.
+    """
+    pending, position, depth, commas = b"", 0, 0, 0
+    in_text, opened, closed = False, not array, False
+    for block in blocks:
+        pending += block
+        start, in_text = 0, False
+        for token in () if closed else _TOKEN.finditer(pending, position):
+            mark, at, position = token[0], token.start(), token.end()
+            if mark == b'"':  # its text goes on in the next block
+                in_text, position = True, at
+                break
+            if not opened:
+                yield pending[start:at], ""  # `layout_of` saw that this is the opening bracket
+                opened, start = True, position
+            elif mark in (b"{", b"["):
+                depth += 1
+            elif depth == 0 and array and mark in (b",", b"]"):
+                commas, closed = commas + (mark == b","), mark == b"]"
+                element, start = pending[start:at], position
+                # an empty array has no element, and no comma either
+                blank = "" if closed and not commas else "a comma without an element beside it"
+                yield element, None if element.strip(_SPACE) else blank
+                if closed:
+                    break
+            elif mark in (b"}", b"]") and depth:
+                depth -= 1
+                if depth == 0 and not array:
+                    yield pending[start:position], None
                     start = position
-            pending = pending[start:]
-            position = max(self.resume - start, 0)
-            if self.closed and pending.strip(_SPACE):
-                yield _between(pending, "text behind the end of the array")
-                return
-        yield from self._end(pending)
-
-    def _advance(self, text: bytes, position: int) -> int | None:
-        """The next place outside texts that means something, `None` if it is not there yet."""
-        while True:
-            found = (_TO_QUOTE if self.in_text else _TO_STRUCTURE).match(text, position)
-            assert found is not None, "both patterns match nothing as well"
-            position = self.resume = found.end()
-            if position >= len(text) or (self.in_text and text[position] != ord('"')):
-                return None  # the end, or a backslash whose other half is in the next block
-            if text[position] != ord('"'):
-                return position
-            self.in_text = not self.in_text
-            position += 1
-
-    def _meet(self, text: bytes, start: int, at: int) -> bytes | None:
-        """What a structural character completes."""
-        char = text[at : at + 1]
-        if self.array and not self.opened:
-            self.opened = True  # `layout_of` saw that this is the opening bracket
-            return _between(text[start:at])
-        if char in b"{[":
-            self.depth += 1
-            return None
-        if self.depth == 0 and self.array and char in b",]":
-            self.commas += char == b","
-            self.closed = char == b"]"
-            element = text[start:at]
-            # an empty array has no element, and no comma either
-            empty = self.closed and not self.commas and not element.strip(_SPACE)
-            return _between(element) if empty else element
-        if char in b"}]" and self.depth:
-            self.depth -= 1
-            if self.depth == 0 and not self.array:
-                return text[start : at + 1]
-        return None
-
-    def _end(self, rest: bytes) -> Iterator[bytes]:
-        if self.depth or self.in_text:
-            yield _between(rest, "the file ends inside this element: it is cut off")
+        else:
+            position = len(pending)
+        pending, position = pending[start:], position - start
+        if closed and pending.strip(_SPACE):
+            yield pending, "text behind the end of the array"
             return
-        if rest.strip(_SPACE):
-            yield rest
-        if self.array and not self.closed:
-            yield _between(b"", "the array has no closing bracket: the file may be cut off")
+    if depth or in_text:
+        yield pending, "the file ends inside this element: it is cut off"
+        return
+    if pending.strip(_SPACE):
+        yield pending, None
+    if array and not closed:
+        yield b"", "the array has no closing bracket: the file may be cut off"

@@ -14,9 +14,9 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import BinaryIO, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,9 +25,9 @@ from data_builders.rows.arrow import open_directory, open_hub, open_parquet
 from data_builders.rows.files import open_whole
 from data_builders.rows.json_files import layout_of, open_jsonl
 from data_builders.rows.raw import RawRows
-from posttrain.artifacts import digest_of, sha256_file
 from posttrain.config.source import SourceConfig
 from posttrain.errors import DataError
+from posttrain.hashing import digest_of, sha256_file
 
 Kind = Literal["lines", "parquet", "directory", "whole", "hub"]
 _SHARE = 32  # a part is at most this part of what comes before it,
@@ -184,62 +184,36 @@ def _is_lines(path: Path) -> bool:
         return layout_of(file.read(_BLOCK).removeprefix(_BOM)) == "lines"
 
 
-@dataclass
-class _Stretch:
-    """A piece that is growing while its file is read."""
-
-    start: int
-    line: int
-    lines: int = 0
-    digest: Any = field(default_factory=hashlib.sha256)
-
-    def add(self, data: memoryview) -> None:
-        self.digest.update(data)
-        self.lines += bytes(data).count(b"\n")
-
-    def piece(self, path: Path, name: str, stop: int, *, open_end: bool) -> Piece:
-        rows = self.lines + open_end
-        size = stop - self.start
-        digest = self.digest.hexdigest()
-        return Piece(str(path), name, "lines", self.start, stop, self.line, rows, size, digest)
-
-
 def _lines(path: Path, name: str, most: int, before: int) -> tuple[str, list[Piece]]:
+    """A file of lines, `before` bytes of its source behind others, cut at the ends of lines."""
     whole = hashlib.sha256()
     pieces: list[Piece] = []
-    position, stretch, last = 0, _Stretch(0, 1), b""
+    start, line = 0, 1
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            whole.update(block)
-            begin = 0
-            for cut in _cuts(block, position, stretch.start, before, most):
-                stretch.add(memoryview(block)[begin:cut])
-                pieces.append(stretch.piece(path, name, position + cut, open_end=False))
-                stretch = _Stretch(position + cut, stretch.line + stretch.lines)
-                begin = cut
-            stretch.add(memoryview(block)[begin:])
-            position += len(block)
-            last = block[-1:]
-    if position > stretch.start:
-        pieces.append(stretch.piece(path, name, position, open_end=last != b"\n"))
-    return whole.hexdigest(), pieces
+        while True:
+            digest, lines, size, last = hashlib.sha256(), 0, 0, b""
+            for block in _stretch(file, part_size(before + start, most)):
+                whole.update(block)
+                digest.update(block)
+                lines += block.count(b"\n")
+                size += len(block)
+                last = block[-1:]
+            if not size:
+                return whole.hexdigest(), pieces
+            stop, rows = start + size, lines + (last != b"\n")
+            place = (str(path), name, "lines", start, stop, line)
+            pieces.append(Piece(*place, rows, size, digest.hexdigest()))
+            start, line = stop, line + lines
 
 
-def _cuts(block: bytes, position: int, start: int, before: int, most: int) -> Iterator[int]:
-    """Where in a block pieces end: behind the first line end that makes one large enough.
-
-    Args:
-        position: of the block in its file.
-        start: of the piece that is growing.
-        before: bytes of the source before the file.
-    """
-    while True:
-        size = part_size(before + start, most)
-        cut = block.find(b"\n", max(start + size - position - 1, 0)) + 1
-        if not cut:
-            return
-        yield cut
-        start = position + cut
+def _stretch(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """The next `size` bytes of a file, and the rest of their last line."""
+    block = b"\n"
+    while size > 0 and (block := file.read(min(size, _BLOCK))):
+        size -= len(block)
+        yield block
+    if block and not block.endswith(b"\n"):
+        yield file.readline()
 
 
 def _row_groups(path: Path, name: str, most: int, position: int, digest: str) -> list[Piece]:

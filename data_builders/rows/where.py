@@ -1,85 +1,31 @@
-"""The `where` expression of a source: a small safe language over the raw row.
+"""The conditions of a source's `where` on a raw row, and whether they can have been meant.
 
-    parse_where("reward == 1 and info.task in ['a', 'b']")
-
-    or · and · not · == != < <= > >= · in, not in · ( ) · [lists]
-    numbers · 'text' · true false null
-    a field is a name (`label`), a path (`info.task`) or anything at all in backquotes
-
-It is parsed here and never evaluated by Python. A comparison with a field that the row lacks is
-unknown, as in SQL: neither it nor its negation makes a row match, whatever the order of the terms.
+unmet({"reward": {"ge": 1}}, {"reward": 0})    → ("where", "reward is 0, not ge 1")
+unmet({"reward": {"ge": 1}}, {"reward": "1"})  → ("where_type", "reward: '1' does not compare …")
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, NoReturn
+import difflib
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from posttrain.errors import ConfigError
 
-_TOKEN = re.compile(
-    r"""\s*(?:
-      (?P<number>-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)
-    | (?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")
-    | (?P<quoted>`[^`]+`)
-    | (?P<name>[^\W\d]\w*(?:\.\w+)*)
-    | (?P<op>==|!=|<=|>=|<|>|\(|\)|\[|\]|,)
-    )""",
-    re.VERBOSE,
-)
-_CONSTANTS: dict[str, Any] = {
-    "true": True, "True": True, "false": False, "False": False, "null": None, "None": None
-}  # fmt: skip
-_COMPARISONS = ("==", "!=", "<=", ">=", "<", ">", "in", "not")
-_DEEPEST = 50
-_LONGEST_NUMBER = 400  # beyond any field's value, and far below where Python refuses to convert
-
-
-class Unknown(Exception):
-    """The third truth value, with its cause: a field is missing or two values do not compare."""
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """A field of the row by dotted path."""
-
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """A literal."""
-
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """`operator` applied to already parsed operands."""
-
-    operator: str
-    operands: tuple[Any, ...]
-
-
-Expression = Field | Constant | Operation
-
-
-@dataclass(frozen=True)
-class Where:
-    """A parsed expression and the fields that it names."""
-
-    text: str
-    expression: Expression
-    fields: tuple[str, ...]
-
-    def matches(self, row: Mapping[str, Any]) -> str | None:
-        """`None` if the row matches, else why it does not."""
-        try:
-            return None if _evaluate(self.expression, row) else f"not {self.text}"
-        except Unknown as why:
-            return f"{why}: {self.text}"
+Conditions = Mapping[str, Mapping[str, Any]]
+_SAMPLE = 5
+_KEYS = 100
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "ge": operator.ge,
+    "gt": operator.gt,
+    "le": operator.le,
+    "lt": operator.lt,
+    "in": lambda value, listed: value in listed,
+    "not_in": lambda value, listed: value not in listed,
+}
 
 
 def lookup(row: Mapping[str, Any], path: str) -> Any:
@@ -98,181 +44,103 @@ def lookup(row: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def parse_where(text: str) -> Where:
-    """Parse an expression.
+def unmet(conditions: Conditions, row: Mapping[str, Any]) -> tuple[str, str] | None:
+    """(drop reason, detail) of the first condition that a row does not meet, or `None`.
 
-    Raises:
-        ConfigError: pointing at the place that cannot be read.
+    A field that is missing or null meets `exists: false` and nothing else. Text and numbers do not
+    compare, nor do lists and objects with anything: such a row is dropped as `where_type`.
     """
-    parser = _Parser(text)
-    expression = parser.disjunction()
-    if parser.kind != "end":
-        parser.fail("expected 'and', 'or' or the end")
-    return Where(text, expression, tuple(dict.fromkeys(parser.fields)))
-
-
-def _evaluate(node: Expression, row: Mapping[str, Any]) -> Any:
-    if isinstance(node, Constant):
-        return node.value
-    if isinstance(node, Field):
+    for path, tests in conditions.items():
         try:
-            return lookup(row, node.path)
+            value = lookup(row, path)
         except KeyError:
-            raise Unknown(f"the row has no field {node.path!r}") from None
-    operator, operands = node.operator, node.operands
-    if operator in ("and", "or"):
-        return _connect(operands, row, decisive=operator == "or")
-    if operator == "not":
-        return not _evaluate(operands[0], row)
-    if operator == "list":
-        return [_evaluate(operand, row) for operand in operands]
-    left, right = (_evaluate(operand, row) for operand in operands)
-    return _compare(operator, left, right)
+            value = None
+        for name, operand in tests.items():
+            if name == "exists":
+                met = operand == (value is not None)
+            elif value is None:
+                met = False
+            elif not _comparable(value, operand):
+                return "where_type", f"{path}: {value!r:.40} does not compare with {operand!r:.40}"
+            else:
+                met = _COMPARE[name](value, operand)
+            if not met:
+                return "where", f"{path} is {value!r:.40}, not {name} {operand!r:.40}"
+    return None
 
 
-def _connect(operands: tuple[Expression, ...], row: Mapping[str, Any], *, decisive: bool) -> bool:
-    """Kleene's `or` (decided by one true) or `and` (by one false); else unknown if any part is."""
-    unknown: Unknown | None = None
-    for operand in operands:
-        try:
-            if bool(_evaluate(operand, row)) == decisive:
-                return decisive
-        except Unknown as why:
-            unknown = unknown or why
-    if unknown is not None:
-        raise unknown
-    return not decisive
+def _comparable(value: Any, operand: Any) -> bool:
+    if isinstance(operand, list):
+        return any(_comparable(value, item) for item in operand)
+    return isinstance(value, str if isinstance(operand, str) else int | float)
 
 
-def _compare(operator: str, left: Any, right: Any) -> bool:
-    if operator == "==":
-        return left == right
-    if operator == "!=":
-        return left != right
-    try:
-        if operator in ("in", "not in"):
-            return (left in right) == (operator == "in")
-        if operator == "<":
-            return left < right
-        if operator == "<=":
-            return left <= right
-        return left > right if operator == ">" else left >= right
-    except TypeError:
-        kinds = f"{type(left).__name__} {operator} {type(right).__name__}"
-        raise Unknown(f"cannot compare {kinds}") from None
+class WhereFields:
+    """A source's `where`, the fields that it names and a few of their values, to catch a wrong one.
 
+    Bounded, whatever the number of rows.
+    """
 
-@dataclass
-class _Parser:
-    text: str
-    kind: str = ""
-    value: str = ""
-    start: int = 0
-    position: int = 0
-    depth: int = 0
-    fields: list[str] = field(default_factory=list)
+    def __init__(self, conditions: Conditions) -> None:
+        self._conditions = conditions
+        self._rows = self._matched = 0
+        self._keys: dict[str, None] = {}
+        self._values: dict[str, dict[str, None]] = {}
 
-    def __post_init__(self) -> None:
-        self.advance()
+    def unmet(self, row: Mapping[str, Any]) -> tuple[str, str] | None:
+        """As the function."""
+        why = unmet(self._conditions, row)
+        values: dict[str, list[str]] = {}
+        for path in self._conditions:
+            if len(self._values.get(path, ())) < _SAMPLE:
+                try:
+                    values[path] = [f"{lookup(row, path)!r:.40}"]
+                except KeyError:
+                    continue
+        keys = map(str, row) if len(self._keys) < _KEYS else ()
+        self.add({"rows": 1, "matched": why is None, "keys": keys, "values": values})
+        return why
 
-    def advance(self) -> None:
-        """Move to the next token."""
-        match = _TOKEN.match(self.text, self.position)
-        if match is None:
-            self.start = self.position
-            if self.text[self.position :].strip():
-                self.fail("not understood")
-            self.kind, self.value = "end", ""
+    def state(self) -> dict[str, Any]:
+        """What was seen, JSON-able, for `add`."""
+        values = {path: list(seen) for path, seen in self._values.items()}
+        keys = list(self._keys)
+        return {"rows": self._rows, "matched": self._matched, "keys": keys, "values": values}
+
+    def add(self, state: Mapping[str, Any]) -> None:
+        """Note what was seen in another part of the source."""
+        self._rows += state["rows"]
+        self._matched += state["matched"]
+        if len(self._keys) < _KEYS:
+            self._keys.update(dict.fromkeys(state["keys"]))
+        for path, seen in state["values"].items():
+            values = self._values.setdefault(path, {})
+            for value in seen:
+                if len(values) < _SAMPLE:
+                    values[value] = None
+
+    def check(self, source: str) -> None:
+        """Complain about a field that no row had, or conditions that no row met.
+
+        Raises:
+            ConfigError: naming the field and the nearest that exists, or the values seen.
+        """
+        if self._rows == 0:
             return
-        self.kind, self.start = match.lastgroup or "", match.start(match.lastgroup or 0)
-        self.value, self.position = match[match.lastgroup or 0], match.end()
+        for path, tests in self._conditions.items():
+            if path not in self._values and tests != {"exists": False}:
+                close = difflib.get_close_matches(path, self._keys, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else f"rows have {_some(self._keys)}"
+                raise ConfigError(
+                    f"source {source!r}: where names {path!r}, which none of {self._rows} rows has "
+                    f"({hint})"
+                )
+        if self._matched == 0:
+            seen = "; ".join(f"{path} is {_some(values)}" for path, values in self._values.items())
+            raise ConfigError(
+                f"source {source!r}: where matches none of {self._rows} rows ({seen})"
+            )
 
-    def fail(self, message: str) -> NoReturn:
-        here = self.text[self.start :].strip() or "the end"
-        column = self.start + 1
-        raise ConfigError(f"where: {message} at column {column} ({here!r}) of {self.text!r}")
 
-    def take(self, value: str) -> bool:
-        """Consume a keyword or operator if it is next."""
-        if self.kind in ("name", "op") and self.value == value:
-            self.advance()
-            return True
-        return False
-
-    def deepen(self, levels: int) -> None:
-        """Bound the nesting, so that no expression can exhaust the interpreter's stack."""
-        self.depth += levels
-        if self.depth > _DEEPEST:
-            self.fail("nested too deep")
-
-    def disjunction(self) -> Expression:
-        self.deepen(1)
-        parts = [self.conjunction()]
-        while self.take("or"):
-            parts.append(self.conjunction())
-        self.deepen(-1)
-        return parts[0] if len(parts) == 1 else Operation("or", tuple(parts))
-
-    def conjunction(self) -> Expression:
-        parts = [self.negation()]
-        while self.take("and"):
-            parts.append(self.negation())
-        return parts[0] if len(parts) == 1 else Operation("and", tuple(parts))
-
-    def negation(self) -> Expression:
-        flipped = False
-        while self.take("not"):
-            flipped = not flipped
-        inner = self.comparison()
-        return Operation("not", (inner,)) if flipped else inner
-
-    def comparison(self) -> Expression:
-        left = self.operand()
-        if self.kind not in ("name", "op") or self.value not in _COMPARISONS:
-            if self.kind in ("end", "op") or self.value in ("and", "or"):
-                return left
-            self.fail("expected a comparison")
-        operator = self.value
-        self.advance()
-        if operator == "not":
-            if not self.take("in"):
-                self.fail("expected 'in' after 'not'")
-            operator = "not in"
-        right = self.operand()
-        if self.kind in ("name", "op") and self.value in _COMPARISONS:
-            self.fail("comparisons do not chain: join them with 'and'")
-        return Operation(operator, (left, right))
-
-    def operand(self) -> Expression:
-        kind, value = self.kind, self.value
-        if self.take("("):
-            inner = self.disjunction()
-            if not self.take(")"):
-                self.fail("expected ')'")
-            return inner
-        if self.take("["):
-            return self._list()
-        if kind in ("end", "op") or value in ("and", "or", "in", "not"):
-            self.fail("expected a field or a value")
-        if kind == "number" and len(value) > _LONGEST_NUMBER:
-            self.fail("a number too long to be one")
-        self.advance()
-        if kind == "number":
-            return Constant(float(value) if re.search(r"[.eE]", value) else int(value))
-        if kind == "text":
-            return Constant(re.sub(r"\\(.)", r"\1", value[1:-1]))
-        if kind == "name" and value in _CONSTANTS:
-            return Constant(_CONSTANTS[value])
-        path = value[1:-1] if kind == "quoted" else value
-        self.fields.append(path)
-        return Field(path)
-
-    def _list(self) -> Expression:
-        self.deepen(1)
-        items: list[Expression] = []
-        while not self.take("]"):
-            if items and not self.take(","):
-                self.fail("expected ',' or ']'")
-            items.append(self.operand())
-        self.deepen(-1)
-        return Operation("list", tuple(items))
+def _some(names: Mapping[str, None]) -> str:
+    return ", ".join(list(names)[:8]) + (" …" if len(names) > 8 else "")

@@ -22,7 +22,7 @@ from data_builders.decontamination.match import Decontaminator
 from data_builders.progress import Stages
 from data_builders.rows.files import count_rows, input_files
 from data_builders.sft.audit import audit_sources, check_supervision
-from data_builders.sft.duplicates import find_copies
+from data_builders.sft.duplicates import dropped_lines, find_copies
 from data_builders.sft.inputs import (
     Input,
     as_stats,
@@ -47,11 +47,12 @@ from data_builders.sft.sources import prepare_sources
 from data_builders.sft.stats import check_left, counts_by_source, data_stats, total_counts
 from data_builders.sft.tables import print_plan, print_summary
 from data_builders.workers import Executor, ProcessPool, RayPool, Serial
-from posttrain.artifacts import StageDir, digest_of, read_artifact
 from posttrain.chat import profile_of
 from posttrain.config.build_sft import EXECUTION, OPTIONAL, BuildSftConfig, SftTokenizer
+from posttrain.hashing import digest_of
 from posttrain.models.chat_template import DataRenderer, load_data_renderer
 from posttrain.report.pages.supervision import ROWS as SUPERVISION
+from posttrain.runs import Run, read_artifact
 
 KIND = "sft_data"
 
@@ -112,14 +113,14 @@ def show_plan(setup: Setup, console: Console) -> None:
     out = Path(recipe.out)
     if out.is_dir() and any(out.iterdir()):
         # refuses a directory not ours
-        StageDir.open(out, kind=KIND, config=build_config(recipe), claim=False)
+        Run.open(out, kind=KIND, config=build_config(recipe), dry_run=True)
     rows = {s.name: count_rows(input_files(s, setup.base_dir)) for s in recipe.sources}
     print_plan(console, recipe, setup.probes, rows)
     for warning in setup.warnings:
         console.print(f"warning: {warning}", style="yellow", highlight=False)
 
 
-def build(setup: Setup, stage: StageDir, console: Console) -> bool:
+def build(setup: Setup, stage: Run, console: Console) -> bool:
     """Build into the stage's directory; returns whether there was anything to do.
 
     Raises:
@@ -160,8 +161,11 @@ def build(setup: Setup, stage: StageDir, console: Console) -> bool:
         copies = drops = None
         if recipe.deduplication is not None:
             stages.start("looking for duplicates")
-            copies = find_copies(sources, recipe.deduplication, work / "duplicates")
+            copies = find_copies(sources, recipe.deduplication)
             drops = copies.drops
+            setup.warnings.extend(warnings := copies.warnings(sources))
+            for warning in warnings:
+                console.print(f"warning: {warning}", style="yellow", highlight=False)
         stages.start("planning the mixture")
         plan = plan_build(sources, recipe, drops)
         stages.start("auditing")
@@ -185,7 +189,7 @@ def build(setup: Setup, stage: StageDir, console: Console) -> bool:
     files[SUPERVISION] = write_jsonl(out / SUPERVISION, audit.worst.rows(encoder.decode))
     if recipe.write_dropped:
         dropped = [folder / "dropped.jsonl" for source in sources for folder in source.folders]
-        more = copies.lines(sources) if copies is not None else ()
+        more = dropped_lines(sources, plan.dropped, copies)
         files["dropped.jsonl"] = join_files(out / "dropped.jsonl", dropped, more)
 
     # -- the manifest, last, makes it an artifact

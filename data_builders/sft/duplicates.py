@@ -1,8 +1,8 @@
-"""Deduplication as a step of a build: between the sources and the plan, over all records at once.
+"""Deduplication as a step of a build, and the lines of `dropped.jsonl` for drops after preparation.
 
-    found = find_copies(sources, recipe.deduplication, scratch)
-    found.drops             →  [{}, {"duplicate": array([17, 204])}]   per source, to `plan_build`
-    found.lines(sources)     →  lines of `dropped.jsonl`, each with the record that was kept
+    copies = find_copies(sources, recipe.deduplication)
+    copies.drops       →  [{}, {"duplicate": array([17, 204])}]   per source, to `plan_build`
+    dropped_lines(sources, plan.dropped, copies)   →  lines, of copies with the record that was kept
 
 It comes before anything is held out, so neither split has a copy of what is in the other.
 """
@@ -11,120 +11,107 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from data_builders.dedup.columns import DedupColumns
-from data_builders.dedup.duplicates import (
-    REASONS,
-    Duplicates,
-    Order,
-    find_duplicates,
-    order_of,
-)
-from data_builders.sft.prepared import RECORD, PreparedSource, Reader
+from data_builders.dedup.duplicates import REASONS, Duplicates, find_duplicates
+from data_builders.sft.prepared import PreparedSource
 from posttrain.config.deduplication import DeduplicationConfig
 
 Int = npt.NDArray[np.int64]
+Drops = Sequence[Mapping[str, Int]]
+_MANY = 0.1  # share of a source's records from which on it may be made from a template
+_DETAILS = {
+    "held_out_duplicate": "its conversation is held out, or one with a sequence of its tokens",
+    "not_sampled": "the mixture takes no more of this source",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """What was found. `drops`: per source, by reason, the numbers of its records to leave out."""
+    """Per source, by reason, its records to leave out; all `duplicates`, numbered over sources."""
 
-    order: Order
-    found: Duplicates
     drops: list[dict[str, Int]]
+    duplicates: Duplicates
 
-    def lines(self, sources: Sequence[PreparedSource]) -> Iterator[str]:
-        """A line of `dropped.jsonl` for every record that is left out, in order.
-
-        Args:
-            sources: whose parts were prepared with `write_dropped`.
-        """
-        found = self.found
-        similarity = [None if math.isnan(s) else round(s, 4) for s in found.similarity.tolist()]
-        names = _Names(self.order, sources)
-        columns = found.row.tolist(), found.reason.tolist(), found.kept.tolist(), similarity
-        try:
-            for row, reason, kept, share in zip(*columns, strict=True):
-                own, other, name = names.of(row), names.of(kept), REASONS[reason]
-                line = {
-                    "source": own["source"],
-                    "reason": name,
-                    "detail": _detail(name, other, share),
-                    **own,
-                    "kept": {**other, "similarity": share},
-                }
-                yield json.dumps(line, ensure_ascii=True) + "\n"
-        finally:
-            names.close()
+    def warnings(self, sources: Sequence[PreparedSource]) -> list[str]:
+        """Sources that lose so many near-duplicates that they may be made from a template."""
+        shares = [
+            (source.name, len(own.get("near_duplicate", ())) / max(len(source), 1))
+            for source, own in zip(sources, self.drops, strict=True)
+        ]
+        return [
+            f"deduplication: {share:.0%} of the records of {name!r} are near-duplicates of others. "
+            "If they are exercises made from a template, keep them: "
+            f"`deduplication.near.per_source: {{{name}: null}}`, or a threshold such as 0.95"
+            for name, share in shares
+            if share > _MANY
+        ]
 
 
-def find_copies(
-    sources: Sequence[PreparedSource], config: DeduplicationConfig, scratch: Path
-) -> Copies:
-    """Look for copies among the records of all sources.
+def find_copies(sources: Sequence[PreparedSource], config: DeduplicationConfig) -> Copies:
+    """Look for copies among the records of all sources."""
+    columns = _columns(sources)
+    assert len(columns) == sum(map(len, sources)), "a record is written to both or none"
+    duplicates = find_duplicates(columns, {s.name: len(s) for s in sources}, config)
+    starts = _starts(sources)
+    edges = np.searchsorted(duplicates.row, starts)
+    drops: list[dict[str, Int]] = []
+    for start, a, b in zip(starts, edges, edges[1:], strict=False):
+        rows, reasons = duplicates.row[a:b] - start, duplicates.reason[a:b]
+        drops.append({REASONS[k]: rows[reasons == k] for k in np.unique(reasons).tolist()})
+    return Copies(drops, duplicates)
+
+
+def _columns(sources: Sequence[PreparedSource]) -> DedupColumns:
+    return DedupColumns([folder for source in sources for folder in source.folders])
+
+
+def _starts(sources: Sequence[PreparedSource]) -> Int:
+    return np.cumsum([0, *map(len, sources)])
+
+
+def dropped_lines(
+    sources: Sequence[PreparedSource], dropped: Drops, copies: Copies | None
+) -> Iterator[str]:
+    """A line of `dropped.jsonl` for every record that was prepared and is left out, in order.
 
     Args:
-        scratch: a folder for the index of near-duplicates; it is removed again.
+        sources: whose parts were prepared with `write_dropped`.
+        dropped: per source, by reason, the numbers of its records, copies among them.
     """
-    columns = [DedupColumns(source.folders) for source in sources]
-    assert [len(s) for s in columns] == [len(s) for s in sources], (
-        "a record is written to both or none"
-    )
-    order = order_of(columns, [source.name for source in sources], config)
-    found = find_duplicates(order, config, scratch)
-    source = order.source(found.row)
-    drops = [
-        {
-            name: found.row[own & (found.reason == number)] - order.starts[k]
-            for number, name in enumerate(REASONS)
-            if (own & (found.reason == number)).any()
-        }
-        for k, own in enumerate(source == k for k in range(len(sources)))
-    ]
-    return Copies(order, found, drops)
+    columns, starts = _columns(sources), _starts(sources)
+    kept: dict[int, tuple[int, float]] = {}
+    if copies is not None:
+        c = copies.duplicates
+        pairs = zip(c.kept.tolist(), c.similarity.tolist(), strict=True)
+        kept = dict(zip(c.row.tolist(), pairs, strict=True))
+
+    def place(row: int) -> dict[str, Any]:
+        source = sources[int(np.searchsorted(starts, row, side="right")) - 1]
+        return {"source": source.name, **columns.place(row)}
+
+    for start, reasons in zip(starts.tolist(), dropped, strict=False):
+        rows = sorted((start + k, name) for name, own in reasons.items() for k in own.tolist())
+        for row, reason in rows:
+            line = {"source": "", "reason": reason, "detail": _DETAILS.get(reason), **place(row)}
+            if row in kept:
+                other, share = kept[row]
+                similarity = None if math.isnan(share) else round(share, 4)
+                line["kept"] = {**place(other), "similarity": similarity}
+                line["detail"] = _detail(reason, line["kept"])
+            yield json.dumps(line, ensure_ascii=True) + "\n"
 
 
-def _detail(reason: str, kept: dict[str, Any], similarity: float | None) -> str:
+def _detail(reason: str, kept: Mapping[str, Any]) -> str:
     what = {
-        "duplicate": "says the same as",
-        "duplicate_prompt": "asks the same as",
-        "near_duplicate": f"has {similarity or 0:.1%} of its characters in common with",
+        "duplicate": "the same conversation as",
+        "near_duplicate": f"has Jaccard similarity {kept['similarity']} with",
+        "duplicate_prompt": "the same prompt as",
     }[reason]
     return f"{what} {kept['record_id']} of {kept['source']}, {kept['file']}:{kept['line']}"
-
-
-class _Names:
-    """How records are called, by their number over all sources."""
-
-    def __init__(self, order: Order, sources: Sequence[PreparedSource]) -> None:
-        self._order, self._sources = order, sources
-        self._readers = [Reader(source.folders) for source in sources]
-        self._starts = [source.record_starts() for source in sources]
-
-    def of(self, row: int) -> dict[str, Any]:
-        """Source, file, line and id of a record."""
-        k = int(self._order.source(np.array([row]))[0])
-        at = row - int(self._order.starts[k])
-        place = self._order.columns[k].place(at)
-        assert place is not None, "write_dropped keeps places"
-        part = np.searchsorted(self._starts[k], [at], side="right") - 1
-        found = self._readers[k].rows(part, at - self._starts[k][part], "records.bin", RECORD)[0]
-        text = self._readers[k].text(int(part[0]), int(found["text"]), int(found["text_size"]))
-        return {
-            "source": self._sources[k].name,
-            "file": place[0],
-            "line": place[1],
-            "record_id": text[0],
-        }
-
-    def close(self) -> None:
-        for reader in self._readers:
-            reader.close()

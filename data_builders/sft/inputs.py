@@ -21,18 +21,11 @@ from data_builders.rows.files import find_files, input_files
 from data_builders.rows.parts import Part, Piece, cut_file, gather, part_size
 from data_builders.sft.part import samples_of_each
 from data_builders.sft.prepared import PART_FORMAT
-from posttrain.artifacts import (
-    MANIFEST,
-    Manifest,
-    Parent,
-    digest_of,
-    parent_of,
-    read_artifact,
-    sha256_file,
-)
 from posttrain.config.build_sft import BuildSftConfig, SftSource
 from posttrain.config.decontamination import DecontaminationConfig
 from posttrain.errors import ConfigError, DataError
+from posttrain.hashing import digest_of, sha256_file
+from posttrain.runs import MANIFEST, Manifest, Parent, parent_of, read_artifact
 from posttrain.versions import package_versions
 
 
@@ -183,7 +176,7 @@ def part_key(
         {
             **shared,
             **tokens,
-            **_blocks(recipe, evaluation),
+            **_blocks(recipe, source, evaluation),
             "capacity": recipe.packing.max_length,
             "overlong": recipe.packing.overlong,
             "source": source.model_dump(mode="json", exclude=_LATER),
@@ -196,15 +189,17 @@ def part_key(
     )[:32]
 
 
-def _blocks(recipe: BuildSftConfig, evaluation: Sequence[Input]) -> dict[str, Any]:
+def _blocks(
+    recipe: BuildSftConfig, source: SftSource, evaluation: Sequence[Input]
+) -> dict[str, Any]:
     """What parts hold because of deduplication and decontamination; without the blocks, nothing.
 
     Of deduplication that is what `column_batch` writes: the rest of it is for the plan.
     """
     blocks: dict[str, Any] = {}
     if recipe.deduplication is not None:
-        near = recipe.deduplication.near
-        blocks["said"] = {"min_words": None if near is None else near.min_words}
+        near = recipe.deduplication.near_threshold(source.name) is not None
+        blocks["deduplication"] = {"near": near}
     if recipe.decontamination is not None:
         blocks["decontamination"] = recipe.decontamination.model_dump(mode="json")
         blocks["evaluation"] = [[i.path, i.sha256] for i in evaluation]

@@ -13,7 +13,7 @@ import contextlib
 import gc
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,7 +25,8 @@ from data_builders.keyed import unit
 from data_builders.rows.examples import PlacedExample, examples_of
 from data_builders.rows.parts import Part, open_part
 from data_builders.rows.raw import Dropped
-from data_builders.rows.read import RowCounts, WhereFields, matching_rows, where_fields
+from data_builders.rows.read import RowCounts, matching_rows, where_fields
+from data_builders.rows.where import WhereFields
 from data_builders.sft.prepare import (
     ControlPlan,
     Offsets,
@@ -69,6 +70,11 @@ class Renderer(Protocol):
     @property
     def marks(self) -> Marks:
         """The tokens by which a sequence's supervision is read."""
+        ...
+
+    @property
+    def special_texts(self) -> Mapping[int, str]:
+        """The tokenizer's special tokens by id."""
         ...
 
 
@@ -126,6 +132,7 @@ def preparer_of(
         capacity=recipe.packing.max_length,
         clip_overlong=recipe.packing.overlong == "truncate",
         marks=renderer.marks,
+        special_texts=renderer.special_texts,
         screen=Screen(source.filters, renderer.encode),
         decontaminator=decontaminator,
     )
@@ -155,18 +162,20 @@ class PartJob:
         counts = PartCounts(samples_of_each(recipe), recipe.seed)
         fields = where_fields(self.source)
         dedup = recipe.deduplication
+        near = dedup is not None and dedup.near_threshold(self.source.name) is not None
+        columns = dedup is not None or recipe.write_dropped  # which say where a record was read
         unfinished = PartWriter(
-            Path(self.folder), scratch=self.scratch, marks=preparer.marks, dedup=dedup is not None
+            Path(self.folder), scratch=self.scratch, marks=preparer.marks, dedup=columns
         )
         with _collecting_rarely(), unfinished as writer:
             for batch in self._batches(recipe, counts.rows, fields):
                 placed = [item for item in batch if isinstance(item, PlacedExample)]
                 prepared = prepare([item.example for item in placed], preparer)
                 writer.write(prepared)
-                if dedup is not None:
+                if columns:
                     kept = [i for i, p in zip(placed, prepared, strict=True) if p.drop is None]
                     places = [(i.file, i.line) for i in kept] if recipe.write_dropped else None
-                    writer.write_columns(column_batch([i.example for i in kept], dedup, places))
+                    writer.write_columns(column_batch([i.example for i in kept], places, near=near))
                 for record in prepared:
                     counts.add(record)
                 if recipe.write_dropped:
@@ -270,6 +279,7 @@ class PartCounts:
             "dropped": dict(self.rows.dropped + self.dropped),
             "trimmed_rows": self.rows.trimmed_rows,
             "dialects": dict(self.rows.dialects),
+            "unread": [[name, *seen] for name, seen in self.rows.unread.items()],
             "licenses": dict(self.licenses),
             "sequences": self.sequences,
             "sequences_lost": dict(self.lost),

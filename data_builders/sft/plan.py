@@ -119,9 +119,9 @@ class PlannedGroup:
 class BuildPlan:
     """`evaluation` maps "<source>/<on|off>" to sequences.
 
-    Per source: `held_out` counts the records that evaluation sees, `duplicates` further records of
-    held-out conversations and of those that share a sequence with one, `dropped` records by the
-    reason that the plan dropped them for.
+    Per source: `held_out` counts the records that evaluation sees, `dropped` has by reason the
+    numbers of the records that are in no split, among them as `held_out_duplicate` further records
+    of held-out conversations and of those that share a sequence with one.
     """
 
     passes: list[Pass]
@@ -129,8 +129,7 @@ class BuildPlan:
     evaluation: dict[str, PlannedGroup]
     mixture: list[SourcePlan]
     held_out: list[int]
-    duplicates: list[int]
-    dropped: list[dict[str, int]]
+    dropped: list[dict[str, Int]]
 
     def conversations(self, numbers: Numbers, sources: Sequence[PreparedSource]) -> Keys:
         """(n,) the conversation of each planned sequence: two of one never share a pack."""
@@ -180,11 +179,16 @@ def plan_build(
         evaluation=_evaluation(sources, held_out, passes, **how),
         mixture=mixture,
         held_out=[len(rows) for rows in held_out.rows],
-        duplicates=[
-            int(left.sum()) - int(mask.sum()) - len(rows)
-            for left, mask, rows in zip(usable, trainable, held_out.rows, strict=True)
+        dropped=[
+            {
+                **own,
+                "not_sampled": np.flatnonzero(mask)[plan.times() == 0],
+                "held_out_duplicate": np.setdiff1d(np.flatnonzero(left & ~mask), rows),
+            }
+            for own, left, mask, plan, rows in zip(
+                drops, usable, trainable, mixture, held_out.rows, strict=True
+            )
         ],
-        dropped=[{reason: len(rows) for reason, rows in own.items()} for own in drops],
     )
 
 

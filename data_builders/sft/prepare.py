@@ -13,9 +13,12 @@ as it was. Nothing here depends on which records came before.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+
+import numpy as np
+import numpy.typing as npt
 
 from data_builders.decontamination.match import Decontaminator
 from data_builders.filters.drop import Drop
@@ -29,6 +32,7 @@ from posttrain.chat import (
     training_samples,
     truncate_reasoning,
 )
+from posttrain.chat.framing import message_texts
 from posttrain.config.build_sft import ChoiceBudgets, LogUniformBudgets
 from posttrain.errors import RenderError
 from posttrain.records import Example, with_messages
@@ -153,6 +157,14 @@ class Preparer:
     marks: Marks = NO_MARKS
     screen: Screen | None = None
     decontaminator: Decontaminator | None = None
+    special_texts: Mapping[int, str] = field(default_factory=dict[int, str])
+
+    @cached_property
+    def foreign(self) -> npt.NDArray[np.bool_]:
+        """(largest special id + 2,): which ids the template's own source does not spell."""
+        found = np.zeros(max(self.special_texts, default=-1) + 2, np.bool_)
+        found[[i for i, t in self.special_texts.items() if t not in self.template.source]] = True
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +282,8 @@ def _as_text(record: Controlled, found: Rendered) -> Rendered:
 def _prepared(
     record: Controlled, encoded: list[tuple[TrainingSample, TokenSequence]], preparer: Preparer
 ) -> Prepared:
+    if (drop := _special_token(record.example, [t for _, t in encoded], preparer)) is not None:
+        return Prepared(record, (), (), 0, drop)
     longest = max(len(tokens.ids) for _, tokens in encoded)
     if preparer.screen is not None and (drop := preparer.screen.by_length(longest)) is not None:
         return Prepared(record, (), (), 0, drop)
@@ -293,6 +307,23 @@ def _prepared(
         kept.append(PreparedSequence(sample, tokens, length, _budget(sample, record.cuts)))
     drop = None if kept else Drop(lost[0], details[0])
     return Prepared(record, tuple(kept), tuple(lost), clipped, drop)
+
+
+def _special_token(
+    example: Example, encoded: Sequence[TokenSequence], preparer: Preparer
+) -> Drop | None:
+    """A record that spells a special token (`<|endoftext|>`) in a text: it would be that token."""
+    foreign = preparer.foreign
+    for tokens in encoded:
+        ids = tokens.ids[foreign[np.minimum(tokens.ids, len(foreign) - 1)]]
+        for token in np.unique(ids).tolist():
+            text = preparer.special_texts[token]
+            for k, message in enumerate(example.messages):
+                # a template may put its own tokens together out of parts
+                if any(text in part for part in message_texts(message)):
+                    detail = f"message {k} ({message.role}) spells the special token {text!r}"
+                    return Drop("special_token", detail)
+    return None
 
 
 def _budget(sample: TrainingSample, cuts: Sequence[Cut]) -> int | None:

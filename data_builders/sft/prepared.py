@@ -71,7 +71,7 @@ SEQUENCE = np.dtype(
 )
 Rows = npt.NDArray[np.void]
 Int = npt.NDArray[np.int64]
-PART_FORMAT = 3  # raised when the same part would be written otherwise
+PART_FORMAT = 4  # raised when the same part would be written otherwise
 _FILES = (
     "records.bin",
     "sequences.bin",
@@ -90,7 +90,7 @@ class PartWriter:
         folder: the part's.
         scratch: names the unfinished folder; two builds that share a folder give different ones.
         marks: by which each sequence's supervision is read.
-        dedup: the columns of deduplication are written too.
+        dedup: the columns of deduplication are written too, or of them where records were read.
     """
 
     def __init__(self, folder: Path, *, scratch: str, marks: Marks, dedup: bool = False) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from data_builders.progress import Stages
 from data_builders.rows.parts import Part, estimate_rows
-from data_builders.rows.read import where_fields
+from data_builders.rows.read import RowCounts, where_fields
 from data_builders.sft.inputs import Input, part_key
 from data_builders.sft.part import CONTROL, PartJob, samples_of_each
 from data_builders.sft.prepared import PreparedSource, read_counts, read_sample
@@ -120,18 +120,21 @@ def merged(parts: Iterable[Mapping[str, Any]], *, samples: int) -> dict[str, Any
     counts = {name: Counter[str]() for name in _COUNTS}
     counts["control"].update(dict.fromkeys(CONTROL, 0))
     budgets = Counter[int]()
+    rows = RowCounts()
     chosen: list[tuple[float, int, int]] = []
     for number, part in enumerate(parts):
         sums.update({name: part[name] for name in _SUMS})
         for name, own in counts.items():
             own.update(part[name])
         budgets.update(dict(part["budgets"]))
+        rows.add_unread(part["unread"])
         chosen += [(place, number, k) for k, place in enumerate(part["samples"])]
         chosen = sorted(chosen)[:samples]
     return {
         **sums,
         **{name: {key: own[key] for key in sorted(own)} for name, own in counts.items()},
         "control": dict(counts["control"]),
+        "unread": [[name, *seen] for name, seen in rows.unread.items()],
         "budgets": [[budget, n] for budget, n in sorted(budgets.items())],
         "samples": [(number, k) for _, number, k in chosen],
     }

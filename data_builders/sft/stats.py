@@ -14,9 +14,9 @@ from data_builders.sft.mixture import SourcePlan
 from data_builders.sft.part import CONTROL
 from data_builders.sft.plan import BuildPlan, GroupStats
 from data_builders.sft.prepared import PreparedSource
-from posttrain.artifacts import Counts
 from posttrain.config.build_sft import Unit
 from posttrain.errors import DataError
+from posttrain.runs import Counts
 
 UNITS: tuple[str, ...] = ("rows", "tokens", "trained")
 
@@ -27,13 +27,7 @@ def counts_by_source(sources: Sequence[PreparedSource], plan: BuildPlan) -> dict
     for k, source in enumerate(sources):
         taken = plan.mixture[k].distinct
         dropped = dict(source.stats["dropped"])
-        left = plan.mixture[k].available.total.rows - taken
-        later = {
-            **plan.dropped[k],
-            "not_sampled": left,
-            "held_out_duplicate": plan.duplicates[k],
-        }
-        dropped.update({reason: count for reason, count in later.items() if count})
+        dropped.update({reason: len(rows) for reason, rows in plan.dropped[k].items() if len(rows)})
         counts[source.name] = Counts(source.stats["rows_in"], taken + plan.held_out[k], dropped)
     return counts
 
@@ -119,6 +113,7 @@ def source_stats(
 _PREPARED = (
     "licenses",
     "dialects",
+    "unread",
     "control",
     "sequences",
     "sequences_lost",

@@ -25,9 +25,9 @@ from data_builders.keyed import key64
 from data_builders.tiny_world.drafts import assistant, user
 from data_builders.tiny_world.items import Choices, Place, Split, make_item
 from data_builders.tiny_world.write import WrittenWorld
-from posttrain.artifacts import Counts, atomic_write_text
 from posttrain.config.tiny_world import TinyJudgementsConfig
 from posttrain.records import Message, json_text
+from posttrain.runs import Counts, atomic_write_text
 from reward.judge.prompt import judging_messages, verdict_text
 from reward.judge.verdict import MIDDLE_RANKING, Verdict
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from posttrain.artifacts import atomic_write_json, atomic_write_text
 from posttrain.chat.template import ChatTemplate
+from posttrain.runs import atomic_write_json, atomic_write_text
 
 PAD, START, END = "<|pad|>", "<|im_start|>", "<|im_end|>"
 CONTROL = (PAD, START, END)

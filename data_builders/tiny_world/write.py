@@ -25,12 +25,12 @@ from data_builders.tiny_world.items import (
     training_row,
 )
 from data_builders.tiny_world.tokenizer import train_tokenizer, write_tokenizer
-from posttrain.artifacts import Counts, atomic_write_text
 from posttrain.chat.template import ChatTemplate
 from posttrain.config.load import nearest
 from posttrain.config.tiny_world import TinyWorldConfig
 from posttrain.errors import ConfigError
 from posttrain.records import json_text, message_to_template
+from posttrain.runs import Counts, atomic_write_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from posttrain.artifacts import MANIFEST, read_artifact
 from posttrain.errors import DataError
+from posttrain.runs import MANIFEST, read_artifact
 from posttrain.tokens.encode import IGNORED
 from posttrain.tokens.supervision import Ids, Mask
 

@@ -10,27 +10,27 @@ from pathlib import Path
 
 from rich.console import Console
 
-from posttrain.artifacts import (
-    MANIFEST,
-    Counts,
-    Parent,
-    StageDir,
-    atomic_write_text,
-    parent_of,
-    read_artifact,
-    sha256_file,
-)
 from posttrain.audit.figures import Audit, audit_set
 from posttrain.audit.limits import violations
 from posttrain.audit.marks import marks_of
 from posttrain.audit.reader import SetReader, data_files
-from posttrain.claim import claimed
 from posttrain.config.audit import AuditConfig
+from posttrain.hashing import sha256_file
 from posttrain.models.chat_template import AuditTokens, audit_tokens
 from posttrain.records import json_text
 from posttrain.report import ensure_report, write_report
 from posttrain.report.console import print_sections
 from posttrain.report.pages.supervision import ROWS, supervision
+from posttrain.runs import (
+    MANIFEST,
+    Counts,
+    Parent,
+    Run,
+    atomic_write_text,
+    open_run,
+    parent_of,
+    read_artifact,
+)
 
 KIND = "audit"
 
@@ -73,7 +73,7 @@ def _keep(console: Console, recipe: AuditConfig, tokens: AuditTokens, out: Path)
         "data": [parent.digest for parent in parents] + [digest for _, digest in files],
         "tokenizer_digest": tokens.encoder.digest,
     }
-    with claimed(out, kind=KIND, config=config) as stage:
+    with open_run(out, kind=KIND, config=config) as stage:
         if stage.complete:
             ensure_report(out)
             console.print(f"{out} is complete, nothing to do")
@@ -98,7 +98,7 @@ def _inputs(recipe: AuditConfig, out: Path) -> tuple[list[Parent], list[tuple[st
 
 
 def _finish(
-    stage: StageDir,
+    stage: Run,
     reader: SetReader,
     audit: Audit,
     tokens: AuditTokens,

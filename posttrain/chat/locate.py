@@ -52,7 +52,8 @@ def sequences(messages: Sequence[Message], *, every_turn: bool = False) -> tuple
 
     As NVIDIA's data preparation does (nemotron-3-nano reference, `chat_sft_shard_core`): a template
     drops reasoning from earlier turns, so once any message reasons, every user turn is a sequence
-    of its own that trains only that turn's assistant steps. A turn nobody answers is no sequence.
+    of its own that trains only that turn's assistant steps. A turn without a trained answer is no
+    sequence.
 
     Args:
         every_turn: split also when nobody reasons. Some templates (Qwen3's) write a turn without
@@ -61,13 +62,14 @@ def sequences(messages: Sequence[Message], *, every_turn: bool = False) -> tuple
     """
     speakers = [i for i, m in enumerate(messages) if m.role == "assistant"]
     if not every_turn and not any(messages[i].reasons for i in speakers):
-        whole = SequencePlan(turn=0, first=0, stop=len(messages), trained=tuple(speakers))
-        return (whole,) if speakers else ()
+        trained = tuple(i for i in speakers if messages[i].trained)
+        whole = SequencePlan(turn=0, first=0, stop=len(messages), trained=trained)
+        return (whole,) if trained else ()
     users = [i for i, m in enumerate(messages) if m.role == "user"]
     plans: list[SequencePlan] = []
     for turn, first in enumerate(users):
         stop = users[turn + 1] if turn + 1 < len(users) else len(messages)
-        trained = tuple(i for i in speakers if first < i < stop)
+        trained = tuple(i for i in speakers if first < i < stop and messages[i].trained)
         if trained:
             plans.append(SequencePlan(turn=turn, first=first, stop=stop, trained=trained))
     return tuple(plans)

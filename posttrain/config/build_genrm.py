@@ -20,6 +20,7 @@ from pydantic import Field, ValidationError, model_validator
 from posttrain.config.base import Strict
 from posttrain.config.build_sft import TokenizerConfig
 from posttrain.config.source import SourceConfig
+from posttrain.config.where import Where
 from posttrain.records import Role
 
 PreferenceDialect = Literal[
@@ -76,7 +77,7 @@ class PreferenceSource(Strict):
     revision: str | None = None
     subset: str | None = None
     split: str | None = None
-    where: str | None = None
+    where: Where | None = None
     strict: bool = False
     roles: dict[str, Role] = Field(default_factory=dict[str, Role])
     dialect: PreferenceDialect | None = None

@@ -257,12 +257,12 @@ class BuildSftConfig(Strict):
         return self
 
     @model_validator(mode="after")
-    def _known_precedence(self) -> BuildSftConfig:
+    def _known_sources(self) -> BuildSftConfig:
         names = [source.name for source in self.sources]
-        for name in self.deduplication.precedence if self.deduplication else ():
+        for key, name in self.deduplication.sources_named() if self.deduplication else ():
             if name not in names:
                 raise ValueError(
-                    f"deduplication.precedence: there is no source {name!r}{nearest(name, names)}"
+                    f"deduplication.{key}: there is no source {name!r}{nearest(name, names)}"
                 )
         return self
 

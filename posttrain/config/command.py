@@ -6,14 +6,18 @@ recipe, options = parse_recipe(recipe_parser("Train a model."), SftConfig, argv)
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from pydantic import BaseModel
 
 from posttrain.config.load import load_recipe
+from posttrain.errors import PosttrainError
 
 Schema = TypeVar("Schema", bound=BaseModel)
+_INTERRUPTED = 130  # the shell's code for a process that Ctrl-C ended
 
 
 def recipe_parser(description: str) -> argparse.ArgumentParser:
@@ -40,3 +44,16 @@ def parse_recipe(
     """
     options = parser.parse_intermixed_args(argv)
     return load_recipe(options.config, schema, options.overrides), options
+
+
+def run_command(main: Callable[[], None]) -> None:
+    """Run a script's main; the user's mistakes and Ctrl-C end it without a traceback."""
+    # trl sends telemetry by default; the libraries look here when they are imported
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    try:
+        main()
+    except PosttrainError as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+    except KeyboardInterrupt:
+        print("interrupted; the same command takes it up again", file=sys.stderr)
+        sys.exit(_INTERRUPTED)

@@ -20,7 +20,9 @@ class EvaluationFile(Strict):
         path: relative to the base directory.
         split: of a dataset directory that holds several.
         fields: dotted paths of the texts to look for; lists and objects stand for all texts in
-            them. Without it every text of a row counts.
+            them. Options to choose from are looked for beside their question alone: fields named
+            `A` to `J`, `choices`, `options` and the like, and lists beside a named field of text.
+            Without `fields` every text of a row counts, its options apart.
     """
 
     path: str = Field(min_length=1)
@@ -33,7 +35,8 @@ class DecontaminationConfig(Strict):
 
     Args:
         files: what is evaluated on.
-        ngram: words of a run, and the own words of an item that must be found at least.
+        ngram: words of a run, and the own words of an item that must be found at least; a question
+            with fewer is found with its options, or as a whole message.
         coverage: the share of an item's own words that must lie in runs that one message also has.
         common: a run that more distinct items of all files than this have is a template; own words
             are those in no template.

@@ -2,35 +2,41 @@
 
 deduplication:
   prompt: false
-  near: {edits: 0.05, min_words: 40}
+  near: {threshold: 0.8, per_source: {boards: null, puzzles: 0.95}}
   precedence: [curated, scraped]
 """
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field, model_validator
 
 from posttrain.config.base import Strict
 
+# below 0.7 the index would miss too many of the pairs
+Threshold = Annotated[float, Field(ge=0.7, le=1)]
+
 
 class NearConfig(Strict):
-    """When two records that differ are near-duplicates.
+    """When two records that differ are near-duplicates: by the Jaccard similarity of their word
+    3-grams, prompt and answer together.
 
     Args:
-        edits: the largest share of the characters, on the user's side and on the assistant's, that
-            may differ. Ours: copies with 3 % of their characters changed are found, and of the
-            distinct questions of public sets the closest differ by more.
-        min_words: records with fewer words are only ever compared exactly, and a side with fewer
-            may differ only where the other side does. Ours: in a short text one edited word can be
-            another question.
+        threshold: the least similarity. 0.8 is that of Lee et al. (2022), "Deduplicating Training
+            Data Makes Language Models Better". Of exercises made from one template it merges those
+            that differ in a few words or numbers: see `per_source`.
+        per_source: thresholds of sources by name, null for a source whose records have no
+            near-duplicates, such as puzzles, boards or exercises made from a template. Of two
+            records from two sources the higher threshold counts.
     """
 
-    edits: float = Field(default=0.05, gt=0, le=0.1)
-    min_words: int = Field(default=40, ge=10)
+    threshold: Threshold = 0.8
+    per_source: dict[str, Threshold | None] = Field(default_factory=dict)
 
 
 class DeduplicationConfig(Strict):
-    """Of records that say the same, one is kept: exact copies always, others as asked.
+    """Of records that say the same, one is kept: exact copies always, others as configured.
 
     Args:
         prompt: keep one record for each prompt, whatever its answer.
@@ -50,3 +56,12 @@ class DeduplicationConfig(Strict):
         if twice:
             raise ValueError(f"deduplication.precedence names {', '.join(twice)} twice")
         return self
+
+    def near_threshold(self, source: str) -> float | None:
+        """The threshold of a source, `None` where near-duplicates are not looked for."""
+        return self.near and self.near.per_source.get(source, self.near.threshold)
+
+    def sources_named(self) -> list[tuple[str, str]]:
+        """Every source that the block names, with the key that names it."""
+        named = [("precedence", name) for name in self.precedence]
+        return named + [("near.per_source", n) for n in (self.near.per_source if self.near else ())]

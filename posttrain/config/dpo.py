@@ -18,50 +18,36 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from posttrain.config.base import Strict
-from posttrain.config.sft import OWNED_TRAINER_FIELDS as OWNED_BY_SFT
-from posttrain.config.sft import TrainingRecipe, common
+from posttrain.config.sft import OWNED_EVERYWHERE, TrainingRecipe, owned_fields
 
 PairLayout = Literal["auto", "shared_prompt", "unpacked"]
 SftForm = Literal["sum", "mean"]
 
-_LOSS = "set loss: instead"
-_BUILT = "pairs are rendered, tokenised and filtered by build_dpo; nothing is cut off here"
-_LAYOUT = "set layout: instead"
-_REFERENCE = "the reference is the policy before step 1; its log-probabilities are kept on disk"
-_EVALUATION = "measure the checkpoint with scripts/eval.py instead"
-_OTHER_LOSS = "this stage trains the paper's loss: sigmoid preference and SFT on the chosen"
-
-_ORDER = "pairs are drawn in keyed permutations, the same in every layout"
-OWNED_TRAINER_FIELDS: dict[str, str] = common(OWNED_BY_SFT) | {
-    "beta": _LOSS,
-    "loss_type": _LOSS,
-    "loss_weights": _LOSS,
-    "label_smoothing": _OTHER_LOSS,
-    "ld_alpha": _OTHER_LOSS,
-    "f_divergence_type": _OTHER_LOSS,
-    "f_alpha_divergence_coef": _OTHER_LOSS,
-    "use_weighting": _OTHER_LOSS,
-    "discopop_tau": _OTHER_LOSS,
-    "router_aux_loss_coef": _OTHER_LOSS,
-    "max_length": _BUILT,
-    "truncation_mode": _BUILT,
-    "dataset_num_proc": _BUILT,
-    "padding_free": _LAYOUT,
-    "pad_to_multiple_of": _LAYOUT,
-    "precompute_ref_log_probs": _REFERENCE,
-    "precompute_ref_batch_size": _REFERENCE,
-    "sync_ref_model": _REFERENCE,
-    "disable_dropout": "policy and reference are compared without dropout",
-    "gradient_accumulation_steps": "set batch: it follows from batch, micro-batch and processes",
-    "num_train_epochs": "set max_steps; epochs follow one another, max_epochs: bounds them",
-    "dataloader_drop_last": "every step has exactly batch: pairs",
-    "logging_first_step": "its row, the loss before any update, is always there",
-    "train_sampling_strategy": _ORDER,
-    "group_by_length": _ORDER,
-    "do_eval": _EVALUATION,
-    "eval_strategy": _EVALUATION,
-    "load_best_model_at_end": _EVALUATION,
-}
+OWNED_TRAINER_FIELDS = OWNED_EVERYWHERE | owned_fields({
+    "set loss: instead": ("beta", "loss_type", "loss_weights"),
+    "this stage trains the paper's loss: sigmoid preference and SFT on the chosen": (
+        "label_smoothing", "ld_alpha", "f_divergence_type", "f_alpha_divergence_coef",
+        "use_weighting", "discopop_tau", "router_aux_loss_coef",
+    ),
+    "pairs are rendered, tokenised and filtered by build_dpo; nothing is cut off here": (
+        "max_length", "truncation_mode", "dataset_num_proc",
+    ),
+    "set layout: instead": ("padding_free", "pad_to_multiple_of"),
+    "the reference is the policy before step 1; its log-probabilities are kept on disk": (
+        "precompute_ref_log_probs", "precompute_ref_batch_size", "sync_ref_model",
+    ),
+    "policy and reference are compared without dropout": ("disable_dropout",),
+    "set batch: it follows from batch, micro-batch and processes": ("gradient_accumulation_steps",),
+    "set max_steps; epochs follow one another, max_epochs: bounds them": ("num_train_epochs",),
+    "every step has exactly batch: pairs": ("dataloader_drop_last",),
+    "its row, the loss before any update, is always there": ("logging_first_step",),
+    "pairs are drawn in keyed permutations, the same in every layout": (
+        "train_sampling_strategy", "group_by_length",
+    ),
+    "measure the checkpoint with scripts/eval.py instead": (
+        "do_eval", "eval_strategy", "load_best_model_at_end",
+    ),
+})  # fmt: skip
 
 
 class LossConfig(Strict):

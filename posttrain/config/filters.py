@@ -23,6 +23,7 @@ class StructuralFilters(Strict):
     role_order: bool = True  # turns that no chat could have produced
     empty_answer: bool = True  # an assistant turn without text and calls
     empty_user_turn: bool = True  # a user turn without text
+    empty_system_turn: bool = True  # a system turn without text
     unclosed_think: bool = True  # a think tag without its partner
     nested_think: bool = True  # think tags inside or after a trace
     foreign_think: bool = True  # a trace in other tags than <think>

@@ -21,25 +21,15 @@ from pydantic import Field, model_validator
 
 from posttrain.config.backend import Server
 from posttrain.config.base import Strict
-from posttrain.config.sft import OWNED_TRAINER_FIELDS as OWNED_BY_SFT
-from posttrain.config.sft import TrainingRecipe, common
+from posttrain.config.sft import OWNED_EVERYWHERE, TrainingRecipe, owned_fields
 
 Overlong = Literal["mask", "train"]
 
-_LOSS = "set loss: instead"
-_OTHER_LOSS = "this stage trains the clipped token-level loss over the global batch"
-_SAMPLING = "set sampling: instead"
-_ENGINE = "rollouts are made in process, or by the server of sampling.server"
-_REWARD = "the reward judges whole groups, and its parts are in the recipe"
-_BATCH = "set prompts_per_step, num_generations and loss.num_iterations instead"
-_WRITTEN = "every rollout is written to rollouts/"
-_REFERENCE = "the reference is the policy before step 1"
-_EVALUATION = "measure the checkpoint with scripts/eval.py instead"
-_LOGGED = "every step has its row in log.jsonl"
-
-_GROUPS: dict[str, tuple[str, ...]] = {
-    _LOSS: ("beta", "epsilon", "epsilon_high", "num_iterations", "mask_truncated_completions"),
-    _OTHER_LOSS: (
+OWNED_TRAINER_FIELDS = OWNED_EVERYWHERE | owned_fields({
+    "set loss: instead": (
+        "beta", "epsilon", "epsilon_high", "num_iterations", "mask_truncated_completions",
+    ),
+    "this stage trains the clipped token-level loss over the global batch": (
         "loss_type", "delta", "importance_sampling_level", "scale_rewards",
         "use_bias_correction_kl", "off_policy_mask_threshold", "top_entropy_quantile",
         "entropy_coef", "use_adaptive_entropy",
@@ -47,11 +37,11 @@ _GROUPS: dict[str, tuple[str, ...]] = {
         "sapo_temperature_neg", "sapo_temperature_pos", "vespo_k_pos", "vespo_lambda_pos",
         "vespo_k_neg", "vespo_lambda_neg",
     ),
-    _SAMPLING: (
+    "set sampling: instead": (
         "max_completion_length", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
         "max_tool_calling_iterations",
     ),
-    _ENGINE: (
+    "rollouts are made in process, or by the server of sampling.server": (
         "generation_kwargs", "chat_template_kwargs", "cache_implementation", "use_vllm",
         "vllm_mode", "vllm_model_impl", "vllm_enable_sleep_mode", "vllm_structured_outputs_regex",
         "vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout",
@@ -62,29 +52,33 @@ _GROUPS: dict[str, tuple[str, ...]] = {
         "use_transformers_continuous_batching", "transformers_continuous_batching_config",
         "use_transformers_paged", "ds3_gather_for_generation", "pad_to_multiple_of",
     ),
-    _REWARD: ("reward_weights", "multi_objective_aggregation"),
-    _BATCH: (
+    "the reward judges whole groups, and its parts are in the recipe": (
+        "reward_weights", "multi_objective_aggregation",
+    ),
+    "set prompts_per_step, num_generations and loss.num_iterations instead": (
         "gradient_accumulation_steps", "generation_batch_size", "steps_per_generation",
         "num_generations", "num_generations_eval",
     ),
-    _WRITTEN: (
+    "every rollout is written to rollouts/": (
         "log_completions", "log_multimodal", "num_completions_to_print", "log_unique_prompts",
         "log_completions_hub_repo",
     ),
-    _REFERENCE: ("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"),
-    _EVALUATION: ("do_eval", "eval_strategy", "load_best_model_at_end", "metric_for_best_model"),
-    _LOGGED: ("logging_steps", "logging_strategy", "logging_first_step", "logging_nan_inf_filter"),
+    "the reference is the policy before step 1": (
+        "sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps",
+    ),
+    "measure the checkpoint with scripts/eval.py instead": (
+        "do_eval", "eval_strategy", "load_best_model_at_end", "metric_for_best_model",
+    ),
+    "every step has its row in log.jsonl": (
+        "logging_steps", "logging_strategy", "logging_first_step", "logging_nan_inf_filter",
+    ),
     "a rollout is scored by the model that sampled it, without dropout": ("disable_dropout",),
     "set max_steps; max_epochs: bounds how often a prompt is drawn": ("num_train_epochs",),
     "set moe: instead": ("router_aux_loss_coef",),
     "prompts are drawn in keyed permutations, the same in every layout": (
         "shuffle_dataset", "train_sampling_strategy", "group_by_length", "dataloader_drop_last",
     ),
-}  # fmt: skip
-
-OWNED_TRAINER_FIELDS: dict[str, str] = common(OWNED_BY_SFT) | {
-    name: why for why, names in _GROUPS.items() for name in names
-}
+})  # fmt: skip
 
 
 class PolicyServer(Server):

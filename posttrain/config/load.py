@@ -28,6 +28,7 @@ _RENAMED = {
     "capacity": "max_length",
     "cycle_rounds": "min_rounds",
     "cycle_words": "min_words",
+    "edits": "threshold",
     "given": "offline",
     "isolation": "document_masking",
     "limits": "sampling",
@@ -150,12 +151,12 @@ def _explain_tag(dotted: str, context: Mapping[str, Any]) -> str:
     return f"{key!r}: {context['tag']!r} is not known{nearest(str(context['tag']), valid)}"
 
 
-def nearest(name: str, valid: Sequence[str]) -> str:
-    """` (did you mean 'x'?)`, or the list of valid names when nothing is close."""
+def nearest(name: str, valid: Sequence[str], *, or_list: bool = True) -> str:
+    """` (did you mean 'x'?)`, or the list of valid names, if wanted, when nothing is close."""
     close = difflib.get_close_matches(name, valid, n=1, cutoff=0.6)
     if close:
         return f" (did you mean {close[0]!r}?)"
-    return f" (valid: {', '.join(sorted(valid))})" if valid else ""
+    return f" (valid: {', '.join(sorted(valid))})" if valid and or_list else ""
 
 
 def _keys_at(schema: Any, loc: tuple[Any, ...]) -> list[str]:

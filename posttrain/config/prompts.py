@@ -23,6 +23,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from posttrain.config.base import Strict
 from posttrain.config.source import DialectName, FieldName, SourceConfig
+from posttrain.config.where import Where
 from posttrain.records import Role
 
 OPTION_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -42,7 +43,7 @@ class PromptSource(Strict):
 
     Args:
         path, hub, revision, subset, split: as for a source of training rows.
-        where: keep only the rows for which this is true.
+        where: keep only the rows that meet these conditions (`posttrain.config.where`).
         count: how many rows to take, chosen by a keyed hash of their content; null takes all.
         environment: the toolkit that runs calls of the tools which a row itself declares; null:
             nothing runs them, and a call ends the completion.
@@ -55,7 +56,7 @@ class PromptSource(Strict):
     revision: str | None = None
     subset: str | None = None
     split: str | None = None
-    where: str | None = None
+    where: Where | None = None
     count: int | None = Field(default=None, ge=1)
     environment: str | None = None
     metadata: tuple[str, ...] = ()
@@ -186,7 +187,7 @@ class Setting(Strict):
             every prompt in both modes.
         reasoning_budget: tokens of reasoning in each step with reasoning on; null: no budget.
         sources: names of the sources asked in this setting; null: all.
-        where: only rows for which this is true.
+        where: only rows that meet these conditions.
         n: completions of each prompt, instead of the recipe's.
     """
 
@@ -195,7 +196,7 @@ class Setting(Strict):
     thinking: Annotated[float, Field(ge=0, le=1)] | Literal["both"] = 1.0
     reasoning_budget: int | None = Field(default=None, ge=1)
     sources: tuple[str, ...] | None = None
-    where: str | None = None
+    where: Where | None = None
     n: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")

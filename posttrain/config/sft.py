@@ -27,76 +27,54 @@ Sharding = Literal["none", "zero2", "zero3", "fsdp2"]
 
 _PACKED = "the shards are packed, truncated and labelled by build_sft"
 _LAYOUT = "set document_masking: instead"
-_ORDER = "the order of packs is a keyed permutation of seed and epoch, the same in every layout"
 _GLOBAL = "the loss is per trained token over the global batch"
-_RESUME = "every run resumes exactly from its own output directory"
-_PUBLISH = "publish the finished artifact directory instead"
-_ACCELERATE = "sharding comes from the accelerate config (recipes/accelerate/) and launch.sharding"
-
-OWNED_TRAINER_FIELDS: dict[str, str] = {
-    "output_dir": "set out: instead",
-    "seed": "set the recipe's seed: instead",
-    "data_seed": "set the recipe's seed: instead",
-    "packing": _PACKED,
-    "packing_strategy": _PACKED,
-    "eval_packing": _PACKED,
-    "truncation_mode": _PACKED,
-    "completion_only_loss": _PACKED,
-    "assistant_only_loss": _PACKED,
-    "dataset_text_field": _PACKED,
-    "dataset_kwargs": _PACKED,
-    "dataset_num_proc": _PACKED,
-    "chat_template_path": _PACKED,
-    "eos_token": "set end_token: instead",
-    "pad_token": "set the recipe's pad_token: instead",
-    "padding_free": _LAYOUT,
-    "max_length": _LAYOUT,
-    "pad_to_multiple_of": _LAYOUT,
-    "shuffle_dataset": _ORDER,
-    "train_sampling_strategy": _ORDER,
-    "group_by_length": _ORDER,
-    "dataloader_drop_last": "an incomplete last batch is filled with empty packs, none is dropped",
-    "remove_unused_columns": _PACKED,
-    "label_names": _PACKED,
-    "loss_type": _GLOBAL,
-    "label_smoothing_factor": _GLOBAL,
-    "average_tokens_across_devices": _GLOBAL,
-    "auto_find_batch_size": "it would change the global batch while the run goes on",
-    "router_aux_loss_coef": "set balance.coefficient: TRL's term fails on sigmoid routers",
-    "model_init_kwargs": "set model: instead",
-    "trust_remote_code": "set model: instead; remote code is never run",
-    "resume_from_checkpoint": _RESUME,
-    "overwrite_output_dir": _RESUME,
-    "ignore_data_skip": _RESUME,
-    "save_only_model": _RESUME,
-    "load_best_model_at_end": "set keep_epochs: to name the checkpoints that stay",
-    "push_to_hub": _PUBLISH,
-    "hub_model_id": _PUBLISH,
-    "hub_token": _PUBLISH,
-    "hub_private_repo": _PUBLISH,
-    "hub_strategy": _PUBLISH,
-    "deepspeed": _ACCELERATE,
-    "fsdp": _ACCELERATE,
-    "fsdp_config": _ACCELERATE,
-    "parallelism_config": _ACCELERATE,
-    "do_train": "this stage trains",
-    "do_eval": "set eval_strategy: instead",
-    "do_predict": "this stage trains",
-}
-# what every trainer has, and no recipe may set under `trainer`
-_EVERYWHERE = (
-    "output_dir", "seed", "data_seed", "pad_token", "label_names", "remove_unused_columns",
-    "label_smoothing_factor", "average_tokens_across_devices", "auto_find_batch_size",
-    "model_init_kwargs", "trust_remote_code", "resume_from_checkpoint", "overwrite_output_dir",
-    "ignore_data_skip", "save_only_model", "push_to_hub", "hub_model_id", "hub_token",
-    "hub_private_repo", "hub_strategy", "deepspeed", "fsdp", "fsdp_config", "parallelism_config",
-    "do_train", "do_predict",
-)  # fmt: skip
 
 
-def common(owned: Mapping[str, str]) -> dict[str, str]:
-    """Those of one trainer's owned fields that every trainer has: name → what to do instead."""
-    return {name: owned[name] for name in _EVERYWHERE}
+def owned_fields(groups: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    """Fields of a trainer's config that no recipe sets: name → what to do instead."""
+    return {name: why for why, names in groups.items() for name in names}
+
+
+# what every trainer has
+OWNED_EVERYWHERE = owned_fields({
+    "set out: instead": ("output_dir",),
+    "set the recipe's seed: instead": ("seed", "data_seed"),
+    "set the recipe's pad_token: instead": ("pad_token",),
+    "the columns are those that the build wrote": ("label_names", "remove_unused_columns"),
+    _GLOBAL: ("label_smoothing_factor", "average_tokens_across_devices"),
+    "it would change the global batch while the run goes on": ("auto_find_batch_size",),
+    "set model: instead": ("model_init_kwargs",),
+    "set model: instead; remote code is never run": ("trust_remote_code",),
+    "every run resumes exactly from its own output directory": (
+        "resume_from_checkpoint", "overwrite_output_dir", "ignore_data_skip", "save_only_model",
+    ),
+    "publish the finished artifact directory instead": (
+        "push_to_hub", "hub_model_id", "hub_token", "hub_private_repo", "hub_strategy",
+    ),
+    "sharding comes from the accelerate config (recipes/accelerate/) and launch.sharding": (
+        "deepspeed", "fsdp", "fsdp_config", "parallelism_config",
+    ),
+    "this stage trains": ("do_train", "do_predict"),
+})  # fmt: skip
+OWNED_TRAINER_FIELDS = OWNED_EVERYWHERE | owned_fields({
+    _PACKED: (
+        "packing", "packing_strategy", "eval_packing", "truncation_mode", "completion_only_loss",
+        "assistant_only_loss", "dataset_text_field", "dataset_kwargs", "dataset_num_proc",
+        "chat_template_path",
+    ),
+    "set end_token: instead": ("eos_token",),
+    _LAYOUT: ("padding_free", "max_length", "pad_to_multiple_of"),
+    "the order of packs is a keyed permutation of seed and epoch, the same in every layout": (
+        "shuffle_dataset", "train_sampling_strategy", "group_by_length",
+    ),
+    "an incomplete last batch is filled with empty packs, none is dropped": (
+        "dataloader_drop_last",
+    ),
+    _GLOBAL: ("loss_type",),
+    "set balance.coefficient: TRL's term fails on sigmoid routers": ("router_aux_loss_coef",),
+    "set keep_epochs: to name the checkpoints that stay": ("load_best_model_at_end",),
+    "set eval_strategy: instead": ("do_eval",),
+})  # fmt: skip
 
 
 class ModelConfig(Strict):

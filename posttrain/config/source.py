@@ -4,7 +4,7 @@
       - name: airline
         path: ../shared/data/tau_bench_airline.jsonl
         license: MIT
-        where: reward == 1
+        where: {reward: 1}
         metadata: [task_id, trial]
         filters: {tool_markup: false}
 
@@ -20,6 +20,7 @@ from pydantic import Field, model_validator
 
 from posttrain.config.base import Strict
 from posttrain.config.filters import Filters
+from posttrain.config.where import Where
 from posttrain.records import Role
 
 DialectName = Literal[
@@ -58,7 +59,7 @@ class SourceConfig(Strict):
         dialect: name it to forbid recognition by structure; rows that do not fit are dropped.
         fields: canonical name → the row's own name for it (a dotted path reaches inside objects).
         roles: the row's own role names → ours, beside the usual ones.
-        where: keep only the rows for which this is true, e.g. `reward == 1 and not info.aborted`.
+        where: keep only the rows that meet these conditions (`posttrain.config.where`).
         license: of every row; `license_field` instead takes it from the row, this is its default.
         metadata: fields of the row (dotted paths) to carry along, keyed by their last part.
         ending: conversations that do not end on an assistant turn are trimmed to it, or dropped.
@@ -76,7 +77,7 @@ class SourceConfig(Strict):
     dialect: DialectName | None = None
     fields: dict[FieldName, str] = Field(default_factory=dict[FieldName, str])
     roles: dict[str, Role] = Field(default_factory=dict[str, Role])
-    where: str | None = None
+    where: Where | None = None
     license: str = "unknown"
     license_field: str | None = None
     metadata: tuple[str, ...] = ()

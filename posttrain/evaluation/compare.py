@@ -25,13 +25,13 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from posttrain.artifacts import differing_keys
 from posttrain.config.load import nearest
 from posttrain.errors import ConfigError
 from posttrain.evaluation.grade import Record, unit_name
 from posttrain.evaluation.intervals import Clustered, Floats, Values, by_question
 from posttrain.evaluation.metrics import LENGTHS, RATES, by_cell, values_of
 from posttrain.evaluation.run import LOCK, Lock, read_lock, read_run
+from posttrain.runs import differing_keys
 
 PERMUTATIONS = 9999
 _AT_A_TIME = 500  # permutations in memory at once

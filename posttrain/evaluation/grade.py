@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.artifacts import atomic_write_text
 from posttrain.chat.detect import CallDetection, FoundCall, detect_in_completion
 from posttrain.errors import DataError
 from posttrain.records import Score
@@ -29,6 +28,7 @@ from posttrain.rollouts import (
     prompt_from_row,
     prompt_to_row,
 )
+from posttrain.runs import atomic_write_text
 from posttrain.sampling.generate import row_line
 
 Row = dict[str, Any]

@@ -16,18 +16,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from posttrain.artifacts import (
-    Manifest,
-    Parent,
-    atomic_write_json,
-    differing_keys,
-    digest_of,
-    read_artifact,
-)
 from posttrain.config.eval import EvalConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.evaluation.grade import Record, Unit, read_records
+from posttrain.hashing import digest_of
 from posttrain.rollouts import prompt_to_row
+from posttrain.runs import Manifest, Parent, atomic_write_json, differing_keys, read_artifact
 from posttrain.versions import VERSIONED, package_versions
 
 KIND = "evaluation"

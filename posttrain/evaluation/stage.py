@@ -18,16 +18,6 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from posttrain.artifacts import (
-    MANIFEST,
-    Counts,
-    Manifest,
-    Parent,
-    StageDir,
-    atomic_write_json,
-    parent_of,
-    read_artifact,
-)
 from posttrain.config.eval import CheckpointsConfig, EvalConfig
 from posttrain.errors import PosttrainError
 from posttrain.evaluation.compare import paired_rows
@@ -56,11 +46,20 @@ from posttrain.evaluation.run import (
     read_lock,
     record_path,
 )
-from posttrain.evaluation.tables import print_cells, print_pairs
 from posttrain.models.chat_template import PromptRenderer
 from posttrain.records import json_text
-from posttrain.report import ensure_report, write_report
+from posttrain.report import show_finished, show_up_to_date
 from posttrain.rollouts import prompt_to_row
+from posttrain.runs import (
+    MANIFEST,
+    Counts,
+    Manifest,
+    Parent,
+    Run,
+    atomic_write_json,
+    parent_of,
+    read_artifact,
+)
 from posttrain.sampling.generate import generate, read_completions, tasks_of
 from posttrain.sampling.open import opened_sampler
 from posttrain.sampling.progress import ProgressBar
@@ -124,9 +123,7 @@ def show_plan(console: Console, recipe: EvalConfig, plan: EvaluationPlan) -> Non
             console.print(escape(text), highlight=False, soft_wrap=True)
 
 
-def run_evaluation(
-    stage: StageDir, recipe: EvalConfig, plan: EvaluationPlan, console: Console
-) -> None:
+def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console: Console) -> None:
     """Make what is missing of the run, then its figures, report and manifest.
 
     Raises:
@@ -144,8 +141,7 @@ def run_evaluation(
     )
     bind_lock(out / LOCK, lock, finished=complete)
     if complete:
-        ensure_report(out)
-        console.print(f"{out} is complete, nothing to do", highlight=False)
+        show_up_to_date(console, out)
     else:
         total = len(recipe.checkpoints) * sum(unit.size for unit in plan.units)
         try:
@@ -159,7 +155,7 @@ def run_evaluation(
             name: [r for u in plan.units for r in read_records(record_path(out, name, u.name))]
             for name in recipe.checkpoints
         }
-        metrics = finish_run(
+        finish_run(
             stage,
             records,
             lock=read_lock(out / LOCK),
@@ -168,9 +164,7 @@ def run_evaluation(
             seed=recipe.seed,
             stats=plan.stats,
         )
-        print_cells(console, metrics["cells"])
-        print_pairs(console, metrics["pairs"])
-        console.print(f"{write_report(out)}", highlight=False)
+        show_finished(console, out)
     shutil.rmtree(out / WORK, ignore_errors=True)
     if recipe.inspect_logs and not (out / INSPECT_LOGS).is_dir():
         from posttrain.evaluation.inspect_adapter.log import write_logs
@@ -249,7 +243,7 @@ def metrics_of(records: Records, *, seed: int) -> dict[str, Any]:
 
 
 def finish_run(
-    stage: StageDir,
+    stage: Run,
     records: Records,
     *,
     lock: Lock,
@@ -301,7 +295,7 @@ def rescored_config(manifest: Manifest) -> dict[str, Any]:
     return {**manifest.config, "rescored": manifest.digest}
 
 
-def keep_rescored(stage: StageDir, run: Path, manifest: Manifest, records: Records) -> None:
+def keep_rescored(stage: Run, run: Path, manifest: Manifest, records: Records) -> None:
     """Write records that were graded anew as a run whose parent is the first."""
     out, lock = stage.path, read_lock(run / LOCK)
     bind_lock(out / LOCK, lock | {"versions": package_versions(PACKAGES)})

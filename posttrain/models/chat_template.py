@@ -174,6 +174,11 @@ class DataRenderer:
         """The character span of each token."""
         return self.encoder.offsets(text)
 
+    @property
+    def special_texts(self) -> Mapping[int, str]:
+        """The tokenizer's special tokens by id."""
+        return {number: text for text, number in special_ids(self.tokenizer).items()}
+
 
 def load_data_renderer(config: SftTokenizer, probes: Sequence[str] = ()) -> DataRenderer:
     """Load what a recipe names.

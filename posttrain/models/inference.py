@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from posttrain.artifacts import MANIFEST, read_artifact, sha256_file
 from posttrain.errors import ConfigError
+from posttrain.hashing import sha256_file
 from posttrain.models.load import choose_attention, refuse_adapter
+from posttrain.runs import MANIFEST, read_artifact
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -228,15 +228,14 @@ def build_model(config: Mapping[str, Any]) -> PreTrainedModel:
     if model_type not in CONFIG_MAPPING:
         raise ConfigError(
             f"model.config.model_type: {model_type!r} is no model of transformers"
-            f"{_near(str(model_type))}"
+            f"{nearest(str(model_type), list(CONFIG_MAPPING.keys()), or_list=False)}"
         )
     config_class = CONFIG_MAPPING[model_type]
     known = [*_field_names(config_class), *_COMMON]
     for name in fields:
         if name not in known:
-            raise ConfigError(
-                f"model.config.{name}: {model_type} has no such field{_near(name, known)}"
-            )
+            hint = nearest(name, known, or_list=False)
+            raise ConfigError(f"model.config.{name}: {model_type} has no such field{hint}")
     fields.setdefault("bos_token_id", None)
     try:
         built = config_class(**fields)
@@ -254,11 +253,6 @@ def _check_heads(config: PreTrainedConfig) -> None:
         raise ValueError(
             f"num_attention_heads {heads} is no multiple of num_key_value_heads {shared}"
         )
-
-
-def _near(name: str, valid: list[str] | None = None) -> str:
-    suggestion = nearest(name, valid if valid is not None else list(CONFIG_MAPPING.keys()))
-    return suggestion if "did you mean" in suggestion else ""
 
 
 def _field_names(config_class: type[PreTrainedConfig]) -> list[str]:

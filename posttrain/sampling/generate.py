@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from posttrain.artifacts import atomic_write_json, atomic_write_text, differing_keys
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import json_text
 from posttrain.rollouts import (
@@ -33,6 +32,7 @@ from posttrain.rollouts import (
     prompt_from_row,
     prompt_to_row,
 )
+from posttrain.runs import atomic_write_json, atomic_write_text, differing_keys
 from posttrain.sampling.progress import SampleStats, SamplingProgress
 from posttrain.sampling.rollout import OpenEnvironment, RolloutLimits, Task, roll_out_each
 from posttrain.sampling.sampler import Sampler

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from posttrain.artifacts import MANIFEST, read_artifact
 from posttrain.chat import ChatTemplate
 from posttrain.config.backend import (
     BackendConfig,
@@ -25,6 +24,7 @@ from posttrain.config.backend import (
 )
 from posttrain.errors import ConfigError
 from posttrain.models.chat_template import chat_template_of
+from posttrain.runs import MANIFEST, read_artifact
 from posttrain.sampling.engines.http import Client, ClientSettings
 from posttrain.sampling.render import RenderedSampler
 from posttrain.sampling.sampler import Sampler

@@ -16,21 +16,21 @@ from typing import Any
 
 from rich.console import Console
 
-from posttrain.artifacts import (
+from posttrain.config.sample import SampleConfig
+from posttrain.hashing import digest_of
+from posttrain.models.chat_template import PromptRenderer
+from posttrain.records import json_text
+from posttrain.rollouts import Prompt
+from posttrain.runs import (
     MANIFEST,
     Counts,
     Manifest,
     Parent,
-    StageDir,
+    Run,
     atomic_write_text,
-    digest_of,
     parent_of,
     read_artifact,
 )
-from posttrain.config.sample import SampleConfig
-from posttrain.models.chat_template import PromptRenderer
-from posttrain.records import json_text
-from posttrain.rollouts import Prompt
 from posttrain.sampling.generate import MADE_BY, bind, generate, prompt_lines, row_line, tasks_of
 from posttrain.sampling.open import opened_sampler
 from posttrain.sampling.progress import ProgressBar, SampleStats
@@ -71,7 +71,7 @@ async def make_samples(
 
 
 def finish(
-    stage: StageDir,
+    stage: Run,
     recipe: SampleConfig,
     samples: SampleStats,
     *,

@@ -24,11 +24,11 @@ from posttrain.config.sft import TrainingRecipe
 from posttrain.errors import ConfigError
 from posttrain.training.launch import check_precision
 
-REPORTERS = {
-    "tensorboard": "tensorboard",
-    "wandb": "wandb",
-    "trackio": "trackio",
-}
+REPORTERS = ("tensorboard", "wandb", "trackio")
+# the paper's for DPO (Appendix C), and that of the reference code's RLVR recipe; the paper gives
+# none for RLHF and for the judge
+LEARNING_RATE = 3e-6
+MICRO_BATCH = 8  # TRL's
 # fields of which 0 or less makes no run, but for max_steps: -1, which means whole epochs
 POSITIVE = (
     "max_steps",
@@ -52,6 +52,7 @@ def make_arguments(
     defaults: Mapping[str, Any],
     decided: Mapping[str, Any],
     env: Mapping[str, str] = os.environ,
+    counted_in_steps: bool = False,
 ) -> T:
     """A TRL config from a recipe's `trainer:` block.
 
@@ -61,6 +62,7 @@ def make_arguments(
         defaults: of this stage, where the recipe says nothing.
         decided: the values of owned fields.
         env: the process environment, where the launcher leaves what it was asked for.
+        counted_in_steps: a run is one stretch of optimiser steps, without epochs.
 
     Raises:
         ConfigError: an unknown field, a value the trainer refuses, an impossible combination, or
@@ -88,23 +90,23 @@ def make_arguments(
             f"trainer: the installed trl {trl.__version__} refuses this: {error}"
         ) from error
     _check_combinations(args)
+    if counted_in_steps:
+        _check_counted_in_steps(args)
     check_precision(args, recipe.model, recipe.adapter, env)
     return args
 
 
-def check_counted_in_steps(args: Any) -> None:
-    """Refuse a run that is not one stretch of optimiser steps.
+def batch_layout(
+    recipe: TrainingRecipe, kind: type[Any], env: Mapping[str, str]
+) -> tuple[int, int]:
+    """Rows of a micro-batch on one process, and the processes that the launcher starts.
 
     Raises:
-        ConfigError: no number of steps, or checkpoints at something else.
+        ConfigError: as `check_trainer_fields`.
     """
-    if args.max_steps <= 0:
-        raise ConfigError("trainer.max_steps: a run is counted in steps; give it")
-    if args.save_strategy in ("best", "epoch"):
-        raise ConfigError(
-            f"trainer.save_strategy {args.save_strategy}: a run is one stretch of steps; "
-            "set steps (with save_steps), or no"
-        )
+    check_trainer_fields(recipe, kind)
+    micro = recipe.trainer.get("per_device_train_batch_size", MICRO_BATCH)
+    return micro, int(env.get("WORLD_SIZE", "1"))
 
 
 def check_trainer_fields(recipe: TrainingRecipe, kind: type[Any]) -> None:
@@ -119,7 +121,7 @@ def check_trainer_fields(recipe: TrainingRecipe, kind: type[Any]) -> None:
         if key not in fields:
             raise ConfigError(
                 f"trainer.{key} is not a field of trl {trl.__version__}'s {kind.__name__}"
-                f"{_nearest(key, free)}"
+                f"{nearest(key, free, or_list=False)}"
             )
     _check_values(recipe.trainer, kind)
 
@@ -142,10 +144,14 @@ def _check_values(trainer: Mapping[str, Any], kind: type[Any]) -> None:
         )
 
 
-def _nearest(key: str, fields: list[str]) -> str:
-    hint = nearest(key, fields)
-    # a list of 150 valid names helps nobody
-    return hint if "did you mean" in hint else ""
+def _check_counted_in_steps(args: Any) -> None:
+    if args.max_steps <= 0:
+        raise ConfigError("trainer.max_steps: a run is counted in steps; give it")
+    if args.save_strategy in ("best", "epoch"):
+        raise ConfigError(
+            f"trainer.save_strategy {args.save_strategy}: a run is one stretch of steps; "
+            "set steps (with save_steps), or no"
+        )
 
 
 def _check_combinations(args: Any) -> None:
@@ -159,10 +165,9 @@ def _check_combinations(args: Any) -> None:
             "of their order; leave them unset"
         )
     for name in args.report_to or ():
-        package = REPORTERS.get(name)
-        if package is None:
+        if name not in REPORTERS:
             raise ConfigError(
                 f"trainer.report_to {name!r} is not known here; take one of {', '.join(REPORTERS)}"
             )
-        if importlib.util.find_spec(package) is None:
-            raise ConfigError(f"trainer.report_to {name}: install it first (pip install {package})")
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(f"trainer.report_to {name}: install it first (pip install {name})")

@@ -14,8 +14,8 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from posttrain.artifacts import atomic_write_json
 from posttrain.errors import ConfigError
+from posttrain.runs import atomic_write_json
 
 COMPLETE = "complete.json"
 _NAME = re.compile(r"checkpoint-(\d+)")

@@ -15,8 +15,9 @@ trained.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -82,10 +83,8 @@ def make_collator(document_masking: str, pad_id: int) -> Collator:
     """The collator of a layout; for `varlen` it is the one TRL makes itself."""
     if document_masking == "varlen":
         return DataCollatorForLanguageModeling(pad_token_id=pad_id, padding_free=True)
-    if document_masking == "block_diagonal":
-        return BlockDiagonalCollator(pad_id)
-    assert document_masking == "unpacked", document_masking
-    return UnpackedCollator(pad_id)
+    collate = {"block_diagonal": _block_diagonal, "unpacked": _unpacked}[document_masking]
+    return partial(collate, pad_id)
 
 
 def sequences(pack: dict[str, Any]) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
@@ -101,19 +100,17 @@ def sequences(pack: dict[str, Any]) -> Iterator[tuple[Sequence[int], Sequence[in
         )
 
 
-def pad_rows(rows: Sequence[torch.Tensor], fill: int) -> torch.Tensor:
-    """Rows of unequal length as one tensor, filled up on the right."""
-    return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=fill)
+def pad_rows(rows: Iterable[Sequence[int]], fill: int) -> torch.Tensor:
+    """Rows of unequal length as one int64 tensor, filled up on the right."""
+    tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
+    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=fill)
 
 
-def _labels(labels: Sequence[int]) -> torch.Tensor:
-    tensor = torch.tensor(labels, dtype=torch.long)
-    tensor[0] = IGNORED
-    return tensor
+def _labels(labels: Sequence[int]) -> list[int]:
+    return [IGNORED, *labels[1:]]
 
 
-@dataclass(frozen=True, slots=True)
-class BlockDiagonalCollator:
+def _block_diagonal(pad_id: int, packs: list[dict[str, Any]]) -> Batch:
     """Several sequences a row, as narrow as the longest. No attention mask is passed:
     transformers reads the blocks off the positions.
 
@@ -123,24 +120,23 @@ class BlockDiagonalCollator:
     Returns `input_ids`, `labels`, `position_ids`, each int64 `[rows, longest sequence]`. The
     padding of a row is a sequence of its own, so no query is left without a key.
     """
-
-    pad_id: int
-
-    def __call__(self, packs: list[dict[str, Any]]) -> Batch:
-        parts = [part for pack in packs for part in sequences(pack)]
-        lengths = [len(ids) for ids, _ in parts]
-        width = max(lengths)
-        rows = deal_rows(lengths, width)
-        ids = [[i for n in row for i in parts[n][0]] for row in rows]
-        labels = [torch.cat([_labels(parts[n][1]) for n in row]) for row in rows]
-        tensors = [torch.tensor(row, dtype=torch.long) for row in ids]
-        return {
-            "input_ids": pad_rows(tensors, self.pad_id),
-            "labels": pad_rows(labels, IGNORED),
-            "position_ids": torch.stack(
-                [_positions([lengths[n] for n in row], width) for row in rows]
-            ),
-        }
+    parts = [part for pack in packs for part in sequences(pack)]
+    lengths = [len(ids) for ids, _ in parts]
+    width = max(lengths)
+    rows = deal_rows(lengths, width)
+    tails = [width - sum(lengths[n] for n in row) for row in rows]
+    return {
+        "input_ids": pad_rows(([i for n in row for i in parts[n][0]] for row in rows), pad_id),
+        "labels": pad_rows(
+            ([i for n in row for i in _labels(parts[n][1])] for row in rows), IGNORED
+        ),
+        "position_ids": torch.tensor(
+            [
+                [at for length in (*(lengths[n] for n in row), tail) for at in range(length)]
+                for row, tail in zip(rows, tails, strict=True)
+            ]
+        ),
+    }
 
 
 def deal_rows(lengths: Sequence[int], width: int) -> list[list[int]]:
@@ -158,28 +154,17 @@ def deal_rows(lengths: Sequence[int], width: int) -> list[list[int]]:
     return rows
 
 
-def _positions(lengths: Sequence[int], width: int) -> torch.Tensor:
-    tail = width - sum(lengths)
-    return torch.cat([torch.arange(length) for length in (*lengths, tail)])
-
-
-@dataclass(frozen=True, slots=True)
-class UnpackedCollator:
+def _unpacked(pad_id: int, packs: list[dict[str, Any]]) -> Batch:
     """One sequence a row, right-padded, so that no state or attention can cross sequences.
 
     Returns `input_ids`, `labels`, `attention_mask`, each int64 `[sequences, longest sequence]`.
     """
-
-    pad_id: int
-
-    def __call__(self, packs: list[dict[str, Any]]) -> Batch:
-        parts = [part for pack in packs for part in sequences(pack)]
-        ids = [torch.tensor(part, dtype=torch.long) for part, _ in parts]
-        return {
-            "input_ids": pad_rows(ids, self.pad_id),
-            "labels": pad_rows([_labels(labels) for _, labels in parts], IGNORED),
-            "attention_mask": pad_rows([torch.ones_like(row) for row in ids], 0),
-        }
+    parts = [part for pack in packs for part in sequences(pack)]
+    return {
+        "input_ids": pad_rows((ids for ids, _ in parts), pad_id),
+        "labels": pad_rows((_labels(labels) for _, labels in parts), IGNORED),
+        "attention_mask": pad_rows(([1] * len(ids) for ids, _ in parts), 0),
+    }
 
 
 def sequence_ids(batch: Batch) -> tuple[torch.Tensor, int]:

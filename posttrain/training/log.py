@@ -16,10 +16,11 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from posttrain.artifacts import atomic_write_text
+from posttrain.runs import atomic_write_text
 
 LOG = "log.jsonl"
 SPEED = "speed.jsonl"
+TIMING = "timing.jsonl"
 _TIMED = ("_runtime", "_per_second", "total_flos", "_preparation_time", "train_loss")
 
 

@@ -45,3 +45,21 @@ class EpochOrder(Sampler[int]):
             order = torch.randperm(self.packs, generator=generator).tolist()
         yield from order
         yield from [self.packs] * (self.filled - self.packs)
+
+
+def rows_drawn(*, count: int, per_step: int, step: int, seed: int) -> list[int]:
+    """Rows of one step of a run without epochs: whole permutations one after the other, the same
+    for every layout of processes.
+
+    Args:
+        count: rows that there are.
+        step: which step, from 0.
+    """
+    order = EpochOrder(packs=count, global_batch=1, seed=seed)
+    rows: list[int] = []
+    epoch, skip = divmod(step * per_step, count)
+    while len(rows) < per_step:
+        order.set_epoch(epoch)
+        rows += list(order)[skip : skip + per_step - len(rows)]
+        epoch, skip = epoch + 1, 0
+    return rows

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ GIB = 1 << 30
 # above this a forward pass is no longer "a few seconds" on the machine that only plans
 MEASURED_UP_TO = 300_000_000
 ASSUMED_UTILISATION = 0.4
+NO_LIMIT = 1 << 60
 
 Line = tuple[str, str]
 
@@ -37,14 +38,6 @@ class RunPlan:
 
     lines: list[Line]
     disk_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Preflight:
-    """Results of the checks: (check, sentence) lines for the plan, and stats for the manifest."""
-
-    lines: tuple[Line, ...]
-    stats: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,17 +149,26 @@ def batch_line(trainer: Any, launched: Launched, *, name: str, row_tokens: float
 
 
 def time_line(
-    *, parameters: int, tokens: float, micros: int, args: Any, micro: Callable[[], float]
+    trainer: Any,
+    rows: Sequence[Any],
+    loss: Callable[[Any], torch.Tensor],
+    *,
+    parameters: int,
+    tokens: float,
+    micros: int,
 ) -> Line:
     """An estimate of the run's seconds, and where it comes from.
 
     Args:
+        rows: of data, a micro-batch of them; timed on models that are small enough.
+        loss: of the collated rows.
         tokens: forward and backward, on all processes.
         micros: micro-batches on each process.
-        micro: times one; called for models that are small enough.
     """
+    args = trainer.args
     if parameters <= MEASURED_UP_TO:
-        each = micro()
+        batch = trainer._prepare_inputs(trainer.data_collator(rows))
+        each = _time_passes(trainer, lambda: loss(batch))
         seconds = each * micros
         source = f"{each * 1000:.0f} ms a micro-batch, measured on this device"
     else:
@@ -179,15 +181,16 @@ def time_line(
     return "time", f"about {seconds:,.0f} s: {source}; evaluation and saving not counted"
 
 
-def time_passes(
-    model: torch.nn.Module, loss: Callable[[], torch.Tensor], device: torch.device
-) -> float:
+def _time_passes(trainer: Any, loss: Callable[[], torch.Tensor]) -> float:
     """Seconds of one forward and backward pass; leaves no gradient behind."""
+    model, device = trainer.model, trainer.args.device
     model.to(device).train()
     seconds: list[float] = []
     for _ in range(3):
         started = time.perf_counter()
-        loss().backward()
+        with trainer.compute_loss_context_manager():
+            value = loss()
+        value.backward()
         if device.type == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
@@ -222,7 +225,7 @@ def check_stops(model: PreTrainedModel, special: SpecialTokens) -> str:
     return f"generation stops at {stop_ids}, pads with {generation.pad_token_id}"
 
 
-def adapter_lines(model: PreTrainedModel, reach: tuple[AdapterReach, ...]) -> list[Line]:
+def adapter_lines(model: PreTrainedModel, reach: Sequence[AdapterReach]) -> list[Line]:
     """What an adapter reaches.
 
     Raises:
@@ -246,4 +249,9 @@ def embedding_rows(model: PreTrainedModel) -> int:
 def positions(model: PreTrainedModel) -> int:
     """The longest sequence the model has positions for."""
     text = model.config.get_text_config()
-    return int(getattr(text, "max_position_embeddings", None) or 1 << 60)
+    return int(getattr(text, "max_position_embeddings", None) or NO_LIMIT)
+
+
+def room_text(positions: int) -> str:
+    """Behind a length: what of, or the unit of a model without such a limit."""
+    return f"of {positions:,} positions" if positions < NO_LIMIT else "tokens"

@@ -14,53 +14,76 @@ import contextlib
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from transformers import PreTrainedModel
-
-from posttrain.artifacts import (
+from posttrain.config.dpo import DpoConfig
+from posttrain.config.sft import SftConfig, TrainingRecipe
+from posttrain.errors import ConfigError, PosttrainError
+from posttrain.models.adapters import adapter_reach, lora_config, quantization_config
+from posttrain.models.load import load_model
+from posttrain.runs import (
     Counts,
     Manifest,
     Parent,
-    StageDir,
+    Run,
     atomic_write_text,
+    locked,
     parent_of,
     read_artifact,
 )
-from posttrain.claim import exclusive
-from posttrain.config.dpo import DpoConfig
-from posttrain.config.sft import SftConfig, TrainingRecipe
-from posttrain.errors import PosttrainError
-from posttrain.models.adapters import AdapterReach, adapter_reach, lora_config, quantization_config
-from posttrain.models.load import load_model
-from posttrain.tokens.tokenizer import SpecialTokens, special_tokens
-from posttrain.training.card import model_card
+from posttrain.tokens.tokenizer import (
+    SpecialTokens,
+    check_same_tokenizer,
+    largest_id,
+    load_tokenizer,
+    special_tokens,
+)
+from posttrain.training.finish import RESUME, RunOutcome, artifact_files, model_card
 from posttrain.training.launch import Launched, check_launch, read_launch
-from posttrain.training.log import LOG, SPEED, LogRows
+from posttrain.training.log import LogRows
 from posttrain.training.plan import (
+    Line,
     ModelSize,
-    Preflight,
     RunPlan,
+    adapter_lines,
     check_disk,
+    check_stops,
     model_lines,
     model_size,
 )
 from posttrain.training.trainer import Resumable, train_to_the_end
 
 KIND = "checkpoint"
-RESUME = "resume"
-REFERENCE = "reference"
-ROLLOUTS = "rollouts"
-TIMING = "timing.jsonl"
 
-Reach = tuple[AdapterReach, ...]
 Recipe = TypeVar("Recipe", bound=TrainingRecipe)
 WithData = TypeVar("WithData", SftConfig, DpoConfig)
 T = TypeVar("T", bound=Resumable)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyTokenizer:
+    """The tokenizer that goes with the checkpoint.
+
+    Attributes:
+        vocabulary: rows that the model's embedding must have at least.
+        template_digest: of the chat template that the data was rendered with.
+    """
+
+    tokenizer: Any
+    vocabulary: int
+    template_digest: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """Results of the checks: (check, sentence) lines for the plan, and stats for the manifest."""
+
+    lines: list[Line]
+    stats: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +97,8 @@ class PreparedRun(Generic[T]):
     template_digest: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class RunOutcome:
-    """Results of a finished run: of `rows` of data, `reached` were trained on; the method's own
-    stats for the manifest; the card's lines, as `model_card` takes them."""
-
-    rows: int
-    reached: int
-    stats: dict[str, Any]
-    summary: Sequence[str]
-    data: Sequence[str] = ()
-    training: str = ""
-
-
 class TrainingStage(ABC, Generic[Recipe, T]):
-    """A method of training on one recipe: the methods below are its own, the rest is every stage's.
+    """A method of training on one recipe: the abstract methods are its own, the rest is shared.
 
     Attributes:
         method: names the run in its card.
@@ -103,7 +113,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         self.recipe = recipe
         self.out = Path(recipe.out)
 
-    # ---- each method's own ----
+    # ---- each method's own; each may raise ConfigError or DataError ----
 
     @abstractmethod
     def arguments(self, out: Path) -> Any:
@@ -114,15 +124,20 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         """What names a run: the recipe, with inputs by digest and without paths."""
 
     @abstractmethod
-    def prepare(self, args: Any) -> PreparedRun[T]:
-        """Load, check and build everything up to, but not including, the first step.
+    def load_tokenizer(self, args: Any) -> PolicyTokenizer:
+        """The tokenizer, after the checks of the inputs that need none."""
 
-        Args:
-            args: from `arguments`.
+    @abstractmethod
+    def load_data(self, args: Any, special: SpecialTokens) -> Any:
+        """What is trained on, checked as far as no model is needed."""
 
-        Raises:
-            ConfigError, DataError: anything that would make the run wrong.
-        """
+    @abstractmethod
+    def make_trainer(self, data: Any, special: SpecialTokens, **parts: Any) -> T:
+        """The trainer; `parts` are the arguments that every method's trainer takes."""
+
+    @abstractmethod
+    def check(self, trainer: T, special: SpecialTokens, launched: Launched) -> Preflight:
+        """The checks that need model and data."""
 
     @abstractmethod
     def plan(self, prepared: PreparedRun[T], size: ModelSize, *, measure: bool) -> RunPlan:
@@ -136,12 +151,12 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             base: what training started from; None: random weights.
         """
 
-    @abstractmethod
-    def closing_lines(self, manifest: Manifest) -> list[str]:
-        """What to print behind the name of a finished run."""
-
     def data_parents(self) -> list[Parent]:
         """The artifacts that the data was made from."""
+        return []
+
+    def closing_lines(self, manifest: Manifest) -> list[str]:
+        """What to print behind the name of a finished run."""
         return []
 
     # ---- every stage's ----
@@ -153,7 +168,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         on_open: Callable[[int], None] | None = None,
         check_inputs: Callable[[], None] | None = None,
     ) -> Path | None:
-        """RunPlan, or train to the end.
+        """Plan, or train to the end.
 
         Args:
             on_open: called with the number of the process when the output directory is ours.
@@ -166,12 +181,12 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             with tempfile.TemporaryDirectory() as work:
                 args = self.arguments(Path(work))
                 if self.out.exists():
-                    self.open(claim=False)
+                    self.open(dry_run=True)
                 self.show_plan(self.prepare(args), measure=True)
             return None
         args = self.arguments(self.out / RESUME)
         main = args.process_index == 0
-        with exclusive(self.out) if main else contextlib.nullcontext():
+        with locked(self.out) if main else contextlib.nullcontext():
             # one process opens the directory, then the others find it theirs
             with args.main_process_first(local=False):
                 directory = self.open()
@@ -179,7 +194,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
                 if check_inputs is not None:
                     check_inputs()
                 print(f"{self.recipe.out} is finished; its files are as its manifest says")
-                clean_up(self.out)
+                self._remove_checkpoints()
                 return self.out if main else None
             try:
                 if on_open is not None:
@@ -189,7 +204,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
                 manifest = self.train(prepared, directory)
             except PosttrainError:
                 if main:
-                    directory.give_back(scratch=self.scratch)
+                    directory.release(scratch=self.scratch)
                 raise
         if manifest is None:
             return None
@@ -197,14 +212,73 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         print(f"{self.recipe.out}: {steps}", *self.closing_lines(manifest), sep="\n")
         return self.out
 
-    def open(self, *, claim: bool = True) -> StageDir:
-        """Take the output directory, or only check that it could be had.
+    def open(self, *, dry_run: bool = False) -> Run:
+        """Take the output directory, or only check that it can be used.
 
         Raises:
             ConfigError: it belongs to another config.
             DataError: the input is not a finished artifact.
         """
-        return StageDir.open(self.out, kind=KIND, config=self.identity(), claim=claim)
+        return Run.open(self.out, kind=KIND, config=self.identity(), dry_run=dry_run)
+
+    def prepare(self, args: Any = None) -> PreparedRun[T]:
+        """Load, check and build everything up to, but not including, the first step.
+
+        Args:
+            args: from `arguments`; None: those of a run in the output directory.
+
+        Raises:
+            ConfigError, DataError: anything that would make the run wrong.
+        """
+        recipe, adapter = self.recipe, self.recipe.adapter
+        args = self.arguments(self.out / RESUME) if args is None else args
+        policy = self.load_tokenizer(args)
+        special = special_tokens(
+            policy.tokenizer, end_token=recipe.end_token, pad_token=recipe.pad_token
+        )
+        data = self.load_data(args, special)
+        model = load_model(
+            recipe.model,
+            special=special,
+            vocabulary=policy.vocabulary,
+            seed=recipe.seed,
+            quantization=quantization_config(adapter),
+        )
+        reach = adapter_reach(adapter, model) if adapter else ()
+        trainer = self.make_trainer(
+            data,
+            special,
+            model=model,
+            args=args,
+            processing_class=policy.tokenizer,
+            callbacks=[LogRows(self.out)],
+            peft_config=lora_config(adapter, model) if adapter else None,
+        )
+        launched = read_launch(trainer.accelerator)
+        check_launch(recipe.launch, launched)
+        preflight = self.check(trainer, special, launched)
+        lines = [
+            *preflight.lines,
+            ("stops", check_stops(trainer.model, special)),
+            *adapter_lines(trainer.model, reach),
+        ]
+        return PreparedRun(
+            trainer, special, launched, Preflight(lines, preflight.stats), policy.template_digest
+        )
+
+    def check_batch(self, trainer: T, rows: int, *, name: str) -> None:
+        """Refuse a launch whose batch is not the recipe's.
+
+        Args:
+            rows: of an optimiser step, by the recipe.
+            name: of a row, in the plural.
+        """
+        if trainer.global_batch != rows:
+            raise ConfigError(
+                f"an optimiser step has {rows} {name}, this launch makes it "
+                f"{trainer.global_batch}: the launcher did not say in WORLD_SIZE how many "
+                "processes it starts; use accelerate launch"
+            )
 
     def show_plan(self, prepared: PreparedRun[T], *, measure: bool) -> None:
         """Print the plan on the main process; stop if the disk is too small."""
@@ -217,7 +291,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
                 print(f"{name:<12} {text}", flush=True)
         check_disk(plan.disk_bytes, self.out)
 
-    def train(self, prepared: PreparedRun[T], directory: StageDir) -> Manifest | None:
+    def train(self, prepared: PreparedRun[T], directory: Run) -> Manifest | None:
         """Train, resuming from a whole checkpoint if there is one, and finish the artifact.
 
         Returns:
@@ -230,22 +304,15 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             trainer.close()
         return self._finish(prepared, directory) if trainer.is_world_process_zero() else None
 
-    def _finish(self, prepared: PreparedRun[T], directory: StageDir) -> Manifest:
+    def _finish(self, prepared: PreparedRun[T], directory: Run) -> Manifest:
         """Card and manifest; then the resume checkpoints have done their work."""
+        trainer, launched = prepared.trainer, prepared.launched
         parents, base = self.data_parents(), self.recipe.model.path
         if self.policy is not None:
             parents.append(self._parent(str(base), self.policy))
             base = f"checkpoint {self.policy.digest[:12]}"
         outcome = self.outcome(prepared, base)
-        stats = self._stats(prepared) | outcome.stats
-        card = model_card(
-            self.method,
-            self.recipe,
-            parents=parents,
-            summary=outcome.summary,
-            data=outcome.data,
-            training=outcome.training,
-        )
+        card = model_card(self.method, self.recipe, outcome, parents=parents)
         atomic_write_text(self.out / "README.md", card)
         missed = outcome.rows - outcome.reached
         manifest = directory.finish(
@@ -254,25 +321,25 @@ class TrainingStage(ABC, Generic[Recipe, T]):
                 kept=outcome.reached,
                 dropped={"not_reached": missed} if missed else {},
             ),
-            files={name: _rows(self.out / name) for name in artifact_files(self.out)},
+            files=artifact_files(self.out),
             parents=parents,
             template_digest=prepared.template_digest,
             seed=self.recipe.seed,
-            stats=stats,
+            stats={
+                "steps": trainer.state.global_step,
+                "world_size": launched.world_size,
+                "sharding": launched.sharding,
+                "tokens": trainer.tokens_seen,
+                "trained": trainer.trained_seen,
+                **prepared.preflight.stats,
+                **outcome.stats,
+            },
         )
-        clean_up(self.out)
+        self._remove_checkpoints()
         return manifest
 
-    def _stats(self, prepared: PreparedRun[T]) -> dict[str, Any]:
-        trainer, launched = prepared.trainer, prepared.launched
-        return {
-            "steps": trainer.state.global_step,
-            "world_size": launched.world_size,
-            "sharding": launched.sharding,
-            "tokens": trainer.tokens_seen,
-            "trained": trainer.trained_seen,
-            **prepared.preflight.stats,
-        }
+    def _remove_checkpoints(self) -> None:
+        shutil.rmtree(self.out / RESUME, ignore_errors=True)
 
     def _parent(self, path: str, manifest: Manifest) -> Parent:
         return parent_of(path, relative_to=self.out, manifest=manifest)
@@ -285,40 +352,6 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             return None
         return read_artifact(path, kind=KIND)
 
-    def special_tokens(self, tokenizer: Any) -> SpecialTokens:
-        """The tokens that end a turn and pad a row."""
-        recipe = self.recipe
-        return special_tokens(tokenizer, end_token=recipe.end_token, pad_token=recipe.pad_token)
-
-    def load_policy(self, special: SpecialTokens, *, vocabulary: int) -> tuple[Any, Reach]:
-        """The model that is trained, and the share of it that an adapter reaches."""
-        adapter = self.recipe.adapter
-        model = load_model(
-            self.recipe.model,
-            special=special,
-            vocabulary=vocabulary,
-            seed=self.recipe.seed,
-            quantization=quantization_config(adapter),
-        )
-        return model, adapter_reach(adapter, model) if adapter else ()
-
-    def trainer_parts(self, args: Any, model: PreTrainedModel, tokenizer: Any) -> dict[str, Any]:
-        """Arguments that every method's trainer takes."""
-        adapter = self.recipe.adapter
-        return {
-            "model": model,
-            "args": args,
-            "processing_class": tokenizer,
-            "callbacks": [LogRows(self.out)],
-            "peft_config": lora_config(adapter, model) if adapter else None,
-        }
-
-    def check_launch(self, trainer: T) -> Launched:
-        """What the launcher started; refused where it is not what was asked for."""
-        launched = read_launch(trainer.accelerator)
-        check_launch(self.recipe.launch, launched)
-        return launched
-
 
 class DataStage(TrainingStage[WithData, T]):
     """A stage whose recipe names a data artifact, of kind `data_kind`."""
@@ -329,6 +362,12 @@ class DataStage(TrainingStage[WithData, T]):
     def data(self) -> Manifest:
         """The data's manifest."""
         return read_artifact(self.recipe.data, kind=self.data_kind)
+
+    def load_tokenizer(self, args: Any) -> PolicyTokenizer:
+        """The data's own."""
+        tokenizer = load_tokenizer(Path(self.recipe.data) / "tokenizer")
+        check_same_tokenizer(tokenizer, self.recipe.model)
+        return PolicyTokenizer(tokenizer, largest_id(tokenizer) + 1, self.data.template_digest)
 
     def identity(self) -> dict[str, Any]:
         """The recipe with inputs by digest, without paths that decide nothing."""
@@ -341,31 +380,3 @@ class DataStage(TrainingStage[WithData, T]):
     def data_parents(self) -> list[Parent]:
         """The data artifact."""
         return [self._parent(self.recipe.data, self.data)]
-
-
-def artifact_files(out: Path) -> list[str]:
-    """The files of a finished checkpoint that its manifest lists."""
-    # neither speeds, nor caches, nor pages that can be written again are part of the artifact, nor
-    # event files, whose names and bytes hold the host and the time
-    own = {"manifest.json", "stage.json", SPEED, TIMING, "report.html", "accuracy.json"}
-    return [
-        name
-        for name in (
-            str(path.relative_to(out)) for path in sorted(out.rglob("*")) if path.is_file()
-        )
-        if name not in own
-        and not name.startswith((".", f"{RESUME}/", f"{REFERENCE}/"))
-        and "events.out.tfevents." not in name
-    ]
-
-
-def _rows(file: Path) -> int | None:
-    if file.name != LOG and file.parent.name != ROLLOUTS:
-        return None
-    with file.open("rb") as handle:
-        return sum(1 for _ in handle)
-
-
-def clean_up(out: Path) -> None:
-    """Remove the resume checkpoints of a finished run."""
-    shutil.rmtree(out / RESUME, ignore_errors=True)

@@ -97,6 +97,24 @@ class Resumable(Trainer):
     def close(self) -> None:
         """Give back what outlives a step, such as connections; nothing here."""
 
+    def step_figures(self) -> dict[str, float]:
+        """The method's figures of the steps since the last row of the log."""
+        return {}
+
+    def epochs_drawn(self) -> float:
+        """Rows that were drawn, in data sets."""
+        return self.state.epoch
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """As the parent, with the method's figures and token counts that survive a resume."""
+        if "loss" in logs:
+            logs |= self.step_figures()
+            logs |= {"tokens": self.tokens_seen, "trained": self.trained_seen}
+        # to the trainer one stretch of steps is no epoch
+        epoch, self.state.epoch = self.state.epoch, self.epochs_drawn()
+        super().log(logs, start_time)
+        self.state.epoch = epoch
+
     def why_untrained(self) -> str:
         """The cause, for the error of a run that has trained no token."""
         return "no token of its data has a label"

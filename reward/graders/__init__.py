@@ -14,9 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from reward.graders.base import Grader
-from reward.graders.choice import MultipleChoice
-from reward.graders.math import Math
-from reward.graders.text import Exact, Numeric
+from reward.graders.choice import Exact, MultipleChoice
+from reward.graders.math import Math, Numeric
 
 GRADERS: dict[str, Callable[[], Grader]] = {
     "math": Math,

@@ -2,16 +2,19 @@
 
 equal("\\\\sqrt{8}", "2\\\\sqrt{2}") is True
 
-math-verify can take for ever, and says yes too easily here and there (it rounds, chops small
-differences, takes two equations without solutions for the same). So decimals are made exact before
-it is asked, equations are compared here, and a yes about numbers or functions has to hold at
-points to 25 digits as well.
+math-verify can take for ever, and says yes too easily here and there: it rounds, chops small
+differences, and takes two equations without solutions for the same. So decimals are made exact
+before it is called, and its yes about values has to hold at points to 25 digits, about relations up
+to a constant factor.
 """
 
 from __future__ import annotations
 
+import ast
 import logging
+import operator
 import re
+from collections.abc import Callable
 from typing import Any, cast
 
 import sympy
@@ -57,17 +60,21 @@ def equal(gold: str, answer: str) -> bool:
     """
     natural = re.search(r"\\ln|(?<!\\)\blog\s*\(", gold) is not None
     expected = read_formula(gold, natural_log=natural)
+    if {gold[0], answer[0]} & {"(", "["} and "\\{" in (gold[:2], answer[:2]):
+        return False  # a set is no tuple and no interval
     try:
         given = read_formula(answer, natural_log=natural)
     except Unreadable:
         return False
-    if isinstance(expected, list) or isinstance(given, list):
-        return _same_relations(expected, given)
+    if isinstance(expected, Relational) and isinstance(given, Relational):
+        return _same_relation(expected, given)
     if _equal_at_points(expected, given) is False:
         return False  # most wrong answers end here, where math-verify would simplify for seconds
-    return bool(
-        verify(expected, given, float_rounding=15, numeric_precision=30, timeout_seconds=None)
-    )
+    return _verify(expected, given)
+
+
+def _verify(gold: Any, answer: Any) -> bool:
+    return bool(verify(gold, answer, float_rounding=15, numeric_precision=30, timeout_seconds=None))
 
 
 def read_formula(text: str, *, natural_log: bool) -> Any:
@@ -78,7 +85,13 @@ def read_formula(text: str, *, natural_log: bool) -> Any:
     """
     if not reads_as_math(text) or _MISLEADING.search(text):
         raise Unreadable(text)
-    latex = to_latex(text)
+    if "\\" not in text and re.search(r"\*|[a-z]{2}\s*\(", text):
+        try:
+            return _exact(read_program(text))
+        except (SyntaxError, Unreadable):
+            pass
+    latex = re.sub(r"\^\s*(?:([+-]?\d[\d.]*)|\(([^()]*)\))", r"^{\1\2}", text)
+    latex = re.sub(r"\s*,?\s+(?:and|or)\s+", ", ", latex.replace("**", "^"))
     if natural_log:
         latex = re.sub(r"\\log(?![A-Za-z])(?!\s*_)", r"\\ln", latex)
     found: list[Any] = parse(
@@ -86,61 +99,90 @@ def read_formula(text: str, *, natural_log: bool) -> Any:
     )
     if not found:
         raise Unreadable(text)
-    relations = _relations(found[0])
-    if relations is not None:  # as sides: sympy may decide x^2 = -1 and forget the equation
-        return [(type(r), _exact(r.lhs - r.rhs)) for r in relations]
     return _exact(found[0])
+
+
+_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}
+_FUNCTIONS: dict[str, Any] = {
+    **{name: getattr(sympy, name) for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh")},
+    **{name: getattr(sympy, name) for name in ("cosh", "tanh", "exp", "log", "sqrt")},
+    **{f"{a}{f}": getattr(sympy, f"a{f}") for a in ("a", "arc") for f in ("sin", "cos", "tan")},
+    "ln": sympy.log,
+    "abs": sympy.Abs,
+}
+_CONSTANTS: dict[str, Any] = {
+    "pi": sympy.pi,
+    "oo": sympy.oo,
+    "inf": sympy.oo,
+    "e": sympy.E,
+    "E": sympy.E,
+    "I": sympy.I,
+}
+
+
+def read_program(text: str) -> Any:
+    """A formula as programs write it, `3*x**2 + log(x)`, where `log` is the natural one.
+
+    Raises:
+        SyntaxError, Unreadable: it is none.
+    """
+    text = re.sub(r"(?<=[\d)])\s*(?=[A-Za-z(])", "*", text.replace("^", "**"))
+    return _evaluate(ast.parse(text, mode="eval").body)
+
+
+def _evaluate(node: ast.AST) -> Any:
+    match node:
+        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
+            return sympy.Rational(str(value))
+        case ast.Name(id=name):
+            return _CONSTANTS.get(name) or sympy.Symbol(name)
+        case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_evaluate(operand))
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_evaluate(left), _evaluate(right))
+        case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if name in _FUNCTIONS:
+            return _FUNCTIONS[name](_evaluate(argument))
+        case _:
+            raise Unreadable(ast.unparse(node))
 
 
 def _exact(formula: Any) -> Any:
     """Decimals as fractions; a letter is the same symbol wherever it stands, i is imaginary."""
+    if isinstance(formula, Relational | sympy.And):  # as written: sympy would decide x^2 = -1
+        sides = list(map(_exact, getattr(formula, "_unsorted_args", formula.args)))
+        if isinstance(formula, sympy.And):
+            sides.sort(key=str)
+        formula = cast(Any, type(formula))(*sides, evaluate=False)
+        greater = isinstance(formula, sympy.StrictGreaterThan | sympy.GreaterThan)
+        return formula.reversed if greater else formula
+    if isinstance(formula, sympy.MatrixExpr):
+        formula = formula.doit()
     if not isinstance(formula, sympy.Basic):  # a mutable matrix
         formula = formula.as_immutable()
     changes: dict[Any, Any] = {f: sympy.Rational(str(f)) for f in formula.atoms(sympy.Float)}
     for symbol in formula.atoms(sympy.Symbol):
         name = symbol.name
-        changes[symbol] = sympy.I if name == "i" else sympy.Symbol(name, real=True)
+        changes[symbol] = sympy.I if name == "i" else sympy.Symbol(name.lower(), real=True)
     return formula.xreplace(changes)
 
 
-def _relations(formula: Any) -> list[Any] | None:
-    """The equations or inequalities that a formula is, None where it is a value."""
-    parts = getattr(formula, "_unsorted_args", None) or [formula]
-    return list(parts) if all(isinstance(p, Relational) for p in parts) else None
-
-
-def _same_relations(gold: Any, answer: Any) -> bool:
-    """Each relation of one is a multiple of one of the other."""
-    if not isinstance(gold, list) or not isinstance(answer, list) or len(gold) != len(answer):
+def _same_relation(gold: Any, answer: Any) -> bool:
+    """2x < 4 and x < 2: the differences of the sides are in a constant ratio, of the right sign."""
+    if type(gold) is not type(answer):
         return False
-    left = list(answer)
-    for relation in gold:
-        same = next((other for other in left if _same_relation(relation, other)), None)
-        if same is None:
-            return False
-        left.remove(same)
-    return True
-
-
-_TURNED: dict[Any, Any] = {
-    sympy.StrictGreaterThan: sympy.StrictLessThan,
-    sympy.StrictLessThan: sympy.StrictGreaterThan,
-    sympy.GreaterThan: sympy.LessThan,
-    sympy.LessThan: sympy.GreaterThan,
-    sympy.Eq: sympy.Eq,
-    sympy.Ne: sympy.Ne,
-}
-
-
-def _same_relation(gold: tuple[Any, Any], answer: tuple[Any, Any]) -> bool:
-    """2x > 4 and 2 < x: the differences of the sides are in a constant ratio, of the right sign."""
-    (wanted, expected), (given, difference) = gold, answer
-    if sympy.simplify(difference) == 0:
-        return False
-    ratio = sympy.simplify(expected / difference)
-    if not ratio.is_number or not ratio.is_real or ratio == 0:
-        return False
-    return wanted is (given if ratio > 0 else _TURNED[given])
+    if not all(isinstance(side, sympy.Expr) for side in (*gold.args, *answer.args)):
+        return bool(gold.lhs == answer.lhs and _verify(gold.rhs, answer.rhs))  # D = (0, 1)
+    ratio = sympy.simplify((gold.lhs - gold.rhs) / (answer.lhs - answer.rhs))
+    either = isinstance(gold, sympy.Eq | sympy.Ne)
+    return bool(ratio.is_number and ratio.is_real and (ratio != 0 if either else ratio > 0))
 
 
 def _equal_at_points(gold: Any, answer: Any) -> bool | None:
@@ -161,89 +203,3 @@ def _equal_at_points(gold: Any, answer: Any) -> bool | None:
         if abs(one - other) > sympy.Float(10) ** -DIGITS * max(abs(one), abs(other)):
             return False
     return True if compared else None
-
-
-_SAME = ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "exp", "ln")
-_PLAIN = {
-    **{name: name for name in _SAME},
-    **{f"{arc}{name}": f"arc{name}" for arc in ("a", "arc") for name in ("sin", "cos", "tan")},
-    "log": "ln",  # as in programs
-    "sqrt": "sqrt",
-    "abs": "abs",
-}
-_LATEX = {name: name for name in (*_PLAIN.values(), "log")}
-_NAMES = "|".join(sorted(_PLAIN, key=len, reverse=True))
-_CALL = re.compile(
-    rf"(?:(?<![\\A-Za-z])(?P<plain>{_NAMES})|\\(?P<latex>{_NAMES})(?![A-Za-z]))\s*"
-    r"(?P<power>\^\{[^{}]*\})?(?P<base>_(?:\d|\{[^{}]*\}))?\s*(?P<opening>[(|])"
-)
-_WORDS = {"pi": "\\pi ", "oo": "\\infty ", "inf": "\\infty ", "infinity": "\\infty "}
-_WORD = re.compile(rf"(?<![\\A-Za-z])({'|'.join(_WORDS)})(?![A-Za-z])")
-
-
-def to_latex(text: str) -> str:
-    """The same formula in LaTeX. A plain `log` is the natural one, as in programs."""
-    text = re.sub(r"\bE(?=\*\*)", "e", text).replace("**", "^")  # E as programs write e
-    text = _calls(_group_powers(text))
-    text = _WORD.sub(lambda m: _WORDS[m[1]], text)
-    return re.sub(r"\s*\*\s*", r" \\cdot ", text)
-
-
-def _calls(text: str) -> str:
-    pieces: list[str] = []
-    position = 0
-    for match in _CALL.finditer(text):
-        end = _closing(text, match.start("opening"))
-        if match.start() < position or end is None:
-            continue
-        pieces += [text[position : match.start()], _call(match, _calls(text[match.end() : end]))]
-        position = end + 1
-    return "".join([*pieces, text[position:]])
-
-
-def _call(match: re.Match[str], inside: str) -> str:
-    name = _PLAIN[match["plain"]] if match["plain"] else _LATEX.get(match["latex"], "ln")
-    opening = match["opening"]
-    if name in ("sqrt", "abs", "exp"):
-        inside = inside if opening == "(" else f"|{inside}|"
-        power = match["power"] or ""
-        return {"sqrt": f"\\sqrt{{{inside}}}", "abs": f"|{inside}|", "exp": f"e^{{{inside}}}"}[
-            name
-        ] + power
-    argument = f"({inside})" if opening == "(" else f"(|{inside}|)"
-    return f"(\\{name}{match['base'] or ''}{match['power'] or ''}{argument})"
-
-
-def _group_powers(text: str) -> str:
-    """x^10 → x^{10}, x^(a+b) → x^{a+b}: LaTeX takes one character only."""
-    pieces: list[str] = []
-    position = 0
-    for match in re.finditer(r"\^\s*", text):
-        if match.start() < position:
-            continue
-        pieces.append(text[position : match.start()])
-        position = match.end()
-        number = re.compile(r"[+-]?\d+(?:\.\d+)?").match(text, position)
-        end = _closing(text, position) if text[position : position + 1] == "(" else None
-        if number:
-            pieces.append(f"^{{{number.group()}}}")
-            position = number.end()
-        elif end is not None:
-            pieces.append(f"^{{{_group_powers(text[position + 1 : end])}}}")
-            position = end + 1
-        else:
-            pieces.append("^")
-    return "".join([*pieces, text[position:]])
-
-
-def _closing(text: str, start: int) -> int | None:
-    """Where the parenthesis or bar at `start` closes."""
-    if text[start] == "|":
-        end = text.find("|", start + 1)
-        return None if end < 0 else end
-    depth = 0
-    for position in range(start, len(text)):
-        depth += {"(": 1, ")": -1}.get(text[position], 0)
-        if depth == 0:
-            return position
-    return None

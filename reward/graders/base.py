@@ -132,17 +132,3 @@ def one_line(text: str) -> str:
     """The text on one line, shortened in the middle of nothing: its head, and "…"."""
     line = " ".join(text.split())
     return line if len(line) <= SHOWN else line[: SHOWN - 1] + "…"
-
-
-def tolerance_of(prompt: Prompt) -> float | None:
-    """`tolerance` of a prompt's metadata: a share of the gold.
-
-    Raises:
-        ValueError: it is no number in (0, 1).
-    """
-    value = metadata_of(prompt).get("tolerance")
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
-        raise ValueError(f"bad_tolerance: {value!r} is no share between 0 and 1")
-    return float(value)

@@ -1,4 +1,4 @@
-"""The grader "multiple_choice": one letter among a prompt's options.
+"""The graders "multiple_choice" and "exact": one of a prompt's options, or a given text.
 
 Prompt(gold="B", metadata='{"options":{"A":"3","B":"4"}}')
 metadata may hold `output_regex`, a pattern or several, tried before anything else: the last match
@@ -15,9 +15,12 @@ from typing import Any, cast
 from posttrain.records import Score
 from posttrain.rollouts import Prompt, metadata_of
 from reward.graders.base import Attempt, before_reading, no_answer, unscored, verdict
-from reward.graders.final_answer import LABEL, TAG, has_box, joined_boxes
+from reward.graders.final_answer import LABEL, TAG, answer_places, has_box, joined_boxes
 from reward.graders.tidy import tidy
 from reward.graders.workers import JobResult, Workers, shared_workers
+
+Options = Mapping[str, str]
+SEVERAL = ""  # in place of a letter: several options are chosen
 
 
 class MultipleChoice:
@@ -29,9 +32,7 @@ class MultipleChoice:
     def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
         """No options, a gold that is none of them, equal options, or a pattern that is none."""
         problems = self._run("pattern_problem", [(_patterns(p),) for p in prompts])
-        return [
-            _refusal(prompt, problem) for prompt, problem in zip(prompts, problems, strict=True)
-        ]
+        return [_refusal(prompt, p) for prompt, p in zip(prompts, problems, strict=True)]
 
     def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
         """One score an attempt."""
@@ -61,12 +62,10 @@ def options_of(prompt: Prompt) -> dict[str, str]:
     """Letter → text; empty where the prompt has none."""
     options: Any = metadata_of(prompt).get("options")
     if isinstance(options, list):
-        texts = cast(list[object], options)
-        return {letter: str(text) for letter, text in zip(ascii_uppercase, texts, strict=False)}
-    if isinstance(options, dict):
-        named = cast(dict[str, object], options)
-        return {letter.upper(): str(text) for letter, text in named.items()}
-    return {}
+        options = dict(zip(ascii_uppercase, cast(list[object], options), strict=False))
+    if not isinstance(options, dict):
+        return {}
+    return {letter.upper(): str(text) for letter, text in cast(dict[str, object], options).items()}
 
 
 def _patterns(prompt: Prompt) -> list[Any]:
@@ -75,18 +74,18 @@ def _patterns(prompt: Prompt) -> list[Any]:
 
 
 def _gold(prompt: Prompt) -> str | None:
-    return None if prompt.gold is None else choice(prompt.gold, options_of(prompt))
+    return None if prompt.gold is None else choice(prompt.gold, options_of(prompt)) or None
 
 
 def _refusal(prompt: Prompt, patterns: JobResult) -> str | None:
-    options = options_of(prompt)
+    options, gold = options_of(prompt), _gold(prompt)
     if len(options) < 2:
         return "no_options"
     if prompt.gold is None:
         return "no_gold"
-    if _gold(prompt) is None:
+    if gold is None:
         return f"gold_not_an_option: {prompt.gold}"
-    if chosen(f"The answer is \\boxed{{{_gold(prompt)}}}", options) != _gold(prompt):
+    if chosen(f"The answer is \\boxed{{{gold}}}", options) != gold:
         return f"gold_not_accepted: {prompt.gold}"
     problem = patterns.problem or patterns.value
     return None if problem is None else f"bad_output_regex: {problem}"
@@ -104,118 +103,151 @@ def _grade(attempt: Attempt, match: JobResult) -> Score:
         letter = chosen(attempt.completion.answer, options)
     if letter is None and match.value is None:
         return no_answer(attempt)
-    if letter == HEDGE:
+    if letter == SEVERAL:
         return Score(0.0, None, "several options are chosen")
     return verdict(letter == gold, letter or str(match.value), gold)
 
 
-Options = Mapping[str, str]
-HEDGE = ""  # in place of a letter: several options are chosen
-
-_DRESS = r"[\s*_$`\"'(\[{]*(?:\\\(|\\(?:text|textbf|mathrm|mathbf|boxed)\s*\{)*"
-# a letter, with "option" before it or not; group 2 is what is behind
+_SETTING = r"\\(?:text|textbf|mathrm|mathbf|boxed)\s*\{([^{}]*)\}"
+_NAMED = r"(?:options?|choices?|letter|answer|opción|opção|réponse|выбираю|вариант|选项|选择|选|選)"
+# one letter in its dress, with what follows it
 _LETTER = re.compile(
-    rf"(?:{_DRESS}(?:the\s+)?(?:correct\s+)?(?:option|choice|letter|answer)\b(?:\s+is)?\s*:?)?"
-    rf"{_DRESS}([A-Za-z])(?![A-Za-z0-9'\^_/=+])[\s*_$`\"'\]}})\\]*(.*)",
+    rf"(?:\W|(?:the|correct|is|la|it\b)\s)*?(?:{_NAMED}(?:\s+is\b)?\W*)?"
+    r"[\s*_$`\"'(\[{]*([A-Za-z])(?![A-Za-z0-9'^_/=+])[\s*_$`\"'\]})]*(.*)",
     re.DOTALL | re.IGNORECASE,
 )
-# what parts a letter from the option's text or from a remark
-_PARTING = re.compile(r"[\s*_$`\"'\]})\\]*(?:[.:)]|[-–—](?!\d))?[\s*_$`\"'\]})\\]*")
-_ANOTHER = re.compile(r"(?<![A-Za-z])([A-Z])\s?[.:)]")
-_CHOICE = re.compile(r"\b(?:option|choice)[ \t*_]*(?:is|:)[ \t*_:]*", re.IGNORECASE)
-_SECOND = re.compile(r"\s*(?:or|and|/|,|&)\s*\W{0,3}([A-Za-z])(?![A-Za-z])", re.IGNORECASE)
-_LETTERS = re.compile(r"(?:\W|\b(?:or|and|[A-Z])\b)*", re.IGNORECASE)
+_MENTION = re.compile(
+    rf"(?:(?P<named>(?i:{_NAMED}))\W{{0,4}})?(?<![A-Za-z0-9'\\])(?P<letter>[A-Z])(?![A-Za-z0-9'^_/=+])"
+    r"(?P<stop>[\s*_`\"')\]}]*(?:[.,:;)\]}*!?-]|$|[^\x00-\x7f])"
+    r"|\s+(?=(?:or|and|because|since|as|is)\b|[/&]))?",
+    re.MULTILINE,
+)
+_AND = re.compile(r"[\s*_)\]}]*(?:\b(?:or|and)\b|[/,&和或])[\s*_(\[{]*", re.IGNORECASE)
 
 
 def chosen(answer: str, options: Options) -> str | None:
-    """The option's letter, HEDGE where several are chosen, None where no option is found.
+    """The option's letter, SEVERAL where several are chosen, None where no option is found.
 
     Args:
         answer: a completion's answer, without its reasoning.
         options: letter → text. Letters are upper case.
     """
     answer = tidy(answer)
-    tags = TAG.findall(answer)
-    if tags:
-        answer = tags[-1]
-    if has_box(answer):
-        box = joined_boxes(answer)
-        return None if box is None else choice(box, options) or _hedged(box, options)
-    labels = [m.end() for m in (*LABEL.finditer(answer), *_CHOICE.finditer(answer))]
-    for end in sorted(labels, reverse=True):
-        rest = answer[end : end + 2000].strip()
-        if rest and (letter := _behind_label(rest, options)) is not _NOTHING:
+    whole = choice(answer, options)
+    if whole is not None:
+        return whole
+    for place in answer_places(answer):
+        line = place.text.split("\n", 1)[0]
+        letter = choice(place.text, options)
+        if letter is None and place.kind == "label":
+            letter = choice(line, options)
+        if letter is None and not line.startswith("not "):
+            letter = _mentioned(line if place.kind == "label" else place.text, options, place.kind)
+        if letter is not None:
             return letter
-    lines = [line for line in answer.splitlines() if line.strip()]
-    last = lines[-1][:2000] if lines else ""
-    return choice(answer, options) or choice(last, options) or _hedged(last, options)
+    return None
 
 
-def _hedged(text: str, options: Options) -> str | None:
-    """HEDGE for a text that is several letters of options: "A or B"."""
-    match = _LETTER.match(text.strip())
-    second = match and _SECOND.match(match[2])
-    if not match or not second or not _LETTERS.fullmatch(match[2]):
+def _mentioned(text: str, options: Options, kind: str) -> str | None:
+    """The option that a sentence names: behind a label the first, in a last line the only one."""
+    text = re.sub(_SETTING, r" \1 ", text)
+    found = [m for m in _MENTION.finditer(text) if m["letter"] in options and _is_name(m)]
+    if not found:
         return None
-    return HEDGE if {match[1].upper(), second[1].upper()} <= options.keys() else None
+    first, *others = found
+    between = text[first.end("letter") : others[0].start("letter")] if others else ""
+    if others and first["letter"] != others[0]["letter"]:
+        if _AND.fullmatch(between):
+            return SEVERAL
+        if not re.search(r"\w", between):
+            return None  # "A: C"
+    if kind == "label" or len({m["letter"] for m in found}) == 1:
+        return first["letter"]
+    named = {m["letter"] for m in found if m["named"]}
+    if len(named) == 1:
+        return named.pop()
+    if first.start("letter") <= 2 and first["stop"]:  # "D. It cannot be A or B."
+        return first["letter"]
+    return None
 
 
-_NOTHING = "?"  # a label that introduces neither a letter nor an option's text
-
-
-def _behind_label(rest: str, options: Options) -> str:
-    """What is behind a label: a letter, HEDGE, or _NOTHING for other words."""
-    line = rest.split("\n", 1)[0]
-    match = _LETTER.match(line)
-    if match:
-        letter, second = match[1].upper(), _SECOND.match(match[2])
-        if second and second[1].upper() in options:
-            return HEDGE
-        if letter in options and _letter_stands(line, match, options[letter]):
-            return _by_text(rest, options, exactly=True) or letter
-    found = choice(line, options) or _by_text(line.split(". ")[0], options)
-    return found or _by_text(rest, options) or _NOTHING
-
-
-def _letter_stands(line: str, match: re.Match[str], text: str) -> bool:
-    """Whether a letter is an option's name and not the article in "A good guess"."""
-    behind = line[match.end(1) :]
-    if not behind.strip(" *_$`\"').]}\\") or re.match(r"\s*[.:,;)\]}*$\\–—-]", behind):
-        return True
-    if _plain(behind).startswith(_plain(text)):
-        return True
-    return re.match(r"\s+(?:because|since|as|is)\b", behind) is not None
+def _is_name(mention: re.Match[str]) -> bool:
+    """Whether a letter names an option, and is not the article of "A good guess" or the word I."""
+    return mention["letter"] not in "AI" or bool(mention["named"]) or mention["stop"] is not None
 
 
 def choice(text: str, options: Options) -> str | None:
     """The option that a short text is: "C", "(c)", "C. 5", "\\\\text{C}", or the text of one."""
-    text = text.strip()
+    text = re.sub(_SETTING, r" \1 ", re.sub(_SETTING, r" \1 ", text)).strip()
+    exactly = [letter for letter, option in options.items() if option.strip() == text]
+    if len(exactly) == 1 and text not in options:
+        return exactly[0]
     match = _LETTER.fullmatch(text)
     letter = match[1].upper() if match else ""
     if match is None or letter not in options:
         return _by_text(text, options)
-    if text != letter and (same := _by_text(text, options, exactly=True)):
-        return same  # an option that reads "c", or "a. and c. above"
-    behind = text[match.end(1) :]
-    rest = behind[_PARTING.match(behind).end() :]  # pyright: ignore[reportOptionalMemberAccess] - matches ""
-    if not rest.strip(" .") or _plain(rest) in (_plain(options[letter]), ""):
+    if match[1] not in options and (same := _by_text(match[1], options)):
+        letter = same  # an option that reads "c"
+    rest = match[2].strip(" \n\t.:)*_$`\"'-\\]}")
+    if not rest:
         return letter
-    # "C. because …": a remark on one line, unless it is another option or names one ("A: C")
-    if rest == behind.lstrip() or "\n" in text or _ANOTHER.search(rest) or rest in options:
-        return _by_text(text, options)
-    return letter if _by_text(rest, options) in (None, letter) else None
+    other = _LETTER.fullmatch(rest)
+    if other and other[1].upper() in options and not other[2].strip(" .*"):
+        return None  # "A: C"
+    return letter if _by_text(rest, options) == letter else _by_text(text, options)
 
 
-def _by_text(text: str, options: Options, *, exactly: bool = False) -> str | None:
-    """The one option whose text this is; `exactly`: to the letter's case."""
-    if exactly:
-        found = [letter for letter, option in options.items() if option.strip() == text]
-    else:
-        found = [letter for letter, option in options.items() if _plain(option) == _plain(text)]
+def _by_text(text: str, options: Options) -> str | None:
+    """The one option whose text this is."""
+    found = [letter for letter, option in options.items() if _plain(option) == _plain(text)]
     return found[0] if len(found) == 1 and _plain(text) else None
 
 
 def _plain(text: str) -> str:
     """As compared: one line of lower case, without what sets it in type, without a final stop."""
-    text = re.sub(r"\\(?:text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}", r"\1", tidy(text))
-    return " ".join(text.split()).strip(" .$*`\"'").lower()
+    return " ".join(re.sub(_SETTING, r"\1", tidy(text)).split()).strip(" .$*`\"'").lower()
+
+
+class Exact:
+    """Accepts the gold's text: white space aside, and case where `ignore_case` is true."""
+
+    def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
+        """No gold, or one that is read as something else."""
+        return [_refuse_text(prompt) for prompt in prompts]
+
+    def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
+        """One score an attempt."""
+        return [before_reading(attempt) or _grade_text(attempt) for attempt in attempts]
+
+
+def _refuse_text(prompt: Prompt) -> str | None:
+    if prompt.gold is None or not prompt.gold.strip():
+        return "no_gold"
+    own = answer_text(prompt.gold)
+    accepted = own is not None and own.split() == prompt.gold.split()
+    return None if accepted else f"gold_not_accepted: {prompt.gold}"
+
+
+def _grade_text(attempt: Attempt) -> Score:
+    gold, answer = attempt.prompt.gold, answer_text(attempt.completion.answer)
+    if gold is None:
+        return unscored(None, "the prompt has no gold")
+    if answer is None:
+        return no_answer(attempt)
+    one, other = " ".join(gold.split()), " ".join(answer.split())
+    if metadata_of(attempt.prompt).get("ignore_case") is True:
+        one, other = one.casefold(), other.casefold()
+    return verdict(one == other, answer, gold)
+
+
+def answer_text(answer: str) -> str | None:
+    """The answer of a completion: the last tag or box, what follows a leading label, or all of it.
+
+    None where there is nothing, or a box that does not close.
+    """
+    tags = TAG.findall(answer)
+    text = tags[-1].strip() if tags else answer.strip()
+    if has_box(text):
+        return joined_boxes(text)
+    label = LABEL.match(text)
+    return (text[label.end() :] if label else text).strip() or None

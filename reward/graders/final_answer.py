@@ -1,7 +1,8 @@
-r"""Where a completion gives its final answer: a tag, a box, an "Answer:" line, or its last line.
+r"""Where a completion gives its final answer: a tag, box, JSON field or label, or the last line.
 
 final_answer("So it is $\\boxed{\\frac{1}{2}}$.") == "\\frac{1}{2}"
 final_answer("The answer is 5 km, as shown.") == "5 km"
+final_answer("答案：18") == "18"
 
 The most explicit place wins, and of two alike the later. An opening box that never closes is a
 last word that cannot be read: None, and not an earlier box.
@@ -12,58 +13,120 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
 
+from posttrain.jsontext import load_json
 from reward.graders.numbers import known_unit_length
+from reward.graders.tidy import tidy
 
 LINE = 2000  # characters of a line that are looked at
+CLOSING_LINES = 2  # lines without a number that may follow the answer: "Hope this helps!"
 TAG = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL | re.IGNORECASE)
+_WORDS = (
+    r"\b(?:answers?|antwort|lösung|ergebnis|réponse|respuesta|resposta|risposta|antwoord|svar|"
+    r"odpowiedź|odpověď|válasz|răspuns|cevap|yanıt|vastaus|jawaban|ответ|відповідь|απάντηση|"
+    r"đáp án|đáp số|trả lời)\b|答案|答え|答|正解|정답|답|الجواب|الإجابة|پاسخ|उत्तर|คำตอบ|תשובה"
+)
+_COPULAS = (
+    r"(?:\b(?:is|are|equals|be|ist|est|es|è|é|är|jest|là|adalah)\b|:|=>?|->|\s-(?=\s)"
+    r"|[是为為は는은])"
+)
 LABEL = re.compile(
-    r"(?:\banswers?\b[ \t*_]*"
-    r"(?:[^\n.:=?!]{0,60}?\b(?:is|are|equals|be)\b|:|=)|^[ \t]*\#{4})[ \t*_:]*",
+    rf"(?:(?:{_WORDS})[ \t*_]*[^\n.:=?!不]{{0,60}}?{_COPULAS}|^[ \t]*\#{{4}})[ \t*_:]*",
     re.IGNORECASE | re.MULTILINE,
 )
+_MARKUP = re.compile(r"(?:\s|[*_`~]|\$\$|\\\])*")
+_DOUBT = re.compile(r"\b(?:not|cannot|unsure|unknown|wrong)\b|n't\b", re.IGNORECASE)
+_FINAL = re.compile(r"\bfinal answer(?: is)?\b[^\n]{0,60}\d", re.IGNORECASE)
+_VALUE = r'\s*:\s*("(?:[^"\\\n]|\\["\\/bfnrt])*"|[^\s"{}\[\]][^"{}\[\]\n]*)'
+_FIELD = re.compile(
+    rf'"(?:final[ _]?)?(?:answer|result|solution|choice|value)"{_VALUE}', re.IGNORECASE
+)
+_ONLY_FIELD = re.compile(rf'^\W*(?:json)?\s*\{{\s*"[^"\n]{{1,60}}"{_VALUE}\s*\}}\W*$')
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPlace:
+    """The text in which the answer stands: all of it in a tag, a box or a field; behind a label,
+    at its head; in a line, at its end."""
+
+    kind: Literal["tag", "box", "json", "label", "line"]
+    text: str
+
+
+def answer_places(text: str) -> Iterator[AnswerPlace]:
+    """The places where an answer may stand, best first, in a tidied text (see `tidy.tidy`)."""
+    tags = [tag for tag in TAG.findall(text) if tag.strip()]
+    if tags:
+        inner = next((p for p in answer_places(tags[-1]) if p.kind != "line"), None)
+        yield inner or AnswerPlace("tag", tags[-1].strip())
+        return
+    if has_box(text):
+        behind = text[max(end for _, end, _ in _boxes(text)) :]
+        if not _FINAL.search(behind):
+            box = joined_boxes(text)
+            if box is not None:
+                yield AnswerPlace("box", box)
+            return
+        text = behind
+    field = _json_field(text)
+    if field is not None:
+        yield AnswerPlace("json", field)
+        return
+    for label in reversed(list(LABEL.finditer(text))):
+        rest = text[label.end() : label.end() + LINE].strip()
+        if rest:
+            yield AnswerPlace("label", rest)
+    lines = [line for line in text.split("\n") if not _MARKUP.fullmatch(line)]
+    for line in reversed(lines[-1 - CLOSING_LINES :]):
+        yield AnswerPlace("line", line.strip()[-LINE:])
+        if not re.search(r"\w", line) or _DOUBT.search(line):
+            return
 
 
 def final_answer(text: str, *, last_line: bool = True) -> str | None:
-    """The text of the final answer, as it was written; None where there is none.
+    """The text of the final answer; None where there is none.
 
     Args:
         text: a completion's answer, without its reasoning.
-        last_line: whether, with neither tag, box nor label, the last formula or number of the last
-            line counts.
+        last_line: whether, with neither tag, box, field nor label, the last formula or number of
+            the last line that has one counts.
     """
-    tags = TAG.findall(text)
-    if tags:
-        return final_answer(tags[-1], last_line=False) or tags[-1].strip() or None
-    if has_box(text):
-        return joined_boxes(text)
-    for label in reversed(list(LABEL.finditer(text))):
-        rest = text[label.end() : label.end() + LINE].strip()
-        if rest and not rest.startswith("not "):
-            return leading(rest.split("\n", 1)[0].strip())
-    lines = [line for line in text.splitlines() if line.strip(" \t*_$`")]
-    return last(lines[-1].strip()[-LINE:]) if lines and last_line else None
+    for place in answer_places(tidy(text)):
+        if place.kind == "label":
+            if not place.text.startswith("not "):  # "The answer is not 5 but 6"
+                return leading(place.text.split("\n", 1)[0].strip())
+        elif place.kind != "line":
+            return place.text
+        elif last_line and (answer := last(_DRESS.sub("", place.text))) is not None:
+            return answer
+    return None
+
+
+def _json_field(text: str) -> str | None:
+    """The answer's field, or the only one, of a JSON object; numbers may be grouped, 1,080."""
+    found = [m[1] for m in _FIELD.finditer(text)] or _ONLY_FIELD.findall(text)
+    value = found[-1].strip().rstrip(",") if found else ""
+    if value.startswith('"'):
+        value = str(load_json(value))
+    return value.strip() or None
 
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _BARE_BOX = re.compile(r"[^\s$\\{}]+")
 # between two boxes, or two formulas, that are one answer: "$1$ and $2$"
+_MARKS = r"(?:\s|\$|\\[()\[\]]|\\q?quad)*"
 JOINT = re.compile(
-    r"\s*(?:\$|\\\)|\\\])*\s*(?:,|;|,?\s*\b(?:and|or)\b|,?\s*\\text\{\s*(?:and|or)\s*\})"
-    r"\s*(?:\$|\\\(|\\\[)*\s*(?:[A-Za-z]\w?\s*=\s*)?"
+    rf"{_MARKS}(?:,|;|,?(?:\b|\\text\s*\{{\s*)(?:for part \(\w\) |[a-z]+ )?(?:and|or)\b\s*\}}?)?"
+    rf"{_MARKS}(?:[A-Za-z][\w{{}}]*\s*=\s*)?"
 )
 
 
 def has_box(text: str) -> bool:
     """Whether there is a box, closed or not."""
     return _BOX.search(text) is not None
-
-
-def boxed(text: str) -> str | None:
-    """The contents of the last box alone; None where there is none or it does not close."""
-    boxes = list(_boxes(text))
-    return boxes[-1][2].strip() or None if boxes and boxes[-1][2] is not None else None
 
 
 def joined_boxes(text: str) -> str | None:
@@ -112,34 +175,41 @@ def _closing(text: str, start: int) -> int | None:
     return None
 
 
+# what may stand before the answer of a line: bullets, "1.", "(a)", "A:", "A -", "=>"
+_DRESS = re.compile(
+    r"^(?:[>#|`\s]|\*\*|[-+*]\s+(?=[^\d\s$\\]))*(?:[(\[]?(?:[A-Za-z]|\d{1,2})[.)\]]+\s+)?"
+    r"(?:(?:[A-Za-z]\d?)?[*_]*\s*(?:->|=>|:)[*_]*\s*|[Aa]\s*-\s+)*"
+)
+_BOLD = re.compile(r"\*\*([^*\n]*\d[^*\n]*(?<![:\s]))\*\*")
 _SPAN = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<!\\)\$([^$\n]+?)(?<!\\)\$(?!\d)")
 _LEADS = re.compile(
     r"(?:therefore|thus|simply|just|exactly|about|approximately|equal to|given by|the|then|now|"
-    r"number|value|of|a total|[,:*_])\s*",
+    r"number|value|of|a total|[,:*_`']|\\?\x22|=>|->)\s*",
     re.IGNORECASE,
 )
-_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
+_LEADS_TO = re.compile(r"(?:\b(?:is|are|by|to)|[=:])[\s*]*\Z")
+# a remark behind the answer: "(12 on Monday)", "because 4 are sold"
+_REMARK = re.compile(
+    r"\s*\([^()$\\]*[A-Za-z]{2}[^()$\\]*\)[\s.!]*$|,?\s(?:because|since|where|as|given)\s.*$"
+)
+_DENIED = re.compile(r"(?:\bnot\s+|不是\s*)[$*]*[+-]?\d[\d.,]*")  # "not 5 but 6"
+_SENTENCE = re.compile(r"(?<=[.!?])[*_]*\s+")
+_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+,\d{1,2}(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 _NUMBER = re.compile(
-    rf"(?:(?<![\w)])[+\-−–]\s?)?(?:US\$|\\?[$€£¥₹])?(?:(?<![\w)])[+\-−])?"
+    rf"(?:(?<![A-Za-z0-9_)])[+-])?(?:US\$|\\?[$€£¥₹₽])?(?:(?<![A-Za-z0-9_)])[+-])?"
     rf"(?:\d+\s*(?=\\[dtc]?frac)|\d+\s+(?=\d+\s*/\s*\d))?"
     rf"(?:\\[dtc]?frac\s*\{{[^{{}}]*\}}\s*\{{[^{{}}]*\}}|(?:{_DIGITS})(?:\s*/\s*\d+)?)"
     rf"(?:\s?\\?%|\s(?:percent|hundred|thousand|million|billion|trillion|dozen)s?\b)?"
-    rf"[A-Za-z0-9_^°½¼¾]*"
-)
-# "A: 18", "- A: \$18", "(a) 18", "1. 18", "答：18": no formulas, though without words in ASCII
-_OWN_LABEL = re.compile(
-    r"[-*_>`(\[ \t]*"
-    r"(?:[A-Za-z][A-Za-z.]{0,5}\d?[*_\])]*\s*[:：).]|\([A-Za-z]\)|\d{1,2}[.)](?=[ \t]))"
-    r"[ \t*_=≈~(]*(?=(?:[-+−$€£¥₹]|\\\$|\\[dt]?frac\{)*\d)"
-    r"|\D*(?:[^\W\d_\x00-\x7f\u0370-\u03ff]{2}|[\u0400-\u04ff\u3040-\u9fff\uac00-\ud7a3])"
+    rf"[A-Za-z0-9_^°½¼¾]*(?:\{{\d\}})?"
 )
 _OR = re.compile(r"\s*,?\s*\bor\b\s*")
-_COMMAND = re.compile(r"\\(?:text|mathrm|mbox)\{[^{}]*\}|\\(?:begin|end)\{[a-z]*\}|\\[A-Za-z]+")
+_COMMAND = re.compile(
+    r"\\(?:text|mathrm|mbox)\{[^{}]*\}|\\(?:begin|end)\{[a-z]*\}|_\{[^{}]*\}|\\[A-Za-z]+"
+)
 _PLAIN_WORDS = frozenset([
     "and", "or", "sin", "cos", "tan", "cot", "sec", "csc", "log", "exp", "sqrt", "atan",
     "asin", "acos", "arctan", "arcsin", "arccos", "sinh", "cosh", "tanh", "abs", "pi", "inf",
-    "oo", "ln", "frac", "dfrac", "tfrac", "text", "cdot", "times", "left", "right", "infty",
-    "circ",
+    "oo", "ln", "frac", "text",
 ])  # fmt: skip
 _SMALL_WORDS = frozenset([
     "is", "of", "to", "it", "we", "so", "as", "be", "by", "he", "on", "if", "at", "in", "an",
@@ -150,7 +220,7 @@ _SMALL_WORDS = frozenset([
 def leading(line: str) -> str | None:
     """The answer at the head of what follows a label."""
     if reads_as_math(line):
-        return None if _OWN_LABEL.match(line) else line
+        return line
     while match := _LEADS.match(line):
         line = line[match.end() :]
     span = _SPAN.match(line)
@@ -158,19 +228,33 @@ def leading(line: str) -> str | None:
         spans = [s for s in _SPAN.finditer(line) if reads_as_math(s.group())]
         return _joined_spans(line, spans, 0)
     number = _NUMBER.match(line)
-    if number:
-        return _with_unit(line, number)
-    return last(line)
+    return _with_unit(line, number) if number else last(line)
 
 
 def last(line: str) -> str | None:
-    """The last formula or number of a line."""
+    """The last formula or number of a line: of its last sentence that has one."""
     if reads_as_math(line):
-        return None if _OWN_LABEL.match(line) else line
+        return line
+    for sentence in reversed(_SENTENCE.split(_DENIED.sub(" ", line))):
+        found = _last(_REMARK.sub("", sentence)) or _last(sentence)
+        if found is not None:
+            return found
+    return None
+
+
+def _last(line: str) -> str | None:
+    bold = _BOLD.findall(line)
+    if bold and bold[-1] != line:
+        return leading(bold[-1].strip())
+    if reads_as_math(line):
+        return line
     spans = [span for span in _SPAN.finditer(line) if reads_as_math(span.group())]
-    if spans:
-        return _joined_spans(line, spans, len(spans) - 1)
     numbers = list(_NUMBER.finditer(line))
+    if spans and not (
+        re.fullmatch(r"\W*[A-Za-z]\W*", spans[-1].group())  # a name is no answer
+        or (numbers and _LEADS_TO.search(line, spans[-1].end(), numbers[-1].start()))
+    ):
+        return _joined_spans(line, spans, len(spans) - 1)
     if not numbers:
         return None
     first = len(numbers) - 1  # "5 or 6" is no answer 6
@@ -198,13 +282,19 @@ def _with_unit(line: str, number: re.Match[str]) -> str:
     if other:
         second = _NUMBER.match(line, other.end())
         return line[number.start() : second.end() if second else other.end()]
-    return number.group() + line[number.end() :][: known_unit_length(line[number.end() :])]
+    rest = line[number.end() :]
+    return number.group() + rest[: known_unit_length(rest)]
 
 
 def reads_as_math(text: str) -> bool:
     """Whether a text holds no words other than those of formulas."""
-    words: list[str] = re.findall(r"[A-Za-z]+", _COMMAND.sub(" ", text))
+    words: list[str] = re.findall(r"[^\W\d_]+", _COMMAND.sub(" ", text))
     return all(
-        word.lower() in _PLAIN_WORDS or (len(word) < 3 and word.lower() not in _SMALL_WORDS)
+        word.lower() in _PLAIN_WORDS
+        or (
+            word.isascii()
+            and len(word) < 3
+            and (word.isupper() or word.lower() not in _SMALL_WORDS)
+        )
         for word in words
     ) and any(c.isalnum() for c in text)

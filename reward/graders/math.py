@@ -1,4 +1,4 @@
-"""The grader "math": numbers at once, formulas in workers.
+"""The graders "math" and "numeric": numbers exactly and at once, formulas in workers.
 
 Math().grade([Attempt(prompt with gold "1/2", completion ending in \\\\boxed{0.5})])
 → [Score(1.0, "0.5", "equal to the gold 1/2")]
@@ -6,28 +6,33 @@ Math().grade([Attempt(prompt with gold "1/2", completion ending in \\\\boxed{0.5
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from posttrain.records import Score
-from posttrain.rollouts import Prompt
-from reward.graders.base import (
-    Attempt,
-    before_reading,
-    no_answer,
-    one_line,
-    tolerance_of,
-    unscored,
-    verdict,
-)
-from reward.graders.final_answer import final_answer
-from reward.graders.math_answers import NeedsAlgebra, gold_text, same
+from posttrain.rollouts import Prompt, metadata_of
+from reward.graders.base import Attempt, before_reading, no_answer, one_line, unscored, verdict
+from reward.graders.final_answer import final_answer, reads_as_math
+from reward.graders.numbers import read_number, same_number
+from reward.graders.tidy import bare
 from reward.graders.workers import JobResult, Workers, shared_workers
 
-AnswerCheck = tuple[str, str, float | None]  # gold, answer, tolerance
+Comparison = tuple[str, str, float | None]  # gold, answer, tolerance
+LONGEST = 2000  # characters of an answer
+_EQUALS = re.compile(r"(?<![<>!\\:=~])=(?![=>])")
+_APPROXIMATELY = re.compile(r"\\approx(?![A-Za-z])|~=")
+
+_ARITHMETIC = re.compile(r"(?:[\d\s.+*/^(){}-]|\\times|\\cdot|\\div)+")
+_ASSIGNMENT = re.compile(r"([A-Za-z]\w*|\\[a-z]+)\s*=(?:[^<>,;]*=)?\s*([^=<>,;]+)")
 
 
 class Math:
-    """Accepts an answer that is the gold by exact arithmetic, or by algebra."""
+    """Accepts an answer that is the gold by exact arithmetic, by algebra, or word by word.
+
+    Nothing is rounded unless `metadata.tolerance`, a share of the gold number, allows it.
+    """
+
+    numbers_only = False
 
     def __init__(self, *, last_line: bool = True, workers: Workers | None = None) -> None:
         """`last_line`: whether, without tag, box and label, the last line's formula counts."""
@@ -36,86 +41,153 @@ class Math:
     def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
         """No gold, one that cannot be read, or one that is not accepted as its own answer."""
         reasons: list[str | None] = []
-        questions: list[AnswerCheck | None] = []
+        checks: list[Comparison | None] = []
         for prompt in prompts:
-            reason, question = _own_answer(prompt)
+            reason, check = self._own_answer(prompt)
             reasons.append(reason)
-            questions.append(question)
-        results = self._settle([q for q in questions if q is not None])
-        # a gold equals itself at once; it must be told from another number in time as well
-        others = self._settle([_another(q) for q in results])
+            checks.append(check)
+        results = self._compare([c for c in checks if c is not None])
+        # a gold equals itself at once; it must be distinguished from a number in time as well
+        others = self._compare([_another(c) for c in results])
         return [
-            reason if q is None else _refusal(q[0], results[q], others[_another(q)])
-            for reason, q in zip(reasons, questions, strict=True)
+            reason if c is None else _refusal(c[0], results[c], others[_another(c)])
+            for reason, c in zip(reasons, checks, strict=True)
         ]
 
     def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
         """One score an attempt."""
-        found = [self._read(attempt) for attempt in attempts]
-        results = self._settle([q for q in found if not isinstance(q, Score)])
-        return [q if isinstance(q, Score) else _score(q, results[q]) for q in found]
+        read = [self._read(attempt) for attempt in attempts]
+        results = self._compare([c for c in read if not isinstance(c, Score)])
+        return [c if isinstance(c, Score) else _score(c, results[c]) for c in read]
 
-    def _read(self, attempt: Attempt) -> Score | AnswerCheck:
+    def _read(self, attempt: Attempt) -> Score | Comparison:
         score = before_reading(attempt)
         if score is not None:
             return score
-        gold = attempt.prompt.gold
-        if gold is None:
+        if attempt.prompt.gold is None:
             return unscored(None, "the prompt has no gold")
+        gold = gold_text(attempt.prompt.gold)
+        if self.numbers_only and read_number(bare(gold)) is None:
+            return unscored(None, "the gold is no number")
         answer = final_answer(attempt.completion.answer, last_line=self.last_line)
+        if answer is None:
+            whole = bare(attempt.completion.answer)  # a gold of words may be all of the answer
+            if not _is_words(bare(gold)) or _plain(whole) != _plain(gold):
+                return no_answer(attempt)
+            answer = whole
         try:
-            tolerance = tolerance_of(attempt.prompt)
+            return gold, answer, tolerance_of(attempt.prompt)
         except ValueError as problem:
             return unscored(answer, str(problem))
-        return no_answer(attempt) if answer is None else (gold_text(gold), answer, tolerance)
 
-    def _settle(self, questions: Sequence[AnswerCheck]) -> dict[AnswerCheck, JobResult]:
-        """Each distinct question once: most completions of a prompt answer alike."""
-        results: dict[AnswerCheck, JobResult] = {}
-        harder: dict[AnswerCheck, None] = {}
-        for gold, answer, tolerance in dict.fromkeys(questions):
-            try:
-                correct = same(gold, answer, tolerance=tolerance)
-            except NeedsAlgebra:
-                harder[gold, answer, tolerance] = None
+    def _compare(self, comparisons: Sequence[Comparison]) -> dict[Comparison, JobResult]:
+        """Each distinct comparison once: most completions of a prompt answer alike."""
+        results: dict[Comparison, JobResult] = {}
+        formulas: dict[Comparison, list[str]] = {}
+        for comparison in dict.fromkeys(comparisons):
+            gold, answer = bare(comparison[0]), bare(comparison[1][: LONGEST + 1])
+            equal = same_written(gold, answer, comparison[2])
+            if equal is None:
+                formulas[comparison] = [gold, answer]
             else:
-                results[gold, answer, tolerance] = JobResult(correct)
-        if harder:
+                results[comparison] = JobResult(equal)
+        if formulas:
             workers = self._workers or shared_workers()
-            done = workers.run([("same", list(question)) for question in harder])
-            results.update(zip(harder, done, strict=True))
+            done = workers.run([("equal", arguments) for arguments in formulas.values()])
+            results.update(zip(formulas, done, strict=True))
         return results
 
+    def _own_answer(self, prompt: Prompt) -> tuple[str | None, Comparison | None]:
+        """Why the prompt cannot be used, or the comparison of its gold with itself."""
+        if prompt.gold is None or not gold_text(prompt.gold):
+            return "no_gold", None
+        gold = gold_text(prompt.gold)
+        try:
+            tolerance = tolerance_of(prompt)
+        except ValueError as problem:
+            return str(problem), None
+        answer = final_answer(f"The answer is $\\boxed{{{gold}}}$.")
+        if answer is None or (self.numbers_only and read_number(bare(gold)) is None):
+            return f"gold_unreadable: {one_line(gold)}", None
+        return None, (gold, answer, tolerance)
 
-def _own_answer(prompt: Prompt) -> tuple[str | None, AnswerCheck | None]:
-    """Why the prompt cannot be used, or the question whether its gold is its own answer."""
-    if prompt.gold is None or not gold_text(prompt.gold):
-        return "no_gold", None
-    try:
-        tolerance = tolerance_of(prompt)
-    except ValueError as problem:
-        return str(problem), None
-    gold = gold_text(prompt.gold)
-    boxed = final_answer(f"The answer is $\\boxed{{{gold}}}$.")
-    if boxed is None:
-        return f"gold_unreadable: {one_line(gold)}", None
-    return None, (gold, boxed, tolerance)
+
+class Numeric(Math):
+    """Accepts the gold's number; refuses a gold that is none."""
+
+    numbers_only = True
 
 
-def _another(question: AnswerCheck) -> AnswerCheck:
-    return question[0], "1.5", question[2]
+def gold_text(gold: str) -> str:
+    """The answer a gold holds: in its last box, behind "####" or another label, or all of it."""
+    found = None if gold.lstrip().startswith(("{", "[")) else final_answer(gold, last_line=False)
+    return found or gold.strip()
+
+
+def same_written(gold: str, answer: str, tolerance: float | None = None) -> bool | None:
+    """Whether an answer is the gold, both as from `tidy.bare`; None where that takes algebra.
+
+    A gold that is a number wants a number: a sum or a power of numbers is work left undone.
+    """
+    if not gold or not answer or len(answer) > LONGEST:
+        return False
+    number = read_number(gold)
+    if number is not None:
+        sides = _APPROXIMATELY.split(_EQUALS.split(answer)[-1])
+        numbers = [given for side in sides if (given := read_number(side.strip()))]
+        if any(same_number(number, given, tolerance) for given in numbers):
+            return True
+        if numbers or _ARITHMETIC.fullmatch(answer) or not reads_as_math(answer):
+            # a decimal comma may be that of a list
+            return None if "," in gold and number.form == "decimal" else False
+    assigned = _ASSIGNMENT.fullmatch(gold)
+    other = _ASSIGNMENT.match(answer)
+    if assigned and (other is None or other[1] == assigned[1]):
+        return same_written(assigned[2], _EQUALS.split(answer)[-1].strip(), tolerance)
+    if gold == answer:
+        return True
+    if _is_words(gold):
+        return _plain(gold) == _plain(answer)
+    return None
+
+
+def _is_words(gold: str) -> bool:
+    """Whether a gold is words alone: "odd", "the midpoints form a hexagon"."""
+    return re.fullmatch(r"[^\W\d_]{3,}(?:[ ,'-]+[^\W\d_]+)*", gold) is not None
+
+
+def _plain(text: str) -> str:
+    return " ".join(re.findall(r"\w+", bare(text).casefold()))
+
+
+def tolerance_of(prompt: Prompt) -> float | None:
+    """`tolerance` of a prompt's metadata: a share of the gold.
+
+    Raises:
+        ValueError: it is no number in (0, 1).
+    """
+    value = metadata_of(prompt).get("tolerance")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
+        raise ValueError(f"bad_tolerance: {value!r} is no share between 0 and 1")
+    return float(value)
+
+
+def _another(comparison: Comparison) -> Comparison:
+    return comparison[0], "1.5", comparison[2]
 
 
 def _refusal(gold: str, itself: JobResult, another: JobResult) -> str | None:
-    if itself.problem is not None and itself.problem.startswith("Unreadable"):
-        return f"gold_unreadable: {one_line(gold)}"
-    if itself.problem is not None or another.problem is not None:
-        return f"gold_too_hard: {one_line(gold)}"
+    problem = itself.problem or another.problem
+    if problem is not None:
+        kind = "unreadable" if problem.startswith("Unreadable") else "too_hard"
+        return f"gold_{kind}: {one_line(gold)}"
     return None if itself.value is True else f"gold_not_accepted: {one_line(gold)}"
 
 
-def _score(question: AnswerCheck, result: JobResult) -> Score:
-    gold, answer, _ = question
+def _score(comparison: Comparison, result: JobResult) -> Score:
+    gold, answer, _ = comparison
     if result.problem is not None:
         return unscored(answer, result.problem)
     return verdict(result.value is True, answer, gold)

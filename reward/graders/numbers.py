@@ -15,47 +15,32 @@ from typing import Literal
 LONGEST = 400  # characters; also keeps int() below Python's limit of digits
 GREATEST_EXPONENT = 1000
 
-Form = Literal["integer", "decimal", "fraction"]
-
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number as written: "50 %" has value 1/2, `percent` and the digits 50."""
+    """A number as written: "50 %" has value 1/2 and `percent`."""
 
     value: Fraction
-    form: Form
+    form: Literal["integer", "decimal", "fraction"]
     percent: bool = False
-    unit: Unit = ()
+    unit: tuple[str, ...] = ()
     base: str | None = None
 
-    @property
-    def digits(self) -> Fraction:
-        """The value without its percent sign."""
-        return self.value * 100 if self.percent else self.value
 
-
-_WHOLE = r"(?:[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d{0,2}(?: \d{3})+|\d+)"
-_DECIMAL = rf"(?:{_WHOLE}(?:\.\d*)?|\.\d+)"
-_POWER = (
-    r"(?:[eE](?P<e>[+-]?\d{1,4})(?![\d.])"
-    r"|\s*(?:\\times|\\cdot|\*|x|X)\s*10\s*(?:\^|\*\*)\s*"
-    r"(?:\{\s*(?P<p>[+-]?\s?\d{1,4})\s*\}|\(\s*(?P<q>[+-]?\d{1,4})\s*\)|(?P<r>[+-]?\d{1,4})(?!\d)))"
+_DECIMAL = (
+    r"(?:(?:\d+,(?:\d{1,2}|\d{4,})|0,\d+)(?![\d,.])"  # a decimal comma
+    r"|(?:[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d{0,2}(?: \d{3})+|\d+)(?:\.\d*)?|\.\d+)"
 )
-_FRAC = (
-    rf"\\frac\s*(?:\{{\s*(?P<n>[+-]?\s?{_DECIMAL})\s*\}}\s*\{{\s*(?P<d>[+-]?\s?{_DECIMAL})\s*\}}"
-    r"|(?P<n1>\d)\s*(?:\{\s*(?P<dd>\d+)\s*\}|(?P<d1>\d))(?!\d))"
+_POWER = (
+    r"(?:[eE](?P<e>[+-]?\d{1,4})(?![\d.])|\s*(?:\\times|\\cdot|\*|x|X)\s*10\s*(?:\^|\*\*)\s*"
+    r"[{(]?\s*(?P<p>[+-]?\s?\d{1,4})(?!\d)\s*[})]?)"
 )
 _NUMBER = re.compile(
-    rf"(?P<sign>[+-]?)\s*(?P<money>US\$|[$€£¥₹])?\s*(?P<sign2>[+-]?)\s*(?:"
-    rf"(?:(?P<mixed>\d+)\s*)?{_FRAC}"
-    rf"|(?P<mixed2>\d+)\s+(?P<n3>\d+)\s*/\s*(?P<d3>\d+)"
-    rf"|(?P<n2>{_DECIMAL})\s*/\s*(?P<d2>[+-]?{_DECIMAL})"
-    rf"|(?P<plain>{_DECIMAL})(?:{_POWER})?"
-    rf"(?:_\s*(?:\{{\s*(?P<b>\d+|[a-z]+)\s*\}}|(?P<b1>\d+)))?"
-    rf")(?P<rest>.*)"
-)
-_REPEATING = re.compile(
-    r"(?P<sign>-?)(?P<whole>\d*)\.(?P<fixed>\d*)\\(?:overline|bar)\{?(?P<again>\d+)\}?"
+    rf"(?P<sign>[+-]?)\s*(?P<money>US\$|[$€£¥₹₽])?\s*(?P<sign2>[+-]?)\s*(?:"
+    rf"(?:(?P<whole>\d+)\s*)?\\frac\s*(?:\{{\s*(?P<n>[+-]?\s?{_DECIMAL})\s*\}}|(?P<n1>\d))\s*"
+    rf"(?:\{{\s*(?P<d>[+-]?\s?{_DECIMAL})\s*\}}|(?P<d1>\d)(?!\d))"
+    rf"|(?:(?P<whole2>\d+)\s+)?(?P<n2>{_DECIMAL})\s*/\s*(?P<d2>[+-]?{_DECIMAL})"
+    rf"|(?P<plain>{_DECIMAL})(?:{_POWER})?(?:_\s*\{{?\s*(?P<base>\d+)\s*\}}?)?)(?P<rest>.*)"
 )
 _PERCENT = re.compile(r"\s*(?:%|percent(?:age)?(?: points?)?(?![A-Za-z])|per cent(?![A-Za-z]))")
 
@@ -63,105 +48,72 @@ _PERCENT = re.compile(r"\s*(?:%|percent(?:age)?(?: points?)?(?![A-Za-z])|per cen
 def read_number(text: str) -> Number | None:
     """The number that `text` (see `tidy.bare`) is, with a unit or none; None where it is not one.
 
-    Thousands are grouped by commas or spaces in threes; a decimal comma is no number but a list.
+    Thousands are grouped by commas or spaces in threes: 1,234 is 1234, and 12,34 is 12.34.
     """
     if len(text) > LONGEST:
         return None
-    text = _unwrapped(text)
-    repeating = _REPEATING.fullmatch(text)
-    if repeating:
-        return Number(_repeating(repeating), "fraction")
-    match = _NUMBER.fullmatch(text)
+    again = re.fullmatch(r"(-?)(\d*)\.(\d*)\\(?:overline|bar)\{?(\d+)\}?", text.strip())
+    if again:  # 0.1\overline{6}
+        sign, whole, fixed, digits = again.groups()
+        value = Fraction(int(digits), 10 ** len(digits) - 1) + int(f"{whole}{fixed}" or 0)
+        return Number(Fraction(f"{sign}1") * value / 10 ** len(fixed), "fraction")
+    inside = re.fullmatch(r"\(([^(),;]*)\)|\{([^{},;]*)\}", text)  # (-3), {5}
+    match = _NUMBER.fullmatch((inside[1] or inside[2] or "").strip() if inside else text.strip())
     if match is None or (match["sign"] and match["sign2"]):
         return None
     value = _value(match)
     if value is None:
         return None
-    rest, percent = match["rest"], False
-    after = _PERCENT.match(rest)
-    if after:
-        rest, percent = rest[after.end() :], True
-    scale, rest = _scale(rest)
-    unit = read_unit(rest, attached=bool(rest) and not rest[0].isspace() and not percent)
+    rest = match["rest"]
+    percent, scale = _PERCENT.match(rest), _SCALE.match(rest)
+    if suffix := percent or scale:
+        rest = rest[suffix.end() :]
+    unit = read_unit(rest, attached=not percent and not rest.startswith(" "))
     if unit is None:
         return None
     if match["money"]:
-        unit = unit if unit[:1] == _money(match["money"]) else _money(match["money"]) + unit
-    value *= scale
-    return Number(
-        value=value / 100 if percent else value,
-        form=_form(match),
-        percent=percent,
-        unit=unit,
-        base=match["b"] or match["b1"],
-    )
-
-
-def _repeating(match: re.Match[str]) -> Fraction:
-    """0.1\\overline{6} → 1/6."""
-    whole, fixed, again = match["whole"] or "0", match["fixed"], match["again"]
-    value = Fraction(int(whole + fixed), 10 ** len(fixed))
-    value += Fraction(int(again), (10 ** len(again) - 1) * 10 ** len(fixed))
-    return -value if match["sign"] else value
-
-
-def _unwrapped(text: str) -> str:
-    """Without parentheses or braces around all of it: "(-3)", "{5}"."""
-    match = re.fullmatch(r"\(([^(),;]*)\)|\{([^{},;]*)\}", text)
-    return text.strip() if match is None else (match[1] or match[2] or "").strip()
-
-
-def _money(sign: str) -> Unit:
-    return read_unit(sign.removeprefix("US"), attached=False) or ()
-
-
-def _form(match: re.Match[str]) -> Form:
-    if match["plain"] is None:
-        return "fraction"
-    return "decimal" if "." in match["plain"] or match["e"] else "integer"
+        money = _name(match["money"].removeprefix("US"))
+        unit = unit if unit[:1] == (money,) else (money or "", *unit)
+    if scale:
+        value *= SCALES[scale[1].lower()]
+    plain = match["plain"]
+    form = "fraction" if plain is None else "decimal" if match["e"] or "." in plain else "integer"
+    return Number(value / 100 if percent else value, form, percent is not None, unit, match["base"])
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
-    found = match.groupdict()
-    pairs = (("n", "d"), ("n1", "dd"), ("n1", "d1"), ("n2", "d2"), ("n3", "d3"))
-    for above, below in pairs:
-        if found[above] is not None and found[below] is not None:
-            denominator = _decimal(found[below])
-            if denominator == 0:
-                return None
-            value = _decimal(found[above]) / denominator
-            whole = found["mixed"] or found["mixed2"]
-            if whole is not None and not 0 <= value < 1:  # 2\frac{3}{2} is a product or a slip
-                return None
-            value += int(whole or 0)
-            break
+    above, below = (
+        match["n"] or match["n1"] or match["n2"],
+        match["d"] or match["d1"] or match["d2"],
+    )
+    if above and below:
+        denominator = _decimal(below)
+        if denominator == 0:
+            return None
+        value, whole = _decimal(above) / denominator, match["whole"] or match["whole2"]
+        if whole is not None and not 0 <= value < 1:  # 2\frac{3}{2} is a product or a slip
+            return None
+        value += int(whole or 0)
     else:
-        exponent = found["e"] or found["p"] or found["q"] or found["r"] or "0"
-        power = int(exponent.replace(" ", ""))
+        power = int((match["e"] or match["p"] or "0").replace(" ", ""))
         if abs(power) > GREATEST_EXPONENT:
             return None
-        value = _decimal(found["plain"]) * Fraction(10) ** power
-    return -value if "-" in (found["sign"] + found["sign2"]) else value
+        value = _decimal(match["plain"]) * Fraction(10) ** power
+    return -value if "-" in match["sign"] + match["sign2"] else value
 
 
 def _decimal(text: str) -> Fraction:
-    return Fraction(text.replace(",", "").replace(" ", "").rstrip("."))
-
-
-def _scale(rest: str) -> tuple[int, str]:
-    """ " million dollars" → (1000000, " dollars")."""
-    match = re.match(r"\s+([A-Za-z]+)(?![A-Za-z])", rest)
-    word = match[1].lower() if match else ""
-    if match is None or (word not in SCALES and word.removesuffix("s") not in SCALES):
-        return 1, rest
-    return SCALES.get(word) or SCALES[word.removesuffix("s")], rest[match.end() :]
+    if re.search(r",(?!\d{3}(?!\d))|^[+-]?0,", text):
+        text = text.replace(",", ".")
+    return Fraction(re.sub("[, ]", "", text).rstrip("."))
 
 
 def same_number(gold: Number, answer: Number, tolerance: float | None = None) -> bool:
     """Whether the answer is the gold: exactly, or within a share `tolerance` of its size.
 
     A percent sign may be left off or, for a gold of at least 1, added ("what percentage?" 40 → 40
-    %). A whole number wants a number, not a division still to be done. A base may be left off.
+    %), a fraction given to 15 digits. A whole number wants a number, not a division still to be
+    done.
     """
     if not same_unit(gold.unit, answer.unit):
         return False
@@ -174,18 +126,12 @@ def same_number(gold: Number, answer: Number, tolerance: float | None = None) ->
     if gold.percent and not answer.percent:
         readings.append(answer.value / 100)
     if answer.percent and not gold.percent and abs(gold.value) >= 1:
-        readings.append(answer.digits)
-    return any(close(gold.value, value, tolerance) for value in readings)
+        readings.append(answer.value * 100)
+    margin = Fraction(tolerance or 0) * abs(gold.value)
+    if gold.form == "fraction" and answer.form == "decimal":  # 1/3 as a computer prints it
+        margin = max(margin, abs(gold.value) / 10**15)
+    return any(abs(value - gold.value) <= margin for value in readings)
 
-
-def close(gold: Fraction, value: Fraction, tolerance: float | None) -> bool:
-    """Equal, or off by at most the share `tolerance` of the gold."""
-    if tolerance is None:
-        return value == gold
-    return abs(value - gold) <= Fraction(tolerance) * abs(gold)
-
-
-Unit = tuple[str, ...]
 
 _NAMES = {
     "km": "kilometer kilometre kms", "m": "meter metre", "cm": "centimeter centimetre cms",
@@ -194,11 +140,9 @@ _NAMES = {
     "lb": "pound lbs", "oz": "ounce", "t": "ton tonne", "L": "l liter litre", "mL": "ml milliliter "
     "millilitre", "h": "hour hr hrs", "min": "minute mins", "s": "second sec secs", "ms":
     "millisecond", "day": "", "week": "", "month": "", "year": "yr yrs", "dollar": "$ usd buck",
-    "cent": "¢", "euro": "€ eur", "£": "gbp", "yen": "¥ jpy", "rupee": "₹ inr rs", "degree":
-    "° deg", "radian": "rad",
-    "K": "kelvin", "C": "celsius", "F": "fahrenheit", "J": "joule", "N": "newton",
-    "W": "watt", "V": "volt", "A": "amp ampere", "Hz": "hertz hz", "mph": "", "square": "sq",
-    "cubic": "cu", "unit": "", "/": "per", "acre": "", "hectare": "ha", "gal": "gallon",
+    "cent": "¢", "euro": "€ eur", "£": "gbp", "yen": "¥ jpy 円", "rupee": "₹ inr rs", "degree":
+    "° deg", "radian": "rad", "ruble": "₽ rub", "K": "kelvin", "C": "celsius", "F": "fahrenheit",
+    "mph": "", "square": "sq", "cubic": "cu", "/": "per", "gal": "gallon",
 }  # fmt: skip
 KNOWN: dict[str, str] = {
     word: name for name, others in _NAMES.items() for word in (name, *others.split())
@@ -207,23 +151,20 @@ SCALES = {
     "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12,
     "dozen": 12,
 }  # fmt: skip
+_SCALE = re.compile(rf"\s+({'|'.join(SCALES)})s?(?![A-Za-z])", re.IGNORECASE)
 # words behind a number that make it another number, or no final one
-_OTHERWISE = frozenset([
-    "and", "or", "not", "no", "but", "minus", "plus", "times", "negative", "below", "under",
-    "less", "more", "half", "halves", "third", "thirds", "quarter", "quarters", "score",
-    "pairs", "tens", "squared", "cubed", "factorial", "mod", "modulo", "percent", "point",
-    "to", "over", "by", "if", "when", "for", "where", "is", "are", "was", "equals", "equal",
-    "because", "since", "so", "which", "that", "than", "fourth", "fourths", "fifth", "fifths",
-    "sixth", "sixths", "seventh", "sevenths", "eighth", "eighths", "ninth", "ninths", "tenth",
-    "tenths", "twelfth", "twelfths", "hundredth", "hundredths", "thousandth", "thousandths",
-    "millionth", "millionths", "one", "two", "three", "four", "five", "six", "seven", "eight",
-    "nine", "ten", "twenty", "fifty", "twos", "short",
-])  # fmt: skip
-_WORD = re.compile(r"[A-Za-z°$€£¥₹¢]+|\^\\circ|\^\{?-?\d\}?|\S")
-MOST_UNIT_WORDS = 6  # words
+_OTHERWISE = re.compile(
+    r"and|or|not|no|but|minus|plus|times|negative|below|under|less|more|over|by|to|than|point|short"
+    r"|half|halves|thirds?|quarters?|fourths?|fifths?|(?:six|seven|eigh|nin|ten|twelf|hundred)ths?"
+    r"|thousandths?|millionths?|squared|cubed|factorial|mod(?:ulo)?|score|pairs|tens|is|are|was|if"
+    r"|when|for|where|equals?|because|since|so|which|that|one|two|three|four|five|six|seven|eight"
+    r"|nine|ten|twenty|fifty|percent"
+)
+_WORD = re.compile(r"[^\W\d_]+|[°$€£¥₹₽¢]|\^\\circ|\^\{?-?\d\}?|\S")
+MOST_UNIT_WORDS = 6
 
 
-def read_unit(text: str, *, attached: bool) -> Unit | None:
+def read_unit(text: str, *, attached: bool) -> tuple[str, ...] | None:
     """The unit that is all of `text`, () for none, None where it is something else.
 
     `attached`: no white space was before it, as in "5km"; then only units known by name count, so
@@ -235,24 +176,22 @@ def read_unit(text: str, *, attached: bool) -> Unit | None:
         name = _name(word)
         if name is None:
             return None
-        if not unit and (name[0] in "^/" or (attached and not _stands_attached(word, name))):
+        if not unit and name[0] in "^/":
             return None  # 2^3 and 3 / 4 are no numbers with a unit
+        known = name in KNOWN.values() and (len(word) > 1 or word in "mgsh")
+        if not unit and attached and word.isascii() and word.isalpha() and not known:
+            return None  # single letters are mostly variables
         unit.append(name)
     return tuple(unit) if len(unit) <= MOST_UNIT_WORDS else None
-
-
-def _stands_attached(word: str, name: str) -> bool:
-    """Whether a word may follow a digit at once: single letters are mostly variables."""
-    return name in KNOWN.values() and (len(word) > 1 or not word.isalpha() or word in "mgsh")
 
 
 def known_unit_length(text: str) -> int:
     """How many characters at the head of `text` are a unit known by name: " km per hour." → 12."""
     end = 0
-    for match in re.finditer(r"(\s*)([A-Za-z°]+|/|\^\\circ|\^\{?-?\d\}?)", text):
+    for match in re.finditer(r"(\s*)([A-Za-z°]+|[$€£¥₹₽](?!\s?\d)|/|\^\\circ|\^\{?-?\d\}?)", text):
         name = _name(match[2])
         known = name in KNOWN.values() or match[2].startswith("^")
-        if match.start() != end or not known or (end == 0 and match[2][0] in "^/"):
+        if match.start() != end or not known or (end == 0 and match[2][0] in "/"):
             break
         end = match.end()
     return end
@@ -268,18 +207,19 @@ def _name(word: str) -> str | None:
     for form in (word, lower, lower.removesuffix("s"), lower.removesuffix("es")):
         if form in KNOWN:
             return KNOWN[form]
-    if not word.isalpha() or len(word) < 2 or lower in _OTHERWISE or lower in SCALES:
+    if not word.isalpha() or (len(word) < 2 and word.isascii()) or _OTHERWISE.fullmatch(lower):
         return None
     return lower.removesuffix("s")
 
 
-def same_unit(gold: Unit, answer: Unit) -> bool:
+def same_unit(gold: tuple[str, ...], answer: tuple[str, ...]) -> bool:
     """Whether an answer's unit will do: the gold's, or none, or any where the gold has none.
 
     Words that are no known unit ("red" in "5 red apples") may be added.
     """
     if not gold or not answer or gold == answer:
         return True
-    known = frozenset(KNOWN.values())
     added = [word for word in answer if word not in gold]
-    return set(gold) <= set(answer) and not any(w in known or w.startswith("^") for w in added)
+    return set(gold) <= set(answer) and not any(
+        word in KNOWN.values() or word.startswith("^") for word in added
+    )

@@ -15,18 +15,22 @@ _SIGNS = {
     "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "≈": "\\approx ", "≃": "\\approx ",
     "±": "\\pm ", "∪": "\\cup ", "∩": "\\cap ", "∞": "\\infty ", "π": "\\pi ", "θ": "\\theta ",
     "α": "\\alpha ", "β": "\\beta ", "λ": "\\lambda ", "°": "^\\circ ", "∅": "\\emptyset ",
-    "∈": "\\in ", "→": "\\to ", "′": "'", "’": "'", "‘": "'", "“": '"', "”": '"', "،": ",",
-    "٬": ",", "٫": ".",
+    "∈": "\\in ", "→": "=>", "⇒": "=>", "➜": "=>", "⟹": "=>", "∴": "=>", "′": "'", "’": "'",
+    "‘": "'", "“": '"', "”": '"', "،": ",", "٬": ",", "٫": ".", "。": ". ", "、": ", ",
     "\u00a0": " ", "\u2007": " ", "\u2009": " ", "\u200a": " ", "\u202f": " ", "\u3000": " ",
     "\u200b": "", "\u200e": "", "\u200f": "", "\u2060": "", "\ufeff": "", "\u2061": "",
 }  # fmt: skip
 _TABLE = str.maketrans(_SIGNS | {chr(c): chr(c - 0xFEE0) for c in range(0xFF01, 0xFF5F)})
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+_SPECIAL_TOKEN = re.compile(r"<\|[^|<>\n]{1,40}\|>|</?s>")
+# LaTeX whose backslashes were escaped once more
+_ESCAPED = re.compile(r"\\\\(?=(?:boxed|[dt]?frac|sqrt|pi|text|left|right|cdot|times|le|ge)\b)")
 
 
 def tidy(text: str) -> str:
     """The text with typographic digits, signs, spaces and fractions in plain characters."""
+    text = _ESCAPED.sub(r"\\", _SPECIAL_TOKEN.sub("", text))
     if text.isascii():
         return text
     text = text.translate(_TABLE)
@@ -49,22 +53,20 @@ def _plain(character: str) -> str:
 # a command that only sets type, and what stands for it
 _LAYOUT = (
     (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
-    (re.compile(r"\\(?:left|right|bigl|bigr|Bigl|Bigr|big|Big)(?![A-Za-z])\.?"), ""),
+    (re.compile(r"\\(?:left|right|[Bb]igg?[lr]?)(?![A-Za-z])\.?"), ""),
     (re.compile(r"\\(?:displaystyle|textstyle|limits|nolimits)(?![A-Za-z])"), ""),
+    (re.compile(r",\\!\s*|\{,\}"), ","),
     (re.compile(r"\\!|\{\}"), ""),
-    (re.compile(r"(?<!\\)\\[,;:> ]|(?<!\\)~|\\q?quad(?![A-Za-z])"), " "),
-    (re.compile(r"\{,\}"), ","),
-    (re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mbox|operatorname|bm)\s*"
-                r"\{([^{}]*)\}"), r" \1 "),
-    (re.compile(r"\\%"), "%"),
-    (re.compile(r"\\\$"), "$"),
-    (re.compile(r"\\(?:dots|ldots|cdots)(?![A-Za-z])"), " ... "),
+    (re.compile(r"(?<!\\)\\[,;:> ]|(?<!\\)~|\\q?quad(?![a-wyzA-Z])"), " "),
+    (re.compile(r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it)|mbox|operatorname|bm)\s*\{([^{}]*)\}"),
+     r" \1 "),
+    (re.compile(r"(?<!\\)\$([^$]+)(?<!\\)\$"), r"\1"),
+    (re.compile(r"\\([%$])"), r"\1"),
     (re.compile(r"\\(?:degree|deg)(?![A-Za-z])"), r"^\\circ "),
-    (re.compile(r"\\lbrace(?![A-Za-z])"), r"\\{"),
-    (re.compile(r"\\rbrace(?![A-Za-z])"), r"\\}"),
     (re.compile(r"\\(?:leq|leqslant)(?![A-Za-z])"), r"\\le "),
     (re.compile(r"\\(?:geq|geqslant)(?![A-Za-z])"), r"\\ge "),
-    (re.compile(r"\\(?:varnothing)(?![A-Za-z])"), r"\\emptyset "),
+    (re.compile(r"\\(?:begin|end)\{(?:align|aligned|equation|gather)\*?\}|&(?==)"), ""),
+    (re.compile(r"\\varnothing(?![A-Za-z])"), r"\\emptyset"),
 )  # fmt: skip
 _BOXED = re.compile(r"\\boxed\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}")
 _WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"))
@@ -76,7 +78,8 @@ def bare(text: str) -> str:
     before = None
     while text != before:
         before = text
-        text = text.rstrip(" \n\t.,;:").lstrip(" \n\t:;") if not _ends_in_command(text) else text
+        if not re.search(r"\\[.,;:!]$", text):  # the mark of a command is no full stop
+            text = text.rstrip(" \n\t.,;:").lstrip(" \n\t:;")
         text = text.strip("*_").strip() if text.startswith(("*", "_")) else text.rstrip("*").strip()
         for opening, closing in _WRAPPERS:
             inner = text[len(opening) : len(text) - len(closing)]
@@ -87,8 +90,3 @@ def bare(text: str) -> str:
     for pattern, instead in _LAYOUT:
         text = pattern.sub(instead, text)
     return " ".join(text.split())
-
-
-def _ends_in_command(text: str) -> bool:
-    """A final `\\,` or `\\!`: its mark is no full stop."""
-    return re.search(r"\\[.,;:!]$", text) is not None

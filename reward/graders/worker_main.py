@@ -2,8 +2,8 @@
 
     python -m reward.graders.worker_main CPU_SECONDS BYTES
 
-    stdin   [["same", ["\\\\sqrt{8}", "2\\\\sqrt{2}", null]], …]     one line a batch
-    stdout  {"value": true}                                one line a job, as it ends
+    stdin   ["equal", ["\\\\sqrt{8}", "2\\\\sqrt{2}"]]     one line a job
+    stdout  {"value": true}                          one line an answer
 
 The kernel itself ends the process when a job has used its CPU seconds: no Python code has to run
 for that, so neither a loop in C nor the death of the parent leaves anything behind.
@@ -23,12 +23,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from reward.graders import algebra, math_answers
-
-
-def same(gold: str, answer: str, tolerance: float | None) -> bool:
-    """`math_answers.same`, with algebra."""
-    return math_answers.same(gold, answer, algebra=algebra.equal, tolerance=tolerance)
+from reward.graders.algebra import equal
 
 
 def last_match(patterns: Sequence[str], text: str) -> str | None:
@@ -37,10 +32,8 @@ def last_match(patterns: Sequence[str], text: str) -> str | None:
     Case does not count. None where no pattern matches.
     """
     for pattern in patterns:
-        matches = deque(re.finditer(pattern, text, re.IGNORECASE), maxlen=1)
-        for found in matches:
-            groups = [group for group in found.groups() if group is not None]
-            return groups[0] if groups else found.group()
+        for match in deque(re.finditer(pattern, text, re.IGNORECASE), maxlen=1):
+            return next((group for group in match.groups() if group is not None), match[0])
     return None
 
 
@@ -55,7 +48,7 @@ def pattern_problem(patterns: Sequence[str]) -> str | None:
 
 
 JOBS: dict[str, Callable[..., Any]] = {
-    "same": same,
+    "equal": equal,
     "last_match": last_match,
     "pattern_problem": pattern_problem,
 }
@@ -63,35 +56,31 @@ LOOK_FOR_PARENT = 5000  # milliseconds: a fork of the parent may hold our stdin 
 
 
 def main() -> None:
-    """Answer batches until stdin closes or the parent is gone."""
+    """Answer jobs until stdin closes or the parent is gone."""
     parent = os.getppid()
     cpu_seconds, memory = float(sys.argv[1]), int(sys.argv[2])
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     answers = os.fdopen(os.dup(1), "w", encoding="ascii")
-    os.dup2(2, 1)  # a library that prints must not speak among the answers
+    os.dup2(2, 1)  # a library that prints must not write among the answers
     waiting = select.poll()
     waiting.register(0, select.POLLIN | select.POLLHUP)
-    print(json.dumps({"value": "ready"}), file=answers, flush=True)
+    print(json.dumps({"value": None}), file=answers, flush=True)  # started
     while os.getppid() == parent:
         if not waiting.poll(LOOK_FOR_PARENT):
             continue
-        line = sys.stdin.readline()  # one batch: the next comes when this one is answered
+        line = sys.stdin.readline()  # one job: the next comes when this one is answered
         if not line.endswith("\n"):
             return
-        for name, arguments in json.loads(line):
-            signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
-            answer = _do(name, arguments)
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            print(json.dumps(answer), file=answers, flush=True)
-
-
-def _do(name: str, arguments: list[Any]) -> dict[str, Any]:
-    try:
-        return {"value": JOBS[name](*arguments)}
-    except Exception as error:  # noqa: BLE001 - whatever algebra raises: the caller is told
-        return {"error": f"{type(error).__name__}: {error}"[:200]}
+        name, arguments = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+        try:
+            answer = {"value": JOBS[name](*arguments)}
+        except Exception as error:  # noqa: BLE001 - whatever algebra raises is that job's problem
+            answer = {"value": None, "problem": f"{type(error).__name__}: {error}"[:200]}
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":

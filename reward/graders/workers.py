@@ -1,7 +1,6 @@
-"""One worker process, as its owner sees it: jobs in, results out, killed at a limit.
+"""Worker processes for what may never end: jobs in, results out, each killed at its limit.
 
-    Worker(cpu_seconds=5.0, wall_seconds=60.0, memory=1 << 32).run([("same", ["2x", "x+x", None])])
-    → [JobResult(True)]
+    Workers(size=8).run([("equal", ["2x", "x+x"])]) → [JobResult(True)]
 
 Jobs and results are lines of JSON: nothing is unpickled, and `__main__` is not imported again.
 """
@@ -20,15 +19,15 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-Job = tuple[str, list[Any]]  # a name in worker_jobs.JOBS, and its arguments
+Job = tuple[str, list[Any]]  # a name in worker_main.JOBS, and its arguments
 START_SECONDS = 120.0  # importing the algebra from a slow disk
+MEMORY = 4 << 30  # bytes of address space
 ROOT = str(Path(__file__).resolve().parents[2])
 
 
@@ -47,55 +46,39 @@ class WorkerGone(Exception):
 class Worker:
     """One process, started when first used and again after its death. Not thread-safe."""
 
-    def __init__(self, *, cpu_seconds: float, wall_seconds: float, memory: int) -> None:
-        self.cpu_seconds, self.wall_seconds, self.memory = cpu_seconds, wall_seconds, memory
-        self._process: subprocess.Popen[bytes] | None = None
-        self._unread = b""
+    def __init__(self, *, cpu_seconds: float, wall_seconds: float) -> None:
+        self.cpu_seconds, self.wall_seconds = cpu_seconds, wall_seconds
+        self.process: subprocess.Popen[bytes] | None = None
 
-    @property
-    def pid(self) -> int | None:
-        """Its process id, while it runs."""
-        return None if self._process is None else self._process.pid
-
-    def run(self, jobs: Sequence[Job]) -> list[JobResult]:
-        """Do the jobs in order; a job that ends the worker has a problem, the others go on.
+    def run(self, job: Job) -> JobResult:
+        """Do a job; one that ends the worker has a problem.
 
         Raises:
             RuntimeError: the worker cannot be started at all.
         """
-        results: list[JobResult] = []
-        while len(results) < len(jobs):
-            rest = jobs[len(results) :]
-            process = self._ask(rest)
-            try:
-                for _ in rest:
-                    answer = self._answer(process, self.wall_seconds)
-                    results.append(JobResult(answer.get("value"), answer.get("error")))
-            except WorkerGone as gone:
-                self.kill()
-                results.append(JobResult(None, str(gone)))
-            except BaseException:  # a half-read batch would answer the next one's jobs
-                self.kill()
-                raise
-        return results
-
-    def _ask(self, jobs: Sequence[Job]) -> subprocess.Popen[bytes]:
-        line = json.dumps(jobs).encode("ascii") + b"\n"
-        for process in (self._process, None):
-            process = process or self._start()
-            assert process.stdin is not None
-            try:
-                process.stdin.write(line)
-                process.stdin.flush()
-            except BrokenPipeError:  # it ended while idle: nothing of this batch was begun
-                self.kill()
-                continue
-            return process
+        line = json.dumps(job).encode("ascii") + b"\n"
+        try:
+            for process in (self.process, None):
+                process = process or self._start()
+                assert process.stdin is not None
+                try:
+                    process.stdin.write(line)
+                    process.stdin.flush()
+                except BrokenPipeError:  # it ended while idle: nothing of the job was begun
+                    self.kill()
+                    continue
+                return JobResult(**self._answer(process, self.wall_seconds))
+        except WorkerGone as gone:
+            self.kill()
+            return JobResult(None, str(gone))
+        except BaseException:  # an answer not read would be taken for the next job's
+            self.kill()
+            raise
         raise RuntimeError("a grading worker ends as soon as it has started")
 
     def _start(self) -> subprocess.Popen[bytes]:
         paths = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
-        arguments = [str(self.cpu_seconds), str(self.memory)]
+        arguments = [str(self.cpu_seconds), str(MEMORY)]
         with tempfile.TemporaryFile() as errors:
             process = subprocess.Popen(  # noqa: S603 - our own module
                 [sys.executable, "-m", "reward.graders.worker_main", *arguments],
@@ -105,7 +88,7 @@ class Worker:
                 env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": paths},
                 start_new_session=True,  # Ctrl-C is for the parent, which then ends us
             )
-            self._process, self._unread = process, b""
+            self.process = process
             try:
                 self._answer(process, START_SECONDS)
             except WorkerGone as gone:
@@ -117,101 +100,83 @@ class Worker:
 
     def _answer(self, process: subprocess.Popen[bytes], seconds: float) -> dict[str, Any]:
         assert process.stdout is not None
-        deadline, descriptor = time.monotonic() + seconds, process.stdout.fileno()
         waiting = select.poll()
-        waiting.register(descriptor, select.POLLIN | select.POLLHUP)
-        while b"\n" not in self._unread:
-            left = deadline - time.monotonic()
-            if left <= 0 or not waiting.poll(left * 1000):
-                raise WorkerGone(f"no answer in {seconds:g} s")
-            piece = os.read(descriptor, 1 << 16)
-            if not piece:
-                raise WorkerGone(self._epitaph(process.wait()))
-            self._unread += piece
-        line, _, self._unread = self._unread.partition(b"\n")
-        return json.loads(line)
-
-    def _epitaph(self, status: int) -> str:
-        if status == -signal.SIGPROF:
-            return f"stopped after {self.cpu_seconds:g} s"
-        return f"ended with status {status}"
+        waiting.register(process.stdout, select.POLLIN | select.POLLHUP)
+        if not waiting.poll(seconds * 1000):
+            raise WorkerGone(f"no answer in {seconds:g} s")
+        line = process.stdout.readline()  # written at once
+        if line.endswith(b"\n"):
+            return json.loads(line)
+        status = process.wait()
+        stopped = status == -signal.SIGPROF
+        raise WorkerGone(
+            f"stopped after {self.cpu_seconds:g} s" if stopped else f"ended with status {status}"
+        )
 
     def kill(self) -> None:
         """End the process, whatever it does. It starts again when next used."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        process.wait()
-        _close(process)
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+        self.forget()
 
     def forget(self) -> None:
-        """In a fork of the owner: the process is not ours, so leave it alone."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.returncode = 0  # else it would be waited for
-            _close(process)
-
-
-def _close(process: subprocess.Popen[bytes]) -> None:
-    for stream in (process.stdin, process.stdout):
-        assert stream is not None
-        with contextlib.suppress(BrokenPipeError):  # what was never read is flushed in vain
-            stream.close()
-
-
-BATCH = 32  # jobs a worker gets at once
-MEMORY = 4 << 30  # bytes of address space
+        """Close our ends alone: in a fork of the owner the process is not ours."""
+        process, self.process = self.process, None
+        if process is None:
+            return
+        process.returncode = process.returncode or 0  # else it would be waited for
+        for stream in (process.stdin, process.stdout):
+            assert stream is not None
+            with contextlib.suppress(BrokenPipeError):  # what was never read is flushed in vain
+                stream.close()
 
 
 class Workers:
-    """A few worker processes, started as they are needed."""
+    """A few worker processes, started as they are needed. Thread-safe."""
 
     def __init__(self, *, size: int, cpu_seconds: float = 5.0, wall_seconds: float = 60.0) -> None:
         assert size > 0
-        self._made = [
-            Worker(cpu_seconds=cpu_seconds, wall_seconds=wall_seconds, memory=MEMORY)
-            for _ in range(size)
+        self._workers = [
+            Worker(cpu_seconds=cpu_seconds, wall_seconds=wall_seconds) for _ in range(size)
         ]
-        self._free: queue.LifoQueue[Worker] = queue.LifoQueue()  # last used first: it is warm
         self._reset()
-        # a fork has our pipes but not our processes: what it asks must not mix with what we ask
+        # a fork has our pipes but not our processes: its jobs must not mix with ours
         os.register_at_fork(after_in_child=self._forget)
         atexit.register(self.close)
 
     def _reset(self) -> None:
-        self._free = queue.LifoQueue()
-        for worker in self._made:
+        self._free: queue.LifoQueue[Worker] = queue.LifoQueue()  # last used first: it is warm
+        for worker in self._workers:
             self._free.put(worker)
 
     def _forget(self) -> None:
-        for worker in self._made:
+        for worker in self._workers:
             worker.forget()
         self._reset()
 
     def run(self, jobs: Sequence[Job]) -> list[JobResult]:
         """One result a job, in order."""
-        batches = [jobs[start : start + BATCH] for start in range(0, len(jobs), BATCH)]
-        if len(batches) < 2:
-            return [result for batch in batches for result in self._run_batch(batch)]
-        with ThreadPoolExecutor(min(len(batches), len(self._made))) as threads:
-            return [result for done in threads.map(self._run_batch, batches) for result in done]
+        if len(jobs) < 2:
+            return [self._run(job) for job in jobs]
+        with ThreadPoolExecutor(min(len(jobs), len(self._workers))) as threads:
+            return list(threads.map(self._run, jobs))
 
-    def _run_batch(self, jobs: Sequence[Job]) -> list[JobResult]:
+    def _run(self, job: Job) -> JobResult:
         worker = self._free.get()
         try:
-            return worker.run(jobs)
+            return worker.run(job)
         finally:
             self._free.put(worker)
 
     def close(self) -> None:
         """End the processes. They start again when they are needed."""
-        for worker in self._made:
+        for worker in self._workers:
             worker.kill()
 
     def pids(self) -> list[int]:
         """Process ids of the workers that run."""
-        return [worker.pid for worker in self._made if worker.pid is not None]
+        return [worker.process.pid for worker in self._workers if worker.process is not None]
 
 
 _making = threading.Lock()

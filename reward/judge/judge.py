@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from posttrain.artifacts import MANIFEST, read_artifact
 from posttrain.config.backend import Server
 from posttrain.config.judge import JudgeConfig, JudgeModel
 from posttrain.errors import ConfigError
+from posttrain.runs import MANIFEST, read_artifact
 from posttrain.sampling.rollout import gather_or_cancel
 from posttrain.sampling.sampler import Sampler
 from reward.judge.cache import VerdictCache

@@ -9,9 +9,8 @@ import pytest
 from posttrain.config.base import Strict
 from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.config.build_sft import BuildSftConfig
-from posttrain.config.defaults import repeated_defaults
 from posttrain.config.eval import EvalConfig
-from posttrain.config.load import load_recipe, read_recipe
+from posttrain.config.load import load_recipe
 from posttrain.config.rlhf import RlhfConfig
 from posttrain.config.sample import SampleConfig
 from posttrain.config.sft import SftConfig
@@ -105,9 +104,3 @@ def test_extends_one_level_and_overrides_win(tmp_path):
     deeper = write(tmp_path, "extends: top.yaml\n", "deeper.yaml")
     with pytest.raises(ConfigError, match="only one level"):
         load_recipe(deeper, Recipe)
-
-
-def test_repeated_defaults_are_found_at_any_depth(tmp_path):
-    path = write(tmp_path, "learning_rate: 1.0\nsteps: 10\nsources: [{name: a, share: null}]\n")
-    recipe = load_recipe(path, Recipe)
-    assert repeated_defaults(recipe, read_recipe(path)) == ["steps", "sources.0.share"]

@@ -74,7 +74,7 @@ INTERRUPTED = """
 import signal, sys
 sys.path.insert(0, {root!r})
 from data_builders.workers import ProcessPool
-from posttrain.claim import run_command
+from posttrain.config.command import run_command
 from tests.data_builders.pool_jobs import Job, WorkerState
 def main():
     with ProcessPool(WorkerState, 2) as pool:

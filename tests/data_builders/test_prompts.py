@@ -134,7 +134,7 @@ def test_rows_are_chosen_by_content_and_seed(tmp_path: Path):
 
 def test_every_row_is_accounted_for(tmp_path: Path):
     rows = [*questions(10), *questions(3), {"question": "x", "answer": "#### y", "n": 1}]
-    made = build(tmp_path, rows, **GSM, where="n < 8")
+    made = build(tmp_path, rows, **GSM, where={"n": {"lt": 8}})
     counts = made.counts()
     assert (counts.rows_in, counts.kept) == (14, 8)
     assert counts.dropped == {"where": 2, "duplicate": 3, "gold_refused: not a number": 1}
@@ -151,7 +151,7 @@ def test_refused_gold_makes_room_for_the_next(tmp_path: Path):
 
 def test_too_few_rows_are_an_error(tmp_path: Path):
     with pytest.raises(DataError, match=r"5 rows can be asked, count is 6 \(of 8 rows; where 3"):
-        build(tmp_path, questions(8), **GSM, where="n < 5", count=6)
+        build(tmp_path, questions(8), **GSM, where={"n": {"lt": 5}}, count=6)
 
 
 # -- settings
@@ -164,7 +164,7 @@ def test_settings_and_modes(tmp_path: Path):
         [
             {"name": "plain", "thinking": 0.3},
             {"name": "tools", "tools": "adding", "thinking": "both", "reasoning_budget": 64},
-            {"name": "few", "thinking": 0.0, "where": "n < 4"},
+            {"name": "few", "thinking": 0.0, "where": {"n": {"lt": 4}}},
         ],
         **GSM,
     )
@@ -183,7 +183,7 @@ def test_a_setting_may_name_its_sources(tmp_path: Path):
     path.write_text("".join(json.dumps(row) + "\n" for row in questions(4)))
     both = [
         {"name": name, "path": str(path), "where": where, **GSM}
-        for name, where in (("low", "n < 2"), ("high", "n >= 2"))
+        for name, where in (("low", {"n": {"lt": 2}}), ("high", {"n": {"ge": 2}}))
     ]
     raw = {"prompts": both, "settings": [{"name": "one", "sources": ["high"]}, {"name": "all"}]}
     recipe = validate(raw, Recipe, where="recipe")
@@ -209,7 +209,7 @@ def test_a_setting_may_name_its_sources(tmp_path: Path):
         ([{"name": "a", "tools": "given"}], {}, r"asks nothing: no_tools_given 3"),
         ([{"name": "a"}], {"grader": "number"}, r"no grader 'number' \(did you mean 'numbers'"),
         ([{"name": "a"}], {"environment": "x"}, r"no toolkit 'x'"),
-        ([{"name": "a"}], {"where": "nn == 1"}, r"none of 3 rows has \(did you mean 'n'\?\)"),
+        ([{"name": "a"}], {"where": {"nn": 1}}, r"none of 3 rows has \(did you mean 'n'\?\)"),
         ([{"name": "a"}], {"gold_pattern": "####"}, r"no group"),
         ([{"name": "a"}], {"gold_pattern": "("}, r"gold_pattern"),
         ([{"name": "a"}], {"template": "{questoin}"}, r"no \{question\}"),

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from data_builders.tiny_world.families import FAMILIES
 from data_builders.tiny_world.write import write_world
-from posttrain.artifacts import StageDir
 from posttrain.chat import nemotron_3_nano_template
 from posttrain.config.tiny_world import FamilyConfig, TinyTokenizerConfig, TinyWorldConfig
+from posttrain.runs import Run
 
 
 def make_world(out: Path) -> Path:
@@ -18,7 +18,7 @@ def make_world(out: Path) -> Path:
         families={name: FamilyConfig(train=40, heldout=16) for name in FAMILIES},
         tokenizer=TinyTokenizerConfig(vocab_size=512),
     )
-    stage = StageDir.open(out, kind="tiny_world", config=config.owner_config())
+    stage = Run.open(out, kind="tiny_world", config=config.owner_config())
     written = write_world(config, out, template=nemotron_3_nano_template())
     stage.finish(counts=written.counts, files=written.files, stats=written.stats)
     return out

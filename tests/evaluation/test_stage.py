@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.artifacts import read_artifact
 from posttrain.errors import ConfigError, DataError
 from posttrain.evaluation.run import read_run
+from posttrain.runs import read_artifact
 from tests.evaluation.scripted import ScriptedSampler
 from tests.evaluation.small_eval import answer, evaluate, records, run_script, tamed, write_recipe
 

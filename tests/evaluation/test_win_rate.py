@@ -14,12 +14,13 @@ from unittest.mock import patch
 import pytest
 import yaml
 
-from posttrain.artifacts import read_artifact
 from posttrain.errors import ConfigError, JudgeError
 from posttrain.evaluation.win_rate import Duel, win_rows
+from posttrain.runs import read_artifact
 from posttrain.sampling.sampler import Request
+from tests.data_builders.small_build import script
 from tests.evaluation import small_eval
-from tests.evaluation.judges.test_stage import script, verdict
+from tests.evaluation.test_judges import verdict
 from tests.sampling.scripted import END, Scripted
 from tests.sampling.small_stage import sample, write_recipe
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.artifacts import Counts, StageDir, atomic_write_text, parent_of, read_artifact
+from posttrain.runs import Counts, Run, atomic_write_text, parent_of, read_artifact
 from tests.evaluation.small_world import make_world
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +51,7 @@ def built(tmp_path_factory) -> Path:
 def write_checkpoint(out: Path, data: Path, rows: list[dict] | None = None) -> Path:
     """A `checkpoint` artifact made from `data`, as the SFT stage leaves it, but for the model."""
     manifest = read_artifact(data)
-    stage = StageDir.open(out, kind="checkpoint", config={"model": {"config": {"hidden_size": 8}}})
+    stage = Run.open(out, kind="checkpoint", config={"model": {"config": {"hidden_size": 8}}})
     rows = LOG if rows is None else rows
     atomic_write_text(out / "log.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     speed = [

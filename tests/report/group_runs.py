@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from posttrain.artifacts import Counts, StageDir, atomic_write_text
 from posttrain.chat import parse_completion
 from posttrain.config.judge import LengthConfig, PairingConfig
 from posttrain.group_rewards import Group, GroupReward
 from posttrain.records import Message, Score
 from posttrain.rollouts import Completion, Prompt, Step
+from posttrain.runs import Counts, Run, atomic_write_text
 from posttrain.training.rl.batch import ScoredGroup, with_advantages
 from posttrain.training.rl.files import group_row, join_parts, rollout_file, write_part
 from posttrain.training.rl.metrics import AVERAGED, _means, _sums, batch_metrics, group_stats
@@ -132,7 +132,7 @@ def ratios(scored: Sequence[ScoredGroup], step: int) -> dict[tuple[int, int], di
 def write_run(out: Path, *, method: str, batches: int = 3) -> Path:
     """A `checkpoint` artifact of an RLHF run, or of a judge's training."""
     reward: GroupReward = judged_reward() if method == "rlhf" else VerdictReward()
-    stage = StageDir.open(out, kind="checkpoint", config={"method": method})
+    stage = Run.open(out, kind="checkpoint", config={"method": method})
     log: list[dict[str, Any]] = []
     for step in range(1, batches + 1):
         groups = rlhf_groups(step) if method == "rlhf" else genrm_groups(step)

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.artifacts import Counts, StageDir, parent_of
-from posttrain.errors import DataError
 from posttrain.report.console import dialogue_text
 from posttrain.report.preview import marked_words
+from posttrain.runs import Counts, Run, parent_of
 from tests.data_builders.small_build import build, index, script, write_recipe
 
 WORDS = ["<s>", "ask", " me", "yes", "<e>"]
@@ -80,7 +79,7 @@ def test_script_shows_lineage_books_and_marked_sequences(built, capsys):
 
 
 def test_script_shows_rows_of_other_artifacts(tmp_path, capsys):
-    stage = StageDir.open(tmp_path / "world", kind="tiny_world", config={"a": 1})
+    stage = Run.open(tmp_path / "world", kind="tiny_world", config={"a": 1})
     row = {"messages": [{"role": "user", "content": "hello"}], "metadata": {"family": "x"}}
     (tmp_path / "world" / "train.jsonl").write_text(json.dumps(row) + "\n")
     stage.finish(counts=Counts(1, 1), files={"train.jsonl": 1})
@@ -91,11 +90,9 @@ def test_script_shows_rows_of_other_artifacts(tmp_path, capsys):
 
 
 def test_lineage_says_when_a_parent_is_gone_or_another(tmp_path, capsys):
-    old = StageDir.open(tmp_path / "old", kind="rows", config={}).finish(
-        counts=Counts(0, 0), files={}
-    )
+    old = Run.open(tmp_path / "old", kind="rows", config={}).finish(counts=Counts(0, 0), files={})
     parent = parent_of(tmp_path / "old", relative_to=tmp_path / "new", manifest=old)
-    StageDir.open(tmp_path / "new", kind="made", config={}).finish(
+    Run.open(tmp_path / "new", kind="made", config={}).finish(
         counts=Counts(0, 0), files={}, parents=[parent]
     )
 
@@ -107,12 +104,5 @@ def test_lineage_says_when_a_parent_is_gone_or_another(tmp_path, capsys):
     (tmp_path / "old" / "manifest.json").unlink()
     (tmp_path / "old" / "stage.json").unlink()
     assert "old: not at ../old" in shown()
-    StageDir.open(tmp_path / "old", kind="rows", config={"b": 2}).finish(
-        counts=Counts(0, 0), files={}
-    )
+    Run.open(tmp_path / "old", kind="rows", config={"b": 2}).finish(counts=Counts(0, 0), files={})
     assert "another artifact lies at ../old now" in shown()
-
-
-def test_a_directory_without_manifest_is_no_artifact(tmp_path):
-    with pytest.raises(DataError, match=r"manifest\.json"):
-        script("preview").main([str(tmp_path)])

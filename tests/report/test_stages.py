@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.artifacts import read_artifact
 from posttrain.report import ensure_report, write_report
+from posttrain.runs import read_artifact
 from tests.data_builders.small_build import script
 from tests.training.tiny import attention_model, run_script, write_artifact
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from posttrain.artifacts import Counts, StageDir
 from posttrain.chat import nemotron_3_nano_template
 from posttrain.config.backend import (
     ChatBackend,
@@ -21,6 +20,7 @@ from posttrain.config.backend import (
 from posttrain.errors import ConfigError, DataError
 from posttrain.models.inference import weights_digest
 from posttrain.records import Message
+from posttrain.runs import Counts, Run
 from posttrain.sampling.engines.transformers import TransformersEngine
 from posttrain.sampling.open import open_sampler
 from posttrain.sampling.render import RenderedSampler
@@ -94,7 +94,7 @@ def test_identity_follows_weights_and_template_and_nothing_else(checkpoint, tmp_
 
 def test_an_artifact_is_known_by_its_digest_and_holds_to_its_template(tmp_path):
     folder = tmp_path / "sft"
-    stage = StageDir.open(folder, kind="checkpoint", config={})
+    stage = Run.open(folder, kind="checkpoint", config={})
     write_checkpoint(folder)
     digest = nemotron_3_nano_template().digest
     files = {path.name: None for path in folder.iterdir() if path.name != "stage.json"}

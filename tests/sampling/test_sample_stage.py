@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from posttrain.artifacts import read_artifact
 from posttrain.errors import ConfigError, DataError
 from posttrain.rollouts import Completion, Prompt, completion_from_row, prompt_from_row
+from posttrain.runs import read_artifact
 from posttrain.sampling.sampler import Generation
 from posttrain.tokens.tokenizer import load_any_tokenizer
 from tests.sampling.scripted import Scripted

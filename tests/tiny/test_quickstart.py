@@ -5,14 +5,14 @@ so a server stands in for it."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-from posttrain.artifacts import read_artifact
+import pytest
+
+from posttrain.runs import read_artifact
 from tests.training.rl.judge_server import judge_server
 
 ROOT = Path(__file__).parents[2]
@@ -23,23 +23,34 @@ SMALL_WORLD = [
 STEPS = ["trainer.num_train_epochs=1", "trainer.logging_steps=10", "trainer.warmup_steps=2"]
 
 
-def run(cwd: Path, script: str, *arguments: str) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, str(ROOT / script), *arguments],
-        cwd=cwd, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+class Commands:
+    """Runs scripts in this process, since importing torch takes longer than most stages here."""
+
+    def __init__(self, capfd: pytest.CaptureFixture[str]):
+        self._capfd = capfd
+
+    def __call__(self, script: str, *arguments: str) -> str:
+        spec = importlib.util.spec_from_file_location(Path(script).stem, ROOT / script)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        self._capfd.readouterr()
+        module.main(arguments)
+        return self._capfd.readouterr().out
 
 
-def test_the_tiny_recipes_chain(tmp_path: Path):
+def test_the_tiny_recipes_chain(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    run = Commands(capfd)
     recipes = ROOT / "recipes" / "tiny"
-    run(tmp_path, "scripts/tiny_world.py", "--config", str(recipes / "world.yaml"), *SMALL_WORLD)
+    run("scripts/tiny_world.py", "--config", str(recipes / "world.yaml"), *SMALL_WORLD)
     build = ["scripts/build_sft.py", "--config", str(recipes / "build_sft.yaml")]
     smoke = ["mixture.total=20000", "held_out.rows=8", "mixture.tolerance=0.05"]
-    run(tmp_path, *build, *smoke)
-    run(tmp_path, "scripts/sft.py", "--config", str(recipes / "sft.yaml"), *STEPS)
+    run(*build, *smoke)
+    run("scripts/sft.py", "--config", str(recipes / "sft.yaml"), *STEPS)
     world, data, model = (tmp_path / "runs" / "tiny" / n for n in ("world", "sft_data", "sft"))
     for path, kind in ((world, "tiny_world"), (data, "sft_data"), (model, "checkpoint")):
         read_artifact(path, kind=kind)
@@ -53,22 +64,22 @@ def test_the_tiny_recipes_chain(tmp_path: Path):
     assert (model / "checkpoint-epoch-1" / "model.safetensors").is_file()
     # a finished stage started again does nothing, to the same digest
     before = read_artifact(data).digest
-    assert "complete" in run(tmp_path, *build, *smoke)
+    assert "complete" in run(*build, *smoke)
     assert read_artifact(data).digest == before
-    assert "sft_data" in run(tmp_path, "scripts/preview.py", str(data), "--rows", "1")
-    samples_to_evaluation(tmp_path, recipes)
-    judgements_to_win_rate(tmp_path, recipes)
+    assert "sft_data" in run("scripts/preview.py", str(data), "--rows", "1")
+    samples_to_evaluation(run, tmp_path, recipes)
+    judgements_to_win_rate(run, tmp_path, recipes)
 
 
-def samples_to_evaluation(tmp_path: Path, recipes: Path) -> None:
+def samples_to_evaluation(run: Commands, tmp_path: Path, recipes: Path) -> None:
     """The second half of the quickstart, from its SFT checkpoint."""
     asked = [
         "prompts=[{name: maths, format: tiny_world, path: runs/tiny/world/train/maths.jsonl, count: 6}, "
-        "{name: lookups, format: tiny_world, path: runs/tiny/world/train/lookups.jsonl, count: 6, where: metadata.with_tools}]",
+        "{name: lookups, format: tiny_world, path: runs/tiny/world/train/lookups.jsonl, count: 6, where: {metadata.with_tools: true}}]",
         "settings=[{name: no_tools, thinking: 0.5, sources: [maths]}, {name: with_tools, tools: given, sources: [lookups]}]",
     ]
     run(
-        tmp_path, "scripts/sample.py", "--config", str(recipes / "sample.yaml"), *asked,
+        "scripts/sample.py", "--config", str(recipes / "sample.yaml"), *asked,
         "n=2", "sampling.max_tokens=24",
     )  # fmt: skip
     samples, data, model, done = (
@@ -83,10 +94,10 @@ def samples_to_evaluation(tmp_path: Path, recipes: Path) -> None:
         "samples=[]", "categories={offline: 1.0}", "offline=[{name: sums, path: pairs.jsonl}]",
         "tokenizer={path: runs/tiny/sft, chat_template: own}",
     ]  # fmt: skip
-    run(tmp_path, "scripts/build_dpo.py", "--config", str(recipes / "build_dpo.yaml"), *given)
-    assert "pair 0 of 16" in run(tmp_path, "scripts/preview.py", str(data), "--rows", "16")
+    run("scripts/build_dpo.py", "--config", str(recipes / "build_dpo.yaml"), *given)
+    assert "pair 0 of 16" in run("scripts/preview.py", str(data), "--rows", "16")
     run(
-        tmp_path, "scripts/dpo.py", "--config", str(recipes / "dpo.yaml"), "batch=8",
+        "scripts/dpo.py", "--config", str(recipes / "dpo.yaml"), "batch=8",
         "trainer.max_steps=2", "trainer.per_device_train_batch_size=4",
     )  # fmt: skip
     first = json.loads((model / "log.jsonl").read_text().splitlines()[0])
@@ -97,7 +108,7 @@ def samples_to_evaluation(tmp_path: Path, recipes: Path) -> None:
         "sampling.max_tokens=24",
     ]
     run(
-        tmp_path, "scripts/eval.py", "--config", str(recipes / "eval.yaml"), *held_out,
+        "scripts/eval.py", "--config", str(recipes / "eval.yaml"), *held_out,
         "--limit", "4",
     )  # fmt: skip
     lineage = {p.kind for p in read_artifact(done, kind="evaluation").parents}
@@ -106,23 +117,23 @@ def samples_to_evaluation(tmp_path: Path, recipes: Path) -> None:
         assert (path / "report.html").read_text().startswith("<!doctype html>")
 
 
-def judgements_to_win_rate(tmp_path: Path, recipes: Path) -> None:
+def judgements_to_win_rate(run: Commands, tmp_path: Path, recipes: Path) -> None:
     """The judge and what it is for, from the quickstart's SFT checkpoint."""
     few = [
         "families={maths: {warm_up: 90, train: 12, heldout: 6, difficulties: [1]}}", "drills=20",
     ]  # fmt: skip
     judgements = ["scripts/tiny_judgements.py", "--config", str(recipes / "judgements.yaml"), *few]
-    run(tmp_path, *judgements)
-    assert "complete" in run(tmp_path, *judgements)
+    run(*judgements)
+    assert "complete" in run(*judgements)
     run(
-        tmp_path, "scripts/build_sft.py", "--config", str(recipes / "build_genrm_sft.yaml"),
+        "scripts/build_sft.py", "--config", str(recipes / "build_genrm_sft.yaml"),
         "held_out.rows=4",
     )  # fmt: skip
     run(
-        tmp_path, "scripts/sft.py", "--config", str(recipes / "genrm_sft.yaml"),
+        "scripts/sft.py", "--config", str(recipes / "genrm_sft.yaml"),
         "trainer.logging_steps=10", "trainer.warmup_steps=2",
     )  # fmt: skip
-    run(tmp_path, "scripts/build_genrm.py", "--config", str(recipes / "build_genrm.yaml"))
+    run("scripts/build_genrm.py", "--config", str(recipes / "build_genrm.yaml"))
     short = [
         "prompts_per_step=2",
         "num_generations=4",
@@ -130,9 +141,9 @@ def judgements_to_win_rate(tmp_path: Path, recipes: Path) -> None:
         "loss.overlong=train",
     ]
     short += ["trainer.max_steps=1", "trainer.per_device_train_batch_size=8"]
-    run(tmp_path, "scripts/genrm.py", "--config", str(recipes / "genrm.yaml"), *short)
+    run("scripts/genrm.py", "--config", str(recipes / "genrm.yaml"), *short)
     run(
-        tmp_path, "scripts/eval_genrm.py", "--config", str(recipes / "eval_genrm.yaml"), "pairs=3",
+        "scripts/eval_genrm.py", "--config", str(recipes / "eval_genrm.yaml"), "pairs=3",
         "sampling.max_tokens=16",
     )  # fmt: skip
     tiny = tmp_path / "runs" / "tiny"
@@ -143,15 +154,15 @@ def judgements_to_win_rate(tmp_path: Path, recipes: Path) -> None:
         served = [f"judge.models=[{{backend: {backend}, layout: compact}}]"]
         world = ["prompts.0.count=6", "prompts.1.count=6"]
         run(
-            tmp_path, "scripts/rlhf.py", "--config", str(recipes / "rlhf.yaml"),
+            "scripts/rlhf.py", "--config", str(recipes / "rlhf.yaml"),
             *short, *world, *served,
         )  # fmt: skip
         assert asked
         run(
-            tmp_path, "scripts/eval.py", "--config", str(recipes / "eval_rlhf.yaml"),
+            "scripts/eval.py", "--config", str(recipes / "eval_rlhf.yaml"),
             "sampling.max_tokens=24", "--limit", "4",
         )  # fmt: skip
-        run(tmp_path, "scripts/win_rate.py", "--config", str(recipes / "win_rate.yaml"), *served)
+        run("scripts/win_rate.py", "--config", str(recipes / "win_rate.yaml"), *served)
     lineage = {
         name: {parent.kind for parent in read_artifact(tiny / name, kind=kind).parents}
         for name, kind in (

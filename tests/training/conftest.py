@@ -15,6 +15,7 @@ import torch
 
 from posttrain.config.load import validate
 from posttrain.config.sft import SftConfig
+from tests.training.rl.policy import write_policy
 from tests.training.tiny import attention_model, hybrid_model, write_artifact
 
 torch.set_num_threads(1)
@@ -59,6 +60,12 @@ def hybrid_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("hybrid")
     hybrid_model().save_pretrained(str(path))
     return path
+
+
+@pytest.fixture(scope="session")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama checkpoint with a tokenizer and a chat template."""
+    return write_policy(tmp_path_factory.mktemp("policy"))
 
 
 TRAINER: dict[str, Any] = {

@@ -27,11 +27,10 @@ def test_an_unknown_field_names_the_nearest(recipe: MakeRecipe, tmp_path: Path):
         sft_arguments(recipe(trainer={"learning_rat": 1.0}), out=tmp_path)
 
 
-@pytest.mark.parametrize("field", sorted(OWNED_TRAINER_FIELDS))
-def test_fields_that_we_own_are_refused_with_the_reason(recipe: MakeRecipe, field: str):
-    reason = re.escape(OWNED_TRAINER_FIELDS[field])
-    with pytest.raises(ConfigError, match=f"{field} is not yours to set: {reason}"):
-        recipe(trainer={field: 1})
+def test_fields_that_we_own_are_refused_with_the_reason(recipe: MakeRecipe):
+    for field, reason in OWNED_TRAINER_FIELDS.items():
+        with pytest.raises(ConfigError, match=f"{field} is not yours to set: {re.escape(reason)}"):
+            recipe(trainer={field: 1})
 
 
 @pytest.mark.parametrize(

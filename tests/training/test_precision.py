@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,10 +26,9 @@ from posttrain.training.sft.stage import SftStage, sft_arguments
 from tests.training.conftest import MakeRecipe
 from tests.training.dpo.pairs import make_pairs, write_pairs
 from tests.training.dpo.recipe import raw_recipe
-from tests.training.sharded_on_cpu import launch_environment
-from tests.training.tiny import ROOT, SCRIPT, run_script
+from tests.training.forks import ROOT, launch_environment, shipped
+from tests.training.methods import script
 
-ACCELERATE = (sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch")
 STAGES: dict[str, tuple[type[Any], Callable[..., Any]]] = {
     "sft": (SftConfig, sft_arguments),
     "genrm_sft": (SftConfig, sft_arguments),
@@ -122,7 +120,7 @@ def under(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if launcher.startswith("zero"):
         _needs_deepspeed()
     if launcher != "none":
-        for name, value in launch_environment(launcher).items():
+        for name, value in launch_environment(*shipped(launcher)).items():
             if name.startswith(("ACCELERATE_", "FSDP_")):
                 monkeypatch.setenv(name, value)
 
@@ -170,27 +168,23 @@ def test_an_adapter_on_bfloat16_weights_is_float32(
         monkeypatch.setattr("transformers.LlamaForCausalLM.is_loaded_in_4bit", True, raising=False)
     made = recipe(adapter={"rank": 4})
     made = made.model_copy(update={"model": made.model.model_copy(update={"dtype": "bfloat16"})})
-    model = SftStage(made).prepare(sft_arguments(made, out=Path(made.out))).trainer.model
+    model = SftStage(made).prepare().trainer.model
     trained = {p.dtype for p in model.parameters() if p.requires_grad}
     frozen = {p.dtype for p in model.parameters() if not p.requires_grad}
     assert (trained, frozen) == ({torch.float32}, {torch.bfloat16})
 
 
-def test_the_launched_script_stops_before_it_loads_or_writes(
-    data: Path, attention_path: Path, tmp_path: Path
+@pytest.mark.parametrize("stage", ["sft", "dpo"])
+def test_a_launched_script_stops_before_it_loads_or_writes(
+    stage: str, data: Path, attention_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    recipe = tmp_path / "dpo.yaml"
-    pairs = write_pairs(tmp_path / "pairs", make_pairs(40))
-    recipe.write_text(yaml.safe_dump(raw_recipe(pairs, attention_path, tmp_path / "out")))
-    for script, config, keys in (
-        ("scripts/dpo.py", str(recipe), ()),
-        (SCRIPT, "recipes/tiny/sft.yaml", (f"data={data}", f"out={tmp_path / 'out'}")),
-    ):
-        result = run_script(
-            "--config_file", "recipes/accelerate/ddp.yaml", "--num_processes", "1", script,
-            "--config", config, *keys, "trainer.bf16=false", "--dry-run",
-            launcher=ACCELERATE, check=False,
-        )  # fmt: skip
-        assert result.returncode != 0
-        assert "launcher's mixed_precision asks for 'bf16'" in result.stderr
+    under("ddp", monkeypatch)
+    if stage == "dpo":
+        data = write_pairs(tmp_path / "pairs", make_pairs(40))
+    raw = raw_recipe(data, attention_path, tmp_path / "out", {"bf16": False})
+    recipe = tmp_path / "recipe.yaml"
+    kept = {k: v for k, v in raw.items() if stage == "dpo" or k != "batch"}
+    recipe.write_text(yaml.safe_dump(kept))
+    with pytest.raises(ConfigError, match="launcher's mixed_precision asks for 'bf16'"):
+        script(stage).main(["--config", str(recipe), "--dry-run"])
     assert not (tmp_path / "out").exists()

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from posttrain.artifacts import read_artifact
 from posttrain.errors import JudgeError
 from posttrain.group_rewards import Group, GroupRewards
+from posttrain.runs import read_artifact
 from posttrain.training.rl.stage import GroupStage
-from posttrain.training.sft.stage import SftStage, sft_arguments
-from posttrain.training.stage import RESUME
-from tests.training.conftest import MakeRecipe
 from tests.training.rl.policy import (
     Scripted,
     finish,
     make_prompts,
     make_recipe,
-    start,
     words_of,
-    write_policy,
 )
 
 PROMPTS, TENSORBOARD = make_prompts(24), "tensorboard"
@@ -53,17 +48,13 @@ class FailsAtTheSecond(Scripted):
         return await super().reward(groups, seed=seed)
 
 
-def test_they_stay_also_over_a_resume_and_the_digest_is_the_same(tmp_path: Path):
-    policy = write_policy(tmp_path / "policy")
+def test_they_stay_also_over_a_resume_and_the_digest_is_the_same(policy: Path, tmp_path: Path):
     trainer = {"max_steps": 2, "save_steps": 1, "report_to": "tensorboard"}
     one, two = (make_recipe(policy, tmp_path / name, trainer) for name in ("one", "two"))
     whole = finish(one, PROMPTS, Scripted(words_of))
     assert len(events_of(whole)) == 1
-    stage = GroupStage(two, prompts=PROMPTS, reward=FailsAtTheSecond()).open()
     with pytest.raises(JudgeError, match="the end"):
-        GroupStage(two, prompts=PROMPTS, reward=FailsAtTheSecond(words_of)).train(
-            start(two, PROMPTS, FailsAtTheSecond(words_of)), stage
-        )
+        finish(two, PROMPTS, FailsAtTheSecond(words_of))
     before = events_of(tmp_path / "two")
     parts = finish(two, PROMPTS, Scripted(words_of))
     assert set(before) < set(events_of(parts))
@@ -75,22 +66,13 @@ def test_they_stay_also_over_a_resume_and_the_digest_is_the_same(tmp_path: Path)
     assert GroupStage(two, prompts=PROMPTS, reward=Scripted()).open().complete
 
 
-def test_those_of_sft_stay(recipe: MakeRecipe, make_data: Callable[..., Path]):
-    made = recipe({"report_to": "tensorboard"}, data=str(make_data(packs=8, held_out=0)))
-    out, stage = Path(made.out), SftStage(made).open()
-    assert (
-        SftStage(made).train(SftStage(made).prepare(sft_arguments(made, out=out / RESUME)), stage)
-        is not None
-    )
-    assert not (out / RESUME).exists()
-    assert steps_of(out / TENSORBOARD, "train/loss") == [1, 2]
-
-
-def test_a_folder_that_the_user_names_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_folder_that_the_user_names_is_taken(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Also one in the output directory: what lies in it is no part of the artifact."""
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "out" / "mine"))
     trainer = {"max_steps": 1, "report_to": "tensorboard"}
-    recipe = make_recipe(write_policy(tmp_path / "policy"), tmp_path / "out", trainer)
+    recipe = make_recipe(policy, tmp_path / "out", trainer)
     out = finish(recipe, PROMPTS, Scripted(words_of))
     assert [path.parent.name for path in events_of(tmp_path)] == ["mine"]
     assert not [f.path for f in read_artifact(out).files if f.path.startswith("mine")]

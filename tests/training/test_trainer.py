@@ -1,4 +1,4 @@
-"""A resume checkpoint holds the model's weights under the names they are looked for by."""
+"""Resume checkpoints are whole or ignored, and hold the weights under the names looked for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from posttrain.errors import DataError
+from posttrain.errors import ConfigError, DataError
+from posttrain.training.checkpoints import (
+    COMPLETE,
+    Progress,
+    latest_complete,
+    mark_complete,
+    remove_broken,
+    rotate,
+)
 from tests.training.rl.policy import Scripted, make_prompts, make_recipe, start, write_policy
 
 PROMPTS = make_prompts(24)
@@ -50,3 +58,40 @@ def test_a_checkpoint_without_the_models_weights_is_refused(tmp_path: Path):
     trainer._issue_warnings_after_load(
         SimpleNamespace(missing_keys=["lm_head.weight"], unexpected_keys=[])
     )
+
+
+def _checkpoint(folder: Path, step: int, world_size: int = 1) -> Path:
+    path = folder / f"checkpoint-{step}"
+    path.mkdir(parents=True)
+    (path / "model.safetensors").write_bytes(b"x" * step)
+    mark_complete(path, Progress(step=step, tokens=1, trained=1, world_size=world_size))
+    return path
+
+
+def test_half_written_checkpoints_are_ignored_and_removed(tmp_path: Path):
+    whole = _checkpoint(tmp_path, 9)
+    cut = _checkpoint(tmp_path, 10)
+    (cut / "model.safetensors").write_bytes(b"x")
+    unmarked = _checkpoint(tmp_path, 11)
+    (unmarked / COMPLETE).unlink()
+    found = latest_complete(tmp_path, world_size=1)
+    assert found is not None
+    assert found[0] == whole
+    remove_broken(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-9"]
+
+
+def test_rotation_keeps_the_newest_and_never_none(tmp_path: Path):
+    for step in (5, 10, 100):
+        _checkpoint(tmp_path, step)
+    rotate(tmp_path, keep=2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-100"]
+    rotate(tmp_path, keep=0)
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-100"]
+    rotate(tmp_path, keep=None)
+
+
+def test_another_number_of_processes_cannot_resume(tmp_path: Path):
+    _checkpoint(tmp_path, 4, world_size=2)
+    with pytest.raises(ConfigError, match="written by 2 processes and this run has 1"):
+        latest_complete(tmp_path, world_size=1)

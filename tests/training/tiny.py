@@ -27,7 +27,7 @@ from transformers import (
     set_seed,
 )
 
-from posttrain.artifacts import Counts, StageDir
+from posttrain.runs import Counts, Run
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "scripts/sft.py"
@@ -106,7 +106,7 @@ def write_split(root: Path, split: str, packs: list, group: str | None, shards: 
 def write_artifact(
     root: Path, *, packs: int = 40, capacity: int = 48, held_out: int = 6, pad: str = "<|pad|>"
 ) -> Path:
-    stage = StageDir.open(root, kind="sft_data", config={"packs": packs, "capacity": capacity})
+    stage = Run.open(root, kind="sft_data", config={"packs": packs, "capacity": capacity})
     rng = random.Random(0)
     write_split(root, "train", _packs(rng, packs, capacity), None)
     if held_out:

@@ -1,165 +1,138 @@
-"""Calls held against the tools that were declared.
+"""Judge calls against the declared tools.
 
     tools = read_tools('[{"type": "function", "function": {"name": "f", "parameters": {…}}}]')
-    kind_of(Asked("g", {}), tools) → "nonexistent_tool"
-    kind_of(Asked("f", {"y": 1}), tools) → "fabricated_arguments"   (f has no parameter y)
+    kind_of(RequestedCall("g", {}), tools) → "nonexistent_tool"
+    kind_of(RequestedCall("f", {"y": 1}), tools) → "fabricated_arguments"   (f has no parameter y)
 
-Arguments are fabricated when the declared schema has no room for them: a name that it does not
-have, a required one that is missing, a value of another type or outside its enumeration. Whether a
-value is *true* to the conversation is not judged here: that cannot be decided from the text.
+Arguments are fabricated when the declared schema has no room for them: an unknown name, a missing
+required one, a value of another type or outside its enumeration. Null stands for an optional
+argument that is left out. Whether a value is *true* to the conversation cannot be decided from it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, Literal, cast
 
-from posttrain.chat.detect.found import Kind
 from posttrain.chat.detect.requested import UNREAD, RequestedCall
 from posttrain.jsontext import load_json
 
-Schema = Mapping[str, Any]
-_ALIASES = {
+Kind = Literal["undeclared", "nonexistent_tool", "fabricated_arguments", "declared"]
+Tools = Mapping[str, dict[str, Any] | None]
+_TYPES = {
     "dict": "object", "map": "object", "list": "array", "tuple": "array", "set": "array",
     "float": "number", "double": "number", "int": "integer", "long": "integer",
     "bool": "boolean", "str": "string", "none": "null",
+    **{t: t for t in ("object", "array", "string", "number", "integer", "boolean", "null")},
 }  # fmt: skip
-_CHECKED = {"object", "array", "string", "number", "integer", "boolean", "null"}
-_CODE_TOOLS = ("python", "code", "interpreter", "exec", "bash", "shell", "terminal")
-_SEARCH_TOOLS = ("search", "browse", "wiki", "retriev", "web")
+_BUILTINS = {
+    "python": ("python", "code", "interpreter", "exec", "bash", "shell", "terminal"),
+    "search": ("search", "browse", "wiki", "retriev", "web"),
+}
+_WORDS = {"True": True, "False": False, "None": None}
 _DEEPEST = 12
 
 
 @lru_cache(maxsize=256)
-def read_tools(tools: str) -> Mapping[str, Schema | None]:
-    """Each declared tool's name and the schema of its parameters, None where it gives none.
+def read_tools(tools: str) -> Tools:
+    """Each declared tool's name and the schema that its arguments must satisfy, None without one.
 
     Raises:
         ValueError: the text is not JSON.
     """
-    found: dict[str, Schema | None] = {}
+    declared: dict[str, dict[str, Any] | None] = {}
     value = load_json(tools)
     for tool in cast(list[Any], value) if isinstance(value, list) else [value]:
-        declared = _mapping(tool)
-        function = _mapping(declared.get("function")) or declared
-        name = function.get("name")
-        schema = next(
-            (function[k] for k in ("parameters", "input_schema", "arguments") if k in function),
-            None,
-        )
-        if isinstance(name, str):
-            found[name] = _mapping(schema) if isinstance(schema, dict) else None
-    return found
+        outer = _mapping(tool)
+        function = _mapping(outer.get("function")) or outer
+        keys = ("parameters", "input_schema", "arguments")
+        schema = next((function[key] for key in keys if key in function), None)
+        if isinstance(name := function.get("name"), str):
+            declared[name] = _standard(cast(Any, schema)) if isinstance(schema, dict) else None
+            if schema == {}:
+                declared[name] = {"additionalProperties": False}
+    return declared
 
 
-def kind_of(requested: RequestedCall, tools: Mapping[str, Schema | None] | None) -> Kind:
+def kind_of(requested: RequestedCall, tools: Tools | None) -> Kind:
     """The kind of a call; `tools` is None where none is declared."""
     if tools is None:
         return "undeclared"
-    if requested.request is not None and requested.name not in tools:
-        likely = _CODE_TOOLS if requested.request == "python" else _SEARCH_TOOLS
-        hit = any(part in name.lower() for name in tools for part in likely)
-        return "declared" if hit else "nonexistent_tool"
+    if requested.builtin is not None and requested.name not in tools:
+        parts = _BUILTINS[requested.builtin]
+        likely = any(part in name.lower() for name in tools for part in parts)
+        return "declared" if likely else "nonexistent_tool"
     if requested.name is None:
         return "declared"
     if requested.name not in tools:
         return "nonexistent_tool"
-    schema = tools[requested.name]
-    if requested.arguments is None or schema is None or "" in requested.arguments:
-        return "declared"
-    breach = _object_breach(requested.arguments, schema, textual=requested.textual, depth=0)
-    return "fabricated_arguments" if breach else "declared"
+    schema, given = tools[requested.name], requested.arguments
+    if given is None or schema is None or any(not key or key.isdecimal() for key in given):
+        return "declared"  # which parameters positional arguments are is unknown
+    properties = _mapping(schema.get("properties"))
+    arguments: dict[str, Any] = {}
+    for key, value in given.items():
+        if value is UNREAD:
+            properties = {**properties, key: {}} if key in properties else properties
+        arguments[key] = None if value is UNREAD else value
+        if requested.textual and isinstance(value, str):
+            arguments[key] = _typed(value, _mapping(properties.get(key)))
+    from jsonschema import Draft202012Validator  # 0.1 s to import
+
+    checker: Any = Draft202012Validator({**schema, "properties": properties})
+    return "declared" if checker.is_valid(arguments) else "fabricated_arguments"
 
 
 def _mapping(value: Any) -> dict[str, Any]:
     return cast(dict[str, Any], value) if isinstance(value, dict) else {}
 
 
-def _object_breach(
-    arguments: Mapping[str, Any], schema: Schema, *, textual: bool, depth: int
-) -> bool:
-    """Whether an object breaks its schema. Names that are not among the properties do."""
-    properties = _mapping(schema.get("properties"))
-    open_ended = bool(schema.get("additionalProperties")) or "patternProperties" in schema
-    described = "properties" in schema or not schema
-    required = schema.get("required")
-    positional = any(key.isdecimal() for key in arguments)
-    if positional:
-        return False  # which parameters these are is not said
-    if isinstance(required, list):
-        names = [key for key in cast(list[Any], required) if isinstance(key, str)]
-        if any(key not in arguments for key in names):
-            return True
-    for key, value in arguments.items():
-        if key not in properties:
-            if described and not open_ended:
-                return True
-        elif not _fits(value, properties[key], textual=textual, depth=depth + 1):
-            return True
-    return False
-
-
-def _fits(value: Any, schema: Any, *, textual: bool, depth: int) -> bool:
-    """Whether a value may be there; what cannot be read or is not understood is let pass."""
-    fields = _mapping(schema)
-    if value is UNREAD or not fields or depth > _DEEPEST or "$ref" in fields:
-        return True
+def _standard(schema: Any, depth: int = 0) -> dict[str, Any]:
+    """A tool's schema in standard words; what is not understood in it lets every value pass."""
+    fields, standard = _mapping(schema), dict[str, Any]()
+    if depth > _DEEPEST or "$ref" in fields:
+        return {}
     for key in ("anyOf", "oneOf"):
-        options = fields.get(key)
-        if isinstance(options, list) and options:
-            return any(
-                _fits(value, option, textual=textual, depth=depth + 1)
-                for option in cast(list[Any], options)
-            )
-    allowed = fields.get("enum")
-    if isinstance(allowed, list) and allowed:
-        members = cast(list[Any], allowed)
-        return value in members or (textual and str(value) in [str(m) for m in members])
-    kinds = _kinds(fields)
-    return not kinds or any(_is(value, kind, fields, textual, depth) for kind in kinds)
+        if isinstance(options := fields.get(key), list) and options:
+            return {"anyOf": [_standard(option, depth + 1) for option in cast(list[Any], options)]}
+    if isinstance(allowed := fields.get("enum"), list) and allowed:
+        return {"enum": allowed}
+    named = fields.get("type")
+    names = cast(list[Any], named) if isinstance(named, list) else [named]
+    types = [_TYPES.get(n.lower()) for n in names if isinstance(n, str)]
+    if types and all(types):
+        standard["type"] = types + (["null"] if fields.get("nullable") is True else [])
+    if "properties" in fields:
+        required = fields.get("required")
+        required = [k for k in cast(list[Any], required) if isinstance(k, str)] if isinstance(
+            required, list) else []  # fmt: skip
+        properties = _mapping(fields["properties"])
+        standard["properties"] = {
+            key: inner if key in required or not inner else {"anyOf": [inner, {"type": "null"}]}
+            for key, value in properties.items()
+            for inner in [_standard(value, depth + 1)]
+        }
+        standard["required"] = required
+        open_ended = bool(fields.get("additionalProperties")) or "patternProperties" in fields
+        standard["additionalProperties"] = open_ended
+    if isinstance(fields.get("items"), dict):
+        standard["items"] = _standard(fields["items"], depth + 1)
+    return standard
 
 
-def _kinds(fields: Schema) -> list[str]:
-    declared = fields.get("type")
-    names = cast(list[Any], declared) if isinstance(declared, list) else [declared]
-    kinds = [_ALIASES.get(n.lower(), n.lower()) for n in names if isinstance(n, str)]
-    if fields.get("nullable") is True:
-        kinds.append("null")
-    return kinds if all(kind in _CHECKED for kind in kinds) else []
-
-
-def _is(value: Any, kind: str, fields: Schema, textual: bool, depth: int) -> bool:
-    if textual and isinstance(value, str):
-        if kind == "string":
-            return True
-        value = _from_text(value)
-    if kind == "object":
-        return isinstance(value, dict) and not (
-            "properties" in fields
-            and _object_breach(cast(dict[str, Any], value), fields, textual=False, depth=depth)
-        )
-    if kind == "array":
-        return isinstance(value, list) and all(
-            _fits(item, fields.get("items"), textual=False, depth=depth + 1)
-            for item in cast(list[Any], value)
-        )
-    if kind == "integer":
-        whole = isinstance(value, float) and value.is_integer()
-        return whole or (isinstance(value, int) and not isinstance(value, bool))
-    if kind == "number":
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if kind == "boolean":
-        return isinstance(value, bool)
-    return value is None if kind == "null" else isinstance(value, str)
-
-
-def _from_text(text: str) -> Any:
-    """A value of an XML call: JSON, or Python's words for its constants; else the text."""
-    words: dict[str, Any] = {"True": True, "False": False, "None": None}
+def _typed(text: str, schema: dict[str, Any]) -> Any:
+    """An XML call's value, whose type the notation does not show: text where text may stand."""
+    options = schema.get("anyOf") or [schema]
     stripped = text.strip()
-    if stripped in words:
-        return words[stripped]
+    for option in cast(list[dict[str, Any]], options):
+        for member in option.get("enum", ()):
+            if str(member) == stripped:
+                return member
+        if "string" in option.get("type", ()):
+            return text
+    if stripped in _WORDS:
+        return _WORDS[stripped]
     try:
         return load_json(stripped)
     except ValueError:

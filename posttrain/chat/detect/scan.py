@@ -3,32 +3,80 @@
     answer = '<tool_call>\\n{"name": "f", "arguments": {}}\\n</tool_call>'
     detect_calls(reasoning=None, answer=answer, tools=None).calls[0].kind → "undeclared"
 
-Four kinds of finder go through the text side by side; the candidate that begins first is judged by
-the rules of `mention`, and the search goes on behind it. Time is linear in the text.
+What may open a call is searched from left to right; each candidate is judged by the rules of
+`context`, and the search goes on behind it. Time is linear in the text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from posttrain.chat.detect.bare import bare
-from posttrain.chat.detect.builtins import builtin
-from posttrain.chat.detect.candidate import Candidate
-from posttrain.chat.detect.declared import Schema, kind_of, read_tools
-from posttrain.chat.detect.found import CLIP, CallDetection, FoundCall, Part
-from posttrain.chat.detect.lines import written
-from posttrain.chat.detect.marked import marked
-from posttrain.chat.detect.mention import Ground
-from posttrain.chat.detect.page import Page
-from posttrain.chat.detect.question import Question, read_question
-from posttrain.chat.detect.reading import TextReader
-from posttrain.chat.detect.requested import RequestedCall, read_arguments, tool_name
+from posttrain.chat.detect import bare, markers
+from posttrain.chat.detect.context import Candidate, Context, Question, own_name, read_question
+from posttrain.chat.detect.declared import Kind, Tools, kind_of, read_tools
+from posttrain.chat.detect.requested import RequestedCall, read_arguments, to_fill_in
+from posttrain.chat.detect.shapes import TextReader
 from posttrain.chat.reasoning import CLOSE, OPEN
 from posttrain.records import ToolCall
 from posttrain.rollouts import Completion, Prompt, Step
 
-Finder = Callable[[int], Candidate | None]
+Part = Literal["reasoning", "answer"]
+CLIP = 400
+_READERS = {**markers.READERS, **bare.READERS}
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCall:
+    """One call.
+
+    Attributes:
+        form: which notation it is written in (docs/detector.md lists them).
+        part: whether it stands in the reasoning or in the answer.
+        start, end: its span in that part's text; several calls of one JSON list share a span. A
+            structured call has none: both are the length of the text.
+        text: the text of the span, clipped to `CLIP` characters; for a structured call its JSON.
+        name: the tool's name where it can be read.
+        kind: "undeclared" where no tools are declared at all; else "nonexistent_tool" (no declared
+            tool has this name), "fabricated_arguments" (they break the declared schema) or
+            "declared" (nothing can be held against it).
+        step: which step of a completion, from 0.
+    """
+
+    form: str
+    part: Part
+    start: int
+    end: int
+    text: str
+    name: str | None
+    kind: Kind
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CallDetection:
+    """Every call of a text or a completion, in order: reasoning before answer, step by step."""
+
+    calls: tuple[FoundCall, ...]
+
+    @property
+    def any(self) -> bool:
+        """Whether there is a call at all, in the reasoning or in the answer."""
+        return bool(self.calls)
+
+    @property
+    def in_answer(self) -> bool:
+        return any(call.part == "answer" for call in self.calls)
+
+    @property
+    def in_reasoning(self) -> bool:
+        return any(call.part == "reasoning" for call in self.calls)
+
+    @property
+    def hallucinated(self) -> bool:
+        """Whether a call is of any kind but "declared"."""
+        return any(call.kind != "declared" for call in self.calls)
 
 
 def detect_calls(
@@ -46,7 +94,7 @@ def detect_calls(
         answer: all other text, calls that were not taken out of it included.
         structured: calls that arrived as such from an endpoint; they count as part of the answer.
         tools: JSON text of the declared tools; None (or an empty list) where none is declared.
-        prompt: the last user message; it tells a call from an answer to a question about calls.
+        prompt: the last user message, which distinguishes a call from an answer about calls.
 
     Raises:
         ValueError: `tools` is not JSON.
@@ -54,12 +102,10 @@ def detect_calls(
     declared = read_tools(tools) if tools is not None else None
     declared = declared or None  # an empty list declares nothing
     question = read_question(prompt)
-    calls: list[FoundCall] = []
-    if reasoning:
-        calls += _in_part("reasoning", reasoning, question, declared)
+    calls = list(_in_part("reasoning", reasoning, question, declared)) if reasoning else []
     calls += _in_part("answer", answer, question, declared)
     for call in structured:
-        kind = kind_of(_requested(call), declared)
+        kind = kind_of(RequestedCall(call.name, read_arguments(call.arguments)), declared)
         text = f'{{"name": "{call.name}", "arguments": {call.arguments}}}'
         end = len(answer)
         calls.append(FoundCall("structured", "answer", end, end, text[:CLIP], call.name, kind))
@@ -67,18 +113,24 @@ def detect_calls(
 
 
 def detect_in_completion(completion: Completion, prompt: Prompt) -> CallDetection:
-    """Every call in every step.
-
-    Spans are in the texts that `searched` gives for the step.
+    """Every call in every step; spans are in the texts that `searched` gives for the step.
 
     Raises:
         ValueError: `prompt.tools` is not JSON.
     """
-    requested = next((m.content for m in reversed(prompt.messages) if m.role == "user"), "")
+    question = next((m.content for m in reversed(prompt.messages) if m.role == "user"), "")
     calls: list[FoundCall] = []
     for number, step in enumerate(completion.steps):
-        found = _in_step(step, prompt.tools, requested)
-        calls += [replace(call, step=number) for call in found.calls]
+        reasoning, answer = searched(step)
+        structured = step.parsed.tool_calls
+        if step.ids is not None:
+            # calls of the raw text are judged there; an endpoint may keep others out of the text
+            structured = tuple(call for call in structured if call.name not in step.text)
+        detection = detect_calls(
+            reasoning=reasoning, answer=answer, structured=structured,
+            tools=prompt.tools, prompt=question,
+        )  # fmt: skip
+        calls += [replace(call, step=number) for call in detection.calls]
     return CallDetection(tuple(calls))
 
 
@@ -93,78 +145,46 @@ def searched(step: Step) -> tuple[str | None, str]:
     if step.parsed.reasoning is None:
         return None, step.text
     trace, closing, rest = step.text.partition(CLOSE)
-    trace = trace.removeprefix(OPEN)
-    return trace, rest if closing else ""
-
-
-def _in_step(step: Step, tools: str | None, requested: str) -> CallDetection:
-    reasoning, answer = searched(step)
-    structured = step.parsed.tool_calls
-    if step.ids is not None:
-        # calls of the raw text are judged there; an endpoint may keep others out of the text
-        structured = tuple(call for call in structured if call.name not in step.text)
-    return detect_calls(
-        reasoning=reasoning, answer=answer, structured=structured, tools=tools, prompt=requested
-    )
+    return trace.removeprefix(OPEN), rest if closing else ""
 
 
 def _in_part(
-    part: Part, text: str, question: Question, declared: Mapping[str, Schema | None] | None
+    part: Part, text: str, question: Question, declared: Tools | None
 ) -> Iterator[FoundCall]:
-    for found in _calls(text, question, declared or {}):
-        for each in found.requested:
-            requested = replace(each, name=tool_name(each.name))
+    context = Context(text, question, declared or {})
+    for candidate in _calls(context):
+        span = text[candidate.start : min(candidate.end, candidate.start + CLIP)]
+        for each in candidate.requested:
+            call = replace(each, name=own_name(each.name))
+            kind = kind_of(call, declared)
             yield FoundCall(
-                form=found.form,
-                part=part,
-                start=found.start,
-                end=found.end,
-                text=text[found.start : min(found.end, found.start + CLIP)],
-                name=requested.name,
-                kind=kind_of(requested, declared),
+                candidate.form, part, candidate.start, candidate.end, span, call.name, kind
             )
 
 
-def _calls(
-    text: str, question: Question, declared: Mapping[str, Schema | None]
-) -> Iterator[Candidate]:
-    page, reader = Page(text), TextReader(text)
-    ground = Ground(page, question, declared)
-    finders: list[Finder] = [
-        lambda at: marked(page, reader, at),
-        lambda at: builtin(page, reader, at),
-        lambda at: written(page, reader, at),
-        lambda at: bare(ground, reader, at),
-    ]
-    waiting = [finder(0) for finder in finders]
+def _calls(context: Context) -> Iterator[Candidate]:
+    """What is called, from left to right."""
+    text, reader = context.text, TextReader(context.text)
+    # line forms first: they hold what the other two would see a part of
+    patterns = (bare.LINES, markers.MARKERS, bare.SHAPES)
+    ahead = [pattern.search(text) for pattern in patterns]
     since = 0
-    while any(waiting):
-        k = min((k for k, c in enumerate(waiting) if c), key=lambda k: _order(waiting[k]))
-        candidate = waiting[k]
-        assert candidate is not None
-        shown = ground.shows(candidate, since)
-        if not shown:
-            yield candidate
-            since = candidate.end
-        resume = _resume(candidate, page, shown)
-        waiting = [
-            finders[j](resume) if c is not None and c.start < resume else c
-            for j, c in enumerate(waiting)
+    while any(ahead):
+        match = min((m for m in ahead if m), key=lambda m: m.start())
+        k = ahead.index(match)
+        candidate = _READERS[match.lastgroup or ""](match, context, reader)
+        if candidate is None or candidate.start < since:
+            ahead[k] = patterns[k].search(text, match.start() + 1)
+            continue
+        resume = max(candidate.end, match.start() + 1)
+        if candidate.requested:
+            if not context.shows(candidate, since):
+                yield candidate
+                since = candidate.end
+            elif to_fill_in(candidate.requested) or candidate.end == len(text):
+                # one that is shown and does not close may hide a call
+                resume = max(match.end(), match.start() + 1)
+        ahead = [
+            pattern.search(text, resume) if m and m.start() < resume else m
+            for pattern, m in zip(patterns, ahead, strict=True)
         ]
-
-
-def _order(candidate: Candidate | None) -> tuple[int, int]:
-    assert candidate is not None
-    return candidate.start, -candidate.end
-
-
-def _resume(candidate: Candidate, page: Page, shown: bool) -> int:
-    """Where the search goes on: behind the call, but only a line on where one is shown unclosed."""
-    closed = candidate.end < len(page.text) or page.text.endswith((">", "]", "}", ")", "`"))
-    if shown and not closed:
-        return max(page.line_end(candidate.start), candidate.start + 1)
-    return max(candidate.end, candidate.start + 1)
-
-
-def _requested(call: ToolCall) -> RequestedCall:
-    return RequestedCall(call.name, read_arguments(call.arguments))

@@ -31,10 +31,11 @@ from inspect_ai.log import (
 from inspect_ai.model import ChatMessage, GenerateConfig, ModelOutput, ModelUsage
 from inspect_ai.scorer import Score
 
-from posttrain.artifacts import Manifest, digest_of
 from posttrain.evaluation.grade import Record, by_unit
 from posttrain.evaluation.inspect_adapter.messages import to_inspect, to_output
 from posttrain.evaluation.run import LOCK, METRICS, Lock, read_lock, read_run
+from posttrain.hashing import digest_of
+from posttrain.runs import Manifest
 
 SCORER = "posttrain"
 

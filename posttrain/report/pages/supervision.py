@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from posttrain.audit.limits import KIND_TITLES, share
-from posttrain.report.lineage import Node, listed_rows
+from posttrain.report.lineage import Node, rows_to_read
 from posttrain.report.section import (
     Block,
     Dialogue,
@@ -85,11 +85,7 @@ def sections(node: Node) -> Iterator[Section | LeftOut]:
         yield LeftOut("Supervision", f"{node.name} has no stats on supervision")
         return
     yield supervision(sources)
-    rows = listed_rows(node, ROWS)
-    if rows is None:
-        yield LeftOut("Worst offenders", f"{node.name} lists no {ROWS}")
-    else:
-        yield worst(rows)
+    yield rows_to_read(node, ROWS, "Worst offenders", worst)
 
 
 @section("Supervision")
@@ -122,26 +118,24 @@ def _count(figures: Row, name: str) -> object:
     return TableCell(count, below=plain(percent(share(figures, name)))) if count else count
 
 
-def worst(rows: Sequence[Row]) -> Section:
+def worst(rows: Sequence[Row]) -> Iterator[Block]:
     """Excerpts by kind, each behind a line to click on."""
-    blocks: list[Block] = [
-        (
+    if rows:
+        yield (
             Styled("Highlighted", "mark"),
             " text is trained on; the rest is only read. Long sequences are shown by their "
             "beginning, the first trained token's neighbourhood and their end. Some of these are "
             "as they should be: the longest and the least trained of every source are always here.",
         )
-    ]
     for kind, title in KIND_TITLES.items():
         own = [row for row in rows if row["kind"] == kind]
         if own:
-            blocks.append(Heading(title[:1].upper() + title[1:]))
+            yield Heading(title[:1].upper() + title[1:])
         for row in own:
             times = f"{row['times']:,} times, " if row["times"] is not None else ""
             about = f" · {times}{row['tokens']:,} tokens, {row['trained']:,} trained · "
             words = (Styled(row["source"], "bold"), about, Styled(row["about"], "code"))
-            blocks.append(Fold(words, [marked_segments(row["segments"])]))
-    return Section("Worst offenders", blocks if len(blocks) > 1 else [])
+            yield Fold(words, [marked_segments(row["segments"])])
 
 
 def marked_segments(segments: Sequence[Sequence[Any]]) -> Dialogue:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,8 @@ from torch.utils.data import Sampler
 
 from posttrain.errors import DataError
 from posttrain.pairs import CATEGORIES
-from posttrain.training.order import EpochOrder
+from posttrain.training.order import rows_drawn
+from posttrain.training.plan import room_text
 
 # its functions are made when it is imported, so types know none of them
 pc: Any = pyarrow.compute
@@ -177,9 +177,9 @@ def check_pairs(pairs: Pairs, *, rows: int, longest: int) -> str:
             f"positions for {longest}; set max_length: {longest} in the recipe that builds the "
             "pairs"
         )
-    room = f"of {longest:,} positions" if longest < 1 << 60 else "tokens"
     return (
-        f"ids {smallest}…{largest} of {rows:,} rows; longest sequence {pairs.longest[at]:,} {room}"
+        f"ids {smallest}…{largest} of {rows:,} rows; longest sequence {pairs.longest[at]:,} "
+        f"{room_text(longest)}"
     )
 
 
@@ -203,15 +203,7 @@ class PairOrder(Sampler[int]):
         return self.batch * self.steps
 
     def __iter__(self) -> Iterator[int]:
-        rows = self._rows()
-        for _ in range(self.steps):
-            step = list(islice(rows, self.batch))
-            yield from sorted(step, key=lambda row: (-self.lengths[row], row))
-
-    def _rows(self) -> Iterator[int]:
-        order = EpochOrder(packs=len(self.lengths), global_batch=1, seed=self.seed)
-        epoch = 0
-        while True:
-            order.set_epoch(epoch)
-            yield from order
-            epoch += 1
+        count = len(self.lengths)
+        for step in range(self.steps):
+            rows = rows_drawn(count=count, per_step=self.batch, step=step, seed=self.seed)
+            yield from sorted(rows, key=lambda row: (-self.lengths[row], row))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -71,69 +72,55 @@ def _cannot_share(model: PreTrainedModel) -> str | None:
     return None
 
 
-def make_pair_collator(layout: str, pad_id: int) -> SharedPromptCollator | UnpackedPairCollator:
+def make_pair_collator(layout: str, pad_id: int) -> Callable[[Sequence[dict[str, Any]]], Batch]:
     """The collator of a resolved layout."""
-    if layout == "shared_prompt":
-        return SharedPromptCollator(pad_id)
-    assert layout == "unpacked", layout
-    return UnpackedPairCollator(pad_id)
+    return partial({"shared_prompt": _shared_prompt, "unpacked": _unpacked}[layout], pad_id)
 
 
 def _masked(ids: Sequence[int], mask: Sequence[bool]) -> list[int]:
     return [token if sampled else IGNORED for token, sampled in zip(ids, mask, strict=True)]
 
 
-def _pad(rows: Sequence[Sequence[int]], fill: int) -> torch.Tensor:
-    return pad_rows([torch.tensor(row, dtype=torch.long) for row in rows], fill)
-
-
-@dataclass(frozen=True, slots=True)
-class UnpackedPairCollator:
+def _unpacked(pad_id: int, pairs: Sequence[dict[str, Any]]) -> Batch:
     """Right-padded rows, chosen and rejected of each pair in turn; any model, any attention."""
-
-    pad_id: int
-
-    def __call__(self, pairs: Sequence[dict[str, Any]]) -> Batch:
-        ids: list[list[int]] = []
-        labels: list[list[int]] = []
-        for pair in pairs:
-            prompt = list(pair["prompt_ids"])
-            for side in SIDES:
-                ids.append(prompt + list(pair[f"{side}_ids"]))
-                untrained = [IGNORED] * len(prompt)
-                labels.append(untrained + _masked(pair[f"{side}_ids"], pair[f"{side}_mask"]))
-        return {
-            "input_ids": _pad(ids, self.pad_id),
-            "labels": _pad(labels, IGNORED),
-            "attention_mask": _pad([[1] * len(row) for row in ids], 0),
-            "segment": _pad([[n] * len(row) for n, row in enumerate(ids)], -1),
-            "row": torch.tensor([pair["row"] for pair in pairs]),
-        }
+    ids: list[list[int]] = []
+    labels: list[list[int]] = []
+    for pair in pairs:
+        prompt = list(pair["prompt_ids"])
+        for side in SIDES:
+            ids.append(prompt + list(pair[f"{side}_ids"]))
+            untrained = [IGNORED] * len(prompt)
+            labels.append(untrained + _masked(pair[f"{side}_ids"], pair[f"{side}_mask"]))
+    return {
+        "input_ids": pad_rows(ids, pad_id),
+        "labels": pad_rows(labels, IGNORED),
+        "attention_mask": pad_rows(([1] * len(row) for row in ids), 0),
+        "segment": pad_rows(([n] * len(row) for n, row in enumerate(ids)), -1),
+        "row": torch.tensor([pair["row"] for pair in pairs]),
+    }
 
 
-@dataclass(frozen=True, slots=True)
-class SharedPromptCollator:
+def _shared_prompt(pad_id: int, pairs: Sequence[dict[str, Any]]) -> Batch:
     """Whole pairs side by side in rows no wider than the widest pair.
 
     `attention_mask` is bool `[rows, 1, width, width]`, true where a query may look.
     """
+    parts = [_branches(pair, number) for number, pair in enumerate(pairs)]
+    widths = [len(part.ids) for part in parts]
+    rows = [[parts[n] for n in row] for row in deal_rows(widths, max(widths))]
 
-    pad_id: int
+    def column(name: str, fill: int) -> torch.Tensor:
+        return pad_rows(([i for part in row for i in getattr(part, name)] for row in rows), fill)
 
-    def __call__(self, pairs: Sequence[dict[str, Any]]) -> Batch:
-        parts = [_branches(pair, number) for number, pair in enumerate(pairs)]
-        widths = [len(part.ids) for part in parts]
-        rows = [[parts[n] for n in row] for row in deal_rows(widths, max(widths))]
-        segment = _pad([[s for part in row for s in part.segment] for row in rows], -1)
-        number = _pad([[n for part in row for n in part.number] for row in rows], -1)
-        return {
-            "input_ids": _pad([[i for part in row for i in part.ids] for row in rows], self.pad_id),
-            "labels": _pad([[i for part in row for i in part.labels] for row in rows], IGNORED),
-            "position_ids": _pad([[i for part in row for i in part.positions] for row in rows], 0),
-            "attention_mask": _pair_mask(number, segment),
-            "segment": segment,
-            "row": torch.tensor([pair["row"] for pair in pairs]),
-        }
+    segment = column("segment", -1)
+    return {
+        "input_ids": column("ids", pad_id),
+        "labels": column("labels", IGNORED),
+        "position_ids": column("positions", 0),
+        "attention_mask": _pair_mask(column("number", -1), segment),
+        "segment": segment,
+        "row": torch.tensor([pair["row"] for pair in pairs]),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +172,7 @@ def probe_layout(score: Score, pairs: Pairs, layout: str, pad_id: int) -> float:
 def _alone(pair: dict[str, Any], side: str) -> Batch:
     """One completion, nothing beside it, no padding, no mask; as if it were a chosen one."""
     prompt, ids = list(pair["prompt_ids"]), list(pair[f"{side}_ids"])
-    labels = [i if m else IGNORED for i, m in zip(ids, pair[f"{side}_mask"], strict=True)]
+    labels = _masked(ids, pair[f"{side}_mask"])
     return {
         "input_ids": torch.tensor([prompt + ids]),
         "labels": torch.tensor([[IGNORED] * len(prompt) + labels]),

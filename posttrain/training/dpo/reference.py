@@ -23,9 +23,10 @@ import safetensors.numpy
 import torch
 from transformers import PreTrainedModel
 
-from posttrain.artifacts import Manifest, atomic_write_json, digest_of, sha256_file
 from posttrain.config.sft import ModelConfig
 from posttrain.errors import ConfigError, DataError
+from posttrain.hashing import digest_of, sha256_file
+from posttrain.runs import Manifest, atomic_write_json
 from posttrain.training.dpo.loss import ScoredPairs
 
 SHARD_PAIRS = 512

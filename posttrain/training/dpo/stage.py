@@ -14,25 +14,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 from trl.trainer.dpo_config import DPOConfig
 
-from posttrain.artifacts import Manifest
 from posttrain.config.dpo import DpoConfig
 from posttrain.errors import ConfigError
-from posttrain.models.adapters import AdapterReach
-from posttrain.tokens.tokenizer import (
-    SpecialTokens,
-    check_same_tokenizer,
-    largest_id,
-    load_tokenizer,
-)
-from posttrain.training.arguments import (
-    check_counted_in_steps,
-    check_trainer_fields,
-    make_arguments,
-)
+from posttrain.runs import Manifest
+from posttrain.tokens.tokenizer import SpecialTokens
+from posttrain.training.arguments import LEARNING_RATE, batch_layout, make_arguments
 from posttrain.training.dpo.data import Pairs, check_pairs, load_pairs
 from posttrain.training.dpo.layout import (
     LAYOUTS,
@@ -49,29 +38,22 @@ from posttrain.training.dpo.reference import (
     initial_weights,
 )
 from posttrain.training.dpo.trainer import PairTrainer
+from posttrain.training.finish import REFERENCE, RunOutcome
+from posttrain.training.launch import Launched
 from posttrain.training.plan import (
-    Line,
     ModelSize,
-    Preflight,
     RunPlan,
-    adapter_lines,
     batch_line,
     check_enough,
-    check_stops,
     checkpoint_bytes,
     disk_line,
     embedding_rows,
     positions,
     time_line,
-    time_passes,
 )
-from posttrain.training.stage import REFERENCE, DataStage, PreparedRun, RunOutcome
+from posttrain.training.stage import DataStage, Preflight, PreparedRun
 
-# the paper's, Appendix C
-LEARNING_RATE = 3e-6
-MAX_STEPS = 50
-# TRL's
-MICRO_BATCH = 8
+MAX_STEPS = 50  # the paper's, Appendix C
 # a forward pass is about a third of a step
 FORWARD_SHARE = 1 / 3
 LAST = (
@@ -92,18 +74,17 @@ def dpo_arguments(
     Raises:
         ConfigError: an unknown field, a value the trainer refuses, a batch that does not divide.
     """
-    check_trainer_fields(recipe, DPOConfig)
-    micro = recipe.trainer.get("per_device_train_batch_size", MICRO_BATCH)
-    processes = int(env.get("WORLD_SIZE", "1"))
-    args = make_arguments(
+    micro, processes = batch_layout(recipe, DPOConfig, env)
+    return make_arguments(
         DPOConfig,
         recipe,
         out=out,
         env=env,
+        counted_in_steps=True,
         defaults={
             "learning_rate": LEARNING_RATE,
             "max_steps": MAX_STEPS,
-            "per_device_train_batch_size": MICRO_BATCH,
+            "per_device_train_batch_size": micro,
             "logging_steps": 1,
             "save_strategy": "steps",
             "save_steps": 25,
@@ -121,8 +102,6 @@ def dpo_arguments(
             "logging_first_step": True,
         },
     )
-    check_counted_in_steps(args)
-    return args
 
 
 def accumulation(batch: int, micro: int, processes: int) -> int:
@@ -160,14 +139,17 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
         """As `dpo_arguments`."""
         return dpo_arguments(self.recipe, out=out)
 
-    def prepare(self, args: DPOConfig) -> PreparedRun[PairTrainer]:
-        """Tokenizer, pairs, policy, where the reference's numbers are, trainer, and the checks."""
-        recipe, artifact = self.recipe, Path(self.recipe.data)
-        self._check_same_template()
-        tokenizer = load_tokenizer(artifact / "tokenizer")
-        special = self.special_tokens(tokenizer)
-        check_same_tokenizer(tokenizer, recipe.model)
-        pairs = load_pairs(artifact)
+    def load_data(self, args: DPOConfig, special: SpecialTokens) -> Pairs:
+        """The pairs, rendered as the policy was trained, and enough of them."""
+        recipe, pairs_template = self.recipe, self.data.template_digest
+        template = self.policy.template_digest if self.policy is not None else None
+        if template and pairs_template and template != pairs_template:
+            raise ConfigError(
+                f"the pairs were rendered with template {pairs_template[:12]}, the policy was "
+                f"trained with {template[:12]}; sample and build the pairs with the policy's "
+                "template"
+            )
+        pairs = load_pairs(Path(recipe.data))
         check_enough(
             len(pairs),
             name="pairs",
@@ -175,37 +157,22 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
             batches=args.max_steps,
             max_epochs=recipe.max_epochs,
         )
-        model, reach = self.load_policy(special, vocabulary=largest_id(tokenizer) + 1)
-        longest = int((pairs.prompt + pairs.chosen.ids + pairs.rejected.ids).max())
+        return pairs
+
+    def make_trainer(self, data: Pairs, special: SpecialTokens, **parts: Any) -> PairTrainer:
+        """The trainer with its layout and the place of the reference's numbers."""
+        recipe, model = self.recipe, parts["model"]
+        longest = int((data.prompt + data.chosen.ids + data.rejected.ids).max())
         layout = choose_layout(recipe.layout, model, longest=longest)
-        trainer = PairTrainer(
-            **self.trainer_parts(args, model, tokenizer),
+        return PairTrainer(
+            **parts,
             data_collator=make_pair_collator(layout, special.pad_id),
-            pairs=pairs,
+            pairs=data,
+            layout=layout,
             loss=recipe.loss,
-            store=self._reference_store(args, model, pairs),
+            store=self._reference_store(parts["args"], model, data),
             chosen_floor=recipe.chosen_floor,
         )
-        launched = self.check_launch(trainer)
-        if trainer.global_batch != recipe.batch:
-            raise ConfigError(
-                f"batch is {recipe.batch}, this launch makes it {trainer.global_batch}: the "
-                "launcher did not say in WORLD_SIZE how many processes it starts; use accelerate "
-                "launch"
-            )
-        sharded = launched.sharding == "zero3"
-        preflight = run_preflight(trainer, special, layout=layout, reach=reach, sharded=sharded)
-        return PreparedRun(trainer, special, launched, preflight, self.data.template_digest)
-
-    def _check_same_template(self) -> None:
-        """Refuse pairs rendered by another chat template than the policy was trained with."""
-        policys = self.policy.template_digest if self.policy is not None else None
-        pairs = self.data.template_digest
-        if policys and pairs and policys != pairs:
-            raise ConfigError(
-                f"the pairs were rendered with template {pairs[:12]}, the policy was trained with "
-                f"{policys[:12]}; sample and build the pairs with the policy's template"
-            )
 
     def _reference_store(
         self, args: DPOConfig, model: PreTrainedModel, pairs: Pairs
@@ -225,6 +192,21 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
         order = compute_order(pairs.lengths)
         return ReferenceStore(folder, key, order=order, chosen_counts=pairs.chosen.sampled)
 
+    def check(self, trainer: PairTrainer, special: SpecialTokens, launched: Launched) -> Preflight:
+        """The pairs against the model, and the layout measured on it."""
+        self.check_batch(trainer, self.recipe.batch, name="pairs")
+        model, pairs, layout = trainer.model, trainer.pairs, trainer.layout
+        tokens = check_pairs(pairs, rows=embedding_rows(model), longest=positions(model))
+        stats: dict[str, Any] = {"layout": layout}
+        probe = "not measured, the parameters are sharded"
+        if launched.sharding != "zero3":
+            apart = probe_layout(trainer.probe, pairs, layout, special.pad_id)
+            check_probe(apart, layout, str(model.dtype).removeprefix("torch."))
+            probe = f"{layout}: log-probability a token in its batch vs alone {apart:.1e}"
+            # an upper bound to one digit: the last bits differ between machines
+            stats["batch_vs_alone"] = float(f"{apart:.0e}")
+        return Preflight([("tokens", tokens), ("probe", probe)], stats)
+
     def plan(
         self, prepared: PreparedRun[PairTrainer], size: ModelSize, *, measure: bool
     ) -> RunPlan:
@@ -243,7 +225,7 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
         lines = [
             ("pairs", f"{len(pairs):,}: {categories}; {tokens:,} tokens, {trained:,} trained"),
             ("loss", describe_loss(trainer.loss)),
-            ("layout", LAYOUTS[prepared.preflight.stats["layout"]]),
+            ("layout", LAYOUTS[trainer.layout]),
             batch_line(trainer, launched, name="pairs", row_tokens=tokens / len(pairs)),
             (
                 "steps",
@@ -255,12 +237,16 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
         ]
         if measure:
             passes = drawn + FORWARD_SHARE * missing
+            # pairs of the first step's middle length
+            micro, step = args.per_device_train_batch_size, list(trainer._get_train_sampler())
+            start = max(0, (trainer.global_batch - micro) // 2)
             time = time_line(
+                trainer,
+                [pairs.data[row] for row in step[: trainer.global_batch][start : start + micro]],
+                trainer.mean_margin,
                 parameters=size.parameters,
                 tokens=tokens / len(pairs) * passes,
-                micros=round(passes / (args.per_device_train_batch_size * args.world_size)),
-                args=args,
-                micro=lambda: _time_micro_batch(trainer),
+                micros=round(passes / (micro * args.world_size)),
             )
             lines.append(time)
         return RunPlan(lines, disk)
@@ -312,7 +298,7 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
             stats=stats,
             summary=summary,
             data=["## Data", "", "| category | pairs |", "|---|---|", *categories, ""],
-            training=f"Layout: {prepared.preflight.stats['layout']}. ",
+            training=f"Layout: {trainer.layout}. ",
         )
 
     def closing_lines(self, manifest: Manifest) -> list[str]:
@@ -326,54 +312,3 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
             "learning rate, or drop pairs that differ in a few tokens (minimum_distance in "
             "build_dpo)"
         ]
-
-
-def run_preflight(
-    trainer: PairTrainer,
-    special: SpecialTokens,
-    *,
-    layout: str,
-    reach: tuple[AdapterReach, ...],
-    sharded: bool,
-) -> Preflight:
-    """All checks that need the model and the data.
-
-    Args:
-        sharded: parameters are already split over processes (ZeRO-3), so no forward is possible.
-
-    Raises:
-        ConfigError, DataError: from the first check that fails.
-    """
-    model, pairs = trainer.model, trainer.pairs
-    lines: list[Line] = [
-        ("tokens", check_pairs(pairs, rows=embedding_rows(model), longest=positions(model))),
-        ("stops", check_stops(model, special)),
-    ]
-    stats: dict[str, Any] = {"layout": layout}
-    if sharded:
-        lines.append(("probe", "not measured, the parameters are sharded"))
-    else:
-        apart = probe_layout(trainer.probe, pairs, layout, special.pad_id)
-        check_probe(apart, layout, str(model.dtype).removeprefix("torch."))
-        lines.append(
-            ("probe", f"{layout}: log-probability a token in its batch vs alone {apart:.1e}")
-        )
-        # an upper bound to one digit: the last bits differ between machines
-        stats["batch_vs_alone"] = float(f"{apart:.0e}")
-    return Preflight((*lines, *adapter_lines(model, reach)), stats)
-
-
-def _time_micro_batch(trainer: PairTrainer) -> float:
-    """Seconds of one forward and backward pass on pairs of the first step's middle length."""
-    size = trainer.args.per_device_train_batch_size
-    first = list(trainer._get_train_sampler())[: trainer.global_batch]
-    start = max(0, (len(first) - size) // 2)
-    batch = trainer.data_collator([trainer.pairs.data[row] for row in first[start : start + size]])
-    batch = trainer._prepare_inputs(batch)
-
-    def loss() -> torch.Tensor:
-        with trainer.compute_loss_context_manager():
-            scored = trainer.score(trainer.model, batch)
-            return (scored.chosen - scored.rejected).mean()
-
-    return time_passes(trainer.model, loss, trainer.args.device)

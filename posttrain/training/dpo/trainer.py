@@ -44,6 +44,7 @@ class PairTrainer(Resumable, DPOTrainer):
 
     Args:
         pairs: what is trained on.
+        layout: of the collator.
         loss: weights and forms.
         store: where the reference's log-probabilities are, or will be.
         chosen_floor: nats per token; below it the fall of the chosen is worth a warning.
@@ -55,6 +56,7 @@ class PairTrainer(Resumable, DPOTrainer):
         self,
         *args: Any,
         pairs: Pairs,
+        layout: str,
         loss: LossConfig,
         store: ReferenceStore,
         chosen_floor: float,
@@ -64,10 +66,8 @@ class PairTrainer(Resumable, DPOTrainer):
         self.print_steps(StepLines(describe_step))
         silence_attention_dropout(self.model)
         self.use_cpu_heads(self.base_model)
-        self.pairs = pairs
-        self.loss = loss
-        self.store = store
-        self.chosen_floor = chosen_floor
+        self.pairs, self.layout, self.loss = pairs, layout, loss
+        self.store, self.chosen_floor = store, chosen_floor
         self.first: dict[str, float] | None = None
         self.reference: Reference | None = None
         self._step_metrics = PairMetrics(kl=bool(loss.kl_weight))
@@ -159,6 +159,11 @@ class PairTrainer(Resumable, DPOTrainer):
         labels, segment = inputs["labels"], inputs["segment"]
         return score_pairs(log_probs, labels, segment, pairs=len(inputs["row"]))
 
+    def mean_margin(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        """A loss of about the same cost, for timing: it needs no reference."""
+        scored = self.score(self.model, inputs)
+        return (scored.chosen - scored.rejected).mean()
+
     def probe(self, inputs: dict[str, torch.Tensor]) -> ScoredPairs:
         """`score` before training, wherever the model lies then; without dropout or gradient."""
         training = self.model.training
@@ -172,15 +177,8 @@ class PairTrainer(Resumable, DPOTrainer):
 
     # ---- loss ----
 
-    def compute_loss(
-        self,
-        model: Any,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Any = None,
-    ) -> torch.Tensor:
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *_: Any, **__: Any) -> torch.Tensor:
         """The micro-batch's part of the batch's loss; see `dpo/loss.py`."""
-        assert not return_outputs
         assert self.reference is not None
         scored = self.score(model, inputs)
         rows = inputs["row"]
@@ -239,18 +237,16 @@ class PairTrainer(Resumable, DPOTrainer):
 
     # ---- log ----
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As the parent, with the means of the steps since the last row."""
-        epoch = self.state.epoch
-        if "loss" in logs:
-            logs |= self._step_metrics.drain(self.accelerator)
-            logs |= {"tokens": self.tokens_seen, "trained": self.trained_seen}
-            if logs["chosen_change_per_token"] < self.chosen_floor:
-                logs["chosen_below_floor"] = 1
-        # one stretch of steps is no epoch: pairs drawn, in data sets
-        self.state.epoch = self.state.global_step * self.global_batch / len(self.pairs)
-        super().log(logs, start_time)
-        self.state.epoch = epoch
+    def step_figures(self) -> dict[str, float]:
+        """The means over the pairs of the steps since the last row."""
+        means = self._step_metrics.drain(self.accelerator)
+        if means["chosen_change_per_token"] < self.chosen_floor:
+            means["chosen_below_floor"] = 1
+        return means
+
+    def epochs_drawn(self) -> float:
+        """Pairs drawn, in data sets."""
+        return self.state.global_step * self.global_batch / len(self.pairs)
 
 
 def first_line(first: dict[str, float], loss: LossConfig) -> str:

@@ -31,8 +31,9 @@ from typing import Any
 from posttrain.records import json_text
 from posttrain.rollouts import Completion, Step, prompt_to_row
 from posttrain.sampling.generate import row_line
+from posttrain.training.finish import ROLLOUTS
+from posttrain.training.log import TIMING
 from posttrain.training.rl.batch import ScoredGroup
-from posttrain.training.stage import ROLLOUTS, TIMING
 
 Place = tuple[int, int]
 Stats = Mapping[Place, Mapping[str, Any]]

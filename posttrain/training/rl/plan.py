@@ -11,30 +11,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from posttrain.chat import ChatTemplate, render
 from posttrain.config.grpo import GroupTraining
 from posttrain.errors import ConfigError, DataError, RenderError
 from posttrain.group_rewards import GroupRewards
-from posttrain.models.adapters import AdapterReach
 from posttrain.rollouts import Prompt
 from posttrain.sampling.rollout import OpenEnvironment
-from posttrain.tokens.tokenizer import Encoder, SpecialTokens
+from posttrain.tokens.tokenizer import Encoder
 from posttrain.training.plan import (
     MEASURED_UP_TO,
-    Line,
     ModelSize,
-    Preflight,
     RunPlan,
-    adapter_lines,
-    check_stops,
     checkpoint_bytes,
     disk_line,
-    positions,
+    room_text,
 )
 from posttrain.training.rl.batch import collate, trained_rows, with_advantages
 from posttrain.training.rl.trainer import GroupTrainer
@@ -75,8 +68,8 @@ def prompt_lengths(
     return [len(encoded) for encoded in encoder.encode(texts)]
 
 
-def check_room(prompts: Sequence[Prompt], lengths: Sequence[int], *, new: int, room: int) -> None:
-    """Refuse prompts behind which a completion would not fit.
+def check_room(prompts: Sequence[Prompt], lengths: Sequence[int], *, new: int, room: int) -> str:
+    """One line on the prompts; refuse those behind which a completion would not fit.
 
     Args:
         new: tokens that a completion may have.
@@ -92,6 +85,11 @@ def check_room(prompts: Sequence[Prompt], lengths: Sequence[int], *, new: int, r
             f"that is more than the model's {room:,} positions: leave such prompts out, or set "
             f"max_tokens to at most {max(room - lengths[at], 0)}"
         )
+    thinking = sum(prompt.thinking for prompt in prompts) / len(prompts)
+    return (
+        f"{len(prompts):,}: {thinking:.0%} with reasoning; longest {lengths[at]:,} tokens + "
+        f"{new:,} new {room_text(room)}"
+    )
 
 
 def check_environments(prompts: Sequence[Prompt], open_environment: OpenEnvironment | None) -> None:
@@ -108,43 +106,6 @@ def check_environments(prompts: Sequence[Prompt], open_environment: OpenEnvironm
                 f"prompt {prompt.id!r} names the environment {prompt.environment!r}, and this "
                 "stage runs no tools"
             )
-
-
-def run_preflight(
-    recipe: GroupTraining,
-    *,
-    model: PreTrainedModel,
-    prompts: Sequence[Prompt],
-    lengths: Sequence[int],
-    special: SpecialTokens,
-    routers: int,
-    reach: tuple[AdapterReach, ...],
-) -> Preflight:
-    """Lines and stats; `lengths` in tokens, `routers` those that the model has.
-
-    Raises:
-        ConfigError: from the first check that fails.
-    """
-    room, new = positions(model), recipe.sampling.max_tokens
-    check_room(prompts, lengths, new=new, room=room)
-    thinking = sum(prompt.thinking for prompt in prompts) / len(prompts)
-    has = f"of {room:,} positions" if room < 1 << 60 else "tokens"
-    lines: list[Line] = [
-        (
-            "prompts",
-            f"{len(prompts):,}: {thinking:.0%} with reasoning; longest {max(lengths):,} tokens "
-            f"+ {new:,} new {has}",
-        ),
-        ("stops", check_stops(model, special)),
-    ]
-    if routers:
-        frozen = "frozen" if recipe.moe.freeze_router else "trained"
-        lines.append(
-            ("routers", f"{routers} {frozen}; bias moved by {recipe.moe.bias_update_rate:g} a step")
-        )
-    lines += adapter_lines(model, reach)
-    stats: dict[str, Any] = {"routers": routers, "longest_prompt": max(lengths)}
-    return Preflight(tuple(lines), stats)
 
 
 def make_plan(prepared: PreparedRun[GroupTrainer], size: ModelSize, *, measure: bool) -> RunPlan:

@@ -10,49 +10,45 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
 from trl.trainer.grpo_config import GRPOConfig
 
-from posttrain.artifacts import Manifest, Parent, digest_of
+from posttrain.chat import ChatTemplate
 from posttrain.config.backend import Rendering
 from posttrain.config.grpo import GroupTraining
 from posttrain.errors import ConfigError, DataError
 from posttrain.group_rewards import GroupReward
+from posttrain.hashing import digest_of
 from posttrain.models.inference import generation_stops
 from posttrain.rollouts import Prompt
+from posttrain.runs import Manifest, Parent
 from posttrain.sampling.generate import prompt_lines
 from posttrain.sampling.open import rendering_of
 from posttrain.sampling.render import RenderedSampler
 from posttrain.sampling.rollout import OpenEnvironment
 from posttrain.sampling.sampler import Engine, Sampler
-from posttrain.tokens.tokenizer import load_any_tokenizer
-from posttrain.training.arguments import (
-    check_counted_in_steps,
-    check_trainer_fields,
-    make_arguments,
-)
+from posttrain.tokens.tokenizer import Encoder, SpecialTokens, load_any_tokenizer
+from posttrain.training.arguments import LEARNING_RATE, batch_layout, make_arguments
+from posttrain.training.finish import RESUME, RunOutcome
 from posttrain.training.launch import Launched
 from posttrain.training.moe import freeze_routers
-from posttrain.training.plan import ModelSize, RunPlan, check_enough
+from posttrain.training.plan import ModelSize, RunPlan, check_enough, positions
 from posttrain.training.rl.metrics import run_stats
 from posttrain.training.rl.plan import (
     check_environments,
+    check_room,
     make_plan,
     prompt_lengths,
-    run_preflight,
 )
 from posttrain.training.rl.step import Rollouts
 from posttrain.training.rl.trainer import GroupTrainer
-from posttrain.training.stage import RESUME, PreparedRun, RunOutcome, TrainingStage
+from posttrain.training.stage import PolicyTokenizer, Preflight, PreparedRun, TrainingStage
 
-# of the reference code's RLVR recipe; the paper gives none for RLHF and for the judge
-LEARNING_RATE = 3e-6
-WARMUP_STEPS = 10
-# TRL's
-MICRO_BATCH = 8
+WARMUP_STEPS = 10  # of the reference code's RLVR recipe
 _INPUTS = ("data", "prompts", "settings", "judge")
 # how a server is reached decides nothing about what it is sent
 _REACHING = {"url", "concurrency", "timeout", "retries", "api_key_env"}
@@ -71,25 +67,26 @@ def grpo_arguments(
     Raises:
         ConfigError: an unknown field, a value the trainer refuses, groups that would be split.
     """
-    check_trainer_fields(recipe, GRPOConfig)
+    micro, processes = batch_layout(recipe, GRPOConfig, env)
     revision, num_iterations = recipe.model.revision, recipe.loss.num_iterations
     micro_batches = accumulation(
         per_step=recipe.prompts_per_step,
         num_generations=recipe.num_generations,
         num_iterations=num_iterations,
-        micro=recipe.trainer.get("per_device_train_batch_size", MICRO_BATCH),
-        processes=int(env.get("WORLD_SIZE", "1")),
+        micro=micro,
+        processes=processes,
     )
     args = make_arguments(
         GRPOConfig,
         recipe,
         out=out,
         env=env,
+        counted_in_steps=True,
         defaults={
             "learning_rate": LEARNING_RATE,
             "lr_scheduler_type": "constant_with_warmup",
             "warmup_steps": WARMUP_STEPS,
-            "per_device_train_batch_size": MICRO_BATCH,
+            "per_device_train_batch_size": micro,
             "save_strategy": "steps",
             "save_steps": 10 * num_iterations,
         },
@@ -112,7 +109,6 @@ def grpo_arguments(
             "logging_nan_inf_filter": False,
         },
     )
-    check_counted_in_steps(args)
     for name in ("max_steps", "save_steps"):
         value = getattr(args, name)
         if value % num_iterations:
@@ -195,6 +191,8 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         self.prompts, self.reward, self.method = prompts, reward, method
         self.open_environment, self.runner = open_environment, runner or asyncio.Runner()
         self.parents, self.stats = parents, stats or {}
+        self._lengths: list[int] = []
+        self._routers = 0
 
     def arguments(self, out: Path) -> GRPOConfig:
         """As `grpo_arguments`."""
@@ -218,74 +216,75 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         """Those that were given."""
         return list(self.parents)
 
-    def prepare(self, args: GRPOConfig) -> PreparedRun[GroupTrainer]:
-        """Tokenizer, template, policy, what samples, trainer, and the checks of them."""
-        recipe, prompts = self.recipe, self.prompts
-        if not prompts:
+    def load_tokenizer(self, args: GRPOConfig) -> PolicyTokenizer:
+        """The policy's own, with the template that the prompts are rendered with."""
+        recipe, num_iterations = self.recipe, self.recipe.loss.num_iterations
+        if not self.prompts:
             raise DataError("there are no prompts")
-        check_environments(prompts, self.open_environment)
-        num_iterations = recipe.loss.num_iterations
+        check_environments(self.prompts, self.open_environment)
         check_enough(
-            len(prompts),
+            len(self.prompts),
             name="prompts",
             batch=recipe.prompts_per_step,
             batches=args.max_steps // num_iterations,
             max_epochs=recipe.max_epochs,
             updates=num_iterations,
         )
-        path, revision = str(recipe.model.path), recipe.model.revision
-        tokenizer = load_any_tokenizer(path, revision=revision)
+        tokenizer = load_any_tokenizer(str(recipe.model.path), revision=recipe.model.revision)
+        template, _, vocabulary = self._rendering
+        tokenizer.chat_template = template.source
+        return PolicyTokenizer(tokenizer, vocabulary, template.digest)
+
+    @cached_property
+    def _rendering(self) -> tuple[ChatTemplate, Encoder, int]:
+        recipe = self.recipe
         rendering = Rendering(
             chat_template=recipe.chat_template, template_variables=recipe.template_variables
         )
-        template, encoder, vocabulary = rendering_of(rendering, path, revision=revision)
-        lengths = prompt_lengths(prompts, template, encoder)
-        special = self.special_tokens(tokenizer)
-        # the finished checkpoint carries the template that its prompts were rendered with
-        tokenizer.chat_template = template.source
-        model, reach = self.load_policy(special, vocabulary=vocabulary)
-        routers = freeze_routers(model, freeze=recipe.moe.freeze_router)
-        stops = generation_stops(path, model)
+        return rendering_of(rendering, str(recipe.model.path), revision=recipe.model.revision)
+
+    def load_data(self, args: GRPOConfig, special: SpecialTokens) -> Dataset:
+        """The prompts' ids: TRL wants a dataset; `get_batch_samples` decides what is drawn."""
+        template, encoder, _ = self._rendering
+        self._lengths = prompt_lengths(self.prompts, template, encoder)
+        return Dataset.from_dict({"prompt": [prompt.id for prompt in self.prompts]})
+
+    def make_trainer(self, data: Dataset, special: SpecialTokens, **parts: Any) -> GroupTrainer:
+        """The trainer around what samples from the policy."""
+        recipe, model, (template, encoder, _) = self.recipe, parts["model"], self._rendering
+        self._routers = freeze_routers(model, freeze=recipe.moe.freeze_router)
+        stops = generation_stops(str(recipe.model.path), model)
 
         def make_sampler(engine: Engine) -> Sampler:
             return RenderedSampler(engine, template=template, encoder=encoder, stop_ids=stops)
 
-        open_environment = self.open_environment or (lambda _: None)
-        trainer = GroupTrainer(
-            **self.trainer_parts(args, model, tokenizer),
-            # TRL wants a dataset; what is drawn from it is decided in get_batch_samples
-            train_dataset=Dataset.from_dict({"prompt": [prompt.id for prompt in prompts]}),
+        tools = self.open_environment or (lambda _: None)
+        return GroupTrainer(
+            **parts,
+            train_dataset=data,
             recipe=recipe,
-            rollouts=Rollouts(prompts, self.reward, make_sampler, open_environment, self.runner),
+            rollouts=Rollouts(self.prompts, self.reward, make_sampler, tools, self.runner),
             pad_id=special.pad_id,
         )
-        launched = self.check_launch(trainer)
-        self._check_layout(trainer, launched)
-        preflight = run_preflight(
-            recipe,
-            model=trainer.model,
-            prompts=prompts,
-            lengths=lengths,
-            special=special,
-            routers=routers,
-            reach=reach,
-        )
-        return PreparedRun(trainer, special, launched, preflight, template.digest)
 
-    def _check_layout(self, trainer: GroupTrainer, launched: Launched) -> None:
-        recipe = self.recipe
-        batch = trainer.global_batch * recipe.loss.num_iterations
-        if batch != recipe.prompts_per_step * recipe.num_generations:
-            raise ConfigError(
-                f"a step has {recipe.prompts_per_step} × {recipe.num_generations} rollouts, this "
-                f"launch makes it {batch}: the launcher did not say in WORLD_SIZE how many "
-                "processes it starts; use accelerate launch"
-            )
+    def check(self, trainer: GroupTrainer, special: SpecialTokens, launched: Launched) -> Preflight:
+        """The launch, and room for the prompts and what follows them."""
+        recipe, updates = self.recipe, self.recipe.loss.num_iterations
+        per_update = recipe.prompts_per_step * recipe.num_generations // updates
+        self.check_batch(trainer, per_update, name="rollouts")
         if launched.sharding not in ("none", "zero1", "zero2"):
             raise ConfigError(
                 f"this run has sharding {launched.sharding}; rollouts are made in this process and "
                 "need whole weights on each device: use recipes/accelerate/ddp.yaml or zero2.yaml"
             )
+        new, room = recipe.sampling.max_tokens, positions(trainer.model)
+        lines = [("prompts", check_room(self.prompts, self._lengths, new=new, room=room))]
+        if self._routers:
+            frozen = "frozen" if recipe.moe.freeze_router else "trained"
+            moved = f"bias moved by {recipe.moe.bias_update_rate:g} a step"
+            lines.append(("routers", f"{self._routers} {frozen}; {moved}"))
+        stats = {"routers": self._routers, "longest_prompt": max(self._lengths)}
+        return Preflight(lines, stats)
 
     def plan(
         self, prepared: PreparedRun[GroupTrainer], size: ModelSize, *, measure: bool

@@ -25,7 +25,7 @@ from posttrain.group_rewards import Group, GroupReward
 from posttrain.rollouts import Prompt
 from posttrain.sampling.rollout import OpenEnvironment, RolloutLimits, Task, roll_out
 from posttrain.sampling.sampler import Engine, Parameters, Sampler, seed_of
-from posttrain.training.order import EpochOrder
+from posttrain.training.order import rows_drawn
 from posttrain.training.rl.batch import (
     Batch,
     ScoredGroup,
@@ -181,24 +181,6 @@ class StepMaker:
         rows = trained_rows(groups, overlong=self.recipe.loss.overlong)
         parts = micro_batches(rows, groups, count=self.micro_batches)
         return [collate(part, pad_id=self.pad_id) for part in parts]
-
-
-def rows_drawn(*, count: int, per_step: int, step: int, seed: int) -> list[int]:
-    """Rows of the prompts of one step, in order of position: whole permutations one after the
-    other, the same for every layout of processes.
-
-    Args:
-        count: prompts there are.
-        step: which step, from 0.
-    """
-    order = EpochOrder(packs=count, global_batch=1, seed=seed)
-    rows: list[int] = []
-    epoch, skip = divmod(step * per_step, count)
-    while len(rows) < per_step:
-        order.set_epoch(epoch)
-        rows += list(order)[skip : skip + per_step - len(rows)]
-        epoch, skip = epoch + 1, 0
-    return rows
 
 
 def share(*, per_step: int, num_iterations: int, processes: int, process: int) -> list[list[int]]:

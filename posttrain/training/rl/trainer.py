@@ -173,15 +173,8 @@ class GroupTrainer(Resumable, GRPOTrainer):
             with use_adapter(self.accelerator.unwrap_model(self.model), adapter_name=None):
                 return score_labels(self.model, inputs, "log_probs")[0]
 
-    def compute_loss(
-        self,
-        model: Any,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Any = None,
-    ) -> torch.Tensor:
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *_: Any, **__: Any) -> torch.Tensor:
         """The micro-batch's part of the update's loss; see `rl/loss.py`."""
-        assert not return_outputs
         assert self._current is not None
         config = self.recipe.loss
         with self.expert_bias.counting(inputs["attention_mask"]):
@@ -243,23 +236,24 @@ class GroupTrainer(Resumable, GRPOTrainer):
 
     # ---- log ----
 
+    def step_figures(self) -> dict[str, float]:
+        """Of the tokens of an update; behind the last update of a batch also of its rollouts."""
+        assert self._current is not None
+        whole = self.state.global_step % self.recipe.loss.num_iterations == 0
+        figures = self._sums.drain(self.accelerator) | self._violation
+        return figures | (self._current.metrics if whole else {})
+
+    def epochs_drawn(self) -> float:
+        """Prompts drawn, in data sets."""
+        batches = -(-self.state.global_step // self.recipe.loss.num_iterations)
+        return batches * self.recipe.prompts_per_step / len(self.rollouts.prompts)
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As the parent, with the figures of the batch; then the guard looks at them."""
+        """As the parent; then the guard looks at the figures of a whole batch of rollouts."""
         # the parent's own would be seconds, and means of micro-batch means
         self._metrics["train"].clear()
-        step, num_iterations = self.state.global_step, self.recipe.loss.num_iterations
-        whole = "loss" in logs and step % num_iterations == 0
-        if "loss" in logs:
-            assert self._current is not None
-            logs |= self._sums.drain(self.accelerator) | self._violation
-            logs |= {"tokens": self.tokens_seen, "trained": self.trained_seen}
-            logs |= self._current.metrics if whole else {}
-        epoch = self.state.epoch
-        drawn_so_far = -(-step // num_iterations) * self.recipe.prompts_per_step
-        self.state.epoch = drawn_so_far / len(self.rollouts.prompts)
         super().log(logs, start_time)
-        self.state.epoch = epoch
-        if whole:
+        if "rollouts" in logs:
             self.clock.write(main=self.is_world_process_zero())
             for warning in self.guard.check(self.step_rows()):
                 if self.is_world_process_zero():

@@ -14,21 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from datasets import Dataset
-from transformers import PreTrainedModel
 from trl.trainer.sft_config import SFTConfig
 
-from posttrain.artifacts import Manifest
 from posttrain.config.sft import SftConfig
 from posttrain.errors import ConfigError, DataError
-from posttrain.models.adapters import AdapterReach
-from posttrain.tokens.tokenizer import (
-    SpecialTokens,
-    check_same_tokenizer,
-    largest_id,
-    load_tokenizer,
-)
+from posttrain.tokens.tokenizer import SpecialTokens
 from posttrain.training.arguments import make_arguments
 from posttrain.training.document_masking import (
     check_probe,
@@ -37,22 +28,20 @@ from posttrain.training.document_masking import (
     make_collator,
     probe_document_masking,
 )
+from posttrain.training.finish import RunOutcome
+from posttrain.training.launch import Launched
 from posttrain.training.plan import (
-    Line,
     ModelSize,
-    Preflight,
     RunPlan,
-    adapter_lines,
     batch_line,
-    check_stops,
     checkpoint_bytes,
     disk_line,
     embedding_rows,
     positions,
     time_line,
-    time_passes,
 )
 from posttrain.training.sft.data import (
+    COLUMNS,
     check_data,
     index_sums,
     load_split,
@@ -61,7 +50,7 @@ from posttrain.training.sft.data import (
     split_size,
 )
 from posttrain.training.sft.trainer import PackedSFTTrainer
-from posttrain.training.stage import DataStage, PreparedRun, RunOutcome
+from posttrain.training.stage import DataStage, Preflight, PreparedRun
 from posttrain.training.trainer import write_model
 
 
@@ -107,28 +96,31 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
         """As `sft_arguments`."""
         return sft_arguments(self.recipe, out=out)
 
-    def prepare(self, args: SFTConfig) -> PreparedRun[PackedSFTTrainer]:
-        """Tokenizer, data, model, trainer, and the checks of them."""
-        recipe, artifact = self.recipe, Path(self.recipe.data)
-        template_digest = self.data.template_digest
-        tokenizer = load_tokenizer(artifact / "tokenizer")
-        special = self.special_tokens(tokenizer)
+    def load_data(self, args: SFTConfig, special: SpecialTokens) -> tuple[Dataset, Dataset | None]:
+        """The training packs and the held-out ones."""
+        artifact = Path(self.recipe.data)
         train = load_split(artifact, "train", pad_id=special.pad_id)
         held_out = load_split(artifact, "eval", pad_id=special.pad_id)
         if train is None:
             raise DataError(f"{artifact} has no packed training rows")
         if args.eval_strategy != "no" and held_out is None:
             raise ConfigError(f"trainer.eval_strategy is set, but {artifact} has no held-out packs")
-        check_same_tokenizer(tokenizer, recipe.model)
-        model, reach = self.load_policy(special, vocabulary=largest_id(tokenizer) + 1)
-        masking = choose_document_masking(recipe.document_masking, model)
+        return train, held_out
+
+    def make_trainer(
+        self, data: tuple[Dataset, Dataset | None], special: SpecialTokens, **parts: Any
+    ) -> PackedSFTTrainer:
+        """The trainer with the collator of the document masking."""
+        recipe, args, (train, held_out) = self.recipe, parts["args"], data
+        masking = choose_document_masking(recipe.document_masking, parts["model"])
         # TRL insists on making its own collator when padding-free
         args.padding_free = masking == "varlen"
         trainer = PackedSFTTrainer(
-            **self.trainer_parts(args, model, tokenizer),
+            **parts,
             data_collator=None if args.padding_free else make_collator(masking, special.pad_id),
             train_dataset=train,
             eval_dataset=split_by_group(held_out) if held_out is not None else None,
+            document_masking=masking,
             balance_coefficient=recipe.balance.coefficient,
             keep_epochs=recipe.keep_epochs,
             keep_model=lambda trainer, epoch: write_model(
@@ -139,26 +131,54 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
                 special=special,
             ),
         )
-        self._check_kept_epochs(trainer, packs=len(train) - 1)
-        launched = self.check_launch(trainer)
-        preflight = run_preflight(
-            model=trainer.model,
-            train=train,
-            special=special,
-            document_masking=masking,
-            reach=reach,
-            sharded=launched.sharding == "zero3",
-        )
-        return PreparedRun(trainer, special, launched, preflight, template_digest)
-
-    def _check_kept_epochs(self, trainer: PackedSFTTrainer, *, packs: int) -> None:
-        """`max_steps` may end the run before an epoch whose model was to be kept."""
-        per_epoch, last = -(-packs // trainer.global_batch), max(self.recipe.keep_epochs, default=0)
-        if 0 < trainer.args.max_steps < last * per_epoch:
+        # `max_steps` may end the run before an epoch whose model was to be kept
+        last = max(recipe.keep_epochs, default=0)
+        end = last * -(-trainer.packs // trainer.global_batch)
+        if 0 < args.max_steps < end:
             raise ConfigError(
-                f"keep_epochs names epoch {last}, which ends at step {last * per_epoch}; "
-                f"trainer.max_steps is {trainer.args.max_steps}"
+                f"keep_epochs names epoch {last}, which ends at step {end}; trainer.max_steps is "
+                f"{args.max_steps}"
             )
+        return trainer
+
+    def check(
+        self, trainer: PackedSFTTrainer, special: SpecialTokens, launched: Launched
+    ) -> Preflight:
+        """A sample of the packs against the model, and the document masking measured on it."""
+        model, train, masking = trainer.model, trainer.train_dataset, trainer.document_masking
+        rows = embedding_rows(model)
+        sample = sample_data(train, special)
+        check_data(sample, special, rows=rows, positions=positions(model))
+        text = describe_document_masking(masking, str(model.config._attn_implementation))
+        stats: dict[str, Any] = {
+            "document_masking": masking,
+            "end_trained": round(sample.end_trained, 4),
+        }
+        if launched.sharding == "zero3":
+            text += "; not measured, the parameters are sharded"
+        else:
+            packs = [train[row] for row in range(min(2, trainer.packs))]
+            probe = probe_document_masking(model, make_collator(masking, special.pad_id), packs)
+            check_probe(probe, masking)
+            text += f"; packed vs alone {probe.apart:.1e}, unprotected {probe.leaking:.1e}"
+            # an upper bound to one digit: the last bits differ between machines, the manifest
+            # must not
+            stats["packed_vs_alone"] = float(f"{probe.apart:.0e}")
+        lines = [
+            (
+                "tokens",
+                f"{sample.packs:,} of {sample.of:,} packs looked at: ids {sample.smallest_id}…"
+                f"{sample.largest_id} of {rows:,} rows; pad {special.pad_token} ≠ end "
+                f"{special.end_token}",
+            ),
+            (
+                "end token",
+                f"{special.end_token} is trained in {sample.end_trained:.1%} of "
+                f"{sample.sequences:,} sequences",
+            ),
+            ("document_masking", text),
+        ]
+        return Preflight(lines, stats)
 
     def plan(
         self, prepared: PreparedRun[PackedSFTTrainer], size: ModelSize, *, measure: bool
@@ -188,12 +208,15 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
             disk_line(disk),
         ]
         if measure:
+            packs = trainer.train_dataset.select_columns(list(COLUMNS))
+            rows = [row % trainer.packs for row in range(args.per_device_train_batch_size)]
             time = time_line(
+                trainer,
+                [packs[row] for row in rows],
+                lambda batch: trainer.model(**batch, use_cache=False, fused_lm_head=True).loss,
                 parameters=size.parameters,
                 tokens=steps * batch * row_tokens,
                 micros=steps * args.gradient_accumulation_steps,
-                args=args,
-                micro=lambda: _time_micro_batch(trainer),
             )
             lines.append(time)
         return RunPlan(lines, disk)
@@ -201,24 +224,37 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
     def outcome(self, prepared: PreparedRun[PackedSFTTrainer], base: str | None) -> RunOutcome:
         """Losses, kept epochs and counts."""
         recipe, trainer, artifact = self.recipe, prepared.trainer, Path(self.recipe.data)
-        packs = len(trainer.train_dataset) - 1
+        steps, history = trainer.state.global_step, trainer.state.log_history
+        losses = [entry["loss"] for entry in history if "loss" in entry]
+        held_out = {
+            key.removeprefix("eval_").removesuffix("loss").removesuffix("_") or "all": value
+            for entry in history
+            for key, value in entry.items()
+            if key.startswith("eval_") and key.endswith("_loss")
+        }
         stats = {
-            **_results(trainer),
+            "epochs": trainer.state.epoch,
+            "global_batch": trainer.global_batch,
+            "train_loss": losses[-1] if losses else None,
+            "eval_loss": held_out,
             "kept_epochs": list(recipe.keep_epochs),
             "end_token": prepared.special.end_token,
         }
+        summary = [
+            f"Base: {base or 'random initialisation'}. Trained for {steps:,} steps of "
+            f"{trainer.global_batch} packs, {trainer.tokens_seen:,} tokens of which "
+            f"{trainer.trained_seen:,} trained.",
+            "",
+            f"Last logged training loss: {stats['train_loss']:.4f}.",
+        ]
+        if held_out:
+            summary += ["", "| held-out group | loss per trained token |", "|---|---|"]
+            summary += [f"| {name} | {loss:.4f} |" for name, loss in held_out.items()]
         return RunOutcome(
-            rows=packs,
-            reached=min(packs, trainer.state.global_step * trainer.global_batch),
+            rows=trainer.packs,
+            reached=min(trainer.packs, steps * trainer.global_batch),
             stats=stats,
-            summary=[
-                f"Base: {base or 'random initialisation'}. Trained for "
-                f"{trainer.state.global_step:,} steps of {trainer.global_batch} packs, "
-                f"{trainer.tokens_seen:,} tokens of which {trainer.trained_seen:,} trained.",
-                "",
-                f"Last logged training loss: {stats['train_loss']:.4f}.",
-                *_held_out_lines(stats["eval_loss"]),
-            ],
+            summary=summary,
             data=[
                 "## Data",
                 "",
@@ -229,105 +265,9 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
                 *_table("license", index_sums(artifact, "train", "license")),
                 "",
             ],
-            training=f"Document masking: {prepared.preflight.stats['document_masking']}. Expert "
-            f"balance coefficient: {recipe.balance.coefficient:g}. ",
+            training=f"Document masking: {trainer.document_masking}. Expert balance coefficient: "
+            f"{recipe.balance.coefficient:g}. ",
         )
-
-    def closing_lines(self, manifest: Manifest) -> list[str]:
-        """The log says it all."""
-        return []
-
-
-def run_preflight(
-    *,
-    model: PreTrainedModel,
-    train: Dataset,
-    special: SpecialTokens,
-    document_masking: str,
-    reach: tuple[AdapterReach, ...],
-    sharded: bool,
-) -> Preflight:
-    """All checks that need the model and the data.
-
-    Args:
-        sharded: parameters are already split over processes (ZeRO-3), so no forward is possible.
-
-    Raises:
-        ConfigError, DataError: from the first check that fails.
-    """
-    rows = embedding_rows(model)
-    sample = sample_data(train, special)
-    check_data(sample, special, rows=rows, positions=positions(model))
-    stats: dict[str, Any] = {
-        "document_masking": document_masking,
-        "end_trained": round(sample.end_trained, 4),
-    }
-    masking = describe_document_masking(document_masking, str(model.config._attn_implementation))
-    if sharded:
-        masking += "; not measured, the parameters are sharded"
-    else:
-        packs = [train[row] for row in range(min(2, len(train) - 1))]
-        collator = make_collator(document_masking, special.pad_id)
-        probe = probe_document_masking(model, collator, packs)
-        check_probe(probe, document_masking)
-        masking += f"; packed vs alone {probe.apart:.1e}, unprotected {probe.leaking:.1e}"
-        # an upper bound to one digit: the last bits differ between machines, the manifest must not
-        stats["packed_vs_alone"] = float(f"{probe.apart:.0e}")
-    lines: list[Line] = [
-        (
-            "tokens",
-            f"{sample.packs:,} of {sample.of:,} packs looked at: ids {sample.smallest_id}…"
-            f"{sample.largest_id} of {rows:,} rows; pad {special.pad_token} ≠ end "
-            f"{special.end_token}",
-        ),
-        (
-            "end token",
-            f"{special.end_token} is trained in {sample.end_trained:.1%} of "
-            f"{sample.sequences:,} sequences",
-        ),
-        ("stops", check_stops(model, special)),
-        ("document_masking", masking),
-        *adapter_lines(model, reach),
-    ]
-    return Preflight(tuple(lines), stats)
-
-
-def _time_micro_batch(trainer: PackedSFTTrainer) -> float:
-    """Seconds of one forward and backward pass on real packs; leaves no gradient behind."""
-    size = trainer.args.per_device_train_batch_size
-    packs = [trainer.train_dataset[row % (len(trainer.train_dataset) - 1)] for row in range(size)]
-    columns = ("input_ids", "labels", "seq_lengths")
-    batch = trainer.data_collator([{key: pack[key] for key in columns} for pack in packs])
-    batch = trainer._prepare_inputs(batch)
-
-    def loss() -> torch.Tensor:
-        with trainer.compute_loss_context_manager():
-            return trainer.model(**batch, use_cache=False, fused_lm_head=True).loss
-
-    return time_passes(trainer.model, loss, trainer.args.device)
-
-
-def _results(trainer: PackedSFTTrainer) -> dict[str, Any]:
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    held_out: dict[str, float] = {}
-    for entry in trainer.state.log_history:
-        for key, value in entry.items():
-            if key.startswith("eval_") and key.endswith("_loss"):
-                group = key.removeprefix("eval_").removesuffix("loss").removesuffix("_")
-                held_out[group or "all"] = value
-    return {
-        "epochs": trainer.state.epoch,
-        "global_batch": trainer.global_batch,
-        "train_loss": losses[-1] if losses else None,
-        "eval_loss": held_out,
-    }
-
-
-def _held_out_lines(losses: Mapping[str, float]) -> list[str]:
-    if not losses:
-        return []
-    rows = [f"| {name} | {loss:.4f} |" for name, loss in losses.items()]
-    return ["", "| held-out group | loss per trained token |", "|---|---|", *rows]
 
 
 def _table(name: str, sums: Mapping[str, tuple[int, int, int]]) -> list[str]:

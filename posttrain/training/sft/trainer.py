@@ -28,6 +28,7 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
     """One optimiser step = `global_batch` packs, whatever the layout of processes.
 
     Args:
+        document_masking: the layout of the collator.
         balance_coefficient: weight of the expert balance term; 0 leaves the routers unhooked.
         keep_epochs: epochs after which `keep_model(epoch)` is called, before any later checkpoint.
         keep_model: writes the model of a finished epoch; called on every process.
@@ -40,6 +41,7 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
     def __init__(
         self,
         *args: Any,
+        document_masking: str,
         balance_coefficient: float = 0.0,
         keep_epochs: Sequence[int] = (),
         keep_model: Callable[[PackedSFTTrainer, int], None] | None = None,
@@ -53,6 +55,7 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
                 "checkpointing (PEFT with ZeRO-3), under which the routers have no graph"
             )
         self.use_cpu_heads(self.base_model)
+        self.document_masking = document_masking
         self.balance_coefficient = balance_coefficient
         self.balance = ExpertBalance(self.model) if balance_coefficient else None
         self.keep_epochs = tuple(keep_epochs)
@@ -64,10 +67,14 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
 
     # ---- which packs a step sees ----
 
+    @property
+    def packs(self) -> int:
+        """Training packs, the filler row left out."""
+        return len(self.train_dataset) - 1
+
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
-        packs = len(self.train_dataset) - 1
         self._order = EpochOrder(
-            packs=packs, global_batch=self.global_batch, seed=self.args.data_seed
+            packs=self.packs, global_batch=self.global_batch, seed=self.args.data_seed
         )
         return self._order
 
@@ -188,9 +195,7 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
         return metrics | overall
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As the parent, with token counts that survive a resume."""
-        if "loss" in logs:
-            logs |= {"tokens": self.tokens_seen, "trained": self.trained_seen}
+        """As the parent, without TRL's count of tokens."""
         # the parent's own count restarts at 0 on resume and counts padding
         self._metrics["train"].pop("num_tokens", None)
         super().log(logs, start_time)

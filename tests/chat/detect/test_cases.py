@@ -42,7 +42,7 @@ POSITIVE = [
     ("kimi", '<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Paris"}', "get_weather"),
     ("deepseek", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{"city": "Paris"}\n```<｜tool▁call▁end｜>', "get_weather"),
     ("deepseek", '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Paris"}', "get_weather"),
-    ("cohere", 'Action: ```json\n[{"tool_name": "get_weather", "parameters": {"city": "Paris"}}]\n```', "get_weather"),
+    ("bare_json", 'Action: ```json\n[{"tool_name": "get_weather", "parameters": {"city": "Paris"}}]\n```', "get_weather"),
     ("cohere", '<|START_ACTION|>[{"tool_name": "get_weather", "parameters": {}}]<|END_ACTION|>', "get_weather"),
     ("harmony", '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>', "get_weather"),
     ("harmony", 'commentary to=functions.get_weather json{"city": "Paris"}', "get_weather"),
@@ -84,6 +84,20 @@ POSITIVE = [
     ("python_request", "```python\nprint(1)\n```\n```output\n1\n```\nSo 1.", "python"),
     ("python_request", "Code:\n```py\nprint(1)\n```<end_code>", "python"),
     ("search_request", 'web_search("weather in Paris")', "web_search"),
+    ("tool_call_tag", "Checking.<tool_call>get_weather</tool_call>", "get_weather"),
+    ("tool_tag", "Checking.<my_tool_calls><tool_call>get_weather<tool_sep></tool_call></my_tool_calls>", "get_weather"),
+    ("hermes_json", '<tool_call>{"name": "foo", "arguments": {"x": 1}}</tool_call>', "foo"),
+    ("nemotron_xml", f"hello{XML}there", "get_weather"),
+    ("hermes_json", f"Before {TAGGED} after.", "get_weather"),
+    ("special_token", '<|tools_prefix|>[{"get_weather": {"city": "Paris"}}]<|tools_suffix|>', "get_weather"),
+    ("pythonic", '<|python_start|>[get_weather(city="Paris")]<|python_end|>', "get_weather"),
+    ("pythonic", 'I will look. [get_weather(city="Paris")]', "get_weather"),
+    ("harmony", 'assistantcommentary to=functions.get_weather json{"city": "Paris"}', "get_weather"),
+    ("marker", '<<function>>get_weather(city="Paris")', "get_weather"),
+    ("marker", 'I will look.>>>get_weather\n{"city": "Paris"}', "get_weather"),
+    ("marker", "call:get_weather{city:Paris}", "get_weather"),
+    ("invoke_xml", '<function name="noop"></function>', "noop"),
+    ("mistral", 'bash[TOOL_CALLS][ARGS]{"city": "Paris"}', None),
 ]  # fmt: skip
 
 ABOUT = "What does a Hermes tool call look like?"
@@ -142,6 +156,9 @@ NEGATIVE = [
     ("Document it.", 'Function: sort_array\nInput: [3, 1, 2]'),
     ("Give me the config as JSON.", '{"name": "experiment_1", "parameters": {"lr": 0.1}}'),
     ("", 'Calling parse_json with {"a": 1} returns 1.'),
+    ("", "<|start|>assistant to=user<|message|>It is 18 degrees.<|eot|>"),
+    ("", "In Python, >>>name\nprints it, and call:later is a label."),
+    ("", "You should write <tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call> and wait."),
 ]  # fmt: skip
 
 

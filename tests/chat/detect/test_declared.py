@@ -47,7 +47,8 @@ def kinds(arguments: object, name: str = "book") -> list[str]:
 @pytest.mark.parametrize(
     "arguments",
     [{"seats": 2}, {"seats": 2.0, "cabin": "economy"}, {"seats": 1, "price": None},
-     {"seats": 1, "who": {"name": "A"}, "legs": ["a"]}, {"seats": 1, "when": 3}],
+     {"seats": 1, "who": {"name": "A"}, "legs": ["a"]}, {"seats": 1, "when": 3},
+     {"seats": 1, "cabin": None, "legs": None}],
 )  # fmt: skip
 def test_arguments_that_keep_the_schema_are_declared(arguments: object):
     assert kinds(arguments) == ["declared"]
@@ -55,7 +56,7 @@ def test_arguments_that_keep_the_schema_are_declared(arguments: object):
 
 @pytest.mark.parametrize(
     "arguments",
-    [{}, {"seats": "two"}, {"seats": True}, {"seats": 1, "colour": "red"},
+    [{}, {"seats": None}, {"seats": "two"}, {"seats": True}, {"seats": 1, "colour": "red"},
      {"seats": 1, "cabin": "first"}, {"seats": 1, "price": "10"}, {"seats": 1, "legs": [1]},
      {"seats": 1, "who": {}}, {"seats": 1, "when": []}],
 )  # fmt: skip
@@ -103,7 +104,6 @@ def test_structured_calls_count_as_part_of_the_answer():
     ]
     assert verdict.in_answer
     assert verdict.hallucinated
-    assert verdict.count("nonexistent_tool") == 1
 
 
 @pytest.mark.parametrize("tools", [None, "[]"])

@@ -13,10 +13,11 @@ import pytest
 from data_builders.decontamination.index import Overlap, RunIndex
 from data_builders.decontamination.items import Item, read_items
 from data_builders.decontamination.match import Decontaminator
-from data_builders.decontamination.words import runs, words_of
+from data_builders.dedup.words import runs, words_of
+from data_builders.filters.drop import Drop
 from posttrain.config.decontamination import DecontaminationConfig, EvaluationFile
 from posttrain.errors import ConfigError, DataError
-from posttrain.records import ToolCall
+from posttrain.records import Example, ToolCall
 from tests.data_builders.dedup.copies import chat, sentence
 from tests.data_builders.small_build import write_rows
 
@@ -26,20 +27,13 @@ def load(folder: Path, rows: list[dict], **keys) -> Decontaminator:
     return Decontaminator.load(DecontaminationConfig(files=(file,)), folder)
 
 
+def dropped(decontaminator: Decontaminator, example: Example) -> Drop | None:
+    return decontaminator.drops([example])[0]
+
+
 def items(count: int, *, seed: int = 0) -> list[dict]:
     rng = random.Random(seed)
     return [{"question": sentence(rng, rng.randrange(12, 60)), "id": k} for k in range(count)]
-
-
-def test_words_are_runs_of_letters_and_digits_and_single_ideographs():
-    words = words_of("Tom's 1,000 APPLES — 苹果 ﬁne")
-    shown = [words.text[a:b] for a, b in words.spans]
-    assert shown == ["tom", "s", "1", "000", "apples", "苹", "果", "fine"]
-    assert words.passage(2, 3) == "1,000 apples"
-    again = words_of("fine  果 苹 apples")
-    assert again.hashes.tolist() == words.hashes[[7, 6, 5, 4]].tolist()
-    assert len(words_of("?! …")) == 0
-    assert len(set(words_of("ab ba abb bab aab").hashes.tolist())) == 5
 
 
 def test_runs_depend_on_their_words_and_order_alone():
@@ -73,7 +67,7 @@ def test_planted_items_are_found_and_named(tmp_path, where, form):
         else:
             field = {"answer": "content", "reasoning": "reasoning"}[where]
             example = replace(example, messages=(ask, replace(answer, **{field: text})))
-        drop = found.drop(example)
+        drop = dropped(found, example)
         assert drop is not None
         assert drop.reason == "contaminated"
         assert f"eval.jsonl:{k + 1} question" in drop.detail
@@ -84,28 +78,28 @@ def test_none_of_a_thousand_unrelated_records_is_dropped(tmp_path):
     found = load(tmp_path, items(200))
     rng = random.Random(2)
     records = [chat(sentence(rng, 60), sentence(rng, 200)) for _ in range(1000)]
-    assert [found.drop(r) for r in records] == [None] * 1000
+    assert [dropped(found, r) for r in records] == [None] * 1000
 
 
 def test_a_part_of_an_item_counts_by_its_share(tmp_path):
     text = " ".join(f"word{k}" for k in range(40))
     found = load(tmp_path, [{"question": text}])
     words = text.split()
-    assert found.drop(chat(" ".join(words[:23]), "x")) is None
-    drop = found.drop(chat(" ".join(words[:24]), "x"))
+    assert dropped(found, chat(" ".join(words[:23]), "x")) is None
+    drop = dropped(found, chat(" ".join(words[:24]), "x"))
     assert drop is not None
     assert "60% of" in drop.detail
     assert "word0 word1" in drop.detail
     # two messages do not add up, and no run goes from one into the other
-    assert found.drop(chat(" ".join(words[:15]), " ".join(words[15:30]))) is None
-    assert found.drop(chat(" ".join(words[:7]), " ".join(words[7:14]))) is None
+    assert dropped(found, chat(" ".join(words[:15]), " ".join(words[15:30]))) is None
+    assert dropped(found, chat(" ".join(words[:7]), " ".join(words[7:14]))) is None
 
 
 def test_short_items_are_found_as_whole_messages_only(tmp_path):
     found = load(tmp_path, [{"q": "What is the capital of France?"}, {"q": "Yes."}])
-    assert found.drop(chat("what is the capital of FRANCE", "Paris")) is not None
-    assert found.drop(chat("Tell me: what is the capital of France?", "Paris")) is None
-    assert found.drop(chat("Yes.", "Yes.")) is None
+    assert dropped(found, chat("what is the capital of FRANCE", "Paris")) is not None
+    assert dropped(found, chat("Tell me: what is the capital of France?", "Paris")) is None
+    assert dropped(found, chat("Yes.", "Yes.")) is None
 
 
 def test_many_together_are_as_one_by_one(tmp_path, monkeypatch):
@@ -118,22 +112,12 @@ def test_many_together_are_as_one_by_one(tmp_path, monkeypatch):
     begin, end = rows[3]["question"].split()[:6], rows[3]["question"].split()[6:]
     records += [chat("x", " ".join(begin)), chat(" ".join(end[:7]), "x")]
     rng.shuffle(records)
-    alone = [found.drop(record) for record in records]
+    alone = [dropped(found, record) for record in records]
     assert sum(drop is not None for drop in alone) == 62
     assert found.drops(records) == alone
     monkeypatch.setattr("data_builders.decontamination.match._CHARACTERS", 100)
     assert found.drops(records) == alone
     assert found.drops([]) == []
-
-
-def test_templates_that_many_items_share_do_not_count(tmp_path):
-    frame = "answer the following question about the life of birds in one word only please"
-    rng = random.Random(3)
-    rows = [{"q": f"{frame} {sentence(rng, 12)}"} for _ in range(30)]
-    found = load(tmp_path, rows)
-    assert found.drop(chat(frame, "x")) is None
-    assert found.drop(chat(f"{frame} {sentence(rng, 12)}", "x")) is None
-    assert found.drop(chat(rows[7]["q"], "x")) is not None
 
 
 def test_items_of_lists_and_objects_and_chosen_fields(tmp_path):
@@ -191,5 +175,5 @@ def test_looking_up_is_counting(tmp_path):
             assert index.suspects(["zz", text, ""]).tolist() == [False, True, False]
         every.append(found)
     assert sum(f is None for f in every) > 20
-    assert sum(f is not None and f.template for f in every) > 20
-    assert sum(f is not None and not f.template for f in every) > 20
+    assert sum(f is not None and f.form != "" for f in every) > 20
+    assert sum(f is not None and not f.form for f in every) > 20

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import string
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from data_builders.dedup.columns import COLUMN_FILES, DedupColumns, column_batch, write_columns
-from data_builders.dedup.duplicates import Duplicates, find_duplicates, order_of
+from data_builders.dedup.duplicates import Duplicates, find_duplicates
 from posttrain.config.deduplication import DeduplicationConfig
 from posttrain.records import Example, Message, ToolCall, make_example
 
@@ -51,30 +52,50 @@ def with_call(number: int, *, call_id: str, indent: int | None = None) -> Exampl
 
 
 def edited(text: str, share: float, rng: random.Random) -> str:
-    """The text with a share of its characters deleted, replaced, or others put between."""
-    characters = list(text)
-    for _ in range(int(share * len(text))):
-        at = rng.randrange(len(characters))
-        new = rng.choice(string.ascii_letters + " ,.")
-        characters[at : at + 1] = rng.choice(([new], [], [characters[at], new]))
-    return "".join(characters)
+    """Every word replaced, deleted or followed by another one with probability `share`.
+
+    Of a text without spaces, characters.
+    """
+    parts = re.split(r"(\s+)", text)
+    if len(parts) < len(text) / 20:
+        parts = list(text)
+    for k, part in enumerate(parts):
+        if part.strip() and rng.random() < share:
+            new = rng.choice(_WORDS)
+            parts[k] = rng.choice((new, "", f"{part} {new}"))
+    return "".join(parts)
+
+
+def edited_characters(text: str, share: float, rng: random.Random) -> str:
+    """Every character replaced, deleted or followed by another one with probability `share`."""
+    parts = list(text)
+    for k, part in enumerate(parts):
+        if rng.random() < share:
+            new = rng.choice(string.ascii_letters + " ,.")
+            parts[k] = rng.choice((new, "", part + new))
+    return "".join(parts)
+
+
+def with_edits(example: Example, edit: Callable[[str], str]) -> Example:
+    """The conversation with the texts of user and assistant edited, until one of them is another."""
+    while True:
+        messages = tuple(
+            m if m.role not in ("user", "assistant") else replace(
+                m, content=edit(m.content), reasoning=m.reasoning and edit(m.reasoning)
+            )
+            for m in example.messages
+        )  # fmt: skip
+        if messages != example.messages:
+            return make_example(messages, tools=example.tools, source="copies", dialect="openai")
 
 
 def edited_copy(example: Example, share: float, rng: random.Random) -> Example:
-    """The conversation with that share of every text edited."""
-    messages = [
-        replace(
-            m,
-            content=edited(m.content, share, rng),
-            reasoning=None if m.reasoning is None else edited(m.reasoning, share, rng),
-        )
-        for m in example.messages
-    ]
-    return make_example(messages, tools=example.tools, source="copies", dialect="openai")
+    """The conversation with that share of the words of every text edited."""
+    return with_edits(example, lambda text: edited(text, share, rng))
 
 
-def said_of(
-    examples: Sequence[Example], config: DeduplicationConfig, folder: Path, *, batch: int = 128
+def columns_of(
+    examples: Sequence[Example], folder: Path, *, near: bool = True, batch: int = 128
 ) -> DedupColumns:
     """The columns of some records, in two parts, in batches as a build writes them."""
     half = len(examples) // 2
@@ -84,9 +105,8 @@ def said_of(
         with ExitStack() as stack:
             files = {name: stack.enter_context((part / name).open("wb")) for name in COLUMN_FILES}
             for k in range(0, len(own), batch):
-                some = own[k : k + batch]
-                places = [("rows.jsonl", k + n + 1) for n in range(len(some))]
-                write_columns(files, column_batch(some, config, places))
+                places = [("rows.jsonl", k + n + 1) for n in range(len(own[k : k + batch]))]
+                write_columns(files, column_batch(own[k : k + batch], places, near=near))
     return DedupColumns(list(parts))
 
 
@@ -94,7 +114,7 @@ def deduplicate(
     sources: dict[str, list[Example]], config: DeduplicationConfig, scratch: Path
 ) -> Duplicates:
     """What is dropped among the records of some sources."""
+    every = [example for own in sources.values() for example in own]
     with TemporaryDirectory(dir=scratch) as folder:
-        said = [said_of(own, config, Path(folder) / name) for name, own in sources.items()]
-        order = order_of(said, list(sources), config)
-        return find_duplicates(order, config, scratch / "index")
+        columns = columns_of(every, Path(folder), near=config.near is not None)
+        return find_duplicates(columns, {name: len(own) for name, own in sources.items()}, config)

@@ -1,22 +1,22 @@
-"""Copies are found in any order and layout; what only looks alike is kept."""
+"""Copies are dropped in any order and layout; distinct records are kept."""
 
 from __future__ import annotations
 
 import random
+from itertools import combinations
 
 import numpy as np
 import pytest
 
 from data_builders.dedup.duplicates import REASONS
-from data_builders.dedup.equal_keys import equal_keys
-from data_builders.dedup.near_text import NearText, near_text, squeeze
-from data_builders.dedup.signature import NGRAM, rolling
-from data_builders.dedup.verify import similarity
+from data_builders.dedup.near import BANDS, band_keys, shingles, similarity
+from data_builders.dedup.words import words_of, words_of_all
 from posttrain.config.deduplication import DeduplicationConfig, NearConfig
 from posttrain.records import Example, Message, make_example
 from tests.data_builders.dedup.copies import (
     chat,
     deduplicate,
+    edited,
     edited_copy,
     sentence,
     with_call,
@@ -24,6 +24,9 @@ from tests.data_builders.dedup.copies import (
 
 EXACT = DeduplicationConfig()
 NEAR = DeduplicationConfig(near=NearConfig())
+REFUSAL = """I am sorry, but I am not able to help with this request as it stands. I can offer
+general information on the subject, point to public sources that treat it, or help you to put the
+question in another way. Please tell me which of these you would like me to do."""
 
 
 def texts(count: int, *, seed: int, words: int = 60) -> list[Example]:
@@ -31,51 +34,79 @@ def texts(count: int, *, seed: int, words: int = 60) -> list[Example]:
     return [chat(sentence(rng, words // 2), sentence(rng, words)) for _ in range(count)]
 
 
-def test_equal_keys_in_slices_are_those_of_one_sort():
-    rng = np.random.default_rng(0)
-    keys = rng.integers(0, 1 << 64, 3000, np.uint64)
-    keys[rng.integers(0, 3000, 1500)] = keys[rng.integers(0, 3000, 1500)]
-    expected: dict[int, set[int]] = {}
-    for row, key in enumerate(keys.tolist()):
-        expected.setdefault(key, set()).add(row)
-    wanted = sorted(sorted(rows) for rows in expected.values() if len(rows) > 1)
-    for size in (100, 1000, 5000):
-        found = []
-        for groups in equal_keys(keys, size=size):
-            found += [sorted(g.tolist()) for g in np.split(groups.rows, groups.starts[1:])]
-        assert sorted(found) == wanted
-    assert list(equal_keys(np.empty(0, np.uint64))) == []
+def likeness(one: Example, other: Example) -> float:
+    return similarity(*shingles([one, other]))
 
 
-def test_squeezed_text():
-    assert squeeze('  { "A" : 1 ,\n "b": "x  y" } ') == '{"a":1,"b":"x y"}'
-    assert squeeze("1 2\t3\n") == "1 2 3"
-    assert squeeze("ﬁne") == "fine"
-    assert squeeze(" \n ") == ""
-    assert near_text(chat("A\nb", "C", reasoning="d")) == NearText("a b", "d\nc")
+def test_words_and_signs():
+    def shown(text: str) -> list[str]:
+        words, _ = words_of_all([text], signs=True)
+        return [words.text[a:b] for a, b in words.spans]
+
+    assert shown("Tom's ﬁne x = 2*(y+1)") == ["tom", "'", "s", "fine", "x", "=", "2", "*(", "y",
+                                              "+", "1", ")"]  # fmt: skip
+    assert shown("苹果 is 1,000!") == ["苹", "果", "is", "1", ",", "000", "!"]
+    one, other = ('{"a": [1, 2]}', '{\n   "a" : [\n 1,\n 2\n ]\n}')
+    hashes = [words_of_all([t], signs=True)[0].hashes.tolist() for t in (one, other)]
+    assert hashes[0] == hashes[1]
+    assert len(set(words_of("ab ba abb bab aab").hashes.tolist())) == 5
+    words, starts = words_of_all(["a b", "", "?!", "c"])
+    assert starts.tolist() == [0, 2, 2, 2, 3]
+    assert words.hashes.tolist() == words_of("a b c").hashes.tolist()
 
 
-def test_rolling_hashes_are_those_of_their_windows():
-    values = np.arange(40, dtype=np.uint64) * np.uint64(1 << 60) + np.uint64(7)
-    for n in (1, 2, 5, NGRAM, 13):
-        rolled = rolling(values, n)
-        assert len(rolled) == 40 - n + 1
-        assert [int(rolling(values[k : k + n], n)[0]) for k in range(5)] == rolled[:5].tolist()
+def test_similarity_is_the_jaccard_similarity_of_both_sides():
+    """Against sets of tuples, whatever stands beside a record in its batch."""
+    rng = random.Random(0)
+    records = [chat(sentence(rng, 12), sentence(rng, 30)) for _ in range(6)]
+    records += [chat(m[0].content, edited(m[1].content, 0.1, rng)) for m in
+                (r.messages for r in records)] + [chat("", "yes"), chat("", "no")]  # fmt: skip
+
+    def grams(text: str) -> set[tuple[str, ...]]:
+        words = text.replace(".", " .").split()
+        return {tuple(words[k : k + 3]) for k in range(max(len(words) - 2, 1))} if words else set()
+
+    every = shingles(records)
+    for one, a in zip(records, every, strict=True):
+        assert all(np.array_equal(x, y) for x, y in zip(a, shingles([one])[0], strict=True))
+        for other, b in zip(records, every, strict=True):
+            pairs = [
+                (grams(m.content), grams(n.content))
+                for m, n in zip(one.messages, other.messages, strict=True)
+            ]
+            shared = [len(p & q) for p, q in pairs]
+            union = [len(p | q) for p, q in pairs]
+            whole = sum(shared) / sum(union)
+            near = all(3 * n >= size for n, size in zip(shared, union, strict=True))
+            assert similarity(a, b) == pytest.approx(whole if near else 0)
+
+
+def test_bands_are_shared_as_often_as_computed():
+    rng = random.Random(1)
+    pairs = [(e, edited_copy(e, 0.04, rng)) for e in texts(200, seed=2)]
+    keys = band_keys([own for pair in pairs for own in shingles(pair)])
+    assert keys.shape == (400, BANDS)
+    shared = (keys[::2] == keys[1::2]).any(axis=1)
+    similar = np.array([likeness(*pair) for pair in pairs]) >= 0.8
+    assert similar.sum() > 50
+    assert shared[similar].mean() >= 0.98
+    assert not (keys[0] == keys[2:]).any()
 
 
 def test_exact_copies_inside_and_across_sources(tmp_path):
     first, second = texts(5, seed=1), texts(5, seed=2)
     sources = {"a": [*first, first[2]], "b": [*second, first[0], with_call(1, call_id="p")]}
     sources["c"] = [with_call(1, call_id="q", indent=4)]
-    found = deduplicate(sources, EXACT, tmp_path)
-    assert {REASONS[r] for r in found.reason} == {"duplicate"}
-    assert found.similarity.tolist() == [1.0, 1.0, 1.0]
-    assert found.row.tolist()[1:] == [11, 13]
-    assert found.kept.tolist()[1:] == [0, 12]
-    assert sorted([found.row[0], found.kept[0]]) == [2, 5]
+    drops = deduplicate(sources, EXACT, tmp_path)
+    assert {REASONS[r] for r in drops.reason} == {"duplicate"}
+    assert drops.similarity.tolist() == [1.0, 1.0, 1.0]
+    assert list(zip(drops.row.tolist(), drops.kept.tolist(), strict=True)) == [
+        (5, 2), (11, 0), (13, 12)
+    ]  # fmt: skip
+    assert len(deduplicate({"a": [], "b": []}, NEAR, tmp_path).row) == 0
 
 
-def test_precedence_says_which_copy_stays(tmp_path):
+def test_precedence_decides_which_copy_stays(tmp_path):
     rows = texts(20, seed=3)
     sources = {"a": rows, "b": rows[::-1], "c": rows[5:]}
     kept = deduplicate(sources, EXACT, tmp_path)
@@ -87,83 +118,79 @@ def test_precedence_says_which_copy_stays(tmp_path):
 def test_one_record_for_each_prompt(tmp_path):
     rows = [chat("2+2?", answer) for answer in ("4", "four", "4!")] + [chat("3+3?", "4")]
     assert len(deduplicate({"a": rows}, EXACT, tmp_path).row) == 0
-    found = deduplicate({"a": rows}, DeduplicationConfig(prompt=True), tmp_path)
-    assert [REASONS[r] for r in found.reason] == ["duplicate_prompt"] * 2
-    assert len(set(found.kept.tolist())) == 1
-    assert np.isnan(found.similarity).all()
+    drops = deduplicate({"a": rows}, DeduplicationConfig(prompt=True), tmp_path)
+    assert [REASONS[r] for r in drops.reason] == ["duplicate_prompt"] * 2
+    assert len(set(drops.kept.tolist())) == 1
+    assert np.isnan(drops.similarity).all()
 
 
-@pytest.mark.parametrize("share", [0.01, 0.03])
-def test_edited_copies_are_found_and_nothing_else(tmp_path, share):
+@pytest.mark.parametrize(("share", "least"), [(0.01, 148), (0.03, 105)])
+def test_edited_copies_are_dropped_and_nothing_else(tmp_path, share, least):
     rows = texts(150, seed=4, words=50)
     rng = random.Random(5)
     copies = [edited_copy(e, share, rng) for e in rows]
-    found = deduplicate({"a": rows, "b": copies}, NEAR, tmp_path)
-    assert len(found.row) >= 147
-    assert all(kept == row - 150 for row, kept in zip(found.row, found.kept, strict=True))
-    assert found.similarity.min() > 0.94
-    assert list(tmp_path.iterdir()) == [], "the index is removed"
+    drops = deduplicate({"a": rows, "b": copies}, NEAR, tmp_path)
+    assert len(drops.row) >= least
+    assert all(kept == row - 150 for row, kept in zip(drops.row, drops.kept, strict=True))
+    assert 0.8 <= drops.similarity.min() < 0.9
 
 
-def test_republished_under_another_system_text_with_other_ids(tmp_path):
-    rng = random.Random(6)
-    rows, republished = [], []
-    for _ in range(30):
-        asked, said = sentence(rng, 20), sentence(rng, 40)
-        rows.append(chat(asked, said))
-        turns = (
-            Message("system", "You are a helpful assistant."),
-            Message("user", f" {asked.replace(' ', chr(10), 3)}"),
-            Message("assistant", said.replace(". ", ".  ")),
-        )
-        republished.append(make_example(turns, source="b", dialect="sharegpt"))
-    assert len(deduplicate({"a": rows, "b": republished}, EXACT, tmp_path).row) == 0
-    assert len(deduplicate({"a": rows, "b": republished}, NEAR, tmp_path).row) == 30
-
-
-def test_one_text_under_many_system_texts(tmp_path):
+def test_one_text_under_many_system_texts_and_layouts(tmp_path):
     rng = random.Random(14)
-    turns = chat(sentence(rng, 30), sentence(rng, 40)).messages
+    question, answer = sentence(rng, 30), sentence(rng, 40)
     rows = [
-        make_example((Message("system", f"Be {word}."), *turns), source="a", dialect="openai")
-        for word in sentence(rng, 120).split()
-    ]
-    rows = list({row.id: row for row in rows}.values())
+        make_example(
+            (Message("system", f"Be {word}."), Message("user", question.replace(" ", "\n", k)),
+             Message("assistant", answer.replace(". ", ".  "))),
+            source="a", dialect="openai",
+        )
+        for k, word in enumerate(sorted(set(sentence(rng, 200).split())))
+    ]  # fmt: skip
     assert len(rows) > 40
-    found = deduplicate({"a": rows, "b": [chat(sentence(rng, 30), "x")]}, NEAR, tmp_path)
-    assert len(found.row) == len(rows) - 1
-    assert len(set(found.kept.tolist())) == 1
-    assert set(found.similarity.tolist()) == {1.0}
+    drops = deduplicate({"a": rows, "b": [chat(sentence(rng, 30), "x")]}, NEAR, tmp_path)
+    assert len(drops.row) == len(rows) - 1
+    assert len(set(drops.kept.tolist())) == 1
+    assert set(drops.similarity.tolist()) == {1.0}
 
 
-def test_distinct_questions_of_one_template_are_kept(tmp_path):
+def test_records_that_share_a_passage_or_an_answer_are_kept(tmp_path):
     rng = random.Random(7)
-    frame = sentence(rng, 60)
-    rows = [chat(f"What is {a}+{b}?", str(a + b)) for a in range(30) for b in range(30)]
-    rows += [chat(f"{frame} What is {a}+{a + 3}?", str(2 * a + 3)) for a in range(100)]
-    rows += [
-        chat(f"{frame} What is the capital of {name}?", f"It is {city}. {frame}")
-        for name, city in [("France", "Paris"), ("Poland", "Warsaw"), ("Kenya", "Nairobi")]
-    ]
-    rows += [
-        chat(f"{frame} Sort the letters {' '.join(rng.sample('abcdefgh', 8))}.", "a b c d e f g h")
-        for _ in range(30)
-    ]
-    rows += [chat(sentence(rng, 9), f"I cannot help with that. {frame}") for _ in range(30)]
+    passage = sentence(rng, 300)
+    rows = [chat(f"What is {a}+{b}?", str(a + b)) for a in range(20) for b in range(20)]
+    rows += [chat(f"{passage} {sentence(rng, 9)}", sentence(rng, 12)) for _ in range(30)]
+    rows += [chat(f"What does the word {word} mean?", REFUSAL) for word in "abcdefghij"]
+    rows += [chat(sentence(rng, 9), REFUSAL) for _ in range(30)]
+    rows += [chat(passage, answer) for answer in ("Yes.", "No.")]
     assert len(deduplicate({"a": rows}, NEAR, tmp_path).row) == 0
 
 
-def test_chains_do_not_pull_distant_texts_together(tmp_path):
+def test_a_source_from_a_template_is_left_out_or_has_its_own_threshold(tmp_path):
+    frame = sentence(random.Random(8), 60)
+    rows = [chat(f"{frame} Add {a} to {a + 3}.", f"{frame} {2 * a + 3}") for a in range(40)]
+
+    def dropped(sources: dict[str, list[Example]], **per_source: float | None) -> list[int]:
+        config = DeduplicationConfig(near=NearConfig(per_source=per_source))
+        return deduplicate(sources, config, tmp_path).row.tolist()
+
+    assert len(dropped({"a": rows})) == 39
+    assert dropped({"a": rows}, a=None) == []
+    assert dropped({"a": rows}, a=0.97) == []
+    # of two sources the stricter decides
+    assert dropped({"a": rows[:1], "b": rows[1:2]}) == [1]
+    assert dropped({"a": rows[:1], "b": rows[1:2]}, b=None) == []
+    assert dropped({"a": rows[:1], "b": rows[1:2]}, a=0.97) == []
+
+
+def test_chains_do_not_connect_distant_texts(tmp_path):
     rng = random.Random(8)
     chain = texts(1, seed=9, words=100)
     for _ in range(12):
         chain.append(edited_copy(chain[-1], 0.03, rng))
-    found = deduplicate({str(k): [e] for k, e in enumerate(chain)}, NEAR, tmp_path)
-    said = [near_text(e) for e in chain]
-    assert 0 < len(found.row) < 12
-    for row, kept, share in zip(found.row, found.kept, found.similarity, strict=True):
-        assert kept not in found.row
-        assert similarity(said[kept], said[row], NearConfig()) == share
+    drops = deduplicate({str(k): [e] for k, e in enumerate(chain)}, NEAR, tmp_path)
+    assert 0 < len(drops.row) < 12
+    for row, kept, share in zip(drops.row, drops.kept, drops.similarity, strict=True):
+        assert kept not in drops.row
+        assert likeness(chain[kept], chain[row]) == share >= 0.8
 
 
 def test_the_order_of_rows_changes_nothing(tmp_path):
@@ -174,70 +201,52 @@ def test_the_order_of_rows_changes_nothing(tmp_path):
     for seed in (0, 1, 2):
         order = list(range(len(rows)))
         random.Random(seed).shuffle(order)
-        found = deduplicate({"a": [rows[k] for k in order]}, NEAR, tmp_path)
-        pairs = zip(found.row, found.kept, found.reason, strict=True)
+        drops = deduplicate({"a": [rows[k] for k in order]}, NEAR, tmp_path)
+        pairs = zip(drops.row, drops.kept, drops.reason, strict=True)
         outcomes.append(sorted((rows[order[r]].id, rows[order[k]].id, int(w)) for r, k, w in pairs))
     assert outcomes[0] == outcomes[1] == outcomes[2]
     assert 40 < len(outcomes[0]) <= 67
 
 
-def test_a_copy_falls_with_the_record_it_was_a_copy_of(tmp_path):
+def test_a_copy_is_dropped_with_the_record_it_is_a_copy_of(tmp_path):
     original = texts(1, seed=12, words=80)[0]
     near = edited_copy(original, 0.02, random.Random(13))
-    found = deduplicate({"a": [original], "b": [near], "c": [near]}, NEAR, tmp_path)
-    assert found.row.tolist() == [1, 2]
-    assert found.kept.tolist() == [0, 0]
-    assert [REASONS[r] for r in found.reason] == ["near_duplicate"] * 2
-    assert found.similarity[0] == found.similarity[1] < 1
+    drops = deduplicate({"a": [original], "b": [near], "c": [near]}, NEAR, tmp_path)
+    assert drops.row.tolist() == [1, 2]
+    assert drops.kept.tolist() == [0, 0]
+    assert [REASONS[r] for r in drops.reason] == ["near_duplicate"] * 2
+    assert drops.similarity[0] == drops.similarity[1] < 1
 
 
-def edited_copies(example: Example, share: float, rng: random.Random, count: int) -> list[Example]:
-    return [edited_copy(example, share, rng) for _ in range(count)]
-
-
-@pytest.mark.parametrize(("words", "copies"), [(60, 80), (600, 40)])
-def test_any_number_of_copies_of_one_text_leave_one(tmp_path, words, copies):
+def test_no_two_of_many_copies_are_left(tmp_path):
     rng = random.Random(15)
-    rows = edited_copies(texts(1, seed=16, words=words)[0], 0.01, rng, copies)
-    kept: set[str] = set()
-    for order in (rows, rows[::-1], rng.sample(rows, len(rows))):
-        found = deduplicate({"a": order}, NEAR, tmp_path)
-        assert len(found.row) == copies - 1
-        kept |= {order[k].id for k in set(range(copies)) - set(found.row.tolist())}
-    assert len(kept) == 1
-
-
-def test_copies_of_several_texts_from_one_template(tmp_path):
-    rng = random.Random(17)
     frame = sentence(rng, 60)
     rows: list[Example] = []
-    for _ in range(6):
-        rows += edited_copies(chat(f"{frame} {sentence(rng, 6)}", sentence(rng, 12)), 0.01, rng, 30)
-    found = deduplicate({"a": rows}, NEAR, tmp_path)
-    assert len(found.row) == 6 * 29
-    assert all(row // 30 == kept // 30 for row, kept in zip(found.row, found.kept, strict=True))
+    for _ in range(4):
+        original = chat(f"{frame} {sentence(rng, 20)}", sentence(rng, 40))
+        rows += [edited_copy(original, 0.01, rng) for _ in range(60)]
+    drops = deduplicate({"a": rows}, NEAR, tmp_path)
+    left = shingles([rows[k] for k in sorted(set(range(len(rows))) - set(drops.row.tolist()))])
+    assert 4 <= len(left) <= 8
+    assert max(similarity(a, b) for a, b in combinations(left, 2)) < 0.8
 
 
-def test_a_prompt_is_not_lost_with_the_near_duplicate_that_had_it(tmp_path):
+@pytest.mark.parametrize("first", ["near", "prompt"])
+def test_prompts_are_compared_after_near_duplicates(tmp_path, first):
+    """No prompt is lost with the near-duplicate that had it, and none is named for an answer that
+    was not compared."""
     rng = random.Random(18)
-    first = chat(sentence(rng, 50), sentence(rng, 60))
-    near = edited_copy(first, 0.02, rng)
-    sibling = chat(near.messages[0].content, sentence(rng, 30))
+    original = chat(sentence(rng, 50), sentence(rng, 60))
+    near = edited_copy(original, 0.02, rng)
+    prompt = (near if first == "near" else original).messages[0].content
+    sibling = chat(prompt, sentence(rng, 30))
     config = DeduplicationConfig(prompt=True, near=NearConfig())
-    found = deduplicate({"a": [first], "b": [near], "c": [sibling]}, config, tmp_path)
-    assert (found.row.tolist(), found.kept.tolist()) == ([1], [0])
-    assert [REASONS[r] for r in found.reason] == ["near_duplicate"]
-
-
-def test_a_near_duplicate_of_what_falls_for_its_prompt(tmp_path):
-    rng = random.Random(19)
-    first = chat(sentence(rng, 50), sentence(rng, 60))
-    near = edited_copy(first, 0.02, rng)
-    asked = chat(first.messages[0].content, sentence(rng, 30))
-    config = DeduplicationConfig(prompt=True, near=NearConfig())
-    sources = {"a": [asked], "b": [first, first], "c": [near]}
-    found = deduplicate(sources, config, tmp_path)
-    assert [REASONS[r] for r in found.reason] == ["duplicate_prompt"] * 2 + ["near_duplicate"]
-    assert found.row.tolist() == [1, 2, 3]
-    assert found.kept[:2].tolist() == [0, 0]
-    assert found.kept[2] in (1, 2), "it has nothing to do with the answer that was kept"
+    if first == "near":
+        sources = {"a": [original], "b": [near], "c": [sibling]}
+        expected = [(1, 0, "near_duplicate")]
+    else:
+        sources = {"a": [sibling], "b": [original], "c": [near]}
+        expected = [(1, 0, "duplicate_prompt"), (2, 1, "near_duplicate")]
+    drops = deduplicate(sources, config, tmp_path)
+    reasons = [REASONS[r] for r in drops.reason]
+    assert list(zip(drops.row.tolist(), drops.kept.tolist(), reasons, strict=True)) == expected

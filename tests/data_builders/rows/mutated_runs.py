@@ -33,11 +33,11 @@ from tests.data_builders.small_build import build, manifest, write_tokenizer
 UNREADABLE = {
     "malformed_json", "unrecognised", "unknown_role", "malformed_message", "untrained_turn",
     "malformed_row", "unsupported_content", "conflicting_reasoning", "malformed_tool_call",
-    "malformed_arguments", "malformed_tools", "malformed_metadata",
+    "malformed_arguments", "malformed_tools", "malformed_metadata", "unread_column",
 }  # fmt: skip
 # where in a row: a field by name, a message by number; in text that is no JSON, a place in it
 _NAMED = re.compile(r"messages?\b|conversations?\b|history|instruction|input|output|prompt|completion"
-                    r"|chosen|rejected|tools|functions|system|reasoning|content|metadata|license"
+                    r"|chosen|rejected|tools|functions?|system|reasoning|content|metadata|license"
                     r"|label|images?|videos?|audios?|response|the row|the answer|turn \d|call of")  # fmt: skip
 _PLACED = re.compile(r"char \d|at byte \d|key '|column \d|a row is an|nested too deep|digits"
                      r"|is not JSON|beyond the range|array needs")  # fmt: skip

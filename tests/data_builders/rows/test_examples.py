@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from data_builders.rows.examples import end_on_assistant, read_examples
 from data_builders.rows.raw import Dropped
@@ -32,7 +34,7 @@ def test_every_row_is_kept_or_dropped_by_name(tmp_path: Path) -> None:
                                           {**GOOD, "completion": ""}, OPEN])  # fmt: skip
     with (tmp_path / "rows.jsonl").open("a") as file:
         file.write('{"prompt": "2')
-    config = SourceConfig(name="s", path="rows.jsonl", where="reward == 1")
+    config = SourceConfig(name="s", path="rows.jsonl", where={"reward": {"eq": 1}})
     report = RowCounts()
     items = list(read_examples(config, tmp_path, counts=report))
     dropped = [(item.reason, item.line) for item in items if isinstance(item, Dropped)]
@@ -41,7 +43,7 @@ def test_every_row_is_kept_or_dropped_by_name(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert report.rows_in == len(items) == report.kept + report.dropped.total() == 6
     assert report.dialects == {"prompt_completion": 1}
-    assert items[0] == read_all(tmp_path, where="reward == 1")[0]
+    assert items[0] == read_all(tmp_path, where={"reward": 1})[0]
 
 
 def test_a_filtered_record_is_known_by_its_id(tmp_path: Path) -> None:
@@ -128,21 +130,19 @@ def test_metadata_is_what_the_recipe_names(tmp_path: Path) -> None:
 def test_a_where_that_cannot_be_meant(tmp_path: Path) -> None:
     write_lines(tmp_path / "rows.jsonl", [GOOD, {**GOOD, "reward": 0}])
     with pytest.raises(ConfigError, match=r"'rewrad', which none of 2 rows has.*mean 'reward'"):
-        read_all(tmp_path, where="rewrad == 1")
-    with pytest.raises(ConfigError, match=r"none of 2 rows: reward == 2 \(reward is 1, 0\)"):
-        read_all(tmp_path, where="reward == 2")
-    # bad syntax and missing files are known before the first row
-    for settings in ({"where": "reward = 1"}, {"path": "rowz.jsonl"}):
-        config = SourceConfig(name="s", **{"path": "rows.jsonl", **settings})
-        with pytest.raises(ConfigError):
-            read_examples(config, tmp_path)
+        read_all(tmp_path, where={"rewrad": 1})
+    with pytest.raises(ConfigError, match=r"none of 2 rows \(reward is 1, 0\)"):
+        read_all(tmp_path, where={"reward": 2})
+    # missing files are known before the first row
+    with pytest.raises(ConfigError):
+        read_examples(SourceConfig(name="s", path="rowz.jsonl"), tmp_path)
 
 
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     def peak(rows: int) -> int:
         write_lines(tmp_path / "rows.jsonl", ({**GOOD, "x": "y" * 2000} for _ in range(rows)))
         tracemalloc.start()
-        config = SourceConfig(name="s", path="rows.jsonl", where="reward == 1")
+        config = SourceConfig(name="s", path="rows.jsonl", where={"reward": {"eq": 1}})
         kept = sum(isinstance(item, Example) for item in read_examples(config, tmp_path))
         size = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
@@ -151,3 +151,14 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
 
     peak(10)  # first-time imports and caches
     assert peak(2000) < peak(50) + 500_000  # the 2,000 rows are 4 MB of text
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, database=None,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
+@given(st.lists(st.binary(max_size=40), max_size=5))
+def test_any_bytes_are_bad_rows_at_worst(tmp_path: Path, lines: list[bytes]) -> None:
+    content = b"\n".join(lines)
+    (tmp_path / "rows.jsonl").write_bytes(content)
+    items = list(read_examples(SourceConfig(name="s", path="rows.jsonl"), tmp_path))
+    assert len(items) == sum(1 for line in content.split(b"\n") if line.strip())
+    assert all(isinstance(item, Dropped) for item in items)

@@ -27,7 +27,7 @@ KNOWN: list[tuple[str, dict[str, Any], str, int, dict[str, int]]] = [
     ("reasoning_ma_content", {}, "openai", 459, {"empty_answer": 9}),
     ("reasoning_ma_inline", {}, "inline_think", 311, {"empty_answer": 1}),
     ("sgd_openai_tools", {}, "openai", 699, {"bad_arguments": 1}),
-    ("tau_bench_airline", {"where": "reward == 1"}, "openai", 31, {"where": 69}),
+    ("tau_bench_airline", {"where": {"reward": 1}}, "openai", 31, {"where": 69}),
     ("tau_bench_airline", {"ending": "drop"}, "", 0, {"ends_without_assistant": 100}),
     ("toolset_tools", {}, "openai", 9, {"undeclared_tools": 891}),
     ("toolset_tools", {"filters": {"undeclared_tools": False}}, "openai", 900, {}),

@@ -1,10 +1,15 @@
-"""The `where` language: what matches, what is unknown, what is refused."""
+"""The conditions of `where`: what meets them, what does not compare, what is refused."""
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
-from data_builders.rows.where import parse_where
+import pytest
+from pydantic import ValidationError
+
+from data_builders.rows.where import unmet
+from posttrain.config.load import validate
+from posttrain.config.source import SourceConfig
 from posttrain.errors import ConfigError
 
 ROW = {
@@ -13,84 +18,86 @@ ROW = {
 }  # fmt: skip
 
 
+def reason(where: dict[str, Any]) -> str | None:
+    """Why the row is dropped."""
+    conditions = SourceConfig(name="s", path="s", where=where).where
+    assert conditions is not None
+    why = unmet(conditions, ROW)
+    return None if why is None else why[0]
+
+
 @pytest.mark.parametrize(
-    "text",
+    "where",
     [
-        "reward == 1",
-        "label == true",
-        "label",
-        "not label == false",
-        "info.task in ['a', \"b\"]",
-        "info.task not in []",
-        "1 in info.n",
-        "`odd name` >= 3 and `odd name` < 3.5",
-        "from != 'y'",
-        "nothing == null",
-        "a.b == 7",
-        "not (reward < 1 or label == false)",
-        "missing == 2 or reward == 1",
-        "reward == 1 or missing == 2",
-        "-1 < reward",
-        "score == '0.5'",
+        {"reward": 1},
+        {"label": True, "reward": {"ge": 1, "le": 1}},
+        {"info.task": ["a", "b"]},
+        {"info.task": {"not_in": ["c"]}},
+        {"odd name": {"ge": 3, "lt": 3.5}},
+        {"from": {"ne": "y", "gt": "w"}},
+        {"nothing": {"exists": False}, "missing": {"exists": False}, "score": {"exists": True}},
+        {"a.b": 7},
+        {"score": "0.5"},
+        {"score": [0.5, "0.5"]},
     ],
 )
-def test_matches(text: str) -> None:
-    assert parse_where(text).matches(ROW) is None
+def test_meets(where: dict[str, Any]) -> None:
+    assert reason(where) is None
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["reward == 0", "not label", "info.task == 'b'", "reward == 1 and label == false", "nothing"],
-)
-def test_does_not_match(text: str) -> None:
-    assert parse_where(text).matches(ROW) == f"not {text}"
-
-
-@pytest.mark.parametrize("text", ["missing == 1", "not missing == 1", "missing", "info.x == 1"])
-def test_a_missing_field_matches_neither_way(text: str) -> None:
-    assert "the row has no field" in str(parse_where(text).matches(ROW))
-
-
-def test_values_that_do_not_compare_are_named() -> None:
-    assert "cannot compare str >= float" in str(parse_where("score >= 0.5").matches(ROW))
-
-
-def test_and_or_follow_kleene() -> None:
-    assert parse_where("missing == 1 and reward == 0").matches(ROW) is not None
-    assert "no field" in str(parse_where("missing == 1 and reward == 1").matches(ROW))
-
-
-def test_names_its_fields() -> None:
-    assert parse_where("a == 1 or b.c in [d] or a == 2").fields == ("a", "b.c", "d")
-
-
-@pytest.mark.parametrize(
-    ("text", "column"),
+    "where",
     [
-        ("", 1),
-        ("reward = 1", 7),
-        ("reward ==", 10),
-        ("(a", 3),
-        ("a b", 3),
-        ("1 < a < 2", 7),
-        ("__import__('os')", 11),
-        ("a in [1 2]", 9),
-        ("a not b", 7),
-        ("a == 'unclosed", 5),
-        ("a == 1 or", 10),
-        ("a == " + "9" * 5000, 6),
+        {"reward": 0},
+        {"reward": 1, "label": False},
+        {"info.task": ["b"]},
+        {"info.task": {"ne": "a"}},
+        # what is missing or null meets nothing but exists: false
+        *({"missing": test} for test in (1, {"ne": 1}, {"not_in": [1]}, {"exists": True})),
+        {"nothing": {"lt": 1}},
+        {"info.x": 1},
+        {"score": {"exists": False}},
     ],
 )
-def test_points_at_what_it_cannot_read(text: str, column: int) -> None:
-    with pytest.raises(ConfigError, match=f"column {column} "):
-        parse_where(text)
+def test_does_not_meet(where: dict[str, Any]) -> None:
+    assert reason(where) == "where"
 
 
-@pytest.mark.parametrize("text", ["(" * 500 + "a", "a in " + "[" * 500])
-def test_refuses_to_nest_without_bound(text: str) -> None:
-    with pytest.raises(ConfigError, match="nested too deep"):
-        parse_where(text)
+@pytest.mark.parametrize(
+    "where",
+    [{"score": {"ge": 0.5}}, {"score": 0.5}, {"reward": "1"}, {"info.n": [1]}, {"info": {"ne": 1}}],
+)
+def test_text_numbers_and_lists_do_not_compare(where: dict[str, Any]) -> None:
+    assert reason(where) == "where_type"
 
 
-def test_any_number_of_nots() -> None:
-    assert parse_where("not " * 4000 + "reward == 1").matches(ROW) is None
+@pytest.mark.parametrize(
+    "where",
+    [
+        {},
+        {"a": None},
+        {"a": []},
+        {"a": {}},
+        {"a": {"in": "b"}},
+        {"a": {"ge": True}},
+        {"a": {"exists": 1}},
+        {"a": {"exists": False, "eq": 1}},
+        {"a": {"eq": [1]}},
+    ],
+)
+def test_refuses_what_no_row_can_meet(where: Any) -> None:
+    with pytest.raises(ValidationError):
+        SourceConfig(name="s", path="s", where=where)
+
+
+@pytest.mark.parametrize(
+    ("where", "named"),
+    [
+        ({"a": {"gte": 1}}, "did you mean 'ge'"),
+        ({"a": {"notin": [1]}}, "did you mean 'not_in'"),
+        ("reward == 1", "docs/renamed.md"),
+    ],
+)
+def test_names_the_operator_that_was_meant(where: Any, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        validate({"name": "s", "path": "s", "where": where}, SourceConfig, where="recipe")

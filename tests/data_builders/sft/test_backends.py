@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from posttrain.artifacts import read_artifact
+from posttrain.runs import read_artifact
 from posttrain.tokens.tiktoken.ranks import PATTERNS
 from tests.data_builders.small_build import (
     SPECIAL,

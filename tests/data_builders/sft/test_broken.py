@@ -66,7 +66,7 @@ def test_broken_recipes_say_what_to_do(tmp_path, change, error, pattern):
         ({"dialect": "sharegtp"}, r"sources.0.dialect.*'openai'.*found 'sharegtp'"),
         ({"path": "reasonin.jsonl"}, "'reasonin.jsonl' does not exist"),
         ({"share": 0.7}, "shares sum to 0.9, they must sum to 1"),
-        ({"where": "levl == 1"}, "levl"),
+        ({"where": {"levl": 1}}, "levl"),
     ],
 )
 def test_broken_sources_say_what_to_do(tmp_path, source, pattern):

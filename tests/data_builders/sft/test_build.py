@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.artifacts import Counts, StageDir, read_artifact
 from posttrain.chat import nemotron_3_nano_template
 from posttrain.errors import DataError
+from posttrain.runs import Counts, Run, read_artifact
 from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer
 from tests.data_builders.small_build import (
     build,
@@ -257,7 +257,7 @@ def test_the_close_of_a_truncated_trace_is_trained_or_masked(tmp_path):
 
 
 def test_inputs_that_belong_to_an_artifact_are_its_parents(tmp_path):
-    stage = StageDir.open(tmp_path / "world", kind="rows", config={})
+    stage = Run.open(tmp_path / "world", kind="rows", config={})
     write_rows(tmp_path / "world" / "train.jsonl", plain_rows(30))
     made = stage.finish(counts=Counts(30, 30), files={"train.jsonl": 30})
     sources = [{"name": "plain", "path": str(tmp_path / "world" / "train.jsonl")}]
@@ -301,3 +301,25 @@ def _without_shares(folder: Path) -> list[dict]:
             "license": "CC0-1.0",
         },
     ]
+
+
+def test_loss_masks_special_tokens_and_unread_columns(tmp_path, capsys):
+    turn = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "one"}]
+    masked = [turn[0], turn[1] | {"weight": 0}, turn[0], turn[1] | {"content": "two"}]
+    pad = [turn[0], turn[1] | {"content": "a<|pad|>b"}]
+    chats = [{"messages": m, "level": 3} for m in (masked, pad)]
+    rows = write_rows(tmp_path / "chats.jsonl", plain_rows(40))
+    rows.write_text(rows.read_text() + "".join(json.dumps(row) + "\n" for row in chats))
+    recipe = write_recipe(
+        tmp_path, sources=[{"name": "chats", "path": str(rows)}], write_dropped=True
+    )
+    build(recipe, "held_out.rate=0.0")
+    body = manifest(tmp_path / "out")
+    assert body["counts"]["dropped"] == {"special_token": 1}
+    [line] = (tmp_path / "out" / "dropped.jsonl").read_text().splitlines()
+    assert "'<|pad|>'" in json.loads(line)["detail"]
+    assert ["level", 2, "3"] in body["stats"]["sources"]["chats"]["unread"]
+    assert "level" in capsys.readouterr().out
+    # the byte tokenizer trains "two", the end token and the line end behind it
+    (row,) = (row for row in index(tmp_path / "out", "train") if row["dialect"] == "openai")
+    assert row["trained"] == len("two") + 2

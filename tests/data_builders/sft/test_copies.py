@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from posttrain.errors import ConfigError
-from tests.data_builders.dedup.copies import edited, sentence
+from tests.data_builders.dedup.copies import sentence
 from tests.data_builders.small_build import (
     build,
     index,
@@ -29,7 +29,9 @@ def _rows() -> dict[str, list[dict[str, Any]]]:
     """Forty texts; of another source, ten edited copies, five exact, five with other answers."""
     rng = random.Random(0)
     rows = [{"instruction": sentence(rng, 25), "output": sentence(rng, 35)} for _ in range(40)]
-    near = [{key: edited(text, 0.02, rng) for key, text in row.items()} for row in rows[:10]]
+    near = [
+        {**row, "output": f"{row['output'][:90]} xyz {row['output'][90:]}"} for row in rows[:10]
+    ]
     exact = [{"output": r["output"], "instruction": f"  {r['instruction']}"} for r in rows[10:15]]
     asked = [{**row, "output": sentence(rng, 12)} for row in rows[15:20]]
     # the copy of a copy, in the same source
@@ -97,7 +99,7 @@ def test_every_drop_names_what_was_kept(world):
         "late",
         4,
     )
-    assert 0.95 < near["kept"]["similarity"] < 1
+    assert 0.85 < near["kept"]["similarity"] < 1
     assert (exact["kept"]["line"], exact["kept"]["similarity"]) == (12, 1.0)
     assert (asked["kept"]["line"], asked["kept"]["similarity"]) == (17, None)
     assert again["kept"] == copies[13]["kept"]
@@ -138,9 +140,6 @@ def test_a_build_that_ended_while_it_looked_for_copies_goes_on(world, tmp_path, 
         patch.setattr("data_builders.sft.build.plan_build", killed)
         with pytest.raises(KeyboardInterrupt):
             build(world / "recipe.yaml", stop)
-    left = tmp_path / "out" / "work" / "duplicates"
-    left.mkdir()
-    (left / "bands").write_bytes(b"half of an index")
     monkeypatch.setattr("data_builders.sft.part.prepare", None)
     build(world / "recipe.yaml", stop)
     assert manifest(tmp_path / "out")["digest"] == manifest(world / "out")["digest"]
@@ -148,12 +147,11 @@ def test_a_build_that_ended_while_it_looked_for_copies_goes_on(world, tmp_path, 
 
 def test_what_is_for_the_plan_prepares_no_row_again(world, tmp_path, monkeypatch):
     raw = yaml.safe_load((world / "recipe.yaml").read_text())
-    raw["deduplication"] = {"near": {"edits": 0.005}, "precedence": ["early"]}
+    raw["deduplication"] = {"near": {"threshold": 0.97}, "precedence": ["early"]}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(raw))
     monkeypatch.setattr("data_builders.sft.part.prepare", None)
     build(tmp_path / "recipe.yaml", f"out={tmp_path / 'out'}", f"parts_dir={world / 'spool'}")
     sources = manifest(tmp_path / "out")["stats"]["sources"]
-    assert sources["late"]["dropped"].pop("near_duplicate") < 10
     assert sources["late"]["dropped"] == {"duplicate": 5}
     assert sources["early"]["dropped"] == {"contaminated": 3, "duplicate": 1}
 
@@ -162,6 +160,8 @@ def test_refused_before_any_row_is_prepared(tmp_path):
     recipe = _recipe(tmp_path, _rows())
     with pytest.raises(ConfigError, match=r"precedence: .*no source 'lat' .did you mean 'late'"):
         build(recipe, "deduplication.precedence=[lat]")
+    with pytest.raises(ConfigError, match=r"near.per_source: .*no source 'erly' .*'early'"):
+        build(recipe, "deduplication.near.per_source.erly=0.9")
     missing = f"decontamination.files.0.path={tmp_path / 'evla.jsonl'}"
     with pytest.raises(ConfigError, match=r"evla.jsonl' does not exist; the nearest .*eval.jsonl"):
         build(recipe, missing)

@@ -50,8 +50,13 @@ def test_what_was_not_looked_for_is_in_the_manifest_and_printed(tmp_path, capsys
     build(_recipe(tmp_path, _rows(40), decontamination=_evaluation(tmp_path, asked)))
     stats = manifest(tmp_path / "out")["stats"]
     (book,) = stats["decontamination"]
-    assert (book["file"], book["rows"], book["lacking"], book["inside"]) == ("e.jsonl", 4, 1, 3)
-    warning = "decontamination: e.jsonl: 1 of 4 rows have no text in instruction"
+    assert (book["file"], book["rows"], book["without_text"], book["inside"]) == (
+        "e.jsonl",
+        4,
+        1,
+        3,
+    )
+    warning = "decontamination: e.jsonl: 1 of 4 rows lack text"
     assert warning in stats["warnings"]
     assert warning in capsys.readouterr().out
     assert warning in (tmp_path / "out" / "report.html").read_text()

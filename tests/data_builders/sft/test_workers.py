@@ -42,7 +42,7 @@ def _recipe(folder: Path, **keys: Any) -> Path:
             "path": str(write_rows(folder / "traces.jsonl", _rows())),
             "license": "MIT",
             "metadata": ["level"],
-            "where": "level in [0, 2]",
+            "where": {"level": [0, 2]},
             "share": 0.7,
         },
         {
@@ -137,7 +137,7 @@ def test_errors_name_the_line_of_the_whole_file(tmp_path):
 
 def test_a_where_that_no_part_meets_is_refused(tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", plain_rows(60))
-    source = {"name": "a", "path": str(path), "where": "inputt == ''"}
+    source = {"name": "a", "path": str(path), "where": {"inputt": ""}}
     with pytest.raises(ConfigError, match=r"'inputt', which none of 60 rows has.*'input'"):
         build(write_recipe(tmp_path, sources=[source]), "part_bytes=1000")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reward.graders.final_answer import boxed, final_answer
+from reward.graders.final_answer import final_answer
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,18 @@ from reward.graders.final_answer import boxed, final_answer
         ("\\fbox{7}", "7"),
         ("\\boxed 52", "52"),
         ("Answer: 3\n\nthat is \\boxed{4}", "4"),  # a box before a label
+        ("is \\boxed{3}. Final Answer: The final answer is $4$. I hope it is correct.", "4"),
+        ("$y_1 = \\boxed{1}$ and $y_2 = \\boxed{2}$", "1, 2"),
+        ("\\boxed{1 + \\boxed{2}}", "1 + \\boxed{2}"),
+        ("\\boxed{1 \\} }", "1 \\}"),  # an escaped brace closes nothing
+        ('{\n "steps": [1, 2],\n "answer": "18"\n}', "18"),
+        ('```json\n{"answer": 1,080}\n```', "1,080"),
+        ('{"n": 7}', "7"),
+        ("Answer - 18", "18"), ("A - 18", "18"), ("→ 18", "18"), ("∴ 18", "18"), ("A -> 18", "18"),
+        ("[A] 18", "18"), ("1. A: 18", "18"), ("- 18", "- 18"), ("(a) 18", "18"), ("Q1: 18", "18"),
+        ("合計は18円です。", "18"), ("答案：18", "18"), ("Ответ: -18 яблок", "-18"), ("정답은 18", "18"),
+        ("It is 18.\n\nHope this helps!", "18"), ("It is 18, since 4 of 12 were sold.", "18"),
+        ("The largest $n$ is 34.<|im_end|>", "34"), ("18\n\\)", None), ("1\nno\nno\nno", None),
         ("<answer>5</answer> I said \\boxed{4}", "5"),
         ("<answer>\\boxed{5}</answer>", "5"),
         ("<answer>1</answer> no: <answer>12 apples</answer>", "12 apples"),
@@ -40,13 +52,24 @@ from reward.graders.final_answer import boxed, final_answer
         ("x = \\frac{3}{4}", "x = \\frac{3}{4}"),
         ("one\nThus the result is 20%.\n\n", "20%"),
     ],
-)
-def test_the_answer_is_found(text: str, answer: str):
+)  # fmt: skip
+def test_the_answer_is_found(text: str, answer: str | None):
     assert final_answer(text) == answer
 
 
 @pytest.mark.parametrize(
-    "text", ["", "   \n", "I do not know.", "\\boxed{5", "\\boxed{4} no, \\boxed{5", "\\boxed{}"]
+    "text",
+    [
+        "",
+        "   \n",
+        "I do not know.",
+        "2\nI do not know.",
+        "It is not 5.",
+        "答案不是5",
+        "\\boxed{5",
+        "\\boxed{4} no, \\boxed{5",
+        "\\boxed{}",
+    ],
 )
 def test_no_answer_is_none(text: str):
     """A box that opens last and never closes is not replaced by an earlier one."""
@@ -56,11 +79,6 @@ def test_no_answer_is_none(text: str):
 def test_the_last_line_counts_only_where_asked():
     assert final_answer("that makes 5", last_line=False) is None
     assert final_answer("Answer: 5", last_line=False) == "5"
-
-
-def test_only_outermost_boxes_are_boxes():
-    assert boxed("\\boxed{1 + \\boxed{2}}") == "1 + \\boxed{2}"
-    assert boxed("\\boxed{1 \\} }") == "1 \\}"  # an escaped brace closes nothing
 
 
 @pytest.mark.parametrize(
@@ -76,8 +94,14 @@ def test_only_outermost_boxes_are_boxes():
         "#### \n" * 16_000,
         "1,111" * 20_000,
         "5 or " * 20_000,
+        "答案" * 50_000,
+        '{"answer": ' * 9_000,
+        "(" * 50_000 + "1",
+        "**1" * 33_000,
+        "- " * 50_000,
+        "1 because " * 10_000,
     ],
-    ids=range(10),
+    ids=range(16),
 )
 def test_a_hundred_thousand_hostile_characters_end(text: str):
     """Quadratic reading would take minutes here; that it returns at all is the test."""

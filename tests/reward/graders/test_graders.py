@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -69,7 +68,7 @@ def test_what_stalls_is_unscored_and_the_rest_is_graded(workers: Workers):
         ("2\\sqrt{2}", "\\boxed{9^{9^{9^{9}}}}"),
         ("2\\sqrt{2}", "\\boxed{10^{10^{10}}}"),  # large, and told apart at once
         ("2\\sqrt{2}", "\\boxed{\\sqrt{7}}"),
-        ("5", "\\boxed{9^{9^{9^{9}}}}"),  # where a number is due, no algebra is done
+        ("5", "\\boxed{9^{9^{9^{9}}}}"),  # where a number is due, no power is worked out
     ]
     attempts = [Attempt(prompt_of(gold), completion_of(answer)) for gold, answer in requests]
     scores = Math(workers=workers).grade(attempts)
@@ -86,13 +85,13 @@ def test_golds_that_cannot_be_used_are_refused(workers: Workers):
         "(1,2]",
         None,
         " ",
-        "Monday",
+        "((",
         "0x1f",
         "9^{9^{9^{9}}}",
     ]
     assert grader.refuse([prompt_of(gold) for gold in golds]) == [
         None, None, None, None, "no_gold", "no_gold",
-        "gold_unreadable: Monday", "gold_unreadable: 0x1f", "gold_too_hard: 9^{9^{9^{9}}}",
+        "gold_unreadable: ((", "gold_unreadable: 0x1f", "gold_too_hard: 9^{9^{9^{9}}}",
     ]  # fmt: skip
     bad = grader.refuse([prompt_of("5", tolerance=2), prompt_of("5", tolerance="x")])
     assert all(reason is not None and reason.startswith("bad_tolerance") for reason in bad)
@@ -128,30 +127,6 @@ def test_a_records_own_pattern_comes_first(workers: Workers):
     answers = ["My pick: A, no, My Pick: b", "my pick: A\n\\boxed{B}", "\\boxed{B}", "my pick: Z"]
     assert values(grader, [(prompt, answer) for answer in answers]) == [1.0, 0.0, 1.0, 0.0]
     assert values(grader, [(hangs, "a" * 60 + "b"), (prompt, "my pick: B")]) == [None, 1.0]
-
-
-def test_threads_do_not_turn_answers_to_zero(workers: Workers):
-    """math-verify's own time limit is a signal: outside the main thread it scores 0."""
-    requests = [
-        (prompt_of(gold), f"It is $\\boxed{{{answer}}}$")
-        for gold, answer in [("\\sqrt{8}", "2\\sqrt{2}"), ("x+1", "1+x"), ("7", "7"), ("x", "y")]
-    ]
-    grader = Math(workers=workers)
-    alone = values(grader, requests)
-    assert alone == [1.0, 1.0, 1.0, 0.0]
-    found: list[list[float | None]] = []
-    start = threading.Barrier(64)
-
-    def ask() -> None:
-        start.wait()
-        found.append(values(grader, requests))
-
-    threads = [threading.Thread(target=ask) for _ in range(64)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [alone] * 64
 
 
 def test_long_answers_are_shortened_in_scores():

@@ -28,31 +28,33 @@ def graded(grader: str, question: str, answer: str, **metadata: object) -> Score
     return GRADERS[grader]().grade([attempt])[0]
 
 
-NUMBERS = (
-    "A: 18", "A: 19", "答案：18", "一共有18个苹果。", "**A:** 18", "a) 18", "A. $18", "She has 18 left.\n\nHope this helps!",
-    "A：18", "- A: 18", "> A: 18", "`A: 18`", "A: \\$18", "A: \\frac{36}{2}", "A: (18)", "A: ≈18", "(A) 18",
-    "1. 18", "2) 18", "Q1: 18", "答：18", "解: 18", "답: 18", "答：18个",
-    "18\n\nThat is because we add up what was bought.", "I do not know.",
-)  # fmt: skip
-LETTERS = (
-    "\\boxed{\\text{(C)}}", "Option C is correct.", "答案：C", "I would go with C.", "A: C",
-    '{"answer": "C"}', "I do not know.",
-)  # fmt: skip
-NOT_FOUND = [
-    *((name, answer) for name in ("math", "numeric") for answer in NUMBERS),
-    *(("multiple_choice", answer) for answer in LETTERS),
-]
-
-
-@pytest.mark.parametrize(("grader", "answer"), NOT_FOUND)
+@pytest.mark.parametrize("grader", ["math", "numeric", "multiple_choice"])
 @pytest.mark.parametrize(
     "question",
     ["How many?", "VoteRequest: how many?\nAnswer:", "What does the word JSON stand for?"],
 )
-def test_an_answer_that_is_not_found_is_unscored(grader: str, answer: str, question: str):
-    score = graded(grader, question, answer)
-    assert score.value is None
-    assert score.explanation.startswith("unscored: no answer found")
+def test_an_answer_that_is_not_found_is_unscored(grader: str, question: str):
+    for answer in ("I do not know.", "Who knows?\n\nHope this helps!", "答案：不知道"):
+        score = graded(grader, question, answer)
+        assert score.value is None
+        assert score.explanation.startswith("unscored: no answer found")
+
+
+CHOICES = (
+    "\\boxed{\\text{(C)}}", "Option C is correct.", "答案：C", "I would go with C.", "Answer: C.",
+    '{\n  "answer": "C"\n}', "$\\boxed{\\textbf{(C)}\\ 5}$", "所以选C。", "Ответ: C", "C不是 A",
+    "D fails, A too: the answer is C, since 5 is odd.", "C. It can't be A or B.", "5", "**C: 5**",
+    "A good guess would be option C", "Answer: (C) 5\n\nHope this helps!", "The answer is: 5",
+)  # fmt: skip
+
+
+def test_a_choice_is_read_the_way_people_write_it():
+    scores = {answer: graded("multiple_choice", "Which?", answer).value for answer in CHOICES}
+    assert scores == dict.fromkeys(CHOICES, 1.0)
+    others = [answer.replace("C", "B").replace("5", "3") for answer in CHOICES]
+    assert {a for a in others if graded("multiple_choice", "Which?", a).value != 0.0} == set()
+    for text in ("(A) or " * 20_000, "A" * 100_000, "option " * 15_000, "\\text{" * 20_000):
+        graded("multiple_choice", "Which?", text)  # quadratic reading would take minutes
 
 
 @pytest.mark.parametrize("grader", ["math", "numeric", "multiple_choice"])
@@ -82,9 +84,9 @@ def test_a_format_that_was_asked_for_and_is_not_there_is_wrong(
 @pytest.mark.parametrize(
     ("question", "answer"),
     [
-        (BOXED, "\\boxed{\\text{(C)}}"),
-        ("Which? Reply in <answer></answer> tags.", "<answer>Option C is it</answer>"),
-        ("Which? Answer as JSON.", '{"answer": "C"}'),
+        (BOXED, "\\boxed{\\text{nobody}}"),
+        ("Which? Reply in <answer></answer> tags.", "<answer>who knows</answer>"),
+        ("Which? Answer as JSON.", '{"answer": "?"}'),
     ],
 )
 def test_the_format_that_was_asked_for_is_no_fault_where_it_cannot_be_read(

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from reward.graders.choice import MultipleChoice
-from reward.graders.math import Math
-from reward.graders.text import Numeric
+from reward.graders.math import Math, Numeric
 from tests.reward.graders.attempts import prompt_of, values
 from tests.reward.graders.near_misses import formula_near_misses, near_misses
 

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from reward.graders.workers import BATCH, JobResult, Workers
+from reward.graders.math import Math
+from reward.graders.workers import JobResult, Workers
+from tests.reward.graders.attempts import prompt_of, values
 
 ROOT = Path(__file__).resolve().parents[3]
-SAME = ("same", ["\\sqrt{8}", "2\\sqrt{2}", None])
-DIFFERENT = ("same", ["\\sqrt{8}", "2\\sqrt{3}", None])
+SAME = ("equal", ["\\sqrt{8}", "2\\sqrt{2}"])
+DIFFERENT = ("equal", ["\\sqrt{8}", "2\\sqrt{3}"])
 # a pattern that tries 2^60 ways, and a number too large to be worked out
-STALLS = [("last_match", [["(a+)+$"], "a" * 60 + "b"]), ("same", ["\\pi", "9^{9^{9^{9}}}", None])]
+STALLS = [("last_match", [["(a+)+$"], "a" * 60 + "b"]), ("equal", ["\\pi", "9^{9^{9^{9}}}"])]
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +30,8 @@ def workers() -> Iterator[Workers]:
     made.close()
 
 
-def test_answers_come_in_order_over_many_batches(workers: Workers):
-    jobs = [SAME if k % 3 else DIFFERENT for k in range(3 * BATCH + 5)]
+def test_answers_come_in_order_of_the_jobs(workers: Workers):
+    jobs = [SAME if k % 3 else DIFFERENT for k in range(21)]
     assert workers.run(jobs) == [JobResult(k % 3 != 0) for k in range(len(jobs))]
     assert workers.run([]) == []
 
@@ -42,7 +43,7 @@ def test_what_stalls_is_killed_and_the_others_go_on(workers: Workers):
 
 
 def test_an_error_is_that_jobs_own(workers: Workers):
-    results = workers.run([("same", ["Monday", "x", None]), SAME])
+    results = workers.run([("equal", ["Monday", "x"]), SAME])
     assert results == [JobResult(None, "Unreadable: Monday"), JobResult(True)]
 
 
@@ -59,28 +60,15 @@ def test_a_worker_killed_while_idle_is_replaced(workers: Workers):
     assert workers.run([SAME, DIFFERENT]) == [JobResult(True), JobResult(False)]
 
 
-def test_sixty_four_threads_at_once_get_their_own_answers(workers: Workers):
-    jobs = {k: [SAME, DIFFERENT] if k % 2 else [DIFFERENT, SAME, SAME] for k in range(64)}
-    found: dict[int, list[bool | None]] = {}
-    start = threading.Barrier(64)
-
-    def ask(k: int) -> None:
-        start.wait()
-        found[k] = [result.value for result in workers.run(jobs[k])]
-
-    threads = [threading.Thread(target=ask, args=(k,)) for k in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {k: [job is SAME for job in requests] for k, requests in jobs.items()}
-
-
-def test_from_asyncio(workers: Workers):
-    async def ask() -> list[list[JobResult]]:
-        return await asyncio.gather(*(asyncio.to_thread(workers.run, [SAME]) for _ in range(8)))
-
-    assert asyncio.run(ask()) == [[JobResult(True)]] * 8
+def test_sixty_four_threads_at_once_score_as_one_call(workers: Workers):
+    """math-verify's own time limit is a signal: outside the main thread it scores 0."""
+    golds = [("\\sqrt{8}", "2\\sqrt{2}"), ("x+1", "1+x"), ("7", "7"), ("x", "y")]
+    requests = [(prompt_of(gold), f"It is $\\boxed{{{answer}}}$") for gold, answer in golds]
+    grader = Math(workers=workers)
+    with ThreadPoolExecutor(64) as threads:
+        scores = [threads.submit(values, grader, requests[k % 4 :]) for k in range(64)]
+    alone = [1.0, 1.0, 1.0, 0.0]
+    assert [score.result() for score in scores] == [alone[k % 4 :] for k in range(64)]
 
 
 def test_a_fork_has_workers_of_its_own(workers: Workers):
@@ -104,7 +92,7 @@ PARENT = """
 import sys, threading
 from reward.graders.workers import Workers
 workers = Workers(size=2, cpu_seconds=2.0)
-workers.run([("same", ["x+x", "2x", None])] * 64)
+workers.run([("equal", ["x+x", "2x"])] * 64)
 idle = workers.pids()
 busy = threading.Thread(target=workers.run, args=([("last_match", [["(a+)+$"], "a" * 60 + "b"])],))
 if sys.argv[1] == "busy":

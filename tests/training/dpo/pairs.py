@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from posttrain.artifacts import Counts, StageDir
 from posttrain.pairs import Pair, Side, pair_to_row
+from posttrain.runs import Counts, Run
 from tests.training.tiny import END, START, WORDS, make_tokenizer
 
 CATEGORIES = ("no_tools", "with_tools", "hallucination_penalty")
@@ -69,7 +69,7 @@ def write_pairs(
     shards: int = 2,
 ) -> Path:
     """Write the artifact; `rows` replaces what the pairs would give."""
-    stage = StageDir.open(root, kind="dpo_data", config={"pairs": len(pairs), "name": root.name})
+    stage = Run.open(root, kind="dpo_data", config={"pairs": len(pairs), "name": root.name})
     found = list(rows) if rows is not None else [pair_to_row(pair) for pair in pairs]
     (root / "pairs").mkdir()
     per_shard = -(-len(found) // shards)
@@ -101,8 +101,8 @@ def stats_of(pairs: Sequence[Pair]) -> dict[str, Any]:
     by_category = Counter(pair.category for pair in pairs)
     return {
         "pairs": {"total": len(pairs), "by_category": dict(by_category), "by_mode": {}},
-        "shares_asked": {name: 1 / len(by_category) for name in by_category},
-        "pair_books": {"in": len(pairs), "kept": len(pairs), "dropped": {}},
+        "requested_shares": {name: 1 / len(by_category) for name in by_category},
+        "pair_counts": {"in": len(pairs), "kept": len(pairs), "dropped": {}},
         "limited_by": None,
         "prompts": {},
         "rule": "even",

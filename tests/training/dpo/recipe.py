@@ -7,8 +7,8 @@ from typing import Any
 
 from posttrain.config.dpo import DpoConfig
 from posttrain.config.load import validate
-from posttrain.training.dpo.stage import DpoStage, dpo_arguments
-from posttrain.training.stage import RESUME, PreparedRun
+from posttrain.training.dpo.stage import DpoStage
+from posttrain.training.stage import PreparedRun
 
 TRAINER: dict[str, Any] = {
     "learning_rate": 1e-3,
@@ -39,12 +39,10 @@ def make_recipe(*args: Any, **kwargs: Any) -> DpoConfig:
 
 
 def start(recipe: DpoConfig) -> PreparedRun:
-    args = dpo_arguments(recipe, out=Path(recipe.out) / RESUME, env={})
-    return DpoStage(recipe).prepare(args)
+    return DpoStage(recipe).prepare()
 
 
 def finish(recipe: DpoConfig) -> Path:
-    stage = DpoStage(recipe)
-    directory = stage.open()
-    assert stage.train(start(recipe), directory) is not None
-    return Path(recipe.out)
+    out = DpoStage(recipe).run(dry_run=False)
+    assert out is not None
+    return out

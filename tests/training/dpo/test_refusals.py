@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.artifacts import Counts, StageDir
 from posttrain.config.dpo import DpoConfig
 from posttrain.config.load import validate
 from posttrain.errors import ConfigError, DataError
 from posttrain.pairs import Side, pair_to_row
+from posttrain.runs import Counts, Run
 from posttrain.training.dpo.data import PairOrder, load_pairs
 from posttrain.training.dpo.layout import choose_layout
 from posttrain.training.dpo.stage import DpoStage, accumulation, dpo_arguments
 from posttrain.training.plan import check_enough
 from tests.training.dpo.pairs import make_pairs, write_pairs
 from tests.training.dpo.recipe import finish, make_recipe, raw_recipe, start
-from tests.training.tiny import attention_model, hybrid_model, make_tokenizer
+from tests.training.tiny import attention_model, hybrid_model
 
 
 @pytest.fixture
@@ -117,24 +117,9 @@ def test_pairs_of_another_tokenizer(tmp_path, attention_path):
         start(make_recipe(data, attention_path, tmp_path / "o", {"max_steps": 1}))
 
 
-def test_a_policy_with_another_tokenizer(small, tmp_path):
-    policy = tmp_path / "policy"
-    attention_model().save_pretrained(policy)
-    tokenizer = make_tokenizer()
-    vocabulary = tokenizer.get_vocab()
-    assert vocabulary["w3"] == 3
-    tokenizer.save_pretrained(policy)
-    file = policy / "tokenizer.json"
-    text = file.read_text().replace('"w3": 3', '"w3": 4').replace('"w4": 4', '"w4": 3')
-    assert text != file.read_text()
-    file.write_text(text)
-    with pytest.raises(ConfigError, match="different tokenizers"):
-        start(make_recipe(small, policy, tmp_path / "o", {"max_steps": 1}))
-
-
 def test_a_policy_trained_with_another_template(tmp_path):
     policy = tmp_path / "policy"
-    stage = StageDir.open(policy, kind="checkpoint", config={})
+    stage = Run.open(policy, kind="checkpoint", config={})
     attention_model().save_pretrained(policy)
     files = {p.name: None for p in policy.iterdir() if p.name != "stage.json"}
     stage.finish(counts=Counts(0, 0), files=files, template_digest="a" * 64)

@@ -9,15 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trl.trainer.grpo_config import GRPOConfig
-
 from posttrain.config.grpo import GroupTraining
 from posttrain.config.load import validate
 from posttrain.group_rewards import Failure, Group, GroupRewards
 from posttrain.records import Message
 from posttrain.rollouts import Completion, Prompt
-from posttrain.training.rl.stage import GroupStage, grpo_arguments
-from posttrain.training.stage import RESUME, PreparedRun
+from posttrain.training.rl.stage import GroupStage
+from posttrain.training.stage import PreparedRun
 from tests.training.tiny import WORDS, attention_model, hybrid_model, make_tokenizer
 
 TEMPLATE = (
@@ -119,16 +117,11 @@ def make_recipe(*args: Any, **kwargs: Any) -> GroupTraining:
     return validate(raw_recipe(*args, **kwargs), GroupTraining, where="test")
 
 
-def arguments(recipe: GroupTraining) -> GRPOConfig:
-    return grpo_arguments(recipe, out=Path(recipe.out) / RESUME, env={})
-
-
 def start(recipe: GroupTraining, prompts: Sequence[Prompt], reward: Scripted) -> PreparedRun:
-    return GroupStage(recipe, prompts=prompts, reward=reward).prepare(arguments(recipe))
+    return GroupStage(recipe, prompts=prompts, reward=reward).prepare()
 
 
 def finish(recipe: GroupTraining, prompts: Sequence[Prompt], reward: Scripted) -> Path:
-    stage = GroupStage(recipe, prompts=prompts, reward=reward)
-    directory = stage.open()
-    assert stage.train(stage.prepare(arguments(recipe)), directory) is not None
-    return Path(recipe.out)
+    out = GroupStage(recipe, prompts=prompts, reward=reward).run(dry_run=False)
+    assert out is not None
+    return out

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -22,10 +20,11 @@ from transformers import (
     set_seed,
 )
 
-from posttrain.artifacts import read_artifact
 from posttrain.errors import ConfigError, DataError
+from posttrain.runs import read_artifact
+from tests.training.methods import script
 from tests.training.rl.policy import TEMPLATE, TRAINER
-from tests.training.tiny import ROOT, log_rows
+from tests.training.tiny import log_rows
 
 # whole verdicts are single words, so that a policy without training says some at random
 FIRST, SECOND = (
@@ -38,16 +37,6 @@ QUESTIONS = [f"q{n}" for n in range(40)]
 SHOWN = [f"[A{n}]{word}[/A{n}]" for n in (1, 2) for word in ("good", "bad")]
 WORDS = ["<|pad|>", "<|im_start|>", "<|im_end|>", "?", FIRST, SECOND, "hm", "[verdict]", *SHOWN]
 WORDS += [f"[U]{question}" for question in QUESTIONS]
-
-
-def script(name: str) -> ModuleType:
-    """A stage as a module."""
-    spec = spec_from_file_location(f"scripts_{name}", ROOT / "scripts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def run(name: str, path: Path, raw: dict[str, Any], *overrides: str) -> Path:

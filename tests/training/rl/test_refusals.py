@@ -21,15 +21,9 @@ from tests.training.rl.policy import (
     make_recipe,
     raw_recipe,
     start,
-    write_policy,
 )
 
 PROMPTS = make_prompts(24)
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_policy(tmp_path_factory.mktemp("policy"))
 
 
 def refused(policy: Path, out: Path, match: str, prompts: Any = PROMPTS, **keys: Any) -> None:

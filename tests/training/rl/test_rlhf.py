@@ -5,32 +5,25 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from posttrain.artifacts import read_artifact
-from posttrain.records import message_to_row
+from posttrain.runs import read_artifact
+from tests.training.forks import Ended, forked
+from tests.training.methods import Mortal, arm, chats, script
 from tests.training.rl.judge_server import judge_server
-from tests.training.rl.policy import make_prompts, raw_recipe, write_policy
-from tests.training.tiny import log_rows, run_script, sha
-
-SCRIPT, KILLED = "scripts/rlhf.py", "tests/training/rl/killed_rlhf.py"
+from tests.training.rl.policy import raw_recipe, write_policy
+from tests.training.tiny import log_rows, sha
 
 
 @pytest.fixture(scope="module")
 def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """3 steps of 4 prompts × 4 rollouts, both orders: 32 questions a step."""
     root = tmp_path_factory.mktemp("rlhf")
-    rows = [
-        {"messages": [message_to_row(prompt.messages[0]), {"role": "assistant", "content": "w5"}]}
-        for prompt in make_prompts(16)
-    ]
-    (root / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     raw = raw_recipe(write_policy(root / "policy"), Path("unset"), {"save_steps": 1})
     raw |= {
-        "prompts": [{"name": "chats", "format": "chat", "path": str(root / "chats.jsonl")}],
+        "prompts": [chats(root, 16)],
         "settings": [{"name": "rlhf", "thinking": 0.0}],
         "prompts_per_step": 4,
         "judge": {
@@ -47,12 +40,16 @@ def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(script: str, recipe: Path, url: str, out: Path, *more: str, check: bool = True) -> Any:
-    where = f"judge.models.0.backend.url={url}"
-    return run_script(
-        script.split()[0], *script.split()[1:], "--config", str(recipe), f"out={out}", where, *more,
-        check=check,
-    )  # fmt: skip
+def run(
+    recipe: Path, url: str, out: Path, *more: str, killed: str = "never", check: bool = True
+) -> Ended:
+    def command() -> None:
+        arm("rlhf over http", killed, Mortal())
+        keys = (f"out={out}", f"judge.models.0.backend.url={url}", *more)
+        module = script("rlhf")
+        module.run_command(lambda: module.main(["--config", str(recipe), *keys]))
+
+    return forked(command, check=check)
 
 
 def test_killed_while_it_judges_it_asks_for_what_is_missing_and_ends_the_same(
@@ -61,14 +58,14 @@ def test_killed_while_it_judges_it_asks_for_what_is_missing_and_ends_the_same(
     """A tenth of the judgements fail: training goes on, and nothing stands in for them."""
     one, two = tmp_path / "one", tmp_path / "two"
     with judge_server(failing=26) as (url, requests):
-        run(SCRIPT, recipe_file, url, one)
+        run(recipe_file, url, one)
         undisturbed = list(requests)
         requests.clear()
-        killed = run(f"{KILLED} 40", recipe_file, url, two, check=False)
-        assert killed.returncode == -9
+        killed = run(recipe_file, url, two, killed="votes:40", check=False)
+        assert killed.codes == [-9]
         before = list(requests)
-        ended = run(SCRIPT, recipe_file, url, two)
-    assert re.search(r"^truncated +\d\.\d{3} → \d\.\d{3}$", ended.stdout, re.MULTILINE)
+        ended = run(recipe_file, url, two)
+    assert re.search(r"^truncated +\d\.\d{3} → \d\.\d{3}$", ended.text, re.MULTILINE)
     assert set(requests) == set(undisturbed)
     # what was under way when it was killed is asked again, what was kept is not
     assert len(requests) - len(undisturbed) < len(before)
@@ -103,19 +100,19 @@ def check_rewards(out: Path) -> None:
 
 def test_a_judge_that_mostly_fails_stops_the_run(recipe_file: Path, tmp_path: Path):
     with judge_server(failing=154) as (url, _):
-        failed = run(SCRIPT, recipe_file, url, tmp_path / "out", check=False)
-    assert failed.returncode == 1
-    assert "max_failure_rate" in failed.stderr.splitlines()[-1]
-    assert "Traceback" not in failed.stderr
+        failed = run(recipe_file, url, tmp_path / "out", check=False)
+    assert failed.codes == [1]
+    assert "max_failure_rate" in failed.text.splitlines()[-1]
+    assert "Traceback" not in failed.text
     assert not (tmp_path / "out" / "manifest.json").exists()
     # once the judge answers, the same command asks again for what failed, and finishes
     with judge_server() as (url, _):
-        run(SCRIPT, recipe_file, url, tmp_path / "out")
+        run(recipe_file, url, tmp_path / "out")
     assert (tmp_path / "out" / "manifest.json").exists()
 
 
 def test_a_dry_run_plans_and_writes_nothing(recipe_file: Path, tmp_path: Path):
-    told = run(SCRIPT, recipe_file, "http://127.0.0.1:9/v1", tmp_path / "out", "--dry-run")
-    assert "4 prompts × 4 = 16 rollouts on 1 process(es)" in told.stdout
-    assert "about" in told.stdout
+    planned = run(recipe_file, "http://127.0.0.1:9/v1", tmp_path / "out", "--dry-run")
+    assert "4 prompts × 4 = 16 rollouts on 1 process(es)" in planned.text
+    assert "about" in planned.text
     assert not (tmp_path / "out").exists()

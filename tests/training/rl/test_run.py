@@ -12,13 +12,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from posttrain.artifacts import read_artifact
 from posttrain.config.grpo import GroupTraining
 from posttrain.errors import ConfigError, JudgeError, TrainingError
 from posttrain.group_rewards import Group, GroupRewards
 from posttrain.models.experts import find_routers
 from posttrain.rollouts import Completion
-from posttrain.training.rl.stage import GroupStage
+from posttrain.runs import read_artifact
 from tests.training.rl.policy import (
     Scripted,
     finish,
@@ -33,11 +32,6 @@ from tests.training.tiny import END, log_rows
 
 Make = Callable[..., GroupTraining]
 PROMPTS = make_prompts(24)
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_policy(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture(scope="module")
@@ -229,11 +223,9 @@ def unscored(_: Completion) -> float | None:
 
 def untrained(recipe: GroupTraining, reward: Scripted, *, why: str) -> list[dict[str, Any]]:
     """Its log, of a run that must end in this error and leave no model."""
-    stage, out = GroupStage(recipe, prompts=PROMPTS, reward=reward).open(), Path(recipe.out)
+    out = Path(recipe.out)
     with pytest.raises(TrainingError, match=rf"no token was trained in 3 steps.*{why}"):
-        GroupStage(recipe, prompts=PROMPTS, reward=reward).train(
-            start(recipe, PROMPTS, reward), stage
-        )
+        finish(recipe, PROMPTS, reward)
     assert not (out / "manifest.json").exists()
     assert not list(out.glob("*.safetensors"))
     assert [row["loss_tokens"] for row in steps_of(out)] == [0.0] * 3
@@ -275,11 +267,8 @@ class FailsOnce(Scripted):
 
 def test_tokens_that_were_trained_before_a_resume_count(grpo: Make):
     recipe = grpo(trainer={"save_steps": 1}, guard=UNGUARDED)
-    stage = GroupStage(recipe, prompts=PROMPTS, reward=FailsOnce()).open()
     with pytest.raises(JudgeError, match="the end"):
-        GroupStage(recipe, prompts=PROMPTS, reward=FailsOnce()).train(
-            start(recipe, PROMPTS, FailsOnce()), stage
-        )
+        finish(recipe, PROMPTS, FailsOnce())
     rows = steps_of(finish(recipe, PROMPTS, Scripted(unscored)))
     assert [row["loss_tokens"] > 0 for row in rows] == [True, False, False]
 
@@ -290,11 +279,8 @@ def test_the_guard_stops_and_the_run_goes_on_under_other_limits(grpo: Make):
     keys: dict[str, Any] = {"trainer": {"max_steps": 4, "save_steps": 1}}
     recipe = grpo(guard=guard, **keys)
     reward = Scripted()
-    stage = GroupStage(recipe, prompts=PROMPTS, reward=reward).open()
     with pytest.raises(TrainingError, match=r"truncated is .* raise sampling\.max_tokens"):
-        GroupStage(recipe, prompts=PROMPTS, reward=reward).train(
-            start(recipe, PROMPTS, reward), stage
-        )
+        finish(recipe, PROMPTS, reward)
     assert len(rollouts_of(Path(recipe.out), 2)) == 24
     out = finish(
         grpo(guard={"truncated": {}, "zero_variance": {}, "length": {}}, **keys), PROMPTS, reward

@@ -19,17 +19,11 @@ from tests.training.rl.policy import (
     raw_recipe,
     start,
     words_of,
-    write_policy,
 )
 from tests.training.rl.policy_server import policy_server
 from tests.training.tiny import log_rows
 
 PROMPTS = make_prompts(24)
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_policy(tmp_path_factory.mktemp("policy"))
 
 
 def served(url: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from posttrain.errors import ConfigError, DataError
 from posttrain.tokens.tokenizer import special_tokens
 from posttrain.training.sft.data import check_data, load_split, sample_data
-from posttrain.training.sft.stage import SftStage, sft_arguments
+from posttrain.training.sft.stage import SftStage
 from tests.training.conftest import MakeRecipe
 from tests.training.tiny import END, PAD, attention_model, make_tokenizer
 
@@ -51,9 +51,9 @@ def test_data_the_model_cannot_learn_from(row: dict[str, Any], message: str):
 def test_pad_equal_to_end_is_refused_with_what_to_set(make_data, recipe: MakeRecipe):
     made = recipe(data=str(make_data(packs=4, pad="<|im_end|>")))
     with pytest.raises(ConfigError, match=r"pad and end of turn are both .*<\|im_end\|>"):
-        SftStage(made).prepare(sft_arguments(made, out=Path(made.out)))
+        SftStage(made).prepare()
     mended = made.model_copy(update={"pad_token": "<|pad|>"})
-    assert SftStage(mended).prepare(sft_arguments(mended, out=Path(made.out))).special.pad_id == PAD
+    assert SftStage(mended).prepare().special.pad_id == PAD
 
 
 def test_a_missing_pad_names_candidates():
@@ -78,7 +78,7 @@ def test_an_embedding_smaller_than_the_id_space_is_refused(recipe: MakeRecipe, t
     attention_model(vocab=62).save_pretrained(tmp_path / "small")
     made = recipe(model={"path": str(tmp_path / "small")})
     with pytest.raises(ConfigError, match="ids up to 63, the model's embedding has 62 rows"):
-        SftStage(made).prepare(sft_arguments(made, out=Path(made.out)))
+        SftStage(made).prepare()
 
 
 def test_a_checkpoint_with_another_tokenizer_is_refused(recipe: MakeRecipe, tmp_path: Path):
@@ -92,7 +92,7 @@ def test_a_checkpoint_with_another_tokenizer_is_refused(recipe: MakeRecipe, tmp_
     (path / "tokenizer.json").write_text(swapped)
     made = recipe(model={"path": str(path)})
     with pytest.raises(ConfigError, match="'w5' is 6 in the model and 5 in the data"):
-        SftStage(made).prepare(sft_arguments(made, out=Path(made.out)))
+        SftStage(made).prepare()
 
 
 def test_an_adapter_is_no_base_for_another(recipe: MakeRecipe, tmp_path: Path):
@@ -104,14 +104,14 @@ def test_an_adapter_is_no_base_for_another(recipe: MakeRecipe, tmp_path: Path):
     for adapter in (None, {"preset": "attention"}):
         made = recipe(model={"path": str(tmp_path / "adapter")}, adapter=adapter)
         with pytest.raises(ConfigError, match=r"is a LoRA adapter, not a model.*merge"):
-            SftStage(made).prepare(sft_arguments(made, out=Path(made.out)))
+            SftStage(made).prepare()
 
 
 def test_attention_that_is_not_here_is_named(recipe: MakeRecipe):
     made = recipe()
     made = made.model_copy(update={"model": made.model.model_copy(update={"attention": "flsh"})})
     with pytest.raises(ConfigError, match="attention"):
-        SftStage(made).prepare(sft_arguments(made, out=Path(made.out)))
+        SftStage(made).prepare()
 
 
 def test_a_kept_epoch_that_max_steps_never_reaches_is_refused(recipe: MakeRecipe):
@@ -119,18 +119,12 @@ def test_a_kept_epoch_that_max_steps_never_reaches_is_refused(recipe: MakeRecipe
     trainer = {k: v for k, v in made.trainer.items() if k != "num_train_epochs"}
     made = made.model_copy(update={"keep_epochs": (3,), "trainer": {**trainer, "max_steps": 2}})
     with pytest.raises(ConfigError, match=r"epoch 3, which ends at step \d+; .*max_steps is 2"):
-        SftStage(made).prepare(sft_arguments(made, out=Path(made.out)))
-
-
-def test_packing_the_hybrid_is_refused_before_training(recipe: MakeRecipe, hybrid_path: Path):
-    made = recipe(model={"path": str(hybrid_path)}, document_masking="varlen")
-    with pytest.raises(ConfigError, match="Set document_masking: unpacked"):
-        SftStage(made).prepare(sft_arguments(made, out=Path(made.out)))
+        SftStage(made).prepare()
 
 
 def test_preflight_says_what_it_measured(recipe: MakeRecipe):
     made = recipe()
-    lines = dict(SftStage(made).prepare(sft_arguments(made, out=Path(made.out))).preflight.lines)
+    lines = dict(SftStage(made).prepare().preflight.lines)
     assert "trained in 100.0%" in lines["end token"]
     assert "block_diagonal" in lines["document_masking"]
     assert "packed vs alone" in lines["document_masking"]

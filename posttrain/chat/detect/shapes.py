@@ -1,0 +1,288 @@
+"""The four shapes of a call: JSON, a name before its arguments, Python, XML; bounded, on any text.
+
+read_payload(TextReader('{"name": "f", "arguments": {}}</tool_call>'), 0)
+    → Payload("json", (RequestedCall("f", {}),), end=30)
+
+A payload that is cut off or malformed is one as long as it begins like one: the attempt counts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from posttrain.chat.detect.requested import (
+    NAME,
+    UNREAD,
+    RequestedCall,
+    calls_in,
+    placeholder,
+    read_arguments,
+    toolish,
+)
+
+NOTHING = object()
+
+_DECODER = json.JSONDecoder(strict=False)  # raw newlines in strings are common in calls
+_WINDOW = 4096
+_SPACE = re.compile(r"\s*")
+_CALL_HEAD = re.compile(r"([A-Za-z_][\w.\-/ ]{0,127})(?<! )\(")  # [Market Trends API(country="us")]
+_KEYWORD = re.compile(r"\s*([A-Za-z_]\w{0,127})\s*=(?!=)\s*")
+_CONSTANTS = {"True": True, "False": False, "None": None}
+_PYTHON_TOKEN = re.compile(r"\"(?:[^\"\\]|\\.)*+\"|'(?:[^'\\]|\\.)*+'|[()\[\]{},\"']", re.S)
+
+_JSON_NAME = re.compile(
+    rf"[\[{{\s]*[\"'](?:name|tool|tool_name|function)[\"']\s*:\s*[\"']({NAME})[\"']"
+)
+# a form to fill in: {"name": <function-name>, …}, {...}
+_JSON_BLANK = re.compile(
+    r"[\[{\s]*[\"']?\w*[\"']?\s*:\s*[\"']?(?:<[^<>\"]{0,80}>|\.\.\.|…|\$|\{\{|(?<=[\"'])\{)|"
+    r"[\[{\s]*(?:\.\.\.|…)|[^\n]{0,160}[:\s]\{?\s*(?:\.\.\.|…)\s*\}"
+)
+_JSON_START = re.compile(r"[\[{]\s*(?:[\"'}\]{\[]|$)|[\[{]\s*\w+\s*:")
+_PREFIX = r"(?:\w{1,20}[:_|]|[|｜]?DSML[|｜]?)?"  # <minimax:…>, <ifm|…>, <｜DSML｜…>
+# a tool's name and what notations put between it and its arguments
+_NAMED = re.compile(
+    rf"(?:function\s?<｜tool▁sep｜>\s?|(?:call)?:|name\s?[:=]\s?)?[\"'`]?({NAME}?)[\"'`]?(?::\d+)?"
+    r"(?:(?=\()|\s{0,4}(?:<[|｜]?[\w▁|｜:]{0,40}(?:sep|begin|content|message|json)[|｜]?>|"
+    r"\[ARGS\]|\[CALL_ID\][\w\-]{0,64}\[ARGS\]|```\w*|✿ARGS✿:?|args\s?[:=])?\s{0,4}"
+    rf"(?=(<{_PREFIX}(?:arg_key|parameter|arg|param)\b)|\{{))"
+)
+_LONE = re.compile(rf"({NAME}?)\s{{0,4}}(?:<tool_sep>)?\s{{0,4}}(?=</|<\|?(?:end|tool_call\|))")
+_FUNCTION = re.compile(
+    rf"[\"'`]?<(?P<prefix>{_PREFIX})(?P<tag>function|invoke|tool|call)"
+    r"(?:=\s*[\"']?(?P<name>[^<>\n\"']{1,128})[\"']?|"
+    r"[\sĠ]*name\s*=\s*[\"']?(?P<named>[^<>\n\"']{1,128})[\"']?[^<>\n]*)(?:>|\n|$)"
+)
+# a name in an element of its own; its arguments are not read
+_SPELT = re.compile(
+    r"(?:<invoke>\s*|<server_name>[^<\n]{0,80}</server_name>\s*)?"
+    r"<(?:tool_name|function_name|name|tool)>([^<>\n]{1,128})</"
+)
+_PARAMETER = re.compile(
+    rf"<(/?){_PREFIX}(parameter|param|arg_key|arg_value|arg|argument)"
+    r"(?:=\s*[\"']?([^<>\n\"']{1,128})[\"']?|[\sĠ]*name\s*=\s*[\"']([^<>\n\"']{1,128})[\"'][^<>\n]*)?>"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """What follows a marker; "blank" is a form to fill in, "lone" a name without arguments."""
+
+    kind: Literal["json", "xml", "invoke", "glm", "named", "python", "lone", "blank"]
+    requested: tuple[RequestedCall, ...]
+    end: int
+
+
+class TextReader:
+    """A text and how much work that comes to nothing may still be spent on it.
+
+    A reader stops trying when it has failed over a few times the text's length, so that hostile
+    text takes linear time.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.budget = 8 * len(text) + 20_000
+        self._missing: dict[str, int] = {}
+
+    def skip(self, position: int) -> int:
+        """The next position that is no white space."""
+        match = _SPACE.match(self.text, position)
+        return match.end() if match else position
+
+    def find(self, needle: str, position: int) -> int:
+        """`text.find`, which searches for what is not there only once."""
+        if self._missing.get(needle, len(self.text) + 1) <= position:
+            return -1
+        at = self.text.find(needle, position)
+        if at < 0:
+            self._missing[needle] = position
+        return at
+
+    def json(self, position: int) -> tuple[Any, int]:
+        """The JSON value at a position and its end; (NOTHING, position) where there is none."""
+        if self.budget <= 0 or self.text[position : position + 1] not in ("{", "["):
+            return NOTHING, position
+        # an error counts the lines before it, so the text is handed over in a window
+        for size in (_WINDOW, len(self.text)):
+            stop = min(position + size, len(self.text))
+            try:
+                value, end = _DECODER.raw_decode(self.text[position:stop])
+                self.budget -= end
+                return value, position + end
+            except json.JSONDecodeError as error:
+                self.budget -= max(error.pos, 16)
+                # a string that never ends is reported where it began
+                cut_off = error.pos >= stop - position or error.msg.startswith("Unterminated")
+                if stop == len(self.text) or not cut_off or self.budget <= 0:
+                    break
+                self.budget -= len(self.text) - position
+            except (RecursionError, ValueError):  # ValueError: a number with too many digits
+                self.budget -= 20_000
+                break
+        return NOTHING, position
+
+    def python_call(self, position: int) -> tuple[RequestedCall | None, int]:
+        """The call `name(key=value, …)` at a position; None where there is no such."""
+        head = _CALL_HEAD.match(self.text, position)
+        if head is None or self.budget <= 0:
+            return None, position
+        depth, pieces, at = 1, list[str](), head.end()
+        for token in _PYTHON_TOKEN.finditer(self.text, at):
+            mark = token[0]
+            depth += (mark in "([{") - (mark in ")]}")
+            if depth == 0 or (mark == "," and depth == 1):
+                pieces.append(self.text[at : token.start()])
+                at = token.end()
+            if depth == 0:
+                arguments: dict[str, Any] = {}
+                for k, piece in enumerate(pieces):
+                    if keyword := _KEYWORD.match(piece):
+                        arguments[keyword[1]] = _literal(piece[keyword.end() :])
+                    elif piece.strip():
+                        arguments[str(k)] = _literal(piece)
+                return RequestedCall(head[1], arguments), at
+        self.budget -= len(self.text) - position
+        return None, position
+
+    def python_list(self, position: int) -> tuple[tuple[RequestedCall, ...], int]:
+        """The list of calls `[f(…), g(…)]` at a position; () where there is no such."""
+        calls, at = list[RequestedCall](), position
+        while not calls or self.text[at : at + 1] in (",", ";"):
+            call, at = self.python_call(self.skip(at + 1))
+            if call is None:
+                break
+            calls.append(call)
+            at = self.skip(at)
+        if calls and self.text[at : at + 1] == "]":
+            return tuple(calls), at + 1
+        self.budget -= at - position
+        return (), position
+
+
+def _literal(text: str) -> Any:
+    """A Python or JSON literal's value, `UNREAD` where the text is another expression."""
+    text = text.strip()
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
+    if len(text) >= 2 and text[0] == text[-1] and text[0] in "\"'" and text[0] not in text[1:-1]:
+        return text[1:-1]
+    for written in (text, text.replace("'", '"')):
+        with suppress(ValueError, RecursionError):
+            return json.loads(written)
+    return UNREAD
+
+
+def read_payload(reader: TextReader, position: int) -> Payload | None:
+    """The payload at a position, white space and a code fence before it aside."""
+    text, at = reader.text, reader.skip(position)
+    if text.startswith("```", at):
+        at = reader.skip(at + 3)
+        at += 4 if text.startswith("json", at) else 0
+        at = reader.skip(at)
+    if text[at : at + 1] in ("{", "["):
+        return _json(reader, at)
+    if text[at : at + 1] == "<":
+        return _xml(reader, at)
+    if named := _NAMED.match(text, at):
+        return _named(reader, at, named)
+    lone = _LONE.match(text, at)
+    return Payload("lone", (RequestedCall(lone[1], {}),), lone.end()) if lone else None
+
+
+def _json(reader: TextReader, at: int) -> Payload | None:
+    value, end = reader.json(at)
+    if value is not NOTHING:
+        calls = calls_in(value, keyed=True)
+        name = cast(Any, value).get("name") if isinstance(value, dict) else None
+        if not calls and isinstance(name, str) and placeholder(name):
+            return Payload("blank", (), at)
+        known = name if isinstance(name, str) and toolish(name) else None
+        return Payload("json", calls or (RequestedCall(known),), end)
+    calls, end = reader.python_list(at) if reader.text[at] == "[" else ((), at)
+    if calls:
+        return Payload("python", calls, end)
+    if _JSON_BLANK.match(reader.text, at):
+        return Payload("blank", (), at)
+    name = _JSON_NAME.match(reader.text, at)
+    if name or _JSON_START.match(reader.text, at):
+        return Payload("json", (RequestedCall(name[1] if name else None),), at + 1)
+    return None
+
+
+def _named(reader: TextReader, at: int, named: re.Match[str]) -> Payload:
+    """A name and its arguments: parentheses, key and value elements, or JSON."""
+    if named[2] is not None:
+        end = _block_end(reader, named.end())
+        arguments = _parameters(reader, named.end(), end)
+        kind = "glm" if "arg_key" in named[2] else "named"
+        return Payload(kind, (RequestedCall(named[1], arguments, textual=True),), end)
+    if reader.text[named.end()] == "(":
+        # what is printed is what is called
+        at = reader.skip(named.end() + 1) if named[1] == "print" else named.start(1)
+        call, end = reader.python_call(at)
+        end = end if call else named.end() + 1
+        return Payload("python", (call or RequestedCall(named[1]),), end)
+    value, end = reader.json(named.end())
+    arguments = None if value is NOTHING else read_arguments(value)
+    return Payload("named", (RequestedCall(named[1], arguments),), max(end, named.end() + 1))
+
+
+def _xml(reader: TextReader, at: int) -> Payload | None:
+    """`<function=NAME>` or `<invoke name="NAME">` and its parameters."""
+    text = reader.text
+    opened = _FUNCTION.match(text, at)
+    if opened is None:
+        spelt = _SPELT.match(text, at)
+        return spelt and Payload("xml", (RequestedCall(spelt[1].strip()),), spelt.end())
+    name = (opened["name"] or opened["named"]).strip()
+    closer = f"</{opened['prefix']}{opened['tag']}>"
+    closed = reader.find(closer, opened.end())
+    block = closed if closed >= 0 else _block_end(reader, opened.end())
+    again = reader.find(f"<{opened['prefix']}{opened['tag']}=", opened.end())
+    if 0 <= again < block:
+        closed, block = -1, again
+    value, _ = reader.json(reader.skip(opened.end()))
+    if value is NOTHING:
+        arguments = _parameters(reader, opened.end(), block)
+    else:
+        arguments = read_arguments(value)
+    requested = RequestedCall(name, arguments, textual=value is NOTHING)
+    end = closed + len(closer) if closed >= 0 else block
+    return Payload("invoke" if opened["named"] else "xml", (requested,), end)
+
+
+def _block_end(reader: TextReader, position: int) -> int:
+    """Where an unclosed block ends: at its wrapper's closing tag, or with the text."""
+    closed = reader.find("</", position)
+    while closed >= 0 and reader.budget > 0:
+        if not _PARAMETER.match(reader.text, closed):
+            return closed
+        reader.budget -= 16
+        closed = reader.find("</", closed + 2)
+    return len(reader.text)
+
+
+def _parameters(reader: TextReader, start: int, end: int) -> dict[str, Any] | None:
+    """Parameters of an XML call, values as text; one that is not closed is `UNREAD`."""
+    text, parameters, key = reader.text, dict[str, Any](), None
+    reader.budget -= end - start
+    if reader.budget <= 0:
+        return None
+    value_from = start
+    for match in _PARAMETER.finditer(text, start, end):
+        closing, tag, name = match[1], match[2], match[3] or match[4]
+        if not closing:
+            key = name or key
+            value_from = match.end()
+        elif tag == "arg_key":
+            key = text[value_from : match.start()].strip()
+        elif key is not None:
+            value = text[value_from : match.start()].strip("\n")
+            parameters[key] = value.removeprefix("<![CDATA[").removesuffix("]]>")
+            key = None
+    return {**parameters, key: UNREAD} if key else parameters

@@ -1,0 +1,355 @@
+"""A stage's output directory: locked while it works, its manifest written last, and no input
+trusted without one.
+
+    with open_run(Path("runs/x"), kind="sft_data", config=config) as run:
+        …
+        run.finish(counts=Counts(rows_in=10, kept=9, dropped={"empty_answer": 1}), files={…})
+
+    {"kind": "sft_data", "config_digest": "9c1e…", "counts": {"in": 10, "kept": 9, "dropped":
+     {"empty_answer": 1}}, "parents": [{"path": "../world", "digest": "77ab…"}], "files": […], …}
+
+`stage.json` is written when a stage starts and names the config that owns the directory, so that a
+second config is refused even while the first is unfinished. Digests hold no time and no absolute
+path: the same inputs give the same digest on any machine with the same package versions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from posttrain.errors import ConfigError, DataError, PosttrainError
+from posttrain.hashing import digest_of, sha256_file
+from posttrain.versions import package_versions
+
+MANIFEST = "manifest.json"
+STAGE = "stage.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Rows in, rows kept and rows dropped by reason; they add up."""
+
+    rows_in: int
+    kept: int
+    dropped: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def __post_init__(self) -> None:
+        lost = self.rows_in - self.kept - sum(self.dropped.values())
+        assert lost == 0, f"{lost} rows neither kept nor dropped: {self}"
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """An artifact this one was made from; `digest` binds, `path` only helps to find it."""
+
+    path: str
+    digest: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One file of an artifact, by path relative to it. `rows` is `None` for files without rows."""
+
+    path: str
+    rows: int | None
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The content of `manifest.json`. `digest` identifies the artifact's content and lineage.
+
+    `run` is how it was made where that decides nothing of it: no part of the digest.
+    """
+
+    kind: str
+    config: Mapping[str, Any]
+    config_digest: str
+    parents: tuple[Parent, ...]
+    counts: Counts
+    files: tuple[FileEntry, ...]
+    versions: Mapping[str, str]
+    template_digest: str | None
+    seed: int
+    stats: Mapping[str, Any]
+    digest: str
+    run: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+# ---- an output directory ----
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """An output directory that belongs to one stage with one config."""
+
+    path: Path
+    kind: str
+    config: Mapping[str, Any]
+    config_digest: str
+
+    @classmethod
+    def open(
+        cls, out: Path | str, *, kind: str, config: Mapping[str, Any], dry_run: bool = False
+    ) -> Run:
+        """Create the directory, or take it up again if this very config made it.
+
+        Args:
+            config: the resolved recipe without its output path, JSON-able.
+            dry_run: only check that the directory can be used, and write nothing.
+
+        Raises:
+            ConfigError: the directory belongs to another config or stage, or holds foreign files.
+        """
+        out = Path(out)
+        run = cls(path=out, kind=kind, config=config, config_digest=digest_of(config))
+        marker = out / STAGE
+        text = marker.read_text("utf-8") if marker.is_file() else "{}"
+        owner = cast(dict[str, Any], json.loads(text))
+        if owner and not (owner.get("released") and owner["kind"] == kind):
+            run._refuse_foreign(owner)
+            return run
+        if out.exists() and not out.is_dir():
+            raise ConfigError(f"{out} is a file; out= must name a directory")
+        partial = f".{STAGE}.partial"
+        if not owner and out.is_dir() and any(p.name != partial for p in out.iterdir()):
+            raise ConfigError(
+                f"{out} is not empty and was not made by a stage of ours; choose another out="
+            )
+        if not dry_run:
+            run._write_owner()
+        return run
+
+    def release(self, *, scratch: str | None = None) -> None:
+        """Let another config have the directory, if this one failed before it made anything.
+
+        A recipe is wrong more often than right at first; the corrected one may use the same `out`.
+
+        Args:
+            scratch: a folder in it that counts for nothing (its files prove themselves).
+        """
+        if all(
+            path.name == STAGE or path.relative_to(self.path).parts[0] == scratch
+            for path in self.path.rglob("*")
+            if path.is_file()
+        ):
+            self._write_owner(released=True)
+
+    def _write_owner(self, **more: bool) -> None:
+        body = {"kind": self.kind, "config": self.config, "config_digest": self.config_digest}
+        atomic_write_json(self.path / STAGE, body | more)
+
+    def _refuse_foreign(self, owner: Mapping[str, Any]) -> None:
+        if owner["kind"] != self.kind:
+            raise ConfigError(f"{self.path} holds a {owner['kind']!r} artifact, not {self.kind!r}")
+        if owner["config_digest"] != self.config_digest:
+            changed = ", ".join(differing_keys(owner["config"], self.config)) or "(nested values)"
+            raise ConfigError(
+                f"{self.path} was made by another config (they differ in: {changed}); "
+                "choose another out=, or delete the directory to start over"
+            )
+
+    @property
+    def complete(self) -> bool:
+        """Whether the stage has finished here; its files are verified, so tampering raises."""
+        if not (self.path / MANIFEST).is_file():
+            return False
+        read_artifact(self.path, kind=self.kind)
+        return True
+
+    def finish(
+        self,
+        *,
+        counts: Counts,
+        files: Mapping[str, int | None],
+        parents: Sequence[Parent] = (),
+        template_digest: str | None = None,
+        seed: int = 0,
+        stats: Mapping[str, Any] | None = None,
+        run: Mapping[str, Any] | None = None,
+    ) -> Manifest:
+        """Hash `files` (path relative to the directory → rows, or None) and write the manifest.
+
+        Args:
+            run: how it was made, for readers; kept out of the digest.
+        """
+        entries = [
+            FileEntry(name, rows, (self.path / name).stat().st_size, sha256_file(self.path / name))
+            for name, rows in sorted(files.items())
+        ]
+        body: dict[str, Any] = {
+            "kind": self.kind,
+            "config": self.config,
+            "config_digest": self.config_digest,
+            "parents": [asdict(parent) for parent in parents],
+            "counts": {"in": counts.rows_in, "kept": counts.kept, "dropped": dict(counts.dropped)},
+            "files": [asdict(entry) for entry in entries],
+            "versions": package_versions(),
+            "template_digest": template_digest,
+            "seed": seed,
+            "stats": dict(stats or {}),
+        }
+        if run:
+            body["run"] = dict(run)
+        body["digest"] = _manifest_digest(body)
+        atomic_write_json(self.path / MANIFEST, body)
+        return _manifest(body)
+
+
+@contextlib.contextmanager
+def open_run(
+    out: Path, *, kind: str, config: Mapping[str, Any], scratch: str | None = None
+) -> Generator[Run]:
+    """The output directory of one stage, locked while it works and released if it made nothing.
+
+    Args:
+        scratch: as in `Run.release`.
+
+    Raises:
+        ConfigError: as `locked` and `Run.open`.
+    """
+    with locked(out):
+        run = Run.open(out, kind=kind, config=config)
+        try:
+            yield run
+        except PosttrainError:
+            run.release(scratch=scratch)
+            raise
+
+
+@contextlib.contextmanager
+def locked(out: Path) -> Generator[None]:
+    """Create the directory if need be and lock it.
+
+    The lock is the kernel's, on the directory itself: it leaves no file and goes with the process,
+    also when that is killed.
+
+    Raises:
+        ConfigError: another process holds it, or it cannot be created.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        handle = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ConfigError(f"out={out}: {error.filename} is a file; name a directory") from error
+    except OSError as error:
+        raise ConfigError(f"out={out} cannot be created: {error.strerror}") from error
+    try:
+        # a network file system may have no locks: there the user takes care
+        with contextlib.suppress(OSError):
+            _lock(handle, out)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _lock(handle: int, out: Path) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ConfigError(
+            f"another process is at work in {out}; wait for it, or choose another out="
+        ) from error
+
+
+def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Dotted keys whose values differ between two configs."""
+    keys: list[str] = []
+    for key in sorted(set(old) | set(new)):
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            left, right = cast(Mapping[str, Any], a), cast(Mapping[str, Any], b)
+            keys += differing_keys(left, right, f"{prefix}{key}.")
+        elif a != b:
+            keys.append(f"{prefix}{key}")
+    return keys
+
+
+# ---- finished artifacts ----
+
+
+def parent_of(path: Path | str, *, relative_to: Path, manifest: Manifest) -> Parent:
+    """The lineage entry for an input artifact."""
+    relative = os.path.relpath(Path(path).resolve(), relative_to.resolve())
+    return Parent(path=relative, digest=manifest.digest, kind=manifest.kind)
+
+
+def read_artifact(path: Path | str, *, kind: str | None = None, verify: bool = True) -> Manifest:
+    """Read and check an artifact.
+
+    Args:
+        path: the artifact's directory.
+        kind: the kind the caller needs, `None` for any.
+        verify: hash every file again and compare.
+
+    Raises:
+        DataError: no manifest (the stage has not finished), another kind, or changed files.
+    """
+    path = Path(path)
+    file = path / MANIFEST
+    if not path.is_dir():
+        raise DataError(f"no artifact at {path}: there is no such directory")
+    if not file.is_file():
+        hint = "its stage has not finished" if (path / STAGE).is_file() else "it is not an artifact"
+        raise DataError(f"{path} has no {MANIFEST}: {hint}")
+    try:
+        body = cast(dict[str, Any], json.loads(file.read_text("utf-8")))
+        manifest = _manifest(body)
+    except (json.JSONDecodeError, KeyError, TypeError, AssertionError) as error:
+        raise DataError(f"{file} is damaged: {error!r}") from error
+    if kind is not None and manifest.kind != kind:
+        raise DataError(f"{path} is a {manifest.kind!r} artifact, {kind!r} is needed here")
+    if manifest.digest != _manifest_digest(body):
+        raise DataError(f"{file} was edited: its digest does not match its content")
+    for entry in manifest.files if verify else ():
+        listed = path / entry.path
+        if not listed.is_file():
+            raise DataError(f"{listed} is missing, {file} lists it")
+        if listed.stat().st_size != entry.bytes or sha256_file(listed) != entry.sha256:
+            raise DataError(f"{listed} has changed since {file} was written")
+    return manifest
+
+
+def _manifest_digest(body: Mapping[str, Any]) -> str:
+    bound = {key: value for key, value in body.items() if key not in ("digest", "run")}
+    # where a parent lies is a convenience; which parent it was is the lineage
+    bound["parents"] = [{k: p[k] for k in ("digest", "kind")} for p in body["parents"]]
+    return digest_of(bound)
+
+
+def _manifest(body: Mapping[str, Any]) -> Manifest:
+    counts = body["counts"]
+    typed: dict[str, Any] = {
+        "parents": tuple(Parent(**parent) for parent in body["parents"]),
+        "counts": Counts(rows_in=counts["in"], kept=counts["kept"], dropped=counts["dropped"]),
+        "files": tuple(FileEntry(**entry) for entry in body["files"]),
+    }
+    return Manifest(**{**body, **typed})
+
+
+# ---- files that appear whole ----
+
+
+def atomic_write_text(path: Path, text: str) -> None:
+    """Write a text file so that a reader sees all of it or the old one, also after a crash."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("w", encoding="utf-8") as handle:
+        handle.write(text)
+        handle.flush()
+        os.fsync(handle.fileno())
+    partial.replace(path)
+
+
+def atomic_write_json(path: Path, value: object) -> None:
+    """`atomic_write_text` of indented JSON."""
+    atomic_write_text(path, json.dumps(value, ensure_ascii=False, indent=1) + "\n")

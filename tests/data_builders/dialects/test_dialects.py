@@ -1,0 +1,298 @@
+"""Each dialect: its shapes, what the recipe maps, and what cannot be read, named."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from data_builders.dialects import RowProblem
+from posttrain.records import Message, ToolCall
+from tests.data_builders.small_rows import CALL, WEATHER, read
+
+U, A = Message("user", "2+2?"), Message("assistant", "4")
+ASK, SAY = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
+OPENAI = [ASK, SAY]
+SHAREGPT = [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]
+PLAIN = (U, A)
+NULLS = dict.fromkeys(
+    ["messages", "conversations", "prompt", "completion", "instruction", "output", "response",
+     "chosen", "rejected", "system", "tools"]
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dialect", "row"),
+    [
+        ("openai", {"messages": json.dumps(OPENAI)}),
+        ("openai", {"messages": OPENAI, "label": True, "prompt": "2+2?", "tools": []}),
+        ("openai", {"messages": {"role": ["user", "assistant"], "content": ["2+2?", "4"]}}),
+        ("openai", {"messages": [{"role": "human", "content": "2+2?"}, SAY]}),
+        ("openai", {"messages": [ASK, {"role": "assistant", "content": 4}]}),
+        ("openai", {"messages": [ASK, {"role": "assistant", "content": ["4"]}]}),
+        ("inline_think", {"messages": [ASK, SAY | {"content": "<think>\n\n</think>\n\n4"}]}),
+        ("sharegpt", {"conversations": SHAREGPT}),
+        ("sharegpt", {"conversations": {"from": ["human", "gpt"], "value": ["2+2?", "4"]}}),
+        ("sharegpt", {"conversation": [{"from": "user", "value": "2+2?"},
+                                       {"from": "ChatGPT", "value": "4"}]}),
+        ("sharegpt", {"messages": [{"from": "human", "content": "2+2?"}, SHAREGPT[1]]}),
+        ("alpaca", {"instruction": "2+2?", "output": 4, "text": "### Instruction …"}),
+        ("alpaca", {"instruction": "2+2?", "context": "", "response": "4", "category": "qa"}),
+        ("prompt_completion", {"prompt": "2+2?", "response": "4"}),
+        ("prompt_completion", {"prompt": ASK, "completion": SAY}),
+        ("prompt_completion", {"prompt": "2+2?", "completion": SHAREGPT[1], "label": False}),
+        ("prompt_completion", {"prompt": "2+2?", "question": "2+2", "completion": "4"}),
+        ("chosen_rejected", {"prompt": "2+2?", "chosen": "4", "rejected": "5"}),
+        ("chosen_rejected", {"instruction": "2+2?", "input": "", "chosen": "4", "rejected": "5"}),
+        ("chosen_rejected", {"prompt": "2+2?", "chosen": OPENAI, "rejected": OPENAI}),
+    ],
+)  # fmt: skip
+def test_the_same_exchange_in_every_shape(dialect: str, row: dict[str, Any]) -> None:
+    found, conversation = read(row)
+    assert (found, conversation.messages, conversation.tools) == (dialect, PLAIN, None)
+    # naming the dialect reads the same, and a null column of a joined table says nothing
+    assert read(row, dialect=dialect)[1] == conversation
+    assert read({**NULLS, **row})[1].messages == PLAIN
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [{"role": "system", "content": "Be brief."}, *OPENAI], "system": "Be brief."},
+        {"prompt": "2+2?", "completion": "4", "system_prompt": "Be brief."},
+        {"prompt": [{"role": "system", "content": "Be brief."}, ASK],
+         "chosen": OPENAI, "rejected": OPENAI},
+    ],
+)  # fmt: skip
+def test_system_text_wherever_it_stands(row: dict[str, Any]) -> None:
+    assert read(row)[1].messages == (Message("system", "Be brief."), *PLAIN)
+
+
+REASONED = (U, Message("assistant", "4", reasoning="2 and 2"))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [ASK, SAY | {"thinking": "2 and 2", "reasoning_content": "2 and 2"}]},
+        {"messages": [ASK, SAY | {"content": "<think>\n2 and 2\n</think>\n\n4"}]},
+        {"conversations": [SHAREGPT[0], {"from": "gpt", "value": "<think>2 and 2</think>4"}]},
+        {"instruction": "2+2?", "output": "<think>2 and 2</think>4"},
+        {"prompt": "2+2?", "completion": "4", "reasoning_content": "2 and 2"},
+        {"prompt": "2+2?", "chosen": "<think>2 and 2</think>4", "rejected": "5"},
+    ],
+)
+def test_reasoning_wherever_it_stands(row: dict[str, Any]) -> None:
+    assert read(row)[1].messages == REASONED
+
+
+def test_prefilled_think_reads_a_trace_without_its_opening_tag() -> None:
+    row = {"messages": [ASK, SAY | {"content": "2 and 2\n</think>\n\n4"}]}
+    assert read(row, prefilled_think=True)[1].messages == REASONED
+    assert read(row)[1].messages[1].content == "2 and 2\n</think>\n\n4"
+
+
+@pytest.mark.parametrize(
+    "text", ["<think>no end", "<think>a<think>b</think>c</think>d", "4<think>late</think>"]
+)
+def test_tags_that_do_not_fit_stay_in_the_text(text: str) -> None:
+    messages = read({"messages": [ASK, SAY | {"content": text}]})[1].messages
+    assert messages[1] == Message("assistant", text)
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [CALL],
+        json.dumps([CALL]),
+        [json.dumps(CALL)],
+        [{"id": "c1", "name": "weather", "arguments": {"city": "Oslo"}}],
+        [{"id": "c1", "function": {"name": "weather", "parameters": {"city": "Oslo"}}}],
+    ],
+)
+def test_tool_calls_in_every_shape(calls: Any) -> None:
+    row = {"messages": [ASK, {"role": "assistant", "content": None, "tool_calls": calls}]}
+    expected = Message("assistant", tool_calls=(ToolCall("weather", '{"city":"Oslo"}', "c1"),))
+    assert read(row)[1].messages[1] == expected
+
+
+def test_sharegpt_call_turns_join_the_text_before_and_each_other() -> None:
+    call = json.dumps({"name": "weather", "arguments": {"city": "Oslo"}})
+    two = "<think>two</think>" + json.dumps([{"name": "a", "arguments": {}}, {"name": "b"}])
+    row = {"conversations": [
+        SHAREGPT[0], {"from": "gpt", "value": "I look."}, {"from": "function_call", "value": call},
+        {"from": "function_call", "value": call}, {"from": "observation", "value": "rain"},
+        {"from": "observation", "value": {"sky": "grey"}}, {"from": "function_call", "value": two},
+    ]}  # fmt: skip
+    made = ToolCall("weather", '{"city":"Oslo"}')
+    assert read(row)[1].messages[1:] == (
+        Message("assistant", "I look.", tool_calls=(made, made)),
+        Message("tool", "rain"),
+        Message("tool", '{"sky":"grey"}'),
+        Message("assistant", reasoning="two", tool_calls=(ToolCall("a"), ToolCall("b"))),
+    )
+
+
+def test_results_that_name_no_call_stay_in_their_order() -> None:
+    calls = [{"id": i, "name": f"f{i}", "arguments": {}} for i in "ab"]
+    results = [{"role": "tool", "tool_call_id": i, "content": i} for i in "cba"]
+    row = {"messages": [ASK, SAY | {"tool_calls": calls}, *results, SAY]}
+    assert [m.content for m in read(row)[1].messages] == ["2+2?", "4", "c", "b", "a", "4"]
+    named = [{"role": "tool", "name": f"f{i}", "content": i} for i in "ba"]
+    row = {"messages": [ASK, SAY | {"tool_calls": calls}, *named, SAY]}
+    assert [m.content for m in read(row)[1].messages] == ["2+2?", "4", "a", "b", "4"]
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        [json.dumps(WEATHER)],
+        [{"type": "function", **WEATHER["function"]}],
+        WEATHER["function"],
+        json.dumps(WEATHER),
+    ],
+)
+def test_tools_in_every_shape(tools: Any) -> None:
+    declared = read({"messages": OPENAI, "tools": tools})[1].tools
+    assert json.loads(declared or "") == [WEATHER]
+    system = {"role": "system", "content": "Be brief.", "tools": tools}
+    assert read({"messages": [system, *OPENAI]})[1].tools == declared
+
+
+@pytest.mark.parametrize("tools", [None, [], "", "[]", "null", "  "])
+def test_no_tools_in_every_shape(tools: Any) -> None:
+    assert read({"messages": OPENAI, "tools": tools})[1].tools is None
+
+
+def test_fields_map_names_paths_and_roles() -> None:
+    row: dict[str, Any] = {"question": "2+2?", "model": {"answer": "4"}, "instruction": "not this"}
+    settings: dict[str, Any] = {"fields": {"prompt": "question", "completion": "model.answer"}}
+    dialect, conversation = read(row, **settings)
+    assert (dialect, conversation.messages) == ("prompt_completion", PLAIN)
+    assert conversation.unread == ("instruction",)
+    with pytest.raises(RowProblem, match="not any known dialect"):
+        read(row)
+    row = {"dialog": [{"speaker": "USER_A", "training_text": "2+2?"},
+                      {"speaker": "Bot", "training_text": "4"}]}  # fmt: skip
+    settings = {
+        "fields": {"messages": "dialog", "role": "speaker", "content": "training_text"},
+        "roles": {"USER_A": "user"},
+    }
+    assert read(row, **settings)[1].messages == PLAIN
+
+
+def test_a_column_is_read_or_named_or_lost() -> None:
+    row = {"messages": OPENAI, "rationale": "first 2, then 2", "level": 3, "empty": "", "n": None}
+    with pytest.raises(RowProblem, match="rationale"):
+        read(row)
+    # carried along on purpose, or already in the conversation
+    assert read(row, metadata=("rationale",))[1].unread == ("level",)
+    row["messages"] = [ASK, SAY | {"reasoning": "first 2, then 2"}]
+    assert read(row)[1].unread == ("rationale", "level")
+
+
+def problem(row: dict[str, Any], **settings: Any) -> RowProblem:
+    """What a row is refused for."""
+    with pytest.raises(RowProblem) as caught:
+        read(row, **settings)
+    return caught.value
+
+
+def assistant(**more: Any) -> dict[str, Any]:
+    """A row whose assistant turn is so."""
+    return {"messages": [ASK, SAY | more]}
+
+
+@pytest.mark.parametrize(
+    ("reason", "row"),
+    [
+        ("unrecognised", {}),
+        ("unrecognised", {"prompt": "2+2?"}),
+        ("unrecognised", {"messages": []}),
+        ("unrecognised", {"messages": [OPENAI]}),
+        ("unrecognised", {"messages": [ASK, SHAREGPT[1]]}),
+        ("unrecognised", {"messages": OPENAI, "conversations": SHAREGPT}),
+        ("unrecognised", {"instruction": "a", "output": "b", "prompt": "c", "completion": "d"}),
+        ("unrecognised", {"instruction": "a", "output": "b", "response": "c"}),
+        ("unrecognised", {"chosen": "no transcript", "rejected": "neither"}),
+        ("unknown_role", {"messages": [{"role": "narrator", "content": "…"}, *OPENAI]}),
+        ("malformed_message", {"messages": [{"role": "user"}, SAY]}),
+        ("malformed_message", assistant(content=True)),
+        ("malformed_message", assistant(content={"a": 1})),
+        ("malformed_message", assistant(content=[{"type": ["text"], "text": "a"}])),
+        ("malformed_message", assistant(reasoning_content=["a"])),
+        ("malformed_message", {"messages": [{**ASK, "tool_calls": [CALL]}, SAY]}),
+        ("malformed_message", {"messages": OPENAI, "system": {"a": 1}}),
+        ("malformed_message", {"instruction": "a", "output": "b", "history": [["c"]]}),
+        ("malformed_message", {"instruction": "a", "output": "b", "history": "c"}),
+        ("malformed_message", {"prompt": None, "completion": "b"}),
+        ("conflicting_reasoning", assistant(reasoning="a", reasoning_content="b")),
+        ("conflicting_reasoning", assistant(reasoning="a", content="<think>b</think>4")),
+        ("malformed_tool_call", assistant(tool_calls=["{"])),
+        ("malformed_tool_call", assistant(tool_calls=[CALL], function_call={"name": "other"})),
+        ("malformed_tool_call", assistant(tool_calls=[{"function": {"arguments": "{}"}}])),
+        ("malformed_tool_call", assistant(tool_calls=[{"name": "f", "args": {"x": 1}}])),
+        ("malformed_tool_call", {"conversations": [SHAREGPT[0],
+                                 {"from": "function_call", "value": "weather(Oslo)"}]}),
+        ("malformed_message", assistant(toolCalls=[CALL])),
+        ("malformed_arguments", assistant(tool_calls=[{"name": "f", "arguments": "{'x': 1}"}])),
+        ("malformed_arguments", assistant(tool_calls=[{"name": "f", "arguments": "[1]"}])),
+        ("malformed_arguments", assistant(tool_calls=[{"name": "f", "arguments": '{"x": NaN}'}])),
+        ("malformed_arguments", assistant(tool_calls=[{"name": "f",
+                                                       "arguments": '{"x":1,"x":2}'}])),
+        ("malformed_tools", {"messages": OPENAI, "tools": "[{"}),
+        ("malformed_tools", {"messages": OPENAI, "tools": [{"description": "no name"}]}),
+        ("malformed_tools", {"messages": OPENAI, "tools": [{"type": "web_search", "name": "w"}]}),
+        ("malformed_tools", {"messages": OPENAI, "tools": [3]}),
+        ("malformed_tools", {"messages": OPENAI, "tools": [WEATHER], "functions": [CALL]}),
+        ("unread_column", {"messages": OPENAI, "tool_schemas": json.dumps([WEATHER])}),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_named(reason: str, row: dict[str, Any]) -> None:
+    assert problem(row).reason == reason
+
+
+def test_a_problem_can_be_written_down_whatever_the_row_holds() -> None:
+    row = {"\ud83d": 1, **{f"field {i}": 0 for i in range(1000)}}
+    assert len(str(problem(row)).encode("utf-8")) < 400
+
+
+def test_a_named_dialect_is_never_left() -> None:
+    assert problem({"messages": OPENAI}, dialect="alpaca").reason == "unrecognised"
+    assert problem({"messages": OPENAI}, dialect="sharegpt").reason == "unrecognised"
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "text"},
+        {"type": "text", "text": None},
+        {"type": "text", "text": 4},
+        {"type": "text", "text": {"content": "2+2?"}},
+        {"type": "output_text", "value": None},
+    ],
+)
+def test_a_part_without_its_text_is_never_read_as_empty(role: str, part: dict[str, Any]) -> None:
+    turn = {"role": role, "content": [{"type": "text", "text": "a"}, part]}
+    found = problem({"messages": [turn, *OPENAI]})
+    assert (found.reason, found.field) == ("malformed_message", "messages[0].content[1]")
+
+
+@pytest.mark.parametrize(
+    ("role", "more"),
+    [
+        ("user", {"parts": [{"text": "2+2?"}]}),
+        ("assistant", {"content": "", "text": "4"}),
+        ("assistant", {"content": None, "text": "4"}),
+        ("tool", {"output": "4"}),
+        ("tool", {"content": [], "result": {"sum": 4}}),
+    ],
+)
+def test_text_under_a_key_that_is_not_read_is_not_lost(role: str, more: dict[str, Any]) -> None:
+    found = problem({"messages": [*OPENAI, {"role": role, **more}]})
+    assert found.reason == "malformed_message"
+    assert found.field == f"messages[2].{list(more)[-1]}"
+    # beside its content it is another field
+    read({"messages": [*OPENAI, {"role": role, **more, "content": "4"}]})

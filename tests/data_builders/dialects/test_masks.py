@@ -1,0 +1,134 @@
+"""Loss masks that rows carry: honoured a turn, refused where they cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from data_builders.dialects import RowProblem
+from data_builders.rows.examples import PlacedExample, examples_of
+from data_builders.rows.raw import RawRow
+from posttrain.chat import nemotron_3_nano_template, training_samples
+from posttrain.config.source import SourceConfig
+from posttrain.records import Message, message_from_row, message_to_row
+from tests.data_builders.small_rows import read
+
+ASK, SAY = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
+HUMAN, GPT = {"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}
+UNTRAINED = [
+    {"weight": 0}, {"weight": 0.0}, {"weight": "0"}, {"loss_weight": 0}, {"loss_weight": "0.0"},
+    {"loss": False}, {"loss": "false"}, {"train": False}, {"train": 0}, {"training": False},
+    {"train_on_turn": "False"}, {"trainable": False}, {"masked": True}, {"masked": 1},
+    {"masked": "1"}, {"mask": True}, {"mask": "true"}, {"masked": True, "weight": 0},
+]  # fmt: skip
+TRAINED = [
+    {"weight": 1}, {"weight": "1"}, {"loss_weight": 1.0}, {"loss": True}, {"train": "true"},
+    {"masked": False}, {"masked": 0}, {"mask": False}, {"mask": "false"}, {"weight": None},
+    {"loss_mask": None}, {"weight": 1, "masked": False}, {"constraint": 0}, {"glossary": False},
+    {"name": "trainer"}, {"labels": {"spam": 0}},
+]  # fmt: skip
+UNKNOWN = [
+    {"loss_mask": 1}, {"loss_mask": [0, 1]}, {"train_mask": 1}, {"train_loss": False},
+    {"is_masked": False}, {"ignore_loss": True}, {"supervised": False}, {"lossMask": 0},
+    {"Weight": 0}, {"unmasked": False}, {"train_detail": [{"train": False}]}, {"ignored": True},
+    {"weight": 0.5}, {"weight": -1}, {"loss_weight": "half"}, {"train": "yes"}, {"loss": []},
+    {"mask": 0}, {"mask": "1"}, {"weight": 1, "train": False}, {"weight": 0, "masked": False},
+]  # fmt: skip
+
+
+def masked(more: dict[str, Any]) -> list[tuple[str, int, dict[str, Any]]]:
+    """Rows that go on behind an answer with such keys: where it stands, and which message it is."""
+    call = {"from": "function_call", "value": '{"name": "weather", "arguments": {}}', **more}
+    rain = {"from": "observation", "value": "rain"}
+    return [
+        ("messages[1]", 1, {"messages": [ASK, SAY | more, ASK, SAY]}),
+        ("conversations[1]", 1, {"conversations": [HUMAN, GPT | more, HUMAN, GPT]}),
+        ("conversations[1]", 1, {"conversations": [HUMAN, call, rain, GPT]}),
+        ("prompt[1]", 1, {"prompt": [ASK, SAY | more, ASK], "completion": "4"}),
+        ("prompt[1]", 1, {"prompt": [ASK, SAY | more, ASK], "chosen": "4", "rejected": "5"}),
+    ]
+
+
+@pytest.mark.parametrize("more", UNTRAINED)
+def test_an_answer_that_is_not_to_be_trained_is_not(more: dict[str, Any]) -> None:
+    for _, index, row in masked(more):
+        trained = [m.trained for m in read(row)[1].messages]
+        assert trained == [k != index for k in range(len(trained))]
+    # nothing is left to train
+    for row in (
+        {"messages": [ASK, SAY | more]},
+        {"prompt": "2+2?", "completion": [SAY | more]},
+        {"prompt": "2+2?", "chosen": [SAY, ASK, SAY | more], "rejected": "5"},
+        {"messages": [ASK, SAY]} | more,
+        {"instruction": "2+2?", "output": "4"} | more,
+    ):
+        with pytest.raises(RowProblem) as caught:
+            read(row)
+        assert caught.value.reason == "untrained_turn"
+    # half an answer is not honoured
+    with pytest.raises(RowProblem) as caught:
+        read({"messages": [ASK, SAY | {"content": [{"type": "text", "text": "4", **more}]}]})
+    assert caught.value.reason == "malformed_message"
+
+
+@pytest.mark.parametrize("more", UNKNOWN)
+def test_a_mask_that_cannot_be_honoured_is_named(more: dict[str, Any]) -> None:
+    for where, _, row in masked(more):
+        with pytest.raises(RowProblem) as caught:
+            read(row)
+        assert caught.value.reason == "malformed_message", row
+        assert caught.value.field in {f"{where}.{key}" for key in more}
+
+
+@pytest.mark.parametrize("more", TRAINED)
+def test_masks_that_train_an_answer_are_no_matter(more: dict[str, Any]) -> None:
+    for _, _, row in masked(more):
+        assert all(m.trained for m in read(row)[1].messages)
+
+
+@pytest.mark.parametrize("more", [*UNTRAINED, *UNKNOWN])
+def test_masks_of_other_turns_are_no_matter(more: dict[str, Any]) -> None:
+    assert all(m.trained for m in read({"messages": [ASK | more, SAY]})[1].messages)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [ASK, SAY]},
+        {"conversations": [HUMAN, GPT]},
+        {"instruction": "2+2?", "output": "4"},
+        {"prompt": "2+2?", "completion": "4"},
+        {"prompt": "2+2?", "chosen": "4", "rejected": "5"},
+    ],
+)
+def test_a_mask_over_the_row_is_refused_unless_it_says_what_is_done(row: dict[str, Any]) -> None:
+    for more in ({"loss_mask": [0]}, {"train_on_inputs": True}, {"assistant_masks": [0]}):
+        with pytest.raises(RowProblem) as caught:
+            read(row | more)
+        assert caught.value.reason == "malformed_message"
+    # what a row says beside its answer is no mask
+    for more in ({"train_on_inputs": False}, {"weight": 70}, {"loss": 0.23}, {"mask": "User"}):
+        assert len(read(row | more)[1].messages) == 2
+
+
+def test_the_loss_sees_what_the_masks_leave() -> None:
+    """NVIDIA's masks, less the turns that the row takes out; with reasoning, one turn a sequence."""
+    template = nemotron_3_nano_template()
+    for more, turns in (({}, [(0, [3])]), ({"reasoning": "2 and 2"}, [(1, [3])])):
+        row = {"messages": [ASK, SAY | {"weight": 0} | more, ASK, SAY | {"content": "5"} | more]}
+        rows = iter([RawRow(row, "s", 1)])
+        config = SourceConfig(name="s", path="s")
+        (item,) = examples_of(rows, config, allowed_licenses=None, counts=None)
+        assert isinstance(item, PlacedExample)
+        samples = training_samples(item.example, template)
+        assert [(s.turn, list(s.trained_messages)) for s in samples] == turns
+        trained = "".join(s.text for s in samples[0].segments if s.trained)
+        assert trained.endswith("5<|im_end|>\n")
+        assert "4" not in trained
+
+
+def test_a_mask_survives_storage_and_tells_no_messages_apart() -> None:
+    message = Message("assistant", "4", trained=False)
+    assert not message_from_row(message_to_row(message)).trained
+    assert message == Message("assistant", "4")

@@ -1,0 +1,150 @@
+"""Artifacts: finished or refused, and bound to their content."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from posttrain.config.command import run_command
+from posttrain.errors import ConfigError, DataError
+from posttrain.runs import Counts, Run, locked, open_run, parent_of, read_artifact
+
+
+def make(path: Path, config: dict, text: str = "row\n", **extra):
+    stage = Run.open(path, kind="toy", config=config)
+    (path / "rows.txt").write_text(text)
+    return stage.finish(counts=Counts(2, 1, {"empty": 1}), files={"rows.txt": 1}, **extra)
+
+
+def test_round_trip_and_json_names(tmp_path):
+    made = make(tmp_path / "a", {"x": 1}, seed=3, stats={"fill": 0.5})
+    assert read_artifact(tmp_path / "a", kind="toy") == made
+    body = json.loads((tmp_path / "a" / "manifest.json").read_text())
+    assert body["counts"] == {"in": 2, "kept": 1, "dropped": {"empty": 1}}
+
+
+def test_the_books_must_balance():
+    with pytest.raises(AssertionError, match="1 rows neither kept nor dropped"):
+        Counts(3, 1, {"empty": 1})
+
+
+def test_digest_depends_on_content_and_lineage_and_not_on_place(tmp_path):
+    parent = make(tmp_path / "p", {})
+    near = parent_of(tmp_path / "p", relative_to=tmp_path / "a", manifest=parent)
+    far = parent_of(tmp_path / "p", relative_to=tmp_path / "deep" / "b", manifest=parent)
+    a = make(tmp_path / "a", {"x": 1}, parents=[near])
+    b = make(tmp_path / "deep" / "b", {"x": 1}, parents=[far])
+    c = make(tmp_path / "c", {"x": 1}, text="other\n", parents=[near])
+    assert near.path != far.path
+    assert a.digest == b.digest != c.digest
+
+
+def test_another_config_is_refused_by_name_and_the_same_one_resumes(tmp_path):
+    Run.open(tmp_path / "a", kind="toy", config={"x": 1, "in": {"y": 2}})
+    assert not Run.open(tmp_path / "a", kind="toy", config={"x": 1, "in": {"y": 2}}).complete
+    with pytest.raises(ConfigError, match=r"they differ in: in\.y"):
+        Run.open(tmp_path / "a", kind="toy", config={"x": 1, "in": {"y": 3}})
+    with pytest.raises(ConfigError, match="holds a 'toy' artifact"):
+        Run.open(tmp_path / "a", kind="sft_data", config={"x": 1, "in": {"y": 2}})
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("")
+    with pytest.raises(ConfigError, match="not made by a stage of ours"):
+        Run.open(tmp_path / "mine", kind="toy", config={})
+
+
+def test_unfinished_tampered_and_foreign_inputs_are_refused(tmp_path):
+    with pytest.raises(DataError, match="no such directory"):
+        read_artifact(tmp_path / "none")
+    Run.open(tmp_path / "half", kind="toy", config={})
+    with pytest.raises(DataError, match="has not finished"):
+        read_artifact(tmp_path / "half")
+    make(tmp_path / "a", {})
+    with pytest.raises(DataError, match="'sft_data' is needed here"):
+        read_artifact(tmp_path / "a", kind="sft_data")
+    (tmp_path / "a" / "rows.txt").write_text("rwo\n")
+    with pytest.raises(DataError, match="has changed since"):
+        read_artifact(tmp_path / "a")
+    make(tmp_path / "b", {})
+    manifest = tmp_path / "b" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"seed": 0', '"seed": 1'))
+    with pytest.raises(DataError, match="was edited"):
+        read_artifact(tmp_path / "b")
+    manifest.write_text(manifest.read_text()[:100])
+    with pytest.raises(DataError, match="is damaged"):
+        read_artifact(tmp_path / "b")
+
+
+def test_a_second_worker_is_refused_while_the_first_works(tmp_path):
+    out = tmp_path / "a b" / "ö"
+    with open_run(out, kind="toy", config={"x": 1}):
+        before = (out / "stage.json").read_bytes()
+        second = open_run(out, kind="toy", config={"x": 2})
+        with pytest.raises(ConfigError, match=r"another process is at work in .*ö"):
+            second.__enter__()
+        assert (out / "stage.json").read_bytes() == before
+    with open_run(out, kind="toy", config={"x": 1}) as stage:
+        assert stage.config == {"x": 1}
+
+
+def fail(out, *, made: str | None, scratch: str | None = None) -> None:
+    def attempt() -> None:
+        with open_run(out, kind="toy", config={"x": 1}, scratch=scratch):
+            if made:
+                (out / made).parent.mkdir(exist_ok=True)
+                (out / made).write_text("row")
+            raise DataError("the recipe was wrong")
+
+    with pytest.raises(DataError):
+        attempt()
+
+
+def test_a_stage_that_made_nothing_gives_its_directory_back(tmp_path):
+    fail(tmp_path / "a", made=None)
+    fail(tmp_path / "b", made="work/spool", scratch="work")
+    for name in ("a", "b"):
+        with pytest.raises(ConfigError, match="holds a 'toy'"):
+            Run.open(tmp_path / name, kind="other", config={"x": 2})
+        Run.open(tmp_path / name, kind="toy", config={"x": 2})
+        with pytest.raises(ConfigError, match="differ in: x"):
+            Run.open(tmp_path / name, kind="toy", config={"x": 1})
+
+
+def test_a_stage_that_made_something_keeps_it(tmp_path):
+    fail(tmp_path / "a", made="packed/shard", scratch="work")
+    with pytest.raises(ConfigError, match="differ in: x"):
+        Run.open(tmp_path / "a", kind="toy", config={"x": 2})
+
+
+def test_asking_whether_a_directory_could_be_had_writes_nothing(tmp_path):
+    (tmp_path / "empty").mkdir()
+    Run.open(tmp_path / "empty", kind="toy", config={}, dry_run=True)
+    Run.open(tmp_path / "absent", kind="toy", config={}, dry_run=True)
+    assert list(tmp_path.rglob("*")) == [tmp_path / "empty"]
+    fail(tmp_path / "free", made=None)
+    Run.open(tmp_path / "free", kind="toy", config={"x": 2}, dry_run=True)
+    assert json.loads((tmp_path / "free" / "stage.json").read_text())["config"] == {"x": 1}
+
+
+def test_a_file_in_the_way_is_named(tmp_path):
+    (tmp_path / "notes").write_text("")
+    for out in (tmp_path / "notes", tmp_path / "notes" / "below"):
+        with pytest.raises(ConfigError, match=r"notes.* is a file"), locked(out):
+            pytest.fail("no directory")
+
+
+def test_mistakes_and_interrupts_end_a_command_in_one_line(capsys):
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    def mistaken() -> None:
+        raise ConfigError("no recipe at x")
+
+    with pytest.raises(SystemExit) as stopped:
+        run_command(interrupted)
+    assert stopped.value.code == 130
+    assert "the same command takes it up again" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stopped:
+        run_command(mistaken)
+    assert stopped.value.code == "ConfigError: no recipe at x"

@@ -1,0 +1,286 @@
+"""Every method killed at any moment, or spread over processes: the same log and the same weights."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from posttrain.config.load import validate
+from posttrain.config.sft import LaunchConfig, SftConfig
+from posttrain.errors import ConfigError
+from posttrain.runs import read_artifact
+from posttrain.training.launch import Launched, check_launch
+from posttrain.training.sft.stage import SftStage
+from tests.training.conftest import TRAINER
+from tests.training.forks import SHARDED, forked, launch_environment, shipped
+from tests.training.methods import Method, write_methods
+from tests.training.rl.policy import write_policy
+from tests.training.tiny import ROOT, log_rows, losses, run_script, sha
+
+METHODS = ("sft", "dpo", "grpo", "rlhf")
+
+
+@pytest.fixture(scope="module")
+def methods(data: Path, attention_path: Path, tmp_path_factory) -> dict[str, Method]:
+    return write_methods(tmp_path_factory.mktemp("methods"), data, attention_path)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(methods: dict[str, Method]) -> Callable[[str], Path]:
+    """Runs each method once; one process."""
+
+    def run(name: str) -> Path:
+        out = methods[name].recipe.parent / f"undisturbed-{name}"
+        if not out.exists():
+            forked(lambda: methods[name].run(out))
+        return out
+
+    return run
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_killed_runs_end_with_the_bytes_of_an_undisturbed_run(
+    methods: dict[str, Method], undisturbed: Callable[[str], Path], tmp_path: Path, name: str
+):
+    out, whole, method = tmp_path / "out", undisturbed(name), methods[name]
+    for moment in method.moments:
+        ended = forked(lambda moment=moment: method.run(out, killed=moment), check=False)
+        assert ended.codes == [-9], ended.text[-2000:]
+        assert not (out / "manifest.json").exists()
+    last = forked(lambda: method.run(out))
+    assert log_rows(out) == log_rows(whole)
+    assert rollouts(out) == rollouts(whole)
+    assert read_artifact(out).digest == read_artifact(whole).digest
+    if name == "dpo":
+        assert "all on disk" in last.text
+        assert [row["step"] for row in log_rows(out) if "loss" in row] == [1, 2, 3, 4, 6, 8, 9, 10]
+        page = (out / "report.html").read_text()
+        assert "Margins and log-probabilities" in page
+        assert "Speed of DPO" in page
+
+
+def rollouts(out: Path) -> dict[str, str]:
+    return {path.name: sha(path) for path in sorted((out / "rollouts").glob("*"))}
+
+
+def groups(out: Path) -> list[dict[str, Any]]:
+    """All but the ratios, whose last digits are those of a layout."""
+    found = [
+        json.loads(line)
+        for file in sorted((out / "rollouts").glob("*"))
+        for line in file.read_text().splitlines()
+    ]
+    for group in found:
+        for one in group["rollouts"]:
+            one.pop("importance", None)
+    return found
+
+
+def test_every_prompt_is_drawn_once_an_epoch(undisturbed: Callable[[str], Path]):
+    drawn = [group["prompt"]["id"] for group in groups(undisturbed("grpo"))]
+    assert len(drawn) == 30
+    assert len(set(drawn[:18])) == 18
+    assert len(set(drawn[18:])) == 12
+    assert sorted(rollouts(undisturbed("grpo"))) == [f"step-{n:05d}.jsonl" for n in range(1, 6)]
+
+
+# ---- processes ----
+
+TWO = ("launch.world_size=2",)
+
+
+def check_rows(out: Path, other: Path, *, abs: float) -> None:
+    ours, theirs = ([row for row in log_rows(run) if "loss" in row] for run in (out, other))
+    assert len(ours) == len(theirs) > 3
+    for a, b in zip(ours, theirs, strict=True):
+        assert a == pytest.approx(b, abs=abs)
+
+
+@pytest.mark.parametrize(("name", "processes"), [("dpo", 2), ("grpo", 2), ("grpo", 3)])
+def test_processes_and_accumulation_change_nothing(
+    methods: dict[str, Method], undisturbed: Callable[[str], Path], tmp_path: Path, name: str,
+    processes: int,
+):  # fmt: skip
+    """Also each with its own reference; the same rollouts, rewards and advantages."""
+    out, one, micro = tmp_path / "out", undisturbed(name), 2 if name == "dpo" else 4
+    keys = (f"launch.world_size={processes}", f"trainer.per_device_train_batch_size={micro}")
+    forked(lambda: methods[name].run(out, *keys), processes=processes)
+    assert groups(out) == groups(one)
+    check_rows(out, one, abs=1e-5 if name == "dpo" else 1e-4)
+    a, b = (AutoModelForCausalLM.from_pretrained(run).state_dict() for run in (out, one))
+    if name == "dpo":
+        assert max(float((a[key] - b[key]).abs().max()) for key in a) < 1e-5
+
+
+def test_dpo_with_sharded_parameters_follows_one_process(
+    methods: dict[str, Method], undisturbed: Callable[[str], Path], tmp_path: Path
+):
+    """TRL loads a reference of its own under FSDP and drops it; ours is the policy before the first
+    step all the same."""
+    keys = (*TWO, *SHARDED, "launch.sharding=fsdp2")
+    out = tmp_path / "out"
+    forked(lambda: methods["dpo"].run(out, *keys), processes=2, sharding="fsdp2")
+    check_rows(out, undisturbed("dpo"), abs=1e-5)
+
+
+def test_processes_and_kills_change_no_judged_reward(
+    methods: dict[str, Method], undisturbed: Callable[[str], Path], tmp_path: Path
+):
+    """An adapter and a judge in each process; the same matches are judged in two steps."""
+    rlhf, one = methods["rlhf"], groups(undisturbed("rlhf"))
+    two, killed = tmp_path / "two", tmp_path / "killed"
+    forked(lambda: rlhf.run(two, *TWO), processes=2)
+    assert judged_twice(one) > 0
+    assert groups(two) == one
+    ended = forked(lambda: rlhf.run(killed, *TWO, killed="votes:9"), processes=2, check=False)
+    assert any(ended.codes)
+    assert not (killed / "manifest.json").exists()
+    forked(lambda: rlhf.run(killed, *TWO), processes=2)
+    assert rollouts(killed) == rollouts(two)
+    assert log_rows(killed) == log_rows(two)
+    assert read_artifact(killed).digest == read_artifact(two).digest
+
+
+def judged_twice(found: list[dict[str, Any]]) -> int:
+    """Matches that are judged in more than one step."""
+    steps: dict[str, set[int]] = {}
+    for group in found:
+        answers = [one["answer"] for one in group["rollouts"]]
+        for row in group["judgements"]:
+            match = [group["prompt"]["task"], answers[row["first"]], answers[row["second"]]]
+            steps.setdefault(json.dumps(match), set()).add(group["step"])
+    return sum(len(at) > 1 for at in steps.values())
+
+
+def test_two_processes_that_train_no_token_both_fail(methods: dict[str, Method], tmp_path: Path):
+    out, policy = tmp_path / "out", write_policy(tmp_path / "policy")
+    keys = (
+        *TWO, "trainer.max_steps=1", "trainer.per_device_train_batch_size=4", "loss.overlong=mask",
+        "sampling={max_tokens: 2, temperature: 0.02}", f"model.path={policy}",
+    )  # fmt: skip
+    failed = forked(lambda: methods["grpo"].run(out, *keys), processes=2, check=False)
+    assert failed.text.count("TrainingError: no token was trained in 1 steps") == 2
+    assert failed.codes == [1, 1]
+    assert not (out / "manifest.json").exists()
+
+
+# ---- the layouts of SFT; 20 steps of 8 packs in 4 epochs ----
+
+ONE_BY_EIGHT = {"per_device_train_batch_size": 8}
+TWO_BY_TWO = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+
+
+def sft(data: Path, model: Path, out: Path, trainer: dict[str, Any], **keys: Any) -> SftStage:
+    raw = {"data": str(data), "out": str(out), "model": {"path": str(model)}, **keys}
+    raw["trainer"] = {**TRAINER, "num_train_epochs": 4, **trainer}
+    return SftStage(validate(raw, SftConfig, where="test"))
+
+
+@pytest.fixture(scope="module")
+def one_process(data: Path, attention_path: Path, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("one") / "out"
+    sft(data, attention_path, out, ONE_BY_EIGHT).run(dry_run=False)
+    return out
+
+
+@pytest.mark.parametrize("sharding", ["zero2", "zero3", "fsdp2"])
+def test_sharded_runs_follow_one_process(
+    one_process: Path, data: Path, attention_path: Path, tmp_path: Path, sharding: str
+):
+    if sharding.startswith("zero") and importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("deepspeed is not installed")
+    state = {"use_cpu": False, "accelerator_config": {"use_configured_state": True}}
+    launch = {"world_size": 2, "sharding": sharding}
+    stage = sft(data, attention_path, tmp_path / "out", TWO_BY_TWO | state, launch=launch)
+    forked(lambda: stage.run(dry_run=False), processes=2, sharding=sharding)
+    assert losses(tmp_path / "out") == pytest.approx(losses(one_process), abs=1e-5)
+
+
+@pytest.mark.parametrize("sharding", [None, "fsdp2"])
+def test_a_hybrid_of_experts_is_the_same_in_every_layout(
+    data: Path, hybrid_path: Path, tmp_path: Path, sharding: str | None
+):
+    """Mamba, attention and routed experts, whose correction bias is a persistent buffer; with the
+    balance term, whose mean is over the global batch."""
+    keys = {"balance": {"coefficient": 0.1}} if sharding is None else {}
+    epoch = {"num_train_epochs": 1}
+    sft(data, hybrid_path, tmp_path / "one", ONE_BY_EIGHT | epoch, **keys).run(dry_run=False)
+    state: dict[str, Any] = {"use_cpu": False, "accelerator_config": {"use_configured_state": True}}
+    trainer = TWO_BY_TWO | epoch | (state if sharding else {})
+    launch = {"world_size": 2, "sharding": sharding}
+    two = sft(data, hybrid_path, tmp_path / "two", trainer, launch=launch, **keys)
+    forked(lambda: two.run(dry_run=False), processes=2, sharding=sharding)
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
+
+
+def test_the_documented_command_starts_two_processes(
+    one_process: Path, data: Path, attention_path: Path, tmp_path: Path
+):
+    """Killed in epoch 3 and taken up in its middle, by one process each of two."""
+    out = tmp_path / "out"
+    keys = {"save_strategy": "steps", "save_steps": 12}
+    stage = sft(data, attention_path, out, TWO_BY_TWO | keys, launch={"world_size": 2})
+
+    def die_in_epoch_3() -> None:
+        from tests.training.methods import Mortal, arm
+
+        arm("sft", "step:13", Mortal())
+        stage.run(dry_run=False)
+
+    assert any(forked(die_in_epoch_3, processes=2, check=False).codes)
+    assert (out / "resume" / "checkpoint-12" / "complete.json").is_file()
+    recipe = tmp_path / "sft.yaml"
+    recipe.write_text(json.dumps(stage.recipe.model_dump(mode="json")))
+    run_script(
+        "-m", "accelerate.commands.accelerate_cli", "launch", *shipped("cpu-2"), "scripts/sft.py",
+        "--config", str(recipe),
+    )  # fmt: skip
+    assert len(losses(out)) == 20
+    assert losses(out) == pytest.approx(losses(one_process), abs=1e-5)
+
+
+# ---- what the launchers really start, and the refusal of what they silently drop ----
+
+
+def test_accelerate_cpu_with_two_processes_starts_one_and_is_refused():
+    environment = launch_environment("--cpu", "--num_processes", "2")
+    with pytest.raises(
+        ConfigError, match=r"asked for several CPU processes and started one.*cpu-2"
+    ):
+        check_launch(LaunchConfig(), Launched(1, "none", "cpu"), environment)
+
+
+def test_a_world_size_that_was_not_given_is_refused(
+    data: Path, attention_path: Path, tmp_path: Path
+):
+    with pytest.raises(ConfigError, match=r"launch.world_size is 2, 1 process\(es\) run"):
+        sft(data, attention_path, tmp_path, {}, launch={"world_size": 2}).prepare()
+
+
+@pytest.mark.parametrize("kind", ["zero2", "fsdp2"])
+def test_sharding_that_forced_cpu_drops_is_refused(kind: str):
+    if kind == "zero2" and importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("deepspeed is not installed")
+    env = {**launch_environment(*shipped(kind)), "LOCAL_RANK": "0"}
+    with pytest.raises(ConfigError, match=f"the launcher asked for {kind}.*but none runs"):
+        check_launch(LaunchConfig(), Launched(2, "none", "cpu"), env)
+
+
+def test_a_named_sharding_must_run():
+    with pytest.raises(ConfigError, match=r"recipes/accelerate/zero3\.yaml"):
+        check_launch(LaunchConfig(sharding="zero3"), Launched(2, "none", "cpu"), {})
+    check_launch(LaunchConfig(world_size=2, sharding="zero3"), Launched(2, "zero3", "gpu"), {})
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes/accelerate").glob("*.yaml")), ids=str)
+def test_every_launch_config_is_one_that_accelerate_reads(path: Path):
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    expected = {"cpu": 1, "cpu-2": 2}.get(path.stem, 8)
+    assert load_config_from_file(str(path)).num_processes == expected
