@@ -48,10 +48,11 @@ def evaluate(arguments: list[str], console: Console) -> None:
     out, data = Path(recipe.out), read_artifact(recipe.data, kind="genrm_data")
 
     from posttrain.evaluation.judges import held_out, run_evaluation
-    from posttrain.evaluation.stage import checkpoint_parents
+    from posttrain.sampling.open import checkpoint_parents
 
     prompts = held_out(recipe, data)
-    parents = [parent_of(recipe.data, relative_to=out, manifest=data), *checkpoint_parents(recipe)]
+    parents = [parent_of(recipe.data, relative_to=out, manifest=data)]
+    parents += checkpoint_parents(map(recipe.path_of, recipe.checkpoints), out=out)
     config = recipe.owner_config() | {"parents": [parent.digest for parent in parents]}
     if options.dry_run:
         Run.open(out, kind=KIND, config=config, dry_run=True)

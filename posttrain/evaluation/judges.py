@@ -47,6 +47,7 @@ from posttrain.sampling.generate import (
     prompt_lines,
     read_completions,
     read_prompts,
+    rollouts_at_once,
     row_line,
     tasks_of,
 )
@@ -184,8 +185,8 @@ def judge_differences(judged: Sequence[Judged], *, seed: int) -> list[Row]:
             if source in theirs:
                 row: Row = {"a": names[0], "b": name, "source": source}
                 a, b = _values(ours), _values(theirs[source])
-                for names, difference in ((RATES, rate_difference), (MEANS, length_difference)):
-                    row |= differences(a, b, names, difference, least=2, seed=seed)
+                for figures, difference in ((RATES, rate_difference), (MEANS, length_difference)):
+                    row |= differences(a, b, figures, difference, least=2, seed=seed)
                 rows.append(row)
     return rows
 
@@ -281,7 +282,7 @@ async def _judge_all(
                 open_environment=lambda _: None,
                 limits=RolloutLimits(recipe.sampling.parameters(), 1, None, 1),
                 chunk=recipe.chunk,
-                at_once=getattr(backend, "concurrency", 1),
+                at_once=rollouts_at_once(backend),
                 max_failure_rate=recipe.max_failure_rate,
                 progress=meter,
             )

@@ -39,6 +39,7 @@ from posttrain.sampling.sampler import Sampler
 
 MADE_BY = "made_by.json"
 Key = tuple[str, int]  # prompt id, index
+_IN_FLIGHT = 2  # rollouts a server connection: one may run tools while another is answered
 _SYNC_SECONDS = 1.0  # forcing every line out alone would hold up a fast server
 
 
@@ -199,13 +200,22 @@ def bind(work: Path, made_by: Mapping[str, Any]) -> None:
     if not path.is_file():
         atomic_write_json(path, now)
         return
-    before = json.loads(path.read_text("utf-8"))
+    refuse_other(work.parent, json.loads(path.read_text("utf-8")), now)
+
+
+def refuse_other(out: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises ConfigError, naming the keys, where a run goes on with something else."""
     if before != now:
-        changed = ", ".join(differing_keys(before, now))
         raise ConfigError(
-            f"{work.parent} holds unfinished samples that were made by something else (they differ "
-            f"in: {changed}); choose another out=, or delete the directory to start over"
+            f"{out} was begun with something else (it differs in: "
+            f"{', '.join(differing_keys(before, now))}); choose another out=, or delete the "
+            "directory to start over"
         )
+
+
+def rollouts_at_once(backend: object) -> int:
+    """How many rollouts to have in flight with a backend."""
+    return _IN_FLIGHT * getattr(backend, "concurrency", 1)
 
 
 class Journal:

@@ -97,7 +97,7 @@ def test_the_interval_covers_as_often_as_it_says():
     for _ in range(runs):
         chances = rng.beta(0.25, 4.75, size=150)
         means = rng.binomial(4, chances) / 4
-        found = rate(list(np.repeat(means, 4)), [k // 4 for k in range(600)])
+        found = rate(clustered(np.repeat(means, 4), [k // 4 for k in range(600)]))
         assert found is not None
         hits += found.low <= 0.05 <= found.high
     assert 0.925 <= hits / runs <= 0.985

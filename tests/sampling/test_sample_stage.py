@@ -143,11 +143,11 @@ def test_changed_prompts_are_not_mixed_with_unfinished_samples(tmp_path: Path):
         sample(recipe, sampler=Fails(answer))
     rows = tmp_path / "rows.jsonl"
     rows.write_text(rows.read_text().replace("1+1?", "one and one?"))
-    with pytest.raises(ConfigError, match=r"they differ in: prompts"):
+    with pytest.raises(ConfigError, match=r"it differs in: prompts"):
         sample(recipe)
     rows.write_text(rows.read_text().replace("one and one?", "1+1?"))
     other = Scripted(answer, identity={"backend": "another"})
-    with pytest.raises(ConfigError, match=r"they differ in: sampler\.backend"):
+    with pytest.raises(ConfigError, match=r"it differs in: sampler\.backend"):
         sample(recipe, sampler=other)
     sample(recipe)
     assert len(read(tmp_path / "out")[1]) == 60
