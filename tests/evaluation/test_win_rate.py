@@ -29,7 +29,7 @@ Judge = Callable[[Request, random.Random], str]
 
 
 def duel(before_first: int | None, after_first: int | None, *, n: int = 0, **keys: Any) -> Duel:
-    given = {"question": f"q{n}", "unit": "u", "index": 0, "same": False}
+    given = {"question": f"q{n}", "unit": "u", "same": False}
     tokens = {"before_tokens": 10, "after_tokens": 5}
     return Duel(**{**given, **tokens, **keys}, before_first=before_first, after_first=after_first)
 
