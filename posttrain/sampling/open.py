@@ -35,28 +35,36 @@ from posttrain.tokens.tokenizer import Encoder, encoder_of, largest_id, load_any
 async def opened_sampler(
     backend: BackendConfig, *, checkpoint: str | None, parts: bool = True
 ) -> AsyncIterator[Sampler]:
-    """The sampler of a recipe; a server's connections are given back at the end.
+    """As `open_sampler`; a server's connections are given back at the end."""
+    client = _client(backend) if isinstance(backend, Server) else None
+    try:
+        yield open_sampler(backend, checkpoint=checkpoint, client=client, parts=parts)
+    finally:
+        if client is not None:
+            await client.close()
+
+
+def open_sampler(
+    backend: BackendConfig,
+    *,
+    checkpoint: str | None,
+    client: Client | None = None,
+    parts: bool = True,
+) -> Sampler:
+    """The sampler of a recipe.
 
     Args:
         backend: which kind, and its fields.
         checkpoint: directory or hub id of the model; a server may do without.
+        client: how a server is reached; None opens one that nobody closes.
         parts: as of `ChatSampler`; other kinds always tell reasoning from answer.
 
     Raises:
         ConfigError: what the kind needs is not there, or does not fit together.
         DataError: a checkpoint without a tokenizer.
     """
-    client = _client(backend) if isinstance(backend, Server) else None
-    try:
-        yield _open(backend, checkpoint, client, parts)
-    finally:
-        if client is not None:
-            await client.close()
-
-
-def _open(
-    backend: BackendConfig, checkpoint: str | None, client: Client | None, parts: bool
-) -> Sampler:
+    if isinstance(backend, Server):
+        client = client or _client(backend)
     if isinstance(backend, ChatBackend):
         from posttrain.sampling.engines.chat import ChatSampler
 

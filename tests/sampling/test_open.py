@@ -12,7 +12,6 @@ import torch
 
 from posttrain.chat import nemotron_3_nano_template
 from posttrain.config.backend import (
-    BackendConfig,
     ChatBackend,
     CompletionsBackend,
     TransformersBackend,
@@ -23,21 +22,10 @@ from posttrain.models.inference import weights_digest
 from posttrain.records import Message
 from posttrain.runs import Counts, Run
 from posttrain.sampling.engines.transformers import TransformersEngine
-from posttrain.sampling.open import opened_sampler
+from posttrain.sampling.open import open_sampler
 from posttrain.sampling.render import RenderedSampler
-from posttrain.sampling.sampler import Parameters, Request, Sampler
+from posttrain.sampling.sampler import Parameters, Request
 from tests.sampling.small_models import byte_tokenizer, full_logps, small_model
-
-
-def open_sampler(backend: BackendConfig, *, checkpoint: str | None) -> Sampler:
-    """The sampler of a recipe, outside an event loop."""
-
-    async def enter() -> Sampler:
-        async with opened_sampler(backend, checkpoint=checkpoint) as sampler:
-            return sampler
-
-    return asyncio.run(enter())
-
 
 ON_CPU = TransformersBackend(kind="transformers", device="cpu", batch_size=4)
 END = "<|im_end|>"
