@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from posttrain.report.lineage import Node, listed_rows
 from posttrain.report.pages.evaluation import read_metrics
 from posttrain.report.section import (
-    Bar,
     BarChart,
     Block,
     Dialogue,
@@ -76,7 +75,7 @@ def judging_prompts(stats: Row) -> Iterator[Block]:
     yield Table(head, rows)
     yield (
         BarChart(
-            [Bar(ranking, [n]) for ranking, n in stats["train"]["rankings"].items()],
+            [(ranking, [n]) for ranking, n in stats["train"]["rankings"].items()],
             "ranking: 1 is response 1 by far, 6 is response 2",
             "prompts",
             "Gold rankings that are trained on. Both orders of a pair mirror each other.",

@@ -9,7 +9,6 @@ from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.report.lineage import Node, rows_to_read
 from posttrain.report.section import (
     SHOWN_CHARACTERS,
-    Bar,
     BarChart,
     Block,
     Dialogue,
@@ -271,7 +270,7 @@ def distances(stats: Row) -> Iterator[Block]:
     every = stats["distances"].get("all")
     if not every:
         return
-    bars = [Bar(f"{10 * k}–{10 * k + 10} %", [count]) for k, count in enumerate(every["tenths"])]
+    bars = [(f"{10 * k}–{10 * k + 10} %", [count]) for k, count in enumerate(every["tenths"])]
     rows = [
         [category, percent(own["median"]), percent(own["below_a_tenth"])]
         for category, own in stats["distances"].items()

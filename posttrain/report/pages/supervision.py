@@ -12,7 +12,6 @@ from posttrain.report.section import (
     Dialogue,
     Fold,
     Heading,
-    Items,
     LeftOut,
     Row,
     Section,
@@ -47,8 +46,7 @@ _COLUMNS = {
 def audit_sections(node: Node) -> Iterator[Section | LeftOut]:
     """The page of an `audit` artifact."""
     yield audited_rows(node.stats["rows"])
-    violations: Sequence[str] = node.stats["violations"]
-    yield Section("Limits that were crossed", [Items(violations)] if violations else [])
+    yield Section("Limits that were crossed", node.stats["violations"])
     yield from sections(node)
 
 
