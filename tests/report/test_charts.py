@@ -29,7 +29,9 @@ def lines(series: list[Series], *, from_zero: bool = True) -> str:
     return chart_svg(LineChart(series, "step", "loss", from_zero=from_zero))
 
 
-def bars(data: list[tuple[str, list[float]]], names: tuple[str, ...] = (), x: str = "x", y: str = "y") -> str:
+def bars(
+    data: list[tuple[str, list[float]]], names: tuple[str, ...] = (), x: str = "x", y: str = "y"
+) -> str:
     return chart_svg(BarChart(data, x, y, parts=names))
 
 
@@ -73,6 +75,14 @@ def test_steps_are_whole_and_a_loss_is_shown_from_where_it_begins():
     assert [text for text in numbers if "." in text and float(text) < 2] == []
     ((_, points),) = drawn(svg)
     assert max(y for _, y in points) - min(y for _, y in points) > 80
+
+
+@pytest.mark.parametrize("values", [[0.693147, 0.6931475, 0.693149], [30_000.1, 30_000.2]])
+def test_ticks_of_a_tiny_range_differ(values: list[float]):
+    svg = lines([Series("loss", range(len(values)), values)], from_zero=False)
+    root = ElementTree.fromstring(svg)  # noqa: S314 - our own output
+    numbers = [t.text for t in root.iter("text") if re.match(r"0\.6|30", t.text or "")]
+    assert len(numbers) == len(set(numbers)) > 2
 
 
 def test_points_that_are_not_finite_are_left_out_and_extremes_survive_thinning():

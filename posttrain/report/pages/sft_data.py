@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from posttrain.report.lineage import Node, rows_to_read
@@ -40,20 +40,11 @@ def sections(node: Node) -> Iterator[Section | LeftOut]:
 
 def figures(name: str, stats: Row) -> Iterator[Section | LeftOut]:
     """The sections that need no file: those that a build prints at its end too."""
-    wanted: tuple[tuple[str, tuple[str, ...], Callable[[Row], Section]], ...] = (
-        ("Mixture", ("sources",), mixture),
-        ("Drops by source", ("sources",), drops),
-        ("Sources", ("sources", "inputs", "template"), origins),
-        ("Lengths", ("histograms",), lengths),
-        ("Reasoning control", ("control", "histograms"), control),
-        ("Packing", ("splits", "max_length", "histograms"), packing),
-    )
-    for title, needed, figure in wanted:
-        missing = [key for key in needed if key not in stats]
-        if missing:
-            yield LeftOut(title, f"{name} has no stats on {', '.join(missing)}")
-        else:
-            yield figure(stats)
+    if "sources" not in stats:
+        yield LeftOut("Mixture", f"{name} has no stats on sources")
+        return
+    for figure in (mixture, drops, origins, lengths, control, packing):
+        yield figure(stats)
 
 
 def tiles(node: Node) -> list[Tile]:
@@ -150,8 +141,7 @@ def origins(stats: Row) -> Iterator[Block]:
     rows = [
         [
             name,
-            _most_first(source["dialects"]),
-            _most_first(source["licenses"]),
+            *(_most_first(source[key]) for key in ("dialects", "licenses")),
             ", ".join(files.get(name, [])),
         ]
         for name, source in sources.items()
@@ -183,22 +173,18 @@ def lengths(stats: Row) -> Iterator[Block]:
     bins = [first << k for k in range((last // first).bit_length())]
     rows = [(f"≤ {size:,}", by_bin.get(size, empty)) for size in bins]
     x = "length of a sequence, tokens"
-    yield (
-        BarChart(
-            [(label, [row["sequences"]]) for label, row in rows],
-            x,
-            "sequences",
-            "Sequences of the training split by length; each bin reaches from half its label.",
-        )
+    yield BarChart(
+        [(label, [row["sequences"]]) for label, row in rows],
+        x,
+        "sequences",
+        "Sequences of the training split by length; each bin reaches from half its label.",
     )
-    yield (
-        BarChart(
-            [(label, [row["trained"], row["untrained"]]) for label, row in rows],
-            x,
-            "tokens",
-            "The same bins by the tokens they hold: those in the loss, and those only read.",
-            parts=("trained", "not trained"),
-        )
+    yield BarChart(
+        [(label, [row["trained"], row["untrained"]]) for label, row in rows],
+        x,
+        "tokens",
+        "The same bins by the tokens they hold: those in the loss, and those only read.",
+        parts=("trained", "not trained"),
     )
 
 

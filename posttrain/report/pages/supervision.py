@@ -53,14 +53,12 @@ def audit_sections(node: Node) -> Iterator[Section | LeftOut]:
 def audit_tiles(node: Node) -> list[Tile]:
     """Sequences, the share of tokens trained, limits crossed."""
     sources: Mapping[str, Row] = node.stats["supervision"]
-    sequences, tokens, trained = (
-        sum(source[name] for source in sources.values())
-        for name in ("sequences", "tokens", "trained")
-    )
+    names = ("sequences", "tokens", "trained")
+    sums = {name: sum(source[name] for source in sources.values()) for name in names}
     crossed = len(node.stats["violations"])
     return [
-        (f"{sequences:,}", "sequences", f"of {len(sources)} sources"),
-        (ratio(trained, tokens) or "–", "of tokens trained", ""),
+        (f"{sums['sequences']:,}", "sequences", f"of {len(sources)} sources"),
+        (ratio(sums["trained"], sums["tokens"]) or "–", "of tokens trained", ""),
         (f"{crossed}", "limits crossed", "" if crossed else "all are kept"),
     ]
 
