@@ -92,10 +92,10 @@ def judge_pairs(
     from reward.rlhf import principle_of
 
     matches = [
-        Comparison(pair.prompt.messages, *answers, principle_of(pair.prompt))
+        Comparison(pair.prompt.messages, first, second, principle_of(pair.prompt))
         for pair in pairs
         if not pair.same
-        for answers in (pair.answers, pair.answers[::-1])
+        for first, second in (pair.answers, pair.answers[::-1])
     ]
     with Progress() as bar:
         task = bar.add_task("judging", total=len(matches) * len(recipe.judge.models))
