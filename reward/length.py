@@ -43,11 +43,6 @@ class Adjusted:
     style: Values
 
 
-def characters(text: str) -> int:
-    """A length as NVIDIA's code measures it: characters without the white space around them."""
-    return len(text.strip())
-
-
 def length_adjustments(
     base: Sequence[float | None],
     reasoning_lengths: Sequence[float],
@@ -217,15 +212,10 @@ def with_lengths(
         None if reward is None or penalty is None else reward + penalty
         for reward, penalty in zip(adjusted.rewards, penalties, strict=True)
     )
-    parts: dict[str, Column] = {
-        "base": tuple(base),
-        "reasoning_length": tuple(adjusted.reasoning_length),
-        "answer_length": tuple(adjusted.answer_length),
-        "reasoning_bonus": tuple(adjusted.reasoning_bonus),
-        "answer_bonus": tuple(adjusted.answer_bonus),
-    }
-    if config.style_coefficient:
-        parts["style"] = tuple(adjusted.style)
+    names = ["reasoning_length", "answer_length", "reasoning_bonus", "answer_bonus"]
+    names += ["style"] if config.style_coefficient else []
+    parts: dict[str, Column] = {"base": tuple(base)}
+    parts |= {name: tuple(getattr(adjusted, name)) for name in names}
     if config.absolute_penalty:
         parts["absolute_penalty"] = penalties
     parts["reasoning_tokens"] = tuple(float(c.reasoning_tokens) for c in completions)
@@ -243,9 +233,10 @@ def _lengths(
             [float(completion.answer_tokens) for completion in completions],
         )
     parsed = [[step.parsed for step in completion.steps] for completion in completions]
+    # as NVIDIA's code measures them, without the white space around
     return (
-        [float(sum(characters(p.reasoning or "") for p in steps)) for steps in parsed],
-        [float(sum(characters(p.answer) for p in steps)) for steps in parsed],
+        [float(sum(len((p.reasoning or "").strip()) for p in steps)) for steps in parsed],
+        [float(sum(len(p.answer.strip()) for p in steps)) for steps in parsed],
     )
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from posttrain.config.judge import JudgeConfig, LengthConfig, PairingConfig
@@ -28,15 +27,7 @@ from reward.pairing import STRATEGIES, base_rewards, match_scores
 
 PRINCIPLE = "principle"  # of a prompt's metadata
 Values = tuple[float | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Paired:
-    """A comparison and the indices of its rollouts."""
-
-    first: int
-    second: int
-    comparison: Comparison
+Paired = tuple[int, int, Comparison]  # the indices of the rollouts that are compared
 
 
 class JudgedReward:
@@ -75,7 +66,7 @@ class JudgedReward:
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
         """As `GroupReward.reward`."""
         paired = [list(self._pairs(group)) for group in groups]
-        comparisons = [pair.comparison for pairs in paired for pair in pairs]
+        comparisons = [comparison for pairs in paired for _, _, comparison in pairs]
         watching = asyncio.create_task(asyncio.to_thread(self._accuracies, groups))
         try:
             judgements = await self._judge.judge(comparisons, seed=seed)
@@ -92,35 +83,33 @@ class JudgedReward:
         refuse_failures(requests, failures, max_failure_rate=self._config.max_failure_rate)
         self._judge.keep_failures()
 
-    def _pairs(self, group: Group) -> Iterator[_Paired]:
+    def _pairs(self, group: Group) -> Iterator[Paired]:
         """The comparisons of a group, by the rollouts' indices and nothing else."""
         present = [k for k, c in enumerate(group.completions) if c.finish != "failed"]
         answers = {k: shown_answer(group.completions[k]) for k in present}
         principle = principle_of(group.prompt)
         for i, j in STRATEGIES[self._pairing.strategy](len(present)):
             first, second = present[i], present[j]
-            comparison = Comparison(
-                group.prompt.messages, answers[first], answers[second], principle
-            )
-            yield _Paired(first, second, comparison)
+            shown = answers[first], answers[second]
+            yield first, second, Comparison(group.prompt.messages, *shown, principle)
 
     def _rewarded(
         self,
         group: Group,
-        pairs: Sequence[_Paired],
+        pairs: Sequence[Paired],
         judgements: Sequence[Judgement],
         accuracy: Values | None,
     ) -> GroupRewards:
-        verdicts = [(p.first, p.second, j.verdict) for p, j in zip(pairs, judgements, strict=True)]
+        judged = [(i, j, found) for (i, j, _), found in zip(pairs, judgements, strict=True)]
+        verdicts = [(i, j, found.verdict) for i, j, found in judged]
         base = base_rewards(len(group.completions), verdicts)
         rewards, parts = with_lengths(base, group.completions, self._length)
         if accuracy is not None:
             parts["accuracy"] = accuracy
-        rows = [_row(p, j) for p, j in zip(pairs, judgements, strict=True)]
         return GroupRewards(
             rewards,
             parts,
-            tuple(rows),
+            tuple(_row(*one) for one in judged),
             _counts(judgements),
             requests=len(judgements),
             failures=failures_of(judgements),
@@ -148,12 +137,12 @@ def principle_of(prompt: Prompt) -> str | None:
     return given if isinstance(given, str) and given.strip() else None
 
 
-def _row(paired: _Paired, judgement: Judgement) -> dict[str, Any]:
+def _row(first: int, second: int, judgement: Judgement) -> dict[str, Any]:
     """A judgement as it is written beside the rollouts."""
     verdict = judgement.verdict
     row: dict[str, Any] = {
-        "first": paired.first,
-        "second": paired.second,
+        "first": first,
+        "second": second,
         **_fields(verdict),
         "failed": verdict is None,
         "reason": judgement.reason,

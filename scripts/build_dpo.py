@@ -27,10 +27,9 @@ def main(arguments: list[str]) -> None:
     from rich.console import Console
 
     from data_builders.graders import all_graders
-    from data_builders.pairs.build import build_pairs, sample_rows, tokenizer_config
+    from data_builders.pairs.build import build_pairs, tokenizer_config, write_beside_pairs
     from data_builders.pairs.encode import PairEncoder
     from data_builders.sft.preflight import check_template
-    from data_builders.sft.shards import write_jsonl
     from posttrain.chat import profile_of
     from posttrain.models.chat_template import chat_template_of
     from posttrain.report import show_finished, show_up_to_date
@@ -78,16 +77,10 @@ def main(arguments: list[str]) -> None:
             )
 
         # -- what a reader needs beside the pairs
-        files: dict[str, int | None] = {f"pairs/{name}": n for name, n in built.files.items()}
         tokenizer.chat_template = template.source
-        for path in tokenizer.save_pretrained(out / "tokenizer"):
-            files[str(Path(path).relative_to(out))] = None
-        files["scores.jsonl"] = built.proposed.counts.completions
-        rows = sample_rows(built.to_read, text.decode)
-        files["samples.jsonl"] = write_jsonl(out / "samples.jsonl", rows)
-        if recipe.write_dropped:
-            dropped = built.proposed.dropped_rows
-            files["dropped.jsonl"] = write_jsonl(out / "dropped.jsonl", dropped)
+        saved = [Path(path) for path in tokenizer.save_pretrained(out / "tokenizer")]
+        files: dict[str, int | None] = {str(path.relative_to(out)): None for path in saved}
+        files |= write_beside_pairs(built, out, text.decode)
 
         # -- the manifest that makes it an artifact
         stats = built.stats()

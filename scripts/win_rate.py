@@ -9,11 +9,9 @@ Verdicts are kept: killed and started again, the same command asks for none of t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +66,7 @@ def main(arguments: list[str]) -> None:
             shutil.rmtree(out / WORK, ignore_errors=True)
             show_up_to_date(console, out)
             return
-        judged, identity, ledger = asyncio.run(judge_all(recipe, pairs, out / WORK))
+        judged, identity, ledger = judge_pairs(recipe, pairs, out / WORK / "judgements")
         duels = [pair.duel(rows) for pair, rows in zip(pairs, judged, strict=True)]
         metrics = {"rows": win_rows(duels, seed=recipe.seed), "ledger": ledger}
         atomic_write_json(out / METRICS, metrics)
@@ -85,44 +83,35 @@ def main(arguments: list[str]) -> None:
         show_finished(console, out)
 
 
-async def judge_all(
-    recipe: WinRateConfig, pairs: Sequence[AnswerPair], work: Path
+def judge_pairs(
+    recipe: WinRateConfig, pairs: Sequence[AnswerPair], folder: Path
 ) -> tuple[list[Rows], dict[str, Any], dict[str, int]]:
-    """Both orders of every pair, all in flight at once; the judge's identity, and the cost.
-
-    Raises:
-        JudgeError: too many failed.
-    """
-    from reward.judge.cache import VerdictCache
-    from reward.judge.judge import GenRmJudge
-    from reward.judge.open import open_judges
-    from reward.judge.votes import Comparison, failures_of, refuse_failures
+    """The judgements of every pair in both orders; the judge's identity, and the cost."""
+    from reward.judge.open import judge_all
+    from reward.judge.votes import Comparison
     from reward.rlhf import principle_of
 
-    matches: list[Comparison] = []
-    for pair in pairs:
-        if not pair.same:
-            history, principle = pair.prompt.messages, principle_of(pair.prompt)
-            for first, second in (pair.answers, pair.answers[::-1]):
-                matches.append(Comparison(history, first, second, principle))
-    config, shared = recipe.judge, recipe.judge.cache
-    async with contextlib.AsyncExitStack() as stack:
-        models = await open_judges(config.models, stack)
-        folder = work / "judgements" if shared is None else Path(shared)
-        cache = stack.enter_context(VerdictCache(folder, any_step=shared is not None))
-        bar = stack.enter_context(Progress())
-        task = bar.add_task("judging", total=len(matches) * len(models))
-        judge = GenRmJudge(models, config, cache=cache, on_progress=lambda n: bar.advance(task, n))
-        judgements = await judge.judge(matches, seed=recipe.seed)
-        failures = failures_of(judgements)
-        refuse_failures(len(matches), failures, max_failure_rate=config.max_failure_rate)
-        judge.keep_failures()
+    matches = [
+        Comparison(pair.prompt.messages, first, second, principle_of(pair.prompt))
+        for pair in pairs
+        if not pair.same
+        for first, second in (pair.answers, pair.answers[::-1])
+    ]
+    with Progress() as bar:
+        task = bar.add_task("judging", total=len(matches) * len(recipe.judge.models))
+        judgements, identity, cost = asyncio.run(
+            judge_all(
+                recipe.judge,
+                matches,
+                folder=folder,
+                seed=recipe.seed,
+                on_progress=lambda n: bar.advance(task, n),
+            )
+        )
     rows = iter([judgement.row() for judgement in judgements])
     # seconds differ from run to run: they are printed, not kept
-    cost = asdict(judge.ledger)
     print(f"{cost['calls']:,} calls in {cost.pop('seconds'):.0f} s")
-    judged = [[] if pair.same else [next(rows), next(rows)] for pair in pairs]
-    return judged, dict(judge.identity), cost
+    return [[] if pair.same else [next(rows), next(rows)] for pair in pairs], identity, cost
 
 
 if __name__ == "__main__":

@@ -22,12 +22,12 @@ import numpy as np
 from data_builders.dialects import RowProblem
 from data_builders.judging.pair import PreferencePair
 from data_builders.judging.prompts import CountTokens, prompts_of, sft_row
-from data_builders.judging.read import chosen_pairs
+from data_builders.judging.read import Seen, chosen_pairs
 from data_builders.keyed import unit
 from data_builders.prompts.questions import total_counts
 from data_builders.rows.read import RowCounts
 from data_builders.sft.inputs import Input, as_stats
-from posttrain.config.build_genrm import BuildGenRmConfig, PreferenceSource
+from posttrain.config.build_genrm import BuildGenRmConfig
 from posttrain.errors import DataError
 from posttrain.records import json_text
 from posttrain.rollouts import Prompt, prompt_to_row
@@ -83,9 +83,9 @@ class JudgingPrompts:
 
     recipe: BuildGenRmConfig
     row_counts: dict[str, RowCounts]
-    files: dict[str, int]
-    train: SplitStats
-    held_out: SplitStats
+    files: Counter[str] = field(default_factory=lambda: Counter({TRAIN: 0, HELD_OUT: 0}))
+    train: SplitStats = field(default_factory=SplitStats)
+    held_out: SplitStats = field(default_factory=SplitStats)
 
     def counts(self) -> Counts:
         """The rows of all sources."""
@@ -129,86 +129,50 @@ def build(
     Raises:
         ConfigError, DataError: as `chosen_pairs`; or nothing is left to train on.
     """
-    work = _Build(recipe, base_dir, count, on_progress)
+    built = JudgingPrompts(recipe, {source.name: RowCounts() for source in recipe.sources})
+    seen: Seen = {}
+    kept_apart: set[str] = set()
     with ExitStack() as stack:
+        files: dict[str, TextIO] = {}
         if out is not None:
-            names = (TRAIN, HELD_OUT, *((WARM_UP,) if recipe.sft else ()))
-            work.files = {
-                name: stack.enter_context((out / name).open("w", encoding="utf-8"))
-                for name in names
-            }
+            for name in (TRAIN, HELD_OUT, *((WARM_UP,) if recipe.sft else ())):
+                files[name] = stack.enter_context((out / name).open("w", encoding="utf-8"))
+
+        def write(name: str, row: dict[str, Any]) -> None:
+            built.files[name] += 1
+            if name in files:
+                files[name].write(json_text(row) + "\n")
+
         # what is held out as a whole decides which questions the others may not have
         for source in sorted(recipe.sources, key=lambda one: not one.held_out):
-            work.take(source)
-    order = [source.name for source in recipe.sources]
-    built = JudgingPrompts(
-        recipe,
-        {name: work.row_counts[name] for name in order},
-        dict(work.rows),
-        work.train,
-        work.held_out,
-    )
+            counts = built.row_counts[source.name]
+            pairs = chosen_pairs(source, counts, seen=seen, seed=recipe.seed, base_dir=base_dir)
+            for pair in pairs:
+                question = pair.question
+                if question in kept_apart and not source.held_out:
+                    counts.drop("held_out_question")
+                    continue
+                share = unit(recipe.seed, "held_out", question)
+                held_out = source.held_out or share < recipe.held_out
+                swap = recipe.swap or held_out
+                try:
+                    prompts = prompts_of(
+                        pair, source=source.name, recipe=recipe, swap=swap, count=count
+                    )
+                except RowProblem as problem:
+                    counts.drop(problem.reason, str(problem))
+                    continue
+                if source.held_out:
+                    kept_apart.add(question)
+                counts.kept += 1
+                counts.held_out += held_out
+                (built.held_out if held_out else built.train).add(pair, prompts)
+                for prompt in prompts:
+                    write(HELD_OUT if held_out else TRAIN, prompt_to_row(prompt))
+                if recipe.sft and not held_out and (row := sft_row(pair, prompts[0])) is not None:
+                    write(WARM_UP, row)
+                on_progress(source.name, counts.kept)
     if built.train.prompts == 0:
         reasons = ", ".join(f"{k} {n:,}" for k, n in built.counts().dropped.items())
         raise DataError(f"no pair is left to train on: {reasons or 'the sources have no rows'}")
     return built
-
-
-class _Build:
-    """State over all sources."""
-
-    def __init__(
-        self,
-        recipe: BuildGenRmConfig,
-        base_dir: Path,
-        count: CountTokens | None,
-        on_progress: OnProgress,
-    ) -> None:
-        self._recipe, self._base_dir = recipe, base_dir
-        self._count, self._on_progress = count, on_progress
-        self._seen: dict[str, Any] = {}
-        self._kept_apart: set[str] = set()
-        self.files: dict[str, TextIO] = {}
-        self.rows: Counter[str] = Counter({TRAIN: 0, HELD_OUT: 0})
-        self.row_counts: dict[str, RowCounts] = {}
-        self.train, self.held_out = SplitStats(), SplitStats()
-
-    def take(self, source: PreferenceSource) -> None:
-        """Write one source's prompts."""
-        recipe, counts = self._recipe, self.row_counts.setdefault(source.name, RowCounts())
-        pairs = chosen_pairs(
-            source, counts, seen=self._seen, seed=recipe.seed, base_dir=self._base_dir
-        )
-        for pair in pairs:
-            question = pair.question
-            if question in self._kept_apart and not source.held_out:
-                counts.drop("held_out_question")
-                continue
-            share = unit(recipe.seed, "held_out", question)
-            held_out = source.held_out or share < recipe.held_out
-            try:
-                prompts = prompts_of(
-                    pair,
-                    source=source.name,
-                    recipe=recipe,
-                    swap=recipe.swap or held_out,
-                    count=self._count,
-                )
-            except RowProblem as problem:
-                counts.drop(problem.reason, str(problem))
-                continue
-            if source.held_out:
-                self._kept_apart.add(question)
-            counts.kept += 1
-            counts.held_out += held_out
-            (self.held_out if held_out else self.train).add(pair, prompts)
-            for prompt in prompts:
-                self._write(HELD_OUT if held_out else TRAIN, prompt_to_row(prompt))
-            if recipe.sft and not held_out and (row := sft_row(pair, prompts[0])) is not None:
-                self._write(WARM_UP, row)
-            self._on_progress(source.name, counts.kept)
-
-    def _write(self, name: str, row: dict[str, Any]) -> None:
-        self.rows[name] += 1
-        if name in self.files:
-            self.files[name].write(json_text(row) + "\n")

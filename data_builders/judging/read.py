@@ -8,7 +8,6 @@ counts.dropped  → {"tie": 120, "identical": 4, "disagreement": 20, "duplicate"
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -45,9 +44,10 @@ def chosen_pairs(
         key=lambda item: (key64(seed, "preference", item[1].key), item[0]),
     )
     if len(found) < source.count:
+        reasons = ", ".join(f"{name} {count:,}" for name, count in counts.dropped.items())
         raise DataError(
             f"source {source.name!r}: {len(found):,} pairs can be used, count is "
-            f"{source.count:,} (of {counts.rows_in:,} rows; {_listed(counts.dropped)})"
+            f"{source.count:,} (of {counts.rows_in:,} rows; {reasons or 'no row'})"
         )
     usable = counts.rows_in - sum(counts.dropped.values())
     counts.dropped["not_chosen"] += usable - len(found)
@@ -59,7 +59,11 @@ def distinct_pairs(
     source: PreferenceSource, counts: RowCounts, *, seen: Seen, seed: int, base_dir: Path
 ) -> Iterator[PreferencePair]:
     """Each pair of a source once, in whatever order its responses came; `seen` lasts over all."""
-    for raw, pair in _pairs(source, counts, base_dir):
+    config, read = source.rows(), partial(_read, source=source, counts=counts)
+    for item in read_each(read_rows(config, base_dir), config, read=read, counts=counts):
+        if isinstance(item, Dropped):
+            continue
+        raw, pair = item
         where, one = f"{raw.file}:{raw.line}", _sided(pair, seed)
         lesser_first = one if one.response_1 <= one.response_2 else one.swapped()
         before = seen.setdefault(one.key, lesser_first.gold)
@@ -73,16 +77,6 @@ def distinct_pairs(
 def _sided(pair: PreferencePair, seed: int) -> PreferencePair:
     """A row without an order of its own gets one by a keyed hash: the first is not the chosen."""
     return pair if pair.sided or unit(seed, "side", pair.key) < 0.5 else pair.swapped()
-
-
-def _pairs(
-    source: PreferenceSource, counts: RowCounts, base_dir: Path
-) -> Iterator[tuple[RawRow, PreferencePair]]:
-    config = source.rows()
-    read = partial(_read, source=source, counts=counts)
-    for item in read_each(read_rows(config, base_dir), config, read=read, counts=counts):
-        if not isinstance(item, Dropped):
-            yield item
 
 
 def _read(
@@ -116,7 +110,3 @@ def refuse(pair: PreferencePair) -> None:
         "".join((*texts, *frame, pair.principle or "", pair.reasoning or "")).encode()
     except UnicodeEncodeError:
         raise RowProblem("bad_unicode", "the row", "text that cannot be written") from None
-
-
-def _listed(reasons: Counter[str]) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in reasons.items()) or "no row"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from data_builders.pairs.stats import (
     plain,
     used_completions,
 )
+from data_builders.sft.shards import write_jsonl
 from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.config.build_sft import TokenizerConfig
 from posttrain.errors import ConfigError
@@ -204,8 +205,10 @@ def _propose(
     given: GradedPrompt, proposed: Proposed, recipe: BuildDpoConfig, encoder: PairEncoder
 ) -> None:
     encoded = encode_completions(given.prompt, given.completions, encoder)
-    columns = given.completions, encoded, given.scores, given.verdicts
-    seen = [graded(*row) for row in zip(*columns, strict=True)]
+    seen = [
+        graded(completion, ids, score, verdict)
+        for ids, (completion, score, verdict) in zip(encoded, given.rows(), strict=True)
+    ]
     ids = {c.index: e.ids for c, e in zip(given.completions, encoded, strict=True) if e is not None}
 
     def compare(a: Graded, b: Graded) -> float:
@@ -222,15 +225,11 @@ def _propose(
 
 
 def _score_rows(given: GradedPrompt) -> Iterator[dict[str, Any]]:
-    for completion, score, verdict in zip(
-        given.completions, given.scores, given.verdicts, strict=True
-    ):
+    for completion, score, verdict in given.rows():
         yield {
             "prompt_id": given.prompt.id,
             "index": completion.index,
-            "value": score.value,
-            "answer": score.answer,
-            "explanation": score.explanation,
+            **asdict(score),
             "finish": completion.finish,
             "calls": [
                 {"form": c.form, "part": c.part, "kind": c.kind, "text": c.text}
@@ -291,16 +290,17 @@ def chosen_pairs(
             used = {side.index for p in picked for side in (p.chosen, p.rejected)}
             some = [c for c in completions if c.index in used]
             encoded = encode_completions(prompt, some, encoder)
-            ids = {c.index: ids for c, ids in zip(some, encoded, strict=True)}
-            texts = {c.index: reading_text(c) for c in some}
+            sides = {c.index: (e, reading_text(c)) for c, e in zip(some, encoded, strict=True) if e}
             for p in picked:
-                chosen, rejected = (_side(side, ids, texts) for side in (p.chosen, p.rejected))
+                chosen, rejected = (_side(one, *sides[one.index]) for one in (p.chosen, p.rejected))
+                prompt_ids = {sides[one.index][0].prompt_ids for one in (p.chosen, p.rejected)}
+                assert len(prompt_ids) == 1, "samples of one prompt have one rendering"
                 yield Pair(
                     id=f"{prompt.id}/{_SHORT[p.category]}/{p.chosen.index}-{p.rejected.index}",
                     task=prompt.task,
                     category=p.category,
                     thinking=p.thinking,
-                    prompt_ids=_prompt_ids(p, ids),
+                    prompt_ids=prompt_ids.pop(),
                     chosen=chosen,
                     rejected=rejected,
                     source=prompt.source,
@@ -311,21 +311,11 @@ def chosen_pairs(
             yield pair
 
 
-def _prompt_ids(pair: CandidatePair, ids: Mapping[int, Encoded | None]) -> tuple[int, ...]:
-    chosen, rejected = ids[pair.chosen.index], ids[pair.rejected.index]
-    assert chosen is not None
-    assert rejected is not None
-    assert chosen.prompt_ids == rejected.prompt_ids, "samples of one prompt have one rendering"
-    return chosen.prompt_ids
-
-
-def _side(graded: Graded, ids: Mapping[int, Encoded | None], texts: Mapping[int, str]) -> Side:
-    encoded = ids[graded.index]
-    assert encoded is not None
+def _side(graded: Graded, encoded: Encoded, text: str) -> Side:
     return Side(
         ids=encoded.ids,
         mask=encoded.mask,
-        text=texts[graded.index],
+        text=text,
         index=graded.index,
         score=graded.score,
         calls=graded.calls,
@@ -334,11 +324,11 @@ def _side(graded: Graded, ids: Mapping[int, Encoded | None], texts: Mapping[int,
     )
 
 
-def sample_rows(
-    pairs: Sequence[Pair], decode: Callable[[Sequence[int]], str]
-) -> list[dict[str, Any]]:
-    """Pairs to read, as rows of `samples.jsonl`."""
-    return [
+def write_beside_pairs(
+    built: BuiltPairs, out: Path, decode: Callable[[Sequence[int]], str]
+) -> dict[str, int]:
+    """Write `samples.jsonl`, pairs to read, and what was dropped; every file with its rows."""
+    rows = [
         {
             "id": pair.id,
             "category": pair.category,
@@ -351,5 +341,11 @@ def sample_rows(
             "chosen_calls": pair.chosen.calls,
             "rejected_calls": pair.rejected.calls,
         }
-        for pair in pairs
+        for pair in built.to_read
     ]
+    files = {f"pairs/{name}": count for name, count in built.files.items()}
+    files["scores.jsonl"] = built.proposed.counts.completions
+    files["samples.jsonl"] = write_jsonl(out / "samples.jsonl", rows)
+    if built.recipe.write_dropped:
+        files["dropped.jsonl"] = write_jsonl(out / "dropped.jsonl", built.proposed.dropped_rows)
+    return files

@@ -22,10 +22,10 @@ from posttrain.chat.detect import CallDetection, detect_in_completion, has_call_
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import Score, json_text
 from posttrain.rollouts import (
+    TRUNCATED,
     Completion,
     Finish,
     Prompt,
-    Step,
     completion_from_row,
     prompt_from_row,
 )
@@ -44,6 +44,10 @@ class GradedPrompt:
     completions: tuple[Completion, ...]
     scores: tuple[Score, ...]
     verdicts: tuple[CallDetection, ...]
+
+    def rows(self) -> Iterator[tuple[Completion, Score, CallDetection]]:
+        """Each completion with its score and its calls."""
+        return zip(self.completions, self.scores, self.verdicts, strict=True)
 
 
 def grade_samples(
@@ -73,13 +77,9 @@ def grade_samples(
         rows = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
         scores = iter([Score(row["value"], row["answer"], row["explanation"]) for row in rows])
         for number, (prompt, completions) in batch:
-            yield GradedPrompt(
-                number,
-                prompt,
-                completions,
-                tuple(next(scores) for _ in completions),
-                tuple(detect_in_completion(c, prompt) for c in completions),
-            )
+            own = tuple(itertools.islice(scores, len(completions)))
+            verdicts = tuple(detect_in_completion(c, prompt) for c in completions)
+            yield GradedPrompt(number, prompt, completions, own, verdicts)
 
 
 def read_groups(samples: Path) -> Iterator[tuple[Prompt, tuple[Completion, ...]]]:
@@ -109,20 +109,16 @@ def _grade(
     """Scores in order; one call a grader for the whole batch."""
     attempts = [Attempt(p, completion) for p, completions in groups for completion in completions]
     scores: list[Score] = [Score(None, None, "the prompt names no grader")] * len(attempts)
-    named = [(k, a.prompt.grader) for k, a in enumerate(attempts) if a.prompt.grader is not None]
-    for name in sorted({name for _, name in named}):
+    for name in sorted({a.prompt.grader for a in attempts if a.prompt.grader is not None}):
         if name not in graders:
             raise ConfigError(
                 f"a prompt is to be graded by {name!r}; there are {', '.join(sorted(graders))}"
             )
-        places = [k for k, grader in named if grader == name]
-        for k, score in zip(
-            places, graders[name].grade([attempts[k] for k in places]), strict=True
-        ):
+        places = [k for k, attempt in enumerate(attempts) if attempt.prompt.grader == name]
+        given = graders[name].grade([attempts[k] for k in places])
+        for k, score in zip(places, given, strict=True):
             scores[k] = score
-    return [
-        {"value": s.value, "answer": s.answer, "explanation": s.explanation} for s in scores
-    ]  # fmt: skip
+    return [{key: getattr(s, key) for key in ("value", "answer", "explanation")} for s in scores]
 
 
 _INSIGNIFICANT = re.compile(r"[\W_]+")
@@ -156,7 +152,7 @@ class Graded:
 
     @property
     def truncated(self) -> bool:
-        return self.finish in ("length", "turn_limit", "token_limit")
+        return self.finish in TRUNCATED
 
 
 def graded(
@@ -184,14 +180,13 @@ def graded(
 
 def reading_text(completion: Completion) -> str:
     """All that came after the prompt, calls and tool results included, for a person to read."""
-    return "".join(_shown(step) for step in completion.steps)
-
-
-def _shown(step: Step) -> str:
-    # an endpoint that hides its tokens gives calls beside the text, not in it
-    calls = step.parsed.tool_calls if step.ids is None else ()
-    shown = [f"\n[call {call.name}: {call.arguments}]\n" for call in calls]
-    return "".join((step.text, *shown, *(f"\n[{m.name}: {m.content}]\n" for m in step.results)))
+    parts: list[str] = []
+    for step in completion.steps:
+        # an endpoint that hides its tokens gives calls beside the text, not in it
+        calls = step.parsed.tool_calls if step.ids is None else ()
+        parts += [step.text, *(f"\n[call {call.name}: {call.arguments}]\n" for call in calls)]
+        parts += [f"\n[{m.name}: {m.content}]\n" for m in step.results]
+    return "".join(parts)
 
 
 def _digest(text: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
@@ -57,10 +56,8 @@ class PairWriter:
     def __enter__(self) -> PairWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, _value: object, _trace: TracebackType | None
-    ) -> None:
-        if kind is None:
+    def __exit__(self, *error: object) -> None:
+        if error[0] is None:
             self._flush()
         self._close()
 

@@ -45,9 +45,7 @@ class PairStats:
             self.prompts[category][outcome] += 1
         mode = "on" if graded.prompt.thinking else "off"
         rates = self.rates[f"{graded.prompt.setting}/{mode}"]
-        for completion, score, verdict in zip(
-            graded.completions, graded.scores, graded.verdicts, strict=True
-        ):
+        for completion, score, verdict in graded.rows():
             rates["completions"] += 1
             rates["truncated"] += completion.truncated
             rates["failed"] += completion.finish == "failed"

@@ -168,3 +168,18 @@ BackendConfig = Annotated[
     TransformersBackend | VllmBackend | CompletionsBackend | ChatBackend,
     Field(discriminator="kind"),
 ]
+# how a server is reached decides nothing about its answers: a run may go on with other values
+REACHING = frozenset({"url", "concurrency", "timeout", "retries", "api_key_env"})
+
+
+def check_checkpoint(backend: BackendConfig, checkpoint: str | None, key: str) -> None:
+    """Raises ValueError where a backend needs the checkpoint that the recipe gives under `key`."""
+    if checkpoint is None and not isinstance(backend, Server):
+        raise ValueError(f"{key} is required with backend.kind {backend.kind}")
+    if checkpoint is None and backend.kind == "completions" and backend.tokenizer is None:
+        raise ValueError(f"name backend.tokenizer, or in {key} what the server serves")
+
+
+def without_reaching(backend: BackendConfig | None) -> dict[str, Any] | None:
+    """A backend without how its server is reached."""
+    return None if backend is None else backend.model_dump(mode="json", exclude={*REACHING})

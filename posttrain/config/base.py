@@ -9,7 +9,11 @@ Defaults live on the schema field and nowhere else.
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+import re
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 
 class Strict(BaseModel):
@@ -23,3 +27,19 @@ class Strict(BaseModel):
         # `model_init_kwargs`-like names are ordinary keys in a recipe
         protected_namespaces=(),
     )
+
+
+def _plain_name(name: str) -> str:
+    if not re.fullmatch(r"[\w.+-]+", name):
+        raise ValueError(f"{name!r} is no name: use letters, digits and any of _ . + -")
+    return name
+
+
+Name = Annotated[str, AfterValidator(_plain_name)]
+
+
+def refuse_twice(kind: str, names: Sequence[str]) -> None:
+    """Raises ValueError for names of one kind that do not differ."""
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"{kind} names must differ, found twice: {', '.join(twice)}")

@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from posttrain.config.base import Strict
+from posttrain.config.base import Strict, refuse_twice
 from posttrain.config.build_sft import TokenizerConfig
 from posttrain.config.source import SourceConfig
 from posttrain.pairs import Category
@@ -97,7 +97,5 @@ class BuildDpoConfig(Strict):
                 )
             if source.dialect not in (None, "chosen_rejected"):
                 raise ValueError(f"offline {source.name!r}: its dialect is chosen_rejected")
-        names = [source.name for source in self.offline]
-        if len(set(names)) < len(names):
-            raise ValueError("offline: source names must differ")
+        refuse_twice("offline source", [source.name for source in self.offline])
         return self

@@ -12,14 +12,13 @@ Paths are relative to the directory the command is run in.
 
 from __future__ import annotations
 
-import re
 from typing import Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from posttrain.config.base import Strict
+from posttrain.config.base import Name, Strict, refuse_twice
 from posttrain.config.build_sft import TokenizerConfig
-from posttrain.config.source import SourceConfig
+from posttrain.config.source import RowPlace, SourceConfig
 from posttrain.config.where import Where
 from posttrain.records import Role
 
@@ -33,8 +32,7 @@ PreferenceField = Literal[
 ]  # fmt: skip
 Ties = Literal["drop", "middle"]
 LayoutName = Literal["roles", "message", "compact"]
-_NAME = re.compile(r"[\w.+-]+")
-_PLACE = ("name", "path", "hub", "revision", "subset", "split", "where", "strict", "roles")
+_SHARED = (*RowPlace.model_fields, "where", "strict", "roles")
 MIDDLE = 3.5
 
 
@@ -55,11 +53,11 @@ class ScoresConfig(Strict):
         return self
 
 
-class PreferenceSource(Strict):
+class PreferenceSource(RowPlace):
     """Where a source's rows are and what their preference means.
 
     Args:
-        path, hub, revision, subset, split, where, roles, strict: as for a source of training rows.
+        where, roles, strict: as for a source of training rows.
         dialect: name it to forbid recognition by structure.
         fields: canonical name → the row's own name for it (a dotted path reaches inside objects).
         win: ranking of a pair of which only the winner is known, where response 1 won; response 2
@@ -71,12 +69,7 @@ class PreferenceSource(Strict):
         count: how many pairs to take, chosen by a keyed hash of their content; null takes all.
     """
 
-    name: str
-    path: str | tuple[str, ...] | None = None
-    hub: str | None = None
-    revision: str | None = None
-    subset: str | None = None
-    split: str | None = None
+    name: Name
     where: Where | None = None
     strict: bool = False
     roles: dict[str, Role] = Field(default_factory=dict[str, Role])
@@ -91,17 +84,7 @@ class PreferenceSource(Strict):
 
     def rows(self) -> SourceConfig:
         """The same place as a source of rows."""
-        return SourceConfig(**{key: getattr(self, key) for key in _PLACE})
-
-    @model_validator(mode="after")
-    def _as_a_source(self) -> PreferenceSource:
-        if not _NAME.fullmatch(self.name):
-            raise ValueError(f"source name {self.name!r}: use letters, digits and any of _ . + -")
-        try:
-            self.rows()
-        except ValidationError as error:
-            raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
-        return self
+        return SourceConfig(**{key: getattr(self, key) for key in _SHARED})
 
 
 class BuildGenRmConfig(Strict):
@@ -136,10 +119,7 @@ class BuildGenRmConfig(Strict):
 
     @model_validator(mode="after")
     def _names(self) -> BuildGenRmConfig:
-        names = [source.name for source in self.sources]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"source names must differ, found twice: {', '.join(twice)}")
+        refuse_twice("source", [source.name for source in self.sources])
         if self.sft and self.layout == "roles":
             raise ValueError(
                 "sft: conversations for SFT have no roles response_1 and response_2; set layout"

@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from posttrain.config.base import Strict
+from posttrain.config.base import Strict, refuse_twice
 from posttrain.config.decontamination import DecontaminationConfig
 from posttrain.config.deduplication import DeduplicationConfig
 from posttrain.config.load import nearest
@@ -264,14 +264,7 @@ class BuildSftConfig(Strict):
     @model_validator(mode="after")
     def _distinct_names(self) -> BuildSftConfig:
         names = [source.name for source in self.sources]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"source names must differ, found twice: {', '.join(twice)}")
-        return self
-
-    @model_validator(mode="after")
-    def _known_sources(self) -> BuildSftConfig:
-        names = [source.name for source in self.sources]
+        refuse_twice("source", names)
         for key, name in self.deduplication.sources_named() if self.deduplication else ():
             if name not in names:
                 raise ValueError(

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from posttrain.config.base import Strict
-from posttrain.config.sft import OWNED_EVERYWHERE, TrainingRecipe, owned_fields
+from posttrain.config.sft import OWNED_EVERYWHERE, PolicyRecipe, owned_fields
 
 PairLayout = Literal["auto", "shared_prompt", "unpacked"]
 SftForm = Literal["sum", "mean"]
@@ -71,7 +71,7 @@ class LossConfig(Strict):
     kl_weight: float = Field(default=0.0, ge=0)
 
 
-class DpoConfig(TrainingRecipe):
+class DpoConfig(PolicyRecipe):
     """One DPO run.
 
     Args:
@@ -92,13 +92,3 @@ class DpoConfig(TrainingRecipe):
     max_epochs: int = Field(default=1, ge=1)
     chosen_floor: float = Field(default=-0.02, lt=0)
     reference_cache: str | None = None
-
-    @model_validator(mode="after")
-    def _possible(self) -> DpoConfig:
-        if self.model.path is None:
-            raise ValueError("DPO starts from a trained policy: set model.path, not model.config")
-        if self.adapter is not None and self.adapter.dropout:
-            raise ValueError(
-                "adapter.dropout must be 0: policy and reference are compared without dropout"
-            )
-        return self

@@ -17,11 +17,11 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from posttrain.config.backend import BackendConfig, Server
+from posttrain.config.backend import BackendConfig, check_checkpoint, without_reaching
 from posttrain.config.base import Strict
 from posttrain.config.load import nearest
 from posttrain.config.prompts import AnySource, Setting, check_prompts
-from posttrain.config.sample import ToolLoopSampling, check_chat, without_reaching
+from posttrain.config.sample import ToolLoopSampling, check_chat
 from posttrain.errors import ConfigError
 
 _NAME = re.compile(r"[\w+-][\w.+-]*")
@@ -67,11 +67,8 @@ class CheckpointsConfig(Strict):
                 raise ValueError(
                     f"checkpoint name {name!r}: use letters, digits and any of _ + - ."
                 )
-            backend, path = self.backend_of(name), self.path_of(name)
-            if path is None and not isinstance(backend, Server):
-                raise ValueError(f"checkpoints.{name}: path is required with kind {backend.kind}")
-            if backend.kind == "completions" and path is None and backend.tokenizer is None:
-                raise ValueError(f"checkpoints.{name}: name a path, or backend.tokenizer")
+            key = f"checkpoints.{name}.path"
+            check_checkpoint(self.backend_of(name), self.path_of(name), key)
         return self
 
     def path_of(self, checkpoint: str) -> str | None:

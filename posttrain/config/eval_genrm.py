@@ -15,8 +15,9 @@ from typing import Any
 
 from pydantic import Field
 
+from posttrain.config.backend import without_reaching
 from posttrain.config.eval import CheckpointsConfig
-from posttrain.config.sample import SamplingConfig, without_reaching
+from posttrain.config.sample import SamplingConfig
 
 
 class EvalGenRmConfig(CheckpointsConfig):

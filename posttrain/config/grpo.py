@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 
 from posttrain.config.backend import Server
 from posttrain.config.base import Strict
-from posttrain.config.sft import OWNED_EVERYWHERE, TrainingRecipe, owned_fields
+from posttrain.config.sft import OWNED_EVERYWHERE, PolicyRecipe, owned_fields
 
 Overlong = Literal["mask", "train"]
 
@@ -191,7 +191,7 @@ class GuardConfig(Strict):
     length: Limit = Limit(warn=2.0, stop=5.0)
 
 
-class GroupTraining(TrainingRecipe):
+class GroupTraining(PolicyRecipe):
     """One run of group-relative policy optimisation.
 
     Args:
@@ -216,12 +216,6 @@ class GroupTraining(TrainingRecipe):
 
     @model_validator(mode="after")
     def _possible(self) -> GroupTraining:
-        if self.model.path is None:
-            raise ValueError("training starts from a policy: set model.path, not model.config")
-        if self.adapter is not None and self.adapter.dropout:
-            raise ValueError(
-                "adapter.dropout must be 0: a rollout is scored by the model that sampled it"
-            )
         if self.sampling.server is not None and self.adapter is None:
             raise ValueError(
                 "sampling.server holds the base and is sent the adapter: set adapter:, or leave "

@@ -18,13 +18,11 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from posttrain.config.backend import BackendConfig, Server
+from posttrain.config.backend import REACHING, BackendConfig, check_checkpoint
 from posttrain.config.base import Strict
 from posttrain.sampling.sampler import Parameters
 
 LayoutName = Literal["auto", "roles", "message", "compact"]
-# how a server is reached decides nothing about its verdicts: a run may go on with other values
-_REACHING = {"url", "concurrency", "timeout", "retries", "api_key_env"}
 
 
 class JudgeSampling(Strict):
@@ -62,12 +60,8 @@ class JudgeModel(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> JudgeModel:
-        backend = self.backend
-        if self.checkpoint is None and not isinstance(backend, Server):
-            raise ValueError(f"checkpoint is required with backend.kind {backend.kind}")
-        if backend.kind == "completions" and self.checkpoint is None and backend.tokenizer is None:
-            raise ValueError("name backend.tokenizer, or the checkpoint that the server serves")
-        if backend.kind == "chat" and self.layout == "auto":
+        check_checkpoint(self.backend, self.checkpoint, "checkpoint")
+        if self.backend.kind == "chat" and self.layout == "auto":
             raise ValueError(
                 "a chat endpoint hides its template: set layout to roles for a judge that knows "
                 "response_1 and response_2 (the released GenRM), to message for any other"
@@ -104,7 +98,7 @@ class JudgeConfig(Strict):
 
     def owner_config(self) -> dict[str, Any]:
         """What the verdicts depend on: the digest of an output directory is taken of this."""
-        reaching: Any = {"__all__": {"backend": _REACHING}}
+        reaching: Any = {"__all__": {"backend": {*REACHING}}}
         left_out: Any = {"models": reaching, "max_failure_rate": True, "cache": True}
         return self.model_dump(mode="json", exclude=left_out)
 

@@ -19,17 +19,16 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from posttrain.config.base import Strict
-from posttrain.config.source import DialectName, FieldName, SourceConfig
+from posttrain.config.base import Name, Strict, refuse_twice
+from posttrain.config.source import DialectName, FieldName, Metadata, RowPlace, SourceConfig
 from posttrain.config.where import Where
 from posttrain.records import Role
 
 OPTION_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 PLACEHOLDER = re.compile(r"\{(question|options|[A-Z])\}")
 NO_TOOLS, GIVEN_TOOLS = "none", "given"
-_NAME = re.compile(r"[\w.+-]+")
 
 OPEN_TEMPLATE = "{question}\n\nGive the final answer, and nothing but the answer, inside \\boxed{}."
 CHOICE_TEMPLATE = (
@@ -38,11 +37,10 @@ CHOICE_TEMPLATE = (
 )
 
 
-class PromptSource(Strict):
+class PromptSource(RowPlace):
     """What every source of prompts has.
 
     Args:
-        path, hub, revision, subset, split: as for a source of training rows.
         where: keep only the rows that meet these conditions (`posttrain.config.where`).
         count: how many rows to take, chosen by a keyed hash of their content; null takes all.
         environment: the toolkit that runs calls of the tools which a row itself declares; null:
@@ -50,34 +48,16 @@ class PromptSource(Strict):
         metadata: fields of the row (dotted paths) to hand to graders, keyed by their last part.
     """
 
-    name: str
-    path: str | tuple[str, ...] | None = None
-    hub: str | None = None
-    revision: str | None = None
-    subset: str | None = None
-    split: str | None = None
+    name: Name
     where: Where | None = None
     count: int | None = Field(default=None, ge=1)
     environment: str | None = None
-    metadata: tuple[str, ...] = ()
+    metadata: Metadata = ()
 
     def rows(self) -> SourceConfig:
         """The same place as a source of rows."""
-        shared = {key: getattr(self, key) for key in _PLACE}
+        shared = {key: getattr(self, key) for key in RowPlace.model_fields}
         return SourceConfig(**shared, where=self.where, metadata=self.metadata)
-
-    @model_validator(mode="after")
-    def _as_a_source(self) -> PromptSource:
-        if not _NAME.fullmatch(self.name):
-            raise ValueError(f"source name {self.name!r}: use letters, digits and any of _ . + -")
-        try:
-            self.rows()
-        except ValidationError as error:
-            raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
-        return self
-
-
-_PLACE = ("name", "path", "hub", "revision", "subset", "split")
 
 
 class TinyWorldPrompts(PromptSource):
@@ -191,7 +171,7 @@ class Setting(Strict):
         n: completions of each prompt, instead of the recipe's.
     """
 
-    name: str
+    name: Name
     tools: str = NO_TOOLS
     thinking: Annotated[float, Field(ge=0, le=1)] | Literal["both"] = 1.0
     reasoning_budget: int | None = Field(default=None, ge=1)
@@ -201,8 +181,6 @@ class Setting(Strict):
 
     @model_validator(mode="after")
     def _named(self) -> Setting:
-        if not _NAME.fullmatch(self.name):
-            raise ValueError(f"setting name {self.name!r}: use letters, digits and any of _ . + -")
         if self.reasoning_budget is not None and self.thinking == 0:
             raise ValueError(f"setting {self.name!r}: a reasoning budget, but reasoning is off")
         return self
@@ -211,10 +189,8 @@ class Setting(Strict):
 def check_prompts(sources: tuple[PromptSource, ...], settings: tuple[Setting, ...]) -> None:
     """Raises ValueError for names that stand twice or that no source has."""
     names = [source.name for source in sources]
-    for kind, given in (("source", names), ("setting", [s.name for s in settings])):
-        twice = sorted({name for name in given if given.count(name) > 1})
-        if twice:
-            raise ValueError(f"{kind} names must differ, found twice: {', '.join(twice)}")
+    refuse_twice("source", names)
+    refuse_twice("setting", [setting.name for setting in settings])
     for setting in settings:
         unknown = [name for name in setting.sources or () if name not in names]
         if unknown:

@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from posttrain.config.backend import BackendConfig, Server
+from posttrain.config.backend import BackendConfig, check_checkpoint, without_reaching
 from posttrain.config.base import Strict
 from posttrain.config.prompts import NO_TOOLS, AnySource, Setting, check_prompts
 from posttrain.sampling.rollout import RolloutLimits
@@ -42,8 +42,7 @@ class SamplingConfig(Strict):
 
     def parameters(self) -> Parameters:
         """As samplers take them."""
-        fields = SamplingConfig.model_fields
-        return Parameters(**{name: getattr(self, name) for name in fields})
+        return Parameters(**self.model_dump(include={*SamplingConfig.model_fields}))
 
 
 class ToolLoopSampling(SamplingConfig):
@@ -93,12 +92,8 @@ class SampleConfig(Strict):
     @model_validator(mode="after")
     def _consistent(self) -> SampleConfig:
         check_prompts(self.prompts, self.settings)
-        if self.checkpoint is None and not isinstance(self.backend, Server):
-            raise ValueError(f"checkpoint is required with backend.kind {self.backend.kind}")
-        backend = self.backend
-        if backend.kind == "completions" and self.checkpoint is None and backend.tokenizer is None:
-            raise ValueError("name backend.tokenizer, or the checkpoint that the server serves")
-        check_chat(backend, self.settings)
+        check_checkpoint(self.backend, self.checkpoint, "checkpoint")
+        check_chat(self.backend, self.settings)
         return self
 
     def owner_config(self) -> dict[str, Any]:
@@ -136,9 +131,3 @@ def check_chat(backend: BackendConfig, settings: Sequence[Setting]) -> None:
             "how this server is told, such as backend.thinking: enable_thinking with "
             "backend.server: vllm, or give every setting thinking: 1 (or 0) as the server does"
         )
-
-
-def without_reaching(backend: BackendConfig | None) -> dict[str, Any] | None:
-    """A backend without how its server is reached, which may change while a run goes on."""
-    reaching = {"url", "concurrency", "timeout", "retries", "api_key_env"}
-    return None if backend is None else backend.model_dump(mode="json", exclude=reaching)

@@ -170,6 +170,18 @@ class TrainingRecipe(Strict):
         return self
 
 
+class PolicyRecipe(TrainingRecipe):
+    """A recipe that trains a policy further, beside the policy that it starts as."""
+
+    @model_validator(mode="after")
+    def _from_a_checkpoint(self) -> Self:
+        if self.model.path is None:
+            raise ValueError("training starts from a policy: set model.path, not model.config")
+        if self.adapter is not None and self.adapter.dropout:
+            raise ValueError("adapter.dropout must be 0: two policies are compared without dropout")
+        return self
+
+
 class SftConfig(TrainingRecipe):
     """One SFT run."""
 

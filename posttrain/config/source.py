@@ -14,9 +14,9 @@ How much of a source a mixture takes is not said here.
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from posttrain.config.base import Strict
 from posttrain.config.filters import Filters
@@ -47,8 +47,22 @@ EndingPolicy = Literal["trim", "drop"]
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-class SourceConfig(Strict):
-    """Where a source's rows are and how they become records.
+def _distinct(fields: tuple[str, ...]) -> tuple[str, ...]:
+    keys = [path.rpartition(".")[2] for path in fields]
+    twice = sorted({key for key in keys if keys.count(key) > 1})
+    if twice or not all(keys):
+        raise ValueError(
+            f"{twice or 'an empty field'}: each field is carried under the last part of its path, "
+            "once"
+        )
+    return fields
+
+
+Metadata = Annotated[tuple[str, ...], AfterValidator(_distinct)]
+
+
+class RowPlace(Strict):
+    """Where a source's rows are.
 
     Args:
         path: file, HF dataset directory or glob, or a list of them, relative to the base directory:
@@ -56,16 +70,6 @@ class SourceConfig(Strict):
             each also `.gz` or `.zst`; `.parquet`.
         hub: a Hugging Face dataset id, read as a stream at `revision` (a 40-digit commit).
         split: the split of a hub id, or of an HF directory that holds several.
-        dialect: name it to forbid recognition by structure; rows that do not fit are dropped.
-        fields: canonical name → the row's own name for it (a dotted path reaches inside objects).
-        roles: the row's own role names → ours, beside the usual ones.
-        where: keep only the rows that meet these conditions (`posttrain.config.where`).
-        license: of every row; `license_field` instead takes it from the row, this is its default.
-        metadata: fields of the row (dotted paths) to carry along, keyed by their last part.
-        ending: conversations that do not end on an assistant turn are trimmed to it, or dropped.
-        prefilled_think: assistant texts start inside a trace, the opening tag is not in the text.
-        strict: stop at the first row that cannot be read as a record instead of dropping it.
-        filters: structural checks and filters of the text (`posttrain.config.filters`).
     """
 
     name: str = Field(min_length=1)
@@ -74,17 +78,6 @@ class SourceConfig(Strict):
     revision: str | None = None
     subset: str | None = None
     split: str | None = None
-    dialect: DialectName | None = None
-    fields: dict[FieldName, str] = Field(default_factory=dict[FieldName, str])
-    roles: dict[str, Role] = Field(default_factory=dict[str, Role])
-    where: Where | None = None
-    license: str = "unknown"
-    license_field: str | None = None
-    metadata: tuple[str, ...] = ()
-    ending: EndingPolicy = "trim"
-    prefilled_think: bool = False
-    strict: bool = False
-    filters: Filters = Filters()
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -94,7 +87,7 @@ class SourceConfig(Strict):
         return (self.path,) if isinstance(self.path, str) else self.path
 
     @model_validator(mode="after")
-    def _one_place(self) -> SourceConfig:
+    def _one_place(self) -> Self:
         if (self.path is None) == (self.hub is None):
             raise ValueError(f"source {self.name!r}: give exactly one of path and hub")
         if self.path is not None and not all(self.paths or ("",)):
@@ -112,15 +105,31 @@ class SourceConfig(Strict):
             raise ValueError(f"source {self.name!r}: a hub id needs its split, e.g. split: train")
         return self
 
-    @model_validator(mode="after")
-    def _distinct_metadata(self) -> SourceConfig:
-        keys = [path.rpartition(".")[2] for path in self.metadata]
-        twice = sorted({key for key in keys if keys.count(key) > 1})
-        if twice or not all(keys):
-            raise ValueError(
-                f"source {self.name!r}: metadata names {twice or ['an empty field']} twice; "
-                "a field is carried under the last part of its path"
-                if twice
-                else f"source {self.name!r}: metadata names an empty field"
-            )
-        return self
+
+class SourceConfig(RowPlace):
+    """Where a source's rows are and how they become records.
+
+    Args:
+        dialect: name it to forbid recognition by structure; rows that do not fit are dropped.
+        fields: canonical name → the row's own name for it (a dotted path reaches inside objects).
+        roles: the row's own role names → ours, beside the usual ones.
+        where: keep only the rows that meet these conditions (`posttrain.config.where`).
+        license: of every row; `license_field` instead takes it from the row, this is its default.
+        metadata: fields of the row (dotted paths) to carry along, keyed by their last part.
+        ending: conversations that do not end on an assistant turn are trimmed to it, or dropped.
+        prefilled_think: assistant texts start inside a trace, the opening tag is not in the text.
+        strict: stop at the first row that cannot be read as a record instead of dropping it.
+        filters: structural checks and filters of the text (`posttrain.config.filters`).
+    """
+
+    dialect: DialectName | None = None
+    fields: dict[FieldName, str] = Field(default_factory=dict[FieldName, str])
+    roles: dict[str, Role] = Field(default_factory=dict[str, Role])
+    where: Where | None = None
+    license: str = "unknown"
+    license_field: str | None = None
+    metadata: Metadata = ()
+    ending: EndingPolicy = "trim"
+    prefilled_think: bool = False
+    strict: bool = False
+    filters: Filters = Filters()

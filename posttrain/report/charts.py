@@ -90,13 +90,14 @@ def chart_svg(chart: Chart) -> Markup:
     return Markup(drawn)  # noqa: S704 - our own drawing
 
 
-def number(value: float) -> str:
-    """A tick's label: 12k, 0.25, 3M."""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= size:
-            scale = 1e3 if unit == "k" else size
-            return f"{value / scale:g}{unit}"
-    return f"{value:g}"
+def number(value: float, step: float) -> str:
+    """A tick's label with the digits in which it differs from one a step away: 12k, 0.25, 3M."""
+    digits = 6
+    if value:
+        digits = max(digits, math.floor(math.log10(abs(value))) - math.floor(math.log10(step)) + 2)
+    sizes = ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k"), (0.0, 1.0, ""))
+    scale, unit = next((scale, unit) for size, scale, unit in sizes if abs(value) >= size)
+    return f"{value / scale:.{digits}g}{unit}"
 
 
 def _lines(chart: LineChart) -> str:
@@ -131,16 +132,16 @@ def _finite(one: Series) -> Series:
 
 def _bars(chart: BarChart) -> str:
     """The first part in the accent colour, the others stacked on it."""
-    bars = chart.bars
-    slot = 420 / max(len(bars), 1)  # pixels, about
-    widest = max((len(bar.label) for bar in bars), default=0)
+    labels = [label for label, _ in chart.bars]
+    slot = 420 / max(len(labels), 1)  # pixels, about
+    widest = max(map(len, labels), default=0)
     every = math.ceil((8 * widest + 8) / slot)  # a character needs about 8 pixels
     with drawing(f"{chart.y} by {chart.x}", data=chart) as (axes, svg):
-        feet = [0.0] * len(bars)
-        for part, colour in enumerate(FILL[: max((len(bar.parts) for bar in bars), default=0)]):
-            heights = [bar.parts[part] if part < len(bar.parts) else 0 for bar in bars]
+        feet = [0.0] * len(labels)
+        layers = zip(*(parts for _, parts in chart.bars), strict=True)
+        for part, (colour, heights) in enumerate(zip(FILL, layers, strict=False)):
             patches = axes.bar(
-                range(len(bars)),
+                range(len(labels)),
                 heights,
                 min(0.82, 64 / slot),
                 bottom=feet,
@@ -148,15 +149,14 @@ def _bars(chart: BarChart) -> str:
                 label=chart.parts[part] if part < len(chart.parts) else "",
                 clip_on=False,
             )
-            for patch, bar, height in zip(patches, bars, heights, strict=True):
-                patch.set_gid(titled(f"{bar.label}: {height:,.0f}"))
+            for patch, label, height in zip(patches, labels, heights, strict=True):
+                patch.set_gid(titled(f"{label}: {height:,.0f}"))
             feet = [foot + height for foot, height in zip(feet, heights, strict=True)]
         axes.update_datalim([(0, 0), (0, 0 if max(feet, default=0) else 1)])
         _axes(axes, x=chart.x, y=chart.y, whole=all(foot == int(foot) for foot in feet))
         axes.autoscale_view(scalex=False)
-        axes.set_xlim(-0.5, max(len(bars), 1) - 0.5)
-        shown = range(0, len(bars), every)
-        axes.set_xticks(shown, [bars[k].label for k in shown])
+        axes.set_xlim(-0.5, max(len(labels), 1) - 0.5)
+        axes.set_xticks(range(0, len(labels), every), labels[::every])
         _legend(axes, len(chart.parts))
     return svg.html
 
@@ -203,7 +203,12 @@ def _ticks(axis: Axis, most: int, *, whole: bool = False) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axis.set_major_locator(MaxNLocator(most, steps=STEPS, integer=whole))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+
+    def label(value: float, _: int | None) -> str:
+        places = axis.get_majorticklocs()
+        return number(value, abs(places[1] - places[0]) if len(places) > 1 else abs(value) or 1.0)
+
+    axis.set_major_formatter(FuncFormatter(label))
 
 
 def _legend(axes: Axes, series: int) -> None:

@@ -23,7 +23,6 @@ from posttrain.report.section import (
     Fold,
     Heading,
     IntervalChart,
-    Items,
     LineChart,
     Section,
     Styled,
@@ -58,9 +57,6 @@ def _print(console: Console, block: Block) -> None:
             console.print(_grid(chart_table(block)))
         case Heading():
             console.print(Text(block.text, "bold"))
-        case Items():
-            for line in block.lines:
-                console.print(Text(f"- {line}"))
         case Definitions():
             for name, value in block.pairs:
                 console.print(Text.assemble((f"{name:<10}", "bold"), " ", plain(value)))
@@ -133,7 +129,7 @@ def chart_table(chart: Chart) -> Table:
             return Table(["", chart.x, ""], rows)
         case BarChart():
             names = chart.parts or [chart.y]
-            rows = [[bar.label, *(f"{part:,.0f}" for part in bar.parts)] for bar in chart.bars]
+            rows = [[label, *(f"{part:,.0f}" for part in parts)] for label, parts in chart.bars]
             return Table([chart.x, *names], rows)
         case LineChart():
             rows = [[one.name, *_levels(one.y)] for one in chart.series]

@@ -1,16 +1,17 @@
 """Charts of quantities in the rows of a training log, and histograms over equal bins.
 
 curves(rows, [Curve("Groups without advantage.", "share", "zero_variance")])
-bins([0.1, 0.4, 2.2], most=4) → [Bin(0.0, 1.0, 2), Bin(1.0, 2.0, 0), Bin(2.0, 3.0, 1)]
+bins([0.1, 0.4, 2.2], most=4) → [(0.0, 2), (1.0, 0), (2.0, 1)]
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from posttrain.report.section import Bar, BarChart, Block, LineChart, Row, Series
+from posttrain.report.section import BarChart, Block, LineChart, Row, Series
 
 MOST_BINS = 24
 
@@ -50,39 +51,20 @@ def curves(rows: Sequence[Row], wanted: Sequence[Curve]) -> list[Block]:
     return charts + zero
 
 
-@dataclass(frozen=True, slots=True)
-class Bin:
-    """Values in [low, high)."""
-
-    low: float
-    high: float
-    count: int
-
-
-def bins(values: Sequence[float], *, most: int = MOST_BINS) -> list[Bin]:
-    """At most `most` bins of 1, 2 or 5 times a power of ten that hold every (finite) value."""
-    assert values, "a histogram needs a value"
+def bins(values: Sequence[float], *, most: int = MOST_BINS) -> list[tuple[float, int]]:
+    """Lower edge and count of at most `most` bins, each 1, 2 or 5 times a power of ten wide."""
     lowest, highest = min(values), max(values)
     # one value, or values that differ by rounding, are one bin
     least = max(abs(lowest), abs(highest)) * 1e-6 or 1.0
-    width = _round_up(max((highest - lowest) / (most - 1), least))
+    narrowest = max((highest - lowest) / (most - 1), least)
+    power = 10.0 ** math.floor(math.log10(narrowest))
+    width = next(step * power for step in (1, 2, 5, 10) if step * power >= narrowest)
     first = math.floor(lowest / width)
-    counts: dict[int, int] = {}
-    for value in values:
-        place = math.floor(value / width) - first
-        counts[place] = counts.get(place, 0) + 1
-    return [
-        Bin((first + k) * width, (first + k + 1) * width, counts.get(k, 0))
-        for k in range(max(counts) + 1)
-    ]
-
-
-def _round_up(width: float) -> float:
-    power = 10.0 ** math.floor(math.log10(width))
-    return next((step * power for step in (1, 2, 5) if step * power >= width), 10 * power)
+    counts = Counter(math.floor(value / width) - first for value in values)
+    return [((first + k) * width, counts[k]) for k in range(max(counts) + 1)]
 
 
 def histogram(values: Sequence[float], *, x: str, y: str, caption: str) -> BarChart:
     """The bins as bars, each labelled with its lower edge."""
-    bars = [Bar(f"{one.low:.6g}", (one.count,)) for one in bins(values)]
+    bars = [(f"{low:.6g}", (count,)) for low, count in bins(values)]
     return BarChart(bars, f"{x}, from", y, caption)

@@ -11,7 +11,6 @@ columns of values on the right, and escape all text.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -91,18 +90,10 @@ class LineChart:
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
-    """One bar: a label below it and the heights of its parts, the lowest first."""
-
-    label: str
-    parts: Sequence[float]
-
-
-@dataclass(frozen=True, slots=True)
 class BarChart:
-    """Vertical bars; several parts, named in `parts`, are stacked."""
+    """Vertical bars, each a label and the heights of its parts from below, named in `parts`."""
 
-    bars: Sequence[Bar]
+    bars: Sequence[tuple[str, Sequence[float]]]
     x: str
     y: str
     caption: str = ""
@@ -137,13 +128,6 @@ class Heading:
 
 
 @dataclass(frozen=True, slots=True)
-class Items:
-    """A list with bullets."""
-
-    lines: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
 class Definitions:
     """Names and values, one a line."""
 
@@ -175,7 +159,7 @@ class Columns:
 
 Chart = LineChart | BarChart | IntervalChart
 # plain words are a paragraph
-Block = Words | Table | Chart | Heading | Items | Definitions | Dialogue | Fold | Columns
+Block = Words | Table | Chart | Heading | Definitions | Dialogue | Fold | Columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +203,7 @@ def percent(share: float | None, digits: int = 1) -> str | None:
 
 def ratio(part: float, whole: float, digits: int = 1) -> str | None:
     """A part of a whole as text; None where there is no whole."""
-    return f"{100 * part / whole:.{digits}f} %" if whole else None
+    return percent(part / whole, digits) if whole else None
 
 
 def estimate(found: Row | None, *, scale: float = 1.0, digits: int = 1) -> str | None:
@@ -244,11 +228,6 @@ def shortened(text: str, most: int = SHOWN_CHARACTERS) -> str:
     """The beginning of a text, with the number of characters left out."""
     rest = len(text) - most
     return text if rest <= 0 else f"{text[:most]} … {rest:,} characters more"
-
-
-def json_text(value: object) -> Dialogue:
-    """Indented JSON."""
-    return Dialogue(json.dumps(value, ensure_ascii=False, indent=2))
 
 
 def plain(value: object) -> str:

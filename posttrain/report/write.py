@@ -26,7 +26,7 @@ from posttrain.report.pages import (
     supervision,
     training,
 )
-from posttrain.report.section import Fold, Items, LeftOut, Section, Tile
+from posttrain.report.section import Fold, LeftOut, Section, Tile
 from posttrain.runs import atomic_write_text
 
 REPORT = "report.html"
@@ -113,7 +113,7 @@ def _page(nodes: Sequence[Node]) -> str:
     ]
     if left_out:
         lines = [f"{part.title}: {part.why}" for part in left_out]
-        sections.append(Section("Not in this report", [Items(lines)]))
+        sections.append(Section("Not in this report", lines))
     tiles = PAGES[root.kind][1](root) if root.kind in PAGES else []
     kicker = f"{root.kind.replace('_', ' ')} {root.digest[:12]}"
     return page_html(sections, title=root.name, kicker=kicker, tiles=tiles[:MOST_TILES])

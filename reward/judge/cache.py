@@ -21,7 +21,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 from posttrain.jsontext import load_json
@@ -61,16 +60,7 @@ class VerdictCache:
     def __enter__(self) -> VerdictCache:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Give the files back."""
+    def __exit__(self, *error: object) -> None:
         for file in (self._own, *self._others):
             file.close()
 

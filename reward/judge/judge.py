@@ -13,7 +13,7 @@ come from its content.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -155,10 +155,16 @@ class GenRmJudge:
             attempts=1 if parameters.temperature == 0 else config.retries + 1,
             max_characters=config.max_characters,
         )
-        answer = self._in_process if model.sampler.batched else self._from_server
+        # a prompt is written when its request is taken
+        requests = (self._request(comparison, model, settings) for comparison in comparisons)
+        if model.sampler.batched:
+            answered = await self._in_process(model, list(requests), seed)
+        else:
+            at_once = min(len(comparisons), model.at_once or len(comparisons))
+            answered = await self._from_server(model, requests, seed, at_once)
         paid: set[str] = set()
         votes: list[Vote] = []
-        for request in await answer(model, settings, comparisons, seed):
+        for request in answered:
             assert request.vote is not None, "a request was left open"
             vote = request.vote
             if request.key in paid:  # an equal comparison has paid for it
@@ -170,21 +176,20 @@ class GenRmJudge:
     async def _from_server(
         self,
         model: JudgeSampler,
-        settings: RequestSettings,
-        comparisons: Sequence[Comparison],
+        requests: Iterator[VoteRequest],
         seed: int,
+        at_once: int,
     ) -> list[VoteRequest]:
-        """Each comparison's request, answered; prompts are written when there is room to send."""
-        requests: dict[int, VoteRequest] = {}
+        """The requests, answered; each is taken when there is room to send it."""
+        answered: dict[int, VoteRequest] = {}
         distinct: dict[str, VoteRequest] = {}
-        waiting = iter(enumerate(comparisons))
+        waiting = enumerate(requests)
 
         async def work() -> None:
-            for position, comparison in waiting:
-                request = self._request(comparison, model, settings)
-                requests[position] = distinct.setdefault(request.key, request)
+            for position, request in waiting:
+                answered[position] = distinct.setdefault(request.key, request)
                 # the first of equal ones waits for the answer
-                if requests[position] is request:
+                if answered[position] is request:
                     self._recall(request, seed)
                     while request.vote is None:
                         [generation] = await model.sampler.sample([request.next_call(seed)])
@@ -192,22 +197,16 @@ class GenRmJudge:
                     self._keep(request, seed)
                 self._on_progress(1)
 
-        workers = min(len(comparisons), model.at_once or len(comparisons))
-        await gather_or_cancel(work() for _ in range(workers))
-        return [requests[position] for position in range(len(comparisons))]
+        await gather_or_cancel(work() for _ in range(at_once))
+        return [answered[position] for position in sorted(answered)]
 
     async def _in_process(
-        self,
-        model: JudgeSampler,
-        settings: RequestSettings,
-        comparisons: Sequence[Comparison],
-        seed: int,
+        self, model: JudgeSampler, requests: Sequence[VoteRequest], seed: int
     ) -> list[VoteRequest]:
-        """Each comparison's request, answered, in chunks.
+        """The requests, answered in chunks.
 
         They are cut before what is known is left out, so that a resumed run makes the same ones.
         """
-        requests = [self._request(comparison, model, settings) for comparison in comparisons]
         distinct = {request.key: request for request in requests}
         unique = list(distinct.values())
         for request in unique:

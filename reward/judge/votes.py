@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
 
 from posttrain.errors import JudgeError
@@ -74,9 +74,8 @@ class Judgement:
     def row(self) -> dict[str, Any]:
         """For a person to read; `preferred` as `verdict.preferred`, None without a verdict."""
         verdict = self.verdict
-        scores = None if verdict is None else [verdict.score_1, verdict.score_2, verdict.ranking]
         return {
-            "verdict": scores,
+            "verdict": None if verdict is None else [*astuple(verdict)],
             "preferred": None if verdict is None else preferred(verdict),
             "reason": self.reason,
             "texts": [vote.text for vote in self.votes],
@@ -98,32 +97,19 @@ class JudgeCosts:
 
     def add(self, judgements: Sequence[Judgement], *, seconds: float) -> None:
         """Count the judgements of one batch."""
-        votes = [vote for judgement in judgements for vote in judgement.votes]
         self.matches += len(judgements)
         self.failed += sum(judgement.verdict is None for judgement in judgements)
-        self.calls += sum(vote.calls for vote in votes)
-        self.retries += sum(vote.retries for vote in votes)
-        self.cached += sum(vote.cached for vote in votes)
-        self.prompt_tokens += sum(vote.prompt_tokens for vote in votes)
-        self.completion_tokens += sum(vote.completion_tokens for vote in votes)
         self.seconds += seconds
+        for name in ("calls", "retries", "cached", "prompt_tokens", "completion_tokens"):
+            votes = sum(getattr(vote, name) for one in judgements for vote in one.votes)
+            setattr(self, name, getattr(self, name) + votes)
 
 
 def averaged(votes: Sequence[Vote]) -> Judgement:
     """One judgement of several votes."""
-    given = [vote.verdict for vote in votes if vote.verdict is not None]
-    if not given:
-        return Judgement(None, tuple(votes))
-
-    def mean(values: Sequence[float]) -> float:
-        return sum(values) / len(values)
-
-    verdict = Verdict(
-        mean([v.score_1 for v in given]),
-        mean([v.score_2 for v in given]),
-        mean([v.ranking for v in given]),
-    )
-    return Judgement(verdict, tuple(votes))
+    given = [astuple(vote.verdict) for vote in votes if vote.verdict is not None]
+    means = [sum(field) / len(given) for field in zip(*given, strict=True)]
+    return Judgement(Verdict(*means) if given else None, tuple(votes))
 
 
 def failures_of(judgements: Sequence[Judgement]) -> tuple[Failure, ...]:
@@ -190,7 +176,6 @@ class VoteRequest:
     request.next_call(seed=7)
     request.take(generation)   # no verdict in it: request.vote is None, so call again
     request.take(generation)   # request.vote == Vote(Verdict(4, 2, 2), calls=2, …)
-
 
     Attributes:
         vote: None as long as another call may bring a verdict.

@@ -14,7 +14,6 @@ import pytest
 from posttrain.report import charts
 from posttrain.report.charts import VARIABLES, chart_svg
 from posttrain.report.section import (
-    Bar,
     BarChart,
     Interval,
     IntervalChart,
@@ -30,7 +29,9 @@ def lines(series: list[Series], *, from_zero: bool = True) -> str:
     return chart_svg(LineChart(series, "step", "loss", from_zero=from_zero))
 
 
-def bars(data: list[Bar], names: tuple[str, ...] = (), x: str = "x", y: str = "y") -> str:
+def bars(
+    data: list[tuple[str, list[float]]], names: tuple[str, ...] = (), x: str = "x", y: str = "y"
+) -> str:
     return chart_svg(BarChart(data, x, y, parts=names))
 
 
@@ -76,6 +77,14 @@ def test_steps_are_whole_and_a_loss_is_shown_from_where_it_begins():
     assert max(y for _, y in points) - min(y for _, y in points) > 80
 
 
+@pytest.mark.parametrize("values", [[0.693147, 0.6931475, 0.693149], [30_000.1, 30_000.2]])
+def test_ticks_of_a_tiny_range_differ(values: list[float]):
+    svg = lines([Series("loss", range(len(values)), values)], from_zero=False)
+    root = ElementTree.fromstring(svg)  # noqa: S314 - our own output
+    numbers = [t.text for t in root.iter("text") if re.match(r"0\.6|30", t.text or "")]
+    assert len(numbers) == len(set(numbers)) > 2
+
+
 def test_points_that_are_not_finite_are_left_out_and_extremes_survive_thinning():
     nan = float("nan")
     ((_, points),) = drawn(lines([Series("loss", [1, 2, 3], [4.0, nan, 2.0])]))
@@ -92,7 +101,7 @@ def test_points_that_are_not_finite_are_left_out_and_extremes_survive_thinning()
 
 
 def test_stacked_bars_have_the_heights_of_their_parts():
-    svg = bars([Bar("a", [30, 10]), Bar("b", [0, 20])], names=("p", "q"))
+    svg = bars([("a", [30, 10]), ("b", [0, 20])], names=("p", "q"))
     spans = {name: (max(y for _, y in c), min(y for _, y in c)) for name, c in drawn(svg)}
     assert set(spans) == {"a: 30", "b: 0", "a: 10", "b: 20"}
     (foot, top), (foot_2, top_2) = spans["a: 30"], spans["a: 10"]
@@ -103,11 +112,11 @@ def test_stacked_bars_have_the_heights_of_their_parts():
 
 
 def test_many_bars_are_all_drawn_and_labelled_as_there_is_room():
-    svg = bars([Bar(f"bin {k}", [k]) for k in range(100)])
+    svg = bars([(f"bin {k}", [k]) for k in range(100)])
     assert len(drawn(svg)) == 100
     labels = [text for text in tick_places(svg) if text.startswith("bin")]
     assert 5 <= len(labels) <= 20
-    assert bars([Bar("a", [0])])
+    assert bars([("a", [0])])
 
 
 def test_intervals_keep_their_order_and_their_place():
@@ -123,14 +132,14 @@ def test_intervals_keep_their_order_and_their_place():
 
 
 def test_labels_are_text_and_not_markup_or_mathematics():
-    svg = bars([Bar("<b>$x^2$&", [1])], x="<i>", y="&")
+    svg = bars([("<b>$x^2$&", [1])], x="<i>", y="&")
     assert {"<b>$x^2$&", "<i>", "&"} <= set(tick_places(svg))
     assert "<b>" not in svg
 
 
 def test_the_page_gives_the_colours():
     pair = [LINE[0], Series("off", [0, 100], [1, 1], "c")]
-    for svg in (lines(pair), bars([Bar("a", [1, 2, 3])])):
+    for svg in (lines(pair), bars([("a", [1, 2, 3])])):
         assert re.findall(r"#[0-9a-f]{6}", svg) == []
         assert "<style" not in svg
         used = set(re.findall(r"var\(--(\w+)\)", svg))

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.report import ensure_report, write_report
 from posttrain.runs import read_artifact
 from tests.data_builders.small_build import script
 from tests.training.tiny import attention_model, run_script, write_artifact
@@ -62,10 +61,3 @@ def test_a_checkpoint_has_a_report(tmp_path: Path):
     assert "is finished" in run_script(*start).stdout
     assert "<title>training loss</title>" in (out / "report.html").read_text()
     assert (out / "manifest.json").read_bytes() == before
-
-
-def test_a_report_that_is_there_is_kept(run: Path):
-    assert ensure_report(run / "sft") == run / "sft" / "report.html"
-    (run / "sft" / "report.html").write_text("mine")
-    assert ensure_report(run / "sft").read_text() == "mine"
-    assert write_report(run / "sft").read_text() != "mine"

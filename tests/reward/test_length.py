@@ -118,26 +118,6 @@ def test_the_gate_is_numpys_and_not_by_index():
         assert sum(filter(None, found.reasoning_bonus)) == bonus
 
 
-def test_a_bad_first_one_takes_the_bonus_from_an_equally_short_good_one():
-    found = length_adjustments([1.0, 5.0, 2.0], [5, 5, 9], [5, 5, 9])
-    assert found.reasoning_bonus == found.answer_bonus == [0, 0, 0]
-
-
-def test_empty_reasoning_is_short_but_wins_no_bonus():
-    found = length_adjustments([4.0, 4.0, 4.0], [0, 50, 100], [10, 10, 10], answer_bonus=0.0)
-    assert found.reasoning_length == [0.25, 0, -0.25]
-    assert found.reasoning_bonus == [0, 0.5, 0]
-    nobody = length_adjustments([4.0, 4.0], [0, 0], [10, 10], answer_bonus=0.0)
-    assert nobody.rewards == [4.0, 4.0]
-
-
-def test_a_missing_answer_earns_nothing_and_is_in_no_mean():
-    found = length_adjustments([4.0, 4.0, 4.0], [9, 9, 9], [0, 20, 60], reasoning_bonus=0.0)
-    assert found.answer_length == [0, 0.25, -0.25]
-    assert found.answer_bonus == [0, 0.5, 0]
-    assert found.rewards == [4.0, 4.75, 3.75]
-
-
 def test_a_cut_answer_is_treated_as_missing_and_its_reasoning_as_any():
     given = ([4.0, 4.0, 4.0], [90, 30, 30], [3, 20, 60])
     cut = length_adjustments(*given, truncated=[True, False, False])
@@ -161,14 +141,6 @@ def test_each_coefficient_scales_its_own_part():
         column = [factor * x for x in getattr(one, name)]
         assert any(column)
         assert getattr(other, name) == pytest.approx(column)
-
-
-def test_a_percentile_of_hundred_asks_for_the_best():
-    lengths = [5, 9, 9]
-    best = length_adjustments([4.0, 3.9, 1.0], lengths, lengths, quality_percentile=100)
-    assert best.reasoning_bonus == [0.5, 0, 0]
-    second = length_adjustments([3.9, 4.0, 1.0], lengths, lengths, quality_percentile=100)
-    assert second.reasoning_bonus == [0, 0, 0]
 
 
 def test_style_is_centred_among_answers_that_are_there():

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from posttrain.config.judge import LengthConfig, PairingConfig
-from posttrain.errors import JudgeError
 from posttrain.group_rewards import Group, GroupRewards
 from posttrain.records import Score, json_text
 from posttrain.rollouts import Completion
@@ -138,44 +137,6 @@ def test_without_any_judgement_a_rollout_is_unscored():
     assert {values[1] for name, values in found.parts.items() if "tokens" not in name} == {None}
     # the others are as if it were not there: 1 and 123 lost a match each
     assert found.parts["base"] == (1.0, None, 3.0, 4.0)
-
-
-def failing(share: float):
-    def script(request: Request, rng: random.Random) -> str:
-        # by content: its retries fail too
-        unlucky = random.Random(str(answers_of(request))).random() < share
-        return babble(request, rng) if unlucky else fair(request, rng)
-
-    return script
-
-
-def test_ten_percent_failures_go_on_and_nothing_is_made_up():
-    groups = [completions([f"{k}_{j}{'1' * (j % 4)}" for j in range(16)]) for k in range(8)]
-    [*found] = rewarded(judge_of(failing(0.1)), *groups)
-    spared = rewarded(judge_of(fair), *groups)
-    lost = sum(rewards.counts["judge_failed"] for rewards in found)
-    assert 0 < lost < 0.2 * 128
-    for got, whole in zip(found, spared, strict=True):
-        touched = {
-            k for row in got.judgements if row["failed"] for k in (row["first"], row["second"])
-        }
-        for k, (reward, full) in enumerate(zip(got.rewards, whole.rewards, strict=True)):
-            assert reward == full or k in touched
-        # what is there is the mean of what was said, never a default
-        for k, reward in enumerate(got.rewards):
-            said = [
-                row[score]
-                for row in got.judgements
-                for place, score in (("first", "score_1"), ("second", "score_2"))
-                if row[place] == k and not row["failed"]
-            ]
-            assert (reward is None) == (not said)
-
-
-def test_sixty_percent_failures_stop_and_say_why():
-    groups = [completions([f"{k}_{j}" for j in range(16)]) for k in range(8)]
-    with pytest.raises(JudgeError, match=r"of 128 judgements failed \(.*no readable verdict"):
-        rewarded(judge_of(failing(0.6)), *groups)
 
 
 def test_only_final_answers_are_shown_and_missing_ones_are_marked():

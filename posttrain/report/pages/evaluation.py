@@ -38,7 +38,6 @@ _NVIDIA = (
     ("GPQA", "65.15 %", "69.19 %", "8.33 %", "0.7 %"),
 )
 _SOURCE = "Nemotron 3 Nano report, arXiv 2512.20848, Appendix C, Table 7"
-_PLACE = ("task", "setting", "thinking")
 _HEADLINE = {"accuracy": "correct", "hallucination": "undeclared calls", "truncated": "truncated"}
 
 
@@ -93,7 +92,7 @@ def before_and_after(cells: Sequence[Row], pairs: Sequence[Row]) -> Iterator[Blo
     names = list(dict.fromkeys(cell["checkpoint"] for cell in cells))
     rows: list[list[object]] = []
     for cell in [c for c in cells if c["checkpoint"] == names[0]]:
-        place = [cell[key] for key in _PLACE]
+        place = _place(cell)
         row: list[object] = [*place, cell["samples"]]
         for rate in ("accuracy", "hallucination"):
             row.append(_rate(cell, rate))
@@ -115,11 +114,9 @@ def before_and_after(cells: Sequence[Row], pairs: Sequence[Row]) -> Iterator[Blo
         "its own figure alone. Undeclared calls: share of completions with a tool call in "
         "reasoning or answer where no tool is declared."
     )
-    yield (
-        Fold(
-            "NVIDIA's own figures, of its own model, for the shape of the effect",
-            [Table(nvidia, _NVIDIA), f"{_SOURCE}. None of them was measured here."],
-        )
+    yield Fold(
+        "NVIDIA's own figures, of its own model, for the shape of the effect",
+        [Table(nvidia, _NVIDIA), f"{_SOURCE}. None of them was measured here."],
     )
     intervals = [
         Interval(
@@ -133,13 +130,16 @@ def before_and_after(cells: Sequence[Row], pairs: Sequence[Row]) -> Iterator[Blo
         if (rate := cell["rates"].get("hallucination")) is not None
     ]
     if intervals:
-        x = "completions with an undeclared call"
         caption = "Where no tool is declared, with 95 % intervals."
-        yield IntervalChart(intervals, x, caption)
+        yield IntervalChart(intervals, "completions with an undeclared call", caption)
+
+
+def _place(row: Row) -> list[str]:
+    return [row[key] for key in ("task", "setting", "thinking")]
 
 
 def _find(rows: Sequence[Row], key: str, name: str, place: Sequence[str]) -> Row:
-    found = (r for r in rows if r[key] == name and [r[p] for p in _PLACE] == place)
+    found = (r for r in rows if r[key] == name and _place(r) == place)
     return next(found, {"rates": {}, "lengths": {}})
 
 
@@ -164,12 +164,7 @@ def every_figure(cells: Sequence[Row]) -> Iterator[Block]:
         rates = list(dict.fromkeys(rate for cell in own for rate in cell["rates"]))
         rates = [rate for rate in rates if rate not in ("accuracy", "hallucination")]
         rows = [
-            [
-                *(cell[key] for key in _PLACE),
-                *(_rate(cell, rate) for rate in rates),
-                _passes(cell),
-                _lost(cell),
-            ]
+            [*_place(cell), *(_rate(cell, rate) for rate in rates), _passes(cell), _lost(cell)]
             for cell in own
         ]
         head = ["task", "setting", "reasoning", *(rate.replace("_", " ") for rate in rates)]
@@ -199,8 +194,7 @@ def lengths(cells: Sequence[Row]) -> Iterator[Block]:
     for cell in cells:
         for name, found in cell["lengths"].items():
             levels = [estimate(found[s]) for s in ("mean", "median", "p90")]
-            place = [cell["checkpoint"], *(cell[key] for key in _PLACE)]
-            rows.append([*place, name.replace("_", " "), *levels])
+            rows.append([cell["checkpoint"], *_place(cell), name.replace("_", " "), *levels])
     head = ["checkpoint", "task", "setting", "reasoning", "length", "mean", "median", "90 %"]
     yield Table(head, rows)
     yield "Tokens of a completion, all its steps; bootstrap intervals over questions."
@@ -214,19 +208,11 @@ def differences(pairs: Sequence[Row]) -> Iterator[Block]:
         for name, found in {**pair["rates"], **pair["lengths"]}.items():
             scale = 100 if name in pair["rates"] else 1
             low, high = (signed(scale * found[key], 2) for key in ("low", "high"))
-            rows.append(
-                [
-                    f"{pair['a']} → {pair['b']}",
-                    *(pair[key] for key in _PLACE),
-                    _HEADLINE.get(name, name.replace("_", " ")),
-                    f"{scale * found['a']:.2f}",
-                    f"{scale * found['b']:.2f}",
-                    signed(scale * found["difference"], 2),
-                    f"{low} … {high}",
-                    f"{found['p']:.3g}",
-                    found["questions"],
-                ]
-            )
+            sides = [f"{scale * found[side]:.2f}" for side in ("a", "b")]
+            change = [signed(scale * found["difference"], 2), f"{low} … {high}"]
+            figure = _HEADLINE.get(name, name.replace("_", " "))
+            row = [f"{pair['a']} → {pair['b']}", *_place(pair), figure, *sides, *change]
+            rows.append([*row, f"{found['p']:.3g}", found["questions"]])
     head = ["checkpoints", "task", "setting", "reasoning", "figure", "before", "after", "change"]
     head += ["95 %", "p", "questions"]
     title = f"{len(rows):,} figures; shares in per cent and points"

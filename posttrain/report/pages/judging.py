@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from posttrain.report.lineage import Node, listed_rows
 from posttrain.report.pages.evaluation import read_metrics
 from posttrain.report.section import (
-    Bar,
     BarChart,
     Block,
     Dialogue,
@@ -57,16 +56,11 @@ def judging_prompts(stats: Row) -> Iterator[Block]:
         "with_principle": "with a principle",
         "scores_and_ranking_at_odds": "scores against ranking",
     }
-    rows = [
-        [
-            name,
-            *(side[key] for key in columns),
-            side["characters"]["median"],
-            side["characters"]["longest"],
-            _rankings(side),
-        ]
-        for name, side in sides.items()
-    ]
+    rows: list[list[object]] = []
+    for name, side in sides.items():
+        characters = [side["characters"][key] for key in ("median", "longest")]
+        rankings = ", ".join(f"{rank}: {count:,}" for rank, count in side["rankings"].items())
+        rows.append([name, *(side[key] for key in columns), *characters, rankings])
     head = ["", *columns.values(), "median characters", "longest", "rankings"]
     swap = "in both orders" if stats["swap"] else "in one order"
     yield (
@@ -74,18 +68,12 @@ def judging_prompts(stats: Row) -> Iterator[Block]:
         "the other order of a pair nor another pair of its question is on the other side."
     )
     yield Table(head, rows)
-    yield (
-        BarChart(
-            [Bar(ranking, [n]) for ranking, n in stats["train"]["rankings"].items()],
-            "ranking: 1 is response 1 by far, 6 is response 2",
-            "prompts",
-            "Gold rankings that are trained on. Both orders of a pair mirror each other.",
-        )
+    yield BarChart(
+        [(ranking, [n]) for ranking, n in stats["train"]["rankings"].items()],
+        "ranking: 1 is response 1 by far, 6 is response 2",
+        "prompts",
+        "Gold rankings that are trained on. Both orders of a pair mirror each other.",
     )
-
-
-def _rankings(side: Row) -> str:
-    return ", ".join(f"{ranking}: {count:,}" for ranking, count in side["rankings"].items())
 
 
 @section("Pairs by source")
@@ -182,9 +170,8 @@ def judges_compared(rows: Sequence[Row]) -> Iterator[Block]:
         for row in rows
     ]
     head = ["judges", "source", "pairwise accuracy, points", "position consistency, points"]
-    table = Table([*head, "format, points", "reward"], shown)
     if shown:
-        yield table
+        yield Table([*head, "format, points", "reward"], shown)
 
 
 def _change(found: Row | None, scale: float) -> str | None:
@@ -233,13 +220,8 @@ def win_rate_tiles(node: Node) -> list[Tile]:
     row = read_metrics(node)["rows"][-1]
     if row["score"] is None:
         return []
-    return [
-        (
-            estimate(row["score"], scale=100) or "",
-            "won + tied / 2, per cent",
-            f"{row['duels']:,} pairs",
-        )
-    ]
+    score = estimate(row["score"], scale=100) or ""
+    return [(score, "won + tied / 2, per cent", f"{row['duels']:,} pairs")]
 
 
 @section("Win rate")

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from posttrain.report.curves import Curve, curves
 from posttrain.report.lineage import Node, side_rows
-from posttrain.report.pages.rollouts import RolloutBatch, groups_to_read, read_rollouts, spreads
+from posttrain.report.pages.rollouts import (
+    ADDED,
+    RolloutBatch,
+    groups_to_read,
+    part_values,
+    read_rollouts,
+    spreads,
+)
 from posttrain.report.section import (
     Block,
     Definitions,
@@ -53,27 +60,26 @@ def sections(node: Node, stats: Row, rows: Sequence[Row]) -> Iterator[Section | 
 
 def tiles(stats: Row) -> list[Tile]:
     """What the run is trained for, before and after."""
-    first, last, averaged = stats["first"], stats["last"], stats["averaged"]
-    note = f"mean of the last {averaged} batches"
-    found: list[Tile] = []
-    if "reward" in first and "reward" in last:
-        found.append((f"{last['reward']:.3f}", "reward", f"was {first['reward']:.3f}; {note}"))
-    for key, name in (
-        ("part/accuracy", "right on checkable prompts"),
-        ("part/right_order", "pairs ordered right"),
-        ("part/format", "verdicts in their format"),
-    ):
-        if key in first and key in last:
-            share = f"{100 * last[key]:.1f} %"
-            found.append((share, name, f"was {percent(first[key])}; {note}"))
+    first, last = stats["first"], stats["last"]
+    note = f"mean of the last {stats['averaged']} batches"
+
+    def tile(key: str, name: str, form: Callable[[float], str | None]) -> Tile:
+        return form(last[key]) or "", name, f"was {form(first[key])}; {note}"
+
+    shares = {
+        "part/accuracy": "right on checkable prompts",
+        "part/right_order": "pairs ordered right",
+        "part/format": "verdicts in their format",
+    }
+    both = first.keys() & last.keys()
+    found = [tile("reward", "reward", "{:.3f}".format)] if "reward" in both else []
+    found += [tile(key, name, percent) for key, name in shares.items() if key in both]
     keys = ("reasoning_tokens", "answer_tokens")
     before, after = (sum(some.get(key, 0) for key in keys) for some in (first, last))
     if before:
         change = signed(100 * (after / before - 1), 0, "%")
         found.append((f"{after:,.0f}", "tokens a rollout", f"{change}; was {before:,.0f}"))
-    cut, was = f"{100 * last['truncated']:.1f} %", percent(first["truncated"])
-    found.append((cut, "of the rollouts truncated", f"was {was}; {note}"))
-    return found
+    return [*found, tile("truncated", "of the rollouts truncated", percent)]
 
 
 def _run(stats: Row) -> Definitions:
@@ -165,15 +171,6 @@ _RLHF_MEANS = {
     "unscored": "unscored, share",
     "entropy": "entropy, nats a token",
 }
-# what the reward adds to the base; the other parts are only watched
-_ADDED = {
-    "reasoning_length": "reasoning length, zero-sum",
-    "answer_length": "answer length, zero-sum",
-    "reasoning_bonus": "bonus of the shortest reasoning",
-    "answer_bonus": "bonus of the shortest answer",
-    "style": "style, zero-sum",
-    "absolute_penalty": "absolute length penalty",
-}
 _REWARD_CURVES = (
     Curve(
         "Mean over the scored rollouts of a batch; each batch has other prompts. A judge compares "
@@ -194,14 +191,10 @@ _REWARD_CURVES = (
 @section("Added to the judge's reward")
 def added_rewards(batches: Sequence[RolloutBatch]) -> Iterator[Block]:
     """Mean and size of each part that is added, over the batches that were read."""
+    rollouts = [rollout for batch in batches for rollout in batch.rollouts]
     rows: list[list[object]] = []
-    for key, name in _ADDED.items():
-        values = [
-            value
-            for batch in batches
-            for rollout in batch.rollouts
-            if (value := rollout["parts"].get(key)) is not None
-        ]
+    for key, name in ADDED.items():
+        values = part_values(rollouts, key)
         if values:
             mean, size = statistics.fmean(values), statistics.fmean(map(abs, values))
             changed = percent(sum(value != 0 for value in values) / len(values))
@@ -213,23 +206,31 @@ def added_rewards(batches: Sequence[RolloutBatch]) -> Iterator[Block]:
         yield Table(head, rows)
 
 
-def judge_shares(row: Row) -> dict[str, float]:
-    """Shares of a batch's judge counts; those without a base are left out."""
-
-    def count(name: str) -> float:
-        return row.get(f"count/{name}", 0)
-
-    matches = count("matches")
-    judged = matches - count("judge_failed")
-    decided = count("position_1_wins") + count("position_2_wins")
-    found: dict[str, float] = {}
-    if matches:
-        found["failed"] = count("judge_failed") / matches
-    if judged:
-        found["ties"] = count("ties") / judged
-    if decided:
-        found["first preferred"] = count("position_1_wins") / decided
+def _counts(rows: Iterable[Row]) -> Counter[str]:
+    """The counts of some batches, added up."""
+    found: Counter[str] = Counter()
+    for row in rows:
+        for name, count in row.items():
+            if name.startswith("count/"):
+                found[name.removeprefix("count/")] += count
     return found
+
+
+def _quotients(parts: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """Shares of wholes; those of nothing are left out."""
+    return {name: part / whole for name, (part, whole) in parts.items() if whole}
+
+
+def judge_shares(counts: Counter[str]) -> dict[str, float]:
+    """Shares of what a judge was called for."""
+    failed, first = counts["judge_failed"], counts["position_1_wins"]
+    return _quotients(
+        {
+            "failed": (failed, counts["matches"]),
+            "ties": (counts["ties"], counts["matches"] - failed),
+            "first preferred": (first, first + counts["position_2_wins"]),
+        }
+    )
 
 
 @section("The judge")
@@ -254,35 +255,25 @@ def the_judge(rows: Sequence[Row]) -> Iterator[Block]:
         ),
     ]
     yield _judge_totals(judged)
-    yield from curves([{**row, **judge_shares(row)} for row in judged], charts)
+    yield from curves([{**row, **judge_shares(_counts([row]))} for row in judged], charts)
 
 
 def _judge_totals(rows: Sequence[Row]) -> Definitions:
-    names = {name for row in rows for name in row if name.startswith("count/")}
-    total = {name: sum(row.get(name, 0) for row in rows) for name in names}
+    total = _counts(rows)
     shares = judge_shares(total)
-    matches, batches = total["count/matches"], len(rows)
-
-    def count(name: str) -> float:
-        return total.get(f"count/{name}", 0)
-
-    pairs: list[tuple[str, object]] = [
-        ("matches", f"{matches:,.0f}, {matches / batches:,.1f} a batch"),
-        ("calls", f"{count('judge_calls'):,.0f}, of them retries {count('judge_retries'):,.0f}"),
-        ("verdicts from the cache", f"{count('judge_cached'):,.0f}"),
-        (
-            "tokens read, written",
-            f"{count('judge_prompt_tokens'):,.0f}, {count('judge_completion_tokens'):,.0f}",
-        ),
-        ("failed", percent(shares["failed"], 2)),
-    ]
-    if "ties" in shares:
-        pairs.append(("equal scores", percent(shares["ties"])))
-    if "first preferred" in shares:
-        decided = count("position_1_wins") + count("position_2_wins")
-        preferred = f"{percent(shares['first preferred'])} of {decided:,.0f} rankings"
-        pairs.append(("first answer preferred", f"{preferred} (50 % without position bias)"))
-    return Definitions(pairs)
+    read, written = total["judge_prompt_tokens"], total["judge_completion_tokens"]
+    decided = total["position_1_wins"] + total["position_2_wins"]
+    preferred = f"{percent(shares.get('first preferred'))} of {decided:,.0f} rankings"
+    figures = {
+        "matches": f"{total['matches']:,.0f}, {total['matches'] / len(rows):,.1f} a batch",
+        "calls": f"{total['judge_calls']:,.0f}, of them retries {total['judge_retries']:,.0f}",
+        "verdicts from the cache": f"{total['judge_cached']:,.0f}",
+        "tokens read, written": f"{read:,.0f}, {written:,.0f}",
+        "failed": percent(shares["failed"], 2),
+        "equal scores": percent(shares.get("ties")),
+        "first answer preferred": f"{preferred} (50 % without position bias)" if decided else None,
+    }
+    return Definitions([(name, figure) for name, figure in figures.items() if figure])
 
 
 # a judge's training: verdicts against gold
@@ -337,13 +328,12 @@ def verdicts(rows: Sequence[Row]) -> Iterator[Block]:
 
 
 def _places(row: Row) -> dict[str, float]:
-    first, second, neither = (row.get(f"count/prefers_{name}", 0) for name in ("1", "2", "neither"))
-    found: dict[str, float] = {}
-    if first + second:
-        found["prefers first"] = first / (first + second)
-    if first + second + neither:
-        found["prefers neither"] = neither / (first + second + neither)
-    return found
+    counts = _counts([row])
+    first, neither = counts["prefers_1"], counts["prefers_neither"]
+    decided = first + counts["prefers_2"]
+    return _quotients(
+        {"prefers first": (first, decided), "prefers neither": (neither, decided + neither)}
+    )
 
 
 @section("Verdicts by source")
@@ -354,29 +344,23 @@ def verdicts_by_source(batches: Sequence[RolloutBatch]) -> Iterator[Block]:
         for group in batch.groups:
             by_source[group["prompt"]["source"]] += group["rollouts"]
     rows = [
-        [source, len(found)]
-        + [percent(_mean(found, part)) for part in ("format", "right_order")]
-        + [_three(_mean(found, part)) for part in _ERRORS]
+        [source, len(found), *(_mean(found, part, form) for part, (_, form) in _BY_SOURCE.items())]
         for source, found in sorted(by_source.items())
     ]
-    head = ["source", "judgements", "format", "right order", *_ERRORS.values()]
-    table = Table(head, rows)
     if rows:
         yield f"Over {len(batches)} batches of the training, the first and the last among them."
-        yield table
+        yield Table(["source", "judgements", *(name for name, _ in _BY_SOURCE.values())], rows)
 
 
-_ERRORS = {
-    "score_error_1": "score 1, off by",
-    "score_error_2": "score 2, off by",
-    "ranking_error": "ranking, off by",
+_BY_SOURCE = {
+    "format": ("format", percent),
+    "right_order": ("right order", percent),
+    "score_error_1": ("score 1, off by", "{:.3f}".format),
+    "score_error_2": ("score 2, off by", "{:.3f}".format),
+    "ranking_error": ("ranking, off by", "{:.3f}".format),
 }
 
 
-def _mean(rollouts: Sequence[Row], part: str) -> float | None:
-    values = [value for r in rollouts if (value := r["parts"].get(part)) is not None]
-    return statistics.fmean(values) if values else None
-
-
-def _three(value: float | None) -> str | None:
-    return None if value is None else f"{value:.3f}"
+def _mean(rollouts: Sequence[Row], part: str, form: Callable[[float], str | None]) -> str | None:
+    values = part_values(rollouts, part)
+    return form(statistics.fmean(values)) if values else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,6 @@ from posttrain.report.section import (
     Section,
     Styled,
     Table,
-    json_text,
     percent,
     shortened,
 )
@@ -29,7 +29,16 @@ SHOWN_CHARACTERS = 1500
 SHOWN_VERDICT = 200
 # shown in another way, and shown only where they change something
 _LENGTHS = ("reasoning_tokens", "answer_tokens")
-_ADDED = ("reasoning_length", "answer_length", "reasoning_bonus", "answer_bonus", "style")
+_VERDICT = ("score_1", "score_2", "ranking")
+# what the reward of RLHF adds to the base; the other parts are only watched
+ADDED = {
+    "reasoning_length": "reasoning length, zero-sum",
+    "answer_length": "answer length, zero-sum",
+    "reasoning_bonus": "bonus of the shortest reasoning",
+    "answer_bonus": "bonus of the shortest answer",
+    "style": "style, zero-sum",
+    "absolute_penalty": "absolute length penalty",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +72,11 @@ def read_rollouts(node: Node) -> list[RolloutBatch]:
         files = [files[round(k * last / (MOST_STEPS - 1))] for k in range(MOST_STEPS)]
     found = [listed_rows(node, name) for name in files]
     return [RolloutBatch(rows[0]["step"], rows) for rows in found if rows]
+
+
+def part_values(rollouts: Sequence[Row], part: str) -> list[float]:
+    """A part of the reward, of the rollouts that have it."""
+    return [value for r in rollouts if (value := r["parts"].get(part)) is not None]
 
 
 def spreads(title: str, node: Node, batches: Sequence[RolloutBatch]) -> Section:
@@ -157,7 +171,7 @@ def _rollout(rollout: Row) -> list[Block]:
     figures += [
         f"{name.replace('_', ' ')} {value:.4g}"
         for name, value in rollout["parts"].items()
-        if value is not None and name not in _LENGTHS and (value or name not in _ADDED)
+        if value is not None and name not in _LENGTHS and (value or name not in ADDED)
     ]
     figures.append(f"{rollout['reasoning_tokens']:,} + {rollout['answer_tokens']:,} tokens")
     if not rollout["in_loss"]:
@@ -169,18 +183,14 @@ def _rollout(rollout: Row) -> list[Block]:
 def _judgements(rows: Sequence[Row]) -> list[Block]:
     """One line a pair. Another reward's rows, which need not be of pairs, stand as they are."""
     if any("ranking" not in row for row in rows):
-        return [json_text(row) for row in rows]
+        return [Dialogue(json.dumps(row, ensure_ascii=False, indent=2)) for row in rows]
     shown = [
         [
             f"#{row['first']} – #{row['second']}",
-            *(_number(row[name]) for name in ("score_1", "score_2", "ranking")),
+            *(None if row[name] is None else f"{row[name]:g}" for name in _VERDICT),
             f"failed: {row['reason']}" if row["failed"] else shortened(row["text"], SHOWN_VERDICT),
         ]
         for row in rows
     ]
     head = ["shown first – second", "score", "score", "ranking", "judgement"]
     return [Table(head, shown)] if shown else []
-
-
-def _number(value: float | None) -> str | None:
-    return None if value is None else f"{value:g}"

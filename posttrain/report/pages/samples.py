@@ -9,7 +9,6 @@ from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.report.lineage import Node, rows_to_read
 from posttrain.report.section import (
     SHOWN_CHARACTERS,
-    Bar,
     BarChart,
     Block,
     Dialogue,
@@ -162,15 +161,11 @@ def pair_tiles(node: Node) -> list[Tile]:
     """Pairs by category, the share of samples truncated."""
     stats = node.stats
     total, parts = stats["pairs"]["total"], stats["pairs"]["by_category"]
-    found = [(f"{total:,}", "preference pairs", counted(parts))]
-    completions, cut = (
-        sum(own.get(key, 0) for own in stats["samples"].values())
-        for key in ("completions", "truncated")
-    )
-    if completions:
-        share = f"{100 * cut / completions:.1f} %"
-        found.append((share, "of the samples truncated", f"{cut:,} of {completions:,}"))
-    return found
+    sums = sum(map(Counter, stats["samples"].values()), Counter[str]())
+    cut, of = sums["truncated"], sums["completions"]
+    share = ratio(cut, of)
+    pairs = (f"{total:,}", "preference pairs", counted(parts))
+    return [pairs, *([(share, "of the samples truncated", f"{cut:,} of {of:,}")] if share else [])]
 
 
 @section("Plan")
@@ -196,17 +191,12 @@ def _rows_of(samples: Manifest) -> list[int | None]:
 def categories(stats: Row) -> Iterator[Block]:
     """Pairs by category and mode, what was dropped, how prompts fared."""
     pairs, modes = stats["pairs"]["by_category"], stats["pairs"]["by_mode"]
-    rows = [
-        [
-            category,
-            percent(stats["requested_shares"][category]),
-            count,
-            percent(count / max(1, stats["pairs"]["total"])),
-            modes.get(f"{category}/on", 0),
-            modes.get(f"{category}/off", 0),
-        ]
-        for category, count in pairs.items()
-    ]
+    rows: list[list[object]] = []
+    for category, count in pairs.items():
+        share = percent(count / max(1, stats["pairs"]["total"]))
+        by_mode = [modes.get(f"{category}/{mode}", 0) for mode in ("on", "off")]
+        target = percent(stats["requested_shares"][category])
+        rows.append([category, target, count, share, *by_mode])
     head = ["category", "target share", "pairs", "share", "reasoning on", "reasoning off"]
     counts, limit = stats["pair_counts"], stats["limited_by"]
     yield Table(head, rows)
@@ -244,18 +234,11 @@ def graded_samples(samples: Mapping[str, Row]) -> Iterator[Block]:
 @section("Length balance")
 def length_balance(lengths: Mapping[str, Row]) -> Iterator[Block]:
     """Tokens of both sides by category."""
-    rows = [
-        [
-            category,
-            own["pairs"],
-            f"{own['chosen_mean']:.1f}",
-            f"{own['rejected_mean']:.1f}",
-            signed(own["difference_median"], 0),
-            percent(own["chosen_longer"]),
-            percent(own["rejected_longer"]),
-        ]
-        for category, own in lengths.items()
-    ]
+    rows: list[list[object]] = []
+    for category, own in lengths.items():
+        means = [f"{own[key]:.1f}" for key in ("chosen_mean", "rejected_mean")]
+        longer = [percent(own[key]) for key in ("chosen_longer", "rejected_longer")]
+        rows.append([category, own["pairs"], *means, signed(own["difference_median"], 0), *longer])
     head = ["category", "pairs", "chosen, tokens", "rejected, tokens", "median difference"]
     head += ["chosen longer", "rejected longer"]
     yield (
@@ -271,19 +254,13 @@ def distances(stats: Row) -> Iterator[Block]:
     every = stats["distances"].get("all")
     if not every:
         return
-    bars = [Bar(f"{10 * k}–{10 * k + 10} %", [count]) for k, count in enumerate(every["tenths"])]
+    bars = [(f"{10 * k}–{10 * k + 10} %", [count]) for k, count in enumerate(every["tenths"])]
     rows = [
         [category, percent(own["median"]), percent(own["below_a_tenth"])]
         for category, own in stats["distances"].items()
     ]
-    yield (
-        BarChart(
-            bars,
-            "tokens between common beginning and common end",
-            "pairs",
-            "How much of the longer completion lies where the two differ.",
-        )
-    )
+    x = "tokens between common beginning and common end"
+    yield BarChart(bars, x, "pairs", "How much of the longer completion lies where the two differ.")
     yield (
         f"Median {percent(every['median'])}; {percent(every['below_a_tenth'])} of the pairs "
         "differ in less than a tenth. What DPO pushes down in such a pair it nearly pushes "
@@ -303,9 +280,8 @@ def pairs_to_read(rows: Sequence[Row]) -> Iterator[Block]:
 
 def _pair(row: Row, *, opened: bool) -> Fold:
     about = f" · reasoning {'on' if row['thinking'] else 'off'} · {row['id']}"
-    blocks: list[Block] = [
-        (Styled("prompt", "bold"),), Dialogue(row["prompt"][-SHOWN_CHARACTERS:])
-    ]  # fmt: skip
+    prompt = row["prompt"][-SHOWN_CHARACTERS:]
+    blocks: list[Block] = [(Styled("prompt", "bold"),), Dialogue(prompt)]
     for side in ("chosen", "rejected"):
         score, calls = row.get(f"{side}_score"), row.get(f"{side}_calls")
         figures = "" if score is None else f" · score {score:g}"

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from posttrain.report.lineage import Node, rows_to_read
 from posttrain.report.pages import supervision
 from posttrain.report.section import (
-    Bar,
     BarChart,
     Block,
     Fold,
     Heading,
-    Items,
     LeftOut,
     Row,
     Section,
@@ -41,20 +40,11 @@ def sections(node: Node) -> Iterator[Section | LeftOut]:
 
 def figures(name: str, stats: Row) -> Iterator[Section | LeftOut]:
     """The sections that need no file: those that a build prints at its end too."""
-    wanted: tuple[tuple[str, tuple[str, ...], Callable[[Row], Section]], ...] = (
-        ("Mixture", ("sources",), mixture),
-        ("Drops by source", ("sources",), drops),
-        ("Sources", ("sources", "inputs", "template"), origins),
-        ("Lengths", ("histograms",), lengths),
-        ("Reasoning control", ("control", "histograms"), control),
-        ("Packing", ("splits", "max_length", "histograms"), packing),
-    )
-    for title, needed, figure in wanted:
-        missing = [key for key in needed if key not in stats]
-        if missing:
-            yield LeftOut(title, f"{name} has no stats on {', '.join(missing)}")
-        else:
-            yield figure(stats)
+    if "sources" not in stats:
+        yield LeftOut("Mixture", f"{name} has no stats on sources")
+        return
+    for figure in (mixture, drops, origins, lengths, control, packing):
+        yield figure(stats)
 
 
 def tiles(node: Node) -> list[Tile]:
@@ -151,8 +141,7 @@ def origins(stats: Row) -> Iterator[Block]:
     rows = [
         [
             name,
-            _most_first(source["dialects"]),
-            _most_first(source["licenses"]),
+            *(_most_first(source[key]) for key in ("dialects", "licenses")),
             ", ".join(files.get(name, [])),
         ]
         for name, source in sources.items()
@@ -169,7 +158,7 @@ def origins(stats: Row) -> Iterator[Block]:
         yield f"Also read: {'; '.join(others)}."
     if stats.get("warnings"):
         yield Heading("Warnings of the build")
-        yield Items(stats["warnings"])
+        yield from stats["warnings"]
 
 
 @section("Lengths")
@@ -184,22 +173,18 @@ def lengths(stats: Row) -> Iterator[Block]:
     bins = [first << k for k in range((last // first).bit_length())]
     rows = [(f"≤ {size:,}", by_bin.get(size, empty)) for size in bins]
     x = "length of a sequence, tokens"
-    yield (
-        BarChart(
-            [Bar(label, [row["sequences"]]) for label, row in rows],
-            x,
-            "sequences",
-            "Sequences of the training split by length; each bin reaches from half its label.",
-        )
+    yield BarChart(
+        [(label, [row["sequences"]]) for label, row in rows],
+        x,
+        "sequences",
+        "Sequences of the training split by length; each bin reaches from half its label.",
     )
-    yield (
-        BarChart(
-            [Bar(label, [row["trained"], row["untrained"]]) for label, row in rows],
-            x,
-            "tokens",
-            "The same bins by the tokens they hold: those in the loss, and those only read.",
-            parts=("trained", "not trained"),
-        )
+    yield BarChart(
+        [(label, [row["trained"], row["untrained"]]) for label, row in rows],
+        x,
+        "tokens",
+        "The same bins by the tokens they hold: those in the loss, and those only read.",
+        parts=("trained", "not trained"),
     )
 
 
@@ -224,7 +209,7 @@ def control(stats: Row) -> Iterator[Block]:
     yield Table(head, rows, total=True)
     budgets: Sequence[tuple[int, int]] = stats["histograms"]["budgets"]
     if budgets:
-        bars = [Bar(label, [count]) for label, count in _binned(budgets)]
+        bars = _binned(budgets)
         caption = "Budgets of the traces that were cut."
         yield BarChart(bars, "budget, tokens of reasoning kept", "traces", caption)
 
@@ -237,16 +222,15 @@ def _control_row(control: Mapping[str, int]) -> list[object]:
     return [reasoned, stripped, stripped_share, traces, cut, cut_share, short]
 
 
-def _binned(budgets: Sequence[tuple[int, int]], most: int = 12) -> list[tuple[str, int]]:
+def _binned(budgets: Sequence[tuple[int, int]], most: int = 12) -> list[tuple[str, list[int]]]:
     """Few budgets one bar each, many by powers of two."""
     if len(budgets) <= most:
-        return [(f"{budget:,}", count) for budget, count in budgets]
-    counts: dict[int, int] = {}
+        return [(f"{budget:,}", [count]) for budget, count in budgets]
+    counts: Counter[int] = Counter()
     for budget, count in budgets:
-        power = budget.bit_length() - 1
-        counts[power] = counts.get(power, 0) + count
+        counts[budget.bit_length() - 1] += count
     bins = range(min(counts), max(counts) + 1)
-    return [(f"{1 << k:,} – {(2 << k) - 1:,}", counts.get(k, 0)) for k in bins]
+    return [(f"{1 << k:,} – {(2 << k) - 1:,}", [counts[k]]) for k in bins]
 
 
 @section("Packing")
@@ -283,13 +267,12 @@ def _part(split: Mapping[str, Any], key: str, whole: str) -> str | None:
     return ratio(split[key], split[whole]) if key in split else None
 
 
-def _fill_bars(fills: Sequence[int]) -> list[Bar]:
+def _fill_bars(fills: Sequence[int]) -> list[tuple[str, list[int]]]:
     """Single percents from 90 on; where many packs are emptier than that, steps of ten."""
     if sum(fills[:90]) <= 0.1 * sum(fills):
-        single = [Bar(f"{k} %", [fills[k]]) for k in range(90, 101)]
-        return [Bar("< 90 %", [sum(fills[:90])]), *single]
+        return [("< 90 %", [sum(fills[:90])]), *((f"{k} %", [fills[k]]) for k in range(90, 101))]
     tens = [sum(fills[k : k + 10]) for k in range(0, 100, 10)] + [fills[100]]
-    return [Bar(f"{10 * k} %", [count]) for k, count in enumerate(tens)]
+    return [(f"{10 * k} %", [count]) for k, count in enumerate(tens)]
 
 
 def conversations(rows: Sequence[Row]) -> Iterator[Block]:

@@ -12,7 +12,6 @@ from posttrain.report.section import (
     Dialogue,
     Fold,
     Heading,
-    Items,
     LeftOut,
     Row,
     Section,
@@ -49,22 +48,19 @@ _COLUMNS = {
 def audit_sections(node: Node) -> Iterator[Section | LeftOut]:
     """The page of an `audit` artifact."""
     yield audited_rows(node.stats["rows"])
-    violations: Sequence[str] = node.stats["violations"]
-    yield Section("Limits that were crossed", [Items(violations)] if violations else [])
+    yield Section("Limits that were crossed", node.stats["violations"])
     yield from sections(node)
 
 
 def audit_tiles(node: Node) -> list[Tile]:
     """Sequences, the share of tokens trained, limits crossed."""
     sources: Mapping[str, Row] = node.stats["supervision"]
-    sequences, tokens, trained = (
-        sum(source[name] for source in sources.values())
-        for name in ("sequences", "tokens", "trained")
-    )
+    names = ("sequences", "tokens", "trained")
+    sums = {name: sum(source[name] for source in sources.values()) for name in names}
     crossed = len(node.stats["violations"])
     return [
-        (f"{sequences:,}", "sequences", f"of {len(sources)} sources"),
-        (ratio(trained, tokens) or "–", "of tokens trained", ""),
+        (f"{sums['sequences']:,}", "sequences", f"of {len(sources)} sources"),
+        (ratio(sums["trained"], sums["tokens"]) or "–", "of tokens trained", ""),
         (f"{crossed}", "limits crossed", "" if crossed else "all are kept"),
     ]
 

@@ -154,14 +154,10 @@ def _over_groups(groups: Mapping[str, HeldOutRow]) -> HeldOutRow | None:
 
 
 def _held_out(groups: Mapping[str, HeldOutRow]) -> list[Block]:
-    table_rows: list[list[object]] = [
-        [
-            name,
-            group.trained,
-            *(f"{loss:.3f}" for loss in (group.losses[0], min(group.losses), group.losses[-1])),
-        ]
-        for name, group in sorted(groups.items(), key=lambda pair: pair[0] == "all")
-    ]
+    table_rows: list[list[object]] = []
+    for name, group in sorted(groups.items(), key=lambda pair: pair[0] == "all"):
+        losses = (group.losses[0], min(group.losses), group.losses[-1])
+        table_rows.append([name, group.trained, *(f"{loss:.3f}" for loss in losses)])
     head = ["held-out group", "trained tokens", "first", "lowest", "last"]
     return [
         Heading("Held-out loss by group"),
@@ -176,20 +172,12 @@ def speed(title: str, starts: Sequence[Row], rows: Sequence[Row]) -> Section:
     steps, tokens = points(rows, "tokens")
     table_rows: list[list[object]] = []
     for start in starts:
-        seconds = start["seconds"]
-        before = max(
-            (t for s, t in zip(steps, tokens, strict=True) if s <= start["from_step"]), default=0.0
-        )
-        read = start["tokens"] - before
-        table_rows.append(
-            [
-                f"{start['from_step']:,} – {start['to_step']:,}",
-                start["processes"],
-                f"{seconds:,.1f}",
-                f"{read:,.0f}",
-                f"{read / seconds:,.0f}" if seconds else None,
-            ]
-        )
+        seconds, begin = start["seconds"], start["from_step"]
+        known = [t for s, t in zip(steps, tokens, strict=True) if s <= begin]
+        read = start["tokens"] - max(known, default=0.0)
+        rate = f"{read / seconds:,.0f}" if seconds else None
+        span = f"{begin:,} – {start['to_step']:,}"
+        table_rows.append([span, start["processes"], f"{seconds:,.1f}", f"{read:,.0f}", rate])
     note = (
         "One line for each time the run was started to its end; evaluation and saving are "
         "included. A start that was killed left no line."
@@ -266,22 +254,22 @@ def margins(stats: Row, rows: Sequence[Row]) -> Section:
     return Section("Margins and log-probabilities", blocks)
 
 
+_BY_CATEGORY = {
+    "accuracy": "{:.1%}",
+    "margin": "{:+.4f}",
+    "chosen_change": "{:+.3f}",
+    "rejected_change": "{:+.3f}",
+}
+
+
 @section("By category")
 def by_category(stats: Row, rows: Sequence[Row]) -> Iterator[Block]:
     """Each category at the last step that logged it."""
     table_rows: list[list[object]] = []
     for name, pairs in stats["pairs_by_category"].items():
         for row in [row for row in rows if f"{name}/margin" in row][-1:]:
-            table_rows.append(
-                [
-                    name,
-                    pairs,
-                    f"{row[f'{name}/accuracy']:.1%}",
-                    f"{row[f'{name}/margin']:+.4f}",
-                    f"{row[f'{name}/chosen_change']:+.3f}",
-                    f"{row[f'{name}/rejected_change']:+.3f}",
-                ]
-            )
+            figures = [form.format(row[f"{name}/{key}"]) for key, form in _BY_CATEGORY.items()]
+            table_rows.append([name, pairs, *figures])
     head = ["category", "pairs", "ranked right", "margin", "chosen, change", "rejected, change"]
     yield "At the last logged step, on the pairs it drew; changes in nats a completion."
     yield Table(head, table_rows)

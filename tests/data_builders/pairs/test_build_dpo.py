@@ -220,11 +220,6 @@ def test_a_recipe_that_cannot_be_is_refused(samples: Path, tmp_path: Path, chang
         build(samples, tmp_path / "out", **change)
 
 
-def test_what_no_sample_can_give_is_said(samples: Path, tmp_path: Path):
-    with pytest.raises(DataError, match="no pairs of"):
-        build(samples, tmp_path / "out", minimum_distance=1.0)
-
-
 def test_what_was_truncated_is_said(
     samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -62,13 +62,6 @@ def test_a_group_of_judgements():
     }
 
 
-def test_a_gold_without_scores_drops_their_terms():
-    gold = '{"score_1":null,"score_2":null,"ranking":1}'
-    found = rewarded(gold, completion(f"</think>{SAID}<|im_end|>"), completion("</think>no"))
-    assert found.rewards == (-1.0, -15.0)
-    assert found.parts["score_error_1"] == (None, None)
-
-
 def test_a_verdict_in_the_reasoning_is_none():
     gold = '{"score_1":4,"score_2":2,"ranking":2}'
     inside = completion(f"{SAID}</think>See above.<|im_end|>")

@@ -41,7 +41,7 @@ def recipe(small: Path, attention_path: Path, tmp_path: Path):
         ({"trainer": {"max_length": 512}}, "max_length is not yours to set: pairs are rendered"),
         ({"trainer": {"gradient_accumulation_steps": 4}}, "set batch:"),
         ({"trainer": {"num_train_epochs": 1}}, "set max_steps"),
-        ({"model": {"config": {"model_type": "llama"}}}, "DPO starts from a trained policy"),
+        ({"model": {"config": {"model_type": "llama"}}}, "training starts from a policy"),
         ({"adapter": {"dropout": 0.1}}, "adapter.dropout must be 0"),
         ({"loss": {"sft_from": "sum"}}, "did you mean 'sft_form'"),
         ({"loss": {"beta": 0.0}}, "greater than 0"),
