@@ -5,9 +5,9 @@ read_question("Call the weather tool for Paris.").about_calls → False
 Context(text, question, declared).shows(candidate, since=0) → True: shown or spoken of, not called
 
 A call stands on a line of its own, at a sentence's end, or behind a marker. In inline code or in
-quotation marks it is shown; a fenced block holds a call only if it holds nothing else. A prompt that
-asks *about* calls is answered with calls that are shown, unless they are of declared tools; one that
-asks for a tool to be *used* asks nothing about calls.
+quotation marks it is shown; a fenced block holds a call only if it holds nothing else. A prompt
+that asks *about* calls is answered with calls that are shown, unless they are of declared tools;
+one that asks for a tool to be *used* asks nothing about calls.
 """
 
 from __future__ import annotations
@@ -42,19 +42,21 @@ _ASKING = re.compile(
     r"correct|valid|review|debug|fix|wrong|bug|parse[rsd]?|parsing|regex|extract|detect|implement|"
     r"code|template|schema|should|can you|looks? like|examples?|samples?)\b|"
     r"什么|如何|怎么|为什么|解释|说明|介绍|示例|例子|展示|"
-    rf"\b{_WRITING}\b(?:(?!\b(?:using|use|with|via|through|by|and|then|from|if)\b)[^.\n]){{0,80}}{_CALLS}",
+    rf"\b{_WRITING}\b(?:(?!\b(?:using|use|with|via|through|by|and|then|from|if)\b)"
+    rf"[^.\n]){{0,80}}{_CALLS}",
     re.I,
 )
 _DATA = re.compile(
-    r"(?<![\w./-])(?:json|jsonl|ya?ml|toml|payload|manifest|openapi|schema|key[- ]value)(?![\w.-])",
+    r"(?<![\w./-])(?:json|jsonl|ya?ml|toml|payload|manifest|openapi|schema)(?![\w-]|\.\w)",
     re.I,
 )
 _CODE = re.compile(
     r"\b(?:python|javascript|typescript|java|kotlin|swift|c\+\+|c#|golang|ruby|php|sql|html|css|xml|"
-    r"svg|latex|bash|powershell|matlab|regexp?|code|pseudo-?code|one-liner|unit tests?)\b(?!\.\w)|"
+    r"svg|latex|bash|powershell|matlab|regexp?|pseudo-?code|source code|one-liner|"
+    r"unit tests?)\b(?!\.\w)|"
     r"\b(?:writ(?:e|ing)|creat(?:e|ing)|implement|define|develop|build|generat(?:e|ing)|show|"
     r"complete|fix|debug|document|example|how (?:do|to|can)|what (?:is|are|does))\b[^.\n]{0,80}"
-    r"\b(?:scripts?|programs?|functions?|algorithms?|commands?|api|endpoints?|templates?)\b|"
+    r"\b(?:code|scripts?|programs?|functions?|algorithms?|commands?|api|endpoints?|templates?)\b|"
     r"代码|程序|脚本|语句|函数",
     re.I,
 )
