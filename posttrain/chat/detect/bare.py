@@ -181,7 +181,7 @@ def _functions(match: re.Match[str], context: Context, reader: TextReader) -> Ca
     follows = context.fence(at) is None and context.after(end).strip(" \t;.`<")[:1].isalnum()
     if follows or not _named_only((call,)):
         return None
-    if context.question.wants_code and not context.declares((call,)):
+    if context.question.wants_code and at != reader.skip(0) and not context.declares((call,)):
         return None
     return Candidate("functions_dot", at, end, (call,))
 
