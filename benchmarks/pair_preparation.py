@@ -92,7 +92,7 @@ def ours(config: SourceConfig, folder: Path, template: ChatTemplate, tokenizer: 
     encoder = PairEncoder(template, encoder_of(tokenizer).encode)
     with PairWriter(folder / "ours", "train", shard_pairs=8192) as writer:
         dropped = 0
-        for found in read_offline(config, encoder, base_dir=folder):
+        for found, _ in read_offline(config, encoder, base_dir=folder):
             if isinstance(found, Pair):
                 writer.add(found)
             else:

@@ -20,8 +20,9 @@ CATEGORIES: tuple[Category, ...] = get_args(Category)
 class Side:
     """Chosen or rejected. `index` is the sample it was (-1: given as text, not sampled by us).
 
-    `score` is the grader's value, None where unscored or given; `calls` the number of tool calls
-    the detector found; lengths in tokens; `text` is for reading only.
+    `score` is the grader's value, None where unscored or given; `calls` the number of tool calls:
+    those the detector found, or of a text that was given its own; lengths in tokens; `text` is for
+    reading only.
     """
 
     ids: tuple[int, ...]

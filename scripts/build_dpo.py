@@ -15,9 +15,9 @@ from pathlib import Path
 
 from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
-from posttrain.runs import open_run
+from posttrain.runs import Run, open_run
 
-BASE = Path(".")
+KIND, BASE = "dpo_data", Path(".")
 
 
 def main(arguments: list[str]) -> None:
@@ -25,17 +25,17 @@ def main(arguments: list[str]) -> None:
         recipe_parser("Build preference pairs from graded samples."), BuildDpoConfig, arguments
     )
     from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from data_builders.graders import all_graders
     from data_builders.pairs.build import build_pairs, sample_rows, tokenizer_config
     from data_builders.pairs.encode import PairEncoder
-    from data_builders.pairs.stats import print_dry_run, print_summary
     from data_builders.sft.preflight import check_template
     from data_builders.sft.shards import write_jsonl
     from posttrain.chat import profile_of
     from posttrain.models.chat_template import chat_template_of
-    from posttrain.report import ensure_report, write_report
+    from posttrain.report import show_finished, show_up_to_date
+    from posttrain.report.console import print_sections
+    from posttrain.report.pages.samples import planned_pairs
     from posttrain.runs import parent_of, read_artifact
     from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer, special_tokens
 
@@ -56,19 +56,17 @@ def main(arguments: list[str]) -> None:
     config = recipe.model_dump(mode="json", exclude={"out", "samples"})
     config["samples_digests"] = [parent.digest for parent in parents]
     if options.dry_run:
-        print_dry_run(console, recipe, parents)
+        Run.open(out, kind=KIND, config=config, dry_run=True)
+        print_sections(console, [planned_pairs(recipe, parents)])
         return
 
-    with open_run(out, kind="dpo_data", config=config, scratch="work") as stage:
+    with open_run(out, kind=KIND, config=config, scratch="work") as stage:
         work = out / "work"
         if stage.complete:
             shutil.rmtree(work, ignore_errors=True)
-            ensure_report(out)
-            console.print(f"{out} is complete, nothing to do")
+            show_up_to_date(console, out)
             return
-        columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-        with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-            task = bar.add_task("grading")
+        with console.status("grading") as line:
             built = build_pairs(
                 recipe,
                 all_graders(),
@@ -76,7 +74,7 @@ def main(arguments: list[str]) -> None:
                 out=out,
                 work=work,
                 base_dir=BASE,
-                on_progress=lambda what, n: bar.update(task, description=f"{what}: {n:,}"),
+                on_progress=lambda what, n: line.update(f"{what}: {n:,}"),
             )
 
         # -- what a reader needs beside the pairs
@@ -100,7 +98,7 @@ def main(arguments: list[str]) -> None:
             "pad": special.pad_token,
             "stop_ids": list(special.stop_ids),
         }
-        manifest = stage.finish(
+        stage.finish(
             counts=built.counts(),
             files=files,
             parents=[
@@ -112,9 +110,7 @@ def main(arguments: list[str]) -> None:
             stats=stats,
         )
         shutil.rmtree(work, ignore_errors=True)
-        print_summary(console, stats, manifest)
-        console.print(f"{out}  digest {manifest.digest[:16]}", highlight=False)
-        console.print(f"{write_report(out)}", highlight=False)
+        show_finished(console, out)
 
 
 if __name__ == "__main__":

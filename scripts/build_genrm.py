@@ -13,9 +13,9 @@ from pathlib import Path
 
 from posttrain.config.build_genrm import BuildGenRmConfig
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
-from posttrain.runs import open_run
+from posttrain.runs import Run, open_run
 
-BASE = Path(".")
+KIND, BASE = "genrm_data", Path(".")
 
 
 def main(arguments: list[str]) -> None:
@@ -23,13 +23,14 @@ def main(arguments: list[str]) -> None:
         recipe_parser("Build judging prompts from preference data."), BuildGenRmConfig, arguments
     )
     from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from data_builders.judging.build import build, print_built
+    from data_builders.judging.build import build
     from data_builders.judging.prompts import token_counter
     from data_builders.prompts import prompt_inputs, refuse_changes
-    from posttrain.report import ensure_report, write_report
-    from posttrain.runs import Run, read_artifact
+    from posttrain.report import show_finished, show_up_to_date
+    from posttrain.report.console import print_sections
+    from posttrain.report.pages.judging import judging_prompts, pairs_by_source
+    from posttrain.runs import read_artifact
 
     console = Console(width=None if sys.stdout.isatty() else 140)
     out = Path(recipe.out)
@@ -39,41 +40,37 @@ def main(arguments: list[str]) -> None:
     inputs, parents = prompt_inputs(recipe.sources, BASE, out=out)
     count = None if recipe.tokenizer is None else token_counter(recipe.tokenizer)
     if options.dry_run:
-        if out.is_dir() and any(out.iterdir()):
-            Run.open(out, kind="genrm_data", config=config, dry_run=True)
-        print_built(console, build(recipe, None, base_dir=BASE, count=count))
+        Run.open(out, kind=KIND, config=config, dry_run=True)
+        stats = build(recipe, None, base_dir=BASE, count=count).stats(inputs)
+        sections = [judging_prompts(stats), pairs_by_source(stats["sources"])]
+        print_sections(console, sections, charts=False)
         return
 
-    with open_run(out, kind="genrm_data", config=config) as stage:
+    with open_run(out, kind=KIND, config=config) as stage:
         if stage.complete:
             refuse_changes(read_artifact(out, verify=False), inputs, parents)
-            ensure_report(out)
-            console.print(f"{out} is complete, nothing to do")
+            show_up_to_date(console, out)
             return
 
         # -- rows → pairs → judging prompts in both orders, questions held out
-        columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-        with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-            task = bar.add_task("reading")
+        with console.status("reading") as line:
             built = build(
                 recipe,
                 out,
                 base_dir=BASE,
                 count=count,
-                on_progress=lambda name, n: bar.update(task, description=f"{name}: {n:,} pairs"),
+                on_progress=lambda name, n: line.update(f"{name}: {n:,} pairs"),
             )
 
         # -- the manifest that makes it an artifact
-        manifest = stage.finish(
+        stage.finish(
             counts=built.counts(),
             files={**built.files},
             parents=parents,
             seed=recipe.seed,
             stats=built.stats(inputs),
         )
-        print_built(console, built)
-        console.print(f"{out}  digest {manifest.digest[:16]}", highlight=False)
-        console.print(f"{write_report(out)}", highlight=False)
+        show_finished(console, out)
 
 
 if __name__ == "__main__":

@@ -13,15 +13,11 @@ command finishes the run and repeats nothing that was finished.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-# before transformers is imported, which may be by way of trl, whose telemetry is on by default
-os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 from rich.console import Console
 
@@ -36,7 +32,7 @@ if TYPE_CHECKING:
     from posttrain.evaluation.stage import EvaluationPlan
     from reward.graders.base import Grader
 
-KIND, WORK, BASE = "evaluation", "work", Path(".")
+KIND, WORK = "evaluation", "work"
 
 
 def main(arguments: list[str]) -> None:
@@ -65,8 +61,7 @@ def evaluate(arguments: list[str], console: Console) -> None:
     from posttrain.evaluation.stage import run_evaluation, show_plan
 
     if options.dry_run:
-        if out.is_dir() and any(out.iterdir()):
-            Run.open(out, kind=KIND, config=config, dry_run=True)
+        Run.open(out, kind=KIND, config=config, dry_run=True)
         show_plan(console, recipe, plan_of(recipe, options.limit))
         return
     with open_run(out, kind=KIND, config=config, scratch=WORK) as stage:
@@ -75,50 +70,31 @@ def evaluate(arguments: list[str], console: Console) -> None:
 
 def plan_of(recipe: EvalConfig, limit: int | None) -> EvaluationPlan:
     """Prompts, environments and graders of a recipe."""
-    from data_builders.graders import all_graders
-    from data_builders.prompts import build_prompts, prompt_inputs
+    from data_builders.prompts import PromptPlan
     from data_builders.sft.inputs import as_stats
-    from data_builders.toolkits import opener, toolkits_for
     from posttrain.evaluation.grade import units_of
     from posttrain.evaluation.stage import EvaluationPlan, checkpoint_parents
     from posttrain.models.chat_template import renderer_of
 
-    inputs, parents = prompt_inputs(recipe.prompts, BASE, out=Path(recipe.out))
-    parents += checkpoint_parents(recipe)
-    graders, toolkits = all_graders(), toolkits_for(recipe.prompts, recipe.settings)
-    made = build_prompts(
-        recipe.prompts,
-        recipe.settings,
-        seed=recipe.seed,
-        graders=graders,
-        toolkits=toolkits,
-        base_dir=BASE,
-    )
-    units = units_of(made.prompts, recipe.n_of)
+    out = Path(recipe.out)
+    plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
+    parents = plan.parents + checkpoint_parents(recipe)
+    prompts = plan.build()
+    units = units_of(prompts.prompts, recipe.n_of)
     units = [replace(unit, prompts=unit.prompts[:limit]) for unit in units]
-    rows, kept = len(made.prompts), sum(len(unit.prompts) for unit in units)
+    rows, kept = len(prompts.prompts), sum(len(unit.prompts) for unit in units)
     return EvaluationPlan(
         units=units,
         renderers={
             name: renderer_of(recipe.backend_of(name), recipe.path_of(name))
             for name in recipe.checkpoints
         },
-        open_environment=opener(toolkits),
-        grade=grade_by_name(graders),
-        files={file.path: file.sha256 for file in inputs},
+        open_environment=plan.open_environment,
+        grade=grade_by_name(plan.graders),
+        files={file.path: file.sha256 for file in plan.inputs},
         parents=parents,
         counts=Counts(rows, kept, {"limit": rows - kept} if rows > kept else {}),
-        stats={
-            "sources": {
-                name: {
-                    "rows_in": source.rows_in,
-                    "kept": source.kept,
-                    "dropped": dict(sorted(source.dropped.items())),
-                }
-                for name, source in made.row_counts.items()
-            },
-            "inputs": as_stats(inputs),
-        },
+        stats={"sources": prompts.stats()["sources"], "inputs": as_stats(plan.inputs)},
     )
 
 
@@ -142,18 +118,17 @@ def rescore_run(arguments: list[str], console: Console) -> None:
     from posttrain.evaluation.grade import changed_grades, rescore
     from posttrain.evaluation.run import read_run
     from posttrain.evaluation.stage import keep_rescored, metrics_of, rescored_config
-    from posttrain.evaluation.tables import print_cells
     from posttrain.report import write_report
+    from posttrain.report.console import print_sections
+    from posttrain.report.pages.evaluation import figures
 
     manifest, before = read_run(options.run)
     after = rescore(before, grade_by_name(all_graders()))
     for name, records in before.items():
         scores, calls = changed_grades(records, after[name])
-        console.print(
-            f"{name}: {len(records):,} records, {scores:,} scores and {calls:,} verdicts changed",
-            highlight=False,
-        )
-    print_cells(console, metrics_of(after, seed=manifest.seed)["cells"])
+        changed = f"{scores:,} scores and {calls:,} verdicts changed"
+        console.print(f"{name}: {len(records):,} records, {changed}", highlight=False)
+    print_sections(console, figures(metrics_of(after, seed=manifest.seed)), charts=False)
     if options.out is not None:
         out = Path(options.out.removeprefix("out="))
         with open_run(out, kind=KIND, config=rescored_config(manifest)) as stage:
@@ -174,12 +149,13 @@ def compare(arguments: list[str], console: Console) -> None:
     options = parser.parse_intermixed_args(arguments)
 
     from posttrain.evaluation.compare import compare_runs, side_of
-    from posttrain.evaluation.tables import print_pairs
+    from posttrain.report.console import print_sections
+    from posttrain.report.pages.evaluation import differences
 
     a, b = side_of(options.a), side_of(options.b)
     rows = compare_runs(a, b, despite=options.despite)
     console.print(f"a: {a.run} {a.checkpoint}\nb: {b.run} {b.checkpoint}", highlight=False)
-    print_pairs(console, rows)
+    print_sections(console, [differences(rows)])
     if options.json is not None:
         atomic_write_json(options.json, {"a": options.a, "b": options.b, "pairs": rows})
 

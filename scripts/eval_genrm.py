@@ -11,13 +11,9 @@ repeats nothing that was finished.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-# before transformers is imported, which may be by way of trl, whose telemetry is on by default
-os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 from rich.console import Console
 
@@ -58,8 +54,7 @@ def evaluate(arguments: list[str], console: Console) -> None:
     parents = [parent_of(recipe.data, relative_to=out, manifest=data), *checkpoint_parents(recipe)]
     config = recipe.owner_config() | {"parents": [parent.digest for parent in parents]}
     if options.dry_run:
-        if out.is_dir() and any(out.iterdir()):
-            Run.open(out, kind=KIND, config=config, dry_run=True)
+        Run.open(out, kind=KIND, config=config, dry_run=True)
         total, names = len(prompts) * recipe.n, ", ".join(recipe.checkpoints)
         console.print(f"{len(prompts):,} prompts × {recipe.n} = {total:,} for each: {names}")
         console.print(prompts[0].messages[-1].content, markup=False, highlight=False)
@@ -74,7 +69,8 @@ def judged_of(checkpoint: str, prompt: Prompt, completion: Completion) -> Judged
     """A judgement compared with its gold; None where the backend failed."""
     from posttrain.evaluation.judges.metrics import Judged
     from posttrain.rollouts import metadata_of
-    from reward.judge.training import gold_from, outcome_of, preferred
+    from reward.judge.training import gold_from, outcome_of
+    from reward.judge.verdict import preferred
 
     gold, about = gold_from(prompt), metadata_of(prompt)
     outcome = outcome_of(completion, gold)

@@ -17,17 +17,13 @@ from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.rlhf import RlhfConfig
 from posttrain.runs import read_artifact
 
-BASE = Path(".")
-
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the recipe, read the prompts, open the judge, then plan or train."""
     recipe, options = parse_recipe(recipe_parser("Train a policy by RLHF."), RlhfConfig, argv)
 
-    from data_builders.graders import all_graders
-    from data_builders.prompts import build_prompts, prompt_inputs, refuse_changes
+    from data_builders.prompts import PromptPlan, refuse_changes
     from data_builders.sft.inputs import as_stats
-    from data_builders.toolkits import opener, toolkits_for
     from posttrain.report import ensure_report
     from posttrain.training.finish import RESUME
     from posttrain.training.rl.stage import GroupStage, grpo_arguments
@@ -36,18 +32,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     from reward.judge.open import judge_parents, open_judges
     from reward.rlhf import JudgedReward
 
-    out, graders = Path(recipe.out), all_graders()
-    inputs, parents = prompt_inputs(recipe.prompts, BASE, out=out)
-    parents += judge_parents(recipe.judge.models, out=out)
-    toolkits = toolkits_for(recipe.prompts, recipe.settings)
-    prompt_set = build_prompts(
-        recipe.prompts,
-        recipe.settings,
-        seed=recipe.seed,
-        graders=graders,
-        toolkits=toolkits,
-        base_dir=BASE,
-    )
+    out = Path(recipe.out)
+    plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
+    parents = plan.parents + judge_parents(recipe.judge.models, out=out)
+    prompts = plan.build()
     # a mistake in trainer: shows before a judge is loaded
     grpo_arguments(recipe, out=out / RESUME)
     # the judge's connections live in this loop from the first step to the last
@@ -62,18 +50,18 @@ def main(argv: Sequence[str] | None = None) -> None:
                     config=recipe.judge,
                     pairing=recipe.pairing,
                     length=recipe.length,
-                    graders=graders,
+                    graders=plan.graders,
                 )
 
             stage = GroupStage(
                 recipe,
-                prompts=prompt_set.prompts,
+                prompts=prompts.prompts,
                 reward=judged_reward(),
-                open_environment=opener(toolkits),
+                open_environment=plan.open_environment,
                 runner=runner,
                 method="rlhf",
                 parents=parents,
-                stats={"inputs": as_stats(inputs), "sources": prompt_set.source_stats()},
+                stats={"inputs": as_stats(plan.inputs), "sources": prompts.stats()["sources"]},
             )
 
             def keep_verdicts(process: int) -> None:
@@ -86,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 dry_run=options.dry_run,
                 on_open=keep_verdicts,
                 check_inputs=lambda: refuse_changes(
-                    read_artifact(out, verify=False), inputs, parents
+                    read_artifact(out, verify=False), plan.inputs, parents
                 ),
             )
         finally:

@@ -16,87 +16,65 @@ from pathlib import Path
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.sample import SampleConfig
-from posttrain.runs import open_run
+from posttrain.runs import Run, open_run
+
+KIND = "samples"
 
 
 def main(arguments: list[str]) -> None:
-    recipe, options = parse_recipe(
-        recipe_parser("Sample completions of prompts."), SampleConfig, arguments
-    )
+    parser = recipe_parser("Sample completions of prompts.")
+    recipe, options = parse_recipe(parser, SampleConfig, arguments)
     # imported here: `--help` and a mistake in the recipe are answered without them
     from rich.console import Console
 
-    from data_builders.graders import all_graders
-    from data_builders.prompts import (
-        build_prompts,
-        print_prompts,
-        prompt_inputs,
-        refuse_changes,
-    )
+    from data_builders.prompts import PromptPlan, refuse_changes
     from data_builders.sft.inputs import as_stats
-    from data_builders.toolkits import opener, toolkits_for
     from posttrain.models.chat_template import message_text, renderer_of
-    from posttrain.report import ensure_report, write_report
-    from posttrain.runs import Run, read_artifact
+    from posttrain.report import show_finished, show_up_to_date
+    from posttrain.report.console import print_sections
+    from posttrain.report.pages.samples import planned, prompts_by_source
+    from posttrain.runs import read_artifact
     from posttrain.sampling.sample import checkpoint_parents, finish, make_samples
 
     console = Console(width=None if sys.stdout.isatty() else 140)
     out, config = Path(recipe.out), recipe.owner_config()
-    inputs, parents = prompt_inputs(recipe.prompts, Path(), out=out)
-    parents += checkpoint_parents(recipe.checkpoint, out)
+    plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
+    parents = plan.parents + checkpoint_parents(recipe.checkpoint, out)
     renderer = renderer_of(recipe.backend, recipe.checkpoint)
-    toolkits = toolkits_for(recipe.prompts, recipe.settings)
-
-    def build():  # all prompts, their gold answers accepted by their graders
-        return build_prompts(
-            recipe.prompts,
-            recipe.settings,
-            seed=recipe.seed,
-            graders=all_graders(),
-            toolkits=toolkits,
-            base_dir=Path(),
-        )
 
     if options.dry_run:
-        if out.is_dir() and any(out.iterdir()):
-            Run.open(out, kind="samples", config=config, dry_run=True)
-        print_prompts(
-            console,
-            build(),
-            recipe.settings,
-            samples=recipe.n_of,
-            most_tokens=recipe.most_tokens,
-            render=message_text if renderer is None else renderer.text,
-        )
+        Run.open(out, kind=KIND, config=config, dry_run=True)
+        prompts = plan.build()
+        settings = planned(prompts.prompts, recipe.n_of, recipe.most_tokens)
+        print_sections(console, [prompts_by_source(prompts.stats()), settings])
+        first = {prompt.setting: prompt for prompt in reversed(prompts.prompts)}
+        for name, prompt in reversed(first.items()):
+            text = message_text(prompt) if renderer is None else renderer.text(prompt)
+            console.print(f"\nfirst prompt of {name} ({prompt.id}):", highlight=False)
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
         return
 
-    with open_run(out, kind="samples", config=config) as stage:
+    with open_run(out, kind=KIND, config=config) as stage:
         if stage.complete:
-            refuse_changes(read_artifact(out, verify=False), inputs, parents)
+            refuse_changes(read_artifact(out, verify=False), plan.inputs, parents)
             shutil.rmtree(out / "work", ignore_errors=True)
-            ensure_report(out)
-            console.print(f"{out} is complete, nothing to do")
+            show_up_to_date(console, out)
             return
-        made = build()
-        samples = asyncio.run(make_samples(recipe, made.prompts, opener(toolkits), console))
-        manifest = finish(
+        prompts = plan.build()
+        samples = asyncio.run(make_samples(recipe, prompts.prompts, plan.open_environment, console))
+        finish(
             stage,
             recipe,
             samples,
-            prompts=made.prompts,
-            counts=made.counts(),
+            prompts=prompts.prompts,
+            counts=prompts.counts(),
             parents=parents,
             renderer=renderer,
-            prompt_stats={
-                "sources": made.source_stats(),
-                "not_asked": {n: dict(sorted(c.items())) for n, c in made.skipped.items()},
-                "inputs": as_stats(inputs),
-            },
+            prompt_stats={**prompts.stats(), "inputs": as_stats(plan.inputs)},
         )
         for line in samples.lines():
             console.print(line, highlight=False)
-        console.print(f"{out}  digest {manifest.digest[:16]}", highlight=False)
-        console.print(f"{write_report(out)}", highlight=False)
+        show_finished(console, out)
 
 
 if __name__ == "__main__":

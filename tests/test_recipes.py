@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # a recipe is named after its stage; recipes/accelerate holds accelerate's own files
 SCHEMAS: dict[str, type[BaseModel]] = {
     "build_dpo.yaml": BuildDpoConfig,
+    "build_dpo_offline.yaml": BuildDpoConfig,
     "build_genrm.yaml": BuildGenRmConfig,
     "build_genrm_sft.yaml": BuildSftConfig,
     "build_sft.yaml": BuildSftConfig,

@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from data_builders.dialects import RowProblem
 from data_builders.judging.pair import PreferencePair
@@ -106,14 +104,8 @@ class JudgingPrompts:
             "train": self.train.stats(),
             "held_out": self.held_out.stats(),
             "sources": {
-                name: {
-                    "rows_in": counts.rows_in,
-                    "kept": counts.kept,
-                    "held_out": counts.held_out,
-                    "dialects": dict(sorted(counts.dialects.items())),
-                    "dropped": dict(sorted(counts.dropped.items())),
-                    "examples": dict(sorted(counts.examples.items())),
-                }
+                name: counts.stats()
+                | {"held_out": counts.held_out, "dialects": dict(sorted(counts.dialects.items()))}
                 for name, counts in self.row_counts.items()
             },
         }
@@ -220,33 +212,3 @@ class _Build:
         self.rows[name] += 1
         if name in self.files:
             self.files[name].write(json_text(row) + "\n")
-
-
-def print_built(console: Console, built: JudgingPrompts) -> None:
-    """A line a source with its counts, and what each side of the split holds."""
-    table = Table("source", "rows", "pairs", "held out", "dialects", "dropped")
-    for name, counts in built.row_counts.items():
-        table.add_row(
-            name,
-            f"{counts.rows_in:,}",
-            f"{counts.kept:,}",
-            f"{counts.held_out:,}",
-            ", ".join(f"{dialect} {n:,}" for dialect, n in sorted(counts.dialects.items())),
-            ", ".join(f"{reason} {n:,}" for reason, n in sorted(counts.dropped.items())),
-        )
-    console.print(table)
-    for title, side in (("train", built.train), ("held out", built.held_out)):
-        stats = side.stats()
-        rankings = ", ".join(f"{r}: {n:,}" for r, n in stats["rankings"].items())
-        console.print(
-            f"{title}: {stats['prompts']:,} prompts of {stats['pairs']:,} pairs "
-            f"({stats['with_scores']:,} with scores); rankings {rankings or 'none'}; "
-            f"longest prompt {stats['characters']['longest']:,} characters",
-            highlight=False,
-        )
-        if stats["scores_and_ranking_at_odds"]:
-            console.print(
-                f"  {stats['scores_and_ranking_at_odds']:,} pairs whose scores prefer one response "
-                "and whose ranking the other",
-                highlight=False,
-            )

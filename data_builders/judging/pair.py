@@ -9,6 +9,7 @@ Responses are final answers: reasoning is not shown to a judge.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -132,6 +133,28 @@ RESPONSE_KEYS = (
 )
 
 
+_TURN = re.compile(r"\n?<extra_id_1>(User|Assistant)\n")
+
+
+def marked_turns(prompt: Any) -> Any:
+    """The messages of a text that holds several turns, as HelpSteer2's; anything else as it is.
+
+    Marked as in NeMo-Aligner (`examples/nlp/data/steerlm/common.py`).
+
+    Raises:
+        RowProblem: the marks do not part a user's and an assistant's turns.
+    """
+    if not isinstance(prompt, str) or "<extra_id_" not in prompt:
+        return prompt
+    first, *rest = _TURN.split(prompt)
+    texts = [first, *rest[1::2]]
+    roles = ["user", *(role.lower() for role in rest[::2])]
+    alternate = all(role == ("user", "assistant")[k % 2] for k, role in enumerate(roles))
+    if not alternate or any("<extra_id_" in text for text in texts):
+        raise RowProblem("malformed_message", "prompt", "turns marked in another way")
+    return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+
+
 def history_of(row: Row, how: Reading) -> tuple[Message, ...]:
     """The conversation that both responses answer, reasoning removed.
 
@@ -140,7 +163,7 @@ def history_of(row: Row, how: Reading) -> tuple[Message, ...]:
     """
     for key in CONTEXT_KEYS:
         if row.get(key) is not None:
-            return plain_history(with_system(row, read_prompt(row[key], how, key)))
+            return plain_history(with_system(row, read_prompt(marked_turns(row[key]), how, key)))
     if row.get("instruction") is not None:
         return plain_history(with_system(row, (Message("user", request(row)),)))
     raise RowProblem("unrecognised", ", ".join(map(str, row)), "no conversation is there")

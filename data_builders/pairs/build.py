@@ -80,7 +80,7 @@ class BuiltPairs:
     def counts(self) -> Counts:
         """Completions and offline rows in, those in a pair kept, the others by reason."""
         used = len(used_completions(self.selection.pairs))
-        offline = sum(pair.category == "offline" for pair in self.selection.pairs)
+        offline = sum(pair.rows for pair in self.selection.pairs)
         rows = self.proposed.counts.completions + self.proposed.offline_rows
         dropped = +Counter(self.proposed.counts.unused)
         not_drawn = rows - used - offline - sum(dropped.values())
@@ -96,10 +96,10 @@ class BuiltPairs:
         dropped = counts.pairs_dropped + Counter(self.selection.dropped)
         return {
             "pairs": pair_counts(pairs),
-            "shares_asked": dict(self.recipe.categories),
+            "requested_shares": dict(self.recipe.categories),
             "limited_by": self.selection.limited_by,
             "rule": self.recipe.rule,
-            "pair_books": {
+            "pair_counts": {
                 "in": len(self.proposed.candidates) + sum(counts.pairs_dropped.values()),
                 "kept": len(pairs),
                 "dropped": dict(sorted(dropped.items())),
@@ -251,20 +251,22 @@ def _propose_offline(
     seen: set[str] = set()
     with PairWriter(work, "offline", shard_pairs=recipe.shard_pairs) as writer:
         for source in recipe.offline:
-            for found in read_offline(source, encoder, base_dir=base_dir):
-                proposed.offline_rows += 1
+            pairs = read_offline(source, encoder, base_dir=base_dir, seed=recipe.seed)
+            for found, rows in pairs:
+                proposed.offline_rows += rows
                 on_progress("reading offline pairs", proposed.offline_rows)
                 dropped = why_dropped(found, seen, recipe)
                 if dropped is not None:
-                    proposed.counts.unused[dropped["reason"]] += 1
+                    proposed.counts.unused[dropped["reason"]] += rows
                     if recipe.write_dropped:
-                        proposed.dropped_rows.append({"source": source.name, **dropped})
+                        row = {"source": source.name, "rows": rows, **dropped}
+                        proposed.dropped_rows.append(row)
                     continue
                 assert isinstance(found, Pair)
                 number = proposed.prompts + len(seen)
                 seen.add(found.id)
                 writer.add(found)
-                proposed.candidates.append(offline_candidate(found, number, recipe.seed))
+                proposed.candidates.append(offline_candidate(found, number, rows, recipe.seed))
 
 
 def chosen_pairs(
@@ -346,6 +348,7 @@ def sample_rows(
             "rejected": pair.rejected.text,
             "chosen_score": pair.chosen.score,
             "rejected_score": pair.rejected.score,
+            "chosen_calls": pair.chosen.calls,
             "rejected_calls": pair.rejected.calls,
         }
         for pair in pairs

@@ -27,7 +27,8 @@ from posttrain.rollouts import Prompt
 class CandidatePair:
     """A pair that could be made. `rank` is its place among those of its prompt and category.
 
-    `distance`: share of tokens in which the two differ, see `encoded.distance`.
+    `distance`: share of tokens in which the two differ, see `encode.distance`; `rows`: of a file,
+    that the pair was read from (0: it was sampled).
     """
 
     prompt: int
@@ -38,6 +39,7 @@ class CandidatePair:
     chosen: Graded
     rejected: Graded
     distance: float
+    rows: int = 0
 
 
 Compare = Callable[[Graded, Graded], float]

@@ -21,7 +21,14 @@ from data_builders.pairs.encode import Encoded
 from posttrain.chat.detect import CallDetection, detect_in_completion, has_call_marker
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import Score, json_text
-from posttrain.rollouts import Completion, Finish, Prompt, completion_from_row, prompt_from_row
+from posttrain.rollouts import (
+    Completion,
+    Finish,
+    Prompt,
+    Step,
+    completion_from_row,
+    prompt_from_row,
+)
 from posttrain.runs import atomic_write_text
 from reward.graders.base import Attempt, Grader
 
@@ -131,7 +138,7 @@ class Graded:
         calls: tool calls that the detector found, whether or not they could be parsed.
         length: tokens after the prompt that the model sampled.
         tokens: prompt and completion, tool results and all.
-        ids_key: digest of the exact completion; text_key: of its letters and digits alone.
+        ids_key: digest of the exact completion; text_key: of its letters and digits, and its calls.
         call_markup: whether it holds what opens or closes calls, called or not.
     """
 
@@ -156,7 +163,10 @@ def graded(
     completion: Completion, encoded: Encoded | None, score: Score, verdict: CallDetection
 ) -> Graded:
     """What pair building keeps of a completion; without ids it counts as failed."""
-    text = reading_text(completion)
+    text = "".join(
+        step.text + "".join(m.content for m in step.results) for step in completion.steps
+    )
+    calls = [(c.name, c.arguments) for step in completion.steps for c in step.parsed.tool_calls]
     return Graded(
         index=completion.index,
         score=score.value,
@@ -167,17 +177,21 @@ def graded(
         reasoning_tokens=completion.reasoning_tokens,
         answer_tokens=completion.answer_tokens,
         ids_key=_digest(repr(encoded.ids) if encoded else ""),
-        text_key=_digest(_INSIGNIFICANT.sub("", text).lower()),
+        text_key=_digest(json_text([_INSIGNIFICANT.sub("", text).lower(), calls])),
         call_markup=has_call_marker("".join(step.text for step in completion.steps)),
     )
 
 
 def reading_text(completion: Completion) -> str:
-    """All that was said after the prompt, tool results included, for a person to read."""
-    return "".join(
-        step.text + "".join(f"\n[{m.name}: {m.content}]\n" for m in step.results)
-        for step in completion.steps
-    )
+    """All that came after the prompt, calls and tool results included, for a person to read."""
+    return "".join(_shown(step) for step in completion.steps)
+
+
+def _shown(step: Step) -> str:
+    # an endpoint that hides its tokens gives calls beside the text, not in it
+    calls = step.parsed.tool_calls if step.ids is None else ()
+    shown = [f"\n[call {call.name}: {call.arguments}]\n" for call in calls]
+    return "".join((step.text, *shown, *(f"\n[{m.name}: {m.content}]\n" for m in step.results)))
 
 
 def _digest(text: str) -> str:

@@ -1,7 +1,7 @@
-"""Pairs that exist as text: rows of the chosen/rejected dialect → candidate pairs with ids.
+"""Pairs that exist as text: rows of preference files → candidate pairs with ids.
 
-    for found in read_offline(SourceConfig(name="hh", path="pairs.jsonl"), encoder, base_dir=…):
-        → Pair(id, category="offline", chosen=Side(…), …) or Dropped("mixed_reasoning", …)
+    for pair, rows in read_offline(SourceConfig(name="hh", path="pairs.jsonl"), encoder, …):
+        → Pair(id, category="offline", chosen=Side(…), …), 1 or Dropped("mixed_reasoning", …), 1
 
 Each side is rendered once, and each distinct text of a batch is tokenised once.
 """
@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_builders.dialects import Conversation, RowProblem, canonical, reading_of
+from data_builders.dialects import Conversation, RowProblem, reading_of
 from data_builders.dialects.chosen_rejected import read_side
 from data_builders.filters.structure import structural_drop
 from data_builders.keyed import key64
 from data_builders.pairs.candidates import CandidatePair
 from data_builders.pairs.encode import Encoded, PairEncoder, distance, encode_turns, last_turn
 from data_builders.pairs.grading import Graded
+from data_builders.pairs.layouts import pair_rows
 from data_builders.rows.examples import end_on_assistant
 from data_builders.rows.raw import Dropped, RawRow
 from data_builders.rows.read import read_rows
@@ -41,91 +42,97 @@ class _Rendered:
     line: int
     thinking: bool
     shared: int
-    chosen: TrainingSample
-    rejected: TrainingSample
+    samples: tuple[TrainingSample, TrainingSample]  # of chosen and rejected
+    calls: tuple[int, int]
+
+    def dropped(self, reason: str, detail: str) -> Dropped:
+        return Dropped(reason, detail, self.file, self.line, self.id)
 
 
 def read_offline(
-    config: SourceConfig, encoder: PairEncoder, *, base_dir: Path
-) -> Iterator[Pair | Dropped]:
-    """Stream a source's pairs; every row comes out as a pair or as dropped with its reason.
+    config: SourceConfig, encoder: PairEncoder, *, base_dir: Path, seed: int = 0
+) -> Iterator[tuple[Pair | Dropped, int]]:
+    """Stream a source's pairs, each with the number of rows that it was read from.
+
+    Every row comes out, in a pair or as dropped with its reason.
+
+    Args:
+        seed: takes the rejected response where a row has several.
 
     Raises:
         ConfigError: a bad `where` or path.
-        DataError: a file that cannot be read.
+        DataError: a file that cannot be read; with `strict`, a row that is no pair.
     """
-    found = _rendered(config, encoder, base_dir)
-    while batch := list(itertools.islice(found, BATCH)):
-        whole = [item for item in batch if isinstance(item, _Rendered)]
+    rendered = _rendered(config, encoder, base_dir, seed)
+    while batch := list(itertools.islice(rendered, BATCH)):
+        whole = [item for item, _ in batch if isinstance(item, _Rendered)]
         encoded = iter(_encode(whole, encoder))
-        for item in batch:
-            if isinstance(item, Dropped):
-                yield item
-                continue
-            chosen, rejected = next(encoded)
-            if chosen.prompt_ids != rejected.prompt_ids:
-                yield Dropped(
-                    "different_prompts", "the sides do not share a prompt", "", 0, item.id
-                )
-            elif not chosen.ids or not rejected.ids:
-                yield Dropped("empty_side", "a side has no tokens of its own", "", 0, item.id)
-            else:
-                sides = (
-                    Side(encoded.ids, encoded.mask, _answer(sample, item.shared))
-                    for encoded, sample in ((chosen, item.chosen), (rejected, item.rejected))
-                )
-                ids = chosen.prompt_ids
-                yield Pair(
-                    item.id, item.id, "offline", item.thinking, ids, *sides, source=config.name
-                )
+        for item, rows in batch:
+            yield item if isinstance(item, Dropped) else _pair(item, next(encoded), config), rows
+
+
+def _pair(
+    item: _Rendered, encoded: tuple[Encoded, Encoded], config: SourceConfig
+) -> Pair | Dropped:
+    chosen, rejected = encoded
+    if chosen.prompt_ids != rejected.prompt_ids:
+        return item.dropped("different_prompts", "the sides do not share a prompt")
+    if not chosen.ids or not rejected.ids:
+        return item.dropped("empty_side", "a side has no tokens of its own")
+    sides = (
+        Side(one.ids, one.mask, _answer(sample, item.shared), calls=calls)
+        for one, sample, calls in zip(encoded, item.samples, item.calls, strict=True)
+    )
+    return Pair(
+        item.id, item.id, "offline", item.thinking, chosen.prompt_ids, *sides, source=config.name
+    )
 
 
 def _encode(items: Sequence[_Rendered], encoder: PairEncoder) -> Iterator[tuple[Encoded, Encoded]]:
     by_shared: dict[int, list[TrainingSample]] = {}
     for item in items:
-        by_shared.setdefault(item.shared, []).extend((item.chosen, item.rejected))
+        by_shared.setdefault(item.shared, []).extend(item.samples)
     done = {n: iter(encode_turns(samples, n, encoder)) for n, samples in by_shared.items()}
     for item in items:
         yield next(done[item.shared]), next(done[item.shared])
 
 
 def _rendered(
-    config: SourceConfig, encoder: PairEncoder, base_dir: Path
-) -> Iterator[_Rendered | Dropped]:
-    for raw in read_rows(config, base_dir):
+    config: SourceConfig, encoder: PairEncoder, base_dir: Path, seed: int
+) -> Iterator[tuple[_Rendered | Dropped, int]]:
+    for raw, rows in pair_rows(read_rows(config, base_dir), config, seed=seed):
         found = raw if isinstance(raw, Dropped) else _render(raw, config, encoder)
         if config.strict and isinstance(found, Dropped) and found.reason != "where":
             raise DataError(f"{found.file}:{found.line}: {found.reason}: {found.detail}")
-        yield found
+        yield found, rows
 
 
 def _render(raw: RawRow, config: SourceConfig, encoder: PairEncoder) -> _Rendered | Dropped:
     try:
-        row, how = canonical(raw.row, config), reading_of(config)
-        sides = [_ended(read_side(row, side, how), config) for side in ("chosen", "rejected")]
+        how = reading_of(config)
+        chosen, rejected = (
+            _ended(read_side(raw.row, side, how), config) for side in ("chosen", "rejected")
+        )
     except RowProblem as problem:
         return Dropped(problem.reason, str(problem), raw.file, raw.line)
-    chosen, rejected = sides
     shared = _shared(chosen.messages, rejected.messages)
+    pair_id = content_id((*chosen.messages, *rejected.messages[shared:]), chosen.tools)
+    if problem := _problem(chosen, rejected, shared):
+        return Dropped(problem, "", raw.file, raw.line, pair_id)
+    # what is rejected may be rejected for just such a fault
     example = make_example(
         chosen.messages, tools=chosen.tools, source=config.name, dialect="chosen_rejected"
     )
-    pair_id = content_id((*chosen.messages, *rejected.messages[shared:]), chosen.tools)
-    problem = _problem(chosen, rejected, shared)
-    if problem:
-        return Dropped(problem, "", raw.file, raw.line, pair_id)
-    # what is rejected may be rejected for just such a fault
-    drop = structural_drop(example, config.filters)
-    if drop is not None:
+    if (drop := structural_drop(example, config.filters)) is not None:
         return Dropped(drop.reason, drop.detail, raw.file, raw.line, pair_id)
-    rendered = [
-        last_turn(s.messages[:shared], s.messages[shared:], chosen.tools, encoder.template)
-        for s in sides
-    ]
-    if rendered[0] is None or rendered[1] is None:
+    sides = [(side.messages[:shared], side.messages[shared:]) for side in (chosen, rejected)]
+    one, other = (last_turn(*side, chosen.tools, encoder.template) for side in sides)
+    if one is None or other is None:
         return Dropped("render_error", "the template refuses a side", raw.file, raw.line, pair_id)
-    thinking = rendered[0].reasoning == "on"
-    return _Rendered(pair_id, raw.file, raw.line, thinking, shared, rendered[0], rendered[1])
+    first, second = (sum(len(m.tool_calls) for m in answer) for _, answer in sides)
+    return _Rendered(
+        pair_id, raw.file, raw.line, one.reasoning == "on", shared, (one, other), (first, second)
+    )
 
 
 def _ended(side: Conversation, config: SourceConfig) -> Conversation:
@@ -188,11 +195,11 @@ def why_dropped(
     return {"reason": reason, "id": found.id}
 
 
-def offline_candidate(pair: Pair, number: int, seed: int) -> CandidatePair:
-    """A pair that exists as text, as it competes with the sampled ones."""
+def offline_candidate(pair: Pair, number: int, rows: int, seed: int) -> CandidatePair:
+    """A pair that exists as text, read from so many rows, as it competes with the sampled ones."""
     prompt = len(pair.prompt_ids)
     chosen, rejected = (
-        Graded(-1, None, 0, "stop", sum(side.mask), prompt + len(side.ids), 0, 0, "", "")
+        Graded(-1, None, side.calls, "stop", sum(side.mask), prompt + len(side.ids), 0, 0, "", "")
         for side in (pair.chosen, pair.rejected)
     )
     return CandidatePair(
@@ -204,4 +211,5 @@ def offline_candidate(pair: Pair, number: int, seed: int) -> CandidatePair:
         chosen=chosen,
         rejected=rejected,
         distance=distance(pair.chosen.ids, pair.rejected.ids),
+        rows=rows,
     )

@@ -23,16 +23,20 @@ from data_builders.rows.files import find_files
 from data_builders.rows.read import RowCounts
 from data_builders.rows.where import unmet
 from data_builders.sft.inputs import Input, as_stats, find_parents
+from data_builders.tiny_world.tools import TinyWorldToolkit
 from posttrain.config.build_genrm import PreferenceSource
 from posttrain.config.load import nearest
 from posttrain.config.prompts import GIVEN_TOOLS, NO_TOOLS, AnySource, Setting
-from posttrain.environments.base import Toolkit
+from posttrain.environments.base import Environment, Toolkit, open_toolkit
 from posttrain.errors import ConfigError, DataError
 from posttrain.hashing import sha256_file
 from posttrain.records import Message, json_text
 from posttrain.rollouts import Prompt
 from posttrain.runs import Counts, Manifest, Parent
 from reward.graders.base import Grader
+
+TINY_WORLD = "tiny_world"
+BASE = Path()  # what paths in a recipe are relative to
 
 
 @dataclass(slots=True)
@@ -50,17 +54,60 @@ class PromptSet:
         """The rows of all sources."""
         return total_counts(self.row_counts.values())
 
-    def source_stats(self) -> dict[str, Any]:
-        """The rows of each source, for a manifest."""
+    def stats(self) -> dict[str, Any]:
+        """For the manifest."""
         return {
-            name: {
-                "rows_in": source.rows_in,
-                "kept": source.kept,
-                "dropped": dict(sorted(source.dropped.items())),
-                "examples": dict(sorted(source.examples.items())),
-            }
-            for name, source in self.row_counts.items()
+            "sources": {name: counts.stats() for name, counts in self.row_counts.items()},
+            "skipped": {name: dict(sorted(c.items())) for name, c in self.skipped.items()},
         }
+
+
+class PromptPlan:
+    """The prompts of a recipe: their input files now, the prompts when they are built.
+
+    Raises:
+        ConfigError: a path, grader or toolkit that is not there.
+        DataError: an input artifact that changed since it was made.
+    """
+
+    def __init__(
+        self, sources: Sequence[AnySource], settings: Sequence[Setting], *, seed: int, out: Path
+    ) -> None:
+        from data_builders.graders import all_graders
+
+        self.inputs, self.parents = prompt_inputs(sources, BASE, out=out)
+        self.graders, self._toolkits = all_graders(), toolkits_for(sources, settings)
+        self._sources, self._settings, self._seed = sources, settings, seed
+
+    def build(self) -> PromptSet:
+        """Raises as `build_prompts`."""
+        return build_prompts(
+            self._sources,
+            self._settings,
+            seed=self._seed,
+            graders=self.graders,
+            toolkits=self._toolkits,
+            base_dir=BASE,
+        )
+
+    def open_environment(self, prompt: Prompt) -> Environment | None:
+        """The environment that answers a prompt's calls, where it has one."""
+        name = prompt.environment
+        return None if name is None else self._toolkits[name].open(prompt)
+
+
+def toolkits_for(sources: Sequence[AnySource], settings: Sequence[Setting]) -> dict[str, Toolkit]:
+    """Every toolkit that is named: those of `posttrain/environments/`, and the tiny world's own.
+
+    Raises:
+        ConfigError: there is none of that name, or this machine cannot run it.
+    """
+    named = [s.tools for s in settings if s.tools not in (NO_TOOLS, GIVEN_TOOLS)]
+    named += [s.environment for s in sources if s.environment is not None]
+    return {
+        name: TinyWorldToolkit() if name == TINY_WORLD else open_toolkit(name)
+        for name in dict.fromkeys(named)
+    }
 
 
 @dataclass(frozen=True, slots=True)

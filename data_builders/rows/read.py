@@ -48,6 +48,15 @@ class RowCounts:
         if detail:
             self.examples.setdefault(reason, detail)
 
+    def stats(self) -> dict[str, Any]:
+        """For the manifest: what came in, what was kept, and the drops with an example each."""
+        return {
+            "rows_in": self.rows_in,
+            "kept": self.kept,
+            "dropped": dict(sorted(self.dropped.items())),
+            "examples": dict(sorted(self.examples.items())),
+        }
+
     def add_unread(self, columns: Iterable[tuple[str, int, str]]) -> None:
         """Count columns that are not read: (name, rows, an example)."""
         for name, rows, example in columns:

@@ -47,10 +47,9 @@ from posttrain.evaluation.run import (
     read_lock,
     record_path,
 )
-from posttrain.evaluation.tables import print_cells, print_pairs
 from posttrain.models.chat_template import PromptRenderer
 from posttrain.records import json_text
-from posttrain.report import ensure_report, write_report
+from posttrain.report import show_finished, show_up_to_date
 from posttrain.rollouts import completion_from_row, prompt_to_row
 from posttrain.runs import (
     MANIFEST,
@@ -143,8 +142,7 @@ def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console
     )
     bind_lock(out / LOCK, lock, finished=complete)
     if complete:
-        ensure_report(out)
-        console.print(f"{out} is complete, nothing to do", highlight=False)
+        show_up_to_date(console, out)
     else:
         total = len(recipe.checkpoints) * sum(unit.size for unit in plan.units)
         try:
@@ -158,7 +156,7 @@ def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console
             name: [r for u in plan.units for r in read_records(record_path(out, name, u.name))]
             for name in recipe.checkpoints
         }
-        metrics = finish_run(
+        finish_run(
             stage,
             records,
             lock=read_lock(out / LOCK),
@@ -167,9 +165,7 @@ def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console
             seed=recipe.seed,
             stats=plan.stats,
         )
-        print_cells(console, metrics["cells"])
-        print_pairs(console, metrics["pairs"])
-        console.print(f"{write_report(out)}", highlight=False)
+        show_finished(console, out)
     shutil.rmtree(out / WORK, ignore_errors=True)
     if recipe.inspect_logs and not (out / INSPECT_LOGS).is_dir():
         from posttrain.evaluation.inspect_adapter.log import write_logs

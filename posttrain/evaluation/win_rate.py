@@ -141,20 +141,33 @@ class AnswerPair:
         """Whether there is nothing to judge."""
         return self.answers[0].strip() == self.answers[1].strip()
 
-    def duel(self, preferred: tuple[int | None, int | None] | None) -> Duel:
-        """The pair with the position that a judge preferred in each order; None: the same."""
+    def duel(self, judgements: Sequence[Row]) -> Duel:
+        """The pair with the position that a judge preferred in each order; (): the same."""
         prompt, old, new = self.prompt, self.before, self.after
-        before_first, after_first = preferred or (None, None)
+        before_first, after_first = [row["preferred"] for row in judgements] or (None, None)
         return Duel(
             question=f"{prompt.source}/{prompt.task}",
             unit=f"{prompt.source}.{prompt.setting} {'on' if prompt.thinking else 'off'}",
             index=self.index,
             before_first=before_first,
             after_first=after_first,
-            same=preferred is None,
+            same=not judgements,
             before_tokens=old.reasoning_tokens + old.answer_tokens,
             after_tokens=new.reasoning_tokens + new.answer_tokens,
         )
+
+    def row(self, judgements: Sequence[Row]) -> Row:
+        """The pair to read: both answers, and the judge's texts in each order."""
+        before, after = self.answers
+        return {
+            "prompt": self.prompt.id,
+            "index": self.index,
+            "request": self.prompt.messages[-1].content,
+            "before": before,
+            "after": after,
+            "outcome": self.duel(judgements).outcome,
+            **dict(zip(("before_first", "after_first"), judgements, strict=False)),
+        }
 
 
 def read_answers(path: str, out: Path) -> PolicyAnswers:

@@ -1,5 +1,10 @@
 """`report.html`: one self-contained page about an artifact and everything it was made from."""
 
-from posttrain.report.write import ensure_report, write_report
+from posttrain.report.write import (
+    ensure_report,
+    show_finished,
+    show_up_to_date,
+    write_report,
+)
 
-__all__ = ["ensure_report", "write_report"]
+__all__ = ["ensure_report", "show_finished", "show_up_to_date", "write_report"]

@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup
 
-from posttrain.report.section import BarChart, Chart, IntervalChart, LineChart, Series, Spark
+from posttrain.report.section import BarChart, Chart, IntervalChart, LineChart, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -188,21 +188,6 @@ def _intervals(chart: IntervalChart) -> str:
         axes.grid(axis="x", clip_on=False)
         axes.set_xlabel(chart.x)
     return svg.html
-
-
-def spark_svg(spark: Spark) -> str:
-    """A line without axes, as high as a line of text."""
-    span = spark.high - spark.low or 1.0
-    finite = [(value - spark.low) / span for value in spark.values if math.isfinite(value)]
-    if not finite:
-        return ""
-    last = len(finite) - 1
-    with drawing(spark.name, width=120, height=22, data=finite) as (axes, svg):
-        axes.set_axis_off()
-        axes.set_xlim(-0.02, max(last, 1) * 1.03)
-        axes.set_ylim(-0.1, 1.1)
-        axes.plot(finite, color=ACCENT, marker="o", markersize=5, markevery=[last], clip_on=False)
-    return f'<span class="spark">{svg.html}</span>'
 
 
 def _axes(axes: Axes, *, x: str, y: str, whole: bool = False) -> None:

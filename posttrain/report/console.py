@@ -26,8 +26,6 @@ from posttrain.report.section import (
     Items,
     LineChart,
     Section,
-    ShareBar,
-    Spark,
     Styled,
     Table,
     TableCell,
@@ -107,21 +105,15 @@ def dialogue_text(words: Words, *, colour: bool) -> Text:
 
 def _grid(table: Table) -> Grid:
     grid, aligned = Grid(), table.numeric()
-    # bars and sparks need a page
-    shown = [
-        k
-        for k in range(len(table.head))
-        if not any(isinstance(row[k], ShareBar | Spark) for row in table.rows)
-    ]
-    for k in shown:
+    for k, name in enumerate(table.head):
         numeric = k in aligned
         justify = "right" if numeric else "left"
         # words give way before numbers do
-        grid.add_column(table.head[k], justify=justify, overflow="fold", no_wrap=numeric)
+        grid.add_column(name, justify=justify, overflow="fold", no_wrap=numeric)
     for number, row in enumerate(table.rows, start=1):
         if table.total and number == len(table.rows):
             grid.add_section()
-        grid.add_row(*(Text(_cell(row[k])) for k in shown))
+        grid.add_row(*(Text(_cell(value)) for value in row))
     return grid
 
 

@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
-from posttrain.report.charts import chart_svg, spark_svg
+from posttrain.report.charts import chart_svg
 from posttrain.report.section import (
     Block,
     Chart,
     Digest,
     Section,
-    ShareBar,
-    Spark,
     Styled,
     TableCell,
     Tile,
@@ -58,8 +56,7 @@ def _template() -> Template:
         keep_trailing_newline=True,
     )
     environment.filters.update(
-        anchor=_anchor, attributes=_attributes, cell=_cell, kind=_kind, runs=_runs, svg=chart_svg,
-        words=_words,
+        anchor=_anchor, cell=_cell, kind=_kind, runs=_runs, svg=chart_svg, words=_words,
     )  # fmt: skip
     environment.globals["style"] = Markup((folder / "page.css").read_text("utf-8").strip())  # noqa: S704
     return environment.get_template("page.html.jinja")
@@ -100,21 +97,9 @@ def _cell(value: object) -> Markup:
             return Markup('<span class="faint">–</span>')
         case Digest(full=str()):
             return Markup('<code title="{}">{}</code>').format(value.full, plain(value))
-        case ShareBar():
-            width = f"{100 * max(0.0, min(1.0, value.share)):.1f}%"
-            return Markup('<span class="bar"><i style="width:{}"></i></span>').format(width)
-        case Spark():
-            return Markup(spark_svg(value))  # noqa: S704 - our own drawing
         case TableCell():
             lead = "\N{EM SPACE}" * max(value.indent - 1, 0) + "↳ " * (value.indent > 0)
             below = Markup("<br><small>{}</small>").format(value.below) if value.below else ""
             return escape(lead) + _cell(value.value) + below
         case _:
             return _words(plain(value))
-
-
-def _attributes(value: object, numeric: bool) -> Markup:
-    share = value.share if isinstance(value, TableCell) else None
-    if share is not None:
-        return Markup(' class="n heat" style="--share:{}%"').format(round(60 * share))
-    return Markup(' class="n"') if numeric else Markup("")

@@ -9,13 +9,14 @@ A parent is bound by its digest: whatever else lies at its path is not it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from posttrain.errors import DataError
 from posttrain.hashing import sha256_file
+from posttrain.report.section import Block, LeftOut, Row, Section
 from posttrain.runs import Manifest, Parent, read_artifact
 
 
@@ -90,6 +91,16 @@ def listed_rows(node: Node, name: str) -> list[dict[str, Any]] | None:
     """The rows of a JSONL file that the manifest lists, else `None`; raises as `listed_text`."""
     found = listed_text(node, name)
     return None if found is None else [json.loads(line) for line in found.splitlines()]
+
+
+def rows_to_read(
+    node: Node, name: str, title: str, draw: Callable[[Sequence[Row]], Iterable[Block]]
+) -> Section | LeftOut:
+    """A section drawn of the rows of a listed file; left out where the manifest lists none."""
+    rows = listed_rows(node, name)
+    if rows is None:
+        return LeftOut(title, f"{node.name} lists no {name}")
+    return Section(title, list(draw(rows)))
 
 
 def side_rows(node: Node, name: str) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from posttrain.report.lineage import Node, trace
 from posttrain.report.pages.provenance import counts, details, lineage
 from posttrain.report.section import Block, Dialogue, Fold, Section, Styled, Words
-from posttrain.report.write import SECTIONS
+from posttrain.report.write import figures
 from posttrain.runs import FileEntry
 
 Decode = Callable[[Sequence[int]], str]
@@ -35,10 +35,7 @@ def artifact_sections(path: Path) -> Iterator[Section]:
     missing = [f"{node.name}: {node.missing}" for node in nodes if node.manifest is None]
     yield Section(f"{nodes[0].kind} {path}", [lineage(nodes), *missing])
     yield counts(nodes[:1])
-    for part in SECTIONS[nodes[0].kind](nodes[0]) if nodes[0].kind in SECTIONS else ():
-        # what is folded away on a page would fill the console; rows are shown below
-        if isinstance(part, Section):
-            yield Section(part.title, [b for b in part.blocks if not isinstance(b, Fold)])
+    yield from figures(nodes[0])  # rows are shown below
     yield Section("Config", [details(nodes[0], _FILES_SHOWN)])
 
 

@@ -37,11 +37,10 @@ Words = str | Sequence[str | Styled]
 
 @dataclass(frozen=True, slots=True)
 class TableCell:
-    """A cell with a smaller line below its value, a background for a share, or an indent."""
+    """A cell with a smaller line below its value, or an indent."""
 
     value: object
     below: str = ""
-    share: float | None = None
     indent: int = 0
 
 
@@ -50,23 +49,6 @@ class Digest:
     """A digest: shown by its first characters."""
 
     full: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class ShareBar:
-    """A share in [0, 1] as a bar inside a table cell."""
-
-    share: float
-
-
-@dataclass(frozen=True, slots=True)
-class Spark:
-    """A line without axes for a table cell, between the levels `low` and `high`."""
-
-    name: str
-    values: Sequence[float]
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +222,14 @@ def ratio(part: float, whole: float, digits: int = 1) -> str | None:
     return f"{100 * part / whole:.{digits}f} %" if whole else None
 
 
+def estimate(found: Row | None, *, scale: float = 1.0, digits: int = 1) -> str | None:
+    """A value with its interval, e.g. "61.0 (55.2–66.4)"; None stays."""
+    if found is None:
+        return None
+    value, low, high = (f"{scale * found[key]:.{digits}f}" for key in ("value", "low", "high"))
+    return f"{value} ({low}–{high})"
+
+
 def signed(value: float, digits: int, unit: str = "") -> str:
     """A difference with its sign, as typographic minus."""
     return f"{value:+.{digits}f}{unit}".replace("-", "−")
@@ -274,7 +264,5 @@ def plain(value: object) -> str:
             return plain(value.full and f"{value.full[:12]}…")
         case TableCell():
             return f"{'  ' * value.indent}{plain(value.value)}"
-        case ShareBar() | Spark():
-            return ""
         case _:
             return str(value)

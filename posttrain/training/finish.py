@@ -43,7 +43,7 @@ def artifact_files(out: Path) -> dict[str, int | None]:
     any."""
     # neither speeds, nor caches, nor pages that can be written again are part of the artifact, nor
     # event files, whose names and bytes hold the host and the time
-    own = {MANIFEST, STAGE, SPEED, TIMING, "report.html", "accuracy.json"}
+    own = {MANIFEST, STAGE, SPEED, TIMING, "report.html"}
     names = (str(path.relative_to(out)) for path in sorted(out.rglob("*")) if path.is_file())
     return {
         name: _rows(out / name)

@@ -90,7 +90,7 @@ class VerdictCache:
         row: Mapping[str, Any] = load_json(os.pread(file, length, offset))
         verdict = Verdict(*(row[name] for name in _FIELDS)) if row["reason"] is None else None
         vote = Vote(verdict, reason=row["reason"], text=row["text"])
-        if row["asked"] == seed:
+        if row["seed"] == seed:
             return replace(vote, **{name: row[name] for name in _COSTS})
         return replace(vote, cached=True)
 
@@ -116,7 +116,7 @@ class VerdictCache:
         if (key, seed) in self._places:
             return
         scores = {n: None if vote.verdict is None else getattr(vote.verdict, n) for n in _FIELDS}
-        row = {"key": key, "asked": seed, **scores, "reason": vote.reason}
+        row = {"key": key, "seed": seed, **scores, "reason": vote.reason}
         row |= {"text": vote.text, **{name: getattr(vote, name) for name in _COSTS}}
         # half of a surrogate pair is no UTF-8: it is written as an escape
         line = (json_text(row).encode("utf-8", "backslashreplace")) + b"\n"
@@ -128,7 +128,7 @@ class VerdictCache:
         self._note(row, (self._own.fileno(), offset, len(line)))
 
     def _note(self, row: Mapping[str, Any], place: _Place) -> None:
-        key, seed, reason = row["key"], row["asked"], row["reason"]
+        key, seed, reason = row["key"], row["seed"], row["reason"]
         self._places.setdefault((key, seed), place)
         if self._any_step and reason is None:
             self._places.setdefault((key, None), place)

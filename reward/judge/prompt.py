@@ -224,8 +224,17 @@ LAYOUTS: dict[str, PromptLayout] = {
 _FRAMES = (
     r"<(?=[|｜][^<>\n]{1,60}[|｜]>)",  # <|im_end|>, <|eot_id|>, <｜end▁of▁sentence｜>
     r"<(?=/?(?i:s|bos|eos|pad|unk|think|tool_call|tool_response|tools|start_of_turn|end_of_turn)>)",
+    r"<(?=(?i:mask|cls|sep|eod|sop|eop|(?:bos|eos|pad|unk|mask|cls|sep)_token|file_sep|repo_name"
+    r"|(?:start|end)_(?:of_(?:image|audio)|function_(?:call|response|declaration))"
+    r"|fim_\w{1,12}|seed:\w{1,16}|(?:unused|special_|extra_id_|reserved_)\w{0,12})>)",
     r"\[(?=/?(?i:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\])",
+    # as they are written: [args] and [prefix] are words of command lines
+    r"\[(?=/?(?:[gs]?MASK|CLS|SEP|PAD|UNK|BOS|EOS|THINK|ARGS|CALL_ID|TOOL_CONTENT|PREFIX|MIDDLE|SUFFIX"
+    r"|IMG(?:_BREAK|_END)?|AUDIO|BEGIN_AUDIO|control_\d{1,4})\])",
     r"<(?=</?(?i:SYS)>>)",
+    # ]~b], ]~!b[ and [e~[, also where a bracket of the frame completes them
+    r"~(?=!?b(?:[\[\]]|$))",
+    r"\[(?=e~)",
 )
 # no text needs these: control characters but tab and line feed, direction overrides, tags that no
 # eye sees, halves of surrogate pairs

@@ -19,11 +19,11 @@ from posttrain.jsontext import load_json
 from posttrain.rollouts import Completion, Prompt
 from reward.judge.verdict import (
     FORMAT_WEIGHT,
-    MIDDLE_RANKING,
     RANKING_WEIGHT,
     Gold,
     Verdict,
     parse_verdict,
+    preferred,
     training_reward,
 )
 
@@ -56,19 +56,6 @@ class VerdictScore:
         """What is logged beside the reward."""
         format_kept = float(self.verdict is not None)
         return {"format": format_kept} | {name: getattr(self, name) for name in PARTS[1:]}
-
-
-def preferred(verdict: Verdict | Gold) -> int:
-    """1 or 2, the response that is preferred by its score and, at equal scores, by the ranking.
-
-    0 where neither is. A gold without scores goes by its ranking.
-    """
-    scores = verdict.score_1, verdict.score_2
-    if scores[0] is not None and scores[1] is not None and scores[0] != scores[1]:
-        return 1 if scores[0] > scores[1] else 2
-    if verdict.ranking == MIDDLE_RANKING:
-        return 0
-    return 1 if verdict.ranking < MIDDLE_RANKING else 2
 
 
 def outcome_of(completion: Completion, gold: Gold) -> VerdictScore | None:

@@ -119,6 +119,19 @@ def _closing(text: str, opening: int) -> int | None:
     return None
 
 
+def preferred(verdict: Verdict | Gold) -> int:
+    """1 or 2, the response that is preferred by its score and, at equal scores, by the ranking.
+
+    0 where neither is. A gold without scores goes by its ranking.
+    """
+    scores = verdict.score_1, verdict.score_2
+    if scores[0] is not None and scores[1] is not None and scores[0] != scores[1]:
+        return 1 if scores[0] > scores[1] else 2
+    if verdict.ranking == MIDDLE_RANKING:
+        return 0
+    return 1 if verdict.ranking < MIDDLE_RANKING else 2
+
+
 def training_reward(predicted: Verdict | None, gold: Gold | Verdict) -> float:
     """Equation 1 of the paper: -10 if malformed, minus the distances to the gold.
 

@@ -18,7 +18,7 @@ from posttrain.errors import JudgeError
 from posttrain.group_rewards import Failure
 from posttrain.records import Message, json_text
 from posttrain.sampling.sampler import Generation, Parameters, Request, seed_of
-from reward.judge.verdict import Verdict, parse_verdict
+from reward.judge.verdict import Verdict, parse_verdict, preferred
 
 _SHOWN = 200  # characters of an answer in a message
 
@@ -70,6 +70,17 @@ class Judgement:
     def reason(self) -> str | None:
         """Why there is no verdict; None where there is one."""
         return None if self.verdict is not None else self.votes[0].reason
+
+    def row(self) -> dict[str, Any]:
+        """For a person to read; `preferred` as `verdict.preferred`, None without a verdict."""
+        verdict = self.verdict
+        scores = None if verdict is None else [verdict.score_1, verdict.score_2, verdict.ranking]
+        return {
+            "verdict": scores,
+            "preferred": None if verdict is None else preferred(verdict),
+            "reason": self.reason,
+            "texts": [vote.text for vote in self.votes],
+        }
 
 
 @dataclass(slots=True)

@@ -101,7 +101,9 @@ def run_script(arguments: Sequence[str], samplers: Sequence[ScriptedSampler] = (
 
     with (
         patch("posttrain.evaluation.stage.opened_sampler", opened),
-        patch("data_builders.toolkits.toolkits_for", lambda *_: {"calculators": Calculators()}),
+        patch(
+            "data_builders.prompts.build.toolkits_for", lambda *_: {"calculators": Calculators()}
+        ),
         patch("data_builders.graders.all_graders", lambda: {"exact": Exact()}),
     ):
         script("eval").main(list(arguments))

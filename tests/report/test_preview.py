@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.errors import DataError
 from posttrain.report.console import dialogue_text
 from posttrain.report.preview import marked_words
 from posttrain.runs import Counts, Run, parent_of
@@ -107,8 +106,3 @@ def test_lineage_says_when_a_parent_is_gone_or_another(tmp_path, capsys):
     assert "old: not at ../old" in shown()
     Run.open(tmp_path / "old", kind="rows", config={"b": 2}).finish(counts=Counts(0, 0), files={})
     assert "another artifact lies at ../old now" in shown()
-
-
-def test_a_directory_without_manifest_is_no_artifact(tmp_path):
-    with pytest.raises(DataError, match=r"manifest\.json"):
-        script("preview").main([str(tmp_path)])

@@ -97,7 +97,6 @@ def test_a_checkpoint_shows_its_whole_lineage(run):
     assert sections(page) == [
         "Training", "Speed", "Mixture", "Drops by source", "Sources", "Lengths", "Reasoning control",
         "Packing", "Supervision", "Worst offenders", "Sample conversations", "Tiny world", "Counts", "Provenance",
-        "Not in this report",
     ]  # fmt: skip
     for folder in ("sft", "sft_data", "world"):
         assert read_artifact(run / folder).digest in page
@@ -155,22 +154,6 @@ def test_the_same_bytes_again_and_elsewhere(run, tmp_path):
     assert write_report(tmp_path / "elsewhere" / "run" / "sft").read_bytes() == first
 
 
-def test_the_report_is_no_part_of_the_artifact(run):
-    before = read_artifact(run / "sft_data")
-    write_report(run / "sft_data")
-    assert read_artifact(run / "sft_data") == before
-    assert Run.open(run / "sft_data", kind="sft_data", config=before.config).complete
-
-
-def test_each_kind_alone(run):
-    for name, first in (("world", "Tiny world"), ("sft_data", "Mixture")):
-        (run / name / "report.html").unlink(missing_ok=True)
-        page = page_of(run / name, out=run / "own.html")
-        assert sections(page)[0] == first
-        assert f"<h1>{name}</h1>" in page
-        assert not (run / name / "report.html").exists()
-
-
 def test_missing_and_replaced_parents_are_said_to_be(run, tmp_path):
     shutil.rmtree(run / "world")
     page = page_of(run / "sft")
@@ -205,8 +188,8 @@ def test_text_from_data_cannot_become_markup(run):
 
 def test_held_out_loss_is_per_trained_token_and_by_group(run):
     page = page_of(run / "sft")
-    assert cells(page, "maths/on") == ["maths/on", "30", "3.000", "2.000", "2.000", ""]
-    assert cells(page, "maths/off") == ["maths/off", "10", "1.000", "1.000", "4.000", ""]
+    assert cells(page, "maths/on") == ["maths/on", "30", "3.000", "2.000", "2.000"]
+    assert cells(page, "maths/off") == ["maths/off", "10", "1.000", "1.000", "4.000"]
     chart = section(page, "Training")
     grey = re.search(
         r'<title>held-out loss</title><path d="M ([\d.]+) ([\d.]+) +L ([\d.]+) ([\d.]+) +"', chart
@@ -229,57 +212,6 @@ def test_a_diverged_run_still_has_a_report(run):
     assert "1 logged losses are not finite" in page_of(run / "diverged")
     write_checkpoint(run / "empty", run / "sft_data", [])
     assert "Training" in sections(page_of(run / "empty"))
-
-
-def accuracy_file(digests: list[str]) -> dict:
-    def total(correct):
-        share = correct / 10
-        return {"prompts": 10, "correct": correct, "accuracy": share, "low": 0.0, "high": 1.0}
-
-    def condition(name, correct):
-        return {
-            "condition": name, "all": total(correct), "families": {"maths": total(correct)},
-            "reasons": {"correct": correct, "wrong_answer": 10 - correct}, "completions": 10,
-            "without_think_tag": 10, "forced": 0, "truncated": 1, "reasoning_tokens": 3.0,
-            "answer_tokens": 2.0,
-            "samples": [{"id": "1", "family": "maths", "gold": "4", "reason": "correct",
-                         "prompt": "2+2?", "completions": ["4<|im_end|>"]}],
-        }  # fmt: skip
-
-    names = ["on", "off", "budget 8", "budget 24"]
-    runs = [
-        {"name": f"arm {k}", "checkpoint": digest,
-         "conditions": [condition(name, 8 - k - j) for j, name in enumerate(names)]}
-        for k, digest in enumerate(digests)
-    ]  # fmt: skip
-    return {"world": "w", "prompts": 10, "families": ["maths"], "budgets": [8, 24],
-            "max_new_tokens": 64, "runs": runs}  # fmt: skip
-
-
-def test_accuracy_of_this_checkpoint_and_its_arms(run):
-    digest = read_artifact(run / "sft").digest
-    (run / "sft" / "accuracy.json").write_text(json.dumps(accuracy_file([digest, "b" * 64])))
-    page = page_of(run / "sft")
-    Reader(page)
-    assert sections(page)[0] == "Accuracy"
-    assert "<b>80.0 %</b><span>correct, reasoning on</span>" in page
-    arms = page[page.index(">Arms<") :]
-    assert cells(arms, "arm 0")[2:] == ["80.0 %", "70.0 %", "60.0 %", "50.0 %"]
-    assert cells(arms, "arm 1")[2:] == ["−10.0", "−10.0", "−10.0", "−10.0"]
-    assert cells(page, "correct") == ["correct", "8", "7", "6", "5"]
-
-
-def test_accuracy_of_other_checkpoints_is_not_shown_as_this_ones(run, tmp_path):
-    other = tmp_path / "a.json"
-    other.write_text(json.dumps(accuracy_file(["c" * 64])))
-    page = page_of(run / "sft", accuracy=other)
-    assert "Accuracy" not in sections(page)
-    assert "of other checkpoints" in page
-    other.write_text("{}")
-    with pytest.raises(DataError, match="has no runs"):
-        write_report(run / "sft", accuracy=other)
-    with pytest.raises(DataError, match="cannot be read"):
-        write_report(run / "sft", accuracy=tmp_path / "none.json")
 
 
 def test_the_report_loads_nothing_heavy():
@@ -318,7 +250,7 @@ def test_the_console_shows_the_figures_of_the_page(run):
     printed = console.file.getvalue()
     row = next(line for line in printed.splitlines() if "maths" in line)
     shown = [cell.strip() for cell in row.strip("│").split("│")]
-    assert shown == cells(page_of(run / "sft_data"), "maths")[: len(shown)]
+    assert shown == cells(page_of(run / "sft_data"), "maths")
     for one in stats["histograms"]["length"]:
         assert f"≤ {one['up_to']:,}" in printed
         assert f"{one['trained']:,}" in printed

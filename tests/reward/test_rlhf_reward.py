@@ -103,25 +103,6 @@ def test_the_base_reward_is_the_mean_over_both_positions():
     assert found.counts["ties"] == 0
 
 
-def test_groups_are_judged_in_one_batch_and_kept_apart():
-    sampler = Scripted(fair)
-    first, second = rewarded(judge_of(sampler), completions(FOUR), completions(FOUR[:2]))
-    # the prompts are alike here: the second group's (0, 1) was asked for the first
-    assert [len(call) for call in sampler.calls] == [5]
-    assert first.rewards == (1.0, 2.0, 3.0, 4.0)
-    assert second.rewards == (1.0, 2.0)
-    assert second.counts["judge_calls"] == 1
-    assert second.counts["judge_cached"] == 1
-
-
-def test_one_rollout_alone_is_unscored():
-    [found] = rewarded(judge_of(fair), completions(["12"]))
-    assert found.rewards == (None,)
-    assert found.parts["base"] == (None,)
-    assert found.parts["answer_tokens"] == (2.0,)
-    assert found.counts["matches"] == 0
-
-
 def test_rollouts_that_were_given_up_are_in_no_match():
     rollouts = [completion("1"), failed(1), completion("123", index=2), failed(3)]
     [found] = rewarded(judge_of(fair), rollouts)
@@ -239,16 +220,6 @@ def test_a_cut_answer_earns_nothing_by_being_short():
     ]
     [found] = rewarded(judge_of(fair), rollouts, length=LengthConfig())
     assert found.parts["answer_length"] == (-0.25, 0.0, 0.0, 0.25)
-
-
-def test_lengths_may_be_characters():
-    rollouts = [completion("12", reasoning=" ää "), completion("123", index=1, reasoning="aaaa")]
-    tokens = rewarded(judge_of(fair), rollouts, length=LengthConfig())[0]
-    characters = rewarded(judge_of(fair), rollouts, length=LengthConfig(unit="characters"))[0]
-    # six bytes against four, or two characters against four
-    assert tokens.parts["reasoning_length"] == (-0.25, 0.25)
-    assert characters.parts["reasoning_length"] == (0.25, -0.25)
-    assert characters.parts["reasoning_tokens"] == (6.0, 4.0)
 
 
 def test_accuracy_is_watched_and_is_no_part_of_the_reward():

@@ -38,15 +38,6 @@ def test_fenced_code_is_neither_counted_nor_measured(fence: str):
     assert style_density(f"- item\n{fence}\n# an open fence\n- runs to the end") == 1 / 6
 
 
-def test_a_line_that_begins_with_inline_code_opens_no_fence():
-    assert marks("```x``` is code\n# header\n```y```") == pytest.approx(1)
-
-
-@pytest.mark.parametrize("text", ["", " \n\t "])
-def test_nothing_has_no_density(text: str):
-    assert style_density(text) == 0
-
-
 @pytest.mark.parametrize("piece", ["`", "```\n", "*", "**a", "__", "# ", "1", "~~~x\n```\n"])
 def test_long_texts_take_linear_time(piece: str):
     assert style_density(piece * 50_000) >= 0

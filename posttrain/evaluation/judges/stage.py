@@ -20,9 +20,10 @@ from rich.console import Console
 from posttrain.config.eval_genrm import EvalGenRmConfig
 from posttrain.errors import DataError
 from posttrain.evaluation.judges.metrics import Judged, judge_cells, judge_differences
-from posttrain.evaluation.tables import print_judges
 from posttrain.hashing import digest_of
-from posttrain.report import ensure_report, write_report
+from posttrain.report import show_finished, show_up_to_date
+from posttrain.report.console import print_sections
+from posttrain.report.pages.judging import evaluation_figures
 from posttrain.rollouts import Completion, Prompt, completion_from_row, prompt_from_row
 from posttrain.runs import (
     Counts,
@@ -86,8 +87,7 @@ def run_evaluation(
     out = stage.path
     if stage.complete:
         shutil.rmtree(out / WORK, ignore_errors=True)
-        ensure_report(out)
-        console.print(f"{out} is complete, nothing to do", highlight=False)
+        show_up_to_date(console, out)
         return
     atomic_write_text(out / PROMPTS, prompt_lines(prompts))
     total = len(prompts) * recipe.n * len(recipe.checkpoints)
@@ -183,7 +183,7 @@ def _finish(
     pairs = len({prompt.task for prompt in prompts})
     left: int = data.stats["held_out"]["pairs"] - pairs
     stage.finish(
-        counts=Counts(pairs + left, pairs, {"not_asked": left} if left else {}),
+        counts=Counts(pairs + left, pairs, {"not_selected": left} if left else {}),
         files=files,
         parents=parents,
         seed=recipe.seed,
@@ -198,8 +198,7 @@ def _finish(
         },
     )
     shutil.rmtree(out / WORK, ignore_errors=True)
-    print_judges(console, metrics["cells"], metrics["differences"])
-    console.print(f"{write_report(out)}", highlight=False)
+    show_finished(console, out)
 
 
 def rescore(run: Path, read: Read, console: Console) -> None:
@@ -208,7 +207,7 @@ def rescore(run: Path, read: Read, console: Console) -> None:
     prompts = _read_prompts(run / PROMPTS)
     judgements = _read_judgements(run, manifest.stats["checkpoints"], prompts, read)
     metrics = _metrics_of(judgements, seed=manifest.seed)
-    print_judges(console, metrics["cells"], metrics["differences"])
+    print_sections(console, evaluation_figures(metrics))
     same = metrics == json.loads((run / METRICS).read_text("utf-8"))
     console.print("unchanged" if same else f"other figures than {run / METRICS}", highlight=False)
 
@@ -222,8 +221,10 @@ def _to_read(checkpoint: str, judgements: Judgements) -> list[dict[str, Any]]:
             {
                 "checkpoint": checkpoint,
                 "prompt": prompt.id,
-                "asked": prompt.messages[-1].content,
-                "said": completion.steps[-1].text if completion.steps else (completion.error or ""),
+                "request": prompt.messages[-1].content,
+                "answer": completion.steps[-1].text
+                if completion.steps
+                else (completion.error or ""),
                 "gold": prompt.gold,
                 "reward": None if judged is None else judged.reward,
                 "right": None if judged is None else judged.right,

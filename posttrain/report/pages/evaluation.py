@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from posttrain.chat.detect import FoundCall, searched
 from posttrain.errors import DataError
 from posttrain.evaluation.grade import Record, record_from_row
-from posttrain.report.lineage import Node, listed_rows, listed_text
+from posttrain.report.lineage import Node, listed_text, rows_to_read
 from posttrain.report.section import (
     SHOWN_CHARACTERS,
     Block,
@@ -24,6 +24,7 @@ from posttrain.report.section import (
     Table,
     TableCell,
     Tile,
+    estimate,
     percent,
     section,
     signed,
@@ -45,11 +46,7 @@ def sections(node: Node) -> Iterator[Section | LeftOut]:
     """All sections of one `evaluation` artifact."""
     metrics = read_metrics(node)
     yield from figures(metrics)
-    rows = listed_rows(node, "examples.jsonl")
-    if rows is None:
-        yield LeftOut("Completions to read", f"{node.name} lists no examples.jsonl")
-    else:
-        yield completions_to_read(rows)
+    yield rows_to_read(node, "examples.jsonl", "Completions to read", completions_to_read)
 
 
 def figures(metrics: Row) -> Iterator[Section]:
@@ -201,10 +198,7 @@ def lengths(cells: Sequence[Row]) -> Iterator[Block]:
     rows: list[list[object]] = []
     for cell in cells:
         for name, found in cell["lengths"].items():
-            levels = [
-                f"{found[s]['value']:.1f} ({found[s]['low']:.1f} – {found[s]['high']:.1f})"
-                for s in ("mean", "median", "p90")
-            ]
+            levels = [estimate(found[s]) for s in ("mean", "median", "p90")]
             place = [cell["checkpoint"], *(cell[key] for key in _PLACE)]
             rows.append([*place, name.replace("_", " "), *levels])
     head = ["checkpoint", "task", "setting", "reasoning", "length", "mean", "median", "90 %"]
@@ -224,7 +218,7 @@ def differences(pairs: Sequence[Row]) -> Iterator[Block]:
                 [
                     f"{pair['a']} → {pair['b']}",
                     *(pair[key] for key in _PLACE),
-                    name.replace("_", " "),
+                    _HEADLINE.get(name, name.replace("_", " ")),
                     f"{scale * found['a']:.2f}",
                     f"{scale * found['b']:.2f}",
                     signed(scale * found["difference"], 2),
@@ -239,7 +233,6 @@ def differences(pairs: Sequence[Row]) -> Iterator[Block]:
     yield Fold(title, [Table(head, rows)])
 
 
-@section("Completions to read")
 def completions_to_read(rows: Sequence[Mapping[str, object]]) -> Iterator[Block]:
     """Every example; those with a call that should not be there first, and open."""
     records = sorted(map(record_from_row, rows), key=lambda r: not r.verdict.hallucinated)

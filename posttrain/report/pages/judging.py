@@ -19,6 +19,7 @@ from posttrain.report.section import (
     Table,
     Tile,
     counted,
+    estimate,
     percent,
     section,
     shortened,
@@ -155,8 +156,8 @@ def judges(cells: Sequence[Row], failed: Row) -> Iterator[Block]:
     """Every judge on every source."""
     rows = [
         [cell["checkpoint"], cell["source"], cell["pairs"]]
-        + [_share(cell[name]) for name in _RATES]
-        + [_mean(cell[name]) for name in _MEANS]
+        + [estimate(cell[name], scale=100) for name in _RATES]
+        + [estimate(cell[name], digits=2) for name in _MEANS]
         for cell in cells
     ]
     head = ["judge", "source", "pairs", *_RATES.values(), *_MEANS.values()]
@@ -186,19 +187,6 @@ def judges_compared(rows: Sequence[Row]) -> Iterator[Block]:
         yield table
 
 
-def _share(found: Row | None) -> str | None:
-    if found is None:
-        return None
-    between = f"{100 * found['low']:.1f}–{100 * found['high']:.1f}"
-    return f"{100 * found['value']:.1f} ({between})"
-
-
-def _mean(found: Row | None) -> str | None:
-    if found is None:
-        return None
-    return f"{found['value']:.2f} ({found['low']:.2f}–{found['high']:.2f})"
-
-
 def _change(found: Row | None, scale: float) -> str | None:
     if found is None:
         return None
@@ -209,8 +197,8 @@ def _change(found: Row | None, scale: float) -> str | None:
 def _judgement(row: Row, opened: bool) -> Fold:
     reward = "lost" if row["reward"] is None else f"reward {row['reward']:.1f}"
     words = [
-        f"{shortened(row['asked'], SHOWN_JUDGEMENT)}\n",
-        Styled(shortened(row["said"], SHOWN_JUDGEMENT), "mark"),
+        f"{shortened(row['request'], SHOWN_JUDGEMENT)}\n",
+        Styled(shortened(row["answer"], SHOWN_JUDGEMENT), "mark"),
         "\n",
         Styled("[gold]", "faint"),
         f" {row['gold']}",
@@ -245,7 +233,13 @@ def win_rate_tiles(node: Node) -> list[Tile]:
     row = read_metrics(node)["rows"][-1]
     if row["score"] is None:
         return []
-    return [(_share(row["score"]) or "", "won + tied / 2, per cent", f"{row['duels']:,} pairs")]
+    return [
+        (
+            estimate(row["score"], scale=100) or "",
+            "won + tied / 2, per cent",
+            f"{row['duels']:,} pairs",
+        )
+    ]
 
 
 @section("Win rate")
@@ -253,7 +247,7 @@ def win_rate(rows: Sequence[Row], stats: Row) -> Iterator[Block]:
     """Won, tied and lost, with the change of length."""
     cells = [
         [row["unit"], row["duels"], row["same"], row["unjudged"]]
-        + [_share(row[name]) for name in _OUTCOME_RATES]
+        + [estimate(row[name], scale=100) for name in _OUTCOME_RATES]
         + [_token_change(row["tokens"])]
         for row in rows
     ]
@@ -276,7 +270,7 @@ def _token_change(found: Row | None) -> str | None:
 
 
 def _duel(row: Row, opened: bool) -> Fold:
-    words = [Styled("[prompt]", "faint"), f" {shortened(row['asked'], SHOWN_ANSWER)}\n"]
+    words = [Styled("[prompt]", "faint"), f" {shortened(row['request'], SHOWN_ANSWER)}\n"]
     for name in ("before", "after"):
         answer = Styled(shortened(row[name], SHOWN_ANSWER), "mark")
         words += [Styled(f"[{name}]", "faint"), " ", answer, "\n"]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from posttrain.report.lineage import Node, listed_rows
+from posttrain.config.build_dpo import BuildDpoConfig
+from posttrain.report.lineage import Node, rows_to_read
 from posttrain.report.section import (
     SHOWN_CHARACTERS,
     Bar,
@@ -26,7 +27,8 @@ from posttrain.report.section import (
     shortened,
     signed,
 )
-from posttrain.rollouts import TRUNCATED
+from posttrain.rollouts import TRUNCATED, Prompt
+from posttrain.runs import Manifest
 
 SHOWN_PAIRS = 4  # of each category
 
@@ -35,12 +37,7 @@ def sections(node: Node) -> Iterator[Section | LeftOut]:
     """All sections of one `samples` artifact."""
     yield settings(node.stats["settings"])
     yield prompts_by_source(node.stats)
-    rows = listed_rows(node, "examples.jsonl")
-    if rows is None:
-        yield LeftOut("Samples to read", f"{node.name} lists no examples.jsonl")
-    else:
-        folds = [_example(row, opened=place == 0) for place, row in enumerate(rows)]
-        yield Section("Samples to read", folds)
+    yield rows_to_read(node, "examples.jsonl", "Samples to read", samples_to_read)
 
 
 def tiles(node: Node) -> list[Tile]:
@@ -98,7 +95,7 @@ def prompts_by_source(stats: Row) -> Iterator[Block]:
     ]
     skipped = [
         [setting, reason, count]
-        for setting, reasons in stats["not_asked"].items()
+        for setting, reasons in stats["skipped"].items()
         for reason, count in reasons.items()
     ]
     head = ["source", "rows", "requested", "dropped because", "rows", "such as"]
@@ -108,8 +105,26 @@ def prompts_by_source(stats: Row) -> Iterator[Block]:
         yield Table(["setting", "because", "questions"], skipped)
 
 
+def planned(
+    prompts: Sequence[Prompt], n_of: Callable[[str], int], most_tokens: Callable[[str], int]
+) -> Section:
+    """What a dry run expects of each setting."""
+    settings = dict.fromkeys(prompt.setting for prompt in prompts)
+    rows: list[list[object]] = []
+    for name in settings:
+        own, n = [prompt for prompt in prompts if prompt.setting == name], n_of(name)
+        thinking = sum(prompt.thinking for prompt in own)
+        rows.append([name, len(own), thinking, n, len(own) * n, len(own) * n * most_tokens(name)])
+    head = ["setting", "prompts", "reasoning on", "n", "completions", "tokens at most"]
+    return Section("Settings", [Table(head, rows)])
+
+
+def samples_to_read(rows: Sequence[Row]) -> Iterator[Block]:
+    """Every example, the first one open; the model's own text stands out."""
+    yield from (_example(row, opened=place == 0) for place, row in enumerate(rows))
+
+
 def _example(row: Row, *, opened: bool) -> Fold:
-    """The conversation; the model's own text stands out."""
     prompt, completion = row["prompt"], row["completion"]
     thinking = "on" if prompt["thinking"] else "off"
     about = f" · reasoning {thinking} · {prompt['source']} · {completion['finish']}"
@@ -132,11 +147,7 @@ def _turn(role: str, content: str) -> list[str | Styled]:
 def pair_sections(node: Node) -> Iterator[Section | LeftOut]:
     """All sections of one `dpo_data` artifact."""
     yield from pair_figures(node.stats)
-    rows = listed_rows(node, "samples.jsonl")
-    if rows is None:
-        yield LeftOut("Pairs to read", f"{node.name} lists no samples.jsonl")
-    else:
-        yield pairs_to_read(rows)
+    yield rows_to_read(node, "samples.jsonl", "Pairs to read", pairs_to_read)
 
 
 def pair_figures(stats: Row) -> Iterator[Section]:
@@ -162,6 +173,25 @@ def pair_tiles(node: Node) -> list[Tile]:
     return found
 
 
+@section("Plan")
+def planned_pairs(recipe: BuildDpoConfig, parents: Sequence[Manifest]) -> Iterator[Block]:
+    """What a dry run would build pairs of; nothing is graded."""
+    rows = [[path, *_rows_of(parent)] for path, parent in zip(recipe.samples, parents, strict=True)]
+    if rows:
+        yield Table(["samples", "prompts", "completions"], rows)
+    offline = [[source.name, ", ".join(source.paths) or source.hub] for source in recipe.offline]
+    if offline:
+        yield Table(["offline", "files"], offline)
+    yield Table(["category", "share"], [[c, percent(s)] for c, s in recipe.categories.items()])
+    total = f"{recipe.total:,} pairs at most" if recipe.total else "As many pairs as shares allow"
+    yield f"{total}, {recipe.pairs_per_prompt} of a prompt, rule {recipe.rule}."
+
+
+def _rows_of(samples: Manifest) -> list[int | None]:
+    rows = {file.path: file.rows for file in samples.files}
+    return [rows.get(name) for name in ("prompts.jsonl", "samples.jsonl")]
+
+
 @section("Preference pairs")
 def categories(stats: Row) -> Iterator[Block]:
     """Pairs by category and mode, what was dropped, how prompts fared."""
@@ -169,7 +199,7 @@ def categories(stats: Row) -> Iterator[Block]:
     rows = [
         [
             category,
-            percent(stats["shares_asked"][category]),
+            percent(stats["requested_shares"][category]),
             count,
             percent(count / max(1, stats["pairs"]["total"])),
             modes.get(f"{category}/on", 0),
@@ -178,7 +208,7 @@ def categories(stats: Row) -> Iterator[Block]:
         for category, count in pairs.items()
     ]
     head = ["category", "target share", "pairs", "share", "reasoning on", "reasoning off"]
-    counts, limit = stats["pair_books"], stats["limited_by"]
+    counts, limit = stats["pair_counts"], stats["limited_by"]
     yield Table(head, rows)
     yield (
         f"{counts['in']:,} candidate pairs = {counts['kept']:,} kept + dropped: "
@@ -262,16 +292,13 @@ def distances(stats: Row) -> Iterator[Block]:
     yield Table(["category", "median", "less than a tenth"], rows)
 
 
-@section("Pairs to read")
 def pairs_to_read(rows: Sequence[Row]) -> Iterator[Block]:
     """A few pairs of each category."""
     shown: Counter[str] = Counter()
-    folds: list[Fold] = []
     for row in rows:
         shown[row["category"]] += 1
         if shown[row["category"]] <= SHOWN_PAIRS:
-            folds.append(_pair(row, opened=not folds))
-    yield from folds
+            yield _pair(row, opened=shown.total() == 1)
 
 
 def _pair(row: Row, *, opened: bool) -> Fold:
@@ -280,7 +307,8 @@ def _pair(row: Row, *, opened: bool) -> Fold:
         (Styled("prompt", "bold"),), Dialogue(row["prompt"][-SHOWN_CHARACTERS:])
     ]  # fmt: skip
     for side in ("chosen", "rejected"):
-        score = row.get(f"{side}_score")
-        graded = "" if score is None else f" (score {score:g})"
-        blocks += [(Styled(side, "bold"), graded), Dialogue(row[side][:SHOWN_CHARACTERS])]
+        score, calls = row.get(f"{side}_score"), row.get(f"{side}_calls")
+        figures = "" if score is None else f" · score {score:g}"
+        figures += f" · {calls:,} calls" if calls else ""
+        blocks += [(Styled(side, "bold"), figures), Dialogue(row[side][:SHOWN_CHARACTERS])]
     return Fold((Styled(row["category"], "bold"), about), blocks, opened)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from posttrain.report.lineage import Node, listed_rows
+from posttrain.report.lineage import Node, rows_to_read
 from posttrain.report.pages import supervision
 from posttrain.report.section import (
     Bar,
@@ -17,7 +17,6 @@ from posttrain.report.section import (
     LeftOut,
     Row,
     Section,
-    ShareBar,
     Styled,
     Table,
     TableCell,
@@ -31,18 +30,13 @@ from posttrain.report.section import (
 
 SHOWN_SAMPLES = 12
 _UNITS = ("rows", "tokens", "trained")
-_EXAMPLES = "samples.jsonl"
 
 
 def sections(node: Node) -> Iterator[Section | LeftOut]:
     """All sections; one whose stats are missing is left out, with what is missing."""
     yield from figures(node.name, node.stats)
     yield from supervision.sections(node)
-    rows = listed_rows(node, _EXAMPLES)
-    if rows is None:
-        yield LeftOut("Sample conversations", f"{node.name} lists no {_EXAMPLES}")
-    else:
-        yield conversations(rows)
+    yield rows_to_read(node, "samples.jsonl", "Sample conversations", conversations)
 
 
 def figures(name: str, stats: Row) -> Iterator[Section | LeftOut]:
@@ -82,7 +76,6 @@ def tiles(node: Node) -> list[Tile]:
 def mixture(stats: Row) -> Iterator[Block]:
     """Amounts requested and realised."""
     sources: Mapping[str, Row] = stats["sources"]
-    largest = max((source["shares"]["tokens"] for source in sources.values()), default=1.0)
     rows: list[list[object]] = []
     for name, source in sources.items():
         requested, realised, shares = source["requested"], source["realised"], source["shares"]
@@ -95,13 +88,12 @@ def mixture(stats: Row) -> Iterator[Block]:
                 f"{realised['epochs']:.2f}",
                 *(realised[unit] for unit in _UNITS),
                 *(percent(shares[unit]) for unit in _UNITS),
-                ShareBar(shares["tokens"] / largest if largest else 0.0),
             ]
         )
     sums = [sum(source["realised"][unit] for source in sources.values()) for unit in _UNITS]
-    rows.append(["all", "", "", "", "", *sums, "", "", "", ""])
+    rows.append(["all", "", "", "", "", *sums, "", "", ""])
     head = ["source", "target", "actual", "deviation", "epochs", *_UNITS]
-    head += ["% rows", "% tokens", "% trained", ""]
+    head += ["% rows", "% tokens", "% trained"]
     yield (
         "What the recipe requests, and what was realised; repeats over epochs count. Actual and "
         "deviation are in the unit of the target."
@@ -300,7 +292,6 @@ def _fill_bars(fills: Sequence[int]) -> list[Bar]:
     return [Bar(f"{10 * k} %", [count]) for k, count in enumerate(tens)]
 
 
-@section("Sample conversations")
 def conversations(rows: Sequence[Row]) -> Iterator[Block]:
     """Samples of as many sources as there is room for, one of each in turn."""
     by_source: dict[str, list[Row]] = {}

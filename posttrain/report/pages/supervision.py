@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from posttrain.audit.limits import KIND_TITLES, share
-from posttrain.report.lineage import Node, listed_rows
+from posttrain.report.lineage import Node, rows_to_read
 from posttrain.report.section import (
     Block,
     Dialogue,
@@ -37,6 +37,8 @@ _COLUMNS = {
     "empty_think": "empty trace",
     "cut_trace": "trace cut to a budget",
     "clipped": "end clipped off",
+    "empty_answer": "empty answer",
+    "think_header": "prompt's think tag trained",
     "turn_tokens": "turn opener or pad trained",
     "prompt_trained": "prompt turn trained",
     "everything_trained": "every token trained",
@@ -84,17 +86,20 @@ def sections(node: Node) -> Iterator[Section | LeftOut]:
     if sources is None:
         yield LeftOut("Supervision", f"{node.name} has no stats on supervision")
         return
-    yield supervision(sources)
-    rows = listed_rows(node, ROWS)
-    if rows is None:
-        yield LeftOut("Worst offenders", f"{node.name} lists no {ROWS}")
-    else:
-        yield worst(rows)
+    yield supervision(sources, node.stats.get("supervision_limits"))
+    yield rows_to_read(node, ROWS, "Worst offenders", worst)
 
 
 @section("Supervision")
-def supervision(sources: Mapping[str, Row]) -> Iterator[Block]:
-    """One source a line; columns that are 0 or unknown everywhere are left out."""
+def supervision(
+    sources: Mapping[str, Row], limits: Mapping[str, str] | None = None
+) -> Iterator[Block]:
+    """One source a line; columns that are 0 or unknown everywhere are left out.
+
+    Args:
+        limits: of the figures that have one, in words; they stand beside the figures' names.
+    """
+    limits = limits or {}
     shown = [name for name in _COLUMNS if any(figures[name] for figures in sources.values())]
     rows: list[list[object]] = [
         [
@@ -108,7 +113,7 @@ def supervision(sources: Mapping[str, Row]) -> Iterator[Block]:
         for name, figures in sources.items()
     ]
     head = ["source", "sequences", "tokens", "trained", "longest"]
-    head += [_COLUMNS[name] for name in shown]
+    head += [_COLUMNS[name] + (f" ({limits[name]})" if name in limits else "") for name in shown]
     yield (
         "What the loss sees, counted in sequences, each once however often the mixture repeats "
         "it. An end token is trained when the last trained answer closes with one."
@@ -122,26 +127,24 @@ def _count(figures: Row, name: str) -> object:
     return TableCell(count, below=plain(percent(share(figures, name)))) if count else count
 
 
-def worst(rows: Sequence[Row]) -> Section:
+def worst(rows: Sequence[Row]) -> Iterator[Block]:
     """Excerpts by kind, each behind a line to click on."""
-    blocks: list[Block] = [
-        (
+    if rows:
+        yield (
             Styled("Highlighted", "mark"),
             " text is trained on; the rest is only read. Long sequences are shown by their "
             "beginning, the first trained token's neighbourhood and their end. Some of these are "
             "as they should be: the longest and the least trained of every source are always here.",
         )
-    ]
     for kind, title in KIND_TITLES.items():
         own = [row for row in rows if row["kind"] == kind]
         if own:
-            blocks.append(Heading(title[:1].upper() + title[1:]))
+            yield Heading(title[:1].upper() + title[1:])
         for row in own:
             times = f"{row['times']:,} times, " if row["times"] is not None else ""
             about = f" · {times}{row['tokens']:,} tokens, {row['trained']:,} trained · "
             words = (Styled(row["source"], "bold"), about, Styled(row["about"], "code"))
-            blocks.append(Fold(words, [marked_segments(row["segments"])]))
-    return Section("Worst offenders", blocks if len(blocks) > 1 else [])
+            yield Fold(words, [marked_segments(row["segments"])])
 
 
 def marked_segments(segments: Sequence[Sequence[Any]]) -> Dialogue:

@@ -18,7 +18,6 @@ from posttrain.report.section import (
     Row,
     Section,
     Series,
-    Spark,
     Table,
     Tile,
     ratio,
@@ -155,22 +154,19 @@ def _over_groups(groups: Mapping[str, HeldOutRow]) -> HeldOutRow | None:
 
 
 def _held_out(groups: Mapping[str, HeldOutRow]) -> list[Block]:
-    finite = [v for group in groups.values() for v in group.losses if math.isfinite(v)] or [0.0]
-    low, high = min(finite), max(finite)
     table_rows: list[list[object]] = [
         [
             name,
             group.trained,
             *(f"{loss:.3f}" for loss in (group.losses[0], min(group.losses), group.losses[-1])),
-            Spark(f"{name} over the run", group.losses, low, high),
         ]
         for name, group in sorted(groups.items(), key=lambda pair: pair[0] == "all")
     ]
-    head = ["held-out group", "trained tokens", "first", "lowest", "last", "over the run"]
+    head = ["held-out group", "trained tokens", "first", "lowest", "last"]
     return [
         Heading("Held-out loss by group"),
-        "Per trained token; a group is a source with reasoning on or off. All curves share one "
-        f"scale, from {low:.3f} to {high:.3f}. A group of few tokens says little.",
+        "Per trained token; a group is a source with reasoning on or off. A group of few tokens "
+        "says little.",
         Table(head, table_rows, total="all" in groups),
     ]
 

@@ -90,13 +90,6 @@ def test_every_gold_is_a_verdict_that_its_own_reward_likes_best(tmp_path: Path, 
         assert training_reward(parse_verdict(said), wanted) == 0
 
 
-def test_the_principle_is_the_rows_own_or_the_recipes(tmp_path: Path):
-    rows = {"hs": [HELPSTEER3], "safe": [SAFETY]}
-    _, train, _ = built(tmp_path, rows, layout="compact", principle="Be exact.", swap=False)
-    assert ["[P]Be exact." in p.messages[0].content for p in train] == [True, False]
-    assert "[P]Refuse what does harm." in train[1].messages[0].content
-
-
 def test_chosen_stands_first_in_half_of_the_pairs(tmp_path: Path):
     _, train, _ = built(tmp_path, {"c": numbered(400)}, swap=False)
     first = sum(gold(p)[2] == 2 for p in train)
@@ -211,13 +204,6 @@ def test_where_and_strict(tmp_path: Path):
 def test_nothing_to_train_on_is_an_error_that_says_why(tmp_path: Path):
     with pytest.raises(DataError, match="no pair is left to train on: tie 1"):
         built(tmp_path, {"c": [HELPSTEER3 | {"overall_preference": 0}]})
-
-
-def test_a_dry_run_writes_nothing(tmp_path: Path):
-    recipe = recipe_of(tmp_path, {"c": numbered(5)})
-    made = build(recipe, None, base_dir=tmp_path)
-    assert made.files == {"prompts.jsonl": 10, "heldout.jsonl": 0}
-    assert not (tmp_path / "out").exists()
 
 
 def test_recipes_that_mean_nothing_are_refused(tmp_path: Path):

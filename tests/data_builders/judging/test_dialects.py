@@ -105,11 +105,6 @@ def test_arena_conversations_may_be_json_text_and_must_share_their_history():
     assert (len(pair.history), pair.response_1, pair.response_2) == (3, "81", "8")
 
 
-def test_a_flat_arena_row_has_a_prompt_and_two_responses():
-    row = {"prompt": "7*8?", "response_a": "56", "response_b": "54", "winner": "model_a"}
-    assert (read(row).response_1, read(row).gold.ranking) == ("56", 2)
-
-
 def test_arena_rows_with_columns_for_the_winner_and_lists_of_turns():
     row = {
         "id": 65089,
@@ -131,9 +126,11 @@ def test_arena_rows_with_columns_for_the_winner_and_lists_of_turns():
         assert problem(row | {"response_a": json.dumps(damaged)}) == "malformed_message"
 
 
-def test_helpsteer2_has_a_prompt_and_a_strength():
-    row = {"prompt": "7*8?", "response_1": "56", "response_2": "54", "preference_strength": -3}
-    assert (read(row).gold.ranking, recognise(row)) == (1, "helpsteer3")
+def test_helpsteer2_marks_turns_inside_its_prompt():
+    prompt = "Hi\n<extra_id_1>Assistant\nHello.\n<extra_id_1>User\n7*8?"
+    row = {"prompt": prompt, "response_1": "56", "response_2": "54", "preference_strength": -3}
+    assert [m.content for m in read(row).history] == ["Hi", "Hello.", "7*8?"]
+    assert problem(row | {"prompt": "<extra_id_1>Nobody\n7*8?"}) == "malformed_message"
 
 
 def test_transcripts_part_at_their_last_answer():

@@ -58,11 +58,6 @@ def test_a_prompt_whose_call_free_samples_are_all_wrong_still_yields_a_penalty_p
     assert made(found, "hallucination_penalty") == {(0, 1), (0, 2)}
 
 
-def test_where_a_correct_call_free_completion_exists_no_wrong_one_is_chosen():
-    found = propose([one(0, 0.0), one(1, 1.0), one(2, 0.0, calls=1)])
-    assert made(found, "hallucination_penalty") == {(1, 2)}
-
-
 def test_with_tools_calls_are_ordinary_and_the_answer_decides():
     completions = [one(0, 1.0, calls=1), one(1, 0.0), one(2, 1.0)]
     found = propose(completions, asked(tools="[]"))
@@ -127,11 +122,6 @@ def test_a_difference_in_formatting_or_in_almost_nothing_is_no_preference():
     )  # fmt: skip
     assert near.pairs == ()
     assert near.pairs_dropped == Counter(nearly_identical=1)
-
-
-def test_categories_that_are_not_built_make_no_pairs():
-    found = propose([one(0, 1.0), one(1, 0.0, calls=1)], categories=frozenset({"no_tools"}))
-    assert {p.category for p in found.pairs} == {"no_tools"}
 
 
 def test_candidates_do_not_depend_on_the_numbering_of_samples():

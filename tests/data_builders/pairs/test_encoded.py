@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from data_builders.pairs.encode import PairEncoder, encode_completions
+from data_builders.pairs.grading import graded, reading_text
 from data_builders.pairs.shards import PairWriter, read_pairs
 from posttrain.chat import nemotron_3_nano_template, parse_completion
+from posttrain.chat.detect import detect_in_completion
 from posttrain.pairs import Pair, Side
-from posttrain.records import Message
+from posttrain.records import Message, Score, ToolCall
 from posttrain.rollouts import Completion, Prompt, Step
 from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer
 from tests.data_builders.small_build import write_tokenizer
@@ -56,6 +58,21 @@ def test_sampled_ids_stay_and_hidden_ones_are_rendered(text):
     assert text.decode(found[2].ids) == "7*8 is 56.\n</think>\n56<|im_end|>\n"
     assert all(found[2].mask)
     assert found[3] is None
+
+
+def test_a_structured_call_is_part_of_what_a_completion_is_and_is_shown():
+    bare = completion("Let me see.", None)
+    call = ToolCall("search", '{"q":"7*8"}')
+    parsed = replace(bare.steps[0].parsed, tool_calls=(call,))
+    calling = replace(bare, steps=(replace(bare.steps[0], parsed=parsed),))
+    reformatted = replace(bare, steps=(replace(bare.steps[0], text="let me see"),))
+    keys = [
+        graded(one, None, Score(0.0, None, ""), detect_in_completion(one, PROMPT)).text_key
+        for one in (bare, calling, reformatted)
+    ]
+    assert keys[0] == keys[2] != keys[1]
+    assert "search" in reading_text(calling)
+    assert "7*8" in reading_text(calling)
 
 
 def test_shards_hold_every_pair_in_order_and_leftovers_go(tmp_path: Path):

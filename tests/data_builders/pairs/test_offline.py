@@ -30,7 +30,9 @@ def read(tmp_path: Path, rows: list[dict], text, **config) -> list[Pair | Droppe
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     encoder = PairEncoder(nemotron_3_nano_template(), text.encode)
     source = SourceConfig(name="s", path="pairs.jsonl", **config)
-    return list(read_offline(source, encoder, base_dir=tmp_path))
+    found = list(read_offline(source, encoder, base_dir=tmp_path))
+    assert sum(taken for _, taken in found) == len(rows)
+    return [item for item, _ in found]
 
 
 ROW = {"prompt": "7*8?", "chosen": "56", "rejected": "54"}
@@ -113,14 +115,6 @@ def test_tool_results_inside_a_side_are_masked(tmp_path: Path, text):
         ({"prompt": " ", "chosen": "a", "rejected": "b"}, "empty_user_turn"),
         (
             {
-                "prompt": [{"role": "user", "content": []}],
-                "chosen": "a",
-                "rejected": "b",
-            },
-            "empty_user_turn",
-        ),
-        (
-            {
                 "prompt": "q",
                 "chosen": "a",
                 "rejected": {"role": "assistant", "content": [{"type": "text"}]},
@@ -134,14 +128,6 @@ def test_tool_results_inside_a_side_are_masked(tmp_path: Path, text):
                 "rejected": "b",
             },
             "untrained_turn",
-        ),
-        (
-            {
-                "prompt": "q",
-                "chosen": "a",
-                "rejected": {"from": "gpt", "value": "b", "loss_mask": 0},
-            },
-            "malformed_message",
         ),
     ],
 )
@@ -162,10 +148,83 @@ def test_where_and_strict(tmp_path: Path, text):
 def test_real_pairs_all_become_pairs(shared: Path, text):
     encoder = PairEncoder(nemotron_3_nano_template(), text.encode)
     source = SourceConfig(name="dpo", path="data/lf_dpo_en.jsonl")
-    found = list(read_offline(source, encoder, base_dir=shared))
+    found = [item for item, _ in read_offline(source, encoder, base_dir=shared)]
     kinds = Counter(f.reason if isinstance(f, Dropped) else "pair" for f in found)
     assert sum(kinds.values()) == 299
     assert kinds["pair"] >= 290, kinds
+
+
+def ultrafeedback(*scores: object) -> dict:
+    completions = [{"response": f"r{k}", "overall_score": s} for k, s in enumerate(scores)]
+    return {"source": "flan", "instruction": "q", "models": [], "completions": completions}
+
+
+def binarized(chosen: float, rejected: float) -> dict:
+    sides = {
+        side: [{"role": "user", "content": "q"}, {"role": "assistant", "content": side}]
+        for side in ("chosen", "rejected")
+    }
+    return {"prompt": "q", **sides, "score_chosen": chosen, "score_rejected": rejected}
+
+
+def compared(strength: object) -> dict:
+    context = [{"role": "user", "content": "q"}]
+    return {"context": context, "response1": "a", "response2": "b", "overall_preference": strength}
+
+
+def rated(response: str, helpfulness: int, prompt: str = "q") -> dict:
+    return {"prompt": prompt, "response": response, "helpfulness": helpfulness, "verbosity": 1}
+
+
+TURNS = "hi\n<extra_id_1>Assistant\nhello\n<extra_id_1>User\n7*8?"
+
+
+@pytest.mark.parametrize(
+    ("rows", "texts"),
+    [
+        ([ultrafeedback(2, 9.5, 4)], {("r1", "r0"), ("r1", "r2")}),
+        ([ultrafeedback(7, 7.5)], {("r1", "r0")}),
+        ([binarized(8.5, 2)], {("chosen", "rejected")}),
+        ([compared(-3)], {("a", "b")}),
+        ([compared(1)], {("b", "a")}),
+        ([{"prompt": "q", "response_1": "a", "response_2": "b", "preference_strength": 2}],
+         {("b", "a")}),
+        ([rated("a", 1), rated("b", 4)], {("b", "a")}),
+        ([rated("a", 1, TURNS), rated("b", 4, TURNS)], {("b", "a")}),
+    ],
+)  # fmt: skip
+def test_published_layouts_are_pairs(tmp_path: Path, text, rows, texts):
+    (pair,) = read(tmp_path, rows, text)
+    assert isinstance(pair, Pair), pair
+    sides = (pair.chosen, pair.rejected)
+    assert tuple(side.text.removesuffix("<|im_end|>\n") for side in sides) in texts
+    if rows[0].get("prompt") == TURNS:
+        assert "hello<|im_end|>" in text.decode(pair.prompt_ids)
+        assert "extra_id" not in text.decode(pair.prompt_ids)
+
+
+@pytest.mark.parametrize(
+    ("rows", "reasons"),
+    [
+        ([ultrafeedback(7, 7, 7)], ["tie"]),
+        ([ultrafeedback(7)], ["single_response"]),
+        ([ultrafeedback(7, None)], ["malformed_label"]),
+        ([ultrafeedback(7, "good")], ["malformed_label"]),
+        ([{"instruction": "q", "completions": [{"text": "a"}, {"text": "b"}]}],
+         ["malformed_message"]),
+        ([binarized(5, 5)], ["tie"]),
+        ([binarized(4, 5)], ["scores_reversed"]),
+        ([compared(0)], ["tie"]),
+        ([compared(None)], ["no_preference"]),
+        ([compared(4)], ["malformed_label"]),
+        ([rated("a", 2), rated("b", 2)], ["tie"]),
+        ([rated("a", 2), rated("b", 3, "other")], ["single_response", "single_response"]),
+        ([rated("a", 1, "<extra_id_1>Nobody\nq"), rated("b", 3, "<extra_id_1>Nobody\nq")],
+         ["malformed_message"]),
+    ],
+)  # fmt: skip
+def test_rows_that_prefer_nothing_are_dropped_by_name(tmp_path: Path, text, rows, reasons):
+    assert [getattr(one, "reason", None) for one in read(tmp_path, rows, text)] == reasons
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def test_fewer_pairs_keep_both_orders(recipe: Path, tmp_path: Path):
     assert (cell["pairs"], cell["judgements"]) == (3, 6)
     manifest = read_artifact(tmp_path / "out")
     assert manifest.counts.kept == 3
-    assert manifest.counts.dropped["not_asked"] == manifest.counts.rows_in - 3
+    assert manifest.counts.dropped["not_selected"] == manifest.counts.rows_in - 3
 
 
 def test_a_dry_run_asks_nobody(recipe: Path, tmp_path: Path):

@@ -183,21 +183,3 @@ def test_unreadable_judgements_are_replayed_for_their_step_and_asked_anew_in_oth
     found = judged(anew, tmp_path, seed=2, retries=0, any_step=True)
     assert None not in [j.verdict for j in found]
     assert [len(call) for call in anew.calls] == [len(lost)]
-
-
-def test_calls_that_the_backend_gave_up_are_not_kept(tmp_path: Path):
-    class Down(Scripted):
-        async def sample(
-            self, requests: Sequence[Request], *, progress: Callable[[int], None] | None = None
-        ) -> list[Generation]:
-            return [Generation(None, error="status 503")] * len(requests)
-
-    assert {j.reason for j in judged(Down(fair), tmp_path)} == {"status 503"}
-    assert None not in [j.verdict for j in judged(Scripted(fair), tmp_path)]
-
-
-def test_another_principle_is_another_question(tmp_path: Path):
-    judged(Scripted(fair), tmp_path)
-    requests = Scripted(fair)
-    judged(requests, tmp_path, principle="Be short.")
-    assert [len(call) for call in requests.calls] == [12]

@@ -58,12 +58,6 @@ def test_every_match_gets_its_own_verdict_in_order(batched: bool):
     assert (judge.ledger.failed, judge.ledger.retries, judge.ledger.cached) == (0, 0, 0)
 
 
-def test_no_matches_ask_nothing():
-    sampler = Scripted(fair)
-    assert judged(judge_of(sampler), []) == []
-    assert sampler.calls == []
-
-
 @pytest.mark.parametrize("batched", [True, False])
 def test_what_cannot_be_read_is_asked_again_with_another_seed(batched: bool):
     seen: list[int] = []
@@ -92,12 +86,6 @@ def test_a_judgement_that_stays_unreadable_has_failed_and_says_why():
     assert found.votes[0].text == "Both are fine."
     assert found.votes[0].calls == 3
     assert judge.ledger.failed == 1
-
-
-def test_without_chance_there_is_no_second_try():
-    sampler = Scripted(babble)
-    judged(judge_of(sampler, sampling={"temperature": 0.0}), matches(("12", "1")))
-    assert len(sampler.calls) == 1
 
 
 @pytest.mark.parametrize("batched", [True, False])
@@ -183,12 +171,6 @@ def test_order_and_company_change_no_verdict():
     assert other != list(whole.values())
 
 
-def test_in_process_matches_are_judged_in_stretches():
-    sampler = Scripted(fair)
-    judged(judge_of(sampler, chunk=4), numbered(10))
-    assert [len(call) for call in sampler.calls] == [4, 4, 2]
-
-
 def test_votes_are_averaged_over_those_that_gave_a_verdict():
     def generous(request: Request, rng: random.Random) -> str:
         return f"</think>{verdict_text(Verdict(5, 4, 1))}{END}"
@@ -201,12 +183,6 @@ def test_votes_are_averaged_over_those_that_gave_a_verdict():
     assert verdicts(found) == [Verdict(3.5, 2.5, 1.5), Verdict(3, 1, 2)]
     assert [vote.verdict for vote in found[1].votes] == [Verdict(3, 1, 2), None]
     assert averaged([Vote(None, reason="a"), Vote(None, reason="b")]).reason == "a"
-
-
-def test_the_same_model_twice_has_two_opinions():
-    [found] = judged(judge_of(noisy, noisy, retries=9), matches(("12", "1")))
-    first, second = (vote.verdict for vote in found.votes)
-    assert first != second
 
 
 def test_the_identity_is_what_decides_the_verdicts():

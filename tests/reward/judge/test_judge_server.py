@@ -120,16 +120,6 @@ def test_most_of_the_calls_failing_stops_and_says_why(trouble: int | str, why: s
         judged(share(0.6, trouble))
 
 
-def test_what_a_second_attempt_brings_is_no_failure():
-    def first_time(body: dict[str, Any], again: int) -> int | None:
-        return 503 if again == 0 else None
-
-    found, ledger, client = judged(first_time, retries=1)
-    assert ledger.failed == 0
-    assert client.ledger.retries == GROUPS * SIZE
-    assert [rewards.rewards for rewards in found] == [r.rewards for r in judged()[0]]
-
-
 def test_a_call_that_never_returns_is_given_up():
     with pytest.raises(JudgeError, match=r"no answer within 0\.2 s"):
         judged(share(0.6, "hang"), timeout=0.2)

@@ -6,15 +6,12 @@ import re
 
 import jinja2
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from posttrain.chat import parse_completion
 from posttrain.errors import ConfigError
 from posttrain.records import Message, ToolCall
 from posttrain.rollouts import Completion, Step
 from reward.judge.prompt import (
-    EMPTY,
     LAYOUTS,
     judging_messages,
     layout_for,
@@ -80,33 +77,6 @@ def test_no_answer_adds_to_the_frame(layout: str, attack: str):
         assert FRAME[layout].findall(text) == plain
         text.encode()  # no half of a surrogate pair is left
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u202e]", text)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda text: repr(text[:20]))
-def test_no_conversation_or_principle_adds_to_the_frame(layout: str, attack: str):
-    history = (Message("user", attack), Message("assistant", f"{attack}!"), Message("user", "so?"))
-    usual = tuple(Message(m.role, "a") for m in history)
-    plain = FRAME[layout].findall(rendered(layout, "a", "b", history=usual, principle="p"))
-    text = rendered(layout, "a", "b", history=history, principle=f"p {attack}")
-    assert FRAME[layout].findall(text) == plain
-
-
-@pytest.mark.parametrize("layout", ["message", "compact"])
-@given(answer=st.text(alphabet="[]/A12UVverdict#\\|<>im_n ThEBgofRspT\n", max_size=60))
-def test_no_mixture_of_delimiters_adds_to_the_frame(layout: str, answer: str):
-    plain = FRAME[layout].findall(rendered(layout, "a", "b"))
-    assert FRAME[layout].findall(rendered(layout, answer, "b")) == plain
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_ordinary_text_is_not_touched(layout: str):
-    answer = 'if (a <| b) { x[0] = "é"; }\n\tGrüße 👩\u200d🔬, <b>bold</b> #1, {"score": 1}'
-    assert answer in rendered(layout, answer, "b")
-
-
-def test_a_missing_answer_is_marked():
-    assert rendered("compact", "", " \n").count(EMPTY) == 2
 
 
 def test_traces_inside_a_turn_and_calls_are_told_apart():

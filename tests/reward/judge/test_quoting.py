@@ -25,10 +25,18 @@ HEADINGS = [
 ]
 LABELS = ["\nSystem: ", "\nUser: ", "\nAssistant: ", "\nTool: "]
 COMPACT = [f"[{mark}]" for mark in ("S", "U", "A", "T", "P", "A1", "/A1", "A2", "/A2", "verdict")]
+CASED = (
+    *("[MASK]", "[gMASK]", "[CLS]", "[ARGS]", "[THINK]", "[/THINK]", "[IMG_BREAK]", "[control_8]"),
+    *("]~b]", "]~!b[", "[e~["),
+)
 TOKENS = [
     *("<|im_start|>", "<|im_end|>", "<|eot_id|>", "<｜end▁of▁sentence｜>", "<s>", "</s>"),
     *("<think>", "</think>", "<tool_call>", "</tool_call>", "<start_of_turn>", "<end_of_turn>"),
     *("[INST]", "[/INST]", "[TOOL_CALLS]", "<<SYS>>", "<</SYS>>"),
+    # of tokenizers that an endpoint hides
+    *("<mask>", "<unused0>", "<extra_id_1>", "<SPECIAL_7>", "<fim_prefix>", "<BOS_TOKEN>"),
+    *("<seed:think>", "<start_of_image>", "<start_function_call>"),
+    *CASED,
 ]
 DELIMITERS: Mapping[str, Sequence[str]] = {
     "roles": [*MARKS, *HEADINGS, *LABELS, *TOKENS],
@@ -68,10 +76,11 @@ def prompt(layout: str, texts: Sequence[str]) -> str:
 def counts(layout: str, text: str) -> Counter[str]:
     """How often each delimiter stands in a text, also where one begins inside another.
 
-    In any case, but for the labels of roles.
+    In any case, but for the labels of roles and tokens that are words in another case.
     """
     any_of = "|".join(
-        f"(?-i:{re.escape(d)})" if d in LABELS else re.escape(d) for d in DELIMITERS[layout]
+        f"(?-i:{re.escape(d)})" if d in (*LABELS, *CASED) else re.escape(d)
+        for d in DELIMITERS[layout]
     )
     return Counter(re.findall(f"(?=({any_of}))", text, re.IGNORECASE))
 

@@ -11,8 +11,8 @@ from posttrain.errors import DataError
 from posttrain.group_rewards import Group, GroupRewards
 from posttrain.records import Message
 from posttrain.rollouts import Completion, Finish, Prompt, Step
-from reward.judge.training import VerdictReward, gold_from, outcome_of, preferred
-from reward.judge.verdict import Gold, Verdict
+from reward.judge.training import VerdictReward, gold_from, outcome_of
+from reward.judge.verdict import Gold, Verdict, preferred
 
 SAID = '{"score_1": 4, "score_2": 2, "ranking": 2}'
 

@@ -101,8 +101,8 @@ def stats_of(pairs: Sequence[Pair]) -> dict[str, Any]:
     by_category = Counter(pair.category for pair in pairs)
     return {
         "pairs": {"total": len(pairs), "by_category": dict(by_category), "by_mode": {}},
-        "shares_asked": {name: 1 / len(by_category) for name in by_category},
-        "pair_books": {"in": len(pairs), "kept": len(pairs), "dropped": {}},
+        "requested_shares": {name: 1 / len(by_category) for name in by_category},
+        "pair_counts": {"in": len(pairs), "kept": len(pairs), "dropped": {}},
         "limited_by": None,
         "prompts": {},
         "rule": "even",
