@@ -88,7 +88,7 @@ class TextReader:
     def __init__(self, text: str) -> None:
         self.text = text
         self.budget = 8 * len(text) + 20_000
-        self._missing: dict[str, int] = {}
+        self._next: dict[str, tuple[int, int]] = {}
 
     def skip(self, position: int) -> int:
         """The next position that is no white space."""
@@ -96,12 +96,11 @@ class TextReader:
         return match.end() if match else position
 
     def find(self, needle: str, position: int) -> int:
-        """`text.find`, which searches for what is not there only once."""
-        if self._missing.get(needle, len(self.text) + 1) <= position:
-            return -1
-        at = self.text.find(needle, position)
-        if at < 0:
-            self._missing[needle] = position
+        """`text.find`, which searches no stretch of the text twice for the same needle."""
+        since, at = self._next.get(needle, (len(self.text) + 1, -1))
+        if position < since or 0 <= at < position:
+            at = self.text.find(needle, position)
+            self._next[needle] = position, at
         return at
 
     def json(self, position: int) -> tuple[Any, int]:

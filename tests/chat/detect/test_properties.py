@@ -72,6 +72,6 @@ def test_work_grows_with_the_text_and_no_faster(piece: str):
 
 def test_a_wrapper_around_what_never_parses_is_read_once():
     # quadratic reading would not come back from this
-    for piece in ("{", "[[{", "f(", '{"name": "f", '):
+    for piece in ("{", "[[{", "f(", '{"name": "f", ', "<tool_call>\n"):
         text = f"<tool_call>{piece * (100_000 // len(piece))}</tool_call>"
         assert detect_calls(reasoning=None, answer=text, tools=None).any
