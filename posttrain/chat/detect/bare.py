@@ -5,12 +5,12 @@
 functions.get_weather({"city": "Paris"})
 Action: search\\nAction Input: tallest mountain                ReAct, also `Action: Search[query]`
 tool_call: f\\narguments: {"x": 1}                             and `Function: f`, `Tool: f`
-Calling tool f with arguments {"x": 1}
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any, cast
 
 from posttrain.chat.detect.context import Candidate, Context
@@ -21,15 +21,14 @@ from posttrain.chat.detect.requested import (
     RequestedCall,
     calls_in,
     read_arguments,
-    to_fill_in,
     toolish,
 )
 from posttrain.chat.detect.shapes import NOTHING, TextReader, read_payload
 
 _KEYS = (
     "name|tool|tool_name|toolName|function|function_name|action|recipient_name|api_name|"
-    "arguments|parameters|args|params|input|tool_input|action_input|type|id|index|role|thoughts?|"
-    "reasoning|tool_calls?|function_calls?|functionCalls?|tool_uses|toolUse|calls|search_query|content"
+    "arguments|parameters|args|params|input|tool_input|action_input|type|id|index|role|thoughts?|method|"
+    "reasoning|tool_calls?|function_calls?|functionCalls?|tool_uses|toolUse|calls|search_query|content|jsonrpc"
 )
 _S = r"[ \t]{0,8}"
 _BOLD = r"\*{0,2}"
@@ -49,34 +48,24 @@ _PLAIN = (
     rf"{_BOLD}{_S}[:=]{_BOLD}{_S}{_NAME.format('plain')}{_NEXT_LINE}"
     rf"(?:(?:tool|function|action)[ _-]?)?{_ARGUMENTS}{_BOLD}{_S}[:=]{_BOLD}"
 )
-_SPOKEN = (
-    rf"\b(?:call(?:ing)?|invok(?:e|ing)|execut(?:e|ing)|us(?:e|ing)|tool call|function call)\b"
-    rf"{_S}(?:the{_S})?(?:tool|function)?{_S}:?{_S}[`\"']?(?P<title>[A-Za-z_][\w.]{{0,80}})[`\"']?"
-    rf"{_S}(?:tool{_S}|function{_S})?(?:with{_S})?(?:the{_S})?{_ARGUMENTS}?{_S}:?{_S}"
-    r"(?=\{\s{0,8}[\"'}])"
-)
 _ENGINES = (
     r"brave_search|wolfram_alpha|web_search|google_search|bing_search|search_web|browser\.search|"
     r"google\.search|duckduckgo_search"
 )
 SHAPES = re.compile(
-    rf"(?=[{{\[fciuetCIUET])(?:(?P<json>\{{\s{{0,40}}[\"'](?:{_KEYS})[\"']\s{{0,4}}:)"
+    rf"(?=[{{\[f])(?:(?P<json>\{{\s{{0,40}}[\"'](?:{_KEYS})[\"']\s{{0,4}}:)"
     r"|(?P<listed>(?P<list>\[)\s{0,40}[A-Za-z_][\w.\-/ ]{0,127}(?<! )\()"
-    r"|(?P<functions>(?<![\w.])functions\.[A-Za-z_][\w.]{0,127}(?=\(|:\d|\s{0,4}\{))"
-    rf"|(?P<spoken>(?i:{_SPOKEN})))"
+    r"|(?P<functions>(?<![\w.])functions\.[A-Za-z_][\w.]{0,127}(?=\(|:\d|\s{0,4}\{)))"
 )
 LINES = re.compile(
     rf"^(?:(?P<worded>(?i:{_S}(?:[>*#\-]{_S})?{_BOLD}(?:Action(?: \d+)?{_BOLD}{_S}:{_S}{_BOLD}{_S}"
     rf"(?:{_REACT}|{_BRACKET})|{_PLAIN})))"
-    r"|(?P<called>(?i:(?:Call|Function call|Tool call):[ \t]*(?=[A-Za-z_][\w.]{0,127}\()))"
     r"|(?P<block>[ \t]*(?P<fence>`{3,}|~{3,})(?:tool_code|tool_calls?|function_call|tool_use|"
     r"code_interpreter|json tool_call)[ \t]*\n)"
-    r"|(?P<run>```(?:python|py)[ \t]*\n|[ \t]*```<end_code>)"
-    rf"|(?P<engine>(?: {{0,3}}|[>*-] )(?=(?:(?:{_ENGINES})(?:\.call|\.search|\.run)?|search)"
-    r"\(\s*(?:query|q|queries)?\s?=?\s?[\"']))"
-    r"|(?P<alone>[ \t]*(?:print\()?(?=default_api\.[A-Za-z_]\w{0,127}\(|tool_call\())"
-    r"|(?P<whole>\A\s*(?:print\()?(?=(?!functions\.)[A-Za-z_][\w.]{0,127}\(\s{0,4}[A-Za-z_]\w{0,60}\s?=(?!=)))"
-    r"|\A\s*(?P<above>(?P<title>[A-Za-z]\w*[_.]\w{1,100}|[a-z]+[A-Z]\w{0,100})\n\s{0,4}(?=\{))"
+    r"|(?P<lone>[ \t]*(?:(?:print\()?(?=default_api\.)|tool_code\n(?:print\()?|"
+    rf"(?i:action|(?:function |tool )?call):[ \t]*|(?=(?:{_ENGINES})[\w.]*\()|"
+    r"(?P<whole>\A\s*)(?=(?!functions\.)[\w.]{1,128}\(\s{0,4}[A-Za-z_]\w{0,60}\s?=(?!=)))"
+    r"(?=[A-Za-z_][\w.]{0,127}\())"
     r"|(?P<request>[ \t]*(?P<name>python|ipython|code_interpreter|browser|web_search|search)"
     r"[ \t]*\n[ \t]*(?=\{\s*[\"'](?:code|query|q|search_query|command|input)[\"'])))",
     re.M,
@@ -85,14 +74,12 @@ _BROKEN = re.compile(
     r"\{\s*[\"'](?:name|tool|tool_name|function|function_name)[\"']\s*:\s*[\"']([\w.\-]{1,128})[\"']"
     r"\s*,\s*[\"'](?:arguments|parameters|args|tool_input|input)[\"']\s*:\s*(?:[{]|[\"']\s*\{|$)"
 )
-_OUTPUT = re.compile(r"[ \t]*`{3,}[ \t]*\n\s{0,4}`{3,}(?:output|tool_output|execution_result)\b")
 _VERB = re.compile(
     r"(?:^|_|(?<=[a-z])(?=[A-Z]))(?i:get|fetch|search|find|look|query|calculate|compute|convert|run|"
     r"execute|exec|send|create|add|update|delete|remove|set|list|read|write|open|load|save|book|"
     r"cancel|check|call|translate|generate|solve|plot|browse|retrieve|schedule|order|play|start|"
     r"stop|track|verify|analy[sz]e)(?=_|[A-Z]|\d|$)"
 )
-MANY = 12  # a longer list of "calls" is a data set
 
 
 def _json(match: re.Match[str], context: Context, reader: TextReader) -> Candidate | None:
@@ -111,7 +98,7 @@ def _json(match: re.Match[str], context: Context, reader: TextReader) -> Candida
         end = fence.end if fence else paragraph if paragraph >= 0 else len(text)
     else:
         calls = calls_in(value)
-    if len(calls) > MANY or _is_data(calls, context):
+    if _is_data(calls, context):
         calls = ()
     return Candidate("bare_json", start, end, calls)
 
@@ -143,47 +130,33 @@ def _listed(match: re.Match[str], context: Context, reader: TextReader) -> Candi
     start, before = match.start(), context.before(match.start())
     own = not before.strip(" \t>*-") and not (len(before) > 3 and before.isspace())  # no code
     calls, end = reader.python_list(start) if own or before.endswith((". ", ": ")) else ((), start)
-    if not calls or to_fill_in(calls) or not _named_only(calls):
-        return None
+    if not calls or not _named_only(calls) or any((c.name or "").istitle() for c in calls):
+        return None  # `[Point(x=1)]` is an object as it prints
     functions = all(function_like(call.name) for call in calls)
     if re.match(r"[ \t*]*[^\s<*]", context.after(end)) or not (own or functions):
         return None
     if not all(call.arguments or function_like(call.name) for call in calls):
         return None
-    if context.question.wants_code and not context.declares(calls):
-        outside = context.fence(start) is None and not before and functions
-        if not outside and not _alone(start, end, context):
-            return None  # a piece of the code that was asked for
+    apart = functions and not before and context.fence(start) is None
+    if context.question.wants_code and not (apart or context.declares(calls)):
+        return None  # a piece of the code that was asked for
     return Candidate("pythonic", start, end, calls)
 
 
 def _lone(match: re.Match[str], context: Context, reader: TextReader) -> Candidate | None:
-    """`f_x(key="value")` as the whole message, gemini's `default_api.f(…)`, `Call: f(x=1)`."""
-    text, start, shape = reader.text, reader.skip(match.start()), match.lastgroup
+    """A line that is a call: gemini's `default_api.f(…)`, `Action: f(x=1)`, a whole message."""
     call, end = reader.python_call(match.end())
     if call is None:
         return None
-    if shape == "engine":  # `web_search("…")` in a line
-        others = text[: match.start()] + text[end:] if call.name == "search" else ""
-        if others.strip() or context.after(end).strip(" .;`)"):
-            return None
-        call = RequestedCall(call.name, call.arguments, builtin="search")
-        return Candidate("search_request", match.end(), end, (call,), plain=True)
-    end += match[0].endswith("print(") and text.startswith(")", end)
-    partial = shape == "whole" and (not function_like(call.name) or text[end:].strip())
-    if partial or not _named_only((call,)):
+    end += match[0].endswith("print(") and reader.text.startswith(")", end)
+    rest = context.after(end) if match["whole"] is None else reader.text[end:]
+    seeks = re.match(_ENGINES, call.name or "")
+    if rest.strip(" .;`\n") or not (seeks or (function_like(call.name) and _named_only((call,)))):
         return None
-    form = "text_lines" if shape == "called" else "pythonic"
-    if call.name == "tool_call":  # ChatGLM's; the tool's name is in the line above
-        form, call = "glm", RequestedCall(None, call.arguments)
-    return Candidate(form, start, end, (call,), plain=True)
-
-
-def _alone(start: int, end: int, context: Context) -> bool:
-    """Whether nothing else is said, special tokens and fences aside."""
-    text = context.text
-    around = text[max(0, start - 200) : start] + text[end : end + 200]
-    return end - start > len(text) - 400 and not re.sub(r"<\|\w+\|>\w*|```\w*|\s", "", around)
+    if seeks:
+        call = replace(call, builtin="search")
+    form = "search_request" if seeks else "pythonic"
+    return Candidate(form, reader.skip(match.start()), end, (call,), plain=True)
 
 
 def _named_only(calls: tuple[RequestedCall, ...]) -> bool:
@@ -208,7 +181,7 @@ def _functions(match: re.Match[str], context: Context, reader: TextReader) -> Ca
     follows = context.fence(at) is None and context.after(end).strip(" \t;.`<")[:1].isalnum()
     if follows or not _named_only((call,)):
         return None
-    if context.question.wants_code and not (_alone(at, end, context) or context.declares((call,))):
+    if context.question.wants_code and at != reader.skip(0) and not context.declares((call,)):
         return None
     return Candidate("functions_dot", at, end, (call,))
 
@@ -234,29 +207,6 @@ def _worded(match: re.Match[str], context: Context, reader: TextReader) -> Candi
     return Candidate(form, start, end, (RequestedCall(name, arguments),), plain)
 
 
-def _titled(match: re.Match[str], context: Context, reader: TextReader) -> Candidate | None:
-    """A name and its JSON object to the end of the line, or as the whole message (older GLM)."""
-    value, end = reader.json(match.end())
-    whole, name = match.lastgroup == "above", match["title"]
-    rest = reader.text[end : end + 200] if whole else context.after(end).strip(" .;`*")
-    if not isinstance(value, dict) or re.sub(r"<\|\w+\|>|\s", "", rest) or not function_like(name):
-        return None
-    call = RequestedCall(name, cast(dict[str, Any], value))
-    form, start = ("glm" if whole else "text_lines"), match.start(match.lastgroup or 0)
-    return Candidate(form, start, end, (call,), plain=whole)
-
-
-def _run(match: re.Match[str], context: Context, reader: TextReader) -> Candidate | None:
-    """A Python block with its output right behind it, or closed by smolagents' token."""
-    start, end = match.start(), match.end()
-    if not match[0].endswith("<end_code>"):
-        fence = context.fence(end)
-        if fence is None or not _OUTPUT.match(context.text, fence.end):
-            return None
-        end = fence.end
-    return Candidate("python_request", start, end, (builtin_call("python", "python"),), plain=True)
-
-
 def _request(match: re.Match[str], context: Context, reader: TextReader) -> Candidate:
     value, end = reader.json(match.end())
     kind: Builtin = "python" if re.search("py|code", match["name"]) else "search"
@@ -275,7 +225,6 @@ def _block(match: re.Match[str], context: Context, reader: TextReader) -> Candid
 
 
 READERS: dict[str, Reader] = {
-    "json": _json, "listed": _listed, "functions": _functions, "spoken": _titled,
-    "worded": _worded, "called": _lone, "block": _block, "run": _run, "request": _request,
-    "engine": _lone, "alone": _lone, "whole": _lone, "above": _titled,
+    "json": _json, "listed": _listed, "functions": _functions, "worded": _worded, "block": _block,
+    "request": _request, "lone": _lone,
 }  # fmt: skip

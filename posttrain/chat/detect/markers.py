@@ -1,7 +1,5 @@
 """The table of what opens a call, and what is read behind it.
 
-find_calls(context, reader) yields Candidate("hermes_json", 0, 54, (RequestedCall("f", {}),)), …
-
 Tags and special tokens are known by what their name says (a *tool*, *function* or *action* that is
 *called*, *used* or *requested*), so a dialect that nobody has listed is found too. A marker is no
 call by itself: it needs a payload, or a line of its own. Calls that no marker opens are in `bare`.
@@ -76,9 +74,6 @@ _CODE = re.compile(
     r"[\w.]{1,80}\(|```|[\d(][\d.\s+\-*/()%]*$)",
     re.M,
 )
-_BLANK = re.compile(
-    r"\s*(?:\.\.\.|…|query|your (?:query|code|search)[^<>]*|code|python)?\s*\Z", re.I
-)
 _LONGEST = 20_000
 
 
@@ -150,7 +145,8 @@ def _opened(match: re.Match[str], context: Context, reader: TextReader) -> Candi
         return None
     if payload.kind == "lone" and (recipient or end == payload.end):
         return None
-    requested = (*payload.requested, *_more(reader, payload.end, end))
+    more = [] if payload.broken else _more(reader, payload.end, end)
+    requested = (*payload.requested, *more)
     form = form or _KINDS.get(payload.kind, "tool_call_tag")
     adjacent = not context.before(start)[-1:].isspace()
     return Candidate(form, start, end, requested, marked=adjacent or bool(requested[0].name))
@@ -162,7 +158,7 @@ def _more(reader: TextReader, position: int, end: int) -> list[RequestedCall]:
     while position < end:
         tag = _TAG.match(reader.text, position, end)
         payload = read_payload(reader, position)
-        if payload is None or payload.end > end or payload.kind == "blank":
+        if payload is None or payload.end > end or payload.broken or payload.kind == "blank":
             if tag is None:
                 break
             position = tag.end()
@@ -277,7 +273,7 @@ def _builtin(match: re.Match[str], context: Context, reader: TextReader) -> Cand
     before = text[max(0, match.start() - 80) : match.start()].rstrip()
     nested = before.endswith(">") and not before.endswith(("|>", "think>"))
     again = inner[:4000].find(match[0])
-    if _BLANK.match(inner[:200]) or nested or again >= 0 or len(inner) == _LONGEST:
+    if not inner.strip(" .…\n") or nested or again >= 0 or len(inner) == _LONGEST:
         return None
     token = match["token"] or ""
     seeks = bool(match["seek"]) or "query" in token or "search" in token

@@ -31,6 +31,7 @@ _BESIDE = frozenset({"id", "type", "index", "thought", "thoughts", "reasoning", 
                      "content", "tool_use_id"})  # fmt: skip
 _WRAPPERS = ("tool_calls", "function_call", "functionCall", "function_calls", "functionCalls",
              "tool_call", "tool_uses", "toolUse", "toolCalls", "calls")  # fmt: skip
+_ALSO_NAMES = frozenset({"function", "tool", "action", "command"})
 _NO_TOOLS = frozenset({"none", "null", "n/a", "finish", "final_answer", "final", "answer", "n"})
 _BLANK_NAME = re.compile(
     r"(?:\W*(?:\.\.\.|…)\W*|[<\[{$].*|foo|bar|name|x{3,}|(?:\w{1,20}_)?example_function_name|"
@@ -39,8 +40,8 @@ _BLANK_NAME = re.compile(
     re.I | re.S,
 )
 _BLANK_VALUE = re.compile(
-    r"(?:\.\.\.|…|<[^<>]*>|\{[a-z_ \-]*\}|\[[a-z _]*\]|value[_ -]?\d*|values?|string|your[_ -].*|"
-    r"(?:arg|argument|param|parameter)[_ -]?(?:name|value)?[_ -]?\d*)",
+    r"(?:\.\.\.|…|<[^<>]*>|\{[a-z_ \-]*\}|\$\w+|\[[a-z _]*\]|value[_ -]?\d*|values?|string|"
+    r"your[_ -].*|(?:arg|argument|param|parameter)[_ -]?(?:name|value)?[_ -]?\d*)",
     re.I | re.S,
 )
 
@@ -81,9 +82,11 @@ def calls_in(value: Any, *, keyed: bool = False, depth: int = 0) -> tuple[Reques
     if not isinstance(value, dict) or depth > 4:
         return ()
     fields = cast(dict[str, Any], value)
-    for wrapper in (*_WRAPPERS, "function", "tool"):
+    if fields.get("method") == "tools/call":  # MCP's
+        return calls_in(fields.get("params"))
+    for wrapper in (*_WRAPPERS, *_ALSO_NAMES):
         inner = fields.get(wrapper)
-        beside = _BESIDE | ({"function", "tool"} if wrapper in ("function", "tool") else {wrapper})
+        beside = _BESIDE | (_ALSO_NAMES if wrapper in _ALSO_NAMES else {wrapper})
         if isinstance(inner, dict | list) and set(fields) <= beside:
             return calls_in(cast(Any, inner), keyed=keyed, depth=depth + 1)
     queries = fields.get("search_query")

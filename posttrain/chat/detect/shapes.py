@@ -39,8 +39,8 @@ _JSON_NAME = re.compile(
 )
 # a form to fill in: {"name": <function-name>, …}, {...}
 _JSON_BLANK = re.compile(
-    r"[\[{\s]*[\"']?\w*[\"']?\s*:\s*[\"']?(?:<[^<>\"]{0,80}>|\.\.\.|…|\$|\{\{|(?<=[\"'])\{)|"
-    r"[\[{\s]*(?:\.\.\.|…)|[^\n]{0,160}[:\s]\{?\s*(?:\.\.\.|…)\s*\}"
+    r"[\[{\s]{0,40}[\"']?\w{0,40}[\"']?\s*:\s*[\"']?(?:<[^<>\"]{0,80}>|\.\.\.|…|\$|\{\{|(?<=[\"'])\{)|"
+    r"[\[{\s]{0,40}(?:\.\.\.|…)|[^\n]{0,160}[:\s]\{?\s*(?:\.\.\.|…)\s*\}"
 )
 _JSON_START = re.compile(r"[\[{]\s*(?:[\"'}\]{\[]|$)|[\[{]\s*\w+\s*:")
 _PREFIX = r"(?:\w{1,20}[:_|]|[|｜]?DSML[|｜]?)?"  # <minimax:…>, <ifm|…>, <｜DSML｜…>
@@ -75,6 +75,7 @@ class Payload:
     kind: Literal["json", "xml", "invoke", "glm", "named", "python", "lone", "blank"]
     requested: tuple[RequestedCall, ...]
     end: int
+    broken: bool = False
 
 
 class TextReader:
@@ -87,7 +88,7 @@ class TextReader:
     def __init__(self, text: str) -> None:
         self.text = text
         self.budget = 8 * len(text) + 20_000
-        self._missing: dict[str, int] = {}
+        self._next: dict[str, tuple[int, int]] = {}
 
     def skip(self, position: int) -> int:
         """The next position that is no white space."""
@@ -95,12 +96,11 @@ class TextReader:
         return match.end() if match else position
 
     def find(self, needle: str, position: int) -> int:
-        """`text.find`, which searches for what is not there only once."""
-        if self._missing.get(needle, len(self.text) + 1) <= position:
-            return -1
-        at = self.text.find(needle, position)
-        if at < 0:
-            self._missing[needle] = position
+        """`text.find`, which searches no stretch of the text twice for the same needle."""
+        since, at = self._next.get(needle, (len(self.text) + 1, -1))
+        if position < since or 0 <= at < position:
+            at = self.text.find(needle, position)
+            self._next[needle] = position, at
         return at
 
     def json(self, position: int) -> tuple[Any, int]:
@@ -210,7 +210,7 @@ def _json(reader: TextReader, at: int) -> Payload | None:
         return Payload("blank", (), at)
     name = _JSON_NAME.match(reader.text, at)
     if name or _JSON_START.match(reader.text, at):
-        return Payload("json", (RequestedCall(name[1] if name else None),), at + 1)
+        return Payload("json", (RequestedCall(name[1] if name else None),), at + 1, broken=True)
     return None
 
 
@@ -225,8 +225,9 @@ def _named(reader: TextReader, at: int, named: re.Match[str]) -> Payload:
         # what is printed is what is called
         at = reader.skip(named.end() + 1) if named[1] == "print" else named.start(1)
         call, end = reader.python_call(at)
-        end = end if call else named.end() + 1
-        return Payload("python", (call or RequestedCall(named[1]),), end)
+        if call is None:
+            return Payload("python", (RequestedCall(named[1]),), named.end() + 1, broken=True)
+        return Payload("python", (call,), end)
     value, end = reader.json(named.end())
     arguments = None if value is NOTHING else read_arguments(value)
     return Payload("named", (RequestedCall(named[1], arguments),), max(end, named.end() + 1))

@@ -70,7 +70,8 @@ def test_work_grows_with_the_text_and_no_faster(piece: str):
     assert large < 6 * small + 20_000
 
 
-def test_a_repeated_opener_with_no_end_is_one_pass_of_the_scanner():
+def test_a_wrapper_around_what_never_parses_is_read_once():
     # quadratic reading would not come back from this
-    for piece in ('<tool_call>{"a":"x', "<function=f><parameter=x>", "[TOOL_CALLS][{", "<search>x"):
-        detect_calls(reasoning=None, answer=piece * 10_000, tools=None)
+    for piece in ("{", "[[{", "f(", '{"name": "f", ', "<tool_call>\n"):
+        text = f"<tool_call>{piece * (100_000 // len(piece))}</tool_call>"
+        assert detect_calls(reasoning=None, answer=text, tools=None).any
