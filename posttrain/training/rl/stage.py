@@ -18,7 +18,7 @@ from datasets import Dataset
 from trl.trainer.grpo_config import GRPOConfig
 
 from posttrain.chat import ChatTemplate
-from posttrain.config.backend import Rendering
+from posttrain.config.backend import REACHING, Rendering
 from posttrain.config.grpo import GroupTraining
 from posttrain.errors import ConfigError, DataError
 from posttrain.group_rewards import GroupReward
@@ -51,7 +51,6 @@ from posttrain.training.stage import PolicyTokenizer, Preflight, PreparedRun, Tr
 WARMUP_STEPS = 10  # of the reference code's RLVR recipe
 _INPUTS = ("data", "prompts", "settings", "judge")
 # how a server is reached decides nothing about what it is sent
-_REACHING = {"url", "concurrency", "timeout", "retries", "api_key_env"}
 _CLOSING = ("reward", "part/base", "part/accuracy", "answer_tokens", "reasoning_tokens")
 
 
@@ -203,7 +202,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         recipe = self.recipe
         # the guard's limits may change when a stopped run goes on; the prompts come by digest
         outside = {"out", "guard", *(name for name in _INPUTS if name in type(recipe).model_fields)}
-        server = True if recipe.sampling.server is None else _REACHING
+        server = True if recipe.sampling.server is None else {*REACHING}
         left_out: Any = dict.fromkeys(outside, True) | {"sampling": {"server": server}}
         config = recipe.model_dump(mode="json", exclude=left_out)
         config["prompts_digest"] = digest_of(prompt_lines(self.prompts))
