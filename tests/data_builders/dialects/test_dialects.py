@@ -87,6 +87,16 @@ def test_reasoning_wherever_it_stands(row: dict[str, Any]) -> None:
     assert read(row)[1].messages == REASONED
 
 
+@pytest.mark.parametrize(
+    "row", [{"prompt": "2+2?", "completion": "4"}, {"instruction": "2+2?", "output": "4"}]
+)
+def test_a_mapped_column_of_reasoning_is_the_trace(row: dict[str, Any]) -> None:
+    fields = {"reasoning": "steps"}
+    assert read({**row, "steps": "2 and 2"}, fields=fields)[1].messages == REASONED
+    with pytest.raises(RowProblem, match="thinking"):  # another trace is not passed over
+        read({**row, "steps": "2 and 2", "thinking": "3 and 1"}, fields=fields)
+
+
 def test_prefilled_think_reads_a_trace_without_its_opening_tag() -> None:
     row = {"messages": [ASK, SAY | {"content": "2 and 2\n</think>\n\n4"}]}
     assert read(row, prefilled_think=True)[1].messages == REASONED
