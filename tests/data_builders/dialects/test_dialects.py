@@ -56,19 +56,6 @@ def test_the_same_exchange_in_every_shape(dialect: str, row: dict[str, Any]) -> 
     assert read({**NULLS, **row})[1].messages == PLAIN
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"messages": [{"role": "system", "content": "Be brief."}, *OPENAI], "system": "Be brief."},
-        {"prompt": "2+2?", "completion": "4", "system_prompt": "Be brief."},
-        {"prompt": [{"role": "system", "content": "Be brief."}, ASK],
-         "chosen": OPENAI, "rejected": OPENAI},
-    ],
-)  # fmt: skip
-def test_system_text_wherever_it_stands(row: dict[str, Any]) -> None:
-    assert read(row)[1].messages == (Message("system", "Be brief."), *PLAIN)
-
-
 REASONED = (U, Message("assistant", "4", reasoning="2 and 2"))
 
 
