@@ -250,7 +250,7 @@ class SeenFields:
     @classmethod
     def of(cls, source: SftSource) -> SeenFields:
         """Nothing seen yet."""
-        names = {*source.fields.values(), *source.metadata, source.license_field}
+        names = {*source.fields.values(), source.license_field}
         return cls({name for name in names if name is not None})
 
     def watch(self, rows: RawRows) -> RawRows:
