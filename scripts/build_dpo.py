@@ -36,7 +36,12 @@ def main(arguments: list[str]) -> None:
     from posttrain.report.console import print_sections
     from posttrain.report.pages.samples import planned_pairs
     from posttrain.runs import parent_of, read_artifact
-    from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer, special_tokens
+    from posttrain.tokens.tokenizer import (
+        encoder_of,
+        load_any_tokenizer,
+        special_ids,
+        special_tokens,
+    )
 
     console = Console(width=None if sys.stdout.isatty() else 140)
     out = Path(recipe.out)
@@ -69,7 +74,7 @@ def main(arguments: list[str]) -> None:
             built = build_pairs(
                 recipe,
                 all_graders(),
-                PairEncoder(template, text.encode),
+                PairEncoder(template, text.encode, special_ids(tokenizer)),
                 out=out,
                 work=work,
                 base_dir=BASE,

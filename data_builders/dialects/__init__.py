@@ -15,7 +15,14 @@ from typing import Any
 from data_builders.dialects.alpaca import OUTPUT_KEYS, alpaca
 from data_builders.dialects.chosen_rejected import chosen_rejected
 from data_builders.dialects.message import content_of, role_of
-from data_builders.dialects.messages_list import find_list, inline_think, not_a, openai, sharegpt
+from data_builders.dialects.messages_list import (
+    LIST_KEYS,
+    find_list,
+    inline_think,
+    not_a,
+    openai,
+    sharegpt,
+)
 from data_builders.dialects.prompt_completion import COMPLETION_KEYS, prompt_completion
 from data_builders.dialects.reading import Conversation, Reading, Row, RowProblem
 from data_builders.rows.where import lookup
@@ -118,7 +125,11 @@ def recognise(row: Row, reading: Reading) -> str:
         raise not_a("any one dialect", row, "both alpaca and prompt_completion; name one")
     if shapes:
         return shapes[0]
-    raise not_a("any known dialect", row, "map its fields in the recipe if it holds a conversation")
+    if given := [key for key in LIST_KEYS if row.get(key) is not None]:
+        what = f"not a list of messages: {row[given[0]]!r:.80}"
+        raise RowProblem("unrecognised", given[0], what)
+    what = "if it holds a conversation, map its columns (fields: {prompt: …, completion: …})"
+    raise not_a("any known dialect", row, what)
 
 
 def _text_shapes(keys: set[str]) -> list[str]:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from data_builders.dialects.columns import REASONING_KEYS
 from data_builders.dialects.content import read_text
 from data_builders.dialects.message import assistant_text, reasoning_of
 from data_builders.dialects.messages_list import conversation, given_keys, not_a
@@ -28,7 +27,7 @@ def alpaca(row: Row, reading: Reading) -> Conversation:
     text = read_text(row[outputs[0]], outputs[0])
     answer = assistant_text(text, reading, reasoning=row_reasoning(row, reading))
     turns = (*history(row, reading), Message("user", request(row)), answer)
-    read = {*REQUEST_KEYS, *REASONING_KEYS, outputs[0], "history"}
+    read = {*REQUEST_KEYS, *reading.columns_of_reasoning, outputs[0], "history"}
     return conversation(row, turns, reading, read=read)
 
 
@@ -43,7 +42,7 @@ def request(row: Row) -> str:
 
 def row_reasoning(row: Row, reading: Reading) -> str | None:
     """A trace in a column of its own: the recipe's, or one of the usual names."""
-    return reasoning_of(row, None, reading, "the row", switches=_SWITCHES)
+    return reasoning_of(row, None, reading.columns_of_reasoning, "the row", switches=_SWITCHES)
 
 
 def history(row: Row, reading: Reading) -> list[Message]:

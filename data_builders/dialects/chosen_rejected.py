@@ -35,7 +35,8 @@ def read_side(row: Row, side: Side, reading: Reading) -> Conversation:
         raise not_a("chosen_rejected", row, "it needs chosen and rejected")
     found = find_list(row)
     prompt, read = _prompt(row, reading, found)
-    value = row[side]
+    if (value := row[side]) is None:
+        raise RowProblem("empty_answer", side, "there is none")
     if prompt is None and isinstance(value, str):
         turns = _transcript(value, reading, side)
     else:

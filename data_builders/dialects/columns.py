@@ -12,15 +12,12 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
-from data_builders.dialects.reading import Reading, Row, RowProblem
+from data_builders.dialects.reading import REASONING_KEYS, Reading, Row, RowProblem
 from posttrain.jsontext import encode_json
 from posttrain.records import Message
 
 SYSTEM_KEYS = ("system", "system_prompt", "system_message", "instructions")
 TOOL_KEYS = ("tools", "functions", "available_tools", "function")
-REASONING_KEYS = (
-    "reasoning_content", "reasoning", "thinking", "thought", "thoughts", "reasoning_text",
-)  # fmt: skip
 _READ_IN_MESSAGE = frozenset({*REASONING_KEYS, "tool_calls", "function_call", "tool_call_id"})
 MEDIA_KEYS = (
     "images", "image", "videos", "video", "audios", "audio",
@@ -44,7 +41,9 @@ _KINDS: dict[Kind, re.Pattern[str]] = {
         r"(?:^|_)(?:reasoning|think(?:ing)?|thoughts?|rationale|chain_of_thought|cot|scratchpad)(?:_|$)|^analysis$"
     ),
     "calls": re.compile(r"(?:^|_)(?:tool|function)s?_?(?:calls?|uses?)(?:_|$)"),
-    "system": re.compile(r"(?:^|_)sys(?:tem)?_?(?:prompt|message|msg|text|instruction|content)s?$"),
+    "system": re.compile(
+        r"(?:^|_)sys(?:tem)?_?(?:prompt|message|msg|text|instruction|content)s?$|^system$"
+    ),
     "tools": re.compile(r"(?:^|_)(?:tool|function|plugin|api)s?(?:_|$)"),
 }
 _SCHEMA = re.compile(r'"(?:parameters|input_?[sS]chema|function|functionDeclarations)"')

@@ -101,5 +101,5 @@ def _join(parts: list[Any], where: str) -> Content:
         else:
             media = isinstance(kind, str) and any(word in kind for word in _MEDIA)
             reason = "unsupported_content" if media else "malformed_message"
-            raise RowProblem(reason, at, f"a content part of type {kind!r:.40}")
+            raise RowProblem(reason, at, f"a content part that is not read: {part!r:.80}")
     return Content("".join(texts), "\n".join(traces) or None, calls)

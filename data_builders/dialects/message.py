@@ -12,7 +12,6 @@ from typing import Any
 
 from data_builders.dialects.calls import read_calls, read_id
 from data_builders.dialects.columns import (
-    REASONING_KEYS,
     kind_of,
     refuse_lost_in_message,
     refuse_media,
@@ -136,7 +135,7 @@ def _read(raw: Mapping[str, Any], reading: Reading, where: str) -> tuple[Message
     if content is None and role == "user":
         raise RowProblem("malformed_message", where, "a user turn without content")
     text, trace, parts = read_content(content, role, f"{where}.content")
-    reasoning = reasoning_of(raw, trace, reading, where)
+    reasoning = reasoning_of(raw, trace, reading.keys_of_reasoning, where)
     calls = _one_of(parts, _calls(raw, where), where)
     if role == "assistant":
         message = _assistant(text, reasoning, calls, reading, where)
@@ -203,7 +202,7 @@ def _call_turn(raw: Mapping[str, Any], reading: Reading, where: str) -> Message:
     calls = read_calls(value, where)
     if not calls:
         raise RowProblem("malformed_tool_call", where, "a call turn without a call")
-    reasoning = reasoning_of(raw, trace, reading, where)
+    reasoning = reasoning_of(raw, trace, reading.keys_of_reasoning, where)
     return _with_mask(Message("assistant", "", reasoning, calls), raw, None, reading, where)
 
 
@@ -221,7 +220,7 @@ def _assistant(
 def reasoning_of(
     raw: Mapping[str, Any],
     trace: str | None,
-    reading: Reading,
+    keys: Iterable[str],
     where: str,
     *,
     switches: Container[str] = (),
@@ -229,10 +228,11 @@ def reasoning_of(
     """The one trace of a message or row, wherever it stands; two that differ are a problem.
 
     Args:
+        keys: that a trace stands under.
         switches: texts that are no trace.
     """
     found = [trace] if trace and trace.strip() else []
-    for key in (reading.reasoning,) if reading.reasoning else REASONING_KEYS:
+    for key in keys:
         value = raw.get(key)
         if value is None or (switches and isinstance(value, bool)):
             continue

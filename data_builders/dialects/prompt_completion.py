@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from data_builders.dialects.alpaca import history, row_reasoning
-from data_builders.dialects.columns import REASONING_KEYS
 from data_builders.dialects.content import read_text
-from data_builders.dialects.message import as_messages, assistant_text, read_messages
+from data_builders.dialects.message import as_messages, assistant_text, read_messages, role_of
 from data_builders.dialects.messages_list import conversation, given_keys, not_a
 from data_builders.dialects.reading import Conversation, Reading, Row, RowProblem
 from posttrain.records import Message
@@ -32,7 +31,7 @@ def prompt_completion(row: Row, reading: Reading) -> Conversation:
         *read_prompt(row["prompt"], reading, "prompt"),
         *read_answer(row[key], reading, key, reasoning=row_reasoning(row, reading)),
     )
-    read = {"prompt", key, "history", *REASONING_KEYS}
+    read = {"prompt", key, "history", *reading.columns_of_reasoning}
     return conversation(row, turns, reading, read=read, parts_of_prompt=_PARTS_OF_PROMPT)
 
 
@@ -61,9 +60,15 @@ def read_answer(
 def read_turns(
     value: Any, reading: Reading, where: str, *, prompt: bool = False
 ) -> tuple[Message, ...] | None:
-    """One message or a list of them; `None` if `value` is neither (a text stays a text)."""
+    """One message or a list of them; `None` if `value` is neither.
+
+    An answer's text stays a text; a prompt may be the JSON text of a list of messages.
+    """
     if isinstance(value, Mapping) and not all(isinstance(v, list) for v in value.values()):
         value = [value]
-    if isinstance(value, str) or (listed := as_messages(value)) is None:
+    is_text = isinstance(value, str)
+    if (is_text and not prompt) or (listed := as_messages(value)) is None:
+        return None
+    if is_text and not all(role_of(item, reading) for item in listed):
         return None
     return read_messages(listed, reading, where, prompt=prompt)

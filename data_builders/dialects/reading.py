@@ -15,6 +15,9 @@ from posttrain.jsontext import encode_json, load_json
 from posttrain.records import Message, Role
 
 Row = Mapping[str, object]
+REASONING_KEYS = (
+    "reasoning_content", "reasoning", "thinking", "thought", "thoughts", "reasoning_text",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,16 @@ class Reading:
     trains: bool = True
     named: Set[str] = frozenset()
     maps: bool = False
+
+    @property
+    def keys_of_reasoning(self) -> tuple[str, ...]:
+        """Keys of a message that a trace stands under."""
+        return (self.reasoning,) if self.reasoning else REASONING_KEYS
+
+    @property
+    def columns_of_reasoning(self) -> tuple[str, ...]:
+        """Columns of a row that a trace stands under: a mapped one has its canonical name."""
+        return REASONING_KEYS[:1] if self.reasoning else REASONING_KEYS
 
 
 @dataclass(frozen=True, slots=True)

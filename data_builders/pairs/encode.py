@@ -9,7 +9,7 @@ each distinct text: then everything an assistant said is taken as sampled.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from posttrain.chat import ChatTemplate, TrainingSample, training_samples
@@ -35,10 +35,11 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class PairEncoder:
-    """What turns text into ids, as training does."""
+    """What turns text into ids, as training does. `special` are the tokenizer's special tokens."""
 
     template: ChatTemplate
     encode: Encode
+    special: Collection[str] = ()
 
 
 def encode_completions(

@@ -26,6 +26,7 @@ from data_builders.rows.examples import end_on_assistant
 from data_builders.rows.raw import Dropped, RawRow
 from data_builders.rows.read import read_rows
 from posttrain.chat import TrainingSample
+from posttrain.chat.framing import message_texts
 from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.config.source import SourceConfig
 from posttrain.errors import DataError
@@ -129,10 +130,22 @@ def _render(raw: RawRow, config: SourceConfig, encoder: PairEncoder) -> _Rendere
     one, other = (last_turn(*side, chosen.tools, encoder.template) for side in sides)
     if one is None or other is None:
         return Dropped("render_error", "the template refuses a side", raw.file, raw.line, pair_id)
+    messages = (*chosen.messages, *rejected.messages)
+    if token := _special_token(messages, encoder):
+        detail = f"a text spells the special token {token!r}"
+        return Dropped("special_token", detail, raw.file, raw.line, pair_id)
     first, second = (sum(len(m.tool_calls) for m in answer) for _, answer in sides)
     return _Rendered(
         pair_id, raw.file, raw.line, one.reasoning == "on", shared, (one, other), (first, second)
     )
+
+
+def _special_token(messages: Sequence[Message], encoder: PairEncoder) -> str | None:
+    """A special token that a text spells: encoded, it would be that token and not its text."""
+    own = encoder.template.source
+    texts = [part for message in messages for part in message_texts(message)]
+    foreign = (token for token in encoder.special if token not in own)
+    return next((token for token in foreign if any(token in text for text in texts)), None)
 
 
 def _ended(side: Conversation, config: SourceConfig) -> Conversation:

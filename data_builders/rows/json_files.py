@@ -32,6 +32,7 @@ _BOM = b"\xef\xbb\xbf"
 _SPACE = b" \t\r\n"
 # a whole text, a sign of structure, or the beginning of a text whose end is not there yet
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{}\[\],"]', re.DOTALL)
+_IN_TEXT = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 Layout = Literal["lines", "array", "objects"]
 
 
@@ -161,11 +162,16 @@ def _elements(blocks: Iterable[bytes], *, array: bool) -> Iterator[tuple[bytes, 
     in_text, opened, closed = False, not array, False
     for block in blocks:
         pending += block
-        start, in_text = 0, False
+        start = 0
+        if in_text:  # goes on where the last block ended: a long text is scanned once
+            position += len(_IN_TEXT.match(pending, position)[0])  # pyright: ignore[reportOptionalSubscript]  # matches the empty text too
+            if not pending.startswith(b'"', position):
+                continue
+            in_text, position = False, position + 1
         for token in () if closed else _TOKEN.finditer(pending, position):
             mark, at, position = token[0], token.start(), token.end()
             if mark == b'"':  # its text goes on in the next block
-                in_text, position = True, at
+                in_text, position = True, at + 1
                 break
             if not opened:
                 yield pending[start:at], ""  # `layout_of` saw that this is the opening bracket

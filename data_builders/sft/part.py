@@ -241,7 +241,7 @@ def dropped_line(source: str, item: Dropped) -> str:
 
 @dataclass
 class SeenFields:
-    """Which of a source's configured fields some row has, at any depth, to catch a wrong name."""
+    """Which of the fields that a source names some row has, at any depth: a wrong name, none."""
 
     wanted: set[str]
     keys: dict[str, None] = field(default_factory=dict[str, None])
@@ -250,7 +250,8 @@ class SeenFields:
     @classmethod
     def of(cls, source: SftSource) -> SeenFields:
         """Nothing seen yet."""
-        return cls(set(source.fields.values()))
+        names = {*source.fields.values(), source.license_field}
+        return cls({name for name in names if name is not None})
 
     def watch(self, rows: RawRows) -> RawRows:
         """The rows, looked at until every field was seen."""
@@ -281,7 +282,7 @@ class SeenFields:
         close = difflib.get_close_matches(name, self.keys, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"rows have {', '.join(self.keys)}"
         raise ConfigError(
-            f"source {source!r}: fields names {name!r}, which none of {self.rows} rows has ({hint})"
+            f"source {source!r} names {name!r}, which none of {self.rows} rows has ({hint})"
         )
 
 

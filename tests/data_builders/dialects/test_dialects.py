@@ -56,19 +56,6 @@ def test_the_same_exchange_in_every_shape(dialect: str, row: dict[str, Any]) -> 
     assert read({**NULLS, **row})[1].messages == PLAIN
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"messages": [{"role": "system", "content": "Be brief."}, *OPENAI], "system": "Be brief."},
-        {"prompt": "2+2?", "completion": "4", "system_prompt": "Be brief."},
-        {"prompt": [{"role": "system", "content": "Be brief."}, ASK],
-         "chosen": OPENAI, "rejected": OPENAI},
-    ],
-)  # fmt: skip
-def test_system_text_wherever_it_stands(row: dict[str, Any]) -> None:
-    assert read(row)[1].messages == (Message("system", "Be brief."), *PLAIN)
-
-
 REASONED = (U, Message("assistant", "4", reasoning="2 and 2"))
 
 
@@ -85,6 +72,16 @@ REASONED = (U, Message("assistant", "4", reasoning="2 and 2"))
 )
 def test_reasoning_wherever_it_stands(row: dict[str, Any]) -> None:
     assert read(row)[1].messages == REASONED
+
+
+@pytest.mark.parametrize(
+    "row", [{"prompt": "2+2?", "completion": "4"}, {"instruction": "2+2?", "output": "4"}]
+)
+def test_a_mapped_column_of_reasoning_is_the_trace(row: dict[str, Any]) -> None:
+    fields = {"reasoning": "steps"}
+    assert read({**row, "steps": "2 and 2"}, fields=fields)[1].messages == REASONED
+    with pytest.raises(RowProblem, match="thinking"):  # another trace is not passed over
+        read({**row, "steps": "2 and 2", "thinking": "3 and 1"}, fields=fields)
 
 
 def test_prefilled_think_reads_a_trace_without_its_opening_tag() -> None:

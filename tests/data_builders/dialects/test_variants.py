@@ -15,6 +15,12 @@ from posttrain.jsontext import load_json
 from posttrain.records import message_to_row
 from tests.data_builders.small_rows import WEATHER
 
+USER, ANSWER = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
+READ = {
+    "plain": [USER, ANSWER],
+    "reasoned": [USER, ANSWER | {"reasoning": "2 and 2"}],
+    "brief": [{"role": "system", "content": "Be brief."}, USER, ANSWER],
+}
 CASES = yaml.safe_load((Path(__file__).parent / "variants.yaml").read_text("utf-8"))
 
 
@@ -31,5 +37,7 @@ def test_a_row_is_read_or_refused_by_name(case: dict[str, Any]) -> None:
         return
     assert isinstance(item, PlacedExample), item
     example = item.example
-    assert [message_to_row(m) for m in example.messages] == case["read"]
+    expected = case.get("read", "plain")
+    expected = READ[expected] if isinstance(expected, str) else expected
+    assert [message_to_row(m) for m in example.messages] == expected
     assert load_json(example.tools or "null") == ([WEATHER] if case.get("tools") else None)

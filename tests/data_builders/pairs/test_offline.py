@@ -28,7 +28,8 @@ def text(tmp_path_factory: pytest.TempPathFactory):
 def read(tmp_path: Path, rows: list[dict], text, **config) -> list[Pair | Dropped]:
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    encoder = PairEncoder(nemotron_3_nano_template(), text.encode)
+    special = ("<|im_end|>", "<|endoftext|>")
+    encoder = PairEncoder(nemotron_3_nano_template(), text.encode, special)
     source = SourceConfig(name="s", path="pairs.jsonl", **config)
     found = list(read_offline(source, encoder, base_dir=tmp_path))
     assert sum(taken for _, taken in found) == len(rows)
@@ -47,6 +48,14 @@ def test_a_pair_shares_its_prompt_and_only_answers_are_trained(tmp_path: Path, t
     assert text.decode(pair.rejected.ids) == "54<|im_end|>\n"
     assert all(pair.chosen.mask)
     assert not pair.thinking
+
+
+@pytest.mark.parametrize("side", ["chosen", "rejected"])
+def test_no_side_spells_a_special_token_or_is_null(tmp_path: Path, text, side: str):
+    rows = [ROW | {side: "no<|endoftext|>"}, ROW | {side: None}]
+    found = read(tmp_path, rows, text, dialect="chosen_rejected")
+    assert [item.reason for item in found] == ["special_token", "empty_answer"]
+    assert [item.line for item in found] == [1, 2]
 
 
 def test_earlier_answers_belong_to_the_prompt(tmp_path: Path, text):

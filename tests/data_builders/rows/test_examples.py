@@ -15,7 +15,7 @@ from data_builders.rows.examples import end_on_assistant, read_examples
 from data_builders.rows.raw import Dropped
 from data_builders.rows.read import RowCounts
 from posttrain.config.source import SourceConfig
-from posttrain.errors import ConfigError, DataError
+from posttrain.errors import ConfigError
 from posttrain.records import Example, Message, example_from_row, example_to_row
 from tests.data_builders.small_rows import WEATHER, read_all, write_lines
 
@@ -79,30 +79,6 @@ def test_the_ending_is_trimmed_or_the_row_dropped(tmp_path: Path) -> None:
 def test_trimming_keeps_a_last_call() -> None:
     messages = (Message("user", "?"), Message("assistant", "a"), Message("tool", "b"))
     assert end_on_assistant(messages, "trim") == (messages[:2], None)
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ('{"prompt": "2', "rows.jsonl:2: malformed_json: "),
-        ('{"text": "a"}', "rows.jsonl:2: unrecognised: text: not any known dialect"),
-        ('{"messages": [{"role": "owl", "content": "a"}]}',
-         r"rows.jsonl:2: unknown_role: messages\[0\]: role 'owl'"),
-    ],
-)  # fmt: skip
-def test_strict_stops_at_the_row_and_names_it(tmp_path: Path, row: str, message: str) -> None:
-    write_lines(tmp_path / "rows.jsonl", [GOOD])
-    with (tmp_path / "rows.jsonl").open("a") as file:
-        file.write(row + "\n")
-    with pytest.raises(DataError, match=message):
-        read_all(tmp_path, strict=True)
-
-
-def test_strict_lets_filters_drop(tmp_path: Path) -> None:
-    write_lines(tmp_path / "rows.jsonl", [{**GOOD, "completion": ""}])
-    (item,) = read_all(tmp_path, strict=True)
-    assert isinstance(item, Dropped)
-    assert item.reason == "empty_answer"
 
 
 def test_licenses(tmp_path: Path) -> None:

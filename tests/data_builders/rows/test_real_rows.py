@@ -11,7 +11,7 @@ from data_builders.rows.examples import read_examples
 from data_builders.rows.raw import Dropped
 from data_builders.rows.read import RowCounts
 from posttrain.config.source import SourceConfig
-from posttrain.records import Example, example_from_row, example_to_row
+from posttrain.records import Example
 
 GSM8K = {"fields": {"prompt": "question", "completion": "answer"}}
 # file, settings, dialect, kept, dropped
@@ -59,14 +59,6 @@ def test_no_row_of_any_file_is_lost(shared: Path) -> None:
         items = list(read_examples(config, file.parent))
         assert len(items) == rows, file.name
         assert all(item.reason for item in items if isinstance(item, Dropped))
-
-
-def test_records_survive_storage(shared: Path) -> None:
-    for name in ("sgd_openai_tools", "reasoning_ma_inline", "lf_glaive_toolcall_en"):
-        config = SourceConfig(name=name, path=f"{name}.jsonl")
-        for item in read_examples(config, shared / "data"):
-            if isinstance(item, Example):
-                assert example_from_row(example_to_row(item)) == item
 
 
 def test_tool_use_is_read_whole(shared: Path) -> None:

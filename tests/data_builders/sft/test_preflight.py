@@ -51,6 +51,7 @@ def recipe_of(folder: Path, rows: list[dict], **keys) -> Path:
     [
         (plain_rows(30), {"source": {"fields": {"instruction": "instructoin"}}}, "did you mean 'instruction'"),
         (plain_rows(30), {"source": {"fields": {"system": "persona"}}}, "'persona', which none of"),
+        (plain_rows(30), {"source": {"license_field": "licence"}}, "'licence', which none of"),
         (plain_rows(30), {"source": {"rows": 3000}}, "3,000 rows requested"),
         (plain_rows(30), {"source": {"share": 1.0}, "mixture": {"total": 10**7}}, "tokens requested"),
         ([{"x": 1}] * 30, {"source": {"rows": 10}}, "nothing is kept.*30 unrecognised"),
