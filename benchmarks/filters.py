@@ -1,10 +1,9 @@
 """The filter against repetition beside two usual methods: what each finds, loses and costs.
 
-    python benchmarks/filters.py [--shared ../shared] [--repeats 3] [--write]
+    python benchmarks/filters.py [--shared ../shared] [--repeats 3]
 
 The other methods are the compression ratio of the whole text and the rules of Gopher (Rae et al.
-2021, table A1, as datatrove applies them, with words as runs of letters and digits). `--write`
-replaces the tables in docs/benchmarks.md.
+2021, table A1, as datatrove applies them, with words as runs of letters and digits).
 """
 
 from __future__ import annotations
@@ -30,8 +29,6 @@ from tests.data_builders.repetition_texts import STEPS, honest_kinds, loops, ste
 from tests.data_builders.spoken import SETS, labels, spoken
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "benchmarks.md"
-MARKS = ("<!-- filters: begin -->", "<!-- filters: end -->")
 BASES = {"seen": (("reasoning_ma_content",), 3000), "unseen": (("lf_dpo_en", "lf_kto_en"), 1200)}
 LIMITS = RepetitionFilter()
 SHORTEST = 300  # characters of a text that the comparison looks at
@@ -82,19 +79,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared")
     parser.add_argument("--repeats", type=int, default=3, help="runs, of which the best counts")
-    parser.add_argument("--write", action="store_true", help="replace the tables in the guide")
     options = parser.parse_args()
     if not (options.shared / "data").is_dir():
         parser.error(f"no data/ in {options.shared}")
-    lines = list[str]()
     for line in report(options.shared, options.repeats):
         print(line, flush=True)
-        lines.append(line)
-    if options.write:
-        before, _, rest = PAGE.read_text("utf-8").partition(MARKS[0])
-        _, _, after = rest.partition(MARKS[1])
-        text = "\n".join(lines)
-        PAGE.write_text(f"{before}{MARKS[0]}\n{text}\n{MARKS[1]}{after}", "utf-8")
 
 
 def report(shared: Path, repeats: int) -> Iterator[str]:

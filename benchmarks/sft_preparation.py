@@ -11,7 +11,6 @@ makes a sequence each, TRL one in all: compare rows of one turn.) It is given a 
 read already, and nothing of it is written but what `datasets` writes itself. The floor is the
 library's batch call on the rendered texts. Every run is a process of its own with one thread;
 figures are of the run with the fewest CPU seconds. The last table is that of `sft_turns.py`.
-`--write` replaces the tables in docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import argparse
 import json
 import os
 import platform
-import re
 import subprocess
 import sys
 import tempfile
@@ -46,7 +44,6 @@ ROOT = Path(__file__).resolve().parents[1]
 ARMS = Path(__file__).with_name("sft_preparation_arms.py")
 TURNS = Path(__file__).with_name("sft_turns.py")
 NARRATIVES = ROOT / "recipes" / "nemotron-3-nano" / "narratives.yaml"
-MARKS = ("<!-- sft_preparation: begin -->", "<!-- sft_preparation: end -->")
 Stats = dict[str, Any]
 _TINY_ROWS = 500  # of each family
 COMPARED = (
@@ -82,7 +79,6 @@ def main() -> None:
     parser.add_argument("--tokenizer", help="a directory or a hub id")
     parser.add_argument("--capacity", type=int, default=32_768, help="tokens of a pack")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--write", action="store_true", help="the tables into the documentation")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
@@ -94,8 +90,6 @@ def main() -> None:
         turns = (str(work / "rows.jsonl"), "--repeats", str(options.repeats), "--tokenizer")
         text += "\n\n" + run(TURNS, *turns, tokenizer).strip()
     print(text)
-    if options.write:
-        write_into(ROOT / "docs" / "benchmarks.md", text)
 
 
 def tiny_world(out: Path) -> tuple[list[str], str]:
@@ -244,16 +238,6 @@ def by_step(found: Mapping[str, Stats], arms: Mapping[str, Stats]) -> Iterator[s
     sums = [sum(stats["steps"].values()) for stats in found.values()]
     cells = [f"{s:.3f} | {s / f:.0%}" for s, f in zip(sums, floors, strict=True)]
     yield f"| all | {' | '.join(cells)} |"
-
-
-def write_into(page: Path, text: str) -> None:
-    """Replace what stands between the marks."""
-    begin, end = MARKS
-    page_text = page.read_text("utf-8")
-    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-    if not pattern.search(page_text):
-        sys.exit(f"{page} has no {begin} … {end}")
-    page.write_text(pattern.sub(lambda _: f"{begin}\n{text}\n{end}", page_text), "utf-8")
 
 
 if __name__ == "__main__":
