@@ -148,7 +148,7 @@ def _plan(work: Path, capacity: int) -> None:
 def _audit(work: Path, capacity: int) -> None:
     del capacity
     started = time.process_time()
-    audit = audit_sources(_sources(work), None, NO_MARKS, scratch=_scratch(work, _audit))
+    audit = audit_sources(_sources(work), None, NO_MARKS)
     sequences = sum(own.sequences for own in audit.figures.values())
     _report(work, started, f"figures of {sequences:,} sequences")
 

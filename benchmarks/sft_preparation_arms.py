@@ -119,7 +119,7 @@ def build(
             stages=stages,
         )
         plan = plan_build(sources, recipe)
-        audit_sources(sources, None, marks, scratch=out / "work")
+        audit_sources(sources, None, marks)
         scratch = out / "work" / "plan"
         write_splits(out, sources, plan, recipe, scratch=scratch, executor=executor, stages=stages)
     split = plan.train.stats.stats()

@@ -1,6 +1,6 @@
 """The audit of a build: what the masks of every source's sequences teach, from their columns.
 
-    audit = audit_sources(sources, drops, marks, scratch=work)
+    audit = audit_sources(sources, drops, marks)
     audit.figures["maths"].stats()  →  {"sequences": 7470, "end_trained": 7470, …}
 
 All records count that the mixture and evaluation may draw from, each once. Flags and keys were
@@ -10,7 +10,6 @@ computed as the sequences were made; tokens are read only of the few that are sh
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -30,32 +29,28 @@ Drops = Mapping[str, Int]
 
 
 def audit_sources(
-    sources: Sequence[PreparedSource], drops: Sequence[Drops] | None, marks: Marks, *, scratch: Path
+    sources: Sequence[PreparedSource], drops: Sequence[Drops] | None, marks: Marks
 ) -> Audit:
     """Audit what was prepared of all sources.
 
     Args:
         drops: per source, by reason, the numbers of records that the plan does not use.
         marks: by which the sequences were read.
-        scratch: a folder for the keys of all sequences, 20 bytes each, while copies are looked for.
     """
     audit = Audit()
     unused = [_numbers(own) for own in drops or [{} for _ in sources]]
-    scratch.mkdir(parents=True, exist_ok=True)
-    with Repeats(scratch) as repeats:
-        for k, source in enumerate(sources):
-            figures = audit.figures[source.name] = SourceFigures.empty(marks, knows_cuts=True)
-            with Reader(source.folders) as reader:
-                for part, records, at in _used(source, unused[k]):
-                    rows = part.sequences[at]
-                    length, trained = rows["length"].astype(np.int64), rows["trained"]
-                    figures.add(length, trained.astype(np.int64), rows["flags"])
-                    repeats.add(rows["key"], np.full(len(rows), k))
-                    fetch = _Fetch(reader, part, records, at)
-                    audit.worst.offer(
-                        source.name, length, trained, rows["flags"], rows["key"], fetch
-                    )
-        repeated = repeats.found(groups=len(sources), most=SHOWN)
+    repeats = Repeats()
+    for k, source in enumerate(sources):
+        figures = audit.figures[source.name] = SourceFigures.empty(marks, knows_cuts=True)
+        with Reader(source.folders) as reader:
+            for part, records, at in _used(source, unused[k]):
+                rows = part.sequences[at]
+                length, trained = rows["length"].astype(np.int64), rows["trained"]
+                figures.add(length, trained.astype(np.int64), rows["flags"])
+                repeats.add(rows["key"], np.full(len(rows), k))
+                fetch = _Fetch(reader, part, records, at)
+                audit.worst.offer(source.name, length, trained, rows["flags"], rows["key"], fetch)
+    repeated = repeats.count(groups=len(sources), most=SHOWN)
     for figures, later in zip(audit.figures.values(), repeated.later, strict=True):
         figures.duplicated = later
     _show_repeated(audit, sources, unused, repeated)

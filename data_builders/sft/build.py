@@ -22,6 +22,7 @@ from data_builders.decontamination.match import Decontaminator
 from data_builders.progress import Stages
 from data_builders.rows.files import count_rows, input_files
 from data_builders.sft.audit import audit_sources, check_supervision
+from data_builders.sft.dry_run import show_expected
 from data_builders.sft.duplicates import dropped_lines, find_copies
 from data_builders.sft.inputs import (
     Input,
@@ -35,6 +36,7 @@ from data_builders.sft.inputs import (
 from data_builders.sft.part import WorkerState, preparer_of
 from data_builders.sft.plan import plan_build
 from data_builders.sft.preflight import (
+    PROBED,
     Probe,
     check_markup,
     check_probe,
@@ -45,13 +47,17 @@ from data_builders.sft.preflight import (
 from data_builders.sft.shards import join_files, write_jsonl, write_splits
 from data_builders.sft.sources import prepare_sources
 from data_builders.sft.stats import check_left, counts_by_source, data_stats, total_counts
-from data_builders.sft.tables import print_plan, print_summary
 from data_builders.workers import Executor, ProcessPool, RayPool, Serial
-from posttrain.chat import profile_of
+from posttrain.audit.limits import bounds
+from posttrain.chat import profile_of, variants_hint
 from posttrain.config.build_sft import EXECUTION, OPTIONAL, BuildSftConfig, SftTokenizer
+from posttrain.errors import ConfigError, RenderError
 from posttrain.hashing import digest_of
 from posttrain.models.chat_template import DataRenderer, load_data_renderer
+from posttrain.report.console import print_sections
+from posttrain.report.pages import sft_data as page
 from posttrain.report.pages.supervision import ROWS as SUPERVISION
+from posttrain.report.pages.supervision import supervision as supervision_section
 from posttrain.runs import Run, read_artifact
 
 KIND = "sft_data"
@@ -77,8 +83,13 @@ def build_config(recipe: BuildSftConfig) -> dict[str, Any]:
     return recipe.model_dump(mode="json", exclude=unnamed)
 
 
-def set_up(recipe: BuildSftConfig, base_dir: Path, console: Console) -> Setup:
+def set_up(
+    recipe: BuildSftConfig, base_dir: Path, console: Console, *, records: int = PROBED
+) -> Setup:
     """Load tokenizer, template and evaluation files, and check that they fit the data.
+
+    Args:
+        records: of each source, to look at.
 
     Raises:
         ConfigError: a path that matches nothing, or what `check_template` and `check_probe` refuse.
@@ -90,12 +101,18 @@ def set_up(recipe: BuildSftConfig, base_dir: Path, console: Console) -> Setup:
     renderer = load_data_renderer(recipe.tokenizer, first_texts(recipe, base_dir))
     template, encoder = renderer.template, renderer.encoder
     check_template(template)
-    console.print(f"template: {profile_of(template).describe()}", highlight=False)
+    try:
+        console.print(f"template: {profile_of(template).describe()}", highlight=False)
+    except RenderError as error:
+        raise ConfigError(f"{error}{variants_hint(template)}") from None
     console.print(f"tokenizer: {encoder.describe()}", highlight=False)
     warnings = check_markup(template, list(renderer.tokenizer.get_vocab()))
     warnings += decontaminator.warnings if decontaminator is not None else []
     preparers = {s.name: preparer_of(recipe, s, renderer, decontaminator) for s in recipe.sources}
-    probes = [probe_source(recipe, s, preparers[s.name], base_dir) for s in recipe.sources]
+    probes = [
+        probe_source(recipe, s, preparers[s.name], base_dir, records=records)
+        for s in recipe.sources
+    ]
     for probe in probes:
         warnings += check_probe(
             probe,
@@ -108,16 +125,20 @@ def set_up(recipe: BuildSftConfig, base_dir: Path, console: Console) -> Setup:
 
 
 def show_plan(setup: Setup, console: Console) -> None:
-    """What the build would do, extrapolated from the first records; writes nothing."""
+    """What the build would do, extrapolated from the first records; writes nothing.
+
+    Raises:
+        ConfigError: the build would stop.
+    """
     recipe = setup.recipe
     out = Path(recipe.out)
     if out.is_dir() and any(out.iterdir()):
         # refuses a directory not ours
         Run.open(out, kind=KIND, config=build_config(recipe), dry_run=True)
     rows = {s.name: count_rows(input_files(s, setup.base_dir)) for s in recipe.sources}
-    print_plan(console, recipe, setup.probes, rows)
     for warning in setup.warnings:
         console.print(f"warning: {warning}", style="yellow", highlight=False)
+    show_expected(console, recipe, setup.probes, rows)
 
 
 def build(setup: Setup, stage: Run, console: Console) -> bool:
@@ -169,7 +190,7 @@ def build(setup: Setup, stage: Run, console: Console) -> bool:
         stages.start("planning the mixture")
         plan = plan_build(sources, recipe, drops)
         stages.start("auditing")
-        audit = audit_sources(sources, drops, renderer.marks, scratch=work)
+        audit = audit_sources(sources, drops, renderer.marks)
         supervision = {name: figures.stats() for name, figures in audit.figures.items()}
         check_supervision(supervision, recipe.limits)
         counts = counts_by_source(sources, plan)
@@ -197,6 +218,7 @@ def build(setup: Setup, stage: Run, console: Console) -> bool:
         **_setup_stats(setup),
         "inputs": as_stats(inputs),
         "supervision": supervision,
+        "supervision_limits": bounds(recipe.limits),
         **data_stats(sources, plan, counts, recipe.packing.max_length),
     }
     manifest = stage.finish(
@@ -209,7 +231,13 @@ def build(setup: Setup, stage: Run, console: Console) -> bool:
         run={"tokenizer": encoder.name},
     )
     shutil.rmtree(work, ignore_errors=True)
-    print_summary(console, stats)
+    sections = [page.drops(stats), page.mixture(stats), page.packing(stats)]
+    sections += [
+        supervision_section(supervision, bounds(recipe.limits)),
+        page.control(stats),
+        page.origins(stats),
+    ]
+    print_sections(console, sections, charts=False)
     console.print(f"{out}  digest {manifest.digest[:16]}", highlight=False)
     return True
 

@@ -181,6 +181,8 @@ def part_key(
             "overlong": recipe.packing.overlong,
             "source": source.model_dump(mode="json", exclude=_LATER),
             "samples": samples_of_each(recipe),
+            "steps": recipe.tokenizer.split_steps,
+            "allowed": sorted(recipe.tokenizer.allow_left_out),
             "dropped": recipe.write_dropped,
             "rows": part.content(placed=recipe.write_dropped),
             "versions": package_versions(),

@@ -38,6 +38,10 @@ class Total:
         """The sum with the other one `times`."""
         return Total(*(a + times * b for a, b in zip(self._all, other._all, strict=True)))
 
+    def scaled(self, factor: float) -> Total:
+        """So many times as much, in whole numbers."""
+        return Total(*(round(factor * value) for value in self._all))
+
     def measure(self, unit: Unit) -> int:
         """In the unit."""
         return self.tokens if unit == "tokens" else self.rows
@@ -57,11 +61,12 @@ def total_of(records: Records) -> Total:
 class Available:
     """The records of a source that may be trained on; `read` gives their `COLUMNS`.
 
-    `lost` says why there are none, for the message: "1,500 unrecognised".
+    Without `read` the total is an estimate, and plans are made to a fraction of a record. `lost`
+    says why there are none, for the message: "1,500 unrecognised".
     """
 
     name: str
-    read: Callable[[], Records]
+    read: Callable[[], Records] | None
     total: Total
     lost: str = "no rows"
 
@@ -159,7 +164,10 @@ def _plan(own: Available, amount: Amount | None, cap: float, seed: int) -> Sourc
     epochs = int(wanted // one) if one else 0
     left = wanted - epochs * one
     total, extra, distinct = Total().plus(own.total, epochs), None, rows if epochs else 0
-    if left > 0 and one:
+    if left > 0 and one and own.read is None:
+        more = own.total.scaled(left / one)
+        total, distinct = total.plus(more), distinct or more.rows
+    elif left > 0 and one and own.read is not None:
         records = own.read()
         extra = _extra(records, amount.unit, left, key64(seed, "epoch", own.name, epochs))
         more = total_of(records[extra])

@@ -10,13 +10,14 @@ sees the same disk.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import gc
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from data_builders.decontamination.match import Decontaminator
 from data_builders.dedup.columns import column_batch
@@ -24,7 +25,7 @@ from data_builders.filters.screen import Screen
 from data_builders.keyed import unit
 from data_builders.rows.examples import PlacedExample, examples_of
 from data_builders.rows.parts import Part, open_part
-from data_builders.rows.raw import Dropped
+from data_builders.rows.raw import Dropped, RawRow, RawRows
 from data_builders.rows.read import RowCounts, matching_rows, where_fields
 from data_builders.rows.where import WhereFields
 from data_builders.sft.prepare import (
@@ -39,6 +40,7 @@ from data_builders.sft.prepared import PartWriter
 from data_builders.workers import OnProgress
 from posttrain.chat import ChatTemplate
 from posttrain.config.build_sft import BuildSftConfig, SftSource
+from posttrain.errors import ConfigError
 from posttrain.records import Example
 from posttrain.tokens.encode import EncodeArrays
 from posttrain.tokens.supervision import Marks
@@ -46,6 +48,7 @@ from posttrain.tokens.supervision import Marks
 BATCH_ROWS = 128
 BATCH_CHARACTERS = 4_000_000  # a batch of long rows is smaller, so that memory knows a bound
 SAMPLES_PER_BUILD = 20
+_KEYS = 100  # of a source's rows, to name the nearest to a wrong one
 CONTROL = ("reasoned", "stripped", "traces", "truncated", "too_short")
 
 
@@ -131,6 +134,8 @@ def preparer_of(
         mask_close=shared.truncated_close == "masked",
         capacity=recipe.packing.max_length,
         clip_overlong=recipe.packing.overlong == "truncate",
+        split_steps=recipe.tokenizer.split_steps,
+        allow_left_out=frozenset(recipe.tokenizer.allow_left_out),
         marks=renderer.marks,
         special_texts=renderer.special_texts,
         screen=Screen(source.filters, renderer.encode),
@@ -160,7 +165,7 @@ class PartJob:
         """Do it; `on_progress` is called with the number of rows read since its last call."""
         recipe, preparer = state.recipe, state.preparer(self.source)
         counts = PartCounts(samples_of_each(recipe), recipe.seed)
-        fields = where_fields(self.source)
+        fields, seen = where_fields(self.source), SeenFields.of(self.source)
         dedup = recipe.deduplication
         near = dedup is not None and dedup.near_threshold(self.source.name) is not None
         columns = dedup is not None or recipe.write_dropped  # which say where a record was read
@@ -168,7 +173,7 @@ class PartJob:
             Path(self.folder), scratch=self.scratch, marks=preparer.marks, dedup=columns
         )
         with _collecting_rarely(), unfinished as writer:
-            for batch in self._batches(recipe, counts.rows, fields):
+            for batch in self._batches(recipe, counts.rows, fields, seen):
                 placed = [item for item in batch if isinstance(item, PlacedExample)]
                 prepared = prepare([item.example for item in placed], preparer)
                 writer.write(prepared)
@@ -182,15 +187,20 @@ class PartJob:
                     for dropped in _dropped(batch, prepared):
                         writer.drop(dropped_line(self.source.name, dropped))
                 on_progress(len(batch))
-            writer.finish(counts.stats(fields), [row for _, row in counts.samples])
+            stats = counts.stats(fields) | {"fields": seen.state()}
+            writer.finish(stats, [row for _, row in counts.samples])
 
     def _batches(
-        self, recipe: BuildSftConfig, counts: RowCounts, fields: WhereFields | None
+        self,
+        recipe: BuildSftConfig,
+        counts: RowCounts,
+        fields: WhereFields | None,
+        seen: SeenFields,
     ) -> Iterator[list[PlacedExample | Dropped]]:
         """Rows in order, bounded in number and in text."""
         batch: list[PlacedExample | Dropped] = []
         held = 0
-        rows = matching_rows(open_part(self.part, self.source), fields)
+        rows = seen.watch(matching_rows(open_part(self.part, self.source), fields))
         for item in examples_of(rows, self.source, allowed_licenses=recipe.licenses, counts=counts):
             batch.append(item)
             if isinstance(item, PlacedExample):
@@ -230,6 +240,62 @@ def dropped_line(source: str, item: Dropped) -> str:
 
 
 @dataclass
+class SeenFields:
+    """Which of a source's configured fields some row has, at any depth, to catch a wrong name."""
+
+    wanted: set[str]
+    keys: dict[str, None] = field(default_factory=dict[str, None])
+    rows: int = 0
+
+    @classmethod
+    def of(cls, source: SftSource) -> SeenFields:
+        """Nothing seen yet."""
+        return cls(set(source.fields.values()))
+
+    def watch(self, rows: RawRows) -> RawRows:
+        """The rows, looked at until every field was seen."""
+        for raw in rows:
+            if self.wanted and isinstance(raw, RawRow):
+                own = dict.fromkeys(_keys(raw.row))
+                self.wanted -= own.keys()
+                self.rows += 1
+                if len(self.keys) < _KEYS:
+                    self.keys |= own
+            yield raw
+
+    def state(self) -> dict[str, Any]:
+        """What was seen, JSON-able, for `add`."""
+        return {"wanted": sorted(self.wanted), "keys": list(self.keys)[:_KEYS], "rows": self.rows}
+
+    def add(self, state: Mapping[str, Any]) -> None:
+        """Note what was seen in another part of the source."""
+        self.wanted &= set(state["wanted"])
+        self.keys |= dict.fromkeys(state["keys"])
+        self.rows += state["rows"]
+
+    def check(self, source: str) -> None:
+        """Raise a ConfigError for a field that no row has, with the nearest that there is."""
+        if not self.wanted or not self.rows:
+            return
+        name = min(self.wanted)
+        close = difflib.get_close_matches(name, self.keys, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"rows have {', '.join(self.keys)}"
+        raise ConfigError(
+            f"source {source!r}: fields names {name!r}, which none of {self.rows} rows has ({hint})"
+        )
+
+
+def _keys(value: Any, path: str = "", depth: int = 4) -> Iterator[str]:
+    """The keys of a row and of what is in it, alone and as dotted paths."""
+    if isinstance(value, list) and value:
+        yield from _keys(cast(list[Any], value)[0], "", depth)
+    if isinstance(value, dict) and depth:
+        for key, inner in cast(dict[str, Any], value).items():
+            yield from (key, f"{path}{key}")
+            yield from _keys(inner, f"{path}{key}.", depth - 1)
+
+
+@dataclass
 class PartCounts:
     """What became of the rows of one part, growing while it is read.
 
@@ -242,6 +308,7 @@ class PartCounts:
     rows: RowCounts = field(default_factory=RowCounts)
     dropped: Counter[str] = field(default_factory=Counter[str])
     lost: Counter[str] = field(default_factory=Counter[str])
+    left_out: Counter[str] = field(default_factory=Counter[str])
     licenses: Counter[str] = field(default_factory=Counter[str])
     control: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(CONTROL, 0)))
     budgets: Counter[int] = field(default_factory=Counter[int])
@@ -264,6 +331,7 @@ class PartCounts:
         self.budgets.update(cut.budget for cut in record.cuts)
         self.sequences += len(prepared.sequences)
         self.lost.update(prepared.lost)
+        self.left_out.update(prepared.left_out)
         self.clipped += prepared.clipped
         for sequence in prepared.sequences[:1]:
             place = unit(self.seed, "sample", record.example.id)
@@ -284,6 +352,7 @@ class PartCounts:
             "sequences": self.sequences,
             "sequences_lost": dict(self.lost),
             "sequences_clipped": self.clipped,
+            "left_out": dict(self.left_out),
             "control": dict(self.control),
             "budgets": [[budget, n] for budget, n in self.budgets.items()],
             "samples": [place for place, _ in self.samples],

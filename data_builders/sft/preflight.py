@@ -1,25 +1,41 @@
 """A look at the first records of every source, before hours are spent: does this recipe fit them?
 
-probe_source(source, preparer, base_dir)  →  Probe("maths", rows=64, prepared=[…], seconds=0.1)
+probe = probe_source(recipe, source, preparer, base_dir, records=64)
+check_probe(probe, recipe, preparer, decode=…, stop_ids=…)     what both a build and a dry run do
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from data_builders.rows.examples import read_examples
-from data_builders.sft.prepare import Prepared, PreparedSequence, Preparer, prepare
-from posttrain.chat import ChatTemplate, left_out
+from data_builders.rows.examples import PlacedExample, examples_of, read_examples
+from data_builders.rows.raw import Dropped
+from data_builders.rows.read import read_rows
+from data_builders.sft.part import PartCounts, SeenFields
+from data_builders.sft.prepare import (
+    LEFT_OUT,
+    Prepared,
+    PreparedSequence,
+    Preparer,
+    prepare,
+    within_capacity,
+)
+from data_builders.sft.prepared import supervision_of
+from data_builders.sft.sources import check_limits
+from posttrain.audit.figures import SourceFigures
+from posttrain.chat import ChatTemplate
 from posttrain.config.build_sft import BuildSftConfig, SftSource
-from posttrain.errors import ConfigError
+from posttrain.errors import ConfigError, DataError
 from posttrain.records import Example
 
-PROBED = 64
+PROBED = 64  # records of each source that every build looks at first
 _TRIED = 16
 _ROWS_AT_MOST = 5_000
 _UNBOUNDED = 2**31 - 1
@@ -27,39 +43,91 @@ _UNBOUNDED = 2**31 - 1
 
 @dataclass(frozen=True)
 class Probe:
-    """The first records of a source, prepared without a length limit. `rows` were read for them."""
+    """The first records of a source, prepared without a length limit (`unbounded`) and with it.
+
+    `complete`: they are all there are. `examples` shows a dropped row for each reason.
+    """
 
     name: str
-    rows: int
+    complete: bool
+    unbounded: list[Prepared]
     prepared: list[Prepared]
+    counts: PartCounts
+    figures: SourceFigures
+    examples: Mapping[str, str]
+    fields: SeenFields
     seconds: float
 
     @property
-    def sequences(self) -> list[PreparedSequence]:
-        """All sequences of the probed records."""
-        return [s for p in self.prepared for s in p.sequences]
+    def rows(self) -> int:
+        """Rows that were read."""
+        return self.counts.rows.rows_in
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """As of a finished part."""
+        return self.counts.stats(None)
 
 
 def probe_source(
-    recipe: BuildSftConfig, source: SftSource, preparer: Preparer, base_dir: Path
+    recipe: BuildSftConfig,
+    source: SftSource,
+    preparer: Preparer,
+    base_dir: Path,
+    *,
+    records: int = PROBED,
 ) -> Probe:
     """Prepare the first records of a source. Raises what reading it raises."""
     started = time.perf_counter()
-    rows, examples = _first_examples(recipe, source, base_dir, PROBED)
-    prepared = prepare(examples, replace(preparer, capacity=_UNBOUNDED))
-    return Probe(source.name, rows, prepared, time.perf_counter() - started)
+    counts, dropped = PartCounts(1, recipe.seed), dict[str, str]()
+    seen = SeenFields.of(source)
+    placed: list[PlacedExample] = []
+    rows = seen.watch(read_rows(source, base_dir))
+    items = examples_of(rows, source, allowed_licenses=recipe.licenses, counts=counts.rows)
+    complete = True
+    for item in items:
+        if isinstance(item, Dropped):
+            dropped.setdefault(item.reason, f"{item.file}:{item.line}: {item.detail}")
+        else:
+            placed.append(item)
+        if len(placed) == records or counts.rows.rows_in == _ROWS_AT_MOST:
+            complete = next(items, None) is None
+            break
+    unbounded = prepare([p.example for p in placed], replace(preparer, capacity=_UNBOUNDED))
+    prepared = [within_capacity(p, preparer) for p in unbounded]
+    for item, record in zip(placed, prepared, strict=True):
+        counts.add(record)
+        if record.drop is not None:
+            where = f"{item.file}:{item.line}: {record.drop.detail}"
+            dropped.setdefault(record.drop.reason, where)
+    figures = SourceFigures.empty(preparer.marks, knows_cuts=True)
+    kept = [sequence for p in prepared for sequence in p.sequences]
+    if kept:
+        flags, _ = supervision_of(kept, preparer.marks)
+        lengths, trained = zip(*((len(s.tokens.ids), s.tokens.trained) for s in kept), strict=True)
+        figures.add(np.array(lengths), np.array(trained), flags)
+    return Probe(
+        source.name,
+        complete=complete,
+        unbounded=unbounded,
+        prepared=prepared,
+        counts=counts,
+        figures=figures,
+        examples=dropped,
+        fields=seen,
+        seconds=time.perf_counter() - started,
+    )
 
 
 def first_texts(recipe: BuildSftConfig, base_dir: Path) -> list[str]:
-    """What the first records of every source say, for a tokenizer to be tried on."""
-    return [
-        text
-        for source in recipe.sources
-        for example in _first_examples(recipe, source, base_dir, _TRIED)[1]
-        for message in example.messages
-        for text in (message.content, message.reasoning or "")
-        if _encodable(text)
-    ]
+    """The texts of the first records of every source, for a tokenizer to be tried on."""
+    texts: list[str] = []
+    for source in recipe.sources:
+        rows = read_examples(source, base_dir, allowed_licenses=recipe.licenses)
+        examples = (item for item in islice(rows, _ROWS_AT_MOST) if isinstance(item, Example))
+        for example in islice(examples, _TRIED):
+            texts += [t for m in example.messages for t in (m.content, m.reasoning or "")]
+    return [text for text in texts if _encodable(text)]
 
 
 def _encodable(text: str) -> bool:
@@ -68,20 +136,6 @@ def _encodable(text: str) -> bool:
     except UnicodeEncodeError:  # half a surrogate pair; its record will be dropped
         return False
     return True
-
-
-def _first_examples(
-    recipe: BuildSftConfig, source: SftSource, base_dir: Path, count: int
-) -> tuple[int, list[Example]]:
-    """Rows read, and the first records among them."""
-    rows, examples = 0, list[Example]()
-    for item in read_examples(source, base_dir, allowed_licenses=recipe.licenses):
-        rows += 1
-        if isinstance(item, Example):
-            examples.append(item)
-        if len(examples) == count or rows == _ROWS_AT_MOST:
-            break
-    return rows, examples
 
 
 def check_template(template: ChatTemplate) -> None:
@@ -111,15 +165,17 @@ def check_probe(
         Warnings, for things that need not be wrong.
 
     Raises:
-        ConfigError: packs are too small for this source, a prompt is tokenised otherwise than at
-            inference, the template leaves most records incomplete, or no end token is trained.
+        ConfigError: a configured field is nowhere, packs are too small for this source, a prompt is
+            tokenised otherwise than at inference, the template leaves out what may not be left out,
+            or no end token is trained.
     """
-    _check_left_out(probe, preparer.template)
-    sequences = probe.sequences
+    warnings = _check_fields(probe)
+    _check_left_out(probe, recipe, preparer)
+    sequences = [s for p in probe.unbounded for s in p.sequences]
     if not sequences:
-        reasons = sorted({p.drop.reason for p in probe.prepared if p.drop})
-        why = f" ({', '.join(reasons)})" if reasons else ""
-        return [f"source {probe.name!r}: none of its first {probe.rows} rows was kept{why}"]
+        why = f" ({', '.join(sorted(probe.examples))})" if probe.examples else ""
+        none = f"source {probe.name!r}: none of its first {probe.rows} rows was kept{why}"
+        return [*warnings, none]
     _check_capacity(probe.name, sequences, recipe)
     _check_boundary(probe.name, sequences, preparer)
     if not any(set(stop_ids) & set(_trained_ids(s)) for s in sequences):
@@ -130,11 +186,40 @@ def check_probe(
         )
     changed = sum(decode(s.tokens.ids.tolist()) != s.sample.text for s in sequences)
     if changed:
-        return [
+        warnings.append(
             f"source {probe.name!r}: the tokenizer does not give back the exact text of {changed} "
             f"of {len(sequences)} probed sequences (it normalises or lacks characters)"
-        ]
+        )
+    return warnings
+
+
+def _check_fields(probe: Probe) -> list[str]:
+    """A field that only a later row has is possible, where the source goes on."""
+    try:
+        probe.fields.check(probe.name)
+    except ConfigError as error:
+        if probe.complete or not probe.counts.rows.kept:
+            raise
+        return [f"{error} (of the first {probe.rows})"]
     return []
+
+
+def _check_left_out(probe: Probe, recipe: BuildSftConfig, preparer: Preparer) -> None:
+    """Stop before the build where it is certain to stop, with the way out that helps."""
+    lost = [p for p in probe.prepared if p.drop and p.drop.reason.startswith(LEFT_OUT)]
+    if not lost or (recipe.limits.left_out and not probe.complete):
+        return
+    try:
+        check_limits(probe.name, probe.stats, recipe.limits)
+    except DataError as error:
+        first = lost[0].drop
+        assert first is not None, "chosen for its drop"
+        split = prepare([p.example for p in lost], replace(preparer, split_steps=True))
+        helped = sum(p.drop is None for p in split)
+        raise ConfigError(
+            f"{error}\n  {first.detail}, and so for {len(lost)} of its first {probe.rows} rows; "
+            f"tokenizer.split_steps would write all of {helped} of them"
+        ) from None
 
 
 def _check_capacity(
@@ -143,17 +228,17 @@ def _check_capacity(
     capacity = recipe.packing.max_length
     lengths = sorted(s.length for s in sequences)
     prompts = sorted(s.tokens.spans[0] for s in sequences)
+    larger = f"Raise packing.max_length, e.g. to {1 << (lengths[-1] - 1).bit_length()}"
     if prompts[0] >= capacity:
         raise ConfigError(
             f"packing.max_length {capacity} is shorter than the prompts of source {name!r}: in its "
             f"first {len(lengths)} sequences the answer starts after {prompts[0]} to {prompts[-1]} "
-            f"tokens. Raise packing.max_length, e.g. to {_round_up(lengths[-1])}"
+            f"tokens. {larger}"
         )
     if lengths[0] > capacity and recipe.packing.overlong == "drop":
         raise ConfigError(
             f"packing.max_length {capacity} is shorter than every one of the first {len(lengths)} "
-            f"sequences of source {name!r} ({lengths[0]} to {lengths[-1]} tokens). Raise "
-            f"packing.max_length, e.g. to {_round_up(lengths[-1])}"
+            f"sequences of source {name!r} ({lengths[0]} to {lengths[-1]} tokens). {larger}"
         )
 
 
@@ -173,24 +258,9 @@ def _check_boundary(name: str, sequences: Sequence[PreparedSequence], preparer: 
             )
 
 
-def _check_left_out(probe: Probe, template: ChatTemplate) -> None:
-    """A template that knows no reasoning, or no tool calls, leaves them out without a word."""
-    missing = [text for p in probe.prepared if (text := left_out(p.example, template))]
-    if 2 * len(missing) > len(probe.prepared):
-        raise ConfigError(
-            f"source {probe.name!r}: {missing[0]}, and so for {len(missing)} of its first "
-            f"{len(probe.prepared)} records. Choose another tokenizer.chat_template, or, for "
-            "reasoning, set the source's reasoning: {strip: 1.0} to train its answers alone"
-        )
-
-
 def _trained_ids(sequence: PreparedSequence) -> list[int]:
     spans, ids = sequence.tokens.spans, sequence.tokens.ids
     return [i for a, b in zip(spans[::2], spans[1::2], strict=True) for i in ids[a:b].tolist()]
-
-
-def _round_up(length: int) -> int:
-    return 1 << (length - 1).bit_length()
 
 
 def check_markup(template: ChatTemplate, vocabulary: Sequence[str]) -> list[str]:

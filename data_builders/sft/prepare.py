@@ -27,13 +27,15 @@ from data_builders.keyed import unit
 from posttrain.chat import (
     ChatTemplate,
     TrainingSample,
-    left_out,
+    describe,
+    losses,
+    serial_calls,
     strip_reasoning,
     training_samples,
     truncate_reasoning,
 )
 from posttrain.chat.framing import message_texts
-from posttrain.config.build_sft import ChoiceBudgets, LogUniformBudgets
+from posttrain.config.build_sft import ChoiceBudgets, LogUniformBudgets, LossKind
 from posttrain.errors import RenderError
 from posttrain.records import Example, with_messages
 from posttrain.tokens.encode import (
@@ -45,6 +47,7 @@ from posttrain.tokens.encode import (
 )
 from posttrain.tokens.supervision import NO_MARKS, Marks
 
+LEFT_OUT = "left_out_"  # and the kind of what a template leaves out: the reason of a drop
 # text → the character span of each of its tokens
 Offsets = Callable[[str], Sequence[tuple[int, int]]]
 
@@ -154,6 +157,8 @@ class Preparer:
     mask_close: bool
     capacity: int
     clip_overlong: bool
+    split_steps: bool = False
+    allow_left_out: frozenset[LossKind] = frozenset()
     marks: Marks = NO_MARKS
     screen: Screen | None = None
     decontaminator: Decontaminator | None = None
@@ -182,13 +187,18 @@ class PreparedSequence:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What became of one record. `lost` are reasons for which single sequences were left out."""
+    """What became of one record.
+
+    `lost` are reasons for which single sequences were not kept, `left_out` the kinds of what the
+    template does not write of it.
+    """
 
     controlled: Controlled
     sequences: tuple[PreparedSequence, ...]
     lost: tuple[str, ...]
     clipped: int
     drop: Drop | None
+    left_out: tuple[LossKind, ...] = ()
 
     @property
     def example(self) -> Example:
@@ -223,37 +233,49 @@ def _objections(examples: Sequence[Example], preparer: Preparer) -> list[Drop | 
     return drops
 
 
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    """The sequences of a record before they are tokenised; none with a drop."""
+
+    samples: tuple[TrainingSample, ...]
+    drop: Drop | None = None
+    left_out: tuple[LossKind, ...] = ()
+
+
 def _prepare(examples: Sequence[Example], preparer: Preparer) -> list[Prepared]:
+    if preparer.split_steps:
+        examples = [serial_calls(example) for example in examples]
     controlled = [control_reasoning(e, preparer.control, preparer.offsets) for e in examples]
     rendered = [_render(c, preparer) for c in controlled]
-    flat = [sample for found in rendered if not isinstance(found, Drop) for sample in found]
     carried = [e.license + e.metadata for e in examples]
-    if not _is_text([*distinct_texts(flat), *carried]):
-        rendered = [_as_text(c, found) for c, found in zip(controlled, rendered, strict=True)]
-        flat = [sample for found in rendered if not isinstance(found, Drop) for sample in found]
-    tokens = iter(encode_samples(flat, preparer.encode))
-    done: list[Prepared] = []
-    for record, found in zip(controlled, rendered, strict=True):
-        if isinstance(found, Drop):
-            done.append(Prepared(record, (), (), 0, found))
-        else:
-            done.append(_prepared(record, [(s, next(tokens)) for s in found], preparer))
-    return done
+    if not _is_text([*distinct_texts(_samples(rendered)), *carried]):
+        rendered = [_as_text(c, made) for c, made in zip(controlled, rendered, strict=True)]
+    tokens = iter(encode_samples(_samples(rendered), preparer.encode))
+    return [
+        _prepared(record, made, [(s, next(tokens)) for s in made.samples], preparer)
+        for record, made in zip(controlled, rendered, strict=True)
+    ]
 
 
-Rendered = tuple[TrainingSample, ...] | Drop
+def _samples(rendered: Iterable[_Rendered]) -> list[TrainingSample]:
+    return [sample for made in rendered for sample in made.samples]
 
 
-def _render(record: Controlled, preparer: Preparer) -> Rendered:
+def _render(record: Controlled, preparer: Preparer) -> _Rendered:
+    example, template, split = record.example, preparer.template, preparer.split_steps
     masked = frozenset(c.message for c in record.cuts) if preparer.mask_close else frozenset[int]()
-    missing = left_out(record.example, preparer.template)
-    if missing is not None:
-        return Drop("render_error", missing)
     try:
-        samples = training_samples(record.example, preparer.template, untrained_close=masked)
+        samples = training_samples(example, template, untrained_close=masked, every_step=split)
     except RenderError as error:
-        return Drop("render_error", str(error))
-    return samples or Drop("nothing_trained", "no assistant message answers a user")
+        return _Rendered((), Drop("render_error", str(error)))
+    if not samples:
+        return _Rendered((), Drop("nothing_trained", "no assistant message answers a user"))
+    lost = losses(example, template, samples, every_step=split)
+    kinds: tuple[LossKind, ...] = tuple({loss.kind: None for loss in lost})
+    bad = [kind for kind in kinds if kind not in preparer.allow_left_out]
+    if bad:
+        return _Rendered((), Drop(f"{LEFT_OUT}{bad[0]}", describe(lost, template)), kinds)
+    return _Rendered(samples, left_out=kinds)
 
 
 def _is_text(parts: Iterable[str]) -> bool:
@@ -266,47 +288,58 @@ def _is_text(parts: Iterable[str]) -> bool:
     return True
 
 
-def _as_text(record: Controlled, found: Rendered) -> Rendered:
+def _as_text(record: Controlled, made: _Rendered) -> _Rendered:
     """What was rendered, or a drop if it holds half a surrogate pair."""
-    if isinstance(found, Drop):
-        return found
     example = record.example
-    written = [example.license, example.metadata, *(s.text for x in found for s in x.segments)]
-    try:
-        "".join(written).encode()
-    except UnicodeEncodeError as error:  # the filter bad_unicode was switched off
-        return Drop("render_error", f"not text that can be tokenised: {error}")
-    return found
+    if _is_text([example.license, example.metadata, *distinct_texts(made.samples)]):
+        return made
+    # the filter bad_unicode was switched off
+    return _Rendered((), Drop("render_error", "half a surrogate pair cannot be tokenised"))
 
 
 def _prepared(
-    record: Controlled, encoded: list[tuple[TrainingSample, TokenSequence]], preparer: Preparer
+    record: Controlled,
+    made: _Rendered,
+    encoded: list[tuple[TrainingSample, TokenSequence]],
+    preparer: Preparer,
 ) -> Prepared:
-    if (drop := _special_token(record.example, [t for _, t in encoded], preparer)) is not None:
-        return Prepared(record, (), (), 0, drop)
-    longest = max(len(tokens.ids) for _, tokens in encoded)
-    if preparer.screen is not None and (drop := preparer.screen.by_length(longest)) is not None:
-        return Prepared(record, (), (), 0, drop)
+    sequences = tuple(
+        PreparedSequence(sample, tokens, len(tokens.ids), _budget(sample, record.cuts))
+        for sample, tokens in encoded
+    )
+    prepared = Prepared(record, sequences, (), 0, made.drop, made.left_out)
+    if made.drop is not None:
+        return prepared
+    drop = _special_token(record.example, [tokens for _, tokens in encoded], preparer)
+    if drop is None and preparer.screen is not None:
+        drop = preparer.screen.by_length(max(s.length for s in sequences))
+    if drop is not None:
+        return replace(prepared, sequences=(), drop=drop)
+    return within_capacity(prepared, preparer)
+
+
+def within_capacity(prepared: Prepared, preparer: Preparer) -> Prepared:
+    """Drop or clip what is longer than a pack, then drop sequences in which nothing is trained."""
     kept: list[PreparedSequence] = []
-    lost: list[str] = []
-    details: list[str] = []
-    clipped = 0
-    for sample, tokens in encoded:
-        length = len(tokens.ids)
-        if length > preparer.capacity and not preparer.clip_overlong:
-            lost.append("overlong")
-            details.append(f"turn {sample.turn}: {length} tokens, a pack holds {preparer.capacity}")
+    drops: list[Drop] = []
+    clipped, capacity = 0, preparer.capacity
+    for sequence in prepared.sequences:
+        turn, length, tokens = sequence.sample.turn, sequence.length, sequence.tokens
+        if length > capacity and not preparer.clip_overlong:
+            why = f"turn {turn}: {length} tokens, a pack holds {capacity}"
+            drops.append(Drop("overlong", why))
             continue
-        if length > preparer.capacity:
-            tokens = clip(tokens, preparer.capacity)
+        if length > capacity:
+            tokens = clip(tokens, capacity)
             clipped += 1
         if tokens.trained == 0:
-            lost.append("nothing_trained")
-            details.append(f"turn {sample.turn}: none of {length} tokens is trained")
+            why = f"turn {turn}: none of {length} tokens is trained"
+            drops.append(Drop("nothing_trained", why))
             continue
-        kept.append(PreparedSequence(sample, tokens, length, _budget(sample, record.cuts)))
-    drop = None if kept else Drop(lost[0], details[0])
-    return Prepared(record, tuple(kept), tuple(lost), clipped, drop)
+        kept.append(replace(sequence, tokens=tokens))
+    drop = prepared.drop if kept or prepared.drop else drops[0]
+    lost = tuple(drop.reason for drop in drops)
+    return replace(prepared, sequences=tuple(kept), lost=lost, clipped=clipped, drop=drop)
 
 
 def _special_token(

@@ -179,14 +179,14 @@ class PartWriter:
         found["budget"] = [-1 if s.budget is None else s.budget for s in rows]
         found["turn"] = [s.sample.turn for s in rows]
         found["reasons"] = [s.sample.reasoning == "on" for s in rows]
-        found["flags"], found["key"] = _supervision(rows, self._marks)
+        found["flags"], found["key"] = supervision_of(rows, self._marks)
         sizes = found["length"].astype(np.int64) + found["edges"]
         found["at"] = self._tokens + np.cumsum(sizes) - sizes
         self._tokens += int(sizes.sum())
         return found
 
 
-def _supervision(
+def supervision_of(
     rows: Sequence[PreparedSequence], marks: Marks
 ) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint64]]:
     """What each sequence's mask teaches, and a key of its tokens."""

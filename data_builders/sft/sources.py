@@ -15,7 +15,8 @@ from data_builders.progress import Stages
 from data_builders.rows.parts import Part, estimate_rows
 from data_builders.rows.read import RowCounts, where_fields
 from data_builders.sft.inputs import Input, part_key
-from data_builders.sft.part import CONTROL, PartJob, samples_of_each
+from data_builders.sft.part import CONTROL, PartJob, SeenFields, samples_of_each
+from data_builders.sft.prepare import LEFT_OUT
 from data_builders.sft.prepared import PreparedSource, read_counts, read_sample
 from data_builders.workers import Executor
 from posttrain.config.build_sft import BuildSftConfig, LimitsConfig, SftSource
@@ -91,23 +92,25 @@ def _jobs(
 def _finished(recipe: BuildSftConfig, source: SftSource, folders: Sequence[Path]) -> PreparedSource:
     """A source all of whose parts are there, with their counts merged and checked."""
     counts: list[dict[str, Any]] = []
-    fields = where_fields(source)
+    fields, seen = where_fields(source), SeenFields.of(source)
     for folder in folders:
         own = read_counts(folder)
         assert own is not None, f"{folder} was finished"
         if fields is not None:
             fields.add(own["where_fields"])
+        seen.add(own["fields"])
         counts.append(own)
     stats = merged(counts, samples=samples_of_each(recipe))
     stats["samples"] = [read_sample(folders[part], k) for part, k in stats["samples"]]
     if fields is not None:
         fields.check(source.name)
-    _check_limits(source.name, stats, recipe.limits)
+    seen.check(source.name)
+    check_limits(source.name, stats, recipe.limits)
     return PreparedSource(source.name, stats, tuple(folders))
 
 
 _SUMS = ("rows_in", "trimmed_rows", "sequences", "sequences_clipped")
-_COUNTS = ("dropped", "dialects", "licenses", "sequences_lost", "control")
+_COUNTS = ("dropped", "dialects", "licenses", "sequences_lost", "left_out", "control")
 
 
 def merged(parts: Iterable[Mapping[str, Any]], *, samples: int) -> dict[str, Any]:
@@ -140,7 +143,15 @@ def merged(parts: Iterable[Mapping[str, Any]], *, samples: int) -> dict[str, Any
     }
 
 
-def _check_limits(name: str, stats: Mapping[str, Any], limits: LimitsConfig) -> None:
+def check_limits(name: str, stats: Mapping[str, Any], limits: LimitsConfig) -> None:
+    """Stop at a source of which more is lost to a reason than the recipe allows.
+
+    Args:
+        stats: as `PartCounts.stats` gives them.
+
+    Raises:
+        DataError: with the reason, its share and what to do.
+    """
     rows, lost = stats["rows_in"], stats["sequences_lost"]
     sequences = stats["sequences"] + sum(lost.values())
     for reason, advice in _ADVICE.items():
@@ -153,6 +164,20 @@ def _check_limits(name: str, stats: Mapping[str, Any], limits: LimitsConfig) -> 
                 f"{of_sequences:.1%} of {sequences:,} sequences, limits.{reason} is {limit:.1%}. "
                 f"{advice}"
             )
+
+    by_reason = stats["dropped"].items()
+    share = sum(n for reason, n in by_reason if reason.startswith(LEFT_OUT)) / max(rows, 1)
+    if share > limits.left_out:
+        kinds = ", ".join(f"{kind} of {n:,}" for kind, n in sorted(stats["left_out"].items()))
+        allowed = ", ".join(stats["left_out"])
+        raise DataError(
+            f"source {name!r}: the chat template leaves out part of {share:.1%} of {rows:,} rows "
+            f"({kinds}), limits.left_out is {limits.left_out:.1%}. Choose another "
+            "tokenizer.chat_template; or set tokenizer.split_steps: true, which helps where a "
+            "text, a trace or one of several calls is lost because more follows it; or drop these "
+            "rows with limits.left_out: 1; or keep them without it: tokenizer.allow_left_out: "
+            f"[{allowed}]; or, for traces, train answers alone: reasoning: {{strip: 1.0}}"
+        )
 
 
 _ADVICE = {

@@ -118,6 +118,7 @@ _PREPARED = (
     "sequences",
     "sequences_lost",
     "sequences_clipped",
+    "left_out",
     "trimmed_rows",
 )
 

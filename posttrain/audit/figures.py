@@ -3,7 +3,7 @@
     audit = audit_set(SetReader([Path("runs/tiny/sft_data")], largest_id=…), marks)
     audit.figures["maths"].stats()  →  {"sequences": 7470, "tokens": 912_340, "trained": 610_012, …}
 
-Memory holds a batch of tokens and a handful of excerpts a source, whatever the size of the set.
+Memory holds a batch of tokens, a handful of excerpts a source and 16 bytes a sequence.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ _COUNTED = {
     "end_masked": Flag.END_MASKED,
     "empty_think": Flag.EMPTY_THINK,
     "everything_trained": Flag.EVERYTHING,
+    "empty_answer": Flag.EMPTY_ANSWER,
+    "think_header": Flag.THINK_HEADER,
     "turn_tokens": Flag.TURN_TOKEN,
     "prompt_trained": Flag.PROMPT,
     "cut_trace": Flag.CUT_TRACE,
@@ -60,6 +62,8 @@ class SourceFigures:
     no_end: int = 0
     empty_think: int = 0
     everything_trained: int = 0
+    empty_answer: int = 0
+    think_header: int = 0
     turn_tokens: int = 0
     prompt_trained: int | None = 0
     cut_trace: int | None = 0
@@ -115,10 +119,10 @@ def audit_set(found: Iterable[MaskedSequence], marks: Marks) -> Audit:
         found: the sequences; gone through a second time where there are copies to show.
     """
     audit = Audit()
-    with Repeats() as repeats:
-        for batch in _batches(found):
-            _count(audit, batch, marks, repeats)
-        repeated = repeats.found(groups=len(audit.figures), most=SHOWN)
+    repeats = Repeats()
+    for batch in _batches(found):
+        _count(audit, batch, marks, repeats)
+    repeated = repeats.count(groups=len(audit.figures), most=SHOWN)
     for figures, later in zip(audit.figures.values(), repeated.later, strict=True):
         figures.duplicated = later
     _show_repeated(audit, found, repeated)

@@ -3,25 +3,28 @@
 marks_of(encode, special={"<|im_start|>": 1, …}, stop_ids=(2,), pad_id=0, template=template)
 → Marks(stop=(2,), tail=(198,), turn=(0, 1), empty_think=((5, 6), …), roles={"user": (1, 882), …})
 
-How a template opens its turns is found by rendering a small chat: what stands between one turn's
-text and the next, from its first special token on.
+How a template opens its turns is found by rendering small chats: what stands between the end of one
+turn's trained text and the next turn's text, from the token on that opens turns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 
-from posttrain.chat import ChatTemplate
+from posttrain.chat import ChatTemplate, TrainingSample, profile_of, training_samples
+from posttrain.chat.locate import Prompts
 from posttrain.chat.reasoning import CLOSE, OPEN
 from posttrain.errors import RenderError
+from posttrain.records import Message, ToolCall, make_example
 from posttrain.tokens.supervision import Marks
 
 _TAGS = (OPEN, CLOSE, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 _SPACES = ("\n", "\n\n", " ", "\r\n", "\n\n\n")
 _WORDS = {"system": "Alfa", "user": "Bravo", "assistant": "Charlie", "tool": "Delta"}
-_CALL = {"type": "function", "id": "c1", "function": {"name": "f", "arguments": {}}}
+_NAME = "Echo"
 Encode = Callable[[Sequence[str]], list[list[int]]]
+Pattern = tuple[int, ...]
 
 
 def marks_of(
@@ -39,93 +42,145 @@ def marks_of(
         special: the tokens that the tokenizer marks as special.
         template: without one, or with one that cannot be read, nothing is known of turns.
     """
-    stop = tuple(sorted(set(stop_ids)))
-    tail = tuple(ids[0] for ids in encode(_SPACES) if len(ids) == 1 and ids[0] not in stop)
-    roles, opening = _roles(encode, special, stop, tail, template)
+    probes = list(_probes(template)) if template is not None else []
+    written = [_trained_ids(encode, sample) for sample in probes]
+    tail = tuple(ids[0] for ids in encode(_SPACES) if len(ids) == 1)
+    stop = {*stop_ids, *_closing(written, set(special.values()), set(tail))}
+    tail = tuple(token for token in tail if token not in stop)
     tags = {special[tag] for tag in _TAGS if tag in special}
-    turn = {token for token in opening if token in special.values()} - tags - set(stop)
+    ends = {*stop, *tail, *tags}
+    roles, opening = {}, set[int]()
+    header: tuple[Pattern, ...] = ()
+    if template is not None and probes:
+        profile = profile_of(template)
+        prompts = profile.prompts
+        openers = set(special.values()) - stop - tags
+        roles, opening = _roles(encode, template, prompts, openers, ends)
+        header = _headers(encode, prompts.after_user)
+        if profile.mode == "generation-tags":  # no prompt that would begin the assistant's turns
+            roles = {}
+    # some templates (gpt-oss) open a turn within what the assistant writes
+    own = {token for spans in written for ids in spans for token in ids}
+    turn = opening & set(special.values()) - tags - stop - own
     if pad_id is not None and pad_id not in stop:
         turn.add(pad_id)
     return Marks(
-        stop=stop,
+        stop=tuple(sorted(stop)),
         tail=tail,
         turn=tuple(sorted(turn)),
-        empty_think=_empty_thinks(encode),
+        empty_think=_patterns(
+            encode,
+            (f"{OPEN}{space}{CLOSE}{after}" for after in ("", "\n", "\n\n")
+             for space in ("", *_SPACES)),
+        ),
+        close=_patterns(encode, (f"{CLOSE}{after}" for after in ("", "\n", "\n\n"))),
+        header=header,
         roles=roles,
-    )
+    )  # fmt: skip
 
 
-def _empty_thinks(encode: Encode) -> tuple[tuple[int, ...], ...]:
-    """Patterns of an empty trace; where tags are no tokens, a line end may merge with the last."""
-    texts = [f"{OPEN}{space}{CLOSE}{after}" for after in ("", "\n", "\n\n")
-             for space in ("", *_SPACES)]  # fmt: skip
-    found: list[tuple[int, ...]] = []
-    for ids in map(tuple, encode(texts)):
+def _patterns(encode: Encode, texts: Iterable[str]) -> tuple[Pattern, ...]:
+    """Texts as ids; where tags are no tokens, a line end may merge with the last."""
+    found: list[Pattern] = []
+    for ids in map(tuple, encode(list(texts))):
         if ids and not any(ids[: len(known)] == known for known in found):
             found.append(ids)
     return tuple(found)
 
 
+def _probes(template: ChatTemplate) -> Iterator[TrainingSample]:
+    """The last sequence of small chats: two turns, a trace, a call with its result."""
+    user, answer = _turn("user"), _turn("assistant")
+    call = Message("assistant", tool_calls=(ToolCall(_NAME, id="call00000"),))
+    result = Message("tool", _WORDS["tool"], tool_call_id="call00000", name=_NAME)
+    for messages in (
+        (user, answer, user, answer),
+        (_turn("system"), user, answer),
+        (user, Message("assistant", _WORDS["assistant"], reasoning="Foxtrot")),
+        (user, call, result, answer),
+        (user, call),
+    ):
+        try:
+            yield training_samples(make_example(messages, source="", dialect=""), template)[-1]
+        except RenderError:
+            continue
+
+
+def _turn(role: str) -> Message:
+    return Message(role, _WORDS[role])  # pyright: ignore[reportArgumentType]  # a key of `_WORDS`
+
+
+def _trained_ids(encode: Encode, sample: TrainingSample) -> list[list[int]]:
+    return encode([segment.text for segment in sample.segments if segment.trained])
+
+
+def _closing(written: Iterable[list[list[int]]], special: set[int], tail: set[int]) -> set[int]:
+    """The special tokens with which trained text ends, e.g. `<|call|>` behind a call."""
+    found: set[int] = set()
+    for spans in written:
+        for ids in spans:
+            last = next((token for token in reversed(ids) if token not in tail), None)
+            found |= {last} & special if last is not None else set()
+    return found
+
+
 def _roles(
     encode: Encode,
-    special: Mapping[str, int],
-    stop: Sequence[int],
-    tail: Sequence[int],
-    template: ChatTemplate | None,
-) -> tuple[dict[str, tuple[int, ...]], set[int]]:
+    template: ChatTemplate,
+    prompts: Prompts,
+    special: set[int],
+    ends: set[int],
+) -> tuple[dict[str, Pattern], set[int]]:
     """The pattern that opens each role's turns, and every token in them; nothing if unclear."""
-    if template is None:
-        return {}, set()
-    found: dict[str, tuple[int, ...]] = {}
-    known, ends = set(special.values()), {*stop, *tail}
-    tags = {special[tag] for tag in _TAGS if tag in special}
-    for role in _WORDS:
-        gap = _gap(template, role)
+    gaps = {"assistant": _common(prompts.after_user), **_gaps(template)}
+    found: dict[str, Pattern] = {}
+    opener: int | None = None
+    for role, gap in gaps.items():
         ids = encode([gap])[0] if gap else []
-        start = next((k for k, i in enumerate(ids) if i in known - set(stop) - tags), None)
-        if start is None:
+        places = [k for k, token in enumerate(ids) if token in special]
+        if not places:
             continue
-        end = next((k for k in range(start, len(ids)) if ids[k] in ends | tags), len(ids))
+        opener = ids[places[0]] if opener is None else opener
+        start = max((k for k in places if ids[k] == opener), default=places[-1])
+        end = next((k for k in range(start + 1, len(ids)) if ids[k] in ends), len(ids))
         found[role] = tuple(ids[start:end])
     own = found.get("assistant")
     others = [pattern for role, pattern in found.items() if role != "assistant"]
+    opening = {token for pattern in found.values() for token in pattern}
     if own is None or not others:
         return {}, set()
-    opening = {token for pattern in found.values() for token in pattern}
     if any(own[: len(p)] == p or p[: len(own)] == own for p in others):
         return {}, opening  # e.g. a template that tells roles apart by plain text
     return found, opening
 
 
-def _gap(template: ChatTemplate, role: str) -> str:
-    """What a template writes between the turn before and a turn of this role."""
-    turn: dict[str, Any] = {"role": role, "content": _WORDS[role]}
-    user, answer = _turn("user"), _turn("assistant")
-    before = {
-        "system": [],
-        "user": [user, answer],
-        "assistant": [user],
-        "tool": [user, {"role": "assistant", "content": "", "tool_calls": [_CALL]}],
-    }[role]
-    after = {"system": [user], "user": [], "assistant": [user], "tool": [answer, user]}[role]
-    try:
-        text = template.text([*before, turn, *after])
-    except RenderError:
-        return ""
-    end = text.rfind(_WORDS[role]) if role == "user" else text.find(_WORDS[role])
-    if end < 0:
-        return ""
-    last = {"user": _WORDS["assistant"], "assistant": _WORDS["user"], "tool": None}.get(role)
-    start = text.rfind(last, 0, end) + len(last) if last else 0
-    gap = text[start:end]
-    # a call is written in the template's own words: the turn begins at the last line of the gap
-    return _after_call(gap) if role == "tool" else gap
+def _common(texts: Sequence[str]) -> str:
+    """What all texts begin with."""
+    first, last = min(texts, default=""), max(texts, default="")
+    equal = takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
+    return "".join(a for a, _ in equal)
 
 
-def _after_call(text: str) -> str:
-    """From where the turn that calls has ended."""
-    return text.rpartition("</tool_call>")[2] if "</tool_call>" in text else ""
+def _gaps(template: ChatTemplate) -> dict[str, str]:
+    """What stands before a system, user and tool turn's text, behind trained text if there is."""
+    gaps: dict[str, str] = {}
+    for sample in _probes(template):
+        text, at, trained_end = sample.text, 0, 0
+        for segment in sample.segments:
+            at += len(segment.text)
+            trained_end = at if segment.trained else trained_end
+            start = at - len(segment.text)
+            for role in ("system", "user", "tool"):
+                place = text.find(_WORDS[role], start, at)
+                before = trained_end if not segment.trained else start
+                if place >= 0 and role not in gaps and (role == "system" or before):
+                    gaps[role] = text[before:place].split(_NAME)[0]
+    return gaps
 
 
-def _turn(role: str) -> dict[str, Any]:
-    return {"role": role, "content": _WORDS[role]}
+def _headers(encode: Encode, prompts: Sequence[str]) -> tuple[Pattern, ...]:
+    """What generation prompts write of a trace: no answer begins with it."""
+    role = _common(prompts).partition(OPEN)[0]
+    tails = {prompt[len(role) :].strip() for prompt in prompts}
+    # a template that may leave opening the trace to the model lets answers begin with `<think>`
+    return _patterns(encode, sorted((t for t in tails if t.startswith(OPEN)), key=len))

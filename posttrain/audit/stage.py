@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from posttrain.audit.figures import Audit, audit_set
-from posttrain.audit.limits import violations
+from posttrain.audit.limits import bounds, violations
 from posttrain.audit.marks import marks_of
 from posttrain.audit.reader import SetReader, data_files
 from posttrain.config.audit import AuditConfig
@@ -59,11 +59,19 @@ def _audit(recipe: AuditConfig, tokens: AuditTokens) -> tuple[SetReader, Audit]:
 def _show(console: Console, recipe: AuditConfig, reader: SetReader, audit: Audit) -> list[str]:
     """Print the figures; returns what crosses a limit."""
     figures = {name: found.stats() for name, found in audit.figures.items()}
-    print_sections(console, [supervision(figures)])
+    print_sections(console, [supervision(figures, bounds(recipe.limits))])
     for source, reasons in reader.dropped.items():
         lost = ", ".join(f"{reason} {count:,}" for reason, count in sorted(reasons.items()))
         console.print(f"{source}: of {reader.rows_in[source]:,} rows left out: {lost}")
-    return [line for name, f in figures.items() for line in violations(name, f, recipe.limits)]
+    nothing = [
+        f"source {source!r}: none of its {rows:,} rows could be audited"
+        for source, rows in reader.rows_in.items()
+        if source not in figures
+    ]
+    if not figures and not nothing:
+        nothing = ["nothing was audited: the data has no rows"]
+    crossed = [line for name, f in figures.items() for line in violations(name, f, recipe.limits)]
+    return [*nothing, *crossed]
 
 
 def _keep(console: Console, recipe: AuditConfig, tokens: AuditTokens, out: Path) -> list[str]:
@@ -80,7 +88,7 @@ def _keep(console: Console, recipe: AuditConfig, tokens: AuditTokens, out: Path)
             return list(read_artifact(out, verify=False).stats["violations"])
         reader, audit = _audit(recipe, tokens)
         crossed = _show(console, recipe, reader, audit)
-        _finish(stage, reader, audit, tokens, crossed, parents)
+        _finish(stage, reader, audit, tokens, crossed, parents, bounds(recipe.limits))
         console.print(f"{write_report(out)}")
         return crossed
 
@@ -104,6 +112,7 @@ def _finish(
     tokens: AuditTokens,
     crossed: list[str],
     parents: list[Parent],
+    limits: dict[str, str],
 ) -> None:
     rows = audit.worst.rows(tokens.encoder.decode)
     atomic_write_text(stage.path / ROWS, "".join(json_text(row) + "\n" for row in rows))
@@ -121,6 +130,7 @@ def _finish(
                 for source, number in reader.rows_in.items()
             },
             "supervision": {name: found.stats() for name, found in audit.figures.items()},
+            "supervision_limits": limits,
             "violations": crossed,
         },
     )

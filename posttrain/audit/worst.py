@@ -30,6 +30,8 @@ KINDS: dict[str, tuple[Flag, Flag]] = {
     "nothing_trained": (Flag(0), Flag.TRAINED),
     "no_end": (Flag.TRAINED, Flag.END_TRAINED | Flag.END_MASKED),
     "end_masked": (Flag.END_MASKED, Flag(0)),
+    "empty_answer": (Flag.EMPTY_ANSWER, Flag(0)),
+    "think_header": (Flag.THINK_HEADER, Flag(0)),
     "turn_tokens": (Flag.TURN_TOKEN, Flag(0)),
     "prompt_trained": (Flag.PROMPT, Flag(0)),
     "everything_trained": (Flag.EVERYTHING, Flag(0)),

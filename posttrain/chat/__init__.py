@@ -1,8 +1,9 @@
 """Messages → rendered text with loss masks, and completions → messages. Torch-free."""
 
-from posttrain.chat.masks import Segment, TrainingSample, left_out, render, training_samples
+from posttrain.chat.left_out import describe, left_out, losses, serial_calls
+from posttrain.chat.masks import Segment, TrainingSample, render, training_samples
 from posttrain.chat.parse import ParsedCompletion, parse_completion
-from posttrain.chat.profile import Profile, profile_of
+from posttrain.chat.profile import Profile, profile_of, variants_hint
 from posttrain.chat.reasoning import ThinkSplit, split_think, strip_reasoning, truncate_reasoning
 from posttrain.chat.template import ChatTemplate, nemotron_3_nano_template
 
@@ -13,13 +14,17 @@ __all__ = [
     "Segment",
     "ThinkSplit",
     "TrainingSample",
+    "describe",
     "left_out",
+    "losses",
     "nemotron_3_nano_template",
     "parse_completion",
     "profile_of",
     "render",
+    "serial_calls",
     "split_think",
     "strip_reasoning",
     "training_samples",
     "truncate_reasoning",
+    "variants_hint",
 ]

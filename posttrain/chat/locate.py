@@ -43,7 +43,9 @@ class SequencePlan:
     trained: tuple[int, ...]
 
 
-def sequences(messages: Sequence[Message], *, every_turn: bool = False) -> tuple[SequencePlan, ...]:
+def sequences(
+    messages: Sequence[Message], *, every_turn: bool = False, every_step: bool = False
+) -> tuple[SequencePlan, ...]:
     """The sequences of a conversation, in order; none when no assistant speaks after a user.
 
     user, assistant(R1), user, assistant(R2)  →  SequencePlan(turn=0, stop=2, trained=(1,))
@@ -59,9 +61,10 @@ def sequences(messages: Sequence[Message], *, every_turn: bool = False) -> tuple
         every_turn: split also when nobody reasons. Some templates (Qwen3's) write a turn without
             reasoning differently once others follow; each answer is then trained behind the prompt
             that inference gives it.
+        every_step: split after every assistant message.
     """
     speakers = [i for i, m in enumerate(messages) if m.role == "assistant"]
-    if not every_turn and not any(messages[i].reasons for i in speakers):
+    if not (every_turn or every_step) and not any(messages[i].reasons for i in speakers):
         trained = tuple(i for i in speakers if messages[i].trained)
         whole = SequencePlan(turn=0, first=0, stop=len(messages), trained=trained)
         return (whole,) if trained else ()
@@ -70,7 +73,9 @@ def sequences(messages: Sequence[Message], *, every_turn: bool = False) -> tuple
     for turn, first in enumerate(users):
         stop = users[turn + 1] if turn + 1 < len(users) else len(messages)
         trained = tuple(i for i in speakers if first < i < stop and messages[i].trained)
-        if trained:
+        if every_step:
+            plans += [SequencePlan(turn, first, stop=k + 1, trained=(k,)) for k in trained]
+        elif trained:
             plans.append(SequencePlan(turn=turn, first=first, stop=stop, trained=trained))
     return tuple(plans)
 

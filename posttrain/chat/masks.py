@@ -92,7 +92,7 @@ def render(
     Raises:
         RenderError: the template refuses the conversation.
     """
-    rows, declared = _as_rows(messages, tools)
+    rows, declared = as_rows(messages, tools)
     return template.text(
         rows, tools=declared, add_generation_prompt=add_generation_prompt, **kwargs
     )
@@ -103,6 +103,7 @@ def training_samples(
     template: ChatTemplate,
     *,
     untrained_close: frozenset[int] = frozenset(),
+    every_step: bool = False,
 ) -> tuple[TrainingSample, ...]:
     """The sequences of one record with their loss masks.
 
@@ -112,19 +113,22 @@ def training_samples(
     Args:
         untrained_close: messages whose `</think>` is left untrained because their reasoning was
             cut to a budget (the later models' masking; Nano trains it).
+        every_step: each assistant message ends a sequence of its own. Some (gpt-oss) write
+            a step's text or trace only while nothing follows it.
 
     Raises:
         RenderError: the template refuses the record, a mask cannot be determined, or a message
             or tool contains a token that frames messages.
     """
     profile = profile_of(template)
-    rows, tools = _as_rows(example.messages, example.tools)
+    rows, tools = as_rows(example.messages, example.tools)
     refuse_framing(example.messages, example.tools, profile.control_tokens)
-    plan = sequences(example.messages, every_turn=profile.every_turn)
+    plan = sequences(example.messages, every_turn=profile.every_turn, every_step=every_step)
     mode = example.reasoning_mode
     kwargs = {"enable_thinking": mode == "on"}
     conversation = _Conversation(example.messages, rows, tools, kwargs)
-    if len(plan) > 1 and profile.composable and not _has_markup(example, profile):
+    composed = len(plan) > 1 and profile.composable and not every_step
+    if composed and not _has_markup(example, profile):
         cut = _compose_turns(template, profile, conversation, plan, untrained_close)
     else:
         cut = [
@@ -152,21 +156,7 @@ class _Conversation:
     kwargs: Mapping[str, Any]
 
 
-def left_out(example: Example, template: ChatTemplate) -> str | None:
-    """What of a record the template silently does not write, `None` when it writes everything.
-
-    Training a conversation without its calls or traces would teach something else than it says.
-    """
-    profile = profile_of(template)
-    for k, message in enumerate(example.messages):
-        has = {"reasoning": message.reasons, "tool calls": bool(message.tool_calls)}
-        for what in profile.leaves_out:
-            if message.role == "assistant" and has[what]:
-                return f"{profile.name} leaves out {what}, which message {k} has"
-    return None
-
-
-def _as_rows(
+def as_rows(
     messages: Iterable[Message], tools: str | None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
     """Messages and tools as templates take them, their JSON text decoded."""

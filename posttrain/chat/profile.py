@@ -24,7 +24,7 @@ from posttrain.chat.locate import (
     locate_single_pass,
     sequences,
 )
-from posttrain.chat.template import ChatTemplate
+from posttrain.chat.template import ChatTemplate, trl_templates
 from posttrain.errors import RenderError
 from posttrain.records import Message, ToolCall, message_to_template
 
@@ -42,7 +42,7 @@ class Profile:
     so each message needs rendering at most twice however many turns there are. `tags` matches the
     template's own markup; a conversation that contains some is rendered turn by turn in full.
     `every_turn`: a turn without reasoning is written differently once others follow, so each is a
-    sequence of its own. `leaves_out` names what the template does not write and does not refuse.
+    sequence of its own.
     """
 
     name: str
@@ -53,7 +53,6 @@ class Profile:
     tags: re.Pattern[str]
     control_tokens: re.Pattern[str]
     every_turn: bool = False
-    leaves_out: tuple[str, ...] = ()
 
     def describe(self) -> str:
         """One line for the log: how text is split and what the mask leaves out."""
@@ -65,9 +64,8 @@ class Profile:
         mask = "" if self.mode == "generation-tags" else "; generation prompt untrained"
         if self.prompts.empty:
             mask = "; the generation prompt is empty"
-        lost = f"; SILENTLY LEAVES OUT {' and '.join(self.leaves_out)}" if self.leaves_out else ""
         split = "; every turn a sequence of its own" if self.every_turn else ""
-        return f"{self.name} (sha256 {self.digest[:12]}): {method}{mask}{split}{lost}"
+        return f"{self.name} (sha256 {self.digest[:12]}): {method}{mask}{split}"
 
 
 @functools.lru_cache(maxsize=64)
@@ -89,7 +87,6 @@ def profile_of(template: ChatTemplate) -> Profile:
         tags=_tag_pattern(template.source),
         control_tokens=framing_tokens(template),
         every_turn=every_turn,
-        leaves_out=_left_out(template),
     )
 
 
@@ -106,25 +103,6 @@ def _history_differs(template: ChatTemplate) -> bool:
     except RenderError:
         return True
     return False
-
-
-def _left_out(template: ChatTemplate) -> tuple[str, ...]:
-    """What a template drops without a word, though it writes the rest of the conversation."""
-    call = ToolCall("look_up", "{}", id="call00000")
-    shapes: tuple[tuple[str, str, Message], ...] = (
-        ("reasoning", "trace0", Message("assistant", "a0", reasoning="trace0")),
-        ("tool calls", "look_up", Message("assistant", tool_calls=(call,))),
-    )
-    missing: list[str] = []
-    for what, sign, message in shapes:
-        rows = [message_to_template(m) for m in (Message("user", "q0"), message)]
-        try:
-            text = template.text(rows, enable_thinking=what == "reasoning")
-        except RenderError:
-            continue  # it refuses such conversations, and says so for each
-        if sign not in text:
-            missing.append(what)
-    return tuple(missing)
 
 
 def _generation_prompts(template: ChatTemplate) -> Prompts:
@@ -345,3 +323,32 @@ PROBES: tuple[_Probe, ...] = (
         _TOOLS,
     ),
 )  # fmt: skip
+
+
+def variants_hint(template: ChatTemplate) -> str:
+    """For a refused template: those of the installed TRL that give the same prompt and work."""
+    question: list[Row] = [{"role": "user", "content": "q"}]
+    try:
+        prompt = template.text(question, add_generation_prompt=True)
+    except RenderError:
+        return ""
+    working: list[str] = []
+    for name, source in trl_templates().items():
+        other = ChatTemplate(
+            source,
+            name=name,
+            variables=template.variables,
+            special_tokens=template.special_tokens,
+        )
+        try:
+            if other.text(question, add_generation_prompt=True) == prompt:
+                profile_of(other)
+                working.append(f"{name}.jinja")
+        except RenderError:
+            continue
+    if not working:
+        return ""
+    return (
+        f". Of the installed TRL's chat_templates {' and '.join(working)} give the "
+        "same prompt and can be split: name the file as chat_template"
+    )

@@ -193,6 +193,15 @@ def _read_marks(marked: str, count: int) -> RenderedLayout:
     )
 
 
+def trl_templates() -> dict[str, str]:
+    """Names and sources of the chat templates of the installed TRL."""
+    spec = importlib.util.find_spec("trl")  # finds the package without importing torch
+    if spec is None or spec.origin is None:
+        raise RenderError("Nemotron 3 Nano's chat template ships with TRL: pip install trl")
+    folder = Path(spec.origin).parent / "chat_templates"
+    return {path.stem: path.read_text("utf-8") for path in sorted(folder.glob("*.jinja"))}
+
+
 def nemotron_3_nano_template(
     *, variables: Mapping[str, Any] | None = None, special_tokens: Sequence[str] | None = None
 ) -> ChatTemplate:
@@ -201,12 +210,7 @@ def nemotron_3_nano_template(
     Raises:
         RenderError: TRL is not installed, or its copy is not the one this project was tested with.
     """
-    spec = importlib.util.find_spec("trl")  # finds the package without importing torch
-    if spec is None or spec.origin is None:
-        raise RenderError("Nemotron 3 Nano's chat template ships with TRL: pip install trl")
-    source = (Path(spec.origin).parent / "chat_templates" / "nemotron_3_nano.jinja").read_text(
-        "utf-8"
-    )
+    source = trl_templates()["nemotron_3_nano"]
     digest = hashlib.sha256(source.encode()).hexdigest()
     if digest != NEMOTRON_3_NANO_SHA256:
         raise RenderError(

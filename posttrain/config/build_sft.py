@@ -26,6 +26,10 @@ from posttrain.config.source import SourceConfig
 from posttrain.config.supervision import SupervisionLimits
 
 Unit = Literal["rows", "tokens"]
+# what a chat template may leave out of a conversation without a word
+LossKind = Literal[
+    "system", "user", "text", "reasoning", "tool_call", "tool_result", "tools", "tool_details"
+]
 
 _SHARE_SLACK = 1e-6
 _SAFE_NAME = re.compile(r"[\w.+-]+")
@@ -56,9 +60,15 @@ class SftTokenizer(TokenizerConfig):
     Args:
         backend: the library that makes the ids, which are the same in any case: `auto` takes
             tiktoken where it can stand for the tokenizer exactly, else `tokenizers`.
+        split_steps: every assistant message ends a sequence of its own, and parallel calls follow
+            one another, each with its result: for templates that write a step's text or trace only
+            while it is the last (gpt-oss), or one call a message.
+        allow_left_out: what the template may leave out of a record that is kept all the same.
     """
 
     backend: Literal["auto", "tokenizers", "tiktoken"] = "auto"
+    split_steps: bool = False
+    allow_left_out: tuple[LossKind, ...] = ()
 
 
 class LogUniformBudgets(Strict):
@@ -198,10 +208,13 @@ class LimitsConfig(SupervisionLimits):
     Args:
         overlong: largest share of a source's rows or sequences that may be longer than a pack.
         render_error: largest share of a source's rows that the template may refuse.
+        left_out: largest share of a source's rows that may be dropped because the template does
+            not write all of them (`tokenizer.allow_left_out` keeps such rows).
     """
 
     overlong: float = Field(default=0.5, ge=0, le=1)
     render_error: float = Field(default=0.5, ge=0, le=1)
+    left_out: float = Field(default=0.0, ge=0, le=1)
 
 
 # blocks that are no part of a data set's name while they are not given

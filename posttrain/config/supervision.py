@@ -20,6 +20,10 @@ class SupervisionLimits(Strict):
             clipping. They cost time and teach nothing, and come from a wrong mask or capacity.
         min_end_trained: smallest share whose last answer ends with a trained end token. An answer
             without one teaches not to stop; some are clipped in any long data.
+        max_empty_answers: largest share with an answer of which nothing but its end is trained: an
+            empty answer, or a mask that leaves out its words. It teaches to stop at once.
+        max_think_header: largest share in which the `<think>` that the generation prompt opens, or
+            its empty trace, is trained: inference gives it, the model is never to write it.
         max_turn_tokens: largest share in which a token that opens turns, or the pad, is trained:
             the mark of an unmasked prompt, or of a chat pasted into an answer.
         max_prompt_trained: largest share in which a token of a system, user or tool turn is
@@ -34,6 +38,8 @@ class SupervisionLimits(Strict):
 
     nothing_trained: float = Field(default=0.01, ge=0, le=1)
     min_end_trained: float | None = Field(default=0.95, ge=0, le=1)
+    max_empty_answers: float | None = Field(default=0.01, ge=0, le=1)
+    max_think_header: float | None = Field(default=0.01, ge=0, le=1)
     max_turn_tokens: float | None = Field(default=0.01, ge=0, le=1)
     max_prompt_trained: float | None = Field(default=0.01, ge=0, le=1)
     min_trained: float | None = Field(default=None, ge=0, le=1)

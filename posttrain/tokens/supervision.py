@@ -38,6 +38,8 @@ class Flag(IntFlag):
     PROMPT = 64  # a token of a system, user or tool turn is trained
     CUT_TRACE = 128  # a trace was cut to a budget (known of our own data only)
     CLIPPED = 256  # the end was clipped off (known of our own data only)
+    EMPTY_ANSWER = 512  # of some answer nothing but its end is trained
+    THINK_HEADER = 1024  # a trained text begins with the trace that the generation prompt opens
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class Marks:
         tail: ids that may stand between the stop token and the end of an answer (line ends).
         turn: ids that no answer holds: turn openers, the pad.
         empty_think: token patterns of an empty trace.
+        close: token patterns of the end of a trace.
+        header: token patterns of what generation prompts write of a trace.
         roles: role → the token pattern that opens its turns. Without one for the assistant, and
             for another role, nobody can say whose turn a token belongs to.
     """
@@ -57,6 +61,8 @@ class Marks:
     tail: tuple[int, ...] = ()
     turn: tuple[int, ...] = ()
     empty_think: tuple[tuple[int, ...], ...] = ()
+    close: tuple[tuple[int, ...], ...] = ()
+    header: tuple[tuple[int, ...], ...] = ()
     roles: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
 
     @property
@@ -113,17 +119,20 @@ def sums(batch: Batch, values: npt.NDArray[np.generic]) -> Places:
 
 def supervision_flags(batch: Batch, marks: Marks) -> npt.NDArray[np.uint16]:
     """`Flag` of every sequence of a batch, as (m,) integers."""
+    known: Known = {}
     trained = sums(batch, batch.trained)
     end_trained, end_masked = _ends(batch, marks)
-    turn = sums(batch, batch.trained & _among(batch.ids, marks.turn)) if marks.turn else None
+    begins, ends = _runs(batch)
     conditions = {
         Flag.TRAINED: trained > 0,
         Flag.END_TRAINED: end_trained,
         Flag.END_MASKED: end_masked,
-        Flag.EMPTY_THINK: _empty_thinks(batch, marks),
+        Flag.EMPTY_THINK: _empty_thinks(batch, marks, known),
         Flag.EVERYTHING: (trained == batch.lengths) & (trained > 0),
-        Flag.TURN_TOKEN: np.zeros(len(batch), np.bool_) if turn is None else turn > 0,
+        Flag.TURN_TOKEN: sums(batch, batch.trained & _among(batch.ids, marks.turn)) > 0,
         Flag.PROMPT: prompt_tokens(batch, marks) > 0,
+        Flag.EMPTY_ANSWER: _empty_answers(batch, marks, begins, ends, known),
+        Flag.THINK_HEADER: _headers(batch, marks, begins, known),
     }
     flags = np.zeros(len(batch), np.uint16)
     for flag, where in conditions.items():
@@ -132,47 +141,77 @@ def supervision_flags(batch: Batch, marks: Marks) -> npt.NDArray[np.uint16]:
 
 
 def _ends(batch: Batch, marks: Marks) -> tuple[Mask, Mask]:
-    """Whether the last trained token is (but for a tail) a stop token; whether one follows it."""
-    places = np.flatnonzero(batch.trained)
-    if not len(places) or not marks.stop:
-        nothing = np.zeros(len(batch), np.bool_)
-        return nothing, nothing
-    at = np.searchsorted(places, batch.starts[1:]) - 1
-    last = np.where(at >= 0, places[at], -1)
-    first, end = batch.starts[:-1], batch.starts[1:]
-    has = last >= first
-    inside = has & batch.trained[last]
-    trained = _stops(batch, marks, last, inside, step=-1, low=first, high=end, need=True)
-    masked = _stops(batch, marks, last + 1, has & ~trained, step=1, low=first, high=end, need=False)
-    return trained, masked
+    """Whether the answer trained last ends with a trained stop token; whether with a masked one.
 
-
-def _stops(
-    batch: Batch,
-    marks: Marks,
-    start: Places,
-    where: Mask,
-    *,
-    step: int,
-    low: Places,
-    high: Places,
-    need: bool,
-) -> Mask:
-    """Whether a stop token stands at `start`, or beyond at most `_TAIL` tokens of the tail.
-
-    Args:
-        need: whether the tokens looked at are trained ones, or untrained ones.
+    A tail (line ends) may stand behind it. A masked one is right behind what is trained, or before
+    a tail that is trained though it is not.
     """
-    result = np.zeros(len(start), np.bool_)
+    places = np.flatnonzero(batch.trained)
+    nothing = np.zeros(len(batch), np.bool_)
+    if not len(places) or not marks.stop:
+        return nothing, nothing
+    first, end = batch.starts[:-1], batch.starts[1:]
+    at = np.searchsorted(places, end) - 1
+    last = np.where(at >= 0, places[at], -1)
+    has = last >= first
+    back = _stop_from(batch, marks, last, has, step=-1)
+    trained = (back >= 0) & batch.trained[back]
+    ahead = _stop_from(batch, marks, last + 1, has & ~trained, step=1)
+    return trained, has & ~trained & ((back >= 0) | (ahead >= 0))
+
+
+def _stop_from(batch: Batch, marks: Marks, start: Places, where: Mask, *, step: int) -> Places:
+    """The place of a stop token at `start` or beyond at most `_TAIL` of the tail, else -1."""
+    result = np.full(len(start), -1, np.int64)
     going = where.copy()
     for k in range(_TAIL + 1):
         at = start + step * k
-        going &= (at >= low) & (at < high)
-        safe = np.where(going, at, 0)
-        going &= batch.trained[safe] == need
-        token = batch.ids[safe]
-        result |= going & _among(token, marks.stop)
-        going &= ~result & _among(token, marks.tail)
+        going &= (at >= batch.starts[:-1]) & (at < batch.starts[1:])
+        token = batch.ids[np.where(going, at, 0)]
+        stops = going & _among(token, marks.stop)
+        result[stops] = at[stops]
+        going &= ~stops & _among(token, marks.tail)
+    return result
+
+
+def _runs(batch: Batch) -> tuple[Places, Places]:
+    """Where stretches of trained tokens begin and end; none reaches into another sequence."""
+    cuts = np.zeros(len(batch.ids) + 1, np.bool_)
+    cuts[batch.starts] = True
+    before = np.append(False, batch.trained)
+    behind = np.append(batch.trained, False)
+    return (
+        np.flatnonzero(behind & (~before | cuts)),
+        np.flatnonzero(before & (~behind | cuts)),
+    )
+
+
+def _owners(batch: Batch, places: Places) -> Places:
+    return np.searchsorted(batch.starts, places, side="right") - 1
+
+
+def _empty_answers(batch: Batch, marks: Marks, begins: Places, ends: Places, known: Known) -> Mask:
+    """Sequences with a trained stretch of which, behind its trace, only the end is there."""
+    result = np.zeros(len(batch), np.bool_)
+    if not marks.stop or not len(begins):
+        return result
+    stop = _among(batch.ids, marks.stop)
+    words = np.concatenate([[0], np.cumsum(~(stop | _among(batch.ids, marks.tail)))])
+    stops = np.concatenate([[0], np.cumsum(stop)])
+    closes = [_places(batch, pattern, known)[0] + len(pattern) for pattern in marks.close]
+    behind = np.unique(np.concatenate([np.zeros(1, np.int64), *closes]))
+    answer = np.maximum(begins, behind[np.searchsorted(behind, ends, side="right") - 1])
+    empty = (words[ends] == words[answer]) & (stops[ends] > stops[answer])
+    result[_owners(batch, begins[empty])] = True
+    return result
+
+
+def _headers(batch: Batch, marks: Marks, begins: Places, known: Known) -> Mask:
+    """Sequences with a trained stretch that begins with what the generation prompt ends with."""
+    result = np.zeros(len(batch), np.bool_)
+    for pattern in marks.header:
+        at, owner = _places(batch, pattern, known)
+        result[owner[np.isin(at, begins)]] = True
     return result
 
 
@@ -184,11 +223,10 @@ def _among(ids: Ids, tokens: Sequence[int]) -> Mask:
     return result
 
 
-def _empty_thinks(batch: Batch, marks: Marks) -> Mask:
+def _empty_thinks(batch: Batch, marks: Marks, known: Known) -> Mask:
     """Sequences in which an empty trace stands right before, or in, what is trained."""
     result = np.zeros(len(batch), np.bool_)
     running = np.concatenate([[0], np.cumsum(batch.trained, dtype=np.int64)])
-    known: Known = {}
     for pattern in marks.empty_think:
         start, owner = _places(batch, pattern, known)
         if len(start):
@@ -229,7 +267,7 @@ def _places(batch: Batch, pattern: tuple[int, ...], known: Known) -> tuple[Place
     at = _begins(batch.ids, pattern, known)
     if not len(at):
         return at, at
-    owner = np.searchsorted(batch.starts, at, side="right") - 1
+    owner = _owners(batch, at)
     inside = at + len(pattern) <= batch.starts[owner + 1]
     return at[inside], owner[inside]
 

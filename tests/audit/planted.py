@@ -74,6 +74,31 @@ def end_missing(one: Sound) -> Sound:
     return Sound(one.ids[:at] + one.ids[at + 1 :], one.mask[:at] + one.mask[at + 1 :])
 
 
+def end_masked_before_its_line_end(one: Sound) -> Sound:
+    """The end token alone is left out of the loss, the line end behind it is not."""
+    return replace(one, mask=[*one.mask[:-2], False, True])
+
+
+def only_the_end(one: Sound) -> Sound:
+    """The words of the answer are left out of the loss."""
+    return replace(one, mask=[False] * (len(one.mask) - 2) + [True, True])
+
+
+def empty_answer(one: Sound) -> Sound:
+    """The answer behind the trace, if there is one, is nothing but its end."""
+    first = one.mask.index(True)
+    close = one.ids.index(SPECIAL["</think>"]) + 1 if SPECIAL["</think>"] in one.ids[first:] else 0
+    keep = max(first, close)
+    return Sound(one.ids[:keep] + one.ids[-2:], one.mask[:keep] + one.mask[-2:])
+
+
+def think_header(one: Sound) -> Sound:
+    """The loss begins at the trace that the generation prompt opens."""
+    first = one.mask.index(True)
+    opened = len(one.ids) - 1 - one.ids[::-1].index(SPECIAL["<think>"])
+    return replace(one, mask=[k >= min(first, opened) for k in range(len(one.ids))])
+
+
 def user_trained(one: Sound) -> Sound:
     """The words of the user are in the loss, the markers around them are not."""
     say = one.ids.index(ord("S"))

@@ -16,13 +16,15 @@ from tests.data_builders.small_build import script
 
 NOTHING_WRONG = {
     "nothing_trained": 0, "end_trained": 40, "end_masked": 0, "no_end": 0, "empty_think": 20,
-    "everything_trained": 0, "turn_tokens": 0, "prompt_trained": 0, "cut_trace": None,
+    "everything_trained": 0, "empty_answer": 0, "think_header": 0, "turn_tokens": 0, "prompt_trained": 0, "cut_trace": None,
     "clipped": None, "duplicated": 0,
 }  # fmt: skip
 LAX = [
     "nothing_trained=1.0",
     "min_end_trained=null",
     "max_turn_tokens=null",
+    "max_empty_answers=null",
+    "max_think_header=null",
     "max_prompt_trained=null",
 ]
 
@@ -44,6 +46,10 @@ def audit(path: Path, *keys: str, lax: bool = True) -> dict[str, int]:
         (planted.unmasked, {"everything_trained": 6, "turn_tokens": 6, "prompt_trained": 6}),
         (planted.all_masked, {"nothing_trained": 6, "end_trained": 34, "empty_think": 17}),
         (planted.end_masked, {"end_masked": 6, "end_trained": 34}),
+        (planted.end_masked_before_its_line_end, {"end_masked": 6, "end_trained": 34}),
+        (planted.only_the_end, {"empty_answer": 6, "empty_think": 17}),
+        (planted.empty_answer, {"empty_answer": 6}),
+        (planted.think_header, {"think_header": 6}),
         (planted.end_missing, {"no_end": 6, "end_trained": 34}),
         (planted.cut_off, {"no_end": 6, "end_trained": 34}),
         (planted.user_trained, {"prompt_trained": 6}),
@@ -229,6 +235,16 @@ def test_a_crossed_limit_names_source_figure_limit_and_advice(tmp_path, plant, k
             audit(path, f"limits.{key}", lax=False)
 
 
+def test_nothing_audited_is_a_failure(tmp_path):
+    rows = [Sound([99_999], [False]) for _ in sound(tmp_path)]
+    with pytest.raises(DataError, match="none of its 40 rows could be audited"):
+        audit(write_labels(tmp_path / "rows.parquet", rows), lax=True)
+    schema = pa.schema([("input_ids", pa.list_(pa.int32()))])
+    pa_file(tmp_path / "none.arrow", {"input_ids": pa.array([], schema.field(0).type)})
+    with pytest.raises(DataError, match="nothing was audited"):
+        audit(tmp_path / "none.arrow")
+
+
 def test_data_without_a_tokenizer_or_without_tokens_is_refused(tmp_path):
     path = write_labels(tmp_path / "rows.parquet", sound(tmp_path))
     with pytest.raises(ConfigError, match=r"carries no tokenizer: name it with tokenizer.path"):
@@ -238,12 +254,3 @@ def test_data_without_a_tokenizer_or_without_tokens_is_refused(tmp_path):
         audit(tmp_path / "text")
     with pytest.raises(ConfigError, match=r"unknown key 'dta' \(did you mean 'data'"):
         script("audit").main(["dta=x"])
-
-
-def test_copies_print_without_an_artifact_too(tmp_path, capsys):
-    path = write_labels(tmp_path / "rows.parquet", sound(tmp_path))
-    script("audit").main([str(path), f"tokenizer.path={tmp_path / 'tokenizer'}"])
-    out = capsys.readouterr().out
-    assert "100.0 %" in out
-    assert list(tmp_path.glob("audit-*")) == []
-    assert SPECIAL["<think>"] == 259

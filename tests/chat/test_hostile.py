@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import bisect
-
 import pytest
 
-from posttrain.chat import ChatTemplate, masks, profile_of, render, training_samples
+from posttrain.chat import ChatTemplate, profile_of, render, training_samples
 from posttrain.errors import RenderError
 from posttrain.records import Message, ToolCall
 from tests.chat.reference import hf_text
@@ -72,17 +70,6 @@ def test_without_a_generation_prompt_the_answer_right_behind_the_question_is_tra
     assert trained_text(sample) == [" a </s>", " b </s>"]
 
 
-def test_a_header_that_comes_unasked_is_not_trained():
-    source = (
-        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
-        "{% if messages[-1].role != 'assistant' %}<|assistant|>{% endif %}"
-    )
-    (sample,) = training_samples(
-        example(user("q"), says("a"), user("p"), says("b")), ChatTemplate(source)
-    )
-    assert trained_text(sample) == ["a<|end|>", "b<|end|>"]
-
-
 @pytest.mark.parametrize(
     ("name", "special", "source"),
     [
@@ -116,42 +103,3 @@ def test_framing_tokens_are_found_in_names_escapes_and_tools():
     ):
         with pytest.raises(RenderError, match="end the message early"):
             training_samples(record, NANO)
-
-
-def test_segments_name_their_message_in_prefix_mode_too():
-    source = (
-        "{% for i in range(messages|length) %}<|{{ messages[i].role }}|>{{ messages[i].content }}"
-        "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
-    )
-    template = ChatTemplate(source, name="counted")
-    (sample,) = training_samples(example(user("q"), says("a"), user("p"), says("b")), template)
-    assert [(s.text, s.role, s.message_index) for s in sample.segments] == [
-        ("<|user|>q<|end|><|assistant|>", "user", 0),
-        ("a<|end|>", "assistant", 1),
-        ("<|user|>p<|end|><|assistant|>", "user", 2),
-        ("b<|end|>", "assistant", 3),
-    ]
-
-
-def test_the_work_for_a_segment_does_not_grow_with_the_conversation(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    looked_up: list[int] = []
-    plain = bisect.bisect_right
-    monkeypatch.setattr(
-        masks.bisect, "bisect_right", lambda *a: (looked_up.append(1), plain(*a))[1]
-    )
-    messages = [m for k in range(200) for m in (user(f"u{k}"), says(f"a{k}"))]
-    (sample,) = training_samples(example(*messages), NANO)
-    # one binary search a segment, and no walk over the messages
-    assert len(looked_up) == len(sample.segments)
-
-
-def test_what_a_template_drops_without_a_word_is_said():
-    chatml = (
-        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
-        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-    )
-    said = profile_of(ChatTemplate(chatml)).describe()
-    assert said.endswith("; SILENTLY LEAVES OUT reasoning and tool calls")
-    assert profile_of(NANO).leaves_out == ()

@@ -137,10 +137,6 @@ class TestRenderedOracles:
         assert trained_text(first) == ["A<|im_end|>\n"]
         assert trained_text(second)[-1] == "B<|im_end|>\n"
 
-    def test_a_turn_nobody_answers_is_no_sequence(self):
-        record = example(user("u1"), says("a1", "R"), user("u2"))
-        assert len(training_samples(record, NANO)) == 1
-
 
 def test_truncated_trace_can_leave_its_early_close_untrained():
     record = example(user(), says("A", "R"))
@@ -154,17 +150,6 @@ def test_truncated_trace_can_leave_its_early_close_untrained():
 def test_a_framing_token_inside_a_message_is_refused():
     with pytest.raises(RenderError, match=r"message 0 \(user\) contains '<\|im_end\|>'"):
         training_samples(example(user("a<|im_end|>b"), says("c")), NANO)
-
-
-def test_segments_are_cut_before_special_tokens_and_at_the_generation_boundary():
-    (sample,) = training_samples(example(user("u"), says("A", "R")), NANO)
-    assert [s.text for s in sample.segments] == [
-        SYSTEM,
-        "<|im_start|>user\nu<|im_end|>\n",
-        "<|im_start|>assistant\n<think>\n",
-        "R\n</think>\nA<|im_end|>\n",
-    ]
-    assert [s.role for s in sample.segments] == ["user", "user", "assistant", "assistant"]
 
 
 def test_every_message_is_rendered_at_most_twice(monkeypatch: pytest.MonkeyPatch):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.chat import ChatTemplate, left_out, profile_of, render, training_samples
+from posttrain.chat import ChatTemplate, profile_of, render, training_samples
 from posttrain.errors import RenderError
 from posttrain.records import Message
 from tests.chat.reference import hf_text, spans_of
@@ -54,19 +54,6 @@ def test_a_template_whose_mask_cannot_be_determined_is_refused_with_the_reason()
         training_samples(example(user(), says("a")), template)
 
 
-def test_generation_tags_give_the_mask_when_there_is_no_generation_prompt():
-    source = (
-        "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}"
-        "{% generation %}{{ m.content }}</s>{% endgeneration %}{% else %}{{ m.content }}{% endif %}"
-        "{% endfor %}"
-    )
-    template = ChatTemplate(source, name="tagged")
-    assert profile_of(template).mode == "generation-tags"
-    (sample,) = training_samples(example(user("q"), says("a"), user("q"), says("b")), template)
-    assert sample.text == "[user]q[assistant]a</s>[user]q[assistant]b</s>"
-    assert trained_text(sample) == ["a</s>", "b</s>"]
-
-
 def test_a_template_that_cannot_be_split_falls_back_to_prefix_rendering_and_says_so():
     source = (
         "{% for i in range(messages|length) %}<|{{ messages[i].role }}|>{{ messages[i].content }}<|end|>"
@@ -90,17 +77,6 @@ def test_unsafe_templates_are_stopped_by_the_sandbox():
             )
 
 
-def test_namespaces_made_in_a_loop_and_a_block_are_what_transformers_makes_of_them():
-    source = (
-        "{% for m in messages %}{% set ns = namespace({'of': m.role}, at=loop.index) %}"
-        "{% set ns.at = ns.at + 1 %}[{{ ns.of }}{{ ns.at }}{{ ns.none }}]{% endfor %}"
-        "{% block last %}{{ namespace(left=messages | length).left }}{% endblock %}"
-    )
-    messages = [user("q"), says("a")]
-    text = render(messages, ChatTemplate(source))
-    assert text == "[user2][assistant3]2" == hf_text(source, messages, None)
-
-
 def test_qwen3_history_without_reasoning_makes_every_turn_a_sequence():
     """Qwen3 writes an empty think block before the last answer only: earlier ones lack the prompt."""
     template = _template("qwen3", (TEMPLATES / "qwen3.jinja").read_text())
@@ -112,11 +88,3 @@ def test_qwen3_history_without_reasoning_makes_every_turn_a_sequence():
         assert sample.text[start:stop] == f"{answer}<|im_end|>\n"
     assert "every turn a sequence of its own" in profile_of(template).describe()
     assert not profile_of(NANO).every_turn
-
-
-@pytest.mark.parametrize(("name", "what"), [("llama3", "tool calls"), ("llama3", "reasoning")])
-def test_what_a_template_would_silently_leave_out_is_named(name: str, what: str):
-    template = _template(name, (TEMPLATES / f"{name}.jinja").read_text())
-    record = example(user(), calls(content="c") if what == "tool calls" else says("a", "r"))
-    assert left_out(record, template) == f"{name} leaves out {what}, which message 1 has"
-    assert left_out(record, NANO) is None

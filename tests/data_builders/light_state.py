@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +20,7 @@ class Characters:
 
     template: ChatTemplate = field(default_factory=nemotron_3_nano_template)
     marks: Marks = NO_MARKS
+    special_texts: Mapping[int, str] = field(default_factory=dict[int, str])
 
     def encode(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
         """Code points."""

@@ -47,13 +47,13 @@ def build(recipe: Path, *overrides: str) -> None:
     script("build_sft").main(["--config", str(recipe), *overrides])
 
 
-def write_tokenizer(folder: Path, **config: Any) -> Path:
-    """A tokenizer of single bytes and five special tokens."""
+def write_tokenizer(folder: Path, *, more: tuple[str, ...] = (), **config: Any) -> Path:
+    """A tokenizer of single bytes and five special tokens, and some more."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in SPECIAL])
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in (*SPECIAL, *more)])
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {

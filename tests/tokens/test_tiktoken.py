@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from functools import cache
 
 import numpy as np
@@ -17,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from posttrain.errors import ConfigError
 from posttrain.tokens.tiktoken import encoder as tiktoken_encoder
-from posttrain.tokens.tiktoken.encoder import differing, disagreement, odd_characters, probe_texts
+from posttrain.tokens.tiktoken.encoder import probe_texts
 from posttrain.tokens.tiktoken.ranks import GPT_2, PATTERNS, Ranks, ranks_of
 from posttrain.tokens.tokenizer import Encoder, encoder_of
 
@@ -140,14 +139,6 @@ def test_any_list_of_merges_is_refused_or_gives_the_same_ids(data):
             assert ids.tolist() == tokenizer.encode(text).ids
 
 
-def test_a_token_that_its_own_merges_never_reach_is_left_out():
-    tokenizer = plain(vocab=["ab", "bc", "abc"], merges=[("a", "b"), ("b", "c"), ("a", "bc")])
-    ranks = ranks_of(tokenizer, tokenizer.to_str())
-    assert isinstance(ranks, Ranks)
-    assert b"abc" not in ranks.merges  # "abc" is always ab + c
-    same(encoder(tokenizer, backend="tiktoken"), ["abc", "xabc", "aabc bc abcabc"])
-
-
 def test_text_that_the_quick_way_could_mistake_goes_the_slow_way(monkeypatch):
     monkeypatch.setattr(tiktoken_encoder, "_LONGEST_RUN", 1000)
     monkeypatch.setattr(tiktoken_encoder, "_RUN", tiktoken_encoder.re.compile(r"\s{1000}"))
@@ -166,22 +157,6 @@ def test_text_that_the_quick_way_could_mistake_goes_the_slow_way(monkeypatch):
     found = fast.arrays(texts)
     assert slow == [run, "e\u0301"]
     assert [ids.tolist() for ids in found] == [tokenizer.encode(t).ids for t in texts]
-
-
-def test_a_megabyte_of_one_character_is_no_trouble():
-    fast = encoder_for("cl100k, llama_3", False)
-    size = 1_000_000
-    for char in "a -\n":
-        [ids] = fast.arrays([char * size + "b"])
-        lengths = len(fast.decode(ids.tolist()))
-        assert lengths == size + 1
-
-
-def test_both_libraries_know_the_same_characters():
-    every = [chr(c) for c in range(sys.maxunicode + 1) if not 0xD800 <= c < 0xE000]
-    odd = odd_characters(nfc=False)
-    known = [c for c in every if odd is None or not odd.search(c)]
-    assert differing(known[:0x40000]) == set()
 
 
 def with_token(content: str, **flags) -> Tokenizer:
@@ -229,30 +204,6 @@ def test_what_tiktoken_cannot_express_is_left_to_tokenizers(reason):
     assert reason in found.describe()
     with pytest.raises(ConfigError, match=r"set tokenizer\.backend to auto"):
         encoder(tokenizer, backend="tiktoken")
-
-
-def test_space_before_every_text_is_not_expressed():
-    tokenizer = with_steps(pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=True))
-    assert "can express" in refusal(tokenizer)
-
-
-def test_tokens_found_after_others_must_not_overlap_them():
-    tokenizer = plain()
-    tokenizer.add_tokens([AddedToken("|>yes", normalized=True)])
-    assert "can overlap" in refusal(tokenizer)
-
-
-def test_a_disagreement_names_the_text_and_ends_its_use():
-    tokenizer = trained("qwen_2")
-
-    def slow(texts):
-        return [np.array(tokenizer.encode(t).ids, np.int32) for t in texts]
-
-    def wrong(texts):
-        return [ids[::-1] for ids in slow(texts)]
-
-    assert disagreement(slow, slow, special=SPECIAL, more=["more"]) is None
-    assert disagreement(wrong, slow, special=SPECIAL) is not None
 
 
 def test_saved_truncation_and_padding_are_off_and_no_part_of_the_digest():

@@ -37,6 +37,8 @@ _COLUMNS = {
     "empty_think": "empty trace",
     "cut_trace": "trace cut to a budget",
     "clipped": "end clipped off",
+    "empty_answer": "empty answer",
+    "think_header": "prompt's think tag trained",
     "turn_tokens": "turn opener or pad trained",
     "prompt_trained": "prompt turn trained",
     "everything_trained": "every token trained",
@@ -84,13 +86,20 @@ def sections(node: Node) -> Iterator[Section | LeftOut]:
     if sources is None:
         yield LeftOut("Supervision", f"{node.name} has no stats on supervision")
         return
-    yield supervision(sources)
+    yield supervision(sources, node.stats.get("supervision_limits"))
     yield rows_to_read(node, ROWS, "Worst offenders", worst)
 
 
 @section("Supervision")
-def supervision(sources: Mapping[str, Row]) -> Iterator[Block]:
-    """One source a line; columns that are 0 or unknown everywhere are left out."""
+def supervision(
+    sources: Mapping[str, Row], limits: Mapping[str, str] | None = None
+) -> Iterator[Block]:
+    """One source a line; columns that are 0 or unknown everywhere are left out.
+
+    Args:
+        limits: of the figures that have one, in words; they stand beside the figures' names.
+    """
+    limits = limits or {}
     shown = [name for name in _COLUMNS if any(figures[name] for figures in sources.values())]
     rows: list[list[object]] = [
         [
@@ -104,7 +113,7 @@ def supervision(sources: Mapping[str, Row]) -> Iterator[Block]:
         for name, figures in sources.items()
     ]
     head = ["source", "sequences", "tokens", "trained", "longest"]
-    head += [_COLUMNS[name] for name in shown]
+    head += [_COLUMNS[name] + (f" ({limits[name]})" if name in limits else "") for name in shown]
     yield (
         "What the loss sees, counted in sequences, each once however often the mixture repeats "
         "it. An end token is trained when the last trained answer closes with one."

@@ -8,7 +8,7 @@ then no longer resembles the mixture. So most sequences are dealt to random pack
 fills holes by best fit (`deal`). How large the reserve is, is tried from the best mixed on:
 the first that costs no pack beyond plain best-fit decreasing is taken. Both work on the histogram
 of lengths (`fit`): the search grows with distinct lengths; what grows with sequences is a
-few sorts and sums of arrays, about 40 bytes a sequence at the most.
+few sorts and sums of arrays.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.tokens.packing.arrays import Int, Small, SortedRows, blocks, gathered, histogram
 from posttrain.tokens.packing.deal import Dealing, deal
-from posttrain.tokens.packing.fit import best_fit
-from posttrain.tokens.packing.groups import Labels, keep_apart, labels_of, spread
+from posttrain.tokens.packing.fit import Int, Small, Word, best_fit, histogram, sorted_rows
+from posttrain.tokens.packing.groups import keep_apart, labels_of, spread
 
 _MOST = (1 << 31) - 1
 # one pack in so many may be added to keep labels apart before another dealing is tried
@@ -65,12 +64,9 @@ class Packs:
 
     def fills(self, lengths: npt.NDArray[np.integer]) -> Int:
         """(packs,) tokens in each, given (n,) tokens of every sequence."""
-        sums = np.zeros(len(self), np.int64)
-        for block in blocks(len(self)):
-            start, stop = self.offsets[block.start], self.offsets[block.stop]
-            own = lengths[self.positions[start:stop]]
-            sums[block] = np.add.reduceat(own, self.offsets[block] - start, dtype=np.int64)
-        return sums
+        if not len(self):
+            return np.zeros(0, np.int64)
+        return np.add.reduceat(lengths[self.positions], self.offsets[:-1], dtype=np.int64)
 
 
 def pack_lengths(
@@ -107,10 +103,9 @@ def pack_lengths(
     keys = random.random_raw(len(given))
     labels = None if groups is None else labels_of(groups)
     largest = 1 if labels is None else spread(keys, labels)
-    order = SortedRows.by(keys).all_rows()
-    del keys
-    apart = Labels(labels, order) if labels is not None and largest > 1 else None
-    pack, packs = _dealt(gathered(given, order), capacity, largest, apart)
+    order = sorted_rows(keys)[0]
+    apart = labels[order] if labels is not None and largest > 1 else None
+    pack, packs = _dealt(given[order].astype(np.int32), capacity, largest, apart)
     return _shuffled(pack, packs, order, random)
 
 
@@ -128,15 +123,14 @@ def _checked(
                 raise ValueError(
                     f"lengths[{index}] is {size!r}; it must be an integer 1 … {capacity}"
                 )
-    for block in blocks(len(sizes)):
-        wrong = np.flatnonzero((sizes[block] < 1) | (sizes[block] > capacity))
-        if len(wrong):
-            index = block.start + int(wrong[0])
-            raise ValueError(f"lengths[{index}] is {sizes[index]}; it must be 1 … {capacity}")
+    wrong = np.flatnonzero((sizes < 1) | (sizes > capacity))
+    if len(wrong):
+        index = int(wrong[0])
+        raise ValueError(f"lengths[{index}] is {sizes[index]}; it must be 1 … {capacity}")
     return sizes
 
 
-def _dealt(sizes: Small, capacity: int, least: int, labels: Labels | None) -> tuple[Small, int]:
+def _dealt(sizes: Small, capacity: int, least: int, labels: Word | None) -> tuple[Small, int]:
     """Pack of every sequence by the best mixed dealing that needs no more packs than best fit.
 
     Where labels force more on every dealing, the one with fewest packs.
@@ -157,21 +151,16 @@ def _dealt(sizes: Small, capacity: int, least: int, labels: Labels | None) -> tu
     return found
 
 
-def _shuffled(pack: Small, packs: int, order: Small, random: np.random.PCG64) -> Packs:
+def _shuffled(pack: Small, packs: int, order: Int, random: np.random.PCG64) -> Packs:
     """Packs in random order, without those that stayed empty, each in random order."""
     place = np.argsort(random.random_raw(packs), kind="stable")
     rank = np.empty(packs, np.uint64)
     rank[place] = np.arange(packs, dtype=np.uint64)
     keys = random.random_raw(len(pack))
-    counts = np.zeros(packs, np.int64)
     bits = np.uint64((packs - 1).bit_length())
-    for block in blocks(len(pack)):
-        counts += np.bincount(pack[block], minlength=packs)
-        keys[block] >>= bits
-        keys[block] |= rank[pack[block]] << (np.uint64(64) - bits) if bits else np.uint64(0)
-    offsets = np.concatenate([[0], np.cumsum(counts[place][counts[place] > 0])])
-    shuffled = SortedRows.by(keys)
-    positions = np.empty(len(pack), np.int32)
-    for block in blocks(len(pack)):
-        positions[block] = order[shuffled.rows(block)]
-    return Packs(positions, offsets)
+    if bits:
+        keys >>= bits
+        keys |= rank[pack] << (np.uint64(64) - bits)
+    counts = np.bincount(pack, minlength=packs)[place]
+    offsets = np.concatenate([[0], np.cumsum(counts[counts > 0])])
+    return Packs(order[sorted_rows(keys)[0]].astype(np.int32), offsets)

@@ -14,21 +14,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from posttrain.tokens.packing.arrays import (
-    BLOCK,
-    Int,
-    Small,
-    SortedRows,
-    blocks,
-    histogram,
-    rows_where,
-)
-from posttrain.tokens.packing.fit import best_fit
+from posttrain.tokens.packing.fit import Int, Small, best_fit, histogram, sorted_rows
 
 # in the place of a sequence's pack
 _FREE, _HELD = -1, -2
+_ROUND = 1 << 20  # sequences dealt together at most, unless there are more packs
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +52,7 @@ def deal(sizes: Small, capacity: int, packs: int, how: Dealing) -> tuple[Small, 
     pack = np.full(len(sizes), _FREE, np.int32)
     room = np.full(packs, capacity, np.int64)
     if how.long <= 1:
-        least = how.long * capacity
-        long = rows_where(len(sizes), lambda block: sizes[block] >= least)
+        long = np.flatnonzero(sizes >= how.long * capacity)
         # into new packs, as best fit opens them; the others stay empty for now
         fitted = _fit(pack, long, sizes, capacity, room[:0])
         room = np.concatenate([fitted, room[len(fitted) :]])
@@ -74,8 +64,7 @@ def deal(sizes: Small, capacity: int, packs: int, how: Dealing) -> tuple[Small, 
     while top:
         _deal_class(pack, sizes, room, hole, top // 2, top)
         top //= 2
-    left = rows_where(len(sizes), lambda block: pack[block] < 0)
-    room = _fit(pack, left, sizes, capacity, room)
+    room = _fit(pack, np.flatnonzero(pack < 0), sizes, capacity, room)
     return pack, len(room)
 
 
@@ -92,37 +81,28 @@ def _hold_back(
     among = int(counts[small].sum())
     have = int((lengths * counts)[small].sum())
     wanted = min(among, int(among * how.reserve * int(tokens[-1]) / max(have, 1)))
-    seen = held = 0
-    for block in blocks(len(sizes)):
-        own, chosen = sizes[block], pack[block] == _FREE
-        drawn = np.flatnonzero(chosen & (own >= shortest) & (own <= limit))
-        # evenly spaced in a random order: random, and no gap in the circle of groups
-        place = (seen + np.arange(len(drawn) + 1)) * wanted // max(among, 1)
-        chosen &= own < shortest
-        chosen[drawn[np.diff(place) > 0]] = True
-        seen += len(drawn)
-        pack[block][chosen] = _HELD
-        held += int(own[chosen].sum(dtype=np.int64))
-    return held
+    held = pack == _FREE
+    drawn = np.flatnonzero(held & (sizes >= shortest) & (sizes <= limit))
+    held &= sizes < shortest
+    # evenly spaced in a random order: random, and no gap in the circle of groups
+    place = np.arange(len(drawn) + 1) * wanted // max(among, 1)
+    held[drawn[np.diff(place) > 0]] = True
+    pack[held] = _HELD
+    return int(sizes[held].sum(dtype=np.int64))
 
 
 def _deal_class(pack: Small, sizes: Small, room: Int, hole: int, above: int, upto: int) -> None:
     """Deal the free sequences longer than `above`, up to `upto`, to all packs."""
-
-    def in_class(block: slice) -> npt.NDArray[np.bool_]:
-        own = sizes[block]
-        return (own > above) & (own <= upto) & (pack[block] == _FREE)
-
-    rows = rows_where(len(sizes), in_class)
+    rows = np.flatnonzero((sizes > above) & (sizes <= upto) & (pack == _FREE))
     # in rounds, so that intermediate arrays stay small; each round goes once around the circle
-    rounds = -(-len(rows) // max(BLOCK, len(room)))
+    rounds = -(-len(rows) // max(_ROUND, len(room)))
     moved = [rows[:0]]
     for first in range(rounds):
         moved.append(_deal_round(pack, rows[first::rounds], sizes, room, hole))
     _to_the_roomiest(pack, np.concatenate(moved), sizes, room)
 
 
-def _deal_round(pack: Small, rows: Small, sizes: Small, room: Int, hole: int) -> Small:
+def _deal_round(pack: Small, rows: Int, sizes: Small, room: Int, hole: int) -> Int:
     """Deal in proportion to the room packs have; returns what did not fit."""
     own = sizes[rows]
     ends = np.concatenate([[0], np.cumsum(own, dtype=np.int64)])
@@ -149,7 +129,7 @@ def _proportional(shares: Int, total: int) -> Int:
     return borders
 
 
-def _to_the_roomiest(pack: Small, rows: Small, sizes: Small, room: Int) -> None:
+def _to_the_roomiest(pack: Small, rows: Int, sizes: Small, room: Int) -> None:
     """Place, one a pack and round, the longest in the roomiest; what fits nowhere stays free."""
     while len(rows):
         rows = rows[np.argsort(-sizes[rows], kind="stable")]
@@ -163,17 +143,18 @@ def _to_the_roomiest(pack: Small, rows: Small, sizes: Small, room: Int) -> None:
         rows = np.concatenate([first[~fits], rows[len(roomiest) :]])
 
 
-def _fit(pack: Small, rows: Small, sizes: Small, capacity: int, room: Int) -> Int:
+def _fit(pack: Small, rows: Int, sizes: Small, capacity: int, room: Int) -> Int:
     """Place rows by best fit decreasing into packs with this room; returns all packs' room."""
+    if not len(rows):
+        return room
     own = sizes[rows]
     by_room = np.argsort(room, kind="stable")
     fit = best_fit(*histogram(own, capacity), capacity, room[by_room])
     names = np.concatenate([by_room, np.arange(len(room), fit.packs)])
     room = np.concatenate([room, np.full(fit.packs - len(room), capacity, np.int64)])
-    longest_first = SortedRows.by_size(capacity - own)
-    for block in blocks(len(rows)):
-        found = names[fit.packs_of(block.start, block.stop)]
-        placed = rows[longest_first.rows(block)]
-        pack[placed] = found
-        np.subtract.at(room, found, sizes[placed])
+    longest_first = sorted_rows((capacity - own).astype(np.uint64) << np.uint64(32))[0]
+    found = names[fit.packs_of(0, len(rows))]
+    placed = rows[longest_first]
+    pack[placed] = found
+    np.subtract.at(room, found, sizes[placed])
     return room

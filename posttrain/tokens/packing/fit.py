@@ -17,8 +17,35 @@ from array import array
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from posttrain.tokens.packing.arrays import Int
+Int = npt.NDArray[np.int64]
+Small = npt.NDArray[np.int32]
+Word = npt.NDArray[np.uint64]
+
+
+def histogram(sizes: npt.NDArray[np.integer], longest: int) -> tuple[Int, Int]:
+    """Distinct sizes, decreasing, and how often each occurs; `longest` bounds them."""
+    counts = np.bincount(sizes, minlength=longest + 1).astype(np.int64)
+    lengths = np.flatnonzero(counts)[::-1]
+    return lengths, counts[lengths]
+
+
+def sorted_rows(keys: Word) -> tuple[Int, Word, int]:
+    """Rows in the order of their keys, equal ones as they stand, with what is left of the keys.
+
+    The row's number takes the low bits of its key, so one sort of words does it, in place.
+
+    Returns:
+        (n,) rows, (n,) keys without their low bits, and how many bits those are.
+    """
+    bits = (len(keys) - 1).bit_length() if len(keys) else 0
+    keys >>= np.uint64(bits)
+    keys <<= np.uint64(bits)
+    keys |= np.arange(len(keys), dtype=np.uint64)
+    keys.sort()
+    rows = (keys & np.uint64((1 << bits) - 1)).astype(np.int64)
+    return rows, keys >> np.uint64(bits), bits
 
 
 class Rooms:

@@ -15,12 +15,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from posttrain.tokens.packing.arrays import Int, Small, SortedRows, Word, blocks
+from posttrain.tokens.packing.fit import Int, Small, Word, sorted_rows
 
 # sequences looked at for a swap; hostile groups so cannot make the search quadratic
 _TRIES = 64
@@ -40,27 +39,6 @@ def labels_of(groups: Sequence[int | str] | npt.NDArray[np.integer]) -> Word:
     return given.astype(np.uint64, copy=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Labels:
-    """The words of rows in another order: row k of it is row `order[k]` of the words."""
-
-    words: Word
-    order: Small
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def __getitem__(self, where: slice) -> Word:
-        return self.words[self.order[where]]
-
-
-def _by_label(labels: Word | Labels) -> SortedRows:
-    words = np.empty(len(labels), np.uint64)
-    for block in blocks(len(labels)):
-        words[block] = labels[block] * _SCATTER
-    return SortedRows.by(words)
-
-
 def _runs(keys: Word) -> tuple[Int, Int]:
     """First places and lengths of runs of equal keys."""
     firsts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
@@ -75,22 +53,18 @@ def spread(keys: Word, labels: Word) -> int:
     Returns:
         How many rows the largest group has.
     """
-    by_label = _by_label(labels)
-    largest = 0
-    for block in by_label.whole_runs():
-        rows = by_label.rows(block)
-        firsts, counts = _runs(by_label.keys(block))
-        largest = max(largest, int(counts.max()))
-        several = np.repeat(counts > 1, counts)
-        share = np.repeat(np.uint64(2**64 - 1) // counts.astype(np.uint64), counts)
-        turn = (np.arange(len(rows)) - np.repeat(firsts, counts)).astype(np.uint64)
-        start = np.repeat(keys[rows[firsts]], counts)
-        moved = start + turn * share + keys[rows] % (share // np.uint64(2))  # on the circle
-        keys[rows[several]] = moved[several]
-    return largest
+    rows, words, _ = sorted_rows(labels * _SCATTER)
+    firsts, counts = _runs(words)
+    several = np.repeat(counts > 1, counts)
+    share = np.repeat(np.uint64(2**64 - 1) // counts.astype(np.uint64), counts)
+    turn = (np.arange(len(rows)) - np.repeat(firsts, counts)).astype(np.uint64)
+    start = np.repeat(keys[rows[firsts]], counts)
+    moved = start + turn * share + keys[rows] % (share // np.uint64(2))  # on the circle
+    keys[rows[several]] = moved[several]
+    return int(counts.max(initial=0))
 
 
-def keep_apart(pack: Small, packs: int, sizes: Small, capacity: int, labels: Labels) -> int:
+def keep_apart(pack: Small, packs: int, sizes: Small, capacity: int, labels: Word) -> int:
     """Move sequences, in place, until no two of one label share a pack.
 
     Args:
@@ -103,18 +77,15 @@ def keep_apart(pack: Small, packs: int, sizes: Small, capacity: int, labels: Lab
     Returns:
         How many packs there are now: more only when a sequence found no other place.
     """
-    by_label = _by_label(labels)
-    met: list[int] = []
-    for block in by_label.whole_runs():
-        rows = by_label.rows(block)
-        _, counts = _runs(by_label.keys(block))
-        place = np.repeat(np.arange(len(counts)), counts) << 32 | pack[rows]
-        order = np.argsort(place, kind="stable")
-        met += rows[order[1:][place[order[1:]] == place[order[:-1]]]].tolist()
-    if not met:
+    rows, words, bits = sorted_rows(labels * _SCATTER)
+    _, counts = _runs(words)
+    place = np.repeat(np.arange(len(counts)), counts) << 32 | pack[rows]
+    order = np.argsort(place, kind="stable")
+    met = rows[order[1:][place[order[1:]] == place[order[:-1]]]]
+    if not len(met):
         return packs
-    mover = _Mover(pack, packs, sizes, capacity, labels, by_label)
-    for row in met:
+    mover = _Mover(pack, packs, sizes, capacity, labels, (rows, words, bits))
+    for row in met.tolist():
         mover.move(row)
     return len(mover.room)
 
@@ -126,16 +97,18 @@ class _Mover:
         packs: int,
         sizes: Small,
         capacity: int,
-        labels: Labels,
-        by_label: SortedRows,
+        labels: Word,
+        by_label: tuple[Int, Word, int],
     ) -> None:
         self.pack, self.sizes, self.capacity = pack, sizes, capacity
         self.labels, self.by_label = labels, by_label
         self.room = np.full(packs, capacity, np.int64)
-        for block in blocks(len(pack)):
-            np.subtract.at(self.room, pack[block], sizes[block])
-        self.step = -(-len(sizes) // _PARTNERS)
-        self.by_size = SortedRows.by_size(sizes[:: self.step])
+        np.subtract.at(self.room, pack, sizes)
+        step = -(-len(sizes) // _PARTNERS)
+        some = sizes[::step]
+        rows = sorted_rows(some.astype(np.uint64) << np.uint64(32))[0]
+        # shortest first: rows, and their sizes
+        self.by_size, self.ordered = rows * step, some[rows]
         self.met: dict[int, Counter[int]] = {}
 
     def move(self, row: int) -> None:
@@ -144,7 +117,7 @@ class _Mover:
         if taken[int(self.pack[row])] == 1:
             return  # the one it met was swapped away
         size = int(self.sizes[row])
-        alike = self.by_size.span(self.by_size.key_of_size(size))
+        alike = _span(self.ordered, size)
         if self._swap(row, self._some(alike, row)):
             return
         roomy = np.flatnonzero(self.room >= size)
@@ -159,18 +132,15 @@ class _Mover:
         """Some rows of the same length, from another place for every row."""
         count = places.stop - places.start
         for k in range(min(count, _TRIES)):
-            yield self._partner(places.start + (row + k) % count)
+            yield int(self.by_size[places.start + (row + k) % count])
 
     def _around(self, places: slice) -> Iterator[int]:
         """Rows a little longer and a little shorter, nearest first."""
         for k in range(_TRIES):
             if places.stop + k < len(self.by_size):
-                yield self._partner(places.stop + k)
+                yield int(self.by_size[places.stop + k])
             if places.start - 1 - k >= 0:
-                yield self._partner(places.start - 1 - k)
-
-    def _partner(self, place: int) -> int:
-        return int(self.by_size.rows(slice(place, place + 1))[0]) * self.step
+                yield int(self.by_size[places.start - 1 - k])
 
     def _swap(self, row: int, others: Iterator[int]) -> bool:
         here, size, taken = int(self.pack[row]), int(self.sizes[row]), self._packs_with(row)
@@ -196,9 +166,17 @@ class _Mover:
 
     def _packs_with(self, row: int) -> Counter[int]:
         """How often each pack holds a member of this row's group."""
-        key = int((self.labels[row : row + 1] * _SCATTER)[0]) >> self.by_label.bits
+        rows, words, bits = self.by_label
+        key = int((self.labels[row : row + 1] * _SCATTER)[0]) >> bits
         met = self.met.get(key)
         if met is None:
-            members = self.by_label.rows(self.by_label.span(key))
+            members = rows[_span(words, key)]
             met = self.met[key] = Counter(self.pack[members].tolist())
         return met
+
+
+def _span(ordered: npt.NDArray[np.integer], value: int) -> slice:
+    """The places of a value in sorted values."""
+    wanted = ordered.dtype.type(value)
+    low = int(np.searchsorted(ordered, wanted))
+    return slice(low, int(np.searchsorted(ordered, wanted, side="right")))

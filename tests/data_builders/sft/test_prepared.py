@@ -6,7 +6,6 @@ Workers in processes of their own are in `test_build_sft_parts`; here eight take
 from __future__ import annotations
 
 import io
-import random
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,41 +15,13 @@ from rich.console import Console
 
 from data_builders.progress import Stages
 from data_builders.sft.inputs import scan_inputs
-from data_builders.sft.plan import plan_build
 from data_builders.sft.prepared import PreparedSource
-from data_builders.sft.shards import write_splits
 from data_builders.sft.sources import prepare_sources
-from data_builders.workers import Executor, Job, OnProgress, Serial
+from data_builders.workers import Executor, OnProgress, Serial
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.load import load_recipe
 from tests.data_builders.light_state import light_state
 from tests.data_builders.small_build import write_recipe
-
-
-class Turns:
-    """Workers with tools of their own; the next job goes to any, and they end in any order."""
-
-    def __init__(self, recipe: BuildSftConfig, workers: int) -> None:
-        self._tools = [light_state(recipe) for _ in range(workers)]
-        self._random = random.Random(workers)
-
-    def run(self, jobs: Sequence[Job], on_progress: OnProgress) -> Iterator[tuple[int, Any]]:
-        """As `Executor.run`."""
-        order = list(range(len(jobs)))
-        self._random.shuffle(order)
-        for number in order:
-            yield number, jobs[number].run(self._random.choice(self._tools), on_progress)
-
-
-def _build(out: Path, recipe: BuildSftConfig, executor: Executor) -> dict[str, bytes]:
-    """All that lies in the prepared parts and in the shards afterwards."""
-    with _silent() as stages:
-        spools = _spool(out / "parts_dir", recipe, executor, stages)
-        plan = plan_build(spools, recipe)
-        write_splits(
-            out, spools, plan, recipe, scratch=out / "plan", executor=executor, stages=stages
-        )
-    return {name: data for name, data in _files(out).items() if not name.startswith("plan/")}
 
 
 def _silent() -> Stages:
@@ -75,16 +46,6 @@ def _files(folder: Path) -> dict[str, bytes]:
 def _recipe(folder: Path) -> BuildSftConfig:
     keys = {"shards": {"packs": 3}, "write_dropped": True, "part_bytes": 5000}
     return load_recipe(write_recipe(folder, **keys), BuildSftConfig, [])
-
-
-def test_eight_workers_write_the_bytes_of_one_process(tmp_path):
-    recipe = _recipe(tmp_path)
-    alone = _build(tmp_path / "alone", recipe, Serial(light_state(recipe)))
-    together = _build(tmp_path / "together", recipe, Turns(recipe, 8))
-    assert sum(name.startswith("packed/train") for name in alone) > 8, "shards for every worker"
-    assert any(name.startswith("packed/eval") for name in alone)
-    assert together.keys() == alone.keys()
-    assert [name for name in alone if together[name] != alone[name]] == []
 
 
 class Counting(Serial):

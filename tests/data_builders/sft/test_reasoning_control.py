@@ -7,7 +7,6 @@ import random
 
 import pytest
 
-from data_builders.keyed import unit
 from data_builders.sft.prepare import ControlPlan, budget_for, control_reasoning
 from posttrain.config.build_sft import ChoiceBudgets, LogUniformBudgets
 from posttrain.records import Message, make_example
@@ -55,14 +54,6 @@ def test_rates_and_choices_on_20000_records_whatever_the_order_or_sharding():
     assert {i: c.cuts for i, c in again.items() if c.cuts} == cut
 
 
-def test_a_higher_rate_only_adds_records():
-    examples = [record(i) for i in range(500)]
-    more = ControlPlan(strip=0.3, truncate=0.0, budgets=LOG, seed=0)
-    low = {e.id for e in examples if control_reasoning(e, PLAN, words).stripped}
-    high = {e.id for e in examples if control_reasoning(e, more, words).stripped}
-    assert low < high
-
-
 def test_a_cut_trace_is_a_shorter_beginning_and_the_answer_stays():
     always = ControlPlan(strip=0.0, truncate=1.0, budgets=LOG, seed=0)
     example = record(3, traces=3)
@@ -87,15 +78,6 @@ def test_stripping_leaves_the_answers_and_turns_reasoning_off():
     assert [m.content for m in controlled.example.messages] == [m.content for m in example.messages]
 
 
-def test_records_without_reasoning_are_not_counted_as_stripped():
-    plain = make_example(
-        [Message("user", "q"), Message("assistant", "a")], source="s", dialect="openai"
-    )
-    controlled = control_reasoning(plain, ControlPlan(1.0, 1.0, LOG, 0), words)
-    assert (controlled.reasoned, controlled.stripped, controlled.traces) == (False, False, 0)
-    assert controlled.example is plain
-
-
 def test_a_trace_with_no_shorter_budget_is_left_whole_and_counted():
     always = ControlPlan(0.0, 1.0, LogUniformBudgets(kind="log_uniform", low=500), 0)
     controlled = control_reasoning(record(0), always, words)
@@ -116,24 +98,3 @@ def test_budgets_cover_their_range_below_the_trace(budgets, allowed):
     plan = ControlPlan(0.0, 1.0, budgets, 0)
     drawn = {budget_for(100, plan, f"id{i}", 1) for i in range(6000)}
     assert drawn == set(allowed)
-
-
-def test_log_uniform_budgets_give_each_doubling_the_same_share():
-    plan = ControlPlan(0.0, 1.0, LogUniformBudgets(kind="log_uniform", low=4), 0)
-    drawn = [budget_for(1024, plan, f"id{i}", 1) for i in range(20_000)]
-    shares = [sum(lo <= d < 2 * lo for d in drawn) / len(drawn) for lo in (4, 16, 64, 256)]
-    assert all(share == pytest.approx(1 / 8, abs=0.01) for share in shares)
-
-
-def test_keyed_numbers_depend_on_every_part():
-    base = unit(0, "strip", "id", 1)
-    assert 0 <= base < 1
-    others = [
-        unit(1, "strip", "id", 1),
-        unit(0, "cut", "id", 1),
-        unit(0, "strip", "ie", 1),
-        unit(0, "strip", "id", 2),
-        unit(0, "strip", "id1"),
-    ]
-    assert base not in others
-    assert len(set(others)) == len(others)

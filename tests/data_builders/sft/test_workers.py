@@ -13,7 +13,7 @@ import pytest
 from datasets import Dataset
 
 from data_builders.sft import part
-from posttrain.errors import ConfigError, DataError
+from posttrain.errors import ConfigError
 from tests.data_builders.small_build import (
     build,
     manifest,
@@ -122,17 +122,6 @@ def test_the_same_rows_in_other_files_give_the_same_shards(tmp_path):
         made[name] = shard_bytes(folder / "out")
         assert manifest(folder / "out")["counts"]["in"] == 150
     assert all(files == made["one"] for files in made.values())
-
-
-def test_errors_name_the_line_of_the_whole_file(tmp_path):
-    rows = plain_rows(100)
-    for k in (80, 90):  # behind the rows that preflight looks at
-        rows[k] = {"nothing": "to read"}
-    path = write_rows(tmp_path / "rows.jsonl", rows)
-    source = {"name": "a", "path": str(path), "strict": True}
-    recipe = write_recipe(tmp_path, sources=[source])
-    with pytest.raises(DataError, match=r"rows\.jsonl:81: "):
-        build(recipe, "part_bytes=1000")
 
 
 def test_a_where_that_no_part_meets_is_refused(tmp_path):

@@ -1,0 +1,379 @@
+"""What a template silently leaves out of a conversation: texts, traces, calls, results, tools.
+
+    left_out(example, template)
+    → "llama3_1 leaves out the text of message 1, which is beside its calls"
+
+Two proofs for every record. Its *shape* (roles, which messages have a text, a trace, calls) is
+rendered once with a word of its own for every part, and a word that is missing is a part that such
+conversations lose. Then the record's own texts are looked for in what was rendered of it, for a
+template may also drop what a text says (all before a `</think>` in it, for one).
+
+A part is looked for in the sequence that trains it, or first shows it. What a template writes of
+earlier turns is what inference shows, so a trace dropped from history is no loss.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from posttrain.chat.locate import sequences
+from posttrain.chat.masks import TrainingSample, as_rows, training_samples
+from posttrain.chat.profile import profile_of
+from posttrain.chat.template import ChatTemplate
+from posttrain.config.build_sft import LossKind
+from posttrain.errors import RenderError
+from posttrain.records import (
+    Example,
+    Message,
+    ToolCall,
+    json_text,
+    tools_to_template,
+    with_messages,
+)
+
+_OF_ROLE: Mapping[str, LossKind] = {"system": "system", "user": "user", "tool": "tool_result"}
+_WORDS: Mapping[LossKind, str] = {
+    "system": "the system text of message {}",
+    "user": "the text of message {} (user)",
+    "text": "the text of message {}",
+    "reasoning": "the reasoning of message {}",
+    "tool_call": "tool calls of message {}",
+    "tool_result": "the tool result in message {}",
+    "tools": "the declared tools",
+    "tool_details": "details of the declared tools",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A part of a conversation that a template does not write; `message` is None for tools."""
+
+    kind: LossKind
+    message: int | None = None
+
+    def __str__(self) -> str:
+        return _WORDS[self.kind].format(self.message)
+
+
+def left_out(example: Example, template: ChatTemplate) -> str | None:
+    """What the template silently does not write of a record; None for nothing, or if it refuses.
+
+    Training a conversation without its calls or traces would teach something else than it says.
+    """
+    lost = losses(example, template)
+    return describe(lost, template) if lost else None
+
+
+def describe(lost: Sequence[Loss], template: ChatTemplate) -> str:
+    """One line for a message to the user."""
+    return f"{template.name} leaves out {', '.join(map(str, lost))}"
+
+
+def losses(
+    example: Example,
+    template: ChatTemplate,
+    samples: Sequence[TrainingSample] | None = None,
+    *,
+    every_step: bool = False,
+) -> tuple[Loss, ...]:
+    """What of a record is not written where it belongs; nothing if the template refuses it.
+
+    Args:
+        samples: as `training_samples` gives them for this record; rendered here if absent.
+        every_step: as in `training_samples`.
+    """
+    texts = _texts(example, template, samples, every_step)
+    if texts is None:
+        return ()
+    shape = _shape(example.messages)
+    lost = dict.fromkeys(_of_shape(template, shape, example.tools is not None, every_step))
+    if example.tools is not None and Loss("tools") not in lost:
+        lost |= dict.fromkeys(_of_tools(template, example.tools))
+    for text in texts:
+        for message in text.messages:
+            for loss, part in _parts(message, example.messages[message]):
+                if loss not in lost and not text.holds(part):
+                    lost[loss] = None
+    return tuple(lost)
+
+
+# -- where a message belongs ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """The first sequence that holds some messages; `new` is its text without earlier messages."""
+
+    messages: range
+    new: str
+    sample: TrainingSample | None
+
+    def holds(self, part: str) -> bool:
+        """Whether a text is written; history, which would cost turns squared, is a last resort."""
+        return _is_written(part, self.new) or (
+            self.sample is not None and _is_written(part, self.sample.text)
+        )
+
+
+def _texts(
+    example: Example,
+    template: ChatTemplate,
+    samples: Sequence[TrainingSample] | None,
+    every_step: bool,
+) -> list[_Text] | None:
+    """The text of every message; None if the template refuses. Unanswered messages have none."""
+    every_turn = _every_turn(template)
+    if samples is None and every_turn is not None:
+        try:
+            samples = training_samples(example, template, every_step=every_step)
+        except RenderError:  # no mask can be determined, though the template may write a text
+            samples = None
+    messages = example.messages
+    plans = sequences(messages, every_turn=bool(every_turn), every_step=every_step)
+    stops = [plan.stop for plan in plans] or [len(messages)]
+    ranges = [range(a, b) for a, b in itertools.pairwise([0, *stops])]
+    if samples:
+        return [
+            _Text(own, _new_text(sample, own.start), sample if own.start else None)
+            for own, sample in zip(ranges, samples, strict=True)
+        ]
+    try:
+        rows, tools = as_rows(messages, example.tools)
+        thinking = example.reasoning_mode == "on"
+        return [
+            _Text(own, template.text(rows[: own.stop], tools=tools, enable_thinking=thinking), None)
+            for own in ranges
+        ]
+    except RenderError:
+        return None
+
+
+@functools.lru_cache(maxsize=64)
+def _every_turn(template: ChatTemplate) -> bool | None:
+    """Whether every turn is a sequence of its own; None for a template without masks."""
+    try:
+        return profile_of(template).every_turn
+    except RenderError:
+        return None
+
+
+def _new_text(sample: TrainingSample, first: int) -> str:
+    return "".join(s.text for s in sample.segments if s.message_index >= first)
+
+
+# -- by content ------------------------------------------------------------------------------------
+
+
+def _parts(number: int, message: Message) -> Iterator[tuple[Loss, str]]:
+    yield Loss(_OF_ROLE.get(message.role, "text"), number), message.content
+    if message.role == "assistant" and message.reasons:
+        yield Loss("reasoning", number), message.reasoning or ""
+    for call in message.tool_calls:
+        yield Loss("tool_call", number), call.name
+        if call.arguments != "{}":
+            for text in _strings(json.loads(call.arguments)):
+                yield Loss("tool_call", number), text
+
+
+def _strings(value: object) -> Iterator[str]:
+    """All texts in a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, inner in cast(dict[str, object], value).items():
+            yield key
+            yield from _strings(inner)
+    elif isinstance(value, list):
+        for inner in cast(list[object], value):
+            yield from _strings(inner)
+
+
+_LAYOUT = str.maketrans("", "", " \t\r\n\\'\"")
+
+
+def _is_written(part: str, text: str) -> bool:
+    """Whether a text stands in another as it is, escaped, or laid out anew."""
+    part = part.strip()
+    if not part or part in text:
+        return True
+    bare = text.translate(_LAYOUT)
+    forms = (part, json.dumps(part, ensure_ascii=False), json.dumps(part), repr(part))
+    return any(form.translate(_LAYOUT) in bare for form in forms)
+
+
+# -- by shape --------------------------------------------------------------------------------------
+
+# role, has a text, has a trace, (has arguments, has an id) of each call, which call a result is of,
+# has a name, is trained
+_Turn = tuple[str, bool, bool, tuple[tuple[bool, bool], ...], int | None, bool, bool]
+
+
+def _shape(messages: Sequence[Message]) -> tuple[_Turn, ...]:
+    ids = {
+        call.id: k for k, call in enumerate(c for m in messages for c in m.tool_calls) if call.id
+    }
+    return tuple(
+        (
+            m.role,
+            bool(m.content.strip()),
+            m.reasons,
+            tuple((call.arguments != "{}", call.id is not None) for call in m.tool_calls),
+            None if m.tool_call_id is None else ids.get(m.tool_call_id, -1),
+            m.name is not None,
+            m.trained,
+        )
+        for m in messages
+    )
+
+
+_TOOLS = (
+    '[{"type":"function","function":{"name":"zqtool","description":"Does it.","parameters":'
+    '{"type":"object","properties":{"x":{"type":"string"}},"required":["x"]}}}]'
+)
+
+
+@functools.lru_cache(maxsize=8192)
+def _of_shape(
+    template: ChatTemplate, shape: tuple[_Turn, ...], tools: bool, every_step: bool
+) -> tuple[Loss, ...]:
+    """What every conversation of a shape loses: rendered with a word for each of its parts."""
+    words: list[tuple[Loss, str]] = []
+
+    def word(kind: LossKind, number: int) -> str:
+        words.append((Loss(kind, number), f"zq{len(words)}x"))
+        return words[-1][1]
+
+    messages: list[Message] = []
+    names: list[str] = []
+    for number, (role, has_text, reasons, calls, answered, named, trained) in enumerate(shape):
+        made: list[ToolCall] = []
+        for has_arguments, has_id in calls:
+            # nine alphanumeric characters: the strictest form of id that templates insist on
+            call_id = f"call{len(names):05d}" if has_id else None
+            names.append(word("tool_call", number))
+            arguments = (
+                {word("tool_call", number): word("tool_call", number)} if has_arguments else {}
+            )
+            made.append(ToolCall(names[-1], json_text(arguments), call_id))
+        known = answered is not None and 0 <= answered < len(names)
+        messages.append(
+            Message(
+                cast(Any, role),
+                word(_OF_ROLE.get(role, "text"), number) if has_text else "",
+                reasoning=word("reasoning", number) if reasons and role == "assistant" else None,
+                tool_calls=tuple(made),
+                tool_call_id=None if answered is None else f"call{answered:05d}" if known else "x",
+                trained=trained,
+                name=(names[answered] if known and answered is not None else "f")
+                if named
+                else None,
+            )
+        )
+    declared = _TOOLS if tools else None
+    example = Example(tuple(messages), declared, id="", source="", license="", dialect="")
+    texts = _texts(example, template, None, every_step)
+    if texts is None:
+        return ()
+    own = {message: text for text in texts for message in text.messages}
+    lost = [
+        loss for loss, sign in words if loss.message in own and not own[loss.message].holds(sign)
+    ]
+    if tools and not texts[0].holds("zqtool"):
+        lost.insert(0, Loss("tools"))
+    return tuple(dict.fromkeys(lost))
+
+
+# -- declared tools -------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=1024)
+def _of_tools(template: ChatTemplate, tools: str) -> tuple[Loss, ...]:
+    """Whether a template writes the names, descriptions and choices of declared tools."""
+    words: list[str] = []
+
+    def word(given: object) -> object:
+        if not isinstance(given, str) or not given.strip():
+            return given
+        words.append(f"zq{len(words)}x")
+        return words[-1]
+
+    declared = [_tool_of_words(tool, word) for tool in tools_to_template(tools) or ()]
+    try:
+        text = template.text([{"role": "user", "content": "q"}], tools=declared)
+    except (
+        RenderError
+    ):  # it wants more than names and texts; the shape shows that tools are written
+        return ()
+    return () if all(sign in text for sign in words) else (Loss("tool_details"),)
+
+
+Word = Callable[[object], object]
+
+
+def _tool_of_words(tool: Mapping[str, Any], word: Word) -> dict[str, Any]:
+    inner = tool.get("function")
+    if isinstance(inner, dict):
+        return {**tool, "function": _tool_of_words(cast(dict[str, Any], inner), word)}
+    made = dict(tool)
+    for key in ("name", "description"):
+        if key in made:
+            made[key] = word(made[key])
+    if isinstance(made.get("parameters"), dict):
+        made["parameters"] = _schema_of_words(made["parameters"], word)
+    return made
+
+
+def _schema_of_words(schema: object, word: Word) -> Any:
+    """A JSON schema with a word for each description, property and choice."""
+    if not isinstance(schema, dict):
+        return schema
+    made = dict(cast(dict[str, Any], schema))
+    if "description" in made:
+        made["description"] = word(made["description"])
+    if isinstance(made.get("enum"), list):
+        made["enum"] = [word(choice) for choice in made["enum"]]
+    if isinstance(made.get("properties"), dict):
+        names = {name: word(name) for name in made["properties"]}
+        made["properties"] = {
+            names[name]: _schema_of_words(own, word) for name, own in made["properties"].items()
+        }
+        if isinstance(made.get("required"), list):
+            made["required"] = [names.get(name, name) for name in made["required"]]
+    if "items" in made:
+        made["items"] = _schema_of_words(made["items"], word)
+    return made
+
+
+# -- the way out ----------------------------------------------------------------------------------
+
+
+def serial_calls(example: Example) -> Example:
+    """The record with parallel calls one after the other, each followed by its result.
+
+    assistant(text, calls 1 and 2), tool 1, tool 2  →  assistant(text, call 1), tool 1,
+                                                       assistant(call 2), tool 2
+    Results belong to calls by id, or else by order; calls whose results are not all there stay.
+    """
+    messages: list[Message] = []
+    source = list(example.messages)
+    k = 0
+    while k < len(source):
+        message, calls = source[k], source[k].tool_calls
+        results = source[k + 1 : k + 1 + len(calls)]
+        k += 1
+        if len(calls) < 2 or len(results) < len(calls) or any(r.role != "tool" for r in results):
+            messages.append(message)
+            continue
+        by_id = {result.tool_call_id: result for result in results}
+        named = len(by_id) == len(calls) and all(call.id in by_id for call in calls)
+        for place, (call, result) in enumerate(zip(calls, results, strict=True)):
+            step = message if place == 0 else replace(message, content="", reasoning=None)
+            messages.append(replace(step, tool_calls=(call,)))
+            messages.append(by_id[call.id] if named else result)
+        k += len(calls)
+    return with_messages(example, messages) if len(messages) > len(source) else example
