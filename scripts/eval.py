@@ -73,12 +73,13 @@ def plan_of(recipe: EvalConfig, limit: int | None) -> EvaluationPlan:
     from data_builders.prompts import PromptPlan
     from data_builders.sft.inputs import as_stats
     from posttrain.evaluation.grade import units_of
-    from posttrain.evaluation.stage import EvaluationPlan, checkpoint_parents
+    from posttrain.evaluation.stage import EvaluationPlan
     from posttrain.models.chat_template import renderer_of
+    from posttrain.sampling.open import checkpoint_parents
 
     out = Path(recipe.out)
     plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
-    parents = plan.parents + checkpoint_parents(recipe)
+    parents = plan.parents + checkpoint_parents(map(recipe.path_of, recipe.checkpoints), out=out)
     prompts = plan.build()
     units = units_of(prompts.prompts, recipe.n_of)
     units = [replace(unit, prompts=unit.prompts[:limit]) for unit in units]

@@ -22,7 +22,7 @@ from posttrain.config.eval_genrm import EvalGenRmConfig
 from posttrain.runs import Run, open_run, parent_of, read_artifact
 
 if TYPE_CHECKING:
-    from posttrain.evaluation.judges.metrics import Judged
+    from posttrain.evaluation.judges import Judged
     from posttrain.rollouts import Completion, Prompt
 
 KIND, WORK = "genrm_evaluation", "work"
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> None:
         parser = argparse.ArgumentParser(description="Figures of a run's records, read again.")
         parser.add_argument("run", type=Path, help="a finished evaluation of judges")
         run: Path = parser.parse_intermixed_args(arguments[1:]).run
-        from posttrain.evaluation.judges.stage import rescore
+        from posttrain.evaluation.judges import rescore
 
         rescore(run, judged_of, console)
     else:
@@ -47,11 +47,12 @@ def evaluate(arguments: list[str], console: Console) -> None:
     recipe, options = parse_recipe(parser, EvalGenRmConfig, arguments)
     out, data = Path(recipe.out), read_artifact(recipe.data, kind="genrm_data")
 
-    from posttrain.evaluation.judges.stage import held_out, run_evaluation
-    from posttrain.evaluation.stage import checkpoint_parents
+    from posttrain.evaluation.judges import held_out, run_evaluation
+    from posttrain.sampling.open import checkpoint_parents
 
     prompts = held_out(recipe, data)
-    parents = [parent_of(recipe.data, relative_to=out, manifest=data), *checkpoint_parents(recipe)]
+    parents = [parent_of(recipe.data, relative_to=out, manifest=data)]
+    parents += checkpoint_parents(map(recipe.path_of, recipe.checkpoints), out=out)
     config = recipe.owner_config() | {"parents": [parent.digest for parent in parents]}
     if options.dry_run:
         Run.open(out, kind=KIND, config=config, dry_run=True)
@@ -67,7 +68,7 @@ def evaluate(arguments: list[str], console: Console) -> None:
 
 def judged_of(checkpoint: str, prompt: Prompt, completion: Completion) -> Judged | None:
     """A judgement compared with its gold; None where the backend failed."""
-    from posttrain.evaluation.judges.metrics import Judged
+    from posttrain.evaluation.judges import Judged
     from posttrain.rollouts import metadata_of
     from reward.judge.training import gold_from, outcome_of
     from reward.judge.verdict import preferred

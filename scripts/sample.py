@@ -34,12 +34,13 @@ def main(arguments: list[str]) -> None:
     from posttrain.report.console import print_sections
     from posttrain.report.pages.samples import planned, prompts_by_source
     from posttrain.runs import read_artifact
-    from posttrain.sampling.sample import checkpoint_parents, finish, make_samples
+    from posttrain.sampling.open import checkpoint_parents
+    from posttrain.sampling.sample import finish, make_samples
 
     console = Console(width=None if sys.stdout.isatty() else 140)
     out, config = Path(recipe.out), recipe.owner_config()
     plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
-    parents = plan.parents + checkpoint_parents(recipe.checkpoint, out)
+    parents = plan.parents + checkpoint_parents([recipe.checkpoint], out=out)
     renderer = renderer_of(recipe.backend, recipe.checkpoint)
 
     if options.dry_run:

@@ -110,29 +110,50 @@ def answered(
 class Transcript:
     """The reference continuation of a prompt, its tool results computed by the real tools."""
 
-    def __init__(self, world: ToolWorld) -> None:
-        self.world = world
+    def __init__(
+        self,
+        draw: Draw,
+        state: Mapping[str, Any] | None,
+        *,
+        tools: Sequence[str],
+        fault: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.world = ToolWorld(state, fault=fault, declared=tools)
         self.messages: list[dict[str, Any]] = []
+        self._draw, self._given = draw, {"initial_state": state, "fault": fault}
+        self._tools = tuple(tools)
 
-    def call(self, name: str, arguments: Mapping[str, str], *, reasoning: str) -> str:
-        """One assistant step that calls one tool; returns the tool's result."""
+    def call(
+        self,
+        name: str,
+        arguments: Mapping[str, str],
+        step: str,
+        *,
+        opening: str,
+        result: str | None = None,
+    ) -> str:
+        """One assistant step that calls one tool; returns the tool's result.
+
+        Args:
+            step, opening, result: of the reasoning; without a result it concludes with the name.
+        """
         identity = f"call_{len(self.world.calls)}"
         text = json.dumps(dict(arguments), separators=(",", ":"))
         function = {"name": name, "arguments": text}
+        thought = reason(self._draw.verbosity, [step], opening=opening, result=result or name)
+        calls = [{"id": identity, "type": "function", "function": function}]
+        self.messages.append(assistant("", thought) | {"tool_calls": calls})
+        output = self.world.call(name, arguments)
         self.messages.append(
-            {
-                "role": "assistant",
-                "content": "",
-                "reasoning_content": reasoning,
-                "tool_calls": [{"id": identity, "type": "function", "function": function}],
-            }
+            {"role": "tool", "tool_call_id": identity, "name": name, "content": output}
         )
-        result = self.world.call(name, arguments)
-        self.messages.append(
-            {"role": "tool", "tool_call_id": identity, "name": name, "content": result}
-        )
-        return result
+        return output
 
-    def answer(self, text: str, *, reasoning: str) -> None:
-        """The final step."""
-        self.messages.append(assistant(text, reasoning))
+    def answer(self, text: str, reasoning: str | None = None) -> None:
+        """The final step; the reasoning is the answer itself where none is given."""
+        self.messages.append(assistant(text, text if reasoning is None else reasoning))
+
+    def draft(self, **fields: Any) -> Draft:
+        """The item whose reference this is; the calls made are its fewest unless given."""
+        given = {"minimum_calls": len(self.world.calls), "tools": self._tools, **self._given}
+        return Draft(reference=tuple(self.messages), **{**given, **fields})

@@ -14,7 +14,7 @@ import hashlib
 import itertools
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from data_builders.tiny_world.drafts import VERBOSITIES, Draft, Draw, user
@@ -37,6 +37,10 @@ class Place:
     family: str
     index: int
 
+    @property
+    def id(self) -> str:
+        return f"{self.split}-{self.seed}-{self.family}-{self.index}"
+
 
 @dataclass(frozen=True, slots=True)
 class Choices:
@@ -53,16 +57,18 @@ class Choices:
     several_turns: float = 0.1
 
 
+def _number(name: str, key: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), key=key, digest_size=8).digest(), "big")
+
+
 def is_held_out(key: str) -> bool:
     """Whether content belongs to the held-out side, for every seed alike."""
-    digest = hashlib.blake2b(key.encode(), key=b"tiny-world split", digest_size=8).digest()
-    return int.from_bytes(digest, "big") % HELD_OUT_ONE_IN == 0
+    return _number(key, b"tiny-world split") % HELD_OUT_ONE_IN == 0
 
 
 def _generator(place: Place, *parts: object) -> random.Random:
-    name = "/".join(str(part) for part in (place.seed, place.split, place.family, *parts))
-    digest = hashlib.blake2b(name.encode(), key=b"tiny-world item", digest_size=8).digest()
-    return random.Random(int.from_bytes(digest, "big"))
+    name = "/".join(map(str, (place.seed, place.split, place.family, *parts)))
+    return random.Random(_number(name, b"tiny-world item"))
 
 
 def draft_item(place: Place, choices: Choices, role: str = "item") -> tuple[Draft, Draw]:
@@ -100,7 +106,7 @@ def make_item(place: Place, choices: Choices | None = None) -> dict[str, Any]:
         earlier, _ = draft_item(place, without_tools, role="earlier")
         prompt = [user(earlier.question[1]), *earlier.reference, *prompt]
     return {
-        "id": f"{place.split}-{place.seed}-{place.family}-{place.index}",
+        "id": place.id,
         "prompt": prompt,
         "reference": list(draft.reference),
         "tools": tool_schemas(draft.tools) if draft.tools else None,
@@ -109,7 +115,7 @@ def make_item(place: Place, choices: Choices | None = None) -> dict[str, Any]:
 
 
 def _metadata(place: Place, draft: Draft, draw: Draw, *, turns: int) -> dict[str, Any]:
-    other = f"{place.split}-{place.seed}-{place.family}-{place.index ^ 1}"
+    other = replace(place, index=place.index ^ 1)
     return {
         "family": place.family,
         "task": draft.task,
@@ -119,7 +125,7 @@ def _metadata(place: Place, draft: Draft, draw: Draw, *, turns: int) -> dict[str
         "difficulty": draw.difficulty,
         "verbosity": draw.verbosity,
         "paraphrase": draft.question[0],
-        "twin": other if place.family in PAIRED else None,
+        "twin": other.id if place.family in PAIRED else None,
         "turns": turns,
         "answerable": draft.answerable,
         "gold": draft.gold,
@@ -143,13 +149,8 @@ def training_row(item: Mapping[str, Any]) -> dict[str, Any]:
 
 def heldout_row(item: Mapping[str, Any]) -> dict[str, Any]:
     """The item as a prompt to be answered: messages up to the generation point, reference apart."""
-    return {
-        "id": item["id"],
-        "messages": item["prompt"],
-        "tools": item["tools"],
-        "metadata": item["metadata"],
-        "reference": item["reference"],
-    }
+    row = {"id": item["id"], "messages": item["prompt"], "tools": item["tools"]}
+    return row | {"metadata": item["metadata"], "reference": item["reference"]}
 
 
 def family_items(

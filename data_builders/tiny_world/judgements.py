@@ -85,10 +85,8 @@ SAME = 0.5  # about half of the lines, where chance would make it a tenth
 def drill_row(index: int, *, seed: int) -> dict[str, Any]:
     """One conversation of `LINES` comparisons; the same seed and index are always the same row."""
     rng = random.Random(key64(seed, "drill", index))
-    pairs: list[tuple[str, str]] = []
-    for _ in range(LINES):
-        one = rng.choice("0123456789")
-        pairs.append((one, one if rng.random() < SAME else rng.choice("0123456789")))
+    ones = (rng.choice("0123456789") for _ in range(LINES))
+    pairs = [(one, one if rng.random() < SAME else rng.choice("0123456789")) for one in ones]
     question = "\n".join(f"{one} {other}" for one, other in pairs)
     worked = "\n".join(same_or_not(one, other) for one, other in pairs)
     return {
@@ -181,17 +179,18 @@ def draw_response(rng: random.Random, gold: str) -> Response:
     sentence, plea = rng.choice(SENTENCES), rng.choice(PLEAS)
     both = [gold, wrong]
     rng.shuffle(both)
-    return {
-        "right": Response(gold, "right", 5, right),
-        "wrong": Response(wrong, "wrong", 1, not_right),
-        "worded": Response(sentence.format(n=gold), "worded", 4, f"{right} in words"),
-        "worded_wrong": Response(sentence.format(n=wrong), "worded_wrong", 1, not_right),
-        "unknown": Response("unknown", "unknown", 2, "unknown"),
-        "empty": Response("", "empty", 1, "no answer"),
-        "called": Response(_CALL.format(n=wrong), "called", 1, "no answer"),
-        "hedged": Response(" or ".join(both), "hedged", 1, "no one answer"),
-        "begging": Response(plea.format(n=wrong), "begging", 1, not_right),
+    text, score, remark = {
+        "right": (gold, 5, right),
+        "wrong": (wrong, 1, not_right),
+        "worded": (sentence.format(n=gold), 4, f"{right} in words"),
+        "worded_wrong": (sentence.format(n=wrong), 1, not_right),
+        "unknown": ("unknown", 2, "unknown"),
+        "empty": ("", 1, "no answer"),
+        "called": (_CALL.format(n=wrong), 1, "no answer"),
+        "hedged": (" or ".join(both), 1, "no one answer"),
+        "begging": (plea.format(n=wrong), 1, not_right),
     }[kind]
+    return Response(text, kind, score, remark)
 
 
 def write_judgements(config: TinyJudgementsConfig, out: Path) -> WrittenWorld:

@@ -62,29 +62,32 @@ class Call:
     result: str
 
 
-def _look_up(table: str) -> Callable[[State, Arguments], str]:
-    def run(state: State, arguments: Arguments) -> str:
-        rows = state.get(table, {})
-        item = arguments["item"]
-        return str(rows[item]) if item in rows else f"error: no {item}"
+def _row(state: State, table: str, key: object, named: str = "") -> Any:
+    """An entry of a table of the state; an error where there is none."""
+    if key not in (rows := state.get(table, {})):
+        raise LookupError(f"no {named}{key}")
+    return rows[key]
 
-    return run
+
+def _ticket(state: State, arguments: Arguments) -> Any:
+    return _row(state, "tickets", str(arguments["ticket"]), "ticket ")
+
+
+def _look_up(table: str) -> Callable[[State, Arguments], str]:
+    return lambda state, arguments: str(_row(state, table, arguments["item"]))
 
 
 def _calculate(_: State, arguments: Arguments) -> str:
     match = re.fullmatch(r"\s*(\d{1,9})\s*([+*-])\s*(\d{1,9})\s*", str(arguments["expression"]))
     if match is None:
-        return "error: not a sum"
+        raise LookupError("not a sum")
     left, right = int(match[1]), int(match[3])
     return str({"+": left + right, "-": left - right, "*": left * right}[match[2]])
 
 
 def _check_price(state: State, arguments: Arguments) -> str:
-    prices = state.get("price", {})
-    item = arguments["item"]
-    if item not in prices:
-        return f"error: no {item}"
-    return "right" if str(prices[item]) == str(arguments["price"]).strip() else "wrong"
+    price = _row(state, "price", arguments["item"])
+    return "right" if str(price) == str(arguments["price"]).strip() else "wrong"
 
 
 def _list_tickets(state: State, arguments: Arguments) -> str:
@@ -93,31 +96,19 @@ def _list_tickets(state: State, arguments: Arguments) -> str:
     return " ".join(mine) if mine else "none"
 
 
-def _get_status(state: State, arguments: Arguments) -> str:
-    ticket = state.get("tickets", {}).get(str(arguments["ticket"]))
-    return f"error: no ticket {arguments['ticket']}" if ticket is None else ticket["status"]
-
-
 def _set_status(state: State, arguments: Arguments) -> str:
-    tickets = state.get("tickets", {})
-    key, status = str(arguments["ticket"]), arguments["status"]
-    if key not in tickets:
-        return f"error: no ticket {key}"
+    ticket, status = _ticket(state, arguments), arguments["status"]
     if status not in STATUSES:
-        return f"error: no status {status}"
-    needed = tickets[key].get("needs")
-    if status == "closed" and needed and tickets[needed]["status"] != "closed":
-        return f"error: ticket {needed} is open"
-    tickets[key]["status"] = status
+        raise LookupError(f"no status {status}")
+    needed = ticket.get("needs")
+    if status == "closed" and needed and state["tickets"][needed]["status"] != "closed":
+        raise LookupError(f"ticket {needed} is open")
+    ticket["status"] = status
     return "ok"
 
 
 def _set_owner(state: State, arguments: Arguments) -> str:
-    tickets = state.get("tickets", {})
-    key = str(arguments["ticket"])
-    if key not in tickets:
-        return f"error: no ticket {key}"
-    tickets[key]["owner"] = str(arguments["owner"])
+    _ticket(state, arguments)["owner"] = str(arguments["owner"])
     return "ok"
 
 
@@ -134,7 +125,12 @@ TOOLS: dict[str, WorldTool] = {
         ),
         WorldTool("check_price", "Check the price of an item.", ("item", "price"), _check_price),
         WorldTool("list_tickets", "Tickets of an owner.", ("owner",), _list_tickets),
-        WorldTool("get_status", "Status of a ticket.", ("ticket",), _get_status),
+        WorldTool(
+            "get_status",
+            "Status of a ticket.",
+            ("ticket",),
+            lambda state, arguments: _ticket(state, arguments)["status"],
+        ),
         WorldTool("set_status", "Set the status of a ticket.", ("ticket", "status"), _set_status),
         WorldTool("set_owner", "Set the owner of a ticket.", ("ticket", "owner"), _set_owner),
     )
@@ -184,7 +180,10 @@ class ToolWorld:
         if self._fault and self._fault["tool"] == name and self._fault["times"] > 0:
             self._fault["times"] -= 1
             return f"error: {self._fault['kind']}"
-        return tool.run(self.state, arguments)
+        try:
+            return tool.run(self.state, arguments)
+        except LookupError as error:
+            return f"error: {error}"
 
 
 class TinyWorldToolkit:

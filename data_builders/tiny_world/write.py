@@ -16,6 +16,7 @@ from typing import Any
 
 from data_builders.tiny_world.families import FAMILIES
 from data_builders.tiny_world.items import (
+    SPLITS,
     Choices,
     Split,
     family_items,
@@ -34,7 +35,7 @@ from posttrain.runs import Counts, atomic_write_text
 
 @dataclass(frozen=True, slots=True)
 class WrittenWorld:
-    """What was written: the books, files with their rows, and what the manifest should state."""
+    """What was written: counts, files with their rows, and stats for the manifest."""
 
     counts: Counts
     files: Mapping[str, int | None]
@@ -48,21 +49,15 @@ def check_families(config: TinyWorldConfig) -> None:
             raise ConfigError(f"families.{name}: no such family{nearest(name, tuple(FAMILIES))}")
 
 
-def choices_of(config: TinyWorldConfig, family: str) -> Choices:
-    """The choices a recipe gives one family."""
-    rows, words = config.families[family], config.verbosity
-    return Choices(
+def items_of(config: TinyWorldConfig, family: str, split: Split) -> Iterator[dict[str, Any]]:
+    """A family's items of one split in order, repeats included."""
+    rows, words, train = config.families[family], config.verbosity, split == "train"
+    choices = Choices(
         difficulties=rows.difficulties,
         verbosity=(words.terse, words.plain, words.chatty),
         tools_declared=rows.tools_declared,
         several_turns=rows.several_turns,
     )
-
-
-def items_of(config: TinyWorldConfig, family: str, split: Split) -> Iterator[dict[str, Any]]:
-    """A family's items of one split in order, repeats included."""
-    choices, rows = choices_of(config, family), config.families[family]
-    train = split == "train"
     seed, count = (config.seed, rows.train) if train else (config.heldout_seed, rows.heldout)
     items = family_items(seed=seed, split=split, family=family, choices=choices)
     return itertools.islice(items, count)
@@ -77,57 +72,48 @@ def _tokenizer_texts(config: TinyWorldConfig, template: ChatTemplate) -> Iterato
             yield template.text(messages, tools=row["tools"])
 
 
-def _write_train(config: TinyWorldConfig, family: str, out: Path) -> int:
-    lines = [json_text(training_row(item)) + "\n" for item in items_of(config, family, "train")]
-    atomic_write_text(out / "train" / f"{family}.jsonl", "".join(lines))
-    return len(lines)
-
-
-def _write_heldout(config: TinyWorldConfig, family: str, out: Path) -> int:
-    seen: set[str] = set()
-    lines = []
-    for item in items_of(config, family, "heldout"):
-        row = heldout_row(item)
-        content = json_text([row["messages"], row["tools"], item["metadata"]["initial_state"]])
-        if content not in seen:
-            seen.add(content)
-            lines.append(json_text(row) + "\n")
-    (out / "heldout").mkdir(parents=True, exist_ok=True)
-    atomic_write_text(out / "heldout" / f"{family}.jsonl", "".join(lines))
-    return len(lines)
+def _write_rows(config: TinyWorldConfig, split: Split, out: Path) -> dict[str, int]:
+    """One file a family that has rows in the split; the rows of each."""
+    sizes: dict[str, int] = {}
+    for family, rows in config.families.items():
+        if not (rows.train if split == "train" else rows.heldout):
+            continue
+        lines: dict[object, str] = {}
+        for place, item in enumerate(items_of(config, family, split)):
+            content: object = place
+            if split == "heldout":
+                state = item["metadata"]["initial_state"]
+                content = json_text([item["prompt"], item["tools"], state])
+            row = training_row(item) if split == "train" else heldout_row(item)
+            lines.setdefault(content, json_text(row) + "\n")
+        atomic_write_text(out / split / f"{family}.jsonl", "".join(lines.values()))
+        sizes[family] = len(lines)
+    return sizes
 
 
 def write_world(config: TinyWorldConfig, out: Path, *, template: ChatTemplate) -> WrittenWorld:
     """Write every file of the artifact but its manifest."""
     check_families(config)
-    train = {
-        family: _write_train(config, family, out)
-        for family, rows in config.families.items()
-        if rows.train
-    }
-    heldout = {
-        family: _write_heldout(config, family, out)
-        for family, rows in config.families.items()
-        if rows.heldout
-    }
+    sizes = {split: _write_rows(config, split, out) for split in SPLITS}
     tokenizer = train_tokenizer(
         _tokenizer_texts(config, template),
         template=template,
         vocab_size=config.tokenizer.vocab_size,
     )
     names = write_tokenizer(tokenizer, out / "tokenizer", template=template)
-    kept = sum(train.values()) + sum(heldout.values())
+    files: dict[str, int | None] = {
+        f"{split}/{family}.jsonl": rows
+        for split, families in sizes.items()
+        for family, rows in families.items()
+    }
+    kept = sum(filter(None, files.values()))
     requested = sum(rows.train + rows.heldout for rows in config.families.values())
     return WrittenWorld(
         counts=Counts(requested, kept, {"repeated_heldout": requested - kept}),
-        files={
-            **{f"train/{family}.jsonl": rows for family, rows in train.items()},
-            **{f"heldout/{family}.jsonl": rows for family, rows in heldout.items()},
-            **{f"tokenizer/{name}": None for name in names},
-        },
+        files=files | {f"tokenizer/{name}": None for name in names},
         stats={
-            "train_rows": train,
-            "heldout_rows": heldout,
+            "train_rows": sizes["train"],
+            "heldout_rows": sizes["heldout"],
             "vocabulary": tokenizer.get_vocab_size(),
         },
     )

@@ -17,7 +17,7 @@ Two runs can be compared if their prompts and sampling are the same: weights and
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,8 @@ from scipy import stats
 from posttrain.config.load import nearest
 from posttrain.errors import ConfigError
 from posttrain.evaluation.grade import Record, unit_name
-from posttrain.evaluation.intervals import Clustered, Floats, by_question
-from posttrain.evaluation.metrics import LENGTHS, RATES, by_cell, measure
+from posttrain.evaluation.intervals import Clustered, Floats, Values, by_question
+from posttrain.evaluation.metrics import LENGTHS, RATES, by_cell, values_of
 from posttrain.evaluation.run import LOCK, Lock, read_lock, read_run
 from posttrain.runs import differing_keys
 
@@ -77,51 +77,52 @@ def paired_rows(a: Sequence[Record], b: Sequence[Record], *, seed: int) -> list[
 
 
 def _differences(a: Sequence[Record], b: Sequence[Record], *, seed: int) -> Row:
-    left, right = _by_figure(a), _by_figure(b)
-    rates = {
-        name: asdict(rate_difference(left[name], right[name], seed=seed))
-        for name in RATES
-        if name in left and name in right and _shared(left[name], right[name])
+    left, right = values_of(a), values_of(b)
+    return {
+        "rates": differences(left, right, RATES, rate_difference, least=1, seed=seed),
+        "lengths": differences(left, right, LENGTHS, length_difference, least=2, seed=seed),
     }
-    lengths = {
-        name: asdict(length_difference(left[name], right[name], seed=seed))
-        for name in LENGTHS
-        if name in left and name in right and len(_shared(left[name], right[name])) > 1
-    }
-    return {"rates": rates, "lengths": lengths}
 
 
-def _by_figure(records: Sequence[Record]) -> dict[str, Clustered]:
-    """Every figure's means by question."""
-    values: dict[str, tuple[list[float], list[tuple[str, str]]]] = {}
-    for record in records:
-        for name, value in measure(record).items():
-            column = values.setdefault(name, ([], []))
-            column[0].append(value)
-            column[1].append((record.prompt.source, record.prompt.task))
-    return {name: by_question(*column) for name, column in values.items()}
+def differences(
+    a: Mapping[str, Values],
+    b: Mapping[str, Values],
+    names: Iterable[str],
+    difference: Callable[..., Difference],
+    *,
+    least: int,
+    seed: int,
+) -> Row:
+    """The named figures' changes, where at least so many questions have both values."""
+    row: Row = {}
+    for name in names:
+        left, right = by_question(a[name]), by_question(b[name])
+        if len(set(left.names) & set(right.names)) >= least:
+            row[name] = asdict(difference(left, right, seed=seed))
+    return row
 
 
-def _shared(a: Clustered, b: Clustered) -> list[tuple[int, int]]:
-    """Positions in both of the questions that both have."""
+def _shared(a: Clustered, b: Clustered) -> tuple[Floats, Floats, bool]:
+    """The means of the questions that both have; whether each has one sample on either side."""
     places: Mapping[object, int] = {name: i for i, name in enumerate(b.names)}
-    return [(i, places[name]) for i, name in enumerate(a.names) if name in places]
+    pairs = [(i, places[name]) for i, name in enumerate(a.names) if name in places]
+    left, right = np.asarray(pairs).T
+    alone = bool((a.counts[left] == 1).all() and (b.counts[right] == 1).all())
+    return a.means[left], b.means[right], alone
 
 
 def rate_difference(a: Clustered, b: Clustered, *, seed: int) -> Difference:
     """The change of a rate, with McNemar's or a permutation test."""
-    at = np.asarray(_shared(a, b))
-    left, right = a.means[at[:, 0]], b.means[at[:, 1]]
+    left, right, alone = _shared(a, b)
     changes = right - left
     low, high = change_interval(changes)
-    alone = bool((a.counts[at[:, 0]] == 1).all() and (b.counts[at[:, 1]] == 1).all())
     binary = bool(np.isin(left, (0, 1)).all() and np.isin(right, (0, 1)).all())
     if alone and binary:
         p, test = mcnemar(left, right), "mcnemar"
     else:
         p, test = sign_flip(changes, seed=seed), "permutation"
     values = float(left.mean()), float(right.mean())
-    return Difference(*values, float(changes.mean()), low, high, p, test, len(at))
+    return Difference(*values, float(changes.mean()), low, high, p, test, len(changes))
 
 
 def change_interval(changes: Floats) -> tuple[float, float]:
@@ -136,15 +137,15 @@ def change_interval(changes: Floats) -> tuple[float, float]:
 
 def length_difference(a: Clustered, b: Clustered, *, seed: int) -> Difference:
     """The change of a mean length, with a t interval over questions."""
-    at = np.asarray(_shared(a, b))
-    left, right = a.means[at[:, 0]], b.means[at[:, 1]]
+    left, right, _ = _shared(a, b)
     changes = right - left
     change = float(changes.mean())
     error = float(changes.std(ddof=1)) / math.sqrt(len(changes))
     half = float(stats.t.ppf(0.975, len(changes) - 1)) * error
     p = sign_flip(changes, seed=seed)
     values = float(left.mean()), float(right.mean())
-    return Difference(*values, change, change - half, change + half, p, "permutation", len(at))
+    low, high = change - half, change + half
+    return Difference(*values, change, low, high, p, "permutation", len(changes))
 
 
 def mcnemar(a: Floats, b: Floats) -> float:
@@ -156,9 +157,7 @@ def mcnemar(a: Floats, b: Floats) -> float:
 def sign_flip(changes: Floats, *, seed: int) -> float:
     """A permutation test that the changes of questions are as often up as down."""
     moved = changes[changes != 0]  # a change of nothing is the same under either sign
-    if len(moved) == 0:
-        return 1.0
-    if len(moved) == 1:
+    if len(moved) < 2:
         return 1.0  # either sign is as extreme
     result = stats.permutation_test(
         (moved,),

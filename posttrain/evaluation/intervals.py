@@ -1,6 +1,6 @@
 """Figures of clustered samples, with intervals: the k samples of a question are not k questions.
 
-    rate(values=[1, 1, 0, 0], clusters=["a", "a", "b", "b"])  → Estimate(0.5, low, high, …)
+    rate([(1, "a"), (1, "a"), (0, "b"), (0, "b")])  → Estimate(0.5, low, high, …)
 
 A rate is the mean over questions of the mean over each one's samples. Its interval is Wilson's
 (1927) with an effective number of samples, as for surveys (Korn and Graubard 1998; Franco et al.
@@ -24,6 +24,8 @@ from scipy import stats
 Z95 = 1.959963984540054  # two-sided 95 %
 DRAWS = 1000
 Floats = np.ndarray[Any, np.dtype[np.float64]]
+Values = Sequence[tuple[float, Hashable]]
+"""The values of a figure, each with the question that it belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,33 +41,30 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Clustered:
-    """Samples by question: `means` and `counts` a question, questions in order of first sight."""
+    """Samples by question: `means` and `counts` a question, questions in order of first sight.
+
+    `index` is the question of each sample.
+    """
 
     names: tuple[Hashable, ...]
     means: Floats
     counts: Floats
-
-    @property
-    def samples(self) -> int:
-        return int(self.counts.sum())
+    index: np.ndarray[Any, np.dtype[np.int64]]
 
 
-def by_question(values: Sequence[float], clusters: Sequence[Hashable]) -> Clustered:
+def by_question(values: Values) -> Clustered:
     """Values gathered by question."""
-    assert len(values) == len(clusters)
-    places = {name: i for i, name in enumerate(dict.fromkeys(clusters))}
-    index = np.fromiter((places[name] for name in clusters), dtype=np.int64, count=len(clusters))
+    places = {name: i for i, name in enumerate(dict.fromkeys(name for _, name in values))}
+    index = np.asarray([places[name] for _, name in values], dtype=np.int64)
     counts = np.bincount(index, minlength=len(places)).astype(float)
-    sums = np.bincount(index, weights=np.asarray(values, dtype=float), minlength=len(places))
-    return Clustered(tuple(places), sums / np.maximum(counts, 1), counts)
+    weights = np.asarray([value for value, _ in values], dtype=float)
+    sums = np.bincount(index, weights=weights, minlength=len(places))
+    return Clustered(tuple(places), sums / np.maximum(counts, 1), counts, index)
 
 
-def rate(values: Sequence[float], clusters: Sequence[Hashable]) -> Estimate | None:
+def rate(values: Values) -> Estimate | None:
     """A share in [0, 1] with its interval; None without a sample."""
-    if not values:
-        return None
-    clustered = by_question(values, clusters)
-    return rate_of_means(clustered.means, samples=clustered.samples)
+    return rate_of_means(by_question(values).means, samples=len(values)) if values else None
 
 
 def rate_of_means(means: Floats, *, samples: int) -> Estimate:
@@ -122,7 +121,7 @@ class Length:
     p90: Estimate
 
 
-def length(values: Sequence[float], clusters: Sequence[Hashable], *, seed: int) -> Length | None:
+def length(values: Values, *, seed: int) -> Length | None:
     """Mean, median and 90th percentile over samples, with bootstrap intervals; None without any.
 
     Args:
@@ -130,13 +129,11 @@ def length(values: Sequence[float], clusters: Sequence[Hashable], *, seed: int) 
     """
     if not values:
         return None
-    index = by_question(values, clusters)
-    places = {name: i for i, name in enumerate(index.names)}
-    of = np.fromiter((places[name] for name in clusters), dtype=np.int64, count=len(clusters))
-    all_values = np.asarray(values, dtype=float)
+    clustered = by_question(values)
+    all_values = np.asarray([value for value, _ in values], dtype=float)
     order = np.argsort(all_values, kind="stable")
-    ordered, of = all_values[order], of[order]
-    questions = len(index.names)
+    ordered, of = all_values[order], clustered.index[order]
+    questions = len(clustered.names)
     draws = np.random.default_rng(seed).multinomial(
         questions, np.full(questions, 1 / questions), size=DRAWS
     )

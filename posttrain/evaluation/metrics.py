@@ -15,15 +15,20 @@ of them under the task "all".
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from posttrain.chat.reasoning import CLOSE, OPEN
 from posttrain.evaluation.grade import Record
-from posttrain.evaluation.intervals import by_question, length, pass_at, rate, rate_of_means
+from posttrain.evaluation.intervals import (
+    Values,
+    by_question,
+    length,
+    pass_at,
+    rate,
+    rate_of_means,
+)
 from posttrain.rollouts import Step
 
 ALL = "all"
@@ -113,20 +118,13 @@ class Cell(NamedTuple):
     thinking: str  # "on" or "off"
 
 
-def cell_of(record: Record) -> Cell:
-    """Where a record belongs."""
-    prompt = record.prompt
-    return Cell(
-        record.checkpoint, prompt.source, prompt.setting, "on" if prompt.thinking else "off"
-    )
-
-
 def by_cell(records: Sequence[Record]) -> dict[Cell, list[Record]]:
     """Records by cell in their order, then those of all tasks where there are several."""
     cells: defaultdict[Cell, list[Record]] = defaultdict(list)
     pooled: defaultdict[Cell, list[Record]] = defaultdict(list)
     for record in records:
-        cell = cell_of(record)
+        prompt, mode = record.prompt, "on" if record.prompt.thinking else "off"
+        cell = Cell(record.checkpoint, prompt.source, prompt.setting, mode)
         cells[cell].append(record)
         pooled[cell._replace(task=ALL)].append(record)
     several = {
@@ -141,14 +139,12 @@ def cell_rows(records: Sequence[Record], *, seed: int) -> list[Row]:
     Args:
         seed: of the bootstrap draws.
     """
-    return [cell_row(cell, own, seed=seed) for cell, own in by_cell(records).items()]
+    return [_cell_row(cell, own, seed) for cell, own in by_cell(records).items()]
 
 
-def cell_row(cell: Cell, records: Sequence[Record], *, seed: int) -> Row:
-    """The figures of one cell."""
+def _cell_row(cell: Cell, records: Sequence[Record], seed: int) -> Row:
     answered = [record for record in records if not record.failed]
-    figures = [measure(record) for record in answered]
-    questions = [_question(record) for record in answered]
+    figures = values_of(answered)
     samples = Counter(record.prompt.id for record in records)
     return {
         **cell._asdict(),
@@ -161,13 +157,13 @@ def cell_row(cell: Cell, records: Sequence[Record], *, seed: int) -> Row:
         "rates": {
             name: asdict(estimate)
             for name in RATES
-            if (estimate := rate(*_applying(name, figures, questions))) is not None
+            if (estimate := rate(figures[name])) is not None
         },
         "pass": _pass(answered),
         "lengths": {
             name: asdict(spread)
             for name in LENGTHS
-            if (spread := length(*_applying(name, figures, questions), seed=seed)) is not None
+            if (spread := length(figures[name], seed=seed)) is not None
         },
         "finish": dict(Counter(record.completion.finish for record in records)),
         "problems": _problems(answered),
@@ -180,12 +176,13 @@ def _question(record: Record) -> tuple[str, str]:
     return record.prompt.source, record.prompt.task
 
 
-def _applying(
-    name: str, figures: Sequence[Mapping[str, float]], questions: Sequence[tuple[str, str]]
-) -> tuple[list[float], list[tuple[str, str]]]:
-    """The values of a figure where it applies, and their questions."""
-    pairs = [(o[name], q) for o, q in zip(figures, questions, strict=True) if name in o]
-    return [value for value, _ in pairs], [question for _, question in pairs]
+def values_of(records: Sequence[Record]) -> dict[str, Values]:
+    """The values of every figure, where it applies, with their questions."""
+    values: dict[str, list[tuple[float, tuple[str, str]]]] = {n: [] for n in (*RATES, *LENGTHS)}
+    for record in records:
+        for name, value in measure(record).items():
+            values[name].append((value, _question(record)))
+    return {**values}
 
 
 def _pass(records: Sequence[Record]) -> Row:
@@ -199,10 +196,9 @@ def _pass(records: Sequence[Record]) -> Row:
     shares_by_k: Row = {}
     for k in [k for k in (2**i for i in range(20)) if k < most] + ([most] if most else []):
         enough = {key: v for key, v in verdicts.items() if len(v) >= k}
-        shares = [pass_at(k, samples=len(v), solved=sum(v)) for v in enough.values()]
-        means = by_question(shares, [(source, task) for source, task, _ in enough]).means
+        shares = [(pass_at(k, samples=len(v), solved=sum(v)), key[:2]) for key, v in enough.items()]
         samples = sum(map(len, enough.values()))
-        shares_by_k[str(k)] = asdict(rate_of_means(np.asarray(means), samples=samples))
+        shares_by_k[str(k)] = asdict(rate_of_means(by_question(shares).means, samples=samples))
     return shares_by_k
 
 

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.config.eval import EvalConfig
-from posttrain.errors import ConfigError, DataError
+from posttrain.errors import DataError
 from posttrain.evaluation.grade import Record, Unit, read_records
 from posttrain.hashing import digest_of
 from posttrain.rollouts import prompt_to_row
-from posttrain.runs import Manifest, Parent, atomic_write_json, differing_keys, read_artifact
+from posttrain.runs import Manifest, Parent, atomic_write_json, read_artifact
+from posttrain.sampling.generate import refuse_other
 from posttrain.versions import VERSIONED, package_versions
 
 KIND = "evaluation"
@@ -85,7 +86,8 @@ def bind_lock(path: Path, lock: Lock, *, finished: bool = False) -> None:
         atomic_write_json(path, lock)
         return
     unbound = {"weights", "versions"} if finished else {"weights"}
-    _refuse_other({k: v for k, v in read_lock(path).items() if k not in unbound}, lock, path)
+    bound = {key: value for key, value in read_lock(path).items() if key not in unbound}
+    refuse_other(path.parent, bound, {key: lock.get(key) for key in bound})
 
 
 def bind_weights(path: Path, checkpoint: str, identity: Mapping[str, Any]) -> None:
@@ -96,8 +98,7 @@ def bind_weights(path: Path, checkpoint: str, identity: Mapping[str, Any]) -> No
     """
     lock, now = read_lock(path), json.loads(json.dumps(dict(identity)))
     before = lock["weights"].setdefault(checkpoint, now)
-    if before != now:
-        _refuse_other({checkpoint: before}, {checkpoint: now}, path)
+    refuse_other(path.parent, {checkpoint: before}, {checkpoint: now})
     atomic_write_json(path, lock)
 
 
@@ -111,16 +112,6 @@ def read_lock(path: Path) -> Lock:
         return json.loads(path.read_text("utf-8"))
     except (OSError, json.JSONDecodeError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
-
-
-def _refuse_other(before: Lock, now: Lock, path: Path) -> None:
-    same = {key: now.get(key) for key in before}
-    changed = differing_keys(before, same)
-    if changed:
-        raise ConfigError(
-            f"{path.parent} was begun with something else (it differs in: {', '.join(changed)}); "
-            "choose another out=, or delete the directory to start over"
-        )
 
 
 def record_path(out: Path, checkpoint: str, unit: str) -> Path:

@@ -9,7 +9,6 @@ Prompts, environments and graders are arguments; samples are made as `scripts/sa
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from posttrain.config.eval import CheckpointsConfig, EvalConfig
+from posttrain.config.eval import EvalConfig
 from posttrain.errors import PosttrainError
 from posttrain.evaluation.compare import paired_rows
 from posttrain.evaluation.grade import (
@@ -50,18 +49,16 @@ from posttrain.evaluation.run import (
 from posttrain.models.chat_template import PromptRenderer
 from posttrain.records import json_text
 from posttrain.report import show_finished, show_up_to_date
-from posttrain.rollouts import completion_from_row, prompt_to_row
+from posttrain.rollouts import prompt_to_row
 from posttrain.runs import (
-    MANIFEST,
     Counts,
     Manifest,
     Parent,
     Run,
     atomic_write_json,
     parent_of,
-    read_artifact,
 )
-from posttrain.sampling.generate import generate, tasks_of
+from posttrain.sampling.generate import generate, read_completions, rollouts_at_once, tasks_of
 from posttrain.sampling.open import opened_sampler
 from posttrain.sampling.progress import ProgressBar
 from posttrain.sampling.rollout import OpenEnvironment
@@ -69,7 +66,6 @@ from posttrain.sampling.sampler import Sampler
 from posttrain.tokens.tokenizer import encoder_of
 from posttrain.versions import package_versions
 
-IN_FLIGHT = 2  # rollouts a server connection, so that one may run tools while another is answered
 Records = Mapping[str, Sequence[Record]]
 
 
@@ -92,16 +88,6 @@ class EvaluationPlan:
     parents: Sequence[Parent]
     counts: Counts
     stats: Mapping[str, Any]
-
-
-def checkpoint_parents(recipe: CheckpointsConfig) -> list[Parent]:
-    """The lineage of the checkpoints that are artifacts; their files are verified."""
-    parents: list[Parent] = []
-    for path in filter(None, map(recipe.path_of, recipe.checkpoints)):
-        if (Path(path) / MANIFEST).is_file():
-            manifest = read_artifact(path, kind="checkpoint")
-            parents.append(parent_of(path, relative_to=Path(recipe.out), manifest=manifest))
-    return parents
 
 
 def show_plan(console: Console, recipe: EvalConfig, plan: EvaluationPlan) -> None:
@@ -218,13 +204,12 @@ async def _unit_records(
         limits=recipe.sampling.limits(),
         # a prompt's samples are never in two chunks
         chunk=max(1, recipe.chunk // unit.samples) * unit.samples,
-        at_once=IN_FLIGHT * getattr(recipe.backend_of(checkpoint), "concurrency", 1),
+        at_once=rollouts_at_once(recipe.backend_of(checkpoint)),
         max_failure_rate=recipe.max_failure_rate,
         progress=meter,
     )
-    with samples.open(encoding="utf-8") as lines:
-        completions = [completion_from_row(json.loads(line)) for line in lines]
-    attempts = list(zip((task.prompt for task in tasks), completions, strict=True))
+    prompts = (task.prompt for task in tasks)
+    attempts = list(zip(prompts, read_completions(samples), strict=True))
     # graders may run an event loop of their own
     return await asyncio.to_thread(grade_completions, checkpoint, attempts, plan.grade)
 

@@ -10,7 +10,6 @@ else is a tie, so that a judge's liking for a position decides nothing. Score = 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,9 +18,10 @@ from typing import Any
 from posttrain.config.win_rate import WinRateConfig
 from posttrain.errors import ConfigError
 from posttrain.evaluation.compare import length_difference, side_of
-from posttrain.evaluation.intervals import Clustered, by_question, rate
-from posttrain.rollouts import Completion, Prompt, completion_from_row, prompt_from_row
+from posttrain.evaluation.intervals import Values, by_question, rate
+from posttrain.rollouts import Completion, Prompt
 from posttrain.runs import Counts, Parent, parent_of, read_artifact
+from posttrain.sampling.generate import read_completions, read_prompts
 
 ALL = "all"
 Row = dict[str, Any]
@@ -42,7 +42,6 @@ class Duel:
 
     question: str
     unit: str
-    index: int
     before_first: int | None
     after_first: int | None
     same: bool
@@ -66,17 +65,7 @@ class Duel:
         return self.before_first == self.after_first != 0
 
 
-_RATES: dict[str, Callable[[Duel], float | None]] = {
-    "win": lambda duel: _is(duel.outcome, 1.0),
-    "tie": lambda duel: _is(duel.outcome, 0.5),
-    "loss": lambda duel: _is(duel.outcome, 0.0),
-    "score": lambda duel: duel.outcome,
-    "disagree": lambda duel: duel.disagree,
-}
-
-
-def _is(outcome: float | None, wanted: float) -> float | None:
-    return None if outcome is None else float(outcome == wanted)
+_OUTCOMES = {"win": 1.0, "tie": 0.5, "loss": 0.0}
 
 
 def win_rows(duels: Sequence[Duel], *, seed: int) -> list[Row]:
@@ -98,19 +87,23 @@ def _row(unit: str, duels: Sequence[Duel], seed: int) -> Row:
         "same": sum(duel.same for duel in duels),
         "unjudged": sum(duel.outcome is None for duel in duels),
     }
-    for name, value_of in _RATES.items():
-        values = [(value_of(duel), duel.question) for duel in duels]
-        kept = [(float(value), question) for value, question in values if value is not None]
-        estimate = rate([value for value, _ in kept], [question for _, question in kept])
+    scores = [(d.outcome, d.question) for d in duels if d.outcome is not None]
+    values: dict[str, Values] = {
+        name: [(float(score == outcome), question) for score, question in scores]
+        for name, outcome in _OUTCOMES.items()
+    }
+    values["score"] = scores
+    values["disagree"] = [(d.disagree, d.question) for d in duels if d.disagree is not None]
+    for name, own in values.items():
+        estimate = rate(own)
         row[name] = None if estimate is None else asdict(estimate)
-    before, after = _lengths(duels, "before_tokens"), _lengths(duels, "after_tokens")
+    before, after = (
+        by_question([(getattr(duel, side), duel.question) for duel in duels])
+        for side in ("before_tokens", "after_tokens")
+    )
     several = len(before.names) > 1
     row["tokens"] = asdict(length_difference(before, after, seed=seed)) if several else None
     return row
-
-
-def _lengths(duels: Sequence[Duel], name: str) -> Clustered:
-    return by_question([getattr(d, name) for d in duels], [d.question for d in duels])
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +141,6 @@ class AnswerPair:
         return Duel(
             question=f"{prompt.source}/{prompt.task}",
             unit=f"{prompt.source}.{prompt.setting} {'on' if prompt.thinking else 'off'}",
-            index=self.index,
             before_first=before_first,
             after_first=after_first,
             same=not judgements,
@@ -179,10 +171,8 @@ def read_answers(path: str, out: Path) -> PolicyAnswers:
     """
     if Path(path).is_dir() and read_artifact(path, verify=False).kind == "samples":
         run, name, manifest = Path(path), "", read_artifact(path, kind="samples")
-        with (run / "prompts.jsonl").open(encoding="utf-8") as lines:
-            prompts = [prompt_from_row(json.loads(line)) for line in lines]
-        with (run / "samples.jsonl").open(encoding="utf-8") as lines:
-            completions = [completion_from_row(json.loads(line)) for line in lines]
+        prompts = read_prompts(run / "prompts.jsonl")
+        completions = read_completions(run / "samples.jsonl")
     else:
         side = side_of(path)
         run, name = side.run, side.checkpoint

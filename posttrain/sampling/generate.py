@@ -20,12 +20,18 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import json_text
-from posttrain.rollouts import Completion, Prompt, completion_to_row, prompt_to_row
+from posttrain.rollouts import (
+    Completion,
+    Prompt,
+    completion_from_row,
+    completion_to_row,
+    prompt_from_row,
+    prompt_to_row,
+)
 from posttrain.runs import atomic_write_json, atomic_write_text, differing_keys
 from posttrain.sampling.progress import SampleStats, SamplingProgress
 from posttrain.sampling.rollout import OpenEnvironment, RolloutLimits, Task, roll_out_each
@@ -33,6 +39,7 @@ from posttrain.sampling.sampler import Sampler
 
 MADE_BY = "made_by.json"
 Key = tuple[str, int]  # prompt id, index
+_IN_FLIGHT = 2  # rollouts a server connection: one may run tools while another is answered
 _SYNC_SECONDS = 1.0  # forcing every line out alone would hold up a fast server
 
 
@@ -168,6 +175,18 @@ def prompt_lines(prompts: Sequence[Prompt]) -> str:
     return "".join(row_line(prompt_to_row(prompt)) for prompt in prompts)
 
 
+def read_prompts(path: Path) -> list[Prompt]:
+    """The prompts of a `prompts.jsonl`."""
+    with path.open(encoding="utf-8") as lines:
+        return [prompt_from_row(json.loads(line)) for line in lines]
+
+
+def read_completions(path: Path) -> list[Completion]:
+    """The completions of a `samples.jsonl`."""
+    with path.open(encoding="utf-8") as lines:
+        return [completion_from_row(json.loads(line)) for line in lines]
+
+
 def bind(work: Path, made_by: Mapping[str, Any]) -> None:
     """Note what unfinished samples are made by, or refuse to mix them with others.
 
@@ -181,13 +200,22 @@ def bind(work: Path, made_by: Mapping[str, Any]) -> None:
     if not path.is_file():
         atomic_write_json(path, now)
         return
-    before = json.loads(path.read_text("utf-8"))
+    refuse_other(work.parent, json.loads(path.read_text("utf-8")), now)
+
+
+def refuse_other(out: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises ConfigError, naming the keys, where a run goes on with something else."""
     if before != now:
-        changed = ", ".join(differing_keys(before, now))
         raise ConfigError(
-            f"{work.parent} holds unfinished samples that were made by something else (they differ "
-            f"in: {changed}); choose another out=, or delete the directory to start over"
+            f"{out} was begun with something else (it differs in: "
+            f"{', '.join(differing_keys(before, now))}); choose another out=, or delete the "
+            "directory to start over"
         )
+
+
+def rollouts_at_once(backend: object) -> int:
+    """How many rollouts to have in flight with a backend."""
+    return _IN_FLIGHT * getattr(backend, "concurrency", 1)
 
 
 class Journal:
@@ -212,12 +240,7 @@ class Journal:
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._sync()
         self._file.close()
 

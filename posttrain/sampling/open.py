@@ -1,14 +1,14 @@
 """A recipe's `backend:` block and a checkpoint → a sampler.
 
-    sampler = open_sampler(recipe.backend, checkpoint="runs/tiny/sft")
-    sampler.identity  → {"backend": "transformers", "weights": "9c1e…", "template": "ab78…", …}
+    async with opened_sampler(recipe.backend, checkpoint="runs/tiny/sft") as sampler:
+        sampler.identity  → {"backend": "transformers", "weights": "9c1e…", "template": "ab78…", …}
 
 Models and vLLM are imported only where their kind is opened.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from posttrain.config.backend import (
 )
 from posttrain.errors import ConfigError
 from posttrain.models.chat_template import chat_template_of
-from posttrain.runs import MANIFEST, read_artifact
+from posttrain.runs import MANIFEST, Parent, parent_of, read_artifact
 from posttrain.sampling.engines.http import Client, ClientSettings
 from posttrain.sampling.render import RenderedSampler
 from posttrain.sampling.sampler import Sampler
@@ -66,8 +66,14 @@ def open_sampler(
     if isinstance(backend, Server):
         client = client or _client(backend)
     if isinstance(backend, ChatBackend):
+        from posttrain.sampling.engines.chat import ChatSampler
+
         assert client is not None
-        return _chat_sampler(backend, checkpoint, client, parts)
+        encoder = None
+        if checkpoint is not None and parts:
+            encoder = encoder_of(load_any_tokenizer(checkpoint))
+        count = None if encoder is None else lambda text: len(encoder.encode([text])[0])
+        return ChatSampler(client, backend, count=count, parts=parts)
     path = checkpoint
     if isinstance(backend, CompletionsBackend):
         path = backend.tokenizer or checkpoint
@@ -104,18 +110,6 @@ def open_sampler(
         engine = CompletionsEngine(client, model=backend.model, identity=identity)
     stops = generation_stops(path, model)
     return RenderedSampler(engine, template=template, encoder=encoder, stop_ids=stops)
-
-
-def _chat_sampler(
-    backend: ChatBackend, checkpoint: str | None, client: Client, parts: bool
-) -> Sampler:
-    from posttrain.sampling.engines.chat import ChatSampler
-
-    encoder = None
-    if checkpoint is not None and parts:
-        encoder = encoder_of(load_any_tokenizer(checkpoint))
-    count = None if encoder is None else lambda text: len(encoder.encode([text])[0])
-    return ChatSampler(client, backend, count=count, parts=parts)
 
 
 def _client(backend: Server) -> Client:
@@ -163,3 +157,12 @@ def _check_template(template: ChatTemplate, folder: Path) -> None:
             f"{template.name} ({template.digest[:12]}): its prompts would look otherwise than in "
             "training"
         )
+
+
+def checkpoint_parents(paths: Iterable[str | None], *, out: Path) -> list[Parent]:
+    """The lineage of the checkpoints that are artifacts; their files are verified."""
+    return [
+        parent_of(path, relative_to=out, manifest=read_artifact(path, kind="checkpoint"))
+        for path in paths
+        if path is not None and (Path(path) / MANIFEST).is_file()
+    ]

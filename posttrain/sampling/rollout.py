@@ -101,52 +101,37 @@ async def roll_out_each(
         return Rollout(task.prompt, task.index, task.seed, limits, environment)
 
     gate = asyncio.Semaphore(limits.tools_at_once)
-    if sampler.batched:
-        begun: list[Rollout] = []
+
+    async def in_rounds(group: Iterable[tuple[int, Task]]) -> None:
+        begun: list[tuple[int, Rollout]] = []
         try:
-            begun += map(begin, tasks)
-            await _in_rounds(begun, sampler, gate, on_done, progress)
+            begun += ((position, begin(task)) for position, task in group)
+            live = begun
+            while live:
+                requests = [rollout.request() for _, rollout in live]
+                generations = await sampler.sample(requests, progress=progress)
+                for (_, rollout), generation in zip(live, generations, strict=True):
+                    rollout.receive(generation)
+                await gather_or_cancel(rollout.run_calls(gate) for _, rollout in live)
+                for position, rollout in live:
+                    if rollout.finish is not None:
+                        on_done(position, rollout.completion())
+                        await rollout.close()
+                live = [(position, one) for position, one in live if one.finish is None]
         finally:
-            for rollout in begun:
+            for _, rollout in begun:
                 await rollout.close()
+
+    if sampler.batched:
+        await in_rounds(enumerate(tasks))
         return
     waiting = iter(enumerate(tasks))
 
     async def work() -> None:
-        for position, task in waiting:
-            rollout = begin(task)
-            try:
-                while rollout.finish is None:
-                    (generation,) = await sampler.sample([rollout.request()], progress=progress)
-                    rollout.receive(generation)
-                    await rollout.run_calls(gate)
-                completion = rollout.completion()
-            finally:
-                await rollout.close()
-            on_done(position, completion)
+        for one in waiting:
+            await in_rounds([one])
 
     await gather_or_cancel(work() for _ in range(min(len(tasks), at_once or len(tasks))))
-
-
-async def _in_rounds(
-    rollouts: Sequence[Rollout],
-    sampler: Sampler,
-    gate: asyncio.Semaphore,
-    on_done: Callable[[int, Completion], None],
-    progress: OnProgress | None,
-) -> None:
-    live = list(enumerate(rollouts))
-    while live:
-        requests = [rollout.request() for _, rollout in live]
-        generations = await sampler.sample(requests, progress=progress)
-        for (_, rollout), generation in zip(live, generations, strict=True):
-            rollout.receive(generation)
-        await gather_or_cancel(rollout.run_calls(gate) for _, rollout in live)
-        for position, rollout in live:
-            if rollout.finish is not None:
-                on_done(position, rollout.completion())
-                await rollout.close()
-        live = [(position, rollout) for position, rollout in live if rollout.finish is None]
 
 
 async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -22,21 +22,24 @@ from posttrain.models.chat_template import PromptRenderer
 from posttrain.records import json_text
 from posttrain.rollouts import Prompt
 from posttrain.runs import (
-    MANIFEST,
     Counts,
     Manifest,
     Parent,
     Run,
     atomic_write_text,
-    parent_of,
-    read_artifact,
 )
-from posttrain.sampling.generate import MADE_BY, bind, generate, prompt_lines, row_line, tasks_of
+from posttrain.sampling.generate import (
+    MADE_BY,
+    bind,
+    generate,
+    prompt_lines,
+    rollouts_at_once,
+    row_line,
+    tasks_of,
+)
 from posttrain.sampling.open import opened_sampler
 from posttrain.sampling.progress import ProgressBar, SampleStats
 from posttrain.sampling.rollout import OpenEnvironment
-
-IN_FLIGHT = 2  # rollouts a server connection, so that one may run tools while another is answered
 
 
 async def make_samples(
@@ -61,7 +64,7 @@ async def make_samples(
                     open_environment=open_environment,
                     limits=recipe.sampling.limits(),
                     chunk=recipe.chunk,
-                    at_once=IN_FLIGHT * getattr(recipe.backend, "concurrency", 1),
+                    at_once=rollouts_at_once(recipe.backend),
                     max_failure_rate=recipe.max_failure_rate,
                     progress=progress,
                 )
@@ -112,11 +115,3 @@ def finish(
     )
     shutil.rmtree(out / "work")
     return manifest
-
-
-def checkpoint_parents(checkpoint: str | None, out: Path) -> list[Parent]:
-    """The checkpoint's lineage, if it is an artifact; its files are verified."""
-    if checkpoint is None or not (Path(checkpoint) / MANIFEST).is_file():
-        return []
-    manifest = read_artifact(checkpoint, kind="checkpoint")
-    return [parent_of(checkpoint, relative_to=out, manifest=manifest)]

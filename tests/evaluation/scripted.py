@@ -2,81 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections.abc import Callable, Sequence
 
-from posttrain.chat import parse_completion
 from posttrain.records import Message, Score
-from posttrain.rollouts import Completion, Prompt, Step
+from posttrain.rollouts import Completion, Prompt
 from posttrain.sampling.sampler import Generation, Request
+from tests.sampling.scripted import Scripted, call, tool
 
-CALCULATOR = json.dumps(
-    [
-        {
-            "type": "function",
-            "function": {
-                "name": "calculate",
-                "description": "Arithmetic.",
-                "parameters": {
-                    "type": "object",
-                    "properties": {"expression": {"type": "string"}},
-                    "required": ["expression"],
-                },
-            },
-        }
-    ]
-)
-CALL = (
-    "<tool_call>\n<function=calculate>\n<parameter=expression>\n7*8\n</parameter>\n"
-    "</function>\n</tool_call>"
-)
+CALCULATOR = tool("calculate", required=["expression"], expression="string")
+CALL = call("calculate", expression="7*8")
 Answer = Callable[[Request], str]
 
 
-class ScriptedSampler:
-    """`answer` writes a whole turn; its characters are its token ids."""
+class ScriptedSampler(Scripted):
+    """`answer` writes a whole turn; "FAIL" is a failed request."""
 
     def __init__(self, answer: Answer, *, batched: bool = True) -> None:
-        self._answer, self._batched = answer, batched
-        self.batches: list[list[Request]] = []
-        self.identity = {"backend": "scripted"}
+        super().__init__(lambda request, _: answer(request), batched=batched)
 
     @property
-    def batched(self) -> bool:
-        return self._batched
+    def batches(self) -> list[list[Request]]:
+        return self.calls
 
     async def sample(self, requests: Sequence[Request], *, progress=None) -> list[Generation]:
-        self.batches.append(list(requests))
-        await asyncio.sleep(0)
-        return [self._one(request) for request in requests]
-
-    def _one(self, request: Request) -> Generation:
-        text = self._answer(request)
-        if text == "FAIL":
-            return Generation(None, error="the server went away")
-        prompt_ids = tuple(map(ord, "".join(m.content for m in request.messages)))
-        if request.continues is not None:
-            before = request.continues
-            assert before.prompt_ids is not None
-            assert before.step is not None
-            assert before.step.ids is not None
-            results = request.messages[-1].content
-            prompt_ids = (*before.prompt_ids, *before.step.ids, *map(ord, results))
-        parsed = parse_completion(text, thinking=request.thinking, tools=request.tools)
-        step = Step(
-            text=text,
-            parsed=parsed,
-            finish="stop" if parsed.finished else "length",
-            reasoning_tokens=len(parsed.reasoning or ""),
-            answer_tokens=len(parsed.answer),
-            prompt_tokens=len(prompt_ids),
-            ids=tuple(map(ord, text)),
-        )
-        return Generation(step, prompt_ids)
-
-    async def score(self, prompts, completions):
-        raise NotImplementedError
+        return [
+            Generation(None, error="the server went away")
+            if g.step and g.step.text == "FAIL"
+            else g
+            for g in await super().sample(requests, progress=progress)
+        ]
 
 
 class Calculator:

@@ -70,14 +70,14 @@ def test_the_interval_of_a_change_covers_as_often_as_it_says():
 
 
 def test_rate_difference_with_one_sample_and_with_several():
-    one = by_question([0.0, 0.0, 1.0, 1.0], range(4))
-    two = by_question([1.0, 1.0, 1.0, 0.0], range(4))
+    one = by_question(list(zip([0.0, 0.0, 1.0, 1.0], range(4), strict=True)))
+    two = by_question(list(zip([1.0, 1.0, 1.0, 0.0], range(4), strict=True)))
     found = rate_difference(one, two, seed=0)
     assert (found.a, found.b, found.difference) == (0.5, 0.75, 0.25)
     assert found.test == "mcnemar"
     assert found.low < 0 < found.high
-    several = by_question([0.0, 1.0] * 8, [k // 2 for k in range(16)])
-    sure = by_question([1.0, 1.0] * 8, [k // 2 for k in range(16)])
+    several = by_question(list(zip([0.0, 1.0] * 8, [k // 2 for k in range(16)], strict=True)))
+    sure = by_question(list(zip([1.0, 1.0] * 8, [k // 2 for k in range(16)], strict=True)))
     found = rate_difference(several, sure, seed=0)
     assert found.test == "permutation"
     assert found.p == pytest.approx(2 / 2**8)
@@ -85,15 +85,15 @@ def test_rate_difference_with_one_sample_and_with_several():
 
 
 def test_questions_in_another_order_are_matched_by_name():
-    a = by_question([0.0, 1.0, 1.0], ["x", "y", "z"])
-    b = by_question([1.0, 1.0, 1.0], ["z", "x", "w"])
+    a = by_question(list(zip([0.0, 1.0, 1.0], ["x", "y", "z"], strict=True)))
+    b = by_question(list(zip([1.0, 1.0, 1.0], ["z", "x", "w"], strict=True)))
     found = rate_difference(a, b, seed=0)
     assert (found.questions, found.a, found.b) == (2, 0.5, 1.0)
 
 
 def test_length_difference():
-    a = by_question([float(k) for k in range(50)], range(50))
-    b = by_question([float(k + 3) for k in range(50)], range(50))
+    a = by_question(list(zip([float(k) for k in range(50)], range(50), strict=True)))
+    b = by_question(list(zip([float(k + 3) for k in range(50)], range(50), strict=True)))
     found = length_difference(a, b, seed=0)
     assert found.difference == pytest.approx(3.0)
     assert found.low == pytest.approx(3.0)

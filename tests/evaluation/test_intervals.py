@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -18,6 +19,10 @@ from posttrain.evaluation.intervals import (
     rate,
     wilson,
 )
+
+
+def clustered(values: Iterable[float], questions: Iterable[object]) -> list[tuple[float, object]]:
+    return list(zip(values, questions, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +52,7 @@ def test_bounds_solve_the_score_equation(counts):
 
 def test_one_sample_a_question_is_nearly_wilson():
     values = [1.0] * 45 + [0.0] * 55
-    found = rate(values, range(100))
+    found = rate(clustered(values, range(100)))
     low, high = wilson(0.45, 100)
     assert found is not None
     assert found.value == pytest.approx(0.45)
@@ -59,8 +64,8 @@ def test_one_sample_a_question_is_nearly_wilson():
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_a_rate_at_its_end_has_a_width_and_more_samples_of_a_question_add_nothing(value: float):
-    once = rate([value] * 200, range(200))
-    often = rate([value] * 3200, [k // 16 for k in range(3200)])
+    once = rate(clustered([value] * 200, range(200)))
+    often = rate(clustered([value] * 3200, [k // 16 for k in range(3200)]))
     assert once is not None
     assert often is not None
     assert 0.01 < once.high - once.low < 0.03
@@ -70,7 +75,10 @@ def test_a_rate_at_its_end_has_a_width_and_more_samples_of_a_question_add_nothin
 def test_samples_that_always_agree_count_as_one():
     agreeing = [float(k // 16 % 2) for k in range(1600)]
     questions = [k // 16 for k in range(1600)]
-    found, alone = rate(agreeing, questions), rate([float(k % 2) for k in range(100)], range(100))
+    found, alone = (
+        rate(clustered(agreeing, questions)),
+        rate(clustered([float(k % 2) for k in range(100)], range(100))),
+    )
     assert found is not None
     assert alone is not None
     assert found.high - found.low == pytest.approx(alone.high - alone.low, rel=0.02)
@@ -89,25 +97,25 @@ def test_the_interval_covers_as_often_as_it_says():
     for _ in range(runs):
         chances = rng.beta(0.25, 4.75, size=150)
         means = rng.binomial(4, chances) / 4
-        found = rate(list(np.repeat(means, 4)), [k // 4 for k in range(600)])
+        found = rate(clustered(np.repeat(means, 4), [k // 4 for k in range(600)]))
         assert found is not None
         hits += found.low <= 0.05 <= found.high
     assert 0.925 <= hits / runs <= 0.985
 
 
 def test_every_question_weighs_the_same():
-    found = rate([1.0, 0.0, 0.0, 0.0], ["a", "b", "b", "b"])
+    found = rate(clustered([1.0, 0.0, 0.0, 0.0], ["a", "b", "b", "b"]))
     assert found is not None
     assert (found.value, found.questions, found.samples) == (0.5, 2, 4)
 
 
 def test_no_sample_has_no_rate():
-    assert rate([], []) is None
-    assert length([], [], seed=0) is None
+    assert rate([]) is None
+    assert length([], seed=0) is None
 
 
 def test_one_question_alone():
-    found = rate([1.0], ["a"])
+    found = rate(clustered([1.0], ["a"]))
     assert found is not None
     assert found.low < 0.3
     assert found.high == 1.0
@@ -131,7 +139,7 @@ def test_pass_at_k_is_the_share_of_draws_that_hold_a_solved_one():
 
 def test_length_statistics_and_their_intervals():
     values = [float(k) for k in range(1, 101)]
-    found = length(values, range(100), seed=0)
+    found = length(clustered(values, range(100)), seed=0)
     assert found is not None
     assert found.mean.value == pytest.approx(50.5)
     assert found.median.value == 50.0
@@ -139,13 +147,13 @@ def test_length_statistics_and_their_intervals():
     for estimate in (found.mean, found.median, found.p90):
         assert estimate.low < estimate.value < estimate.high
     assert 10 < found.mean.high - found.mean.low < 13  # 2 · 1.96 · 28.9 / √100 = 11.3
-    assert found == length(values, range(100), seed=0)
+    assert found == length(clustered(values, range(100)), seed=0)
 
 
 def test_length_draws_questions_not_samples():
     values = [float(k // 10) for k in range(1000)]
-    alone = length(values, range(1000), seed=0)
-    together = length(values, [k // 10 for k in range(1000)], seed=0)
+    alone = length(clustered(values, range(1000)), seed=0)
+    together = length(clustered(values, [k // 10 for k in range(1000)]), seed=0)
     assert alone is not None
     assert together is not None
     wide, narrow = together.mean.high - together.mean.low, alone.mean.high - alone.mean.low
@@ -153,6 +161,6 @@ def test_length_draws_questions_not_samples():
 
 
 def test_questions_keep_their_order():
-    found = by_question([1.0, 2.0, 3.0], ["b", "a", "b"])
+    found = by_question(clustered([1.0, 2.0, 3.0], ["b", "a", "b"]))
     assert found.names == ("b", "a")
     assert found.means.tolist() == [2.0, 2.0]

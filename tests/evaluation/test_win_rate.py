@@ -18,8 +18,9 @@ from posttrain.errors import ConfigError, JudgeError
 from posttrain.evaluation.win_rate import Duel, win_rows
 from posttrain.runs import read_artifact
 from posttrain.sampling.sampler import Request
+from tests.data_builders.small_build import script
 from tests.evaluation import small_eval
-from tests.evaluation.judges.test_stage import script, verdict
+from tests.evaluation.test_judges import verdict
 from tests.sampling.scripted import END, Scripted
 from tests.sampling.small_stage import sample, write_recipe
 
@@ -28,7 +29,7 @@ Judge = Callable[[Request, random.Random], str]
 
 
 def duel(before_first: int | None, after_first: int | None, *, n: int = 0, **keys: Any) -> Duel:
-    given = {"question": f"q{n}", "unit": "u", "index": 0, "same": False}
+    given = {"question": f"q{n}", "unit": "u", "same": False}
     tokens = {"before_tokens": 10, "after_tokens": 5}
     return Duel(**{**given, **tokens, **keys}, before_first=before_first, after_first=after_first)
 

@@ -17,21 +17,22 @@ from posttrain.rollouts import Prompt, Step
 from posttrain.sampling.sampler import Generation, Request
 
 END = "<|im_end|>"
-TOOLS = json_text(
-    [
-        {
-            "type": "function",
-            "function": {
-                "name": "add",
-                "parameters": {
-                    "type": "object",
-                    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
-                },
-            },
-        }
-    ]
-)
 Script = Callable[[Request, random.Random], str]
+
+
+def tool(name: str, *, required: Sequence[str] = (), **types: str) -> str:
+    """JSON text of one declared tool with parameters of these types."""
+    parameters: dict[str, Any] = {
+        "type": "object",
+        "properties": {key: {"type": kind} for key, kind in types.items()},
+    }
+    if required:
+        parameters["required"] = list(required)
+    function = {"name": name, "parameters": parameters}
+    return json_text([{"type": "function", "function": function}])
+
+
+TOOLS = tool("add", a="integer", b="integer")
 
 
 def call(name: str, **arguments: object) -> str:

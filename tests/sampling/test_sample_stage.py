@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from posttrain.errors import ConfigError, DataError
+from posttrain.errors import ConfigError
 from posttrain.rollouts import Completion, Prompt, completion_from_row, prompt_from_row
 from posttrain.runs import read_artifact
-from posttrain.sampling.sampler import Generation
 from posttrain.tokens.tokenizer import load_any_tokenizer
 from tests.sampling.scripted import Scripted
 from tests.sampling.small_stage import ROOT, answer, sample, write_recipe
@@ -35,15 +34,6 @@ def read(out: Path) -> tuple[list[Prompt], list[Completion]]:
     prompts = [json.loads(line) for line in (out / "prompts.jsonl").read_text().splitlines()]
     rows = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
     return list(map(prompt_from_row, prompts)), list(map(completion_from_row, rows))
-
-
-def test_exactly_prompts_times_n_in_order(done: Path):
-    prompts, completions = read(done / "out")
-    number = {"no_tools": 3, "with_tools": 2}
-    assert [p.setting for p in prompts] == ["no_tools"] * 12 + ["with_tools"] * 12
-    assert [(c.prompt_id, c.index) for c in completions] == [
-        (p.id, index) for p in prompts for index in range(number[p.setting])
-    ]
 
 
 def test_the_artifact(done: Path):
@@ -97,12 +87,12 @@ def test_tools_were_run(done: Path):
 def test_killed_and_resumed_gives_the_same_bytes(done: Path, tmp_path: Path):
     recipe = done / "sample.yaml"
     kills = [
-        ("batched", str(tmp_path / "batched"), 1, 3, 2),
-        ("server", str(tmp_path / "server"), 20, 5, 9),
+        ("batched", str(tmp_path / "batched"), 1, 3),
+        ("server", str(tmp_path / "server"), 20, 5),
     ]
     code = [sys.executable, "-m", "tests.sampling.small_stage", str(recipe), json.dumps(kills)]
     ran = subprocess.run(code, cwd=ROOT, check=True, capture_output=True, text=True)
-    assert json.loads(ran.stdout.splitlines()[-1]) == [-signal.SIGKILL] * 6, ran.stderr
+    assert json.loads(ran.stdout.splitlines()[-1]) == [-signal.SIGKILL] * 4, ran.stderr
     for kind in ("batched", "server"):
         out = tmp_path / kind
         assert not (out / "manifest.json").exists()
@@ -143,11 +133,11 @@ def test_changed_prompts_are_not_mixed_with_unfinished_samples(tmp_path: Path):
         sample(recipe, sampler=Fails(answer))
     rows = tmp_path / "rows.jsonl"
     rows.write_text(rows.read_text().replace("1+1?", "one and one?"))
-    with pytest.raises(ConfigError, match=r"they differ in: prompts"):
+    with pytest.raises(ConfigError, match=r"it differs in: prompts"):
         sample(recipe)
     rows.write_text(rows.read_text().replace("one and one?", "1+1?"))
     other = Scripted(answer, identity={"backend": "another"})
-    with pytest.raises(ConfigError, match=r"they differ in: sampler\.backend"):
+    with pytest.raises(ConfigError, match=r"it differs in: sampler\.backend"):
         sample(recipe, sampler=other)
     sample(recipe)
     assert len(read(tmp_path / "out")[1]) == 60
@@ -159,22 +149,6 @@ def test_a_finished_stage_whose_rows_changed_is_refused(tmp_path: Path):
     (tmp_path / "rows.jsonl").write_text('{"question": "x", "answer": "y"}\n')
     with pytest.raises(ConfigError, match=r"its input changed \(rows\.jsonl\)"):
         sample(recipe)
-
-
-class Refusing(Scripted):
-    """A server that is out of order."""
-
-    async def sample(self, requests, *, progress=None):
-        return [Generation(None, error="HTTP 500") for _ in requests]
-
-
-def test_failures_stop_the_stage_and_more_may_be_allowed_later(tmp_path: Path):
-    recipe = write_recipe(tmp_path)
-    with pytest.raises(DataError, match="60 of 60 completions failed"):
-        sample(recipe, sampler=Refusing(answer, batched=False))
-    # another limit is no other recipe; a mended server answers
-    sample(recipe, "max_failure_rate=0.1", sampler=Scripted(answer, batched=False))
-    assert [c.finish for c in read(tmp_path / "out")[1]] == ["stop"] * 60
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,7 @@ the number of things that fit, minus 1.
 
 from __future__ import annotations
 
-from typing import Any
-
-from data_builders.tiny_world.drafts import Draft, Draw, Transcript, answered, reason, user, worded
-from data_builders.tiny_world.tools import ToolWorld
+from data_builders.tiny_world.drafts import Draft, Draw, Transcript, answered, user, worded
 from data_builders.tiny_world.vocabulary import COLOURS, THINGS
 
 WORDINGS = (
@@ -30,31 +27,25 @@ def make(draw: Draw) -> Draft:
     chosen = rng.choice(colours)
     prices = rng.sample(range(11, 100), len(colours))
     items = [f"{colour} {thing}" for colour in colours]
-    state: dict[str, Any] = {"price": dict(zip(items, prices, strict=True))}
     offer = f"We have: {', '.join(items)}."
     target = f"{chosen} {thing}"
     question = worded(draw, WORDINGS, offer=offer, a=target if draw.side else thing)
-    script = Transcript(ToolWorld(state, declared=["get_price"]))
+    state = {"price": dict(zip(items, prices, strict=True))}
+    script = Transcript(draw, state, tools=["get_price"])
     if not draw.side:
         steps, opening = [f"{' '.join(colours)}: ask"], f"price of {thing}."
         ask = f"the {' or '.join(colours)} {thing}?"
         script.messages += answered(draw, steps, ask, opening=opening, result="ask")
         script.messages.append(user(f"The {chosen} one."))
-    worked = reason(
-        draw.verbosity, [f"get_price {target}"], opening=f"price of {target}.", result="get_price"
-    )
-    gold = script.call("get_price", {"item": target}, reasoning=worked)
-    script.answer(gold, reasoning=gold)
-    return Draft(
+    opening = f"price of {target}."
+    gold = script.call("get_price", {"item": target}, f"get_price {target}", opening=opening)
+    script.answer(gold)
+    return script.draft(
         key=f"clarify {offer}",
         task="clear" if draw.side else "ambiguous",
         question=question,
-        reference=tuple(script.messages),
         gold=gold,
         grading="number" if draw.side else "question",
-        tools=("get_price",),
-        initial_state=state,
-        minimum_calls=1,
         options=() if draw.side else tuple(colours),
         replies=() if draw.side else (f"The {chosen} one.",),
     )

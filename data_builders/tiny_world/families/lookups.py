@@ -10,9 +10,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from data_builders.tiny_world.drafts import Draft, Draw, Transcript, answered, reason, worded
+from data_builders.tiny_world.drafts import Draft, Draw, Transcript, answered, worded
 from data_builders.tiny_world.families.maths import add_steps
-from data_builders.tiny_world.tools import ToolWorld
 from data_builders.tiny_world.vocabulary import CITIES, COLOURS, PEOPLE, THINGS
 
 FACTS = ("price", "stock", "owner", "city")
@@ -44,10 +43,10 @@ def shop(rng: random.Random, size: int = 4) -> dict[str, Any]:
     }
 
 
-def _conclude(task: str, a: str, b: str, found: list[str]) -> tuple[str, list[str]]:
+def _conclude(task: str, a: str, b: str, results: list[str]) -> tuple[str, list[str]]:
     if task == "one":
-        return found[0], [found[0]]
-    left, right = int(found[0]), int(found[1])
+        return results[0], [results[0]]
+    left, right = int(results[0]), int(results[1])
     if task == "compare":
         winner = a if left > right else b
         return winner, [f"{a} {left} {b} {right}", f"{max(left, right)} is {winner}"]
@@ -77,27 +76,13 @@ def make(draw: Draw) -> Draft:
             grading="unknown",
             answerable=False,
         )
-    script = Transcript(ToolWorld(state, declared=names))
-    found = []
-    for thing in requested:
-        thought = reason(
-            draw.verbosity,
-            [f"get_{fact} {thing}"],
-            opening=f"{fact} of {thing}.",
-            result=f"get_{fact}",
-        )
-        found.append(script.call(f"get_{fact}", {"item": thing}, reasoning=thought))
-    gold, steps = _conclude(task, a, b, found)
-    script.answer(gold, reasoning="\n".join(steps))
+    script, tool = Transcript(draw, state, tools=names), f"get_{fact}"
+    results = [
+        script.call(tool, {"item": thing}, f"{tool} {thing}", opening=f"{fact} of {thing}.")
+        for thing in requested
+    ]
+    gold, steps = _conclude(task, a, b, results)
+    script.answer(gold, "\n".join(steps))
     numeric = task == "total" or (task == "one" and fact in FACTS[:2])
-    return Draft(
-        key=key,
-        task=task,
-        question=question,
-        reference=tuple(script.messages),
-        gold=gold,
-        grading="number" if numeric else "words",
-        tools=tuple(names),
-        initial_state=state,
-        minimum_calls=len(requested),
-    )
+    grading = "number" if numeric else "words"
+    return script.draft(key=key, task=task, question=question, gold=gold, grading=grading)

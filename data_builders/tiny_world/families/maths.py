@@ -15,10 +15,8 @@ from data_builders.tiny_world.drafts import (
     Draw,
     Transcript,
     answered,
-    reason,
     worded,
 )
-from data_builders.tiny_world.tools import ToolWorld
 
 WORDINGS = {
     "add": ("What is {a} + {b}?", "Add {a} and {b}.", "{a} + {b} = ?", "Find {a} plus {b}."),
@@ -105,26 +103,18 @@ def make(draw: Draw) -> Draft:
     question = worded(draw, WORDINGS[task], a=a, b=b)
     expression = f"{a}{SIGNS[task]}{b}"
     tools = _declared(draw)
-    calculator = "calculate" in tools
-    if calculator:
-        script = Transcript(ToolWorld(None, declared=tools))
-        script.call(
-            "calculate",
-            {"expression": expression},
-            reasoning=reason(draw.verbosity, [expression], opening="calculate.", result=expression),
-        )
-        script.answer(str(result), reasoning=str(result))
-        reference = tuple(script.messages)
+    script = Transcript(draw, None, tools=tools)
+    if "calculate" in tools:
+        arguments = {"expression": expression}
+        script.call("calculate", arguments, expression, opening="calculate.", result=expression)
+        script.answer(str(result))
     else:
         steps = [expression, *STEPS[task](a, b)]
-        reference = answered(draw, steps, str(result), opening="from the right.")
-    return Draft(
+        script.messages += answered(draw, steps, str(result), opening="from the right.")
+    return script.draft(
         key=f"{task} {min(a, b)} {max(a, b)}",
         task=task,
         question=question,
-        reference=reference,
         gold=str(result),
         grading="number",
-        tools=tools,
-        minimum_calls=1 if calculator else 0,
     )

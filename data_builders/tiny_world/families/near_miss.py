@@ -10,9 +10,8 @@ declared, minus 1: 1 declares none beside the tool in question.
 
 from __future__ import annotations
 
-from data_builders.tiny_world.drafts import Draft, Draw, Transcript, answered, reason, worded
+from data_builders.tiny_world.drafts import Draft, Draw, Transcript, answered, worded
 from data_builders.tiny_world.families.lookups import FACTS, shop
-from data_builders.tiny_world.tools import ToolWorld
 
 NEAR = ("fetch_{f}", "get_{f}s", "{f}_of", "read_{f}", "get_{f}_now")
 WORDINGS = (
@@ -34,29 +33,19 @@ def make(draw: Draw) -> Draft:
     question = worded(draw, WORDINGS, tool=requested, a=item)
     names = others if draw.side else [*others, f"get_{fact}"]
     rng.shuffle(names)
+    script, opening = Transcript(draw, state, tools=names), f"{requested}."
     if draw.side:
-        gold, calls = "no tool", 0
-        reference = answered(draw, [f"no {requested}"], gold, opening=f"{requested}.")
+        gold = "no tool"
+        script.messages += answered(draw, [f"no {requested}"], gold, opening=opening)
     else:
-        script = Transcript(ToolWorld(state, declared=names))
-        worked = reason(
-            draw.verbosity,
-            [f"no {requested}, get_{fact}"],
-            opening=f"{requested}.",
-            result=f"get_{fact}",
-        )
-        gold = script.call(f"get_{fact}", {"item": item}, reasoning=worked)
-        script.answer(gold, reasoning=gold)
-        reference, calls = tuple(script.messages), 1
-    return Draft(
+        step = f"no {requested}, get_{fact}"
+        gold = script.call(f"get_{fact}", {"item": item}, step, opening=opening)
+        script.answer(gold)
+    return script.draft(
         key=f"near {requested} {item}",
         task="undeclared" if draw.side else "near_miss",
         question=question,
-        reference=reference,
         gold=gold,
         grading="no_tool" if draw.side else ("number" if gold.isdigit() else "words"),
-        tools=tuple(names),
         answerable=not draw.side,
-        initial_state=state,
-        minimum_calls=calls,
     )

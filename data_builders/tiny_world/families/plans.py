@@ -11,8 +11,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from data_builders.tiny_world.drafts import Draft, Draw, Transcript, reason, worded
-from data_builders.tiny_world.tools import ToolWorld
+from data_builders.tiny_world.drafts import Draft, Draw, Transcript, worded
 from data_builders.tiny_world.vocabulary import CITIES, PEOPLE
 
 WORDINGS = {
@@ -28,6 +27,7 @@ WORDINGS = {
         "{name} is in {city}. Close what {name} has.",
     ),
 }
+CLOSED = {"status": "closed"}
 
 
 def _tickets(rng: random.Random, size: int = 5) -> dict[str, dict[str, Any]]:
@@ -61,39 +61,31 @@ def make(draw: Draw) -> Draft:
     question = worded(draw, WORDINGS[task], **words)
     names = ["list_tickets", "set_status", "set_owner"]
     rng.shuffle(names)
-    state = {"tickets": tickets}
-    script = Transcript(ToolWorld(state, declared=names))
-    _carry_out(script, draw, task, chosen=chosen, name=name)
-    script.answer("done", reasoning="all done")
-    return Draft(
+    script = Transcript(draw, {"tickets": tickets}, tools=names)
+    _carry_out(script, task, chosen=chosen, name=name)
+    script.answer("done", "all done")
+    return script.draft(
         key=f"plan {task} {about}",
         task=task,
         question=question,
-        reference=tuple(script.messages),
         gold="done",
         grading="state",
-        tools=tuple(names),
-        initial_state=state,
         gold_state=script.world.state,
-        minimum_calls=len(script.world.calls),
     )
 
 
-def _carry_out(script: Transcript, draw: Draw, task: str, *, chosen: list[str], name: str) -> None:
+def _carry_out(script: Transcript, task: str, *, chosen: list[str], name: str) -> None:
     """Make the calls of the reference, each with its reason."""
     if task == "owner":
-        thought = reason(
-            draw.verbosity, [f"list {name}"], opening=f"tickets of {name}.", result="list"
-        )
-        chosen = script.call("list_tickets", {"owner": name}, reasoning=thought).split()
+        opening = f"tickets of {name}."
+        chosen = script.call(
+            "list_tickets", {"owner": name}, f"list {name}", opening=opening, result="list"
+        ).split()
     tickets = script.world.state["tickets"]
     chosen = sorted(
         chosen, key=lambda key: (tickets[key].get("needs") in chosen, chosen.index(key))
     )
+    tool, value = ("set_owner", {"owner": name}) if task == "move" else ("set_status", CLOSED)
     for done, key in enumerate(chosen):
-        left = " ".join(chosen[done:])
-        thought = reason(draw.verbosity, [f"left {left}"], opening=f"{task}.", result=key)
-        if task == "move":
-            script.call("set_owner", {"ticket": key, "owner": name}, reasoning=thought)
-        else:
-            script.call("set_status", {"ticket": key, "status": "closed"}, reasoning=thought)
+        step = f"left {' '.join(chosen[done:])}"
+        script.call(tool, {"ticket": key, **value}, step, opening=f"{task}.", result=key)

@@ -9,9 +9,8 @@ Difficulty is the number of times the tool is busy.
 
 from __future__ import annotations
 
-from data_builders.tiny_world.drafts import Draft, Draw, Transcript, reason, worded
+from data_builders.tiny_world.drafts import Draft, Draw, Transcript, worded
 from data_builders.tiny_world.families.lookups import shop
-from data_builders.tiny_world.tools import ToolWorld
 from data_builders.tiny_world.vocabulary import PEOPLE
 
 WORDINGS = (
@@ -36,34 +35,29 @@ def make(draw: Draw) -> Draft:
     falls = rng.random() < 1 / 3
     who = rng.choice(PEOPLE)
     question = worded(draw, WORDINGS, a=item, who=who)
-    script = Transcript(ToolWorld(state, fault=fault, declared=names))
-    _carry_out(script, draw, item, falls=falls)
-    return Draft(
+    script = Transcript(draw, state, tools=names, fault=fault)
+    _carry_out(script, item, falls=falls)
+    return script.draft(
         key=f"recover {item} {who}",
         task="lured" if falls else "retry",
         question=question,
-        reference=tuple(script.messages),
         gold=str(price),
         grading="number",
-        tools=tuple(names),
-        initial_state=state,
-        fault=fault,
         minimum_calls=times + 2,
     )
 
 
-def _carry_out(script: Transcript, draw: Draw, item: str, *, falls: bool) -> None:
-    def think(step: str) -> str:
-        return reason(draw.verbosity, [step], opening=f"price of {item}.", result=step)
+def _carry_out(script: Transcript, item: str, *, falls: bool) -> None:
+    def call(tool: str, step: str, **more: str) -> str:
+        given = {"item": item, **more}
+        return script.call(tool, given, step, opening=f"price of {item}.", result=step)
 
-    found = script.call("get_price", {"item": item}, reasoning=think("get_price"))
+    price = call("get_price", "get_price")
     if falls:
-        found = script.call("cached_price", {"item": item}, reasoning=think("busy, cached_price"))
-        check = {"item": item, "price": found}
-        script.call("check_price", check, reasoning=think("check_price"))
-        found = script.call("get_price", {"item": item}, reasoning=think("wrong, get_price"))
-    while found.startswith("error"):
-        found = script.call("get_price", {"item": item}, reasoning=think("busy, get_price"))
-    check = {"item": item, "price": found}
-    script.call("check_price", check, reasoning=think("check_price"))
-    script.answer(found, reasoning=f"{found} is right")
+        price = call("cached_price", "busy, cached_price")
+        call("check_price", "check_price", price=price)
+        price = call("get_price", "wrong, get_price")
+    while price.startswith("error"):
+        price = call("get_price", "busy, get_price")
+    call("check_price", "check_price", price=price)
+    script.answer(price, f"{price} is right")

@@ -35,38 +35,27 @@ class RoomyLayer(DynamicLayer):
     def __init__(self) -> None:
         super().__init__()
         self.used = 0
-        self._key_buffer: torch.Tensor | None = None
-        self._value_buffer: torch.Tensor | None = None
+        self._buffers: list[torch.Tensor] = []  # keys and values, once there are any
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write new columns; returns views of all of them."""
-        end = self.used + key_states.shape[-2]
-        if self._key_buffer is None or end > self._key_buffer.shape[-2]:
-            self._key_buffer = self._larger(self._key_buffer, key_states, end)
-            self._value_buffer = self._larger(self._value_buffer, value_states, end)
-        assert self._value_buffer is not None
-        self._key_buffer[:, :, self.used : end] = key_states
-        self._value_buffer[:, :, self.used : end] = value_states
-        self._show(end)
-        assert self.keys is not None
-        assert self.values is not None
-        return self.keys, self.values
+        end, new = self.used + key_states.shape[-2], (key_states, value_states)
+        if not self._buffers or end > self._buffers[0].shape[-2]:
+            rows, heads = key_states.shape[:2]
+            grown = [s.new_empty(rows, heads, _with_room(end), s.shape[-1]) for s in new]
+            for larger, old in zip(grown, self._buffers, strict=False):
+                larger[:, :, : self.used] = old[:, :, : self.used]
+            self._buffers = grown
+        for buffer, states in zip(self._buffers, new, strict=True):
+            buffer[:, :, self.used : end] = states
+        return self._show(self._buffers, end)
 
-    def _larger(self, old: torch.Tensor | None, states: torch.Tensor, needed: int) -> torch.Tensor:
-        rows, heads, _, width = states.shape
-        grown = states.new_empty(rows, heads, _with_room(needed), width)
-        if old is not None:
-            grown[:, :, : self.used] = old[:, :, : self.used]
-        return grown
-
-    def _show(self, end: int) -> None:
-        assert self._key_buffer is not None
-        assert self._value_buffer is not None
-        self.used, self.is_initialized = end, True
-        self.keys = self._key_buffer[:, :, :end]
-        self.values = self._value_buffer[:, :, :end]
+    def _show(self, buffers: list[torch.Tensor], end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self._buffers, self.used, self.is_initialized = buffers, end, True
+        self.keys, self.values = keys, values = [buffer[:, :, :end] for buffer in buffers]
+        return keys, values
 
     def get_seq_length(self) -> int:
         """Columns written."""
@@ -74,21 +63,13 @@ class RoomyLayer(DynamicLayer):
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Pick rows by index, a row as often as it is named."""
-        assert self._key_buffer is not None
-        assert self._value_buffer is not None
-        self._key_buffer = self._key_buffer[beam_idx]
-        self._value_buffer = self._value_buffer[beam_idx]
-        self._show(self.used)
+        self._show([buffer[beam_idx] for buffer in self._buffers], self.used)
 
     def keep(self, count: int, moves: Moves) -> None:
         """The first `count` rows, after rows were moved into the places of others."""
-        for buffer in (self._key_buffer, self._value_buffer):
-            assert buffer is not None
+        for buffer in self._buffers:
             buffer[moves.into, :, : self.used] = buffer[moves.out_of, :, : self.used]
-        assert self._key_buffer is not None
-        assert self._value_buffer is not None
-        self._key_buffer, self._value_buffer = self._key_buffer[:count], self._value_buffer[:count]
-        self._show(self.used)
+        self._show([buffer[:count] for buffer in self._buffers], self.used)
 
     @classmethod
     def joined(
@@ -96,9 +77,9 @@ class RoomyLayer(DynamicLayer):
     ) -> RoomyLayer:
         """The rightmost columns of chosen rows of several layers, one below the other."""
         layer = cls()
-        layer._key_buffer = _right_aligned([(p.keys, rows, w) for p, rows, w in parts], width)
-        layer._value_buffer = _right_aligned([(p.values, rows, w) for p, rows, w in parts], width)
-        layer._show(width)
+        keys = _right_aligned([(part.keys, rows, kept) for part, rows, kept in parts], width)
+        values = _right_aligned([(part.values, rows, kept) for part, rows, kept in parts], width)
+        layer._show([keys, values], width)
         return layer
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, cast
 
 from posttrain.errors import ConfigError
-from posttrain.sampling.engines.budget import closed, head_of, joined, tail_of
+from posttrain.sampling.engines.budget import budget_calls
 from posttrain.sampling.engines.http import Client, RequestFailed
 from posttrain.sampling.sampler import EngineOutput, EngineRequest, Ids
 
@@ -45,10 +45,14 @@ class CompletionsEngine:
         return list(await asyncio.gather(*map(one, requests)))
 
     async def _generate(self, request: EngineRequest) -> EngineOutput:
-        head = closed(request, await self._call(request, *head_of(request)))
-        if not head.goes_on:
-            return head.output
-        return joined(head.output, await self._call(request, *tail_of(request, head.output)))
+        calls = budget_calls(request)
+        call = next(calls)
+        while True:
+            output = await self._call(request, *call)
+            try:
+                call = calls.send(output)
+            except StopIteration as done:
+                return done.value
 
     async def _call(
         self, request: EngineRequest, ids: Ids, max_tokens: int, stop_ids: Sequence[int]

@@ -20,7 +20,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from posttrain.errors import DataError
 from posttrain.sampling.engines.cache import CacheRows, assemble, joinable, keep_rows, new_cache
-from posttrain.sampling.engines.choose import RowParameters, Seeds, choose, uniforms
+from posttrain.sampling.engines.choose import RowParameters, choose, uniforms
 from posttrain.sampling.sampler import EngineOutput, EngineRequest
 
 # waiting prompts join when at most this share of a batch is still going
@@ -182,21 +182,6 @@ class _Piece:
     rows: list[DecodedRow]
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """What a batch's rows keep until others join or leave.
-
-    `pads` are the masked columns on each row's left, `width` the columns at the start; `mask` has
-    spare columns of ones for those to come, and is None where no row is padded.
-    """
-
-    pads: list[int]
-    width: int
-    mask: torch.Tensor | None
-    parameters: RowParameters
-    seeds: Seeds
-
-
 class DecodeBatch:
     """Rows that go forward at the same time, with their cache and the logits of their next tokens.
 
@@ -210,11 +195,11 @@ class DecodeBatch:
         self.model = model
         self.rows: list[DecodedRow] = []
         self.written = 0
-        self._cache: DynamicCache | None = None
-        self._logits: torch.Tensor | None = None
-        self._layout: _Layout | None = None
+        self._cache = new_cache(model)
+        self._logits = torch.empty(0)
         self._width = 0
         self._last_only = logits_of_last(model, 1)
+        self._lay_out()
 
     @property
     def going(self) -> int:
@@ -224,17 +209,15 @@ class DecodeBatch:
     @property
     def may_join(self) -> bool:
         """Whether other rows can be put beside those that are still going."""
-        return self._cache is None or not self.going or joinable(self._cache)
+        return not self.going or joinable(self._cache)
 
     def let_go(self) -> None:
         """Drop the rows that have ended; at least one goes on."""
-        assert self._cache is not None
-        assert self._logits is not None
         stay = [k for k, row in enumerate(self.rows) if not row.done]
         order = keep_rows(self._cache, stay, self.model.device)
         self.rows = [self.rows[k] for k in order]
         self._logits = self._logits[order]
-        self._layout = self._laid_out()
+        self._lay_out()
 
     def admit(self, new: Sequence[DecodedRow]) -> None:
         """Let the ended rows go, and prefill new ones behind those that stay."""
@@ -245,13 +228,10 @@ class DecodeBatch:
         self._logits = torch.cat([piece.logits for piece in pieces])
         self._width = max(piece.part.width for piece in pieces)
         self._cache = assemble([piece.part for piece in pieces])
-        self._layout = self._laid_out()
+        self._lay_out()
 
     def _staying(self, stay: list[int]) -> _Piece:
-        assert self._cache is not None
-        assert self._layout is not None
-        assert self._logits is not None
-        unused = min(self._layout.pads[k] for k in stay) if joinable(self._cache) else 0
+        unused = min(self._pads[k] for k in stay) if joinable(self._cache) else 0
         index = torch.tensor(stay, device=self.model.device)
         part = CacheRows(self._cache, index, self._width - unused)
         return _Piece(part, self._logits[index], [self.rows[k] for k in stay])
@@ -291,45 +271,38 @@ class DecodeBatch:
         index = torch.tensor([place[row.request.ids] for row in group], device=device)
         return _Piece(CacheRows(cache, index, width), logits[index], group)
 
-    def _laid_out(self) -> _Layout:
-        pads = [self._width - len(row.request.ids) - len(row.ids) for row in self.rows]
+    def _lay_out(self) -> None:
+        """Note what the rows keep until others join or leave.
+
+        `pads` are the masked columns on each row's left; the mask has spare columns of ones for
+        those to come, and is None where no row is padded.
+        """
         device = self.model.device
-        longest = max(row.limit - len(row.ids) for row in self.rows)
-        return _Layout(
-            pads=pads,
-            width=self._width,
-            mask=_mask(pads, self._width + longest, device) if any(pads) else None,
-            parameters=RowParameters.of([row.request.parameters for row in self.rows], device),
-            seeds=np.array([row.request.seed for row in self.rows], dtype=np.uint64),
-        )
+        self._pads = [self._width - len(row.request.ids) - len(row.ids) for row in self.rows]
+        longest = max((row.limit - len(row.ids) for row in self.rows), default=0)
+        padded = any(self._pads)
+        self._mask = _mask(self._pads, self._width + longest, device) if padded else None
+        self._parameters = RowParameters.of([row.request.parameters for row in self.rows], device)
+        self._seeds = np.array([row.request.seed for row in self.rows], dtype=np.uint64)
 
     def step(self) -> None:
         """Write one token in every row, and run the model for the next unless all have ended."""
-        assert self._layout is not None
-        assert self._cache is not None
         tokens = self._write()
         if not self.going:
             return
         device = self.model.device
         self._width += 1
-        mask = self._layout.mask
         self._logits = self._forward(
             torch.tensor(tokens, device=device)[:, None],
-            None if mask is None else mask[:, : self._width],
-            torch.tensor([self._width - 1 - pad for pad in self._layout.pads], device=device)[
-                :, None
-            ],
+            None if self._mask is None else self._mask[:, : self._width],
+            torch.tensor([self._width - 1 - pad for pad in self._pads], device=device)[:, None],
             self._cache,
         )
 
     def _write(self) -> list[int]:
         """Choose each row's token and let it take it; ended rows repeat one that counts not."""
-        assert self._layout is not None
-        assert self._logits is not None
         positions = np.array([len(row.ids) for row in self.rows])
-        chosen, logps = choose(
-            self._logits, self._layout.parameters, uniforms(self._layout.seeds, positions)
-        )
+        chosen, logps = choose(self._logits, self._parameters, uniforms(self._seeds, positions))
         tokens: list[int] = chosen.tolist()
         nats: list[float] = [0.0] * len(tokens) if logps is None else logps.tolist()
         if max(tokens) >= self._logits.shape[-1]:

@@ -144,18 +144,15 @@ def _batches(
     order: Sequence[int], prompts: Sequence[Ids], completions: Sequence[Ids], vocabulary: int
 ) -> Iterator[list[int]]:
     batch: list[int] = []
-    width = longest = 0
-    for k in order:
-        grown = max(width, len(prompts[k]) + len(completions[k]))
-        new_longest = max(longest, len(completions[k]))
-        rows = len(batch) + 1
-        too_large = rows * grown > _POSITIONS or rows * new_longest * vocabulary > _LOGITS
-        if batch and too_large:
+    width = 0
+    for k in order:  # completions get longer
+        own, rows = len(prompts[k]) + len(completions[k]), len(batch) + 1
+        too_wide = rows * max(width, own) > _POSITIONS
+        if batch and (too_wide or rows * len(completions[k]) * vocabulary > _LOGITS):
             yield batch
-            batch, grown = [], len(prompts[k]) + len(completions[k])
-            new_longest = len(completions[k])
+            batch, width = [], 0
         batch.append(k)
-        width, longest = grown, new_longest
+        width = max(width, own)
     if batch:
         yield batch
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from posttrain.config.backend import VllmBackend
 from posttrain.errors import ConfigError
-from posttrain.sampling.engines.budget import Call, closed, head_of, joined, tail_of
+from posttrain.sampling.engines.budget import Call, budget_calls
 from posttrain.sampling.sampler import EngineOutput, EngineRequest, Ids
 
 
@@ -65,25 +65,22 @@ class VllmEngine:
     def _generate(
         self, requests: Sequence[EngineRequest], progress: Callable[[int], None] | None
     ) -> list[EngineOutput]:
-        heads = [
-            closed(request, output)
-            for request, output in zip(
-                requests, self._call(requests, [head_of(r) for r in requests]), strict=True
-            )
-        ]
-        more = [k for k, head in enumerate(heads) if head.goes_on]
-        going = [requests[k] for k in more]
-        tails = self._call(going, [tail_of(requests[k], heads[k].output) for k in more])
-        outputs = [head.output for head in heads]
-        for k, tail in zip(more, tails, strict=True):
-            outputs[k] = joined(outputs[k], tail)
+        flows = [budget_calls(request) for request in requests]
+        outputs: dict[int, EngineOutput] = {}
+        calls = {k: next(flow) for k, flow in enumerate(flows)}
+        while calls:
+            answers = self._call([requests[k] for k in calls], list(calls.values()))
+            pending, calls = list(calls), {}
+            for k, answer in zip(pending, answers, strict=True):
+                try:
+                    calls[k] = flows[k].send(answer)
+                except StopIteration as done:
+                    outputs[k] = done.value
         if progress is not None:
-            progress(sum(len(output.ids) for output in outputs))
-        return outputs
+            progress(sum(len(output.ids) for output in outputs.values()))
+        return [outputs[k] for k in range(len(requests))]
 
     def _call(self, requests: Sequence[EngineRequest], calls: Sequence[Call]) -> list[EngineOutput]:
-        if not calls:
-            return []
         vllm: Any = importlib.import_module("vllm")
         parameters = [
             vllm.SamplingParams(

@@ -1,8 +1,12 @@
-"""Evaluate judges on held-out pairs: every pair in both orders, resumable, figures, manifest.
+"""Evaluate judges on held-out pairs: every pair in both orders, resumable, with intervals.
 
     run_evaluation(stage, recipe, prompts, read, …)  → out/records, metrics.json, examples.jsonl, …
+    judge_cells([Judged("rl", "helpsteer3", "q1", "p1", 0, False, prefers=1, …), …], seed=0)
+    → [{"checkpoint": "rl", "source": "helpsteer3", "pairs": 500, "format": {"value": 0.99, …},
+        "pairwise_accuracy": {…}, "position_consistency": {…}, …}, …, {"source": "all", …}]
 
 `read` compares a judgement with its gold: what a judge writes is understood by `reward` alone.
+Pairs of one question, and both orders of a pair, are one cluster.
 """
 
 from __future__ import annotations
@@ -11,7 +15,8 @@ import asyncio
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +24,13 @@ from rich.console import Console
 
 from posttrain.config.eval_genrm import EvalGenRmConfig
 from posttrain.errors import DataError
-from posttrain.evaluation.judges.metrics import Judged, judge_cells, judge_differences
+from posttrain.evaluation.compare import differences, length_difference, rate_difference
+from posttrain.evaluation.intervals import Values, length, rate
 from posttrain.hashing import digest_of
 from posttrain.report import show_finished, show_up_to_date
 from posttrain.report.console import print_sections
 from posttrain.report.pages.judging import evaluation_figures
-from posttrain.rollouts import Completion, Prompt, completion_from_row, prompt_from_row
+from posttrain.rollouts import Completion, Prompt
 from posttrain.runs import (
     Counts,
     Manifest,
@@ -39,6 +45,9 @@ from posttrain.sampling.generate import (
     bind,
     generate,
     prompt_lines,
+    read_completions,
+    read_prompts,
+    rollouts_at_once,
     row_line,
     tasks_of,
 )
@@ -50,6 +59,163 @@ KIND = "genrm_evaluation"
 WORK, RECORDS, METRICS, EXAMPLES = "work", "records", "metrics.json", "examples.jsonl"
 PROMPTS = "prompts.jsonl"
 TO_READ = 4  # judgements of each kind and checkpoint kept for the report
+Row = dict[str, Any]
+ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One judgement of one pair in one order.
+
+    Attributes:
+        question: shared by all pairs that answer the same.
+        index: which of the samples; sample i in the one order stands beside sample i in the other.
+        readable: whether it has a verdict.
+        prefers, wanted: what it and what the gold prefers, by position: 1, 2, or 0 for neither;
+            `prefers` is None where it is not readable.
+        right: 1.0, 0.0 or 0.5 (neither); 0.0 where not readable; None where nothing is wanted.
+        same_scores: whether both responses have the same score; None where not readable.
+        score_error: mean distance of the scores from gold scores, where there are both.
+        ranking_error: distance of the ranking.
+        tokens: that the judge wrote.
+    """
+
+    checkpoint: str
+    source: str
+    question: str
+    pair: str
+    index: int
+    swapped: bool
+    readable: bool
+    truncated: bool
+    reward: float
+    prefers: int | None
+    wanted: int
+    right: float | None
+    same_scores: bool | None
+    score_error: float | None
+    ranking_error: float | None
+    tokens: int
+
+
+ValuesOf = Callable[[Sequence[Judged]], Values]
+
+
+def _each(get: Callable[[Judged], float | None]) -> ValuesOf:
+    """A figure of judgements one by one; those without a value are left out."""
+
+    def values_of(judged: Sequence[Judged]) -> Values:
+        values = ((get(one), one.question) for one in judged)
+        return [(float(value), question) for value, question in values if value is not None]
+
+    return values_of
+
+
+def _consistent(judged: Sequence[Judged]) -> Values:
+    """Whether a pair's winner is the same in both orders, where both verdicts can be read."""
+    return [
+        (float(one.prefers == mirrored(other.prefers)), one.question)
+        for one, other in both_orders(judged)
+        if one.prefers is not None and other.prefers is not None
+    ]
+
+
+def _right_in_both(judged: Sequence[Judged]) -> Values:
+    """Whether a pair is judged rightly in both orders; what cannot be read is not right."""
+    return [
+        (float(one.right == 1 and other.right == 1), one.question)
+        for one, other in both_orders(judged)
+        if one.right is not None and other.right is not None
+    ]
+
+
+def both_orders(judged: Iterable[Judged]) -> list[tuple[Judged, Judged]]:
+    """Each pair's judgements in the given and in the other order, sample by sample."""
+    given: dict[tuple[str, int], Judged] = {}
+    swapped: dict[tuple[str, int], Judged] = {}
+    for one in judged:
+        (swapped if one.swapped else given)[one.pair, one.index] = one
+    return [(given[key], swapped[key]) for key in given if key in swapped]
+
+
+def mirrored(preference: int) -> int:
+    """The position that the preferred response has in the other order."""
+    return {0: 0, 1: 2, 2: 1}[preference]
+
+
+RATES: dict[str, ValuesOf] = {
+    "pairwise_accuracy": _each(lambda one: one.right),
+    "pairwise_accuracy_readable": _each(lambda one: one.right if one.readable else None),
+    "right_in_both_orders": _right_in_both,
+    "position_consistency": _consistent,
+    "format": _each(lambda one: float(one.readable)),
+    "prefers_first": _each(lambda one: None if not one.prefers else float(one.prefers == 1)),
+    "prefers_neither": _each(lambda one: None if one.prefers is None else one.prefers == 0),
+    "same_scores": _each(lambda one: one.same_scores),
+    "truncated": _each(lambda one: float(one.truncated)),
+}
+MEANS: dict[str, ValuesOf] = {
+    "reward": _each(lambda one: one.reward),
+    "score_error": _each(lambda one: one.score_error),
+    "ranking_error": _each(lambda one: one.ranking_error),
+    "tokens": _each(lambda one: one.tokens),
+}
+
+
+def judge_cells(judged: Sequence[Judged], *, seed: int) -> list[Row]:
+    """A row a checkpoint × source, and one over all sources where there are several.
+
+    Args:
+        seed: of the bootstrap of means; rates have Wilson's interval.
+    """
+    return [
+        _cell(checkpoint, source, own, seed)
+        for checkpoint in dict.fromkeys(one.checkpoint for one in judged)
+        for source, own in _by_source(judged, checkpoint)
+    ]
+
+
+def judge_differences(judged: Sequence[Judged], *, seed: int) -> list[Row]:
+    """Each other checkpoint against the first, on questions where a figure applies to both."""
+    names = list(dict.fromkeys(one.checkpoint for one in judged))
+    rows: list[Row] = []
+    for name in names[1:]:
+        theirs = dict(_by_source(judged, name))
+        for source, ours in _by_source(judged, names[0]):
+            if source in theirs:
+                row: Row = {"a": names[0], "b": name, "source": source}
+                a, b = _values(ours), _values(theirs[source])
+                for figures, difference in ((RATES, rate_difference), (MEANS, length_difference)):
+                    row |= differences(a, b, figures, difference, least=2, seed=seed)
+                rows.append(row)
+    return rows
+
+
+def _by_source(judged: Sequence[Judged], checkpoint: str) -> list[tuple[str, list[Judged]]]:
+    own = [one for one in judged if one.checkpoint == checkpoint]
+    names = list(dict.fromkeys(one.source for one in own))
+    cells = [(name, [one for one in own if one.source == name]) for name in names]
+    return [*cells, (ALL, own)] if len(names) > 1 else cells
+
+
+def _values(judged: Sequence[Judged]) -> dict[str, Values]:
+    return {name: values_of(judged) for name, values_of in (RATES | MEANS).items()}
+
+
+def _cell(checkpoint: str, source: str, judged: Sequence[Judged], seed: int) -> Row:
+    values = _values(judged)
+    rates = {name: rate(values[name]) for name in RATES}
+    spreads = {name: length(values[name], seed=seed) for name in MEANS}
+    figures = rates | {name: spread and spread.mean for name, spread in spreads.items()}
+    return {
+        "checkpoint": checkpoint,
+        "source": source,
+        "pairs": len({one.pair for one in judged}),
+        "judgements": len(judged),
+        **{name: figure and asdict(figure) for name, figure in figures.items()},
+    }
+
+
 Read = Callable[[str, Prompt, Completion], Judged | None]
 """A checkpoint's name, a prompt and its judgement → what it is worth; None: the backend failed."""
 Judgements = Sequence[tuple[Prompt, Completion, Judged | None]]
@@ -62,7 +228,7 @@ def held_out(recipe: EvalGenRmConfig, data: Manifest) -> list[Prompt]:
         DataError: nothing was held out.
     """
     path = Path(recipe.data) / data.stats["files"]["held_out"]
-    prompts = _read_prompts(path)
+    prompts = read_prompts(path)
     if not prompts:
         raise DataError(f"{path} is empty: build_genrm held nothing out; raise its held_out")
     pairs = [list(group) for _, group in itertools.groupby(prompts, key=lambda p: p.task)]
@@ -116,7 +282,7 @@ async def _judge_all(
                 open_environment=lambda _: None,
                 limits=RolloutLimits(recipe.sampling.parameters(), 1, None, 1),
                 chunk=recipe.chunk,
-                at_once=getattr(backend, "concurrency", 1),
+                at_once=rollouts_at_once(backend),
                 max_failure_rate=recipe.max_failure_rate,
                 progress=meter,
             )
@@ -127,11 +293,6 @@ def _record_path(out: Path, checkpoint: str) -> Path:
     return out / RECORDS / f"{checkpoint}.jsonl"
 
 
-def _read_prompts(path: Path) -> list[Prompt]:
-    with path.open(encoding="utf-8") as lines:
-        return [prompt_from_row(json.loads(line)) for line in lines]
-
-
 def _read_judgements(
     out: Path, checkpoints: Sequence[str], prompts: Sequence[Prompt], read: Read
 ) -> dict[str, Judgements]:
@@ -139,8 +300,7 @@ def _read_judgements(
     by_id = {prompt.id: prompt for prompt in prompts}
     judgements: dict[str, Judgements] = {}
     for name in checkpoints:
-        with _record_path(out, name).open(encoding="utf-8") as lines:
-            completions = [completion_from_row(json.loads(line)) for line in lines]
+        completions = read_completions(_record_path(out, name))
         own = ((by_id[completion.prompt_id], completion) for completion in completions)
         judgements[name] = [(p, c, read(name, p, c)) for p, c in own]
     return judgements
@@ -204,7 +364,7 @@ def _finish(
 def rescore(run: Path, read: Read, console: Console) -> None:
     """Read a finished run's judgements again, without a model, and print their figures."""
     manifest = read_artifact(run, kind=KIND)
-    prompts = _read_prompts(run / PROMPTS)
+    prompts = read_prompts(run / PROMPTS)
     judgements = _read_judgements(run, manifest.stats["checkpoints"], prompts, read)
     metrics = _metrics_of(judgements, seed=manifest.seed)
     print_sections(console, evaluation_figures(metrics))
