@@ -13,6 +13,7 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from posttrain.config.backend import Server
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.rlhf import RlhfConfig
 from posttrain.runs import read_artifact
@@ -26,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from data_builders.sft.inputs import as_stats
     from posttrain.report import ensure_report
     from posttrain.training.finish import RESUME
+    from posttrain.training.rl.plan import check_reachable
     from posttrain.training.rl.stage import GroupStage, grpo_arguments
     from reward.judge.cache import VerdictCache
     from reward.judge.judge import GenRmJudge
@@ -65,6 +67,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
 
             def keep_verdicts(process: int) -> None:
+                for number, judge in enumerate(recipe.judge.models):
+                    if isinstance(judge.backend, Server):
+                        key = f"judge.models.{number}.backend.url"
+                        runner.run(check_reachable(key, judge.backend.url))
                 # for a run that is started again, or for whoever asks the same
                 own, shared = out / RESUME / "judgements" / f"process-{process}", recipe.judge.cache
                 cache = VerdictCache(Path(shared or own), any_step=shared is not None)

@@ -6,9 +6,12 @@ recipe, options = parse_recipe(recipe_parser("Train a model."), SftConfig, argv)
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -53,7 +56,12 @@ def run_command(main: Callable[[], None]) -> None:
     try:
         main()
     except PosttrainError as error:
-        sys.exit(f"{type(error).__name__}: {error}")
+        message = f"{type(error).__name__}: {error}"
+        # torchrun closes with a report of its own, in which this file's message stands
+        if report := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+            entry = {"message": message, "timestamp": int(time.time())}
+            Path(report).write_text(json.dumps(entry), "utf-8")
+        sys.exit(message)
     except KeyboardInterrupt:
         print("interrupted; the same command takes it up again", file=sys.stderr)
         sys.exit(_INTERRUPTED)

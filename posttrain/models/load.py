@@ -77,6 +77,12 @@ def choose_attention(name: str) -> str:
 def _from_checkpoint(spec: ModelConfig, attention: str, quantization: Any) -> PreTrainedModel:
     assert spec.path is not None
     refuse_adapter(Path(spec.path))
+    local = Path(spec.path).is_dir()
+    if not local and (spec.path.startswith((".", "/", "~")) or spec.path.count("/") > 1):
+        raise ConfigError(
+            f"model.path {spec.path}: there is no such folder in {Path.cwd()}; run the stage that "
+            "makes it, or correct the path"
+        )
     try:
         model = AutoModelForCausalLM.from_pretrained(
             spec.path,
@@ -84,7 +90,7 @@ def _from_checkpoint(spec: ModelConfig, attention: str, quantization: Any) -> Pr
             dtype=getattr(torch, spec.dtype),
             attn_implementation=attention,
             quantization_config=quantization,
-            local_files_only=Path(spec.path).is_dir(),
+            local_files_only=local,
         )
         # a hub id shows only now what it holds
         if getattr(model, "_hf_peft_config_loaded", False):
@@ -93,7 +99,10 @@ def _from_checkpoint(spec: ModelConfig, attention: str, quantization: Any) -> Pr
     except ConfigError:
         raise
     except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(f"model.path {spec.path}: cannot be loaded: {error}") from error
+        reason = "cannot be loaded" if local else "no such folder, and the hub does not give it"
+        raise ConfigError(
+            f"model.path {spec.path}: {reason}: {' '.join(str(error).split())}"
+        ) from error
 
 
 _IS_ADAPTER = (

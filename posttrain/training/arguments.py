@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import pydantic
 import torch
 import trl
+from torch.distributed import DistNetworkError
 
 from posttrain.config.load import nearest
 from posttrain.config.sft import TrainingRecipe
@@ -39,6 +40,10 @@ POSITIVE = (
     "logging_steps",
     "save_steps",
     "eval_steps",
+)
+_READ_AS_FALSE = (
+    "; YAML reads a bare no or off as false: quote the word, as in {key}: 'no' (in a shell, "
+    """trainer.{key}="'no'")"""
 )
 T = TypeVar("T")
 _ANY_TYPE = pydantic.ConfigDict(arbitrary_types_allowed=True)
@@ -89,6 +94,13 @@ def make_arguments(
         raise ConfigError(
             f"trainer: the installed trl {trl.__version__} refuses this: {error}"
         ) from error
+    except DistNetworkError as error:
+        # the main process listens on the port that the launcher names, the others connect to it
+        raise ConfigError(
+            f"the processes cannot meet at {env.get('MASTER_ADDR')}:{env.get('MASTER_PORT')} "
+            f"({str(error).splitlines()[0]}): another run may hold the port; give this one another "
+            "with accelerate launch --main_process_port, or in MASTER_PORT"
+        ) from error
     _check_combinations(args)
     if counted_in_steps:
         _check_counted_in_steps(args)
@@ -134,7 +146,8 @@ def _check_values(trainer: Mapping[str, Any], kind: type[Any]) -> None:
             pydantic.TypeAdapter(types[key], config=_ANY_TYPE).validate_python(value, strict=True)
         except pydantic.ValidationError as error:
             wanted = " or ".join(dict.fromkeys(item["msg"] for item in error.errors()))
-            raise ConfigError(f"trainer.{key}: {wanted}, found {value!r}") from None
+            word = _READ_AS_FALSE.format(key=key) if value is False else ""
+            raise ConfigError(f"trainer.{key}: {wanted}, found {value!r}{word}") from None
         whole_epochs = (key, value) == ("max_steps", -1)
         if key in POSITIVE and value is not None and not value > 0 and not whole_epochs:
             raise ConfigError(f"trainer.{key}: must be above 0, found {value!r}")

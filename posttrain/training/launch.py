@@ -2,7 +2,8 @@
 
 `accelerate launch --cpu --num_processes 2` starts one process and says nothing; a DeepSpeed or FSDP
 config with CPU forced trains as plain DDP and says nothing; `mixed_precision: bf16` trains a
-recipe that says `bf16: false` in bf16. All three stop here, as do weights that would not move.
+recipe that says `bf16: false` in bf16; a launcher for GPUs trains on the CPU where there is none.
+All of these stop here, as do weights that would not move.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ TWO_CPU_PROCESSES = (
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What runs: processes, how parameters are sharded, on what device."""
+    """What runs: processes, how parameters are sharded, on what device, in what precision."""
 
     world_size: int
     sharding: str
     device: str
+    precision: str
 
 
 def read_launch(accelerator: Accelerator) -> Launched:
@@ -39,6 +41,7 @@ def read_launch(accelerator: Accelerator) -> Launched:
         world_size=accelerator.num_processes,
         sharding=_sharding(accelerator),
         device=_device(accelerator),
+        precision={"no": "fp32"}.get(accelerator.mixed_precision, accelerator.mixed_precision),
     )
 
 
@@ -91,6 +94,29 @@ def check_launch(
         raise ConfigError(
             "the launcher asked for several CPU processes and started one (accelerate starts "
             f"them only through a distributed type). Use: {TWO_CPU_PROCESSES}"
+        )
+
+
+def check_device(
+    args: Any, trainer: Mapping[str, Any], env: Mapping[str, str] = os.environ
+) -> None:
+    """Stop when a launcher for GPUs would train on the CPU.
+
+    Args:
+        args: of the trainer, made under the launcher's environment.
+        trainer: the recipe's block; a `use_cpu` in it is the user's own word.
+        env: the process environment, where accelerate leaves what its config asked for.
+
+    Raises:
+        ConfigError: naming the precision that gives the launcher away, and the ways out.
+    """
+    precision = env.get("ACCELERATE_MIXED_PRECISION", "no")
+    wanted = "use_cpu" in trainer or _is_true(env, "ACCELERATE_USE_CPU")
+    if args.device.type == "cpu" and precision != "no" and not wanted:
+        raise ConfigError(
+            f"the launcher's mixed_precision {precision!r} is for GPUs, and PyTorch finds none "
+            "here: start with recipes/accelerate/cpu.yaml or cpu-2.yaml, install a PyTorch that "
+            "finds the GPU, or set trainer.use_cpu: true to train on the CPU all the same"
         )
 
 

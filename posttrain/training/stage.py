@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -43,7 +43,7 @@ from posttrain.tokens.tokenizer import (
     special_tokens,
 )
 from posttrain.training.finish import RESUME, RunOutcome, artifact_files, model_card
-from posttrain.training.launch import Launched, check_launch, read_launch
+from posttrain.training.launch import Launched, check_device, check_launch, read_launch
 from posttrain.training.log import LogRows
 from posttrain.training.plan import (
     Line,
@@ -54,6 +54,7 @@ from posttrain.training.plan import (
     check_stops,
     model_lines,
     model_size,
+    refusing_full_disk,
 )
 from posttrain.training.trainer import Resumable, train_to_the_end
 
@@ -186,7 +187,8 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             return None
         args = self.arguments(self.out / RESUME)
         main = args.process_index == 0
-        with locked(self.out) if main else contextlib.nullcontext():
+        lock = locked(self.out) if main else contextlib.nullcontext()
+        with refusing_full_disk(self.out), lock:
             # one process opens the directory, then the others find it theirs
             with args.main_process_first(local=False):
                 directory = self.open()
@@ -232,6 +234,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         """
         recipe, adapter = self.recipe, self.recipe.adapter
         args = self.arguments(self.out / RESUME) if args is None else args
+        check_device(args, recipe.trainer)
         policy = self.load_tokenizer(args)
         special = special_tokens(
             policy.tokenizer, end_token=recipe.end_token, pad_token=recipe.pad_token
@@ -286,7 +289,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         size = model_size(trainer.model, launched)
         plan = self.plan(prepared, size, measure=measure)
         if trainer.is_world_process_zero():
-            before, after = model_lines(size, trainer.args, launched), prepared.preflight.lines
+            before, after = model_lines(size, launched), prepared.preflight.lines
             for name, text in [*before, *plan.lines, *after]:
                 print(f"{name:<12} {text}", flush=True)
         check_disk(plan.disk_bytes, self.out)
@@ -327,8 +330,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             seed=self.recipe.seed,
             stats={
                 "steps": trainer.state.global_step,
-                "world_size": launched.world_size,
-                "sharding": launched.sharding,
+                **asdict(launched),
                 "tokens": trainer.tokens_seen,
                 "trained": trainer.trained_seen,
                 **prepared.preflight.stats,

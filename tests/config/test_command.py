@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
 from posttrain.config.base import Strict
-from posttrain.config.command import parse_recipe, recipe_parser
+from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -56,3 +57,15 @@ def test_every_stage_takes_the_order_of_the_readme(script: Path, monkeypatch):
     # read as far as the recipe, which is not there: the arguments themselves were accepted
     with pytest.raises(ConfigError, match=r"missing\.yaml"):
         module.main(["--config", "missing.yaml", "out=runs/mine", "--dry-run", "seed=1"])
+
+
+def test_an_error_stands_in_the_report_that_torchrun_closes_with(tmp_path: Path, monkeypatch):
+    report = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(report))
+
+    def main() -> None:
+        raise ConfigError("out: missing")
+
+    with pytest.raises(SystemExit) as ended:
+        run_command(main)
+    assert ended.value.code == json.loads(report.read_text())["message"]

@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+import os
 import re
+import socket
 from pathlib import Path
 
 import pytest
 
-from posttrain.config.sft import OWNED_TRAINER_FIELDS
+from posttrain.config.command import run_command
+from posttrain.config.sft import OWNED_TRAINER_FIELDS, ModelConfig
 from posttrain.errors import ConfigError
+from posttrain.models.load import load_model
+from posttrain.tokens.tokenizer import SpecialTokens
 from posttrain.training.sft.stage import sft_arguments
 from tests.training.conftest import MakeRecipe
+from tests.training.forks import forked
 
 
 def test_fields_pass_through_to_the_installed_trl(recipe: MakeRecipe, tmp_path: Path):
@@ -45,6 +51,7 @@ def test_fields_that_we_own_are_refused_with_the_reason(recipe: MakeRecipe):
         ({"keep_epochs": [1, 3]}, "keep_epochs names epoch 3"),
         ({"trainer": {"learning_rate": "fast"}}, r"trainer\.learning_rate: .*found 'fast'"),
         ({"trainer": {"learning_rate": -1.0}}, r"learning_rate: must not be negative"),
+        ({"trainer": {"eval_strategy": False}}, r"eval_strategy: .*eval_strategy: 'no'"),
         ({"trainer": {"bf16": "no"}}, r"trainer\.bf16: .*found 'no'"),
         ({"trainer": {"max_steps": 0}}, r"max_steps: must be above 0, found 0"),
         ({"trainer": {"per_device_train_batch_size": 0}}, r"batch_size: must be above 0"),
@@ -57,6 +64,32 @@ def test_impossible_combinations_stop_before_anything_loads(
 ):
     with pytest.raises(ConfigError, match=message):
         sft_arguments(recipe(**keys), out=tmp_path)
+
+
+def test_a_port_that_another_run_holds_is_named(recipe: MakeRecipe, tmp_path: Path):
+    """Outside a launcher, which looks at the port itself."""
+    made = recipe()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+
+        def start() -> None:
+            os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            os.environ["ACCELERATE_USE_CPU"] = "true"
+            run_command(lambda: sft_arguments(made, out=tmp_path) and None)
+
+        ended = forked(start, check=False)
+    assert ended.codes == [1]
+    assert f"127.0.0.1:{port}" in ended.text.splitlines()[-1]
+    assert "Traceback" not in ended.text
+
+
+@pytest.mark.parametrize("path", ["runs/not/there", "some/model"])
+def test_a_model_that_is_not_there_is_one_sentence(path: str):
+    special = SpecialTokens("e", 1, "p", 0, (1,))
+    with pytest.raises(ConfigError, match=f"{path}: .*no such folder") as refused:
+        load_model(ModelConfig(path=path), special=special, vocabulary=8, seed=0)
+    assert "\n" not in str(refused.value)
 
 
 def test_a_reporter_that_is_not_installed_is_named(recipe: MakeRecipe, tmp_path, monkeypatch):

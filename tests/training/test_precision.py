@@ -6,7 +6,9 @@ import importlib.util
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from posttrain.config.rlhf import RlhfConfig
 from posttrain.config.sft import SftConfig
 from posttrain.errors import ConfigError
 from posttrain.training.dpo.stage import dpo_arguments
+from posttrain.training.launch import check_device
 from posttrain.training.rl.stage import grpo_arguments
 from posttrain.training.sft.stage import SftStage, sft_arguments
 from tests.training.conftest import MakeRecipe
@@ -157,6 +160,18 @@ def test_sharding_that_keeps_float32_weights_takes_bfloat16(
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
     with pytest.raises(ConfigError, match=r"trainer\.bf16: true and start with"):
         arguments("sft", keys[0], keys[1].format(False))
+
+
+@pytest.mark.parametrize("given", [{}, {"use_cpu": True}, {"ACCELERATE_USE_CPU": "true"}])
+@pytest.mark.parametrize(("launcher", "device"), [("no", "cpu"), ("bf16", "cpu"), ("bf16", "cuda")])
+def test_a_launcher_for_gpus_does_not_train_on_the_cpu_unasked(
+    launcher: str, device: str, given: dict[str, Any]
+):
+    args = SimpleNamespace(device=torch.device(device))
+    env = {"ACCELERATE_MIXED_PRECISION": launcher} | given
+    refused = (launcher, device, given) == ("bf16", "cpu", {})
+    with pytest.raises(ConfigError, match="is for GPUs") if refused else nullcontext():
+        check_device(args, given, env)
 
 
 @pytest.mark.parametrize("in_4bit", [False, True])

@@ -253,7 +253,7 @@ def test_accelerate_cpu_with_two_processes_starts_one_and_is_refused():
     with pytest.raises(
         ConfigError, match=r"asked for several CPU processes and started one.*cpu-2"
     ):
-        check_launch(LaunchConfig(), Launched(1, "none", "cpu"), environment)
+        check_launch(LaunchConfig(), Launched(1, "none", "cpu", "fp32"), environment)
 
 
 def test_a_world_size_that_was_not_given_is_refused(
@@ -269,13 +269,15 @@ def test_sharding_that_forced_cpu_drops_is_refused(kind: str):
         pytest.skip("deepspeed is not installed")
     env = {**launch_environment(*shipped(kind)), "LOCAL_RANK": "0"}
     with pytest.raises(ConfigError, match=f"the launcher asked for {kind}.*but none runs"):
-        check_launch(LaunchConfig(), Launched(2, "none", "cpu"), env)
+        check_launch(LaunchConfig(), Launched(2, "none", "cpu", "fp32"), env)
 
 
 def test_a_named_sharding_must_run():
     with pytest.raises(ConfigError, match=r"recipes/accelerate/zero3\.yaml"):
-        check_launch(LaunchConfig(sharding="zero3"), Launched(2, "none", "cpu"), {})
-    check_launch(LaunchConfig(world_size=2, sharding="zero3"), Launched(2, "zero3", "gpu"), {})
+        check_launch(LaunchConfig(sharding="zero3"), Launched(2, "none", "cpu", "fp32"), {})
+    check_launch(
+        LaunchConfig(world_size=2, sharding="zero3"), Launched(2, "zero3", "gpu", "fp32"), {}
+    )
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "recipes/accelerate").glob("*.yaml")), ids=str)

@@ -73,13 +73,16 @@ class HealthGuard:
     def __init__(self, config: GuardConfig) -> None:
         self.config = config
 
-    def check(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    def check(self, rows: Sequence[Mapping[str, Any]], *, last: bool = False) -> list[str]:
         """Warnings, from the rows of all batches so far, the newest last.
+
+        Args:
+            last: no batch follows: a run shorter than the window is looked at as a whole.
 
         Raises:
             TrainingError: a sign has reached its `stop`; the message names what to do.
         """
-        window = self.config.window
+        window = min(self.config.window, len(rows)) if last else self.config.window
         if len(rows) < window:
             return []
         warnings: list[str] = []
@@ -131,4 +134,4 @@ def _reached(sign: _Sign, value: float, limit: float) -> bool:
 def _finding(sign: _Sign, value: float, window: int) -> str:
     unit = " of what it was in the first ones" if sign.relative else ""
     name = sign.name.replace("_", " ")
-    return f"{name} is {value:.3g}{unit} over the last {window} batches"
+    return f"{name} is {value:.3g}{unit} over the last {window} batch{'es' if window > 1 else ''}"

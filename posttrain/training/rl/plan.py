@@ -9,8 +9,10 @@ time         about 5,400 s: 54 s a step, from a few rollouts made and trained on
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 import torch
 
@@ -106,6 +108,29 @@ def check_environments(prompts: Sequence[Prompt], open_environment: OpenEnvironm
                 f"prompt {prompt.id!r} names the environment {prompt.environment!r}, and this "
                 "stage runs no tools"
             )
+
+
+async def check_reachable(name: str, url: str, *, timeout: float = 10.0) -> None:
+    """Refuse a server that takes no connection, before hours of rollouts depend on it.
+
+    Args:
+        name: the recipe's key that gives the address.
+        timeout: seconds.
+
+    Raises:
+        ConfigError: naming the key, the address and what to do.
+    """
+    address = urlsplit(url)
+    port = address.port or (443 if address.scheme == "https" else 80)
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(address.hostname, port), timeout)
+    except OSError as error:
+        reason = str(error) or "no connection in time"
+        raise ConfigError(
+            f"{name} {url}: nothing answers there ({reason}): start the server, or correct the "
+            "address; the same command then goes on"
+        ) from error
+    writer.close()
 
 
 def make_plan(prepared: PreparedRun[GroupTrainer], size: ModelSize, *, measure: bool) -> RunPlan:

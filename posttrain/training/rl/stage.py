@@ -49,6 +49,9 @@ from posttrain.training.rl.trainer import GroupTrainer
 from posttrain.training.stage import PolicyTokenizer, Preflight, PreparedRun, TrainingStage
 
 WARMUP_STEPS = 10  # of the reference code's RLVR recipe
+# seconds: a process waits at a gather until the others have rolled out and judged; torch's own
+# half an hour is made for steps without either
+DDP_TIMEOUT = 4 * 3600
 _INPUTS = ("data", "prompts", "settings", "judge")
 # how a server is reached decides nothing about what it is sent
 _CLOSING = ("reward", "part/base", "part/accuracy", "answer_tokens", "reasoning_tokens")
@@ -88,6 +91,7 @@ def grpo_arguments(
             "per_device_train_batch_size": micro,
             "save_strategy": "steps",
             "save_steps": 10 * num_iterations,
+            "ddp_timeout": DDP_TIMEOUT,
         },
         decided={
             "gradient_accumulation_steps": micro_batches,

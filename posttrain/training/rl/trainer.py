@@ -255,7 +255,8 @@ class GroupTrainer(Resumable, GRPOTrainer):
         super().log(logs, start_time)
         if "rollouts" in logs:
             self.clock.write(main=self.is_world_process_zero())
-            for warning in self.guard.check(self.step_rows()):
+            last = self.state.global_step >= self.state.max_steps
+            for warning in self.guard.check(self.step_rows(), last=last):
                 if self.is_world_process_zero():
                     print(f"warning      {warning}", flush=True)
 

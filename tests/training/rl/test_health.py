@@ -18,13 +18,20 @@ def rows(**series: list[float]) -> list[dict[str, Any]]:
     ]
 
 
-def look(limit: Limit, name: str, values: list[float], key: str | None = None) -> list[str]:
+def look(
+    limit: Limit, name: str, values: list[float], key: str | None = None, *, last: bool = False
+) -> list[str]:
     config = GuardConfig.model_validate({"window": 2, name: limit})
-    return HealthGuard(config).check(rows(**{key or name: values}))
+    return HealthGuard(config).check(rows(**{key or name: values}), last=last)
 
 
-def test_a_window_that_is_not_full_says_nothing():
-    assert look(Limit(warn=0, stop=0), "truncated", [1.0]) == []
+def test_a_window_that_is_not_full_says_nothing_before_the_end():
+    limit = Limit(warn=0.3, stop=0.9)
+    assert look(limit, "truncated", [1.0]) == []
+    assert look(limit, "truncated", [0.2], last=True) == []
+    assert look(limit, "truncated", [0.5], last=True)
+    with pytest.raises(TrainingError, match="step 1: truncated is 1 "):
+        look(limit, "truncated", [1.0], last=True)
 
 
 def test_it_warns_and_stops_by_the_mean_of_the_last_batches():

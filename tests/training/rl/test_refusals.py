@@ -14,7 +14,7 @@ from posttrain.config.rlhf import RlhfConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import Message
 from posttrain.rollouts import Prompt
-from posttrain.training.rl.stage import GroupStage
+from posttrain.training.rl.stage import GroupStage, grpo_arguments
 from tests.training.rl.policy import (
     Scripted,
     make_prompts,
@@ -44,6 +44,14 @@ def refused(policy: Path, out: Path, match: str, prompts: Any = PROMPTS, **keys:
 )
 def test_fields_that_are_decided_here(policy: Path, tmp_path: Path, field: str, match: str):
     refused(policy, tmp_path, match, trainer={field: 1})
+
+
+@pytest.mark.parametrize(("given", "seconds"), [({}, 4 * 3600), ({"ddp_timeout": 60}, 60)])
+def test_a_process_waits_for_the_others_rollouts(
+    policy: Path, tmp_path: Path, given: dict[str, int], seconds: int
+):
+    recipe = make_recipe(policy, tmp_path, trainer=given)
+    assert grpo_arguments(recipe, out=tmp_path).ddp_timeout == seconds
 
 
 def test_steps_that_end_inside_a_batch(policy: Path, tmp_path: Path):

@@ -111,6 +111,16 @@ def test_a_judge_that_mostly_fails_stops_the_run(recipe_file: Path, tmp_path: Pa
     assert (tmp_path / "out" / "manifest.json").exists()
 
 
+def test_a_judge_that_is_down_stops_the_run_before_a_rollout(recipe_file: Path, tmp_path: Path):
+    """Not a dry run, which asks no judge."""
+    down = run(recipe_file, "http://127.0.0.1:9/v1", tmp_path / "out", check=False)
+    assert down.codes == [1]
+    assert "judge.models.0.backend.url http://127.0.0.1:9/v1" in down.text.splitlines()[-1]
+    assert "Traceback" not in down.text
+    assert not (tmp_path / "out" / "timing.jsonl").exists()
+    assert not (tmp_path / "out" / "rollouts").exists()
+
+
 def test_a_dry_run_plans_and_writes_nothing(recipe_file: Path, tmp_path: Path):
     planned = run(recipe_file, "http://127.0.0.1:9/v1", tmp_path / "out", "--dry-run")
     assert "4 prompts × 4 = 16 rollouts on 1 process(es)" in planned.text

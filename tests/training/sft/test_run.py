@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from posttrain.config.sft import SftConfig
@@ -36,6 +38,8 @@ def test_a_run_ends_in_a_checkpoint_that_learns_and_stops(recipe: MakeRecipe, da
     manifest = read_artifact(out, kind="checkpoint")
     assert manifest.parents[0].digest == read_artifact(data).digest
     assert manifest.counts.rows_in == manifest.counts.kept == 40
+    ran = {"world_size": 1, "sharding": "none", "device": "cpu", "precision": "fp32"}
+    assert {name: manifest.stats[name] for name in ran} == ran
     assert losses(out)[-1] < 0.5 * losses(out)[0]
     assert not (out / RESUME).exists()
     assert not list(out.glob("**/training_args.bin"))
@@ -50,6 +54,35 @@ def test_a_run_ends_in_a_checkpoint_that_learns_and_stops(recipe: MakeRecipe, da
     card = (out / "README.md").read_text()
     assert manifest.parents[0].digest in card
     assert "cc0-1.0" in card
+
+
+def test_the_precision_that_runs_is_the_trainers(recipe: MakeRecipe):
+    assert SftStage(recipe(trainer={"bf16": True})).prepare().launched.precision == "bf16"
+
+
+def _no_room(*_: Any, **__: Any) -> None:
+    raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda *_, **__: torch.save({"a": torch.zeros(1 << 20)}, "/dev/full"),
+        lambda *_, **__: Path("/dev/full").write_bytes(bytes(1 << 16)),
+        _no_room,
+    ],
+    ids=["torch", "python", "safetensors"],
+)
+def test_a_full_disk_is_one_sentence_and_the_run_goes_on(
+    recipe: MakeRecipe, write: Any, monkeypatch: pytest.MonkeyPatch
+):
+    made = recipe(trainer={"num_train_epochs": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr("posttrain.training.trainer.write_model", write)
+        with pytest.raises(DataError, match=f"{made.out}: the disk is full") as full:
+            finish(made)
+    assert "\n" not in str(full.value)
+    finish(made)
 
 
 def test_the_saved_model_stops_on_its_end_token(recipe: MakeRecipe):
