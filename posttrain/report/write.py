@@ -50,7 +50,11 @@ PAGES: dict[str, tuple[Sections, Callable[[Node], list[Tile]]]] = {
 def own_sections(node: Node) -> Iterator[Section | LeftOut]:
     """The sections of one artifact by its kind; none for an unknown kind."""
     if node.manifest is not None and node.kind in PAGES:
-        yield from PAGES[node.kind][0](node)
+        try:
+            yield from PAGES[node.kind][0](node)
+        except KeyError as error:  # an ancestor may have been built by an older version
+            why = f"{node.name} has no {error} in its stats; build it again to see it here"
+            yield LeftOut(f"{node.kind} {node.name}", why)
 
 
 def figures(node: Node) -> Iterator[Section]:

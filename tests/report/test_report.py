@@ -234,6 +234,15 @@ def test_an_artifact_without_stats_says_what_is_missing(tmp_path):
     assert 'dropped: empty_answer</td><td class="n">1</td>' in page
 
 
+def test_an_ancestor_of_an_older_version_is_left_out_by_name(tmp_path):
+    old = Run.open(tmp_path / "old", kind="sft_data", config={})
+    old.finish(counts=Counts(1, 1), files={}, stats={"sources": {"a": {"rows_in": 1}}})
+    out = write_checkpoint(tmp_path / "model", tmp_path / "old")
+    page = write_report(out).read_text()
+    assert "Not in this report" in page
+    assert "build it again to see it here" in page
+
+
 def test_a_page_has_the_tiles_of_its_own_artifact_alone(run):
     tiles = re.findall(r'<div class="tile"><b>(.*?)</b><span>(.*?)</span>', page_of(run / "sft"))
     assert [name for _, name in tiles] == ["last training loss", "tokens read"]
