@@ -209,13 +209,13 @@ def _check_left_out(probe: Probe, recipe: BuildSftConfig, preparer: Preparer) ->
     lost = [p for p in probe.prepared if p.drop and p.drop.reason.startswith(LEFT_OUT)]
     if not lost or (recipe.limits.left_out and not probe.complete):
         return
+    split = prepare([p.example for p in lost], replace(preparer, split_steps=True))
+    helped = sum(p.drop is None for p in split)
     try:
-        check_limits(probe.name, probe.stats, recipe.limits)
+        check_limits(probe.name, probe.stats, recipe.limits, split_helps=helped > 0)
     except DataError as error:
         first = lost[0].drop
         assert first is not None, "chosen for its drop"
-        split = prepare([p.example for p in lost], replace(preparer, split_steps=True))
-        helped = sum(p.drop is None for p in split)
         raise ConfigError(
             f"{error}\n  {first.detail}, and so for {len(lost)} of its first {probe.rows} rows; "
             f"tokenizer.split_steps would write all of {helped} of them"

@@ -143,11 +143,14 @@ def merged(parts: Iterable[Mapping[str, Any]], *, samples: int) -> dict[str, Any
     }
 
 
-def check_limits(name: str, stats: Mapping[str, Any], limits: LimitsConfig) -> None:
+def check_limits(
+    name: str, stats: Mapping[str, Any], limits: LimitsConfig, *, split_helps: bool = True
+) -> None:
     """Stop at a source of which more is lost to a reason than the recipe allows.
 
     Args:
         stats: as `PartCounts.stats` gives them.
+        split_helps: whether `tokenizer.split_steps` may write what the template leaves out.
 
     Raises:
         DataError: with the reason, its share and what to do.
@@ -169,14 +172,20 @@ def check_limits(name: str, stats: Mapping[str, Any], limits: LimitsConfig) -> N
     share = sum(n for reason, n in by_reason if reason.startswith(LEFT_OUT)) / max(rows, 1)
     if share > limits.left_out:
         kinds = ", ".join(f"{kind} of {n:,}" for kind, n in sorted(stats["left_out"].items()))
+        ways = ["Choose another tokenizer.chat_template"]
+        if split_helps:
+            ways.append(
+                "set tokenizer.split_steps: true, which helps where a text, a trace or one of "
+                "several calls is lost because more follows it"
+            )
+        ways.append("drop these rows with limits.left_out: 1")
         allowed = ", ".join(stats["left_out"])
+        ways.append(f"keep them without it: tokenizer.allow_left_out: [{allowed}]")
+        if "reasoning" in stats["left_out"]:
+            ways.append("train answers alone, without traces: reasoning: {strip: 1.0}")
         raise DataError(
             f"source {name!r}: the chat template leaves out part of {share:.1%} of {rows:,} rows "
-            f"({kinds}), limits.left_out is {limits.left_out:.1%}. Choose another "
-            "tokenizer.chat_template; or set tokenizer.split_steps: true, which helps where a "
-            "text, a trace or one of several calls is lost because more follows it; or drop these "
-            "rows with limits.left_out: 1; or keep them without it: tokenizer.allow_left_out: "
-            f"[{allowed}]; or, for traces, train answers alone: reasoning: {{strip: 1.0}}"
+            f"({kinds}), limits.left_out is {limits.left_out:.1%}. {'; or '.join(ways)}"
         )
 
 

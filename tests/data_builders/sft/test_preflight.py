@@ -113,6 +113,22 @@ def test_what_a_template_leaves_out_stops_the_build_is_dropped_or_allowed(tmp_pa
     assert len(index(tmp_path / "split")) == 40 + 4 * 2
 
 
+def test_only_ways_out_that_help_are_named(tmp_path, capsys):
+    """A template without tools: no split writes them, and no trace is lost."""
+    chatml = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    )
+    (tmp_path / "plain.jinja").write_text(
+        chatml + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    folder = write_tokenizer(tmp_path / "plain")
+    tokenizer = {"path": str(folder), "chat_template": str(tmp_path / "plain.jinja")}
+    with pytest.raises(ConfigError, match=r"allow_left_out: \[") as error:
+        build(recipe_of(tmp_path, [*plain_rows(40), BESIDE], tokenizer=tokenizer))
+    assert "split_steps: true" not in str(error.value)
+    assert "strip: 1.0" not in str(error.value)
+
+
 def test_a_build_for_gpt_oss_raises_no_alarm(tmp_path, gpt_oss):
     build(recipe_of(tmp_path, plain_rows(40), tokenizer=gpt_oss))
     figures = manifest(tmp_path / "out")["stats"]["supervision"]["a"]
