@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
@@ -34,6 +35,8 @@ from posttrain.report.section import (
 )
 
 _STYLES = {"": "", "bold": "bold", "faint": "dim", "code": "", "mark": "green"}
+# columns that a text needs at least to be read in a table
+_WORDS = 12
 # neighbours of one style in two shades, so that tokens can be told apart
 _SHADES = {"mark": ("green", "bright_green"), "": ("bright_black", "white")}
 
@@ -51,10 +54,10 @@ def print_sections(console: Console, sections: Iterable[Section], *, charts: boo
 def _print(console: Console, block: Block) -> None:
     match block:
         case Table():
-            console.print(_grid(block))
+            console.print(_grid(block, console.width))
         case LineChart() | BarChart() | IntervalChart():
             console.print(Text(block.caption, "italic"))
-            console.print(_grid(chart_table(block)))
+            console.print(_grid(chart_table(block), console.width))
         case Heading():
             console.print(Text(block.text, "bold"))
         case Definitions():
@@ -99,13 +102,17 @@ def dialogue_text(words: Words, *, colour: bool) -> Text:
     return text
 
 
-def _grid(table: Table) -> Grid:
+def _grid(table: Table, width: int) -> Grid:
     grid, aligned = Grid(), table.numeric()
+    columns = zip(table.head, *([_cell(value) for value in row] for row in table.rows), strict=True)
+    needed = [max(map(cell_len, column)) for column in columns]
+    # words give way before numbers do, unless nothing would be left of them
+    least = sum(n if k in aligned else min(n, _WORDS) for k, n in enumerate(needed))
+    fits = least + 3 * len(needed) + 1 <= width
     for k, name in enumerate(table.head):
         numeric = k in aligned
         justify = "right" if numeric else "left"
-        # words give way before numbers do
-        grid.add_column(name, justify=justify, overflow="fold", no_wrap=numeric)
+        grid.add_column(name, justify=justify, overflow="fold", no_wrap=numeric and fits)
     for number, row in enumerate(table.rows, start=1):
         if table.total and number == len(table.rows):
             grid.add_section()

@@ -265,6 +265,17 @@ def test_the_console_shows_the_figures_of_the_page(run):
         assert f"{one['trained']:,}" in printed
 
 
+def test_a_narrow_console_keeps_the_words_that_name_a_row():
+    interval = "0.00 % (0.0 % – 41.1 %)"
+    table = Table(["checkpoint", "task", "a", "b", "c"], [["base", "gsm8k", *[interval] * 3]])
+    console = Console(file=io.StringIO(), width=70)
+    print_sections(console, [Section("S", [table])])
+    printed = console.file.getvalue()
+    assert "base" in printed
+    assert "gsm8k" in printed
+    assert printed.count("41.1") == 3
+
+
 def test_numbers_keep_their_unit_and_values_align():
     table = Table(["source", "share", "note"], [["a", "1.5 % – 2.0 %", "ten rows"]])
     page = page_html([Section("S", [table])], title="t")
