@@ -161,7 +161,8 @@ class TrainingRecipe(Strict):
         for key in trainer:
             if key in cls.owned:
                 raise ValueError(f"{key} is not yours to set: {cls.owned[key]}")
-        return trainer
+        # it takes no null: an override takes the recipe's epochs back, to count in max_steps
+        return {key: v for key, v in trainer.items() if (key, v) != ("num_train_epochs", None)}
 
     @model_validator(mode="after")
     def _several_processes(self) -> Self:
