@@ -127,10 +127,10 @@ def _explain(item: dict[str, Any], schema: type[BaseModel]) -> str:
     loc = tuple(part for part in item["loc"])
     dotted = ".".join(str(part) for part in loc)
     if item["type"] == "extra_forbidden":
-        name, valid = str(loc[-1]), _keys_at(schema, loc[:-1])
-        renamed = _RENAMED.get(name)
-        hint = f" (renamed: {renamed!r})" if renamed in valid else nearest(name, valid)
-        return f"unknown key {dotted!r}{hint}"
+        return _explain_key(loc, _keys_at(schema, loc[:-1]))
+    if item["type"] == "literal_error" and loc[-1] == "[key]":
+        # a mapping whose keys are some words
+        return _explain_key(loc[:-1], item["ctx"]["expected"].split("'")[1::2])
     if item["type"] == "missing":
         return f"{dotted!r} is required"
     if item["type"] in ("union_tag_invalid", "union_tag_not_found"):
@@ -140,6 +140,13 @@ def _explain(item: dict[str, Any], schema: type[BaseModel]) -> str:
         text = str(item["ctx"]["error"])
         return f"{dotted}: {text}" if dotted else text
     return f"{dotted!r}: {item['msg']}, found {item['input']!r} ({type(item['input']).__name__})"
+
+
+def _explain_key(loc: tuple[Any, ...], valid: Sequence[str]) -> str:
+    name = str(loc[-1])
+    renamed = _RENAMED.get(name)
+    hint = f" (renamed: {renamed!r})" if renamed in valid else nearest(name, valid)
+    return f"unknown key {'.'.join(map(str, loc))!r}{hint}"
 
 
 def _explain_tag(dotted: str, context: Mapping[str, Any]) -> str:

@@ -78,6 +78,7 @@ def test_mistakes_are_named(tmp_path, text, overrides, message):
         (SampleConfig, "limits.max_turns", "sampling"),
         (EvalConfig, "samples", "n"),
         (BuildDpoConfig, "given", "offline"),
+        (BuildDpoConfig, "categories.given", "offline"),
         (RlhfConfig, "loss.updates", "num_iterations"),
         (RlhfConfig, "judge.parameters.temperature", "sampling"),
     ],
