@@ -139,9 +139,9 @@ class InOrder(PairTrainer):
 
     seconds_before = 0.0
 
-    def _find_reference(self, model: Any) -> Any:
+    def _load_reference(self, model: Any) -> Any:
         started = seconds_now(self.args.device)
-        found = super()._find_reference(model)
+        found = super()._load_reference(model)
         self.seconds_before = seconds_now(self.args.device) - started
         return found
 
@@ -190,6 +190,7 @@ def ours(layout: str, make: Callable[[], PreTrainedModel], pairs: Pairs, setting
         data_collator=make_pair_collator(layout, tokenizer.pad_token_id),
         processing_class=tokenizer,
         pairs=pairs,
+        layout=layout,
         loss=LossConfig(sft_form="mean"),
         store=store,
         chosen_floor=-1e9,
