@@ -5,9 +5,8 @@
 
 A conversation is rendered and tokenised, the engine continues its ids, and the new ids are decoded
 and parsed. A continued completion keeps its sampled ids: only what came since is rendered and
-tokenised. How a template ends a turn, opens and closes reasoning and goes on after tools is learnt
-from what it writes around a few words, so that any template works that ends turns with a special
-token; others are refused.
+tokenised. How a template ends turns, frames reasoning and goes on after tools is learnt from what it
+writes around a few words: any works that ends turns with a special token; others are refused.
 """
 
 from __future__ import annotations
@@ -207,8 +206,9 @@ class RenderedSampler:
                 forced=output.forced,
             )
         # tags of several tokens cannot be found among ids: the parts are tokenised again
-        if not reasons:
-            return 0, len(output.ids) - (output.finish == "stop")
+        if not reasons or (OPEN not in text and CLOSE not in text):
+            written = len(output.ids) - (output.finish == "stop")
+            return (written, 0) if reasons else (0, written)
         trace, _, answer = text.partition(CLOSE)
         ended = len(self.encoder.encode([trace.removeprefix(OPEN)])[0])
         rest = self.encoder.encode([answer])[0]

@@ -60,6 +60,14 @@ class Says:
         return [tuple(float(-i) for i in ids) for ids in completions]
 
 
+class Cut(Says):
+    """Says a text but for its last token."""
+
+    async def generate(self, requests: Sequence[EngineRequest], *, progress=None):
+        outputs = await super().generate(requests, progress=progress)
+        return [EngineOutput(output.ids[:-1], "length") for output in outputs]
+
+
 def sampler_of(engine: Says, template: str = "nemotron_3_nano") -> RenderedSampler:
     named = TEMPLATES / f"{template}.jinja"
     choice = str(named) if named.is_file() and template != "nemotron_3_nano" else template
@@ -241,6 +249,10 @@ def test_tags_of_several_tokens_are_counted_by_their_texts():
     step = one(sampler, ask()).step
     assert (step.parsed.reasoning, step.parsed.answer) == ("hm", "5")
     assert (step.reasoning_tokens, step.answer_tokens) == (len("hm\n"), len("\n5"))
+    # without a tag nothing is tokenised again: half a character would come back as three tokens
+    sampler = RenderedSampler(Cut("h\xc3", encoder=encoder), template=chat_template_of(tokenizer), encoder=encoder)  # fmt: skip
+    step = one(sampler, ask()).step
+    assert (step.reasoning_tokens, step.answer_tokens) == (len(step.ids), 0) == (2, 0)
     with pytest.raises(ConfigError, match="one token </think>"):
         one(sampler, ask(reasoning_budget=8))
 
