@@ -5,8 +5,8 @@
 
 A conversation is rendered and tokenised, the engine continues its ids, and the new ids are decoded
 and parsed. A continued completion keeps its sampled ids: only what came since is rendered and
-tokenised. How a template ends turns, frames reasoning and goes on after tools is learnt from what it
-writes around a few words: any works that ends turns with a special token; others are refused.
+tokenised. How a template ends turns, frames reasoning and goes on after tools is learnt from what
+it writes around a few words: any works that ends turns with a special token; others are refused.
 """
 
 from __future__ import annotations
