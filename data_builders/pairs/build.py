@@ -38,6 +38,7 @@ from data_builders.pairs.stats import (
     plain,
     used_completions,
 )
+from data_builders.rows.read import RowCounts
 from data_builders.sft.shards import write_jsonl
 from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.config.build_sft import TokenizerConfig
@@ -65,6 +66,7 @@ class Proposed:
     counts: PairStats = field(default_factory=PairStats)
     prompts: int = 0
     offline_rows: int = 0
+    unread: list[list[Any]] = field(default_factory=list[list[Any]])
     dropped_rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
 
@@ -109,6 +111,7 @@ class BuiltPairs:
             "samples": plain(counts.rates),
             "lengths": lengths(pairs),
             "distances": distances(pairs),
+            "unread": self.proposed.unread,
         }
 
 
@@ -250,7 +253,8 @@ def _propose_offline(
     seen: set[str] = set()
     with PairWriter(work, "offline", shard_pairs=recipe.shard_pairs) as writer:
         for source in recipe.offline:
-            pairs = read_offline(source, encoder, base_dir=base_dir, seed=recipe.seed)
+            own = RowCounts()
+            pairs = read_offline(source, encoder, base_dir=base_dir, seed=recipe.seed, counts=own)
             for found, rows in pairs:
                 proposed.offline_rows += rows
                 on_progress("reading offline pairs", proposed.offline_rows)
@@ -266,6 +270,7 @@ def _propose_offline(
                 seen.add(found.id)
                 writer.add(found)
                 proposed.candidates.append(offline_candidate(found, number, rows, recipe.seed))
+            proposed.unread += [[source.name, name, *column] for name, column in own.unread.items()]
 
 
 def chosen_pairs(

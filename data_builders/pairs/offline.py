@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from data_builders.pairs.grading import Graded
 from data_builders.pairs.layouts import pair_rows
 from data_builders.rows.examples import end_on_assistant
 from data_builders.rows.raw import Dropped, RawRow
-from data_builders.rows.read import read_rows
+from data_builders.rows.read import RowCounts, read_rows
 from posttrain.chat import TrainingSample
 from posttrain.chat.framing import message_texts
 from posttrain.config.build_dpo import BuildDpoConfig
@@ -51,7 +51,12 @@ class _Rendered:
 
 
 def read_offline(
-    config: SourceConfig, encoder: PairEncoder, *, base_dir: Path, seed: int = 0
+    config: SourceConfig,
+    encoder: PairEncoder,
+    *,
+    base_dir: Path,
+    seed: int = 0,
+    counts: RowCounts | None = None,
 ) -> Iterator[tuple[Pair | Dropped, int]]:
     """Stream a source's pairs, each with the number of rows that it was read from.
 
@@ -59,12 +64,13 @@ def read_offline(
 
     Args:
         seed: takes the rejected response where a row has several.
+        counts: gets the columns that neither side was read from.
 
     Raises:
         ConfigError: a bad `where` or path.
         DataError: a file that cannot be read; with `strict`, a row that is no pair.
     """
-    rendered = _rendered(config, encoder, base_dir, seed)
+    rendered = _rendered(config, encoder, base_dir, seed, counts or RowCounts())
     while batch := list(itertools.islice(rendered, BATCH)):
         whole = [item for item, _ in batch if isinstance(item, _Rendered)]
         encoded = iter(_encode(whole, encoder))
@@ -99,16 +105,18 @@ def _encode(items: Sequence[_Rendered], encoder: PairEncoder) -> Iterator[tuple[
 
 
 def _rendered(
-    config: SourceConfig, encoder: PairEncoder, base_dir: Path, seed: int
+    config: SourceConfig, encoder: PairEncoder, base_dir: Path, seed: int, counts: RowCounts
 ) -> Iterator[tuple[_Rendered | Dropped, int]]:
     for raw, rows in pair_rows(read_rows(config, base_dir), config, seed=seed):
-        found = raw if isinstance(raw, Dropped) else _render(raw, config, encoder)
+        found = raw if isinstance(raw, Dropped) else _render(raw, config, encoder, counts)
         if config.strict and isinstance(found, Dropped) and found.reason != "where":
             raise DataError(f"{found.file}:{found.line}: {found.reason}: {found.detail}")
         yield found, rows
 
 
-def _render(raw: RawRow, config: SourceConfig, encoder: PairEncoder) -> _Rendered | Dropped:
+def _render(
+    raw: RawRow, config: SourceConfig, encoder: PairEncoder, counts: RowCounts
+) -> _Rendered | Dropped:
     try:
         how = reading_of(config)
         chosen, rejected = (
@@ -116,6 +124,11 @@ def _render(raw: RawRow, config: SourceConfig, encoder: PairEncoder) -> _Rendere
         )
     except RowProblem as problem:
         return Dropped(problem.reason, str(problem), raw.file, raw.line)
+    counts.add_unread(
+        (name, 1, "" if name in counts.unread else f"{raw.row[name]!r:.60}")
+        for name in chosen.unread
+        if name in rejected.unread
+    )
     shared = _shared(chosen.messages, rejected.messages)
     pair_id = content_id((*chosen.messages, *rejected.messages[shared:]), chosen.tools)
     if problem := _problem(chosen, rejected, shared):
@@ -152,7 +165,7 @@ def _ended(side: Conversation, config: SourceConfig) -> Conversation:
     messages, reason = end_on_assistant(side.messages, config.ending)
     if reason is not None:
         raise RowProblem(reason, "chosen/rejected", "a side has no answer at its end")
-    return Conversation(messages, side.tools)
+    return replace(side, messages=messages)
 
 
 def _problem(chosen: Conversation, rejected: Conversation, shared: int) -> str | None:

@@ -155,6 +155,7 @@ def pair_figures(stats: Row) -> Iterator[Section]:
     yield graded_samples(stats["samples"])
     yield length_balance(stats["lengths"])
     yield distances(stats)
+    yield unread_columns(stats)
 
 
 def pair_tiles(node: Node) -> list[Tile]:
@@ -267,6 +268,13 @@ def distances(stats: Row) -> Iterator[Block]:
         "down in the chosen too; minimum_distance drops them."
     )
     yield Table(["category", "median", "less than a tenth"], rows)
+
+
+@section("Columns not read")
+def unread_columns(stats: Row) -> Iterator[Block]:
+    """Columns of offline rows that no part of a pair was read from."""
+    if rows := stats.get("unread"):
+        yield Table(["source", "column", "rows that fill it", "example"], rows)
 
 
 def pairs_to_read(rows: Sequence[Row]) -> Iterator[Block]:

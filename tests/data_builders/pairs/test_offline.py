@@ -11,6 +11,7 @@ import pytest
 from data_builders.pairs.encode import PairEncoder, distance
 from data_builders.pairs.offline import read_offline
 from data_builders.rows.raw import Dropped
+from data_builders.rows.read import RowCounts
 from posttrain.chat import nemotron_3_nano_template
 from posttrain.config.source import SourceConfig
 from posttrain.errors import DataError
@@ -249,3 +250,12 @@ def test_rows_that_prefer_nothing_are_dropped_by_name(tmp_path: Path, text, rows
 )
 def test_distance_is_what_lies_between_common_ends(left, right, apart: float):
     assert distance(left, right) == distance(right, left) == pytest.approx(apart)
+
+
+def test_columns_that_neither_side_was_read_from_are_counted(tmp_path: Path, text):
+    rows = [ROW | {"rating": 4}, ROW | {"rating": None}]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    encoder = PairEncoder(nemotron_3_nano_template(), text.encode, ())
+    source, counts = SourceConfig(name="s", path="pairs.jsonl"), RowCounts()
+    assert len(list(read_offline(source, encoder, base_dir=tmp_path, counts=counts))) == 2
+    assert counts.unread == {"rating": (1, "4")}
