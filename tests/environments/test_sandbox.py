@@ -8,6 +8,7 @@ import os
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -307,3 +308,15 @@ def test_a_sandbox_that_nobody_watches_ends_by_itself(monkeypatch: pytest.Monkey
     os.close(stop)
     assert (result.exit_code, result.limit) == (137, None)
     assert survivors(mark) == []
+
+
+def test_sockets_count_where_the_machine_does_not_show_their_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    module = sys.modules[supervise.__module__]  # the package exports its function by this name
+    monkeypatch.setattr(module, "_WMEM", tmp_path / "not shown")
+    before = module.socket_bytes(os.getpid())
+    with contextlib.ExitStack() as stack:
+        for end in socket.socketpair():
+            stack.enter_context(end)
+        assert module.socket_bytes(os.getpid()) >= before + 2 * module._WMEM_DEFAULT

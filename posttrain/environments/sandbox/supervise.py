@@ -204,7 +204,8 @@ def _result(tree: _Tree, out: _Stream, err: _Stream) -> SandboxResult:
 # -- what a process tree uses right now, read from /proc on the host ----------------------------
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-_SOCKET_BYTES = int(Path("/proc/sys/net/core/wmem_default").read_text("ascii"))
+_WMEM = Path("/proc/sys/net/core/wmem_default")
+_WMEM_DEFAULT = 212_992  # the kernel's own; many containers do not show what it was set to
 _ESTABLISHED = "01"
 _LATE = 0.2  # seconds of processor time for the signal to end a process
 
@@ -242,17 +243,19 @@ def socket_bytes(pid: int) -> int:
     The kernel says what TCP sockets hold, and of others only that they are there: each then counts
     with the most that it can hold, for a program may not raise that (`syscalls`).
     """
-    total = 0
+    total, most = 0, _WMEM_DEFAULT
+    with contextlib.suppress(OSError):
+        most = int(_WMEM.read_text("ascii"))
     for name in ("unix", "udp", "udp6", "tcp", "tcp6"):
         with contextlib.suppress(OSError):
             rows = Path(f"/proc/{pid}/net/{name}").read_text("ascii", "replace").splitlines()[1:]
             if not name.startswith("tcp"):
-                total += len(rows) * _SOCKET_BYTES
+                total += len(rows) * most
                 continue
             for row in rows:
                 state, queues = row.split()[3:5]
                 if state == _ESTABLISHED:
-                    total += _SOCKET_BYTES + sum(int(queue, 16) for queue in queues.split(":"))
+                    total += most + sum(int(queue, 16) for queue in queues.split(":"))
     return total
 
 
