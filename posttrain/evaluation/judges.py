@@ -257,77 +257,9 @@ def run_evaluation(
         return
     atomic_write_text(out / PROMPTS, prompt_lines(prompts))
     total = len(prompts) * recipe.n * len(recipe.checkpoints)
-    with ProgressBar(total=total, console=console) as meter:
-        asyncio.run(_judge_all(recipe, prompts, meter))
-    _finish(stage, recipe, prompts, read, data, parents, console)
-
-
-async def _judge_all(
-    recipe: EvalGenRmConfig, prompts: Sequence[Prompt], meter: ProgressBar
-) -> None:
-    """Every judgement that is not there yet, checkpoint by checkpoint."""
-    out = Path(recipe.out)
-    (out / RECORDS).mkdir(exist_ok=True)
-    tasks = tasks_of(prompts, lambda _: recipe.n, seed=recipe.seed)
-    for name in recipe.checkpoints:
-        backend, work = recipe.backend_of(name), out / WORK / name
-        async with opened_sampler(backend, checkpoint=recipe.path_of(name), parts=False) as sampler:
-            digest = digest_of(prompt_lines(prompts))
-            bind(work, {"prompts": digest, "sampler": dict(sampler.identity)})
-            await generate(
-                tasks,
-                sampler,
-                work=work,
-                to=_record_path(out, name),
-                open_environment=lambda _: None,
-                limits=RolloutLimits(recipe.sampling.parameters(), 1, None, 1),
-                chunk=recipe.chunk,
-                at_once=rollouts_at_once(backend),
-                max_failure_rate=recipe.max_failure_rate,
-                progress=meter,
-            )
-
-
-def _record_path(out: Path, checkpoint: str) -> Path:
-    """The file of a checkpoint's judgements, a completion a line."""
-    return out / RECORDS / f"{checkpoint}.jsonl"
-
-
-def _read_judgements(
-    out: Path, checkpoints: Sequence[str], prompts: Sequence[Prompt], read: Read
-) -> dict[str, Judgements]:
-    """Every checkpoint's judgements, compared with their golds."""
-    by_id = {prompt.id: prompt for prompt in prompts}
-    judgements: dict[str, Judgements] = {}
-    for name in checkpoints:
-        completions = read_completions(_record_path(out, name))
-        own = ((by_id[completion.prompt_id], completion) for completion in completions)
-        judgements[name] = [(p, c, read(name, p, c)) for p, c in own]
-    return judgements
-
-
-def _metrics_of(judgements: Mapping[str, Judgements], *, seed: int) -> dict[str, Any]:
-    """All figures of a run."""
-    judged = [one for rows in judgements.values() for _, _, one in rows if one is not None]
-    return {
-        "cells": judge_cells(judged, seed=seed),
-        "differences": judge_differences(judged, seed=seed),
-        "failed": {
-            name: sum(one is None for _, _, one in rows) for name, rows in judgements.items()
-        },
-    }
-
-
-def _finish(
-    stage: Run,
-    recipe: EvalGenRmConfig,
-    prompts: Sequence[Prompt],
-    read: Read,
-    data: Manifest,
-    parents: Sequence[Parent],
-    console: Console,
-) -> None:
-    out, names = stage.path, list(recipe.checkpoints)
+    with ProgressBar(total=total, console=console) as progress:
+        asyncio.run(_judge_all(recipe, prompts, progress))
+    names = list(recipe.checkpoints)
     judgements = _read_judgements(out, names, prompts, read)
     metrics = _metrics_of(judgements, seed=recipe.seed)
     examples = [row for name in names for row in _to_read(name, judgements[name])]
@@ -359,6 +291,62 @@ def _finish(
     )
     shutil.rmtree(out / WORK, ignore_errors=True)
     show_finished(console, out)
+
+
+async def _judge_all(
+    recipe: EvalGenRmConfig, prompts: Sequence[Prompt], progress: ProgressBar
+) -> None:
+    """Every judgement that is not there yet, checkpoint by checkpoint."""
+    out = Path(recipe.out)
+    (out / RECORDS).mkdir(exist_ok=True)
+    tasks = tasks_of(prompts, lambda _: recipe.n, seed=recipe.seed)
+    for name in recipe.checkpoints:
+        backend, work = recipe.backend_of(name), out / WORK / name
+        async with opened_sampler(backend, checkpoint=recipe.path_of(name), parts=False) as sampler:
+            digest = digest_of(prompt_lines(prompts))
+            bind(work, {"prompts": digest, "sampler": dict(sampler.identity)})
+            await generate(
+                tasks,
+                sampler,
+                work=work,
+                to=_record_path(out, name),
+                open_environment=lambda _: None,
+                limits=RolloutLimits(recipe.sampling.parameters(), 1, None, 1),
+                chunk=recipe.chunk,
+                at_once=rollouts_at_once(backend),
+                max_failure_rate=recipe.max_failure_rate,
+                progress=progress,
+            )
+
+
+def _record_path(out: Path, checkpoint: str) -> Path:
+    """The file of a checkpoint's judgements, a completion a line."""
+    return out / RECORDS / f"{checkpoint}.jsonl"
+
+
+def _read_judgements(
+    out: Path, checkpoints: Sequence[str], prompts: Sequence[Prompt], read: Read
+) -> dict[str, Judgements]:
+    """Every checkpoint's judgements, compared with their golds."""
+    by_id = {prompt.id: prompt for prompt in prompts}
+    judgements: dict[str, Judgements] = {}
+    for name in checkpoints:
+        completions = read_completions(_record_path(out, name))
+        own = ((by_id[completion.prompt_id], completion) for completion in completions)
+        judgements[name] = [(p, c, read(name, p, c)) for p, c in own]
+    return judgements
+
+
+def _metrics_of(judgements: Mapping[str, Judgements], *, seed: int) -> dict[str, Any]:
+    """All figures of a run."""
+    judged = [one for rows in judgements.values() for _, _, one in rows if one is not None]
+    return {
+        "cells": judge_cells(judged, seed=seed),
+        "differences": judge_differences(judged, seed=seed),
+        "failed": {
+            name: sum(one is None for _, _, one in rows) for name, rows in judgements.items()
+        },
+    }
 
 
 def rescore(run: Path, read: Read, console: Console) -> None:

@@ -132,8 +132,8 @@ def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console
     else:
         total = len(recipe.checkpoints) * sum(unit.size for unit in plan.units)
         try:
-            with ProgressBar(total=total, console=console) as meter:
-                asyncio.run(make_records(recipe, plan, meter))
+            with ProgressBar(total=total, console=console) as progress:
+                asyncio.run(make_records(recipe, plan, progress))
         except PosttrainError:
             if not any((out / folder).is_dir() for folder in (RECORDS, WORK)):
                 (out / LOCK).unlink()  # nothing is bound yet: a corrected recipe may have the place
@@ -168,19 +168,19 @@ def _digests(renderer: PromptRenderer | None) -> dict[str, str] | None:
     }
 
 
-async def make_records(recipe: EvalConfig, plan: EvaluationPlan, meter: ProgressBar) -> None:
+async def make_records(recipe: EvalConfig, plan: EvaluationPlan, progress: ProgressBar) -> None:
     """Generate and grade every unit without records, checkpoint by checkpoint."""
     out = Path(recipe.out)
     for name in recipe.checkpoints:
         missing = [u for u in plan.units if not record_path(out, name, u.name).is_file()]
-        meter.restored(sum(unit.size for unit in plan.units if unit not in missing))
+        progress.restored(sum(unit.size for unit in plan.units if unit not in missing))
         if not missing:
             continue
         backend, path = recipe.backend_of(name), recipe.path_of(name)
         async with opened_sampler(backend, checkpoint=path) as sampler:
             bind_weights(out / LOCK, name, sampler.identity)
             for unit in missing:
-                records = await _unit_records(recipe, plan, name, unit, sampler, meter)
+                records = await _unit_records(recipe, plan, name, unit, sampler, progress)
                 write_records(record_path(out, name, unit.name), records)
 
 
@@ -190,7 +190,7 @@ async def _unit_records(
     checkpoint: str,
     unit: Unit,
     sampler: Sampler,
-    meter: ProgressBar,
+    progress: ProgressBar,
 ) -> list[Record]:
     work = Path(recipe.out) / WORK / checkpoint / unit.name
     tasks = tasks_of(unit.prompts, lambda _: unit.samples, seed=recipe.seed)
@@ -206,7 +206,7 @@ async def _unit_records(
         chunk=max(1, recipe.chunk // unit.samples) * unit.samples,
         at_once=rollouts_at_once(recipe.backend_of(checkpoint)),
         max_failure_rate=recipe.max_failure_rate,
-        progress=meter,
+        progress=progress,
     )
     prompts = (task.prompt for task in tasks)
     attempts = list(zip(prompts, read_completions(samples), strict=True))
