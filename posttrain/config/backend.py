@@ -133,7 +133,8 @@ class ChatBackend(Server):
             `enable_thinking` (vLLM and SGLang with Nemotron's and Qwen3's templates) and `thinking`
             (with DeepSeek's and Granite's) in `chat_template_kwargs`; `enable_thinking_field` at
             the top (DashScope); `reasoning_effort`, `none` for off (OpenAI); `reasoning`, `enabled`
-            (OpenRouter). `fixed` sends nothing, and a recipe may then use one mode only.
+            (OpenRouter). `fixed` sends nothing: the recipe then names the one mode
+            that the server uses by itself.
     """
 
     kind: Literal["chat"]
