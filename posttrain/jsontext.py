@@ -54,6 +54,11 @@ def encode_json(value: object) -> str:
     return text
 
 
+def writable(text: str) -> str:
+    """Text that UTF-8 can hold: half of a surrogate pair, as JSON may bring, becomes an escape."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def _check_depth(text: str, value: Any) -> None:
     """Refuse what nests beyond the limit; few texts hold enough brackets to need a closer look."""
     if text.count("{") + text.count("[") <= MAX_DEPTH:

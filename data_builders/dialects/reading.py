@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from posttrain.errors import DataError
-from posttrain.jsontext import encode_json, load_json
+from posttrain.jsontext import encode_json, load_json, writable
 from posttrain.records import Message, Role
 
 Row = Mapping[str, object]
@@ -67,7 +67,7 @@ class RowProblem(DataError):
 
     def __init__(self, reason: str, field: str, detail: str) -> None:
         # names come from the row: they may hold what no report can be written with
-        text = f"{field}: {detail}".encode("utf-8", "backslashreplace").decode()
+        text = writable(f"{field}: {detail}")
         super().__init__(text)
         self.reason = reason
         self.field = field

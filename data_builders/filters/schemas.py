@@ -27,6 +27,7 @@ from jsonschema.exceptions import SchemaError, ValidationError
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
+from posttrain.jsontext import writable
 from posttrain.records import json_text
 
 _TYPES = {
@@ -70,7 +71,7 @@ def violation(checker: Draft202012Validator, arguments: Any) -> str | None:
         place = "/".join(str(part) for part in error.absolute_path)
         text = f"{place}: {error.message:.200}" if place else f"{error.message:.200}"
         # keys of the arguments appear in it, and they may hold half a surrogate pair
-        return text.encode("utf-8", "backslashreplace").decode()
+        return writable(text)
     return None
 
 
@@ -116,7 +117,7 @@ def _matches(pattern: str, text: str) -> bool:
     Raises:
         re.error: no regular expression at all.
     """
-    one = pa.array([text.encode("utf-8", "backslashreplace").decode()])
+    one = pa.array([writable(text)])
     try:
         options = pc.MatchSubstringOptions(pattern)
         found = pc.call_function("match_substring_regex", [one], options)

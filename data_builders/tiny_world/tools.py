@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.environments.base import writable
 from posttrain.errors import DataError
+from posttrain.jsontext import writable
 from posttrain.records import json_text
 from posttrain.rollouts import Prompt, metadata_of
 

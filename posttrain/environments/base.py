@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from posttrain.errors import ConfigError
+from posttrain.jsontext import writable
 from posttrain.records import json_text
 from posttrain.rollouts import Prompt
 
@@ -191,8 +192,3 @@ def clip(text: str, characters: int) -> str:
     gone = len(text) - characters
     half = characters // 2
     return f"{text[: characters - half]}\n[… {gone} characters left out …]\n{text[-half:]}"
-
-
-def writable(text: str) -> str:
-    """Text that UTF-8 can hold: JSON arguments may bring half a surrogate pair with them."""
-    return text.encode("utf-8", "backslashreplace").decode()

@@ -21,6 +21,7 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup
 
+from posttrain.jsontext import writable
 from posttrain.report.section import BarChart, Chart, IntervalChart, LineChart, Series
 
 if TYPE_CHECKING:
@@ -283,7 +284,7 @@ def _inline(document: str, name: str) -> str:
         if element.find("style") is not None:  # it would apply to the whole page
             root.remove(element)
     # a name may hold text of the data, and surrogates would make the page unwritable
-    label = name.encode("utf-8", "backslashreplace").decode()
+    label = writable(name)
     root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": label}
     markup = ElementTree.tostring(root, encoding="unicode")
     for colour, variable in VARIABLES.items():

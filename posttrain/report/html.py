@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
+from posttrain.jsontext import writable
 from posttrain.report.charts import chart_svg
 from posttrain.report.section import (
     Block,
@@ -41,7 +42,7 @@ def page_html(
     """The finished page."""
     page = _template().render(sections=sections, title=title, kicker=kicker, tiles=tiles)
     # surrogates from damaged data would make the file unwritable
-    return page.encode("utf-8", "backslashreplace").decode()
+    return writable(page)
 
 
 @cache

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from posttrain.errors import ConfigError, DataError
+from posttrain.jsontext import writable
 from posttrain.records import json_text
 from posttrain.rollouts import (
     Completion,
@@ -162,7 +163,7 @@ def _join(tasks: Sequence[Task], lines: Iterable[bytes], to: Path) -> SampleStat
 def row_line(row: object) -> str:
     """A row as one line of JSON that UTF-8 can hold."""
     # a broken byte sequence may have been decoded to a lone surrogate: such are written as escapes
-    return json_text(row).encode("utf-8", "backslashreplace").decode() + "\n"
+    return writable(json_text(row)) + "\n"
 
 
 def line_of(completion: Completion) -> str:

@@ -19,9 +19,8 @@ from typing import Any, Literal, NoReturn, cast
 from posttrain.chat.parse import ParsedCompletion, parse_completion
 from posttrain.chat.reasoning import CLOSE
 from posttrain.config.backend import ChatBackend
-from posttrain.environments.base import writable
 from posttrain.errors import ConfigError
-from posttrain.jsontext import encode_json, load_json
+from posttrain.jsontext import encode_json, load_json, writable
 from posttrain.records import Message, ToolCall
 from posttrain.rollouts import Step
 from posttrain.sampling.engines.http import Client, RequestFailed
