@@ -17,17 +17,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from data_builders.environments import toolkit_of
 from data_builders.keyed import key64, unit
 from data_builders.prompts.questions import RowQuestion, distinct_questions, total_counts
 from data_builders.rows.files import find_files
 from data_builders.rows.read import RowCounts
 from data_builders.rows.where import unmet
 from data_builders.sft.inputs import Input, as_stats, find_parents
-from data_builders.tiny_world.tools import TinyWorldToolkit
 from posttrain.config.build_genrm import PreferenceSource
 from posttrain.config.load import nearest
 from posttrain.config.prompts import GIVEN_TOOLS, NO_TOOLS, AnySource, Setting
-from posttrain.environments.base import Environment, Toolkit, open_toolkit
+from posttrain.environments.base import Environment, Toolkit
 from posttrain.errors import ConfigError, DataError
 from posttrain.hashing import sha256_file
 from posttrain.records import Message, json_text
@@ -35,7 +35,6 @@ from posttrain.rollouts import Prompt
 from posttrain.runs import Counts, Manifest, Parent
 from reward.graders.base import Grader
 
-TINY_WORLD = "tiny_world"
 BASE = Path()  # what paths in a recipe are relative to
 
 
@@ -97,17 +96,14 @@ class PromptPlan:
 
 
 def toolkits_for(sources: Sequence[AnySource], settings: Sequence[Setting]) -> dict[str, Toolkit]:
-    """Every toolkit that is named: those of `posttrain/environments/`, and the tiny world's own.
+    """Every toolkit that is named.
 
     Raises:
         ConfigError: there is none of that name, or this machine cannot run it.
     """
     named = [s.tools for s in settings if s.tools not in (NO_TOOLS, GIVEN_TOOLS)]
     named += [s.environment for s in sources if s.environment is not None]
-    return {
-        name: TinyWorldToolkit() if name == TINY_WORLD else open_toolkit(name)
-        for name in dict.fromkeys(named)
-    }
+    return {name: toolkit_of(name) for name in dict.fromkeys(named)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +278,8 @@ def why_not(question: RowQuestion, source: AnySource, plan: SettingPlan) -> str 
         return "other_sources"
     if (why := unmet(setting.where or {}, question.row)) is not None:
         return why[0]
+    if source.format == "environment":
+        return None
     bare = setting.tools == NO_TOOLS
     if bare and question.needs_tools:
         return "needs_tools"
@@ -333,7 +331,9 @@ def _with_tools(
 ) -> Prompt:
     """The prompt with what its setting declares; `metadata.tools_declared`, if any, follows."""
     tools, environment = None, None
-    if plan.toolkit is not None:
+    if source.format == "environment":
+        tools, environment = question.tools, source.environment
+    elif plan.toolkit is not None:
         tools, environment = plan.toolkit.schemas(prompt), plan.setting.tools
     elif plan.setting.tools == GIVEN_TOOLS:
         tools, environment = question.tools, source.environment

@@ -26,12 +26,15 @@ from posttrain.config.prompts import (
     PLACEHOLDER,
     AnySource,
     ChatPrompts,
+    EnvironmentPrompts,
     QuestionPrompts,
     TinyWorldPrompts,
 )
+from posttrain.errors import DataError
 from posttrain.jsontext import encode_json
 from posttrain.records import Message, json_text, message_to_row
 from posttrain.runs import Counts
+from reward.environments import ENVIRONMENTS
 
 Row = Mapping[str, Any]
 
@@ -233,10 +236,34 @@ def read_tiny_world(row: Row, source: TinyWorldPrompts) -> RowQuestion:
     )
 
 
+def read_environment(row: Row, source: EnvironmentPrompts) -> RowQuestion:
+    """The question of one row.
+
+    Raises:
+        RowProblem: no row of this environment.
+    """
+    named = row.get("environment", source.environment)
+    if named != source.environment:
+        raise RowProblem("other_environment", "environment", f"the row is of {named!r:.80}")
+    try:
+        prompt = ENVIRONMENTS[source.environment]().prompt(row, source=source.name)
+    except DataError as error:
+        raise RowProblem("malformed_row", source.environment, str(error)) from None
+    return RowQuestion(
+        messages=prompt.messages,
+        tools=prompt.tools,
+        gold=prompt.gold,
+        metadata=prompt.metadata,
+        row=row,
+        state=prompt.metadata,
+    )
+
+
 READERS: Mapping[str, Callable[[Row, Any], RowQuestion]] = {
     "tiny_world": read_tiny_world,
     "question": read_question,
     "chat": read_chat,
+    "environment": read_environment,
 }
 
 

@@ -125,7 +125,11 @@ def check_chat(backend: BackendConfig, settings: Sequence[Setting]) -> None:
                 f"setting {setting.name!r}: a chat endpoint cannot hold a reasoning budget; use "
                 "kind: completions"
             )
-    if backend.thinking == "fixed" and {s.thinking for s in settings} not in ({0.0}, {1.0}):
+    if (
+        settings
+        and backend.thinking == "fixed"
+        and {s.thinking for s in settings} not in ({0.0}, {1.0})
+    ):
         raise ValueError(
             "settings use thinking on and off, and backend.thinking: fixed switches neither; name "
             "how this server is told, such as backend.thinking: enable_thinking with "

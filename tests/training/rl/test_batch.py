@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posttrain.chat import parse_completion
+from posttrain.config.grpo import GrpoLossConfig
 from posttrain.errors import TrainingError
 from posttrain.group_rewards import Group, GroupRewards
 from posttrain.records import Message
@@ -46,7 +47,7 @@ def completion(index: int, *steps: Step, finish: Finish = "stop") -> Completion:
 def group(*completions: Completion, rewards: tuple[float | None, ...]) -> ScoredGroup:
     made = Group(PROMPT, completions)
     given_rewards = GroupRewards(rewards, {"base": rewards}, counts={"judge_calls": 2})
-    return with_advantages([3], [made], [given_rewards])[0]
+    return with_advantages([3], [made], [given_rewards], GrpoLossConfig())[0]
 
 
 def test_only_what_the_policy_sampled_is_trained():
