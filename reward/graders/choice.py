@@ -17,7 +17,7 @@ from posttrain.rollouts import Prompt, metadata_of
 from reward.graders.base import Attempt, before_reading, no_answer, unscored, verdict
 from reward.graders.final_answer import LABEL, LINE, TAG, answer_places, has_box, joined_boxes
 from reward.graders.tidy import tidy
-from reward.graders.workers import JobResult, Workers, shared_workers
+from reward.graders.workers import JobResult, JobRunner, shared_workers
 
 Options = Mapping[str, str]
 SEVERAL = ""  # in place of a letter: several options are chosen
@@ -26,7 +26,7 @@ SEVERAL = ""  # in place of a letter: several options are chosen
 class MultipleChoice:
     """Accepts the gold's letter, or the gold option's text."""
 
-    def __init__(self, *, workers: Workers | None = None) -> None:
+    def __init__(self, *, workers: JobRunner | None = None) -> None:
         self._workers = workers
 
     def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
@@ -94,9 +94,9 @@ def _refusal(prompt: Prompt, patterns: JobResult) -> str | None:
 def _grade(attempt: Attempt, match: JobResult) -> Score:
     gold, options = _gold(attempt.prompt), options_of(attempt.prompt)
     if gold is None:
-        return unscored(None, "the gold is none of the prompt's options")
+        return unscored(None, "the gold is none of the prompt's options", "malformed_row")
     if match.problem is not None:
-        return unscored(None, f"output_regex: {match.problem}")
+        return unscored(None, f"output_regex: {match.problem}", match.failure)
     if match.value is not None:
         letter = choice(match.value, options)
     else:
