@@ -77,7 +77,7 @@ class RLVREnvironment:
         return None
 
     def check(self, prompt: Prompt, completion: Completion) -> Score:
-        """The verdict, in plain code. In a worker the prompt comes without its messages."""
+        """The verdict, in plain code; the completion comes without token ids."""
         raise NotImplementedError
 
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
@@ -85,7 +85,7 @@ class RLVREnvironment:
         kind = type(self)
         job = [
             f"{kind.__module__}:{kind.__qualname__}",
-            prompt_to_row(replace(prompt, messages=())),
+            prompt_to_row(prompt),
             completion_to_row(_without_ids(completion)),
         ]
         result = await shared_workers().run_one(("verify", job))

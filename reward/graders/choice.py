@@ -31,7 +31,7 @@ class MultipleChoice:
 
     def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
         """No options, a gold that is none of them, equal options, or a pattern that is none."""
-        problems = self._run("pattern_problem", [(_patterns(p),) for p in prompts])
+        problems = self._run("pattern_problem", [(patterns_of(p),) for p in prompts])
         return [_refusal(prompt, p) for prompt, p in zip(prompts, problems, strict=True)]
 
     def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
@@ -39,7 +39,7 @@ class MultipleChoice:
         matches = self._run(
             "last_match",
             [
-                (_patterns(a.prompt) if before_reading(a) is None else [], a.completion.answer)
+                (patterns_of(a.prompt) if before_reading(a) is None else [], a.completion.answer)
                 for a in attempts
             ],
         )
@@ -68,7 +68,8 @@ def options_of(prompt: Prompt) -> dict[str, str]:
     return {letter.upper(): str(text) for letter, text in cast(dict[str, object], options).items()}
 
 
-def _patterns(prompt: Prompt) -> list[Any]:
+def patterns_of(prompt: Prompt) -> list[Any]:
+    """The prompt's `output_regex`, as a list."""
     found: Any = metadata_of(prompt).get("output_regex") or []
     return cast(list[Any], found) if isinstance(found, list) else [found]
 

@@ -1,0 +1,142 @@
+"""The environment "multiple_choice": one of the prompt's options, in the format it asks for.
+
+    {"environment": "multiple_choice", "question": "…\\\\boxed{}…", "gold": "B",
+     "metadata": {"options": {"A": "3", "B": "4"}}}
+
+Where `metadata` has an `output_regex`, the last match of the first pattern that matches counts;
+where a message asks for `\\boxed{}`, the last box; otherwise the place that the grader
+"multiple_choice" finds. An answer that names several options is wrong.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from posttrain.records import Score
+from posttrain.rollouts import Completion, Prompt
+from reward.environments.base import RLVREnvironment, Script, says
+from reward.graders.base import verdict
+from reward.graders.choice import SEVERAL, MultipleChoice, choice, chosen, options_of, patterns_of
+from reward.graders.final_answer import has_box, joined_boxes
+
+LONGEST = 200_000  # characters of an answer
+# "A or B", "A/B", "A, B": behind a first letter, what makes it one of several
+_ANOTHER = re.compile(
+    r"[\s*_)\]}.]*(?:\b(?:or|and|maybe|perhaps|possibly)\b|[/,&;|+])[\s*_(\[{]*([A-Za-z])\b",
+    re.IGNORECASE,
+)
+_WORD = re.compile(r"[\w'’]")
+
+
+class MultipleChoiceEnvironment(RLVREnvironment):
+    """Questions of science and engineering with lettered options."""
+
+    name = "multiple_choice"
+
+    def malformed(self, prompt: Prompt) -> str | None:
+        """What the grader "multiple_choice" refuses."""
+        return MultipleChoice().refuse([prompt])[0]
+
+    def gold(self, prompt: Prompt) -> Script:
+        """The gold's letter."""
+        return _answered(prompt, choice(prompt.gold or "", options_of(prompt)) or "")
+
+    def wrong(self, prompt: Prompt) -> list[Script]:
+        """The next letter; all letters."""
+        letters = list(options_of(prompt))
+        gold = choice(prompt.gold or "", options_of(prompt)) or letters[0]
+        other = letters[(letters.index(gold) + 1) % len(letters)]
+        return [_answered(prompt, other), _answered(prompt, " or ".join(letters))]
+
+    def check(self, prompt: Prompt, completion: Completion) -> Score:
+        """Patterns are the row's and may not end: the worker is killed then."""
+        answer, options = completion.answer, options_of(prompt)
+        gold = choice(prompt.gold or "", options)
+        assert gold is not None, "the gold is an option"
+        if len(answer) > LONGEST:
+            return Score(0.0, None, f"longer than {LONGEST} characters")
+        letter = by_pattern(patterns_of(prompt), answer, options)
+        if letter is None and _asks_for_box(prompt):
+            box = joined_boxes(answer) if has_box(answer) else None
+            letter = None if box is None else choice(box, options)
+        elif letter is None:
+            letter = chosen(answer, options)
+        if letter is None:
+            return Score(0.0, None, "no option in the requested format")
+        if letter == SEVERAL:
+            return Score(0.0, None, "several options are chosen")
+        return verdict(letter == gold, letter, gold)
+
+    def rows(self, *, seed: int, count: int) -> list[dict[str, Any]]:
+        """A quantity from a formula of physics or chemistry, four values to choose from."""
+        return [
+            _row(random.Random(f"{seed}/choice/{k}"), f"choice-{seed}-{k}") for k in range(count)
+        ]
+
+
+def _answered(prompt: Prompt, text: str) -> Script:
+    return says(f"\\boxed{{{text}}}" if _asks_for_box(prompt) else f"Answer: {text}")
+
+
+def _asks_for_box(prompt: Prompt) -> bool:
+    return any("\\boxed" in message.content for message in prompt.messages)
+
+
+def by_pattern(patterns: list[Any], answer: str, options: dict[str, str]) -> str | None:
+    """The letter of the last match of the first pattern that matches; None where none does.
+
+    A letter that begins a word is no match, and one that another letter follows is one of several.
+    """
+    for pattern in patterns:
+        for match in deque(re.finditer(pattern, answer, re.IGNORECASE), maxlen=1):
+            group = next((k for k in range(1, len(match.groups()) + 1) if match[k]), 0)
+            behind = answer[match.end(group) :].split("\n", 1)[0]
+            other = _ANOTHER.match(behind)
+            if other and other[1].upper() in options:
+                return SEVERAL
+            if len(match[group]) == 1 and _WORD.match(behind):
+                return None
+            return choice(match[group], options)
+    return None
+
+
+# wording, unit, value of the two quantities
+_FORMULAS: tuple[tuple[str, str, Callable[[int, int], float]], ...] = (
+    ("A body of {a} kg moves at {b} m/s. What is its momentum?", "kg m/s", lambda a, b: a * b),
+    ("A current of {a} A flows through {b} ohm. What is the voltage?", "V", lambda a, b: a * b),
+    ("A force of {a} N acts along {b} m. What is the work?", "J", lambda a, b: a * b),
+    ("A wave has {a} Hz and a wavelength of {b} m. What is its speed?", "m/s", lambda a, b: a * b),
+    ("A body of {a} kg speeds up by {b} m/s². Which force acts on it?", "N", lambda a, b: a * b),
+    ("What is the kinetic energy of {a} kg at {b} m/s?", "J", lambda a, b: a * b * b / 2),
+    ("{a} mol are dissolved in {b} L. What is the concentration?", "mol/L", lambda a, b: a / b),
+)
+_ENDINGS = (
+    ("Put the letter of your choice in \\boxed{}.", None),
+    ('End with "Answer: X", where X is the option\'s letter.', None),
+    ('Conclude with "Final Choice: X".', r"Final Choice:\s*([A-Za-z])\s*"),
+)
+
+
+def _row(rng: random.Random, name: str) -> dict[str, Any]:
+    wording, unit, formula = rng.choice(_FORMULAS)
+    a, b = rng.randint(2, 40), rng.randint(2, 40)
+    right = formula(a, b)
+    values = dict.fromkeys(f"{v:g}" for v in (right, right * 10, right + a, right / 2, right + 1))
+    texts = [f"{value} {unit}" for value in list(values)[:4]]
+    gold = texts[0]
+    rng.shuffle(texts)
+    options = dict(zip("ABCD", texts, strict=False))
+    ending, pattern = rng.choice(_ENDINGS)
+    listed = "\n".join(f"{letter}: {text}" for letter, text in options.items())
+    metadata: dict[str, Any] = {"options": options}
+    return {
+        "environment": "multiple_choice",
+        "id": name,
+        "question": f"{wording.format(a=a, b=b)}\n{listed}\n\n{ending}",
+        "gold": next(letter for letter, text in options.items() if text == gold),
+        "metadata": metadata | ({"output_regex": pattern} if pattern else {}),
+    }
