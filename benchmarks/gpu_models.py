@@ -40,10 +40,11 @@ def masking(_work: Path) -> dict[str, Any]:
     of the attention model and, where its kernels are usable or in unpacked rows, of NemotronH."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
-    hybrid = build_model({**TINY_HYBRID, "vocab_size": 1024, "pad_token_id": PAD}).to(device)
+    hybrid: Any = build_model({**TINY_HYBRID, "vocab_size": 1024, "pad_token_id": PAD})
+    models: dict[str, Any] = {"attention": random_model(default_shape()), "hybrid": hybrid}
     figures: dict[str, Any] = {"held": True}
-    for name, model in ("attention", random_model(default_shape())), ("hybrid", hybrid):
-        model = model.to(torch.bfloat16)
+    for name, model in models.items():
+        model = model.to(device, torch.bfloat16)
         layout = choose_document_masking("auto", model)
         probe = probe_document_masking(model, make_collator(layout, PAD), [_pack(0), _pack(1)])
         figures |= {
@@ -79,7 +80,8 @@ def qlora(work: Path) -> dict[str, Any]:
     except ConfigError as error:
         sys.exit(f"not possible here: {error}")
     shape = default_shape()
-    random_model(shape).to(torch.bfloat16).save_pretrained(str(work))
+    base: Any = random_model(shape)
+    base.to(torch.bfloat16).save_pretrained(str(work))
     model = load_model(
         ModelConfig(path=str(work), dtype="bfloat16"),
         special=SpecialTokens("<|end|>", END, "<|pad|>", PAD, (END,)),

@@ -75,7 +75,8 @@ def make_model(shape: str) -> PreTrainedModel:
     torch.manual_seed(0)
     sizes = {"vocab_size": VOCABULARY, "pad_token_id": 0, "eos_token_id": STOP}
     if shape not in TINY:
-        return random_model(shape).to(torch.bfloat16).eval()
+        large: Any = random_model(shape)
+        return large.to(torch.bfloat16).eval()
     model: Any = build_model({**TINY[shape], **sizes}).eval()
     head = torch.nn.Linear(model.config.hidden_size, VOCABULARY)
     head.weight = model.lm_head.weight
