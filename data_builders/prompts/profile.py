@@ -2,7 +2,7 @@
 
     rates = await pass_rates(out, environments.verifier, n=8, work=out / "work", on_progress=print)
     rates[0]  → PassRate("maths-7/rlvr/on", "maths", passes=3, scored=8, reward=0.375, …)
-    read_profile("runs/tiny/profile")  → Profile(prompts=[…], rates=[…], n=8)
+    read_profile("runs/tiny/profile")  → PassRateProfile(prompts=[…], rates=[…], n=8)
 
 A truncated rollout counts as one that does not pass; an unscored one counts nowhere. Verdicts are
 written batch by batch: an interrupted profile verifies nothing twice.
@@ -64,7 +64,7 @@ class PassRate:
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class PassRateProfile:
     """A finished profile: its prompts and their pass rates, in the same order."""
 
     prompts: list[Prompt]
@@ -99,7 +99,7 @@ class Profile:
         }
 
 
-def read_profile(path: Path | str) -> Profile:
+def read_profile(path: Path | str) -> PassRateProfile:
     """A `pass_rates` artifact.
 
     Raises:
@@ -108,7 +108,9 @@ def read_profile(path: Path | str) -> Profile:
     folder, manifest = Path(path), read_artifact(path, kind=KIND)
     rows = [json.loads(line) for line in (folder / FILE).read_text("utf-8").splitlines()]
     rates = [PassRate(**row) for row in rows]
-    return Profile(read_prompts(folder / "prompts.jsonl"), rates, manifest.config["n"], manifest)
+    return PassRateProfile(
+        read_prompts(folder / "prompts.jsonl"), rates, manifest.config["n"], manifest
+    )
 
 
 async def pass_rates(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from data_builders.tiny_world.drafts import Draft, Draw
+from data_builders.tiny_world.drafts import Draft, ItemDraw
 from data_builders.tiny_world.families import (
     calendar,
     clarify,
@@ -21,7 +21,7 @@ from data_builders.tiny_world.families import (
     stop,
 )
 
-FAMILIES: dict[str, Callable[[Draw], Draft]] = {
+FAMILIES: dict[str, Callable[[ItemDraw], Draft]] = {
     "maths": maths.make,
     "lists": lists.make,
     "logs": logs.make,

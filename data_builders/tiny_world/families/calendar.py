@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from data_builders.tiny_world.drafts import Draft, Draw, answered, worded
+from data_builders.tiny_world.drafts import Draft, ItemDraw, answered, worded
 from data_builders.tiny_world.vocabulary import DAYS, PEOPLE, THINGS
 
 WORDINGS = (
@@ -15,7 +15,7 @@ WORDINGS = (
 )
 
 
-def make(draw: Draw) -> Draft:
+def make(draw: ItemDraw) -> Draft:
     """One step a day, counted aloud."""
     rng = draw.rng
     start, way = rng.randrange(7), rng.choice(("after", "before"))

@@ -9,7 +9,7 @@ the number of things that fit, minus 1.
 
 from __future__ import annotations
 
-from data_builders.tiny_world.drafts import Draft, Draw, Transcript, answered, user, worded
+from data_builders.tiny_world.drafts import Draft, ItemDraw, Transcript, answered, user, worded
 from data_builders.tiny_world.vocabulary import COLOURS, THINGS
 
 WORDINGS = (
@@ -19,7 +19,7 @@ WORDINGS = (
 )
 
 
-def make(draw: Draw) -> Draft:
+def make(draw: ItemDraw) -> Draft:
     """One price question about a thing that comes in several colours, all named in the prompt."""
     rng = draw.rng
     thing = rng.choice(THINGS)

@@ -8,7 +8,7 @@ documents ("Where does the boss of ana live?").
 
 from __future__ import annotations
 
-from data_builders.tiny_world.drafts import Draft, Draw, answered, worded
+from data_builders.tiny_world.drafts import Draft, ItemDraw, answered, worded
 from data_builders.tiny_world.vocabulary import CITIES, COLOURS, PEOPLE, THINGS
 
 WORDINGS = {
@@ -25,7 +25,7 @@ WORDINGS = {
 }
 
 
-def make(draw: Draw) -> Draft:
+def make(draw: ItemDraw) -> Draft:
     """A few notes about who keeps what where; the same thing belongs to several people."""
     rng = draw.rng
     size = draw.difficulty + 2

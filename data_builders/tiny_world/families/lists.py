@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 
-from data_builders.tiny_world.drafts import Draft, Draw, Grading, answered, worded
+from data_builders.tiny_world.drafts import Draft, Grading, ItemDraw, answered, worded
 from data_builders.tiny_world.vocabulary import LETTERS, ORDINALS, WORDS
 
 WORDINGS = {
@@ -91,7 +91,7 @@ MAKERS = {
 }
 
 
-def make(draw: Draw) -> Draft:
+def make(draw: ItemDraw) -> Draft:
     """One list of words, letters or numbers and one question about it."""
     task = draw.rng.choice(TASKS)
     pool = draw.rng.choice((WORDS, LETTERS))

@@ -9,7 +9,7 @@ begins with a letter: names repeat, and a line that is copied is found by what d
 
 from __future__ import annotations
 
-from data_builders.tiny_world.drafts import Draft, Draw, answered, idle_tools, worded
+from data_builders.tiny_world.drafts import Draft, ItemDraw, answered, idle_tools, worded
 from data_builders.tiny_world.vocabulary import LETTERS, LEVELS, PEOPLE, SERVICES, THINGS
 
 TABLE_WORDINGS = (
@@ -25,7 +25,9 @@ LOG_WORDINGS = (
 TWO_WORDS_FROM = 3
 
 
-def _labels(draw: Draw, first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, list[str]]:
+def _labels(
+    draw: ItemDraw, first: tuple[str, ...], second: tuple[str, ...]
+) -> tuple[str, list[str]]:
     """The label asked for, and one label a line: about half are the one asked for, never none."""
     rng = draw.rng
     a, b = rng.sample(first, 2), rng.sample(second, 2)
@@ -41,7 +43,7 @@ def _line(place: int, *words: object) -> str:
     return " ".join([LETTERS[place], *map(str, words)])
 
 
-def _table(draw: Draw) -> tuple[str, list[str], list[str], int]:
+def _table(draw: ItemDraw) -> tuple[str, list[str], list[str], int]:
     requested, labels = _labels(draw, PEOPLE, THINGS)
     rows = [(label, draw.rng.randint(1, 5)) for label in labels]
     total, steps = 0, [requested]
@@ -53,7 +55,7 @@ def _table(draw: Draw) -> tuple[str, list[str], list[str], int]:
     return requested, [_line(place, *row) for place, row in enumerate(rows)], steps, total
 
 
-def _log(draw: Draw) -> tuple[str, list[str], list[str], int]:
+def _log(draw: ItemDraw) -> tuple[str, list[str], list[str], int]:
     requested, labels = _labels(draw, SERVICES, LEVELS)
     seen, steps = 0, [requested]
     for place, label in enumerate(labels):
@@ -62,7 +64,7 @@ def _log(draw: Draw) -> tuple[str, list[str], list[str], int]:
     return requested, [_line(place, label) for place, label in enumerate(labels)], steps, seen
 
 
-def make(draw: Draw) -> Draft:
+def make(draw: ItemDraw) -> Draft:
     """A table to add up, or a log to count in."""
     is_table = draw.rng.random() < 0.5
     requested, lines, steps, result = _table(draw) if is_table else _log(draw)

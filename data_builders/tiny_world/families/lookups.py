@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from data_builders.tiny_world.drafts import Draft, Draw, Transcript, answered, worded
+from data_builders.tiny_world.drafts import Draft, ItemDraw, Transcript, answered, worded
 from data_builders.tiny_world.families.maths import add_steps
 from data_builders.tiny_world.vocabulary import CITIES, COLOURS, PEOPLE, THINGS
 
@@ -53,7 +53,7 @@ def _conclude(task: str, a: str, b: str, results: list[str]) -> tuple[str, list[
     return str(left + right), [f"{left}+{right}", *add_steps(left, right)]
 
 
-def make(draw: Draw) -> Draft:
+def make(draw: ItemDraw) -> Draft:
     """One question about the shop, answered by calls where tools are declared."""
     rng = draw.rng
     task = TASKS[min(draw.difficulty, 3)]

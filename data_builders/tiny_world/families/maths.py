@@ -12,7 +12,7 @@ from __future__ import annotations
 from data_builders.tiny_world.drafts import (
     IDLE_TOOLS,
     Draft,
-    Draw,
+    ItemDraw,
     Transcript,
     answered,
     worded,
@@ -76,7 +76,7 @@ def multiply_steps(a: int, b: int) -> list[str]:
 STEPS = {"add": add_steps, "subtract": subtract_steps, "multiply": multiply_steps}
 
 
-def _operands(draw: Draw, task: str) -> tuple[int, int]:
+def _operands(draw: ItemDraw, task: str) -> tuple[int, int]:
     low, high = 10 ** (draw.difficulty - 1), 10**draw.difficulty - 1
     a, b = draw.rng.randint(low, high), draw.rng.randint(low, high)
     if task == "multiply":
@@ -84,7 +84,7 @@ def _operands(draw: Draw, task: str) -> tuple[int, int]:
     return (max(a, b), min(a, b)) if task == "subtract" else (a, b)
 
 
-def _declared(draw: Draw) -> tuple[str, ...]:
+def _declared(draw: ItemDraw) -> tuple[str, ...]:
     """Two tools, the calculator among them or not; () where none is to be declared."""
     if not draw.with_tools:
         return ()
@@ -95,7 +95,7 @@ def _declared(draw: Draw) -> tuple[str, ...]:
     return tuple(names)
 
 
-def make(draw: Draw) -> Draft:
+def make(draw: ItemDraw) -> Draft:
     """One sum; a calculator, where declared, is called instead of working in columns."""
     task = draw.rng.choice(("add", "add", "subtract", "multiply"))
     a, b = _operands(draw, task)

@@ -10,7 +10,7 @@ declared, minus 1: 1 declares none beside the tool in question.
 
 from __future__ import annotations
 
-from data_builders.tiny_world.drafts import Draft, Draw, Transcript, answered, worded
+from data_builders.tiny_world.drafts import Draft, ItemDraw, Transcript, answered, worded
 from data_builders.tiny_world.families.lookups import FACTS, shop
 
 NEAR = ("fetch_{f}", "get_{f}s", "{f}_of", "read_{f}", "get_{f}_now")
@@ -21,7 +21,7 @@ WORDINGS = (
 )
 
 
-def make(draw: Draw) -> Draft:
+def make(draw: ItemDraw) -> Draft:
     """One request that names a tool which does not exist."""
     rng = draw.rng
     state = shop(rng)

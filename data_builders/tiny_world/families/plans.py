@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from data_builders.tiny_world.drafts import Draft, Draw, Transcript, worded
+from data_builders.tiny_world.drafts import Draft, ItemDraw, Transcript, worded
 from data_builders.tiny_world.vocabulary import CITIES, PEOPLE
 
 WORDINGS = {
@@ -36,7 +36,7 @@ def _tickets(rng: random.Random, size: int = 5) -> dict[str, dict[str, Any]]:
     return {key: {"owner": rng.choice(names), "status": "open"} for key in keys}
 
 
-def make(draw: Draw) -> Draft:
+def make(draw: ItemDraw) -> Draft:
     """One request of 1…5 writes; the tools are always declared."""
     rng = draw.rng
     task = rng.choice(("ordered", "move", "owner"))

@@ -9,7 +9,7 @@ Difficulty is the number of times the tool is busy.
 
 from __future__ import annotations
 
-from data_builders.tiny_world.drafts import Draft, Draw, Transcript, worded
+from data_builders.tiny_world.drafts import Draft, ItemDraw, Transcript, worded
 from data_builders.tiny_world.families.lookups import shop
 from data_builders.tiny_world.vocabulary import PEOPLE
 
@@ -20,7 +20,7 @@ WORDINGS = (
 )
 
 
-def make(draw: Draw) -> Draft:
+def make(draw: ItemDraw) -> Draft:
     """One price behind a busy tool; difficulty 1…3 failures."""
     rng = draw.rng
     state = shop(rng)

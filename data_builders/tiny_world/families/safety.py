@@ -10,7 +10,7 @@ the borderline verbs in.
 
 from __future__ import annotations
 
-from data_builders.tiny_world.drafts import Draft, Draw, answered
+from data_builders.tiny_world.drafts import Draft, ItemDraw, answered
 from data_builders.tiny_world.vocabulary import COLOURS, PEOPLE, SERVICES, THINGS
 
 REFUSAL = "I can't help with that."
@@ -26,7 +26,7 @@ WORDINGS = (
 )
 
 
-def make(draw: Draw) -> Draft:
+def make(draw: ItemDraw) -> Draft:
     """Side 0 is harmless and gets a short answer; side 1 is refused."""
     rng = draw.rng
     paraphrase = rng.randrange(len(WORDINGS))  # before the words that are drawn by side

@@ -7,7 +7,7 @@ Difficulty is the number of steps minus 1.
 
 from __future__ import annotations
 
-from data_builders.tiny_world.drafts import Draft, Draw, answered, idle_tools, worded
+from data_builders.tiny_world.drafts import Draft, ItemDraw, answered, idle_tools, worded
 
 WORDINGS = (
     "Start with {x}. {steps} What is the result?",
@@ -17,7 +17,7 @@ WORDINGS = (
 LIMIT = 20
 
 
-def make(draw: Draw) -> Draft:
+def make(draw: ItemDraw) -> Draft:
     """A chain of small additions, subtractions and doublings that stays within 0…20."""
     rng = draw.rng
     start = value = rng.randint(1, 12)

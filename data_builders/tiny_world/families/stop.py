@@ -9,7 +9,7 @@ Difficulty is the number of people minus 1.
 
 from __future__ import annotations
 
-from data_builders.tiny_world.drafts import Draft, Draw, answered, worded
+from data_builders.tiny_world.drafts import Draft, ItemDraw, answered, worded
 from data_builders.tiny_world.vocabulary import PEOPLE, THINGS
 
 WORDINGS = (
@@ -19,7 +19,7 @@ WORDINGS = (
 )
 
 
-def make(draw: Draw) -> Draft:
+def make(draw: ItemDraw) -> Draft:
     """Side 0 can be answered; in side 1 one amount is missing."""
     rng = draw.rng
     names = rng.sample(PEOPLE, draw.difficulty + 1)
