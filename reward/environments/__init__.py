@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from reward.environments.base import RLVREnvironment
 from reward.environments.code import CodeEnvironment
+from reward.environments.instruction_following import InstructionFollowingEnvironment
 from reward.environments.math import MathEnvironment
 from reward.environments.multiple_choice import MultipleChoiceEnvironment
 from reward.environments.structured_output import StructuredOutputEnvironment
@@ -20,6 +21,7 @@ ENVIRONMENTS: dict[str, type[RLVREnvironment]] = {
         MultipleChoiceEnvironment,
         CodeEnvironment,
         StructuredOutputEnvironment,
+        InstructionFollowingEnvironment,
         ToolCallEnvironment,
     )
 }
