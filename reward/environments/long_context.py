@@ -122,7 +122,7 @@ def _answers(text: str) -> list[str]:
     """What stands behind "Answer:" or "Final answer:" on lines of their own."""
     found: list[str] = []
     for line in text.splitlines():
-        label, colon, answer = line.strip(_MARKS).partition(":")
+        label, colon, answer = line.strip(_MARKS + "-•").partition(":")
         if colon and label.strip(_MARKS).casefold() in ("answer", "final answer"):
             found.append(answer)
     return found

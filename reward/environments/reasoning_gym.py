@@ -32,18 +32,16 @@ class ReasoningGymEnvironment(RLVREnvironment):
     name = "reasoning_gym"
 
     def malformed(self, prompt: Prompt) -> str | None:
-        """No gold, or no family that the installed package has.
+        """No gold, or no family.
 
         Raises:
             ConfigError: the package is not installed.
+            ValueError: it has no such family.
         """
         family = metadata_of(prompt).get("source_dataset")
         if prompt.gold is None or not isinstance(family, str):
             return "no gold or no metadata.source_dataset"
-        try:
-            _scorer(family)
-        except ValueError as error:
-            return str(error)
+        _scorer(family)
         return None
 
     def check(self, prompt: Prompt, completion: Completion) -> Score:
