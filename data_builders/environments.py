@@ -10,14 +10,19 @@ by its grader.
 
 from __future__ import annotations
 
+import contextlib
+
 from data_builders.graders import all_graders
 from data_builders.tiny_world.tools import TinyWorldToolkit
+from posttrain.config.judge import LabelJudgeConfig
 from posttrain.config.load import nearest
 from posttrain.environments.base import Environment, Toolkit, open_toolkit
 from posttrain.errors import ConfigError
 from posttrain.rollouts import Prompt
 from reward.environments import ENVIRONMENTS
 from reward.environments.base import RLVREnvironment
+from reward.environments.judged import JudgedEnvironment, LabelJudge
+from reward.judge.open import open_judges
 from reward.rlvr import GraderVerifier, Verifier
 
 TINY_WORLD = "tiny_world"
@@ -36,10 +41,29 @@ def toolkit_of(name: str) -> AnyToolkit:
     return ENVIRONMENTS[name]() if name in ENVIRONMENTS else open_toolkit(name)
 
 
-class Environments:
-    """Toolkits and verifiers, each made when a prompt first names it."""
+async def open_label_judge(
+    config: LabelJudgeConfig | None, stack: contextlib.AsyncExitStack
+) -> LabelJudge | None:
+    """The judge of a recipe; None without one.
 
-    def __init__(self) -> None:
+    Raises:
+        ConfigError, DataError: as `open_judges`.
+    """
+    if config is None:
+        return None
+    [model] = await open_judges([config.model()], stack)
+    return LabelJudge(model, sampling=config.sampling, retries=config.retries)
+
+
+class Environments:
+    """Toolkits and verifiers, each made when a prompt first names it.
+
+    Args:
+        judge: of the environments that need one.
+    """
+
+    def __init__(self, judge: LabelJudge | None = None) -> None:
+        self._judge = judge
         self._toolkits: dict[str, AnyToolkit] = {}
         self._verifiers: dict[tuple[str | None, str | None], Verifier] = {}
         self._graders = all_graders()
@@ -57,7 +81,7 @@ class Environments:
         """What scores a prompt's completions.
 
         Raises:
-            ConfigError: it names nothing that there is.
+            ConfigError: it names nothing that there is, or needs a judge and there is none.
         """
         key = (prompt.grader, prompt.environment)
         if key not in self._verifiers:
@@ -67,7 +91,12 @@ class Environments:
     def _make(self, prompt: Prompt) -> Verifier:
         grader, environment = prompt.grader, prompt.environment
         if grader == BY_ENVIRONMENT and environment in ENVIRONMENTS:
-            return ENVIRONMENTS[environment]()
+            kind = ENVIRONMENTS[environment]
+            if not issubclass(kind, JudgedEnvironment):
+                return kind()
+            if self._judge is None:
+                raise ConfigError(f"environment {environment!r} needs a judge model: set judge:")
+            return kind(self._judge)
         if grader != BY_ENVIRONMENT and grader in self._graders:
             return GraderVerifier(self._graders[grader])
         name = environment if grader == BY_ENVIRONMENT else grader

@@ -8,6 +8,7 @@ from data_builders.tiny_world.grading import TinyWorldGrader
 from posttrain.records import Score
 from posttrain.rollouts import Prompt
 from reward.environments import ENVIRONMENTS
+from reward.environments.judged import JudgedEnvironment
 from reward.graders import GRADERS
 from reward.graders.base import Attempt, Grader
 
@@ -16,8 +17,11 @@ class EnvironmentGrader:
     """Grades by the RLVR environment that each prompt names."""
 
     def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
-        """As `Grader.refuse`: the gold is replayed, and has to pass."""
-        return self._routed(prompts, prompts, "refuse")
+        """As `Grader.refuse`: the gold is replayed, and has to pass, where no judge is needed."""
+        judged = {k for k, prompt in enumerate(prompts) if _needs_judge(prompt)}
+        others = [p for k, p in enumerate(prompts) if k not in judged]
+        results = iter(self._routed(others, others, "refuse"))
+        return [None if k in judged else next(results) for k in range(len(prompts))]
 
     def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
         """As `Grader.grade`."""
@@ -31,6 +35,10 @@ class EnvironmentGrader:
             for k, result in zip(places, own, strict=True):
                 results[k] = result
         return results
+
+
+def _needs_judge(prompt: Prompt) -> bool:
+    return issubclass(ENVIRONMENTS[str(prompt.environment)], JudgedEnvironment)
 
 
 def all_graders() -> dict[str, Grader]:

@@ -106,18 +106,24 @@ class RoutedReward:
     Args:
         verifier_of: a prompt's verifier.
         domains: by name; every source of a prompt is in one of them.
+        judge: what decides the labels of judged environments; None: there is no judge.
     """
 
     def __init__(
-        self, verifier_of: Callable[[Prompt], Verifier], *, domains: Mapping[str, Domain]
+        self,
+        verifier_of: Callable[[Prompt], Verifier],
+        *,
+        domains: Mapping[str, Domain],
+        judge: Mapping[str, Any] | None = None,
     ) -> None:
-        self._verifier_of, self._domains = verifier_of, domains
+        self._verifier_of, self._domains, self._judge = verifier_of, domains, judge
         self._domain_of = {source: name for name, d in domains.items() for source in d.sources}
 
     @property
     def identity(self) -> Mapping[str, Any]:
         """What decides the rewards; a prompt names its own verifier."""
-        return {"reward": "rlvr", "domains": {n: list(d.sources) for n, d in self._domains.items()}}
+        domains = {name: list(domain.sources) for name, domain in self._domains.items()}
+        return {"reward": "rlvr", "domains": domains, "judge": self._judge}
 
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
         """As `GroupReward.reward`; the seed changes nothing."""

@@ -11,6 +11,7 @@ recipe are relative to the directory this is run in.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from pathlib import Path
 
@@ -25,11 +26,12 @@ def main(arguments: list[str]) -> None:
     # imported here: `--help` and a mistake in the recipe are answered without them
     from rich.console import Console
 
-    from data_builders.environments import Environments
+    from data_builders.environments import Environments, open_label_judge
     from data_builders.prompts import PromptPlan, refuse_changes
     from data_builders.prompts.profile import (
         FILE,
         KIND,
+        PassRate,
         pass_rates,
         rate_lines,
         rate_stats,
@@ -42,10 +44,11 @@ def main(arguments: list[str]) -> None:
     from posttrain.report.pages.samples import planned, prompts_by_source
     from posttrain.runs import read_artifact
     from posttrain.sampling.open import checkpoint_parents
+    from posttrain.sampling.progress import SampleStats
     from posttrain.sampling.sample import finish, make_samples
 
     console = Console(width=None if sys.stdout.isatty() else 140)
-    out, config, environments = Path(recipe.out), recipe.owner_config(), Environments()
+    out, config = Path(recipe.out), recipe.owner_config()
     parents = checkpoint_parents([recipe.checkpoint], out=out)
     before, inputs, prompt_stats = {}, [], {}
     if recipe.previous is not None:
@@ -59,8 +62,6 @@ def main(arguments: list[str]) -> None:
         parents, inputs = plan.parents + parents, plan.inputs
         built = plan.build()
         prompts, prompt_stats = built.prompts, built.stats()
-    for prompt in prompts:
-        environments.verifier(prompt)  # each names one
 
     if options.dry_run:
         Run.open(out, kind=KIND, config=config, dry_run=True)
@@ -73,18 +74,25 @@ def main(arguments: list[str]) -> None:
             refuse_changes(read_artifact(out, verify=False), inputs, parents)
             show_up_to_date(console, out)
             return
-        samples = asyncio.run(make_samples(recipe, prompts, environments.open, console))
-        with console.status("verifying") as line:
-            rates = asyncio.run(
-                pass_rates(
-                    out,
-                    environments.verifier,
-                    recipe,
-                    work=out / "work",
-                    before=before,
-                    on_progress=lambda n: line.update(f"verifying: {n:,} of {len(prompts):,}"),
-                )
-            )
+
+        async def sample_and_verify() -> tuple[SampleStats, list[PassRate]]:
+            async with contextlib.AsyncExitStack() as stack:
+                environments = Environments(await open_label_judge(recipe.judge, stack))
+                for prompt in prompts:
+                    environments.verifier(prompt)  # each names one
+                samples = await make_samples(recipe, prompts, environments.open, console)
+                with console.status("verifying") as line:
+                    rates = await pass_rates(
+                        out,
+                        environments.verifier,
+                        recipe,
+                        work=out / "work",
+                        before=before,
+                        on_progress=lambda n: line.update(f"verifying: {n:,} of {len(prompts):,}"),
+                    )
+            return samples, rates
+
+        samples, rates = asyncio.run(sample_and_verify())
         atomic_write_text(out / FILE, rate_lines(rates))
         reasons = [rate.dropped for rate in rates if rate.dropped is not None]
         dropped = {reason: reasons.count(reason) for reason in sorted(set(reasons))}

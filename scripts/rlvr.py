@@ -8,6 +8,8 @@ finishes the run, with the prompts of the same curriculum.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Parse the recipe, read the profile, plan the curriculum, then plan or train."""
     recipe, options = parse_recipe(recipe_parser("Train a policy by RLVR."), RlvrConfig, argv)
 
-    from data_builders.environments import Environments
+    from data_builders.environments import Environments, open_label_judge
     from data_builders.prompts.profile import read_profile
     from posttrain.report import ensure_report
     from posttrain.training.finish import RESUME
@@ -31,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     out = Path(recipe.out)
     sources_of = {name: recipe.sources_of(name) for name in recipe.domains}
     args = grpo_arguments(recipe, out=out / RESUME)
-    profile, environments = read_profile(recipe.pass_rates), Environments()
+    profile = read_profile(recipe.pass_rates)
     pools = profile.pools(sources_of)
     plan = make_plan(
         recipe.curriculum,
@@ -45,23 +47,33 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     used = {name for domain in pools.values() for name in domain}
     prompts = [prompt for prompt in profile.kept() if prompt.id in used]
-    for prompt in prompts:
-        environments.verifier(prompt)  # each names one
-    finished = GroupStage(
-        recipe,
-        prompts=prompts,
-        reward=RoutedReward(
-            environments.verifier,
-            domains={
-                name: Domain(sources_of[name], domain.max_failure_rate)
-                for name, domain in recipe.domains.items()
-            },
-        ),
-        open_environment=environments.open,
-        curriculum=plan,
-        method="rlvr",
-        parents=[parent_of(recipe.pass_rates, relative_to=out, manifest=profile.manifest)],
-    ).run(dry_run=options.dry_run)
+    # the judge's connections live in this loop from the first step to the last
+    with asyncio.Runner() as runner:
+        stack = contextlib.AsyncExitStack()
+        try:
+            environments = Environments(runner.run(open_label_judge(recipe.judge, stack)))
+            for prompt in prompts:
+                environments.verifier(prompt)  # each names one
+            reward = RoutedReward(
+                environments.verifier,
+                domains={
+                    name: Domain(sources_of[name], domain.max_failure_rate)
+                    for name, domain in recipe.domains.items()
+                },
+                judge=recipe.judge and recipe.judge.identity(),
+            )
+            finished = GroupStage(
+                recipe,
+                prompts=prompts,
+                reward=reward,
+                open_environment=environments.open,
+                runner=runner,
+                curriculum=plan,
+                method="rlvr",
+                parents=[parent_of(recipe.pass_rates, relative_to=out, manifest=profile.manifest)],
+            ).run(dry_run=options.dry_run)
+        finally:
+            runner.run(stack.aclose())
     if finished is not None:
         print(ensure_report(finished))
 

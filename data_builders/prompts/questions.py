@@ -35,6 +35,7 @@ from posttrain.jsontext import encode_json
 from posttrain.records import Message, json_text, message_to_row
 from posttrain.runs import Counts
 from reward.environments import ENVIRONMENTS
+from reward.environments.gym_rows import gym_row
 
 Row = Mapping[str, Any]
 
@@ -237,15 +238,17 @@ def read_tiny_world(row: Row, source: TinyWorldPrompts) -> RowQuestion:
 
 
 def read_environment(row: Row, source: EnvironmentPrompts) -> RowQuestion:
-    """The question of one row.
+    """The question of one row, ours or NeMo Gym's.
 
     Raises:
         RowProblem: no row of this environment.
     """
-    named = row.get("environment", source.environment)
-    if named != source.environment:
-        raise RowProblem("other_environment", "environment", f"the row is of {named!r:.80}")
     try:
+        if "responses_create_params" in row:
+            row = gym_row(row)
+        named = row.get("environment", source.environment)
+        if named != source.environment:
+            raise RowProblem("other_environment", "environment", f"the row is of {named!r:.80}")
         prompt = ENVIRONMENTS[source.environment]().prompt(row, source=source.name)
     except DataError as error:
         raise RowProblem("malformed_row", source.environment, str(error)) from None

@@ -15,8 +15,11 @@ many rollouts, at which temperature and length, and what is done with the rest i
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field, model_validator
 
+from posttrain.config.judge import LabelJudgeConfig
 from posttrain.config.prompts import AnySource, Setting
 from posttrain.config.sample import SampleConfig
 
@@ -28,6 +31,7 @@ class ProfileConfig(SampleConfig):
         n: rollouts of each prompt; 8 as in the published blend of NVIDIA.
         prompts, settings: as in a sampling recipe; every source has to name a grader.
         previous: a profile whose remaining prompts are profiled again; what it dropped stays out.
+        judge: of the environments that need one.
         drop_unsolved: whether prompts that no rollout passes are dropped.
         max_unscored: the largest share of the rollouts that verifiers may leave without a score.
     """
@@ -36,6 +40,7 @@ class ProfileConfig(SampleConfig):
     prompts: tuple[AnySource, ...] = ()
     settings: tuple[Setting, ...] = ()
     previous: str | None = None
+    judge: LabelJudgeConfig | None = None
     drop_unsolved: bool = False
     max_unscored: float = Field(default=0.05, ge=0, lt=1)
 
@@ -51,6 +56,10 @@ class ProfileConfig(SampleConfig):
             if source.grader is None:
                 raise ValueError(f"source {source.name!r}: nothing verifies it; name a grader")
         return self
+
+    def owner_config(self) -> dict[str, Any]:
+        """As the parent; how a judge's server is reached decides nothing."""
+        return super().owner_config() | {"judge": self.judge and self.judge.identity()}
 
     def n_of(self, setting: str) -> int:
         """The same for all: a bucket is a number of passes out of n."""

@@ -20,6 +20,7 @@ from pydantic import Field, model_validator
 
 from posttrain.config.base import Name, Strict
 from posttrain.config.grpo import GroupTraining
+from posttrain.config.judge import LabelJudgeConfig
 
 Order = Literal["gaussian", "uniform", "random"]
 
@@ -61,12 +62,14 @@ class RlvrConfig(GroupTraining):
 
     Args:
         pass_rates: a `pass_rates` artifact, of the policy that is trained.
+        judge: of the environments that need one.
         max_epochs: how often a prompt may come.
     """
 
     pass_rates: str
     domains: dict[Name, DomainConfig] = Field(min_length=1)
     curriculum: CurriculumConfig = CurriculumConfig()
+    judge: LabelJudgeConfig | None = None
 
     @model_validator(mode="after")
     def _each_source_once(self) -> RlvrConfig:
