@@ -16,8 +16,8 @@ from posttrain.config.eval import EvalConfig
 from posttrain.config.eval_genrm import EvalGenRmConfig
 from posttrain.config.genrm import GenRmConfig
 from posttrain.config.load import load_recipe, read_recipe
-from posttrain.config.rlhf import RlhfConfig
 from posttrain.config.profile import ProfileConfig
+from posttrain.config.rlhf import RlhfConfig
 from posttrain.config.rlvr import RlvrConfig
 from posttrain.config.sample import SampleConfig
 from posttrain.config.sft import SftConfig

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from data_builders.environments import toolkit_of
+from data_builders.environments import AnyToolkit, toolkit_of
 from data_builders.keyed import key64, unit
 from data_builders.prompts.questions import RowQuestion, distinct_questions, total_counts
 from data_builders.rows.files import find_files
@@ -27,7 +27,7 @@ from data_builders.sft.inputs import Input, as_stats, find_parents
 from posttrain.config.build_genrm import PreferenceSource
 from posttrain.config.load import nearest
 from posttrain.config.prompts import GIVEN_TOOLS, NO_TOOLS, AnySource, Setting
-from posttrain.environments.base import Environment, Toolkit
+from posttrain.environments.base import Environment
 from posttrain.errors import ConfigError, DataError
 from posttrain.hashing import sha256_file
 from posttrain.records import Message, json_text
@@ -95,7 +95,9 @@ class PromptPlan:
         return None if name is None else self._toolkits[name].open(prompt)
 
 
-def toolkits_for(sources: Sequence[AnySource], settings: Sequence[Setting]) -> dict[str, Toolkit]:
+def toolkits_for(
+    sources: Sequence[AnySource], settings: Sequence[Setting]
+) -> dict[str, AnyToolkit]:
     """Every toolkit that is named.
 
     Raises:
@@ -123,7 +125,7 @@ def build_prompts(
     *,
     seed: int,
     graders: Mapping[str, Grader],
-    toolkits: Mapping[str, Toolkit],
+    toolkits: Mapping[str, AnyToolkit],
     base_dir: Path,
 ) -> PromptSet:
     """All prompts of a recipe.
@@ -262,10 +264,10 @@ class SettingPlan:
     """A setting with its toolkit at hand."""
 
     setting: Setting
-    toolkit: Toolkit | None
+    toolkit: AnyToolkit | None
 
     @classmethod
-    def of(cls, setting: Setting, toolkits: Mapping[str, Toolkit]) -> SettingPlan:
+    def of(cls, setting: Setting, toolkits: Mapping[str, AnyToolkit]) -> SettingPlan:
         """Raises KeyError without a toolkit."""
         plain = setting.tools in (NO_TOOLS, GIVEN_TOOLS)
         return cls(setting, None if plain else toolkits[setting.tools])

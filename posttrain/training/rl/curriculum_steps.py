@@ -143,7 +143,7 @@ def make_plan(
             come too often.
     """
     shape: dict[str, Any] = {"n": n, "steps": steps, "batch": batch, "ratios": ratios, "seed": seed}
-    means = {"mean_start": config.mean_start, "mean_end": config.mean_end}
+    means: dict[str, Any] = {"mean_start": config.mean_start, "mean_end": config.mean_end}
     try:
         for domain, count in domain_counts(ratios, batch=batch).items():
             if not count:

@@ -141,16 +141,18 @@ class StepMaker:
             failures = [failure for group in own for failure in group["failures"]]
             reward.settle(sum(group["requests"] for group in own), failures, domain=domain)
         self.clock.verifiers = verifier_seconds(stats)
-        planned = self.rollouts.curriculum
-        figures = {} if planned is None else planned[number].figures
 
         return RolloutStep(
             groups=scored,
             batches=[self._in_loss(part) for part in split(scored, updates)],
             tokens=[total(part, "trained") for part in split(stats, updates)],
             tokens_seen=total(stats, "tokens") + total(stats, "prompt_tokens"),
-            metrics=batch_metrics(stats) | domain_metrics(stats) | figures,
+            metrics=batch_metrics(stats) | domain_metrics(stats) | self._planned(number),
         )
+
+    def _planned(self, number: int) -> dict[str, float]:
+        planned = self.rollouts.curriculum
+        return {} if planned is None else dict(planned[number].figures)
 
     def draw(self, number: int) -> list[DrawnPrompt]:
         """This process's prompts of a step, update after update."""
