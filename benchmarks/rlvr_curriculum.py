@@ -3,7 +3,8 @@
     python benchmarks/rlvr_curriculum.py --sft runs/tiny/sft/checkpoint-epoch-1 --out runs/order
 
 From an early SFT checkpoint: a profile, one run a seed and order, accuracy on held-out questions of
-the trained difficulties (easy) and of higher ones (hard). Started again it goes on where it was.
+the trained difficulties (easy) and of higher ones (hard). `--single` also trains on one family at a
+time, with as many rollouts: what each does to the others. Started again it goes on where it was.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # two-sided, by the number of seeds
 EASY, HARD = {"le": 2}, {"ge": 3, "le": 4}
+FAMILIES = ("maths", "logs", "steps")
 
 
 def run(script: str, recipe: str, *overrides: str) -> None:
@@ -39,7 +41,7 @@ def held_out(world: str) -> list[dict[str, object]]:
                 "metadata.with_tools": False,
             },
         }
-        for family in ("maths", "logs", "steps")
+        for family in FAMILIES
         for name, difficulty in (("easy", EASY), ("hard", HARD))
     ]
 
@@ -51,47 +53,74 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--single", action="store_true")
     options = parser.parse_args()
     out = options.out
+
+    def train(name: str, seed: int, *overrides: str) -> str:
+        run(
+            "rlvr.py", "rlvr.yaml", f"out={out}/{name}", f"model.path={options.sft}",
+            f"pass_rates={out}/profile", f"seed={seed}", f"trainer.max_steps={options.steps}",
+            "max_epochs=20", *overrides,
+        )  # fmt: skip
+        return f"{out}/{name}"
 
     run("profile_prompts.py", "profile.yaml", f"out={out}/profile", f"checkpoint={options.sft}")
     stats = json.loads((out / "profile/manifest.json").read_text())["stats"]
     for source, own in stats["rates"].items():
         print(f"{source:<8} passes {own['passes'] / own['scored']:.3f}  buckets {own['buckets']}")
-    orders = ("gaussian", "random")
-    names = {(order, seed): f"{order}-{seed}" for order in orders for seed in range(options.seeds)}
-    for (order, seed), name in names.items():
-        run(
-            "rlvr.py", "rlvr.yaml", f"out={out}/{name}", f"model.path={options.sft}",
-            f"pass_rates={out}/profile", f"curriculum.order={order}", f"seed={seed}",
-            f"trainer.max_steps={options.steps}", "max_epochs=9",
-        )  # fmt: skip
-    checkpoints = {"sft": options.sft} | {name: f"{out}/{name}" for name in names.values()}
+    orders, seeds = ("gaussian", "random"), range(options.seeds)
+    arms = {order: (f"curriculum.order={order}",) for order in orders}
+    if options.single:
+        arms |= {f"only {f}": (f"domains={{{f}: {{ratio: 1.0}}}}",) for f in FAMILIES}
+    checkpoints = {"sft": options.sft}
+    for arm, overrides in arms.items():
+        for seed in seeds:
+            name = f"{arm.replace(' ', '-')}-{seed}"
+            checkpoints[name] = train(name, seed, *overrides)
     run(
-        "eval.py", "eval_rlvr.yaml", f"out={out}/eval", f"checkpoints={json.dumps(checkpoints)}",
-        f"prompts={json.dumps(held_out(options.world))}",
+        "eval.py", "eval_rlvr.yaml", f"out={out}/eval-{len(arms)}",
+        f"checkpoints={json.dumps(checkpoints)}", f"prompts={json.dumps(held_out(options.world))}",
         'settings=[{"name": "plain"}]',
     )  # fmt: skip
 
-    cells = json.loads((out / "eval/metrics.json").read_text())["cells"]
+    cells = json.loads((out / f"eval-{len(arms)}/metrics.json").read_text())["cells"]
+    right: dict[tuple[str, str], tuple[float, int]] = {}
+    for cell in cells:
+        if cell["task"] != "all":
+            rate = cell["rates"]["accuracy"]
+            right[cell["checkpoint"], cell["task"]] = (
+                rate["value"] * rate["questions"], rate["questions"],
+            )  # fmt: skip
+
+    def share(name: str, families: tuple[str, ...], difficulty: str) -> float:
+        found = [right[name, f"{family}-{difficulty}"] for family in families]
+        return 100 * sum(n for n, _ in found) / sum(of for _, of in found)
+
     for difficulty in ("easy", "hard"):
-        right: dict[str, list[float]] = {name: [] for name in checkpoints}
-        for cell in cells:
-            if cell["task"].endswith(difficulty):
-                rate = cell["rates"]["accuracy"]
-                right[cell["checkpoint"]] += [rate["value"] * rate["questions"], rate["questions"]]
-        share = {name: 100 * sum(v[::2]) / sum(v[1::2]) for name, v in right.items()}
-        print(f"{difficulty}: {sum(right['sft'][1::2]):,} questions; sft {share['sft']:.1f}")
-        for order in orders:
-            own = [share[names[order, seed]] for seed in range(options.seeds)]
+        questions = sum(right["sft", f"{family}-{difficulty}"][1] for family in FAMILIES)
+        print(
+            f"{difficulty}: {questions:,} questions; sft {share('sft', FAMILIES, difficulty):.1f}"
+        )
+        runs = {
+            order: [share(f"{order}-{seed}", FAMILIES, difficulty) for seed in seeds]
+            for order in orders
+        }
+        for order, own in runs.items():
             listed = ", ".join(f"{value:.1f}" for value in own)
             print(f"  {order:<9} {statistics.fmean(own):.1f}  ({listed})")
-        apart = [
-            share[names["gaussian", seed]] - share[names["random", seed]]
-            for seed in range(options.seeds)
-        ]
+        apart = [one - other for one, other in zip(*runs.values(), strict=True)]
         half = T_95[len(apart)] * statistics.stdev(apart) / math.sqrt(len(apart))
         print(f"  difference {statistics.fmean(apart):+.1f} ± {half:.1f} (95 %, paired by seed)")
+    for arm in arms if options.single else ():
+        means = [
+            statistics.fmean(
+                share(f"{arm.replace(' ', '-')}-{seed}", (f,), "easy") for seed in seeds
+            )
+            - share("sft", (f,), "easy")
+            for f in FAMILIES
+        ]
+        print(f"{arm:<12}", *(f"{f} {mean:+.1f}" for f, mean in zip(FAMILIES, means, strict=True)))
 
 
 if __name__ == "__main__":
