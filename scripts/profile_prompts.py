@@ -11,13 +11,14 @@ recipe are relative to the directory this is run in.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
 from pathlib import Path
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.profile import ProfileConfig
 from posttrain.runs import Counts, Run, atomic_write_text, open_run, parent_of
+
+BASE = Path()  # what paths in a recipe are relative to
 
 
 def main(arguments: list[str]) -> None:
@@ -26,26 +27,24 @@ def main(arguments: list[str]) -> None:
     # imported here: `--help` and a mistake in the recipe are answered without them
     from rich.console import Console
 
-    from data_builders.environments import Environments, open_label_judge
     from data_builders.prompts import PromptPlan, refuse_changes
     from data_builders.prompts.profile import (
         FILE,
         KIND,
-        PassRate,
-        pass_rates,
         rate_lines,
         rate_stats,
         read_profile,
+        sample_and_verify,
+        uncontaminated,
     )
-    from data_builders.sft.inputs import as_stats
+    from data_builders.sft.inputs import as_stats, evaluation_files, load_decontaminator
     from posttrain.models.chat_template import renderer_of
     from posttrain.report import show_finished, show_up_to_date
     from posttrain.report.console import print_sections
     from posttrain.report.pages.samples import planned, prompts_by_source
     from posttrain.runs import read_artifact
     from posttrain.sampling.open import checkpoint_parents
-    from posttrain.sampling.progress import SampleStats
-    from posttrain.sampling.sample import finish, make_samples
+    from posttrain.sampling.sample import finish
 
     console = Console(width=None if sys.stdout.isatty() else 140)
     out, config = Path(recipe.out), recipe.owner_config()
@@ -62,10 +61,15 @@ def main(arguments: list[str]) -> None:
         parents, inputs = plan.parents + parents, plan.inputs
         built = plan.build()
         prompts, prompt_stats = built.prompts, built.stats()
+    evaluation = evaluation_files(recipe.decontamination, BASE)
+    inputs, profiled = [*inputs, *evaluation], len(prompts)
+    prompts = uncontaminated(prompts, load_decontaminator(recipe.decontamination, BASE, evaluation))
+    contaminated = profiled - len(prompts)
 
     if options.dry_run:
         Run.open(out, kind=KIND, config=config, dry_run=True)
         shown = [prompts_by_source(prompt_stats)] if prompt_stats else []
+        console.print(f"{contaminated:,} prompts overlap evaluation items", highlight=False)
         print_sections(console, [*shown, planned(prompts, recipe.n_of, recipe.most_tokens)])
         return
 
@@ -74,34 +78,18 @@ def main(arguments: list[str]) -> None:
             refuse_changes(read_artifact(out, verify=False), inputs, parents)
             show_up_to_date(console, out)
             return
-
-        async def sample_and_verify() -> tuple[SampleStats, list[PassRate]]:
-            async with contextlib.AsyncExitStack() as stack:
-                environments = Environments(await open_label_judge(recipe.judge, stack))
-                for prompt in prompts:
-                    environments.verifier(prompt)  # each names one
-                samples = await make_samples(recipe, prompts, environments.open, console)
-                with console.status("verifying") as line:
-                    rates = await pass_rates(
-                        out,
-                        environments.verifier,
-                        recipe,
-                        work=out / "work",
-                        before=before,
-                        on_progress=lambda n: line.update(f"verifying: {n:,} of {len(prompts):,}"),
-                    )
-            return samples, rates
-
-        samples, rates = asyncio.run(sample_and_verify())
+        samples, rates = asyncio.run(sample_and_verify(recipe, prompts, before, console))
         atomic_write_text(out / FILE, rate_lines(rates))
         reasons = [rate.dropped for rate in rates if rate.dropped is not None]
         dropped = {reason: reasons.count(reason) for reason in sorted(set(reasons))}
+        if contaminated:
+            dropped["contaminated"] = contaminated
         finish(
             stage,
             recipe,
             samples,
             prompts=prompts,
-            counts=Counts(len(rates), len(rates) - len(reasons), dropped),
+            counts=Counts(profiled, len(rates) - len(reasons), dropped),
             parents=parents,
             renderer=renderer_of(recipe.backend, recipe.checkpoint),
             prompt_stats={

@@ -1,6 +1,6 @@
 """Samples of every prompt → the share of them that passes, and which prompts are worth training on.
 
-    rates = await pass_rates(out, environments.verifier, n=8, work=out / "work", on_progress=print)
+    samples, rates = await sample_and_verify(recipe, prompts, before={}, console=console)
     rates[0]  → PassRate("maths-7/rlvr/on", "maths", passes=3, scored=8, reward=0.375, …)
     read_profile("runs/tiny/profile")  → PassRateProfile(prompts=[…], rates=[…], n=8)
 
@@ -10,6 +10,7 @@ written batch by batch: an interrupted profile verifies nothing twice.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import statistics
@@ -19,13 +20,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
+from data_builders.decontamination.match import Decontaminator
+from data_builders.environments import Environments, open_label_judge
 from data_builders.pairs.grading import read_groups
 from posttrain.config.profile import ProfileConfig
 from posttrain.errors import DataError
-from posttrain.records import json_text
+from posttrain.records import json_text, make_example
 from posttrain.rollouts import Completion, Prompt
 from posttrain.runs import Manifest, atomic_write_text, read_artifact
 from posttrain.sampling.generate import read_prompts
+from posttrain.sampling.progress import SampleStats
+from posttrain.sampling.sample import make_samples
 from reward.rlvr import Verified, Verifier, verify_all
 
 KIND = "pass_rates"
@@ -111,6 +118,47 @@ def read_profile(path: Path | str) -> PassRateProfile:
     return PassRateProfile(
         read_prompts(folder / "prompts.jsonl"), rates, manifest.config["n"], manifest
     )
+
+
+def uncontaminated(
+    prompts: Sequence[Prompt], decontaminator: Decontaminator | None
+) -> list[Prompt]:
+    """The prompts that overlap no evaluation item."""
+    if decontaminator is None:
+        return list(prompts)
+    examples = [make_example(p.messages, source=p.source, dialect="prompt") for p in prompts]
+    drops = decontaminator.drops(examples)
+    return [prompt for prompt, drop in zip(prompts, drops, strict=True) if drop is None]
+
+
+async def sample_and_verify(
+    recipe: ProfileConfig,
+    prompts: Sequence[Prompt],
+    before: Mapping[str, PassRate],
+    console: Console,
+) -> tuple[SampleStats, list[PassRate]]:
+    """Everything that is not there yet of a profile's samples and verdicts.
+
+    Raises:
+        ConfigError: a prompt names no verifier that there is.
+        DataError: as `make_samples` and `pass_rates`.
+    """
+    out = Path(recipe.out)
+    async with contextlib.AsyncExitStack() as stack:
+        environments = Environments(await open_label_judge(recipe.judge, stack))
+        for prompt in prompts:
+            environments.verifier(prompt)
+        samples = await make_samples(recipe, prompts, environments.open, console)
+        with console.status("verifying") as line:
+            rates = await pass_rates(
+                out,
+                environments.verifier,
+                recipe,
+                work=out / "work",
+                before=before,
+                on_progress=lambda n: line.update(f"verifying: {n:,} of {len(prompts):,}"),
+            )
+    return samples, rates
 
 
 async def pass_rates(

@@ -19,6 +19,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
+from posttrain.config.decontamination import DecontaminationConfig
 from posttrain.config.judge import LabelJudgeConfig
 from posttrain.config.prompts import AnySource, Setting
 from posttrain.config.sample import SampleConfig
@@ -32,6 +33,7 @@ class ProfileConfig(SampleConfig):
         prompts, settings: as in a sampling recipe; every source has to name a grader.
         previous: a profile whose remaining prompts are profiled again; what it dropped stays out.
         judge: of the environments that need one.
+        decontamination: prompts that overlap evaluation items are dropped before they are sampled.
         drop_unsolved: whether prompts that no rollout passes are dropped.
         max_unscored: the largest share of the rollouts that verifiers may leave without a score.
     """
@@ -41,6 +43,7 @@ class ProfileConfig(SampleConfig):
     settings: tuple[Setting, ...] = ()
     previous: str | None = None
     judge: LabelJudgeConfig | None = None
+    decontamination: DecontaminationConfig | None = None
     drop_unsolved: bool = False
     max_unscored: float = Field(default=0.05, ge=0, lt=1)
 

@@ -118,6 +118,27 @@ def test_pass_rates_are_those_of_the_samples(root: Path):
     assert "Pass rates" in (root / "profile" / "report.html").read_text()
 
 
+def test_prompts_of_evaluation_files_are_not_sampled(root: Path, tmp_path: Path):
+    """A question of eight words and more that stands in an evaluation file."""
+    words = "w1 w2 w4 w5 w6 w1 w4 w2 w6 w5 w2 w1"
+    for name, texts in (("train", [words, "w1 w2"]), ("test", [words])):
+        rows = "".join(json.dumps({"question": text, "answer": "x"}) + "\n" for text in texts)
+        (tmp_path / f"{name}.jsonl").write_text(rows)
+    source = json.dumps([{"name": "a", "format": "question", "path": str(tmp_path / "train.jsonl"),
+                          "grader": "words", "template": "{question}"}])  # fmt: skip
+    files = json.dumps([{"path": str(tmp_path / "test.jsonl"), "fields": ["question"]}])
+    script("profile_prompts").main(
+        ["--config", str(root / "profile.yaml"), f"out={tmp_path / 'out'}", f"prompts={source}",
+         f"decontamination.files={files}"]
+    )  # fmt: skip
+    manifest = read_artifact(tmp_path / "out")
+    assert manifest.counts.rows_in == 2
+    assert manifest.counts.dropped["contaminated"] == 1
+    assert [r.prompt_id for r in read_profile(tmp_path / "out").rates] == [
+        p.id for p in read_profile(tmp_path / "out").prompts if p.messages[0].content == "w1 w2"
+    ]
+
+
 def test_a_profile_killed_while_it_verifies_ends_the_same(root: Path, tmp_path: Path):
     import data_builders.prompts.profile as module
 
