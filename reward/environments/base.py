@@ -126,6 +126,7 @@ class RLVREnvironment:
 
         Raises:
             DataError: the row cannot be used, and which field is why.
+            ConfigError: this machine cannot verify such rows at all.
         """
         messages = _messages(row)
         tools, gold, metadata = row.get("tools"), row.get("gold"), row.get("metadata", {})
@@ -152,6 +153,8 @@ class RLVREnvironment:
         )
         try:
             problem = self.malformed(prompt)
+        except ConfigError:
+            raise  # this machine lacks something, whatever the row
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             problem = f"{type(error).__name__}: {error}"
         if problem is not None:

@@ -241,7 +241,12 @@ def _example(record: Record) -> Fold:
         own = [call for call in record.verdict.calls if call.step == number]
         blocks.append(Dialogue(_step(step, own)))
         blocks += [
-            Dialogue([Styled(f"{result.name} → ", "faint"), result.content[:SHOWN_CHARACTERS]])
+            Dialogue(
+                [
+                    Styled(f"{result.name or result.role} → ", "faint"),
+                    result.content[:SHOWN_CHARACTERS],
+                ]
+            )
             for result in step.results
         ]
     for call in record.verdict.calls:
