@@ -210,7 +210,7 @@ class ConversationEnvironment(RLVREnvironment):
         many = " ".join(
             f"{kind}-{k:05}" for kind in ("BL", "CA", "TR") for k in range(0, 99999, 99)
         )
-        forbidden = metadata.get("forbidden") or [["open_case", {"kind": "fee_review"}]]
+        forbidden: list[Call] = metadata.get("forbidden") or [("open_case", {"kind": "fee_review"})]
         leak = " and ".join(metadata["never_say"]) or "CA-00000"
         return [
             (*says("One moment."), *says("Hm."), *says("Good-bye.")),

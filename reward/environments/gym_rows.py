@@ -194,6 +194,22 @@ def _instruction_following(row: Row) -> tuple[str, Fields]:
     return "instruction_following", {"metadata": {"constraints": constraints, "grading": grading}}
 
 
+def _equivalence(row: Row) -> tuple[str, Fields]:
+    return "equivalence", {"gold": str(row["expected_answer"])}
+
+
+def _rubric(row: Row) -> tuple[str, Fields]:
+    return "rubric", {"metadata": {"rubric": row["rubric"]}}
+
+
+def _scheduling(row: Row) -> tuple[str, Fields]:
+    return "scheduling", {"metadata": {"events": row["exp_cal_state"]}}
+
+
+def _reasoning_gym(row: Row) -> tuple[str, Fields]:
+    return "reasoning_gym", {"gold": row["answer"], "metadata": row["metadata"]}
+
+
 SERVERS: dict[str, Callable[[Row], tuple[str, Fields]]] = {
     "math_with_judge": _math,
     "math_with_autograder": _math,
@@ -203,6 +219,10 @@ SERVERS: dict[str, Callable[[Row], tuple[str, Fields]]] = {
     "single_step_tool_use_with_argument_comparison": _tool_call,
     "xlam_fc": _tool_calls,
     "instruction_following": _instruction_following,
+    "equivalence_llm_judge": _equivalence,
+    "multichallenge": _rubric,
+    "calendar": _scheduling,
+    "reasoning_gym": _reasoning_gym,
 }
 
 

@@ -46,7 +46,8 @@ class LongContextEnvironment(RLVREnvironment):
         answers = {_plain(answer) for answer in _answers(completion.answer)}
         if len(answers) != 1:
             return Score(0.0, None, f"{len(answers)} different lines Answer:, not one")
-        score = verdict(_same(*answers, prompt.gold or ""), *answers, prompt.gold or "")
+        answer, gold = answers.pop(), prompt.gold or ""
+        score = verdict(_same(answer, gold), answer, gold)
         steps = (step.parsed for step in completion.steps)
         written = "\n".join(f"{step.reasoning or ''}\n{step.answer}" for step in steps)
         copied = copied_share(written, prompt.messages)
@@ -180,7 +181,7 @@ def _total(rng: random.Random, size: int) -> Drafted:
     """Crates of one good in one region: reports of its depots, some corrected by a later memo."""
     depots, goods = _names(rng, size - 2), rng.sample(GOODS, 2)
     inside = rng.randint(4, min(7, size - 4))
-    total, documents = 0, []
+    total, documents = 0, list[str]()
     for place, depot in enumerate(depots):
         region, count = (
             REGIONS[0] if place < inside else rng.choice(REGIONS[1:]),

@@ -12,6 +12,7 @@ tagged answers are wrong. Only the scorer's full mark counts, as 1: some familie
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -87,13 +88,13 @@ def _scorer(family: str) -> Callable[[str, Mapping[str, Any]], float]:
         ValueError: it has no such family.
     """
     try:
-        from reasoning_gym.factory import get_score_answer_fn
+        factory: Any = importlib.import_module("reasoning_gym.factory")
     except ImportError as error:
         raise ConfigError(
             "the environment reasoning_gym needs its package: pip install reasoning-gym"
         ) from error
     _refuse_compiling()
-    return get_score_answer_fn(family)
+    return factory.get_score_answer_fn(family)
 
 
 _scoring: list[bool] = []  # not empty while a scorer has a model's text

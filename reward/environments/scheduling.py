@@ -16,7 +16,7 @@ import json
 import random
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from posttrain.jsontext import load_json
 from posttrain.records import Score
@@ -204,7 +204,7 @@ def _read(answer: str, events: dict[int, Event]) -> Starts:
     rows: list[Any] = load_json(answer[opening.start() : closing + 1])
     starts: Starts = {}
     for row in rows:
-        own = row if isinstance(row, dict) else {}
+        own = cast(dict[str, Any], row) if isinstance(row, dict) else {}
         key, match = own.get("event_id"), _CLOCK.fullmatch(str(own.get("start_time")))
         if type(key) is not int or key in starts or key not in events or match is None:
             raise ValueError("an entry has the id of one event, once, and a start_time HH:MM")

@@ -131,7 +131,8 @@ class WorkplaceEnvironment(RLVREnvironment):
     def wrong(self, prompt: Prompt) -> list[Script]:
         """Nothing done, part of it, too much, at the wrong row, refused calls, and talk."""
         metadata = metadata_of(prompt)
-        tables, gold = metadata["tables"], world.gold_calls(metadata)
+        tables = metadata["tables"]
+        gold = [call for call in world.gold_calls(metadata) if not call[0].startswith("search_")]
         name, last = gold[-1][0], dict(gold[-1][1])
         used = {arguments.get("id") for _, arguments in gold}
         if "id" in last:
@@ -209,6 +210,7 @@ def _office(rng: random.Random) -> Tables:
             values |= {"subject": f"Re: {rng.choice(TITLES)}", "body": "See the attachment."}
             row = {name: values[name] for name in COLUMNS[table]}
             tables[table][f"{table}-{place + 1}"] = row
+    tables["tasks"]["tasks-1"]["board"] = "design"  # `_bulk` needs one that is not of sales
     return tables
 
 
