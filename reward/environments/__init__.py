@@ -9,6 +9,7 @@ from __future__ import annotations
 from reward.environments.base import RLVREnvironment
 from reward.environments.code import CodeEnvironment
 from reward.environments.conversation import ConversationEnvironment
+from reward.environments.instruction_following import InstructionFollowingEnvironment
 from reward.environments.judged import EquivalenceEnvironment, RubricEnvironment
 from reward.environments.long_context import LongContextEnvironment
 from reward.environments.math import MathEnvironment
@@ -26,6 +27,7 @@ ENVIRONMENTS: dict[str, type[RLVREnvironment]] = {
         MultipleChoiceEnvironment,
         CodeEnvironment,
         StructuredOutputEnvironment,
+        InstructionFollowingEnvironment,
         ToolCallEnvironment,
         LongContextEnvironment,
         WorkplaceEnvironment,

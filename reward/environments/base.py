@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, ClassVar, cast
@@ -249,9 +249,15 @@ class Admitted:
 
 
 async def admit(
-    rows: Iterator[Row], environments: Mapping[str, RLVREnvironment], *, source: str = ""
+    rows: Iterator[Row],
+    environments: Mapping[str, RLVREnvironment],
+    *,
+    source: str = "",
+    convert: Callable[[Row], Row] | None = None,
 ) -> Admitted:
     """Read rows, and keep those whose gold passes and whose wrong completions do not.
+
+    `convert` makes rows of another form ours; the message of its DataError is a reason as it is.
 
     Reasons: `unknown_environment`, `malformed_row`, `gold_fails`, `gold_unscored`,
     `wrong_passes`, `duplicate_id`, each with what it is about behind a colon.
@@ -261,6 +267,10 @@ async def admit(
     numbered, without_gold = enumerate(rows), 0
 
     async def read(row: Row) -> tuple[Prompt | None, str | None, bool]:
+        try:
+            row = row if convert is None else convert(row)
+        except DataError as error:
+            return None, str(error), False
         environment = environments.get(str(row.get("environment")))
         if environment is None:
             return None, f"unknown_environment: {row.get('environment')}", False

@@ -17,11 +17,9 @@ import ast
 import asyncio
 import json
 import os
-import random
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -133,10 +131,6 @@ class CodeEnvironment(RLVREnvironment):
             except OSError as error:
                 return Score(None, None, f"the sandbox: {error}", "sandbox")
 
-    def rows(self, *, seed: int, count: int) -> list[dict[str, Any]]:
-        """Small programs, half of them functions."""
-        return [_row(random.Random(f"{seed}/code/{k}"), f"code-{seed}-{k}") for k in range(count)]
-
 
 def find_program(answer: str, function: str | None) -> str | None:
     """The last fenced block of Python that defines the function, else the last; None without one.
@@ -220,77 +214,3 @@ def same_result(expected: Any, given: Any) -> bool:
         left, right = cast(dict[str, Any], expected), cast(dict[str, Any], given)
         return left.keys() == right.keys() and all(same_result(left[k], right[k]) for k in left)
     return type(expected) is type(given) and expected == given
-
-
-# -- generated tasks -------------------------------------------------------------------------------
-
-# name → what it does with a list of integers, its body in terms of `xs` and `k`, the reference
-_TASKS: dict[str, tuple[str, str, Callable[[list[int], int], Any]]] = {
-    "total_of_multiples": (
-        "the sum of those that are divisible by {k}",
-        "sum(x for x in xs if x % {k} == 0)",
-        lambda xs, k: sum(x for x in xs if x % k == 0),
-    ),
-    "count_above": (
-        "how many are greater than {k}",
-        "sum(1 for x in xs if x > {k})",
-        lambda xs, k: sum(x > k for x in xs),
-    ),
-    "largest_gap": (
-        "the largest difference between neighbours in sorted order, times {k}; 0 for fewer than two",
-        "max([b - a for a, b in zip(sorted(xs), sorted(xs)[1:])], default=0) * {k}",
-        lambda xs, k: max((b - a for a, b in pairwise(sorted(xs))), default=0) * k,
-    ),
-    "rotated": (
-        "the list rotated to the left by {k} places",
-        "xs[{k} % len(xs):] + xs[:{k} % len(xs)] if xs else []",
-        lambda xs, k: xs[k % len(xs) :] + xs[: k % len(xs)] if xs else [],
-    ),
-    "distinct_remainders": (
-        "the distinct remainders after division by {k}, in ascending order",
-        "sorted({{x % {k} for x in xs}})",
-        lambda xs, k: sorted({x % k for x in xs}),
-    ),
-    "running_totals": (
-        "the running totals, each modulo {k}",
-        "[sum(xs[:i + 1]) % {k} for i in range(len(xs))]",
-        lambda xs, k: [sum(xs[: i + 1]) % k for i in range(len(xs))],
-    ),
-    "without_repeats": (
-        "the list without any value that was seen among the {k} before it",
-        "[x for i, x in enumerate(xs) if x not in xs[max(0, i - {k}):i]]",
-        lambda xs, k: [x for i, x in enumerate(xs) if x not in xs[max(0, i - k) : i]],
-    ),
-}
-
-
-def _row(rng: random.Random, name: str) -> dict[str, Any]:
-    task, k = rng.choice(list(_TASKS)), rng.randint(2, 9)
-    wording, body, reference = _TASKS[task]
-    lists = [[], *([rng.randint(-20, 40) for _ in range(rng.randint(1, 9))] for _ in range(7))]
-    body = body.format(k=k)
-    fenced = "Answer with one ```python block."
-    if rng.random() < 0.5:
-        question = f"Write a function `{task}(xs)` that takes a list of integers and returns "
-        gold = f"def {task}(xs):\n    return {body}"
-        tests: list[dict[str, Any]] = [{"input": [xs], "output": reference(xs, k)} for xs in lists]
-        metadata: dict[str, Any] = {"function": task, "tests": tests}
-    else:
-        question = "Read a line of integers, separated by spaces (it may be empty), and print "
-        gold = f"xs = [int(x) for x in input().split()]\nresult = {body}\n"
-        gold += "print(*result) if isinstance(result, list) else print(result)"
-        tests = [
-            {"input": f"{_line(xs)}\n", "output": f"{_line(reference(xs, k))}\n"} for xs in lists
-        ]
-        metadata = {"tests": tests}
-    return {
-        "environment": "code",
-        "id": name,
-        "question": f"{question}{wording.format(k=k)}. {fenced}",
-        "gold": gold,
-        "metadata": metadata,
-    }
-
-
-def _line(value: Any) -> str:
-    return " ".join(map(str, cast(list[Any], value) if isinstance(value, list) else [value]))

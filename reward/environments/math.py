@@ -8,9 +8,7 @@ The answer is in the last box. An answer without a box scores 0: the prompt has 
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
-from typing import Any
 
 from posttrain.records import Score
 from posttrain.rollouts import Completion, Prompt
@@ -19,7 +17,6 @@ from reward.graders.base import Attempt
 from reward.graders.final_answer import has_box, joined_boxes
 from reward.graders.math import Math, gold_text, tolerance_of
 
-BOX = "Put your final answer in \\boxed{}."
 LONGEST = 200_000  # characters of an answer
 
 
@@ -43,8 +40,7 @@ class MathEnvironment(RLVREnvironment):
     def wrong(self, prompt: Prompt) -> list[Script]:
         """Another number; the gold without a box."""
         gold = gold_text(prompt.gold or "")
-        other = "1.5" if gold != "1.5" else "2.5"
-        return [says(f"\\boxed{{{other}}}"), says(f"The answer is {gold}.")]
+        return [says("\\boxed{-98765.4321}"), says(f"The answer is {gold}.")]
 
     def check(self, prompt: Prompt, completion: Completion) -> Score:
         """Algebra runs here and now: the worker is killed where it does not end."""
@@ -62,25 +58,3 @@ class MathEnvironment(RLVREnvironment):
         if score.value is None and score.failure is None:  # a box that holds nothing to compare
             return Score(0.0, score.answer, score.explanation)
         return score
-
-    def rows(self, *, seed: int, count: int) -> list[dict[str, Any]]:
-        """Chains of integer arithmetic."""
-        rows: list[dict[str, Any]] = []
-        for number in range(count):
-            rng = random.Random(f"{seed}/math/{number}")
-            value = rng.randint(2, 99)
-            text = str(value)
-            for _ in range(rng.randint(1, 4)):
-                sign, other = rng.choice("+-*"), rng.randint(2, 30)
-                text = f"({text}) {sign} {other}"
-                value = {"+": value + other, "-": value - other, "*": value * other}[sign]
-            question = f"What is {text}? {BOX}"
-            rows.append(
-                {
-                    "environment": self.name,
-                    "id": f"math-{seed}-{number}",
-                    "question": question,
-                    "gold": str(value),
-                }
-            )
-        return rows

@@ -10,10 +10,8 @@ where a message asks for `\\boxed{}`, the last box; otherwise the place that the
 
 from __future__ import annotations
 
-import random
 import re
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from posttrain.records import Score
@@ -71,12 +69,6 @@ class MultipleChoiceEnvironment(RLVREnvironment):
             return Score(0.0, None, "several options are chosen")
         return verdict(letter == gold, letter, gold)
 
-    def rows(self, *, seed: int, count: int) -> list[dict[str, Any]]:
-        """A quantity from a formula of physics or chemistry, four values to choose from."""
-        return [
-            _row(random.Random(f"{seed}/choice/{k}"), f"choice-{seed}-{k}") for k in range(count)
-        ]
-
 
 def _answered(prompt: Prompt, text: str) -> Script:
     return says(f"\\boxed{{{text}}}" if _asks_for_box(prompt) else f"Answer: {text}")
@@ -102,41 +94,3 @@ def by_pattern(patterns: list[Any], answer: str, options: dict[str, str]) -> str
                 return None
             return choice(match[group], options)
     return None
-
-
-# wording, unit, value of the two quantities
-_FORMULAS: tuple[tuple[str, str, Callable[[int, int], float]], ...] = (
-    ("A body of {a} kg moves at {b} m/s. What is its momentum?", "kg m/s", lambda a, b: a * b),
-    ("A current of {a} A flows through {b} ohm. What is the voltage?", "V", lambda a, b: a * b),
-    ("A force of {a} N acts along {b} m. What is the work?", "J", lambda a, b: a * b),
-    ("A wave has {a} Hz and a wavelength of {b} m. What is its speed?", "m/s", lambda a, b: a * b),
-    ("A body of {a} kg speeds up by {b} m/s². Which force acts on it?", "N", lambda a, b: a * b),
-    ("What is the kinetic energy of {a} kg at {b} m/s?", "J", lambda a, b: a * b * b / 2),
-    ("{a} mol are dissolved in {b} L. What is the concentration?", "mol/L", lambda a, b: a / b),
-)
-_ENDINGS = (
-    ("Put the letter of your choice in \\boxed{}.", None),
-    ('End with "Answer: X", where X is the option\'s letter.', None),
-    ('Conclude with "Final Choice: X".', r"Final Choice:\s*([A-Za-z])\s*"),
-)
-
-
-def _row(rng: random.Random, name: str) -> dict[str, Any]:
-    wording, unit, formula = rng.choice(_FORMULAS)
-    a, b = rng.randint(2, 40), rng.randint(2, 40)
-    right = formula(a, b)
-    values = dict.fromkeys(f"{v:g}" for v in (right, right * 10, right + a, right / 2, right + 1))
-    texts = [f"{value} {unit}" for value in list(values)[:4]]
-    gold = texts[0]
-    rng.shuffle(texts)
-    options = dict(zip("ABCD", texts, strict=False))
-    ending, pattern = rng.choice(_ENDINGS)
-    listed = "\n".join(f"{letter}: {text}" for letter, text in options.items())
-    metadata: dict[str, Any] = {"options": options}
-    return {
-        "environment": "multiple_choice",
-        "id": name,
-        "question": f"{wording.format(a=a, b=b)}\n{listed}\n\n{ending}",
-        "gold": next(letter for letter, text in options.items() if text == gold),
-        "metadata": metadata | ({"output_regex": pattern} if pattern else {}),
-    }

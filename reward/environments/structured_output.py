@@ -14,7 +14,6 @@ the object, where it is not all of the arguments.
 from __future__ import annotations
 
 import json
-import random
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
@@ -85,10 +84,6 @@ class StructuredOutputEnvironment(RLVREnvironment):
         if share < GROUNDED:
             return Score(0.0, shown, f"only {share:.0%} of the values are in the prompt's words")
         return Score(1.0, shown, f"valid; {share:.0%} of the values are in the prompt's words")
-
-    def rows(self, *, seed: int, count: int) -> list[dict[str, Any]]:
-        """Facts in prose, a schema, and one of the formats."""
-        return [_row(random.Random(f"{seed}/form/{k}"), f"form-{seed}-{k}") for k in range(count)]
 
 
 def _read(task: Mapping[str, Any], completion: Completion) -> Any:
@@ -233,77 +228,3 @@ def filler(schema: Any) -> Any:
             return False
         case _:
             return None
-
-
-# -- generated tasks -------------------------------------------------------------------------------
-
-_NAMES = ("Mara Holt", "Jun Park", "Ines Roy", "Tomas Beck", "Ana Sousa", "Paul Njoroge", "Li Na")
-_TOWNS = ("Graz", "Porto", "Bergen", "Leeds", "Nairobi", "Sapporo", "Halifax")
-_TRADES = ("baker", "pilot", "nurse", "welder", "teacher", "plumber")
-_SKILLS = ("rowing", "chess", "pottery", "sailing", "baking", "hiking", "fencing")
-_SENTENCES = {
-    "name": "{} wrote to us.",
-    "age": "Age: {}.",
-    "trade": "Works as a {}.",
-    "town": "Lives in {}.",
-    "street": "The street is {}.",
-    "skills": "Good at {}.",
-    "rating": "Rated {} of 5.",
-    "member": "Member of the club: {}.",
-}
-
-
-def _row(rng: random.Random, name: str) -> dict[str, Any]:
-    value: dict[str, Any] = {"name": rng.choice(_NAMES), "age": rng.randint(18, 90)}
-    schema: dict[str, Any] = {"name": {"type": "string"}, "age": {"type": "integer"}}
-    options: list[tuple[str, Any, dict[str, Any]]] = [
-        ("trade", rng.choice(_TRADES), {"type": "string", "enum": list(_TRADES)}),
-        ("skills", rng.sample(_SKILLS, rng.randint(1, 3)), {"type": "array", "items": {"type": "string"}}),
-        ("rating", rng.randint(2, 9) / 2, {"type": "number", "minimum": 0, "maximum": 5}),
-        ("member", rng.random() < 0.5, {"type": "boolean"}),
-    ]  # fmt: skip
-    for key, one, kind in rng.sample(options, rng.randint(1, 4)):
-        value[key], schema[key] = one, kind
-    fields = {f"/{key}": one for key, one in value.items()}
-    if rng.random() < 0.5:
-        address = {"town": rng.choice(_TOWNS), "street": f"{rng.choice(_TRADES).title()} Lane"}
-        value["address"] = address
-        schema["address"] = _object({key: {"type": "string"} for key in address})
-        fields |= {f"/address/{key}": one for key, one in address.items()}
-    told = value | value.get("address", {})
-    sentences = [
-        _SENTENCES[key].format(
-            ", ".join(one) if isinstance(one, list) else {True: "yes", False: "no"}.get(one, one)
-            if isinstance(one, bool) else one
-        )
-        for key, one in told.items() if key in _SENTENCES
-    ]  # fmt: skip
-    kind, whole = rng.choice(FORMATS), _object(schema)
-    asked = {
-        "json": f"Answer with JSON alone, by this schema: {json_text(whole)}",
-        "yaml": f"Answer with YAML alone, by this schema: {json_text(whole)}",
-        "tool_call": "Record it with the tool.",
-    }[kind]
-    metadata: dict[str, Any] = {"schema": whole, "format": kind, "fields": fields}
-    row: dict[str, Any] = {
-        "environment": "structured_output",
-        "id": name,
-        "question": f"{' '.join(sentences)}\n\n{asked}",
-        "gold": value,
-        "metadata": metadata,
-    }
-    if kind == "tool_call":
-        metadata |= {"tool": "record", "payload": "person"}
-        parameters = _object({"person": whole})
-        function = {"name": "record", "description": "Record a person.", "parameters": parameters}
-        row["tools"] = [{"type": "function", "function": function}]
-    return row
-
-
-def _object(properties: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }

@@ -14,14 +14,13 @@ wording.
 from __future__ import annotations
 
 import json
-import random
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from posttrain.jsontext import load_json
-from posttrain.records import Message, Score, json_text
+from posttrain.records import Score, json_text
 from posttrain.rollouts import Completion, Prompt
 from reward.environments.base import RLVREnvironment, Script, calls, says
 
@@ -90,10 +89,6 @@ class ToolCallEnvironment(RLVREnvironment):
         if _matched(gold["calls"], given, defaults):
             return Score(1.0, shown, "the expected calls")
         return Score(0.0, shown, "other names or arguments than expected")
-
-    def rows(self, *, seed: int, count: int) -> list[dict[str, Any]]:
-        """One call, two calls, or a question back where an argument is not given."""
-        return [_row(random.Random(f"{seed}/call/{k}"), f"call-{seed}-{k}") for k in range(count)]
 
 
 def _gold(prompt: Prompt) -> dict[str, Any]:
@@ -210,130 +205,3 @@ def _texts(value: Any) -> list[str]:
 
 def _is_prose(text: str, conversation: str) -> bool:
     return len(text.split()) >= PROSE and _plain(text) not in conversation
-
-
-# -- generated tasks -------------------------------------------------------------------------------
-
-_CITIES = ("Bonn", "Lima", "Oslo", "Quito", "Kyoto", "New York", "San Juan", "Accra", "Turin")
-_PEOPLE = ("Ada Byron", "Lin Wei", "Omar Sy", "Rosa Diaz", "Ken Ito", "Eva Nagy")
-_UNITS = ("celsius", "kelvin", "fahrenheit")
-# tool → description, parameter → (schema, what a message calls it), wording of a full request
-_TOOLS: dict[str, tuple[str, dict[str, tuple[dict[str, Any], str]], str]] = {
-    "get_weather": (
-        "The weather of a day.",
-        {
-            "city": ({"type": "string"}, "city"),
-            "days_ahead": ({"type": "integer"}, "day"),
-            "unit": ({"type": "string", "enum": list(_UNITS), "default": "celsius"}, "unit"),
-        },
-        "What is the weather in {city} in {days_ahead} days, in {unit}?",
-    ),
-    "book_table": (
-        "Book a table.",
-        {
-            "name": ({"type": "string"}, "name"),
-            "guests": ({"type": "integer"}, "guests"),
-            "outdoors": ({"type": "boolean"}, "outdoors"),
-        },
-        "Book a table for {guests} for {name}; outdoors: {outdoors}.",
-    ),
-    "convert_money": (
-        "Convert an amount.",
-        {
-            "amount": ({"type": "number"}, "amount"),
-            "source": ({"type": "string"}, "currency"),
-            "target": ({"type": "string"}, "currency"),
-        },
-        "How much is {amount} {source} in {target}?",
-    ),
-    "send_invoice": (
-        "Send an invoice.",
-        {
-            "customer": ({"type": "string"}, "customer"),
-            "items": ({"type": "array", "items": {"type": "string"}}, "items"),
-            "total": ({"type": "number"}, "total"),
-        },
-        "Send {customer} an invoice over {total} for {items}.",
-    ),
-}
-_CURRENCIES = ("EUR", "USD", "JPY", "PEN", "GHS", "NOK")
-_GOODS = ("lamp", "desk", "chair", "shelf", "rug")
-
-
-def _values(rng: random.Random, tool: str) -> dict[str, Any]:
-    match tool:
-        case "get_weather":
-            return {
-                "city": rng.choice(_CITIES),
-                "days_ahead": rng.randint(1, 9),
-                "unit": rng.choice(_UNITS),
-            }
-        case "book_table":
-            return {
-                "name": rng.choice(_PEOPLE),
-                "guests": rng.randint(2, 12),
-                "outdoors": rng.random() < 0.5,
-            }
-        case "convert_money":
-            source, target = rng.sample(_CURRENCIES, 2)
-            amount = rng.choice((rng.randint(5, 900), rng.randint(50, 9000) / 10))
-            return {"amount": amount, "source": source, "target": target}
-        case _:
-            return {
-                "customer": rng.choice(_PEOPLE),
-                "items": rng.sample(_GOODS, rng.randint(1, 3)),
-                "total": rng.randint(100, 9999) / 4,
-            }
-
-
-def _wording(tool: str, values: Fields) -> str:
-    spelled = {
-        name: ", ".join(value) if isinstance(value, list) else str(value).lower()
-        if isinstance(value, bool) else value
-        for name, value in values.items()
-    }  # fmt: skip
-    return _TOOLS[tool][2].format(**spelled)
-
-
-def _schema(tool: str) -> dict[str, Any]:
-    description, parameters, _ = _TOOLS[tool]
-    properties = {name: schema for name, (schema, _) in parameters.items()}
-    required = [name for name, schema in properties.items() if "default" not in schema]
-    function = {"type": "object", "properties": properties, "required": required}
-    return {
-        "type": "function",
-        "function": {"name": tool, "description": description, "parameters": function},
-    }
-
-
-def _row(rng: random.Random, name: str) -> dict[str, Any]:
-    tools = rng.sample(list(_TOOLS), 3)
-    kind = rng.choice(("one", "two", "missing"))
-    chosen = tools[: 2 if kind == "two" else 1]
-    made = [(tool, _values(rng, tool)) for tool in chosen]
-    question = " ".join(_wording(tool, values) for tool, values in made)
-    gold: dict[str, Any] = {"calls": [{"name": t, "arguments": values} for t, values in made]}
-    if kind == "missing":
-        [(tool, values)] = made
-        required: list[str] = _schema(tool)["function"]["parameters"]["required"]
-        missing = rng.choice(required)
-        word = _TOOLS[tool][1][missing][1]
-        question = _wording(tool, values | {missing: "…"}) + " I will say what … is if you ask."
-        others = {w for t in tools for _, w in _TOOLS[t][1].values()} - {word}
-        gold = {
-            "message": f"Which {word} do you mean?",
-            "mentions": [[word], ["?"]],
-            "avoids": sorted(others),
-        }
-    rng.shuffle(tools)
-    messages = [
-        Message("system", "Call tools, or ask for what is missing."),
-        Message("user", question),
-    ]
-    return {
-        "environment": "tool_call",
-        "id": name,
-        "messages": [{"role": m.role, "content": m.content} for m in messages],
-        "tools": [_schema(tool) for tool in tools],
-        "gold": gold,
-    }
