@@ -93,10 +93,11 @@ def _counted(
 
     def bounds(text: str, rng: random.Random) -> dict[str, Any]:
         arguments = draw(text, rng)
-        number, bound = count(text, arguments), rng.choice(BOUNDS)
-        slack = rng.randint(0, max(1, number // 3))
+        number = count(text, arguments)
+        bound = rng.choice(BOUNDS if number else ("exactly", "at_most"))
+        slack = rng.randint(0, number // 3 + (bound == "at_most"))
         slack = {"exactly": 0, "at_least": -slack, "at_most": slack}[bound]
-        return arguments | {bound: max(0, number + slack)}
+        return arguments | {bound: number + slack}
 
     return Constraint(words, lambda text, a: within(count(text, a), a), bounds)
 

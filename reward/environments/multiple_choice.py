@@ -19,14 +19,17 @@ from posttrain.rollouts import Completion, Prompt
 from reward.environments.base import RLVREnvironment, Script, says
 from reward.graders.base import verdict
 from reward.graders.choice import SEVERAL, MultipleChoice, choice, chosen, options_of, patterns_of
-from reward.graders.final_answer import has_box, joined_boxes
+from reward.graders.final_answer import answer_places, has_box, joined_boxes
+from reward.graders.tidy import tidy
 
 LONGEST = 200_000  # characters of an answer
-# "A or B", "A/B", "A, B": behind a first letter, what makes it one of several
+# "A or B", "A/B", "A, maybe B": behind a first letter, what makes it one of several
 _ANOTHER = re.compile(
-    r"[\s*_)\]}.]*(?:\b(?:or|and|maybe|perhaps|possibly)\b|[/,&;|+])[\s*_(\[{]*([A-Za-z])\b",
+    r"[\s*_)\]}.]*(?:(?:\b(?:or|and|also|maybe|perhaps|possibly)\b|[/,&|+])[\s*_(\[{]*)+([A-Za-z])\b"
+    r"(?!\s+(?:is|are|was|can|cannot|would|does)\b)",
     re.IGNORECASE,
 )
+_LETTER = re.compile(r"(?:either\b|[\s*_(\[{])*([A-Za-z])\b", re.IGNORECASE)
 _WORD = re.compile(r"[\w'’]")
 
 
@@ -62,7 +65,8 @@ class MultipleChoiceEnvironment(RLVREnvironment):
             box = joined_boxes(answer) if has_box(answer) else None
             letter = None if box is None else choice(box, options)
         elif letter is None:
-            letter = chosen(answer, options)
+            hedged = any(_hedges(place.text, options) for place in answer_places(tidy(answer)))
+            letter = SEVERAL if hedged else chosen(answer, options)
         if letter is None:
             return Score(0.0, None, "no option in the requested format")
         if letter == SEVERAL:
@@ -76,6 +80,13 @@ def _answered(prompt: Prompt, text: str) -> Script:
 
 def _asks_for_box(prompt: Prompt) -> bool:
     return any("\\boxed" in message.content for message in prompt.messages)
+
+
+def _hedges(text: str, options: dict[str, str]) -> bool:
+    """Whether a text begins with one option's letter and goes on with another's."""
+    first = _LETTER.match(text)
+    other = _ANOTHER.match(text, first.end()) if first else None
+    return other is not None and other[1].upper() in options
 
 
 def by_pattern(patterns: list[Any], answer: str, options: dict[str, str]) -> str | None:
