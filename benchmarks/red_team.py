@@ -54,6 +54,9 @@ async def measure(name: str, *, tasks: int, half: str, seed: int) -> None:
     """One environment's line, and the attacks that its verifier is wrong about."""
     environment = ENVIRONMENTS[name]()
     generated = rows(name, seed=seed, count=tasks)
+    if not generated:
+        print(f"| {name} | its tasks come from data | | | | |")
+        return
     admitted = await admit(iter(generated), {name: environment})
     chosen = [
         (prompt, attack)

@@ -200,16 +200,16 @@ def _long_context(row: Row) -> tuple[str, Fields]:
     return "long_context", {"gold": row["expected_answer"]}
 
 
-def _scheduling(row: Row) -> tuple[str, Fields]:
-    return "scheduling", {"metadata": {"events": row["exp_cal_state"]}}
-
-
 def _equivalence(row: Row) -> tuple[str, Fields]:
-    return "equivalence", {"gold": row["expected_answer"]}
+    return "equivalence", {"gold": str(row["expected_answer"])}
 
 
 def _rubric(row: Row) -> tuple[str, Fields]:
     return "rubric", {"metadata": {"rubric": row["rubric"]}}
+
+
+def _scheduling(row: Row) -> tuple[str, Fields]:
+    return "scheduling", {"metadata": {"events": row["exp_cal_state"]}}
 
 
 def _reasoning_gym(row: Row) -> tuple[str, Fields]:
@@ -226,10 +226,10 @@ SERVERS: dict[str, Callable[[Row], tuple[str, Fields]]] = {
     "xlam_fc": _tool_calls,
     "instruction_following": _instruction_following,
     "lc_niah": _long_context,
-    "calendar": _scheduling,
     "equivalence_llm_judge": _equivalence,
     "lc_judge": _equivalence,
     "multichallenge": _rubric,
+    "calendar": _scheduling,
     "reasoning_gym": _reasoning_gym,
 }
 
