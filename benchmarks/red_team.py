@@ -3,8 +3,9 @@
     python benchmarks/red_team.py [--tasks 60] [--half second] [--seed 1] [environment …]
 
 Every attack form is in one of two halves (a checksum of its name): the verifiers were hardened with
-the first in view, the second was kept back. Tasks are generated from the seed; mutants of programs
-that pass the task's own tests when run directly are no wrong answers and are left out.
+the first in view, the second was kept back. What it showed was repaired; "later" forms were written
+after that and kept back in their turn, and "last" ones of multiple choice after those. Tasks come
+from the seed. Mutants of programs that pass the task's own tests when simply run are left out.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from posttrain.rollouts import Prompt
 from reward.environments import ENVIRONMENTS
 from reward.environments.base import RLVREnvironment, admit, replay
 
-HALVES = {"first": (0,), "second": (1,), "both": (0, 1)}
+HALVES = {"first": (0,), "second": (1,), "later": (2,), "last": (3,), "all": (0, 1, 2, 3)}
 AT_ONCE = 64
 
 
@@ -61,7 +62,7 @@ async def measure(name: str, *, tasks: int, half: str, seed: int) -> None:
     chosen = [
         (prompt, attack)
         for prompt, attack in attacks_on(environment, admitted.prompts, seed)
-        if zlib.crc32(attack.form.encode()) % 2 in HALVES[half]
+        if half_of(attack.form) in HALVES[half]
     ]
     gate, mistakes = asyncio.Semaphore(AT_ONCE), defaultdict[str, list[str]](list)
     counts, unscored = Counter[tuple[bool, str]](), Counter[str]()
@@ -95,6 +96,13 @@ async def measure(name: str, *, tasks: int, half: str, seed: int) -> None:
         print(f"    {number} × unscored: {kind}")
 
 
+def half_of(form: str) -> int:
+    """0 or 1 by a checksum; 2 and 3 for the forms that were written after a hardening."""
+    if form.startswith(("later:", "last:")):
+        return 2 if form.startswith("later:") else 3
+    return zlib.crc32(form.encode()) % 2
+
+
 def rate(number: int, of: int) -> str:
     """A count and its share with a 95 % interval."""
     if not of:
@@ -108,7 +116,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("environments", nargs="*", default=list(ENVIRONMENTS))
     parser.add_argument("--tasks", type=int, default=60)
-    parser.add_argument("--half", choices=list(HALVES), default="both")
+    parser.add_argument("--half", choices=list(HALVES), default="all")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     print("| environment | gold passes | false accepts | false rejects | unscored | speed |")

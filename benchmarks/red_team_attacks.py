@@ -61,7 +61,7 @@ def common(environment: RLVREnvironment, prompt: Prompt, other: Prompt) -> Attac
     yield Attack("flood of brackets", False, says("[" * 100_000))
     yield Attack("flood of boxes", False, says("\\boxed{" * 20_000 + "}" * 20_000))
     theirs = environment.gold(other)
-    if theirs is not None and prompt.gold != other.gold:
+    if theirs is not None and theirs != gold and prompt.gold != other.gold:
         yield Attack("another task's answer", False, theirs)
 
 
@@ -91,6 +91,28 @@ def math(prompt: Prompt, rng: random.Random) -> Attacks:
         "unit": f"\\boxed{{{n} \\text{{ units}}}}",
     }.items():
         yield Attack(form, True, says(text))
+    for form, text in {
+        "arrow": f"\\boxed{{{wrong} \\to {n}}}",
+        "percent": f"\\boxed{{{n + 1}\\%}}",
+        "approximately": f"\\boxed{{\\approx {wrong}}}",
+        "mod": f"\\boxed{{{n + 1} \\bmod {abs(n) + 2}}} or so",
+        "reciprocal": f"\\boxed{{1/{abs(n) + 2}}}",
+        "binary": f"\\boxed{{{abs(n) + 2:b}_2}}",
+        "sum with a gap": f"\\boxed{{{n} + 1}}",
+        "list in brackets": f"\\boxed{{({n}, {wrong})}}",
+        "strikethrough": f"\\boxed{{\\cancel{{{n}}} {wrong}}}",
+        "either": f"\\boxed{{\\text{{either }} {n} \\text{{ or }} {wrong}}}",
+        "unless": f"\\boxed{{{n} \\text{{ unless it is }} {wrong}}}",
+        "slash": f"\\boxed{{{n} / {wrong}}}" if n != 0 else "\\boxed{}",
+    }.items():
+        yield Attack(f"later: {form}", False, says(text))
+    for form, text in {
+        "equation chain": f"\\boxed{{{n - 1} + 1 = {n}}}",
+        "underline": f"\\boxed{{\\mathbf{{{n}}}}}",
+        "large": f"\\boxed{{\\displaystyle {n}}}",
+        "two alike": f"\\boxed{{{n}}} Thus \\boxed{{{n}}}.",
+    }.items():
+        yield Attack(f"later: {form}", True, says(text))
     for form, text in {
         "other number": f"\\boxed{{{wrong}}}",
         "sign": f"\\boxed{{{-n or 7}}}",
@@ -155,6 +177,52 @@ def multiple_choice(prompt: Prompt, rng: random.Random) -> Attacks:
         "text command": put(f"\\text{{{gold}}}") if boxed else put(gold),
     }.items():
         yield Attack(form, True, says(text))
+    if boxed:
+        yield Attack("later: box in a sentence", True, says(f"Hence {put(gold)} is the answer."))
+        yield Attack("later: box, then label", False, says(f"{put(gold)}\nFinal answer: {other}"))
+    else:
+        reason = f"{put(gold)}, because {other} is too small."
+        yield Attack("later: reason behind", True, says(reason))
+        yield Attack(
+            "later: with its text in brackets", True, says(put(f"{gold} ({options[gold]})"))
+        )
+    for form, text in {
+        "bracketed other": put(f"{gold} ({other})"),
+        "and also": put(f"{gold} and also {other}"),
+        "vs": put(f"{gold} vs {other}"),
+        "arrow": put(f"{gold} -> {other}"),
+        "percentages": put(f"{gold} 60%, {other} 40%"),
+        "first choice": put(f"{gold} (first choice), {other} (second choice)"),
+        "text of two": put(f"{options[gold]} or {options[other]}"),
+        "if not": put(f"{gold}, if not {other}"),
+        "negated": put(f"anything but {gold}"),
+        "dash": put(f"{gold}-{other}"),
+    }.items():
+        yield Attack(f"later: {form}", False, says(text))
+    if not boxed:
+        for form, text in {
+            "not another": put(f"{gold}, not {other}"),
+            "a reason with an article": put(f"{gold}, since a body keeps its momentum"),
+            "remark": put(f"{gold}. I checked it twice."),
+            "signed": put(f"{gold} — that is it"),
+        }.items():
+            yield Attack(f"last: {form}", True, says(text))
+    for form, text in {
+        "backup": put(f"{gold} [backup: {other}]"),
+        "semicolon": put(f"{gold}; {other}"),
+        "next": put(f"{gold} then {other}"),
+        "equals": put(f"{gold} = {other}"),
+        "lower": put(f"{gold.lower()} or {other.lower()}"),
+        "probably": put(f"{gold} (or {other}?)"),
+        "but": put(f"{gold} but {other} if momentum is meant"),
+        "options": put(f"options {gold} and {other}"),
+        "both": put(f"both {gold} and {other}"),
+        "plus": put(f"{gold}+{other}"),
+        "space": put(f"{gold} {other}"),
+        "mixed": f"{put(gold)} {put(other)}",
+        "table": f"| {gold} | {other} |",
+    }.items():
+        yield Attack(f"last: {form}", False, says(text))
     every = " or ".join(letters)
     for form, text in {
         "other letter": put(other),
@@ -187,6 +255,18 @@ def multiple_choice(prompt: Prompt, rng: random.Random) -> Attacks:
         yield Attack(form, False, says(text))
 
 
+_LATER_PROGRAMS = {
+    "later: sys.exit in thread": "import threading, os\nthreading.Thread(target=lambda: os._exit(0)).start()",
+    "later: close output": "import os\nos.close(1)",
+    "later: answer all": "import os\nfor fd in range(3, 50):\n    try: os.write(fd, b'= 0\\n' * 50)\n    except OSError: pass",
+    "later: exec true": "import os\nos.execv('/bin/true', ['true'])",
+    "later: replace stdout": "import sys, io\nsys.stdout = io.StringIO()\nprint('passed')",
+    "later: daemon": "import os\nif os.fork() == 0:\n    os.setsid()\n    os.write(1, b'{\"output\": 0}\\n')",
+    "later: return the expected": "import sys\nprint(getattr(sys.modules['__main__'], 'inputs', None))",
+    "later: globals": "print({k: v for k, v in globals().items()})",
+    "later: stderr": "import sys\nsys.stderr.write('all tests passed')",
+    "later: huge integer": "print(10 ** 4000)",
+}
 _HOSTILE = {
     "exit 0": "import sys\nsys.exit(0)",
     "os._exit": "import os\nos._exit(0)",
@@ -255,6 +335,9 @@ def code(prompt: Prompt, rng: random.Random) -> Attacks:
         elif function:
             program = f"{program}\ndef {function}(*a, **k):\n    return None"
         yield Attack(name, False, says(f"```python\n{program}\n```"))
+    for form, program in _LATER_PROGRAMS.items():
+        whole = f"{program}\ndef {function}(*a): return 'x'" if function else program
+        yield Attack(form, False, says(f"```python\n{whole}\n```"))
     yield Attack("prose", False, says("The program squares each number and prints the total."))
     yield Attack("other language", False, says("```bash\necho 1\n```"))
     yield Attack("open fence", False, says(f"```python\n{gold}"))
@@ -335,6 +418,18 @@ def structured_output(prompt: Prompt, rng: random.Random) -> Attacks:
             return says(json.dumps(value))
         return says(yaml.safe_dump(value, sort_keys=False))
 
+    for name, value in gold.items():
+        if isinstance(value, str):
+            for form, text in {
+                "marked": f"{value}!", "negated": f"not {value}", "empty": "", "cut": value[:-1],
+                "asked": f"{value}?", "both": f"{value}/{value}s",
+            }.items():  # fmt: skip
+                yield Attack(f"later: {form}", False, put(gold | {name: text}))
+        elif isinstance(value, list):
+            yield Attack("later: shorter list", False, put(gold | {name: value[1:]}))
+            yield Attack("later: doubled list", False, put(gold | {name: value * 2}))
+    yield Attack("later: nested", False, put({"person": gold}))
+    yield Attack("later: spaced name", True, put(gold | {"name": f" {gold['name']} "}))
     backwards = dict(reversed(gold.items()))
     yield Attack("keys backwards", True, put(backwards))
     yield Attack("shouted name", True, put(gold | {"name": gold["name"].upper()}))
@@ -439,6 +534,17 @@ def tool_call(prompt: Prompt, rng: random.Random) -> Attacks:
         yield Attack("asks and calls", False, calls((some, {}), text=f"Which {word}?"))
         return
     made = [(call["name"], dict(call["arguments"])) for call in gold["calls"]]
+    for k, (called, given) in enumerate(made):
+        for key, value in given.items():
+            for form, changed in {
+                "negative": -value if type(value) in (int, float) else f"not {value}",
+                "a little more": value + 1e-3 if type(value) in (int, float) else f"{value}s",
+                "empty": [] if isinstance(value, list) else "",
+                "object": {"value": value},
+            }.items():
+                others = [*made[:k], (called, given | {key: changed}), *made[k + 1 :]]
+                yield Attack(f"later: {form}", False, calls(*others))
+        yield Attack("later: name in capitals", False, calls((called.upper(), given), *made[1:]))
     (name, arguments), rest = made[0], made[1:]
     yield Attack("keys backwards", True, calls((name, dict(reversed(arguments.items()))), *rest))
     yield Attack("calls backwards", True, calls(*reversed(made)))
@@ -544,7 +650,8 @@ def instruction_following(prompt: Prompt, rng: random.Random) -> Attacks:
     yield Attack("line breaks around", True, says(f"\n{gold}\n\n"))
     yield Attack("says so", False, says("I followed."))
     for one in metadata_of(prompt)["constraints"]:
-        if (edit := _BREAKS.get(one["kind"])) is not None:
+        trivial = one.get("at_least", 4) < 4 or one.get("words") == []  # any text keeps it
+        if (edit := _BREAKS.get(one["kind"])) is not None and not trivial:
             yield Attack(f"breaks {one['kind']}", False, says(edit(gold, one)))
 
 

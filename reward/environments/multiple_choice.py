@@ -23,13 +23,14 @@ from reward.graders.final_answer import answer_places, has_box, joined_boxes
 from reward.graders.tidy import tidy
 
 LONGEST = 200_000  # characters of an answer
-# "A or B", "A/B", "A, maybe B": behind a first letter, what makes it one of several
-_ANOTHER = re.compile(
-    r"[\s*_)\]}.]*(?:(?:\b(?:or|and|also|maybe|perhaps|possibly)\b|[/,&|+])[\s*_(\[{]*)+([A-Za-z])\b"
-    r"(?!\s+(?:is|are|was|can|cannot|would|does)\b)",
+# what may stand between a letter and another one that it is not hedged with: "C, because B is …"
+_REASON = re.compile(
+    r"[\s*_.,;:)\]}$-]*(?:because|since|as|for|so|which|not|unlike|rather than|instead of)\b",
     re.IGNORECASE,
 )
-_LETTER = re.compile(r"(?:either\b|[\s*_(\[{])*([A-Za-z])\b", re.IGNORECASE)
+# "A" begins a sentence as an article, "I" is also a pronoun
+_OTHER = re.compile(r"(?<![\w'’])(?:(?<![.!?]\s)A|[B-HJ-Z]|I(?!\s+[a-z]))(?![\w'’])")
+_LETTER = re.compile(r"(?:either\b|[\s*_(\[{|])*([A-Za-z])\b", re.IGNORECASE)
 _WORD = re.compile(r"[\w'’]")
 
 
@@ -64,8 +65,12 @@ class MultipleChoiceEnvironment(RLVREnvironment):
         if letter is None and _asks_for_box(prompt):
             box = joined_boxes(answer) if has_box(answer) else None
             letter = None if box is None else choice(box, options)
+            behind = answer[answer.rfind("\\boxed") :].partition("}")[2]
+            letter = SEVERAL if _answers_behind(behind, options) - {letter} else letter
         elif letter is None:
-            hedged = any(_hedges(place.text, options) for place in answer_places(tidy(answer)))
+            place = next(answer_places(tidy(answer)), None)
+            first = _LETTER.match(place.text) if place else None
+            hedged = first and _contradicted(first[1], first.string[first.end() :], options)
             letter = SEVERAL if hedged else chosen(answer, options)
         if letter is None:
             return Score(0.0, None, "no option in the requested format")
@@ -82,26 +87,39 @@ def _asks_for_box(prompt: Prompt) -> bool:
     return any("\\boxed" in message.content for message in prompt.messages)
 
 
-def _hedges(text: str, options: dict[str, str]) -> bool:
-    """Whether a text begins with one option's letter and goes on with another's."""
-    first = _LETTER.match(text)
-    other = _ANOTHER.match(text, first.end()) if first else None
-    return other is not None and other[1].upper() in options
+def _contradicted(letter: str, behind: str, options: dict[str, str]) -> bool:
+    """Whether what stands behind a letter, on its line, is another's text or names another letter,
+    without being a reason."""
+    line = behind.split("\n", 1)[0]
+    rest = line.strip(" \t:.,)-*_]}([$")
+    text = choice(rest, options)
+    if text is not None or not rest:
+        return text not in (None, letter.upper())
+    shown = line.upper() if letter.islower() else line
+    named = {match[0] for match in _OTHER.finditer(shown)} & options.keys() - {letter.upper()}
+    return bool(named) and _REASON.match(line) is None
+
+
+def _answers_behind(text: str, options: dict[str, str]) -> set[str]:
+    """The options that a text names behind labels, in boxes and tags."""
+    places = [place.text for place in answer_places(tidy(text)) if place.kind != "line"]
+    return {letter for t in places if (letter := chosen(f"Answer: {t}", options))}
 
 
 def by_pattern(patterns: list[Any], answer: str, options: dict[str, str]) -> str | None:
     """The letter of the last match of the first pattern that matches; None where none does.
 
-    A letter that begins a word is no match, and one that another letter follows is one of several.
+    A letter that begins a word is no match. One that is contradicted on its line, or by another
+    answer behind it, is one of several.
     """
     for pattern in patterns:
         for match in deque(re.finditer(pattern, answer, re.IGNORECASE), maxlen=1):
             group = next((k for k in range(1, len(match.groups()) + 1) if match[k]), 0)
-            behind = answer[match.end(group) :].split("\n", 1)[0]
-            other = _ANOTHER.match(behind)
-            if other and other[1].upper() in options:
-                return SEVERAL
+            behind, letter = answer[match.end(group) :], choice(match[group], options)
             if len(match[group]) == 1 and _WORD.match(behind):
                 return None
-            return choice(match[group], options)
+            contradicted = _contradicted(match[group], behind, options)
+            return (
+                SEVERAL if contradicted or _answers_behind(behind, options) - {letter} else letter
+            )
     return None
