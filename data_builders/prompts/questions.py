@@ -244,12 +244,15 @@ def read_environment(row: Row, source: EnvironmentPrompts) -> RowQuestion:
         RowProblem: no row of this environment.
     """
     try:
-        if "responses_create_params" in row:
-            row = gym_row(row)
-        named = row.get("environment", source.environment)
-        if named != source.environment:
-            raise RowProblem("other_environment", "environment", f"the row is of {named!r:.80}")
-        prompt = ENVIRONMENTS[source.environment]().prompt(row, source=source.name)
+        own = gym_row(row) if "responses_create_params" in row else row
+    except DataError as error:
+        reason, _, why = str(error).partition(": ")
+        raise RowProblem(reason, "agent_ref", why) from None
+    named = own.get("environment", source.environment)
+    if named != source.environment:
+        raise RowProblem("other_environment", "environment", f"the row is of {named!r:.80}")
+    try:
+        prompt = ENVIRONMENTS[source.environment]().prompt(own, source=source.name)
     except DataError as error:
         raise RowProblem("malformed_row", source.environment, str(error)) from None
     return RowQuestion(

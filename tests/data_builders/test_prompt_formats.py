@@ -186,19 +186,21 @@ def test_rows_of_an_environment_bring_their_verifier(
         {"environment": "math", "question": f"No gold. {box}"},
         {"environment": "math", "question": "3 + 1? No box is asked for.", "gold": "4"},
         {"question": f"Unreadable gold. {box}", "gold": "\\frac{1}{"},
-    ]
+        {"agent_ref": {"name": "math_with_judge_agent"}, "expected_answer": "7",
+         "responses_create_params": {"input": [{"role": "user", "content": f"6+1? {box}"}]}},
+        {"agent_ref": {"name": "gpqa_diamond"}, "responses_create_params": {"input": []}},
+    ]  # fmt: skip
     monkeypatch.setitem(GRADERS, "environment", EnvironmentGrader())
     monkeypatch.setitem(TOOLKITS, "math", toolkit_of("math"))
     made = build(
         tmp_path, rows, [{"name": "rlvr", "thinking": "both"}],
         format="environment", environment="math",
     )  # fmt: skip
-    assert [(p.grader, p.environment, p.gold) for p in made.prompts[::2]] == [
-        ("environment", "math", "2"), ("environment", "math", "3"),
-    ]  # fmt: skip
+    assert {(p.grader, p.environment) for p in made.prompts} == {("environment", "math")}
+    assert sorted(str(p.gold) for p in made.prompts[::2]) == ["2", "3", "7"]
     counts = made.row_counts["s"]
-    assert (counts.rows_in, counts.kept) == (6, 2)
-    assert counts.dropped["other_environment"] == 1
+    assert (counts.rows_in, counts.kept) == (8, 3)
+    assert counts.dropped["other_environment"] == counts.dropped["evaluation_only"] == 1
     assert counts.dropped["malformed_row"] == 2
     verifier = Environments().verifier(made.prompts[0])
     assert isinstance(verifier, ENVIRONMENTS["math"])
