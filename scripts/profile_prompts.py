@@ -69,7 +69,8 @@ def main(arguments: list[str]) -> None:
     if options.dry_run:
         Run.open(out, kind=KIND, config=config, dry_run=True)
         shown = [prompts_by_source(prompt_stats)] if prompt_stats else []
-        console.print(f"{contaminated:,} prompts overlap evaluation items", highlight=False)
+        if recipe.decontamination is not None:
+            console.print(f"{contaminated:,} prompts overlap evaluation items", highlight=False)
         print_sections(console, [*shown, planned(prompts, recipe.n_of, recipe.most_tokens)])
         return
 

@@ -61,8 +61,9 @@ class ProfileConfig(SampleConfig):
         return self
 
     def owner_config(self) -> dict[str, Any]:
-        """As the parent; how a judge's server is reached decides nothing."""
-        return super().owner_config() | {"judge": self.judge and self.judge.identity()}
+        """As the parent; neither limits nor how a judge's server is reached decide anything."""
+        config = super().owner_config() | {"judge": self.judge and self.judge.identity()}
+        return {key: value for key, value in config.items() if key != "max_unscored"}
 
     def n_of(self, setting: str) -> int:
         """The same for all: a bucket is a number of passes out of n."""

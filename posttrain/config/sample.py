@@ -104,6 +104,7 @@ class SampleConfig(Strict):
     def most_tokens(self, setting: str) -> int:
         """The longest that a completion in a setting can be, tool results not counted."""
         declares = next(s.tools for s in self.settings if s.name == setting) != NO_TOOLS
+        declares |= any(source.format == "environment" for source in self.prompts)  # a row's own
         sampling = self.sampling
         steps = sampling.max_tokens * (sampling.max_turns if declares else 1)
         most = sampling.max_total_tokens

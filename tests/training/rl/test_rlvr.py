@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -157,6 +158,11 @@ def test_a_profile_killed_while_it_verifies_ends_the_same(root: Path, tmp_path: 
             ["--config", str(root / "profile.yaml"), f"out={tmp_path / 'out'}"]
         )
 
+    with pytest.raises(DataError, match="max_unscored"):
+        script("profile_prompts").main(
+            ["--config", str(root / "profile.yaml"), f"out={tmp_path / 'out'}", "max_unscored=0.0"]
+        )
+    shutil.rmtree(tmp_path / "out" / "work")
     assert forked(lambda: command(True), check=False).codes == [-9]
     assert len(list((tmp_path / "out" / "work").glob("rates-*"))) == 2
     forked(lambda: command(False))
