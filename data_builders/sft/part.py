@@ -40,7 +40,6 @@ from data_builders.sft.prepared import PartWriter
 from data_builders.workers import OnProgress
 from posttrain.chat import ChatTemplate
 from posttrain.config.build_sft import BuildSftConfig, SftSource
-from posttrain.errors import ConfigError
 from posttrain.records import Example
 from posttrain.tokens.encode import EncodeArrays
 from posttrain.tokens.supervision import Marks
@@ -274,16 +273,14 @@ class SeenFields:
         self.keys |= dict.fromkeys(state["keys"])
         self.rows += state["rows"]
 
-    def check(self, source: str) -> None:
-        """Raise a ConfigError for a field that no row has, with the nearest that there is."""
+    def problem(self, source: str) -> str | None:
+        """What is wrong with a field that no row has, with the nearest that there is."""
         if not self.wanted or not self.rows:
-            return
+            return None
         name = min(self.wanted)
         close = difflib.get_close_matches(name, self.keys, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"rows have {', '.join(self.keys)}"
-        raise ConfigError(
-            f"source {source!r} names {name!r}, which none of {self.rows} rows has ({hint})"
-        )
+        return f"source {source!r} names {name!r}, which none of {self.rows} rows has ({hint})"
 
 
 def _keys(value: Any, path: str = "", depth: int = 4) -> Iterator[str]:

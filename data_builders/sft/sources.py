@@ -20,7 +20,7 @@ from data_builders.sft.prepare import LEFT_OUT
 from data_builders.sft.prepared import PreparedSource, read_counts, read_sample
 from data_builders.workers import Executor
 from posttrain.config.build_sft import BuildSftConfig, LimitsConfig, SftSource
-from posttrain.errors import DataError
+from posttrain.errors import ConfigError, DataError
 
 
 def prepare_sources(
@@ -104,11 +104,17 @@ def _finished(recipe: BuildSftConfig, source: SftSource, folders: Sequence[Path]
     stats["samples"] = [read_sample(folders[part], k) for part, k in stats["samples"]]
     if fields is not None:
         fields.check(source.name)
-    seen.check(source.name)
-    check_limits(source.name, stats, recipe.limits)
+    if wrong := seen.problem(source.name):
+        raise ConfigError(wrong)
+    problems = losses_exceeded(source.name, stats, recipe.limits)
+    if left_out := left_out_exceeded(source.name, stats, recipe.limits):
+        problems.append(left_out)
+    if problems:
+        raise DataError("\n  ".join(problems))
     return PreparedSource(source.name, stats, tuple(folders))
 
 
+_FEW = 0.02  # share of its rows at which a source's loss is worth a warning
 _SUMS = ("rows_in", "trimmed_rows", "sequences", "sequences_clipped")
 _COUNTS = ("dropped", "dialects", "licenses", "sequences_lost", "left_out", "control")
 
@@ -143,50 +149,26 @@ def merged(parts: Iterable[Mapping[str, Any]], *, samples: int) -> dict[str, Any
     }
 
 
-def check_limits(
-    name: str, stats: Mapping[str, Any], limits: LimitsConfig, *, split_helps: bool = True
-) -> None:
-    """Stop at a source of which more is lost to a reason than the recipe allows.
+def losses_exceeded(name: str, stats: Mapping[str, Any], limits: LimitsConfig) -> list[str]:
+    """Reasons to which more of a source is lost than the recipe allows, and what to do.
 
     Args:
         stats: as `PartCounts.stats` gives them.
-        split_helps: whether `tokenizer.split_steps` may write what the template leaves out.
-
-    Raises:
-        DataError: with the reason, its share and what to do.
     """
     rows, lost = stats["rows_in"], stats["sequences_lost"]
     sequences = stats["sequences"] + sum(lost.values())
+    problems: list[str] = []
     for reason, advice in _ADVICE.items():
         limit: float = getattr(limits, reason)
         of_rows = stats["dropped"].get(reason, 0) / max(rows, 1)
         of_sequences = lost.get(reason, 0) / max(sequences, 1)
         if max(of_rows, of_sequences) > limit:
-            raise DataError(
+            problems.append(
                 f"source {name!r}: {reason} took {of_rows:.1%} of {rows:,} rows and "
                 f"{of_sequences:.1%} of {sequences:,} sequences, limits.{reason} is {limit:.1%}. "
                 f"{advice}"
             )
-
-    by_reason = stats["dropped"].items()
-    share = sum(n for reason, n in by_reason if reason.startswith(LEFT_OUT)) / max(rows, 1)
-    if share > limits.left_out:
-        kinds = ", ".join(f"{kind} of {n:,}" for kind, n in sorted(stats["left_out"].items()))
-        ways = ["Choose another tokenizer.chat_template"]
-        if split_helps:
-            ways.append(
-                "set tokenizer.split_steps: true, which helps where a text, a trace or one of "
-                "several calls is lost because more follows it"
-            )
-        ways.append("drop these rows with limits.left_out: 1")
-        allowed = ", ".join(stats["left_out"])
-        ways.append(f"keep them without it: tokenizer.allow_left_out: [{allowed}]")
-        if "reasoning" in stats["left_out"]:
-            ways.append("train answers alone, without traces: reasoning: {strip: 1.0}")
-        raise DataError(
-            f"source {name!r}: the chat template leaves out part of {share:.1%} of {rows:,} rows "
-            f"({kinds}), limits.left_out is {limits.left_out:.1%}. {'; or '.join(ways)}"
-        )
+    return problems
 
 
 _ADVICE = {
@@ -194,3 +176,44 @@ _ADVICE = {
     "overlong": "Raise packing.max_length, or set packing.overlong to truncate.",
     "render_error": "Look at write_dropped: true; does this template fit this source?",
 }
+
+
+def left_out_exceeded(
+    name: str, stats: Mapping[str, Any], limits: LimitsConfig, *, split_helps: bool = True
+) -> str | None:
+    """What is wrong where the template leaves out more than the recipe allows, with ways out.
+
+    Args:
+        split_helps: whether `tokenizer.split_steps` may write what the template leaves out.
+    """
+    rows, kinds = stats["rows_in"], sorted(stats["left_out"].items())
+    by_reason = stats["dropped"].items()
+    share = sum(n for reason, n in by_reason if reason.startswith(LEFT_OUT)) / max(rows, 1)
+    if share <= limits.left_out:
+        return None
+    ways = ["Choose another tokenizer.chat_template"]
+    if split_helps:
+        ways.append(
+            "set tokenizer.split_steps: true, which helps where a text, a trace or one of "
+            "several calls is lost because more follows it"
+        )
+    ways.append("drop these rows with limits.left_out: 1")
+    ways.append(f"keep them without it: tokenizer.allow_left_out: [{', '.join(dict(kinds))}]")
+    if "reasoning" in stats["left_out"]:
+        ways.append("train answers alone, without traces: reasoning: {strip: 1.0}")
+    return (
+        f"source {name!r}: the chat template leaves out part of {share:.1%} of {rows:,} rows "
+        f"({', '.join(f'{kind} of {n:,}' for kind, n in kinds)}), limits.left_out is "
+        f"{limits.left_out:.1%}. {'; or '.join(ways)}"
+    )
+
+
+def few_kept(stats: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A warning of the sources that keep hardly any of the rows that their `where` lets through."""
+    few: list[str] = []
+    for name, own in stats.items():
+        rows = own["rows_in"] - own["dropped"].get("where", 0)
+        kept = own["rows_in"] - sum(own["dropped"].values())
+        if rows and kept <= _FEW * rows:
+            few.append(f"{name!r} {kept:,} of {rows:,}")
+    return [f"sources that keep at most {_FEW:.0%} of their rows: {', '.join(few)}"] * bool(few)

@@ -31,7 +31,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 KILLER = """
 import os, sys
 sys.path.insert(0, {root!r})
-import data_builders.sft.pack as packed
 import data_builders.sft.part as source
 import data_builders.sft.shards as shards
 calls = 0
@@ -57,7 +56,7 @@ def test_killed_twice_and_resumed_gives_the_same_bytes(world, tmp_path, monkeypa
         # in the third part of the first source
         "source.prepare = kill_at(source.prepare, 3)",
         # while packing evaluation, and in the second shard
-        "packed.pack_lengths = kill_at(packed.pack_lengths, 2)",
+        "shards.pack_lengths = kill_at(shards.pack_lengths, 2)",
         "shards._batch = kill_at(shards._batch, 2)",
     ]
     prepared: list[int] = []
