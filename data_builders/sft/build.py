@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from rich.console import Console
 from data_builders.decontamination.match import Decontaminator
 from data_builders.progress import Stages
 from data_builders.rows.files import count_rows, input_files
-from data_builders.sft.audit import audit_sources, check_supervision
+from data_builders.sft.audit import audit_sources
 from data_builders.sft.duplicates import dropped_lines, find_copies
 from data_builders.sft.inputs import (
     Input,
@@ -50,10 +51,10 @@ from data_builders.sft.shards import join_files, write_jsonl, write_splits
 from data_builders.sft.sources import few_kept, prepare_sources
 from data_builders.sft.stats import check_left, counts_by_source, data_stats, total_counts
 from data_builders.workers import Executor, ProcessPool, RayPool, Serial
-from posttrain.audit.limits import bounds
+from posttrain.audit.limits import bounds, violations
 from posttrain.chat import profile_of, variants_hint
 from posttrain.config.build_sft import EXECUTION, OPTIONAL, BuildSftConfig, SftTokenizer
-from posttrain.errors import ConfigError, RenderError
+from posttrain.errors import ConfigError, DataError, RenderError
 from posttrain.hashing import digest_of
 from posttrain.models.chat_template import DataRenderer, load_data_renderer
 from posttrain.report.console import print_sections
@@ -208,7 +209,10 @@ def build(setup: Setup, stage: Run, console: Console) -> bool:
         stages.start("auditing")
         audit = audit_sources(sources, drops, renderer.marks)
         supervision = {name: figures.stats() for name, figures in audit.figures.items()}
-        check_supervision(supervision, recipe.limits)
+        crossed = [violations(name, own, recipe.limits) for name, own in supervision.items()]
+        if any(crossed):
+            lines = ["the data crosses limits of the recipe:", *chain.from_iterable(crossed)]
+            raise DataError("\n  ".join(lines))
         counts = counts_by_source(sources, plan)
         check_left(counts, plan)
 

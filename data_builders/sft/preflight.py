@@ -30,7 +30,7 @@ from data_builders.sft.prepare import (
     prepare,
     within_capacity,
 )
-from data_builders.sft.prepared import supervision_of
+from data_builders.sft.prepared import sequence_rows
 from data_builders.sft.sources import left_out_exceeded, losses_exceeded
 from posttrain.audit.figures import SourceFigures
 from posttrain.audit.limits import violations
@@ -124,10 +124,7 @@ def probe_source(
             where = f"{item.file}:{item.line}: {record.drop.detail}"
             dropped.setdefault(record.drop.reason, where)
     figures = SourceFigures.empty(preparer.marks, knows_cuts=True)
-    if kept := [sequence for p in prepared for sequence in p.sequences]:
-        flags, _ = supervision_of(kept, preparer.marks)
-        lengths, trained = zip(*((len(s.tokens.ids), s.tokens.trained) for s in kept), strict=True)
-        figures.add(np.array(lengths), np.array(trained), flags)
+    figures.add(sequence_rows([s for p in prepared for s in p.sequences], preparer.marks))
     return Probe(
         source,
         complete=complete,

@@ -108,7 +108,8 @@ class PartWriter:
         if not kept:
             return
         rows = [s for p in kept for s in p.sequences]
-        sequences = self._sequence_rows(rows)
+        sequences = sequence_rows(rows, self._marks)
+        sequences["at"] += self._tokens
         counts = [len(p.sequences) for p in kept]
         sequences["record"] = self._records + np.repeat(np.arange(len(kept)), counts)
         self._records += len(kept)
@@ -117,6 +118,7 @@ class PartWriter:
         tokens = [part for row in rows for part in (row.tokens.ids, row.tokens.spans)]
         joined = np.concatenate(tokens, dtype="<i4", casting="same_kind")
         self._files["tokens.bin"].write(joined.tobytes())
+        self._tokens += len(joined)
         self._sequences += len(rows)
 
     def write_columns(self, batch: ColumnBatch) -> None:
@@ -171,34 +173,29 @@ class PartWriter:
         found["trained"] = np.add.reduceat(sequences["trained"], starts, dtype=np.uint64)
         return found
 
-    def _sequence_rows(self, rows: Sequence[PreparedSequence]) -> Rows:
-        found = np.zeros(len(rows), SEQUENCE)
-        found["length"] = [len(s.tokens.ids) for s in rows]
-        found["trained"] = [s.tokens.trained for s in rows]
-        found["edges"] = [len(s.tokens.spans) for s in rows]
-        found["budget"] = [-1 if s.budget is None else s.budget for s in rows]
-        found["turn"] = [s.sample.turn for s in rows]
-        found["reasons"] = [s.sample.reasoning == "on" for s in rows]
-        found["flags"], found["key"] = supervision_of(rows, self._marks)
-        sizes = found["length"].astype(np.int64) + found["edges"]
-        found["at"] = self._tokens + np.cumsum(sizes) - sizes
-        self._tokens += int(sizes.sum())
+
+def sequence_rows(rows: Sequence[PreparedSequence], marks: Marks) -> Rows:
+    """A `SEQUENCE` for each, with what its mask teaches; places count from the first of them."""
+    found = np.zeros(len(rows), SEQUENCE)
+    if not rows:
         return found
-
-
-def supervision_of(
-    rows: Sequence[PreparedSequence], marks: Marks
-) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint64]]:
-    """What each sequence's mask teaches, and a key of its tokens."""
+    found["length"] = [len(s.tokens.ids) for s in rows]
+    found["trained"] = [s.tokens.trained for s in rows]
+    found["edges"] = [len(s.tokens.spans) for s in rows]
+    found["budget"] = [-1 if s.budget is None else s.budget for s in rows]
+    found["turn"] = [s.sample.turn for s in rows]
+    found["reasons"] = [s.sample.reasoning == "on" for s in rows]
+    sizes = found["length"].astype(np.int64) + found["edges"]
+    found["at"] = np.cumsum(sizes) - sizes
+    starts = np.append(0, np.cumsum(found["length"], dtype=np.int64))
+    edges = [e + at for s, at in zip(rows, starts.tolist(), strict=False) for e in s.tokens.spans]
     ids = np.concatenate([np.asarray(s.tokens.ids, np.int32) for s in rows])
-    starts = np.cumsum([0, *(len(s.tokens.ids) for s in rows)], dtype=np.int64)
-    begins = starts.tolist()
-    edges = [edge + at for s, at in zip(rows, begins, strict=False) for edge in s.tokens.spans]
     batch = Batch(ids, mask_of_spans(len(ids), np.array(edges, np.int64)), starts)
     flags = supervision_flags(batch, marks)
-    flags[[s.budget is not None for s in rows]] |= np.uint16(Flag.CUT_TRACE)
+    flags[found["budget"] >= 0] |= np.uint16(Flag.CUT_TRACE)
     flags[[s.length > len(s.tokens.ids) for s in rows]] |= np.uint16(Flag.CLIPPED)
-    return flags, sequence_keys(batch)
+    found["flags"], found["key"] = flags, sequence_keys(batch)
+    return found
 
 
 def read_counts(folder: Path) -> dict[str, Any] | None:

@@ -53,6 +53,11 @@ class MaskedSequence:
     cut: bool | None = None
     again: bool = False
 
+    @property
+    def shown(self) -> tuple[Ids, Mask, str]:
+        """What `excerpt` shows of it."""
+        return self.ids, self.trained, self.about
+
 
 @dataclass
 class SetReader:
