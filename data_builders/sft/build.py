@@ -307,5 +307,5 @@ def _setup_stats(setup: Setup) -> dict[str, Any]:
         },
     }
     if setup.decontaminator is not None:
-        stats["decontamination"] = [file.stats() for file in setup.decontaminator.counts]
+        stats["decontamination"] = setup.decontaminator.counts
     return stats
