@@ -221,7 +221,7 @@ def speed(sets: dict[str, list[Example]]) -> None:
                 for k in range(0, len(examples), 128)
             ]
             spent[near] = time.process_time() - started
-            written = sum(b.rows.nbytes + len(b.shingles) for b in batches)
+            written = sum(rows.nbytes + len(grams) for rows, grams in batches)
         print(
             f"| {name} | {len(examples) / spent[False]:,.0f} | {len(examples) / spent[True]:,.0f} "
             f"| {size / spent[True] / 1e6:.1f} | {written / len(examples):,.0f} |",
@@ -250,17 +250,17 @@ def synthetic(rows: int, folder: Path) -> None:
     """Columns of so many records, of which the last fiftieth repeats the first."""
     rng = random.Random(0)
     some = [chat(sentence(rng, 20), sentence(rng, 60)) for _ in range(1000)]
-    batch = column_batch(some, None, near=True)
+    some_rows, grams = column_batch(some, None, near=True)
     folder.mkdir()
     row = np.arange(rows, dtype=np.uint64)
     text = row % np.uint64(rows - rows // 50)
-    columns = batch.rows[text % np.uint64(len(some))]
+    columns = some_rows[text % np.uint64(len(some))]
     for salt, name in enumerate(("conversation", "prompt", "id64", "rest64")):
         columns[name] = shuffled_keys(row, salt)
     keys = text[:, None] * np.uint64(BANDS) + np.arange(BANDS, dtype=np.uint64)
     columns["bands"] = (shuffled_keys(keys, 9) >> np.uint64(32)).astype(np.uint32)
     columns.tofile(folder / "dedup.bin")
-    (folder / "dedup_shingles.bin").write_bytes(batch.shingles)
+    (folder / "dedup_shingles.bin").write_bytes(grams)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -41,18 +40,10 @@ Rows = npt.NDArray[np.void]
 Place = tuple[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnBatch:
-    """Some records: `rows` (n,), and what goes to dedup_shingles.bin of all of them."""
-
-    rows: Rows
-    shingles: bytes
-
-
 def column_batch(
     examples: Sequence[Example], places: Sequence[Place] | None, *, near: bool
-) -> ColumnBatch:
-    """The columns of some records as they are before reasoning control, in their order.
+) -> tuple[Rows, bytes]:
+    """The columns of some records as they are before reasoning control, and their n-grams.
 
     Args:
         places: file and line of each, when they are to be kept.
@@ -74,23 +65,22 @@ def column_batch(
         parts = [place, *(side.astype("<u4").tobytes() for side in (grams[k] if grams else ()))]
         at += sum(map(len, parts))
         written += parts
-    return ColumnBatch(rows, b"".join(written))
+    return rows, b"".join(written)
 
 
-def write_columns(files: Mapping[str, BinaryIO], batch: ColumnBatch) -> None:
-    """Append to the open files of a part, by the names of `COLUMN_FILES`."""
-    rows = batch.rows.copy()
+def write_columns(files: Mapping[str, BinaryIO], rows: Rows, shingles: bytes) -> None:
+    """Append what `column_batch` returned to the open files of a part, by their names."""
     rows["at"] += files["dedup_shingles.bin"].tell()
     files["dedup.bin"].write(rows.tobytes())
-    files["dedup_shingles.bin"].write(batch.shingles)
+    files["dedup_shingles.bin"].write(shingles)
 
 
 class DedupColumns:
     """The columns of many parts, mapped into memory; records are numbered through all parts."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
-        self._rows = [_mapped(folder / "dedup.bin", COLUMN_ROW) for folder in folders]
-        self._shingles = [_mapped(folder / "dedup_shingles.bin", np.uint8) for folder in folders]
+        self._rows = [mapped(folder / "dedup.bin", COLUMN_ROW) for folder in folders]
+        self._shingles = [mapped(folder / "dedup_shingles.bin", np.uint8) for folder in folders]
         self._first = np.cumsum([0, *map(len, self._rows)])
 
     def __len__(self) -> int:
@@ -123,7 +113,8 @@ class DedupColumns:
         return self._rows[part], self._shingles[part], row - int(self._first[part])
 
 
-def _mapped(path: Path, dtype: Any) -> Any:
+def mapped(path: Path, dtype: Any) -> Any:
+    """A file of rows, mapped into memory."""
     if not path.stat().st_size:  # nothing can be mapped
         return np.empty(0, dtype)
-    return np.memmap(path, dtype, "r")
+    return np.asarray(np.memmap(path, dtype, "r"))

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from data_builders.decontamination.match import Decontaminator
 from data_builders.dedup.columns import column_batch
@@ -30,7 +30,6 @@ from data_builders.rows.read import RowCounts, matching_rows, where_fields
 from data_builders.rows.where import WhereFields
 from data_builders.sft.prepare import (
     ControlPlan,
-    Offsets,
     Prepared,
     PreparedSequence,
     Preparer,
@@ -38,46 +37,17 @@ from data_builders.sft.prepare import (
 )
 from data_builders.sft.prepared import PartWriter
 from data_builders.workers import OnProgress
-from posttrain.chat import ChatTemplate
 from posttrain.config.build_sft import BuildSftConfig, SftSource
 from posttrain.records import Example
-from posttrain.tokens.encode import EncodeArrays
-from posttrain.tokens.supervision import Marks
+
+if TYPE_CHECKING:  # loads transformers
+    from posttrain.models.chat_template import DataRenderer
 
 BATCH_ROWS = 128
 BATCH_CHARACTERS = 4_000_000  # a batch of long rows is smaller, so that memory knows a bound
 SAMPLES_PER_BUILD = 20
 _KEYS = 100  # of a source's rows, to name the nearest to a wrong one
 CONTROL = ("reasoned", "stripped", "traces", "truncated", "too_short")
-
-
-class Renderer(Protocol):
-    """A tokenizer and a template, as the data stage uses them."""
-
-    @property
-    def template(self) -> ChatTemplate:
-        """How messages are written."""
-        ...
-
-    @property
-    def encode(self) -> EncodeArrays:
-        """Texts → ids."""
-        ...
-
-    @property
-    def offsets(self) -> Offsets:
-        """The character spans of a text's tokens."""
-        ...
-
-    @property
-    def marks(self) -> Marks:
-        """The tokens by which a sequence's supervision is read."""
-        ...
-
-    @property
-    def special_texts(self) -> Mapping[int, str]:
-        """The tokenizer's special tokens by id."""
-        ...
 
 
 class WorkerState:
@@ -91,12 +61,12 @@ class WorkerState:
     def __init__(
         self,
         recipe: BuildSftConfig,
-        load: Callable[[], Renderer],
+        load: Callable[[], DataRenderer],
         load_decontaminator: Callable[[], Decontaminator | None] = lambda: None,
     ) -> None:
         self.recipe = recipe
         self._load, self._load_decontaminator = load, load_decontaminator
-        self._renderer: Renderer | None = None
+        self._renderer: DataRenderer | None = None
         self._decontaminator: Decontaminator | None = None
         self._preparers: dict[str, Preparer] = {}
 
@@ -115,7 +85,7 @@ class WorkerState:
 def preparer_of(
     recipe: BuildSftConfig,
     source: SftSource,
-    renderer: Renderer,
+    renderer: DataRenderer,
     decontaminator: Decontaminator | None = None,
 ) -> Preparer:
     """What turns a source's records into sequences; its own reasoning rates before the recipe's."""
@@ -179,7 +149,9 @@ class PartJob:
                 if columns:
                     kept = [i for i, p in zip(placed, prepared, strict=True) if p.drop is None]
                     places = [(i.file, i.line) for i in kept] if recipe.write_dropped else None
-                    writer.write_columns(column_batch([i.example for i in kept], places, near=near))
+                    writer.write_columns(
+                        *column_batch([i.example for i in kept], places, near=near)
+                    )
                 for record in prepared:
                     counts.add(record)
                 if recipe.write_dropped:

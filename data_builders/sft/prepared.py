@@ -28,7 +28,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 import numpy.typing as npt
 
-from data_builders.dedup.columns import COLUMN_FILES, ColumnBatch, write_columns
+from data_builders.dedup.columns import COLUMN_FILES, mapped, write_columns
 from data_builders.keyed import key64
 from data_builders.sft.prepare import Prepared, PreparedSequence
 from posttrain.errors import DataError
@@ -121,9 +121,9 @@ class PartWriter:
         self._tokens += len(joined)
         self._sequences += len(rows)
 
-    def write_columns(self, batch: ColumnBatch) -> None:
+    def write_columns(self, rows: Rows, shingles: bytes) -> None:
         """Write the columns of deduplication of the records that `write` was given, in order."""
-        write_columns(self._files, batch)
+        write_columns(self._files, rows, shingles)
 
     def drop(self, line: str) -> None:
         """Write one line of `dropped.jsonl`."""
@@ -275,8 +275,8 @@ class PreparedSource:
                 number,
                 first=records[number],
                 first_sequence=sequences[number],
-                records=_mapped(folder / "records.bin", RECORD),
-                sequences=_mapped(folder / "sequences.bin", SEQUENCE),
+                records=mapped(folder / "records.bin", RECORD),
+                sequences=mapped(folder / "sequences.bin", SEQUENCE),
             )
 
     def records(self, *columns: str) -> Rows:
@@ -287,12 +287,6 @@ class PreparedSource:
             for name in columns:
                 own[name] = part.records[name]
         return found
-
-
-def _mapped(path: Path, dtype: np.dtype[np.void]) -> Rows:
-    if not path.stat().st_size:  # nothing can be mapped
-        return np.empty(0, dtype)
-    return np.asarray(np.memmap(path, dtype, "r"))
 
 
 class Reader:

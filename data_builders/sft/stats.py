@@ -10,15 +10,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from data_builders.sft.mixture import SourcePlan
+from data_builders.sft.mixture import Amount, SourcePlan
 from data_builders.sft.part import CONTROL
 from data_builders.sft.plan import BuildPlan, GroupStats
 from data_builders.sft.prepared import PreparedSource
-from posttrain.config.build_sft import Unit
 from posttrain.errors import DataError
 from posttrain.runs import Counts
 
-UNITS: tuple[str, ...] = ("rows", "tokens", "trained")
+UNITS = ("rows", "tokens", "trained")
 
 
 def counts_by_source(sources: Sequence[PreparedSource], plan: BuildPlan) -> dict[str, Counts]:
@@ -76,13 +75,26 @@ def data_stats(
         for own in groups.values():
             everything.join(own)
         splits["eval"] = everything.stats()
+    budgets = Counter[int]()
+    for source in sources:
+        budgets.update(dict(source.stats["budgets"]))
+    # reasoning control over all sources, before the mixture repeats or drops
+    control = {key: sum(s.stats["control"][key] for s in sources) for key in CONTROL}
     return {
         "max_length": capacity,
         "splits": splits,
         "eval_groups": {label: own.stats() for label, own in groups.items()},
         "sources": source_stats(sources, plan, counts),
-        "control": control_totals(sources),
-        "histograms": histograms(sources, plan.train.stats),
+        "control": {
+            **control,
+            "strip_rate": control["stripped"] / max(control["reasoned"], 1),
+            "truncate_rate": control["truncated"] / max(control["traces"], 1),
+        },
+        "histograms": {
+            "length": plan.train.stats.lengths(),  # by powers of two
+            "fill_percent": plan.train.stats.fills.tolist(),
+            "budgets": [[budget, budgets[budget]] for budget in sorted(budgets)],
+        },
     }
 
 
@@ -90,19 +102,25 @@ def source_stats(
     sources: Sequence[PreparedSource], plan: BuildPlan, counts: Mapping[str, Counts]
 ) -> dict[str, Any]:
     """Per source: counts, requested and realised amounts, reasoning control, licenses, dialects."""
-    realised = {p.name: _realised(p) for p in plan.mixture}
-    totals = {unit: sum(r[unit] for r in realised.values()) for unit in UNITS}
+    totals = {unit: sum(p.total.amount(unit) for p in plan.mixture) for unit in UNITS}
     stats: dict[str, Any] = {}
     for k, (source, planned) in enumerate(zip(sources, plan.mixture, strict=True)):
-        own, amounts = counts[source.name], realised[source.name]
+        own, total, available = counts[source.name], planned.total, planned.available.total
+        amounts = {unit: total.amount(unit) for unit in UNITS}
         stats[source.name] = {
             "in": own.rows_in,
             "kept": own.kept,
             "dropped": dict(own.dropped),
             "held_out": plan.held_out[k],
-            "requested": _request(planned),
-            "available": _available(planned),
-            "realised": amounts,
+            "requested": planned.requested and _request(planned, planned.requested),
+            "available": {unit: available.amount(unit) for unit in UNITS},
+            "realised": {
+                "rows": total.rows,
+                "distinct_rows": planned.distinct,
+                "tokens": total.tokens,
+                "trained": total.trained,
+                "epochs": total.rows / max(available.rows, 1),
+            },
             "shares": {unit: amounts[unit] / max(totals[unit], 1) for unit in UNITS},
             "max_epochs": planned.cap,
             **{key: source.stats[key] for key in _PREPARED},
@@ -123,53 +141,12 @@ _PREPARED = (
 )
 
 
-def _realised(plan: SourcePlan) -> dict[str, float]:
-    total = plan.total
+def _request(plan: SourcePlan, requested: Amount) -> dict[str, Any]:
+    realised = plan.total.amount(requested.unit)
     return {
-        "rows": total.rows,
-        "distinct_rows": plan.distinct,
-        "tokens": total.tokens,
-        "trained": total.trained,
-        "epochs": total.rows / max(plan.available.total.rows, 1),
-    }
-
-
-def _available(plan: SourcePlan) -> dict[str, int]:
-    total = plan.available.total
-    return {"rows": total.rows, "tokens": total.tokens, "trained": total.trained}
-
-
-def _request(plan: SourcePlan) -> dict[str, Any] | None:
-    if plan.requested is None:
-        return None
-    unit: Unit = plan.requested.unit
-    realised = plan.total.measure(unit)
-    return {
-        "unit": unit,
-        "amount": plan.requested.value,
-        "share": plan.requested.share,
+        "unit": requested.unit,
+        "amount": requested.value,
+        "share": requested.share,
         "realised": realised,
-        "difference": realised / plan.requested.value - 1 if plan.requested.value else 0.0,
-    }
-
-
-def histograms(sources: Sequence[PreparedSource], train: GroupStats) -> dict[str, Any]:
-    """Lengths by powers of two, fill of packs by percent, budgets as they were drawn."""
-    budgets = Counter[int]()
-    for source in sources:
-        budgets.update(dict(source.stats["budgets"]))
-    return {
-        "length": train.lengths(),
-        "fill_percent": train.fills.tolist(),
-        "budgets": [[budget, budgets[budget]] for budget in sorted(budgets)],
-    }
-
-
-def control_totals(sources: Sequence[PreparedSource]) -> dict[str, float]:
-    """Realised rates of reasoning control over all sources, before the mixture repeats or drops."""
-    total = {key: sum(s.stats["control"][key] for s in sources) for key in CONTROL}
-    return {
-        **total,
-        "strip_rate": total["stripped"] / max(total["reasoned"], 1),
-        "truncate_rate": total["truncated"] / max(total["traces"], 1),
+        "difference": realised / requested.value - 1 if requested.value else 0.0,
     }
