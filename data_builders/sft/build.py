@@ -32,6 +32,7 @@ from data_builders.sft.inputs import (
     evaluation_files,
     find_parents,
     load_decontaminator,
+    prepare_sources,
     scan_inputs,
 )
 from data_builders.sft.part import WorkerState, preparer_of
@@ -48,8 +49,7 @@ from data_builders.sft.preflight import (
     show_expected,
 )
 from data_builders.sft.shards import join_files, write_jsonl, write_splits
-from data_builders.sft.sources import few_kept, prepare_sources
-from data_builders.sft.stats import check_left, counts_by_source, data_stats, total_counts
+from data_builders.sft.stats import check_left, counts_by_source, data_stats, few_kept, total_counts
 from data_builders.workers import Executor, ProcessPool, RayPool, Serial
 from posttrain.audit.limits import bounds, violations
 from posttrain.chat import profile_of, variants_hint

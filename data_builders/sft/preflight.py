@@ -31,7 +31,7 @@ from data_builders.sft.prepare import (
     within_capacity,
 )
 from data_builders.sft.prepared import sequence_rows
-from data_builders.sft.sources import left_out_exceeded, losses_exceeded
+from data_builders.sft.stats import left_out_exceeded, losses_exceeded
 from posttrain.audit.figures import SourceFigures
 from posttrain.audit.limits import violations
 from posttrain.chat import ChatTemplate

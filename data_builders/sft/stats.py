@@ -1,4 +1,4 @@
-"""What the manifest tells about an SFT data set, computed from the plan that was written.
+"""What the manifest tells about an SFT data set, and the losses at which a build stops.
 
 {"splits": {"train": {"packs": 120, "fill": 0.997, …}}, "sources": {"maths": {"requested": …,
  "realised": {"rows": 900, "tokens": 51200, "trained": 30100}, "shares": …}}, "histograms": …}
@@ -13,10 +13,13 @@ from typing import Any
 from data_builders.sft.mixture import Amount, SourcePlan
 from data_builders.sft.part import CONTROL
 from data_builders.sft.plan import BuildPlan, GroupStats
+from data_builders.sft.prepare import LEFT_OUT
 from data_builders.sft.prepared import PreparedSource
+from posttrain.config.build_sft import LimitsConfig
 from posttrain.errors import DataError
 from posttrain.runs import Counts
 
+_FEW = 0.02  # share of its rows at which a source's loss is worth a warning
 UNITS = ("rows", "tokens", "trained")
 
 
@@ -150,3 +153,73 @@ def _request(plan: SourcePlan, requested: Amount) -> dict[str, Any]:
         "realised": realised,
         "difference": realised / requested.value - 1 if requested.value else 0.0,
     }
+
+
+def losses_exceeded(name: str, stats: Mapping[str, Any], limits: LimitsConfig) -> list[str]:
+    """Reasons to which more of a source is lost than the recipe allows, and what to do.
+
+    Args:
+        stats: as `PartCounts.stats` gives them.
+    """
+    rows, lost = stats["rows_in"], stats["sequences_lost"]
+    sequences = stats["sequences"] + sum(lost.values())
+    problems: list[str] = []
+    for reason, advice in _ADVICE.items():
+        limit: float = getattr(limits, reason)
+        of_rows = stats["dropped"].get(reason, 0) / max(rows, 1)
+        of_sequences = lost.get(reason, 0) / max(sequences, 1)
+        if max(of_rows, of_sequences) > limit:
+            problems.append(
+                f"source {name!r}: {reason} took {of_rows:.1%} of {rows:,} rows and "
+                f"{of_sequences:.1%} of {sequences:,} sequences, limits.{reason} is {limit:.1%}. "
+                f"{advice}"
+            )
+    return problems
+
+
+_ADVICE = {
+    "nothing_trained": "Look at write_dropped: true; are these conversations without answers?",
+    "overlong": "Raise packing.max_length, or set packing.overlong to truncate.",
+    "render_error": "Look at write_dropped: true; does this template fit this source?",
+}
+
+
+def left_out_exceeded(
+    name: str, stats: Mapping[str, Any], limits: LimitsConfig, *, split_helps: bool = True
+) -> str | None:
+    """What is wrong where the template leaves out more than the recipe allows, with ways out.
+
+    Args:
+        split_helps: whether `tokenizer.split_steps` may write what the template leaves out.
+    """
+    rows, kinds = stats["rows_in"], sorted(stats["left_out"].items())
+    by_reason = stats["dropped"].items()
+    share = sum(n for reason, n in by_reason if reason.startswith(LEFT_OUT)) / max(rows, 1)
+    if share <= limits.left_out:
+        return None
+    ways = ["Choose another tokenizer.chat_template"]
+    if split_helps:
+        ways.append(
+            "set tokenizer.split_steps: true, which helps where a text, a trace or one of "
+            "several calls is lost because more follows it"
+        )
+    ways.append("drop these rows with limits.left_out: 1")
+    ways.append(f"keep them without it: tokenizer.allow_left_out: [{', '.join(dict(kinds))}]")
+    if "reasoning" in stats["left_out"]:
+        ways.append("train answers alone, without traces: reasoning: {strip: 1.0}")
+    return (
+        f"source {name!r}: the chat template leaves out part of {share:.1%} of {rows:,} rows "
+        f"({', '.join(f'{kind} of {n:,}' for kind, n in kinds)}), limits.left_out is "
+        f"{limits.left_out:.1%}. {'; or '.join(ways)}"
+    )
+
+
+def few_kept(stats: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A warning of the sources that keep hardly any of the rows that their `where` lets through."""
+    few: list[str] = []
+    for name, own in stats.items():
+        rows = own["rows_in"] - own["dropped"].get("where", 0)
+        kept = own["rows_in"] - sum(own["dropped"].values())
+        if rows and kept <= _FEW * rows:
+            few.append(f"{name!r} {kept:,} of {rows:,}")
+    return [f"sources that keep at most {_FEW:.0%} of their rows: {', '.join(few)}"] * bool(few)
