@@ -28,9 +28,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data_builders.dedup.columns import DedupColumns, column_batch
+from data_builders.dedup.columns import BANDS, DedupColumns, column_batch
 from data_builders.dedup.duplicates import REASONS, find_duplicates
-from data_builders.dedup.near import BANDS
 from data_builders.keyed import shuffled_keys
 from data_builders.rows.examples import read_examples
 from posttrain.config.deduplication import DeduplicationConfig, NearConfig
