@@ -180,41 +180,27 @@ def part_key(
         tokens: digests of tokenizer and template.
         evaluation: what decontamination reads.
     """
-    shared = recipe.model_dump(mode="json", include={"reasoning", "licenses", "seed"})
-    return digest_of(
-        {
-            **shared,
-            **tokens,
-            **_blocks(recipe, source, evaluation),
-            "capacity": recipe.packing.max_length,
-            "overlong": recipe.packing.overlong,
-            "source": source.model_dump(mode="json", exclude=_LATER),
-            "samples": samples_of_each(recipe),
-            "steps": recipe.tokenizer.split_steps,
-            "allowed": sorted(recipe.tokenizer.allow_left_out),
-            "dropped": recipe.write_dropped,
-            "rows": part.content(placed=recipe.write_dropped),
-            "versions": package_versions(),
-            "format": PART_FORMAT,
-        }
-    )[:32]
-
-
-def _blocks(
-    recipe: BuildSftConfig, source: SftSource, evaluation: Sequence[Input]
-) -> dict[str, Any]:
-    """What parts hold because of deduplication and decontamination; without the blocks, nothing.
-
-    Of deduplication that is what `column_batch` writes: the rest of it is for the plan.
-    """
-    blocks: dict[str, Any] = {}
-    if recipe.deduplication is not None:
+    key: dict[str, Any] = {
+        **recipe.model_dump(mode="json", include={"reasoning", "licenses", "seed"}),
+        **tokens,
+        "capacity": recipe.packing.max_length,
+        "overlong": recipe.packing.overlong,
+        "source": source.model_dump(mode="json", exclude=_LATER),
+        "samples": samples_of_each(recipe),
+        "steps": recipe.tokenizer.split_steps,
+        "allowed": sorted(recipe.tokenizer.allow_left_out),
+        "dropped": recipe.write_dropped,
+        "rows": part.content(placed=recipe.write_dropped),
+        "versions": package_versions(),
+        "format": PART_FORMAT,
+    }
+    if recipe.deduplication is not None:  # what `column_batch` writes: the rest is for the plan
         near = recipe.deduplication.near_threshold(source.name) is not None
-        blocks["deduplication"] = {"near": near}
+        key["deduplication"] = {"near": near}
     if recipe.decontamination is not None:
-        blocks["decontamination"] = recipe.decontamination.model_dump(mode="json")
-        blocks["evaluation"] = [[i.path, i.sha256] for i in evaluation]
-    return blocks
+        key["decontamination"] = recipe.decontamination.model_dump(mode="json")
+        key["evaluation"] = [[i.path, i.sha256] for i in evaluation]
+    return digest_of(key)[:32]
 
 
 def prepare_sources(
@@ -250,37 +236,26 @@ def prepare_sources(
         ]
         for source in recipe.sources
     }
-    jobs = _jobs(recipe, parts, folders, scratch)
+    waiting: dict[Path, PartJob] = {}  # parts with the same rows are done once
+    for source in recipe.sources:
+        for part, own in zip(parts[source.name], folders[source.name], strict=True):
+            if own not in waiting and read_counts(own) is None:
+                waiting[own] = PartJob(part, source, str(own), scratch)
+    jobs = list(waiting.values())
     everything = [part for own in parts.values() for part in own]
     total, left = estimate_rows(everything), estimate_rows([job.part for job in jobs])
     done = None if total is None or left is None else max(total - left, 0)
     stages.start("preparing", total=total, unit="rows", done=done or 0)
-    waiting = {s.name: sum(job.source is s for job in jobs) for s in recipe.sources}
-    finished: dict[str, PreparedSource] = {}
-    for source in recipe.sources:
-        if not waiting[source.name]:
-            finished[source.name] = _finished(recipe, source, folders[source.name])
+    left_of = Counter(job.source.name for job in jobs)
+    finished = {
+        s.name: _finished(recipe, s, folders[s.name]) for s in recipe.sources if not left_of[s.name]
+    }
     for number, _ in executor.run(jobs, stages.advance):
         source = jobs[number].source
-        waiting[source.name] -= 1
-        if not waiting[source.name]:
+        left_of[source.name] -= 1
+        if not left_of[source.name]:
             finished[source.name] = _finished(recipe, source, folders[source.name])
     return [finished[source.name] for source in recipe.sources]
-
-
-def _jobs(
-    recipe: BuildSftConfig,
-    parts: Mapping[str, Sequence[Part]],
-    folders: Mapping[str, Sequence[Path]],
-    scratch: str,
-) -> list[PartJob]:
-    """What is left to do; parts with the same rows are done once."""
-    jobs: dict[Path, PartJob] = {}
-    for source in recipe.sources:
-        for part, own in zip(parts[source.name], folders[source.name], strict=True):
-            if own not in jobs and read_counts(own) is None:
-                jobs[own] = PartJob(part, source, str(own), scratch)
-    return list(jobs.values())
 
 
 def _finished(recipe: BuildSftConfig, source: SftSource, folders: Sequence[Path]) -> PreparedSource:

@@ -21,9 +21,10 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -83,7 +84,7 @@ _FILES = (
 _COUNTS = "counts.json"
 
 
-class PartWriter:
+class PartWriter(AbstractContextManager["PartWriter"]):
     """Writes one part; the folder appears under its name when the writer is closed without error.
 
     Args:
@@ -134,7 +135,7 @@ class PartWriter:
         for row in samples:
             self._files["samples.jsonl"].write(json.dumps(row).encode() + b"\n")
         sizes = {name: file.tell() for name, file in self._files.items()}
-        self.close()
+        self.__exit__()
         text = json.dumps({"files": sizes, "counts": counts}, ensure_ascii=True)
         (self._partial / _COUNTS).write_text(text, "utf-8")
         try:
@@ -145,16 +146,10 @@ class PartWriter:
                 self._partial.rename(self._folder)
         shutil.rmtree(self._partial, ignore_errors=True)
 
-    def close(self) -> None:
-        """Close the files; an unfinished folder is left, and goes when its build is run again."""
+    def __exit__(self, *_: object) -> None:
+        # an unfinished folder is left, and goes when its build is run again
         for file in self._files.values():
             file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _record_rows(self, kept: Sequence[Prepared], sequences: Rows) -> Rows:
         found = np.zeros(len(kept), RECORD)
@@ -289,7 +284,7 @@ class PreparedSource:
         return found
 
 
-class Reader:
+class Reader(AbstractContextManager["Reader"]):
     """Tokens and texts of sequences, wherever in the given folders they lie.
 
     Files stay open, the least recently used are closed beyond `most`.
@@ -322,16 +317,9 @@ class Reader:
                 raise DataError(f"{self._folders[part_of[k]]} was changed while it was read")
         return found
 
-    def close(self) -> None:
-        """Close all files."""
+    def __exit__(self, *_: object) -> None:
         while self._open:
             os.close(self._open.popitem()[1])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _file(self, part: int, name: str) -> int:
         file = self._open.pop((part, name), None)
