@@ -23,14 +23,6 @@ from tests.data_builders.small_build import (
 )
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One finished build in `out`, its recipe beside it."""
-    folder = tmp_path_factory.mktemp("world")
-    build(write_recipe(folder, shards={"packs": 7}))
-    return folder
-
-
 def edit(recipe: Path, **keys: object) -> Path:
     raw = yaml.safe_load(recipe.read_text()) | keys
     recipe.write_text(yaml.safe_dump(raw, sort_keys=False))

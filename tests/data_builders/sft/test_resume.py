@@ -19,15 +19,6 @@ from tests.data_builders.small_build import (
     write_rows,
 )
 
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One finished build in `out`, its recipe beside it."""
-    folder = tmp_path_factory.mktemp("world")
-    build(write_recipe(folder, shards={"packs": 7}))
-    return folder
-
-
 KILLER = """
 import os, sys
 sys.path.insert(0, {root!r})
