@@ -21,6 +21,7 @@ from posttrain.config.decontamination import DecontaminationConfig
 from posttrain.errors import ConfigError
 from posttrain.jsontext import load_json
 from posttrain.records import Example
+from posttrain.tokens.encode import batches
 
 _SHOWN = 300  # characters of a passage
 _CHARACTERS = 1 << 18  # of the texts that are looked at in one batch
@@ -76,7 +77,7 @@ class Decontaminator:
             for place, text in _texts(example)
         ]
         best: dict[int, tuple[str, Overlap]] = {}
-        for batch in _batches(texts):
+        for batch in batches(texts, lambda t: len(t[2]), most=_CHARACTERS, count=len(texts)):
             # most texts share no run at all, which one look at many of them shows
             for at in np.flatnonzero(self.index.suspects([t[2] for t in batch])).tolist():
                 record, place, text = batch[at]
@@ -149,20 +150,6 @@ def _warnings(
             "Name the field of their options, if they have any, under `fields`"
         )
     return warnings
-
-
-def _batches(texts: Sequence[tuple[int, str, str]]) -> Iterator[list[tuple[int, str, str]]]:
-    """Texts in order, not too many characters at a time."""
-    batch: list[tuple[int, str, str]] = []
-    held = 0
-    for text in texts:
-        batch.append(text)
-        held += len(text[2])
-        if held >= _CHARACTERS:
-            yield batch
-            batch, held = [], 0
-    if batch:
-        yield batch
 
 
 def _drop(place: str, overlap: Overlap) -> Drop:

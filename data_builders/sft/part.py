@@ -39,6 +39,7 @@ from data_builders.sft.prepared import PartWriter
 from data_builders.workers import OnProgress
 from posttrain.config.build_sft import BuildSftConfig, SftSource
 from posttrain.records import Example
+from posttrain.tokens.encode import batches
 
 if TYPE_CHECKING:  # loads transformers
     from posttrain.models.chat_template import DataRenderer
@@ -142,7 +143,11 @@ class PartJob:
             Path(self.folder), scratch=self.scratch, marks=preparer.marks, dedup=columns
         )
         with _collecting_rarely(), unfinished as writer:
-            for batch in self._batches(recipe, counts.rows, fields, seen):
+            rows = seen.watch(matching_rows(open_part(self.part, self.source), fields))
+            items = examples_of(
+                rows, self.source, allowed_licenses=recipe.licenses, counts=counts.rows
+            )
+            for batch in batches(items, _characters, most=BATCH_CHARACTERS, count=BATCH_ROWS):
                 placed = [item for item in batch if isinstance(item, PlacedExample)]
                 prepared = prepare([item.example for item in placed], preparer)
                 writer.write(prepared)
@@ -161,26 +166,11 @@ class PartJob:
             stats = counts.stats(fields) | {"fields": seen.state()}
             writer.finish(stats, [row for _, row in counts.samples])
 
-    def _batches(
-        self,
-        recipe: BuildSftConfig,
-        counts: RowCounts,
-        fields: WhereFields | None,
-        seen: SeenFields,
-    ) -> Iterator[list[PlacedExample | Dropped]]:
-        """Rows in order, bounded in number and in text."""
-        batch: list[PlacedExample | Dropped] = []
-        held = 0
-        rows = seen.watch(matching_rows(open_part(self.part, self.source), fields))
-        for item in examples_of(rows, self.source, allowed_licenses=recipe.licenses, counts=counts):
-            batch.append(item)
-            if isinstance(item, PlacedExample):
-                held += sum(len(m.content) + len(m.reasoning or "") for m in item.example.messages)
-            if len(batch) == BATCH_ROWS or held >= BATCH_CHARACTERS:
-                yield batch
-                batch, held = [], 0
-        if batch:
-            yield batch
+
+def _characters(item: PlacedExample | Dropped) -> int:
+    if isinstance(item, Dropped):
+        return 0
+    return sum(len(m.content) + len(m.reasoning or "") for m in item.example.messages)
 
 
 def _dropped(

@@ -9,7 +9,7 @@ while they are sorted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from posttrain.audit.reader import MaskedSequence
 from posttrain.audit.worst import SHOWN, Fetch, Shown, Worst, excerpt
+from posttrain.tokens.encode import batches
 from posttrain.tokens.supervision import (
     Flag,
     Marks,
@@ -167,7 +168,7 @@ def audit_set(found: Iterable[MaskedSequence], marks: Marks) -> Audit:
         found: the sequences; gone through a second time where there are copies to show.
     """
     audit = Audit()
-    for batch in _batches(found):
+    for batch in batches(found, lambda one: len(one.ids), most=_TOKENS, count=_SEQUENCES):
         tokens = batch_of([(one.ids, one.trained) for one in batch])
         rows = np.empty(len(batch), _ROW)
         rows["length"], rows["trained"] = tokens.lengths, sums(tokens, tokens.trained)
@@ -189,16 +190,3 @@ def audit_set(found: Iterable[MaskedSequence], marks: Marks) -> Audit:
 
     audit.count_copies(look_up)
     return audit
-
-
-def _batches(found: Iterable[MaskedSequence]) -> Iterator[list[MaskedSequence]]:
-    batch: list[MaskedSequence] = []
-    tokens = 0
-    for one in found:
-        batch.append(one)
-        tokens += len(one.ids)
-        if tokens >= _TOKENS or len(batch) == _SEQUENCES:
-            yield batch
-            batch, tokens = [], 0
-    if batch:
-        yield batch

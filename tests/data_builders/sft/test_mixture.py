@@ -142,7 +142,7 @@ def test_a_sharing_source_with_nothing_to_give_is_named():
         ([{"name": "a", "share": 1.0}, {"name": "b"}], {}, "without share, rows or tokens: b"),
         ([{"name": "a", "rows": 1, "tokens": 1}], {}, "gives rows and tokens"),
         ([{"name": "a"}, {"name": "a"}], {}, "found twice: a"),
-        ([{"name": "a/b"}], {}, "source name 'a/b'"),
+        ([{"name": "a/b"}], {}, "'a/b' is no name"),
         ([{"name": "a", "rows": 1}], {"total": 10}, "no source has a share"),
     ],
 )
