@@ -111,7 +111,7 @@ def write_splits(
     jobs: list[ShardJob] = []
     for split, groups in (("train", {"": plan.train}), ("eval", plan.evaluation)):
         numbers, packs = pack_split(split, groups, plan, sources, recipe)
-        saved = [str(scratch / f"{split}.{name}") for name in ("numbers", "packs")]
+        saved = str(scratch / f"{split}.numbers"), str(scratch / f"{split}.packs")
         numbers.astype("<u4").tofile(saved[0])
         packs.tofile(saved[1])
         files = SplitFiles(*saved, folders, passes, list(groups) if split == "eval" else None)
