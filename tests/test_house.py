@@ -27,7 +27,6 @@ FORBIDDEN = {
 LIGHT_FILES = (
     "posttrain/records.py",
     "posttrain/rollouts.py",
-    "posttrain/pairs.py",
     "posttrain/group_rewards.py",
     "posttrain/sampling/sampler.py",
     "posttrain/errors.py",

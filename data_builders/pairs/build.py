@@ -43,8 +43,7 @@ from data_builders.sft.shards import write_jsonl
 from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.config.build_sft import TokenizerConfig
 from posttrain.errors import ConfigError
-from posttrain.pairs import Category, Pair, Side
-from posttrain.records import json_text
+from posttrain.records import Category, Pair, Side, json_text
 from posttrain.runs import Counts, Manifest
 from reward.graders.base import Grader
 

@@ -30,8 +30,7 @@ from posttrain.chat.framing import message_texts
 from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.config.source import SourceConfig
 from posttrain.errors import DataError
-from posttrain.pairs import Pair, Side
-from posttrain.records import Message, content_id, make_example
+from posttrain.records import Message, Pair, Side, content_id, make_example
 
 BATCH = 256
 

@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 
 from data_builders.rows.examples import PlacedExample, examples_of, read_examples
+from data_builders.rows.files import open_rows
 from data_builders.rows.raw import Dropped
-from data_builders.rows.read import read_rows
-from data_builders.sft.part import PartCounts, SeenFields
+from data_builders.rows.read import matching_rows
+from data_builders.rows.where import SeenFields
+from data_builders.sft.part import PartCounts
 from data_builders.sft.prepare import (
     LEFT_OUT,
     Prepared,
@@ -66,7 +68,7 @@ class Probe:
     @property
     def stats(self) -> dict[str, Any]:
         """As of a finished part."""
-        return self.counts.stats(None)
+        return self.counts.stats()
 
 
 def probe_source(
@@ -80,9 +82,9 @@ def probe_source(
     """Prepare the first records of a source. Raises what reading it raises."""
     started = time.perf_counter()
     counts, dropped = PartCounts(1, recipe.seed), dict[str, str]()
-    seen = SeenFields.of(source)
+    fields = SeenFields(source)
     placed: list[PlacedExample] = []
-    rows = seen.watch(read_rows(source, base_dir))
+    rows = matching_rows(open_rows(source, base_dir), fields)
     items = examples_of(rows, source, allowed_licenses=recipe.licenses, counts=counts.rows)
     complete = True
     for item in items:
@@ -114,7 +116,7 @@ def probe_source(
         counts=counts,
         figures=figures,
         examples=dropped,
-        fields=seen,
+        fields=fields,
         seconds=time.perf_counter() - started,
     )
 
@@ -198,7 +200,8 @@ def _check_fields(probe: Probe) -> list[str]:
     try:
         probe.fields.check(probe.name)
     except ConfigError as error:
-        if probe.complete or not probe.counts.rows.kept:
+        rows = probe.counts.rows
+        if probe.complete or not (rows.kept or rows.dropped["where"]):
             raise
         return [f"{error} (of the first {probe.rows})"]
     return []

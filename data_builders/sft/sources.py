@@ -13,9 +13,10 @@ from typing import Any
 
 from data_builders.progress import Stages
 from data_builders.rows.parts import Part, estimate_rows
-from data_builders.rows.read import RowCounts, where_fields
+from data_builders.rows.read import RowCounts
+from data_builders.rows.where import SeenFields
 from data_builders.sft.inputs import Input, part_key
-from data_builders.sft.part import CONTROL, PartJob, SeenFields, samples_of_each
+from data_builders.sft.part import CONTROL, PartJob, samples_of_each
 from data_builders.sft.prepare import LEFT_OUT
 from data_builders.sft.prepared import PreparedSource, read_counts, read_sample
 from data_builders.workers import Executor
@@ -92,19 +93,15 @@ def _jobs(
 def _finished(recipe: BuildSftConfig, source: SftSource, folders: Sequence[Path]) -> PreparedSource:
     """A source all of whose parts are there, with their counts merged and checked."""
     counts: list[dict[str, Any]] = []
-    fields, seen = where_fields(source), SeenFields.of(source)
+    fields = SeenFields(source)
     for folder in folders:
         own = read_counts(folder)
         assert own is not None, f"{folder} was finished"
-        if fields is not None:
-            fields.add(own["where_fields"])
-        seen.add(own["fields"])
+        fields.add(own["fields"])
         counts.append(own)
     stats = merged(counts, samples=samples_of_each(recipe))
     stats["samples"] = [read_sample(folders[part], k) for part, k in stats["samples"]]
-    if fields is not None:
-        fields.check(source.name)
-    seen.check(source.name)
+    fields.check(source.name)
     check_limits(source.name, stats, recipe.limits)
     return PreparedSource(source.name, stats, tuple(folders))
 
