@@ -89,13 +89,11 @@ def _json(match: re.Match[str], context: Context, reader: TextReader) -> Candida
         return None
     value, end = reader.json(start)
     if value is NOTHING:
-        broken = _BROKEN.match(text, start)
-        if broken is None or not toolish(broken[1]) or context.before(start).strip(" \t>*-"):
+        if (broken := _BROKEN.match(text, start)) is None:
             return None
         calls: tuple[RequestedCall, ...] = (RequestedCall(broken[1]),)
         fence = context.fence(start)  # a call that is no valid JSON ends with its block
-        paragraph = reader.find("\n\n", start)
-        end = fence.end if fence else paragraph if paragraph >= 0 else len(text)
+        end = fence[1] if fence else len(text)
     else:
         calls = calls_in(value)
     if _is_data(calls, context):
@@ -116,13 +114,13 @@ def _outermost(text: str, at: int) -> int:
 def _is_data(calls: tuple[RequestedCall, ...], context: Context) -> bool:
     """Whether the prompt asked for JSON that happens to look like this."""
     question, names = context.question, [call.name or "" for call in calls]
-    if context.declares(calls) or any(call.builtin for call in calls):
+    if context.declares(calls):
         return False
     if not question.wants_data:
         return any(name.istitle() and not function_like(name) for name in names)
     tools, parameters = "(?:name|tool|function|action|api|method)", "(?:arg|param|input)[a-z]*"
     keyed = all(re.search(rf"\b{key}s?\b", question.text, re.I) for key in (tools, parameters))
-    return keyed or not all(function_like(n) and ("." in n or _VERB.search(n)) for n in names)
+    return keyed or not all("." in n or (function_like(n) and _VERB.search(n)) for n in names)
 
 
 def _listed(match: re.Match[str], context: Context, reader: TextReader) -> Candidate | None:
@@ -135,10 +133,7 @@ def _listed(match: re.Match[str], context: Context, reader: TextReader) -> Candi
     functions = all(function_like(call.name) for call in calls)
     if re.match(r"[ \t*]*[^\s<*]", context.after(end)) or not (own or functions):
         return None
-    if not all(call.arguments or function_like(call.name) for call in calls):
-        return None
-    apart = functions and not before and context.fence(start) is None
-    if context.question.wants_code and not (apart or context.declares(calls)):
+    if context.question.wants_code and not ((functions and not before) or context.declares(calls)):
         return None  # a piece of the code that was asked for
     return Candidate("pythonic", start, end, calls)
 
@@ -217,11 +212,11 @@ def _request(match: re.Match[str], context: Context, reader: TextReader) -> Cand
 def _block(match: re.Match[str], context: Context, reader: TextReader) -> Candidate | None:
     """A block whose info string says that it is a call."""
     fence = context.fence(match.end())
-    if fence is None or not context.text[fence.body : fence.end].strip():
+    if fence is None or not context.text[slice(*fence)].strip():
         return None
-    payload = read_payload(reader, fence.body)
+    payload = read_payload(reader, fence[0])
     calls = payload.requested if payload else (RequestedCall(None, builtin="python"),)
-    return Candidate("tool_code", match.start("fence"), fence.end, calls)
+    return Candidate("tool_code", match.start("fence"), fence[1], calls)
 
 
 READERS: dict[str, Reader] = {

@@ -57,11 +57,6 @@ _FUNCTION = re.compile(
     r"(?:=\s*[\"']?(?P<name>[^<>\n\"']{1,128})[\"']?|"
     r"[\sĠ]*name\s*=\s*[\"']?(?P<named>[^<>\n\"']{1,128})[\"']?[^<>\n]*)(?:>|\n|$)"
 )
-# a name in an element of its own; its arguments are not read
-_SPELT = re.compile(
-    r"(?:<invoke>\s*|<server_name>[^<\n]{0,80}</server_name>\s*)?"
-    r"<(?:tool_name|function_name|name|tool)>([^<>\n]{1,128})</"
-)
 _PARAMETER = re.compile(
     rf"<(/?){_PREFIX}(parameter|param|arg_key|arg_value|arg|argument)"
     r"(?:=\s*[\"']?([^<>\n\"']{1,128})[\"']?|[\sĠ]*name\s*=\s*[\"']([^<>\n\"']{1,128})[\"'][^<>\n]*)?>"
@@ -238,8 +233,7 @@ def _xml(reader: TextReader, at: int) -> Payload | None:
     text = reader.text
     opened = _FUNCTION.match(text, at)
     if opened is None:
-        spelt = _SPELT.match(text, at)
-        return spelt and Payload("xml", (RequestedCall(spelt[1].strip()),), spelt.end())
+        return None
     name = (opened["name"] or opened["named"]).strip()
     closer = f"</{opened['prefix']}{opened['tag']}>"
     closed = reader.find(closer, opened.end())
