@@ -43,7 +43,7 @@ class MaskedSequence:
     """One sequence; `about` says where it is from.
 
     `cut` says whether a trace was cut to a budget, None where nobody knows. `again`: a repeat that
-    the mixture requests.
+    the mixture requests. `rejected`: of a pair, so that its answer may be empty.
     """
 
     source: str
@@ -52,6 +52,7 @@ class MaskedSequence:
     about: str
     cut: bool | None = None
     again: bool = False
+    rejected: bool = False
 
 
 @dataclass
@@ -121,9 +122,9 @@ class SetReader:
                     row = rows_of(pa.RecordBatch.from_pydict(table), file.name)[0]
                     assert not isinstance(row, Unusable), row
                     for own, trained in row:
-                        yield MaskedSequence(
-                            source, own, trained, f"{pair['id']} ({file.name}:{number})"
-                        )
+                        about = f"{pair['id']} ({file.name}:{number})"
+                        rejected = side == "rejected"
+                        yield MaskedSequence(source, own, trained, about, rejected=rejected)
 
     def _foreign(self, file: Path, source: str) -> Iterator[MaskedSequence]:
         number = 0
