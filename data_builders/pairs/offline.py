@@ -26,7 +26,7 @@ from data_builders.rows.examples import end_on_assistant
 from data_builders.rows.raw import Dropped, RawRow
 from data_builders.rows.read import RowCounts, read_rows
 from posttrain.chat import TrainingSample
-from posttrain.chat.framing import message_texts
+from posttrain.chat.masks import message_texts
 from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.config.source import SourceConfig
 from posttrain.errors import DataError
