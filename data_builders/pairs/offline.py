@@ -109,11 +109,7 @@ def _render(
         )
     except RowProblem as problem:
         return Dropped(problem.reason, str(problem), raw.file, raw.line)
-    counts.add_unread(
-        (name, 1, "" if name in counts.unread else f"{raw.row[name]!r:.60}")
-        for name in chosen.unread
-        if name in rejected.unread
-    )
+    counts.note_unread(raw.row, (name for name in chosen.unread if name in rejected.unread))
     shared = _shared(chosen.messages, rejected.messages)
     sides = [(side.messages[:shared], side.messages[shared:]) for side in (chosen, rejected)]
     pair_id = content_id((*chosen.messages, *sides[1][1]), chosen.tools)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -57,6 +57,10 @@ class RowCounts:
             "dropped": dict(sorted(self.dropped.items())),
             "examples": dict(sorted(self.examples.items())),
         }
+
+    def note_unread(self, row: Mapping[str, Any], names: Iterable[str]) -> None:
+        """Count a row's columns that are not read; an example is made once, it may be long."""
+        self.add_unread((n, 1, "" if n in self.unread else f"{row[n]!r:.60}") for n in names)
 
     def add_unread(self, columns: Iterable[tuple[str, int, str]]) -> None:
         """Count columns that are not read: (name, rows, an example)."""
