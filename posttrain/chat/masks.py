@@ -318,18 +318,18 @@ def refuse_framing(
     Raises:
         RenderError: naming the message and the token.
     """
-    for k, message in enumerate(messages):
-        for text in message_texts(message):
-            if match := tokens.search(text):
-                raise _forged(f"message {first + k} ({message.role})", match[0])
-    if tools and (match := tokens.search(_unescaped(tools))):
-        raise _forged("a declared tool", match[0])
-
-
-def _forged(place: str, token: str) -> RenderError:
-    return RenderError(
-        f"{place} contains {token!r}, which would end the message early once tokenised"
-    )
+    texts = [
+        (f"message {first + k} ({message.role})", text)
+        for k, message in enumerate(messages)
+        for text in message_texts(message)
+    ]
+    if tools:
+        texts.append(("a declared tool", _unescaped(tools)))
+    for place, text in texts:
+        if match := tokens.search(text):
+            raise RenderError(
+                f"{place} contains {match[0]!r}, which would end the message early once tokenised"
+            )
 
 
 def message_texts(message: Message) -> list[str]:

@@ -146,8 +146,7 @@ def _opened(match: re.Match[str], context: Context, reader: TextReader) -> Candi
         return None
     if payload.kind == "lone" and (recipient or end == payload.end):
         return None
-    more = [] if payload.broken else _more(reader, payload.end, end)
-    requested = (*payload.requested, *more)
+    requested = (*payload.requested, *_more(reader, payload.end, end))
     form = form or _KINDS.get(payload.kind, "tool_call_tag")
     adjacent = not context.before(start)[-1:].isspace()
     return Candidate(form, start, end, requested, marked=adjacent or bool(requested[0].name))
