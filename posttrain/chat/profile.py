@@ -191,8 +191,9 @@ def _is_composable(template: ChatTemplate, every_turn: bool) -> bool:
                 truth = template.text(messages[: sequence.stop], tools=tools, **kwargs)
             except RenderError:
                 break
-            cut = whole.starts and whole.starts[sequence.first + 1]
-            resume = alone.starts and alone.starts[1]
+            if whole.starts is None or alone.starts is None:
+                return False
+            cut, resume = whole.starts[sequence.first + 1], alone.starts[1]
             if None in (cut, resume) or whole.text[:cut] + alone.text[resume:] != truth:
                 return False
     return True
