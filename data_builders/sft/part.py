@@ -10,14 +10,13 @@ sees the same disk.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import gc
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
 from data_builders.decontamination.match import Decontaminator
 from data_builders.dedup.columns import column_batch
@@ -25,12 +24,11 @@ from data_builders.filters.screen import Screen
 from data_builders.keyed import unit
 from data_builders.rows.examples import PlacedExample, examples_of
 from data_builders.rows.parts import Part, open_part
-from data_builders.rows.raw import Dropped, RawRow, RawRows
-from data_builders.rows.read import RowCounts, matching_rows, where_fields
-from data_builders.rows.where import WhereFields
+from data_builders.rows.raw import Dropped
+from data_builders.rows.read import RowCounts, matching_rows
+from data_builders.rows.where import SeenFields
 from data_builders.sft.prepare import (
     ControlPlan,
-    Offsets,
     Prepared,
     PreparedSequence,
     Preparer,
@@ -38,47 +36,17 @@ from data_builders.sft.prepare import (
 )
 from data_builders.sft.prepared import PartWriter
 from data_builders.workers import OnProgress
-from posttrain.chat import ChatTemplate
 from posttrain.config.build_sft import BuildSftConfig, SftSource
-from posttrain.errors import ConfigError
 from posttrain.records import Example
-from posttrain.tokens.encode import EncodeArrays
-from posttrain.tokens.supervision import Marks
+from posttrain.tokens.encode import batches
+
+if TYPE_CHECKING:  # loads transformers
+    from posttrain.models.chat_template import DataRenderer
 
 BATCH_ROWS = 128
 BATCH_CHARACTERS = 4_000_000  # a batch of long rows is smaller, so that memory knows a bound
 SAMPLES_PER_BUILD = 20
-_KEYS = 100  # of a source's rows, to name the nearest to a wrong one
 CONTROL = ("reasoned", "stripped", "traces", "truncated", "too_short")
-
-
-class Renderer(Protocol):
-    """A tokenizer and a template, as the data stage uses them."""
-
-    @property
-    def template(self) -> ChatTemplate:
-        """How messages are written."""
-        ...
-
-    @property
-    def encode(self) -> EncodeArrays:
-        """Texts → ids."""
-        ...
-
-    @property
-    def offsets(self) -> Offsets:
-        """The character spans of a text's tokens."""
-        ...
-
-    @property
-    def marks(self) -> Marks:
-        """The tokens by which a sequence's supervision is read."""
-        ...
-
-    @property
-    def special_texts(self) -> Mapping[int, str]:
-        """The tokenizer's special tokens by id."""
-        ...
 
 
 class WorkerState:
@@ -92,12 +60,12 @@ class WorkerState:
     def __init__(
         self,
         recipe: BuildSftConfig,
-        load: Callable[[], Renderer],
+        load: Callable[[], DataRenderer],
         load_decontaminator: Callable[[], Decontaminator | None] = lambda: None,
     ) -> None:
         self.recipe = recipe
         self._load, self._load_decontaminator = load, load_decontaminator
-        self._renderer: Renderer | None = None
+        self._renderer: DataRenderer | None = None
         self._decontaminator: Decontaminator | None = None
         self._preparers: dict[str, Preparer] = {}
 
@@ -116,7 +84,7 @@ class WorkerState:
 def preparer_of(
     recipe: BuildSftConfig,
     source: SftSource,
-    renderer: Renderer,
+    renderer: DataRenderer,
     decontaminator: Decontaminator | None = None,
 ) -> Preparer:
     """What turns a source's records into sequences; its own reasoning rates before the recipe's."""
@@ -165,7 +133,7 @@ class PartJob:
         """Do it; `on_progress` is called with the number of rows read since its last call."""
         recipe, preparer = state.recipe, state.preparer(self.source)
         counts = PartCounts(samples_of_each(recipe), recipe.seed)
-        fields, seen = where_fields(self.source), SeenFields.of(self.source)
+        fields = SeenFields(self.source)
         dedup = recipe.deduplication
         near = dedup is not None and dedup.near_threshold(self.source.name) is not None
         columns = dedup is not None or recipe.write_dropped  # which say where a record was read
@@ -173,43 +141,35 @@ class PartJob:
             Path(self.folder), scratch=self.scratch, marks=preparer.marks, dedup=columns
         )
         with _collecting_rarely(), unfinished as writer:
-            for batch in self._batches(recipe, counts.rows, fields, seen):
+            rows = matching_rows(open_part(self.part, self.source), fields)
+            items = examples_of(
+                rows, self.source, allowed_licenses=recipe.licenses, counts=counts.rows
+            )
+            for batch in batches(items, _characters, most=BATCH_CHARACTERS, count=BATCH_ROWS):
                 placed = [item for item in batch if isinstance(item, PlacedExample)]
                 prepared = prepare([item.example for item in placed], preparer)
                 writer.write(prepared)
                 if columns:
                     kept = [i for i, p in zip(placed, prepared, strict=True) if p.drop is None]
                     places = [(i.file, i.line) for i in kept] if recipe.write_dropped else None
-                    writer.write_columns(column_batch([i.example for i in kept], places, near=near))
+                    writer.write_columns(
+                        *column_batch([i.example for i in kept], places, near=near)
+                    )
                 for record in prepared:
                     counts.add(record)
                 if recipe.write_dropped:
                     for dropped in _dropped(batch, prepared):
                         writer.drop(dropped_line(self.source.name, dropped))
                 on_progress(len(batch))
-            stats = counts.stats(fields) | {"fields": seen.state()}
-            writer.finish(stats, [row for _, row in counts.samples])
+            writer.finish(
+                counts.stats() | {"fields": fields.state()}, [row for _, row in counts.samples]
+            )
 
-    def _batches(
-        self,
-        recipe: BuildSftConfig,
-        counts: RowCounts,
-        fields: WhereFields | None,
-        seen: SeenFields,
-    ) -> Iterator[list[PlacedExample | Dropped]]:
-        """Rows in order, bounded in number and in text."""
-        batch: list[PlacedExample | Dropped] = []
-        held = 0
-        rows = seen.watch(matching_rows(open_part(self.part, self.source), fields))
-        for item in examples_of(rows, self.source, allowed_licenses=recipe.licenses, counts=counts):
-            batch.append(item)
-            if isinstance(item, PlacedExample):
-                held += sum(len(m.content) + len(m.reasoning or "") for m in item.example.messages)
-            if len(batch) == BATCH_ROWS or held >= BATCH_CHARACTERS:
-                yield batch
-                batch, held = [], 0
-        if batch:
-            yield batch
+
+def _characters(item: PlacedExample | Dropped) -> int:
+    if isinstance(item, Dropped):
+        return 0
+    return sum(len(m.content) + len(m.reasoning or "") for m in item.example.messages)
 
 
 def _dropped(
@@ -237,63 +197,6 @@ def dropped_line(source: str, item: Dropped) -> str:
         **({"span": asdict(item.span)} if item.span is not None else {}),
     }
     return json.dumps(row, ensure_ascii=True) + "\n"
-
-
-@dataclass
-class SeenFields:
-    """Which of the fields that a source names some row has, at any depth: a wrong name, none."""
-
-    wanted: set[str]
-    keys: dict[str, None] = field(default_factory=dict[str, None])
-    rows: int = 0
-
-    @classmethod
-    def of(cls, source: SftSource) -> SeenFields:
-        """Nothing seen yet."""
-        names = {*source.fields.values(), source.license_field}
-        return cls({name for name in names if name is not None})
-
-    def watch(self, rows: RawRows) -> RawRows:
-        """The rows, looked at until every field was seen."""
-        for raw in rows:
-            if self.wanted and isinstance(raw, RawRow):
-                own = dict.fromkeys(_keys(raw.row))
-                self.wanted -= own.keys()
-                self.rows += 1
-                if len(self.keys) < _KEYS:
-                    self.keys |= own
-            yield raw
-
-    def state(self) -> dict[str, Any]:
-        """What was seen, JSON-able, for `add`."""
-        return {"wanted": sorted(self.wanted), "keys": list(self.keys)[:_KEYS], "rows": self.rows}
-
-    def add(self, state: Mapping[str, Any]) -> None:
-        """Note what was seen in another part of the source."""
-        self.wanted &= set(state["wanted"])
-        self.keys |= dict.fromkeys(state["keys"])
-        self.rows += state["rows"]
-
-    def check(self, source: str) -> None:
-        """Raise a ConfigError for a field that no row has, with the nearest that there is."""
-        if not self.wanted or not self.rows:
-            return
-        name = min(self.wanted)
-        close = difflib.get_close_matches(name, self.keys, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"rows have {', '.join(self.keys)}"
-        raise ConfigError(
-            f"source {source!r} names {name!r}, which none of {self.rows} rows has ({hint})"
-        )
-
-
-def _keys(value: Any, path: str = "", depth: int = 4) -> Iterator[str]:
-    """The keys of a row and of what is in it, alone and as dotted paths."""
-    if isinstance(value, list) and value:
-        yield from _keys(cast(list[Any], value)[0], "", depth)
-    if isinstance(value, dict) and depth:
-        for key, inner in cast(dict[str, Any], value).items():
-            yield from (key, f"{path}{key}")
-            yield from _keys(inner, f"{path}{key}.", depth - 1)
 
 
 @dataclass
@@ -341,7 +244,7 @@ class PartCounts:
                 self.samples.sort(key=lambda item: item[0])
                 del self.samples[self.keep_samples :]
 
-    def stats(self, fields: WhereFields | None) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         """The finished counts of a part, JSON-able."""
         return {
             "rows_in": self.rows.rows_in,
@@ -357,7 +260,6 @@ class PartCounts:
             "control": dict(self.control),
             "budgets": [[budget, n] for budget, n in self.budgets.items()],
             "samples": [place for place, _ in self.samples],
-            "where_fields": None if fields is None else fields.state(),
         }
 
 
