@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.environment_tasks import rows
 from benchmarks.red_team_attacks import ATTACKS, Attack, common, instruction_forms
+from benchmarks.red_team_states import STATE_ATTACKS
 from posttrain.evaluation.intervals import wilson
 from posttrain.rollouts import Prompt
 from reward.environments import ENVIRONMENTS
@@ -41,9 +42,8 @@ def attacks_on(
         other = prompts[(place + 1) % len(prompts)]
         for attack in common(environment, prompt, other):
             yield prompt, attack
-        if environment.name in ATTACKS:
-            rng = random.Random(f"{seed}/{prompt.id}")
-            for attack in ATTACKS[environment.name](prompt, rng):
+        if (own := (ATTACKS | STATE_ATTACKS).get(environment.name)) is not None:
+            for attack in own(prompt, random.Random(f"{seed}/{prompt.id}")):
                 yield prompt, attack
     if environment.name == "instruction_following":
         for constraint, attack in instruction_forms():

@@ -196,6 +196,12 @@ def _instruction_following(row: Row) -> tuple[str, Fields]:
     return "instruction_following", {"metadata": {"constraints": constraints, "grading": grading}}
 
 
+def _long_context(row: Row) -> tuple[str, Fields]:
+    if row.get("source") in EVALUATION:
+        raise DataError(f"taken from {row['source']}, which is for evaluation only")
+    return "long_context", {"gold": row["expected_answer"]}
+
+
 def _equivalence(row: Row) -> tuple[str, Fields]:
     return "equivalence", {"gold": str(row["expected_answer"])}
 
@@ -221,7 +227,9 @@ SERVERS: dict[str, Callable[[Row], tuple[str, Fields]]] = {
     "single_step_tool_use_with_argument_comparison": _tool_call,
     "xlam_fc": _tool_calls,
     "instruction_following": _instruction_following,
+    "lc_niah": _long_context,
     "equivalence_llm_judge": _equivalence,
+    "lc_judge": _equivalence,
     "multichallenge": _rubric,
     "calendar": _scheduling,
     "reasoning_gym": _reasoning_gym,

@@ -110,8 +110,10 @@ class WorkplaceEnvironment(RLVREnvironment):
         if prompt.tools is None:
             return "no tools"
         metadata = metadata_of(prompt)
-        if missing := [table for table in COLUMNS if not metadata["tables"].get(table)]:
-            return f"no rows in {', '.join(missing)}"
+        for table, names in COLUMNS.items():
+            rows = metadata["tables"][table].values()
+            if not rows or any(sorted(row) != sorted(names) for row in rows):
+                return f"{table}: rows with the columns {', '.join(names)}"
         world.gold_tables(metadata, ACTIONS)
         return None
 

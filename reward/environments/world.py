@@ -91,6 +91,8 @@ class World:
             return writable(action.run(self.tables, **arguments))
         except Refused as refused:
             return writable(f"error: {refused}")
+        except (KeyError, TypeError, AttributeError) as error:  # a row's tables lack something
+            return writable(f"error: {type(error).__name__}: {error}")
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """As `run`."""

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -88,8 +89,18 @@ def test_a_gold_that_does_nothing_or_cannot_be_done_is_refused():
     ):
         with pytest.raises(DataError):
             environment.prompt(row | {"metadata": {**row["metadata"], "calls": made}})
+    del row["metadata"]["tables"]["tasks"]["tasks-2"]["due"]
     with pytest.raises(DataError):
-        environment.prompt(row | {"tools": []})
+        environment.prompt(row)
+
+
+def test_a_table_that_lacks_something_is_an_error_that_the_model_reads():
+    environment, (row,) = tasks("conversation", 1)
+    prompt = environment.prompt(row)
+    del row["metadata"]["tables"]["accounts"]["accounts-4"]["customer"]
+    state = environment.open(replace(prompt, metadata=json.dumps(row["metadata"])))
+    assert state is not None
+    assert asyncio.run(state.call("order_card", {"account": "accounts-4"})).startswith("error:")
 
 
 # -- scheduling ------------------------------------------------------------------------------------
