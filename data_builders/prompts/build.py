@@ -75,8 +75,9 @@ class PromptPlan:
     ) -> None:
         from data_builders.graders import all_graders
 
-        self.inputs, self.parents = prompt_inputs(sources, BASE, out=out)
         self.graders, self._toolkits = all_graders(), toolkits_for(sources, settings)
+        check_names(sources, settings, graders=self.graders, toolkits=self._toolkits)
+        self.inputs, self.parents = prompt_inputs(sources, BASE, out=out)
         self._sources, self._settings, self._seed = sources, settings, seed
 
     def build(self) -> PromptSet:
