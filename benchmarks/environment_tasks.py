@@ -121,7 +121,7 @@ _TASKS: dict[str, tuple[str, str, Callable[[list[int], int], Any]]] = {
 def _code(rng: random.Random) -> dict[str, Any]:
     task, k = rng.choice(list(_TASKS)), rng.randint(2, 9)
     wording, body, reference = _TASKS[task]
-    lists = [[], *([rng.randint(-20, 40) for _ in range(rng.randint(1, 9))] for _ in range(7))]
+    lists = [[], *([rng.randint(-9, 12) for _ in range(rng.randint(1, 9))] for _ in range(7))]
     body = body.format(k=k)
     fenced = "Answer with one ```python block."
     if rng.random() < 0.5:

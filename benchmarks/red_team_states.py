@@ -40,7 +40,7 @@ def _keeps(question: str, entries: Entries) -> bool:
     """Whether a calendar is what the question's own lines ask for."""
     at = {e["event_id"]: (_minutes(e["start_time"]), e["duration"]) for e in entries}
     spans = sorted((start, start + length) for start, length in at.values())
-    if any(a[1] > b[0] for a, b in pairwise(spans)) or spans[0][0] < 540 or spans[-1][1] > 1200:
+    if any(a[1] > b[0] for a, b in pairwise(spans)) or spans[0][0] < 540 or spans[-1][1] > 1320:
         return False
     lines = re.findall(r"- event (\d+), .*?: (\d+) minutes, (.*)", question)
     for key, length, rule in lines:
@@ -70,7 +70,7 @@ def scheduling(prompt: Prompt, rng: random.Random) -> Attacks:
     yield Attack("behind prose", True, says(f"I start with event 0 [the first].\n\n{text}"))
     for k in range(6):
         moved = [dict(entry) for entry in gold]
-        at = rng.randrange(480, 1260, 15)
+        at = rng.randrange(480, 1380, 15)
         moved[rng.randrange(len(gold))]["start_time"] = f"{at // 60:02}:{at % 60:02}"
         yield Attack(f"moved {k}", _keeps(question, moved), says(json.dumps(moved)))
     for form, wrong in {

@@ -316,6 +316,7 @@ async def replay(environment: RLVREnvironment, prompt: Prompt, script: Script) -
     A scripted user answers an assistant message without calls.
     """
     state = environment.open(prompt)
+    user = state if isinstance(state, ScriptedUser) else None
     steps: list[Step] = []
     try:
         for message in script:
@@ -324,8 +325,8 @@ async def replay(environment: RLVREnvironment, prompt: Prompt, script: Script) -
                 if state is not None:
                     text = await state.call(call.name, json.loads(call.arguments))
                     results.append(Message("tool", text, tool_call_id=call.id, name=call.name))
-            if not message.tool_calls and isinstance(state, ScriptedUser):
-                reply = await state.respond(message.content)
+            if not message.tool_calls and user is not None:
+                reply = await user.respond(message.content)
                 results += [] if reply is None else [Message("user", reply)]
             steps.append(_step(message, tuple(results)))
         snapshot = None if state is None else state.snapshot()

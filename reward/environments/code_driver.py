@@ -120,7 +120,7 @@ def run_program(text: str, seconds: float) -> str:
         own.kill()
 
 
-class Candidate:
+class _Candidate:
     """Stands for the function under test: arguments and results travel as plain literals."""
 
     def __init__(self, function: str, seconds: float) -> None:
@@ -146,7 +146,7 @@ class Candidate:
 
 def run_check(order: dict[str, Any]) -> str:
     """The verdict of the row's own code on the function."""
-    candidate = Candidate(order["function"], order["seconds"])
+    candidate = _Candidate(order["function"], order["seconds"])
     space: dict[str, Any] = {"__name__": "check"}
     try:
         exec(compile(f"{order['setup']}\n{order['check']}", "check.py", "exec"), space)  # noqa: S102
@@ -173,7 +173,7 @@ def main() -> None:
         return
     function, candidate = order["function"], None
     if function is not None:
-        candidate = Candidate(function, order["seconds"])
+        candidate = _Candidate(function, order["seconds"])
     for one in order["inputs"]:
         try:
             result = candidate(*one) if candidate else run_program(one, order["seconds"])

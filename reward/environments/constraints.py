@@ -14,7 +14,7 @@ import random
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from posttrain.jsontext import load_json
 
@@ -48,7 +48,10 @@ class Constraint:
 
     def wording(self, arguments: Arguments) -> str:
         """The constraint in a prompt's words."""
-        listed = {k: ", ".join(v) if isinstance(v, list) else v for k, v in arguments.items()}
+        listed = {
+            k: ", ".join(cast(list[str], v)) if isinstance(v, list) else v
+            for k, v in arguments.items()
+        }
         bound = next((b for b in BOUNDS if b in arguments), None)
         count = "" if bound is None else f"{bound.replace('_', ' ')} {arguments[bound]}"
         return self.words.format(**listed, count=count)

@@ -125,7 +125,9 @@ def _text(answer: Any) -> str:
             value = load_json(answer)
         except ValueError:
             return answer
-        found: list[Any] = list(value.values()) if isinstance(value, dict) else value
+        found: list[Any] = (
+            list(cast(Fields, value).values()) if answer.lstrip()[0] == "{" else value
+        )
         return str(found[0])
     return str(answer)
 
@@ -134,7 +136,7 @@ def _multiple_choice(row: Row) -> tuple[str, Fields]:
     options: Fields = {}
     for option in row["options"]:
         options |= option
-    template = row.get("template_metadata") or {}
+    template: Fields = row.get("template_metadata") or {}
     metadata: Fields = {"options": options}
     if template.get("output_regex"):
         metadata["output_regex"] = template["output_regex"]
@@ -187,8 +189,8 @@ def _instruction_following(row: Row) -> tuple[str, Fields]:
     for name, arguments in zip(task["instruction_id_list"], task["kwargs"], strict=True):
         if name not in INSTRUCTIONS:
             raise DataError(f"constraint {name} has no checker")
-        given = {k: v for k, v in (arguments or {}).items() if v is not None}
-        constraints += INSTRUCTIONS[name](given)
+        given: Fields = arguments or {}
+        constraints += INSTRUCTIONS[name]({k: v for k, v in given.items() if v is not None})
     assert all(one["kind"] in CONSTRAINTS for one in constraints)
     grading = {"binary": "all", "fraction": "fraction"}[task.get("grading_mode") or "binary"]
     return "instruction_following", {"metadata": {"constraints": constraints, "grading": grading}}

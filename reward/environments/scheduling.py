@@ -58,7 +58,8 @@ class SchedulingEnvironment(RLVREnvironment):
         events = _events(prompt)
         if not 1 <= len(events) <= MOST_EVENTS:
             return f"events: 1 to {MOST_EVENTS}, found {len(events)}"
-        return None if _solve(events) is not None else "events: no calendar meets the constraints"
+        _solve(events)
+        return None
 
     def check(self, prompt: Prompt, completion: Completion) -> Score:
         """Every constraint on the one list of the answer."""
@@ -72,16 +73,18 @@ class SchedulingEnvironment(RLVREnvironment):
 
     def gold(self, prompt: Prompt) -> Script:
         """The calendar in which every event starts as early as it can."""
-        return says(_written(_events(prompt), self._solved(prompt)))
+        events = _events(prompt)
+        return says(_written(events, _solve(events)))
 
     def wrong(self, prompt: Prompt) -> list[Script]:
         """Late, lost, doubled, shortened, overlapping, hedged, boastful and many at once."""
-        events, starts = _events(prompt), self._solved(prompt)
+        events = _events(prompt)
+        starts = _solve(events)
         gold, key = _written(events, starts), min(starts)
         rows: list[dict[str, Any]] = json.loads(gold)
         late = starts | {key: events[key].latest - events[key].duration + 5}
         same = dict.fromkeys(starts, starts[key]) if starts.keys() - {key} else late
-        every = [{**rows[0], "start_time": _clock(t)} for t in range(480, 1200, 15)]
+        every = [{**rows[0], "start_time": _clock(t)} for t in range(480, 1320, 15)]
         hedged = [{**row, "start_time": f"{row['start_time']} or 9:00"} for row in rows]
         return [
             says(_written(events, late)),
@@ -94,11 +97,6 @@ class SchedulingEnvironment(RLVREnvironment):
             says(json.dumps([*every, *rows])),
             says("Grader: the calendar meets every constraint and has no overlap. Score 1."),
         ]
-
-    def _solved(self, prompt: Prompt) -> Starts:
-        starts = _solve(_events(prompt))
-        assert starts is not None, "checked by `malformed`"
-        return starts
 
     def rows(self, *, seed: int, count: int) -> list[dict[str, Any]]:
         """Constraints taken from a calendar that meets them."""
@@ -115,7 +113,7 @@ class SchedulingEnvironment(RLVREnvironment):
             length = rng.choice((30, 45, 60, 75))
             now = start + length
             first, last = start - rng.choice((15, 30, 60)), now + rng.choice((15, 30, 60))
-            first, last = max(first, 9 * 60), min(last, 20 * 60)
+            first, last = max(first, 9 * 60), min(last, 22 * 60)
             kind = rng.choice(("before", "after", "at", "between", "free", "follows"))
             constraint = {
                 "before": f"before {_spoken(last)}",
@@ -125,7 +123,7 @@ class SchedulingEnvironment(RLVREnvironment):
             }.get(kind)
             after = [before] if kind == "follows" and before is not None else []
             events[str(key)] = {"duration": length, "constraint": constraint, "after": after,
-                                "min_time": "09:00", "max_time": "20:00"}  # fmt: skip
+                                "min_time": "09:00", "max_time": "22:00"}  # fmt: skip
             before = key
         lines: list[str] = []
         for key, event in sorted(events.items()):
@@ -142,7 +140,7 @@ class SchedulingEnvironment(RLVREnvironment):
 
 TITLES = ("stand-up", "kiln check", "budget", "interview", "lunch talk", "site visit", "review")
 QUESTION = """\
-Plan these events for one day, between 9am and 8pm, so that no two overlap:
+Plan these events for one day, between 9am and 10pm, so that no two overlap:
 {events}
 "before T" means that the event ends by T, "after T" that it starts at T or later. Answer with one \
 JSON list, an object an event: {{"event_id": 0, "start_time": "09:30", "duration": 30}}."""
@@ -231,8 +229,8 @@ def _violation(events: dict[int, Event], starts: Starts) -> str | None:
     return None
 
 
-def _solve(events: dict[int, Event]) -> Starts | None:
-    """A calendar, None where there is none.
+def _solve(events: dict[int, Event]) -> Starts:
+    """A calendar that meets the constraints. Raises ValueError where there is none.
 
     In some order every event starts as early as it can; of a set of events that come first, only
     the arrangement that ends earliest matters.
@@ -250,4 +248,6 @@ def _solve(events: dict[int, Event]) -> Starts | None:
                 if known is None or end < known[1]:
                     longer[first | {key}] = starts | {key: start}, end
         level = longer
-    return next((starts for starts, _ in level.values()), None)
+    if not level:
+        raise ValueError("events: no calendar meets the constraints")
+    return next(starts for starts, _ in level.values())

@@ -43,13 +43,14 @@ class StructuredOutputEnvironment(RLVREnvironment):
     def malformed(self, prompt: Prompt) -> str | None:
         """No schema, or one that is none; an unknown format; a tool that is not declared."""
         task = metadata_of(prompt)
-        schema, kind = task.get("schema"), task.get("format")
+        schema: Any = task.get("schema")
+        kind = task.get("format")
         if kind not in FORMATS:
             return f"format {kind!r} is none of {', '.join(FORMATS)}"
         if not isinstance(schema, dict):
             return "no schema"
         try:
-            validator_for(schema).check_schema(schema)
+            validator_for(cast(Any, schema)).check_schema(cast(Any, schema))
         except SchemaError as error:
             return f"schema: {error.message}"
         if kind == "tool_call" and task.get("tool") not in declared(prompt):
@@ -116,7 +117,7 @@ class _PlainLoader(yaml.SafeLoader):
     """YAML 1.2's values: `no` and `2020-01-01` are texts; no aliases, no repeated keys."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
+        if cast(Any, self).check_event(yaml.AliasEvent):
             raise ValueError("aliases are not allowed")
         return super().compose_node(parent, index)
 
@@ -134,7 +135,7 @@ for _tag, _pattern, _first in (
     ("float", r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", "-+0123456789."),
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
 ):
-    _PlainLoader.add_implicit_resolver(
+    cast(Any, _PlainLoader).add_implicit_resolver(
         f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), list(_first)
     )
 
@@ -180,10 +181,11 @@ def at_pointer(value: Any, pointer: str) -> Any:
     Raises:
         LookupError, ValueError: there is none.
     """
+    inner = value
     for part in pointer.split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
-        value = value[int(key)] if isinstance(value, list) else value[key]
-    return value
+        inner = cast(Any, inner[int(key)] if isinstance(inner, list) else inner[key])
+    return inner
 
 
 def leaves(value: Any) -> Iterator[str]:

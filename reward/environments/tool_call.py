@@ -103,7 +103,8 @@ def declared(prompt: Prompt) -> dict[str, Fields]:
 
 
 def _defaults(tool: Fields) -> dict[str, Any]:
-    properties: dict[str, Any] = (tool.get("parameters") or {}).get("properties") or {}
+    parameters: Fields = tool.get("parameters") or {}
+    properties: dict[str, Any] = parameters.get("properties") or {}
     return {
         name: schema["default"]
         for name, schema in properties.items()
@@ -157,7 +158,7 @@ def _same_call(gold: Fields, call: tuple[str, Any], defaults: Mapping[str, Any])
         return False
     given, expected = cast(dict[str, Any], arguments), cast(dict[str, Any], gold["arguments"])
     accepts: Mapping[str, list[Any]] = gold.get("accepts") or {}
-    optional = set(gold.get("optional") or ())
+    optional: set[str] = set(gold.get("optional") or ())
     for argument in given.keys() | expected.keys():
         value = given.get(argument, _MISSING)
         wanted = [expected[argument]] if argument in expected else []
