@@ -3,8 +3,7 @@
     python benchmarks/rlvr_curriculum.py --sft runs/tiny/sft/checkpoint-epoch-1 --out runs/order
 
 From an early SFT checkpoint: a profile, one run a seed and order, accuracy on held-out questions of
-the trained difficulties (easy) and of higher ones (hard). `--single` also trains on one family at a
-time, with as many rollouts: what each does to the others. Started again it goes on where it was.
+the trained difficulties (easy) and of higher ones (hard). Started again it goes on where it was.
 """
 
 from __future__ import annotations
@@ -53,7 +52,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--single", action="store_true")
     options = parser.parse_args()
     out = options.out
 
@@ -71,20 +69,18 @@ def main() -> None:
         print(f"{source:<8} passes {own['passes'] / own['scored']:.3f}  buckets {own['buckets']}")
     orders, seeds = ("gaussian", "random"), range(options.seeds)
     arms = {order: (f"curriculum.order={order}",) for order in orders}
-    if options.single:
-        arms |= {f"only {f}": (f"domains={{{f}: {{ratio: 1.0}}}}",) for f in FAMILIES}
     checkpoints = {"sft": options.sft}
     for arm, overrides in arms.items():
         for seed in seeds:
-            name = f"{arm.replace(' ', '-')}-{seed}"
+            name = f"{arm}-{seed}"
             checkpoints[name] = train(name, seed, *overrides)
     run(
-        "eval.py", "eval_rlvr.yaml", f"out={out}/eval-{len(arms)}",
+        "eval.py", "eval_rlvr.yaml", f"out={out}/eval",
         f"checkpoints={json.dumps(checkpoints)}", f"prompts={json.dumps(held_out(options.world))}",
         'settings=[{"name": "plain"}]',
     )  # fmt: skip
 
-    cells = json.loads((out / f"eval-{len(arms)}/metrics.json").read_text())["cells"]
+    cells = json.loads((out / "eval/metrics.json").read_text())["cells"]
     right: dict[tuple[str, str], tuple[float, int]] = {}
     for cell in cells:
         if cell["task"] != "all":
@@ -112,15 +108,6 @@ def main() -> None:
         apart = [one - other for one, other in zip(*runs.values(), strict=True)]
         half = T_95[len(apart)] * statistics.stdev(apart) / math.sqrt(len(apart))
         print(f"  difference {statistics.fmean(apart):+.1f} ± {half:.1f} (95 %, paired by seed)")
-    for arm in arms if options.single else ():
-        means = [
-            statistics.fmean(
-                share(f"{arm.replace(' ', '-')}-{seed}", (f,), "easy") for seed in seeds
-            )
-            - share("sft", (f,), "easy")
-            for f in FAMILIES
-        ]
-        print(f"{arm:<12}", *(f"{f} {mean:+.1f}" for f, mean in zip(FAMILIES, means, strict=True)))
 
 
 if __name__ == "__main__":

@@ -224,8 +224,8 @@ def _refuse_unscored(rates: Sequence[PassRate], recipe: ProfileConfig) -> None:
         listed = ", ".join(f"{kind} {count:,}" for kind, count in kinds.most_common())
         raise DataError(
             f"{kinds.total():,} of {total:,} rollouts are unscored ({listed}), max_unscored allows "
-            f"{recipe.max_unscored:.2%}: look at the verifiers, delete work/rates-* in {recipe.out} "
-            "to verify again, or raise max_unscored"
+            f"{recipe.max_unscored:.2%}: look at the verifiers, delete work/rates-* in "
+            f"{recipe.out} to verify again, or raise max_unscored"
         )
 
 
