@@ -149,7 +149,6 @@ Row = dict[str, Any]
 
 
 def prompt_to_row(prompt: Prompt) -> Row:
-    """The prompt as one JSON-able row."""
     row: Row = {name: getattr(prompt, name) for name in Prompt.__slots__}
     return row | {"messages": [message_to_row(m) for m in prompt.messages]}
 
@@ -162,7 +161,6 @@ def prompt_from_row(row: Mapping[str, Any]) -> Prompt:
 
 
 def completion_to_row(completion: Completion) -> Row:
-    """The completion as one JSON-able row."""
     row: Row = {name: getattr(completion, name) for name in Completion.__slots__}
     return row | {"steps": [step_to_row(step) for step in completion.steps]}
 
@@ -176,7 +174,6 @@ def completion_from_row(row: Mapping[str, Any]) -> Completion:
 
 
 def step_to_row(step: Step) -> Row:
-    """The step as one JSON-able row."""
     row: Row = {name: getattr(step, name) for name in Step.__slots__}
     parsed: Row = {name: getattr(step.parsed, name) for name in ParsedCompletion.__slots__}
     parsed["tool_calls"] = [[c.name, c.arguments, c.id] for c in step.parsed.tool_calls]
@@ -201,5 +198,4 @@ def _whole(value: Any) -> Any:
 
 
 def metadata_of(prompt: Prompt) -> Row:
-    """The prompt's metadata, decoded."""
     return json.loads(prompt.metadata)

@@ -73,12 +73,10 @@ def judged_of(checkpoint: str, prompt: Prompt, completion: Completion) -> Judged
     from reward.judge.training import gold_from, outcome_of
     from reward.judge.verdict import preferred
 
-    gold, about = gold_from(prompt), metadata_of(prompt)
-    outcome = outcome_of(completion, gold)
+    outcome, about = outcome_of(completion, gold_from(prompt)), metadata_of(prompt)
     if outcome is None:
         return None
-    verdict = outcome.verdict
-    errors = [e for e in (outcome.score_error_1, outcome.score_error_2) if e is not None]
+    length = completion.reasoning_tokens + completion.answer_tokens
     return Judged(
         checkpoint=checkpoint,
         source=prompt.source,
@@ -86,16 +84,8 @@ def judged_of(checkpoint: str, prompt: Prompt, completion: Completion) -> Judged
         pair=about["pair"],
         index=completion.index,
         swapped=about["swapped"],
-        readable=verdict is not None,
-        truncated=completion.truncated,
-        reward=outcome.reward,
-        prefers=None if verdict is None else preferred(verdict),
-        wanted=preferred(gold),
-        right=outcome.right_order,
-        same_scores=None if verdict is None else verdict.score_1 == verdict.score_2,
-        score_error=sum(errors) / len(errors) if errors else None,
-        ranking_error=outcome.ranking_error,
-        tokens=completion.reasoning_tokens + completion.answer_tokens,
+        prefers=None if outcome.verdict is None else preferred(outcome.verdict),
+        figures=outcome.figures | {"truncated": float(completion.truncated), "tokens": length},
     )
 
 

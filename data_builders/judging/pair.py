@@ -34,7 +34,6 @@ class Frame:
     after: str
 
     def around(self, response_1: str, response_2: str) -> str:
-        """The prompt with these responses."""
         return f"{self.before}{response_1}{self.between}{response_2}{self.after}"
 
 

@@ -51,11 +51,9 @@ class PromptSet:
     skipped: dict[str, Counter[str]]
 
     def counts(self) -> Counts:
-        """The rows of all sources."""
         return total_counts(self.row_counts.values())
 
     def stats(self) -> dict[str, Any]:
-        """For the manifest."""
         return {
             "sources": {name: counts.stats() for name, counts in self.row_counts.items()},
             "skipped": {name: dict(sorted(c.items())) for name, c in self.skipped.items()},
@@ -302,7 +300,6 @@ def in_setting(
 
 
 def task_of(question: RowQuestion, source: AnySource) -> str:
-    """The name that a question has in every setting."""
     return f"{source.name}-{question.digest}"
 
 

@@ -43,7 +43,6 @@ class WrittenWorld:
 
 
 def check_families(config: TinyWorldConfig) -> None:
-    """Raises ConfigError for a family that does not exist, naming the nearest."""
     for name in config.families:
         if name not in FAMILIES:
             raise ConfigError(f"families.{name}: no such family{nearest(name, tuple(FAMILIES))}")

@@ -80,7 +80,6 @@ FILL = (ACCENT, SECOND, THIRD)
 
 
 def chart_svg(chart: Chart) -> Markup:
-    """A chart as an element of a page."""
     match chart:
         case LineChart():
             drawn = _lines(chart)
@@ -192,7 +191,6 @@ def _intervals(chart: IntervalChart) -> str:
 
 
 def _axes(axes: Axes, *, x: str, y: str, whole: bool = False) -> None:
-    """Names, horizontal grid lines and short numbers."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.spines["left"].set_visible(False)

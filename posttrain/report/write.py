@@ -99,7 +99,6 @@ def show_finished(console: Console, artifact: Path) -> None:
 
 
 def show_up_to_date(console: Console, artifact: Path) -> None:
-    """Say that a stage had finished before."""
     ensure_report(artifact)
     console.print(f"{artifact} is complete, nothing to do", highlight=False)
 

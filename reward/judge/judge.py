@@ -103,7 +103,6 @@ class GenRmJudge:
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """What decides the judgements."""
         return {
             "models": [
                 {"model": dict(m.sampler.identity), "layout": m.layout, "thinking": m.thinking}

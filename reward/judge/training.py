@@ -53,9 +53,26 @@ class VerdictScore:
 
     @property
     def parts(self) -> dict[str, float | None]:
-        """What is logged beside the reward."""
         format_kept = float(self.verdict is not None)
         return {"format": format_kept} | {name: getattr(self, name) for name in PARTS[1:]}
+
+    @property
+    def figures(self) -> dict[str, float | None]:
+        """What an evaluation of judges measures of one judgement, but for its length."""
+        verdict = self.verdict
+        choice = None if verdict is None else preferred(verdict)
+        errors = [e for e in (self.score_error_1, self.score_error_2) if e is not None]
+        return {
+            "pairwise_accuracy": self.right_order,
+            "pairwise_accuracy_readable": None if verdict is None else self.right_order,
+            "format": float(verdict is not None),
+            "prefers_first": float(choice == 1) if choice else None,
+            "prefers_neither": None if choice is None else float(choice == 0),
+            "same_scores": None if verdict is None else float(verdict.score_1 == verdict.score_2),
+            "reward": self.reward,
+            "score_error": sum(errors) / len(errors) if errors else None,
+            "ranking_error": self.ranking_error,
+        }
 
 
 def outcome_of(completion: Completion, gold: Gold) -> VerdictScore | None:
@@ -101,7 +118,6 @@ class VerdictReward:
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """What decides the rewards."""
         return {"reward": GRADER, "format": FORMAT_WEIGHT, "ranking": RANKING_WEIGHT}
 
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:

@@ -186,30 +186,22 @@ def test_data_stage_resumes_and_refuses_changes(recipe: Path):
 
 # -- figures of judgements that are few enough to count by hand ------------------------------------
 
-FAIR = {"readable": True, "truncated": False, "reward": -1.0, "tokens": 10}
-
 
 def judged(pair: str, *, swapped: bool, prefers: int | None, **keys: Any) -> Judged:
     """Response 1 is the better one, as it came."""
     wanted = 2 if swapped else 1
-    given: dict[str, Any] = {
-        "checkpoint": "a",
-        "source": "s",
-        "question": pair,
-        "pair": pair,
-        "index": 0,
-        "swapped": swapped,
-        "prefers": prefers,
-        "wanted": wanted,
-        "right": 0.0 if prefers is None else {0: 0.5, wanted: 1.0}.get(prefers, 0.0),
-        "same_scores": None if prefers is None else prefers == 0,
+    right = 0.0 if prefers is None else {0: 0.5, wanted: 1.0}.get(prefers, 0.0)
+    figures: dict[str, float | None] = {
+        "pairwise_accuracy": keys.pop("right", right),
+        "pairwise_accuracy_readable": None if prefers is None else right,
+        "format": float(prefers is not None),
+        "prefers_first": float(prefers == 1) if prefers else None,
+        "prefers_neither": None if prefers is None else float(prefers == 0),
         "score_error": None if prefers is None else 1.0,
-        "ranking_error": None if prefers is None else 2.0,
-        **FAIR,
-        "readable": prefers is not None,
-        **keys,
+        "reward": keys.pop("reward", -1.0),
     }
-    return Judged(**given)
+    place = {"checkpoint": "a", "source": "s", "question": pair, "index": 0} | keys
+    return Judged(pair=pair, swapped=swapped, prefers=prefers, figures=figures, **place)
 
 
 def pairs(*both: tuple[int | None, int | None], **keys: Any) -> list[Judged]:
@@ -259,7 +251,7 @@ def test_a_judge_that_prefers_neither_is_consistent_and_half_right():
 
 
 def test_a_gold_without_a_winner_has_no_right_order():
-    row = cell(pairs((1, 2), wanted=0, right=None))
+    row = cell(pairs((1, 2), right=None))
     assert row["pairwise_accuracy"] is None
     assert row["right_in_both_orders"] is None
     assert row["position_consistency"]["value"] == 1.0
