@@ -19,7 +19,7 @@ from rich.console import Console
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.eval_genrm import EvalGenRmConfig
-from posttrain.runs import Run, open_run, parent_of, read_artifact
+from posttrain.runs import Run, parent_of, read_artifact
 
 if TYPE_CHECKING:
     from posttrain.evaluation.judges import Judged
@@ -48,6 +48,7 @@ def evaluate(arguments: list[str], console: Console) -> None:
     out, data = Path(recipe.out), read_artifact(recipe.data, kind="genrm_data")
 
     from posttrain.evaluation.judges import held_out, run_evaluation
+    from posttrain.report import run_stage
     from posttrain.sampling.open import checkpoint_parents
 
     prompts = held_out(recipe, data)
@@ -60,10 +61,11 @@ def evaluate(arguments: list[str], console: Console) -> None:
         console.print(f"{len(prompts):,} prompts × {recipe.n} = {total:,} for each: {names}")
         console.print(prompts[0].messages[-1].content, markup=False, highlight=False)
         return
-    with open_run(out, kind=KIND, config=config, scratch=WORK) as stage:
-        run_evaluation(
-            stage, recipe, prompts, judged_of, data=data, parents=parents, console=console
-        )
+
+    def make(run: Run) -> None:
+        run_evaluation(run, recipe, prompts, judged_of, data=data, parents=parents, console=console)
+
+    run_stage(console, out, kind=KIND, config=config, make=make, scratch=WORK)
 
 
 def judged_of(checkpoint: str, prompt: Prompt, completion: Completion) -> Judged | None:

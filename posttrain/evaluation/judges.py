@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +26,6 @@ from posttrain.errors import DataError
 from posttrain.evaluation.compare import differences, length_difference, rate_difference
 from posttrain.evaluation.intervals import Values, length, rate
 from posttrain.hashing import digest_of
-from posttrain.report import show_finished, show_up_to_date
 from posttrain.report.console import print_sections
 from posttrain.report.pages.judging import evaluation_figures
 from posttrain.rollouts import Completion, Prompt
@@ -203,16 +201,12 @@ def run_evaluation(
     parents: Sequence[Parent],
     console: Console,
 ) -> None:
-    """Make what is missing of the run, then its figures, report and manifest.
+    """Make what is missing of the run, then its figures and manifest.
 
     Raises:
         DataError: a backend gave up too often.
     """
     out = stage.path
-    if stage.complete:
-        shutil.rmtree(out / WORK, ignore_errors=True)
-        show_up_to_date(console, out)
-        return
     atomic_write_text(out / PROMPTS, prompt_lines(prompts))
     total = len(prompts) * recipe.n * len(recipe.checkpoints)
     with ProgressBar(total=total, console=console) as progress:
@@ -247,8 +241,6 @@ def run_evaluation(
             "layout": data.stats["layout"],
         },
     )
-    shutil.rmtree(out / WORK, ignore_errors=True)
-    show_finished(console, out)
 
 
 async def _judge_all(

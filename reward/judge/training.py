@@ -10,7 +10,7 @@ the backend lost is unscored.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from posttrain.errors import DataError
@@ -38,40 +38,33 @@ class VerdictScore:
     Attributes:
         verdict: None where malformed.
         reward: of equation 1; a malformed one pays the worst distances too.
-        right_order: whether it prefers what the gold prefers (1.0 or 0.0; half where it prefers
-            neither, 0.0 where malformed); None where the gold prefers neither.
-        score_error_1, score_error_2, ranking_error: distances; None where malformed, or where the
-            gold has no such score.
+        parts: `PARTS`, what is logged beside the reward. `right_order`: whether it prefers what the
+            gold prefers (1.0 or 0.0; half where it prefers neither, 0.0 where malformed), None
+            where the gold prefers neither. The errors are distances, None where malformed or where
+            the gold has no such score.
     """
 
     verdict: Verdict | None
     reward: float
-    right_order: float | None
-    score_error_1: float | None
-    score_error_2: float | None
-    ranking_error: float | None
-
-    @property
-    def parts(self) -> dict[str, float | None]:
-        format_kept = float(self.verdict is not None)
-        return {"format": format_kept} | {name: getattr(self, name) for name in PARTS[1:]}
+    parts: Mapping[str, float | None]
 
     @property
     def figures(self) -> dict[str, float | None]:
         """What an evaluation of judges measures of one judgement, but for its length."""
         verdict = self.verdict
         choice = None if verdict is None else preferred(verdict)
-        errors = [e for e in (self.score_error_1, self.score_error_2) if e is not None]
+        right = self.parts["right_order"]
+        errors = [e for k in (1, 2) if (e := self.parts[f"score_error_{k}"]) is not None]
         return {
-            "pairwise_accuracy": self.right_order,
-            "pairwise_accuracy_readable": None if verdict is None else self.right_order,
-            "format": float(verdict is not None),
+            "pairwise_accuracy": right,
+            "pairwise_accuracy_readable": None if verdict is None else right,
+            "format": self.parts["format"],
             "prefers_first": float(choice == 1) if choice else None,
             "prefers_neither": None if choice is None else float(choice == 0),
             "same_scores": None if verdict is None else float(verdict.score_1 == verdict.score_2),
             "reward": self.reward,
             "score_error": sum(errors) / len(errors) if errors else None,
-            "ranking_error": self.ranking_error,
+            "ranking_error": self.parts["ranking_error"],
         }
 
 
@@ -80,20 +73,17 @@ def outcome_of(completion: Completion, gold: Gold) -> VerdictScore | None:
     if completion.finish == "failed":
         return None
     verdict = None if completion.truncated else parse_verdict(completion.answer)
-    reward = training_reward(verdict, gold)
-    wanted = preferred(gold)
-    if verdict is None:
-        return VerdictScore(None, reward, 0.0 if wanted else None, None, None, None)
-    choice = preferred(verdict)
-    right = (0.5 if choice == 0 else float(choice == wanted)) if wanted else None
-    return VerdictScore(
-        verdict,
-        reward,
-        right,
-        None if gold.score_1 is None else abs(verdict.score_1 - gold.score_1),
-        None if gold.score_2 is None else abs(verdict.score_2 - gold.score_2),
-        abs(verdict.ranking - gold.ranking),
-    )
+    wanted, errors = preferred(gold), (None, None, None)
+    right = 0.0 if wanted else None
+    if verdict is not None:
+        choice = preferred(verdict)
+        right = (0.5 if choice == 0 else float(choice == wanted)) if wanted else None
+        errors = tuple(
+            None if score is None else abs(given - score)
+            for given, score in zip(astuple(verdict), astuple(gold), strict=True)
+        )
+    parts = dict(zip(PARTS, (float(verdict is not None), right, *errors), strict=True))
+    return VerdictScore(verdict, training_reward(verdict, gold), parts)
 
 
 def gold_from(prompt: Prompt) -> Gold:

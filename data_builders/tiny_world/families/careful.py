@@ -1,4 +1,4 @@
-"""Families that turn on what a question states or leaves out: pairs that differ in one word; notes."""
+"""Families that turn on what a question states or leaves out: pairs that differ little; notes."""
 
 from __future__ import annotations
 
