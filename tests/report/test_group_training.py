@@ -12,7 +12,6 @@ import pytest
 from posttrain.errors import DataError
 from posttrain.report import write_report
 from posttrain.report.curves import bins
-from posttrain.report.pages.rollouts import MOST_STEPS
 from tests.report.group_runs import write_run
 from tests.report.test_report import Reader, cells, page_of, section, sections
 
@@ -46,12 +45,6 @@ def test_means_are_those_of_the_log(rlhf: Path):
     assert cells(page, "reward")[1] == f"{mean:.3f}"
     accuracy = sum(row["part/accuracy"] for row in log) / len(log)
     assert cells(page, "accuracy on checkable prompts")[2] == f"{accuracy:.3f}"
-
-
-def test_the_share_of_truncated_rollouts_is_a_tile(rlhf: Path, genrm: Path):
-    tile = "<b>{}</b><span>of the rollouts truncated</span><small>was {}; mean"
-    assert tile.format("25.0 %", "25.0 %") in page_of(rlhf)
-    assert tile.format("0.0 %", "0.0 %") in page_of(genrm)
 
 
 def test_the_judge_is_counted_as_the_rollouts_say(rlhf: Path):
@@ -98,12 +91,6 @@ def test_advantages_and_ratios_are_counted(rlhf: Path):
     assert "Advantages of 22 scored rollouts" in part
     assert "of the 16 rollouts given to the loss; median 1.0100" in part
     assert "0.5 to 2; 6 tokens and 2 whole rollouts were left out" in part
-
-
-def test_a_long_run_is_read_in_part_and_says_so(tmp_path: Path):
-    page = page_of(write_run(tmp_path / "long", method="rlhf", batches=MOST_STEPS + 3))
-    assert f"Of {MOST_STEPS} of the {MOST_STEPS + 3} batches of rollouts" in page
-    assert f"<b>step {MOST_STEPS + 3}</b>" in page
 
 
 def test_seconds_are_of_the_last_run_of_each_batch(tmp_path: Path):

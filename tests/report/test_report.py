@@ -243,15 +243,6 @@ def test_an_ancestor_of_an_older_version_is_left_out_by_name(tmp_path):
     assert "build it again to see it here" in page
 
 
-def test_a_page_has_the_tiles_of_its_own_artifact_alone(run):
-    tiles = re.findall(r'<div class="tile"><b>(.*?)</b><span>(.*?)</span>', page_of(run / "sft"))
-    assert [name for _, name in tiles] == ["last training loss", "tokens read"]
-    tiles = re.findall(
-        r'<div class="tile"><b>(.*?)</b><span>(.*?)</span>', page_of(run / "sft_data")
-    )
-    assert [name for _, name in tiles] == ["rows kept", "training tokens", "packing fill"]
-
-
 def test_the_console_shows_the_figures_of_the_page(run):
     stats = read_artifact(run / "sft_data").stats
     console = Console(file=io.StringIO(), width=200)
@@ -263,17 +254,6 @@ def test_the_console_shows_the_figures_of_the_page(run):
     for one in stats["histograms"]["length"]:
         assert f"≤ {one['up_to']:,}" in printed
         assert f"{one['trained']:,}" in printed
-
-
-def test_a_narrow_console_keeps_the_words_that_name_a_row():
-    interval = "0.00 % (0.0 % – 41.1 %)"
-    table = Table(["checkpoint", "task", "a", "b", "c"], [["base", "gsm8k", *[interval] * 3]])
-    console = Console(file=io.StringIO(), width=70)
-    print_sections(console, [Section("S", [table])])
-    printed = console.file.getvalue()
-    assert "base" in printed
-    assert "gsm8k" in printed
-    assert printed.count("41.1") == 3
 
 
 def test_numbers_keep_their_unit_and_values_align():

@@ -117,11 +117,3 @@ def test_the_order_of_arrival_changes_no_bit(case: tuple[int, Judgements], seed:
     ]
     shuffled = random.Random(seed).sample(thirds, len(thirds))
     assert base_rewards(n, shuffled) == base_rewards(n, thirds)
-
-
-@drawn
-@given(judged_groups())
-def test_showing_a_pair_the_other_way_round_changes_nothing(case: tuple[int, Judgements]):
-    n, judgements = case
-    turned: Judgements = [(j, i, v and v.swapped()) for i, j, v in judgements]
-    assert base_rewards(n, turned) == base_rewards(n, judgements)

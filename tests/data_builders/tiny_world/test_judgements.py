@@ -168,8 +168,3 @@ def test_held_out_questions_are_no_training_questions(tmp_path: Path):
 
 def digits(text: str) -> list[str]:
     return [word.strip(".?") for word in text.split() if word.strip(".?").isdigit()]
-
-
-def test_a_recipe_without_rows_is_refused():
-    with pytest.raises(ValueError, match="no family has any rows"):
-        config(families={"maths": {"warm_up": 0, "train": 0, "heldout": 0}})
