@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from reward.length import Values, length_adjustments
 
-drawn = settings(max_examples=150, deadline=None, derandomize=True)
+drawn = settings(max_examples=80, deadline=None, derandomize=True)
 NO_BONUS = {"reasoning_bonus": 0.0, "answer_bonus": 0.0}
 PARTS = ("reasoning_length", "answer_length", "reasoning_bonus", "answer_bonus", "style")
 

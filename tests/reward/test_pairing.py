@@ -20,7 +20,7 @@ from reward.pairing import (
 )
 
 Judgements = list[tuple[int, int, Verdict | None]]
-drawn = settings(max_examples=150, deadline=None, derandomize=True)
+drawn = settings(max_examples=80, deadline=None, derandomize=True)
 HALVES = st.integers(2, 10).map(lambda k: k / 2)  # 1 to 5
 verdicts = st.builds(Verdict, HALVES, HALVES, st.integers(1, 6).map(float))
 
