@@ -155,19 +155,16 @@ def message_to_template(message: Message) -> dict[str, Any]:
         row["reasoning_content"] = message.reasoning
         row["thinking"] = message.reasoning  # the name gpt-oss templates read
     if message.tool_calls:
-        row["tool_calls"] = [_call_to_template(call) for call in message.tool_calls]
+        row["tool_calls"] = [
+            {"type": "function"}
+            | ({} if call.id is None else {"id": call.id})
+            | {"function": {"name": call.name, "arguments": json.loads(call.arguments)}}
+            for call in message.tool_calls
+        ]
     if message.tool_call_id is not None:
         row["tool_call_id"] = message.tool_call_id
     if message.name is not None:
         row["name"] = message.name
-    return row
-
-
-def _call_to_template(call: ToolCall) -> dict[str, Any]:
-    row: dict[str, Any] = {"type": "function"}
-    if call.id is not None:
-        row["id"] = call.id
-    row["function"] = {"name": call.name, "arguments": json.loads(call.arguments)}
     return row
 
 
@@ -221,12 +218,4 @@ def message_from_row(row: Mapping[str, Any]) -> Message:
 def example_from_row(row: Mapping[str, Any]) -> Example:
     """Inverse of `example_to_row`."""
     messages = tuple(message_from_row(m) for m in json.loads(row["messages"]))
-    return Example(
-        messages=messages,
-        tools=row["tools"],
-        id=row["id"],
-        source=row["source"],
-        license=row["license"],
-        dialect=row["dialect"],
-        metadata=row["metadata"],
-    )
+    return Example(**{**row, "messages": messages})

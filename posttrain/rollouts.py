@@ -168,7 +168,7 @@ def completion_to_row(completion: Completion) -> Row:
 def completion_from_row(row: Mapping[str, Any]) -> Completion:
     """Inverse of `completion_to_row`."""
     fields: Row = dict(row)
-    fields["prompt_ids"] = _whole(row["prompt_ids"])
+    fields["prompt_ids"] = None if row["prompt_ids"] is None else tuple(row["prompt_ids"])
     fields["steps"] = tuple(step_from_row(step) for step in row["steps"])
     return Completion(**fields)
 
@@ -188,13 +188,9 @@ def step_from_row(row: Mapping[str, Any]) -> Step:
     fields: Row = dict(row)
     fields["parsed"] = ParsedCompletion(**parsed)
     for name in ("ids", "logps", "forced", "results_ids"):
-        fields[name] = _whole(row[name])
+        fields[name] = None if row[name] is None else tuple(row[name])
     fields["results"] = tuple(message_from_row(m) for m in row["results"])
     return Step(**fields)
-
-
-def _whole(value: Any) -> Any:
-    return None if value is None else tuple(value)
 
 
 def metadata_of(prompt: Prompt) -> Row:

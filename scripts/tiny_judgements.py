@@ -5,11 +5,11 @@ python scripts/tiny_judgements.py --config recipes/tiny/judgements.yaml [key=val
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.tiny_world import TinyJudgementsConfig
-from posttrain.runs import Run
 
 KIND = "tiny_judgements"
 
@@ -38,11 +38,7 @@ def main(arguments: list[str] | None = None) -> None:
     print(plan(config))
     if options.dry_run:
         return
-
-    def make(run: Run) -> None:
-        written = write_judgements(config, run.path)
-        run.finish(counts=written.counts, files=written.files, seed=config.seed)
-
+    make = partial(write_judgements, config=config)
     run_stage(Console(), Path(config.out), kind=KIND, config=config.owner_config(), make=make)
 
 

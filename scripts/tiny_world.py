@@ -5,11 +5,11 @@ python scripts/tiny_world.py --config recipes/tiny/world.yaml [key=value …] [-
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.tiny_world import TinyWorldConfig
-from posttrain.runs import Run
 
 KIND = "tiny_world"
 
@@ -38,18 +38,7 @@ def main(arguments: list[str] | None = None) -> None:
     print(plan(config))
     if options.dry_run:
         return
-
-    def make(run: Run) -> None:
-        template = nemotron_3_nano_template()
-        written = write_world(config, run.path, template=template)
-        run.finish(
-            counts=written.counts,
-            files=written.files,
-            template_digest=template.digest,
-            seed=config.seed,
-            stats=written.stats,
-        )
-
+    make = partial(write_world, config=config, template=nemotron_3_nano_template())
     run_stage(Console(), Path(config.out), kind=KIND, config=config.owner_config(), make=make)
 
 
