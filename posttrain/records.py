@@ -173,19 +173,6 @@ def tools_to_template(tools: str | None) -> list[dict[str, Any]] | None:
     return None if tools is None else cast(list[dict[str, Any]], json.loads(tools))
 
 
-def example_to_row(example: Example) -> dict[str, Any]:
-    """The example as one flat JSON-able row; nested parts are JSON text (safe inside Arrow)."""
-    return {
-        "id": example.id,
-        "source": example.source,
-        "license": example.license,
-        "dialect": example.dialect,
-        "messages": json_text([message_to_row(m) for m in example.messages]),
-        "tools": example.tools,
-        "metadata": example.metadata,
-    }
-
-
 def message_to_row(message: Message) -> dict[str, Any]:
     """The message as a JSON-able row; absent fields are left out."""
     row: dict[str, Any] = {"role": message.role, "content": message.content}
@@ -213,9 +200,3 @@ def message_from_row(row: Mapping[str, Any]) -> Message:
         name=row.get("name"),
         trained=row.get("trained", True),
     )
-
-
-def example_from_row(row: Mapping[str, Any]) -> Example:
-    """Inverse of `example_to_row`."""
-    messages = tuple(message_from_row(m) for m in json.loads(row["messages"]))
-    return Example(**{**row, "messages": messages})
