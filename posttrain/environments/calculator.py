@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ast
 import math
-import operator
 import warnings
 from collections.abc import Callable
 from decimal import Decimal
@@ -124,6 +123,10 @@ def _factorial(value: Number) -> Number:
     return math.factorial(_whole(value))
 
 
+def _magnitude(value: Number) -> Number:
+    return abs(value)
+
+
 def _integers(work: Callable[..., int]) -> Callable[..., Number]:
     return lambda *values: work(*map(_whole, values))
 
@@ -133,17 +136,17 @@ def _real(work: Callable[..., float]) -> Callable[..., Number]:
 
 
 _OPERATORS: dict[type[ast.operator], Operator] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,  # with the sign of the divisor, as in mathematics
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.Div: lambda a, b: a / b,
+    ast.FloorDiv: lambda a, b: a // b,
+    ast.Mod: lambda a, b: a % b,  # with the sign of the divisor, as in mathematics
     ast.Pow: _power,
 }
 # name → how many arguments it takes, at least and at most; what it does
 _FUNCTIONS: dict[str, tuple[int, int, Callable[..., Number]]] = {
-    "sqrt": (1, 1, _square_root), "abs": (1, 1, abs), "round": (1, 2, _rounded),
+    "sqrt": (1, 1, _square_root), "abs": (1, 1, _magnitude), "round": (1, 2, _rounded),
     "floor": (1, 1, math.floor), "ceil": (1, 1, math.ceil),
     "min": (1, 50, lambda *values: min(values)), "max": (1, 50, lambda *values: max(values)),
     "factorial": (1, 1, _factorial),

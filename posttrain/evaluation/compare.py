@@ -69,9 +69,8 @@ def paired_rows(a: Sequence[Record], b: Sequence[Record], *, seed: int) -> list[
             continue
         (first, own), (second, other) = ours[key], theirs[key]
         left, right = values_of(own), values_of(other)
-        row = dict(
-            zip(("a", "b", "task", "setting", "thinking"), (first, second, *key), strict=True)
-        )
+        task, setting, thinking = key
+        row: Row = {"a": first, "b": second, "task": task, "setting": setting, "thinking": thinking}
         row["rates"] = differences(left, right, RATES, rate_difference, least=1, seed=seed)
         row["lengths"] = differences(left, right, LENGTHS, length_difference, least=2, seed=seed)
         rows.append(row)

@@ -82,7 +82,8 @@ def outcome_of(completion: Completion, gold: Gold) -> VerdictScore | None:
             None if score is None else abs(given - score)
             for given, score in zip(astuple(verdict), astuple(gold), strict=True)
         )
-    parts = dict(zip(PARTS, (float(verdict is not None), right, *errors), strict=True))
+    figures = (float(verdict is not None), right, *errors)
+    parts: dict[str, float | None] = dict(zip(PARTS, figures, strict=True))
     return VerdictScore(verdict, training_reward(verdict, gold), parts)
 
 
