@@ -4,8 +4,8 @@
 
 Each small run trains for two steps on the CPU in processes of its own. Measured is the largest
 resident size of the first process, looked at every millisecond from outside, above that of the same
-run with a tiny model, whose memory is the process's own. `--paper` prints plans of Nemotron 3 Nano's
-shape, from the numbers of its public config, without weights.
+run with a tiny model, whose memory is the process's own. `--paper` prints plans of the shape of
+Nemotron 3 Nano, from the numbers of its public config, without weights.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from posttrain.training.activations import (
 )
 from posttrain.training.dpo.stage import DpoStage
 from posttrain.training.launch import Launched
-from posttrain.training.memory import MemoryPlan, count_parameters, state_bytes
+from posttrain.training.memory import MemoryPlan, count_parameters, state_bytes, whole_bytes
 from posttrain.training.rl.stage import GroupStage
 from posttrain.training.sft.stage import SftStage
 from tests.training.dpo.pairs import make_pairs, write_pairs
@@ -238,11 +238,12 @@ def paper_plans() -> list[str]:
             (64, "zero2"),
         ):
             launched = Launched(gpus, sharding, "cuda", "bf16")
+            sampling = cache + whole_bytes(size, launched) if rollouts else 0
             plan = MemoryPlan(
-                **state_bytes(size, launched), activations=activations, rollouts=cache
+                **state_bytes(size, launched), activations=activations, rollouts=sampling
             )
             state = plan.weights + plan.gradients + plan.optimizer
-            cells = (state, plan.gathered, activations, cache, plan.peak)
+            cells = (state, plan.gathered, activations, sampling, plan.peak)
             numbers = " | ".join(f"{n / GIB:.1f}" for n in cells)
             lines.append(f"| {step} | {gpus} | {sharding} | {numbers} |")
     return lines

@@ -140,7 +140,7 @@ def activation_bytes(config: Any, shape: StepShape, adapter: AdapterConfig | Non
             module.forward = MethodType(_scan, module)
     trained = [p for p in model.parameters() if p.requires_grad]
     later = sum(p.nbytes for p in trained) if shape.first else 0
-    with FakeTensorMode():
+    with whole_weights(), FakeTensorMode():
         _pretend(model)
         for parameter in model.parameters():
             if parameter.requires_grad and not shape.first:

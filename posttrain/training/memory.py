@@ -43,7 +43,8 @@ class MemoryPlan:
         weights: with those of a reference model.
         optimizer: moments, and float32 copies of weights that are held in less.
         gathered: weights and gradients of other processes while a layer is at work, and buckets.
-        rollouts: cache of keys, values and states while completions are sampled.
+        rollouts: cache of keys, values and states while completions are sampled, and the weights
+            that are gathered for it.
     """
 
     weights: int
@@ -164,17 +165,28 @@ def plan_memory(
         kernels=has_recurrent_kernels() and not cpu,
         first=args.gradient_accumulation_steps == 1 and whole,
     )
+    size = count_parameters(trainer.model)
     parts = state_bytes(
-        count_parameters(trainer.model),
+        size,
         launched,
         moments=2 if "8bit" in args.optim else 8,
         reference=0 if reference is None else count_parameters(reference).all_bytes,
     )
+    sampling = 0
+    if rollouts is not None:
+        sampling = rollout_bytes(base.config, rollouts, dtype) + whole_bytes(size, launched)
     return MemoryPlan(
         **parts,
         activations=activation_bytes(base.config, shape, adapter),
-        rollouts=rollout_bytes(base.config, rollouts, dtype) if rollouts else 0,
+        rollouts=sampling,
     )
+
+
+def whole_bytes(size: Parameters, launched: Launched) -> int:
+    """Of the weights that a process gathers to sample by itself."""
+    if launched.sharding in ("none", "zero2"):
+        return 0
+    return (4 if launched.precision == "fp32" else 2) * size.all
 
 
 def device_room(device: torch.device, plan: MemoryPlan) -> int:

@@ -74,10 +74,8 @@ def _persistent_buffers(model: nn.Module) -> list[tuple[nn.Module, str]]:
 
 
 def _broadcast(buffer: torch.Tensor, accelerator: Any) -> torch.Tensor:
-    """The first process's values; the others' may be without any (on `meta`)."""
-    first = accelerator.is_main_process
-    values = buffer if first else torch.empty_like(buffer, device="cpu")
-    values = values.to(accelerator.device)
+    """The first process's values, on this process's device."""
+    values = buffer.to(accelerator.device)
     torch.distributed.broadcast(values, src=0)
     return values
 

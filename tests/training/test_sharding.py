@@ -64,7 +64,7 @@ def sharded(out: Path, data: Path, model: Path, sharding: str) -> SftStage:
     return SftStage(validate(raw, SftConfig, where="test"))
 
 
-def test_under_fsdp2_one_process_reads_the_model_and_all_get_its_buffers(
+def test_under_fsdp2_all_get_the_buffers_of_the_first_process(
     data: Path, hybrid_path: Path, tmp_path: Path
 ):
     model = tmp_path / "model"
@@ -78,8 +78,9 @@ def test_under_fsdp2_one_process_reads_the_model_and_all_get_its_buffers(
 
     def run() -> None:
         trainer = sharded(tmp_path / "out", data, model, "fsdp2").prepare().trainer
-        device = "cpu" if os.environ["RANK"] == "0" else "meta"
-        assert {p.device.type for p in trainer.model.parameters()} == {device}
+        if os.environ["RANK"] == "1":
+            [bias] = [b for name, b in trainer.model.named_buffers() if name.endswith(BIAS)]
+            bias.zero_()
         trainer.train()
         assert all(isinstance(p, DTensor) for p in trainer.model.parameters())
         [bias] = [b for name, b in trainer.model.named_buffers() if name.endswith(BIAS)]
@@ -121,7 +122,9 @@ def test_tied_weights_are_sharded_as_one(data: Path, tmp_path: Path):
     build_model({name: config[name] for name in keep}).save_pretrained(str(tmp_path / "tied"))
     stage = sharded(tmp_path / "out", data, tmp_path / "tied", "fsdp2")
     forked(lambda: stage.run(dry_run=False), processes=2, sharding="fsdp2")
-    assert "lm_head.weight" not in load_file(tmp_path / "out" / "model.safetensors")
+    saved = load_file(tmp_path / "out" / "model.safetensors")
+    embedding = saved["model.embed_tokens.weight"]
+    assert torch.equal(saved.get("lm_head.weight", embedding), embedding)
 
 
 def test_another_scale_of_the_gradient_is_noticed(recipe: MakeRecipe):
