@@ -90,7 +90,7 @@ def make_stage(root: Path, run: tuple[Any, ...], out: Path) -> Any:
     if method == "sft":
         return SftStage(validate(raw | {"data": str(root / "packs")}, SftConfig, where="bench"))
     if method == "dpo":
-        raw |= {"data": str(root / "pairs"), "batch": 8}
+        raw |= {"data": str(root / "pairs"), "batch": 8, "max_epochs": 2}
         raw["trainer"]["per_device_train_batch_size"] = 8
         return DpoStage(validate(raw, DpoConfig, where="bench"))
     raw |= {
@@ -108,7 +108,7 @@ def make_stage(root: Path, run: tuple[Any, ...], out: Path) -> Any:
 def write_inputs(root: Path) -> None:
     """Data, and models of some ten million parameters."""
     write_artifact(root / "packs", packs=8, capacity=512, held_out=0)
-    write_pairs(root / "pairs", make_pairs(16, longest=60))
+    write_pairs(root / "pairs", make_pairs(8, longest=60))
     for name in ("attention", "hybrid"):
         write_policy(root / f"tiny-{name}", name)
     for name, config in (("attention", ATTENTION), ("hybrid", HYBRID)):

@@ -1,13 +1,11 @@
 """Every sharding × model × full or LoRA × method on two CPU processes against one process.
 
     python benchmarks/sharding.py [--sharding fsdp2 zero3 …] [--method sft …] [--markdown out.md]
-    python benchmarks/sharding.py --moved
 
 Each cell trains four steps on tiny data under the shipped recipes/accelerate file (its sharding
 keys; gloo, float32) and is compared with the same recipe on one process: the largest difference of
 a loss and of a weight of the saved model. Then it is killed with −9 behind its third step, started
 again and must end with the bytes of the undisturbed run. A cell that is refused says why.
-`--moved` counts the weights that five steps of RLHF at 3e-6 change, by how they are held.
 """
 
 from __future__ import annotations
