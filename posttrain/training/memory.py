@@ -62,7 +62,7 @@ class MemoryPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Parameters:
+class ParameterCounts:
     """Numbers of a model: of all weights, of those trained, of its largest layer and outside of
     layers; and their bytes as they were loaded."""
 
@@ -74,7 +74,7 @@ class Parameters:
     trained_bytes: int
 
 
-def count_parameters(model: torch.nn.Module) -> Parameters:
+def count_parameters(model: torch.nn.Module) -> ParameterCounts:
     """Count a model; works on sharded parameters and on those without data."""
     weights = [(parameter_count(p), p.element_size(), p.requires_grad) for p in model.parameters()]
     kinds = set(getattr(model, "_no_split_modules", None) or ())
@@ -84,7 +84,7 @@ def count_parameters(model: torch.nn.Module) -> Parameters:
         if type(module).__name__ in kinds
     ]
     total = sum(n for n, _, _ in weights)
-    return Parameters(
+    return ParameterCounts(
         all=total,
         trained=sum(n for n, _, trained in weights if trained),
         largest_layer=max(layers, default=total),
@@ -95,7 +95,7 @@ def count_parameters(model: torch.nn.Module) -> Parameters:
 
 
 def state_bytes(
-    size: Parameters, launched: Launched, *, moments: int = 8, reference: int = 0
+    size: ParameterCounts, launched: Launched, *, moments: int = 8, reference: int = 0
 ) -> dict[str, int]:
     """Bytes of `MemoryPlan` that follow from the parameters and from how they are sharded.
 
@@ -182,7 +182,7 @@ def plan_memory(
     )
 
 
-def whole_bytes(size: Parameters, launched: Launched) -> int:
+def whole_bytes(size: ParameterCounts, launched: Launched) -> int:
     """Of the weights that a process gathers to sample by itself."""
     if launched.sharding in ("none", "zero2"):
         return 0

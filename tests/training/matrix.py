@@ -128,12 +128,10 @@ class Cells:
 
 
 def _dying(run: Callable[[], Any]) -> None:
-    train = Resumable._prepare_inputs
-
     def dying(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.state.global_step == 3:
             os.kill(os.getpid(), signal.SIGKILL)
-        return train(self, *args, **kwargs)
+        return super(Resumable, self).training_step(*args, **kwargs)
 
-    Resumable._prepare_inputs = dying  # type: ignore[method-assign]
+    Resumable.training_step = dying  # type: ignore[method-assign]
     run()

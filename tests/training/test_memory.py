@@ -17,13 +17,13 @@ from posttrain.training.activations import (
     rollout_bytes,
 )
 from posttrain.training.launch import Launched
-from posttrain.training.memory import GIB, MemoryPlan, Parameters, memory_line, state_bytes
+from posttrain.training.memory import GIB, MemoryPlan, ParameterCounts, memory_line, state_bytes
 from posttrain.training.sft.stage import SftStage
 from tests.training.conftest import MakeRecipe
 from tests.training.tiny import attention_model, hybrid_model
 
 SHAPE = StepShape(rows=4, columns=64, labels=128, masked=True)
-SIZE = Parameters(
+SIZE = ParameterCounts(
     all=800, trained=800, largest_layer=100, outside=50, all_bytes=3200, trained_bytes=3200
 )
 HALF = replace(SIZE, all_bytes=1600, trained_bytes=1600)
@@ -42,7 +42,7 @@ HALF = replace(SIZE, all_bytes=1600, trained_bytes=1600)
     ],
 )
 def test_what_each_sharding_keeps(
-    size: Parameters, sharding: str, processes: int, precision: str, weights: int, gradients: int,
+    size: ParameterCounts, sharding: str, processes: int, precision: str, weights: int, gradients: int,
     optimizer: int,
 ):  # fmt: skip
     parts = state_bytes(size, Launched(processes, sharding, "cpu", precision))
