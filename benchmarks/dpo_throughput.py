@@ -38,7 +38,7 @@ from trl.trainer.dpo_trainer import DPOTrainer
 
 from data_builders.pairs.shards import PairWriter
 from posttrain.config.dpo import LossConfig
-from posttrain.pairs import Pair, Side
+from posttrain.records import Pair, Side
 from posttrain.tokens.tokenizer import load_tokenizer
 from posttrain.training.dpo.data import Pairs, load_pairs
 from posttrain.training.dpo.layout import make_pair_collator

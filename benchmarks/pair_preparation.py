@@ -34,8 +34,7 @@ from data_builders.pairs.shards import PairWriter, read_pairs
 from posttrain.chat import ChatTemplate
 from posttrain.config.source import SourceConfig
 from posttrain.models.chat_template import chat_template_of
-from posttrain.pairs import Pair
-from posttrain.records import message_to_template
+from posttrain.records import Pair, message_to_template
 from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer
 from posttrain.versions import package_versions
 

@@ -15,7 +15,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from pydantic import TypeAdapter
 
@@ -155,7 +155,12 @@ def message_to_template(message: Message) -> dict[str, Any]:
         row["reasoning_content"] = message.reasoning
         row["thinking"] = message.reasoning  # the name gpt-oss templates read
     if message.tool_calls:
-        row["tool_calls"] = [_call_to_template(call) for call in message.tool_calls]
+        row["tool_calls"] = [
+            {"type": "function"}
+            | ({} if call.id is None else {"id": call.id})
+            | {"function": {"name": call.name, "arguments": json.loads(call.arguments)}}
+            for call in message.tool_calls
+        ]
     if message.tool_call_id is not None:
         row["tool_call_id"] = message.tool_call_id
     if message.name is not None:
@@ -163,30 +168,9 @@ def message_to_template(message: Message) -> dict[str, Any]:
     return row
 
 
-def _call_to_template(call: ToolCall) -> dict[str, Any]:
-    row: dict[str, Any] = {"type": "function"}
-    if call.id is not None:
-        row["id"] = call.id
-    row["function"] = {"name": call.name, "arguments": json.loads(call.arguments)}
-    return row
-
-
 def tools_to_template(tools: str | None) -> list[dict[str, Any]] | None:
     """Declared tools as chat templates expect them, `None` when none is declared."""
     return None if tools is None else cast(list[dict[str, Any]], json.loads(tools))
-
-
-def example_to_row(example: Example) -> dict[str, Any]:
-    """The example as one flat JSON-able row; nested parts are JSON text (safe inside Arrow)."""
-    return {
-        "id": example.id,
-        "source": example.source,
-        "license": example.license,
-        "dialect": example.dialect,
-        "messages": json_text([message_to_row(m) for m in example.messages]),
-        "tools": example.tools,
-        "metadata": example.metadata,
-    }
 
 
 def message_to_row(message: Message) -> dict[str, Any]:
@@ -218,15 +202,58 @@ def message_from_row(row: Mapping[str, Any]) -> Message:
     )
 
 
-def example_from_row(row: Mapping[str, Any]) -> Example:
-    """Inverse of `example_to_row`."""
-    messages = tuple(message_from_row(m) for m in json.loads(row["messages"]))
-    return Example(
-        messages=messages,
-        tools=row["tools"],
-        id=row["id"],
-        source=row["source"],
-        license=row["license"],
-        dialect=row["dialect"],
-        metadata=row["metadata"],
-    )
+# -- preference pairs, as they lie on disk between `build_dpo` and `dpo` --------------------------
+
+Category = Literal["no_tools", "with_tools", "hallucination_penalty", "offline"]
+CATEGORIES: tuple[Category, ...] = get_args(Category)
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Chosen or rejected. `index` is the sample it was (-1: given as text, not sampled by us).
+
+    `mask` is True for the tokens the model sampled: the only ones in any loss term.
+    `score` is the grader's value, None where unscored or given; `calls` the number of tool calls:
+    those the detector found, or of a text that was given its own; lengths in tokens; `text` is for
+    reading only.
+    """
+
+    ids: tuple[int, ...]
+    mask: tuple[bool, ...]
+    text: str
+    index: int = -1
+    score: float | None = None
+    calls: int = 0
+    reasoning_tokens: int = 0
+    answer_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two completions of one prompt. `category` "offline" is a pair that came as data.
+
+    Pair(id="maths-7/no_tools/on/3-0", task="maths-7", category="no_tools", thinking=True,
+         prompt_ids=(1, 9, …), chosen=Side(ids=(4, 8, …), mask=(True, True, …), score=1.0, …),
+         rejected=Side(…), source="maths")
+    """
+
+    id: str
+    task: str
+    category: Category
+    thinking: bool
+    prompt_ids: tuple[int, ...]
+    chosen: Side
+    rejected: Side
+    source: str = ""
+
+
+def pair_to_row(pair: Pair) -> dict[str, Any]:
+    """The pair as one flat row: `chosen_ids`, `chosen_mask`, …, `rejected_text`."""
+    row: dict[str, Any] = {
+        name: getattr(pair, name)
+        for name in ("id", "task", "category", "thinking", "prompt_ids", "source")
+    }
+    for side in ("chosen", "rejected"):
+        half: Side = getattr(pair, side)
+        row |= {f"{side}_{name}": getattr(half, name) for name in Side.__slots__}
+    return row

@@ -28,6 +28,7 @@ from posttrain.evaluation.inspect_adapter import require_inspect
 from posttrain.runs import Counts, Run, atomic_write_json, open_run
 
 if TYPE_CHECKING:
+    from data_builders.prompts import PromptPlan
     from posttrain.evaluation.grade import Grade
     from posttrain.evaluation.stage import EvaluationPlan
     from reward.graders.base import Grader
@@ -58,19 +59,23 @@ def evaluate(arguments: list[str], console: Console) -> None:
     config = recipe.owner_config() | ({"limit": options.limit} if options.limit else {})
     out = Path(recipe.out)
 
+    from data_builders.prompts import PromptPlan
+
+    # the names of graders and tools, and the files, before torch is loaded
+    sources = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
+
     from posttrain.evaluation.stage import run_evaluation, show_plan
 
     if options.dry_run:
         Run.open(out, kind=KIND, config=config, dry_run=True)
-        show_plan(console, recipe, plan_of(recipe, options.limit))
+        show_plan(console, recipe, plan_of(recipe, sources, options.limit))
         return
     with open_run(out, kind=KIND, config=config, scratch=WORK) as stage:
-        run_evaluation(stage, recipe, plan_of(recipe, options.limit), console)
+        run_evaluation(stage, recipe, plan_of(recipe, sources, options.limit), console)
 
 
-def plan_of(recipe: EvalConfig, limit: int | None) -> EvaluationPlan:
+def plan_of(recipe: EvalConfig, plan: PromptPlan, limit: int | None) -> EvaluationPlan:
     """Prompts, environments and graders of a recipe."""
-    from data_builders.prompts import PromptPlan
     from data_builders.sft.inputs import as_stats
     from posttrain.evaluation.grade import units_of
     from posttrain.evaluation.stage import EvaluationPlan
@@ -78,7 +83,6 @@ def plan_of(recipe: EvalConfig, limit: int | None) -> EvaluationPlan:
     from posttrain.sampling.open import checkpoint_parents
 
     out = Path(recipe.out)
-    plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
     parents = plan.parents + checkpoint_parents(map(recipe.path_of, recipe.checkpoints), out=out)
     prompts = plan.build()
     units = units_of(prompts.prompts, recipe.n_of)
@@ -118,7 +122,7 @@ def rescore_run(arguments: list[str], console: Console) -> None:
     from data_builders.graders import all_graders
     from posttrain.evaluation.grade import changed_grades, rescore
     from posttrain.evaluation.run import read_run
-    from posttrain.evaluation.stage import keep_rescored, metrics_of, rescored_config
+    from posttrain.evaluation.stage import keep_rescored, metrics_of
     from posttrain.report import write_report
     from posttrain.report.console import print_sections
     from posttrain.report.pages.evaluation import figures
@@ -132,7 +136,8 @@ def rescore_run(arguments: list[str], console: Console) -> None:
     print_sections(console, figures(metrics_of(after, seed=manifest.seed)), charts=False)
     if options.out is not None:
         out = Path(options.out.removeprefix("out="))
-        with open_run(out, kind=KIND, config=rescored_config(manifest)) as stage:
+        config = {**manifest.config, "rescored": manifest.digest}
+        with open_run(out, kind=KIND, config=config) as stage:
             if not stage.complete:
                 keep_rescored(stage, options.run, manifest, after)
             console.print(f"{write_report(out)}", highlight=False)

@@ -24,18 +24,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     recipe, options = parse_recipe(recipe_parser("Train a policy by RLHF."), RlhfConfig, argv)
 
     from data_builders.prompts import PromptPlan, refuse_changes
+
+    out = Path(recipe.out)
+    # the names of graders and tools, and the files, before torch is loaded
+    plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
+
     from data_builders.sft.inputs import as_stats
     from posttrain.report import ensure_report
     from posttrain.training.finish import RESUME
     from posttrain.training.rl.plan import check_reachable
     from posttrain.training.rl.stage import GroupStage, grpo_arguments
     from reward.judge.cache import VerdictCache
-    from reward.judge.judge import GenRmJudge
-    from reward.judge.open import judge_parents, open_judges
+    from reward.judge.judge import GenRmJudge, judge_parents, open_judges
     from reward.rlhf import JudgedReward
 
-    out = Path(recipe.out)
-    plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
     parents = plan.parents + judge_parents(recipe.judge.models, out=out)
     prompts = plan.build()
     # a mistake in trainer: shows before a judge is loaded

@@ -25,9 +25,13 @@ def main(arguments: list[str]) -> None:
     parser = recipe_parser("Sample completions of prompts.")
     recipe, options = parse_recipe(parser, SampleConfig, arguments)
     # imported here: `--help` and a mistake in the recipe are answered without them
+    from data_builders.prompts import PromptPlan, refuse_changes
+
+    out, config = Path(recipe.out), recipe.owner_config()
+    plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
+
     from rich.console import Console
 
-    from data_builders.prompts import PromptPlan, refuse_changes
     from data_builders.sft.inputs import as_stats
     from posttrain.models.chat_template import message_text, renderer_of
     from posttrain.report import show_finished, show_up_to_date
@@ -38,8 +42,6 @@ def main(arguments: list[str]) -> None:
     from posttrain.sampling.sample import finish, make_samples
 
     console = Console(width=None if sys.stdout.isatty() else 140)
-    out, config = Path(recipe.out), recipe.owner_config()
-    plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
     parents = plan.parents + checkpoint_parents([recipe.checkpoint], out=out)
     renderer = renderer_of(recipe.backend, recipe.checkpoint)
 

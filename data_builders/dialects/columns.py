@@ -31,6 +31,7 @@ _ROW_MASKS = (
 )  # fmt: skip
 _MASKS = frozenset({*_TRAINED, *_ROW_MASKS, "masked", "mask"})
 _WORDS = {"true": True, "false": False, "1": 1, "1.0": 1, "0": 0, "0.0": 0}
+_KTO_LABELS = ("label", "kto_tag")  # whether the row's answer is a good one
 Kind = Literal["mask", "reasoning", "calls", "system", "tools"]
 _KINDS: dict[Kind, re.Pattern[str]] = {
     # at the start of a word, so that neither `constraint` nor `glossary` is a mask
@@ -143,11 +144,12 @@ def refuse_lost(
     carries as metadata is passed over.
 
     Raises:
-        RowProblem: `unread_column`, `unsupported_content`, `untrained_turn`, `malformed_message`.
+        RowProblem: `unread_column`, `unsupported_content`, `untrained_turn`, `malformed_message`,
+            `rejected_answer`.
     """
     refuse_media(row)
     if reading.trains:
-        _refuse_row_masks(row)
+        _refuse_row_masks(row, reading)
     for key in unread:
         kind, value = kind_of(key), row[key]
         if key in parts_of_prompt or (kind == "reasoning" and reading.trains) or kind == "system":
@@ -160,11 +162,15 @@ def refuse_lost(
             raise RowProblem("unread_column", key, f"{what} under metadata to leave it out")
 
 
-def _refuse_row_masks(row: Row) -> None:
-    """A mask over the whole row, but for one that asks for what is done anyway.
+def _refuse_row_masks(row: Row, reading: Reading) -> None:
+    """A mask over the whole row, but for one that asks for what is done anyway; a bad answer.
 
     Under a key of an answer's mask only a plain "not to train" counts: a row may hold any `weight`.
     """
+    for name in _KTO_LABELS:
+        if row.get(name) is False and name not in reading.named and "chosen" not in row:
+            what = "false: a bad answer; a recipe that names the column keeps it"
+            raise RowProblem("rejected_answer", name, what)
     if _MASKS.isdisjoint(row):
         return
     for name in (*_TRAINED, "masked", "mask"):

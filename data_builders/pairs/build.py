@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from data_builders.pairs.offline import offline_candidate, read_offline, why_dro
 from data_builders.pairs.select import Selection, select
 from data_builders.pairs.shards import PairWriter, read_pairs
 from data_builders.pairs.stats import (
-    PairStats,
+    Proposed,
     completions_line,
     distances,
     lengths,
@@ -43,8 +43,7 @@ from data_builders.sft.shards import write_jsonl
 from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.config.build_sft import TokenizerConfig
 from posttrain.errors import ConfigError
-from posttrain.pairs import Category, Pair, Side
-from posttrain.records import json_text
+from posttrain.records import Category, Pair, Side, json_text
 from posttrain.runs import Counts, Manifest
 from reward.graders.base import Grader
 
@@ -55,19 +54,8 @@ _SHORT: dict[Category, str] = {
     "hallucination_penalty": "call",
     "offline": "offline",
 }
+_OF_SAMPLE = ("index", "score", "calls", "reasoning_tokens", "answer_tokens")
 OnProgress = Callable[[str, int], None]
-
-
-@dataclass
-class Proposed:
-    """Every candidate pair, and the counts so far."""
-
-    candidates: list[CandidatePair] = field(default_factory=list[CandidatePair])
-    counts: PairStats = field(default_factory=PairStats)
-    prompts: int = 0
-    offline_rows: int = 0
-    unread: list[list[Any]] = field(default_factory=list[list[Any]])
-    dropped_rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
 
 @dataclass(frozen=True)
@@ -84,8 +72,8 @@ class BuiltPairs:
         """Completions and offline rows in, those in a pair kept, the others by reason."""
         used = len(used_completions(self.selection.pairs))
         offline = sum(pair.rows for pair in self.selection.pairs)
-        rows = self.proposed.counts.completions + self.proposed.offline_rows
-        dropped = +Counter(self.proposed.counts.unused)
+        rows = self.proposed.completions + self.proposed.offline_rows
+        dropped = +Counter(self.proposed.unused)
         not_drawn = rows - used - offline - sum(dropped.values())
         return Counts(
             rows_in=rows,
@@ -95,23 +83,23 @@ class BuiltPairs:
 
     def stats(self) -> dict[str, Any]:
         """For the manifest."""
-        pairs, counts = self.selection.pairs, self.proposed.counts
-        dropped = counts.pairs_dropped + Counter(self.selection.dropped)
+        pairs, proposed = self.selection.pairs, self.proposed
+        dropped = proposed.pairs_dropped + Counter(self.selection.dropped)
         return {
             "pairs": pair_counts(pairs),
             "requested_shares": dict(self.recipe.categories),
             "limited_by": self.selection.limited_by,
             "rule": self.recipe.rule,
             "pair_counts": {
-                "in": len(self.proposed.candidates) + sum(counts.pairs_dropped.values()),
+                "in": len(proposed.candidates) + sum(proposed.pairs_dropped.values()),
                 "kept": len(pairs),
                 "dropped": dict(sorted(dropped.items())),
             },
-            "prompts": plain(counts.prompts),
-            "samples": plain(counts.rates),
+            "prompts": plain(proposed.outcomes),
+            "samples": plain(proposed.rates),
             "lengths": lengths(pairs),
             "distances": distances(pairs),
-            "unread": self.proposed.unread,
+            "unread": proposed.unread,
         }
 
 
@@ -155,8 +143,13 @@ def build_pairs(
     """
     # -- every completion graded, every prompt's candidate pairs
     proposed = Proposed()
-    scores = out / "scores.jsonl"
-    _propose_sampled(recipe, graders, encoder, proposed, scores, work, on_progress)
+    with (out / "scores.jsonl").open("w", encoding="utf-8") as file:
+        for number, samples in enumerate(recipe.samples):
+            folder, first = work / f"{number}", proposed.prompts
+            for prompt in grade_samples(Path(samples), graders, work=folder, first=first):
+                _propose(prompt, proposed, recipe, encoder)
+                file.writelines(f"{json_text(row)}\n" for row in _score_rows(prompt))
+                on_progress("grading", proposed.completions)
     _propose_offline(recipe, encoder, proposed, work, base_dir, on_progress)
 
     # -- shares and totals over all of them
@@ -166,7 +159,7 @@ def build_pairs(
         thinking_on=recipe.thinking_on,
         total=recipe.total,
         match_length=recipe.match_length,
-        sampled=completions_line(proposed.counts.rates),
+        sampled=completions_line(proposed.rates),
     )
 
     # -- the chosen pairs, with their ids
@@ -184,26 +177,6 @@ def build_pairs(
     return BuiltPairs(recipe, proposed, selection, writer.files, to_read)
 
 
-def _propose_sampled(
-    recipe: BuildDpoConfig,
-    graders: Mapping[str, Grader],
-    encoder: PairEncoder,
-    proposed: Proposed,
-    scores: Path,
-    work: Path,
-    on_progress: OnProgress,
-) -> None:
-    """Grade every completion, write the `scores`, and collect each prompt's candidates."""
-    with scores.open("w", encoding="utf-8") as file:
-        for number, samples in enumerate(recipe.samples):
-            folder, first = work / f"{number}", proposed.prompts
-            for prompt in grade_samples(Path(samples), graders, work=folder, first=first):
-                proposed.prompts += 1
-                _propose(prompt, proposed, recipe, encoder)
-                file.writelines(f"{json_text(row)}\n" for row in _score_rows(prompt))
-                on_progress("grading", proposed.counts.completions)
-
-
 def _propose(
     given: GradedPrompt, proposed: Proposed, recipe: BuildDpoConfig, encoder: PairEncoder
 ) -> None:
@@ -218,8 +191,7 @@ def _propose(
         return distance(ids[a.index], ids[b.index])
 
     found = candidates_of(given.number, given.prompt, seen, recipe, compare)
-    proposed.candidates += found.pairs
-    proposed.counts.add(given, found, right_at=recipe.right_at)
+    proposed.add(given, found, right_at=recipe.right_at)
     if recipe.write_dropped:
         proposed.dropped_rows += [
             {"prompt_id": given.prompt.id, "index": index, "reason": reason}
@@ -260,7 +232,7 @@ def _propose_offline(
                 on_progress("reading offline pairs", proposed.offline_rows)
                 dropped = why_dropped(found, seen, recipe)
                 if dropped is not None:
-                    proposed.counts.unused[dropped["reason"]] += rows
+                    proposed.unused[dropped["reason"]] += rows
                     if recipe.write_dropped:
                         row = {"source": source.name, "rows": rows, **dropped}
                         proposed.dropped_rows.append(row)
@@ -317,16 +289,8 @@ def chosen_pairs(
 
 
 def _side(graded: Graded, encoded: Encoded, text: str) -> Side:
-    return Side(
-        ids=encoded.ids,
-        mask=encoded.mask,
-        text=text,
-        index=graded.index,
-        score=graded.score,
-        calls=graded.calls,
-        reasoning_tokens=graded.reasoning_tokens,
-        answer_tokens=graded.answer_tokens,
-    )
+    own = {name: getattr(graded, name) for name in _OF_SAMPLE}
+    return Side(encoded.ids, encoded.mask, text, **own)
 
 
 def write_beside_pairs(
@@ -349,7 +313,7 @@ def write_beside_pairs(
         for pair in built.to_read
     ]
     files = {f"pairs/{name}": count for name, count in built.files.items()}
-    files["scores.jsonl"] = built.proposed.counts.completions
+    files["scores.jsonl"] = built.proposed.completions
     files["samples.jsonl"] = write_jsonl(out / "samples.jsonl", rows)
     if built.recipe.write_dropped:
         files["dropped.jsonl"] = write_jsonl(out / "dropped.jsonl", built.proposed.dropped_rows)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from data_builders.keyed import key64
 from data_builders.pairs.grading import Graded
 from posttrain.config.build_dpo import BuildDpoConfig, PairingRule
-from posttrain.pairs import Category
+from posttrain.records import Category
 from posttrain.rollouts import Prompt
 
 

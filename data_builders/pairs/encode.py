@@ -46,16 +46,13 @@ def encode_completions(
     prompt: Prompt, completions: Sequence[Completion], encoder: PairEncoder
 ) -> list[Encoded | None]:
     """One entry a completion; None for one that failed, and for one that cannot be rendered."""
-    rendered: dict[int, TrainingSample] = {}
+    rendered: dict[int, tuple[TrainingSample, int]] = {}
     for place, completion in enumerate(completions):
         if completion.steps and any(step.ids is None for step in completion.steps):
             sample = last_turn(prompt.messages, completion.messages, prompt.tools, encoder.template)
             if sample is not None:
-                rendered[place] = sample
-    by_text = dict(
-        zip(rendered, encode_turns(list(rendered.values()), len(prompt.messages), encoder),
-            strict=True)
-    )  # fmt: skip
+                rendered[place] = sample, len(prompt.messages)
+    by_text = dict(zip(rendered, encode_turns(list(rendered.values()), encoder), strict=True))
     return [
         by_text.get(place) if completion.prompt_ids is None else _sampled(completion)
         for place, completion in enumerate(completions)
@@ -86,18 +83,18 @@ def last_turn(
 
 
 def encode_turns(
-    samples: Sequence[TrainingSample], prompt_messages: int, encoder: PairEncoder
+    turns: Sequence[tuple[TrainingSample, int]], encoder: PairEncoder
 ) -> list[Encoded]:
     """Cut each sequence at the first trained token of the answer; each text is tokenised once.
 
     Args:
-        samples: from `last_turn`.
-        prompt_messages: how many messages the prompt has; earlier answers are part of it.
+        turns: from `last_turn`, each with the messages of its prompt; earlier answers are part
+            of that.
     """
-    texts = list(dict.fromkeys(s.text for sample in samples for s in sample.segments))
+    texts = list(dict.fromkeys(s.text for sample, _ in turns for s in sample.segments))
     ids_of = dict(zip(texts, encoder.encode(texts), strict=True)) if texts else {}
     done: list[Encoded] = []
-    for sample in samples:
+    for sample, prompt_messages in turns:
         prompt_ids: list[int] = []
         ids: list[int] = []
         mask: list[bool] = []

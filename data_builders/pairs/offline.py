@@ -26,28 +26,13 @@ from data_builders.rows.examples import end_on_assistant
 from data_builders.rows.raw import Dropped, RawRow
 from data_builders.rows.read import RowCounts, read_rows
 from posttrain.chat import TrainingSample
-from posttrain.chat.framing import message_texts
+from posttrain.chat.masks import message_texts
 from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.config.source import SourceConfig
 from posttrain.errors import DataError
-from posttrain.pairs import Pair, Side
-from posttrain.records import Message, content_id, make_example
+from posttrain.records import Message, Pair, Side, content_id, make_example
 
 BATCH = 256
-
-
-@dataclass(frozen=True, slots=True)
-class _Rendered:
-    id: str
-    file: str
-    line: int
-    thinking: bool
-    shared: int
-    samples: tuple[TrainingSample, TrainingSample]  # of chosen and rejected
-    calls: tuple[int, int]
-
-    def dropped(self, reason: str, detail: str) -> Dropped:
-        return Dropped(reason, detail, self.file, self.line, self.id)
 
 
 def read_offline(
@@ -70,87 +55,83 @@ def read_offline(
         ConfigError: a bad `where` or path.
         DataError: a file that cannot be read; with `strict`, a row that is no pair.
     """
-    rendered = _rendered(config, encoder, base_dir, seed, counts or RowCounts())
-    while batch := list(itertools.islice(rendered, BATCH)):
-        whole = [item for item, _ in batch if isinstance(item, _Rendered)]
-        encoded = iter(_encode(whole, encoder))
-        for item, rows in batch:
-            yield item if isinstance(item, Dropped) else _pair(item, next(encoded), config), rows
+    counts = counts or RowCounts()
+    raws = pair_rows(read_rows(config, base_dir), config, seed=seed)
+    while batch := list(itertools.islice(raws, BATCH)):
+        found = [
+            r if isinstance(r, Dropped) else _render(r, config, encoder, counts) for r, _ in batch
+        ]
+        turns = [
+            (s, one.shared) for one in found if isinstance(one, _Rendered) for s in one.samples
+        ]
+        encoded = iter(encode_turns(turns, encoder))
+        for one, (_, rows) in zip(found, batch, strict=True):
+            item = one.pair(next(encoded), next(encoded)) if isinstance(one, _Rendered) else one
+            if config.strict and isinstance(item, Dropped) and item.reason != "where":
+                raise DataError(f"{item.file}:{item.line}: {item.reason}: {item.detail}")
+            yield item, rows
 
 
-def _pair(
-    item: _Rendered, encoded: tuple[Encoded, Encoded], config: SourceConfig
-) -> Pair | Dropped:
-    chosen, rejected = encoded
-    if chosen.prompt_ids != rejected.prompt_ids:
-        return item.dropped("different_prompts", "the sides do not share a prompt")
-    if not chosen.ids or not rejected.ids:
-        return item.dropped("empty_side", "a side has no tokens of its own")
-    sides = (
-        Side(one.ids, one.mask, _answer(sample, item.shared), calls=calls)
-        for one, sample, calls in zip(encoded, item.samples, item.calls, strict=True)
-    )
-    return Pair(
-        item.id, item.id, "offline", item.thinking, chosen.prompt_ids, *sides, source=config.name
-    )
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    """Both sides of a row as sequences that share their first messages."""
 
+    row: RawRow
+    id: str
+    source: str
+    shared: int
+    samples: tuple[TrainingSample, TrainingSample]
+    calls: tuple[int, ...]
 
-def _encode(items: Sequence[_Rendered], encoder: PairEncoder) -> Iterator[tuple[Encoded, Encoded]]:
-    by_shared: dict[int, list[TrainingSample]] = {}
-    for item in items:
-        by_shared.setdefault(item.shared, []).extend(item.samples)
-    done = {n: iter(encode_turns(samples, n, encoder)) for n, samples in by_shared.items()}
-    for item in items:
-        yield next(done[item.shared]), next(done[item.shared])
-
-
-def _rendered(
-    config: SourceConfig, encoder: PairEncoder, base_dir: Path, seed: int, counts: RowCounts
-) -> Iterator[tuple[_Rendered | Dropped, int]]:
-    for raw, rows in pair_rows(read_rows(config, base_dir), config, seed=seed):
-        found = raw if isinstance(raw, Dropped) else _render(raw, config, encoder, counts)
-        if config.strict and isinstance(found, Dropped) and found.reason != "where":
-            raise DataError(f"{found.file}:{found.line}: {found.reason}: {found.detail}")
-        yield found, rows
+    def pair(self, chosen: Encoded, rejected: Encoded) -> Pair | Dropped:
+        place = (self.row.file, self.row.line, self.id)
+        if chosen.prompt_ids != rejected.prompt_ids:
+            return Dropped("different_prompts", "the sides do not share a prompt", *place)
+        if not chosen.ids or not rejected.ids:
+            return Dropped("empty_side", "a side has no tokens of its own", *place)
+        sides = (
+            Side(own.ids, own.mask, _text(sample, self.shared), calls=calls)
+            for own, sample, calls in zip((chosen, rejected), self.samples, self.calls, strict=True)
+        )
+        thinking = self.samples[0].reasoning == "on"
+        return Pair(
+            self.id, self.id, "offline", thinking, chosen.prompt_ids, *sides, source=self.source
+        )
 
 
 def _render(
     raw: RawRow, config: SourceConfig, encoder: PairEncoder, counts: RowCounts
 ) -> _Rendered | Dropped:
     try:
-        how = reading_of(config)
+        reading = reading_of(config)
         chosen, rejected = (
-            _ended(read_side(raw.row, side, how), config) for side in ("chosen", "rejected")
+            _ended(read_side(raw.row, side, reading), config) for side in ("chosen", "rejected")
         )
     except RowProblem as problem:
         return Dropped(problem.reason, str(problem), raw.file, raw.line)
-    counts.add_unread(
-        (name, 1, "" if name in counts.unread else f"{raw.row[name]!r:.60}")
-        for name in chosen.unread
-        if name in rejected.unread
-    )
+    counts.note_unread(raw.row, (name for name in chosen.unread if name in rejected.unread))
     shared = _shared(chosen.messages, rejected.messages)
-    pair_id = content_id((*chosen.messages, *rejected.messages[shared:]), chosen.tools)
+    sides = [(side.messages[:shared], side.messages[shared:]) for side in (chosen, rejected)]
+    pair_id = content_id((*chosen.messages, *sides[1][1]), chosen.tools)
+
+    def dropped(reason: str, detail: str = "") -> Dropped:
+        return Dropped(reason, detail, raw.file, raw.line, pair_id)
+
     if problem := _problem(chosen, rejected, shared):
-        return Dropped(problem, "", raw.file, raw.line, pair_id)
+        return dropped(problem)
     # what is rejected may be rejected for just such a fault
     example = make_example(
         chosen.messages, tools=chosen.tools, source=config.name, dialect="chosen_rejected"
     )
     if (drop := structural_drop(example, config.filters)) is not None:
-        return Dropped(drop.reason, drop.detail, raw.file, raw.line, pair_id)
-    sides = [(side.messages[:shared], side.messages[shared:]) for side in (chosen, rejected)]
+        return dropped(drop.reason, drop.detail)
     one, other = (last_turn(*side, chosen.tools, encoder.template) for side in sides)
     if one is None or other is None:
-        return Dropped("render_error", "the template refuses a side", raw.file, raw.line, pair_id)
-    messages = (*chosen.messages, *rejected.messages)
-    if token := _special_token(messages, encoder):
-        detail = f"a text spells the special token {token!r}"
-        return Dropped("special_token", detail, raw.file, raw.line, pair_id)
-    first, second = (sum(len(m.tool_calls) for m in answer) for _, answer in sides)
-    return _Rendered(
-        pair_id, raw.file, raw.line, one.reasoning == "on", shared, (one, other), (first, second)
-    )
+        return dropped("render_error", "the template refuses a side")
+    if token := _special_token((*chosen.messages, *rejected.messages), encoder):
+        return dropped("special_token", f"a text spells the special token {token!r}")
+    calls = tuple(sum(len(m.tool_calls) for m in turns) for _, turns in sides)
+    return _Rendered(raw, pair_id, config.name, shared, (one, other), calls)
 
 
 def _special_token(messages: Sequence[Message], encoder: PairEncoder) -> str | None:
@@ -195,7 +176,7 @@ def _reasons(messages: Sequence[Message]) -> bool:
     return any(m.reasons for m in messages)
 
 
-def _answer(sample: TrainingSample, shared: int) -> str:
+def _text(sample: TrainingSample, shared: int) -> str:
     return "".join(s.text for s in sample.segments if s.trained and s.message_index >= shared)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from data_builders.pairs.candidates import CandidatePair
 from posttrain.errors import DataError
-from posttrain.pairs import Category
+from posttrain.records import Category
 
 Cell = tuple[Category, bool | None]
 

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from posttrain.pairs import Pair, Side, pair_to_row
+from posttrain.records import Pair, Side, pair_to_row
 
 _SIDE = [
     ("ids", pa.list_(pa.int32())),

@@ -22,27 +22,34 @@ _BINS = 10
 
 
 @dataclass
-class PairStats:
-    """Counts that grow while prompts are read.
+class Proposed:
+    """Every candidate pair, and the counts so far.
 
-    `unused`: completions in no candidate pair, by reason. `pairs_dropped`: pairs that were never
-    candidates, by reason. `prompts`: category → what became of the prompts. `rates`: setting and
-    mode → how its completions fared.
+    `unused`: completions and rows in no candidate pair, by reason. `pairs_dropped`: pairs that were
+    never candidates, by reason. `outcomes`: category → what became of the prompts. `rates`: setting
+    and mode → how its completions fared.
     """
 
+    candidates: list[CandidatePair] = field(default_factory=list[CandidatePair])
+    prompts: int = 0
     completions: int = 0
+    offline_rows: int = 0
+    unread: list[list[Any]] = field(default_factory=list[list[Any]])
+    dropped_rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     unused: Counter[str] = field(default_factory=Counter[str])
     pairs_dropped: Counter[str] = field(default_factory=Counter[str])
-    prompts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    outcomes: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     rates: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
     def add(self, graded: GradedPrompt, found: Candidates, *, right_at: float) -> None:
         """Count one prompt and what became of its completions."""
+        self.prompts += 1
+        self.candidates += found.pairs
         self.completions += len(graded.completions)
         self.unused.update(found.unusable.values())
         self.pairs_dropped.update(found.pairs_dropped)
         for category, outcome in found.outcome.items():
-            self.prompts[category][outcome] += 1
+            self.outcomes[category][outcome] += 1
         mode = "on" if graded.prompt.thinking else "off"
         rates = self.rates[f"{graded.prompt.setting}/{mode}"]
         for completion, score, verdict in graded.rows():

@@ -73,10 +73,7 @@ def _read(
 ) -> PlacedExample | Dropped:
     dialect, conversation = read_row(raw.row, config)
     metadata, license = _carried(raw.row, config)
-    seen = counts.unread  # an example is made once: a column may hold much
-    counts.add_unread(
-        (name, 1, "" if name in seen else f"{raw.row[name]!r:.60}") for name in conversation.unread
-    )
+    counts.note_unread(raw.row, conversation.unread)
     messages, reason = end_on_assistant(conversation.messages, config.ending)
     if reason is not None:
         last = conversation.messages[-1].role

@@ -8,8 +8,9 @@ SFT sources, preferences, judging data and prompts come this way, and are counte
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,9 +18,9 @@ from typing import Any, TypeVar
 from data_builders.dialects.reading import RowProblem
 from data_builders.rows.files import open_rows
 from data_builders.rows.raw import Dropped, RawRow, RawRows
-from data_builders.rows.where import WhereFields
+from data_builders.rows.where import SeenFields
 from posttrain.config.source import SourceConfig
-from posttrain.errors import DataError
+from posttrain.errors import ConfigError, DataError
 
 T = TypeVar("T")
 _COLUMNS = 100
@@ -57,6 +58,10 @@ class RowCounts:
             "examples": dict(sorted(self.examples.items())),
         }
 
+    def note_unread(self, row: Mapping[str, Any], names: Iterable[str]) -> None:
+        """Count a row's columns that are not read; an example is made once, it may be long."""
+        self.add_unread((n, 1, "" if n in self.unread else f"{row[n]!r:.60}") for n in names)
+
     def add_unread(self, columns: Iterable[tuple[str, int, str]]) -> None:
         """Count columns that are not read: (name, rows, an example)."""
         for name, rows, example in columns:
@@ -69,36 +74,26 @@ def read_rows(config: SourceConfig, base_dir: Path) -> RawRows:
     """Stream the rows that a source's `where` lets through; every other row comes as dropped.
 
     Raises:
-        ConfigError: at once for a bad path; at the end of the rows when `where` names a field that
-            no row has, or no row matched it.
+        ConfigError: at once for a bad path; at the end of the rows when the source names a field
+            that no row has, or no row matched its `where`.
         DataError: a file that cannot be read.
     """
-    rows, fields = open_rows(config, base_dir), where_fields(config)
-    return _then_check(matching_rows(rows, fields), fields, config.name)
+    fields = SeenFields(config)
+    rows = open_rows(config, base_dir)  # at once: a bad path is an error before any row is read
+    return itertools.chain(matching_rows(rows, fields), _checked(fields, config.name))
 
 
-def matching_rows(rows: RawRows, fields: WhereFields | None) -> RawRows:
-    """As `read_rows`, of rows that may be a part of the source's: `fields` stays unchecked.
-
-    Args:
-        fields: as `where_fields` gives it; notes what the rows show of them.
-    """
+def matching_rows(rows: RawRows, fields: SeenFields) -> RawRows:
+    """As `read_rows`, of rows that may be a part of the source's: `fields` stays unchecked."""
     for raw in rows:
-        why = None
-        if fields is not None and isinstance(raw, RawRow):
-            why = fields.unmet(raw.row)
+        why = fields.unmet(raw.row) if isinstance(raw, RawRow) else None
         yield raw if why is None else Dropped(*why, raw.file, raw.line)
 
 
-def _then_check(rows: RawRows, fields: WhereFields | None, source: str) -> Iterator[Any]:
-    yield from rows
-    if fields is not None:
-        fields.check(source)
-
-
-def where_fields(config: SourceConfig) -> WhereFields | None:
-    """The `where` of a source, if it has one."""
-    return None if config.where is None else WhereFields(config.where)
+def _checked(fields: SeenFields, source: str) -> RawRows:
+    if wrong := fields.problem(source):
+        raise ConfigError(wrong)
+    yield from ()
 
 
 def read_each(

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import difflib
 import operator
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, cast
 
-from posttrain.errors import ConfigError
+from posttrain.config.source import SourceConfig
 
 Conditions = Mapping[str, Mapping[str, Any]]
 _SAMPLE = 5
@@ -75,71 +76,81 @@ def _comparable(value: Any, operand: Any) -> bool:
     return isinstance(value, str if isinstance(operand, str) else int | float)
 
 
-class WhereFields:
-    """A source's `where`, the fields that it names and a few of their values, to catch a wrong one.
+class SeenFields:
+    """Which of the fields that a source names its rows have, so that a wrong name is an error.
 
-    Bounded, whatever the number of rows.
+    Bounded, whatever the number of rows: the first names that rows have at any depth, and a few
+    values of each field of `where`.
     """
 
-    def __init__(self, conditions: Conditions) -> None:
-        self._conditions = conditions
+    def __init__(self, config: SourceConfig) -> None:
+        named = (*config.fields.values(), *config.metadata, config.license_field)
+        self._where: Conditions = config.where or {}
+        self._missing = {name for name in (*named, *self._where) if name is not None}
         self._rows = self._matched = 0
         self._keys: dict[str, None] = {}
-        self._values: dict[str, dict[str, None]] = {}
+        self._values: dict[str, dict[str, None]] = {path: {} for path in self._where}
 
     def unmet(self, row: Mapping[str, Any]) -> tuple[str, str] | None:
-        """As the function."""
-        why = unmet(self._conditions, row)
-        values: dict[str, list[str]] = {}
-        for path in self._conditions:
-            if len(self._values.get(path, ())) < _SAMPLE:
-                try:
-                    values[path] = [f"{lookup(row, path)!r:.40}"]
-                except KeyError:
-                    continue
-        keys = map(str, row) if len(self._keys) < _KEYS else ()
-        self.add({"rows": 1, "matched": why is None, "keys": keys, "values": values})
+        """Note what a row shows; as the function `unmet`."""
+        why = unmet(self._where, row)
+        self._rows += 1
+        self._matched += why is None
+        if self._missing:
+            own = dict.fromkeys(_keys(row))
+            self._missing -= own.keys()
+            if len(self._keys) < _KEYS:
+                self._keys |= own
+        for path, values in self._values.items():
+            if len(values) < _SAMPLE:
+                with suppress(KeyError):
+                    values[f"{lookup(row, path)!r:.40}"] = None
         return why
 
     def state(self) -> dict[str, Any]:
         """What was seen, JSON-able, for `add`."""
-        values = {path: list(seen) for path, seen in self._values.items()}
-        keys = list(self._keys)
-        return {"rows": self._rows, "matched": self._matched, "keys": keys, "values": values}
+        return {
+            "rows": self._rows,
+            "matched": self._matched,
+            "missing": sorted(self._missing),
+            "keys": list(self._keys)[:_KEYS],
+            "values": {path: list(values) for path, values in self._values.items()},
+        }
 
     def add(self, state: Mapping[str, Any]) -> None:
         """Note what was seen in another part of the source."""
         self._rows += state["rows"]
         self._matched += state["matched"]
-        if len(self._keys) < _KEYS:
-            self._keys.update(dict.fromkeys(state["keys"]))
-        for path, seen in state["values"].items():
-            values = self._values.setdefault(path, {})
-            for value in seen:
-                if len(values) < _SAMPLE:
-                    values[value] = None
+        self._missing &= set(state["missing"])
+        self._keys |= dict.fromkeys(state["keys"])
+        for path, values in self._values.items():
+            new = dict.fromkeys(state["values"][path])
+            values |= dict.fromkeys(list(new)[: _SAMPLE - len(values)])
 
-    def check(self, source: str) -> None:
-        """Complain about a field that no row had, or conditions that no row met.
-
-        Raises:
-            ConfigError: naming the field and the nearest that exists, or the values seen.
-        """
+    def problem(self, source: str) -> str | None:
+        """A field that no row had, with the nearest that there is, or conditions that none met."""
         if self._rows == 0:
-            return
-        for path, tests in self._conditions.items():
-            if path not in self._values and tests != {"exists": False}:
-                close = difflib.get_close_matches(path, self._keys, n=1)
-                hint = f"did you mean {close[0]!r}?" if close else f"rows have {_some(self._keys)}"
-                raise ConfigError(
-                    f"source {source!r}: where names {path!r}, which none of {self._rows} rows has "
-                    f"({hint})"
-                )
+            return None
+        absent = {path for path, tests in self._where.items() if tests == {"exists": False}}
+        for name in sorted(self._missing - absent):
+            close = difflib.get_close_matches(name, self._keys, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"rows have {_some(self._keys)}"
+            return f"source {source!r} names {name!r}, which none of {self._rows} rows has ({hint})"
         if self._matched == 0:
             seen = "; ".join(f"{path} is {_some(values)}" for path, values in self._values.items())
-            raise ConfigError(
-                f"source {source!r}: where matches none of {self._rows} rows ({seen})"
-            )
+            return f"source {source!r}: where matches none of {self._rows} rows ({seen})"
+        return None
+
+
+def _keys(value: Any, path: str = "", depth: int = 4) -> Iterator[str]:
+    """The keys of a row and of what is in it, alone and as dotted paths."""
+    if isinstance(value, list):
+        for item in cast(list[Any], value)[:_SAMPLE]:
+            yield from _keys(item, "", depth)
+    if isinstance(value, dict) and depth:
+        for key, inner in cast(dict[str, Any], value).items():
+            yield from (key, f"{path}{key}")
+            yield from _keys(inner, f"{path}{key}.", depth - 1)
 
 
 def _some(names: Mapping[str, None]) -> str:

@@ -25,8 +25,9 @@ from data_builders.progress import Stages
 from data_builders.rows.arrow import count_saved
 from data_builders.rows.files import find_files, input_files
 from data_builders.rows.parts import Part, Piece, cut_file, estimate_rows, gather, part_size
-from data_builders.rows.read import RowCounts, where_fields
-from data_builders.sft.part import CONTROL, PartJob, SeenFields, samples_of_each
+from data_builders.rows.read import RowCounts
+from data_builders.rows.where import SeenFields
+from data_builders.sft.part import CONTROL, PartJob, samples_of_each
 from data_builders.sft.prepared import PART_FORMAT, PreparedSource, read_counts, read_sample
 from data_builders.sft.stats import left_out_exceeded, losses_exceeded
 from data_builders.workers import Executor
@@ -261,19 +262,15 @@ def prepare_sources(
 def _finished(recipe: BuildSftConfig, source: SftSource, folders: Sequence[Path]) -> PreparedSource:
     """A source all of whose parts are there, with their counts merged and checked."""
     counts: list[dict[str, Any]] = []
-    fields, seen = where_fields(source), SeenFields.of(source)
+    fields = SeenFields(source)
     for folder in folders:
         own = read_counts(folder)
         assert own is not None, f"{folder} was finished"
-        if fields is not None:
-            fields.add(own["where_fields"])
-        seen.add(own["fields"])
+        fields.add(own["fields"])
         counts.append(own)
     stats = merged(counts, samples=samples_of_each(recipe))
     stats["samples"] = [read_sample(folders[part], k) for part, k in stats["samples"]]
-    if fields is not None:
-        fields.check(source.name)
-    if wrong := seen.problem(source.name):
+    if wrong := fields.problem(source.name):
         raise ConfigError(wrong)
     problems = losses_exceeded(source.name, stats, recipe.limits)
     if left_out := left_out_exceeded(source.name, stats, recipe.limits):

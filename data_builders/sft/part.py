@@ -10,14 +10,13 @@ sees the same disk.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import gc
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from data_builders.decontamination.match import Decontaminator
 from data_builders.dedup.columns import column_batch
@@ -25,9 +24,9 @@ from data_builders.filters.screen import Screen
 from data_builders.keyed import unit
 from data_builders.rows.examples import PlacedExample, examples_of
 from data_builders.rows.parts import Part, open_part
-from data_builders.rows.raw import Dropped, RawRow, RawRows
-from data_builders.rows.read import RowCounts, matching_rows, where_fields
-from data_builders.rows.where import WhereFields
+from data_builders.rows.raw import Dropped
+from data_builders.rows.read import RowCounts, matching_rows
+from data_builders.rows.where import SeenFields
 from data_builders.sft.prepare import (
     ControlPlan,
     Prepared,
@@ -47,7 +46,6 @@ if TYPE_CHECKING:  # loads transformers
 BATCH_ROWS = 128
 BATCH_CHARACTERS = 4_000_000  # a batch of long rows is smaller, so that memory knows a bound
 SAMPLES_PER_BUILD = 20
-_KEYS = 100  # of a source's rows, to name the nearest to a wrong one
 CONTROL = ("reasoned", "stripped", "traces", "truncated", "too_short")
 
 
@@ -135,7 +133,7 @@ class PartJob:
         """Do it; `on_progress` is called with the number of rows read since its last call."""
         recipe, preparer = state.recipe, state.preparer(self.source)
         counts = PartCounts(samples_of_each(recipe), recipe.seed)
-        fields, seen = where_fields(self.source), SeenFields.of(self.source)
+        fields = SeenFields(self.source)
         dedup = recipe.deduplication
         near = dedup is not None and dedup.near_threshold(self.source.name) is not None
         columns = dedup is not None or recipe.write_dropped  # which say where a record was read
@@ -143,7 +141,7 @@ class PartJob:
             Path(self.folder), scratch=self.scratch, marks=preparer.marks, dedup=columns
         )
         with _collecting_rarely(), unfinished as writer:
-            rows = seen.watch(matching_rows(open_part(self.part, self.source), fields))
+            rows = matching_rows(open_part(self.part, self.source), fields)
             items = examples_of(
                 rows, self.source, allowed_licenses=recipe.licenses, counts=counts.rows
             )
@@ -163,8 +161,9 @@ class PartJob:
                     for dropped in _dropped(batch, prepared):
                         writer.drop(dropped_line(self.source.name, dropped))
                 on_progress(len(batch))
-            stats = counts.stats(fields) | {"fields": seen.state()}
-            writer.finish(stats, [row for _, row in counts.samples])
+            writer.finish(
+                counts.stats() | {"fields": fields.state()}, [row for _, row in counts.samples]
+            )
 
 
 def _characters(item: PlacedExample | Dropped) -> int:
@@ -198,61 +197,6 @@ def dropped_line(source: str, item: Dropped) -> str:
         **({"span": asdict(item.span)} if item.span is not None else {}),
     }
     return json.dumps(row, ensure_ascii=True) + "\n"
-
-
-@dataclass
-class SeenFields:
-    """Which of the fields that a source names some row has, at any depth: a wrong name, none."""
-
-    wanted: set[str]
-    keys: dict[str, None] = field(default_factory=dict[str, None])
-    rows: int = 0
-
-    @classmethod
-    def of(cls, source: SftSource) -> SeenFields:
-        """Nothing seen yet."""
-        names = {*source.fields.values(), source.license_field}
-        return cls({name for name in names if name is not None})
-
-    def watch(self, rows: RawRows) -> RawRows:
-        """The rows, looked at until every field was seen."""
-        for raw in rows:
-            if self.wanted and isinstance(raw, RawRow):
-                own = dict.fromkeys(_keys(raw.row))
-                self.wanted -= own.keys()
-                self.rows += 1
-                if len(self.keys) < _KEYS:
-                    self.keys |= own
-            yield raw
-
-    def state(self) -> dict[str, Any]:
-        """What was seen, JSON-able, for `add`."""
-        return {"wanted": sorted(self.wanted), "keys": list(self.keys)[:_KEYS], "rows": self.rows}
-
-    def add(self, state: Mapping[str, Any]) -> None:
-        """Note what was seen in another part of the source."""
-        self.wanted &= set(state["wanted"])
-        self.keys |= dict.fromkeys(state["keys"])
-        self.rows += state["rows"]
-
-    def problem(self, source: str) -> str | None:
-        """What is wrong with a field that no row has, with the nearest that there is."""
-        if not self.wanted or not self.rows:
-            return None
-        name = min(self.wanted)
-        close = difflib.get_close_matches(name, self.keys, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"rows have {', '.join(self.keys)}"
-        return f"source {source!r} names {name!r}, which none of {self.rows} rows has ({hint})"
-
-
-def _keys(value: Any, path: str = "", depth: int = 4) -> Iterator[str]:
-    """The keys of a row and of what is in it, alone and as dotted paths."""
-    if isinstance(value, list) and value:
-        yield from _keys(cast(list[Any], value)[0], "", depth)
-    if isinstance(value, dict) and depth:
-        for key, inner in cast(dict[str, Any], value).items():
-            yield from (key, f"{path}{key}")
-            yield from _keys(inner, f"{path}{key}.", depth - 1)
 
 
 @dataclass
@@ -300,7 +244,7 @@ class PartCounts:
                 self.samples.sort(key=lambda item: item[0])
                 del self.samples[self.keep_samples :]
 
-    def stats(self, fields: WhereFields | None) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         """The finished counts of a part, JSON-able."""
         return {
             "rows_in": self.rows.rows_in,
@@ -316,7 +260,6 @@ class PartCounts:
             "control": dict(self.control),
             "budgets": [[budget, n] for budget, n in self.budgets.items()],
             "samples": [place for place, _ in self.samples],
-            "where_fields": None if fields is None else fields.state(),
         }
 
 

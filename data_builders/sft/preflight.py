@@ -18,10 +18,12 @@ import numpy as np
 from rich.console import Console
 
 from data_builders.rows.examples import PlacedExample, examples_of, read_examples
+from data_builders.rows.files import open_rows
 from data_builders.rows.raw import Dropped
-from data_builders.rows.read import read_rows
+from data_builders.rows.read import matching_rows
+from data_builders.rows.where import SeenFields
 from data_builders.sft.mixture import Available, Total, plan_mixture
-from data_builders.sft.part import PartCounts, SeenFields
+from data_builders.sft.part import PartCounts
 from data_builders.sft.prepare import (
     LEFT_OUT,
     Prepared,
@@ -103,9 +105,9 @@ def probe_source(
     """Prepare the first records of a source. Raises what reading it raises."""
     started = time.perf_counter()
     counts, dropped = PartCounts(1, recipe.seed), dict[str, str]()
-    seen = SeenFields.of(source)
+    fields = SeenFields(source)
     placed: list[PlacedExample] = []
-    rows = seen.watch(read_rows(source, base_dir))
+    rows = matching_rows(open_rows(source, base_dir), fields)
     items = examples_of(rows, source, allowed_licenses=recipe.licenses, counts=counts.rows)
     complete = True
     for item in items:
@@ -130,10 +132,10 @@ def probe_source(
         complete=complete,
         unbounded=unbounded,
         prepared=prepared,
-        stats=counts.stats(None),
+        stats=counts.stats(),
         figures=figures,
         examples=dropped,
-        fields=seen,
+        fields=fields,
         seconds=time.perf_counter() - started,
     )
 
@@ -187,7 +189,8 @@ def check_probe(
     warnings, problems = list[str](), list[str]()
     if wrong := probe.fields.problem(name):
         # a field that only a later row has is possible, where the source goes on
-        certain = estimate or probe.complete or not probe.prepared
+        left = probe.prepared or "where" in probe.stats["dropped"]
+        certain = probe.complete or not left or (estimate and probe.prepared)
         (problems if certain else warnings).append(wrong if certain else f"{wrong} ({within})")
     if estimate or probe.complete or not recipe.limits.left_out:
         problems += _left_out(probe, recipe, preparer)

@@ -34,7 +34,7 @@ from posttrain.chat import (
     training_samples,
     truncate_reasoning,
 )
-from posttrain.chat.framing import message_texts
+from posttrain.chat.masks import message_texts
 from posttrain.config.build_sft import ChoiceBudgets, LogUniformBudgets, LossKind
 from posttrain.errors import RenderError
 from posttrain.records import Example, with_messages

@@ -66,7 +66,7 @@ class SourceFigures:
     no_end: int = 0
     empty_think: int = 0
     everything_trained: int = 0
-    empty_answer: int = 0
+    empty_answer: int | None = 0
     think_header: int = 0
     turn_tokens: int = 0
     prompt_trained: int | None = 0
@@ -178,6 +178,7 @@ def audit_set(found: Iterable[MaskedSequence], marks: Marks) -> Audit:
             if one.source not in audit.figures:
                 fresh = SourceFigures.empty(marks, knows_cuts=False)
                 fresh.cut_trace = None if one.cut is None else 0
+                fresh.empty_answer = None if one.rejected else 0  # a fault that may be why
                 audit.figures[one.source] = fresh
         numbers = {source: k for k, source in enumerate(audit.figures)}
         source = np.array([numbers[one.source] for one in batch])

@@ -43,7 +43,7 @@ class MaskedSequence:
     """One sequence; `about` says where it is from.
 
     `cut` says whether a trace was cut to a budget, None where nobody knows. `again`: a repeat that
-    the mixture requests.
+    the mixture requests. `rejected`: of a pair, so that its answer may be empty.
     """
 
     source: str
@@ -52,6 +52,7 @@ class MaskedSequence:
     about: str
     cut: bool | None = None
     again: bool = False
+    rejected: bool = False
 
     @property
     def shown(self) -> tuple[Ids, Mask, str]:
@@ -124,7 +125,7 @@ class SetReader:
                     prompt = [False] * len(pair["prompt_ids"])
                     mask = np.array([*prompt, *pair[f"{side}_mask"]], np.bool_)
                     about = f"{pair['id']} ({file.name}:{number})"
-                    yield MaskedSequence(source, ids, mask, about)
+                    yield MaskedSequence(source, ids, mask, about, rejected=side == "rejected")
 
     def _foreign(self, file: Path, source: str) -> Iterator[MaskedSequence]:
         number = 0

@@ -129,14 +129,13 @@ def _write_mark(context: jinja2.runtime.Context, item: object) -> str:
 
 def _environment() -> SandboxedEnvironment:
     env = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-    filters, variables = (
-        cast(Any, env).filters,
-        cast(Any, env).globals,
-    )  # jinja2 leaves them untyped
-    filters["tojson"], filters[MARK] = _tojson, _write_mark
-    variables.update(
-        raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_Namespace
-    )
+    untyped = cast(Any, env)  # as jinja2 leaves its tables
+    untyped.filters |= {"tojson": _tojson, MARK: _write_mark}
+    untyped.globals |= {
+        "raise_exception": _raise_exception,
+        "strftime_now": _strftime_now,
+        "namespace": _Namespace,
+    }
     return env
 
 

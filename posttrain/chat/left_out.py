@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -295,6 +295,18 @@ def _of_shape(
 def _of_tools(template: ChatTemplate, tools: str) -> tuple[Loss, ...]:
     """Whether a template writes the names, descriptions and choices of declared tools."""
     words: list[str] = []
+    declared = [_in_words(tool, words) for tool in tools_to_template(tools) or ()]
+    try:
+        text = template.text([{"role": "user", "content": "q"}], tools=declared)
+    except (
+        RenderError
+    ):  # it wants more than names and texts; the shape shows that tools are written
+        return ()
+    return () if all(word in text for word in words) else (Loss("tool_details"),)
+
+
+def _in_words(declared: Any, words: list[str]) -> Any:
+    """A tool or a schema with a word of its own for each name, description and choice."""
 
     def word(given: object) -> object:
         if not isinstance(given, str) or not given.strip():
@@ -302,50 +314,22 @@ def _of_tools(template: ChatTemplate, tools: str) -> tuple[Loss, ...]:
         words.append(f"zq{len(words)}x")
         return words[-1]
 
-    declared = [_tool_of_words(tool, word) for tool in tools_to_template(tools) or ()]
-    try:
-        text = template.text([{"role": "user", "content": "q"}], tools=declared)
-    except (
-        RenderError
-    ):  # it wants more than names and texts; the shape shows that tools are written
-        return ()
-    return () if all(sign in text for sign in words) else (Loss("tool_details"),)
-
-
-Word = Callable[[object], object]
-
-
-def _tool_of_words(tool: Mapping[str, Any], word: Word) -> dict[str, Any]:
-    inner = tool.get("function")
-    if isinstance(inner, dict):
-        return {**tool, "function": _tool_of_words(cast(dict[str, Any], inner), word)}
-    made = dict(tool)
-    for key in ("name", "description"):
-        if key in made:
+    if not isinstance(declared, dict):
+        return declared
+    made = dict(cast(dict[str, Any], declared))
+    for key in made:
+        if key in ("name", "description"):
             made[key] = word(made[key])
-    if isinstance(made.get("parameters"), dict):
-        made["parameters"] = _schema_of_words(made["parameters"], word)
-    return made
-
-
-def _schema_of_words(schema: object, word: Word) -> Any:
-    """A JSON schema with a word for each description, property and choice."""
-    if not isinstance(schema, dict):
-        return schema
-    made = dict(cast(dict[str, Any], schema))
-    if "description" in made:
-        made["description"] = word(made["description"])
-    if isinstance(made.get("enum"), list):
-        made["enum"] = [word(choice) for choice in made["enum"]]
+        elif key in ("function", "parameters", "items"):
+            made[key] = _in_words(made[key], words)
+        elif key == "enum" and isinstance(made[key], list):
+            made[key] = [word(choice) for choice in made[key]]
     if isinstance(made.get("properties"), dict):
         names = {name: word(name) for name in made["properties"]}
-        made["properties"] = {
-            names[name]: _schema_of_words(own, word) for name, own in made["properties"].items()
-        }
+        own = made["properties"].items()
+        made["properties"] = {names[name]: _in_words(schema, words) for name, schema in own}
         if isinstance(made.get("required"), list):
             made["required"] = [names.get(name, name) for name in made["required"]]
-    if "items" in made:
-        made["items"] = _schema_of_words(made["items"], word)
     return made
 
 

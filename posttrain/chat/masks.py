@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from posttrain.chat.framing import message_texts, refuse_framing
 from posttrain.chat.locate import (
     Located,
     SequencePlan,
@@ -34,6 +35,7 @@ from posttrain.records import (
     Message,
     ReasoningMode,
     Role,
+    json_text,
     message_to_template,
     tools_to_template,
 )
@@ -299,3 +301,49 @@ def _owner_of(located: Located, count: int) -> Callable[[int], int]:
         return min(known[at - 1][1] if at else 0, count - 1)
 
     return owner
+
+
+# -- tokens that frame messages, where they have no business: inside what somebody wrote ----------
+
+
+def refuse_framing(
+    messages: Sequence[Message], tools: str | None, tokens: re.Pattern[str], *, first: int = 0
+) -> None:
+    """Refuse texts that would forge the boundary of a message once tokenised.
+
+    Args:
+        tokens: of the template (`Profile.control_tokens`).
+        first: what the first message is called.
+
+    Raises:
+        RenderError: naming the message and the token.
+    """
+    texts = [
+        (f"message {first + k} ({message.role})", text)
+        for k, message in enumerate(messages)
+        for text in message_texts(message)
+    ]
+    if tools:
+        texts.append(("a declared tool", _unescaped(tools)))
+    for place, text in texts:
+        if match := tokens.search(text):
+            raise RenderError(
+                f"{place} contains {match[0]!r}, which would end the message early once tokenised"
+            )
+
+
+def message_texts(message: Message) -> list[str]:
+    """All of a message that a template may write."""
+    return [
+        message.content,
+        message.reasoning or "",
+        message.name or "",
+        message.tool_call_id or "",
+        *(text for call in message.tool_calls for text in (call.name, call.id or "")),
+        *(_unescaped(call.arguments) for call in message.tool_calls),
+    ]
+
+
+def _unescaped(text: str) -> str:
+    """JSON text as a template will write it: a token may hide behind escapes such as \\u003c."""
+    return json_text(json.loads(text)) if "\\" in text else text

@@ -9,6 +9,7 @@ template accepts.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections.abc import Mapping, Sequence
@@ -178,6 +179,8 @@ def _choose_mode(template: ChatTemplate, prompts: Prompts, every_turn: bool) -> 
 
 
 def _is_composable(template: ChatTemplate, every_turn: bool) -> bool:
+    """Whether history through a user message from one render, and the rest of that turn from
+    another, are what rendering both together gives."""
     for probe in PROBES:
         plan = sequences(probe.messages, every_turn=every_turn)
         messages, tools, kwargs = _as_rows(probe)
@@ -188,23 +191,12 @@ def _is_composable(template: ChatTemplate, every_turn: bool) -> bool:
                 truth = template.text(messages[: sequence.stop], tools=tools, **kwargs)
             except RenderError:
                 break
-            if compose(whole.text, whole.starts, alone.text, alone.starts, sequence.first) != truth:
+            if whole.starts is None or alone.starts is None:
+                return False
+            cut, resume = whole.starts[sequence.first + 1], alone.starts[1]
+            if None in (cut, resume) or whole.text[:cut] + alone.text[resume:] != truth:
                 return False
     return True
-
-
-def compose(
-    whole: str,
-    whole_starts: Sequence[int | None] | None,
-    alone: str,
-    alone_starts: Sequence[int | None] | None,
-    first: int,
-) -> str | None:
-    """History through user message `first` from one render, the rest of its turn from another."""
-    if whole_starts is None or alone_starts is None:
-        return None
-    cut, resume = whole_starts[first + 1], alone_starts[1]
-    return None if cut is None or resume is None else whole[:cut] + alone[resume:]
 
 
 def _as_rows(
@@ -224,7 +216,11 @@ def _tag_pattern(source: str) -> re.Pattern[str]:
 
 def framing_tokens(template: ChatTemplate) -> re.Pattern[str]:
     """Matches special tokens that frame messages: text containing one would forge a boundary."""
-    plain = "".join(_plain_text(template, probe) for probe in PROBES[:3])
+    plain = ""  # what is written around conversations without reasoning and tools
+    for probe in PROBES[:3]:
+        messages, _, kwargs = _as_rows(probe)
+        with contextlib.suppress(RenderError):
+            plain += template.text(messages, **kwargs)
     frames = sorted(
         token
         for token in template.special_tokens
@@ -232,15 +228,6 @@ def framing_tokens(template: ChatTemplate) -> re.Pattern[str]:
         and (token in plain or (token in template.source and _FRAME.fullmatch(token)))
     )
     return re.compile("|".join(re.escape(token) for token in frames) or "(?!)")
-
-
-def _plain_text(template: ChatTemplate, probe: _Probe) -> str:
-    """What the template writes around a conversation without reasoning and tools."""
-    messages, _, kwargs = _as_rows(probe)
-    try:
-        return template.text(messages, **kwargs)
-    except RenderError:
-        return ""
 
 
 _TOOLS: tuple[Mapping[str, Any], ...] = (

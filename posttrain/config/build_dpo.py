@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from posttrain.config.base import Strict, refuse_twice
 from posttrain.config.build_sft import TokenizerConfig
 from posttrain.config.source import SourceConfig
-from posttrain.pairs import Category
+from posttrain.records import Category
 
 _SHARE_SLACK = 1e-6
 PairingRule = Literal["even", "once"]

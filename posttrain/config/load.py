@@ -119,7 +119,11 @@ def validate(raw: Mapping[str, Any], schema: type[Schema], *, where: str) -> Sch
         # strict JSON mode: no coercion of scalars, but a list may fill a tuple and text a Path
         return schema.model_validate_json(json.dumps(raw))
     except ValidationError as error:
-        lines = [_explain(dict(item), schema) for item in error.errors()]
+        found = error.errors()
+        # a list whose items were refused is "too short" only for that
+        inner = {item["loc"][:k] for item in found for k in range(len(item["loc"]))}
+        own = [i for i in found if i["type"] != "too_short" or i["loc"] not in inner]
+        lines = [_explain(dict(item), schema) for item in own]
         raise ConfigError(f"{where}: " + "\n  ".join(lines)) from None
 
 

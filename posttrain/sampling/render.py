@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from posttrain.chat import ChatTemplate, parse_completion, render
-from posttrain.chat.framing import refuse_framing
+from posttrain.chat.masks import refuse_framing
 from posttrain.chat.profile import framing_tokens
 from posttrain.chat.reasoning import CLOSE, OPEN
 from posttrain.errors import ConfigError, RenderError

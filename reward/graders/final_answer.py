@@ -210,7 +210,6 @@ _DRESS = re.compile(
     r"^(?:[>#|`\s]|\*\*|[-+*]\s+(?=[^\d\s$\\]))*(?:[(\[]?(?:[A-Za-z]|\d{1,2})[.)\]]+\s+)?"
     r"(?:(?:[A-Za-z]\d?)?[*_]*\s*(?:->|=>|:)[*_]*\s*|[Aa]\s*-\s+)*"
 )
-_BOLD = re.compile(r"\*\*([^*\n]*\d[^*\n]*(?<![:\s]))\*\*")
 _SPAN = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<!\\)\$([^$\n]+?)(?<!\\)\$(?!\d)")
 _LEADS = re.compile(
     r"(?:therefore|thus|simply|just|exactly|about|approximately|equal to|given by|the|then|now|"
@@ -294,9 +293,6 @@ def last(line: str) -> str | None:
 
 
 def _last(line: str) -> str | None:
-    bold = _BOLD.findall(line)
-    if bold and bold[-1] != line:
-        return leading(bold[-1].strip())
     if reads_as_math(line):
         return line
     spans = [span for span in _SPAN.finditer(line) if reads_as_math(span.group())]

@@ -22,4 +22,6 @@ def test_both_sides_of_every_pair_are_counted(tmp_path):
         own = [(p, getattr(p, side)) for p in pairs if p.category == category]
         assert figures["sequences"] == figures["end_trained"] == len(own)
         assert figures["trained"] == sum(sum(s.mask) for _, s in own)
+        # an answer may be rejected because it is empty
+        assert (figures["empty_answer"] is None) is (side == "rejected")
         assert figures["tokens"] == sum(len(p.prompt_ids) + len(s.ids) for p, s in own)

@@ -16,6 +16,7 @@ from posttrain.records import Message, make_example
         ("\n <think>r</think>a", ThinkSplit("r", "a", None)),
         ("<think></think>a", ThinkSplit(None, "a", None)),
         ("<think>\n\n</think>\n\na", ThinkSplit(None, "a", None)),
+        ("<think>\r\nr\r\n</think>\r\n\r\na", ThinkSplit("r", "a", None)),
         ("<think>r", ThinkSplit(None, "<think>r", "unclosed_think")),
         ("r</think>a", ThinkSplit(None, "r</think>a", "unopened_think")),
         ("hm <think>r</think>a", ThinkSplit(None, "hm <think>r</think>a", "second_think")),
@@ -39,19 +40,20 @@ def words(text: str) -> list[tuple[int, int]]:
     return spans
 
 
-def test_truncation_keeps_exactly_the_budget():
-    assert truncate_reasoning("one two three four", budget=2, offsets=words) == "one two"
+def half_characters(text: str) -> list[tuple[int, int]]:
+    return [span for i in range(len(text)) for span in [(i, i + 1)] * 2]
 
 
-def test_a_trace_within_the_budget_is_left_alone():
-    assert truncate_reasoning("one two", budget=2, offsets=words) is None
-
-
-def test_truncation_never_halves_a_character():
-    def half_characters(text: str) -> list[tuple[int, int]]:
-        return [span for i in range(len(text)) for span in [(i, i + 1)] * 2]
-
-    assert truncate_reasoning("漢字", budget=3, offsets=half_characters) == "漢"
+@pytest.mark.parametrize(
+    ("trace", "budget", "offsets", "kept"),
+    [
+        ("one two three four", 2, words, "one two"),
+        ("one two", 2, words, None),  # within the budget
+        ("漢字", 3, half_characters, "漢"),  # never half a character
+    ],
+)
+def test_truncation_keeps_exactly_the_budget(trace, budget, offsets, kept):
+    assert truncate_reasoning(trace, budget=budget, offsets=offsets) == kept
 
 
 def test_truncation_refuses_a_budget_of_nothing():
@@ -68,8 +70,3 @@ def test_stripping_keeps_answers_and_identity():
     assert stripped.reasoning_mode == "off"
     assert stripped.id == record.id
     assert [m.content for m in stripped.messages] == ["q", "a"]
-
-
-def test_line_ends_of_windows_are_layout_too():
-    split = split_think("<think>\r\nr\r\n</think>\r\n\r\na")
-    assert (split.reasoning, split.content) == ("r", "a")

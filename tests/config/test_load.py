@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import Field
 
 from posttrain.config.base import Strict
 from posttrain.config.build_dpo import BuildDpoConfig
@@ -25,7 +26,7 @@ class Source(Strict):
 class Recipe(Strict):
     learning_rate: float
     steps: int = 10
-    sources: tuple[Source, ...] = ()
+    sources: tuple[Source, ...] = Field(default=(), min_length=1)
     out: Path | None = None
 
 
@@ -50,7 +51,7 @@ def test_scientific_notation_is_a_number_and_lists_fill_tuples(tmp_path):
     ("text", "overrides", "message"),
     [
         ("learning_rat: 1.0\nlearning_rate: 1.0", (), "unknown key 'learning_rat' .did you mean 'learning_rate'"),
-        ("learning_rate: 1.0\nsources: [{name: a, shar: 1.0}]", (), "'sources.0.shar' .did you mean 'share'"),
+        ("learning_rate: 1.0\nsources: [{name: a, shar: 1.0}]", (), "'sources.0.shar' .did you mean 'share'..$"),
         ("learning_rate: '1.0'", (), "'learning_rate': Input should be a valid number, found '1.0'"),
         ("learning_rate: 1.0\nlearning_rate: 2.0", (), "line 2: duplicate key 'learning_rate'"),
         ("steps: 3", (), "'learning_rate' is required"),

@@ -32,21 +32,14 @@ _KEYS = (
 )
 _S = r"[ \t]{0,8}"
 _BOLD = r"\*{0,2}"
-_NAME = r"[`\"']?(?P<{}>[A-Za-z_][\w.\-:/ ]{{0,80}}?)[`\"']?"
-_NEXT_LINE = rf"{_S}\n\s{{0,8}}{_BOLD}"
-_ARGUMENTS = r"(?:arguments|parameters|args|params|input)"
-_REACT = rf"{_NAME.format('react')}{_NEXT_LINE}Action[ _]?Input(?: \d+)?{_BOLD}{_S}:"
-_LOOKS_UP = (
-    "search|lookup|look_up|retrieve|query|wikipedia|google|browse|calculator|calculate|python"
-)
 _BRACKET = (
-    rf"(?P<bracket>(?:{_LOOKS_UP})\w{{0,30}}|[A-Za-z]+_\w{{0,60}})"
-    rf"\[(?P<query>[^\]\n]{{1,400}})\]{_S}$"
+    r"(?P<bracket>(?:search|lookup|look_up|retrieve|query|wikipedia|google|browse|calculat(?:or|e)|"
+    rf"python)\w{{0,30}}|[A-Za-z]+_\w{{0,60}})\[(?P<query>[^\]\n]{{1,400}})\]{_S}$"
 )
-_PLAIN = (
-    rf"(?:tool|function|action)(?P<calls>[ _-]?(?:calls?|to[ _]call))?(?:[ _]name)?"
-    rf"{_BOLD}{_S}[:=]{_BOLD}{_S}{_NAME.format('plain')}{_NEXT_LINE}"
-    rf"(?:(?:tool|function|action)[ _-]?)?{_ARGUMENTS}{_BOLD}{_S}[:=]{_BOLD}"
+_TWO_LINES = (
+    rf"[`\"']?(?P<tool>[A-Za-z_][\w.\-:/ ]{{0,80}}?)[`\"']?{_S}\n\s{{0,8}}{_BOLD}"
+    r"(?:(?P<react>Action[ _]?Input(?: \d+)?)|(?:(?:tool|function|action)[ _-]?)?"
+    rf"(?:arguments|parameters|args|params|input)){_BOLD}{_S}[:=]{_BOLD}"
 )
 _ENGINES = (
     r"brave_search|wolfram_alpha|web_search|google_search|bing_search|search_web|browser\.search|"
@@ -58,8 +51,9 @@ SHAPES = re.compile(
     r"|(?P<functions>(?<![\w.])functions\.[A-Za-z_][\w.]{0,127}(?=\(|:\d|\s{0,4}\{)))"
 )
 LINES = re.compile(
-    rf"^(?:(?P<worded>(?i:{_S}(?:[>*#\-]{_S})?{_BOLD}(?:Action(?: \d+)?{_BOLD}{_S}:{_S}{_BOLD}{_S}"
-    rf"(?:{_REACT}|{_BRACKET})|{_PLAIN})))"
+    rf"^(?:(?P<worded>(?i:{_S}(?:[>*#\-]{_S})?{_BOLD}(?:tool|function|action)"
+    rf"(?P<calls>[ _-]?(?:calls?|to[ _]call))?(?:[ _]name|[ ]\d+)?{_BOLD}{_S}[:=]{_S}{_BOLD}{_S}"
+    rf"(?:{_TWO_LINES}|{_BRACKET})))"
     r"|(?P<block>[ \t]*(?P<fence>`{3,}|~{3,})(?:tool_code|tool_calls?|function_call|tool_use|"
     r"code_interpreter|json tool_call)[ \t]*\n)"
     r"|(?P<lone>[ \t]*(?:(?:print\()?(?=default_api\.)|tool_code\n(?:print\()?|"
@@ -89,13 +83,11 @@ def _json(match: re.Match[str], context: Context, reader: TextReader) -> Candida
         return None
     value, end = reader.json(start)
     if value is NOTHING:
-        broken = _BROKEN.match(text, start)
-        if broken is None or not toolish(broken[1]) or context.before(start).strip(" \t>*-"):
+        if (broken := _BROKEN.match(text, start)) is None:
             return None
         calls: tuple[RequestedCall, ...] = (RequestedCall(broken[1]),)
         fence = context.fence(start)  # a call that is no valid JSON ends with its block
-        paragraph = reader.find("\n\n", start)
-        end = fence.end if fence else paragraph if paragraph >= 0 else len(text)
+        end = fence[1] if fence else len(text)
     else:
         calls = calls_in(value)
     if _is_data(calls, context):
@@ -116,13 +108,13 @@ def _outermost(text: str, at: int) -> int:
 def _is_data(calls: tuple[RequestedCall, ...], context: Context) -> bool:
     """Whether the prompt asked for JSON that happens to look like this."""
     question, names = context.question, [call.name or "" for call in calls]
-    if context.declares(calls) or any(call.builtin for call in calls):
+    if context.declares(calls):
         return False
     if not question.wants_data:
         return any(name.istitle() and not function_like(name) for name in names)
     tools, parameters = "(?:name|tool|function|action|api|method)", "(?:arg|param|input)[a-z]*"
     keyed = all(re.search(rf"\b{key}s?\b", question.text, re.I) for key in (tools, parameters))
-    return keyed or not all(function_like(n) and ("." in n or _VERB.search(n)) for n in names)
+    return keyed or not all("." in n or (function_like(n) and _VERB.search(n)) for n in names)
 
 
 def _listed(match: re.Match[str], context: Context, reader: TextReader) -> Candidate | None:
@@ -135,10 +127,7 @@ def _listed(match: re.Match[str], context: Context, reader: TextReader) -> Candi
     functions = all(function_like(call.name) for call in calls)
     if re.match(r"[ \t*]*[^\s<*]", context.after(end)) or not (own or functions):
         return None
-    if not all(call.arguments or function_like(call.name) for call in calls):
-        return None
-    apart = functions and not before and context.fence(start) is None
-    if context.question.wants_code and not (apart or context.declares(calls)):
+    if context.question.wants_code and not ((functions and not before) or context.declares(calls)):
         return None  # a piece of the code that was asked for
     return Candidate("pythonic", start, end, calls)
 
@@ -148,14 +137,12 @@ def _lone(match: re.Match[str], context: Context, reader: TextReader) -> Candida
     call, end = reader.python_call(match.end())
     if call is None:
         return None
-    end += match[0].endswith("print(") and reader.text.startswith(")", end)
     rest = context.after(end) if match["whole"] is None else reader.text[end:]
     seeks = re.match(_ENGINES, call.name or "")
-    if rest.strip(" .;`\n") or not (seeks or (function_like(call.name) and _named_only((call,)))):
+    if rest.strip(" .;)`\n") or not (seeks or (function_like(call.name) and _named_only((call,)))):
         return None
-    if seeks:
-        call = replace(call, builtin="search")
     form = "search_request" if seeks else "pythonic"
+    call = replace(call, builtin="search") if seeks else call
     return Candidate(form, reader.skip(match.start()), end, (call,), plain=True)
 
 
@@ -181,30 +168,29 @@ def _functions(match: re.Match[str], context: Context, reader: TextReader) -> Ca
     follows = context.fence(at) is None and context.after(end).strip(" \t;.`<")[:1].isalnum()
     if follows or not _named_only((call,)):
         return None
-    if context.question.wants_code and at != reader.skip(0) and not context.declares((call,)):
-        return None
-    return Candidate("functions_dot", at, end, (call,))
+    code = context.question.wants_code and at != reader.skip(0) and not context.declares((call,))
+    return None if code else Candidate("functions_dot", at, end, (call,))
 
 
 def _worded(match: re.Match[str], context: Context, reader: TextReader) -> Candidate | None:
     """A name in a line and its arguments in the next."""
-    start, name = match.start(), (match["bracket"] or match["react"] or match["plain"]).strip()
+    start, name, react = match.start(), (match["bracket"] or match["tool"]).strip(), match["react"]
     if not toolish(name):
         return None
     if match["bracket"]:
         call = RequestedCall(name, {"query": match["query"]})
         return Candidate("react", start, match.end(), (call,))
     at = reader.skip(match.end())
+    if not react and reader.text[at : at + 1] != "{":
+        return None
     value, end = reader.json(at)
     arguments = None if value is NOTHING else read_arguments(value)
-    if match["plain"] and reader.text[at : at + 1] != "{":
-        return None
-    if match["react"] and arguments is None:
+    if react and arguments is None:
         arguments = {"": UNREAD}
     end = max(end, match.end() + len(context.after(match.end())))
-    form = "react" if match["react"] else "text_lines"
-    plain = match["react"] is None and match["calls"] is None
-    return Candidate(form, start, end, (RequestedCall(name, arguments),), plain)
+    plain = not react and match["calls"] is None
+    call = RequestedCall(name, arguments)
+    return Candidate("react" if react else "text_lines", start, end, (call,), plain)
 
 
 def _request(match: re.Match[str], context: Context, reader: TextReader) -> Candidate:
@@ -217,11 +203,11 @@ def _request(match: re.Match[str], context: Context, reader: TextReader) -> Cand
 def _block(match: re.Match[str], context: Context, reader: TextReader) -> Candidate | None:
     """A block whose info string says that it is a call."""
     fence = context.fence(match.end())
-    if fence is None or not context.text[fence.body : fence.end].strip():
+    if fence is None or not context.text[slice(*fence)].strip():
         return None
-    payload = read_payload(reader, fence.body)
+    payload = read_payload(reader, fence[0])
     calls = payload.requested if payload else (RequestedCall(None, builtin="python"),)
-    return Candidate("tool_code", match.start("fence"), fence.end, calls)
+    return Candidate("tool_code", match.start("fence"), fence[1], calls)
 
 
 READERS: dict[str, Reader] = {

@@ -62,9 +62,13 @@ _CODE = re.compile(
 )
 _QUOTE = re.compile(r"[\"'“‘«„「『(=]$")
 _TRAIL = re.compile(r"[\s,;.\]})]*(?:$|<|\[/?[A-Z]|[\[{]|`{3}|✿)")
-_FENCE = re.compile(r"^[ \t>]*(`{3,}|~{3,})([^\n`]*)", re.M)
+_FENCE = re.compile(
+    r"^[ \t>]*(`{3,}|~{3,})[^\n`]*(?:\n|\Z)(?P<body>.*?)(?:^[ \t>]*\1[`~]*+[ \t]*+(?!\w)|\Z)",
+    re.M | re.S,
+)
 _INLINE = re.compile(r"(?<!`)(`{1,2})(?!`)([^`\n]+)\1(?!`)")
 _NEAR = 240
+Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +118,6 @@ def read_question(prompt: str) -> Question:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Fence:
-    """A fenced block: `start` is its first backtick, [body, end) what it holds."""
-
-    start: int
-    body: int
-    end: int
-
-
 class Context:
     """A part of an output, the question it answers and the names of the declared tools."""
 
@@ -137,10 +132,9 @@ class Context:
         """What follows a position on its line (the first few hundred characters)."""
         return self.text[position : position + _NEAR].partition("\n")[0]
 
-    def fence(self, position: int) -> Fence | None:
-        """The fenced block that a position lies in."""
-        k = bisect.bisect_right(self._fences, position, key=lambda fence: fence.body) - 1
-        return self._fences[k] if k >= 0 and position < self._fences[k].end else None
+    def fence(self, position: int) -> Span | None:
+        """What the fenced block holds that a position lies in."""
+        return _around(position, self._fences)
 
     def declares(self, requested: Collection[RequestedCall]) -> bool:
         """Whether every one of these calls names a declared tool."""
@@ -159,41 +153,31 @@ class Context:
         if candidate.plain and (question.wants_code or question.wants_data):
             return True
         if fence := self.fence(start):  # a block is a call only if it holds nothing else
-            begun = self.text[max(fence.body, min(since, start)) : start]
-            behind = self.text[candidate.end : fence.end].strip()
+            begun = self.text[max(fence[0], min(since, start)) : start]
+            behind = self.text[candidate.end : fence[1]].strip()
             more = behind and not re.match(r"[\[{<,;✿]|[\w.]+\(|tool|function", behind)
             return bool(begun.strip(" \t\n,;") or more)
-        if span := self._inline(start):  # in inline code only as a whole line
+        if span := _around(start, self._inlines):  # in inline code only as a whole line
             return bool(self.before(span[0]).strip("*- ")) or not _TRAIL.match(self.after(span[1]))
         before = self.before(start).rstrip()
         leads = not before[-1:].isalnum() or not before.strip("-*+>•# \t")
         trails = _TRAIL.match(self.after(candidate.end)) is not None
         return bool(_QUOTE.search(before)) or not (leads or trails or candidate.marked)
 
-    def _inline(self, position: int) -> tuple[int, int] | None:
-        """The span of inline code that a position lies in, backticks included."""
-        k = bisect.bisect_right(self._inlines, position, key=lambda span: span[0]) - 1
-        return self._inlines[k] if k >= 0 and position < self._inlines[k][1] else None
-
     @cached_property
-    def _inlines(self) -> list[tuple[int, int]]:
+    def _inlines(self) -> list[Span]:
         return [match.span() for match in _INLINE.finditer(self.text)]
 
     @cached_property
-    def _fences(self) -> list[Fence]:
-        """Fenced blocks in order; one that never closes runs to the end."""
-        fences: list[Fence] = []
-        opened: re.Match[str] | None = None
-        for match in _FENCE.finditer(self.text):
-            if opened is None:
-                opened = match
-            elif match[1].startswith(opened[1]) and not match[2].strip()[:1].isalnum():
-                fences.append(Fence(opened.start(1), opened.end() + 1, match.start()))
-                opened = None
-        if opened is not None:
-            body = min(opened.end() + 1, len(self.text))
-            fences.append(Fence(opened.start(1), body, len(self.text)))
-        return fences
+    def _fences(self) -> list[Span]:
+        """What fenced blocks hold, in order; one that never closes runs to the end."""
+        return [match.span("body") for match in _FENCE.finditer(self.text)]
+
+
+def _around(position: int, spans: list[Span]) -> Span | None:
+    """The one of some spans in order that a position lies in."""
+    k = bisect.bisect_right(spans, position, key=lambda span: span[0]) - 1
+    return spans[k] if k >= 0 and position < spans[k][1] else None
 
 
 def own_name(name: str | None) -> str | None:

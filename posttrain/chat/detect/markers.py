@@ -12,7 +12,14 @@ from collections.abc import Callable
 from typing import cast
 
 from posttrain.chat.detect.context import Candidate, Context
-from posttrain.chat.detect.requested import NAME, UNREAD, Arguments, Builtin, RequestedCall
+from posttrain.chat.detect.requested import (
+    NAME,
+    UNREAD,
+    Arguments,
+    Builtin,
+    RequestedCall,
+    toolish,
+)
 from posttrain.chat.detect.shapes import NOTHING, Payload, TextReader, read_payload
 
 _RUN = (
@@ -29,7 +36,7 @@ MARKERS = re.compile(
     r"|(?P<marker>✿FUNCTION✿:?|\bfunctools(?=\[\s{0,8}\{)|<<function>>|(?<!\w)call:(?=[A-Za-z_][\w.]+\{)"
     rf"|(?:(?<![>\w])|(?<=[.!?:])|(?<=assistant))>>>(?!all\b)(?={NAME}\n?\s?\{{)"
     rf"|^(?:<\|recipient\|>|>>>)(?!all\b)(?=[A-Za-z_][\w.\-]{{0,127}}\s{{0,2}}(?:\{{|<\||\n)))"
-    r"|(?P<open><\|open\|>call\b)"
+    r"|(?P<open><\|open\|>call\b[^<>\n]{0,80}?\b(?:name|tool)\s?=\s?\"(?P<opened>[^\"\n]{1,128})\")"
     rf"|(?P<builtin><(?:(?P<run>{_RUN})|(?P<seek>{_SEEK})|\|(?P<token>{_TOKENS})\|)>)"
     r"|(?P<tagged><(?P<tag>[|｜]?[A-Za-z_][\w▁:\-.|｜]{1,60}?)"
     r"(?P<rest>=[^<>\n]{1,128}|[\sĠ][^<>\n]{0,160}|(?<=function)name=[^<>\n]{1,128})?>)"
@@ -54,12 +61,6 @@ _FORMS = (
 _KINDS = {"json": "hermes_json", "xml": "nemotron_xml", "invoke": "invoke_xml", "glm": "glm"}
 _NEXT = re.compile(r"\s*(?:<[|｜]?[\w▁:\-.|｜]{2,60}(?:\s[^<>\n]{0,160})?>|\[ARGS\])")
 _TAG = re.compile(r"\s*</?[^<>\s][^<>\n]{0,80}>")
-# all that is left of a call that was cut off behind its tool's name
-_CUT = re.compile(
-    r"\s{0,4}(?:function<｜tool▁sep｜>)?([A-Za-z_$][\w.\-:/]{0,127})"
-    r"(?:\s{0,4}[<\[`{(][^\s]{0,60})?\s*\Z"
-)
-_ATTRIBUTE = re.compile(r"[^<>\n]{0,80}?\b(?:name|tool)\s?=\s?\"([^\"\n]{1,128})\"")
 _HARMONY = re.compile(
     r"\s?(?:<\|(?:channel|constrain)\|>)?\s?\w{0,20}\s?(?:<\|constrain\|>)?\s?(?:json|code)?"
     r"\s?<\|message\|>"
@@ -134,19 +135,18 @@ def _opened(match: re.Match[str], context: Context, reader: TextReader) -> Candi
     end = _end(match, reader, payload)
     start, recipient = match.start(), match["marker"] is not None
     if payload is None:
-        rest = reader.text[at : at + 200]
-        cut = _CUT.match(rest) if at + 200 > len(reader.text) else None
+        rest = reader.text[at : at + 160].strip()
+        name = rest if toolish(rest) else None  # all that is left where it was cut off
         starts = not context.before(start).strip(" \t>*-")
-        alone = cut or not context.after(match.end()).strip() or reader.skip(0) == start
+        alone = name or not context.after(match.end()).strip() or reader.skip(0) == start
         if recipient or not (starts and alone):
             return None
-        return Candidate(form or "tool_call_tag", start, end, (RequestedCall(cut and cut[1]),))
+        return Candidate(form or "tool_call_tag", start, end, (RequestedCall(name),))
     if payload.kind == "blank":
         return None
     if payload.kind == "lone" and (recipient or end == payload.end):
         return None
-    more = [] if payload.broken else _more(reader, payload.end, end)
-    requested = (*payload.requested, *more)
+    requested = (*payload.requested, *_more(reader, payload.end, end))
     form = form or _KINDS.get(payload.kind, "tool_call_tag")
     adjacent = not context.before(start)[-1:].isspace()
     return Candidate(form, start, end, requested, marked=adjacent or bool(requested[0].name))
@@ -156,32 +156,26 @@ def _more(reader: TextReader, position: int, end: int) -> list[RequestedCall]:
     """Further calls behind the first in one wrapper."""
     calls: list[RequestedCall] = []
     while position < end:
-        tag = _TAG.match(reader.text, position, end)
         payload = read_payload(reader, position)
-        if payload is None or payload.end > end or payload.broken or payload.kind == "blank":
-            if tag is None:
-                break
-            position = tag.end()
-        else:
+        if payload is not None and payload.requested:
             calls += payload.requested
             position = payload.end
+        elif tag := _TAG.match(reader.text, position, end):
+            position = tag.end()
+        else:
+            break
     return calls
-
-
-def _closer(match: re.Match[str]) -> str | None:
-    tag = match["tag"]
-    return None if tag is None else f"</{tag}>" if tag[0] not in "|｜" else f"</{tag[1:]}"
 
 
 def _end(match: re.Match[str], reader: TextReader, payload: Payload | None) -> int:
     """Where the call ends: behind its closing tag, or with its payload, or with the text."""
-    start = max(match.end(), payload.end if payload else 0)
-    closer = _closer(match)
-    if closer is None:
+    start, tag = max(match.end(), payload.end if payload else 0), match["tag"]
+    if tag is None:
         return start
-    closed, again = reader.find(closer, start), reader.find(match[0], match.end())
-    if closed >= 0 and (again < 0 or closed < again):
+    closer = f"</{tag}>" if tag[0] not in "|｜" else f"</{tag[1:]}"
+    if (closed := reader.find(closer, start)) >= 0:
         return closed + len(closer)
+    again = reader.find(match[0], match.end())
     return start if payload else again if again >= 0 else len(reader.text)
 
 
@@ -207,10 +201,8 @@ def function_like(name: str | None) -> bool:
 
 def _open(match: re.Match[str], context: Context, reader: TextReader) -> Candidate:
     """`<|open|>call name="f" …<|sep|>…<|close|>call<|sep|>`."""
-    name = _ATTRIBUTE.match(reader.text, match.end())
-    closed = reader.text.find("<|close|>call", match.end(), match.end() + _LONGEST)
-    end = closed + len("<|close|>call") if closed >= 0 else match.end()
-    return Candidate("kimi", match.start(), end, (RequestedCall(name[1] if name else None),))
+    end = max(match.end(), reader.find("<|close|>call", match.end()))
+    return Candidate("kimi", match.start(), end, (RequestedCall(match["opened"]),))
 
 
 def _harmony(match: re.Match[str], context: Context, reader: TextReader) -> Candidate | None:
@@ -221,15 +213,12 @@ def _harmony(match: re.Match[str], context: Context, reader: TextReader) -> Cand
     opened = text.rfind("<|", max(0, start - 60), start)
     channel = _CHANNEL.match(text, opened, start) if opened >= 0 else None
     head = _HARMONY.match(text, match.end())
-    at = head.end() if head else reader.skip(match.end())
-    value, end = reader.json(at)
-    if head is None and not isinstance(value, dict):
-        stripped = _STRIPPED.search(text, max(0, start - 40), start)
-        head = _STRIPPED_HEAD.match(text, match.end()) if stripped else None
-        if head is None:
-            return None
-        at = head.end()
-        value, end = reader.json(at)
+    bare = None if head else _STRIPPED_HEAD.match(text, match.end())
+    at = (head or bare or match).end()
+    value, end = reader.json(reader.skip(at))
+    stripped = bare and _STRIPPED.search(text, max(0, start - 40), start)
+    if not (head or stripped or isinstance(value, dict)):
+        return None
     if value is NOTHING:
         stop = reader.find("<|", at)
         end = stop if stop >= 0 else len(text)
@@ -254,9 +243,7 @@ def _python_tag(match: re.Match[str], context: Context, reader: TextReader) -> C
         calls = [RequestedCall(c.name and c.name.removesuffix(".call"), c.arguments)
                  for c in payload.requested]  # fmt: skip
         return Candidate("llama_python_tag", start, payload.end, tuple(calls))
-    rest = text[match.end() : match.end() + 400]
-    own = not context.before(start).strip()
-    if not (_CODE.match(rest) or (own and (not rest.strip() or rest.startswith("\n")))):
+    if not _CODE.match(text[match.end() : match.end() + 400]):
         return None
     stop = reader.find("<|e", match.end())
     end = stop if stop >= 0 else len(text)

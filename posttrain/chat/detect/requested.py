@@ -131,16 +131,11 @@ def to_fill_in(calls: Iterable[RequestedCall]) -> bool:
     """Whether one of these is a form to fill in: blanks for all values, or a blank for its name."""
     for call in calls:
         values = list((call.arguments or {}).values())
-        blanks = [
-            isinstance(value, str) and bool(_BLANK_VALUE.fullmatch(value)) for value in values
-        ]
-        if any(blanks) and (all(blanks) or placeholder(call.name or "")):
+        blanks = [isinstance(v, str) and bool(_BLANK_VALUE.fullmatch(v)) for v in values]
+        name = call.name or ""
+        if any(blanks) and (all(blanks) or placeholder(name)):
             return True
-        if (
-            call.name
-            and placeholder(call.name)
-            and (call.arguments is None or not toolish(call.name))
-        ):
+        if placeholder(name) and (call.arguments is None or not toolish(name)):
             return True
     return False
 

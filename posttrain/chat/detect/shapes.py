@@ -57,11 +57,6 @@ _FUNCTION = re.compile(
     r"(?:=\s*[\"']?(?P<name>[^<>\n\"']{1,128})[\"']?|"
     r"[\sĠ]*name\s*=\s*[\"']?(?P<named>[^<>\n\"']{1,128})[\"']?[^<>\n]*)(?:>|\n|$)"
 )
-# a name in an element of its own; its arguments are not read
-_SPELT = re.compile(
-    r"(?:<invoke>\s*|<server_name>[^<\n]{0,80}</server_name>\s*)?"
-    r"<(?:tool_name|function_name|name|tool)>([^<>\n]{1,128})</"
-)
 _PARAMETER = re.compile(
     rf"<(/?){_PREFIX}(parameter|param|arg_key|arg_value|arg|argument)"
     r"(?:=\s*[\"']?([^<>\n\"']{1,128})[\"']?|[\sĠ]*name\s*=\s*[\"']([^<>\n\"']{1,128})[\"'][^<>\n]*)?>"
@@ -75,7 +70,6 @@ class Payload:
     kind: Literal["json", "xml", "invoke", "glm", "named", "python", "lone", "blank"]
     requested: tuple[RequestedCall, ...]
     end: int
-    broken: bool = False
 
 
 class TextReader:
@@ -210,7 +204,7 @@ def _json(reader: TextReader, at: int) -> Payload | None:
         return Payload("blank", (), at)
     name = _JSON_NAME.match(reader.text, at)
     if name or _JSON_START.match(reader.text, at):
-        return Payload("json", (RequestedCall(name[1] if name else None),), at + 1, broken=True)
+        return Payload("json", (RequestedCall(name[1] if name else None),), at + 1)
     return None
 
 
@@ -226,7 +220,7 @@ def _named(reader: TextReader, at: int, named: re.Match[str]) -> Payload:
         at = reader.skip(named.end() + 1) if named[1] == "print" else named.start(1)
         call, end = reader.python_call(at)
         if call is None:
-            return Payload("python", (RequestedCall(named[1]),), named.end() + 1, broken=True)
+            return Payload("python", (RequestedCall(named[1]),), named.end() + 1)
         return Payload("python", (call,), end)
     value, end = reader.json(named.end())
     arguments = None if value is NOTHING else read_arguments(value)
@@ -238,8 +232,7 @@ def _xml(reader: TextReader, at: int) -> Payload | None:
     text = reader.text
     opened = _FUNCTION.match(text, at)
     if opened is None:
-        spelt = _SPELT.match(text, at)
-        return spelt and Payload("xml", (RequestedCall(spelt[1].strip()),), spelt.end())
+        return None
     name = (opened["name"] or opened["named"]).strip()
     closer = f"</{opened['prefix']}{opened['tag']}>"
     closed = reader.find(closer, opened.end())

@@ -29,7 +29,7 @@ from datasets import Dataset
 from torch.utils.data import Sampler
 
 from posttrain.errors import DataError
-from posttrain.pairs import CATEGORIES
+from posttrain.records import CATEGORIES
 from posttrain.training.order import rows_drawn
 from posttrain.training.plan import room_text
 

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from posttrain.config.dpo import LossConfig
-from posttrain.pairs import CATEGORIES
+from posttrain.records import CATEGORIES
 from posttrain.tokens.encode import IGNORED
 
 # one column a quantity; every one a sum over pairs

@@ -41,7 +41,7 @@ NULLS = dict.fromkeys(
         ("alpaca", {"instruction": "2+2?", "context": "", "response": "4", "category": "qa"}),
         ("prompt_completion", {"prompt": "2+2?", "response": "4"}),
         ("prompt_completion", {"prompt": ASK, "completion": SAY}),
-        ("prompt_completion", {"prompt": "2+2?", "completion": SHAREGPT[1], "label": False}),
+        ("prompt_completion", {"prompt": "2+2?", "completion": SHAREGPT[1], "label": True}),
         ("prompt_completion", {"prompt": "2+2?", "question": "2+2", "completion": "4"}),
         ("chosen_rejected", {"prompt": "2+2?", "chosen": "4", "rejected": "5"}),
         ("chosen_rejected", {"instruction": "2+2?", "input": "", "chosen": "4", "rejected": "5"}),

@@ -126,9 +126,15 @@ def build(made: Path, out: Path, **more: Any):
     return read_artifact(out, kind="dpo_data")
 
 
-def test_the_three_categories_and_their_counts(samples: Path, tmp_path: Path):
-    manifest = build(samples, tmp_path / "out")
-    pairs = list(read_pairs(tmp_path / "out" / "pairs", "train"))
+@pytest.fixture(scope="module")
+def built(samples: Path):
+    """A build for all that only read it."""
+    return build(samples, samples.parent / "built"), samples.parent / "built"
+
+
+def test_the_three_categories_and_their_counts(built):
+    manifest, out = built
+    pairs = list(read_pairs(out / "pairs", "train"))
     stats = manifest.stats
     assert stats["pairs"]["total"] == len(pairs)
     assert {p.category for p in pairs} == {"no_tools", "with_tools", "hallucination_penalty"}
@@ -147,16 +153,14 @@ def test_the_three_categories_and_their_counts(samples: Path, tmp_path: Path):
     assert counts.kept == len(used)
     counts = stats["pair_counts"]
     assert counts["in"] == counts["kept"] + sum(counts["dropped"].values())
-    assert (tmp_path / "out" / "report.html").is_file()
-    scores = [json.loads(line) for line in (tmp_path / "out" / "scores.jsonl").open()]
+    scores = [json.loads(line) for line in (out / "scores.jsonl").open()]
     assert len(scores) == 180
     assert all(row["calls"][0]["kind"] == "undeclared" for row in scores if row["calls"])
 
 
 def test_the_same_samples_give_the_same_bytes_also_after_an_interruption(
-    samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    samples: Path, built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    first = build(samples, tmp_path / "a")
     real = stage.chosen_pairs
 
     def stopped(*args: Any, **kwargs: Any):
@@ -172,7 +176,7 @@ def test_the_same_samples_give_the_same_bytes_also_after_an_interruption(
     assert not (tmp_path / "b" / "manifest.json").exists()
     assert list((tmp_path / "b" / "work").rglob("scores-*.jsonl"))
     second = build(samples, tmp_path / "b")
-    assert first.digest == second.digest
+    assert built[0].digest == second.digest
     assert not (tmp_path / "b" / "work").exists()
 
 
@@ -220,14 +224,11 @@ def test_a_recipe_that_cannot_be_is_refused(samples: Path, tmp_path: Path, chang
         build(samples, tmp_path / "out", **change)
 
 
-def test_what_was_truncated_is_said(
-    samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    rates = build(samples, tmp_path / "out").stats["samples"].values()
-    cut = sum(found["truncated"] for found in rates)
+def test_what_was_truncated_is_said(built, tmp_path: Path):
+    manifest, out = built
+    cut = sum(found["truncated"] for found in manifest.stats["samples"].values())
     assert 0 < cut < 20
-    assert "truncated" in capsys.readouterr().out
-    page = (tmp_path / "out" / "report.html").read_text("utf-8")
+    page = (out / "report.html").read_text("utf-8")
     assert f"of the samples truncated</span><small>{cut} of 180</small>" in page
     every = write_samples(tmp_path / "every", cut=1.0)
     with pytest.raises(DataError, match=r"no pairs of .* 180 \(100\.0%\) truncated.*max_tokens"):

@@ -12,8 +12,7 @@ from data_builders.pairs.grading import graded, reading_text
 from data_builders.pairs.shards import PairWriter, read_pairs
 from posttrain.chat import nemotron_3_nano_template, parse_completion
 from posttrain.chat.detect import detect_in_completion
-from posttrain.pairs import Pair, Side
-from posttrain.records import Message, Score, ToolCall
+from posttrain.records import Message, Pair, Score, Side, ToolCall
 from posttrain.rollouts import Completion, Prompt, Step
 from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer
 from tests.data_builders.small_build import write_tokenizer

@@ -15,7 +15,7 @@ from data_builders.rows.read import RowCounts
 from posttrain.chat import nemotron_3_nano_template
 from posttrain.config.source import SourceConfig
 from posttrain.errors import DataError
-from posttrain.pairs import Pair
+from posttrain.records import Pair
 from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer
 from tests.data_builders.small_build import write_tokenizer
 

@@ -16,7 +16,7 @@ from data_builders.rows.raw import Dropped
 from data_builders.rows.read import RowCounts
 from posttrain.config.source import SourceConfig
 from posttrain.errors import ConfigError
-from posttrain.records import Example, Message, example_from_row, example_to_row
+from posttrain.records import Example, Message
 from tests.data_builders.small_rows import WEATHER, read_all, write_lines
 
 GOOD: dict[str, Any] = {"prompt": "2+2?", "completion": "4", "reward": 1}
@@ -96,17 +96,30 @@ def test_licenses(tmp_path: Path) -> None:
 
 
 def test_metadata_is_what_the_recipe_names(tmp_path: Path) -> None:
-    write_lines(tmp_path / "rows.jsonl", [{**GOOD, "info": {"task": "sum", "n": None}, "x": 1}])
-    (example,) = read_all(tmp_path, metadata=("reward", "info.task", "info.n", "missing"))
+    info = {"task": "sum", "n": None}
+    write_lines(tmp_path / "rows.jsonl", [{**GOOD, "info": info, "x": 1}, {**GOOD, "rare": 1}])
+    example, _ = read_all(tmp_path, metadata=("reward", "info.task", "info.n", "rare"))
     assert isinstance(example, Example)
     assert json.loads(example.metadata) == {"reward": 1, "task": "sum", "n": None}
-    assert example_from_row(example_to_row(example)) == example
 
 
-def test_a_where_that_cannot_be_meant(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"where": {"rewrad": 1}},
+        {"metadata": ("rewrad",)},
+        {"fields": {"input": "rewrad"}},
+        {"license_field": "rewrad"},
+    ],
+)
+def test_a_field_that_no_row_has_is_named_with_the_nearest(tmp_path: Path, names: Any) -> None:
     write_lines(tmp_path / "rows.jsonl", [GOOD, {**GOOD, "reward": 0}])
     with pytest.raises(ConfigError, match=r"'rewrad', which none of 2 rows has.*mean 'reward'"):
-        read_all(tmp_path, where={"rewrad": 1})
+        read_all(tmp_path, **names)
+
+
+def test_a_where_that_no_row_meets_and_a_missing_file(tmp_path: Path) -> None:
+    write_lines(tmp_path / "rows.jsonl", [GOOD, {**GOOD, "reward": 0}])
     with pytest.raises(ConfigError, match=r"none of 2 rows \(reward is 1, 0\)"):
         read_all(tmp_path, where={"reward": 2})
     # missing files are known before the first row

@@ -37,6 +37,8 @@ def test_a_score_says_what_was_read_and_why():
     assert grade("exact", "New York", "It is New York, of course").value == 0.0
     assert grade("numeric", "3.14159", "about 3.1416", tolerance=1e-4).value == 1.0
     assert grade("numeric", "3.14159", "about 3.1416").value == 0.0
+    # words beside a number are no part of it, as to math-verify
+    assert [grade("math", *case).value for case in (("12", "12 each"), ("42", "page 42"))] == [1, 1]
     assert grade("math", "451104793605.23926", "\\boxed{4.51e+11}", tolerance=0.005).value == 1.0
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from posttrain.pairs import Pair, Side, pair_to_row
+from posttrain.records import Pair, Side, pair_to_row
 from posttrain.runs import Counts, Run
 from tests.training.tiny import END, START, WORDS, make_tokenizer
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from trl.trainer.utils import add_fused_lm_head
 
 from posttrain.config.dpo import LossConfig
-from posttrain.pairs import Pair, Side, pair_to_row
+from posttrain.records import Pair, Side, pair_to_row
 from posttrain.training.cpu_head import use_cpu_head
 from posttrain.training.dpo.layout import make_pair_collator
 from posttrain.training.dpo.loss import ScoredPairs, pair_terms, score_pairs, total_loss

@@ -10,7 +10,7 @@ import pytest
 from posttrain.config.dpo import DpoConfig
 from posttrain.config.load import validate
 from posttrain.errors import ConfigError, DataError
-from posttrain.pairs import Side, pair_to_row
+from posttrain.records import Side, pair_to_row
 from posttrain.runs import Counts, Run
 from posttrain.training.dpo.data import PairOrder, load_pairs
 from posttrain.training.dpo.layout import choose_layout
