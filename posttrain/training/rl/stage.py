@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
 from trl.trainer.grpo_config import GRPOConfig
 
@@ -31,7 +32,9 @@ from posttrain.sampling.open import rendering_of
 from posttrain.sampling.render import RenderedSampler
 from posttrain.sampling.rollout import OpenEnvironment
 from posttrain.sampling.sampler import Engine, Sampler
+from posttrain.tokens.encode import IGNORED
 from posttrain.tokens.tokenizer import Encoder, SpecialTokens, load_any_tokenizer
+from posttrain.training.activations import RolloutShape
 from posttrain.training.arguments import LEARNING_RATE, batch_layout, make_arguments
 from posttrain.training.finish import RESUME, RunOutcome
 from posttrain.training.launch import Launched
@@ -288,6 +291,25 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
             lines.append(("routers", f"{self._routers} {frozen}; {moved}"))
         stats = {"routers": self._routers, "longest_prompt": max(self._lengths)}
         return Preflight(lines, stats)
+
+    def largest_batch(self, trainer: GroupTrainer) -> Mapping[str, torch.Tensor]:
+        """Completions of the greatest length behind the longest prompt."""
+        new = self.recipe.sampling.max_tokens
+        rows, columns = trainer.args.per_device_train_batch_size, max(self._lengths) + new
+        ids = torch.zeros(rows, columns, dtype=torch.long)
+        labels = torch.full_like(ids, IGNORED)
+        labels[:, -new:] = 0
+        return {"input_ids": ids, "labels": labels}
+
+    def rollouts(self, trainer: GroupTrainer) -> RolloutShape | None:
+        """As many at a time as the recipe allows, all at their longest."""
+        sampling, recipe = self.recipe.sampling, self.recipe
+        if sampling.server is not None:
+            return None
+        local = recipe.prompts_per_step * recipe.num_generations // trainer.args.world_size
+        return RolloutShape(
+            rows=min(local, sampling.batch_size), columns=max(self._lengths) + sampling.max_tokens
+        )
 
     def plan(
         self, prepared: PreparedRun[GroupTrainer], size: ModelSize, *, measure: bool

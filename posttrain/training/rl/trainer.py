@@ -202,7 +202,7 @@ class GroupTrainer(Resumable, GRPOTrainer):
         # DDP averages gradients over processes, the sum is over the global batch
         tokens = self._current.tokens[self.state.global_step % config.num_iterations]
         scale = self.accelerator.num_processes / max(tokens, 1)
-        return torch.where(counted, terms.loss, 0.0).sum() * scale
+        return self.checked_scale(torch.where(counted, terms.loss, 0.0).sum() * scale)
 
     def _note(self, places: list[Any], mask: torch.Tensor, weights: Importance) -> None:
         """Keep each rollout's ratios, to be written beside it."""
