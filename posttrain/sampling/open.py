@@ -25,7 +25,7 @@ from posttrain.config.backend import (
 from posttrain.errors import ConfigError
 from posttrain.models.chat_template import chat_template_of
 from posttrain.runs import MANIFEST, Parent, parent_of, read_artifact
-from posttrain.sampling.engines.http import Client, ClientSettings
+from posttrain.sampling.engines.http import Client
 from posttrain.sampling.render import RenderedSampler
 from posttrain.sampling.sampler import Sampler
 from posttrain.tokens.tokenizer import Encoder, encoder_of, largest_id, load_any_tokenizer
@@ -36,7 +36,7 @@ async def opened_sampler(
     backend: BackendConfig, *, checkpoint: str | None, parts: bool = True
 ) -> AsyncIterator[Sampler]:
     """As `open_sampler`; a server's connections are given back at the end."""
-    client = _client(backend) if isinstance(backend, Server) else None
+    client = Client(backend) if isinstance(backend, Server) else None
     try:
         yield open_sampler(backend, checkpoint=checkpoint, client=client, parts=parts)
     finally:
@@ -64,7 +64,7 @@ def open_sampler(
         DataError: a checkpoint without a tokenizer.
     """
     if isinstance(backend, Server):
-        client = client or _client(backend)
+        client = client or Client(backend)
     if isinstance(backend, ChatBackend):
         from posttrain.sampling.engines.chat import ChatSampler
 
@@ -110,16 +110,6 @@ def open_sampler(
         engine = CompletionsEngine(client, model=backend.model, identity=identity)
     stops = generation_stops(path, model)
     return RenderedSampler(engine, template=template, encoder=encoder, stop_ids=stops)
-
-
-def _client(backend: Server) -> Client:
-    settings = ClientSettings(
-        concurrency=backend.concurrency,
-        timeout=backend.timeout,
-        retries=backend.retries,
-        api_key_env=backend.api_key_env,
-    )
-    return Client(backend.url, settings)
 
 
 def rendering_of(
