@@ -56,8 +56,9 @@ class WeightSync(VLLMGeneration):
             for name, tensor in super()._iter_named_params():
                 if (layer := adapted.get(name)) is not None:
                     for adapter in layer.active_adapters:
-                        tensor = tensor + _whole(layer.get_delta_weight(adapter))
-                yield name, tensor
+                        delta = _whole(layer.get_delta_weight(adapter))
+                        tensor = (tensor + delta).to(tensor.dtype)
+                yield name, tensor.detach()
         buffers = dict(plain.named_buffers())
         for name in plain.state_dict():
             if name in buffers:
