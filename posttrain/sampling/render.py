@@ -112,11 +112,6 @@ class RenderedSampler:
             for request, text, sent in zip(requests, prompts, engine_requests, strict=True)
         ]
 
-    async def score(
-        self, prompts: Sequence[Ids], completions: Sequence[Ids]
-    ) -> list[tuple[float, ...]]:
-        return await self.engine.score(prompts, completions)
-
     def _text(self, request: Request) -> str | RenderError:
         """The prompt, or what is put behind the step that the request continues."""
         try:

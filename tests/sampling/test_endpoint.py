@@ -153,31 +153,6 @@ def test_a_budget_closes_reasoning_after_exactly_so_many_tokens():
     assert bodies[1]["max_tokens"] == 15
 
 
-def test_an_early_end_within_the_budget_needs_no_second_call():
-    budget = Budget(tokens=10, close_id=CLOSE, closing=lambda ids: (CLOSE,))
-
-    async def run():
-        async with Stub(length=4) as stub:
-            outputs, _ = await generate(stub, [engine_request(0, budget=budget)])
-            return outputs[0], len(stub.bodies)
-
-    output, calls = asyncio.run(run())
-    assert (output.forced, output.finish, calls) == (None, "stop", 1)
-
-
-def test_scores_are_those_of_the_completion_alone():
-    async def run():
-        async with Stub() as stub:
-            client = client_of(stub.url)
-            found = await CompletionsEngine(client, model="m", identity={}).score(
-                [(1, 30), (4,)], [(40, 50), (60,)]
-            )
-            await client.close()
-            return found
-
-    assert asyncio.run(run()) == [(-4.0, -5.0), (-6.0,)]
-
-
 async def chat(stub: Stub, requests: list[Request], **more: Any):
     client = client_of(stub.url)
     try:

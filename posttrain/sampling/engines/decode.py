@@ -198,7 +198,9 @@ class DecodeBatch:
         self._cache = new_cache(model)
         self._logits = torch.empty(0)
         self._width = 0
-        self._last_only = logits_of_last(model, 1)
+        # projects the last position alone, where the model can
+        known = inspect.signature(model.forward).parameters
+        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
         self._lay_out()
 
     @property
@@ -326,12 +328,6 @@ class DecodeBatch:
             **self._last_only,
         )
         return out.logits[:, -1].float()
-
-
-def logits_of_last(model: PreTrainedModel, count: int) -> dict[str, int]:
-    """What to call a model with so that it projects the last positions only, where it can."""
-    known = inspect.signature(model.forward).parameters
-    return {"logits_to_keep": count} if "logits_to_keep" in known else {}
 
 
 def _mask(pads: Sequence[int], width: int, device: torch.device) -> torch.Tensor:

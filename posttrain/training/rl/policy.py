@@ -29,7 +29,7 @@ from posttrain.errors import ConfigError
 from posttrain.sampling.engines.completions import CompletionsEngine
 from posttrain.sampling.engines.decode import decode
 from posttrain.sampling.engines.http import Client, key_headers
-from posttrain.sampling.sampler import EngineOutput, EngineRequest, Ids
+from posttrain.sampling.sampler import EngineOutput, EngineRequest
 from posttrain.training.launch import read_launch
 
 if TYPE_CHECKING:
@@ -67,12 +67,6 @@ class LiveEngine(ABC):
         self, requests: Sequence[EngineRequest], *, progress: Callable[[int], None] | None = None
     ) -> list[EngineOutput]:
         """As `Engine.generate`."""
-
-    async def score(
-        self, prompts: Sequence[Ids], completions: Sequence[Ids]
-    ) -> list[tuple[float, ...]]:
-        """Not needed: the trainer scores."""
-        raise ConfigError("a policy in training is scored by its trainer")
 
     async def close(self) -> None:
         """Give connections back, where there are any."""
