@@ -102,7 +102,7 @@ class InProcessRollouts(Strict):
         batch_size: rollouts decoded at a time on one process.
     """
 
-    engine: Literal["in_process"] = "in_process"
+    engine: Literal["in_process"]
     batch_size: int = Field(default=256, ge=1)
 
 
@@ -252,7 +252,7 @@ class GroupTraining(PolicyRecipe):
     num_generations: int = Field(default=16, ge=2)
     max_epochs: int = Field(default=1, ge=1)
     sampling: RolloutSampling = RolloutSampling()
-    rollouts: RolloutEngine = InProcessRollouts()
+    rollouts: RolloutEngine = InProcessRollouts(engine="in_process")
     loss: GrpoLossConfig = GrpoLossConfig()
     moe: MoeConfig = MoeConfig()
     guard: GuardConfig = GuardConfig()

@@ -83,35 +83,28 @@ class Client:
             RequestFailed: a final refusal of this request, or all attempts used up.
             ConfigError: nothing that is sent to this server can succeed.
         """
-        jitter = random.Random(key)
+        jitter, attempts = random.Random(key), self._server.retries + 1
         async with self._gate:
             self.ledger.in_flight += 1
             self.ledger.most_in_flight = max(self.ledger.most_in_flight, self.ledger.in_flight)
             started = time.monotonic()
             try:
-                return await self._persist(path, body, jitter)
-            except RequestFailed:
-                self.ledger.failures += 1
-                raise
+                for attempt in range(attempts):
+                    result = await self._attempt(path, body)
+                    if isinstance(result, dict):
+                        self.ledger.calls += 1
+                        return result
+                    if attempt == attempts - 1:
+                        self.ledger.failures += 1
+                        raise RequestFailed(f"{result.why}, {attempts} attempts")
+                    self.ledger.retries += 1
+                    wait = min(_LONGEST_WAIT, self._first_wait * 2**attempt)
+                    # a server that says when to come back knows best
+                    await asyncio.sleep(max(result.after, wait * (0.5 + jitter.random() / 2)))
+                raise AssertionError("the loop returns or raises")
             finally:
                 self.ledger.in_flight -= 1
                 self.ledger.seconds += time.monotonic() - started
-
-    async def _persist(
-        self, path: str, body: Mapping[str, Any], jitter: random.Random
-    ) -> dict[str, Any]:
-        for attempt in range(self._server.retries + 1):
-            result = await self._attempt(path, body)
-            if isinstance(result, dict):
-                self.ledger.calls += 1
-                return result
-            if attempt == self._server.retries:
-                raise RequestFailed(f"{result.why}, {attempt + 1} attempts")
-            self.ledger.retries += 1
-            wait = min(_LONGEST_WAIT, self._first_wait * 2**attempt)
-            # a server that says when to come back knows best
-            await asyncio.sleep(max(result.after, wait * (0.5 + jitter.random() / 2)))
-        raise AssertionError("the loop returns or raises")
 
     async def _attempt(self, path: str, body: Mapping[str, Any]) -> dict[str, Any] | _Later:
         try:
@@ -125,6 +118,7 @@ class Client:
                 if answer.status in _HOPELESS:
                     why = _HOPELESS[answer.status]
                     raise ConfigError(f"{self._server.url} {why} (status {answer.status}): {text}")
+                self.ledger.failures += 1
                 raise RequestFailed(f"status {answer.status}: {text}")
         except TimeoutError:
             return _Later(f"no answer within {self._server.timeout:g} s")
