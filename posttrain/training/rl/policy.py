@@ -139,7 +139,7 @@ def whole_weights(trainer: GroupTrainer) -> Iterator[None]:
                 yield
             finally:
                 add_hooks(root)
-    elif isinstance(root, FSDPModule):
+    elif isinstance(trainer.model_wrapped, FSDPModule):
         # an adapter's base is called without its wrapper, and the first module to run would take
         # itself for the root
         root._get_fsdp_state()._lazy_init()
@@ -172,7 +172,8 @@ class LoraServed(LiveEngine):
         super().__init__(trainer)
         server = trainer.recipe.rollouts
         assert isinstance(server, LoraServer)
-        self._server, self.client = server, Client(server)
+        self._server = server
+        self.client = self._client = Client(server)
         self._engine: CompletionsEngine | None = None
 
     @contextlib.contextmanager
@@ -186,7 +187,7 @@ class LoraServed(LiveEngine):
             trainer.rollouts.runner.run(self._load(name, folder / name, before if step else None))
             shutil.rmtree(folder / before, ignore_errors=True)
         trainer.accelerator.wait_for_everyone()
-        self._engine = CompletionsEngine(self.client, model=name, identity=self.identity)
+        self._engine = CompletionsEngine(self._client, model=name, identity=self.identity)
         yield
 
     async def _load(self, name: str, folder: Path, instead_of: str | None) -> None:

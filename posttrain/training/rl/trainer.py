@@ -32,7 +32,7 @@ from posttrain.training.rl.files import (
     write_part,
 )
 from posttrain.training.rl.health import HealthGuard, why_untrained
-from posttrain.training.rl.loss import Importance, TokenSums, importance, ratio_rows, token_loss
+from posttrain.training.rl.loss import TokenSums, importance, ratio_rows, token_loss
 from posttrain.training.rl.metrics import step_line
 from posttrain.training.rl.policy import open_engine
 from posttrain.training.rl.step import Rollouts, RolloutStep, StepMaker
@@ -171,20 +171,16 @@ class GroupTrainer(Resumable, GRPOTrainer):
             config,
             self._score_reference(inputs),
         )
-        self._note(inputs["places"], mask, weights)
+        # each rollout's ratios are written beside it
+        for place, row in zip(inputs["places"], ratio_rows(mask, weights), strict=True):
+            if row is not None:
+                self._current.ratios[place] = row
         self._sums.add(mask, entropy, weights, terms)
         counted = mask & weights.kept[:, None]
         # DDP averages gradients over processes, the sum is over the global batch
         tokens = self._current.tokens[self.state.global_step % config.num_iterations]
         scale = self.accelerator.num_processes / max(tokens, 1)
         return torch.where(counted, terms.loss, 0.0).sum() * scale
-
-    def _note(self, places: list[Any], mask: torch.Tensor, weights: Importance) -> None:
-        """Keep each rollout's ratios, to be written beside it."""
-        assert self._current is not None
-        for place, row in zip(places, ratio_rows(mask, weights), strict=True):
-            if row is not None:
-                self._current.ratios[place] = row
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As the parent; the last micro-batch of a batch of rollouts puts it on disk."""

@@ -11,7 +11,7 @@ Tested against a stand-in for the server and for its NCCL transfer; not run on v
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,7 +32,7 @@ from posttrain.training.rl.policy import LiveEngine
 if TYPE_CHECKING:
     from posttrain.training.rl.trainer import GroupTrainer
 
-Named = Iterator[tuple[str, torch.Tensor]]
+Named = Generator[tuple[str, torch.Tensor], None, None]
 _PROCESSED = "processed_logprobs"
 
 
@@ -46,7 +46,7 @@ class WeightSync(VLLMGeneration):
 
     def _iter_named_params(self) -> Named:
         model: Any = self.model
-        plain = model.get_base_model() if isinstance(model, PeftModel) else model
+        plain: Any = model.get_base_model() if isinstance(model, PeftModel) else model
         for name, tensor in self._parameters_and_buffers(model, plain):
             yield from revert_weight_conversion(plain, {name: tensor}).items()
 
@@ -102,12 +102,13 @@ class _VllmPolicy(LiveEngine):
     def _send_weights(self, mode: str, **options: Any) -> WeightSync:
         """Have vLLM hold the weights as they are now; finds or starts it the first time."""
         trainer, first = self.trainer, self._sync is None
+        tokenizer: Any = trainer.processing_class
         try:
             if self._sync is None:
                 self._sync = WeightSync(
                     trainer.model,
                     trainer.accelerator,
-                    trainer.processing_class,
+                    tokenizer,
                     mode=mode,
                     **options,
                 )

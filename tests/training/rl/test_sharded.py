@@ -11,7 +11,14 @@ import pytest
 
 from posttrain.training.rl.stage import GroupStage
 from tests.training.forks import forked
-from tests.training.rl.policy import Scripted, finish, make_prompts, make_recipe, words_of
+from tests.training.rl.policy import (
+    Scripted,
+    finish,
+    make_prompts,
+    make_recipe,
+    words_of,
+    write_policy,
+)
 from tests.training.tiny import log_rows
 
 PROMPTS = make_prompts(24)
@@ -36,12 +43,17 @@ def rollouts(out: Path) -> list[tuple[Any, ...]]:
     ]
 
 
-@pytest.mark.parametrize(("sharding", "keys"), [("zero3", {}), ("fsdp2", {}), ("fsdp2", ADAPTER)])
+@pytest.mark.parametrize(
+    ("sharding", "kind", "keys"),
+    [("zero3", "hybrid", {}), ("fsdp2", "hybrid", {}), ("fsdp2", "attention", ADAPTER)],
+)
 def test_sharded_weights_roll_out_as_whole_ones_do(
-    policy: Path, tmp_path: Path, sharding: str, keys: dict[str, Any]
+    tmp_path: Path, sharding: str, kind: str, keys: dict[str, Any]
 ):
+    """Attention alone, and with Mamba and experts whose biases move."""
     if sharding == "zero3" and importlib.util.find_spec("deepspeed") is None:
         pytest.skip("deepspeed is not installed")
+    policy = write_policy(tmp_path / "policy", kind)
     one = finish(make_recipe(policy, tmp_path / "one", **keys), PROMPTS, Scripted(words_of))
     launch = {"world_size": 2, "sharding": sharding}
     recipe = make_recipe(policy, tmp_path / "two", STATE, launch=launch, **keys)
