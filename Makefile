@@ -10,7 +10,7 @@ export HF_HUB_OFFLINE := 1
 # matrices this small gain nothing from a second thread, and threads that wait for one another on a
 # busy machine cost a hundredfold
 export OMP_NUM_THREADS := 1
-.PHONY: quickstart tiny test test-ray lint format docs bench clean
+.PHONY: quickstart tiny test test-ray lint format docs bench gpu-check clean
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; try make PYTHON=python3.11")'
@@ -88,6 +88,11 @@ docs: $(BIN)/.installed
 
 bench: $(BIN)/.installed-dev
 	$(BIN)/python benchmarks/sft_throughput.py
+
+# what runs on this GPU, in eight minutes; without one the same at tiny size
+gpu-check: $(BIN)/.installed-dev
+	@mkdir -p runs
+	$(BIN)/python benchmarks/gpu.py --out runs/gpu.json
 
 clean:
 	rm -rf $(VENV) runs *.egg-info .pytest_cache .ruff_cache .hypothesis

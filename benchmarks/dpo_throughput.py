@@ -1,6 +1,6 @@
 """DPO steps against plain TRL: seconds for 128 pairs, reference included; same model, same pairs.
 
-    python benchmarks/dpo_throughput.py                  # a 0.6 B model on a GPU, a tiny one on CPU
+    python benchmarks/dpo_throughput.py                  # a 0.5 B model on a GPU, a tiny one on CPU
     python benchmarks/dpo_throughput.py --data runs/tiny/dpo_data --checkpoint runs/tiny/sft
 
 Arms: `ours` in both layouts; `trl`, its defaults, with the reference's forward pass in every step;
@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from shapes import END, PAD, SHAPES, default_shape, random_model
 from tokenizers import Tokenizer, models
 from transformers import (
     AutoModelForCausalLM,
-    LlamaConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     TrainerCallback,
@@ -38,7 +38,6 @@ from trl.trainer.dpo_trainer import DPOTrainer
 
 from data_builders.pairs.shards import PairWriter
 from posttrain.config.dpo import LossConfig
-from posttrain.models.load import choose_attention
 from posttrain.pairs import Pair, Side
 from posttrain.tokens.tokenizer import load_tokenizer
 from posttrain.training.dpo.data import Pairs, load_pairs
@@ -46,18 +45,6 @@ from posttrain.training.dpo.layout import make_pair_collator
 from posttrain.training.dpo.reference import ReferenceKey, ReferenceStore, compute_order
 from posttrain.training.dpo.trainer import PairTrainer
 from posttrain.versions import package_versions
-
-# the quickstart's model, with random weights
-CPU_MODEL = {
-    "vocab_size": 1024, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3,
-    "num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": True,
-}  # fmt: skip
-# the shape of a 0.6 B open model, with random weights
-GPU_MODEL = {
-    "vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
-    "num_attention_heads": 16, "num_key_value_heads": 8, "tie_word_embeddings": True,
-}  # fmt: skip
-PAD, END = 0, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,30 +220,24 @@ def word_tokenizer(size: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<|pad|>", eos_token="<|end|>")  # noqa: S106 - tokens
 
 
-def build(shape: dict[str, Any]) -> PreTrainedModel:
-    set_seed(0)
-    config = LlamaConfig(**shape, max_position_embeddings=8192, pad_token_id=PAD, eos_token_id=END)
-    return AutoModelForCausalLM.from_config(config, attn_implementation=choose_attention("auto"))
-
-
 def arms(args: argparse.Namespace) -> Iterator[Result]:
     """Each arm with a fresh model and a folder of its own."""
-    shape = GPU_MODEL if torch.cuda.is_available() else CPU_MODEL
+    vocabulary = SHAPES[args.shape]["vocab_size"]
 
     def make() -> PreTrainedModel:
         if args.checkpoint:
             set_seed(0)
             return AutoModelForCausalLM.from_pretrained(args.checkpoint)
-        return build(shape)
+        return random_model(args.shape)
 
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         if args.data:
             data, tokenizer = args.data, load_tokenizer(args.data / "tokenizer")
         else:
-            tokenizer = word_tokenizer(shape["vocab_size"])
+            tokenizer = word_tokenizer(vocabulary)
             count = 128 * args.steps
-            data = synthetic(root, count=count, mean=args.mean, vocabulary=shape["vocab_size"])
+            data = synthetic(root, count=count, mean=args.mean, vocabulary=vocabulary)
         pairs = load_pairs(data)
         runs: list[Callable[[Any], Result]] = [
             lambda setting: ours("shared_prompt", make, pairs, setting),
@@ -276,6 +257,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, help="a dpo_data artifact; default: synthetic")
     parser.add_argument("--checkpoint", type=Path, help="its policy; default: random weights")
+    parser.add_argument("--shape", choices=sorted(SHAPES), default=default_shape())
     parser.add_argument("--mean", type=int, default=1024 if on_gpu else 60, help="tokens a part")
     parser.add_argument("--micro", type=int, default=8, help="pairs a micro-batch")
     parser.add_argument("--steps", type=int, default=6 if on_gpu else 3, help="of 128 pairs")
@@ -283,7 +265,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="also write the figures as JSON")
     args = parser.parse_args()
     if not on_gpu:
-        print("no GPU: with one, this measures a 0.6 B model in bf16. Now a tiny one in fp32.")
+        print("no GPU: with one, this measures a 0.5 B model in bf16. Now a tiny one in fp32.")
     results = []
     for result in arms(args):
         results.append(result)

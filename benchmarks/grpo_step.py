@@ -1,6 +1,6 @@
 """A GRPO step against plain TRL: seconds for the same prompts, rollouts, model and settings.
 
-    python benchmarks/grpo_step.py                 # a 0.6 B model on a GPU, a tiny one on CPU
+    python benchmarks/grpo_step.py                 # a 0.5 B model on a GPU, a tiny one on CPU
     python benchmarks/grpo_step.py --checkpoint runs/tiny/sft
 
 The reward is a constant in both arms, so that only making rollouts and training on them is
@@ -28,13 +28,12 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from shapes import SHAPES, default_shape, random_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
-    LlamaConfig,
     PreTrainedTokenizerFast,
     TrainerCallback,
-    set_seed,
 )
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
@@ -48,16 +47,6 @@ from posttrain.tokens.tokenizer import load_tokenizer
 from posttrain.training.rl.stage import GroupStage, grpo_arguments
 from posttrain.versions import package_versions
 
-# the quickstart's model, with random weights
-CPU_MODEL = {
-    "vocab_size": 1024, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3,
-    "num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": True,
-}  # fmt: skip
-# the shape of a 0.6 B open model, with random weights
-GPU_MODEL = {
-    "vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
-    "num_attention_heads": 16, "num_key_value_heads": 8, "tie_word_embeddings": True,
-}  # fmt: skip
 TEMPLATE = (
     "{% for m in messages %}<|start|>{{ m.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|start|>{% endif %}"
@@ -114,20 +103,17 @@ class Clock(TrainerCallback):
         return [end - start for start, end in zip(self.marks, self.marks[1:], strict=False)]
 
 
-def write_model(folder: Path) -> None:
+def write_model(folder: Path, shape: str) -> None:
     """A random model with a tokenizer of words."""
-    shape = GPU_MODEL if torch.cuda.is_available() else CPU_MODEL
     words = {"<|pad|>": 0, "<|start|>": 1, "<|end|>": 2}
-    words |= {f"w{n}": n for n in range(3, shape["vocab_size"])}
+    words |= {f"w{n}": n for n in range(3, SHAPES[shape]["vocab_size"])}
     raw = Tokenizer(models.WordLevel(words, unk_token="w3"))  # noqa: S106 - a token
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     named = {"pad_token": "<|pad|>", "bos_token": "<|start|>", "eos_token": "<|end|>"}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, **named)
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(str(folder))
-    set_seed(0)
-    config = LlamaConfig(**shape, max_position_embeddings=8192, pad_token_id=0, eos_token_id=2)
-    AutoModelForCausalLM.from_config(config).save_pretrained(str(folder))
+    random_model(shape).save_pretrained(str(folder))
 
 
 def make_prompts(args: argparse.Namespace) -> list[Prompt]:
@@ -214,6 +200,7 @@ def main() -> None:
     on_gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--checkpoint", type=Path, help="the policy; default: random weights")
+    parser.add_argument("--shape", choices=sorted(SHAPES), default=default_shape())
     parser.add_argument("--prompts", type=int, default=16, help="a step")
     parser.add_argument("--generations", type=int, default=16)
     parser.add_argument("--prompt-tokens", type=int, default=256 if on_gpu else 40)
@@ -229,7 +216,7 @@ def main() -> None:
         root = Path(folder)
         if args.checkpoint is None:
             args.checkpoint = root / "model"
-            write_model(args.checkpoint)
+            write_model(args.checkpoint, args.shape)
         if args.arm:
             result = (ours if args.arm == "ours" else plain)(args, root / "work")
             args.out.write_text(json.dumps(asdict(result)))

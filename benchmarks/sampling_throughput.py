@@ -26,6 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
+from shapes import SHAPES, random_model
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 
 from posttrain.config.backend import TransformersBackend
@@ -39,7 +40,7 @@ from posttrain.tokens.tokenizer import encoder_of
 from posttrain.versions import package_versions
 
 Ids = tuple[int, ...]
-SHAPES = {"attention": TINY_ATTENTION, "hybrid": TINY_HYBRID}
+TINY = {"attention": TINY_ATTENTION, "hybrid": TINY_HYBRID}
 VOCABULARY, STOP = 1024, 2
 
 
@@ -69,11 +70,14 @@ class Result:
         return self.tokens / self.seconds
 
 
-def random_model(shape: str) -> PreTrainedModel:
+def make_model(shape: str) -> PreTrainedModel:
     """A tiny model whose stop token is likely enough that lengths spread from 1 to about 200."""
     torch.manual_seed(0)
     sizes = {"vocab_size": VOCABULARY, "pad_token_id": 0, "eos_token_id": STOP}
-    model: Any = build_model({**SHAPES[shape], **sizes}).eval()
+    if shape not in TINY:
+        large: Any = random_model(shape)
+        return large.to(torch.bfloat16).eval()
+    model: Any = build_model({**TINY[shape], **sizes}).eval()
     head = torch.nn.Linear(model.config.hidden_size, VOCABULARY)
     head.weight = model.lm_head.weight
     with torch.no_grad():
@@ -196,7 +200,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--checkpoint", help="a directory or hub id; default: random weights")
     parser.add_argument("--prompts", type=Path, help="prompts.jsonl; default: random tokens")
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="attention")
+    parser.add_argument("--shape", choices=sorted({**TINY, **SHAPES}), default="attention")
     parser.add_argument("--count", type=int, default=100, help="distinct prompts")
     parser.add_argument("--samples", type=int, default=16, help="completions a prompt")
     parser.add_argument("--max-tokens", type=int, default=200)
@@ -215,7 +219,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if given.threads:
         torch.set_num_threads(given.threads)
     if given.checkpoint is None:
-        model, stops = random_model(given.shape), (STOP,)
+        model, stops = make_model(given.shape), (STOP,)
     else:
         options = {"dtype": "auto", "device": "auto", "attention": "auto", "vocabulary": 0}
         model = load_for_inference(given.checkpoint, **options)

@@ -1,6 +1,6 @@
 """Packed against padded SFT: real tokens a second, peak memory, fill; same model, same sequences.
 
-    python benchmarks/sft_throughput.py                 # a 0.6 B model on a GPU, a tiny one on CPU
+    python benchmarks/sft_throughput.py                 # a 0.5 B model on a GPU, a tiny one on CPU
     python benchmarks/sft_throughput.py --data runs/tiny/sft_data --steps 10
 
 Arms: `padded` is one sequence a row through TRL's collator; `trl packed` is TRL's best-fit packing,
@@ -22,27 +22,17 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, set_seed
+from shapes import PAD, SHAPES, default_shape, random_model
+from transformers import PreTrainedModel
 from trl.data_utils import pack_dataset
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 from trl.trainer.utils import add_fused_lm_head
 
-from posttrain.models.load import choose_attention
 from posttrain.tokens import pack_lengths
 from posttrain.training.cpu_head import use_cpu_head
 from posttrain.training.document_masking import choose_document_masking, make_collator, sequences
 from posttrain.training.sft.data import load_split
 from posttrain.versions import package_versions
-
-CPU_MODEL = {
-    "vocab_size": 1024, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4,
-    "num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": True,
-}  # fmt: skip
-# the shape of a 0.6 B open model, with random weights
-GPU_MODEL = {
-    "vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
-    "num_attention_heads": 16, "num_key_value_heads": 8, "tie_word_embeddings": True,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +60,7 @@ def synthetic(count: int, longest: int, vocabulary: int) -> list[dict[str, list[
 
 def from_artifact(path: Path, count: int) -> list[dict[str, list[int]]]:
     """Sequences of an `sft_data` artifact, one by one again."""
-    packs = load_split(path, "train", pad_id=0)
+    packs = load_split(path, "train", pad_id=PAD)
     if packs is None:
         raise SystemExit(f"{path} has no packed rows")
     parts = (part for row in range(len(packs) - 1) for part in sequences(packs[row]))
@@ -150,28 +140,27 @@ def _peak_gib(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
 
 
-def build(on_gpu: bool, longest: int) -> PreTrainedModel:
-    set_seed(0)
-    shape = GPU_MODEL if on_gpu else CPU_MODEL
-    config = LlamaConfig(**shape, max_position_embeddings=longest, pad_token_id=0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=choose_attention("auto"))
+def build(shape: str, longest: int) -> PreTrainedModel:
+    """The model with TRL's head, which computes no logits of positions without a label."""
+    model = random_model(shape, positions=longest)
     add_fused_lm_head(model, outputs=("log_probs", "entropy", "is_top1"))
-    return model.to("cuda" if on_gpu else "cpu").train()
+    return model.train()
 
 
 def main() -> None:
     on_gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, help="an sft_data artifact; default: synthetic")
+    parser.add_argument("--shape", choices=sorted(SHAPES), default=default_shape())
     parser.add_argument("--capacity", type=int, default=8192 if on_gpu else 1024)
     parser.add_argument("--tokens", type=int, default=32768 if on_gpu else 4096)
     parser.add_argument("--steps", type=int, default=20 if on_gpu else 3)
     parser.add_argument("--out", type=Path, help="also write the figures as JSON")
     args = parser.parse_args()
     if not on_gpu:
-        print("no GPU: with one, this measures a 0.6 B model in bf16 with varlen kernels.")
+        print("no GPU: with one, this measures a 0.5 B model in bf16 with varlen kernels.")
         print("Now a tiny fp32 model; TRL's packed arm masks over the whole micro-batch on CPU.")
-    vocabulary = (GPU_MODEL if on_gpu else CPU_MODEL)["vocab_size"]
+    vocabulary = SHAPES[args.shape]["vocab_size"]
     count = 20 * args.steps * args.tokens // 200
     rows = (
         from_artifact(args.data, count)
@@ -185,25 +174,28 @@ def main() -> None:
             f"peak {r.peak_gib:.2f} GiB  loss {r.loss:.3f}"
         )
     if args.out:
-        stats = {"versions": package_versions(), "arms": [asdict(r) for r in results]}
+        device = torch.cuda.get_device_name() if on_gpu else "CPU"
+        size = sum(weight.numel() for weight in random_model(args.shape).parameters())
+        about = {"device": device, "parameters": size, "versions": package_versions()}
+        stats = {**about, "arms": [asdict(r) for r in results]}
         args.out.write_text(json.dumps(stats, indent=1) + "\n")
 
 
 def run_arms(rows: list[dict[str, list[int]]], args: Any, on_gpu: bool) -> Iterator[Result]:
     """Each arm on a fresh copy of the same model."""
-    padding_free = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)
-    model = build(on_gpu, args.capacity)
+    padding_free = DataCollatorForLanguageModeling(pad_token_id=PAD, padding_free=True)
+    model = build(args.shape, args.capacity)
     document_masking = choose_document_masking("auto", model)
     if not on_gpu:
         use_cpu_head(model)
     packs = our_packs(rows, args.capacity)
     yield measure(
-        f"ours ({document_masking})", model, make_collator(document_masking, 0), packs, args
+        f"ours ({document_masking})", model, make_collator(document_masking, PAD), packs, args
     )
-    padded = DataCollatorForLanguageModeling(pad_token_id=0)
-    yield measure("trl padded", build(on_gpu, args.capacity), padded, rows, args)
+    padded = DataCollatorForLanguageModeling(pad_token_id=PAD)
+    yield measure("trl padded", build(args.shape, args.capacity), padded, rows, args)
     packed = list(pack_dataset(Dataset.from_list(rows), args.capacity, "bfd"))
-    yield measure("trl packed", build(on_gpu, args.capacity), padding_free, packed, args)
+    yield measure("trl packed", build(args.shape, args.capacity), padding_free, packed, args)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import functools
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from posttrain.chat.reasoning import split_think
 from posttrain.errors import ConfigError
@@ -265,12 +267,20 @@ FRAMES = look_alikes()
 def quoted(text: str, frame: re.Pattern[str] = FRAMES) -> str:
     """The text with a backslash behind every match of `frame`, and unseen characters written out.
 
-    The work is linear in the text if `frame` never looks far.
+    Full-width and other compatibility forms of a frame count as the frame: a judge's tokenizer may
+    normalize (NFKC). The work is linear in the text if `frame` never looks far.
     """
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     if not text.replace("\n", "").isprintable():
         text = _UNSEEN.sub(_written_out, text)
-    return frame.sub(r"\g<0>\\", text)
+    if unicodedata.is_normalized("NFKC", text):
+        return frame.sub(r"\g<0>\\", text)
+    forms = [unicodedata.normalize("NFKC", character) for character in text]
+    origin = [at for at, form in enumerate(forms) for _ in form]
+    ends = {match.end() for match in frame.finditer(text)}
+    ends |= {origin[match.end() - 1] + 1 for match in frame.finditer("".join(forms))}
+    cuts = [0, *sorted(ends), len(text)]
+    return "\\".join(text[start:end] for start, end in pairwise(cuts))
 
 
 def _written_out(match: re.Match[str]) -> str:
