@@ -213,6 +213,8 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self._sync()
         self._file.close()
+        if not self._spans:  # an output directory in which nothing was made may be another recipe's
+            self._path.unlink()
 
     def __contains__(self, key: Key) -> bool:
         return key in self._spans
