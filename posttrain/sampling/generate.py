@@ -14,6 +14,7 @@ requested.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -215,6 +216,8 @@ class Journal:
         self._file.close()
         if not self._spans:  # an output directory in which nothing was made may be another recipe's
             self._path.unlink()
+            with contextlib.suppress(OSError):  # other files lie there
+                os.removedirs(self._path.parent)
 
     def __contains__(self, key: Key) -> bool:
         return key in self._spans
