@@ -28,9 +28,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from data_builders.dedup.columns import DedupColumns, column_batch
+from data_builders.dedup.columns import BANDS, DedupColumns, column_batch
 from data_builders.dedup.duplicates import REASONS, find_duplicates
-from data_builders.dedup.near import BANDS
 from data_builders.keyed import shuffled_keys
 from data_builders.rows.examples import read_examples
 from posttrain.config.deduplication import DeduplicationConfig, NearConfig
@@ -221,7 +220,7 @@ def speed(sets: dict[str, list[Example]]) -> None:
                 for k in range(0, len(examples), 128)
             ]
             spent[near] = time.process_time() - started
-            written = sum(b.rows.nbytes + len(b.shingles) for b in batches)
+            written = sum(rows.nbytes + len(grams) for rows, grams in batches)
         print(
             f"| {name} | {len(examples) / spent[False]:,.0f} | {len(examples) / spent[True]:,.0f} "
             f"| {size / spent[True] / 1e6:.1f} | {written / len(examples):,.0f} |",
@@ -250,17 +249,17 @@ def synthetic(rows: int, folder: Path) -> None:
     """Columns of so many records, of which the last fiftieth repeats the first."""
     rng = random.Random(0)
     some = [chat(sentence(rng, 20), sentence(rng, 60)) for _ in range(1000)]
-    batch = column_batch(some, None, near=True)
+    some_rows, grams = column_batch(some, None, near=True)
     folder.mkdir()
     row = np.arange(rows, dtype=np.uint64)
     text = row % np.uint64(rows - rows // 50)
-    columns = batch.rows[text % np.uint64(len(some))]
+    columns = some_rows[text % np.uint64(len(some))]
     for salt, name in enumerate(("conversation", "prompt", "id64", "rest64")):
         columns[name] = shuffled_keys(row, salt)
     keys = text[:, None] * np.uint64(BANDS) + np.arange(BANDS, dtype=np.uint64)
     columns["bands"] = (shuffled_keys(keys, 9) >> np.uint64(32)).astype(np.uint32)
     columns.tofile(folder / "dedup.bin")
-    (folder / "dedup_shingles.bin").write_bytes(batch.shingles)
+    (folder / "dedup_shingles.bin").write_bytes(grams)
 
 
 if __name__ == "__main__":

@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 
 from data_builders.sft.audit import audit_sources
-from data_builders.sft.pack import cut_shards, pack_split
 from data_builders.sft.plan import plan_build
 from data_builders.sft.prepared import RECORD, SEQUENCE, PreparedSource
+from data_builders.sft.shards import cut_shards, pack_split
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.load import validate
 from posttrain.tokens.supervision import NO_MARKS, Flag
@@ -135,8 +135,8 @@ def _plan(work: Path, capacity: int) -> None:
     scratch.mkdir()
     sources = _sources(work)
     plan = plan_build(sources, recipe)
-    train = pack_split("train", {"": plan.train}, plan, sources, recipe)
-    shards = cut_shards(train, recipe.shards)
+    _, packs = pack_split("train", {"": plan.train}, plan, sources, recipe)
+    shards = cut_shards(packs, recipe.shards)
     stats = plan.train.stats.stats()
     made = (
         f"{stats['sequences']:,} sequences in {stats['packs']:,} packs, {stats['fill']:.3%} full, "

@@ -99,7 +99,7 @@ class _Worker:
         self.connection.close()
 
 
-class ProcessPool:
+class ProcessPool(contextlib.AbstractContextManager["ProcessPool"]):
     """Runs jobs on `workers` processes, started when the first jobs come.
 
     Raises:
@@ -109,9 +109,6 @@ class ProcessPool:
     def __init__(self, make_state: Callable[[], Any], workers: int) -> None:
         self._make_state, self._most = make_state, workers
         self._workers: list[_Worker] = []
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         for worker in self._workers:
@@ -127,7 +124,8 @@ class ProcessPool:
         for worker in self._workers:
             _give_next(worker, waiting)
         while busy := [w for w in self._workers if _matters(w, failed)]:
-            for worker in _ready(busy):
+            speaking = wait([worker.connection for worker in busy])
+            for worker in (w for w in busy if w.connection in speaking):
                 kind, *content = self._receive(worker, jobs)
                 if kind == "rows":
                     on_progress(content[0])
@@ -161,11 +159,6 @@ class ProcessPool:
 def _matters(worker: _Worker, failed: dict[int, BaseException]) -> bool:
     """Whether to wait for a worker: after a failure, only for those with an earlier job."""
     return worker.number is not None and (not failed or worker.number < min(failed))
-
-
-def _ready(busy: Sequence[_Worker]) -> list[_Worker]:
-    found = wait([worker.connection for worker in busy])
-    return [worker for worker in busy if worker.connection in found]
 
 
 def _give_next(worker: _Worker, waiting: Iterator[tuple[int, Job]]) -> None:

@@ -30,15 +30,14 @@ def main(arguments: list[str]) -> None:
     from rich.console import Console
 
     from data_builders.sft.build import KIND, build, build_config, set_up, show_plan
-    from data_builders.sft.dry_run import RECORDS
     from posttrain.report import ensure_report, write_report
 
     console = Console(width=None if sys.stdout.isatty() else 140)
     out = Path(recipe.out)
+    setup = set_up(recipe, Path("."), console, dry_run=options.dry_run)
     if options.dry_run:
-        show_plan(set_up(recipe, Path("."), console, records=RECORDS), console)
+        show_plan(setup, console)
         return
-    setup = set_up(recipe, Path("."), console)
     with open_run(out, kind=KIND, config=build_config(recipe), scratch="work") as stage:
         if build(setup, stage, console):
             console.print(f"{write_report(out)}", highlight=False)

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_builders.rows.files import find_files, open_whole
-from data_builders.rows.raw import Dropped
+from data_builders.rows.files import find_files
+from data_builders.rows.raw import RawRow
+from data_builders.rows.read import RowCounts, read_each, read_rows
 from data_builders.rows.where import lookup
 from posttrain.config.decontamination import EvaluationFile
 from posttrain.config.source import SourceConfig
-from posttrain.errors import ConfigError, DataError
+from posttrain.errors import ConfigError
 
 # A, option_b, choice1, choices, answer_choices, endings
 _OPTION = re.compile(r"[a-j]|(answer_)?(options?|choices?|endings?)(_?[a-j\d])?", re.IGNORECASE)
@@ -51,8 +52,9 @@ class FileItems:
 
 
 def as_source(file: EvaluationFile) -> SourceConfig:
-    """The file as something to read rows from."""
-    return SourceConfig(name=f"decontamination {file.path}", path=file.path, split=file.split)
+    """The file as a source; a row that cannot be read stops, since it could not be kept out."""
+    name = f"decontamination {file.path}"
+    return SourceConfig(name=name, path=file.path, split=file.split, strict=True)
 
 
 def read_items(file: EvaluationFile, base_dir: Path) -> list[FileItems]:
@@ -60,14 +62,27 @@ def read_items(file: EvaluationFile, base_dir: Path) -> list[FileItems]:
 
     Raises:
         ConfigError: a path that matches nothing, or a field that no row has.
-        DataError: a row that cannot be read; what is not read cannot be kept out.
+        DataError: a row that cannot be read.
     """
-    names: set[str] = set()
-    present: set[str] = set()
-    read = [
-        _read(path, file, base_dir, names, present)
-        for path in find_files(as_source(file), base_dir)
-    ]
+    names, present = set[str](), set[str]()  # of all fields, and of those named that a row has
+    read: list[FileItems] = []
+    for path in find_files(as_source(file), base_dir):
+        name = os.path.relpath(path, base_dir)
+        source = as_source(file.model_copy(update={"path": name}))
+        counts, items, without_text = RowCounts(), list[Item](), 0
+        rows = read_rows(source, base_dir)
+        for raw in read_each(rows, source, read=lambda raw: raw, counts=counts):
+            assert isinstance(raw, RawRow), "the source is strict"
+            names.update(raw.row)
+            values = _values(raw.row, file)
+            present.update(values)
+            texts = {key: [t for t in texts_in(v) if t.strip()] for key, v in values.items()}
+            options = tuple(t for key in _options(values, file) for t in texts.pop(key))
+            items += [
+                Item(raw.file, raw.line, k, t, options) for k, own in texts.items() for t in own
+            ]
+            without_text += not texts or not (all if file.fields else any)(texts.values())
+        read.append(FileItems(name, counts.rows_in, without_text, tuple(items)))
     absent = sorted({*file.fields} - present)
     if absent:
         raise ConfigError(
@@ -75,28 +90,6 @@ def read_items(file: EvaluationFile, base_dir: Path) -> list[FileItems]:
             f"are {', '.join(sorted(names)) or 'none'}"
         )
     return read
-
-
-def _read(
-    path: Path, file: EvaluationFile, base_dir: Path, names: set[str], present: set[str]
-) -> FileItems:
-    """One path; `names` gets the names of all fields, `present` of those named that a row has."""
-    items: list[Item] = []
-    rows = without_text = 0
-    for row in open_whole(path, as_source(file))(path, os.path.relpath(path, base_dir)):
-        if isinstance(row, Dropped):
-            raise DataError(f"{row.file}:{row.line}: {row.reason}: {row.detail}")
-        names.update(row.row)
-        values = _values(row.row, file)
-        present.update(values)
-        texts = {name: [t for t in texts_in(v) if t.strip()] for name, v in values.items()}
-        options = tuple(t for name in _options(values, file) for t in texts.pop(name))
-        items += [
-            Item(row.file, row.line, name, t, options) for name, own in texts.items() for t in own
-        ]
-        rows += 1
-        without_text += not texts or not (all if file.fields else any)(texts.values())
-    return FileItems(os.path.relpath(path, base_dir), rows, without_text, tuple(items))
 
 
 def _values(row: dict[str, Any], file: EvaluationFile) -> dict[str, Any]:

@@ -7,7 +7,7 @@ Decontaminator.load(config, base_dir).drops([example, …])
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,45 +21,25 @@ from posttrain.config.decontamination import DecontaminationConfig
 from posttrain.errors import ConfigError
 from posttrain.jsontext import load_json
 from posttrain.records import Example
+from posttrain.tokens.encode import batches
 
 _SHOWN = 300  # characters of a passage
 _CHARACTERS = 1 << 18  # of the texts that are looked at in one batch
-
-
-@dataclass(frozen=True, slots=True)
-class FileCounts:
-    """Rows of an evaluation file, and its items by the way in which they can be found.
-
-    Every item is one of the last six: `inside` of other text, `with_options`, as a `whole_message`
-    because it is short, or as one because most of its words are a `template` of many items; too
-    short to be looked for; the same as an item before it.
-    """
-
-    file: str
-    rows: int
-    without_text: int
-    inside: int
-    with_options: int
-    whole_message: int
-    template: int
-    too_short: int
-    repeated: int
-
-    def stats(self) -> dict[str, Any]:
-        """For the manifest."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
 class Decontaminator:
     """What evaluation asks, and the share of an item's own words from which on a record is dropped.
 
-    `counts` are of every evaluation file, `warnings` name what of them is not looked for.
+    `counts` has the rows of every evaluation file, and its items by the way in which they can be
+    found: `inside` of other text, `with_options`, as a `whole_message` because it is short, or as
+    one because most of its words are a `template` of many items; those `too_short` to be looked
+    for; those `repeated`, the same as an item before. `warnings` name what is not looked for.
     """
 
     index: RunIndex
     coverage: float
-    counts: list[FileCounts]
+    counts: list[dict[str, Any]]
     warnings: list[str]
 
     @classmethod
@@ -79,7 +59,7 @@ class Decontaminator:
         )
         new = np.zeros(len(index.number), np.bool_)
         new[np.unique(index.number, return_index=True)[1]] = True
-        counts: list[FileCounts] = []
+        counts: list[dict[str, Any]] = []
         warnings: list[str] = []
         start = 0
         for file in files:
@@ -97,7 +77,7 @@ class Decontaminator:
             for place, text in _texts(example)
         ]
         best: dict[int, tuple[str, Overlap]] = {}
-        for batch in _batches(texts):
+        for batch in batches(texts, lambda t: len(t[2]), most=_CHARACTERS, count=len(texts)):
             # most texts share no run at all, which one look at many of them shows
             for at in np.flatnonzero(self.index.suspects([t[2] for t in batch])).tolist():
                 record, place, text = batch[at]
@@ -109,18 +89,18 @@ class Decontaminator:
         return [_drop(*best[k]) if k in best else None for k in range(len(examples))]
 
 
-def _counts(file: FileItems, index: RunIndex, number: Any, new: Any) -> FileCounts:
+def _counts(file: FileItems, index: RunIndex, number: Any, new: Any) -> dict[str, Any]:
     """`number` is the text of each item, `new` where it is the first of that text."""
     first = number[new & (number >= 0)]
     forms = [_form(index, k) for k in first.tolist()]
-    return FileCounts(
-        file=Path(file.path).name,
-        rows=file.rows,
-        without_text=file.without_text,
+    return {
+        "file": Path(file.path).name,
+        "rows": file.rows,
+        "without_text": file.without_text,
         **{form: forms.count(form) for form in _FORMS},
-        too_short=int((number < 0).sum()),
-        repeated=int((number >= 0).sum()) - len(first),
-    )
+        "too_short": int((number < 0).sum()),
+        "repeated": int((number >= 0).sum()) - len(first),
+    }
 
 
 _FORMS = ("inside", "with_options", "whole_message", "template")
@@ -170,20 +150,6 @@ def _warnings(
             "Name the field of their options, if they have any, under `fields`"
         )
     return warnings
-
-
-def _batches(texts: Sequence[tuple[int, str, str]]) -> Iterator[list[tuple[int, str, str]]]:
-    """Texts in order, not too many characters at a time."""
-    batch: list[tuple[int, str, str]] = []
-    held = 0
-    for text in texts:
-        batch.append(text)
-        held += len(text[2])
-        if held >= _CHARACTERS:
-            yield batch
-            batch, held = [], 0
-    if batch:
-        yield batch
 
 
 def _drop(place: str, overlap: Overlap) -> Drop:

@@ -1,28 +1,45 @@
-"""Per-part columns for deduplication: exact keys, MinHash bands, n-grams and places of the records.
+"""What of a record deduplication compares: exact keys, n-grams and their MinHash bands, its place.
 
     dedup.bin           a row of 116 bytes for every record
     dedup_shingles.bin  where each was read (JSON), and the hashes of its n-grams, 4 bytes each
+    conversation_key(example) → 0x5f0c…    of all turns, the declared tools and the system text
+    prompt_key(example)       → 0x91ab…    of the same without anything the assistant or a tool said
+    similarity(a, b)          → 0.93       the Jaccard similarity of both sides as one set
 
-A row is a pure function of its record. Places are kept when drops are written down, bands and
-n-grams when near-duplicates are looked for; n-grams are read of records that share a band alone.
+A row is a pure function of its record. Not part of a key: layout, the order of JSON keys, source,
+license, metadata, dialect, ids of calls, names of tool results. Case and punctuation are: two
+prompts that differ in one letter are two prompts. Places are kept when drops are written down,
+bands and n-grams when near-duplicates are looked for, by the field's method: MinHash of word
+3-grams finds them, exact Jaccard decides (Broder 1997, "On the resemblance and containment of
+documents"; bands as in Leskovec et al., "Mining of Massive Datasets", 3.4; why 3-grams, and signs
+as words: docs/benchmarks.md). N-grams are read of records that share a band alone.
 """
 
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+from rensa import RMinHash  # pyright: ignore[reportAttributeAccessIssue]  # compiled, untyped
 
-from data_builders.dedup.keys import conversation_key, prompt_key
-from data_builders.dedup.near import BANDS, Shingles, band_keys, shingles
-from data_builders.keyed import key64
-from posttrain.records import Example
+from data_builders.dedup.words import runs, words_of_all
+from data_builders.keyed import key64, shuffled_keys
+from posttrain.jsontext import encode_json, load_json
+from posttrain.records import Example, Message
 
+NGRAM = 3
+# two texts with Jaccard similarity J share a key with probability 1 - (1 - J^5)^16: 0.998 at 0.8,
+# 0.95 at 0.7, 0.40 at 0.5, 1 in 200,000 at 0.05
+BANDS, ROWS = 16, 5
+SIDE = 1 / 3  # the least similarity of each side by itself, whatever the threshold
+_SEED = 1  # no choice of the data depends on it
+Hashes = npt.NDArray[np.uint32]
+Shingles = tuple[Hashes, Hashes]
 COLUMN_ROW = np.dtype(
     [
         ("conversation", "<u8"),
@@ -41,18 +58,10 @@ Rows = npt.NDArray[np.void]
 Place = tuple[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnBatch:
-    """Some records: `rows` (n,), and what goes to dedup_shingles.bin of all of them."""
-
-    rows: Rows
-    shingles: bytes
-
-
 def column_batch(
     examples: Sequence[Example], places: Sequence[Place] | None, *, near: bool
-) -> ColumnBatch:
-    """The columns of some records as they are before reasoning control, in their order.
+) -> tuple[Rows, bytes]:
+    """The columns of some records as they are before reasoning control, and their n-grams.
 
     Args:
         places: file and line of each, when they are to be kept.
@@ -74,23 +83,22 @@ def column_batch(
         parts = [place, *(side.astype("<u4").tobytes() for side in (grams[k] if grams else ()))]
         at += sum(map(len, parts))
         written += parts
-    return ColumnBatch(rows, b"".join(written))
+    return rows, b"".join(written)
 
 
-def write_columns(files: Mapping[str, BinaryIO], batch: ColumnBatch) -> None:
-    """Append to the open files of a part, by the names of `COLUMN_FILES`."""
-    rows = batch.rows.copy()
+def write_columns(files: Mapping[str, BinaryIO], rows: Rows, shingles: bytes) -> None:
+    """Append what `column_batch` returned to the open files of a part, by their names."""
     rows["at"] += files["dedup_shingles.bin"].tell()
     files["dedup.bin"].write(rows.tobytes())
-    files["dedup_shingles.bin"].write(batch.shingles)
+    files["dedup_shingles.bin"].write(shingles)
 
 
 class DedupColumns:
     """The columns of many parts, mapped into memory; records are numbered through all parts."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
-        self._rows = [_mapped(folder / "dedup.bin", COLUMN_ROW) for folder in folders]
-        self._shingles = [_mapped(folder / "dedup_shingles.bin", np.uint8) for folder in folders]
+        self._rows = [mapped(folder / "dedup.bin", COLUMN_ROW) for folder in folders]
+        self._shingles = [mapped(folder / "dedup_shingles.bin", np.uint8) for folder in folders]
         self._first = np.cumsum([0, *map(len, self._rows)])
 
     def __len__(self) -> int:
@@ -123,7 +131,134 @@ class DedupColumns:
         return self._rows[part], self._shingles[part], row - int(self._first[part])
 
 
-def _mapped(path: Path, dtype: Any) -> Any:
+def mapped(path: Path, dtype: Any) -> Any:
+    """A file of rows, mapped into memory."""
     if not path.stat().st_size:  # nothing can be mapped
         return np.empty(0, dtype)
-    return np.memmap(path, dtype, "r")
+    return np.asarray(np.memmap(path, dtype, "r"))
+
+
+def conversation_key(example: Example) -> int:
+    """64 bits; equal for re-formatted copies of one conversation."""
+    return _key("conversation", example, [_turn(m) for m in example.messages])
+
+
+def prompt_key(example: Example) -> int:
+    """64 bits; equal for conversations in which the system and the user said the same, in order.
+
+    Whole conversations are compared: "Hi" followed by other questions is another prompt.
+    """
+    requests = [m for m in example.messages if m.role in ("system", "user")]
+    return _key("prompt", example, [_turn(m) for m in requests])
+
+
+def _key(purpose: str, example: Example, turns: list[list[object]]) -> int:
+    text = json.dumps([turns, tools_text(example)], ensure_ascii=False)
+    return key64(0, purpose, text)
+
+
+def _turn(message: Message) -> list[object]:
+    calls = [[call.name, canonical_text(call.arguments)] for call in message.tool_calls]
+    trace = canonical_text(message.reasoning or "")
+    return [message.role, canonical_text(message.content), trace, calls]
+
+
+def tools_text(example: Example) -> str:
+    """The declared tools, whatever their order and layout; "" when none is declared."""
+    if example.tools is None:
+        return ""
+    try:
+        tools = load_json(example.tools)
+    except ValueError:
+        return canonical_text(example.tools)
+    if not isinstance(tools, list):
+        return canonical_text(example.tools)
+    return "\n".join(sorted(json.dumps(t, sort_keys=True, ensure_ascii=False) for t in tools))
+
+
+def canonical_text(text: str) -> str:
+    """The text in Unicode's composed form, each run of white space one space, JSON laid out anew.
+
+    Canonical equivalence only (NFC): the compatibility forms would make `x²` and `x2` one.
+    """
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text)
+    text = " ".join(text.split())
+    if text[:1] in ("{", "[") and text[-1:] in ("}", "]"):
+        return canonical_json(text) or text
+    return text
+
+
+def canonical_json(text: str) -> str | None:
+    """JSON text with sorted keys and no space, `None` for text that is no strict JSON."""
+    try:
+        value = load_json(text)
+        encode_json(value)
+        return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    except (ValueError, RecursionError):
+        return None
+
+
+def shingles(examples: Sequence[Example]) -> list[Shingles]:
+    """The n-grams of what the user said and of all that the assistant thought, said, called and got
+    from tools: distinct 32-bit hashes, ascending.
+
+    System texts and declared tools do not count: data for agents shares long ones, and a set that
+    is published again often has others. Of a side with fewer than n words all of it is one n-gram.
+    """
+    words, starts = words_of_all([side for e in examples for side in _sides(e)], signs=True)
+    grams = runs(words.hashes, NGRAM)
+    sides: list[Hashes] = []
+    for start, end in zip(starts.tolist(), starts[1:].tolist(), strict=False):
+        own = grams[start : max(end - NGRAM + 1, start)]
+        if start < end < start + NGRAM:
+            own = runs(np.pad(words.hashes[start:end], (0, NGRAM - (end - start))), NGRAM)
+        sides.append(np.unique((own >> np.uint64(32)).astype(np.uint32)))
+    return list(zip(sides[::2], sides[1::2], strict=True))
+
+
+def _sides(example: Example) -> tuple[str, str]:
+    user: list[str] = []
+    assistant: list[str] = []
+    for message in example.messages:
+        if message.role == "user":
+            user.append(message.content)
+        elif message.role != "system":
+            assistant += [message.reasoning or "", message.content]
+            assistant += [
+                text for call in message.tool_calls for text in (call.name, call.arguments)
+            ]
+    return "\n".join(user), "\n".join(assistant)
+
+
+def band_keys(records: Sequence[Shingles]) -> npt.NDArray[np.uint32]:
+    """The keys of the MinHash signatures' bands, (records, BANDS)."""
+    # the two sides are one set, in which they share no member
+    hashes = [
+        shuffled_keys(side.astype(np.uint64), salt)
+        for record in records
+        for salt, side in enumerate(record)
+    ]
+    sizes = [len(user) + len(assistant) for user, assistant in records]
+    offsets = np.cumsum([0, *sizes]).astype(np.uint64)
+    matrix = RMinHash.digest_matrix_from_flat_token_hashes(
+        np.concatenate([np.empty(0, np.uint64), *hashes]), offsets, BANDS * ROWS, _SEED
+    )
+    values = np.array(matrix.to_rows(), np.uint64).reshape(len(records), BANDS, ROWS)
+    keys = np.zeros((len(records), BANDS), np.uint64)
+    for k in range(ROWS):
+        keys = shuffled_keys(keys + values[..., k], salt=_SEED)
+    return (keys >> np.uint64(32)).astype(np.uint32)
+
+
+def similarity(one: Shingles, other: Shingles) -> float:
+    """The Jaccard similarity of two records, 0 where one side has less than `SIDE` by itself.
+
+    So a passage with two questions and one refusal of two requests are two records each.
+    """
+    sides = list(zip(one, other, strict=True))
+    shared = [len(np.intersect1d(a, b, assume_unique=True)) for a, b in sides]
+    union = [len(a) + len(b) - n for (a, b), n in zip(sides, shared, strict=True)]
+    if any(n < SIDE * size for n, size in zip(shared, union, strict=True)):
+        return 0.0
+    return sum(shared) / sum(union)

@@ -17,8 +17,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from data_builders.dedup.columns import DedupColumns
-from data_builders.dedup.near import BANDS, SIDE, similarity
+from data_builders.dedup.columns import BANDS, SIDE, DedupColumns, similarity
 from posttrain.config.deduplication import DeduplicationConfig
 
 Int = npt.NDArray[np.int64]

@@ -20,8 +20,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
+import re2
 from jsonschema import Draft202012Validator, validators
 from jsonschema.exceptions import SchemaError, ValidationError
 from referencing import Registry
@@ -117,14 +116,15 @@ def _matches(pattern: str, text: str) -> bool:
     Raises:
         re.error: no regular expression at all.
     """
-    one = pa.array([writable(text)])
     try:
-        options = pc.MatchSubstringOptions(pattern)
-        found = pc.call_function("match_substring_regex", [one], options)
-        return bool(found[0].as_py())
-    except (pa.ArrowInvalid, UnicodeEncodeError):
+        return re2.search(pattern, writable(text), options=_OPTIONS) is not None
+    except (re2.error, UnicodeEncodeError):
         re.compile(pattern)
         return True
+
+
+_OPTIONS = re2.Options()
+_OPTIONS.log_errors = False
 
 
 _Checker = validators.extend(Draft202012Validator, {"pattern": _pattern})

@@ -1,6 +1,6 @@
 """All filters of a text's content: what a source loses after the structural checks.
 
-    Screen(Filters(narratives=…), encode)([example, example])  →  [None, Drop("narrative", …)]
+    Screen(Filters(narratives=…), encode)(example)  →  Drop("narrative", …)
 
 A pure function of each record. The first filter that objects names the reason: turns, copied
 answers, refusals, untranslated answers, narratives, language, truncated texts, repetition.
@@ -122,7 +122,6 @@ def finished(text: str) -> bool:
 
 
 Check = Callable[[Example], Drop | None]
-_TextCheck = Callable[[TextPart], Drop | None]
 
 
 class Screen:
@@ -139,16 +138,12 @@ class Screen:
     def __init__(self, filters: Filters, encode: EncodeArrays) -> None:
         self._length = filters.length
         self._checks: list[Check] = []
-        for check, limits in ((turns, filters.length), (copied, filters.copied)):
-            if limits is not None:
-                self._checks.append(partial(check, limits=limits))
-        both: tuple[Part, ...] = ("reasoning", "answer")
-        for reason, name, patterns, parts in (
-            ("refusal", "refusals", filters.refusals, both[1:]),
-            ("untranslated", "untranslated", filters.untranslated, both[1:]),
-            ("narrative", "narratives", filters.narratives, both),
-        ):
-            if patterns is not None:
+        if filters.length is not None:
+            self._checks.append(partial(turns, limits=filters.length))
+        if filters.copied is not None:
+            self._checks.append(partial(copied, limits=filters.copied))
+        for reason, name, parts in _PATTERNS:
+            if (patterns := getattr(filters, name)) is not None:
                 matcher = Matcher(patterns, f"filters.{name}")
                 self._checks.append(_each(partial(_matched, matcher, reason, parts)))
         if filters.language is not None:
@@ -158,12 +153,9 @@ class Screen:
         if filters.repetition is not None:
             self._checks.append(_each(partial(_repeating, filters.repetition)))
 
-    def __call__(self, examples: Sequence[Example]) -> list[Drop | None]:
-        """What each record is dropped for, `None` for those that stay."""
-        return [
-            next((drop for check in self._checks if (drop := check(example))), None)
-            for example in examples
-        ]
+    def __call__(self, example: Example) -> Drop | None:
+        """What a record is dropped for, `None` for one that stays."""
+        return next((drop for check in self._checks if (drop := check(example))), None)
 
     def by_length(self, longest: int) -> Drop | None:
         """What a record is dropped for whose longest sequence has so many tokens."""
@@ -173,7 +165,15 @@ class Screen:
         return _outside(longest, limits.min_tokens, limits.max_tokens, "tokens", reasons)
 
 
-def _each(check: _TextCheck) -> Check:
+# filters by patterns: drop reason, name, where they look
+_PATTERNS: tuple[tuple[str, str, tuple[Part, ...]], ...] = (
+    ("refusal", "refusals", ("answer",)),
+    ("untranslated", "untranslated", ("answer",)),
+    ("narrative", "narratives", ("reasoning", "answer")),
+)
+
+
+def _each(check: Callable[[TextPart], Drop | None]) -> Check:
     """A check of a record that looks at each of its texts."""
     return lambda example: next(
         (drop for text in text_parts(example) if (drop := check(text))), None
@@ -194,6 +194,6 @@ def _foreign(judge: LanguageCheck, text: TextPart) -> Drop | None:
 
 
 def _repeating(limits: RepetitionFilter, text: TextPart) -> Drop | None:
-    loop = find_repetition(text.text, limits)
-    what = f"{loop.rule}: {loop.detail}" if loop else ""
-    return text.drop("repetition", what, loop.start, loop.end) if loop else None
+    if (loop := find_repetition(text.text, limits)) is None:
+        return None
+    return text.drop("repetition", f"{loop.rule}: {loop.detail}", loop.start, loop.end)

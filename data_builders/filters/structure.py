@@ -14,6 +14,7 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from data_builders.filters.drop import Drop
 from data_builders.filters.schemas import UNUSABLE, declared, validator, violation
@@ -50,25 +51,15 @@ def empty_answer(example: Example) -> Drop | None:
     return None
 
 
-def empty_user_turn(example: Example) -> Drop | None:
-    """A user's turn without text: whatever was asked is not in the record."""
-    index = first_empty_user(example.messages)
-    return None if index is None else Drop("empty_user_turn", f"message {index}: no text")
-
-
-def first_empty_user(messages: Sequence[Message]) -> int | None:
-    """Which user's turn has no text, if one has none."""
-    return _first_empty(messages, "user")
-
-
-def empty_system_turn(example: Example) -> Drop | None:
-    """A system turn without text: whatever it said was lost."""
-    index = _first_empty(example.messages, "system")
-    return None if index is None else Drop("empty_system_turn", f"message {index}: no text")
-
-
-def _first_empty(messages: Sequence[Message], role: Role) -> int | None:
+def first_empty(messages: Sequence[Message], role: Role) -> int | None:
+    """Which turn of a role has no text, if one has none."""
     return next((i for i, m in enumerate(messages) if m.role == role and is_blank(m.content)), None)
+
+
+def empty_turn(example: Example, *, role: Role) -> Drop | None:
+    """A turn without text: what the user asked or the system said is not in the record."""
+    index = first_empty(example.messages, role)
+    return None if index is None else Drop(f"empty_{role}_turn", f"message {index}: no text")
 
 
 # characters of no width, which `str.strip` keeps: joiners, marks of direction, the byte-order mark
@@ -118,22 +109,14 @@ _FOREIGN = (
 )  # fmt: skip
 
 
-def unclosed_think(example: Example) -> Drop | None:
-    """A think tag without its partner."""
-    return _misplaced_tags(example, "unclosed_think")
-
-
-def nested_think(example: Example) -> Drop | None:
-    """Traces inside traces, after an answer's start, or tags inside a trace of its own field."""
+def misplaced_think(example: Example, *, reason: str) -> Drop | None:
+    """A think tag without its partner (`unclosed_think`), or inside or after a trace."""
     for index, message in enumerate(example.messages):
-        if message.role == "assistant" and has_tags(message.reasoning or ""):
-            return Drop("nested_think", f"message {index}: a think tag inside the trace")
-    return _misplaced_tags(example, "nested_think")
-
-
-def _misplaced_tags(example: Example, reason: str) -> Drop | None:
-    for index, message in enumerate(example.messages):
-        if message.role == "assistant" and has_tags(message.content):
+        if message.role != "assistant":
+            continue
+        if reason == "nested_think" and has_tags(message.reasoning or ""):
+            return Drop(reason, f"message {index}: a think tag inside the trace")
+        if has_tags(message.content):
             problem = split_think(message.content).problem
             named, detail = _THINK_PROBLEMS.get(problem or "", ("", ""))
             if named == reason:
@@ -180,16 +163,6 @@ def unknown_tool(example: Example) -> Drop | None:
     return None
 
 
-def unusable_schema(example: Example) -> Drop | None:
-    """A called tool whose schema is not a JSON Schema; tools that nobody calls may have any."""
-    return _check_arguments(example, "unusable_schema")
-
-
-def bad_arguments(example: Example) -> Drop | None:
-    """Arguments that fail the schema their tool declares."""
-    return _check_arguments(example, "bad_arguments")
-
-
 def tool_markup(example: Example) -> Drop | None:
     """Tool calls written as text: where no tool is declared (NVIDIA's check), or beside tools.
 
@@ -214,8 +187,9 @@ def _calls(example: Example) -> Iterator[tuple[int, ToolCall]]:
             yield index, call
 
 
-def _check_arguments(example: Example, reason: str) -> Drop | None:
-    """The first call for which `reason`, one of the two, holds."""
+def failing_arguments(example: Example, *, reason: str) -> Drop | None:
+    """Arguments that fail the schema their tool declares (`bad_arguments`), or a called tool whose
+    schema is not a JSON Schema (`unusable_schema`); tools that nobody calls may have any."""
     tools = declared(example.tools) if example.tools is not None else {}
     for index, call in _calls(example):
         if call.name not in tools:
@@ -271,16 +245,16 @@ def _answered(result: Message, open_calls: list[ToolCall]) -> ToolCall | None:
 STRUCTURAL: dict[str, Callable[[Example], Drop | None]] = {
     "bad_unicode": bad_unicode,
     "role_order": role_order,
-    "unclosed_think": unclosed_think,
-    "nested_think": nested_think,
+    "unclosed_think": partial(misplaced_think, reason="unclosed_think"),
+    "nested_think": partial(misplaced_think, reason="nested_think"),
     "foreign_think": foreign_think,
     "empty_answer": empty_answer,
-    "empty_user_turn": empty_user_turn,
-    "empty_system_turn": empty_system_turn,
+    "empty_user_turn": partial(empty_turn, role="user"),
+    "empty_system_turn": partial(empty_turn, role="system"),
     "undeclared_tools": undeclared_tools,
     "unknown_tool": unknown_tool,
-    "unusable_schema": unusable_schema,
-    "bad_arguments": bad_arguments,
+    "unusable_schema": partial(failing_arguments, reason="unusable_schema"),
+    "bad_arguments": partial(failing_arguments, reason="bad_arguments"),
     # calls as text leave their results unpaired: the cause before its effect
     "tool_markup": tool_markup,
     "unpaired_tool_result": unpaired_tool_result,

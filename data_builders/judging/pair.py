@@ -19,7 +19,7 @@ from data_builders.dialects.alpaca import request
 from data_builders.dialects.messages_list import with_system
 from data_builders.dialects.prompt_completion import read_answer, read_prompt
 from data_builders.dialects.reading import Reading, Row
-from data_builders.filters.structure import first_empty_user
+from data_builders.filters.structure import first_empty
 from posttrain.jsontext import load_json
 from posttrain.records import Message, json_text, message_to_row
 from reward.judge.verdict import Gold
@@ -180,7 +180,7 @@ def plain_history(messages: Sequence[Message]) -> tuple[Message, ...]:
         raise RowProblem("nothing_to_answer", "the conversation", "it does not end on a question")
     if not messages[-1].content.strip():
         raise RowProblem("nothing_to_answer", "the conversation", "its last turn is empty")
-    if (empty := first_empty_user(messages)) is not None:
+    if (empty := first_empty(messages, "user")) is not None:
         raise RowProblem("empty_user_turn", f"message {empty}", "a user turn without text")
     return tuple(replace(m, reasoning=None) for m in messages)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from data_builders.dialects import RowProblem, read_row
-from data_builders.filters.structure import first_empty_user
+from data_builders.filters.structure import first_empty
 from data_builders.keyed import key64
 from data_builders.rows.raw import Dropped
 from data_builders.rows.read import RowCounts, read_each, read_rows
@@ -115,7 +115,7 @@ def read_chat(row: Row, source: ChatPrompts) -> RowQuestion:
     if not users:
         raise RowProblem("no_user", "messages", "no user turn to answer")
     messages = messages[: users[-1] + 1]
-    if (empty := first_empty_user(messages)) is not None:
+    if (empty := first_empty(messages, "user")) is not None:
         raise RowProblem("empty_user_turn", f"message {empty}", "a user turn without text")
     return RowQuestion(
         messages=messages,

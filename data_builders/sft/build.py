@@ -10,9 +10,11 @@ that were finished are kept, what comes after them is quick and is done anew.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,7 @@ from rich.console import Console
 from data_builders.decontamination.match import Decontaminator
 from data_builders.progress import Stages
 from data_builders.rows.files import count_rows, input_files
-from data_builders.sft.audit import audit_sources, check_supervision
-from data_builders.sft.dry_run import show_expected
+from data_builders.sft.audit import audit_sources
 from data_builders.sft.duplicates import dropped_lines, find_copies
 from data_builders.sft.inputs import (
     Input,
@@ -31,27 +32,29 @@ from data_builders.sft.inputs import (
     evaluation_files,
     find_parents,
     load_decontaminator,
+    prepare_sources,
     scan_inputs,
 )
 from data_builders.sft.part import WorkerState, preparer_of
 from data_builders.sft.plan import plan_build
 from data_builders.sft.preflight import (
     PROBED,
+    PROBED_DRY,
     Probe,
     check_markup,
     check_probe,
     check_template,
     first_texts,
     probe_source,
+    show_expected,
 )
 from data_builders.sft.shards import join_files, write_jsonl, write_splits
-from data_builders.sft.sources import prepare_sources
-from data_builders.sft.stats import check_left, counts_by_source, data_stats, total_counts
+from data_builders.sft.stats import check_left, counts_by_source, data_stats, few_kept, total_counts
 from data_builders.workers import Executor, ProcessPool, RayPool, Serial
-from posttrain.audit.limits import bounds
+from posttrain.audit.limits import bounds, violations
 from posttrain.chat import profile_of, variants_hint
 from posttrain.config.build_sft import EXECUTION, OPTIONAL, BuildSftConfig, SftTokenizer
-from posttrain.errors import ConfigError, RenderError
+from posttrain.errors import ConfigError, DataError, RenderError
 from posttrain.hashing import digest_of
 from posttrain.models.chat_template import DataRenderer, load_data_renderer
 from posttrain.report.console import print_sections
@@ -65,7 +68,10 @@ KIND = "sft_data"
 
 @dataclass(frozen=True)
 class Setup:
-    """What a build needs before it reads rows, checked on the first records of every source."""
+    """What a build needs before it reads rows, checked on the first records of every source.
+
+    `problems` are those at which it would stop, which only a dry run is given.
+    """
 
     recipe: BuildSftConfig
     base_dir: Path
@@ -74,6 +80,7 @@ class Setup:
     evaluation: list[Input]
     probes: list[Probe]
     warnings: list[str]
+    problems: list[str]
 
 
 def build_config(recipe: BuildSftConfig) -> dict[str, Any]:
@@ -84,15 +91,13 @@ def build_config(recipe: BuildSftConfig) -> dict[str, Any]:
 
 
 def set_up(
-    recipe: BuildSftConfig, base_dir: Path, console: Console, *, records: int = PROBED
+    recipe: BuildSftConfig, base_dir: Path, console: Console, *, dry_run: bool = False
 ) -> Setup:
     """Load tokenizer, template and evaluation files, and check that they fit the data.
 
-    Args:
-        records: of each source, to look at.
-
     Raises:
-        ConfigError: a path that matches nothing, or what `check_template` and `check_probe` refuse.
+        ConfigError: a path that matches nothing, what `check_template` refuses or, unless this is
+            a dry run, every problem that `check_probe` finds in any source.
     """
     for source in recipe.sources:
         input_files(source, base_dir)  # every path is looked up before any is read
@@ -109,19 +114,25 @@ def set_up(
     warnings = check_markup(template, list(renderer.tokenizer.get_vocab()))
     warnings += decontaminator.warnings if decontaminator is not None else []
     preparers = {s.name: preparer_of(recipe, s, renderer, decontaminator) for s in recipe.sources}
+    records = PROBED_DRY if dry_run else PROBED
     probes = [
         probe_source(recipe, s, preparers[s.name], base_dir, records=records)
         for s in recipe.sources
     ]
+    problems: list[str] = []
     for probe in probes:
-        warnings += check_probe(
+        found = check_probe(
             probe,
             recipe,
             preparers[probe.name],
             decode=encoder.decode,
             stop_ids=renderer.special.stop_ids,
+            estimate=dry_run,
         )
-    return Setup(recipe, base_dir, renderer, decontaminator, evaluation, probes, warnings)
+        warnings, problems = warnings + found[0], problems + found[1]
+    if problems and not dry_run:
+        raise ConfigError("\n  ".join(problems))
+    return Setup(recipe, base_dir, renderer, decontaminator, evaluation, probes, warnings, problems)
 
 
 def show_plan(setup: Setup, console: Console) -> None:
@@ -136,9 +147,15 @@ def show_plan(setup: Setup, console: Console) -> None:
         # refuses a directory not ours
         Run.open(out, kind=KIND, config=build_config(recipe), dry_run=True)
     rows = {s.name: count_rows(input_files(s, setup.base_dir)) for s in recipe.sources}
-    for warning in setup.warnings:
+    _warn(console, [*setup.warnings, *few_kept({p.name: p.stats for p in setup.probes})])
+    problems = [*setup.problems, *show_expected(console, recipe, setup.probes, rows)]
+    if problems:
+        raise ConfigError("\n  ".join(["this build would stop:", *problems]))
+
+
+def _warn(console: Console, warnings: Sequence[str]) -> None:
+    for warning in warnings:
         console.print(f"warning: {warning}", style="yellow", highlight=False)
-    show_expected(console, recipe, setup.probes, rows)
 
 
 def build(setup: Setup, stage: Run, console: Console) -> bool:
@@ -179,20 +196,23 @@ def build(setup: Setup, stage: Run, console: Console) -> bool:
         )
 
         # -- deduplication → held out → mixture
+        late = few_kept({source.name: source.stats for source in sources})
         copies = drops = None
         if recipe.deduplication is not None:
             stages.start("looking for duplicates")
             copies = find_copies(sources, recipe.deduplication)
             drops = copies.drops
-            setup.warnings.extend(warnings := copies.warnings(sources))
-            for warning in warnings:
-                console.print(f"warning: {warning}", style="yellow", highlight=False)
+            late += copies.warnings(sources)
+        _warn(console, late)
         stages.start("planning the mixture")
         plan = plan_build(sources, recipe, drops)
         stages.start("auditing")
         audit = audit_sources(sources, drops, renderer.marks)
         supervision = {name: figures.stats() for name, figures in audit.figures.items()}
-        check_supervision(supervision, recipe.limits)
+        crossed = [violations(name, own, recipe.limits) for name, own in supervision.items()]
+        if any(crossed):
+            lines = ["the data crosses limits of the recipe:", *chain.from_iterable(crossed)]
+            raise DataError("\n  ".join(lines))
         counts = counts_by_source(sources, plan)
         check_left(counts, plan)
 
@@ -219,6 +239,7 @@ def build(setup: Setup, stage: Run, console: Console) -> bool:
         "inputs": as_stats(inputs),
         "supervision": supervision,
         "supervision_limits": bounds(recipe.limits),
+        "warnings": [*setup.warnings, *late],
         **data_stats(sources, plan, counts, recipe.packing.max_length),
     }
     manifest = stage.finish(
@@ -284,8 +305,7 @@ def _setup_stats(setup: Setup) -> dict[str, Any]:
             "pad": special.pad_token,
             "stop_ids": list(special.stop_ids),
         },
-        "warnings": setup.warnings,
     }
     if setup.decontaminator is not None:
-        stats["decontamination"] = [file.stats() for file in setup.decontaminator.counts]
+        stats["decontamination"] = setup.decontaminator.counts
     return stats

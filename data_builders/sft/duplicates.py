@@ -27,6 +27,9 @@ Int = npt.NDArray[np.int64]
 Drops = Sequence[Mapping[str, Int]]
 _MANY = 0.1  # share of a source's records from which on it may be made from a template
 _DETAILS = {
+    "duplicate": "the same conversation as",
+    "near_duplicate": "has Jaccard similarity {similarity} with",
+    "duplicate_prompt": "the same prompt as",
     "held_out_duplicate": "its conversation is held out, or one with a sequence of its tokens",
     "not_sampled": "the mixture takes no more of this source",
 }
@@ -56,24 +59,16 @@ class Copies:
 
 def find_copies(sources: Sequence[PreparedSource], config: DeduplicationConfig) -> Copies:
     """Look for copies among the records of all sources."""
-    columns = _columns(sources)
+    columns = DedupColumns([folder for source in sources for folder in source.folders])
     assert len(columns) == sum(map(len, sources)), "a record is written to both or none"
     duplicates = find_duplicates(columns, {s.name: len(s) for s in sources}, config)
-    starts = _starts(sources)
+    starts = np.cumsum([0, *map(len, sources)])
     edges = np.searchsorted(duplicates.row, starts)
     drops: list[dict[str, Int]] = []
     for start, a, b in zip(starts, edges, edges[1:], strict=False):
         rows, reasons = duplicates.row[a:b] - start, duplicates.reason[a:b]
         drops.append({REASONS[k]: rows[reasons == k] for k in np.unique(reasons).tolist()})
     return Copies(drops, duplicates)
-
-
-def _columns(sources: Sequence[PreparedSource]) -> DedupColumns:
-    return DedupColumns([folder for source in sources for folder in source.folders])
-
-
-def _starts(sources: Sequence[PreparedSource]) -> Int:
-    return np.cumsum([0, *map(len, sources)])
 
 
 def dropped_lines(
@@ -85,7 +80,8 @@ def dropped_lines(
         sources: whose parts were prepared with `write_dropped`.
         dropped: per source, by reason, the numbers of its records, copies among them.
     """
-    columns, starts = _columns(sources), _starts(sources)
+    columns = DedupColumns([folder for source in sources for folder in source.folders])
+    starts = np.cumsum([0, *map(len, sources)])
     kept: dict[int, tuple[int, float]] = {}
     if copies is not None:
         c = copies.duplicates
@@ -104,14 +100,8 @@ def dropped_lines(
                 other, share = kept[row]
                 similarity = None if math.isnan(share) else round(share, 4)
                 line["kept"] = {**place(other), "similarity": similarity}
-                line["detail"] = _detail(reason, line["kept"])
+                what = _DETAILS[reason].format(similarity=similarity)
+                line["detail"] = "{} {record_id} of {source}, {file}:{line}".format(
+                    what, **line["kept"]
+                )
             yield json.dumps(line, ensure_ascii=True) + "\n"
-
-
-def _detail(reason: str, kept: Mapping[str, Any]) -> str:
-    what = {
-        "duplicate": "the same conversation as",
-        "near_duplicate": f"has Jaccard similarity {kept['similarity']} with",
-        "duplicate_prompt": "the same prompt as",
-    }[reason]
-    return f"{what} {kept['record_id']} of {kept['source']}, {kept['file']}:{kept['line']}"

@@ -1,12 +1,17 @@
-"""What a build reads: every input file with its hash, and the artifacts that some belong to.
+"""What a build reads: every input file with its hash, the artifacts that some belong to, the parts.
 
 scan_inputs(recipe, Path("."))
 → [Input("maths", "runs/world/train.jsonl", 1_234_567, "ab12…"), …], {"maths": [Part(…), …]}
+prepare_sources(recipe, parts, folder, …)  →  [PreparedSource("maths", …), …]
+
+What an earlier, killed run prepared is kept.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -16,11 +21,15 @@ from typing import Any
 
 from data_builders.decontamination.items import as_source
 from data_builders.decontamination.match import Decontaminator
+from data_builders.progress import Stages
 from data_builders.rows.arrow import count_saved
 from data_builders.rows.files import find_files, input_files
-from data_builders.rows.parts import Part, Piece, cut_file, gather, part_size
-from data_builders.sft.part import samples_of_each
-from data_builders.sft.prepared import PART_FORMAT
+from data_builders.rows.parts import Part, Piece, cut_file, estimate_rows, gather, part_size
+from data_builders.rows.read import RowCounts, where_fields
+from data_builders.sft.part import CONTROL, PartJob, SeenFields, samples_of_each
+from data_builders.sft.prepared import PART_FORMAT, PreparedSource, read_counts, read_sample
+from data_builders.sft.stats import left_out_exceeded, losses_exceeded
+from data_builders.workers import Executor
 from posttrain.config.build_sft import BuildSftConfig, SftSource
 from posttrain.config.decontamination import DecontaminationConfig
 from posttrain.errors import ConfigError, DataError
@@ -171,41 +180,141 @@ def part_key(
         tokens: digests of tokenizer and template.
         evaluation: what decontamination reads.
     """
-    shared = recipe.model_dump(mode="json", include={"reasoning", "licenses", "seed"})
-    return digest_of(
-        {
-            **shared,
-            **tokens,
-            **_blocks(recipe, source, evaluation),
-            "capacity": recipe.packing.max_length,
-            "overlong": recipe.packing.overlong,
-            "source": source.model_dump(mode="json", exclude=_LATER),
-            "samples": samples_of_each(recipe),
-            "steps": recipe.tokenizer.split_steps,
-            "allowed": sorted(recipe.tokenizer.allow_left_out),
-            "dropped": recipe.write_dropped,
-            "rows": part.content(placed=recipe.write_dropped),
-            "versions": package_versions(),
-            "format": PART_FORMAT,
-        }
-    )[:32]
-
-
-def _blocks(
-    recipe: BuildSftConfig, source: SftSource, evaluation: Sequence[Input]
-) -> dict[str, Any]:
-    """What parts hold because of deduplication and decontamination; without the blocks, nothing.
-
-    Of deduplication that is what `column_batch` writes: the rest of it is for the plan.
-    """
-    blocks: dict[str, Any] = {}
-    if recipe.deduplication is not None:
+    key: dict[str, Any] = {
+        **recipe.model_dump(mode="json", include={"reasoning", "licenses", "seed"}),
+        **tokens,
+        "capacity": recipe.packing.max_length,
+        "overlong": recipe.packing.overlong,
+        "source": source.model_dump(mode="json", exclude=_LATER),
+        "samples": samples_of_each(recipe),
+        "steps": recipe.tokenizer.split_steps,
+        "allowed": sorted(recipe.tokenizer.allow_left_out),
+        "dropped": recipe.write_dropped,
+        "rows": part.content(placed=recipe.write_dropped),
+        "versions": package_versions(),
+        "format": PART_FORMAT,
+    }
+    if recipe.deduplication is not None:  # what `column_batch` writes: the rest is for the plan
         near = recipe.deduplication.near_threshold(source.name) is not None
-        blocks["deduplication"] = {"near": near}
+        key["deduplication"] = {"near": near}
     if recipe.decontamination is not None:
-        blocks["decontamination"] = recipe.decontamination.model_dump(mode="json")
-        blocks["evaluation"] = [[i.path, i.sha256] for i in evaluation]
-    return blocks
+        key["decontamination"] = recipe.decontamination.model_dump(mode="json")
+        key["evaluation"] = [[i.path, i.sha256] for i in evaluation]
+    return digest_of(key)[:32]
+
+
+def prepare_sources(
+    recipe: BuildSftConfig,
+    parts: Mapping[str, Sequence[Part]],
+    folder: Path,
+    *,
+    tokens: Mapping[str, Any],
+    evaluation: Sequence[Input] = (),
+    scratch: str,
+    executor: Executor,
+    stages: Stages,
+) -> list[PreparedSource]:
+    """Prepare every part that `folder` does not hold yet.
+
+    Args:
+        parts: of each source by its name.
+        tokens: digests of what makes tokens.
+        evaluation: what decontamination reads.
+        scratch: names this build; parts that it left unfinished are removed.
+
+    Raises:
+        DataError: more of a source was lost to a reason than the recipe's limits allow; as soon as
+            its last part is done.
+    """
+    folder = folder.resolve()  # workers may have been started elsewhere
+    for unfinished in folder.glob(f"*/*.{scratch}-*"):
+        shutil.rmtree(unfinished, ignore_errors=True)
+    folders = {
+        source.name: [
+            folder / source.name / part_key(part, recipe, source, tokens, evaluation)
+            for part in parts[source.name]
+        ]
+        for source in recipe.sources
+    }
+    waiting: dict[Path, PartJob] = {}  # parts with the same rows are done once
+    for source in recipe.sources:
+        for part, own in zip(parts[source.name], folders[source.name], strict=True):
+            if own not in waiting and read_counts(own) is None:
+                waiting[own] = PartJob(part, source, str(own), scratch)
+    jobs = list(waiting.values())
+    everything = [part for own in parts.values() for part in own]
+    total, left = estimate_rows(everything), estimate_rows([job.part for job in jobs])
+    done = None if total is None or left is None else max(total - left, 0)
+    stages.start("preparing", total=total, unit="rows", done=done or 0)
+    left_of = Counter(job.source.name for job in jobs)
+    finished = {
+        s.name: _finished(recipe, s, folders[s.name]) for s in recipe.sources if not left_of[s.name]
+    }
+    for number, _ in executor.run(jobs, stages.advance):
+        source = jobs[number].source
+        left_of[source.name] -= 1
+        if not left_of[source.name]:
+            finished[source.name] = _finished(recipe, source, folders[source.name])
+    return [finished[source.name] for source in recipe.sources]
+
+
+def _finished(recipe: BuildSftConfig, source: SftSource, folders: Sequence[Path]) -> PreparedSource:
+    """A source all of whose parts are there, with their counts merged and checked."""
+    counts: list[dict[str, Any]] = []
+    fields, seen = where_fields(source), SeenFields.of(source)
+    for folder in folders:
+        own = read_counts(folder)
+        assert own is not None, f"{folder} was finished"
+        if fields is not None:
+            fields.add(own["where_fields"])
+        seen.add(own["fields"])
+        counts.append(own)
+    stats = merged(counts, samples=samples_of_each(recipe))
+    stats["samples"] = [read_sample(folders[part], k) for part, k in stats["samples"]]
+    if fields is not None:
+        fields.check(source.name)
+    if wrong := seen.problem(source.name):
+        raise ConfigError(wrong)
+    problems = losses_exceeded(source.name, stats, recipe.limits)
+    if left_out := left_out_exceeded(source.name, stats, recipe.limits):
+        problems.append(left_out)
+    if problems:
+        raise DataError("\n  ".join(problems))
+    return PreparedSource(source.name, stats, tuple(folders))
+
+
+_SUMS = ("rows_in", "trimmed_rows", "sequences", "sequences_clipped")
+_COUNTS = ("dropped", "dialects", "licenses", "sequences_lost", "left_out", "control")
+
+
+def merged(parts: Iterable[Mapping[str, Any]], *, samples: int) -> dict[str, Any]:
+    """The counts of a source from those of its parts, in order.
+
+    Args:
+        samples: how many to keep; they are given as (part, place in its samples).
+    """
+    sums = Counter[str](dict.fromkeys(_SUMS, 0))
+    counts = {name: Counter[str]() for name in _COUNTS}
+    counts["control"].update(dict.fromkeys(CONTROL, 0))
+    budgets = Counter[int]()
+    rows = RowCounts()
+    chosen: list[tuple[float, int, int]] = []
+    for number, part in enumerate(parts):
+        sums.update({name: part[name] for name in _SUMS})
+        for name, own in counts.items():
+            own.update(part[name])
+        budgets.update(dict(part["budgets"]))
+        rows.add_unread(part["unread"])
+        chosen += [(place, number, k) for k, place in enumerate(part["samples"])]
+        chosen = sorted(chosen)[:samples]
+    return {
+        **sums,
+        **{name: {key: own[key] for key in sorted(own)} for name, own in counts.items()},
+        "control": dict(counts["control"]),
+        "unread": [[name, *seen] for name, seen in rows.unread.items()],
+        "budgets": [[budget, n] for budget, n in sorted(budgets.items())],
+        "samples": [(number, k) for _, number, k in chosen],
+    }
 
 
 def find_parents(paths: Sequence[Path], out: Path) -> list[Parent]:

@@ -10,7 +10,7 @@ hashes are the smallest, until the amount is reached. Input order changes nothin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -36,25 +36,21 @@ class Total:
 
     def plus(self, other: Total, times: int = 1) -> Total:
         """The sum with the other one `times`."""
-        return Total(*(a + times * b for a, b in zip(self._all, other._all, strict=True)))
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Total(*(a + times * b for a, b in pairs))
 
     def scaled(self, factor: float) -> Total:
         """So many times as much, in whole numbers."""
-        return Total(*(round(factor * value) for value in self._all))
+        return Total(*(round(factor * value) for value in astuple(self)))
 
-    def measure(self, unit: Unit) -> int:
-        """In the unit."""
-        return self.tokens if unit == "tokens" else self.rows
-
-    @property
-    def _all(self) -> tuple[int, int, int, int]:
-        return self.rows, self.tokens, self.trained, self.sequences
+    def amount(self, unit: str) -> int:
+        """One of its fields."""
+        return getattr(self, unit)
 
 
 def total_of(records: Records) -> Total:
     """What records add up to."""
-    sums = (int(records[name].sum(dtype=np.int64)) for name in COLUMNS[1:])
-    return Total(len(records), *sums)
+    return Total(len(records), *(int(records[c].sum(dtype=np.int64)) for c in COLUMNS[1:]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +129,7 @@ def _largest_total(
     for source, own, cap in zip(recipe.sources, sources, caps, strict=True):
         if source.share is None:
             continue
-        available = own.total.measure(recipe.mixture.unit)
+        available = own.total.amount(recipe.mixture.unit)
         if available == 0:
             raise DataError(
                 f"source {source.name!r} has share {source.share:g} and nothing to give: none of "
@@ -159,7 +155,7 @@ def _plan(own: Available, amount: Amount | None, cap: float, seed: int) -> Sourc
     rows = own.total.rows
     if amount is None:
         return SourcePlan(own.name, None, cap, 1, None, own, own.total, rows)
-    one = own.total.measure(amount.unit)
+    one = own.total.amount(amount.unit)
     wanted = min(amount.value, cap * one)
     epochs = int(wanted // one) if one else 0
     left = wanted - epochs * one
@@ -194,11 +190,11 @@ def _check(plan: SourcePlan, recipe: BuildSftConfig) -> None:
     if plan.requested is None:
         return
     unit, wanted = plan.requested.unit, plan.requested.value
-    realised = plan.total.measure(unit)
+    realised = plan.total.amount(unit)
     off = abs(realised - wanted) / wanted if wanted else 1.0
     if off <= recipe.mixture.tolerance:
         return
-    available = plan.available.total.measure(unit)
+    available = plan.available.total.amount(unit)
     problem = (
         f"source {plan.name!r}: {wanted:,.0f} {unit} requested, {realised:,} realised "
         f"({off:.1%} off, tolerance {recipe.mixture.tolerance:.1%})"
@@ -206,20 +202,17 @@ def _check(plan: SourcePlan, recipe: BuildSftConfig) -> None:
     if available == 0:
         raise DataError(f"{problem}: no record of it was kept ({plan.available.lost})")
     if wanted > plan.cap * available:
+        most, share = plan.cap * available, plan.requested.share
         raise DataError(
             f"{problem}: it has {available:,} {unit} and max_epochs {plan.cap:g}. Raise its "
-            f"max_epochs to {wanted / available:.2f}, {_smaller(plan, available)}"
+            f"max_epochs to {wanted / available:.2f}, "
+            + (
+                f"or ask for at most {int(most):,} {unit}"
+                if share is None
+                else f"lower its share, or set mixture.total to at most {int(most / share):,}"
+            )
         )
     raise DataError(
         f"{problem}: one record more or less overshoots, the records are too large for the amount. "
         "Raise mixture.tolerance or the amount"
     )
-
-
-def _smaller(plan: SourcePlan, available: int) -> str:
-    request = plan.requested
-    assert request is not None
-    most = plan.cap * available
-    if request.share is None:
-        return f"or ask for at most {int(most):,} {request.unit}"
-    return f"lower its share, or set mixture.total to at most {int(most / request.share):,}"

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from data_builders.decontamination.match import Decontaminator
 from data_builders.dedup.columns import column_batch
@@ -30,7 +30,6 @@ from data_builders.rows.read import RowCounts, matching_rows, where_fields
 from data_builders.rows.where import WhereFields
 from data_builders.sft.prepare import (
     ControlPlan,
-    Offsets,
     Prepared,
     PreparedSequence,
     Preparer,
@@ -38,47 +37,18 @@ from data_builders.sft.prepare import (
 )
 from data_builders.sft.prepared import PartWriter
 from data_builders.workers import OnProgress
-from posttrain.chat import ChatTemplate
 from posttrain.config.build_sft import BuildSftConfig, SftSource
-from posttrain.errors import ConfigError
 from posttrain.records import Example
-from posttrain.tokens.encode import EncodeArrays
-from posttrain.tokens.supervision import Marks
+from posttrain.tokens.encode import batches
+
+if TYPE_CHECKING:  # loads transformers
+    from posttrain.models.chat_template import DataRenderer
 
 BATCH_ROWS = 128
 BATCH_CHARACTERS = 4_000_000  # a batch of long rows is smaller, so that memory knows a bound
 SAMPLES_PER_BUILD = 20
 _KEYS = 100  # of a source's rows, to name the nearest to a wrong one
 CONTROL = ("reasoned", "stripped", "traces", "truncated", "too_short")
-
-
-class Renderer(Protocol):
-    """A tokenizer and a template, as the data stage uses them."""
-
-    @property
-    def template(self) -> ChatTemplate:
-        """How messages are written."""
-        ...
-
-    @property
-    def encode(self) -> EncodeArrays:
-        """Texts → ids."""
-        ...
-
-    @property
-    def offsets(self) -> Offsets:
-        """The character spans of a text's tokens."""
-        ...
-
-    @property
-    def marks(self) -> Marks:
-        """The tokens by which a sequence's supervision is read."""
-        ...
-
-    @property
-    def special_texts(self) -> Mapping[int, str]:
-        """The tokenizer's special tokens by id."""
-        ...
 
 
 class WorkerState:
@@ -92,12 +62,12 @@ class WorkerState:
     def __init__(
         self,
         recipe: BuildSftConfig,
-        load: Callable[[], Renderer],
+        load: Callable[[], DataRenderer],
         load_decontaminator: Callable[[], Decontaminator | None] = lambda: None,
     ) -> None:
         self.recipe = recipe
         self._load, self._load_decontaminator = load, load_decontaminator
-        self._renderer: Renderer | None = None
+        self._renderer: DataRenderer | None = None
         self._decontaminator: Decontaminator | None = None
         self._preparers: dict[str, Preparer] = {}
 
@@ -116,7 +86,7 @@ class WorkerState:
 def preparer_of(
     recipe: BuildSftConfig,
     source: SftSource,
-    renderer: Renderer,
+    renderer: DataRenderer,
     decontaminator: Decontaminator | None = None,
 ) -> Preparer:
     """What turns a source's records into sequences; its own reasoning rates before the recipe's."""
@@ -173,14 +143,20 @@ class PartJob:
             Path(self.folder), scratch=self.scratch, marks=preparer.marks, dedup=columns
         )
         with _collecting_rarely(), unfinished as writer:
-            for batch in self._batches(recipe, counts.rows, fields, seen):
+            rows = seen.watch(matching_rows(open_part(self.part, self.source), fields))
+            items = examples_of(
+                rows, self.source, allowed_licenses=recipe.licenses, counts=counts.rows
+            )
+            for batch in batches(items, _characters, most=BATCH_CHARACTERS, count=BATCH_ROWS):
                 placed = [item for item in batch if isinstance(item, PlacedExample)]
                 prepared = prepare([item.example for item in placed], preparer)
                 writer.write(prepared)
                 if columns:
                     kept = [i for i, p in zip(placed, prepared, strict=True) if p.drop is None]
                     places = [(i.file, i.line) for i in kept] if recipe.write_dropped else None
-                    writer.write_columns(column_batch([i.example for i in kept], places, near=near))
+                    writer.write_columns(
+                        *column_batch([i.example for i in kept], places, near=near)
+                    )
                 for record in prepared:
                     counts.add(record)
                 if recipe.write_dropped:
@@ -190,26 +166,11 @@ class PartJob:
             stats = counts.stats(fields) | {"fields": seen.state()}
             writer.finish(stats, [row for _, row in counts.samples])
 
-    def _batches(
-        self,
-        recipe: BuildSftConfig,
-        counts: RowCounts,
-        fields: WhereFields | None,
-        seen: SeenFields,
-    ) -> Iterator[list[PlacedExample | Dropped]]:
-        """Rows in order, bounded in number and in text."""
-        batch: list[PlacedExample | Dropped] = []
-        held = 0
-        rows = seen.watch(matching_rows(open_part(self.part, self.source), fields))
-        for item in examples_of(rows, self.source, allowed_licenses=recipe.licenses, counts=counts):
-            batch.append(item)
-            if isinstance(item, PlacedExample):
-                held += sum(len(m.content) + len(m.reasoning or "") for m in item.example.messages)
-            if len(batch) == BATCH_ROWS or held >= BATCH_CHARACTERS:
-                yield batch
-                batch, held = [], 0
-        if batch:
-            yield batch
+
+def _characters(item: PlacedExample | Dropped) -> int:
+    if isinstance(item, Dropped):
+        return 0
+    return sum(len(m.content) + len(m.reasoning or "") for m in item.example.messages)
 
 
 def _dropped(
@@ -274,16 +235,14 @@ class SeenFields:
         self.keys |= dict.fromkeys(state["keys"])
         self.rows += state["rows"]
 
-    def check(self, source: str) -> None:
-        """Raise a ConfigError for a field that no row has, with the nearest that there is."""
+    def problem(self, source: str) -> str | None:
+        """What is wrong with a field that no row has, with the nearest that there is."""
         if not self.wanted or not self.rows:
-            return
+            return None
         name = min(self.wanted)
         close = difflib.get_close_matches(name, self.keys, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"rows have {', '.join(self.keys)}"
-        raise ConfigError(
-            f"source {source!r} names {name!r}, which none of {self.rows} rows has ({hint})"
-        )
+        return f"source {source!r} names {name!r}, which none of {self.rows} rows has ({hint})"
 
 
 def _keys(value: Any, path: str = "", depth: int = 4) -> Iterator[str]:

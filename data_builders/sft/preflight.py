@@ -1,23 +1,26 @@
 """A look at the first records of every source, before hours are spent: does this recipe fit them?
 
 probe = probe_source(recipe, source, preparer, base_dir, records=64)
-check_probe(probe, recipe, preparer, decode=…, stop_ids=…)     what both a build and a dry run do
+warnings, problems = check_probe(probe, recipe, preparer, decode=…, stop_ids=…)
+show_expected(console, recipe, probes, rows)     a dry run: the plan and the drops that they show
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 
 from data_builders.rows.examples import PlacedExample, examples_of, read_examples
 from data_builders.rows.raw import Dropped
 from data_builders.rows.read import read_rows
+from data_builders.sft.mixture import Available, Total, plan_mixture
 from data_builders.sft.part import PartCounts, SeenFields
 from data_builders.sft.prepare import (
     LEFT_OUT,
@@ -27,46 +30,66 @@ from data_builders.sft.prepare import (
     prepare,
     within_capacity,
 )
-from data_builders.sft.prepared import supervision_of
-from data_builders.sft.sources import check_limits
+from data_builders.sft.prepared import sequence_rows
+from data_builders.sft.stats import left_out_exceeded, losses_exceeded
 from posttrain.audit.figures import SourceFigures
+from posttrain.audit.limits import violations
 from posttrain.chat import ChatTemplate
 from posttrain.config.build_sft import BuildSftConfig, SftSource
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import Example
+from posttrain.report.console import print_sections
+from posttrain.report.section import Section, Table
 
 PROBED = 64  # records of each source that every build looks at first
+PROBED_DRY = 1_000  # and a dry run: all of a small source
 _TRIED = 16
 _ROWS_AT_MOST = 5_000
 _UNBOUNDED = 2**31 - 1
+_BYTES_PER_TOKEN = 8  # an id and a label, four bytes each
+_ESTIMATED = 0.1  # error of a source's estimated amount before a dry run fails
 
 
 @dataclass(frozen=True)
 class Probe:
     """The first records of a source, prepared without a length limit (`unbounded`) and with it.
 
-    `complete`: they are all there are. `examples` shows a dropped row for each reason.
+    `complete`: they are all there are. `examples` shows a dropped row for each reason. `stats` are
+    as those of a finished part.
     """
 
-    name: str
+    source: SftSource
     complete: bool
     unbounded: list[Prepared]
     prepared: list[Prepared]
-    counts: PartCounts
+    stats: dict[str, Any]
     figures: SourceFigures
     examples: Mapping[str, str]
     fields: SeenFields
     seconds: float
 
     @property
-    def rows(self) -> int:
-        """Rows that were read."""
-        return self.counts.rows.rows_in
+    def name(self) -> str:
+        """The source's."""
+        return self.source.name
 
     @property
-    def stats(self) -> dict[str, Any]:
-        """As of a finished part."""
-        return self.counts.stats(None)
+    def rows(self) -> int:
+        """Rows that were read."""
+        return self.stats["rows_in"]
+
+    @property
+    def kept(self) -> Total:
+        """What is left of these records."""
+        kept = [p for p in self.prepared if p.drop is None]
+        tokens = [s.tokens for p in kept for s in p.sequences]
+        amounts = sum(len(t.ids) for t in tokens), sum(t.trained for t in tokens)
+        return Total(len(kept), *amounts, sequences=len(tokens))
+
+    def lost(self) -> str:
+        """Drop reasons with counts, most first."""
+        dropped = sorted(self.stats["dropped"].items(), key=lambda item: -item[1])
+        return ", ".join(f"{count:,} {reason}" for reason, count in dropped) or "no rows"
 
 
 def probe_source(
@@ -101,17 +124,13 @@ def probe_source(
             where = f"{item.file}:{item.line}: {record.drop.detail}"
             dropped.setdefault(record.drop.reason, where)
     figures = SourceFigures.empty(preparer.marks, knows_cuts=True)
-    kept = [sequence for p in prepared for sequence in p.sequences]
-    if kept:
-        flags, _ = supervision_of(kept, preparer.marks)
-        lengths, trained = zip(*((len(s.tokens.ids), s.tokens.trained) for s in kept), strict=True)
-        figures.add(np.array(lengths), np.array(trained), flags)
+    figures.add(sequence_rows([s for p in prepared for s in p.sequences], preparer.marks))
     return Probe(
-        source.name,
+        source,
         complete=complete,
         unbounded=unbounded,
         prepared=prepared,
-        counts=counts,
+        stats=counts.stats(None),
         figures=figures,
         examples=dropped,
         fields=seen,
@@ -127,15 +146,8 @@ def first_texts(recipe: BuildSftConfig, base_dir: Path) -> list[str]:
         examples = (item for item in islice(rows, _ROWS_AT_MOST) if isinstance(item, Example))
         for example in islice(examples, _TRIED):
             texts += [t for m in example.messages for t in (m.content, m.reasoning or "")]
-    return [text for text in texts if _encodable(text)]
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # half a surrogate pair; its record will be dropped
-        return False
-    return True
+    # half a surrogate pair cannot be encoded; its record will be dropped
+    return [text for text in texts if text.encode("utf-8", "replace").decode() == text]
 
 
 def check_template(template: ChatTemplate) -> None:
@@ -158,104 +170,105 @@ def check_probe(
     *,
     decode: Callable[[Sequence[int]], str],
     stop_ids: Sequence[int],
-) -> list[str]:
+    estimate: bool = False,
+) -> tuple[list[str], list[str]]:
     """Compare the probed sequences with the recipe and the tokenizer.
 
-    Returns:
-        Warnings, for things that need not be wrong.
+    Args:
+        estimate: hold the limits of the whole source against these rows, as a dry run does.
 
-    Raises:
-        ConfigError: a configured field is nowhere, packs are too small for this source, a prompt is
-            tokenised otherwise than at inference, the template leaves out what may not be left out,
-            or no end token is trained.
+    Returns:
+        Warnings, of what need not be wrong, and problems, at which the build would stop: a
+        configured field is nowhere, packs are too small for this source, a prompt is tokenised
+        otherwise than at inference, the template leaves out what may not be left out, no end token
+        is trained; with `estimate` all else that these rows show.
     """
-    warnings = _check_fields(probe)
-    _check_left_out(probe, recipe, preparer)
+    name, within = probe.name, f"in its first {probe.rows} rows"
+    warnings, problems = list[str](), list[str]()
+    if wrong := probe.fields.problem(name):
+        # a field that only a later row has is possible, where the source goes on
+        certain = estimate or probe.complete or not probe.prepared
+        (problems if certain else warnings).append(wrong if certain else f"{wrong} ({within})")
+    if estimate or probe.complete or not recipe.limits.left_out:
+        problems += _left_out(probe, recipe, preparer)
+    if estimate:
+        crossed = losses_exceeded(name, probe.stats, recipe.limits)
+        crossed += violations(name, probe.figures.stats(), recipe.limits)
+        problems += [f"{line} ({within})" for line in crossed]
+    if all(p.drop is not None for p in probe.prepared):
+        nothing = f"source {name!r}: nothing is kept {within} ({probe.lost()})"
+        (problems if estimate and probe.source.has_amount else warnings).append(nothing)
     sequences = [s for p in probe.unbounded for s in p.sequences]
     if not sequences:
-        why = f" ({', '.join(sorted(probe.examples))})" if probe.examples else ""
-        none = f"source {probe.name!r}: none of its first {probe.rows} rows was kept{why}"
-        return [*warnings, none]
-    _check_capacity(probe.name, sequences, recipe)
-    _check_boundary(probe.name, sequences, preparer)
+        return warnings, problems
+    problems += _capacity(name, sequences, recipe)
+    problems += _boundary(name, sequences, preparer)
     if not any(set(stop_ids) & set(_trained_ids(s)) for s in sequences):
-        raise ConfigError(
-            f"source {probe.name!r}: no end token (ids {list(stop_ids)}) is trained in its first "
+        problems.append(
+            f"source {name!r}: no end token (ids {list(stop_ids)}) is trained in its first "
             f"{len(sequences)} sequences; the model would not learn to stop. The template and the "
             "tokenizer's eos token do not belong together"
         )
     changed = sum(decode(s.tokens.ids.tolist()) != s.sample.text for s in sequences)
     if changed:
         warnings.append(
-            f"source {probe.name!r}: the tokenizer does not give back the exact text of {changed} "
+            f"source {name!r}: the tokenizer does not give back the exact text of {changed} "
             f"of {len(sequences)} probed sequences (it normalises or lacks characters)"
         )
-    return warnings
+    return warnings, problems
 
 
-def _check_fields(probe: Probe) -> list[str]:
-    """A field that only a later row has is possible, where the source goes on."""
-    try:
-        probe.fields.check(probe.name)
-    except ConfigError as error:
-        if probe.complete or not probe.counts.rows.kept:
-            raise
-        return [f"{error} (of the first {probe.rows})"]
-    return []
-
-
-def _check_left_out(probe: Probe, recipe: BuildSftConfig, preparer: Preparer) -> None:
-    """Stop before the build where it is certain to stop, with the way out that helps."""
+def _left_out(probe: Probe, recipe: BuildSftConfig, preparer: Preparer) -> Iterator[str]:
+    """What the template leaves out beyond the limit, with the way out that helps."""
     lost = [p for p in probe.prepared if p.drop and p.drop.reason.startswith(LEFT_OUT)]
-    if not lost or (recipe.limits.left_out and not probe.complete):
-        return
     split = prepare([p.example for p in lost], replace(preparer, split_steps=True))
     helped = sum(p.drop is None for p in split)
-    try:
-        check_limits(probe.name, probe.stats, recipe.limits, split_helps=helped > 0)
-    except DataError as error:
+    problem = left_out_exceeded(probe.name, probe.stats, recipe.limits, split_helps=helped > 0)
+    if problem:
         first = lost[0].drop
         assert first is not None, "chosen for its drop"
-        raise ConfigError(
-            f"{error}\n  {first.detail}, and so for {len(lost)} of its first {probe.rows} rows; "
+        yield (
+            f"{problem}\n  {first.detail}, and so for {len(lost)} of its first {probe.rows} rows; "
             f"tokenizer.split_steps would write all of {helped} of them"
-        ) from None
+        )
 
 
-def _check_capacity(
+def _capacity(
     name: str, sequences: Sequence[PreparedSequence], recipe: BuildSftConfig
-) -> None:
+) -> Iterator[str]:
     capacity = recipe.packing.max_length
     lengths = sorted(s.length for s in sequences)
     prompts = sorted(s.tokens.spans[0] for s in sequences)
     larger = f"Raise packing.max_length, e.g. to {1 << (lengths[-1] - 1).bit_length()}"
     if prompts[0] >= capacity:
-        raise ConfigError(
+        yield (
             f"packing.max_length {capacity} is shorter than the prompts of source {name!r}: in its "
             f"first {len(lengths)} sequences the answer starts after {prompts[0]} to {prompts[-1]} "
             f"tokens. {larger}"
         )
-    if lengths[0] > capacity and recipe.packing.overlong == "drop":
-        raise ConfigError(
+    elif lengths[0] > capacity and recipe.packing.overlong == "drop":
+        yield (
             f"packing.max_length {capacity} is shorter than every one of the first {len(lengths)} "
             f"sequences of source {name!r} ({lengths[0]} to {lengths[-1]} tokens). {larger}"
         )
 
 
-def _check_boundary(name: str, sequences: Sequence[PreparedSequence], preparer: Preparer) -> None:
+def _boundary(
+    name: str, sequences: Sequence[PreparedSequence], preparer: Preparer
+) -> Iterator[str]:
     """At inference the prompt is tokenised as one text; ours, in pieces, must be the same ids."""
     prompts: list[str] = []
     for sequence in sequences:
         segments = sequence.sample.segments
         first = next(i for i, s in enumerate(segments) if s.trained)
         prompts.append("".join(s.text for s in segments[:first]))
-    for sequence, ids in zip(sequences, preparer.encode(prompts), strict=True):
-        if not np.array_equal(sequence.tokens.ids[: sequence.tokens.spans[0]], ids):
-            raise ConfigError(
-                f"source {name!r}: this tokenizer encodes a prompt in pieces otherwise than as one "
-                "text (it adds something to a text, or a special token does not always split), so "
-                "training would not see what inference sees"
-            )
+    pairs = zip(sequences, preparer.encode(prompts), strict=True)
+    if any(not np.array_equal(s.tokens.ids[: s.tokens.spans[0]], ids) for s, ids in pairs):
+        yield (
+            f"source {name!r}: this tokenizer encodes a prompt in pieces otherwise than as one "
+            "text (it adds something to a text, or a special token does not always split), so "
+            "training would not see what inference sees"
+        )
 
 
 def _trained_ids(sequence: PreparedSequence) -> list[int]:
@@ -271,3 +284,101 @@ def check_markup(template: ChatTemplate, vocabulary: Sequence[str]) -> list[str]
     if not spelt:
         return []
     return [f"{', '.join(spelt)}: no tokens of their own in this vocabulary, tokenised as text"]
+
+
+def show_expected(
+    console: Console,
+    recipe: BuildSftConfig,
+    probes: Sequence[Probe],
+    rows: Mapping[str, int | None],
+) -> list[str]:
+    """Print what the build would do, extrapolated from the first records of every source.
+
+    Returns:
+        Problems that show in all sources together, at which the build would stop.
+    """
+    expected = {
+        p.name: p.kept if p.complete else _scaled(p.kept, rows[p.name], p.rows) for p in probes
+    }
+    plan = [
+        [
+            p.name,
+            f"{p.rows:,}{' (all)' if p.complete else ''}",
+            f"{p.kept.rows / max(p.rows, 1):.0%}",
+            "unknown" if (total := expected[p.name]) is None else f"~{total.tokens:,}",
+            f"{p.kept.tokens / max(p.rows, 1):,.0f}",
+            f"{p.kept.trained / max(p.kept.tokens, 1):.0%}",
+            _target(p.source, recipe),
+        ]
+        for p in probes
+    ]
+    head = ("source", "rows read", "kept", "all tokens", "tokens/row", "trained", "target")
+    drops = [
+        [p.name, reason, count, f"{p.examples[reason]:.300}"]
+        for p in probes
+        for reason, count in sorted(p.stats["dropped"].items(), key=lambda item: -item[1])
+    ]
+    tokens = sum(total.tokens for total in expected.values() if total is not None)
+    seconds = sum(p.seconds * (rows[p.name] or p.rows) / max(p.rows, 1) for p in probes)
+    least = "at least " if None in expected.values() else ""
+    summary = (
+        f"Each record once: {least}~{tokens:,.0f} tokens, "
+        f"~{tokens / recipe.packing.max_length:,.0f} packs of {recipe.packing.max_length:,}, "
+        f"~{seconds:,.0f} s, ~{tokens * _BYTES_PER_TOKEN / 1e6:,.0f} MB of shards "
+        f"and as much again while building. {_shares(recipe)}"
+    )
+    table = Table(["source", "reason", "rows", "for example"], drops)
+    title = "Expected, from the first records of each source"
+    sections = [Section(title, [Table(head, plan), summary])]
+    print_sections(console, [*sections, Section("Dropped among these rows", [table] * bool(drops))])
+    problems = _mixture_problems(recipe, probes, expected)
+    if all(p.drop is not None for own in probes for p in own.prepared):
+        problems.append("nothing is left to train on")
+    return problems
+
+
+def _scaled(own: Total, rows: int | None, read: int) -> Total | None:
+    """What a source has by the share of its first rows that is kept; None if rows are unknown."""
+    return None if rows is None else own.scaled(rows / max(read, 1))
+
+
+def _target(source: SftSource, recipe: BuildSftConfig) -> str:
+    if source.share is not None:
+        return f"{source.share:.1%} of {recipe.mixture.unit}"
+    if source.rows is not None:
+        return f"{source.rows:,} rows"
+    return f"{source.tokens:,} tokens" if source.tokens is not None else "once"
+
+
+def _shares(recipe: BuildSftConfig) -> str:
+    if recipe.mixture.total is not None:
+        return f"Shares divide {recipe.mixture.total:,} {recipe.mixture.unit}."
+    if any(s.share is not None for s in recipe.sources):
+        return "Shares divide the largest total that keeps every source within max_epochs."
+    return ""
+
+
+def _mixture_problems(
+    recipe: BuildSftConfig, probes: Sequence[Probe], expected: Mapping[str, Total | None]
+) -> list[str]:
+    """Amounts that the sources cannot give within their epochs."""
+    available: list[Available] = []
+    for probe in probes:
+        total = expected[probe.name]
+        if total is None:  # compressed or streamed: nobody knows how much there is
+            return []
+        held_out = probe.source.held_out or recipe.held_out
+        share = held_out.rate
+        if share is None:
+            share = (held_out.rows or 0) / max(total.rows, 1)
+        own = total.scaled(max(1 - share, 0))
+        available.append(Available(probe.name, None, own, probe.lost()))
+    tolerance = recipe.mixture.tolerance
+    if not all(p.complete for p in probes):
+        tolerance += _ESTIMATED
+    mixture = recipe.mixture.model_copy(update={"tolerance": tolerance})
+    try:
+        plan_mixture(available, recipe.model_copy(update={"mixture": mixture}))
+    except DataError as error:
+        return [f"{error} (estimated from the first rows)"]
+    return []

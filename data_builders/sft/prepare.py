@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -116,8 +116,10 @@ def control_reasoning(example: Example, plan: ControlPlan, offsets: Offsets) -> 
         spans = offsets(trace)
         length = len(spans)
         budget = budget_for(length, plan, example.id, position)
-        known = partial(_given, spans)  # tokenised once, not once more for the cut
-        short = budget and truncate_reasoning(trace, budget=budget, offsets=known)
+        # tokenised once, not once more for the cut
+        short = budget and truncate_reasoning(
+            trace, budget=budget, offsets=lambda _, spans=spans: spans
+        )
         if not budget or not short:
             too_short += 1
             continue
@@ -125,10 +127,6 @@ def control_reasoning(example: Example, plan: ControlPlan, offsets: Offsets) -> 
         cuts.append(Cut(position, length, budget))
     changed = with_messages(example, messages) if cuts else example
     return Controlled(changed, True, False, traces, tuple(cuts), too_short)
-
-
-def _given(spans: Sequence[tuple[int, int]], _: str) -> Sequence[tuple[int, int]]:
-    return spans
 
 
 def budget_for(length: int, plan: ControlPlan, record_id: str, position: int) -> int | None:
@@ -207,30 +205,21 @@ class Prepared:
 
 
 def prepare(examples: Sequence[Example], preparer: Preparer) -> list[Prepared]:
-    """Prepare a batch, in order; the texts of the whole batch are tokenised in one call."""
-    if preparer.screen is None and preparer.decontaminator is None:
-        return _prepare(examples, preparer)
-    drops = _objections(examples, preparer)
+    """Prepare a batch, in order; the texts of the whole batch are tokenised in one call.
+
+    Contamination and the filters of the text look at each record as it was read.
+    """
+    drops: list[Drop | None] = [None] * len(examples)
+    if preparer.decontaminator is not None:
+        drops = preparer.decontaminator.drops(examples)
+    if preparer.screen is not None:
+        drops = [d or preparer.screen(e) for e, d in zip(examples, drops, strict=True)]
     kept = [example for example, drop in zip(examples, drops, strict=True) if drop is None]
     done = iter(_prepare(kept, preparer))
     return [
         next(done) if drop is None else Prepared(untouched(example), (), (), 0, drop)
         for example, drop in zip(examples, drops, strict=True)
     ]
-
-
-def _objections(examples: Sequence[Example], preparer: Preparer) -> list[Drop | None]:
-    """What each record is dropped for as it was read: contamination first, then the filters."""
-    evaluated = preparer.decontaminator
-    drops: list[Drop | None] = [None] * len(examples)
-    if evaluated is not None:
-        drops = evaluated.drops(examples)
-    if preparer.screen is not None:
-        left = [at for at, drop in enumerate(drops) if drop is None]
-        found = preparer.screen([examples[at] for at in left])
-        for at, drop in zip(left, found, strict=True):
-            drops[at] = drop
-    return drops
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +238,12 @@ def _prepare(examples: Sequence[Example], preparer: Preparer) -> list[Prepared]:
     rendered = [_render(c, preparer) for c in controlled]
     carried = [e.license + e.metadata for e in examples]
     if not _is_text([*distinct_texts(_samples(rendered)), *carried]):
-        rendered = [_as_text(c, made) for c, made in zip(controlled, rendered, strict=True)]
+        # the filter bad_unicode was switched off
+        drop = Drop("render_error", "half a surrogate pair cannot be tokenised")
+        rendered = [
+            made if _is_text([text, *distinct_texts(made.samples)]) else _Rendered((), drop)
+            for text, made in zip(carried, rendered, strict=True)
+        ]
     tokens = iter(encode_samples(_samples(rendered), preparer.encode))
     return [
         _prepared(record, made, [(s, next(tokens)) for s in made.samples], preparer)
@@ -286,15 +280,6 @@ def _is_text(parts: Iterable[str]) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _as_text(record: Controlled, made: _Rendered) -> _Rendered:
-    """What was rendered, or a drop if it holds half a surrogate pair."""
-    example = record.example
-    if _is_text([example.license, example.metadata, *distinct_texts(made.samples)]):
-        return made
-    # the filter bad_unicode was switched off
-    return _Rendered((), Drop("render_error", "half a surrogate pair cannot be tokenised"))
 
 
 def _prepared(

@@ -21,14 +21,15 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-from data_builders.dedup.columns import COLUMN_FILES, ColumnBatch, write_columns
+from data_builders.dedup.columns import COLUMN_FILES, mapped, write_columns
 from data_builders.keyed import key64
 from data_builders.sft.prepare import Prepared, PreparedSequence
 from posttrain.errors import DataError
@@ -83,7 +84,7 @@ _FILES = (
 _COUNTS = "counts.json"
 
 
-class PartWriter:
+class PartWriter(AbstractContextManager["PartWriter"]):
     """Writes one part; the folder appears under its name when the writer is closed without error.
 
     Args:
@@ -108,7 +109,8 @@ class PartWriter:
         if not kept:
             return
         rows = [s for p in kept for s in p.sequences]
-        sequences = self._sequence_rows(rows)
+        sequences = sequence_rows(rows, self._marks)
+        sequences["at"] += self._tokens
         counts = [len(p.sequences) for p in kept]
         sequences["record"] = self._records + np.repeat(np.arange(len(kept)), counts)
         self._records += len(kept)
@@ -117,11 +119,12 @@ class PartWriter:
         tokens = [part for row in rows for part in (row.tokens.ids, row.tokens.spans)]
         joined = np.concatenate(tokens, dtype="<i4", casting="same_kind")
         self._files["tokens.bin"].write(joined.tobytes())
+        self._tokens += len(joined)
         self._sequences += len(rows)
 
-    def write_columns(self, batch: ColumnBatch) -> None:
+    def write_columns(self, rows: Rows, shingles: bytes) -> None:
         """Write the columns of deduplication of the records that `write` was given, in order."""
-        write_columns(self._files, batch)
+        write_columns(self._files, rows, shingles)
 
     def drop(self, line: str) -> None:
         """Write one line of `dropped.jsonl`."""
@@ -132,7 +135,7 @@ class PartWriter:
         for row in samples:
             self._files["samples.jsonl"].write(json.dumps(row).encode() + b"\n")
         sizes = {name: file.tell() for name, file in self._files.items()}
-        self.close()
+        self.__exit__()
         text = json.dumps({"files": sizes, "counts": counts}, ensure_ascii=True)
         (self._partial / _COUNTS).write_text(text, "utf-8")
         try:
@@ -143,16 +146,10 @@ class PartWriter:
                 self._partial.rename(self._folder)
         shutil.rmtree(self._partial, ignore_errors=True)
 
-    def close(self) -> None:
-        """Close the files; an unfinished folder is left, and goes when its build is run again."""
+    def __exit__(self, *_: object) -> None:
+        # an unfinished folder is left, and goes when its build is run again
         for file in self._files.values():
             file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _record_rows(self, kept: Sequence[Prepared], sequences: Rows) -> Rows:
         found = np.zeros(len(kept), RECORD)
@@ -171,34 +168,29 @@ class PartWriter:
         found["trained"] = np.add.reduceat(sequences["trained"], starts, dtype=np.uint64)
         return found
 
-    def _sequence_rows(self, rows: Sequence[PreparedSequence]) -> Rows:
-        found = np.zeros(len(rows), SEQUENCE)
-        found["length"] = [len(s.tokens.ids) for s in rows]
-        found["trained"] = [s.tokens.trained for s in rows]
-        found["edges"] = [len(s.tokens.spans) for s in rows]
-        found["budget"] = [-1 if s.budget is None else s.budget for s in rows]
-        found["turn"] = [s.sample.turn for s in rows]
-        found["reasons"] = [s.sample.reasoning == "on" for s in rows]
-        found["flags"], found["key"] = supervision_of(rows, self._marks)
-        sizes = found["length"].astype(np.int64) + found["edges"]
-        found["at"] = self._tokens + np.cumsum(sizes) - sizes
-        self._tokens += int(sizes.sum())
+
+def sequence_rows(rows: Sequence[PreparedSequence], marks: Marks) -> Rows:
+    """A `SEQUENCE` for each, with what its mask teaches; places count from the first of them."""
+    found = np.zeros(len(rows), SEQUENCE)
+    if not rows:
         return found
-
-
-def supervision_of(
-    rows: Sequence[PreparedSequence], marks: Marks
-) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint64]]:
-    """What each sequence's mask teaches, and a key of its tokens."""
+    found["length"] = [len(s.tokens.ids) for s in rows]
+    found["trained"] = [s.tokens.trained for s in rows]
+    found["edges"] = [len(s.tokens.spans) for s in rows]
+    found["budget"] = [-1 if s.budget is None else s.budget for s in rows]
+    found["turn"] = [s.sample.turn for s in rows]
+    found["reasons"] = [s.sample.reasoning == "on" for s in rows]
+    sizes = found["length"].astype(np.int64) + found["edges"]
+    found["at"] = np.cumsum(sizes) - sizes
+    starts = np.append(0, np.cumsum(found["length"], dtype=np.int64))
+    edges = [e + at for s, at in zip(rows, starts.tolist(), strict=False) for e in s.tokens.spans]
     ids = np.concatenate([np.asarray(s.tokens.ids, np.int32) for s in rows])
-    starts = np.cumsum([0, *(len(s.tokens.ids) for s in rows)], dtype=np.int64)
-    begins = starts.tolist()
-    edges = [edge + at for s, at in zip(rows, begins, strict=False) for edge in s.tokens.spans]
     batch = Batch(ids, mask_of_spans(len(ids), np.array(edges, np.int64)), starts)
     flags = supervision_flags(batch, marks)
-    flags[[s.budget is not None for s in rows]] |= np.uint16(Flag.CUT_TRACE)
+    flags[found["budget"] >= 0] |= np.uint16(Flag.CUT_TRACE)
     flags[[s.length > len(s.tokens.ids) for s in rows]] |= np.uint16(Flag.CLIPPED)
-    return flags, sequence_keys(batch)
+    found["flags"], found["key"] = flags, sequence_keys(batch)
+    return found
 
 
 def read_counts(folder: Path) -> dict[str, Any] | None:
@@ -278,8 +270,8 @@ class PreparedSource:
                 number,
                 first=records[number],
                 first_sequence=sequences[number],
-                records=_mapped(folder / "records.bin", RECORD),
-                sequences=_mapped(folder / "sequences.bin", SEQUENCE),
+                records=mapped(folder / "records.bin", RECORD),
+                sequences=mapped(folder / "sequences.bin", SEQUENCE),
             )
 
     def records(self, *columns: str) -> Rows:
@@ -292,13 +284,7 @@ class PreparedSource:
         return found
 
 
-def _mapped(path: Path, dtype: np.dtype[np.void]) -> Rows:
-    if not path.stat().st_size:  # nothing can be mapped
-        return np.empty(0, dtype)
-    return np.asarray(np.memmap(path, dtype, "r"))
-
-
-class Reader:
+class Reader(AbstractContextManager["Reader"]):
     """Tokens and texts of sequences, wherever in the given folders they lie.
 
     Files stay open, the least recently used are closed beyond `most`.
@@ -331,16 +317,9 @@ class Reader:
                 raise DataError(f"{self._folders[part_of[k]]} was changed while it was read")
         return found
 
-    def close(self) -> None:
-        """Close all files."""
+    def __exit__(self, *_: object) -> None:
         while self._open:
             os.close(self._open.popitem()[1])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _file(self, part: int, name: str) -> int:
         file = self._open.pop((part, name), None)

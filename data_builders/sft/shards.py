@@ -1,4 +1,4 @@
-"""Packs → shards that the trainer maps into memory, and an index that says what lies where.
+"""A plan's sequences → packs → shards that the trainer maps into memory, and an index of them.
 
     packed/train-00000.arrow   {"input_ids": […], "labels": [-100, …], "seq_lengths": [212, 44]}
     index/train-00000.parquet  {"pack": 0, "offset": 212, "length": 44, "record_id": "5f0c…", …}
@@ -24,19 +24,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from data_builders.keyed import key64
 from data_builders.progress import Stages
-from data_builders.sft.pack import (
-    PACK,
-    PackedSplit,
-    Packs,
-    ShardPlan,
-    cut_shards,
-    pack_split,
-)
-from data_builders.sft.plan import BuildPlan, Numbers
+from data_builders.sft.plan import BuildPlan, Numbers, PlannedGroup
 from data_builders.sft.prepared import RECORD, SEQUENCE, PreparedSource, Reader
 from data_builders.workers import Executor, OnProgress
-from posttrain.config.build_sft import BuildSftConfig
+from posttrain.config.build_sft import BuildSftConfig, ShardConfig
+from posttrain.tokens import pack_lengths
 from posttrain.tokens.encode import labels_of
 
 Int32 = npt.NDArray[np.int32]
@@ -60,14 +54,9 @@ INDEX = pa.schema(
         ("metadata", pa.string()),
     ]
 )
-
-
-def pack_schema(*, grouped: bool) -> pa.Schema:
-    """Columns of a shard."""
-    fields = [(name, _INT_LIST) for name in ("input_ids", "labels", "seq_lengths")]
-    return pa.schema([*fields, ("group", pa.string())] if grouped else fields)
-
-
+# where a pack's sequences end, its tokens, its group
+PACK = np.dtype([("stop", "<u8"), ("tokens", "<u4"), ("group", "<i4")])
+Packs = npt.NDArray[np.void]
 # one planned sequence, with what the shard and its index hold of it
 ENTRY = np.dtype(
     [
@@ -87,204 +76,6 @@ ENTRY = np.dtype(
     ]
 )
 Entries = npt.NDArray[np.void]
-
-
-@dataclass(frozen=True, slots=True)
-class SplitFiles:
-    """What all shards of a split share. Saved once, since a job is sent to a worker.
-
-    `numbers` and `packs` are the files of a `PackedSplit`. `sources`: name, folders of the parts
-    and `sequence_starts` of each. `passes`: source, epoch and first number of each. `groups` label
-    packs, None where they have no label.
-    """
-
-    numbers: str
-    packs: str
-    sources: Sequence[tuple[str, Sequence[str], Sequence[int]]]
-    passes: Sequence[tuple[int, int, int]]
-    groups: Sequence[str] | None
-
-    def save(self, path: Path) -> None:
-        """Write it as JSON."""
-        path.write_text(json.dumps(asdict(self)), "utf-8")
-
-    @classmethod
-    def load(cls, path: Path) -> SplitFiles:
-        """As it was saved."""
-        return cls(**json.loads(path.read_text("utf-8")))
-
-    @property
-    def folders(self) -> list[Path]:
-        """The parts of all sources in order."""
-        return [Path(folder) for _, folders, _ in self.sources for folder in folders]
-
-    def entries(self, numbers: Numbers, reader: Reader) -> Entries:
-        """The planned sequences with these numbers."""
-        source_of, epoch_of, first_of = np.array(self.passes, np.int64).T
-        which = np.searchsorted(first_of, numbers, side="right") - 1
-        found = np.zeros(len(numbers), ENTRY)
-        found["source"], found["epoch"] = source_of[which], epoch_of[which]
-        places = numbers - first_of[which]
-        first_part = 0
-        for k, (_, folders, starts) in enumerate(self.sources):
-            own = source_of[which] == k
-            part = np.searchsorted(starts, places[own], side="right") - 1
-            found["part"][own] = first_part + part
-            places[own] -= np.array(starts)[part]
-            first_part += len(folders)
-        parts = found["part"].astype(np.int64)
-        sequences = reader.rows(parts, places, "sequences.bin", SEQUENCE)
-        for name in ("at", "length", "trained", "edges", "budget", "turn", "reasons"):
-            found[name] = sequences[name]
-        owners = sequences["record"].astype(np.int64)
-        records = reader.rows(parts, owners, "records.bin", RECORD)
-        found["text"], found["text_size"] = records["text"], records["text_size"]
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class ShardJob:
-    """Write one shard. `files` is a saved `SplitFiles`."""
-
-    shard: ShardPlan
-    split: str
-    files: str
-    out: str
-
-    @property
-    def names(self) -> tuple[str, str]:
-        """Paths of the shard and of its index, relative to the artifact."""
-        name = f"{self.split}-{self.shard.number:05d}"
-        return f"packed/{name}.arrow", f"index/{name}.parquet"
-
-    def describe(self) -> str:
-        """For messages."""
-        return self.names[0]
-
-    def run(self, state: Any, on_progress: OnProgress) -> None:
-        """Do it; `on_progress` is called with numbers of sequences."""
-        del state  # the plan and the prepared parts decide everything
-        split = SplitFiles.load(Path(self.files))
-        paths = [Path(self.out) / name for name in self.names]
-        partial = [path.with_name(f".{path.name}.{uuid.uuid4().hex}") for path in paths]
-        schema = pack_schema(grouped=split.groups is not None)
-        with (
-            Reader(split.folders) as reader,
-            pa.ipc.new_stream(str(partial[0]), schema) as stream,
-            _Index(partial[1], split, reader) as index,
-        ):
-            for first, packs, entries in self._batches(split, reader):
-                stream.write_batch(_batch(packs, entries, reader, split, schema))
-                index.add(first, packs, entries)
-                on_progress(len(entries))
-        for written, path in zip(partial, paths, strict=True):
-            written.replace(path)
-
-    def _batches(self, split: SplitFiles, reader: Reader) -> Iterator[tuple[int, Packs, Entries]]:
-        """The number of the first pack, some packs, and their entries; few tokens at a time."""
-        first, stop = self.shard.packs
-        packs = np.fromfile(split.packs, PACK, stop - first, offset=first * PACK.itemsize)
-        begin, behind = self.shard.sequences
-        numbers = np.fromfile(split.numbers, "<u4", behind - begin, offset=4 * begin)
-        sums = np.cumsum(packs["tokens"], dtype=np.int64)
-        start = at = 0
-        while start < len(packs):
-            before = int(sums[start - 1]) if start else 0
-            end = int(np.searchsorted(sums, before + _BATCH_TOKENS, side="left")) + 1
-            some = packs[start:end]
-            until = int(some["stop"][-1]) - begin
-            yield first + start, some, split.entries(numbers[at:until], reader)
-            at, start = until, end
-
-
-def _batch(
-    packs: Packs, entries: Entries, reader: Reader, split: SplitFiles, schema: pa.Schema
-) -> pa.RecordBatch:
-    """Rows of the shard."""
-    lengths = entries["length"].astype(np.int32)
-    edges = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    ids, labels = np.empty(edges[-1], np.int32), np.empty(edges[-1], np.int32)
-    spans = np.empty(int(entries["edges"].max()), np.int32)
-    places = zip(
-        entries["part"].tolist(), entries["at"].tolist(), entries["edges"].tolist(), strict=True
-    )
-    for k, (part, at, count) in enumerate(places):
-        own = slice(int(edges[k]), int(edges[k + 1]))
-        reader.tokens(part, at, ids[own], spans[:count])
-        labels_of(ids[own], spans[:count].tolist(), out=labels[own])
-    columns: list[pa.Array] = [
-        _lists(ids, packs["tokens"]),
-        _lists(labels, packs["tokens"]),
-        _lists(lengths, _counts(packs, entries)),
-    ]
-    if split.groups is not None:
-        columns.append(pa.array([split.groups[k] for k in packs["group"].tolist()], pa.string()))
-    return pa.record_batch(columns, schema=schema)
-
-
-def _counts(packs: Packs, entries: Entries) -> npt.NDArray[np.int64]:
-    """Sequences in each of the packs that the entries are of."""
-    stops = packs["stop"].astype(np.int64)
-    return np.diff(stops, prepend=stops[-1] - len(entries))
-
-
-def _lists(values: Int32, lengths: npt.NDArray[np.integer]) -> pa.Array:
-    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
-
-
-class _Index:
-    """The index of one shard, one row a sequence, in the order of the shard."""
-
-    def __init__(self, path: Path, split: SplitFiles, reader: Reader) -> None:
-        self._split, self._reader = split, reader
-        self._writer = pq.ParquetWriter(path, INDEX, compression="zstd")
-        self._waiting: list[tuple[Int32, Int32, Entries]] = []
-
-    def __enter__(self) -> _Index:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            self._flush()
-        self._writer.close()
-
-    def add(self, first: int, packs: Packs, entries: Entries) -> None:
-        """The entries of some packs, of which the first has this number."""
-        counts = _counts(packs, entries)
-        pack = np.repeat(np.arange(first, first + len(packs), dtype=np.int32), counts)
-        length = entries["length"].astype(np.int64)
-        begin = np.cumsum(length) - length
-        heads = np.repeat(begin[np.cumsum(counts) - counts], counts)
-        self._waiting.append((pack, (begin - heads).astype(np.int32), entries))
-        if sum(len(entries) for _, _, entries in self._waiting) >= _INDEX_ROWS:
-            self._flush()
-
-    def _flush(self) -> None:
-        if not self._waiting:
-            return
-        packs, offsets, parts = zip(*self._waiting, strict=True)
-        self._waiting = []
-        self._writer.write_table(
-            self._table(np.concatenate(packs), np.concatenate(offsets), np.concatenate(parts))
-        )
-
-    def _table(self, packs: Int32, offsets: Int32, entries: Entries) -> pa.Table:
-        places = zip(*(entries[n].tolist() for n in ("part", "text", "text_size")), strict=True)
-        texts = [self._reader.text(*place) for place in places]
-        cut = entries["budget"] >= 0
-        names = [name for name, _, _ in self._split.sources]
-        columns: dict[str, Any] = {
-            "pack": packs,
-            "offset": offsets,
-            **{name: entries[name] for name in ("length", "trained", "turn", "epoch")},
-            "source": [names[k] for k in entries["source"].tolist()],
-            "reasoning": ["on" if reasons else "off" for reasons in entries["reasons"].tolist()],
-            "truncated_budget": pa.array(entries["budget"], mask=~cut),
-        }
-        for place, name in enumerate(("record_id", "license", "dialect", "metadata")):
-            columns[name] = [text[place] for text in texts]
-        return pa.table({field.name: columns[field.name] for field in INDEX}).cast(INDEX)
 
 
 def write_splits(
@@ -312,46 +103,249 @@ def write_splits(
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
     stages.start("packing")
+    folders = [
+        (s.name, [str(folder) for folder in s.folders], s.sequence_starts().tolist())
+        for s in sources
+    ]
+    passes = [(one.source, one.epoch, one.first) for one in plan.passes]
     jobs: list[ShardJob] = []
-    for name, groups in (("train", {"": plan.train}), ("eval", plan.evaluation)):
-        packed = pack_split(name, groups, plan, sources, recipe)
-        path = _save(packed, plan, sources, scratch)
-        for shard in cut_shards(packed, recipe.shards):
-            jobs.append(ShardJob(shard, name, str(path), str(out)))
-    total = sum(job.shard.sequences[1] - job.shard.sequences[0] for job in jobs)
-    stages.start("writing shards", total=total, unit="sequences")
+    for split, groups in (("train", {"": plan.train}), ("eval", plan.evaluation)):
+        numbers, packs = pack_split(split, groups, plan, sources, recipe)
+        saved = str(scratch / f"{split}.numbers"), str(scratch / f"{split}.packs")
+        numbers.astype("<u4").tofile(saved[0])
+        packs.tofile(saved[1])
+        files = SplitFiles(*saved, folders, passes, list(groups) if split == "eval" else None)
+        path = scratch / f"{split}.json"
+        path.write_text(json.dumps(asdict(files)), "utf-8")
+        for k, (own, within) in enumerate(cut_shards(packs, recipe.shards)):
+            jobs.append(ShardJob(f"{split}-{k:05d}", own, within, str(path), str(out)))
+    stages.start("writing shards", total=sum(len(job.sequences) for job in jobs), unit="sequences")
     for _ in executor.run(jobs, stages.advance):
         pass
     for left in (*out.glob("packed/.*"), *out.glob("index/.*")):
         left.unlink()  # of a worker that died, and whose job another one did
-    files: dict[str, int | None] = {}
-    for job in jobs:
-        packed, index = job.names
-        files[packed] = job.shard.packs[1] - job.shard.packs[0]
-        files[index] = job.shard.sequences[1] - job.shard.sequences[0]
-    return files
+    rows = ((job.paths, (job.packs, job.sequences)) for job in jobs)
+    return {p: len(r) for paths, ranges in rows for p, r in zip(paths, ranges, strict=True)}
 
 
-def _save(
-    packed: PackedSplit, plan: BuildPlan, sources: Sequence[PreparedSource], scratch: Path
-) -> Path:
-    """What the shards of a split are written from; returns the path of its `SplitFiles`."""
-    numbers, packs = (scratch / f"{packed.split}.{name}" for name in ("numbers", "packs"))
-    packed.numbers.astype("<u4").tofile(numbers)
-    packed.packs.tofile(packs)
-    files = SplitFiles(
-        numbers=str(numbers),
-        packs=str(packs),
-        sources=[
-            (s.name, [str(folder) for folder in s.folders], s.sequence_starts().tolist())
-            for s in sources
-        ],
-        passes=[(one.source, one.epoch, one.first) for one in plan.passes],
-        groups=packed.groups if packed.split == "eval" else None,
-    )
-    path = scratch / f"{packed.split}.json"
-    files.save(path)
-    return path
+def pack_split(
+    split: str,
+    groups: Mapping[str, PlannedGroup],
+    plan: BuildPlan,
+    sources: Sequence[PreparedSource],
+    recipe: BuildSftConfig,
+) -> tuple[Numbers, Packs]:
+    """The numbers of a split's sequences, pack after pack, and a `PACK` for each pack.
+
+    Every group is put in the order of its keys and packed. No pack holds two groups, or two
+    sequences of one conversation. The groups' stats get their packs.
+    """
+    numbers, packs = [np.empty(0, np.uint32)], [np.empty(0, PACK)]
+    done = 0
+    for k, (label, group) in enumerate(groups.items()):
+        order = np.argsort(group.table["key"], kind="stable")
+        lengths, in_order = group.table["length"][order], group.table["number"][order]
+        del order
+        found = pack_lengths(
+            lengths,
+            recipe.packing.max_length,
+            seed=key64(recipe.seed, "pack", split, label, 0),
+            groups=plan.conversations(in_order, sources),
+        )
+        own = np.zeros(len(found), PACK)
+        own["stop"] = done + found.offsets[1:]
+        own["tokens"] = found.fills(lengths)
+        own["group"] = k
+        group.stats.add_packs(own["tokens"].astype(np.int64))
+        numbers.append(in_order[found.positions])
+        packs.append(own)
+        done += len(in_order)
+    return np.concatenate(numbers), np.concatenate(packs)
+
+
+def cut_shards(packs: Packs, config: ShardConfig) -> list[tuple[range, range]]:
+    """Each shard's packs and sequences; it closes with the pack that reaches one of the limits."""
+    shards: list[tuple[range, range]] = []
+    first = start = size = 0
+    columns = packs["stop"].tolist(), packs["tokens"].tolist()
+    for pack, (stop, tokens) in enumerate(zip(*columns, strict=True), start=1):
+        size += 8 * tokens  # an id and a label
+        full = pack - first == config.packs or size >= config.bytes
+        if full or pack == len(packs):
+            shards.append((range(first, pack), range(start, stop)))
+            first, start, size = pack, stop, 0
+    return shards
+
+
+@dataclass(frozen=True, slots=True)
+class SplitFiles:
+    """What all shards of a split share, saved once as JSON, since a job is sent to a worker.
+
+    `numbers` and `packs` are the files of what `pack_split` returned. `sources`: name, folders of
+    the parts and `sequence_starts` of each. `passes`: source, epoch and first number of each.
+    `groups` label packs, None where they have no label.
+    """
+
+    numbers: str
+    packs: str
+    sources: Sequence[tuple[str, Sequence[str], Sequence[int]]]
+    passes: Sequence[tuple[int, int, int]]
+    groups: Sequence[str] | None
+
+    def entries(self, numbers: Numbers, reader: Reader) -> Entries:
+        """The planned sequences with these numbers."""
+        source_of, epoch_of, first_of = np.array(self.passes, np.int64).T
+        which = np.searchsorted(first_of, numbers, side="right") - 1
+        found = np.zeros(len(numbers), ENTRY)
+        found["source"], found["epoch"] = source_of[which], epoch_of[which]
+        places = numbers - first_of[which]
+        first_part = 0
+        for k, (_, folders, starts) in enumerate(self.sources):
+            own = source_of[which] == k
+            part = np.searchsorted(starts, places[own], side="right") - 1
+            found["part"][own] = first_part + part
+            places[own] -= np.array(starts)[part]
+            first_part += len(folders)
+        parts = found["part"].astype(np.int64)
+        sequences = reader.rows(parts, places, "sequences.bin", SEQUENCE)
+        for name in ("at", "length", "trained", "edges", "budget", "turn", "reasons"):
+            found[name] = sequences[name]
+        owners = sequences["record"].astype(np.int64)
+        records = reader.rows(parts, owners, "records.bin", RECORD)
+        found["text"], found["text_size"] = records["text"], records["text_size"]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ShardJob:
+    """Write one shard of these packs and sequences. `files` is a saved `SplitFiles`."""
+
+    name: str
+    packs: range
+    sequences: range
+    files: str
+    out: str
+
+    @property
+    def paths(self) -> tuple[str, str]:
+        """The shard and its index, relative to the artifact."""
+        return f"packed/{self.name}.arrow", f"index/{self.name}.parquet"
+
+    def describe(self) -> str:
+        """For messages."""
+        return self.paths[0]
+
+    def run(self, state: Any, on_progress: OnProgress) -> None:
+        """Do it; `on_progress` is called with numbers of sequences."""
+        del state  # the plan and the prepared parts decide everything
+        split = SplitFiles(**json.loads(Path(self.files).read_text("utf-8")))
+        folders = [Path(folder) for _, own, _ in split.sources for folder in own]
+        paths = [Path(self.out) / path for path in self.paths]
+        partial = [path.with_name(f".{path.name}.{uuid.uuid4().hex}") for path in paths]
+        schema = pack_schema(grouped=split.groups is not None)
+        waiting: list[tuple[Int32, Int32, Entries]] = []
+        with (
+            Reader(folders) as reader,
+            pa.ipc.new_stream(str(partial[0]), schema) as stream,
+            pq.ParquetWriter(partial[1], INDEX, compression="zstd") as index,
+        ):
+            for first, packs, entries in self._batches(split, reader):
+                stream.write_batch(_batch(packs, entries, reader, split, schema))
+                waiting.append((*_places(first, packs, entries), entries))
+                if sum(len(entries) for *_, entries in waiting) >= _INDEX_ROWS:
+                    index.write_table(_index_table(waiting, split, reader))
+                    waiting = []
+                on_progress(len(entries))
+            if waiting:
+                index.write_table(_index_table(waiting, split, reader))
+        for written, path in zip(partial, paths, strict=True):
+            written.replace(path)
+
+    def _batches(self, split: SplitFiles, reader: Reader) -> Iterator[tuple[int, Packs, Entries]]:
+        """The number of the first pack, some packs, and their entries; few tokens at a time."""
+        first, begin = self.packs.start, self.sequences.start
+        packs = np.fromfile(split.packs, PACK, len(self.packs), offset=first * PACK.itemsize)
+        numbers = np.fromfile(split.numbers, "<u4", len(self.sequences), offset=4 * begin)
+        sums = np.cumsum(packs["tokens"], dtype=np.int64)
+        start = at = 0
+        while start < len(packs):
+            before = int(sums[start - 1]) if start else 0
+            end = int(np.searchsorted(sums, before + _BATCH_TOKENS, side="left")) + 1
+            some = packs[start:end]
+            until = int(some["stop"][-1]) - begin
+            yield first + start, some, split.entries(numbers[at:until], reader)
+            at, start = until, end
+
+
+def pack_schema(*, grouped: bool) -> pa.Schema:
+    """Columns of a shard."""
+    fields = [(name, _INT_LIST) for name in ("input_ids", "labels", "seq_lengths")]
+    return pa.schema([*fields, ("group", pa.string())] if grouped else fields)
+
+
+def _batch(
+    packs: Packs, entries: Entries, reader: Reader, split: SplitFiles, schema: pa.Schema
+) -> pa.RecordBatch:
+    """Rows of the shard."""
+    lengths = entries["length"].astype(np.int32)
+    edges = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    ids, labels = np.empty(edges[-1], np.int32), np.empty(edges[-1], np.int32)
+    spans = np.empty(int(entries["edges"].max()), np.int32)
+    places = zip(*(entries[name].tolist() for name in ("part", "at", "edges")), strict=True)
+    for k, (part, at, count) in enumerate(places):
+        own = slice(int(edges[k]), int(edges[k + 1]))
+        reader.tokens(part, at, ids[own], spans[:count])
+        labels_of(ids[own], spans[:count].tolist(), out=labels[own])
+    columns: list[pa.Array] = [
+        _lists(ids, packs["tokens"]),
+        _lists(labels, packs["tokens"]),
+        _lists(lengths, _counts(packs, entries)),
+    ]
+    if split.groups is not None:
+        columns.append(pa.array([split.groups[k] for k in packs["group"].tolist()], pa.string()))
+    return pa.record_batch(columns, schema=schema)
+
+
+def _counts(packs: Packs, entries: Entries) -> npt.NDArray[np.int64]:
+    """Sequences in each of the packs that the entries are of."""
+    stops = packs["stop"].astype(np.int64)
+    return np.diff(stops, prepend=stops[-1] - len(entries))
+
+
+def _lists(values: Int32, lengths: npt.NDArray[np.integer]) -> pa.Array:
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
+
+
+def _places(first: int, packs: Packs, entries: Entries) -> tuple[Int32, Int32]:
+    """The pack of each entry, counted from `first` on, and where in the pack it begins."""
+    counts = _counts(packs, entries)
+    pack = np.repeat(np.arange(first, first + len(packs), dtype=np.int32), counts)
+    length = entries["length"].astype(np.int64)
+    begin = np.cumsum(length) - length
+    heads = np.repeat(begin[np.cumsum(counts) - counts], counts)
+    return pack, (begin - heads).astype(np.int32)
+
+
+def _index_table(
+    waiting: Sequence[tuple[Int32, Int32, Entries]], split: SplitFiles, reader: Reader
+) -> pa.Table:
+    """Rows of the index, one a sequence, in the order of the shard."""
+    packs, offsets, entries = (np.concatenate(column) for column in zip(*waiting, strict=True))
+    places = zip(*(entries[n].tolist() for n in ("part", "text", "text_size")), strict=True)
+    texts = [reader.text(*place) for place in places]
+    names = [name for name, _, _ in split.sources]
+    columns: dict[str, Any] = {
+        "pack": packs,
+        "offset": offsets,
+        **{name: entries[name] for name in ("length", "trained", "turn", "epoch")},
+        "source": [names[k] for k in entries["source"].tolist()],
+        "reasoning": ["on" if reasons else "off" for reasons in entries["reasons"].tolist()],
+        "truncated_budget": pa.array(entries["budget"], mask=entries["budget"] < 0),
+    }
+    for place, name in enumerate(("record_id", "license", "dialect", "metadata")):
+        columns[name] = [text[place] for text in texts]
+    return pa.table({field.name: columns[field.name] for field in INDEX}).cast(INDEX)
 
 
 def write_jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> int:

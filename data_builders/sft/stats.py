@@ -1,4 +1,4 @@
-"""What the manifest tells about an SFT data set, computed from the plan that was written.
+"""What the manifest tells about an SFT data set, and the losses at which a build stops.
 
 {"splits": {"train": {"packs": 120, "fill": 0.997, …}}, "sources": {"maths": {"requested": …,
  "realised": {"rows": 900, "tokens": 51200, "trained": 30100}, "shares": …}}, "histograms": …}
@@ -10,15 +10,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from data_builders.sft.mixture import SourcePlan
+from data_builders.sft.mixture import Amount, SourcePlan
 from data_builders.sft.part import CONTROL
 from data_builders.sft.plan import BuildPlan, GroupStats
+from data_builders.sft.prepare import LEFT_OUT
 from data_builders.sft.prepared import PreparedSource
-from posttrain.config.build_sft import Unit
+from posttrain.config.build_sft import LimitsConfig
 from posttrain.errors import DataError
 from posttrain.runs import Counts
 
-UNITS: tuple[str, ...] = ("rows", "tokens", "trained")
+_FEW = 0.02  # share of its rows at which a source's loss is worth a warning
+UNITS = ("rows", "tokens", "trained")
 
 
 def counts_by_source(sources: Sequence[PreparedSource], plan: BuildPlan) -> dict[str, Counts]:
@@ -76,13 +78,26 @@ def data_stats(
         for own in groups.values():
             everything.join(own)
         splits["eval"] = everything.stats()
+    budgets = Counter[int]()
+    for source in sources:
+        budgets.update(dict(source.stats["budgets"]))
+    # reasoning control over all sources, before the mixture repeats or drops
+    control = {key: sum(s.stats["control"][key] for s in sources) for key in CONTROL}
     return {
         "max_length": capacity,
         "splits": splits,
         "eval_groups": {label: own.stats() for label, own in groups.items()},
         "sources": source_stats(sources, plan, counts),
-        "control": control_totals(sources),
-        "histograms": histograms(sources, plan.train.stats),
+        "control": {
+            **control,
+            "strip_rate": control["stripped"] / max(control["reasoned"], 1),
+            "truncate_rate": control["truncated"] / max(control["traces"], 1),
+        },
+        "histograms": {
+            "length": plan.train.stats.lengths(),  # by powers of two
+            "fill_percent": plan.train.stats.fills.tolist(),
+            "budgets": [[budget, budgets[budget]] for budget in sorted(budgets)],
+        },
     }
 
 
@@ -90,19 +105,25 @@ def source_stats(
     sources: Sequence[PreparedSource], plan: BuildPlan, counts: Mapping[str, Counts]
 ) -> dict[str, Any]:
     """Per source: counts, requested and realised amounts, reasoning control, licenses, dialects."""
-    realised = {p.name: _realised(p) for p in plan.mixture}
-    totals = {unit: sum(r[unit] for r in realised.values()) for unit in UNITS}
+    totals = {unit: sum(p.total.amount(unit) for p in plan.mixture) for unit in UNITS}
     stats: dict[str, Any] = {}
     for k, (source, planned) in enumerate(zip(sources, plan.mixture, strict=True)):
-        own, amounts = counts[source.name], realised[source.name]
+        own, total, available = counts[source.name], planned.total, planned.available.total
+        amounts = {unit: total.amount(unit) for unit in UNITS}
         stats[source.name] = {
             "in": own.rows_in,
             "kept": own.kept,
             "dropped": dict(own.dropped),
             "held_out": plan.held_out[k],
-            "requested": _request(planned),
-            "available": _available(planned),
-            "realised": amounts,
+            "requested": planned.requested and _request(planned, planned.requested),
+            "available": {unit: available.amount(unit) for unit in UNITS},
+            "realised": {
+                "rows": total.rows,
+                "distinct_rows": planned.distinct,
+                "tokens": total.tokens,
+                "trained": total.trained,
+                "epochs": total.rows / max(available.rows, 1),
+            },
             "shares": {unit: amounts[unit] / max(totals[unit], 1) for unit in UNITS},
             "max_epochs": planned.cap,
             **{key: source.stats[key] for key in _PREPARED},
@@ -123,53 +144,82 @@ _PREPARED = (
 )
 
 
-def _realised(plan: SourcePlan) -> dict[str, float]:
-    total = plan.total
+def _request(plan: SourcePlan, requested: Amount) -> dict[str, Any]:
+    realised = plan.total.amount(requested.unit)
     return {
-        "rows": total.rows,
-        "distinct_rows": plan.distinct,
-        "tokens": total.tokens,
-        "trained": total.trained,
-        "epochs": total.rows / max(plan.available.total.rows, 1),
-    }
-
-
-def _available(plan: SourcePlan) -> dict[str, int]:
-    total = plan.available.total
-    return {"rows": total.rows, "tokens": total.tokens, "trained": total.trained}
-
-
-def _request(plan: SourcePlan) -> dict[str, Any] | None:
-    if plan.requested is None:
-        return None
-    unit: Unit = plan.requested.unit
-    realised = plan.total.measure(unit)
-    return {
-        "unit": unit,
-        "amount": plan.requested.value,
-        "share": plan.requested.share,
+        "unit": requested.unit,
+        "amount": requested.value,
+        "share": requested.share,
         "realised": realised,
-        "difference": realised / plan.requested.value - 1 if plan.requested.value else 0.0,
+        "difference": realised / requested.value - 1 if requested.value else 0.0,
     }
 
 
-def histograms(sources: Sequence[PreparedSource], train: GroupStats) -> dict[str, Any]:
-    """Lengths by powers of two, fill of packs by percent, budgets as they were drawn."""
-    budgets = Counter[int]()
-    for source in sources:
-        budgets.update(dict(source.stats["budgets"]))
-    return {
-        "length": train.lengths(),
-        "fill_percent": train.fills.tolist(),
-        "budgets": [[budget, budgets[budget]] for budget in sorted(budgets)],
-    }
+def losses_exceeded(name: str, stats: Mapping[str, Any], limits: LimitsConfig) -> list[str]:
+    """Reasons to which more of a source is lost than the recipe allows, and what to do.
+
+    Args:
+        stats: as `PartCounts.stats` gives them.
+    """
+    rows, lost = stats["rows_in"], stats["sequences_lost"]
+    sequences = stats["sequences"] + sum(lost.values())
+    problems: list[str] = []
+    for reason, advice in _ADVICE.items():
+        limit: float = getattr(limits, reason)
+        of_rows = stats["dropped"].get(reason, 0) / max(rows, 1)
+        of_sequences = lost.get(reason, 0) / max(sequences, 1)
+        if max(of_rows, of_sequences) > limit:
+            problems.append(
+                f"source {name!r}: {reason} took {of_rows:.1%} of {rows:,} rows and "
+                f"{of_sequences:.1%} of {sequences:,} sequences, limits.{reason} is {limit:.1%}. "
+                f"{advice}"
+            )
+    return problems
 
 
-def control_totals(sources: Sequence[PreparedSource]) -> dict[str, float]:
-    """Realised rates of reasoning control over all sources, before the mixture repeats or drops."""
-    total = {key: sum(s.stats["control"][key] for s in sources) for key in CONTROL}
-    return {
-        **total,
-        "strip_rate": total["stripped"] / max(total["reasoned"], 1),
-        "truncate_rate": total["truncated"] / max(total["traces"], 1),
-    }
+_ADVICE = {
+    "nothing_trained": "Look at write_dropped: true; are these conversations without answers?",
+    "overlong": "Raise packing.max_length, or set packing.overlong to truncate.",
+    "render_error": "Look at write_dropped: true; does this template fit this source?",
+}
+
+
+def left_out_exceeded(
+    name: str, stats: Mapping[str, Any], limits: LimitsConfig, *, split_helps: bool = True
+) -> str | None:
+    """What is wrong where the template leaves out more than the recipe allows, with ways out.
+
+    Args:
+        split_helps: whether `tokenizer.split_steps` may write what the template leaves out.
+    """
+    rows, kinds = stats["rows_in"], sorted(stats["left_out"].items())
+    by_reason = stats["dropped"].items()
+    share = sum(n for reason, n in by_reason if reason.startswith(LEFT_OUT)) / max(rows, 1)
+    if share <= limits.left_out:
+        return None
+    ways = ["Choose another tokenizer.chat_template"]
+    if split_helps:
+        ways.append(
+            "set tokenizer.split_steps: true, which helps where a text, a trace or one of "
+            "several calls is lost because more follows it"
+        )
+    ways.append("drop these rows with limits.left_out: 1")
+    ways.append(f"keep them without it: tokenizer.allow_left_out: [{', '.join(dict(kinds))}]")
+    if "reasoning" in stats["left_out"]:
+        ways.append("train answers alone, without traces: reasoning: {strip: 1.0}")
+    return (
+        f"source {name!r}: the chat template leaves out part of {share:.1%} of {rows:,} rows "
+        f"({', '.join(f'{kind} of {n:,}' for kind, n in kinds)}), limits.left_out is "
+        f"{limits.left_out:.1%}. {'; or '.join(ways)}"
+    )
+
+
+def few_kept(stats: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A warning of the sources that keep hardly any of the rows that their `where` lets through."""
+    few: list[str] = []
+    for name, own in stats.items():
+        rows = own["rows_in"] - own["dropped"].get("where", 0)
+        kept = own["rows_in"] - sum(own["dropped"].values())
+        if rows and kept <= _FEW * rows:
+            few.append(f"{name!r} {kept:,} of {rows:,}")
+    return [f"sources that keep at most {_FEW:.0%} of their rows: {', '.join(few)}"] * bool(few)

@@ -3,25 +3,25 @@
     audit = audit_set(SetReader([Path("runs/tiny/sft_data")], largest_id=…), marks)
     audit.figures["maths"].stats()  →  {"sequences": 7470, "tokens": 912_340, "trained": 610_012, …}
 
-Memory holds a batch of tokens, a handful of excerpts a source and 16 bytes a sequence.
+Memory holds a batch of tokens, a handful of excerpts a source and 16 bytes a sequence, twice that
+while they are sorted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
 
 from posttrain.audit.reader import MaskedSequence
-from posttrain.audit.worst import SHOWN, Worst, excerpt
-from posttrain.tokens.repeats import Repeated, Repeats
+from posttrain.audit.worst import SHOWN, Fetch, Shown, Worst, excerpt
+from posttrain.tokens.encode import batches
 from posttrain.tokens.supervision import (
     Flag,
-    Ids,
     Marks,
-    Mask,
     batch_of,
     sequence_keys,
     sums,
@@ -30,6 +30,10 @@ from posttrain.tokens.supervision import (
 
 _TOKENS = 1 << 20
 _SEQUENCES = 4096
+# what an audit reads of a sequence; more fields do no harm
+_ROW = np.dtype([("length", "<u4"), ("trained", "<u4"), ("flags", "<u2"), ("key", "<u8")])
+_KEY = np.dtype([("key", "<u8"), ("place", "<u4"), ("source", "<u4")])
+Rows = npt.NDArray[np.void]
 # counts of sequences, by the flag that they share
 _COUNTED = {
     "end_trained": Flag.END_TRAINED,
@@ -78,21 +82,15 @@ class SourceFigures:
         roles = 0 if marks.knows_roles else None
         return cls(prompt_trained=roles, cut_trace=cuts, clipped=cuts)
 
-    def add(
-        self,
-        lengths: npt.NDArray[np.integer],
-        trained: npt.NDArray[np.integer],
-        flags: npt.NDArray[np.uint16],
-    ) -> None:
-        """Count some sequences: their tokens, trained tokens and flags, all (m,)."""
-        self.sequences += len(lengths)
-        self.tokens += int(lengths.sum())
-        self.trained += int(trained.sum())
-        self.longest = max(self.longest, int(lengths.max(initial=0)))
-        number = np.bincount(flags, minlength=1)
+    def add(self, rows: Rows) -> None:
+        """Count some sequences, by their fields of `_ROW`."""
+        self.sequences += len(rows)
+        self.tokens += int(rows["length"].sum(dtype=np.int64))
+        self.trained += int(rows["trained"].sum(dtype=np.int64))
+        self.longest = max(self.longest, int(rows["length"].max(initial=0)))
+        number = np.bincount(rows["flags"], minlength=1)
         values = np.arange(len(number))
-        some = int(number[(values & Flag.TRAINED) != 0].sum())
-        self.nothing_trained += len(flags) - some
+        self.nothing_trained += int(number[(values & Flag.TRAINED) == 0].sum())
         for name, flag in _COUNTED.items():
             before = getattr(self, name)
             if before is not None:
@@ -106,10 +104,61 @@ class SourceFigures:
 
 @dataclass
 class Audit:
-    """What an audit found, by source in the order they were met."""
+    """What an audit found, by source in the order they were met; `keys` of all sequences."""
 
     figures: dict[str, SourceFigures] = field(default_factory=dict[str, SourceFigures])
     worst: Worst = field(default_factory=Worst)
+    keys: list[Rows] = field(default_factory=list[Rows])
+    sequences: int = 0
+
+    def add(
+        self,
+        rows: Rows,
+        source: npt.NDArray[np.integer],
+        fetch: Fetch,
+        *,
+        counted: npt.NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Add some sequences; the place of each is the number of those added before it.
+
+        Args:
+            rows: (m,) with the fields of `_ROW`.
+            source: (m,) index into `figures`.
+            counted: (m,) False for the repeats that a mixture asks for, which are no copies.
+        """
+        keys = np.empty(len(rows), _KEY)
+        keys["key"], keys["source"] = rows["key"], source
+        keys["place"] = np.arange(self.sequences, self.sequences + len(rows))
+        self.sequences += len(rows)
+        self.keys.append(keys if counted is None else keys[counted])
+        for k, (name, figures) in enumerate(self.figures.items()):
+            at = np.flatnonzero(source == k)
+            if len(at):
+                figures.add(rows[at])
+                self.worst.offer(name, rows[at], lambda place, at=at: fetch(int(at[place])))
+
+    def count_copies(self, look_up: Callable[[set[int]], Mapping[int, Shown]]) -> None:
+        """Set `duplicated` of every source, and show the sequences that it holds most often.
+
+        A sequence is a copy if an earlier one of its source, or one of an earlier source, has its
+        key. `look_up` gives the sequences at some places.
+        """
+        rows = np.concatenate([np.empty(0, _KEY), *self.keys])
+        rows = rows[np.lexsort((rows["place"], rows["source"], rows["key"]))]
+        first = np.append(True, rows["key"][1:] != rows["key"][:-1])[: len(rows)]
+        key = np.cumsum(first) - 1  # numbered, in the order of the rows
+        number = np.bincount(key)[key]
+        later = np.bincount(rows["source"][~first], minlength=len(self.figures)).tolist()
+        most: list[tuple[str, int, int]] = []
+        for k, (name, figures) in enumerate(self.figures.items()):
+            figures.duplicated = later[k]
+            own = np.flatnonzero((rows["source"] == k) & (number > 1))
+            own = own[np.unique(key[own], return_index=True)[1]]  # the first of each key
+            own = own[np.lexsort((rows["place"][own], -number[own]))][:SHOWN]
+            most += [(name, int(number[i]), int(rows["place"][i])) for i in own]
+        shown = look_up({place for *_, place in most})
+        for name, times, place in most:
+            self.worst.add_repeated(name, times, excerpt(*shown[place]))
 
 
 def audit_set(found: Iterable[MaskedSequence], marks: Marks) -> Audit:
@@ -119,68 +168,25 @@ def audit_set(found: Iterable[MaskedSequence], marks: Marks) -> Audit:
         found: the sequences; gone through a second time where there are copies to show.
     """
     audit = Audit()
-    repeats = Repeats()
-    for batch in _batches(found):
-        _count(audit, batch, marks, repeats)
-    repeated = repeats.count(groups=len(audit.figures), most=SHOWN)
-    for figures, later in zip(audit.figures.values(), repeated.later, strict=True):
-        figures.duplicated = later
-    _show_repeated(audit, found, repeated)
+    for batch in batches(found, lambda one: len(one.ids), most=_TOKENS, count=_SEQUENCES):
+        tokens = batch_of([(one.ids, one.trained) for one in batch])
+        rows = np.empty(len(batch), _ROW)
+        rows["length"], rows["trained"] = tokens.lengths, sums(tokens, tokens.trained)
+        rows["flags"], rows["key"] = supervision_flags(tokens, marks), sequence_keys(tokens)
+        rows["flags"][[one.cut is True for one in batch]] |= np.uint16(Flag.CUT_TRACE)
+        for one in batch:
+            if one.source not in audit.figures:
+                fresh = SourceFigures.empty(marks, knows_cuts=False)
+                fresh.cut_trace = None if one.cut is None else 0
+                audit.figures[one.source] = fresh
+        numbers = {source: k for k, source in enumerate(audit.figures)}
+        source = np.array([numbers[one.source] for one in batch])
+        counted = np.array([not one.again for one in batch])
+        audit.add(rows, source, lambda place, own=batch: own[place].shown, counted=counted)
+
+    def look_up(places: set[int]) -> dict[int, Shown]:
+        some = islice(found, max(places, default=-1) + 1)
+        return {place: one.shown for place, one in enumerate(some) if place in places}
+
+    audit.count_copies(look_up)
     return audit
-
-
-def _count(audit: Audit, batch: list[MaskedSequence], marks: Marks, repeats: Repeats) -> None:
-    tokens = batch_of([(one.ids, one.trained) for one in batch])
-    flags, keys = supervision_flags(tokens, marks), sequence_keys(tokens)
-    flags[[one.cut is True for one in batch]] |= np.uint16(Flag.CUT_TRACE)
-    lengths, trained = tokens.lengths, sums(tokens, tokens.trained)
-    for one in batch:
-        if one.source not in audit.figures:
-            fresh = SourceFigures.empty(marks, knows_cuts=False)
-            fresh.cut_trace = None if one.cut is None else 0
-            audit.figures[one.source] = fresh
-    numbers = {source: k for k, source in enumerate(audit.figures)}
-    owner = np.array([numbers[one.source] for one in batch])
-    first = np.array([not one.again for one in batch])
-    # repeats that a mixture asks for are no copies; they take part in the places all the same
-    repeats.add(keys, owner, counted=first)
-    for k in np.unique(owner).tolist():
-        at = np.flatnonzero(owner == k)
-        source = batch[at[0]].source
-        audit.figures[source].add(lengths[at], trained[at], flags[at])
-        own = [batch[i] for i in at]
-
-        def fetch(place: int, own: list[MaskedSequence] = own) -> tuple[Ids, Mask, str]:
-            return own[place].ids, own[place].trained, own[place].about
-
-        audit.worst.offer(source, lengths[at], trained[at], flags[at], keys[at], fetch)
-
-
-def _show_repeated(audit: Audit, found: Iterable[MaskedSequence], repeated: Repeated) -> None:
-    wanted = {place: number for most in repeated.most for number, place in most}
-    if not wanted:
-        return
-    last = max(wanted)
-    shown: dict[int, MaskedSequence] = {}
-    for place, one in enumerate(found):
-        if place in wanted:
-            shown[place] = one
-        if place == last:
-            break
-    for source, most in zip(audit.figures, repeated.most, strict=True):
-        for number, place in most:
-            one = shown[place]
-            audit.worst.add_repeated(source, number, excerpt(one.ids, one.trained, one.about))
-
-
-def _batches(found: Iterable[MaskedSequence]) -> Iterator[list[MaskedSequence]]:
-    batch: list[MaskedSequence] = []
-    tokens = 0
-    for one in found:
-        batch.append(one)
-        tokens += len(one.ids)
-        if tokens >= _TOKENS or len(batch) == _SEQUENCES:
-            yield batch
-            batch, tokens = [], 0
-    if batch:
-        yield batch

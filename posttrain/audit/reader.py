@@ -53,6 +53,11 @@ class MaskedSequence:
     cut: bool | None = None
     again: bool = False
 
+    @property
+    def shown(self) -> tuple[Ids, Mask, str]:
+        """What `excerpt` shows of it."""
+        return self.ids, self.trained, self.about
+
 
 @dataclass
 class SetReader:
@@ -115,15 +120,11 @@ class SetReader:
                 for side in ("chosen", "rejected"):
                     source = f"{pair['category']}/{side}"
                     self._count(source)
-                    ids = [*pair["prompt_ids"], *pair[f"{side}_ids"]]
-                    mask = [False] * len(pair["prompt_ids"]) + pair[f"{side}_mask"]
-                    table = {"input_ids": [ids], "assistant_masks": [[int(m) for m in mask]]}
-                    row = rows_of(pa.RecordBatch.from_pydict(table), file.name)[0]
-                    assert not isinstance(row, Unusable), row
-                    for own, trained in row:
-                        yield MaskedSequence(
-                            source, own, trained, f"{pair['id']} ({file.name}:{number})"
-                        )
+                    ids = np.array([*pair["prompt_ids"], *pair[f"{side}_ids"]], np.int32)
+                    prompt = [False] * len(pair["prompt_ids"])
+                    mask = np.array([*prompt, *pair[f"{side}_mask"]], np.bool_)
+                    about = f"{pair['id']} ({file.name}:{number})"
+                    yield MaskedSequence(source, ids, mask, about)
 
     def _foreign(self, file: Path, source: str) -> Iterator[MaskedSequence]:
         number = 0

@@ -6,6 +6,7 @@ crossed = audit_data(recipe)  →  ["source 'maths': nothing is trained in 15.00
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from pathlib import Path
 
 from rich.console import Console
@@ -25,7 +26,6 @@ from posttrain.runs import (
     MANIFEST,
     Counts,
     Parent,
-    Run,
     atomic_write_text,
     open_run,
     parent_of,
@@ -88,7 +88,24 @@ def _keep(console: Console, recipe: AuditConfig, tokens: AuditTokens, out: Path)
             return list(read_artifact(out, verify=False).stats["violations"])
         reader, audit = _audit(recipe, tokens)
         crossed = _show(console, recipe, reader, audit)
-        _finish(stage, reader, audit, tokens, crossed, parents, bounds(recipe.limits))
+        rows = audit.worst.rows(tokens.encoder.decode)
+        atomic_write_text(stage.path / ROWS, "".join(json_text(row) + "\n" for row in rows))
+        total = sum(reader.dropped.values(), Counter[str]())
+        rows_in = reader.rows_in.total()
+        stage.finish(
+            counts=Counts(rows_in, rows_in - total.total(), dict(sorted(total.items()))),
+            files={ROWS: len(rows)},
+            parents=parents,
+            stats={
+                "rows": {
+                    s: {"in": number, "dropped": dict(sorted(reader.dropped.get(s, {}).items()))}
+                    for s, number in reader.rows_in.items()
+                },
+                "supervision": {name: found.stats() for name, found in audit.figures.items()},
+                "supervision_limits": bounds(recipe.limits),
+                "violations": crossed,
+            },
+        )
         console.print(f"{write_report(out)}")
         return crossed
 
@@ -103,34 +120,3 @@ def _inputs(recipe: AuditConfig, out: Path) -> tuple[list[Parent], list[tuple[st
         else:
             files += [(file.name, sha256_file(file)) for file, _ in data_files(path)]
     return parents, files
-
-
-def _finish(
-    stage: Run,
-    reader: SetReader,
-    audit: Audit,
-    tokens: AuditTokens,
-    crossed: list[str],
-    parents: list[Parent],
-    limits: dict[str, str],
-) -> None:
-    rows = audit.worst.rows(tokens.encoder.decode)
-    atomic_write_text(stage.path / ROWS, "".join(json_text(row) + "\n" for row in rows))
-    dropped = {s: dict(sorted(reasons.items())) for s, reasons in reader.dropped.items()}
-    reasons = sorted({reason for own in dropped.values() for reason in own})
-    total = {reason: sum(own.get(reason, 0) for own in dropped.values()) for reason in reasons}
-    rows_in = reader.rows_in.total()
-    stage.finish(
-        counts=Counts(rows_in, rows_in - sum(total.values()), total),
-        files={ROWS: len(rows)},
-        parents=parents,
-        stats={
-            "rows": {
-                source: {"in": number, "dropped": dropped.get(source, {})}
-                for source, number in reader.rows_in.items()
-            },
-            "supervision": {name: found.stats() for name, found in audit.figures.items()},
-            "supervision_limits": limits,
-            "violations": crossed,
-        },
-    )

@@ -1,6 +1,7 @@
 """The worst sequences of a data set, a handful a source and kind, kept short enough to read.
 
-    worst = Worst(offences(batch…))
+    worst = Worst()
+    worst.offer("maths", rows, fetch)
     worst.rows(decode)  →  {"source": "maths", "kind": "no_end", "tokens": 812, "trained": 40,
                             "about": "…", "segments": [["", False, "2+2?"], ["", True, "4"], …]}
 
@@ -9,7 +10,6 @@ Which ones are shown depends on their figures and contents, never on the order t
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +23,8 @@ from posttrain.tokens.supervision import Flag, Ids, Mask
 SHOWN = 3  # of each kind and source
 _WINDOW = 160  # tokens shown of the beginning, around the first trained token, of the end
 Decode = Callable[[Sequence[int]], str]
-Fetch = Callable[[int], tuple[Ids, Mask, str]]  # a place → ids, mask, what to call it
+Shown = tuple[Ids, Mask, str]  # ids, mask, what to call it
+Fetch = Callable[[int], Shown]
 
 # kind → (the flags that a sequence must have, those that it must not have)
 KINDS: dict[str, tuple[Flag, Flag]] = {
@@ -83,49 +84,31 @@ def excerpt(ids: Ids, mask: Mask, about: str) -> Excerpt:
 
 @dataclass
 class Worst:
-    """The worst seen so far: for each (source, kind) a heap with the least bad one on top."""
+    """The worst seen so far by (source, kind), the worst first, each after its badness and key."""
 
-    heaps: dict[tuple[str, str], list[tuple[float, int, Excerpt]]] = field(
+    best: dict[tuple[str, str], list[tuple[float, int, Excerpt]]] = field(
         default_factory=dict[tuple[str, str], list[tuple[float, int, Excerpt]]]
     )
     repeated: dict[str, list[tuple[int, Excerpt]]] = field(
         default_factory=dict[str, list[tuple[int, Excerpt]]]
     )
 
-    def offer(
-        self,
-        source: str,
-        lengths: npt.NDArray[np.integer],
-        trained: npt.NDArray[np.integer],
-        flags: npt.NDArray[np.uint16],
-        keys: npt.NDArray[np.uint64],
-        fetch: Fetch,
-    ) -> None:
-        """Look at some sequences of one source, all (m,); `fetch` takes a position among them."""
+    def offer(self, source: str, rows: npt.NDArray[np.void], fetch: Fetch) -> None:
+        """Look at some sequences of one source by length, trained, flags and key, all (m,)."""
         for kind, (needed, refused) in KINDS.items():
-            fits = ((flags & needed) == needed) & ((flags & refused) == 0)
+            fits = ((rows["flags"] & needed) == needed) & ((rows["flags"] & refused) == 0)
             at = np.flatnonzero(fits)
-            if not len(at):
-                continue
-            at = at[np.unique(keys[at], return_index=True)[1]]  # the first of exact copies
-            badness = _badness(kind, lengths[at], trained[at], keys[at])
-            heap = self.heaps.setdefault((source, kind), [])
-            for k in np.lexsort((keys[at], -badness))[:SHOWN].tolist():
-                item = (float(badness[k]), -int(keys[at[k]]))
-                self._admit(heap, item, lambda place=int(at[k]): excerpt(*fetch(place)))
-
-    def _admit(
-        self,
-        heap: list[tuple[float, int, Excerpt]],
-        item: tuple[float, int],
-        make: Callable[[], Excerpt],
-    ) -> None:
-        if any(item[1] == key for _, key, _ in heap):
-            return
-        if len(heap) < SHOWN:
-            heapq.heappush(heap, (*item, make()))
-        elif item > heap[0][:2]:
-            heapq.heapreplace(heap, (*item, make()))
+            at = at[np.unique(rows["key"][at], return_index=True)[1]]  # the first of exact copies
+            badness, keys = _badness(kind, rows[at]), rows["key"][at]
+            for k in np.lexsort((keys, -badness))[:SHOWN].tolist():
+                item = (float(badness[k]), -int(keys[k]))
+                best = self.best.setdefault((source, kind), [])
+                if any(item[1] == key for _, key, _ in best):
+                    continue
+                if len(best) < SHOWN or item > best[-1][:2]:
+                    best.append((*item, excerpt(*fetch(int(at[k])))))
+                    best.sort(key=lambda one: one[:2], reverse=True)
+                    del best[SHOWN:]
 
     def add_repeated(self, source: str, number: int, shown: Excerpt) -> None:
         """One of the sequences that a source holds most often."""
@@ -133,29 +116,24 @@ class Worst:
 
     def rows(self, decode: Decode) -> list[dict[str, Any]]:
         """All of them as rows to write: by source in the order met, by kind, the worst first."""
-        sources = dict.fromkeys([*(source for source, _ in self.heaps), *self.repeated])
+        sources = dict.fromkeys([*(source for source, _ in self.best), *self.repeated])
         found: list[dict[str, Any]] = []
         for source in sources:
             for number, shown in self.repeated.get(source, ()):
                 found.append(_row(source, REPEATED, shown, decode, number))
             for kind in KINDS:
-                heap = sorted(self.heaps.get((source, kind), ()), key=lambda i: i[:2], reverse=True)
-                found += [_row(source, kind, shown, decode) for _, _, shown in heap]
+                best = self.best.get((source, kind), ())
+                found += [_row(source, kind, shown, decode) for *_, shown in best]
         return found
 
 
-def _badness(
-    kind: str,
-    lengths: npt.NDArray[np.integer],
-    trained: npt.NDArray[np.integer],
-    keys: npt.NDArray[np.uint64],
-) -> npt.NDArray[np.float64]:
-    """Larger is worse. Where nothing ranks them, a few are drawn by their contents."""
+def _badness(kind: str, rows: npt.NDArray[np.void]) -> npt.NDArray[np.float64]:
+    """Larger is worse. Where nothing ranks them, a few are taken by their contents."""
     if kind == "longest":
-        return lengths.astype(np.float64)
+        return rows["length"].astype(np.float64)
     if kind == "least_trained":
-        return -trained / np.maximum(lengths, 1)
-    return (keys >> np.uint64(11)).astype(np.float64)
+        return -rows["trained"].astype(np.int64) / np.maximum(rows["length"].astype(np.int64), 1)
+    return (rows["key"] >> np.uint64(11)).astype(np.float64)
 
 
 def _row(

@@ -13,12 +13,11 @@ Paths are relative to the directory the command is run in.
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from posttrain.config.base import Strict, refuse_twice
+from posttrain.config.base import Name, Strict, refuse_twice
 from posttrain.config.decontamination import DecontaminationConfig
 from posttrain.config.deduplication import DeduplicationConfig
 from posttrain.config.load import nearest
@@ -32,7 +31,6 @@ LossKind = Literal[
 ]
 
 _SHARE_SLACK = 1e-6
-_SAFE_NAME = re.compile(r"[\w.+-]+")
 
 
 class TokenizerConfig(Strict):
@@ -144,6 +142,7 @@ class SftSource(SourceConfig):
         held_out: for this source, instead of the recipe's.
     """
 
+    name: Name
     share: float | None = Field(default=None, gt=0, le=1)
     rows: int | None = Field(default=None, ge=1)
     tokens: int | None = Field(default=None, ge=1)
@@ -156,8 +155,6 @@ class SftSource(SourceConfig):
         given = [k for k in ("share", "rows", "tokens") if getattr(self, k) is not None]
         if len(given) > 1:
             raise ValueError(f"source {self.name!r} gives {' and '.join(given)}; one is enough")
-        if not _SAFE_NAME.fullmatch(self.name):
-            raise ValueError(f"source name {self.name!r}: use letters, digits and any of _ . + -")
         return self
 
     @property

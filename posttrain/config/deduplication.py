@@ -12,7 +12,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from posttrain.config.base import Strict
+from posttrain.config.base import Strict, refuse_twice
 
 # below 0.7 the index would miss too many of the pairs
 Threshold = Annotated[float, Field(ge=0.7, le=1)]
@@ -52,9 +52,7 @@ class DeduplicationConfig(Strict):
 
     @model_validator(mode="after")
     def _named_once(self) -> DeduplicationConfig:
-        twice = sorted({name for name in self.precedence if self.precedence.count(name) > 1})
-        if twice:
-            raise ValueError(f"deduplication.precedence names {', '.join(twice)} twice")
+        refuse_twice("deduplication.precedence", self.precedence)
         return self
 
     def near_threshold(self, source: str) -> float | None:

@@ -84,6 +84,7 @@ class DpoConfig(PolicyRecipe):
     """
 
     owned = OWNED_TRAINER_FIELDS
+    method = "dpo"
 
     data: str
     layout: PairLayout = "auto"

@@ -245,6 +245,7 @@ class GroupTraining(PolicyRecipe):
     """
 
     owned = OWNED_TRAINER_FIELDS
+    method = "grpo"
 
     chat_template: str = "own"
     template_variables: dict[str, str] = Field(default_factory=dict)

@@ -9,18 +9,23 @@
     launch: {world_size: 2, sharding: zero2}
     trainer: {learning_rate: 1.0e-3, per_device_train_batch_size: 8, warmup_steps: 20}
 
-`trainer:` passes through to the installed TRL `SFTConfig` and is checked there field by field
-(`posttrain.training.arguments`); the fields that this project decides are refused here by name.
+`trainer:` passes through to the installed TRL `SFTConfig`. Its names are checked here, its values
+there (`posttrain.training.arguments`); the fields that this project decides are refused by name.
 """
 
 from __future__ import annotations
 
+import ast
+import functools
 from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, cast
 
 from pydantic import Field, field_validator, model_validator
 
 from posttrain.config.base import Strict
+from posttrain.config.load import nearest
 
 DocumentMasking = Literal["auto", "varlen", "block_diagonal", "unpacked"]
 Sharding = Literal["none", "zero2", "zero3", "fsdp2"]
@@ -33,6 +38,27 @@ _GLOBAL = "the loss is per trained token over the global batch"
 def owned_fields(groups: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
     """Fields of a trainer's config that no recipe sets: name → what to do instead."""
     return {name: why for why, names in groups.items() for name in names}
+
+
+@functools.cache
+def trainer_fields(method: str) -> frozenset[str]:
+    """Fields of the installed TRL config of a method, "sft" for `SFTConfig`.
+
+    Read from the source of the classes, since importing them takes seconds.
+    """
+    names: set[str] = set()
+    for package, file in (
+        ("transformers", "training_args.py"),
+        ("trl", "trainer/base_config.py"),
+        ("trl", f"trainer/{method}_config.py"),
+    ):
+        spec = find_spec(package)
+        for folder in (spec and spec.submodule_search_locations) or ():
+            module = ast.parse((Path(folder) / file).read_text("utf-8"))
+            for node in (n for c in module.body if isinstance(c, ast.ClassDef) for n in c.body):
+                if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                    names.add(node.target.id)
+    return frozenset(names)
 
 
 # what every trainer has
@@ -142,9 +168,11 @@ class TrainingRecipe(Strict):
     Attributes:
         owned: fields of the TRL config that are not the recipe's to set, each with what to do
             instead.
+        method: whose config it is.
     """
 
     owned: ClassVar[Mapping[str, str]]
+    method: ClassVar[str]
 
     out: str
     model: ModelConfig
@@ -161,6 +189,10 @@ class TrainingRecipe(Strict):
         for key in trainer:
             if key in cls.owned:
                 raise ValueError(f"{key} is not yours to set: {cls.owned[key]}")
+            known = trainer_fields(cls.method)
+            if key not in known:
+                hint = nearest(key, sorted(known - cls.owned.keys()), or_list=False)
+                raise ValueError(f"{key} is not a field of the installed trl's config{hint}")
         # it takes no null: an override takes the recipe's epochs back, to count in max_steps
         return {key: v for key, v in trainer.items() if (key, v) != ("num_train_epochs", None)}
 
@@ -187,6 +219,7 @@ class SftConfig(TrainingRecipe):
     """One SFT run."""
 
     owned = OWNED_TRAINER_FIELDS
+    method = "sft"
 
     data: str
     document_masking: DocumentMasking = "auto"

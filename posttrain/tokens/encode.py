@@ -10,9 +10,10 @@ stay in arrays from the tokenizer to the disk: no Python object is made for a to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ import numpy.typing as npt
 from posttrain.chat.masks import TrainingSample
 
 IGNORED = -100
+Item = TypeVar("Item")
 # texts → token ids, without special tokens added at either end
 Encode = Callable[[Sequence[str]], list[list[int]]]
 # the same, (n,) int32 each
@@ -38,6 +40,22 @@ class TokenSequence:
     def trained(self) -> int:
         """Number of trained tokens."""
         return sum(self.spans[1::2]) - sum(self.spans[::2])
+
+
+def batches(
+    items: Iterable[Item], size: Callable[[Item], int], *, most: int, count: int
+) -> Iterator[list[Item]]:
+    """Items in order, in lists that end when their sizes reach `most`, or at `count` items."""
+    batch: list[Item] = []
+    held = 0
+    for item in items:
+        batch.append(item)
+        held += size(item)
+        if held >= most or len(batch) == count:
+            yield batch
+            batch, held = [], 0
+    if batch:
+        yield batch
 
 
 def encode_samples(samples: Iterable[TrainingSample], encode: EncodeArrays) -> list[TokenSequence]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -57,6 +58,19 @@ def test_every_stage_takes_the_order_of_the_readme(script: Path, monkeypatch):
     # read as far as the recipe, which is not there: the arguments themselves were accepted
     with pytest.raises(ConfigError, match=r"missing\.yaml"):
         module.main(["--config", "missing.yaml", "out=runs/mine", "--dry-run", "seed=1"])
+
+
+def test_a_misspelt_field_of_the_trainer_is_refused_without_loading_it():
+    code = (
+        "import sys\n"
+        "from posttrain.config.load import load_recipe\n"
+        "from posttrain.config.sft import SftConfig\n"
+        "try: load_recipe('recipes/tiny/sft.yaml', SftConfig, ['trainer.learning_rat=1'])\n"
+        "except Exception as error: print(error, {'torch', 'transformers', 'trl'} & set(sys.modules))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "did you mean 'learning_rate'?) set()" in done.stdout
 
 
 def test_an_error_stands_in_the_report_that_torchrun_closes_with(tmp_path: Path, monkeypatch):

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import socket
 from pathlib import Path
 
 import pytest
+from trl.trainer.dpo_config import DPOConfig
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.sft_config import SFTConfig
 
 from posttrain.config.command import run_command
-from posttrain.config.sft import OWNED_TRAINER_FIELDS, ModelConfig
+from posttrain.config.sft import OWNED_TRAINER_FIELDS, ModelConfig, trainer_fields
 from posttrain.errors import ConfigError
 from posttrain.models.load import load_model
 from posttrain.tokens.tokenizer import SpecialTokens
@@ -31,6 +35,13 @@ def test_fields_pass_through_to_the_installed_trl(recipe: MakeRecipe, tmp_path: 
 def test_an_unknown_field_names_the_nearest(recipe: MakeRecipe, tmp_path: Path):
     with pytest.raises(ConfigError, match=r"learning_rat .*did you mean 'learning_rate'"):
         sft_arguments(recipe(trainer={"learning_rat": 1.0}), out=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"), [("sft", SFTConfig), ("dpo", DPOConfig), ("grpo", GRPOConfig)]
+)
+def test_the_fields_that_are_read_from_source_are_those_of_the_class(method: str, kind: type):
+    assert trainer_fields(method) == {field.name for field in dataclasses.fields(kind)}
 
 
 def test_fields_that_we_own_are_refused_with_the_reason(recipe: MakeRecipe):

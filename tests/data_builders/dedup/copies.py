@@ -106,7 +106,7 @@ def columns_of(
             files = {name: stack.enter_context((part / name).open("wb")) for name in COLUMN_FILES}
             for k in range(0, len(own), batch):
                 places = [("rows.jsonl", k + n + 1) for n in range(len(own[k : k + batch]))]
-                write_columns(files, column_batch(own[k : k + batch], places, near=near))
+                write_columns(files, *column_batch(own[k : k + batch], places, near=near))
     return DedupColumns(list(parts))
 
 

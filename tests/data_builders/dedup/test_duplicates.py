@@ -8,8 +8,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from data_builders.dedup.columns import BANDS, band_keys, shingles, similarity
 from data_builders.dedup.duplicates import REASONS
-from data_builders.dedup.near import BANDS, band_keys, shingles, similarity
 from data_builders.dedup.words import words_of, words_of_all
 from posttrain.config.deduplication import DeduplicationConfig, NearConfig
 from posttrain.records import Example, Message, make_example

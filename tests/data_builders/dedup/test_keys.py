@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from data_builders.dedup.keys import conversation_key, prompt_key
+from data_builders.dedup.columns import conversation_key, prompt_key
 from posttrain.records import Message, make_example
 from tests.data_builders.dedup.copies import TOOLS, chat, with_call
 

@@ -44,7 +44,7 @@ def example(*turns: str, reasoning: str | None = None) -> Example:
 
 def dropped(filters: dict[str, Any], *records: Example) -> list[str | None]:
     screen = Screen(validate(filters, Filters, where="test"), words)
-    return [None if drop is None else drop.reason for drop in screen(records)]
+    return [None if drop is None else drop.reason for drop in map(screen, records)]
 
 
 SENTENCE = "But wait, maybe I should check whether the first case really gives seven. "
@@ -58,7 +58,7 @@ def test_a_loop_is_dropped_from_traces_and_answers_and_shown():
     ]  # fmt: skip
     assert dropped(OFF, loop) == [None]
     assert dropped({"repetition": {"min_words": 5000}}, loop) == [None]
-    [drop] = Screen(Filters(), words)([loop])
+    drop = Screen(Filters(), words)(loop)
     assert drop is not None
     assert drop.span is not None
     assert (drop.span.message, drop.span.part) == (1, "reasoning")

@@ -36,55 +36,61 @@ def rows_of(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def test_the_builds_figures_are_those_of_its_shards(tmp_path):
-    build(write_recipe(tmp_path, sources=sources(tmp_path, copies=7)))
-    out = tmp_path / "out"
-    built = manifest(out)["stats"]["supervision"]
-    rows = index(out) + index(out, "eval")
-    for name, figures in built.items():
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A build of both sources, of which seven rows are copies."""
+    folder = tmp_path_factory.mktemp("audited")
+    build(write_recipe(folder, sources=sources(folder, copies=7)))
+    return folder / "out"
+
+
+def test_the_builds_figures_are_those_of_its_shards(built):
+    found = manifest(built)["stats"]["supervision"]
+    rows = index(built) + index(built, "eval")
+    for name, figures in found.items():
         own = [row for row in rows if row["source"] == name]
-        lost = manifest(out)["stats"]["sources"][name]["dropped"].get("held_out_duplicate", 0)
+        lost = manifest(built)["stats"]["sources"][name]["dropped"].get("held_out_duplicate", 0)
         assert figures["sequences"] == len(own) + lost
         assert figures["longest"] == max(row["length"] for row in own)
         assert figures["end_trained"] == figures["sequences"]
         assert figures["prompt_trained"] == figures["turn_tokens"] == figures["clipped"] == 0
-    assert built["plain"]["duplicated"] == 7
-    assert built["plain"]["empty_think"] == built["plain"]["sequences"] == 67
-    assert 0 < built["reasoning"]["cut_trace"] < built["reasoning"]["sequences"]
+    assert found["plain"]["duplicated"] == 7
+    assert found["plain"]["empty_think"] == found["plain"]["sequences"] == 67
+    assert 0 < found["reasoning"]["cut_trace"] < found["reasoning"]["sequences"]
 
 
 def test_an_audit_of_the_artifact_finds_what_the_build_counted(tmp_path):
     build(write_recipe(tmp_path, sources=sources(tmp_path), held_out={"rate": 0.3}))
     script("audit").main([str(tmp_path / "out"), f"out={tmp_path / 'audit'}"])
-    built = manifest(tmp_path / "out")["stats"]["supervision"]
+    counted = manifest(tmp_path / "out")["stats"]["supervision"]
     found = manifest(tmp_path / "audit")["stats"]["supervision"]
     # whether an end was clipped off cannot be seen from tokens
-    clipped = {name: {"clipped": None} for name in built}
-    assert found == {name: built[name] | clipped[name] for name in sorted(built, reverse=True)}
+    assert found == {name: own | {"clipped": None} for name, own in counted.items()}
     assert [p["kind"] for p in manifest(tmp_path / "audit")["parents"]] == ["sft_data"]
 
 
-def test_repeats_of_the_mixture_are_no_copies(tmp_path):
-    build(write_recipe(tmp_path))
-    assert max(row["epoch"] for row in index(tmp_path / "out")) > 0
-    script("audit").main([str(tmp_path / "out"), f"out={tmp_path / 'audit'}"])
+def test_repeats_of_the_mixture_are_no_copies(world, tmp_path):
+    assert max(row["epoch"] for row in index(world / "out")) > 0
+    script("audit").main([str(world / "out"), f"out={tmp_path / 'audit'}"])
     found = manifest(tmp_path / "audit")["stats"]["supervision"]
     assert {figures["duplicated"] for figures in found.values()} == {0}
 
 
-def test_the_report_shows_figures_and_the_worst(tmp_path):
-    build(write_recipe(tmp_path, sources=sources(tmp_path, copies=2)))
-    page = (tmp_path / "out" / "report.html").read_text("utf-8")
+def test_the_report_shows_figures_and_the_worst(built):
+    page = (built / "report.html").read_text("utf-8")
     assert "Worst offenders" in page
     assert "Exact copies" in page
-    rows = rows_of(tmp_path / "out")
+    rows = rows_of(built)
     assert {row["kind"] for row in rows} == {"longest", "least_trained", "empty_think", "repeated"}
-    longest = next(row for row in rows if (row["source"], row["kind"]) == ("plain", "longest"))
-    shown = "".join(text for _, _, text in longest["segments"])
+    worst = {row["kind"]: row for row in reversed(rows) if row["source"] == "plain"}
+    shown = "".join(text for _, _, text in worst["longest"]["segments"])
     assert "<|im_start|>user\nSay" in shown
-    trained = "".join(text for _, trained, text in longest["segments"] if trained)
+    trained = "".join(text for _, trained, text in worst["longest"]["segments"] if trained)
     assert trained.endswith("<|im_end|>\n")
-    assert longest["about"].split()[0] in {r["record_id"] for r in index(tmp_path / "out")}
+    every = [row for row in index(built) + index(built, "eval") if row["source"] == "plain"]
+    assert worst["longest"]["about"].split()[0] in {row["record_id"] for row in every}
+    least = worst["least_trained"]
+    assert least["trained"] / least["tokens"] == min(r["trained"] / r["length"] for r in every)
 
 
 def test_crossed_limits_stop_the_build_until_they_are_raised(tmp_path):

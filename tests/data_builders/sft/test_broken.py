@@ -23,21 +23,10 @@ from tests.data_builders.small_build import (
 )
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One finished build in `out`, its recipe beside it."""
-    folder = tmp_path_factory.mktemp("world")
-    build(write_recipe(folder, shards={"packs": 7}))
-    return folder
-
-
 def edit(recipe: Path, **keys: object) -> Path:
     raw = yaml.safe_load(recipe.read_text()) | keys
     recipe.write_text(yaml.safe_dump(raw, sort_keys=False))
     return recipe
-
-
-UNSAFE = "{% for m in messages %}{{ m.__class__.__mro__ }}{% endfor %}"
 
 
 @pytest.mark.parametrize(
@@ -84,40 +73,36 @@ def test_pad_that_is_the_end_token_is_refused(tmp_path):
         build(recipe)
 
 
-def test_an_unsafe_template_is_refused(tmp_path):
-    (tmp_path / "unsafe.jinja").write_text(UNSAFE)
-    tokenizer = {
-        "path": str(write_tokenizer(tmp_path / "tokenizer")),
-        "chat_template": str(tmp_path / "unsafe.jinja"),
-    }
-    with pytest.raises(ValueError, match=r"unsafe\.jinja.*"):
-        build(write_recipe(tmp_path, tokenizer=tokenizer))
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 
-def test_a_template_that_reads_the_clock_is_refused(tmp_path):
-    (tmp_path / "clock.jinja").write_text(
-        "{{ strftime_now('%d %b') }}{% for m in messages %}<|im_start|>{{ m.role }}\n"
-        "{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
+def with_template(folder: Path, source: str) -> Path:
+    """A recipe of this template."""
+    (folder / "own.jinja").write_text(source)
     tokenizer = {
-        "path": str(write_tokenizer(tmp_path / "tokenizer")),
-        "chat_template": str(tmp_path / "clock.jinja"),
+        "path": str(write_tokenizer(folder / "tokenizer")),
+        "chat_template": str(folder / "own.jinja"),
     }
-    with pytest.raises(ConfigError, match=r"writes today's date.*date_string"):
-        build(write_recipe(tmp_path, tokenizer=tokenizer))
+    return write_recipe(folder, tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "pattern"),
+    [
+        ("{% for m in messages %}{{ m.__class__.__mro__ }}{% endfor %}", ValueError, r"own\.jinja"),
+        ("{{ strftime_now('%d %b') }}" + CHATML, ConfigError, "writes today's date.*date_string"),
+    ],
+)
+def test_a_template_that_is_unsafe_or_reads_the_clock_is_refused(tmp_path, source, error, pattern):
+    with pytest.raises(error, match=pattern):
+        build(with_template(tmp_path, source))
 
 
 def test_a_template_without_reasoning_is_refused_for_data_that_reasons(tmp_path):
-    (tmp_path / "chatml.jinja").write_text(
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    tokenizer = {
-        "path": str(write_tokenizer(tmp_path / "tokenizer")),
-        "chat_template": str(tmp_path / "chatml.jinja"),
-    }
-    recipe = write_recipe(tmp_path, tokenizer=tokenizer)
+    recipe = with_template(tmp_path, CHATML)
     with pytest.raises(ConfigError, match=r"leaves out .*the reasoning of message \d+"):
         build(recipe)
     build(
@@ -159,8 +144,8 @@ def test_a_prompt_tokenised_otherwise_in_pieces_is_refused(tmp_path):
         clip_overlong=False,
     )
     probe = probe_source(recipe, recipe.sources[0], preparer, Path())
-    with pytest.raises(ConfigError, match="encodes a prompt in pieces otherwise than as one"):
-        check_probe(probe, recipe, preparer, decode=str, stop_ids=[ord("\n")])
+    _, problems = check_probe(probe, recipe, preparer, decode=str, stop_ids=[ord("\n")])
+    assert any("encodes a prompt in pieces otherwise than as one" in line for line in problems)
 
 
 def test_an_output_directory_of_another_config_is_refused(world):

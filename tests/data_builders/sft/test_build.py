@@ -24,14 +24,6 @@ from tests.data_builders.small_build import (
 )
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One finished build in `out`, its recipe beside it."""
-    folder = tmp_path_factory.mktemp("world")
-    build(write_recipe(folder, shards={"packs": 7}))
-    return folder
-
-
 def test_counts_balance_and_agree_with_the_shards(world):
     body = manifest(world / "out")
     counts = body["counts"]
@@ -154,16 +146,6 @@ def test_shards_close_at_a_number_of_packs_or_bytes(world, tmp_path):
 
 def _rows(out: Path) -> list[tuple[str, int]]:
     return [(f["path"], f["rows"]) for f in manifest(out)["files"]]
-
-
-def test_dry_run_prints_a_plan_and_writes_nothing(tmp_path, capsys):
-    recipe = write_recipe(tmp_path)
-    build(recipe, "--dry-run")
-    out = capsys.readouterr().out
-    assert "nothing_trained" not in out
-    assert "80.0% of tokens" in out
-    assert "Each record once" in out
-    assert not (tmp_path / "out").exists()
 
 
 def test_overlong_sequences_are_dropped_or_clipped_and_counted(tmp_path):

@@ -118,8 +118,8 @@ def test_evaluation_has_no_copy_of_what_is_trained(world):
     assert len(train | held_out) == 61 - 24
 
 
-def test_parts_and_workers_change_nothing(world, tmp_path):
-    build(world / "recipe.yaml", f"out={tmp_path / 'out'}", "part_bytes=3000", "workers=2")
+def test_parts_change_nothing(world, tmp_path):
+    build(world / "recipe.yaml", f"out={tmp_path / 'out'}", "part_bytes=3000")
     assert manifest(tmp_path / "out")["digest"] == manifest(world / "out")["digest"]
     assert _dropped(tmp_path / "out") == _dropped(world / "out")
 
@@ -128,21 +128,6 @@ def test_the_order_of_rows_changes_nothing(world, tmp_path):
     rows = {name: own[::-1] for name, own in _rows().items()}
     build(_recipe(tmp_path, rows), "part_bytes=5000")
     assert shard_bytes(tmp_path / "out") == shard_bytes(world / "out")
-
-
-def test_a_build_that_ended_while_it_looked_for_copies_goes_on(world, tmp_path, monkeypatch):
-    stop = f"out={tmp_path / 'out'}"
-
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("data_builders.sft.build.plan_build", killed)
-        with pytest.raises(KeyboardInterrupt):
-            build(world / "recipe.yaml", stop)
-    monkeypatch.setattr("data_builders.sft.part.prepare", None)
-    build(world / "recipe.yaml", stop)
-    assert manifest(tmp_path / "out")["digest"] == manifest(world / "out")["digest"]
 
 
 def test_what_is_for_the_plan_prepares_no_row_again(world, tmp_path, monkeypatch):

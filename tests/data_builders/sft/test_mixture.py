@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from data_builders.keyed import key64
-from data_builders.sft.mixture import Available, SourcePlan, plan_mixture
+from data_builders.sft.mixture import Available, plan_mixture
 from data_builders.sft.prepared import RECORD
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.load import validate
@@ -38,19 +38,14 @@ def available(name: str, rows: int | np.ndarray, *, tokens: int = 10) -> Availab
     return Available.of(name, lambda: found)
 
 
-def times(plan: SourcePlan) -> np.ndarray:
-    """How often each record is taken."""
-    return plan.times()
-
-
 def test_shares_are_met_by_repeating_the_small_and_sampling_the_large():
     config = recipe(
         [{"name": "small", "share": 0.5}, {"name": "large", "share": 0.5}], total=20_000
     )
     small, large = plan_mixture([available("small", 400), available("large", 5000)], config)
     assert small.total.tokens == large.total.tokens == 10_000
-    assert Counter(times(small).tolist()) == {2: 200, 3: 200}
-    assert Counter(times(large).tolist()) == {0: 4000, 1: 1000}, "without replacement"
+    assert Counter(small.times().tolist()) == {2: 200, 3: 200}
+    assert Counter(large.times().tolist()) == {0: 4000, 1: 1000}, "without replacement"
     assert large.distinct == large.total.rows == 1000
     assert (small.distinct, small.total.rows, small.total.trained) == (400, 1000, 5000)
 
@@ -59,7 +54,7 @@ def test_every_last_epoch_is_another_choice():
     chosen = []
     for rows in (25, 75, 125):
         [plan] = plan_mixture([available("a", 50)], recipe([{"name": "a", "rows": rows}]))
-        counts = times(plan)
+        counts = plan.times()
         assert counts.sum() == rows
         chosen.append(tuple(counts > counts.min()))
     assert len(set(chosen)) == 3
@@ -71,7 +66,7 @@ def test_the_plan_does_not_depend_on_input_order():
     [plan] = plan_mixture([available("a", given)], config)
     order = np.random.default_rng(0).permutation(100)
     [again] = plan_mixture([available("a", given[order])], config)
-    assert times(plan)[order].tolist() == times(again).tolist()
+    assert plan.times()[order].tolist() == again.times().tolist()
 
 
 def test_copies_of_a_row_count_as_rows():
@@ -80,7 +75,7 @@ def test_copies_of_a_row_count_as_rows():
     given = np.concatenate([given] * 30)
     for rows in (7, 100, 299):
         [plan] = plan_mixture([available("a", given)], recipe([{"name": "a", "rows": rows}]))
-        assert times(plan).sum() == plan.total.rows == rows
+        assert plan.times().sum() == plan.total.rows == rows
         assert plan.total.tokens == 10 * rows
 
 
@@ -99,7 +94,7 @@ def test_without_amounts_every_record_is_taken_once():
     plans = plan_mixture(
         [available("a", 7), available("b", 11)], recipe([{"name": "a"}, {"name": "b"}])
     )
-    assert [times(p).tolist() for p in plans] == [[1] * 7, [1] * 11]
+    assert [p.times().tolist() for p in plans] == [[1] * 7, [1] * 11]
 
 
 def test_amounts_in_rows_and_tokens_come_beside_shares():
@@ -147,7 +142,7 @@ def test_a_sharing_source_with_nothing_to_give_is_named():
         ([{"name": "a", "share": 1.0}, {"name": "b"}], {}, "without share, rows or tokens: b"),
         ([{"name": "a", "rows": 1, "tokens": 1}], {}, "gives rows and tokens"),
         ([{"name": "a"}, {"name": "a"}], {}, "found twice: a"),
-        ([{"name": "a/b"}], {}, "source name 'a/b'"),
+        ([{"name": "a/b"}], {}, "'a/b' is no name"),
         ([{"name": "a", "rows": 1}], {"total": 10}, "no source has a share"),
     ],
 )

@@ -70,13 +70,55 @@ def test_a_dry_run_fails_where_the_build_does(tmp_path, capsys, rows, keys, patt
         build(recipe)
 
 
-def test_drops_are_shown_with_an_example_each(tmp_path, capsys):
+def test_a_plan_is_printed_and_drops_with_an_example_each(tmp_path, capsys):
     rows = [*plain_rows(20), {"x": 1}, {**plain_rows(1)[0], "output": ""}]
-    build(recipe_of(tmp_path, rows), "--dry-run")
+    build(recipe_of(tmp_path, rows, source={"share": 1.0}), "--dry-run")
     out = capsys.readouterr().out
-    assert "unrecognised" in out
-    assert "a.jsonl:21" in out
-    assert "empty_answer" in out
+    for shown in (
+        "100.0% of tokens",
+        "Each record once",
+        "unrecognised",
+        "a.jsonl:21",
+        "empty_answer",
+    ):
+        assert shown in out
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_problems_of_all_sources_are_listed_at_once(tmp_path):
+    long = [{**row, "instruction": "q" * 500} for row in plain_rows(9)]
+    files = {name: write_rows(tmp_path / f"{name}.jsonl", long) for name in "ab"}
+    sources = [
+        {"name": "a", "path": str(files["a"])},
+        {"name": "b", "path": str(files["b"]), "fields": {"system": "persona"}},
+    ]
+    recipe = write_recipe(tmp_path, sources=sources, packing={"max_length": 256})
+    for more in ((), ("--dry-run",)):
+        with pytest.raises(ConfigError) as error:
+            build(recipe, *more)
+        for problem in ("prompts of source 'a'", "prompts of source 'b'", "'b' names 'persona'"):
+            assert problem in str(error.value)
+
+
+def test_sources_that_keep_hardly_any_row_are_named_in_one_warning(tmp_path, capsys):
+    """Rows that `where` leaves out are not lost."""
+    few = [{"x": k} for k in range(98)] + plain_rows(2)
+    some = [{**row, "take": k < 2} for k, row in enumerate(plain_rows(99))]
+    sources = [
+        {"name": "few", "path": str(write_rows(tmp_path / "few.jsonl", few))},
+        {
+            "name": "some",
+            "path": str(write_rows(tmp_path / "some.jsonl", some)),
+            "where": {"take": True},
+        },
+        {"name": "all", "path": str(write_rows(tmp_path / "all.jsonl", plain_rows(40)))},
+    ]
+    recipe = write_recipe(tmp_path, sources=sources)
+    build(recipe, "--dry-run")
+    assert capsys.readouterr().out.count("of their rows: 'few' 2 of 100") == 1
+    build(recipe)
+    (warning,) = (w for w in manifest(tmp_path / "out")["stats"]["warnings"] if "few" in w)
+    assert warning.endswith("'few' 2 of 100")
 
 
 def test_a_field_that_only_late_rows_have_is_no_mistake(tmp_path):

@@ -19,19 +19,9 @@ from tests.data_builders.small_build import (
     write_rows,
 )
 
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One finished build in `out`, its recipe beside it."""
-    folder = tmp_path_factory.mktemp("world")
-    build(write_recipe(folder, shards={"packs": 7}))
-    return folder
-
-
 KILLER = """
 import os, sys
 sys.path.insert(0, {root!r})
-import data_builders.sft.pack as packed
 import data_builders.sft.part as source
 import data_builders.sft.shards as shards
 calls = 0
@@ -56,9 +46,7 @@ def test_killed_twice_and_resumed_gives_the_same_bytes(world, tmp_path, monkeypa
     patches = [
         # in the third part of the first source
         "source.prepare = kill_at(source.prepare, 3)",
-        # while packing evaluation, and in the second shard
-        "packed.pack_lengths = kill_at(packed.pack_lengths, 2)",
-        "shards._batch = kill_at(shards._batch, 2)",
+        "shards._batch = kill_at(shards._batch, 2)",  # in the second shard
     ]
     prepared: list[int] = []
     for patch in patches:
@@ -68,8 +56,8 @@ def test_killed_twice_and_resumed_gives_the_same_bytes(world, tmp_path, monkeypa
         assert not (Path(out) / "manifest.json").exists()
         prepared.append(len(list(Path(out).glob("work/parts/*/*/counts.json"))))
     assert prepared[0] == 2, "finished parts are kept"
-    assert prepared[1] == prepared[2] > 6
-    # all parts were there before the second kill: nothing is prepared again
+    assert prepared[1] > 6
+    # all parts were there before the second kill: no row is prepared again
     monkeypatch.setattr("data_builders.sft.part.prepare", None)
     build(Path(recipe), f"out={out}", PART)
     assert manifest(Path(out))["digest"] == manifest(world / "out")["digest"]
