@@ -19,8 +19,8 @@ from datasets import Dataset
 from trl.trainer.grpo_config import GRPOConfig
 
 from posttrain.chat import ChatTemplate
-from posttrain.config.backend import REACHING, Rendering
-from posttrain.config.grpo import GroupTraining
+from posttrain.config.backend import Rendering
+from posttrain.config.grpo import ENGINE_REACHING, GroupTraining, refuse_lora_server
 from posttrain.errors import ConfigError, DataError
 from posttrain.group_rewards import GroupReward
 from posttrain.hashing import digest_of
@@ -56,7 +56,6 @@ WARMUP_STEPS = 10  # of the reference code's RLVR recipe
 # half an hour is made for steps without either
 DDP_TIMEOUT = 4 * 3600
 _INPUTS = ("data", "prompts", "settings", "judge")
-# how a server is reached decides nothing about what it is sent
 _CLOSING = ("reward", "part/base", "part/accuracy", "answer_tokens", "reasoning_tokens")
 
 
@@ -209,8 +208,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         recipe = self.recipe
         # the guard's limits may change when a stopped run goes on; the prompts come by digest
         outside = {"out", "guard", *(name for name in _INPUTS if name in type(recipe).model_fields)}
-        server = True if recipe.sampling.server is None else {*REACHING}
-        left_out: Any = dict.fromkeys(outside, True) | {"sampling": {"server": server}}
+        left_out: Any = dict.fromkeys(outside, True) | {"rollouts": {*ENGINE_REACHING}}
         config = recipe.model_dump(mode="json", exclude=left_out)
         config["prompts_digest"] = digest_of(prompt_lines(self.prompts))
         config["reward"] = dict(self.reward.identity)
@@ -278,11 +276,10 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         recipe, updates = self.recipe, self.recipe.loss.num_iterations
         per_update = recipe.prompts_per_step * recipe.num_generations // updates
         self.check_batch(trainer, per_update, name="rollouts")
-        if launched.sharding not in ("none", "zero1", "zero2"):
-            raise ConfigError(
-                f"this run has sharding {launched.sharding}; rollouts are made in this process and "
-                "need whole weights on each device: use recipes/accelerate/ddp.yaml or zero2.yaml"
-            )
+        if launched.sharding == "fsdp1":
+            raise ConfigError("rollouts cannot gather weights of FSDP 1: set fsdp_version: 2")
+        if recipe.rollouts.engine == "lora_server":
+            refuse_lora_server(launched.sharding)
         new, room = recipe.sampling.max_tokens, positions(trainer.model)
         lines = [("prompts", check_room(self.prompts, self._lengths, new=new, room=room))]
         if self._routers:

@@ -14,7 +14,7 @@ from posttrain.errors import ConfigError, JudgeError
 from posttrain.group_rewards import Failure
 from posttrain.runs import Counts, Run
 from posttrain.sampling.engines.chat import ChatSampler
-from posttrain.sampling.engines.http import Client, ClientSettings
+from posttrain.sampling.engines.http import Client
 from posttrain.sampling.sampler import Generation, Request
 from reward.judge.judge import GenRmJudge, JudgeSampler, judge_sampler
 from reward.judge.prompt import verdict_text
@@ -179,8 +179,9 @@ def test_a_server_gets_all_questions_at_once_with_the_judges_roles():
 
     async def run() -> tuple[list[Judgement], Stub]:
         async with Stub(gate=count) as stub:
-            client = Client(stub.url, ClientSettings(concurrency=count, timeout=5, retries=0))
-            backend = ChatBackend(kind="chat", url=stub.url, model="judge")
+            reached = {"concurrency": count, "timeout": 5, "retries": 0}
+            backend = ChatBackend(kind="chat", url=stub.url, model="judge", **reached)
+            client = Client(backend)
             sampler = ChatSampler(client, backend)
             judge = GenRmJudge([JudgeSampler(sampler, "roles")], config(retries=0))
             found = await judge.judge(numbered(count), seed=1)
@@ -219,8 +220,9 @@ def test_no_more_is_written_than_can_be_sent():
 def test_a_server_that_refuses_the_key_stops_the_run():
     async def run() -> None:
         async with Stub(lambda body, again: 401) as stub:
-            client = Client(stub.url, ClientSettings(concurrency=4, timeout=5, retries=0))
-            backend = ChatBackend(kind="chat", url=stub.url, model="judge")
+            reached = {"concurrency": 4, "timeout": 5, "retries": 0}
+            backend = ChatBackend(kind="chat", url=stub.url, model="judge", **reached)
+            client = Client(backend)
             sampler = ChatSampler(client, backend)
             try:
                 await GenRmJudge([JudgeSampler(sampler, "roles")], config()).judge(
