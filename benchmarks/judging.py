@@ -35,7 +35,7 @@ from posttrain.group_rewards import Group
 from posttrain.records import Message
 from posttrain.rollouts import Completion, Prompt, Step
 from posttrain.sampling.engines.chat import ChatSampler
-from posttrain.sampling.engines.http import Client, ClientSettings
+from posttrain.sampling.engines.http import Client
 from posttrain.versions import package_versions
 from reward.judge.cache import VerdictCache
 from reward.judge.judge import GenRmJudge, judge_sampler
@@ -117,9 +117,9 @@ async def measure(options: argparse.Namespace, url: str) -> Result:
     backend = {"kind": "chat", "url": url, "model": "judge", "concurrency": options.connections}
     model = {"backend": backend, "layout": "message"}
     config = JudgeConfig.model_validate({"models": (model,)})
-    settings = ClientSettings(concurrency=options.connections, timeout=600, retries=6)
-    client = Client(url, settings)
-    sampler = ChatSampler(client, ChatBackend.model_validate(backend))
+    server = ChatBackend.model_validate(backend)
+    client = Client(server)
+    sampler = ChatSampler(client, server)
     with tempfile.TemporaryDirectory() as folder, VerdictCache(Path(folder)) as cache:
         judge = GenRmJudge(
             [judge_sampler(config.models[0], sampler, template=None)], config, cache=cache

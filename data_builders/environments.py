@@ -22,7 +22,7 @@ from posttrain.rollouts import Prompt
 from reward.environments import ENVIRONMENTS
 from reward.environments.base import RLVREnvironment
 from reward.environments.judged import JudgedEnvironment, LabelJudge
-from reward.judge.open import open_judges
+from reward.judge.judge import open_judges
 from reward.rlvr import GraderVerifier, Verifier
 
 TINY_WORLD = "tiny_world"

@@ -163,7 +163,12 @@ def message_to_template(message: Message) -> dict[str, Any]:
         row["reasoning_content"] = message.reasoning
         row["thinking"] = message.reasoning  # the name gpt-oss templates read
     if message.tool_calls:
-        row["tool_calls"] = [_call_to_template(call) for call in message.tool_calls]
+        row["tool_calls"] = [
+            {"type": "function"}
+            | ({} if call.id is None else {"id": call.id})
+            | {"function": {"name": call.name, "arguments": json.loads(call.arguments)}}
+            for call in message.tool_calls
+        ]
     if message.tool_call_id is not None:
         row["tool_call_id"] = message.tool_call_id
     if message.name is not None:
@@ -171,30 +176,9 @@ def message_to_template(message: Message) -> dict[str, Any]:
     return row
 
 
-def _call_to_template(call: ToolCall) -> dict[str, Any]:
-    row: dict[str, Any] = {"type": "function"}
-    if call.id is not None:
-        row["id"] = call.id
-    row["function"] = {"name": call.name, "arguments": json.loads(call.arguments)}
-    return row
-
-
 def tools_to_template(tools: str | None) -> list[dict[str, Any]] | None:
     """Declared tools as chat templates expect them, `None` when none is declared."""
     return None if tools is None else cast(list[dict[str, Any]], json.loads(tools))
-
-
-def example_to_row(example: Example) -> dict[str, Any]:
-    """The example as one flat JSON-able row; nested parts are JSON text (safe inside Arrow)."""
-    return {
-        "id": example.id,
-        "source": example.source,
-        "license": example.license,
-        "dialect": example.dialect,
-        "messages": json_text([message_to_row(m) for m in example.messages]),
-        "tools": example.tools,
-        "metadata": example.metadata,
-    }
 
 
 def message_to_row(message: Message) -> dict[str, Any]:
@@ -223,20 +207,6 @@ def message_from_row(row: Mapping[str, Any]) -> Message:
         tool_call_id=row.get("tool_call_id"),
         name=row.get("name"),
         trained=row.get("trained", True),
-    )
-
-
-def example_from_row(row: Mapping[str, Any]) -> Example:
-    """Inverse of `example_to_row`."""
-    messages = tuple(message_from_row(m) for m in json.loads(row["messages"]))
-    return Example(
-        messages=messages,
-        tools=row["tools"],
-        id=row["id"],
-        source=row["source"],
-        license=row["license"],
-        dialect=row["dialect"],
-        metadata=row["metadata"],
     )
 
 

@@ -150,7 +150,6 @@ Row = dict[str, Any]
 
 
 def prompt_to_row(prompt: Prompt) -> Row:
-    """The prompt as one JSON-able row."""
     row: Row = {name: getattr(prompt, name) for name in Prompt.__slots__}
     return row | {"messages": [message_to_row(m) for m in prompt.messages]}
 
@@ -163,7 +162,6 @@ def prompt_from_row(row: Mapping[str, Any]) -> Prompt:
 
 
 def completion_to_row(completion: Completion) -> Row:
-    """The completion as one JSON-able row."""
     row: Row = {name: getattr(completion, name) for name in Completion.__slots__}
     return row | {"steps": [step_to_row(step) for step in completion.steps]}
 
@@ -171,13 +169,12 @@ def completion_to_row(completion: Completion) -> Row:
 def completion_from_row(row: Mapping[str, Any]) -> Completion:
     """Inverse of `completion_to_row`."""
     fields: Row = dict(row)
-    fields["prompt_ids"] = _whole(row["prompt_ids"])
+    fields["prompt_ids"] = None if row["prompt_ids"] is None else tuple(row["prompt_ids"])
     fields["steps"] = tuple(step_from_row(step) for step in row["steps"])
     return Completion(**fields)
 
 
 def step_to_row(step: Step) -> Row:
-    """The step as one JSON-able row."""
     row: Row = {name: getattr(step, name) for name in Step.__slots__}
     parsed: Row = {name: getattr(step.parsed, name) for name in ParsedCompletion.__slots__}
     parsed["tool_calls"] = [[c.name, c.arguments, c.id] for c in step.parsed.tool_calls]
@@ -192,15 +189,10 @@ def step_from_row(row: Mapping[str, Any]) -> Step:
     fields: Row = dict(row)
     fields["parsed"] = ParsedCompletion(**parsed)
     for name in ("ids", "logps", "forced", "results_ids"):
-        fields[name] = _whole(row[name])
+        fields[name] = None if row[name] is None else tuple(row[name])
     fields["results"] = tuple(message_from_row(m) for m in row["results"])
     return Step(**fields)
 
 
-def _whole(value: Any) -> Any:
-    return None if value is None else tuple(value)
-
-
 def metadata_of(prompt: Prompt) -> Row:
-    """The prompt's metadata, decoded."""
     return json.loads(prompt.metadata)

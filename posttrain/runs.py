@@ -244,21 +244,17 @@ def locked(out: Path) -> Generator[None]:
     except OSError as error:
         raise ConfigError(f"out={out} cannot be created: {error.strerror}") from error
     try:
-        # a network file system may have no locks: there the user takes care
-        with contextlib.suppress(OSError):
-            _lock(handle, out)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"another process is at work in {out}; wait for it, or choose another out="
+            ) from error
+        except OSError:
+            pass  # a network file system may have no locks: there the user takes care
         yield
     finally:
         os.close(handle)
-
-
-def _lock(handle: int, out: Path) -> None:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise ConfigError(
-            f"another process is at work in {out}; wait for it, or choose another out="
-        ) from error
 
 
 def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -88,7 +88,11 @@ def length_adjustments(
         "answer_bonus": answer_bonus,
         "style_coefficient": style_coefficient,
     }
-    _check_coefficients(coefficients, quality_percentile)
+    for name, value in coefficients.items():
+        if not math.isfinite(value):
+            raise ValueError(f"{name} must be finite, got {value}")
+    if not 0 <= quality_percentile <= 100:
+        raise ValueError(f"quality_percentile must be in 0 to 100, got {quality_percentile}")
     if style_coefficient and style_densities is None:
         raise ValueError("style_coefficient needs style_densities")
     _check_columns(base, reasoning_lengths, answer_lengths, densities, cut)
@@ -145,14 +149,6 @@ def _bonus(
         return {}
     shortest = min(members, key=lambda i: (lengths[i], i))
     return {shortest: bonus} if shortest in passing else {}
-
-
-def _check_coefficients(coefficients: dict[str, float], percentile: float) -> None:
-    for name, value in coefficients.items():
-        if not math.isfinite(value):
-            raise ValueError(f"{name} must be finite, got {value}")
-    if not 0 <= percentile <= 100:
-        raise ValueError(f"quality_percentile must be in 0 to 100, got {percentile}")
 
 
 def _check_columns(

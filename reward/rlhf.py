@@ -168,14 +168,10 @@ def _counts(judgements: Sequence[Judgement]) -> dict[str, float]:
     costs.add(judgements, seconds=0.0)
     verdicts = [judgement.verdict for judgement in judgements if judgement.verdict is not None]
     scores = [match_scores(verdict) for verdict in verdicts]  # the ranking has decided ties
+    names = ("failed", "calls", "retries", "cached", "prompt_tokens", "completion_tokens")
     return {
         "matches": costs.matches,
-        "judge_failed": costs.failed,
-        "judge_calls": costs.calls,
-        "judge_retries": costs.retries,
-        "judge_cached": costs.cached,
-        "judge_prompt_tokens": costs.prompt_tokens,
-        "judge_completion_tokens": costs.completion_tokens,
+        **{f"judge_{name}": getattr(costs, name) for name in names},
         "ties": sum(verdict.score_1 == verdict.score_2 for verdict in verdicts),
         "position_1_wins": sum(first > second for first, second in scores),
         "position_2_wins": sum(second > first for first, second in scores),

@@ -9,13 +9,12 @@ Grading is kept from one start to the next; a build that was killed ends with th
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 
 from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
-from posttrain.runs import Run, open_run
+from posttrain.runs import Run
 
 KIND, BASE = "dpo_data", Path(".")
 
@@ -32,7 +31,7 @@ def main(arguments: list[str]) -> None:
     from data_builders.sft.preflight import check_template
     from posttrain.chat import profile_of
     from posttrain.models.chat_template import chat_template_of
-    from posttrain.report import show_finished, show_up_to_date
+    from posttrain.report import run_stage
     from posttrain.report.console import print_sections
     from posttrain.report.pages.samples import planned_pairs
     from posttrain.runs import parent_of, read_artifact
@@ -64,19 +63,14 @@ def main(arguments: list[str]) -> None:
         print_sections(console, [planned_pairs(recipe, parents)])
         return
 
-    with open_run(out, kind=KIND, config=config, scratch="work") as stage:
-        work = out / "work"
-        if stage.complete:
-            shutil.rmtree(work, ignore_errors=True)
-            show_up_to_date(console, out)
-            return
+    def make(run: Run) -> None:
         with console.status("grading") as line:
             built = build_pairs(
                 recipe,
                 all_graders(),
                 PairEncoder(template, text.encode, special_ids(tokenizer)),
                 out=out,
-                work=work,
+                work=out / "work",
                 base_dir=BASE,
                 on_progress=lambda what, n: line.update(f"{what}: {n:,}"),
             )
@@ -96,7 +90,7 @@ def main(arguments: list[str]) -> None:
             "pad": special.pad_token,
             "stop_ids": list(special.stop_ids),
         }
-        stage.finish(
+        run.finish(
             counts=built.counts(),
             files=files,
             parents=[
@@ -107,8 +101,8 @@ def main(arguments: list[str]) -> None:
             seed=recipe.seed,
             stats=stats,
         )
-        shutil.rmtree(work, ignore_errors=True)
-        show_finished(console, out)
+
+    run_stage(console, out, kind=KIND, config=config, make=make, scratch="work")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from posttrain.config.build_genrm import BuildGenRmConfig
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
-from posttrain.runs import Run, open_run
+from posttrain.runs import Run
 
 KIND, BASE = "genrm_data", Path(".")
 
@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> None:
     from data_builders.judging.build import build
     from data_builders.judging.prompts import token_counter
     from data_builders.prompts import prompt_inputs, refuse_changes
-    from posttrain.report import show_finished, show_up_to_date
+    from posttrain.report import run_stage
     from posttrain.report.console import print_sections
     from posttrain.report.pages.judging import judging_prompts, pairs_by_source
     from posttrain.runs import read_artifact
@@ -46,12 +46,7 @@ def main(arguments: list[str]) -> None:
         print_sections(console, sections, charts=False)
         return
 
-    with open_run(out, kind=KIND, config=config) as stage:
-        if stage.complete:
-            refuse_changes(read_artifact(out, verify=False), inputs, parents)
-            show_up_to_date(console, out)
-            return
-
+    def make(run: Run) -> None:
         # -- rows → pairs → judging prompts in both orders, questions held out
         with console.status("reading") as line:
             built = build(
@@ -63,14 +58,18 @@ def main(arguments: list[str]) -> None:
             )
 
         # -- the manifest that makes it an artifact
-        stage.finish(
+        run.finish(
             counts=built.counts(),
             files={**built.files},
             parents=parents,
             seed=recipe.seed,
             stats=built.stats(inputs),
         )
-        show_finished(console, out)
+
+    def check() -> None:
+        refuse_changes(read_artifact(out, verify=False), inputs, parents)
+
+    run_stage(console, out, kind=KIND, config=config, make=make, check=check)
 
 
 if __name__ == "__main__":

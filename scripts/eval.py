@@ -122,7 +122,7 @@ def rescore_run(arguments: list[str], console: Console) -> None:
     from data_builders.graders import all_graders
     from posttrain.evaluation.grade import changed_grades, rescore
     from posttrain.evaluation.run import read_run
-    from posttrain.evaluation.stage import keep_rescored, metrics_of, rescored_config
+    from posttrain.evaluation.stage import keep_rescored, metrics_of
     from posttrain.report import write_report
     from posttrain.report.console import print_sections
     from posttrain.report.pages.evaluation import figures
@@ -136,7 +136,8 @@ def rescore_run(arguments: list[str], console: Console) -> None:
     print_sections(console, figures(metrics_of(after, seed=manifest.seed)), charts=False)
     if options.out is not None:
         out = Path(options.out.removeprefix("out="))
-        with open_run(out, kind=KIND, config=rescored_config(manifest)) as stage:
+        config = {**manifest.config, "rescored": manifest.digest}
+        with open_run(out, kind=KIND, config=config) as stage:
             if not stage.complete:
                 keep_rescored(stage, options.run, manifest, after)
             console.print(f"{write_report(out)}", highlight=False)

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.eval_genrm import EvalGenRmConfig
-from posttrain.runs import Run, open_run, parent_of, read_artifact
+from posttrain.runs import Run, parent_of, read_artifact
 
 if TYPE_CHECKING:
     from posttrain.evaluation.judges import Judged
@@ -48,6 +48,7 @@ def evaluate(arguments: list[str], console: Console) -> None:
     out, data = Path(recipe.out), read_artifact(recipe.data, kind="genrm_data")
 
     from posttrain.evaluation.judges import held_out, run_evaluation
+    from posttrain.report import run_stage
     from posttrain.sampling.open import checkpoint_parents
 
     prompts = held_out(recipe, data)
@@ -60,10 +61,11 @@ def evaluate(arguments: list[str], console: Console) -> None:
         console.print(f"{len(prompts):,} prompts × {recipe.n} = {total:,} for each: {names}")
         console.print(prompts[0].messages[-1].content, markup=False, highlight=False)
         return
-    with open_run(out, kind=KIND, config=config, scratch=WORK) as stage:
-        run_evaluation(
-            stage, recipe, prompts, judged_of, data=data, parents=parents, console=console
-        )
+
+    def make(run: Run) -> None:
+        run_evaluation(run, recipe, prompts, judged_of, data=data, parents=parents, console=console)
+
+    run_stage(console, out, kind=KIND, config=config, make=make, scratch=WORK)
 
 
 def judged_of(checkpoint: str, prompt: Prompt, completion: Completion) -> Judged | None:
@@ -73,12 +75,10 @@ def judged_of(checkpoint: str, prompt: Prompt, completion: Completion) -> Judged
     from reward.judge.training import gold_from, outcome_of
     from reward.judge.verdict import preferred
 
-    gold, about = gold_from(prompt), metadata_of(prompt)
-    outcome = outcome_of(completion, gold)
+    outcome, about = outcome_of(completion, gold_from(prompt)), metadata_of(prompt)
     if outcome is None:
         return None
-    verdict = outcome.verdict
-    errors = [e for e in (outcome.score_error_1, outcome.score_error_2) if e is not None]
+    length = completion.reasoning_tokens + completion.answer_tokens
     return Judged(
         checkpoint=checkpoint,
         source=prompt.source,
@@ -86,16 +86,8 @@ def judged_of(checkpoint: str, prompt: Prompt, completion: Completion) -> Judged
         pair=about["pair"],
         index=completion.index,
         swapped=about["swapped"],
-        readable=verdict is not None,
-        truncated=completion.truncated,
-        reward=outcome.reward,
-        prefers=None if verdict is None else preferred(verdict),
-        wanted=preferred(gold),
-        right=outcome.right_order,
-        same_scores=None if verdict is None else verdict.score_1 == verdict.score_2,
-        score_error=sum(errors) / len(errors) if errors else None,
-        ranking_error=outcome.ranking_error,
-        tokens=completion.reasoning_tokens + completion.answer_tokens,
+        prefers=None if outcome.verdict is None else preferred(outcome.verdict),
+        figures=outcome.figures | {"truncated": float(completion.truncated), "tokens": length},
     )
 
 

@@ -5,11 +5,13 @@ python scripts/tiny_judgements.py --config recipes/tiny/judgements.yaml [key=val
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.tiny_world import TinyJudgementsConfig
-from posttrain.runs import open_run
+
+KIND = "tiny_judgements"
 
 
 def plan(config: TinyJudgementsConfig) -> str:
@@ -28,26 +30,16 @@ def main(arguments: list[str] | None = None) -> None:
     config, options = parse_recipe(
         recipe_parser("Write the tiny judgements."), TinyJudgementsConfig, arguments
     )
+    from rich.console import Console
+
     from data_builders.tiny_world.judgements import write_judgements
-    from posttrain.report import ensure_report, write_report
+    from posttrain.report import run_stage
 
     print(plan(config))
     if options.dry_run:
         return
-    with open_run(Path(config.out), kind="tiny_judgements", config=config.owner_config()) as stage:
-        if stage.complete:
-            ensure_report(stage.path)
-            print(f"{stage.path} is complete; nothing to do")
-            return
-        written = write_judgements(config, stage.path)
-        manifest = stage.finish(
-            counts=written.counts,
-            files=written.files,
-            seed=config.seed,
-            stats=written.stats,
-        )
-        print(f"wrote {manifest.counts.kept:,} rows")
-        print(write_report(stage.path))
+    make = partial(write_judgements, config=config)
+    run_stage(Console(), Path(config.out), kind=KIND, config=config.owner_config(), make=make)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,13 @@ python scripts/tiny_world.py --config recipes/tiny/world.yaml [key=value …] [-
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.tiny_world import TinyWorldConfig
-from posttrain.runs import open_run
+
+KIND = "tiny_world"
 
 
 def plan(config: TinyWorldConfig) -> str:
@@ -26,30 +28,18 @@ def main(arguments: list[str] | None = None) -> None:
     config, options = parse_recipe(
         recipe_parser("Write the tiny world."), TinyWorldConfig, arguments
     )
+    from rich.console import Console
+
     from data_builders.tiny_world.write import check_families, write_world
     from posttrain.chat.template import nemotron_3_nano_template
-    from posttrain.report import ensure_report, write_report
+    from posttrain.report import run_stage
 
     check_families(config)
     print(plan(config))
     if options.dry_run:
         return
-    with open_run(Path(config.out), kind="tiny_world", config=config.owner_config()) as stage:
-        if stage.complete:
-            ensure_report(stage.path)
-            print(f"{stage.path} is complete; nothing to do")
-            return
-        template = nemotron_3_nano_template()
-        written = write_world(config, stage.path, template=template)
-        manifest = stage.finish(
-            counts=written.counts,
-            files=written.files,
-            template_digest=template.digest,
-            seed=config.seed,
-            stats=written.stats,
-        )
-        print(f"wrote {manifest.counts.kept:,} rows, vocabulary {written.stats['vocabulary']}")
-        print(write_report(stage.path))
+    make = partial(write_world, config=config, template=nemotron_3_nano_template())
+    run_stage(Console(), Path(config.out), kind=KIND, config=config.owner_config(), make=make)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ Verdicts are kept: killed and started again, the same command asks for none of t
 from __future__ import annotations
 
 import asyncio
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from rich.progress import Progress
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.win_rate import WinRateConfig
-from posttrain.runs import Run, atomic_write_json, atomic_write_text, open_run
+from posttrain.runs import Run, atomic_write_json, atomic_write_text
 
 if TYPE_CHECKING:
     from posttrain.evaluation.win_rate import AnswerPair
@@ -37,9 +36,9 @@ def main(arguments: list[str]) -> None:
 
     from data_builders.keyed import key64
     from posttrain.evaluation.win_rate import pair_up, read_answers, win_rows
-    from posttrain.report import show_finished, show_up_to_date
+    from posttrain.report import run_stage
     from posttrain.sampling.generate import row_line
-    from reward.judge.open import judge_parents
+    from reward.judge.judge import judge_parents
     from reward.judge.prompt import shown_answer
 
     before, after = (read_answers(path, out) for path in (recipe.before, recipe.after))
@@ -61,33 +60,29 @@ def main(arguments: list[str]) -> None:
         Run.open(out, kind=KIND, config=config, dry_run=True)
         return
 
-    with open_run(out, kind=KIND, config=config, scratch=WORK) as stage:
-        if stage.complete:
-            shutil.rmtree(out / WORK, ignore_errors=True)
-            show_up_to_date(console, out)
-            return
+    def make(run: Run) -> None:
         judged, identity, ledger = judge_pairs(recipe, pairs, out / WORK / "judgements")
         duels = [pair.duel(rows) for pair, rows in zip(pairs, judged, strict=True)]
         metrics = {"rows": win_rows(duels, seed=recipe.seed), "ledger": ledger}
         atomic_write_json(out / METRICS, metrics)
         lines = (row_line(pair.row(rows)) for pair, rows in zip(pairs, judged, strict=True))
         atomic_write_text(out / DUELS, "".join(lines))
-        stage.finish(
+        run.finish(
             counts=counts,
             files={METRICS: None, DUELS: len(duels)},
             parents=list({p.digest: p for p in (before.parent, after.parent, *judges)}.values()),
             seed=recipe.seed,
             stats={"before": recipe.before, "after": recipe.after, "judge": identity},
         )
-        shutil.rmtree(out / WORK, ignore_errors=True)
-        show_finished(console, out)
+
+    run_stage(console, out, kind=KIND, config=config, make=make, scratch=WORK)
 
 
 def judge_pairs(
     recipe: WinRateConfig, pairs: Sequence[AnswerPair], folder: Path
 ) -> tuple[list[Rows], dict[str, Any], dict[str, int]]:
     """The judgements of every pair in both orders; the judge's identity, and the cost."""
-    from reward.judge.open import judge_all
+    from reward.judge.judge import judge_all
     from reward.judge.votes import Comparison
     from reward.rlhf import principle_of
 

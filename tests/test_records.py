@@ -9,10 +9,10 @@ from posttrain.records import (
     Message,
     ToolCall,
     content_id,
-    example_from_row,
-    example_to_row,
     json_text,
     make_example,
+    message_from_row,
+    message_to_row,
     message_to_template,
 )
 
@@ -30,8 +30,8 @@ def record(**changes):
 
 
 def test_row_round_trip():
-    assert example_from_row(example_to_row(record())) == record()
-    assert example_from_row(example_to_row(record(tools=None))) == record(tools=None)
+    for message in MESSAGES:
+        assert message_from_row(message_to_row(message)) == message
 
 
 def test_id_is_of_the_content_alone():

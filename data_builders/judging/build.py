@@ -51,7 +51,6 @@ class SplitStats:
     characters: list[int] = field(default_factory=list[int])
 
     def add(self, pair: PreferencePair, prompts: list[Prompt]) -> None:
-        """Count one pair and its prompts."""
         gold = pair.gold
         self.pairs += 1
         self.prompts += len(prompts)
@@ -64,7 +63,6 @@ class SplitStats:
         self.characters += [sum(len(m.content) for m in p.messages) for p in prompts]
 
     def stats(self) -> dict[str, Any]:
-        """For the manifest."""
         long = np.quantile(self.characters, [0.5, 0.9, 1.0]) if self.characters else np.zeros(3)
         return {
             "pairs": self.pairs,
@@ -88,11 +86,9 @@ class JudgingPrompts:
     held_out: SplitStats = field(default_factory=SplitStats)
 
     def counts(self) -> Counts:
-        """The rows of all sources."""
         return total_counts(self.row_counts.values())
 
     def stats(self, inputs: Sequence[Input]) -> dict[str, Any]:
-        """For the manifest."""
         recipe = self.recipe
         return {
             "layout": recipe.layout,

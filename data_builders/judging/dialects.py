@@ -10,7 +10,7 @@ To add a dialect: one function here, one line in `DIALECTS`, its shape in `recog
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from data_builders.dialects import Reading, RowProblem, mapped
@@ -43,8 +43,7 @@ def helpsteer3(row: Row, how: Reading, source: PreferenceSource) -> PreferencePa
 
     HelpSteer2's preferences are the same with a `prompt` and `preference_strength`.
     """
-    field = next((name for name in _STRENGTHS if row.get(name) is not None), _STRENGTHS[0])
-    ranking = strength(_needed(row, field), field, source)
+    ranking = strength(*_preference(row, _STRENGTHS), source)
     return PreferencePair(
         history_of(row, how), *responses_of(row, how), gold_of(ranking, row, source)
     )
@@ -94,7 +93,7 @@ def ranked_pair(row: Row, how: Reading, source: PreferenceSource) -> PreferenceP
     return PreferencePair(
         history_of(row, how),
         *responses_of(row, how),
-        gold_of(_ranking(row, source), row, source),
+        gold_of(ranked(*_preference(row, _RANKINGS), source), row, source),
         principle=read_text(row.get("principle"), "principle").strip() or None,
         reasoning=reasoning or None,
     )
@@ -105,7 +104,7 @@ def judging_prompt(row: Row, how: Reading, source: PreferenceSource) -> Preferen
     if row.get("num_responses") not in (None, 2):
         raise RowProblem("several_responses", "num_responses", f"{row['num_responses']!r:.20}")
     frame, first, second = frame_of(_conversation(row, how, "messages"), "messages")
-    gold = gold_of(_ranking(row, source), row, source)
+    gold = gold_of(ranked(*_preference(row, _RANKINGS), source), row, source)
     return PreferencePair((), first, second, gold, frame=frame)
 
 
@@ -162,27 +161,19 @@ def recognise(row: Row) -> str:
     raise RowProblem("unrecognised", ", ".join(map(str, row))[:200], "no known preference row")
 
 
-def _needed(row: Row, field: str) -> Any:
-    if row.get(field) is None:
-        raise RowProblem("no_preference", field, "the row does not say which is better")
-    return row[field]
-
-
-def _ranking(row: Row, source: PreferenceSource) -> float:
-    for field in _RANKINGS:
+def _preference(row: Row, fields: Sequence[str]) -> tuple[Any, str]:
+    """The first of the fields that says something, and its name."""
+    for field in fields:
         if row.get(field) is not None:
-            return ranked(row[field], field, source)
-    raise RowProblem("no_preference", _RANKINGS[0], "the row does not say which is better")
+            return row[field], field
+    raise RowProblem("no_preference", fields[0], "the row does not say which is better")
 
 
 def _winner(row: Row) -> Any:
     """Who won, from `winner` or from the one of three columns that is 1."""
-    if row.get("winner") is not None:
-        return row["winner"]
     marked = [name for name, column in _ONE_HOT.items() if row.get(column) in (1, True, "1")]
-    if len(marked) != 1:
-        raise RowProblem("no_preference", "winner", "the row does not say which is better")
-    return marked[0]
+    given = {"winner": marked[0]} if len(marked) == 1 and row.get("winner") is None else row
+    return _preference(given, ("winner",))[0]
 
 
 def _conversation(row: Row, how: Reading, field: str) -> tuple[Message, ...]:

@@ -133,5 +133,4 @@ def _score(value: Any, source: PreferenceSource) -> float:
 
 
 def gold_of(ranking: float, row: Row, source: PreferenceSource) -> Gold:
-    """Ranking and scores together."""
     return Gold(*scores_of(row, source), ranking)

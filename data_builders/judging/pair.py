@@ -34,7 +34,6 @@ class Frame:
     after: str
 
     def around(self, response_1: str, response_2: str) -> str:
-        """The prompt with these responses."""
         return f"{self.before}{response_1}{self.between}{response_2}{self.after}"
 
 
@@ -189,14 +188,9 @@ def responses_of(row: Row, how: Reading) -> tuple[str, str]:
     """What the two sides answered, reasoning removed. Raises RowProblem."""
     for keys in RESPONSE_KEYS:
         if all(row.get(key) is not None for key in keys):
-            first, second = (answer_of(row[key], how, key) for key in keys)
+            first, second = (final_answer(read_answer(row[key], how, key), key) for key in keys)
             return first, second
     raise RowProblem("unrecognised", ", ".join(map(str, row)), "no two responses are there")
-
-
-def answer_of(value: Any, how: Reading, where: str) -> str:
-    """The final answer of a response: a text, or messages that are one assistant turn."""
-    return final_answer(read_answer(value, how, where), where)
 
 
 def final_answer(turns: Sequence[Message], where: str) -> str:

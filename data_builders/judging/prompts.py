@@ -88,7 +88,6 @@ def _prompt(
 
 
 def messages_of(pair: PreferencePair, recipe: BuildGenRmConfig) -> tuple[Message, ...]:
-    """What the judge is shown."""
     if pair.frame is not None:
         # as it came, but for what would frame a message of its own
         whole = pair.frame.around(pair.response_1, pair.response_2)
@@ -115,7 +114,6 @@ def check_gold(gold: Gold) -> None:
 
 
 def gold_text(gold: Gold) -> str:
-    """The gold as `Prompt.gold` holds it."""
     return json_text({"score_1": gold.score_1, "score_2": gold.score_2, "ranking": gold.ranking})
 
 

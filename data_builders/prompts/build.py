@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from posttrain.config.prompts import GIVEN_TOOLS, NO_TOOLS, AnySource, Setting
 from posttrain.environments.base import Environment
 from posttrain.errors import ConfigError, DataError
 from posttrain.hashing import sha256_file
-from posttrain.records import Message, json_text
+from posttrain.records import json_text
 from posttrain.rollouts import Prompt
 from posttrain.runs import Counts, Manifest, Parent
 from reward.graders.base import Grader
@@ -50,11 +50,9 @@ class PromptSet:
     skipped: dict[str, Counter[str]]
 
     def counts(self) -> Counts:
-        """The rows of all sources."""
         return total_counts(self.row_counts.values())
 
     def stats(self) -> dict[str, Any]:
-        """For the manifest."""
         return {
             "sources": {name: counts.stats() for name, counts in self.row_counts.items()},
             "skipped": {name: dict(sorted(c.items())) for name, c in self.skipped.items()},
@@ -109,14 +107,7 @@ def toolkits_for(
     return {name: toolkit_of(name) for name in dict.fromkeys(named)}
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A question and the settings that ask it."""
-
-    question: RowQuestion
-    plans: tuple[SettingPlan, ...]
-
-
+Candidate = tuple[RowQuestion, list[Setting]]  # a question and the settings that ask it
 Taken = list[Prompt]  # one question's prompts, in all settings that ask it
 
 
@@ -141,22 +132,30 @@ def build_prompts(
         DataError: a file that cannot be read, or a source with fewer usable rows than its `count`.
     """
     check_names(sources, settings, graders=graders, toolkits=toolkits)
-    plans = [SettingPlan.of(setting, toolkits) for setting in settings]
     made = PromptSet([], {}, {setting.name: Counter() for setting in settings})
     taken: list[Taken] = []
     seen: set[str] = set()
     for source in sources:
         counts = made.row_counts[source.name] = RowCounts()
-        candidates: list[_Candidate] = []
+        candidates: list[Candidate] = []
         for question in distinct_questions(source, counts, seen=seen, base_dir=base_dir):
-            found = _candidate(question, source, plans, made.skipped)
-            if isinstance(found, str):
-                counts.drop(found)
+            reasons = [why_not(question, source, setting) for setting in settings]
+            for setting, reason in zip(settings, reasons, strict=True):
+                if reason is not None:
+                    made.skipped[setting.name][reason] += 1
+            asking = [s for s, reason in zip(settings, reasons, strict=True) if reason is None]
+            if asking:
+                candidates.append((question, asking))
             else:
-                candidates.append(found)
-        candidates.sort(key=lambda one: key64(seed, "prompt", one.question.digest))
+                counts.drop(str(reasons[0]) if len(set(reasons)) == 1 else "no_setting")
+        candidates.sort(key=lambda one: key64(seed, "prompt", one[0].digest))
         grader = None if source.grader is None else graders[source.grader]
-        taken += _take(candidates, source, grader, counts, seed=seed)
+
+        def prompts_of(candidate: Candidate, source: AnySource = source) -> Taken:
+            question, asking = candidate
+            return [p for s in asking for p in in_setting(question, source, s, toolkits, seed=seed)]
+
+        taken += _take(candidates, prompts_of, source, grader, counts)
     for setting in settings:
         prompts = [p for one in taken for p in one if p.setting == setting.name]
         if not prompts:
@@ -166,41 +165,19 @@ def build_prompts(
     return made
 
 
-def _candidate(
-    question: RowQuestion,
-    source: AnySource,
-    plans: Sequence[SettingPlan],
-    skipped: Mapping[str, Counter[str]],
-) -> _Candidate | str:
-    """The question with the settings that ask it, or why none does."""
-    reasons = [why_not(question, source, plan) for plan in plans]
-    for plan, reason in zip(plans, reasons, strict=True):
-        if reason is not None:
-            skipped[plan.setting.name][reason] += 1
-    asking = [plan for plan, reason in zip(plans, reasons, strict=True) if reason is None]
-    if asking:
-        return _Candidate(question, tuple(asking))
-    only = set(reasons)
-    return str(only.pop()) if len(only) == 1 else "no_setting"
-
-
 def _take(
-    candidates: Sequence[_Candidate],
+    candidates: Sequence[Candidate],
+    prompts_of: Callable[[Candidate], Taken],
     source: AnySource,
     grader: Grader | None,
     counts: RowCounts,
-    *,
-    seed: int,
 ) -> list[Taken]:
     """The first `count` whose gold its grader accepts in every setting."""
     wanted = len(candidates) if source.count is None else source.count
     taken: list[Taken] = []
     position = 0
     while len(taken) < wanted and position < len(candidates):
-        batch = [
-            _prompts(one, source, seed)
-            for one in candidates[position : position + wanted - len(taken)]
-        ]
+        batch = [*map(prompts_of, candidates[position : position + wanted - len(taken)])]
         position += len(batch)
         for prompts, why in zip(batch, _refused(batch, grader), strict=True):
             if why is None:
@@ -217,11 +194,6 @@ def _take(
     if position < len(candidates):
         counts.dropped["not_chosen"] += len(candidates) - position
     return taken
-
-
-def _prompts(one: _Candidate, source: AnySource, seed: int) -> Taken:
-    found = [in_setting(one.question, source, plan, seed=seed) for plan in one.plans]
-    return [prompt for prompts in found for prompt in prompts]
 
 
 def _refused(batch: Sequence[Taken], grader: Grader | None) -> list[str | None]:
@@ -243,40 +215,21 @@ def check_names(
     toolkits: Mapping[str, object],
 ) -> None:
     """Raises ConfigError for a grader or toolkit that does not exist, naming the nearest."""
-    for source in sources:
-        if source.grader is not None and source.grader not in graders:
-            known = nearest(source.grader, tuple(graders))
-            raise ConfigError(f"source {source.name!r}: no grader {source.grader!r}{known}")
-        if source.environment is not None and source.environment not in toolkits:
-            known = nearest(source.environment, tuple(toolkits))
-            raise ConfigError(f"source {source.name!r}: no toolkit {source.environment!r}{known}")
-    for setting in settings:
-        if setting.tools not in (NO_TOOLS, GIVEN_TOOLS, *toolkits):
-            known = nearest(setting.tools, (NO_TOOLS, GIVEN_TOOLS, *toolkits))
-            raise ConfigError(f"setting {setting.name!r}: no toolkit {setting.tools!r}{known}")
+    plain = (NO_TOOLS, GIVEN_TOOLS)
+    named = [("source", s.name, "grader", s.grader, (*graders,)) for s in sources]
+    named += [("source", s.name, "toolkit", s.environment, (*toolkits,)) for s in sources]
+    named += [("setting", s.name, "toolkit", s.tools, (*plain, *toolkits)) for s in settings]
+    for what, own, kind, name, known in named:
+        if name is not None and name not in known:
+            raise ConfigError(f"{what} {own!r}: no {kind} {name!r}{nearest(name, known)}")
 
 
 def _listed(reasons: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in reasons.items()) or "no question"
 
 
-@dataclass(frozen=True)
-class SettingPlan:
-    """A setting with its toolkit at hand."""
-
-    setting: Setting
-    toolkit: AnyToolkit | None
-
-    @classmethod
-    def of(cls, setting: Setting, toolkits: Mapping[str, AnyToolkit]) -> SettingPlan:
-        """Raises KeyError without a toolkit."""
-        plain = setting.tools in (NO_TOOLS, GIVEN_TOOLS)
-        return cls(setting, None if plain else toolkits[setting.tools])
-
-
-def why_not(question: RowQuestion, source: AnySource, plan: SettingPlan) -> str | None:
+def why_not(question: RowQuestion, source: AnySource, setting: Setting) -> str | None:
     """Why a setting does not ask the question, `None` if it does."""
-    setting = plan.setting
     if setting.sources is not None and source.name not in setting.sources:
         return "other_sources"
     if (why := unmet(setting.where or {}, question.row)) is not None:
@@ -294,32 +247,30 @@ def why_not(question: RowQuestion, source: AnySource, plan: SettingPlan) -> str 
 
 
 def in_setting(
-    question: RowQuestion, source: AnySource, plan: SettingPlan, *, seed: int
+    question: RowQuestion,
+    source: AnySource,
+    setting: Setting,
+    toolkits: Mapping[str, AnyToolkit],
+    *,
+    seed: int,
 ) -> list[Prompt]:
     """The question's prompts in a setting that asks it: two where both modes are asked."""
-    modes = _modes(question, plan.setting, seed)
-    prompts = [_prompt(question, source, plan.setting, thinking) for thinking in modes]
-    return [_with_tools(prompt, question, source, plan) for prompt in prompts]
-
-
-def task_of(question: RowQuestion, source: AnySource) -> str:
-    """The name that a question has in every setting."""
-    return f"{source.name}-{question.digest}"
-
-
-def _modes(question: RowQuestion, setting: Setting, seed: int) -> tuple[bool, ...]:
-    if setting.thinking == "both":
-        return (True, False)
-    return (unit(seed, "thinking", setting.name, question.digest) < setting.thinking,)
+    share = setting.thinking
+    if share == "both":
+        modes = (True, False)
+    else:
+        modes = (unit(seed, "thinking", setting.name, question.digest) < share,)
+    prompts = [_prompt(question, source, setting, thinking) for thinking in modes]
+    return [_with_tools(prompt, question, source, setting, toolkits) for prompt in prompts]
 
 
 def _prompt(question: RowQuestion, source: AnySource, setting: Setting, thinking: bool) -> Prompt:
-    task = task_of(question, source)
+    task = f"{source.name}-{question.digest}"  # the same in every setting
     return Prompt(
         id=f"{task}/{setting.name}/{'on' if thinking else 'off'}",
         task=task,
         setting=setting.name,
-        messages=tuple(m if thinking else _without_trace(m) for m in question.messages),
+        messages=tuple(m if thinking else replace(m, reasoning=None) for m in question.messages),
         thinking=thinking,
         reasoning_budget=setting.reasoning_budget if thinking else None,
         grader=source.grader,
@@ -330,26 +281,24 @@ def _prompt(question: RowQuestion, source: AnySource, setting: Setting, thinking
 
 
 def _with_tools(
-    prompt: Prompt, question: RowQuestion, source: AnySource, plan: SettingPlan
+    prompt: Prompt,
+    question: RowQuestion,
+    source: AnySource,
+    setting: Setting,
+    toolkits: Mapping[str, AnyToolkit],
 ) -> Prompt:
     """The prompt with what its setting declares; `metadata.tools_declared`, if any, follows."""
     tools, environment = None, None
-    if source.format == "environment":
+    if source.format == "environment" or setting.tools == GIVEN_TOOLS:
         tools, environment = question.tools, source.environment
-    elif plan.toolkit is not None:
-        tools, environment = plan.toolkit.schemas(prompt), plan.setting.tools
-    elif plan.setting.tools == GIVEN_TOOLS:
-        tools, environment = question.tools, source.environment
+    elif setting.tools != NO_TOOLS:
+        tools, environment = toolkits[setting.tools].schemas(prompt), setting.tools
     metadata = json.loads(prompt.metadata)
     if "tools_declared" in metadata:
         names = [tool.get("function", tool)["name"] for tool in json.loads(tools or "[]")]
         metadata |= {"tools_declared": names, "with_tools": bool(names)}
         prompt = replace(prompt, metadata=json_text(metadata))
     return replace(prompt, tools=tools, environment=environment)
-
-
-def _without_trace(message: Message) -> Message:
-    return replace(message, reasoning=None)
 
 
 def prompt_inputs(

@@ -274,7 +274,6 @@ READERS: Mapping[str, Callable[[Row, Any], RowQuestion]] = {
 
 
 def total_counts(sources: Iterable[RowCounts]) -> Counts:
-    """The rows of several sources."""
     total = RowCounts()
     for counts in sources:
         total.rows_in += counts.rows_in

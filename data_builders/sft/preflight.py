@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from data_builders.rows.examples import PlacedExample, examples_of, read_examples
+from data_builders.rows.examples import PlacedExample, examples_of
 from data_builders.rows.files import open_rows
 from data_builders.rows.raw import Dropped
 from data_builders.rows.read import matching_rows
@@ -39,7 +39,6 @@ from posttrain.audit.limits import violations
 from posttrain.chat import ChatTemplate
 from posttrain.config.build_sft import BuildSftConfig, SftSource
 from posttrain.errors import ConfigError, DataError
-from posttrain.records import Example
 from posttrain.report.console import print_sections
 from posttrain.report.section import Section, Table
 
@@ -144,10 +143,12 @@ def first_texts(recipe: BuildSftConfig, base_dir: Path) -> list[str]:
     """The texts of the first records of every source, for a tokenizer to be tried on."""
     texts: list[str] = []
     for source in recipe.sources:
-        rows = read_examples(source, base_dir, allowed_licenses=recipe.licenses)
-        examples = (item for item in islice(rows, _ROWS_AT_MOST) if isinstance(item, Example))
-        for example in islice(examples, _TRIED):
-            texts += [t for m in example.messages for t in (m.content, m.reasoning or "")]
+        # what is wrong with the fields that it names is a problem beside others: `check_probe`
+        rows = matching_rows(open_rows(source, base_dir), SeenFields(source))
+        items = examples_of(rows, source, allowed_licenses=recipe.licenses, counts=None)
+        placed = (i for i in islice(items, _ROWS_AT_MOST) if isinstance(i, PlacedExample))
+        for item in islice(placed, _TRIED):
+            texts += [t for m in item.example.messages for t in (m.content, m.reasoning or "")]
     # half a surrogate pair cannot be encoded; its record will be dropped
     return [text for text in texts if text.encode("utf-8", "replace").decode() == text]
 

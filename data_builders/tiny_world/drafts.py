@@ -88,12 +88,10 @@ def idle_tools(draw: ItemDraw) -> tuple[str, ...]:
 
 
 def user(text: str) -> dict[str, Any]:
-    """A user's message."""
     return {"role": "user", "content": text}
 
 
 def assistant(text: str, reasoning: str) -> dict[str, Any]:
-    """An assistant's answer after its reasoning."""
     return {"role": "assistant", "content": text, "reasoning_content": reasoning}
 
 

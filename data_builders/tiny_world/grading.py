@@ -116,7 +116,6 @@ class TinyWorldGrader:
         return [_refusal(prompt) for prompt in prompts]
 
     def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
-        """One score an attempt."""
         return [before_reading(attempt) or _grade(attempt) for attempt in attempts]
 
 
@@ -150,7 +149,6 @@ def _grade(attempt: Attempt) -> Score:
 
 
 def declared(prompt: Prompt) -> list[str]:
-    """Names of the tools that a prompt declares."""
     tools: list[dict[str, Any]] = json.loads(prompt.tools) if prompt.tools else []
     return [tool.get("function", tool)["name"] for tool in tools]
 

@@ -18,16 +18,14 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from data_builders.keyed import key64
 from data_builders.tiny_world.drafts import assistant, user
 from data_builders.tiny_world.items import Choices, Place, Split, make_item
-from data_builders.tiny_world.write import WrittenWorld
 from posttrain.config.tiny_world import TinyJudgementsConfig
 from posttrain.records import Message, json_text
-from posttrain.runs import Counts, atomic_write_text
+from posttrain.runs import Counts, Manifest, Run, atomic_write_text
 from reward.judge.prompt import judging_messages, verdict_text
 from reward.judge.verdict import MIDDLE_RANKING, Verdict
 
@@ -193,8 +191,8 @@ def draw_response(rng: random.Random, gold: str) -> Response:
     return Response(text, kind, score, remark)
 
 
-def write_judgements(config: TinyJudgementsConfig, out: Path) -> WrittenWorld:
-    """Write every file of the artifact but its manifest."""
+def write_judgements(run: Run, config: TinyJudgementsConfig) -> Manifest:
+    """Write the artifact: warm-up, training and held-out rows, and the manifest."""
     files: dict[str, int | None] = {}
     dropped: Counter[str] = Counter()
     parts = {"drills": [drill_row(k, seed=config.seed) for k in range(config.drills)]}
@@ -204,12 +202,13 @@ def write_judgements(config: TinyJudgementsConfig, out: Path) -> WrittenWorld:
         warm = name == "warm_up"
         parts[name] = [warm_up_row(p, layout=config.layout) for p in kept] if warm else kept
     for name, rows in parts.items():
-        atomic_write_text(out / f"{name}.jsonl", "".join(json_text(row) + "\n" for row in rows))
+        atomic_write_text(
+            run.path / f"{name}.jsonl", "".join(json_text(row) + "\n" for row in rows)
+        )
         files[f"{name}.jsonl"] = len(rows)
     written = sum(rows or 0 for rows in files.values())
-    return WrittenWorld(
-        counts=Counts(written + dropped.total(), written, dict(dropped)), files=files, stats={}
-    )
+    counts = Counts(written + dropped.total(), written, dict(dropped))
+    return run.finish(counts=counts, files=files, seed=config.seed)
 
 
 def _pairs_of_files(config: TinyJudgementsConfig) -> dict[str, list[dict[str, Any]]]:

@@ -38,7 +38,6 @@ class WorldTool:
     run: Callable[[State, Arguments], str]
 
     def schema(self) -> dict[str, Any]:
-        """The tool as an OpenAI function schema."""
         return {
             "type": "function",
             "function": {

@@ -1,6 +1,7 @@
 """The tiny world on disk: train/<family>.jsonl, heldout/<family>.jsonl and tokenizer/.
 
-    write_world(config, Path("runs/tiny/world"))  → WrittenWorld(counts, files, stats)
+    with open_run(Path("runs/tiny/world"), …) as run:
+        write_world(run, config, template=nemotron_3_nano_template())
 
 Held-out prompts are unique: an item whose messages, tools and state were already drawn is dropped
 as `repeated_heldout` and counted. Training rows may repeat, as in any sample of a finite world.
@@ -9,8 +10,7 @@ as `repeated_heldout` and counted. Training rows may repeat, as in any sample of
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +30,10 @@ from posttrain.config.load import nearest
 from posttrain.config.tiny_world import TinyWorldConfig
 from posttrain.errors import ConfigError
 from posttrain.records import json_text, message_to_template
-from posttrain.runs import Counts, atomic_write_text
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenWorld:
-    """What was written: counts, files with their rows, and stats for the manifest."""
-
-    counts: Counts
-    files: Mapping[str, int | None]
-    stats: Mapping[str, Any]
+from posttrain.runs import Counts, Manifest, Run, atomic_write_text
 
 
 def check_families(config: TinyWorldConfig) -> None:
-    """Raises ConfigError for a family that does not exist, naming the nearest."""
     for name in config.families:
         if name not in FAMILIES:
             raise ConfigError(f"families.{name}: no such family{nearest(name, tuple(FAMILIES))}")
@@ -91,9 +81,10 @@ def _write_rows(config: TinyWorldConfig, split: Split, out: Path) -> dict[str, i
     return sizes
 
 
-def write_world(config: TinyWorldConfig, out: Path, *, template: ChatTemplate) -> WrittenWorld:
-    """Write every file of the artifact but its manifest."""
+def write_world(run: Run, config: TinyWorldConfig, *, template: ChatTemplate) -> Manifest:
+    """Write the artifact: rows, tokenizer and manifest."""
     check_families(config)
+    out = run.path
     sizes = {split: _write_rows(config, split, out) for split in SPLITS}
     tokenizer = train_tokenizer(
         _tokenizer_texts(config, template),
@@ -108,9 +99,11 @@ def write_world(config: TinyWorldConfig, out: Path, *, template: ChatTemplate) -
     }
     kept = sum(filter(None, files.values()))
     requested = sum(rows.train + rows.heldout for rows in config.families.values())
-    return WrittenWorld(
+    return run.finish(
         counts=Counts(requested, kept, {"repeated_heldout": requested - kept}),
         files=files | {f"tokenizer/{name}": None for name in names},
+        template_digest=template.digest,
+        seed=config.seed,
         stats={
             "train_rows": sizes["train"],
             "heldout_rows": sizes["heldout"],

@@ -4,6 +4,7 @@
     prompts_per_step: 128            # × num_generations = the rollouts of a step
     num_generations: 16
     sampling: {temperature: 1.0, max_tokens: 16384}
+    rollouts: {engine: in_process, batch_size: 64}
     loss: {clip_low: 0.2, clip_high: 0.28, kl: 0.0}
     moe: {freeze_router: true, bias_update_rate: 1.0e-3}
     guard: {truncated: {warn: 0.3, stop: 0.9}}
@@ -15,11 +16,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from posttrain.config.backend import Server
+from posttrain.config.backend import REACHING, Server
 from posttrain.config.base import Strict
 from posttrain.config.sft import OWNED_EVERYWHERE, PolicyRecipe, owned_fields
 
@@ -41,7 +42,7 @@ OWNED_TRAINER_FIELDS = OWNED_EVERYWHERE | owned_fields({
         "max_completion_length", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
         "max_tool_calling_iterations",
     ),
-    "rollouts are made in process, or by the server of sampling.server": (
+    "set rollouts: instead": (
         "generation_kwargs", "chat_template_kwargs", "cache_implementation", "use_vllm",
         "vllm_mode", "vllm_model_impl", "vllm_enable_sleep_mode", "vllm_structured_outputs_regex",
         "vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout",
@@ -81,31 +82,72 @@ OWNED_TRAINER_FIELDS = OWNED_EVERYWHERE | owned_fields({
 })  # fmt: skip
 
 
-class PolicyServer(Server):
-    """A vLLM server that holds the base model and is given the adapter before every batch.
-
-    Args:
-        model: what the names begin with under which adapters are loaded.
-    """
-
-    model: str = "policy"
-
-
 class RolloutSampling(Strict):
-    """How the policy's rollouts are made, from its whole distribution.
+    """How the policy's rollouts are sampled, from its whole distribution.
 
     Args:
-        server: makes them; null: they are made in this process, with the weights as they are.
         max_tokens: of one step of a completion, reasoning included.
         max_turns: steps of a completion whose prompt declares tools.
-        batch_size: rollouts decoded together on one process, where they are made in it.
     """
 
     temperature: float = Field(default=1.0, gt=0)
     max_tokens: int = Field(default=1024, ge=1)
     max_turns: int = Field(default=8, ge=1)
+
+
+class InProcessRollouts(Strict):
+    """Rollouts decoded in the training processes; weights that are sharded are gathered meanwhile.
+
+    Args:
+        batch_size: rollouts decoded at a time on one process.
+    """
+
+    engine: Literal["in_process"]
     batch_size: int = Field(default=256, ge=1)
-    server: PolicyServer | None = None
+
+
+class LoraServer(Server):
+    """A vLLM server that holds the base model and loads the adapter before every batch.
+
+    Args:
+        model: what the names begin with under which adapters are loaded.
+    """
+
+    engine: Literal["lora_server"]
+    model: str = "policy"
+
+
+class WeightServer(Server):
+    """A vLLM server that is sent all weights before every batch, by NCCL.
+
+    Args:
+        group_port: where the main process waits for the server to join the transfer.
+    """
+
+    engine: Literal["vllm_server"]
+    group_port: int = Field(default=51216, ge=1, lt=1 << 16)
+
+
+class ColocatedVllm(Strict):
+    """vLLM in each training process, on the same device.
+
+    Args:
+        gpu_memory: share of the device that vLLM takes.
+        max_length: longest prompt and completion; null is the model's own limit.
+        sleep: give up weights and cache between batches.
+    """
+
+    engine: Literal["vllm_colocate"]
+    gpu_memory: float = Field(default=0.3, gt=0, le=1)
+    max_length: int | None = Field(default=None, ge=1)
+    sleep: bool = True
+
+
+RolloutEngine = Annotated[
+    InProcessRollouts | LoraServer | WeightServer | ColocatedVllm, Field(discriminator="engine")
+]
+# where rollouts are made decides nothing about what is sampled: a run may go on with other values
+ENGINE_REACHING = REACHING | {"group_port", "gpu_memory", "sleep"}
 
 
 class ImportanceConfig(Strict):
@@ -243,20 +285,33 @@ class GroupTraining(PolicyRecipe):
     num_generations: int = Field(default=16, ge=2)
     max_epochs: int = Field(default=1, ge=1)
     sampling: RolloutSampling = RolloutSampling()
+    rollouts: RolloutEngine = InProcessRollouts(engine="in_process")
     loss: GrpoLossConfig = GrpoLossConfig()
     moe: MoeConfig = MoeConfig()
     guard: GuardConfig = GuardConfig()
 
     @model_validator(mode="after")
     def _possible(self) -> GroupTraining:
-        if self.sampling.server is not None and self.adapter is None:
+        engine, adapter, sharding = self.rollouts.engine, self.adapter, self.launch.sharding
+        if engine == "lora_server":
+            if adapter is None:
+                raise ValueError(
+                    "rollouts.engine lora_server holds the base and is sent the adapter: set "
+                    "adapter:, or engine: vllm_server, which is sent all weights"
+                )
+            refuse_lora_server(sharding)
+        if engine in ("vllm_server", "vllm_colocate") and adapter and adapter.method == "qlora":
             raise ValueError(
-                "sampling.server holds the base and is sent the adapter: set adapter:, or leave "
-                "the server out"
-            )
-        if self.launch.sharding in ("zero3", "fsdp2"):
-            raise ValueError(
-                f"launch.sharding {self.launch.sharding}: rollouts are made in this process and "
-                "need whole weights on each device; use none or zero2"
+                f"rollouts.engine {engine} is sent all weights, and those of adapter.method qlora "
+                "are held in 4 bits: use engine: lora_server or in_process, or method: lora"
             )
         return self
+
+
+def refuse_lora_server(sharding: str | None) -> None:
+    """Raises ValueError where no process has the whole adapter."""
+    if sharding in ("zero3", "fsdp2"):
+        raise ValueError(
+            f"rollouts.engine lora_server with sharding {sharding}: no process has the whole "
+            "adapter to save; use engine: vllm_server, or sharding none or zero2"
+        )

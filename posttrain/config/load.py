@@ -38,6 +38,11 @@ _RENAMED = {
     "updates": "num_iterations",
     "window_share": "duplicate_share",
 }
+# keys that went to another block, in the recipes that have it
+_MOVED = {
+    "sampling.batch_size": "rollouts.batch_size",
+    "sampling.server": "rollouts",
+}
 
 
 def load_recipe(path: Path | str, schema: type[Schema], overrides: Sequence[str] = ()) -> Schema:
@@ -131,6 +136,9 @@ def _explain(item: dict[str, Any], schema: type[BaseModel]) -> str:
     loc = tuple(part for part in item["loc"])
     dotted = ".".join(str(part) for part in loc)
     if item["type"] == "extra_forbidden":
+        moved = _MOVED.get(dotted)
+        if moved is not None and moved.split(".")[0] in schema.model_fields:
+            return f"unknown key {dotted!r} (moved: {moved!r})"
         return _explain_key(loc, _keys_at(schema, loc[:-1]))
     if item["type"] == "literal_error" and loc[-1] == "[key]":
         # a mapping whose keys are some words

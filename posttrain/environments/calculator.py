@@ -16,8 +16,8 @@ import ast
 import math
 import warnings
 from collections.abc import Callable
+from decimal import Decimal
 from fractions import Fraction
-from functools import reduce
 
 from posttrain.environments.base import Tool
 
@@ -30,6 +30,7 @@ MAX_BITS = 4096  # of a numerator or denominator: about 1,230 digits
 _MAX_EXPONENT = 300
 _EXACT_PLACES = 15
 _FACTORIAL_LIMIT = 400
+_TOO_LARGE = "the number is too large"
 _DESCRIPTION = (
     "Work out an arithmetic expression: + - * / // % ** (or ^), parentheses, and functions such "
     "as sqrt, round, abs, min, max, gcd, factorial, log, sin; constants pi and e."
@@ -37,7 +38,6 @@ _DESCRIPTION = (
 
 
 def calculator() -> Tool:
-    """The tool."""
     parameters = {
         "type": "object",
         "properties": {"expression": {"type": "string", "description": "for example 17*(3+4)"}},
@@ -55,76 +55,52 @@ class CalculationError(ValueError):
     """An expression without a value, or with one that is too large."""
 
 
+def number_text(value: Number) -> str:
+    """The number as text: whole and short decimals exactly, others to 15 significant digits."""
+    if isinstance(value, Fraction):
+        scaled = value * 10**_EXACT_PLACES
+        if scaled.denominator == 1:
+            exact = f"{Decimal(f'{scaled.numerator}e-{_EXACT_PLACES}'):f}"
+            return exact.rstrip("0").rstrip(".")
+    try:
+        text = f"{float(value):.15g}"
+    except OverflowError as error:  # a fraction that is larger than any float
+        raise CalculationError(_TOO_LARGE) from error
+    return "0" if text == "-0" else text
+
+
 def _bounded(value: Number) -> Number:
-    """The value, if it is a number that can be written down."""
+    """The value, if it is a number that can be written down; a whole one as a fraction."""
+    value = Fraction(value) if isinstance(value, int) else value
     if isinstance(value, Fraction):
         if max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
-            raise CalculationError("the number is too large")
+            raise CalculationError(_TOO_LARGE)
     elif not math.isfinite(value):
         raise CalculationError("the result is not a finite number")
     return value
 
 
-def number_text(value: Number) -> str:
-    """The number as text: whole and short decimals exactly, others to 15 significant digits."""
-    if isinstance(value, Fraction):
-        if value.denominator == 1:
-            return str(value.numerator)
-        scaled = value * 10**_EXACT_PLACES
-        if scaled.denominator == 1:
-            digits = f"{abs(scaled.numerator):0{_EXACT_PLACES + 1}}"
-            text = f"{digits[:-_EXACT_PLACES]}.{digits[-_EXACT_PLACES:]}".rstrip("0")
-            return f"-{text}" if scaled < 0 else text
-    try:
-        text = f"{float(value):.15g}"
-    except OverflowError as error:  # a fraction that is larger than any float
-        raise CalculationError("the number is too large") from error
-    return "0" if text == "-0" else text
-
-
-# -- operators and functions ---------------------------------------------------------------------
-
-
-def _whole(value: Number, name: str) -> int:
-    """The value as an integer; an error names what needed one."""
-    if value != int(value):
-        raise CalculationError(f"{name} needs a whole number, not {number_text(value)}")
-    return int(value)
-
-
-def _by_divisor(work: Operator) -> Operator:
-    def divided(left: Number, right: Number) -> Number:
-        if right == 0:
-            raise CalculationError("division by zero")
-        return work(left, right)
-
-    return divided
-
-
-def _floor_divide(left: Number, right: Number) -> Number:
-    exact = isinstance(left, Fraction) and isinstance(right, Fraction)
-    return Fraction(math.floor(left / right)) if exact else left // right
-
-
 def _power(base: Number, exponent: Number) -> Number:
     """Exact for whole exponents of exact numbers."""
-    if base == 0 and exponent < 0:
-        raise CalculationError("division by zero")
     if isinstance(base, Fraction) and isinstance(exponent, Fraction) and exponent.denominator == 1:
         size = max(base.numerator.bit_length(), base.denominator.bit_length())
         if abs(base) != 1 and base != 0 and (size - 1) * abs(exponent.numerator) > MAX_BITS:
-            raise CalculationError("the number is too large")
+            raise CalculationError(_TOO_LARGE)
         return base**exponent.numerator
     if base < 0 and exponent != int(exponent):
         raise CalculationError("a negative number has no such real power")
     return float(base) ** float(exponent)
 
 
+def _whole(value: Number) -> int:
+    if value != int(value):
+        raise CalculationError(f"a whole number is needed, not {number_text(value)}")
+    return int(value)
+
+
 def _square_root(value: Number) -> Number:
     """Exact for squares of fractions."""
-    if value < 0:
-        raise CalculationError("a negative number has no real square root")
-    if isinstance(value, Fraction):
+    if isinstance(value, Fraction) and value >= 0:
         top, bottom = math.isqrt(value.numerator), math.isqrt(value.denominator)
         if top * top == value.numerator and bottom * bottom == value.denominator:
             return Fraction(top, bottom)
@@ -133,7 +109,7 @@ def _square_root(value: Number) -> Number:
 
 def _rounded(value: Number, places: Number = Fraction(0)) -> Number:
     """To the nearest, halves away from zero, as schools teach it."""
-    digits = _whole(places, "round")
+    digits = _whole(places)
     if abs(digits) > 300:
         raise CalculationError("round takes at most 300 places")
     scale = Fraction(10) ** digits
@@ -142,65 +118,45 @@ def _rounded(value: Number, places: Number = Fraction(0)) -> Number:
 
 
 def _factorial(value: Number) -> Number:
-    count = _whole(value, "factorial")
-    if count < 0:
-        raise CalculationError("a negative number has no factorial")
-    if count > _FACTORIAL_LIMIT:
-        raise CalculationError("the number is too large")
-    return Fraction(math.factorial(count))
-
-
-def _integers(name: str, work: Callable[..., int]) -> Callable[..., Number]:
-    return lambda *values: Fraction(reduce(work, [_whole(value, name) for value in values]))
-
-
-def _real(name: str, work: Callable[..., float]) -> Callable[..., Number]:
-    def run(*values: Number) -> Number:
-        try:
-            return work(*map(float, values))
-        except (ValueError, ZeroDivisionError) as error:
-            listed = ", ".join(map(number_text, values))
-            raise CalculationError(f"{name}({listed}) has no real value") from error
-
-    return run
+    if value > _FACTORIAL_LIMIT:
+        raise CalculationError(_TOO_LARGE)
+    return math.factorial(_whole(value))
 
 
 def _magnitude(value: Number) -> Number:
     return abs(value)
 
 
-def _to_integer(work: Callable[[Number], int]) -> Callable[[Number], Number]:
-    return lambda value: Fraction(work(value))
+def _integers(work: Callable[..., int]) -> Callable[..., Number]:
+    return lambda *values: work(*map(_whole, values))
+
+
+def _real(work: Callable[..., float]) -> Callable[..., Number]:
+    return lambda *values: work(*map(float, values))
 
 
 _OPERATORS: dict[type[ast.operator], Operator] = {
     ast.Add: lambda a, b: a + b,
     ast.Sub: lambda a, b: a - b,
     ast.Mult: lambda a, b: a * b,
-    ast.Div: _by_divisor(lambda a, b: a / b),
-    ast.FloorDiv: _by_divisor(_floor_divide),
-    ast.Mod: _by_divisor(lambda a, b: a % b),  # with the sign of the divisor, as in mathematics
+    ast.Div: lambda a, b: a / b,
+    ast.FloorDiv: lambda a, b: a // b,
+    ast.Mod: lambda a, b: a % b,  # with the sign of the divisor, as in mathematics
     ast.Pow: _power,
 }
 # name → how many arguments it takes, at least and at most; what it does
 _FUNCTIONS: dict[str, tuple[int, int, Callable[..., Number]]] = {
     "sqrt": (1, 1, _square_root), "abs": (1, 1, _magnitude), "round": (1, 2, _rounded),
-    "floor": (1, 1, _to_integer(math.floor)), "ceil": (1, 1, _to_integer(math.ceil)),
+    "floor": (1, 1, math.floor), "ceil": (1, 1, math.ceil),
     "min": (1, 50, lambda *values: min(values)), "max": (1, 50, lambda *values: max(values)),
     "factorial": (1, 1, _factorial),
-    "gcd": (2, 50, _integers("gcd", math.gcd)), "lcm": (2, 50, _integers("lcm", math.lcm)),
-    "exp": (1, 1, _real("exp", math.exp)), "ln": (1, 1, _real("ln", math.log)),
-    "log": (1, 2, _real("log", math.log)),
+    "gcd": (2, 50, _integers(math.gcd)), "lcm": (2, 50, _integers(math.lcm)),
+    "exp": (1, 1, _real(math.exp)), "ln": (1, 1, _real(math.log)), "log": (1, 2, _real(math.log)),
     **{
-        name: (1, 1, _real(name, getattr(math, name)))
+        name: (1, 1, _real(getattr(math, name)))
         for name in ("log2", "log10", "sin", "cos", "tan", "asin", "acos", "atan")
     },
 }  # fmt: skip
-_CONSTANTS: dict[str, Number] = {"pi": math.pi, "e": math.e}
-
-
-# -- evaluation ----------------------------------------------------------------------------------
-
 _SPELLINGS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-"})
 
 
@@ -223,8 +179,10 @@ def evaluate(expression: str) -> Number:
     except (SyntaxError, MemoryError, RecursionError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else "nested too deep"
         raise CalculationError(f"not arithmetic: {reason}") from error
+    except ZeroDivisionError as error:
+        raise CalculationError("division by zero") from error
     except OverflowError as error:
-        raise CalculationError("the number is too large") from error
+        raise CalculationError(_TOO_LARGE) from error
 
 
 def _value(node: ast.expr, text: str, depth: int) -> Number:
@@ -254,18 +212,27 @@ def _single(node: ast.expr, text: str, depth: int) -> Number:
         case ast.Name(id="e"):
             return math.e
         case ast.Call(func=ast.Name(id=name), keywords=[]) if name in _FUNCTIONS:
-            least, most, work = _FUNCTIONS[name]
-            values = [_value(each, text, depth) for each in node.args]
-            if not least <= len(values) <= most:
-                wanted = str(least) if least == most else f"{least} to {most}"
-                raise CalculationError(f"{name} takes {wanted} numbers, not {len(values)}")
-            return _bounded(work(*values))
+            return _called(name, [_value(each, text, depth) for each in node.args])
         case ast.Name() | ast.Call():
             known = ", ".join(_FUNCTIONS)
             raise CalculationError(f"{ast.unparse(node)[:40]!r}: there are {known}, pi and e")
         case _:
             part = text[node.col_offset : node.end_col_offset]
             raise CalculationError(f"not arithmetic: {part[:20]!r}")
+
+
+def _called(name: str, values: list[Number]) -> Number:
+    least, most, work = _FUNCTIONS[name]
+    if not least <= len(values) <= most:
+        wanted = str(least) if least == most else f"{least} to {most}"
+        raise CalculationError(f"{name} takes {wanted} numbers, not {len(values)}")
+    try:
+        return _bounded(work(*values))
+    except CalculationError:
+        raise
+    except (ValueError, ZeroDivisionError) as error:
+        listed = ", ".join(map(number_text, values))
+        raise CalculationError(f"{name}({listed}) has no real value") from error
 
 
 def _number(text: str) -> Number:

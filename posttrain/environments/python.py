@@ -97,7 +97,6 @@ def python_tool(limits: Limits | None = None, *, at_once: int | None = None) -> 
 
 
 def _result_text(result: SandboxResult, limits: Limits) -> str:
-    """What the model reads."""
     output = (result.stdout + result.stderr).decode("utf-8", "replace").rstrip("\n")
     if result.ok:
         return output or "(no output)"

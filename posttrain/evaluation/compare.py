@@ -67,21 +67,14 @@ def paired_rows(a: Sequence[Record], b: Sequence[Record], *, seed: int) -> list[
     for key in ours:
         if key not in theirs:
             continue
-        (first, left), (second, right) = ours[key], theirs[key]
+        (first, own), (second, other) = ours[key], theirs[key]
+        left, right = values_of(own), values_of(other)
         task, setting, thinking = key
-        rows.append(
-            {"a": first, "b": second, "task": task, "setting": setting, "thinking": thinking}
-            | _differences(left, right, seed=seed)
-        )
+        row: Row = {"a": first, "b": second, "task": task, "setting": setting, "thinking": thinking}
+        row["rates"] = differences(left, right, RATES, rate_difference, least=1, seed=seed)
+        row["lengths"] = differences(left, right, LENGTHS, length_difference, least=2, seed=seed)
+        rows.append(row)
     return rows
-
-
-def _differences(a: Sequence[Record], b: Sequence[Record], *, seed: int) -> Row:
-    left, right = values_of(a), values_of(b)
-    return {
-        "rates": differences(left, right, RATES, rate_difference, least=1, seed=seed),
-        "lengths": differences(left, right, LENGTHS, length_difference, least=2, seed=seed),
-    }
 
 
 def differences(

@@ -48,17 +48,14 @@ class Unit:
 
     @property
     def name(self) -> str:
-        """Its name within a checkpoint."""
         return f"{self.task}.{self.setting}"
 
     @property
     def size(self) -> int:
-        """The number of its completions."""
         return len(self.prompts) * self.samples
 
 
 def unit_name(prompt: Prompt) -> str:
-    """The name of the unit that a prompt belongs to."""
     return f"{prompt.source}.{prompt.setting}"
 
 
@@ -90,7 +87,6 @@ class Record:
 
 
 def by_unit(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """Records by the name of their unit, in their order."""
     units: dict[str, list[Record]] = {}
     for record in records:
         units.setdefault(unit_name(record.prompt), []).append(record)
@@ -145,7 +141,6 @@ def changed_grades(before: Sequence[Record], after: Sequence[Record]) -> tuple[i
 
 
 def record_to_row(record: Record) -> Row:
-    """The record as one JSON-able row."""
     return {
         "checkpoint": record.checkpoint,
         "prompt": prompt_to_row(record.prompt),

@@ -53,7 +53,6 @@ class Clustered:
 
 
 def by_question(values: Values) -> Clustered:
-    """Values gathered by question."""
     places = {name: i for i, name in enumerate(dict.fromkeys(name for _, name in values))}
     index = np.asarray([places[name] for _, name in values], dtype=np.int64)
     counts = np.bincount(index, minlength=len(places)).astype(float)
@@ -148,7 +147,6 @@ def length(values: Values, *, seed: int) -> Length | None:
 
 
 def _statistics(ordered: Floats, weights: Floats) -> tuple[float, float, float]:
-    """Mean, median and 90th percentile of weighted values that are in order."""
     total = np.cumsum(weights)
     last = float(total[-1])
     at = np.searchsorted(total, [0.5 * last, 0.9 * last], side="left")

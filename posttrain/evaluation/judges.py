@@ -1,7 +1,7 @@
 """Evaluate judges on held-out pairs: every pair in both orders, resumable, with intervals.
 
     run_evaluation(stage, recipe, prompts, read, …)  → out/records, metrics.json, examples.jsonl, …
-    judge_cells([Judged("rl", "helpsteer3", "q1", "p1", 0, False, prefers=1, …), …], seed=0)
+    judge_cells([Judged("rl", "helpsteer3", "q1", "p1", 0, False, 1, {"reward": -1.0, …}), …])
     → [{"checkpoint": "rl", "source": "helpsteer3", "pairs": 500, "format": {"value": 0.99, …},
         "pairwise_accuracy": {…}, "position_consistency": {…}, …}, …, {"source": "all", …}]
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +26,6 @@ from posttrain.errors import DataError
 from posttrain.evaluation.compare import differences, length_difference, rate_difference
 from posttrain.evaluation.intervals import Values, length, rate
 from posttrain.hashing import digest_of
-from posttrain.report import show_finished, show_up_to_date
 from posttrain.report.console import print_sections
 from posttrain.report.pages.judging import evaluation_figures
 from posttrain.rollouts import Completion, Prompt
@@ -63,6 +61,20 @@ Row = dict[str, Any]
 ALL = "all"
 
 
+RATES = (
+    "pairwise_accuracy",
+    "pairwise_accuracy_readable",
+    "right_in_both_orders",
+    "position_consistency",
+    "format",
+    "prefers_first",
+    "prefers_neither",
+    "same_scores",
+    "truncated",
+)
+MEANS = ("reward", "score_error", "ranking_error", "tokens")
+
+
 @dataclass(frozen=True, slots=True)
 class Judged:
     """One judgement of one pair in one order.
@@ -70,14 +82,8 @@ class Judged:
     Attributes:
         question: shared by all pairs that answer the same.
         index: which of the samples; sample i in the one order stands beside sample i in the other.
-        readable: whether it has a verdict.
-        prefers, wanted: what it and what the gold prefers, by position: 1, 2, or 0 for neither;
-            `prefers` is None where it is not readable.
-        right: 1.0, 0.0 or 0.5 (neither); 0.0 where not readable; None where nothing is wanted.
-        same_scores: whether both responses have the same score; None where not readable.
-        score_error: mean distance of the scores from gold scores, where there are both.
-        ranking_error: distance of the ranking.
-        tokens: that the judge wrote.
+        prefers: the position that it prefers: 1, 2, or 0 for neither; None without a verdict.
+        figures: those of `RATES` and `MEANS` that one judgement has; None where one does not apply.
     """
 
     checkpoint: str
@@ -86,47 +92,8 @@ class Judged:
     pair: str
     index: int
     swapped: bool
-    readable: bool
-    truncated: bool
-    reward: float
     prefers: int | None
-    wanted: int
-    right: float | None
-    same_scores: bool | None
-    score_error: float | None
-    ranking_error: float | None
-    tokens: int
-
-
-ValuesOf = Callable[[Sequence[Judged]], Values]
-
-
-def _each(get: Callable[[Judged], float | None]) -> ValuesOf:
-    """A figure of judgements one by one; those without a value are left out."""
-
-    def values_of(judged: Sequence[Judged]) -> Values:
-        values = ((get(one), one.question) for one in judged)
-        return [(float(value), question) for value, question in values if value is not None]
-
-    return values_of
-
-
-def _consistent(judged: Sequence[Judged]) -> Values:
-    """Whether a pair's winner is the same in both orders, where both verdicts can be read."""
-    return [
-        (float(one.prefers == mirrored(other.prefers)), one.question)
-        for one, other in both_orders(judged)
-        if one.prefers is not None and other.prefers is not None
-    ]
-
-
-def _right_in_both(judged: Sequence[Judged]) -> Values:
-    """Whether a pair is judged rightly in both orders; what cannot be read is not right."""
-    return [
-        (float(one.right == 1 and other.right == 1), one.question)
-        for one, other in both_orders(judged)
-        if one.right is not None and other.right is not None
-    ]
+    figures: Mapping[str, float | None]
 
 
 def both_orders(judged: Iterable[Judged]) -> list[tuple[Judged, Judged]]:
@@ -138,28 +105,21 @@ def both_orders(judged: Iterable[Judged]) -> list[tuple[Judged, Judged]]:
     return [(given[key], swapped[key]) for key in given if key in swapped]
 
 
-def mirrored(preference: int) -> int:
-    """The position that the preferred response has in the other order."""
-    return {0: 0, 1: 2, 2: 1}[preference]
-
-
-RATES: dict[str, ValuesOf] = {
-    "pairwise_accuracy": _each(lambda one: one.right),
-    "pairwise_accuracy_readable": _each(lambda one: one.right if one.readable else None),
-    "right_in_both_orders": _right_in_both,
-    "position_consistency": _consistent,
-    "format": _each(lambda one: float(one.readable)),
-    "prefers_first": _each(lambda one: None if not one.prefers else float(one.prefers == 1)),
-    "prefers_neither": _each(lambda one: None if one.prefers is None else one.prefers == 0),
-    "same_scores": _each(lambda one: one.same_scores),
-    "truncated": _each(lambda one: float(one.truncated)),
-}
-MEANS: dict[str, ValuesOf] = {
-    "reward": _each(lambda one: one.reward),
-    "score_error": _each(lambda one: one.score_error),
-    "ranking_error": _each(lambda one: one.ranking_error),
-    "tokens": _each(lambda one: one.tokens),
-}
+def _values(judged: Sequence[Judged]) -> dict[str, Values]:
+    """The values of every figure, each with its question; those of None are left out."""
+    values: dict[str, list[tuple[float, str]]] = {name: [] for name in (*RATES, *MEANS)}
+    for one in judged:
+        for name, value in one.figures.items():
+            if value is not None:
+                values[name].append((float(value), one.question))
+    for one, other in both_orders(judged):
+        right = [side.figures["pairwise_accuracy"] for side in (one, other)]
+        if None not in right:
+            values["right_in_both_orders"].append((float(right == [1, 1]), one.question))
+        if one.prefers is not None and other.prefers is not None:
+            same = one.prefers == {0: 0, 1: 2, 2: 1}[other.prefers]
+            values["position_consistency"].append((float(same), one.question))
+    return {**values}
 
 
 def judge_cells(judged: Sequence[Judged], *, seed: int) -> list[Row]:
@@ -196,10 +156,6 @@ def _by_source(judged: Sequence[Judged], checkpoint: str) -> list[tuple[str, lis
     names = list(dict.fromkeys(one.source for one in own))
     cells = [(name, [one for one in own if one.source == name]) for name in names]
     return [*cells, (ALL, own)] if len(names) > 1 else cells
-
-
-def _values(judged: Sequence[Judged]) -> dict[str, Values]:
-    return {name: values_of(judged) for name, values_of in (RATES | MEANS).items()}
 
 
 def _cell(checkpoint: str, source: str, judged: Sequence[Judged], seed: int) -> Row:
@@ -245,16 +201,12 @@ def run_evaluation(
     parents: Sequence[Parent],
     console: Console,
 ) -> None:
-    """Make what is missing of the run, then its figures, report and manifest.
+    """Make what is missing of the run, then its figures and manifest.
 
     Raises:
         DataError: a backend gave up too often.
     """
     out = stage.path
-    if stage.complete:
-        shutil.rmtree(out / WORK, ignore_errors=True)
-        show_up_to_date(console, out)
-        return
     atomic_write_text(out / PROMPTS, prompt_lines(prompts))
     total = len(prompts) * recipe.n * len(recipe.checkpoints)
     with ProgressBar(total=total, console=console) as progress:
@@ -289,14 +241,11 @@ def run_evaluation(
             "layout": data.stats["layout"],
         },
     )
-    shutil.rmtree(out / WORK, ignore_errors=True)
-    show_finished(console, out)
 
 
 async def _judge_all(
     recipe: EvalGenRmConfig, prompts: Sequence[Prompt], progress: ProgressBar
 ) -> None:
-    """Every judgement that is not there yet, checkpoint by checkpoint."""
     out = Path(recipe.out)
     (out / RECORDS).mkdir(exist_ok=True)
     tasks = tasks_of(prompts, lambda _: recipe.n, seed=recipe.seed)
@@ -320,7 +269,6 @@ async def _judge_all(
 
 
 def _record_path(out: Path, checkpoint: str) -> Path:
-    """The file of a checkpoint's judgements, a completion a line."""
     return out / RECORDS / f"{checkpoint}.jsonl"
 
 
@@ -338,7 +286,6 @@ def _read_judgements(
 
 
 def _metrics_of(judgements: Mapping[str, Judgements], *, seed: int) -> dict[str, Any]:
-    """All figures of a run."""
     judged = [one for rows in judgements.values() for _, _, one in rows if one is not None]
     return {
         "cells": judge_cells(judged, seed=seed),
@@ -364,18 +311,16 @@ def _to_read(checkpoint: str, judgements: Judgements) -> list[dict[str, Any]]:
     """Some that are right, some that are wrong, some without a verdict; with prompt and gold."""
     kinds: dict[object, list[dict[str, Any]]] = {}
     for prompt, completion, judged in judgements:
-        kind = None if judged is None else (judged.readable, judged.right)
-        kinds.setdefault(kind, []).append(
-            {
-                "checkpoint": checkpoint,
-                "prompt": prompt.id,
-                "request": prompt.messages[-1].content,
-                "answer": completion.steps[-1].text
-                if completion.steps
-                else (completion.error or ""),
-                "gold": prompt.gold,
-                "reward": None if judged is None else judged.reward,
-                "right": None if judged is None else judged.right,
-            }
-        )
+        figures = {} if judged is None else judged.figures
+        right = figures.get("pairwise_accuracy")
+        row: Row = {
+            "checkpoint": checkpoint,
+            "prompt": prompt.id,
+            "request": prompt.messages[-1].content,
+            "answer": completion.steps[-1].text if completion.steps else completion.error or "",
+            "gold": prompt.gold,
+            "reward": figures.get("reward"),
+            "right": right,
+        }
+        kinds.setdefault(judged and (figures["format"], right), []).append(row)
     return [row for rows in kinds.values() for row in rows[:TO_READ]]

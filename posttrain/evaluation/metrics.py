@@ -14,8 +14,9 @@ of them under the task "all".
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -69,7 +70,9 @@ def measure(record: Record) -> dict[str, float]:
     completion = record.completion
     figures["adherence"] = float(all(_adheres(record, step) for step in completion.steps))
     figures["truncated"] = float(completion.truncated)
-    figures["malformed"] = float(any(_malformed(step) for step in completion.steps))
+    figures["malformed"] = float(
+        any({*step.parsed.problems} - _NOT_MALFORMED for step in completion.steps)
+    )
     if record.prompt.reasoning_budget is not None and record.prompt.thinking:
         figures["forced_close"] = float(any(step.forced is not None for step in completion.steps))
     figures["reasoning_tokens"] = float(completion.reasoning_tokens)
@@ -103,10 +106,6 @@ def _adheres(record: Record, step: Step) -> bool:
         return OPEN not in step.text and CLOSE not in step.text
     reasoning = step.parsed.reasoning
     return bool(reasoning and reasoning.strip()) and "unclosed_think" not in step.parsed.problems
-
-
-def _malformed(step: Step) -> bool:
-    return bool(set(step.parsed.problems) - _NOT_MALFORMED)
 
 
 class Cell(NamedTuple):
@@ -166,9 +165,17 @@ def _cell_row(cell: Cell, records: Sequence[Record], seed: int) -> Row:
             if (spread := length(figures[name], seed=seed)) is not None
         },
         "finish": dict(Counter(record.completion.finish for record in records)),
-        "problems": _problems(answered),
-        "call_forms": _call_forms(answered),
+        # completions with each parse problem; detected calls by the notation they are written in
+        "problems": _counted(
+            {problem for step in record.completion.steps for problem in step.parsed.problems}
+            for record in answered
+        ),
+        "call_forms": _counted([call.form for call in r.verdict.calls] for r in answered),
     }
+
+
+def _counted(names: Iterable[Iterable[str]]) -> dict[str, int]:
+    return dict(sorted(Counter(itertools.chain.from_iterable(names)).items()))
 
 
 def _question(record: Record) -> tuple[str, str]:
@@ -200,21 +207,6 @@ def _pass(records: Sequence[Record]) -> Row:
         samples = sum(map(len, enough.values()))
         shares_by_k[str(k)] = asdict(rate_of_means(by_question(shares).means, samples=samples))
     return shares_by_k
-
-
-def _problems(records: Sequence[Record]) -> dict[str, int]:
-    """Completions with each parse problem."""
-    named = (
-        {problem for step in record.completion.steps for problem in step.parsed.problems}
-        for record in records
-    )
-    return dict(sorted(Counter(problem for problems in named for problem in problems).items()))
-
-
-def _call_forms(records: Sequence[Record]) -> dict[str, int]:
-    """Detected calls by the notation they are written in."""
-    forms = Counter(call.form for record in records for call in record.verdict.calls)
-    return dict(sorted(forms.items()))
 
 
 EACH = 2  # of a kind and cell

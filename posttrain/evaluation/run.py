@@ -12,7 +12,7 @@ graded yet are in out/work/.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,6 @@ def read_lock(path: Path) -> Lock:
 
 
 def record_path(out: Path, checkpoint: str, unit: str) -> Path:
-    """Where a unit's records are."""
     return out / RECORDS / checkpoint / f"{unit}.jsonl"
 
 
@@ -126,9 +125,14 @@ def read_run(out: Path) -> tuple[Manifest, dict[str, list[Record]]]:
         DataError: not a finished evaluation, or files that changed.
     """
     manifest = read_artifact(out, kind=KIND)
-    names: Sequence[str] = manifest.stats["checkpoints"]
-    units: Sequence[str] = manifest.stats["units"]
-    return manifest, {
+    return manifest, records_of(out, manifest.stats["checkpoints"], manifest.stats["units"])
+
+
+def records_of(
+    out: Path, checkpoints: Iterable[str], units: Sequence[str]
+) -> dict[str, list[Record]]:
+    """The records of each checkpoint, unit by unit."""
+    return {
         name: [r for unit in units for r in read_records(record_path(out, name, unit))]
-        for name in names
+        for name in checkpoints
     }

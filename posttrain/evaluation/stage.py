@@ -27,7 +27,6 @@ from posttrain.evaluation.grade import (
     Unit,
     by_unit,
     grade_completions,
-    read_records,
     write_records,
 )
 from posttrain.evaluation.metrics import cell_rows, examples
@@ -39,12 +38,12 @@ from posttrain.evaluation.run import (
     PACKAGES,
     RECORDS,
     WORK,
-    Lock,
     bind_lock,
     bind_weights,
     make_lock,
     read_lock,
     record_path,
+    records_of,
 )
 from posttrain.models.chat_template import PromptRenderer
 from posttrain.records import json_text
@@ -118,11 +117,19 @@ def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console
         DataError: a backend gave up too often.
     """
     out, complete = stage.path, stage.complete
+    rendering = {
+        name: renderer
+        and {
+            "template": renderer.template.digest,
+            "tokenizer": encoder_of(renderer.tokenizer).digest,
+        }
+        for name, renderer in plan.renderers.items()
+    }
     lock = make_lock(
         recipe,
         stage.config_digest,
         units=plan.units,
-        rendering={name: _digests(renderer) for name, renderer in plan.renderers.items()},
+        rendering=rendering,
         files=plan.files,
         parents=plan.parents,
     )
@@ -138,14 +145,10 @@ def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console
             if not any((out / folder).is_dir() for folder in (RECORDS, WORK)):
                 (out / LOCK).unlink()  # nothing is bound yet: a corrected recipe may have the place
             raise
-        records = {
-            name: [r for u in plan.units for r in read_records(record_path(out, name, u.name))]
-            for name in recipe.checkpoints
-        }
+        records = records_of(out, recipe.checkpoints, [unit.name for unit in plan.units])
         finish_run(
             stage,
             records,
-            lock=read_lock(out / LOCK),
             counts=plan.counts,
             parents=plan.parents,
             seed=recipe.seed,
@@ -157,15 +160,6 @@ def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console
         from posttrain.evaluation.inspect_adapter.log import write_logs
 
         write_logs(out, out / INSPECT_LOGS)
-
-
-def _digests(renderer: PromptRenderer | None) -> dict[str, str] | None:
-    if renderer is None:
-        return None
-    return {
-        "template": renderer.template.digest,
-        "tokenizer": encoder_of(renderer.tokenizer).digest,
-    }
 
 
 async def make_records(recipe: EvalConfig, plan: EvaluationPlan, progress: ProgressBar) -> None:
@@ -233,24 +227,20 @@ def finish_run(
     stage: Run,
     records: Records,
     *,
-    lock: Lock,
     counts: Counts,
     parents: Sequence[Parent],
     seed: int,
     stats: Mapping[str, Any],
-) -> dict[str, Any]:
+) -> None:
     """Write `metrics.json`, `examples.jsonl` and the manifest; the records and the lock are there.
 
     Args:
         records: all of every checkpoint, the first being the one others are compared with.
         counts: of prompts.
-
-    Returns:
-        The figures.
     """
     out = stage.path
-    metrics = metrics_of(records, seed=seed)
-    atomic_write_json(out / METRICS, metrics)
+    lock = read_lock(out / LOCK)
+    atomic_write_json(out / METRICS, metrics_of(records, seed=seed))
     to_read = examples([record for own in records.values() for record in own])
     write_records(out / EXAMPLES, to_read)
     files: dict[str, int | None] = {METRICS: None, LOCK: None, EXAMPLES: len(to_read)}
@@ -274,25 +264,18 @@ def finish_run(
             **stats,
         },
     )
-    return metrics
-
-
-def rescored_config(manifest: Manifest) -> dict[str, Any]:
-    """The config that owns the directory of a rescored run."""
-    return {**manifest.config, "rescored": manifest.digest}
 
 
 def keep_rescored(stage: Run, run: Path, manifest: Manifest, records: Records) -> None:
     """Write records that were graded anew as a run whose parent is the first."""
-    out, lock = stage.path, read_lock(run / LOCK)
-    bind_lock(out / LOCK, lock | {"versions": package_versions(PACKAGES)})
+    out = stage.path
+    bind_lock(out / LOCK, read_lock(run / LOCK) | {"versions": package_versions(PACKAGES)})
     for name, own in records.items():
         for unit, rows in by_unit(own).items():
             write_records(record_path(out, name, unit), rows)
     finish_run(
         stage,
         records,
-        lock=lock,
         counts=manifest.counts,
         parents=[parent_of(run, relative_to=out, manifest=manifest)],
         seed=manifest.seed,

@@ -131,7 +131,6 @@ class AnswerPair:
 
     @property
     def same(self) -> bool:
-        """Whether there is nothing to judge."""
         return self.answers[0].strip() == self.answers[1].strip()
 
     def duel(self, judgements: Sequence[Row]) -> Duel:

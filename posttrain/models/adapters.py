@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from posttrain.config.sft import AdapterConfig, ModelConfig
 from posttrain.errors import ConfigError
 from posttrain.models.experts import find_routers
+from posttrain.models.load import full_shape, parameter_count, whole_weights
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("up_proj", "down_proj")
@@ -71,23 +72,25 @@ def adapter_reach(spec: AdapterConfig, model: PreTrainedModel) -> tuple[AdapterR
     modules, parameters = adapter_targets(spec, model)
     linear = {name: m for name, m in model.named_modules() if _is_linear(m)}
     weights = dict(model.named_parameters())
-    total = sum(parameter.numel() for parameter in model.parameters())
+    total = sum(parameter_count(parameter) for parameter in model.parameters())
     routers = {f"{name}.weight" for name in find_routers(model)}
     reach: list[AdapterReach] = []
     for target in modules:
         matches = [linear[name] for name in _ending_in(target, linear)]
-        count = sum(parameter.numel() for module in matches for parameter in module.parameters())
+        count = sum(parameter_count(p) for module in matches for p in module.parameters())
         reach.append(AdapterReach(target, len(matches), count, count / total))
     for target in parameters:
         names = _ending_in(target, weights)
         if hit := sorted(routers & set(names)):
             raise ConfigError(f"adapter parameter {target!r} would train the router {hit[0]}")
-        count = sum(weights[name].numel() for name in names)
+        count = sum(parameter_count(weights[name]) for name in names)
         reach.append(AdapterReach(target, len(names), count, count / total))
     missed = [r.target for r in reach if not r.tensors]
     if missed:
         present = sorted({name.rpartition(".")[2] for name in linear})
-        fused = sorted({".".join(n.split(".")[-2:]) for n, p in weights.items() if p.ndim == 3})
+        fused = sorted(
+            {".".join(n.split(".")[-2:]) for n, p in weights.items() if len(full_shape(p)) == 3}
+        )
         raise ConfigError(
             f"adapter: {', '.join(missed)} reaches nothing in {type(model).__name__}. "
             f"Its linear modules: {', '.join(present)}; its fused parameters: "
@@ -153,15 +156,17 @@ def trainable_routers(model: nn.Module) -> Sequence[str]:
 def merge_adapter(adapter: Path, spec: ModelConfig) -> PreTrainedModel:
     """The base model with a saved adapter folded into its weights, in the base's dtype.
 
-    The base is read again from disk, so that a 4-bit run also merges into full weights.
+    The base is read again from disk, so that a 4-bit run also merges into full weights. One process
+    may do this alone, sharded or not.
     """
     assert spec.path is not None
-    base = AutoModelForCausalLM.from_pretrained(
-        spec.path,
-        revision=spec.revision,
-        dtype=getattr(torch, spec.dtype),
-        local_files_only=Path(spec.path).is_dir(),
-    )
-    merged = PeftModel.from_pretrained(base, str(adapter)).merge_and_unload()
+    with whole_weights():
+        base = AutoModelForCausalLM.from_pretrained(
+            spec.path,
+            revision=spec.revision,
+            dtype=getattr(torch, spec.dtype),
+            local_files_only=Path(spec.path).is_dir(),
+        )
+        merged = PeftModel.from_pretrained(base, str(adapter)).merge_and_unload()
     assert isinstance(merged, PreTrainedModel)
     return merged

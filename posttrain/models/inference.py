@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from posttrain.errors import ConfigError
 from posttrain.hashing import sha256_file
-from posttrain.models.load import choose_attention, refuse_adapter
+from posttrain.models.load import choose_attention, embedding_rows, refuse_adapter
 from posttrain.runs import MANIFEST, read_artifact
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -52,8 +52,7 @@ def load_for_inference(
         model: PreTrainedModel = loaded.to(place)
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         raise ConfigError(f"checkpoint {path}: cannot be loaded: {error}") from error
-    embedding: Any = model.get_input_embeddings()
-    rows = embedding.weight.shape[0]
+    rows = embedding_rows(model)
     if rows < vocabulary:
         raise ConfigError(
             f"checkpoint {path}: its tokenizer uses ids up to {vocabulary - 1}, its embedding has "

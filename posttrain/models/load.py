@@ -5,9 +5,11 @@ model = load_model(recipe.model, special=special, vocabulary=1024, seed=0)
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from transformers import (
     PreTrainedModel,
     set_seed,
 )
+from transformers.integrations import deepspeed
 
 from posttrain.config.load import nearest
 from posttrain.config.sft import ModelConfig
@@ -55,15 +58,42 @@ def load_model(
         model = _from_checkpoint(spec, attention, quantization)
     else:
         model = _from_config(spec, special, vocabulary, attention)
-    embedding: Any = model.get_input_embeddings()
-    rows = embedding.weight.shape[0]
-    if rows and rows < vocabulary:
+    rows = embedding_rows(model)
+    if rows < vocabulary:
         raise ConfigError(
             f"the data's tokenizer uses ids up to {vocabulary - 1}, the model's embedding has "
             f"{rows} rows: data and model do not belong together"
         )
     set_special_tokens(model, special)
     return model
+
+
+def full_shape(parameter: torch.Tensor) -> tuple[int, ...]:
+    """The shape of a parameter; DeepSpeed keeps it in `ds_shape` where processes split it."""
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def parameter_count(parameter: torch.Tensor) -> int:
+    """Numbers in a parameter, sharded or not."""
+    return math.prod(full_shape(parameter))
+
+
+def embedding_rows(model: PreTrainedModel) -> int:
+    """Token ids that the model has an embedding for, sharded or not."""
+    embedding: Any = model.get_input_embeddings()
+    return full_shape(embedding.weight)[0]
+
+
+@contextlib.contextmanager
+def whole_weights() -> Iterator[None]:
+    """Make models whole in the block. Under ZeRO-3 transformers splits each one over all processes,
+    and a process that makes one alone waits forever."""
+    kept = deepspeed._hf_deepspeed_config_weak_ref
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        deepspeed._hf_deepspeed_config_weak_ref = kept
 
 
 def choose_attention(name: str) -> str:

@@ -2,9 +2,10 @@
 
 from posttrain.report.write import (
     ensure_report,
+    run_stage,
     show_finished,
     show_up_to_date,
     write_report,
 )
 
-__all__ = ["ensure_report", "show_finished", "show_up_to_date", "write_report"]
+__all__ = ["ensure_report", "run_stage", "show_finished", "show_up_to_date", "write_report"]

@@ -13,9 +13,7 @@ import hashlib
 import io
 import math
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
@@ -80,15 +78,15 @@ FILL = (ACCENT, SECOND, THIRD)
 
 
 def chart_svg(chart: Chart) -> Markup:
-    """A chart as an element of a page."""
     match chart:
         case LineChart():
-            drawn = _lines(chart)
+            svg = _drawn(_lines, chart, name=f"{chart.y} over {chart.x}")
         case BarChart():
-            drawn = _bars(chart)
+            svg = _drawn(_bars, chart, name=f"{chart.y} by {chart.x}")
         case IntervalChart():
-            drawn = _intervals(chart)
-    return Markup(drawn)  # noqa: S704 - our own drawing
+            height = 52 + 26 * len(chart.rows)
+            svg = _drawn(_intervals, chart, name=chart.x, height=height)
+    return Markup(svg)  # noqa: S704 - our own drawing
 
 
 def number(value: float, step: float) -> str:
@@ -101,29 +99,27 @@ def number(value: float, step: float) -> str:
     return f"{value / scale:.{digits}g}{unit}"
 
 
-def _lines(chart: LineChart) -> str:
+def _lines(axes: Axes, chart: LineChart) -> None:
     """Lines from step 0 on. Points that are not finite are left out."""
     series = [one for one in map(_finite, chart.series) if one.x]
     assert series, "a chart needs at least one point"
-    with drawing(f"{chart.y} over {chart.x}", data=chart) as (axes, svg):
-        for one in reversed(series):  # the first on top
-            axes.plot(
-                one.x,
-                one.y,
-                color=LINE[one.style],
-                linestyle=(0, (3, 2.2)) if one.style == "c" else "solid",
-                marker="o" if len(one.x) <= 24 and one.style != "c" else "",
-                label=one.name,
-                gid=titled(one.name),
-                clip_on=False,
-            )
-        level = 0.0 if chart.from_zero else series[0].y[0]
-        axes.update_datalim([(0, level)])
-        _axes(axes, x=chart.x, y=chart.y)
-        _ticks(axes.xaxis, 5, whole=all(x == int(x) for one in series for x in one.x))
-        axes.autoscale_view()
-        _legend(axes, len(series))
-    return svg.html
+    for one in reversed(series):  # the first on top
+        axes.plot(
+            one.x,
+            one.y,
+            color=LINE[one.style],
+            linestyle=(0, (3, 2.2)) if one.style == "c" else "solid",
+            marker="o" if len(one.x) <= 24 and one.style != "c" else "",
+            label=one.name,
+            gid=titled(one.name),
+            clip_on=False,
+        )
+    level = 0.0 if chart.from_zero else series[0].y[0]
+    axes.update_datalim([(0, level)])
+    _axes(axes, x=chart.x, y=chart.y)
+    _ticks(axes.xaxis, 5, whole=all(x == int(x) for one in series for x in one.x))
+    axes.autoscale_view()
+    _legend(axes, len(series))
 
 
 def _finite(one: Series) -> Series:
@@ -131,68 +127,63 @@ def _finite(one: Series) -> Series:
     return Series(one.name, [a for a, _ in points], [b for _, b in points], one.style)
 
 
-def _bars(chart: BarChart) -> str:
+def _bars(axes: Axes, chart: BarChart) -> None:
     """The first part in the accent colour, the others stacked on it."""
     labels = [label for label, _ in chart.bars]
     slot = 420 / max(len(labels), 1)  # pixels, about
     widest = max(map(len, labels), default=0)
     every = math.ceil((8 * widest + 8) / slot)  # a character needs about 8 pixels
-    with drawing(f"{chart.y} by {chart.x}", data=chart) as (axes, svg):
-        feet = [0.0] * len(labels)
-        layers = zip(*(parts for _, parts in chart.bars), strict=True)
-        for part, (colour, heights) in enumerate(zip(FILL, layers, strict=False)):
-            patches = axes.bar(
-                range(len(labels)),
-                heights,
-                min(0.82, 64 / slot),
-                bottom=feet,
-                color=colour,
-                label=chart.parts[part] if part < len(chart.parts) else "",
-                clip_on=False,
-            )
-            for patch, label, height in zip(patches, labels, heights, strict=True):
-                patch.set_gid(titled(f"{label}: {height:,.0f}"))
-            feet = [foot + height for foot, height in zip(feet, heights, strict=True)]
-        axes.update_datalim([(0, 0), (0, 0 if max(feet, default=0) else 1)])
-        _axes(axes, x=chart.x, y=chart.y, whole=all(foot == int(foot) for foot in feet))
-        axes.autoscale_view(scalex=False)
-        axes.set_xlim(-0.5, max(len(labels), 1) - 0.5)
-        axes.set_xticks(range(0, len(labels), every), labels[::every])
-        _legend(axes, len(chart.parts))
-    return svg.html
+    feet = [0.0] * len(labels)
+    layers = zip(*(parts for _, parts in chart.bars), strict=True)
+    for part, (colour, heights) in enumerate(zip(FILL, layers, strict=False)):
+        patches = axes.bar(
+            range(len(labels)),
+            heights,
+            min(0.82, 64 / slot),
+            bottom=feet,
+            color=colour,
+            label=chart.parts[part] if part < len(chart.parts) else "",
+            clip_on=False,
+        )
+        for patch, label, height in zip(patches, labels, heights, strict=True):
+            patch.set_gid(titled(f"{label}: {height:,.0f}"))
+        feet = [foot + height for foot, height in zip(feet, heights, strict=True)]
+    axes.update_datalim([(0, 0), (0, 0 if max(feet, default=0) else 1)])
+    _axes(axes, x=chart.x, y=chart.y, whole=all(foot == int(foot) for foot in feet))
+    axes.autoscale_view(scalex=False)
+    axes.set_xlim(-0.5, max(len(labels), 1) - 0.5)
+    axes.set_xticks(range(0, len(labels), every), labels[::every])
+    _legend(axes, len(chart.parts))
 
 
-def _intervals(chart: IntervalChart) -> str:
+def _intervals(axes: Axes, chart: IntervalChart) -> None:
     """One line each, its share written beside it."""
     rows = chart.rows
-    with drawing(chart.x, height=52 + 26 * len(rows), data=rows) as (axes, svg):
-        for place, row in enumerate(rows):
-            colour = LINE[row.style]
-            axes.plot(
-                [row.low, row.high],
-                [place, place],
-                color=colour,
-                alpha=0.5,
-                linewidth=2.4,
-                solid_capstyle="round",
-                clip_on=False,
-            )
-            (dot,) = axes.plot(row.share, place, "o", color=colour, markersize=9, clip_on=False)
-            dot.set_gid(titled(f"{row.label}: {100 * row.share:.1f} %"))
-            axes.text(1.03, place, f"{100 * row.share:.1f} %", va="center_baseline", color=INK)
-        axes.set_xlim(0, 1)
-        axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.set_xticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
-        axes.set_yticks(range(len(rows)), [row.label for row in rows])
-        axes.tick_params("y", labelcolor=INK)
-        axes.spines["bottom"].set_visible(False)
-        axes.grid(axis="x", clip_on=False)
-        axes.set_xlabel(chart.x)
-    return svg.html
+    for place, row in enumerate(rows):
+        colour = LINE[row.style]
+        axes.plot(
+            [row.low, row.high],
+            [place, place],
+            color=colour,
+            alpha=0.5,
+            linewidth=2.4,
+            solid_capstyle="round",
+            clip_on=False,
+        )
+        (dot,) = axes.plot(row.share, place, "o", color=colour, markersize=9, clip_on=False)
+        dot.set_gid(titled(f"{row.label}: {100 * row.share:.1f} %"))
+        axes.text(1.03, place, f"{100 * row.share:.1f} %", va="center_baseline", color=INK)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
+    axes.set_yticks(range(len(rows)), [row.label for row in rows])
+    axes.tick_params("y", labelcolor=INK)
+    axes.spines["bottom"].set_visible(False)
+    axes.grid(axis="x", clip_on=False)
+    axes.set_xlabel(chart.x)
 
 
 def _axes(axes: Axes, *, x: str, y: str, whole: bool = False) -> None:
-    """Names, horizontal grid lines and short numbers."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.spines["left"].set_visible(False)
@@ -230,43 +221,35 @@ def _legend(axes: Axes, series: int) -> None:
         )
 
 
-@dataclass
-class Inline:
-    """The finished drawing, once its block has ended."""
-
-    html: str = ""
-
-
-@contextmanager
-def drawing(
-    name: str, *, width: int = WIDTH, height: int = HEIGHT, data: object = None
-) -> Iterator[tuple[Axes, Inline]]:
-    """Axes to draw on, and the SVG they become.
+def _drawn(
+    draw: Callable[[Axes, Any], None], data: object, *, name: str, height: int = HEIGHT
+) -> str:
+    """The SVG of what `draw` puts on the axes.
 
     Args:
-        name: what the drawing shows, for those who cannot see it.
-        width, height: in pixels.
         data: what is drawn; with the name it makes the ids unique on a page.
+        name: what the drawing shows, for those who cannot see it.
+        height: in pixels.
     """
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    out, result = io.StringIO(), Inline()
+    out = io.StringIO()
     salt = hashlib.sha256(repr((name, data)).encode("utf-8", "surrogatepass")).hexdigest()
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # a user's matplotlibrc must not change our bytes
         matplotlib.rcParams.update(SETTINGS)
         matplotlib.rcParams["svg.hashsalt"] = salt
         layout = ConstrainedLayoutEngine(w_pad=2 / 72, h_pad=2 / 72)
-        figure = Figure(figsize=(width / 72, height / 72), layout=layout, frameon=False)
+        figure = Figure(figsize=(WIDTH / 72, height / 72), layout=layout, frameon=False)
         axes = figure.add_subplot()
         axes.patch.set_visible(False)
-        yield axes, result
+        draw(axes, data)
         figure.savefig(
             out, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
         )
-    result.html = _inline(out.getvalue(), name)
+    return _inline(out.getvalue(), name)
 
 
 def titled(text: str) -> str:

@@ -26,7 +26,6 @@ class Curve:
 
 
 def points(rows: Sequence[Row], key: str) -> tuple[list[float], list[float]]:
-    """Steps and values of one logged quantity."""
     found = [(row["step"], row[key]) for row in rows if key in row and "step" in row]
     # json writes a diverged loss as NaN; the row stays, the charts leave it out
     return [float(step) for step, _ in found], [float(value) for _, value in found]
@@ -65,6 +64,5 @@ def bins(values: Sequence[float], *, most: int = MOST_BINS) -> list[tuple[float,
 
 
 def histogram(values: Sequence[float], *, x: str, y: str, caption: str) -> BarChart:
-    """The bins as bars, each labelled with its lower edge."""
     bars = [(f"{low:.6g}", (count,)) for low, count in bins(values)]
     return BarChart(bars, f"{x}, from", y, caption)

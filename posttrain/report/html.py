@@ -39,7 +39,6 @@ _GLUED = re.compile(r"(?<=[\d%]) (?=%|[–…×+] ?[\d+−-])|(?<=[–…×+]) (
 def page_html(
     sections: Sequence[Section], *, title: str, kicker: str = "", tiles: Sequence[Tile] = ()
 ) -> str:
-    """The finished page."""
     page = _template().render(sections=sections, title=title, kicker=kicker, tiles=tiles)
     # surrogates from damaged data would make the file unwritable
     return writable(page)

@@ -34,7 +34,6 @@ class Node:
 
     @property
     def stats(self) -> Mapping[str, Any]:
-        """The stats of its manifest."""
         assert self.manifest is not None
         return self.manifest.stats
 

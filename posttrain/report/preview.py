@@ -162,7 +162,6 @@ def row_sections(root: Node, *, rows: int, seed: int, limit: int | None) -> Iter
 
 
 def _row_words(row: dict[str, Any], limit: int | None) -> list[str | Styled]:
-    """A conversation turn by turn, everything else as JSON."""
     rest = dict(row)
     messages = rest.pop("messages", None)
     words: list[str | Styled] = []

@@ -12,7 +12,7 @@ columns of values on the right, and escape all text.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec
@@ -193,6 +193,7 @@ class LeftOut:
     why: str
 
 
+Sections = Iterator[Section | LeftOut]
 Tile = tuple[str, str, str]  # a headline figure, what it is, a remark
 
 

@@ -8,9 +8,11 @@ The same artifact gives the same bytes.
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -28,7 +30,7 @@ from posttrain.report.pages import (
     training,
 )
 from posttrain.report.section import Fold, LeftOut, Section, Tile
-from posttrain.runs import atomic_write_text
+from posttrain.runs import Run, atomic_write_text, open_run
 
 REPORT = "report.html"
 MOST_TILES = 6
@@ -101,9 +103,38 @@ def show_finished(console: Console, artifact: Path) -> None:
 
 
 def show_up_to_date(console: Console, artifact: Path) -> None:
-    """Say that a stage had finished before."""
     ensure_report(artifact)
     console.print(f"{artifact} is complete, nothing to do", highlight=False)
+
+
+def run_stage(
+    console: Console,
+    out: Path,
+    *,
+    kind: str,
+    config: Mapping[str, Any],
+    make: Callable[[Run], object],
+    check: Callable[[], object] = lambda: None,
+    scratch: str | None = None,
+) -> None:
+    """Make an artifact in its output directory and show it; one that is complete is left alone.
+
+    Args:
+        make: writes the files and calls `finish`.
+        check: called where the artifact is complete: refuses inputs that have changed.
+        scratch: a folder in `out` that is removed at the end.
+
+    Raises:
+        ConfigError: the directory belongs to another config, or another process is at work in it.
+    """
+    with open_run(out, kind=kind, config=config, scratch=scratch) as run:
+        if complete := run.complete:
+            check()
+        else:
+            make(run)
+        if scratch is not None:
+            shutil.rmtree(out / scratch, ignore_errors=True)
+        (show_up_to_date if complete else show_finished)(console, out)
 
 
 def _page(nodes: Sequence[Node]) -> str:

@@ -4,17 +4,17 @@
     stats = await generate(tasks, sampler, work=out / "work", to=out / "samples.jsonl", …)
     stats.by_setting()  → {"no_tools": {"samples": 9600, "finish": {"stop": 9571, "length": 29}, …}}
 
-    work/chunk-00012.jsonl   in process: a fixed stretch of the tasks, whole or not there
-    work/journal.jsonl       servers: a line as each completion ends, in any order
+    work/journal.jsonl       a line as each completion ends, in any order
     work/made_by.json        prompts and sampler that unfinished samples belong to
 
-A line is the completion's row of `samples.jsonl`, byte for byte. In process, a stretch that was not
-finished is made again whole, and comes out the same. Of a server only missing completions are
+A line is the completion's row of `samples.jsonl`, byte for byte. In process, an unfinished stretch
+of the tasks is made again whole, and comes out the same. Of a server only missing completions are
 requested.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -33,8 +33,8 @@ from posttrain.rollouts import (
     prompt_from_row,
     prompt_to_row,
 )
-from posttrain.runs import atomic_write_json, atomic_write_text, differing_keys
-from posttrain.sampling.progress import SampleStats, SamplingProgress
+from posttrain.runs import atomic_write_json, differing_keys
+from posttrain.sampling.progress import ProgressBar, SampleStats
 from posttrain.sampling.rollout import OpenEnvironment, RolloutLimits, Task, roll_out_each
 from posttrain.sampling.sampler import Sampler
 
@@ -62,13 +62,12 @@ async def generate(
     chunk: int = 512,
     at_once: int = 64,
     max_failure_rate: float = 0.0,
-    progress: SamplingProgress,
+    progress: ProgressBar,
 ) -> SampleStats:
     """Make what is missing in `work`, then write all of it to `to`, one line a task, in order.
 
     Args:
         work: a folder that belongs to these tasks and this sampler (`bind`).
-        open_environment, limits: as of `roll_out_each`.
         chunk: in process, the completions of a stretch.
         at_once: of a server, the rollouts in flight.
         max_failure_rate: largest share of the completions that may fail.
@@ -76,50 +75,38 @@ async def generate(
     Raises:
         DataError: more than that failed. Called again, those are requested again of a server.
     """
+    # in process a stretch is made whole, so that the same batches give the same bytes
+    size = chunk if sampler.batched else max(1, len(tasks))
+    with Journal(work / "journal.jsonl") as journal:
+        failed: dict[Key, bytes] = {}
+        for stretch in (tasks[start : start + size] for start in range(0, len(tasks), size)):
+            missing = [task for task in stretch if _key(task) not in journal]
+            progress.restored(len(stretch) - len(missing))
+            made = stretch if sampler.batched and missing else missing
 
-    async def make(missing: Sequence[Task], keep: Callable[[int, Completion], None]) -> None:
-        def done(position: int, completion: Completion) -> None:
-            keep(position, completion)
-            progress.done(completion)
-
-        await roll_out_each(
-            missing,
-            sampler,
-            open_environment=open_environment,
-            limits=limits,
-            on_done=done,
-            progress=progress.tokens,
-            at_once=at_once,
-        )
-
-    if sampler.batched:
-        chunks = [tasks[start : start + chunk] for start in range(0, len(tasks), chunk)]
-        paths = [work / f"chunk-{number:05}.jsonl" for number in range(len(chunks))]
-        for stretch, path in zip(chunks, paths, strict=True):
-            if path.is_file():
-                progress.restored(len(stretch))
-                continue
-            completions: dict[int, Completion] = {}
-            await make(stretch, completions.__setitem__)
-            lines = [line_of(completions[position]) for position in range(len(stretch))]
-            atomic_write_text(path, "".join(lines))
-        stats = _join(tasks, _lines_of(paths), to)
-        advice = "They would fail again: leave out such prompts"
-    else:
-        with Journal(work / "journal.jsonl") as journal:
-            missing = [task for task in tasks if _key(task) not in journal]
-            progress.restored(len(tasks) - len(missing))
-            failed: dict[Key, bytes] = {}
-
-            def keep(position: int, completion: Completion) -> None:
-                if completion.finish == "failed":
-                    failed[_key(missing[position])] = line_of(completion).encode()
-                else:
+            def done(position: int, completion: Completion, made: Sequence[Task] = made) -> None:
+                key = _key(made[position])
+                if completion.finish == "failed" and not sampler.batched:
+                    failed[key] = line_of(completion).encode()
+                elif key not in journal:
                     journal.add(completion)
+                else:
+                    return
+                progress.done(completion)
 
-            await make(missing, keep)
-            stats = _join(tasks, journal.lines(map(_key, tasks), otherwise=failed.__getitem__), to)
-        advice = "The same command asks again for those alone"
+            await roll_out_each(
+                made,
+                sampler,
+                open_environment=open_environment,
+                limits=limits,
+                on_done=done,
+                progress=progress.tokens,
+                at_once=at_once,
+            )
+        stats = _join(tasks, journal.lines(map(_key, tasks), otherwise=failed.__getitem__), to)
+    advice = "The same command asks again for those alone"
+    if sampler.batched:
+        advice = "They would fail again: leave out such prompts"
     count = sum(stats.errors.values())
     if count > max_failure_rate * len(tasks):
         raise DataError(
@@ -134,25 +121,13 @@ def _key(task: Task) -> Key:
     return task.prompt.id, task.index
 
 
-def _lines_of(paths: Iterable[Path]) -> Iterator[bytes]:
-    for path in paths:
-        with path.open("rb") as file:
-            yield from file
-
-
 def _join(tasks: Sequence[Task], lines: Iterable[bytes], to: Path) -> SampleStats:
-    """Write the lines as one file, if each is its task's."""
+    """Write the tasks' lines as one file."""
     stats = SampleStats()
     partial = to.with_name(f".{to.name}.partial")
     with partial.open("wb") as file:
         for task, line in zip(tasks, lines, strict=True):
-            row = json.loads(line)
-            if (row["prompt_id"], row["index"]) != _key(task):
-                raise DataError(
-                    f"{to.parent}: found sample {row['index']} of {row['prompt_id']!r} where "
-                    f"sample {task.index} of {task.prompt.id!r} belongs; delete its work/ folder"
-                )
-            stats.add(task.prompt, row)
+            stats.add(task.prompt, json.loads(line))
             file.write(line)
         file.flush()
         os.fsync(file.fileno())
@@ -220,12 +195,7 @@ def rollouts_at_once(backend: object) -> int:
 
 
 class Journal:
-    """Completions appended as they end, found again by prompt and index.
-
-    with Journal(work / "journal.jsonl") as journal:
-        journal.add(completion)
-        (completion.prompt_id, completion.index) in journal
-    """
+    """Completions appended as they end, found again by prompt and index."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -244,15 +214,16 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self._sync()
         self._file.close()
+        if not self._spans:  # an output directory in which nothing was made may be another recipe's
+            self._path.unlink()
+            with contextlib.suppress(OSError):  # other files lie there
+                os.removedirs(self._path.parent)
 
     def __contains__(self, key: Key) -> bool:
         return key in self._spans
 
     def add(self, completion: Completion) -> None:
-        """Append a completion.
-
-        When this returns it outlives the process; within a second it is forced to the disk.
-        """
+        """Append one that outlives the process, and is forced to the disk within a second."""
         key = (completion.prompt_id, completion.index)
         assert key not in self._spans, f"{key} was sampled twice"
         line = line_of(completion).encode()

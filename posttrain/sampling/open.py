@@ -25,7 +25,7 @@ from posttrain.config.backend import (
 from posttrain.errors import ConfigError
 from posttrain.models.chat_template import chat_template_of
 from posttrain.runs import MANIFEST, Parent, parent_of, read_artifact
-from posttrain.sampling.engines.http import Client, ClientSettings
+from posttrain.sampling.engines.http import Client
 from posttrain.sampling.render import RenderedSampler
 from posttrain.sampling.sampler import Sampler
 from posttrain.tokens.tokenizer import Encoder, encoder_of, largest_id, load_any_tokenizer
@@ -35,54 +35,51 @@ from posttrain.tokens.tokenizer import Encoder, encoder_of, largest_id, load_any
 async def opened_sampler(
     backend: BackendConfig, *, checkpoint: str | None, parts: bool = True
 ) -> AsyncIterator[Sampler]:
-    """As `open_sampler`; a server's connections are given back at the end."""
-    client = _client(backend) if isinstance(backend, Server) else None
-    try:
-        yield open_sampler(backend, checkpoint=checkpoint, client=client, parts=parts)
-    finally:
-        if client is not None:
-            await client.close()
-
-
-def open_sampler(
-    backend: BackendConfig,
-    *,
-    checkpoint: str | None,
-    client: Client | None = None,
-    parts: bool = True,
-) -> Sampler:
-    """The sampler of a recipe.
+    """The sampler of a recipe; a server's connections are given back at the end.
 
     Args:
-        backend: which kind, and its fields.
         checkpoint: directory or hub id of the model; a server may do without.
-        client: how a server is reached; None opens one that nobody closes.
         parts: as of `ChatSampler`; other kinds always tell reasoning from answer.
 
     Raises:
         ConfigError: what the kind needs is not there, or does not fit together.
         DataError: a checkpoint without a tokenizer.
     """
-    if isinstance(backend, Server):
-        client = client or _client(backend)
-    if isinstance(backend, ChatBackend):
-        from posttrain.sampling.engines.chat import ChatSampler
+    client = Client(backend) if isinstance(backend, Server) else None
+    try:
+        if isinstance(backend, ChatBackend):
+            assert client is not None
+            yield _chat_sampler(client, backend, checkpoint, parts=parts)
+        else:
+            yield _rendered_sampler(backend, checkpoint, client)
+    finally:
+        if client is not None:
+            await client.close()
 
-        assert client is not None
-        encoder = None
-        if checkpoint is not None and parts:
-            encoder = encoder_of(load_any_tokenizer(checkpoint))
-        count = None if encoder is None else lambda text: len(encoder.encode([text])[0])
-        return ChatSampler(client, backend, count=count, parts=parts)
+
+def _chat_sampler(
+    client: Client, backend: ChatBackend, checkpoint: str | None, *, parts: bool
+) -> Sampler:
+    from posttrain.sampling.engines.chat import ChatSampler
+
+    count = None
+    if checkpoint is not None and parts:
+        encoder = encoder_of(load_any_tokenizer(checkpoint))
+        count = lambda text: len(encoder.encode([text])[0])  # noqa: E731 - one line says it
+    return ChatSampler(client, backend, count=count, parts=parts)
+
+
+def _rendered_sampler(
+    backend: TransformersBackend | VllmBackend | CompletionsBackend,
+    checkpoint: str | None,
+    client: Client | None,
+) -> Sampler:
+    from posttrain.models.inference import generation_stops, load_for_inference, weights_digest
+
     path = checkpoint
     if isinstance(backend, CompletionsBackend):
         path = backend.tokenizer or checkpoint
-    if path is None:
-        raise ConfigError(
-            f"backend.kind {backend.kind} needs a checkpoint: a directory or a hub id"
-        )
-    from posttrain.models.inference import generation_stops, load_for_inference, weights_digest
-
+    assert path is not None, "checked by the recipe"
     template, encoder, vocabulary = rendering_of(backend, path)
     model = None
     if isinstance(backend, TransformersBackend):
@@ -110,16 +107,6 @@ def open_sampler(
         engine = CompletionsEngine(client, model=backend.model, identity=identity)
     stops = generation_stops(path, model)
     return RenderedSampler(engine, template=template, encoder=encoder, stop_ids=stops)
-
-
-def _client(backend: Server) -> Client:
-    settings = ClientSettings(
-        concurrency=backend.concurrency,
-        timeout=backend.timeout,
-        retries=backend.retries,
-        api_key_env=backend.api_key_env,
-    )
-    return Client(backend.url, settings)
 
 
 def rendering_of(

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import rich.progress
 from rich.console import Console
 
 from posttrain.rollouts import FINISHES, TRUNCATED, Completion, Prompt, prompt_to_row
@@ -26,21 +25,8 @@ EXAMPLES = 4  # kept of each setting and mode, with calls and without
 _ERROR_LENGTH = 200
 
 
-class SamplingProgress:
-    """Called while completions are made; this one does nothing."""
-
-    def restored(self, completions: int) -> None:
-        """So many were there already."""
-
-    def tokens(self, new: int) -> None:
-        """So many new tokens came."""
-
-    def done(self, completion: Completion) -> None:
-        """A completion came to its end."""
-
-
-class ProgressBar(SamplingProgress):
-    """Tokens and completions of one run: a bar on a terminal, a line now and then elsewhere.
+class ProgressBar:
+    """Tokens and completions of one run: one line that changes on a terminal, lines elsewhere.
 
     Args:
         total: completions there will be.
@@ -54,33 +40,25 @@ class ProgressBar(SamplingProgress):
         self._start = self._last_shown = clock()
         self._restored = self._done = self._tokens = 0
         self._interval = REFRESH_SECONDS if console.is_terminal else LINE_SECONDS
-        self._bar = rich.progress.Progress(
-            rich.progress.BarColumn(),
-            rich.progress.TextColumn("{task.description}"),
-            console=console,
-            auto_refresh=False,
-        )
-        self._task = self._bar.add_task("", total=total)
 
     def __enter__(self) -> ProgressBar:
-        if self._console.is_terminal:
-            self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._show()
-        if self._console.is_terminal:
-            self._bar.stop()
+        self._show(end="\n")
 
     def restored(self, completions: int) -> None:
+        """So many were there already."""
         self._restored += completions
         self._show_at_intervals()
 
     def tokens(self, new: int) -> None:
+        """So many new tokens came."""
         self._tokens += new
         self._show_at_intervals()
 
     def done(self, completion: Completion) -> None:
+        """A completion came to its end."""
         self._done += 1
         self._show_at_intervals()
 
@@ -113,14 +91,13 @@ class ProgressBar(SamplingProgress):
         if self._clock() - self._last_shown >= self._interval:
             self._show()
 
-    def _show(self) -> None:
+    def _show(self, end: str | None = None) -> None:
         self._last_shown = self._clock()
-        if self._console.is_terminal:
-            completed = self._restored + self._done
-            self._bar.update(self._task, completed=completed, description=self.line())
-            self._bar.refresh()
-        else:
-            self._console.print(self.line(), highlight=False)
+        terminal = self._console.is_terminal
+        # back to the line's start, over what was longer before
+        line = f"{self.line():<{self._console.width - 1}}" if terminal else self.line()
+        end = end or ("\r" if terminal else "\n")
+        self._console.print(line, highlight=False, end=end, no_wrap=terminal, crop=terminal)
 
 
 def _duration(seconds: float) -> str:

@@ -112,11 +112,6 @@ class RenderedSampler:
             for request, text, sent in zip(requests, prompts, engine_requests, strict=True)
         ]
 
-    async def score(
-        self, prompts: Sequence[Ids], completions: Sequence[Ids]
-    ) -> list[tuple[float, ...]]:
-        return await self.engine.score(prompts, completions)
-
     def _text(self, request: Request) -> str | RenderError:
         """The prompt, or what is put behind the step that the request continues."""
         try:
@@ -194,26 +189,31 @@ class RenderedSampler:
     def _counts(
         self, output: EngineOutput, text: str, reasons: bool, opened: bool
     ) -> tuple[int, int]:
-        """Tokens of the reasoning and of the answer."""
-        turns = self._turns
-        if turns.close_id is not None and (opened or turns.open_id is not None):
-            return count_parts(
-                output.ids,
-                reasons=reasons,
-                close_id=turns.close_id,
-                stop_ids=turns.stop_ids,
-                open_id=None if opened else turns.open_id,
-                forced=output.forced,
-            )
-        # tags of several tokens cannot be found among ids: the parts are tokenised again
-        if not reasons or (OPEN not in text and CLOSE not in text):
-            written = len(output.ids) - (output.finish == "stop")
-            return (written, 0) if reasons else (0, written)
-        trace, _, answer = text.partition(CLOSE)
-        ended = len(self.encoder.encode([trace.removeprefix(OPEN)])[0])
-        rest = self.encoder.encode([answer])[0]
-        stopped = bool(rest) and rest[-1] in turns.stop_ids
-        return ended, len(rest) - stopped
+        """Tokens of the reasoning and of the answer; tags, stop token and forced ids are neither.
+
+        Args:
+            reasons: whether it begins with reasoning; without a close, all of it is.
+            opened: whether the prompt has opened the reasoning.
+        """
+        turns, ids = self._turns, output.ids
+        written = len(ids) - (bool(ids) and ids[-1] in turns.stop_ids)
+        if not reasons:
+            return 0, written
+        open_id = None if opened else turns.open_id
+        if turns.close_id is None or (open_id is None and not opened):
+            # tags of several tokens cannot be found among ids: the parts are tokenised again
+            if OPEN not in text and CLOSE not in text:
+                return written, 0
+            trace, _, answer = text.partition(CLOSE)
+            reasoning, rest = self.encoder.encode([trace.removeprefix(OPEN), answer])
+            return len(reasoning), len(rest) - (bool(rest) and rest[-1] in turns.stop_ids)
+        start = ids.index(open_id) + 1 if open_id in ids else 0
+        if output.forced is not None:
+            return output.forced[0] - start, max(0, written - output.forced[1])
+        if turns.close_id not in ids:
+            return max(0, written - start), 0
+        closed = ids.index(turns.close_id)
+        return max(0, closed - start), written - closed - 1
 
 
 def _opens_reasoning(prompt: str) -> bool:
@@ -230,38 +230,6 @@ def _kept_ids(request: Request) -> tuple[int, ...]:
     assert before.step is not None and before.step.ids is not None  # noqa: PT018
     assert before.step.finish == "stop", "a step that ran to its limit cannot go on"
     return (*before.prompt_ids, *before.step.ids)
-
-
-def count_parts(
-    ids: Sequence[int],
-    *,
-    reasons: bool,
-    close_id: int,
-    stop_ids: Sequence[int],
-    open_id: int | None = None,
-    forced: tuple[int, int] | None = None,
-) -> tuple[int, int]:
-    """Tokens of the reasoning and of the answer with its tool calls.
-
-    Tags, the stop token and forced ids are neither.
-
-    Args:
-        reasons: whether it begins with reasoning; without a close, all of it is.
-        open_id: the token `<think>`, where the model wrote that itself.
-        forced: [start, end) of the ids that were put in to close the reasoning.
-    """
-    written = len(ids) - (bool(ids) and ids[-1] in stop_ids)
-    if not reasons:
-        return 0, written
-    start = 0
-    if open_id is not None and open_id in ids:
-        start = ids.index(open_id) + 1
-    if forced is not None:
-        return forced[0] - start, max(0, written - forced[1])
-    if close_id not in ids:
-        return max(0, written - start), 0
-    closed = ids.index(close_id)
-    return max(0, closed - start), written - closed - 1
 
 
 # -- what sampling must know of a template and its tokenizer ---------------------------------------

@@ -1,8 +1,6 @@
 """Rollouts: generate, parse, run the tools, put their results behind, go on until there is an end.
 
-    completions = await roll_out(
-        [Task(prompt, index=0, seed=1)], sampler, open_environment=open_environment, limits=limits
-    )
+    await roll_out([Task(prompt, index=0, seed=1)], sampler, open_environment=…, limits=limits)
     → [Completion("math-7/with_tools/on", 0, steps=(Step("…<tool_call>…", …), Step("56…", …)), …)]
 
 A batched sampler gets all live rollouts a round, in the order of their tasks: the same tasks always

@@ -89,16 +89,6 @@ class Sampler(Protocol):
         """One generation a request, in order; `progress` gets the number of new tokens."""
         ...
 
-    async def score(
-        self, prompts: Sequence[Ids], completions: Sequence[Ids]
-    ) -> list[tuple[float, ...]]:
-        """Log-probability (nats, temperature 1) of each completion id given all ids before it.
-
-        Raises:
-            ConfigError: this backend cannot score.
-        """
-        ...
-
 
 @dataclass(frozen=True, slots=True)
 class Budget:
@@ -156,7 +146,7 @@ class EngineOutput:
 
 
 class Engine(Protocol):
-    """A model that continues token ids; `batched`, `identity` and `score` as of a `Sampler`."""
+    """A model that continues token ids; `batched` and `identity` as of a `Sampler`."""
 
     @property
     def batched(self) -> bool: ...
@@ -169,10 +159,6 @@ class Engine(Protocol):
     ) -> list[EngineOutput]:
         """One output a request, in order; `progress` gets the number of new tokens."""
         ...
-
-    async def score(
-        self, prompts: Sequence[Ids], completions: Sequence[Ids]
-    ) -> list[tuple[float, ...]]: ...
 
 
 def seed_of(seed: int, *parts: object) -> int:

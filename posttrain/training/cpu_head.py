@@ -74,19 +74,7 @@ def score_trained(
         temperature: the logits are divided by it.
     """
     mask = targets != IGNORED
-    kept, wanted = hidden[mask], targets[mask]
-    # from the configured size: a sharded weight may be empty here
-    size = max(1, CHUNK_LOGITS // lm_head.out_features)
-    if len(wanted) <= size:
-        chosen, entropy, top = _score(kept, wanted, lm_head, temperature)
-    else:
-        parts = [
-            checkpoint(
-                _score, *chunk, lm_head, temperature, use_reentrant=False, preserve_rng_state=False
-            )
-            for chunk in zip(kept.split(size), wanted.split(size), strict=True)
-        ]
-        chosen, entropy, top = (torch.cat(column) for column in zip(*parts, strict=True))
+    chosen, entropy, top = score_rows(hidden[mask], targets[mask], lm_head, temperature)
 
     def spread(values: torch.Tensor) -> torch.Tensor:
         return values.new_zeros(mask.shape).masked_scatter(mask, values)
@@ -98,6 +86,23 @@ def score_trained(
         is_top1=spread(top),
         label_mask=mask,
     )
+
+
+def score_rows(
+    hidden: torch.Tensor, wanted: torch.Tensor, lm_head: Any, temperature: float = 1.0
+) -> tuple[torch.Tensor, ...]:
+    """As `_score`, a chunk at a time where there are many."""
+    # from the configured size: a sharded weight may be empty here
+    size = max(1, CHUNK_LOGITS // lm_head.out_features)
+    if len(wanted) <= size:
+        return _score(hidden, wanted, lm_head, temperature)
+    parts = [
+        checkpoint(
+            _score, *chunk, lm_head, temperature, use_reentrant=False, preserve_rng_state=False
+        )
+        for chunk in zip(hidden.split(size), wanted.split(size), strict=True)
+    ]
+    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
 
 def _score(

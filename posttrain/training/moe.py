@@ -163,7 +163,8 @@ class ExpertBias:
         routers = find_routers(model) if rate else {}
         self.routers: list[Any] = [one for one in routers.values() if uses_sigmoid(one)]
         self._mask: torch.Tensor | None = None
-        self._loads = [torch.zeros_like(one.get_buffer(BIAS)) for one in self.routers]
+        # the model may not be on its device yet
+        self._loads = [torch.zeros(one.get_buffer(BIAS).shape) for one in self.routers]
         for number, router in enumerate(self.routers):
             router.register_forward_hook(self._hook(number))
 

@@ -1,7 +1,6 @@
 """What a run will do, and what would make it wrong, before it does anything: the lines of a plan.
 
 model        3,456 parameters, 3,456 trained
-memory       0.01 GiB a process for weights, gradients and optimiser; activations come on top
 stops        generation stops at [2], pads with 0
 time         about 412 s: 1650 ms a micro-batch, measured on this device
 """
@@ -22,6 +21,7 @@ from transformers import PreTrainedModel
 
 from posttrain.errors import ConfigError, DataError
 from posttrain.models.adapters import AdapterReach, trainable_routers
+from posttrain.models.load import parameter_count
 from posttrain.tokens.tokenizer import SpecialTokens
 from posttrain.training.launch import Launched
 
@@ -46,26 +46,21 @@ class RunPlan:
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """Parameters, those that are trained, bytes of the weights, and bytes a process holds."""
+    """Parameters, those that are trained, and bytes of the weights, over all processes."""
 
     parameters: int
     trainable: int
     weight_bytes: int
-    state_bytes: int
 
 
-def model_size(model: torch.nn.Module, launched: Launched) -> ModelSize:
-    """Count a model; processes may split weights, gradients and optimiser."""
-    # DeepSpeed keeps a partitioned parameter's real size in ds_numel
-    sizes = [
-        (int(getattr(p, "ds_numel", p.numel())), p.element_size(), p.requires_grad)
-        for p in model.parameters()
-    ]
-    trainable = sum(n for n, _, grad in sizes if grad)
-    weight_bytes = sum(n * size for n, size, _ in sizes)
-    sharded_over = launched.world_size if launched.sharding in ("zero3", "fsdp2") else 1
-    state = (weight_bytes + 12 * trainable) // sharded_over
-    return ModelSize(sum(n for n, _, _ in sizes), trainable, weight_bytes, state)
+def model_size(model: torch.nn.Module) -> ModelSize:
+    """Count a model, sharded or not."""
+    sizes = [(parameter_count(p), p.element_size(), p.requires_grad) for p in model.parameters()]
+    return ModelSize(
+        parameters=sum(n for n, _, _ in sizes),
+        trainable=sum(n for n, _, trained in sizes if trained),
+        weight_bytes=sum(n * size for n, size, _ in sizes),
+    )
 
 
 def checkpoint_bytes(size: ModelSize, *, kept: int) -> int:
@@ -82,11 +77,6 @@ def model_lines(size: ModelSize, launched: Launched) -> list[Line]:
             "launch",
             f"{launched.world_size} process(es) on {launched.device}, sharding "
             f"{launched.sharding}, {launched.precision}",
-        ),
-        (
-            "memory",
-            f"{size.state_bytes / GIB:.2f} GiB a process for weights, gradients and "
-            "optimiser; activations come on top",
         ),
     ]
 
@@ -261,13 +251,6 @@ def adapter_lines(model: PreTrainedModel, reach: Sequence[AdapterReach]) -> list
         (f"adapter {r.target}", f"{r.tensors} tensors, {r.share:.1%} of the parameters")
         for r in reach
     ]
-
-
-def embedding_rows(model: PreTrainedModel) -> int:
-    """Token ids that the model has an embedding for, sharded or not."""
-    weight: Any = model.get_input_embeddings().weight
-    # DeepSpeed keeps a partitioned parameter's real shape here
-    return int(getattr(weight, "ds_shape", weight.shape)[0])
 
 
 def positions(model: PreTrainedModel) -> int:

@@ -14,14 +14,15 @@ import contextlib
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from posttrain.config.dpo import DpoConfig
-from posttrain.config.sft import SftConfig, TrainingRecipe
+import torch
+
+from posttrain.config.sft import TrainingRecipe
 from posttrain.errors import ConfigError, PosttrainError
 from posttrain.models.adapters import adapter_reach, lora_config, quantization_config
 from posttrain.models.load import load_model
@@ -35,16 +36,12 @@ from posttrain.runs import (
     parent_of,
     read_artifact,
 )
-from posttrain.tokens.tokenizer import (
-    SpecialTokens,
-    check_same_tokenizer,
-    largest_id,
-    load_tokenizer,
-    special_tokens,
-)
+from posttrain.tokens.tokenizer import SpecialTokens, special_tokens
+from posttrain.training.activations import RolloutShape
 from posttrain.training.finish import RESUME, RunOutcome, artifact_files, model_card
 from posttrain.training.launch import Launched, check_device, check_launch, read_launch
 from posttrain.training.log import LogRows
+from posttrain.training.memory import MemoryPlan, device_room, memory_line, plan_memory
 from posttrain.training.plan import (
     Line,
     ModelSize,
@@ -61,7 +58,6 @@ from posttrain.training.trainer import Resumable, train_to_the_end
 KIND = "checkpoint"
 
 Recipe = TypeVar("Recipe", bound=TrainingRecipe)
-WithData = TypeVar("WithData", SftConfig, DpoConfig)
 T = TypeVar("T", bound=Resumable)
 
 
@@ -95,6 +91,7 @@ class PreparedRun(Generic[T]):
     special: SpecialTokens
     launched: Launched
     preflight: Preflight
+    memory: MemoryPlan
     template_digest: str | None
 
 
@@ -145,12 +142,24 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         """Count and estimate; `measure`: time a little of the work on this device."""
 
     @abstractmethod
+    def largest_batch(self, trainer: T) -> Mapping[str, torch.Tensor]:
+        """A micro-batch as large as any, collated."""
+
+    @abstractmethod
     def outcome(self, prepared: PreparedRun[T], base: str | None) -> RunOutcome:
         """Results of the run, from its log: the same after a resume.
 
         Args:
             base: what training started from; None: random weights.
         """
+
+    def probe(self, trainer: T) -> Preflight:
+        """The checks that run the model, which is on its devices by now."""
+        return Preflight([], {})
+
+    def rollouts(self, trainer: T) -> RolloutShape | None:
+        """Completions that are sampled in this process."""
+        return None
 
     def data_parents(self) -> list[Parent]:
         """The artifacts that the data was made from."""
@@ -260,13 +269,30 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         launched = read_launch(trainer.accelerator)
         check_launch(recipe.launch, launched)
         preflight = self.check(trainer, special, launched)
+        probe = Preflight([("probe", "when the shards are placed")], {})
+        if trainer.sharded:
+            trainer.on_placed = lambda: trainer.show(self.probe(trainer).lines)
+        else:
+            probe = self.probe(trainer)
         lines = [
             *preflight.lines,
+            *probe.lines,
             ("stops", check_stops(trainer.model, special)),
             *adapter_lines(trainer.model, reach),
         ]
         return PreparedRun(
-            trainer, special, launched, Preflight(lines, preflight.stats), policy.template_digest
+            trainer,
+            special,
+            launched,
+            Preflight(lines, preflight.stats | probe.stats),
+            plan_memory(
+                trainer,
+                launched,
+                self.largest_batch(trainer),
+                adapter=adapter,
+                rollouts=self.rollouts(trainer),
+            ),
+            policy.template_digest,
         )
 
     def check_batch(self, trainer: T, rows: int, *, name: str) -> None:
@@ -286,12 +312,11 @@ class TrainingStage(ABC, Generic[Recipe, T]):
     def show_plan(self, prepared: PreparedRun[T], *, measure: bool) -> None:
         """Print the plan on the main process; stop if the disk is too small."""
         trainer, launched = prepared.trainer, prepared.launched
-        size = model_size(trainer.model, launched)
-        plan = self.plan(prepared, size, measure=measure)
-        if trainer.is_world_process_zero():
-            before, after = model_lines(size, launched), prepared.preflight.lines
-            for name, text in [*before, *plan.lines, *after]:
-                print(f"{name:<12} {text}", flush=True)
+        size = model_size(trainer.model)
+        plan = self.plan(prepared, size, measure=measure and not trainer.sharded)
+        memory = memory_line(prepared.memory, device_room(trainer.args.device, prepared.memory))
+        before = [*model_lines(size, launched), memory]
+        trainer.show([*before, *plan.lines, *prepared.preflight.lines])
         check_disk(plan.disk_bytes, self.out)
 
     def train(self, prepared: PreparedRun[T], directory: Run) -> Manifest | None:
@@ -353,32 +378,3 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         if path is None or not (Path(path) / "manifest.json").is_file():
             return None
         return read_artifact(path, kind=KIND)
-
-
-class DataStage(TrainingStage[WithData, T]):
-    """A stage whose recipe names a data artifact, of kind `data_kind`."""
-
-    data_kind: str
-
-    @cached_property
-    def data(self) -> Manifest:
-        """The data's manifest."""
-        return read_artifact(self.recipe.data, kind=self.data_kind)
-
-    def load_tokenizer(self, args: Any) -> PolicyTokenizer:
-        """The data's own."""
-        tokenizer = load_tokenizer(Path(self.recipe.data) / "tokenizer")
-        check_same_tokenizer(tokenizer, self.recipe.model)
-        return PolicyTokenizer(tokenizer, largest_id(tokenizer) + 1, self.data.template_digest)
-
-    def identity(self) -> dict[str, Any]:
-        """The recipe with inputs by digest, without paths that decide nothing."""
-        config = self.recipe.model_dump(mode="json", exclude={"out", "data", "reference_cache"})
-        config["data_digest"] = self.data.digest
-        if self.policy is not None:
-            config["model"]["path"] = self.policy.digest
-        return config
-
-    def data_parents(self) -> list[Parent]:
-        """The data artifact."""
-        return [self._parent(self.recipe.data, self.data)]

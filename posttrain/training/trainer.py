@@ -15,7 +15,7 @@ import contextlib
 import functools
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,12 @@ from posttrain.training.checkpoints import (
 )
 from posttrain.training.cpu_head import use_cpu_head
 from posttrain.training.log import StepLines
+from posttrain.training.sharding import (
+    checkpoint_of_parts,
+    expect_gradient_scale,
+    gathered_state,
+    shard_buffers_apart,
+)
 
 ADAPTER = "adapter"
 TENSORBOARD = "tensorboard"
@@ -63,6 +69,15 @@ class Resumable(Trainer):
                     parameter.data = parameter.data.float()
         self.tokens_seen = 0
         self.trained_seen = 0
+        # called when the model is on its devices, sharded or not, before any step
+        self.on_placed: Callable[[], None] = lambda: None
+        if self.is_fsdp_enabled:
+            shard_buffers_apart(self.accelerator)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether DeepSpeed or FSDP places the model, which lies on the CPU until then."""
+        return self.is_deepspeed_enabled or self.is_fsdp_enabled
 
     @property
     def global_batch(self) -> int:
@@ -82,6 +97,12 @@ class Resumable(Trainer):
             for model in models:
                 if model is not None:
                     use_cpu_head(self.accelerator.unwrap_model(model), temperature=temperature)
+
+    def show(self, lines: Iterable[tuple[str, str]]) -> None:
+        """Print (name, sentence) lines, on the main process."""
+        if self.is_world_process_zero():
+            for name, text in lines:
+                print(f"{name:<12} {text}", flush=True)
 
     def print_steps(self, lines: StepLines) -> None:
         """Print one line a step in place of the trainer's own printing."""
@@ -119,6 +140,17 @@ class Resumable(Trainer):
         """The cause, for the error of a run that has trained no token."""
         return "no token of its data has a label"
 
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        placed = super()._prepare_for_training(*args, **kwargs)
+        self.on_placed()
+        return placed
+
+    def checked_scale(self, loss: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        """The loss; the first backward passes check the factor that the trainer gives it."""
+        # fp16 has a factor of its own, which moves
+        started = self.state.global_step > self._initial_global_step
+        return loss if started or self.args.fp16 else expect_gradient_scale(loss, scale)
+
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         if self.control.should_save:
             # a row at every save, so that a resumed log has the same rows
@@ -136,7 +168,8 @@ class Resumable(Trainer):
         self.accelerator.wait_for_everyone()
         # the parent would delete the previous checkpoint before this one is known to be whole
         limit, self.args.save_total_limit = self.args.save_total_limit, None
-        with _names_as_they_are(self.accelerator.unwrap_model(self.model)):
+        plain = self.accelerator.unwrap_model(self.model)
+        with checkpoint_of_parts(self) if self.sharded else _names_as_they_are(plain):
             super()._save_checkpoint(model, trial)
         self.args.save_total_limit = limit
         self.accelerator.wait_for_everyone()
@@ -262,7 +295,8 @@ def write_model(
         shutil.rmtree(partial, ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
     adapted = isinstance(trainer.accelerator.unwrap_model(trainer.model), PeftModel)
-    trainer.save_model(str(partial / ADAPTER if adapted else partial), _internal_call=True)
+    with gathered_state(trainer.accelerator):
+        trainer.save_model(str(partial / ADAPTER if adapted else partial), _internal_call=True)
     if first:
         if adapted:
             _write_merged(partial, base, special)

@@ -1,7 +1,8 @@
 """A judge over samplers: comparisons in, judgements out, everything in flight at once.
 
-    judge = GenRmJudge([JudgeSampler(sampler, "roles")], config, cache=VerdictCache(out / "votes"))
-    await judge.judge([Comparison(history, "56", "It is 54.")], seed=7)
+    async with contextlib.AsyncExitStack() as stack:
+        judge = GenRmJudge(await open_judges(recipe.judge.models, stack), recipe.judge)
+        await judge.judge([Comparison(history, "56", "It is 54.")], seed=7)
     → [Judgement(verdict=Verdict(5, 1, 1), votes=(Vote(…),))]
 
 A server gets every request at once, within its client's bound; a model in this process gets them
@@ -12,16 +13,17 @@ come from its content.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from posttrain.config.backend import Server
 from posttrain.config.judge import JudgeConfig, JudgeModel
 from posttrain.errors import ConfigError
-from posttrain.runs import MANIFEST, read_artifact
+from posttrain.runs import MANIFEST, Parent, parent_of, read_artifact
 from posttrain.sampling.rollout import gather_or_cancel
 from posttrain.sampling.sampler import Sampler
 from reward.judge.cache import VerdictCache
@@ -34,6 +36,8 @@ from reward.judge.votes import (
     Vote,
     VoteRequest,
     averaged,
+    failures_of,
+    refuse_failures,
 )
 
 
@@ -103,7 +107,6 @@ class GenRmJudge:
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """What decides the judgements."""
         return {
             "models": [
                 {"model": dict(m.sampler.identity), "layout": m.layout, "thinking": m.thinking}
@@ -246,3 +249,71 @@ class GenRmJudge:
     def _keep(self, request: VoteRequest, seed: int) -> None:
         if self._cache is not None and request.keeps and request.vote is not None:
             self._cache.add(request.key, request.vote, seed=seed)
+
+
+async def open_judges(
+    models: Sequence[JudgeModel], stack: contextlib.AsyncExitStack
+) -> list[JudgeSampler]:
+    """Every model as a judge; one that is named twice is opened once.
+
+    Args:
+        stack: closes them.
+
+    Raises:
+        ConfigError, DataError: a model that cannot be loaded or reached, or as `judge_sampler`.
+    """
+    from posttrain.sampling.open import opened_sampler
+    from posttrain.sampling.render import RenderedSampler
+
+    judges: dict[str, JudgeSampler] = {}
+    for model in models:
+        key = model.model_dump_json()
+        if key not in judges:
+            backend = opened_sampler(model.backend, checkpoint=model.checkpoint, parts=False)
+            sampler = await stack.enter_async_context(backend)
+            rendered = sampler if isinstance(sampler, RenderedSampler) else None
+            judges[key] = judge_sampler(
+                model,
+                sampler,
+                template=rendered.template.source if rendered else None,
+                tokens=rendered.encoder.special_tokens if rendered else (),
+            )
+    return [judges[model.model_dump_json()] for model in models]
+
+
+async def judge_all(
+    config: JudgeConfig,
+    comparisons: Sequence[Comparison],
+    *,
+    folder: Path,
+    seed: int,
+    on_progress: Callable[[int], None],
+) -> tuple[list[Judgement], dict[str, Any], dict[str, Any]]:
+    """Judgements, all in flight at once, the judge's identity, and the costs.
+
+    Args:
+        folder: where votes are kept if the recipe names no cache that runs share.
+
+    Raises:
+        JudgeError: too many failed.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        models, shared = await open_judges(config.models, stack), config.cache
+        kept = VerdictCache(Path(shared or folder), any_step=shared is not None)
+        cache = stack.enter_context(kept)
+        judge = GenRmJudge(models, config, cache=cache, on_progress=on_progress)
+        judgements = await judge.judge(comparisons, seed=seed)
+        failures = failures_of(judgements)
+        refuse_failures(len(comparisons), failures, max_failure_rate=config.max_failure_rate)
+        judge.keep_failures()
+    return judgements, dict(judge.identity), asdict(judge.ledger)
+
+
+def judge_parents(models: Sequence[JudgeModel], *, out: Path) -> list[Parent]:
+    """The lineage of the judges that are artifacts, each once."""
+    paths = dict.fromkeys(model.checkpoint for model in models if model.checkpoint is not None)
+    return [
+        parent_of(path, relative_to=out, manifest=read_artifact(path, kind="checkpoint"))
+        for path in paths
+        if (Path(path) / MANIFEST).is_file()
+    ]

@@ -10,7 +10,7 @@ the backend lost is unscored.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from posttrain.errors import DataError
@@ -38,24 +38,34 @@ class VerdictScore:
     Attributes:
         verdict: None where malformed.
         reward: of equation 1; a malformed one pays the worst distances too.
-        right_order: whether it prefers what the gold prefers (1.0 or 0.0; half where it prefers
-            neither, 0.0 where malformed); None where the gold prefers neither.
-        score_error_1, score_error_2, ranking_error: distances; None where malformed, or where the
-            gold has no such score.
+        parts: `PARTS`, what is logged beside the reward. `right_order`: whether it prefers what the
+            gold prefers (1.0 or 0.0; half where it prefers neither, 0.0 where malformed), None
+            where the gold prefers neither. The errors are distances, None where malformed or where
+            the gold has no such score.
     """
 
     verdict: Verdict | None
     reward: float
-    right_order: float | None
-    score_error_1: float | None
-    score_error_2: float | None
-    ranking_error: float | None
+    parts: Mapping[str, float | None]
 
     @property
-    def parts(self) -> dict[str, float | None]:
-        """What is logged beside the reward."""
-        format_kept = float(self.verdict is not None)
-        return {"format": format_kept} | {name: getattr(self, name) for name in PARTS[1:]}
+    def figures(self) -> dict[str, float | None]:
+        """What an evaluation of judges measures of one judgement, but for its length."""
+        verdict = self.verdict
+        choice = None if verdict is None else preferred(verdict)
+        right = self.parts["right_order"]
+        errors = [e for k in (1, 2) if (e := self.parts[f"score_error_{k}"]) is not None]
+        return {
+            "pairwise_accuracy": right,
+            "pairwise_accuracy_readable": None if verdict is None else right,
+            "format": self.parts["format"],
+            "prefers_first": float(choice == 1) if choice else None,
+            "prefers_neither": None if choice is None else float(choice == 0),
+            "same_scores": None if verdict is None else float(verdict.score_1 == verdict.score_2),
+            "reward": self.reward,
+            "score_error": sum(errors) / len(errors) if errors else None,
+            "ranking_error": self.parts["ranking_error"],
+        }
 
 
 def outcome_of(completion: Completion, gold: Gold) -> VerdictScore | None:
@@ -63,20 +73,18 @@ def outcome_of(completion: Completion, gold: Gold) -> VerdictScore | None:
     if completion.finish == "failed":
         return None
     verdict = None if completion.truncated else parse_verdict(completion.answer)
-    reward = training_reward(verdict, gold)
-    wanted = preferred(gold)
-    if verdict is None:
-        return VerdictScore(None, reward, 0.0 if wanted else None, None, None, None)
-    choice = preferred(verdict)
-    right = (0.5 if choice == 0 else float(choice == wanted)) if wanted else None
-    return VerdictScore(
-        verdict,
-        reward,
-        right,
-        None if gold.score_1 is None else abs(verdict.score_1 - gold.score_1),
-        None if gold.score_2 is None else abs(verdict.score_2 - gold.score_2),
-        abs(verdict.ranking - gold.ranking),
-    )
+    wanted, errors = preferred(gold), (None, None, None)
+    right = 0.0 if wanted else None
+    if verdict is not None:
+        choice = preferred(verdict)
+        right = (0.5 if choice == 0 else float(choice == wanted)) if wanted else None
+        errors = tuple(
+            None if score is None else abs(given - score)
+            for given, score in zip(astuple(verdict), astuple(gold), strict=True)
+        )
+    figures = (float(verdict is not None), right, *errors)
+    parts: dict[str, float | None] = dict(zip(PARTS, figures, strict=True))
+    return VerdictScore(verdict, training_reward(verdict, gold), parts)
 
 
 def gold_from(prompt: Prompt) -> Gold:
@@ -101,7 +109,6 @@ class VerdictReward:
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """What decides the rewards."""
         return {"reward": GRADER, "format": FORMAT_WEIGHT, "ranking": RANKING_WEIGHT}
 
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:

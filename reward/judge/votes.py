@@ -96,7 +96,6 @@ class JudgeCosts:
     seconds: float = 0.0
 
     def add(self, judgements: Sequence[Judgement], *, seconds: float) -> None:
-        """Count the judgements of one batch."""
         self.matches += len(judgements)
         self.failed += sum(judgement.verdict is None for judgement in judgements)
         self.seconds += seconds
@@ -106,14 +105,12 @@ class JudgeCosts:
 
 
 def averaged(votes: Sequence[Vote]) -> Judgement:
-    """One judgement of several votes."""
     given = [astuple(vote.verdict) for vote in votes if vote.verdict is not None]
     means = [sum(field) / len(given) for field in zip(*given, strict=True)]
     return Judgement(Verdict(*means) if given else None, tuple(votes))
 
 
 def failures_of(judgements: Sequence[Judgement]) -> tuple[Failure, ...]:
-    """The judgements without a verdict."""
     lost = [one for one in judgements if one.verdict is None]
     return tuple(Failure(one.reason or "", one.votes[0].text[-_SHOWN:]) for one in lost)
 

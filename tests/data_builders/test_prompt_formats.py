@@ -112,13 +112,6 @@ def test_a_conversation_is_asked_at_its_last_user_turn(tmp_path: Path):
     assert "add" in (given.tools or "")
 
 
-def test_a_closing_user_turn_is_no_question(tmp_path: Path):
-    row = chat_row()
-    row["messages"].append({"role": "user", "content": "Thanks"})
-    (prompt,) = build(tmp_path, [row], format="chat").prompts
-    assert prompt.messages[-1].content == "1+1?"
-
-
 def test_a_bare_prompt_is_asked_as_it_stands(tmp_path: Path):
     row = {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]}
     (prompt,) = build(tmp_path, [row], format="chat").prompts
@@ -140,12 +133,6 @@ def test_a_question_without_words_is_not_asked(tmp_path: Path):
     assert made.row_counts["s"].dropped == {"malformed_message": 1, "empty_user_turn": 4}
 
 
-def test_loss_masks_are_no_matter_where_nothing_is_trained(tmp_path: Path):
-    answer = {"role": "assistant", "content": "a", "weight": 0, "loss_mask": 1}
-    row = {"messages": [{"role": "user", "content": "u"}, answer], "train_on_inputs": True}
-    assert len(build(tmp_path, [row], format="chat").prompts) == 1
-
-
 def test_calls_in_the_history_need_declared_tools(tmp_path: Path):
     row = chat_row()
     row["messages"] += [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
@@ -156,17 +143,6 @@ def test_calls_in_the_history_need_declared_tools(tmp_path: Path):
     assert made.skipped["none"] == {"calls_in_history": 1}
     (given,) = [p for p in made.prompts if p.setting == "given"]
     assert given.messages[3].tool_calls == (ToolCall("add", "{}", "c1"),)
-
-
-def test_alpaca_and_sharegpt_rows_are_conversations(tmp_path: Path):
-    rows = [
-        {"instruction": "Say a", "input": "", "output": "a"},
-        {"conversations": [{"from": "human", "value": "b?"}, {"from": "gpt", "value": "b"}]},
-        {"nothing": 1},
-    ]
-    made = build(tmp_path, rows, format="chat")
-    assert sorted(p.messages[0].content for p in made.prompts) == ["Say a", "b?"]
-    assert made.row_counts["s"].dropped == {"unrecognised": 1}
 
 
 # -- inputs and real files

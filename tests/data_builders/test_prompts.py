@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from data_builders.prompts import build_prompts, prompt_inputs
 from posttrain.config.load import validate
-from posttrain.config.prompts import check_prompts
 from posttrain.errors import ConfigError, DataError
 from posttrain.rollouts import metadata_of, prompt_from_row, prompt_to_row
 from tests.data_builders.small_prompts import GRADERS, GSM, TOOLKITS, Recipe, build, questions
@@ -222,17 +220,6 @@ def test_a_setting_may_name_its_sources(tmp_path: Path):
 def test_mistakes_are_named(tmp_path: Path, settings: Any, source: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         build(tmp_path, questions(3), settings, **{**GSM, **source})
-
-
-@pytest.mark.parametrize("kind", ["prompts", "settings"])
-def test_names_stand_once(kind: str):
-    source = {"name": "a", "path": "a.jsonl", **GSM}
-    raw = {"prompts": [source], "settings": [{"name": "a"}]}
-    raw[kind] = [*raw[kind], *raw[kind]]
-    recipe: BaseModel = validate(raw, Recipe, where="recipe")
-    assert isinstance(recipe, Recipe)
-    with pytest.raises(ValueError, match="found twice: a"):
-        check_prompts(recipe.prompts, recipe.settings)
 
 
 def test_inputs_are_hashed(tmp_path: Path):

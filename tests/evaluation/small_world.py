@@ -19,6 +19,5 @@ def make_world(out: Path) -> Path:
         tokenizer=TinyTokenizerConfig(vocab_size=512),
     )
     stage = Run.open(out, kind="tiny_world", config=config.owner_config())
-    written = write_world(config, out, template=nemotron_3_nano_template())
-    stage.finish(counts=written.counts, files=written.files, stats=written.stats)
+    write_world(stage, config, template=nemotron_3_nano_template())
     return out

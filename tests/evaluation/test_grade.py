@@ -13,7 +13,6 @@ from posttrain.evaluation.grade import (
     record_from_row,
     record_to_row,
     rescore,
-    units_of,
 )
 from posttrain.evaluation.run import read_run
 from posttrain.records import Score
@@ -44,10 +43,6 @@ def test_records_are_in_the_order_of_prompts_and_samples(run):
         assert record.score.value == float(seed % 5 != 0 and seed % 2 == 1)
 
 
-def test_units_are_made_one_after_another_and_all_that_live_are_one_batch(run):
-    assert [len(batch) for batch in run[1][0].batches] == [48, 12, 12]
-
-
 def test_each_is_graded_by_the_grader_that_it_names_and_failures_by_none():
     sizes: list[int] = []
 
@@ -66,19 +61,6 @@ def test_each_is_graded_by_the_grader_that_it_names_and_failures_by_none():
     assert records[3].score.explanation == "failed: it went away"
 
 
-def test_a_failing_grader_or_sampler_ends_the_run_with_its_own_error(tmp_path: Path):
-    with pytest.raises(ZeroDivisionError):
-        grade_completions(
-            "sft", [(prompt(0), Completion("x", 0, (), "stop"))], lambda *_: [Score(1 / 0, "", "")]
-        )
-
-    def broken(request):
-        raise RuntimeError("out of memory")
-
-    with pytest.raises(RuntimeError, match="out of memory"):
-        evaluate(write_recipe(tmp_path), samplers=[ScriptedSampler(broken)])
-
-
 def test_rows_come_back_as_they_were(run):
     _, records = read_run(run[0])
     for record in records["sft"]:
@@ -92,14 +74,4 @@ def test_rescoring_takes_scores_and_verdicts_anew(run):
     assert rescore(stale, exact)["sft"] != stale["sft"]
     assert [r.score.value for r in rescore(stale, exact)["sft"]] == [
         r.score.value for r in records["sft"]
-    ]
-
-
-def test_units_of_prompts():
-    prompts = [prompt(0), prompt(1, thinking=False), prompt(0, tools=True), prompt(0, source="b")]
-    units = units_of(prompts, {"no_tools": 2, "with_tools": 3}.__getitem__)
-    assert [(u.name, u.samples, len(u.prompts)) for u in units] == [
-        ("maths.no_tools", 2, 2),
-        ("maths.with_tools", 3, 1),
-        ("b.no_tools", 2, 1),
     ]

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 
 from posttrain.evaluation.intervals import (
     Z95,
-    by_question,
-    effective_samples,
     length,
     pass_at,
     rate,
@@ -72,24 +70,6 @@ def test_a_rate_at_its_end_has_a_width_and_more_samples_of_a_question_add_nothin
     assert (often.low, often.high) == (once.low, once.high)
 
 
-def test_samples_that_always_agree_count_as_one():
-    agreeing = [float(k // 16 % 2) for k in range(1600)]
-    questions = [k // 16 for k in range(1600)]
-    found, alone = (
-        rate(clustered(agreeing, questions)),
-        rate(clustered([float(k % 2) for k in range(100)], range(100))),
-    )
-    assert found is not None
-    assert alone is not None
-    assert found.high - found.low == pytest.approx(alone.high - alone.low, rel=0.02)
-
-
-def test_independent_samples_count_in_full():
-    rng = np.random.default_rng(0)
-    means = rng.binomial(16, 0.3, size=500) / 16
-    assert 0.85 * 8000 < effective_samples(means, samples=8000) <= 8000
-
-
 def test_the_interval_covers_as_often_as_it_says():
     # questions differ: a beta-binomial, rate 5 %, as an undeclared-call rate may be
     rng = np.random.default_rng(1)
@@ -114,27 +94,12 @@ def test_no_sample_has_no_rate():
     assert length([], seed=0) is None
 
 
-def test_one_question_alone():
-    found = rate(clustered([1.0], ["a"]))
-    assert found is not None
-    assert found.low < 0.3
-    assert found.high == 1.0
-
-
 @pytest.mark.parametrize(
     ("k", "samples", "solved", "expected"),
     [(1, 4, 1, 0.25), (4, 4, 1, 1.0), (2, 4, 2, 1 - 1 / 6), (3, 5, 0, 0.0), (2, 3, 3, 1.0)],
 )
 def test_pass_at_k(k: int, samples: int, solved: int, expected: float):
     assert pass_at(k, samples=samples, solved=solved) == pytest.approx(expected)
-
-
-def test_pass_at_k_is_the_share_of_draws_that_hold_a_solved_one():
-    from itertools import combinations
-
-    outcomes = [1, 0, 0, 1, 0, 0]
-    draws = list(combinations(outcomes, 3))
-    assert pass_at(3, samples=6, solved=2) == pytest.approx(sum(map(any, draws)) / len(draws))
 
 
 def test_length_statistics_and_their_intervals():
@@ -158,9 +123,3 @@ def test_length_draws_questions_not_samples():
     assert together is not None
     wide, narrow = together.mean.high - together.mean.low, alone.mean.high - alone.mean.low
     assert wide == pytest.approx(narrow * 10**0.5, rel=0.15)
-
-
-def test_questions_keep_their_order():
-    found = by_question(clustered([1.0, 2.0, 3.0], ["b", "a", "b"]))
-    assert found.names == ("b", "a")
-    assert found.means.tolist() == [2.0, 2.0]

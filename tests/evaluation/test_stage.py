@@ -209,18 +209,6 @@ def test_runs_that_were_not_asked_alike_are_not_compared(run: Path, tmp_path: Pa
     assert lock["prompts"]["sums.no_tools"]
 
 
-def test_a_recipe_that_fails_first_gives_its_place_back(tmp_path: Path):
-    recipe = write_recipe(tmp_path)
-
-    def refuse(request):
-        raise ConfigError("broken")
-
-    with pytest.raises(ConfigError, match="broken"):
-        evaluate(recipe, samplers=[ScriptedSampler(refuse)])
-    write_recipe(tmp_path, n=1)
-    evaluate(recipe)
-
-
 def test_the_report_shows_the_calls(run: Path):
     page = (run / "out/report.html").read_text()
     assert "Before and after" in page
@@ -248,26 +236,6 @@ def test_nothing_secret_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             assert b"MY_SERVER_KEY" not in path.read_bytes(), path
 
 
-def test_a_large_unit_is_made_in_parts_and_taken_up_at_one(run: Path):
-    out, recipe = run / "parts", run / "eval.yaml"
-
-    def mortal(request) -> str:
-        if "products" in request.messages[0].content and request.tools is None:
-            raise ZeroDivisionError
-        return answer(request)
-
-    first, more = ScriptedSampler(mortal), (f"out={out}", "chunk=10")
-    with pytest.raises(ZeroDivisionError):
-        evaluate(recipe, *more, samplers=[first])
-    assert [len(batch) for batch in first.batches[:-1]] == [10, 10, 10, 10, 8]
-    assert list(records(out)) == ["records/sft/sums.no_tools.jsonl"]
-    third = ScriptedSampler(answer)
-    evaluate(recipe, *more, samplers=[third, ScriptedSampler(tamed)])
-    assert [len(batch) for batch in third.batches[:5]] == [10, 10, 10, 10, 8]
-    assert records(out) == records(run / "out")
-    assert not (out / "work").exists()
-
-
 def test_inspect_is_needed_for_its_logs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("posttrain.evaluation.inspect_adapter.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'posttrain\[eval\]'"):
@@ -278,12 +246,3 @@ def test_inspect_is_needed_for_its_logs_alone(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "inspect_ai", None)
     evaluate(write_recipe(tmp_path), "--limit", "1")
     assert read_artifact(tmp_path / "out", kind="evaluation")
-
-
-def test_the_light_parts_load_neither_inspect_nor_torch():
-    code = (
-        "import sys, posttrain.evaluation.compare, posttrain.evaluation.grade;"
-        "print(sorted({'torch', 'transformers', 'inspect_ai'} & set(sys.modules)))"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "[]"

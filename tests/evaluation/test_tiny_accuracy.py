@@ -116,52 +116,6 @@ def test_references_get_full_marks_in_every_family(world, tokenizer, thinking):
             assert (step.reasoning_tokens > 0) == thinking
 
 
-def test_episodes_played_together_end_as_they_do_alone(world, tokenizer):
-    chosen = items(world, ["maths", "lookups", "recover", "clarify"])
-    known: dict[str, str] = {}
-    for item in chosen:
-        known |= script(item, thinking=True)
-
-    def say(text):
-        return known.get(text, f"x\n</think>\nlost{END}")
-
-    alone = [run([item], tokenizer, say, thinking=True)[0] for item in chosen]
-    together = run(chosen, tokenizer, say, thinking=True)
-    assert [(e.steps, e.ids, e.grade) for e in together] == [
-        (e.steps, e.ids, e.grade) for e in alone
-    ]
-
-
-def test_ids_that_the_model_wrote_are_kept(world, tokenizer):
-    """Spelled letter by letter, the same text has other ids; the next prompt must hold those."""
-    chosen = [i for i in items(world, ["lookups"]) if i["tools"]][:1]
-    known = script(chosen[0], thinking=True)
-    seen: list[tuple[int, ...]] = []
-
-    def spelled(text: str) -> tuple[int, ...]:
-        body = text.removesuffix(END)
-        trace, close, rest = body.partition("</think>")
-        pieces = [*trace, close, rest, END]
-        return tuple(i for p in pieces for i in tokenizer.encode(p, add_special_tokens=False))
-
-    def generate(prompts):
-        seen.extend(tuple(ids) for ids in prompts)
-        return [Written(spelled(known[tokenizer.decode(ids)])) for ids in prompts]
-
-    (episode,) = episodes.play(
-        chosen,
-        TEMPLATE,
-        generate=generate,
-        encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
-        decode=tokenizer.decode,
-        close_id=tokenizer.convert_tokens_to_ids("</think>"),
-        thinking=True,
-    )
-    assert episode.grade.correct
-    first = spelled(known[tokenizer.decode(seen[0])])
-    assert seen[1][: len(seen[0]) + len(first)] == (*seen[0], *first)
-
-
 @pytest.mark.parametrize(
     ("family", "completion", "reason", "truncated"),
     [
@@ -248,19 +202,6 @@ def test_the_command_writes_the_same_bytes_twice(world, checkpoint, tmp_path, ca
     assert 2.5 < rows[2]["reasoning_tokens"] <= 3.0
 
 
-def test_off_prompts_close_their_reasoning_and_on_prompts_open_it(world, tokenizer):
-    prompts: list[str] = []
-    for thinking in (True, False):
-        run(
-            items(world, ["maths"])[:2],
-            tokenizer,
-            lambda text: prompts.append(text) or END,
-            thinking=thinking,
-        )
-    assert all(p.endswith("<|im_start|>assistant\n<think>\n") for p in prompts[:2])
-    assert all(p.endswith("<|im_start|>assistant\n<think></think>") for p in prompts[2:])
-
-
 def test_unknown_family_and_too_few_prompts_are_refused(world):
     with pytest.raises(DataError, match="no held-out prompts of family 'sums'"):
         episodes.held_out_items(world, {"sums": ()}, 4)
@@ -269,19 +210,3 @@ def test_unknown_family_and_too_few_prompts_are_refused(world):
     assert (
         len(episodes.held_out_items(world, dict.fromkeys(["maths", "lists", "logs"], ()), 10)) == 10
     )
-
-
-@pytest.mark.parametrize(("trace", "closed"), [("2+2", "\n</think>\n"), ("2+2\n", "</think>\n")])
-def test_a_forced_close_stands_on_a_line_of_its_own(checkpoint, monkeypatch, trace, closed):
-    benchmark = load_benchmark()
-    subject = benchmark.load_subject(checkpoint)
-    encode, asked = subject.tokenizer.encode, []
-    monkeypatch.setattr(
-        benchmark, "decode", lambda _, requests, batch_size: asked.extend(requests) or []
-    )
-    condition = benchmark.Condition("budget 5", thinking=True, budget=5)
-    benchmark.generator(subject, condition, max_new_tokens=9, batch_size=2)([[1]])
-    budget = asked[0].budget
-    assert budget.tokens == 5
-    assert asked[0].parameters.max_tokens == 5 + len(encode("\n</think>\n")) + 9
-    assert subject.tokenizer.decode(budget.closing(encode(trace))) == closed

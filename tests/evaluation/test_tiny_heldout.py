@@ -48,11 +48,6 @@ def test_a_family_taught_by_several_sources_keeps_every_condition(
     assert "calendar" not in found
 
 
-def test_a_source_that_takes_all_rows_leaves_no_condition(monkeypatch: pytest.MonkeyPatch) -> None:
-    lineage(monkeypatch, sources(("maths", {"d": {"eq": 1}}), ("maths", None)))
-    assert episodes.taught(Path("sft"), WORLD) == {"maths": ()}
-
-
 def test_prompts_meet_one_of_the_conditions(tmp_path: Path) -> None:
     (tmp_path / "heldout").mkdir()
     rows = "".join(json.dumps({"d": d}) + "\n" for d in (1, 2, 3, 1, 2, 3))

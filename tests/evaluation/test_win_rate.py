@@ -138,12 +138,6 @@ def test_the_better_policy_wins_in_both_orders(sides: Path, tmp_path: Path):
     assert "orders disagree" in page
 
 
-def test_a_liking_for_a_position_decides_nothing(sides: Path, tmp_path: Path):
-    compare(sides, tmp_path / "out", prefers_first)
-    (row,) = rows(tmp_path / "out")
-    assert (row["tie"]["value"], row["score"]["value"], row["disagree"]["value"]) == (1, 0.5, 1)
-
-
 def test_the_same_answers_are_a_tie_that_nobody_is_asked_about(sides: Path, tmp_path: Path):
     judge = compare(sides, tmp_path / "out", prefers_first, after=str(sides / "alike/out"))
     (row,) = rows(tmp_path / "out")

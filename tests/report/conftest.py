@@ -69,6 +69,15 @@ def write_checkpoint(out: Path, data: Path, rows: list[dict] | None = None) -> P
     return out
 
 
+@pytest.fixture(scope="session")
+def finished(built, tmp_path_factory) -> Path:
+    """`world/`, `sft_data/` and `sft/`, only to be read."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    shutil.copytree(built, folder)
+    write_checkpoint(folder / "sft", folder / "sft_data")
+    return folder
+
+
 @pytest.fixture
 def run(built, tmp_path) -> Path:
     """`world/`, `sft_data/` and `sft/` in a folder of the test's own."""

@@ -38,11 +38,6 @@ def test_colours_follow_the_mask_token_by_token():
     assert styles[1] != styles[2], "neighbouring tokens can be told apart"
 
 
-def test_long_sequences_show_both_ends_and_say_how_much_is_left_out():
-    text = marked_text([1] * 100, [False] * 100, colour=False, limit=4)
-    assert text.plain == "askask … 96 tokens … askask"
-
-
 def test_tokens_that_share_a_character_come_as_one_piece():
     raw = "é🙂".encode()
 

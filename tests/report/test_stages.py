@@ -8,7 +8,6 @@ import pytest
 
 from posttrain.runs import read_artifact
 from tests.data_builders.small_build import script
-from tests.training.tiny import attention_model, write_artifact
 
 WORLD = """
 out: world
@@ -43,22 +42,3 @@ def test_world_and_data_have_reports(tmp_path: Path, built: Path, monkeypatch: p
     monkeypatch.chdir(built)
     assert "<h2>Mixture</h2>" in (built / "sft_data" / "report.html").read_text()
     check_started_again(built / "sft_data", lambda: script("build_sft").main(data))
-
-
-def test_a_checkpoint_has_a_report(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
-    write_artifact(tmp_path / "data", packs=8)
-    attention_model().save_pretrained(str(tmp_path / "base"))
-    (tmp_path / "sft.yaml").write_text(
-        f"data: {tmp_path / 'data'}\nout: {tmp_path / 'out'}\nmodel: {{path: {tmp_path / 'base'}}}\n"
-        "trainer: {learning_rate: 1.0e-3, per_device_train_batch_size: 4, logging_steps: 1}\n"
-    )
-    start = ["--config", str(tmp_path / "sft.yaml"), "trainer.num_train_epochs=1"]
-    script("sft").main(start)
-    out = tmp_path / "out"
-    assert "<title>training loss</title>" in (out / "report.html").read_text()
-    (out / "report.html").unlink()
-    before = (out / "manifest.json").read_bytes()
-    script("sft").main(start)
-    assert "is finished" in capfd.readouterr().out
-    assert "<title>training loss</title>" in (out / "report.html").read_text()
-    assert (out / "manifest.json").read_bytes() == before

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from reward.length import Values, length_adjustments
 
-drawn = settings(max_examples=150, deadline=None, derandomize=True)
+drawn = settings(max_examples=80, deadline=None, derandomize=True)
 NO_BONUS = {"reasoning_bonus": 0.0, "answer_bonus": 0.0}
 PARTS = ("reasoning_length", "answer_length", "reasoning_bonus", "answer_bonus", "style")
 
@@ -125,22 +125,6 @@ def test_a_cut_answer_is_treated_as_missing_and_its_reasoning_as_any():
     assert cut == missing
     assert cut.reasoning_length[0] == pytest.approx(-1 / 3)
     assert length_adjustments(*given).answer_bonus == [0.5, 0, 0]
-
-
-def test_each_coefficient_scales_its_own_part():
-    given: tuple[Values, list[int], list[int]] = ([5.0, 3.0, 5.0], [1, 5, 3], [9, 5, 1])
-    one = length_adjustments(*given)
-    other = length_adjustments(
-        *given,
-        reasoning_coefficient=0.3,
-        answer_coefficient=0.7,
-        reasoning_bonus=0.1,
-        answer_bonus=0.9,
-    )
-    for name, factor in zip(PARTS[:4], (0.6, 1.4, 0.2, 1.8), strict=True):
-        column = [factor * x for x in getattr(one, name)]
-        assert any(column)
-        assert getattr(other, name) == pytest.approx(column)
 
 
 def test_style_is_centred_among_answers_that_are_there():

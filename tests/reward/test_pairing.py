@@ -20,7 +20,7 @@ from reward.pairing import (
 )
 
 Judgements = list[tuple[int, int, Verdict | None]]
-drawn = settings(max_examples=150, deadline=None, derandomize=True)
+drawn = settings(max_examples=80, deadline=None, derandomize=True)
 HALVES = st.integers(2, 10).map(lambda k: k / 2)  # 1 to 5
 verdicts = st.builds(Verdict, HALVES, HALVES, st.integers(1, 6).map(float))
 
@@ -117,11 +117,3 @@ def test_the_order_of_arrival_changes_no_bit(case: tuple[int, Judgements], seed:
     ]
     shuffled = random.Random(seed).sample(thirds, len(thirds))
     assert base_rewards(n, shuffled) == base_rewards(n, thirds)
-
-
-@drawn
-@given(judged_groups())
-def test_showing_a_pair_the_other_way_round_changes_nothing(case: tuple[int, Judgements]):
-    n, judgements = case
-    turned: Judgements = [(j, i, v and v.swapped()) for i, j, v in judgements]
-    assert base_rewards(n, turned) == base_rewards(n, judgements)

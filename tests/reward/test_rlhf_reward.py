@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -172,17 +171,6 @@ def test_every_part_is_told_apart_and_they_add_up():
         assert reward == pytest.approx(sum(found.parts[name][k] or 0.0 for name in parts))
 
 
-def test_a_cut_answer_earns_nothing_by_being_short():
-    rollouts = [
-        completion("12345", reasoning="rr"),
-        completion(None, index=1, reasoning="rrr", finish="length"),
-        completion("1", index=2, reasoning="rrr", finish="length"),
-        completion("123", index=3, reasoning="r"),
-    ]
-    [found] = rewarded(judge_of(fair), rollouts, length=LengthConfig())
-    assert found.parts["answer_length"] == (-0.25, 0.0, 0.0, 0.25)
-
-
 def test_accuracy_is_watched_and_is_no_part_of_the_reward():
     rollouts = completions(["1", "2", "?", "12"])
     graders = {"says": Says()}
@@ -204,22 +192,6 @@ def test_a_prompts_own_principle_goes_before_the_recipes():
         judge = judge_of(sampler, principle="Be short.")
         rewarded(judge, completions(FOUR), metadata=metadata)
         assert all(f"[P]{shown}\n" in r.messages[-1].content for r in sampler.calls[0])
-
-
-def test_two_judges_votes_are_written_side_by_side():
-    [found] = rewarded(judge_of(fair, babble), completions(FOUR[:2]))
-    votes = found.judgements[0]["votes"]
-    assert [vote["score_1"] for vote in votes] == [1.0, None]
-    assert found.rewards == (1.0, 2.0)
-    json_text(found.judgements)
-
-
-def test_neither_the_order_of_groups_nor_other_groups_change_a_reward():
-    groups = [completions([f"{k}{j}" * (j + 1) for j in range(4)]) for k in range(3)]
-    apart = [rewarded(judge_of(fair), group)[0].rewards for group in groups]
-    for order in itertools.permutations(range(3)):
-        together = rewarded(judge_of(fair), *(groups[k] for k in order))
-        assert [found.rewards for found in together] == [apart[k] for k in order]
 
 
 def test_the_identity_binds_judge_pairing_and_length():

@@ -102,12 +102,6 @@ class Scripted:
                 progress(len(text))
         return found
 
-    async def score(
-        self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
-    ) -> list[tuple[float, ...]]:
-        """Not to be had here."""
-        raise NotImplementedError
-
 
 @dataclass
 class Adder:

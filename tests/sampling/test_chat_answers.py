@@ -16,17 +16,16 @@ from posttrain.errors import ConfigError
 from posttrain.records import Message, ToolCall
 from posttrain.rollouts import Step
 from posttrain.sampling.engines.chat import ChatSampler
-from posttrain.sampling.engines.http import Client, ClientSettings, RequestFailed
+from posttrain.sampling.engines.http import Client, RequestFailed
 from posttrain.sampling.sampler import Parameters, Request
 
-SETTINGS = ClientSettings(concurrency=8, timeout=30.0, retries=1, first_wait=0.001)
 USAGE = {"prompt_tokens": 3, "completion_tokens": 12}
 DEEP = "[" * 5000 + "]" * 5000
 
 
 def sampler(*, count: Any = len, url: str = "http://unused", **fields: Any) -> ChatSampler:
-    backend = ChatBackend(kind="chat", url=url, model="m", **fields)
-    return ChatSampler(Client(url, SETTINGS), backend, count=count)
+    backend = ChatBackend(kind="chat", url=url, model="m", concurrency=8, retries=1, **fields)
+    return ChatSampler(Client(backend, first_wait=0.001), backend, count=count)
 
 
 def request(k: int = 0, **more: Any) -> Request:

@@ -10,7 +10,6 @@ from transformers import AutoModelForCausalLM
 
 from posttrain.errors import DataError
 from posttrain.sampling.engines.decode import decode
-from posttrain.sampling.engines.transformers import score_ids
 from posttrain.sampling.sampler import Budget, EngineRequest, Parameters
 from tests.sampling.small_models import CONFIGS, full_logps, plain_greedy, small_model
 
@@ -57,16 +56,13 @@ def test_greedy_equals_plain_generate(model):
         assert all(one.logps is None for one in found)
 
 
-def test_log_probabilities_equal_a_full_pass_and_a_score(model):
+def test_log_probabilities_equal_a_full_pass(model):
     asked = [ask(p, seed=k, logps=True) for k, p in enumerate(prompts())]
     found = decode(model, asked, batch_size=5)
-    completions = [one.ids for one in found]
-    scored = score_ids(model, [r.ids for r in asked], completions)
-    for request, one, nats in zip(asked, found, scored, strict=True):
+    for request, one in zip(asked, found, strict=True):
         truth = full_logps(model, request.ids, one.ids)
         truth = truth[range(len(one.ids)), list(one.ids)].tolist()
         assert one.logps == pytest.approx(truth, abs=1e-4)
-        assert nats == pytest.approx(truth, abs=1e-4)
 
 
 def test_log_probabilities_are_those_sampled_from(attention):
@@ -215,16 +211,3 @@ def test_logits_that_are_no_numbers_are_refused():
     for temperature in (0.0, 1.0):
         with pytest.raises(DataError, match="not finite"):
             decode(broken, [ask((4, 5), temperature=temperature)], batch_size=1)
-
-
-def test_scores_of_empty_and_long_completions(attention, monkeypatch):
-    monkeypatch.setattr("posttrain.sampling.engines.transformers._POSITIONS", 50)
-    asked = prompts()
-    completions = [asked[-1 - k][: 5 * k] for k in range(len(asked))]
-    found = score_ids(attention, asked, completions)
-    assert [len(nats) for nats in found] == [len(ids) for ids in completions]
-    for prompt, completion, nats in zip(asked, completions, found, strict=True):
-        if completion:
-            truth = full_logps(attention, prompt, completion)
-            truth = truth[range(len(completion)), list(completion)].tolist()
-            assert nats == pytest.approx(truth, abs=1e-4)

@@ -12,14 +12,18 @@ from posttrain.errors import ConfigError
 from posttrain.records import Message
 from posttrain.sampling.engines.chat import ChatSampler
 from posttrain.sampling.engines.completions import CompletionsEngine
-from posttrain.sampling.engines.http import Client, ClientSettings
+from posttrain.sampling.engines.http import Client
 from posttrain.sampling.sampler import Budget, EngineRequest, Parameters, Request
 from tests.sampling.stub_server import CLOSE, END, Stub
 
 
-def settings(**more: Any) -> ClientSettings:
-    defaults = {"concurrency": 8, "timeout": 30.0, "retries": 3, "first_wait": 0.001}
-    return ClientSettings(**defaults | more)
+def client_of(url: str, **more: Any) -> Client:
+    reached = {"concurrency": 8, "timeout": 30.0, "retries": 3} | more
+    return Client(backend(url=url, **reached), first_wait=0.001)
+
+
+def backend(url: str = "http://unused", **more: Any) -> ChatBackend:
+    return ChatBackend(kind="chat", url=url, model="m", **more)
 
 
 def engine_request(k: int, **more: Any) -> EngineRequest:
@@ -33,7 +37,7 @@ def chat_request(k: int, **more: Any) -> Request:
 
 
 async def generate(stub: Stub, requests: list[EngineRequest], **more: Any):
-    client = Client(stub.url, settings(**more))
+    client = client_of(stub.url, **more)
     try:
         engine = CompletionsEngine(client, model="m", identity={})
         return await engine.generate(requests), client.ledger
@@ -123,7 +127,7 @@ def test_the_key_comes_from_the_environment_and_is_in_no_message(monkeypatch: py
     assert "s3cret" not in repr(outputs)
     monkeypatch.delenv("SOME_KEY")
     with pytest.raises(ConfigError, match="SOME_KEY, which is not set"):
-        Client("http://x", settings(api_key_env="SOME_KEY"))
+        client_of("http://x", api_key_env="SOME_KEY")
 
 
 def test_a_budget_closes_reasoning_after_exactly_so_many_tokens():
@@ -149,37 +153,8 @@ def test_a_budget_closes_reasoning_after_exactly_so_many_tokens():
     assert bodies[1]["max_tokens"] == 15
 
 
-def test_an_early_end_within_the_budget_needs_no_second_call():
-    budget = Budget(tokens=10, close_id=CLOSE, closing=lambda ids: (CLOSE,))
-
-    async def run():
-        async with Stub(length=4) as stub:
-            outputs, _ = await generate(stub, [engine_request(0, budget=budget)])
-            return outputs[0], len(stub.bodies)
-
-    output, calls = asyncio.run(run())
-    assert (output.forced, output.finish, calls) == (None, "stop", 1)
-
-
-def test_scores_are_those_of_the_completion_alone():
-    async def run():
-        async with Stub() as stub:
-            client = Client(stub.url, settings())
-            found = await CompletionsEngine(client, model="m", identity={}).score(
-                [(1, 30), (4,)], [(40, 50), (60,)]
-            )
-            await client.close()
-            return found
-
-    assert asyncio.run(run()) == [(-4.0, -5.0), (-6.0,)]
-
-
-def backend(**more: Any) -> ChatBackend:
-    return ChatBackend(kind="chat", url="http://unused", model="m", **more)
-
-
 async def chat(stub: Stub, requests: list[Request], **more: Any):
-    client = Client(stub.url, settings())
+    client = client_of(stub.url)
     try:
         sampler = ChatSampler(client, backend(thinking="enable_thinking"), **more)
         return await sampler.sample(requests)
@@ -204,7 +179,7 @@ def test_chat_answers_are_parsed_counted_and_in_order():
 
 
 def test_where_nobody_asks_for_the_parts_the_whole_is_counted():
-    client = Client("http://unused", settings())
+    client = client_of("http://unused")
     message = {"content": "x", "reasoning_content": "a long trace"}
     usage: dict[str, Any] = {"prompt_tokens": 3, "completion_tokens": 12}
     body = {"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}

@@ -56,6 +56,9 @@ def test_call_result_answer(batched: bool):
     (done,), sampler = run(
         add_then_answer, [question(21)], batched=batched, environments=environments
     )
+    assert [requests[0].seed for requests in sampler.calls] == [
+        seed_of(3, "sum-21/with_tools/off", 0, step) for step in (0, 1)
+    ]
     assert (done.finish, done.answer, len(done.steps)) == ("stop", "It is 42.", 2)
     first, second = done.steps
     assert first.results == (Message("tool", "42", tool_call_id="call00000", name="add"),)
@@ -68,26 +71,6 @@ def test_call_result_answer(batched: bool):
     assert done.state == '{"sums": [42]}'
     assert [e.closed for e in environments] == [1]
     assert sampler.calls[1][0].messages == (*question(21).messages, *done.messages[:2])
-
-
-def test_every_step_has_a_seed_of_its_own():
-    _, sampler = run(add_then_answer, [question(1)])
-    assert [requests[0].seed for requests in sampler.calls] == [
-        seed_of(3, "sum-1/with_tools/off", 0, step) for step in (0, 1)
-    ]
-
-
-def test_a_call_without_declared_tools_ends_the_completion():
-    bare = question(2, tools=None, environment="adder")
-    environments: list[Adder] = []
-    (done,), _ = run(add_then_answer, [bare], environments=environments)
-    assert (done.finish, len(done.steps), len(done.tool_calls)) == ("stop", 1, 1)
-    assert (done.state, environments) == (None, [])
-
-
-def test_a_call_that_nothing_runs_ends_the_completion():
-    (done,), _ = run(add_then_answer, [question(2, environment=None)])
-    assert (done.finish, len(done.steps), done.steps[0].results) == ("stop", 1, ())
 
 
 @pytest.mark.parametrize(
@@ -180,12 +163,6 @@ def test_turn_limit_runs_no_call_that_nobody_reads():
     assert done.steps[-1].results == ()
 
 
-def test_a_step_at_its_limit():
-    limits = RolloutLimits(Parameters(max_tokens=10), max_turns=4)
-    (done,), _ = run(lambda *_: "x" * 50 + END, [question()], limits=limits)
-    assert (done.finish, len(done.steps[0].ids or ())) == ("length", 10)
-
-
 def test_a_completion_at_its_limit():
     one_call = call("add", a=1, b=1) + END
     limits = replace(LIMITS, max_tokens=len(one_call) + 5)
@@ -193,6 +170,9 @@ def test_a_completion_at_its_limit():
     (done,), sampler = run(script, [question()], limits=limits)
     assert (done.finish, len(done.steps), len(done.steps[1].ids or ())) == ("token_limit", 2, 5)
     assert [r[0].parameters.max_tokens for r in sampler.calls] == [len(one_call) + 5, 5]
+    short = RolloutLimits(Parameters(max_tokens=10), max_turns=4)
+    (done,), _ = run(lambda *_: "x" * 50 + END, [question()], limits=short)
+    assert (done.finish, len(done.steps[0].ids or ())) == ("length", 10)
     # nothing is left for a second step: the call is not run
     limits = replace(LIMITS, max_tokens=len(one_call))
     (done,), _ = run(script, [question()], limits=limits)
@@ -250,6 +230,26 @@ def test_ids_that_do_not_continue_are_not_kept():
     assert done.answer == "It is 2."
 
 
+class Counting(Scripted):
+    flying = most = 0
+
+    async def sample(self, requests, *, progress=None):
+        self.flying += 1
+        self.most = max(self.most, self.flying)
+        await asyncio.sleep(0)
+        self.flying -= 1
+        return await super().sample(requests, progress=progress)
+
+
+def test_a_server_has_so_many_rollouts_at_once():
+    sampler = Counting(add_then_answer, batched=False)
+    tasks = [Task(question(n), 0, 3) for n in range(20)]
+    made = roll_out(tasks, sampler, open_environment=lambda _: Adder(), limits=LIMITS, at_once=5)
+    done = asyncio.run(made)
+    assert sampler.most == 5
+    assert [c.prompt_id for c in done] == [question(n).id for n in range(20)]
+
+
 class Broken(Adder):
     """An environment with a fault of ours."""
 
@@ -272,32 +272,15 @@ def test_a_fault_of_ours_is_raised_and_every_environment_closed(batched: bool):
     assert [e.closed for e in environments] == [1] * len(environments)
 
 
-class Counting(Scripted):
-    """Counts the requests in flight."""
-
-    flying = most = 0
-
-    async def sample(self, requests, *, progress=None):
-        self.flying += 1
-        self.most = max(self.most, self.flying)
-        for _ in range(3):
-            await asyncio.sleep(0)
-        self.flying -= 1
-        return await super().sample(requests, progress=progress)
-
-
-def test_a_server_has_so_many_rollouts_at_once():
-    sampler = Counting(add_then_answer, batched=False)
-    tasks = [Task(question(n), 0, 3) for n in range(20)]
-    done = asyncio.run(
-        roll_out(tasks, sampler, open_environment=lambda _: Adder(), limits=LIMITS, at_once=5)
-    )
-    assert sampler.most == 5
-    assert [c.prompt_id for c in done] == [question(n).id for n in range(20)]
+@pytest.mark.parametrize("undeclared", [{"tools": None}, {"environment": None}])
+def test_a_call_that_nothing_runs_ends_the_completion(undeclared: dict[str, None]):
+    (done,), _ = run(add_then_answer, [question(2, **undeclared)])
+    assert (done.finish, len(done.tool_calls)) == ("stop", 1)
+    assert (len(done.steps), done.steps[0].results, done.state) == (1, (), None)
 
 
 class Busy(Adder):
-    """Counts the environments at work."""
+    """Counts the environments at work, and `Counting` the requests in flight."""
 
     working = most = 0
 

@@ -12,6 +12,7 @@ import torch
 
 from posttrain.chat import nemotron_3_nano_template
 from posttrain.config.backend import (
+    BackendConfig,
     ChatBackend,
     CompletionsBackend,
     TransformersBackend,
@@ -22,9 +23,9 @@ from posttrain.models.inference import weights_digest
 from posttrain.records import Message
 from posttrain.runs import Counts, Run
 from posttrain.sampling.engines.transformers import TransformersEngine
-from posttrain.sampling.open import open_sampler
+from posttrain.sampling.open import opened_sampler
 from posttrain.sampling.render import RenderedSampler
-from posttrain.sampling.sampler import Parameters, Request
+from posttrain.sampling.sampler import Parameters, Request, Sampler
 from tests.sampling.small_models import byte_tokenizer, full_logps, small_model
 
 ON_CPU = TransformersBackend(kind="transformers", device="cpu", batch_size=4)
@@ -41,6 +42,16 @@ def write_checkpoint(folder: Path, *, template: str | None = None, vocabulary: i
     return folder
 
 
+def open_sampler(backend: BackendConfig, *, checkpoint: str | None) -> Sampler:
+    """Opened, and a server's client closed again."""
+
+    async def run() -> Sampler:
+        async with opened_sampler(backend, checkpoint=checkpoint) as sampler:
+            return sampler
+
+    return asyncio.run(run())
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
@@ -54,7 +65,7 @@ def requests(count: int = 6) -> list[Request]:
     ]
 
 
-def test_a_checkpoint_is_sampled_and_scored(checkpoint):
+def test_a_checkpoint_is_sampled(checkpoint):
     sampler = open_sampler(ON_CPU, checkpoint=str(checkpoint))
     assert isinstance(sampler, RenderedSampler)
     assert isinstance(sampler.engine, TransformersEngine)
@@ -67,12 +78,10 @@ def test_a_checkpoint_is_sampled_and_scored(checkpoint):
     assert all(step and step.ids for step in steps)
     assert sum(told) == sum(len(step.ids) for step in steps)
     prompts = [one.prompt_ids for one in found]
-    scores = asyncio.run(sampler.score(prompts, [step.ids for step in steps]))
-    for step, prompt, nats in zip(steps, prompts, scores, strict=True):
+    for step, prompt in zip(steps, prompts, strict=True):
         truth = full_logps(sampler.engine.model, prompt, step.ids)
         truth = truth[range(len(step.ids)), list(step.ids)].tolist()
         assert step.logps == pytest.approx(truth, abs=1e-4)
-        assert nats == pytest.approx(truth, abs=1e-4)
 
 
 def test_identity_follows_weights_and_template_and_nothing_else(checkpoint, tmp_path):
@@ -108,8 +117,6 @@ def test_an_artifact_is_known_by_its_digest_and_holds_to_its_template(tmp_path):
 
 
 def test_what_cannot_be_opened_is_refused(checkpoint, tmp_path):
-    with pytest.raises(ConfigError, match="needs a checkpoint"):
-        open_sampler(ON_CPU, checkpoint=None)
     with pytest.raises(ConfigError, match="no such directory"):
         open_sampler(ON_CPU, checkpoint=str(tmp_path / "nowhere"))
     (tmp_path / "empty").mkdir()
@@ -142,8 +149,6 @@ def test_pickled_weights_are_never_read(tmp_path):
 def test_servers_are_opened_without_asking_them(checkpoint, monkeypatch):
     server = {"url": "http://127.0.0.1:9/v1", "model": "m"}
     completions = CompletionsBackend(kind="completions", **server)
-    with pytest.raises(ConfigError, match="needs a checkpoint"):
-        open_sampler(completions, checkpoint=None)
     rendered = open_sampler(completions, checkpoint=str(checkpoint))
     assert not rendered.batched
     assert rendered.identity["weights"] == "m"

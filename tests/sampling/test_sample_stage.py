@@ -52,18 +52,12 @@ def test_the_artifact(done: Path):
     assert (done / "out/report.html").is_file()
     (speed,) = (done / "out/speed.jsonl").read_text().splitlines()
     assert json.loads(speed)["completions"] == 60
-
-
-def test_the_report_shows_samples_and_where_rows_went(done: Path):
     page = (done / "out/report.html").read_text("utf-8")
-    assert "24 prompts" in page
-    assert "not_chosen" in page
-    examples = [json.loads(line) for line in (done / "out/examples.jsonl").open()]
-    kinds = {
-        (e["prompt"]["setting"], bool(e["completion"]["steps"][0]["results"])) for e in examples
-    }
-    assert kinds == {("no_tools", False), ("with_tools", False), ("with_tools", True)}
-    assert "&lt;function=add&gt;" in page
+    assert all(text in page for text in ("24 prompts", "not_chosen", "&lt;function=add&gt;"))
+    # a finished stage does nothing
+    before = (done / "out/samples.jsonl").stat().st_mtime_ns
+    assert sample(done / "sample.yaml").calls == []
+    assert (done / "out/samples.jsonl").stat().st_mtime_ns == before
 
 
 def test_what_was_truncated_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -100,12 +94,6 @@ def test_killed_and_resumed_gives_the_same_bytes(done: Path, tmp_path: Path):
         assert sum(r.continues is None for batch in last.calls for r in batch) < 60
         for name in FILES:
             assert (out / name).read_bytes() == (done / "out" / name).read_bytes(), name
-
-
-def test_a_finished_stage_does_nothing(done: Path):
-    before = (done / "out/samples.jsonl").stat().st_mtime_ns
-    assert sample(done / "sample.yaml").calls == []
-    assert (done / "out/samples.jsonl").stat().st_mtime_ns == before
 
 
 def test_dry_run_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

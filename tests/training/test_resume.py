@@ -18,7 +18,7 @@ from posttrain.runs import read_artifact
 from posttrain.training.launch import Launched, check_launch
 from posttrain.training.sft.stage import SftStage
 from tests.training.conftest import TRAINER
-from tests.training.forks import SHARDED, forked, launch_environment, shipped
+from tests.training.forks import forked, launch_environment, shipped
 from tests.training.methods import Method, write_methods
 from tests.training.rl.policy import write_policy
 from tests.training.tiny import ROOT, log_rows, losses, run_script, sha
@@ -118,17 +118,6 @@ def test_processes_and_accumulation_change_nothing(
         assert max(float((a[key] - b[key]).abs().max()) for key in a) < 1e-5
 
 
-def test_dpo_with_sharded_parameters_follows_one_process(
-    methods: dict[str, Method], undisturbed: Callable[[str], Path], tmp_path: Path
-):
-    """TRL loads a reference of its own under FSDP and drops it; ours is the policy before the first
-    step all the same."""
-    keys = (*TWO, *SHARDED, "launch.sharding=fsdp2")
-    out = tmp_path / "out"
-    forked(lambda: methods["dpo"].run(out, *keys), processes=2, sharding="fsdp2")
-    check_rows(out, undisturbed("dpo"), abs=1e-5)
-
-
 def test_processes_and_kills_change_no_judged_reward(
     methods: dict[str, Method], undisturbed: Callable[[str], Path], tmp_path: Path
 ):
@@ -189,33 +178,17 @@ def one_process(data: Path, attention_path: Path, tmp_path_factory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("sharding", ["zero2", "zero3", "fsdp2"])
-def test_sharded_runs_follow_one_process(
-    one_process: Path, data: Path, attention_path: Path, tmp_path: Path, sharding: str
-):
-    if sharding.startswith("zero") and importlib.util.find_spec("deepspeed") is None:
-        pytest.skip("deepspeed is not installed")
-    state = {"use_cpu": False, "accelerator_config": {"use_configured_state": True}}
-    launch = {"world_size": 2, "sharding": sharding}
-    stage = sft(data, attention_path, tmp_path / "out", TWO_BY_TWO | state, launch=launch)
-    forked(lambda: stage.run(dry_run=False), processes=2, sharding=sharding)
-    assert losses(tmp_path / "out") == pytest.approx(losses(one_process), abs=1e-5)
-
-
-@pytest.mark.parametrize("sharding", [None, "fsdp2"])
 def test_a_hybrid_of_experts_is_the_same_in_every_layout(
-    data: Path, hybrid_path: Path, tmp_path: Path, sharding: str | None
+    data: Path, hybrid_path: Path, tmp_path: Path
 ):
-    """Mamba, attention and routed experts, whose correction bias is a persistent buffer; with the
-    balance term, whose mean is over the global batch."""
-    keys = {"balance": {"coefficient": 0.1}} if sharding is None else {}
+    """Mamba, attention and routed experts, with the balance term, whose mean is over the global
+    batch."""
+    keys = {"balance": {"coefficient": 0.1}}
     epoch = {"num_train_epochs": 1}
     sft(data, hybrid_path, tmp_path / "one", ONE_BY_EIGHT | epoch, **keys).run(dry_run=False)
-    state: dict[str, Any] = {"use_cpu": False, "accelerator_config": {"use_configured_state": True}}
-    trainer = TWO_BY_TWO | epoch | (state if sharding else {})
-    launch = {"world_size": 2, "sharding": sharding}
-    two = sft(data, hybrid_path, tmp_path / "two", trainer, launch=launch, **keys)
-    forked(lambda: two.run(dry_run=False), processes=2, sharding=sharding)
+    launch = {"world_size": 2}
+    two = sft(data, hybrid_path, tmp_path / "two", TWO_BY_TWO | epoch, launch=launch, **keys)
+    forked(lambda: two.run(dry_run=False), processes=2)
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
 
 

@@ -5,36 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from data_builders.tiny_world.drafts import Draft, ItemDraw
-from data_builders.tiny_world.families import (
-    calendar,
-    clarify,
-    documents,
-    lists,
-    logs,
-    lookups,
-    maths,
-    near_miss,
-    plans,
-    recover,
-    safety,
-    steps,
-    stop,
-)
+from data_builders.tiny_world.families import calling, careful, working
 
 FAMILIES: dict[str, Callable[[ItemDraw], Draft]] = {
-    "maths": maths.make,
-    "lists": lists.make,
-    "logs": logs.make,
-    "steps": steps.make,
-    "lookups": lookups.make,
-    "plans": plans.make,
-    "recover": recover.make,
-    "stop": stop.make,
-    "near_miss": near_miss.make,
-    "clarify": clarify.make,
-    "safety": safety.make,
-    "documents": documents.make,
-    "calendar": calendar.make,
+    "maths": working.arithmetic,
+    "lists": working.lists,
+    "logs": working.logs,
+    "steps": working.steps,
+    "lookups": calling.lookups,
+    "plans": calling.plans,
+    "recover": calling.recover,
+    "stop": careful.stop,
+    "near_miss": careful.near_miss,
+    "clarify": careful.clarify,
+    "safety": careful.safety,
+    "documents": careful.documents,
+    "calendar": working.calendar,
 }
 # items 2k and 2k+1 are the two sides of a pair
 PAIRED = frozenset({"stop", "near_miss", "clarify", "safety"})

@@ -115,7 +115,6 @@ def _log(
 
 
 def _results(cell: Mapping[str, Any]) -> EvalScore:
-    """The figures of one cell, with their intervals."""
     unscored = cell["failed"] + cell["unscored"]
     return EvalScore(
         name=f"reasoning {cell['thinking']}",
@@ -161,7 +160,6 @@ def _sample(record: Record, model: str) -> EvalSample:
 
 
 def _events(record: Record, model: str) -> Iterator[ModelEvent]:
-    """A call of the model a step."""
     messages: list[ChatMessage] = [to_inspect(message) for message in record.prompt.messages]
     prompt_ids = record.completion.prompt_ids
     for step in record.completion.steps:

@@ -34,7 +34,6 @@ from posttrain.rollouts import Step
 
 
 def to_inspect(message: Message) -> ChatMessage:
-    """One message as inspect has it."""
     if message.role == "system":
         return ChatMessageSystem(content=message.content)
     if message.role == "user":
@@ -133,7 +132,6 @@ def _to_inspect_call(position: int, call: ToolCall) -> InspectCall:
 
 
 def _texts(message: ChatMessage) -> tuple[str, str | None]:
-    """The text and the reasoning of a message."""
     if isinstance(message.content, str):
         return message.content, None
     other = {c.type for c in message.content} - {"text", "reasoning"}

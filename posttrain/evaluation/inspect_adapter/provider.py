@@ -127,7 +127,6 @@ class SamplerAPI(ModelAPI):
     def _request(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolInfo], config: GenerateConfig
     ) -> Request:
-        """A conversation of inspect's as a request."""
         state = sample_state()
         sample = ("", 1) if state is None else (state.sample_id, state.epoch)
         return Request(

@@ -8,27 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from posttrain.chat.detect import FoundCall, searched
 from posttrain.errors import DataError
 from posttrain.evaluation.grade import Record, record_from_row
+from posttrain.report import section as ui
 from posttrain.report.lineage import Node, listed_text, rows_to_read
-from posttrain.report.section import (
-    SHOWN_CHARACTERS,
-    Block,
-    Dialogue,
-    Fold,
-    Heading,
-    Interval,
-    IntervalChart,
-    LeftOut,
-    Row,
-    Section,
-    Styled,
-    Table,
-    TableCell,
-    Tile,
-    estimate,
-    percent,
-    section,
-    signed,
-)
 from posttrain.rollouts import Step
 
 METRICS = "metrics.json"
@@ -41,14 +22,13 @@ _SOURCE = "Nemotron 3 Nano report, arXiv 2512.20848, Appendix C, Table 7"
 _HEADLINE = {"accuracy": "correct", "hallucination": "undeclared calls", "truncated": "truncated"}
 
 
-def sections(node: Node) -> Iterator[Section | LeftOut]:
-    """All sections of one `evaluation` artifact."""
+def sections(node: Node) -> ui.Sections:
     metrics = read_metrics(node)
     yield from figures(metrics)
     yield rows_to_read(node, "examples.jsonl", "Completions to read", completions_to_read)
 
 
-def figures(metrics: Row) -> Iterator[Section]:
+def figures(metrics: ui.Row) -> Iterator[ui.Section]:
     """The sections that need no rows: those that an evaluation prints at its end too."""
     cells, pairs = metrics["cells"], metrics["pairs"]
     yield before_and_after(cells, pairs)
@@ -58,13 +38,13 @@ def figures(metrics: Row) -> Iterator[Section]:
         yield differences(pairs)
 
 
-def tiles(node: Node) -> list[Tile]:
+def tiles(node: Node) -> list[ui.Tile]:
     """Of the last checkpoint, all tasks pooled."""
     cells = read_metrics(node)["cells"]
     last = cells[-1]["checkpoint"]
     own = [cell for cell in cells if cell["checkpoint"] == last]
     pooled = [cell for cell in own if cell["task"] == "all"] or own
-    found: list[Tile] = []
+    found: list[ui.Tile] = []
     for name, title in _HEADLINE.items():
         for cell in [c for c in pooled if name in c["rates"]][:2]:
             rate = cell["rates"][name]
@@ -73,7 +53,7 @@ def tiles(node: Node) -> list[Tile]:
     return found
 
 
-def read_metrics(node: Node) -> Row:
+def read_metrics(node: Node) -> ui.Row:
     """The figures of an evaluation, which its manifest lists."""
     text = listed_text(node, METRICS)
     if text is None:
@@ -81,14 +61,12 @@ def read_metrics(node: Node) -> Row:
     return json.loads(text)
 
 
-def between(rate: Row) -> str:
-    """The interval of a share."""
-    return f"{percent(rate['low'])} – {percent(rate['high'])}"
+def between(rate: ui.Row) -> str:
+    return f"{ui.percent(rate['low'])} – {ui.percent(rate['high'])}"
 
 
-@section("Before and after")
-def before_and_after(cells: Sequence[Row], pairs: Sequence[Row]) -> Iterator[Block]:
-    """Accuracy and undeclared calls of the first checkpoint and of every other."""
+@ui.section("Before and after")
+def before_and_after(cells: Sequence[ui.Row], pairs: Sequence[ui.Row]) -> Iterator[ui.Block]:
     names = list(dict.fromkeys(cell["checkpoint"] for cell in cells))
     rows: list[list[object]] = []
     for cell in [c for c in cells if c["checkpoint"] == names[0]]:
@@ -106,7 +84,7 @@ def before_and_after(cells: Sequence[Row], pairs: Sequence[Row]) -> Iterator[Blo
         for name in names[1:]:
             head += [name, "change, p"]
     nvidia = ["NVIDIA's", "correct, before DPO", "after", "hallucinated calls, before", "after"]
-    yield Table(head, rows)
+    yield ui.Table(head, rows)
     yield (
         "95 % intervals below each share: Wilson's, with the samples of a question counted as "
         "what they are worth. A change is in points, over the questions that both answered; p "
@@ -114,12 +92,12 @@ def before_and_after(cells: Sequence[Row], pairs: Sequence[Row]) -> Iterator[Blo
         "its own figure alone. Undeclared calls: share of completions with a tool call in "
         "reasoning or answer where no tool is declared."
     )
-    yield Fold(
+    yield ui.Fold(
         "NVIDIA's own figures, of its own model, for the shape of the effect",
-        [Table(nvidia, _NVIDIA), f"{_SOURCE}. None of them was measured here."],
+        [ui.Table(nvidia, _NVIDIA), f"{_SOURCE}. None of them was measured here."],
     )
     intervals = [
-        Interval(
+        ui.Interval(
             f"{cell['checkpoint']}, {cell['task']}, {cell['setting']}, {cell['thinking']}",
             rate["low"],
             rate["value"],
@@ -131,34 +109,33 @@ def before_and_after(cells: Sequence[Row], pairs: Sequence[Row]) -> Iterator[Blo
     ]
     if intervals:
         caption = "Where no tool is declared, with 95 % intervals."
-        yield IntervalChart(intervals, "completions with an undeclared call", caption)
+        yield ui.IntervalChart(intervals, "completions with an undeclared call", caption)
 
 
-def _place(row: Row) -> list[str]:
+def _place(row: ui.Row) -> list[str]:
     return [row[key] for key in ("task", "setting", "thinking")]
 
 
-def _find(rows: Sequence[Row], key: str, name: str, place: Sequence[str]) -> Row:
+def _find(rows: Sequence[ui.Row], key: str, name: str, place: Sequence[str]) -> ui.Row:
     found = (r for r in rows if r[key] == name and _place(r) == place)
     return next(found, {"rates": {}, "lengths": {}})
 
 
-def _rate(cell: Row, name: str) -> TableCell | None:
+def _rate(cell: ui.Row, name: str) -> ui.TableCell | None:
     rate = cell["rates"].get(name)
-    return None if rate is None else TableCell(percent(rate["value"], 2), below=between(rate))
+    return None if rate is None else ui.TableCell(ui.percent(rate["value"], 2), below=between(rate))
 
 
-def _change(pair: Row, name: str) -> TableCell | None:
+def _change(pair: ui.Row, name: str) -> ui.TableCell | None:
     found = pair["rates"].get(name)
     if found is None:
         return None
     p = f"p {found['p']:.3f}" if found["p"] >= 0.001 else f"p {found['p']:.0e}"
-    return TableCell(signed(100 * found["difference"], 2), below=p)
+    return ui.TableCell(ui.signed(100 * found["difference"], 2), below=p)
 
 
-@section("Every figure")
-def every_figure(cells: Sequence[Row]) -> Iterator[Block]:
-    """Every rate of every cell, a table a checkpoint."""
+@ui.section("Every figure")
+def every_figure(cells: Sequence[ui.Row]) -> Iterator[ui.Block]:
     for name in dict.fromkeys(cell["checkpoint"] for cell in cells):
         own = [cell for cell in cells if cell["checkpoint"] == name]
         rates = list(dict.fromkeys(rate for cell in own for rate in cell["rates"]))
@@ -169,82 +146,80 @@ def every_figure(cells: Sequence[Row]) -> Iterator[Block]:
         ]
         head = ["task", "setting", "reasoning", *(rate.replace("_", " ") for rate in rates)]
         head += ["pass@k", "without a figure"]
-        yield Heading(name)
-        yield Table(head, rows)
+        yield ui.Heading(name)
+        yield ui.Table(head, rows)
     yield (
         "Adherence: with reasoning on, every step has a closed think block with something in it; "
         "off, no think tag at all."
     )
 
 
-def _passes(cell: Row) -> str | None:
-    found = [f"@{k} {percent(rate['value'])}" for k, rate in cell["pass"].items() if k != "1"]
+def _passes(cell: ui.Row) -> str | None:
+    found = [f"@{k} {ui.percent(rate['value'])}" for k, rate in cell["pass"].items() if k != "1"]
     return ", ".join(found) or None
 
 
-def _lost(cell: Row) -> str | None:
+def _lost(cell: ui.Row) -> str | None:
     found = [f"{name} {cell[name]:,}" for name in ("failed", "unscored") if cell[name]]
     return ", ".join(found) or None
 
 
-@section("Lengths")
-def lengths(cells: Sequence[Row]) -> Iterator[Block]:
-    """Tokens of completions, by cell."""
+@ui.section("Lengths")
+def lengths(cells: Sequence[ui.Row]) -> Iterator[ui.Block]:
     rows: list[list[object]] = []
     for cell in cells:
         for name, found in cell["lengths"].items():
-            levels = [estimate(found[s]) for s in ("mean", "median", "p90")]
+            levels = [ui.estimate(found[s]) for s in ("mean", "median", "p90")]
             rows.append([cell["checkpoint"], *_place(cell), name.replace("_", " "), *levels])
     head = ["checkpoint", "task", "setting", "reasoning", "length", "mean", "median", "90 %"]
-    yield Table(head, rows)
+    yield ui.Table(head, rows)
     yield "Tokens of a completion, all its steps; bootstrap intervals over questions."
 
 
-@section("Differences")
-def differences(pairs: Sequence[Row]) -> Iterator[Block]:
-    """Every figure of two checkpoints side by side."""
+@ui.section("Differences")
+def differences(pairs: Sequence[ui.Row]) -> Iterator[ui.Block]:
     rows: list[list[object]] = []
     for pair in pairs:
         for name, found in {**pair["rates"], **pair["lengths"]}.items():
             scale = 100 if name in pair["rates"] else 1
-            low, high = (signed(scale * found[key], 2) for key in ("low", "high"))
+            low, high = (ui.signed(scale * found[key], 2) for key in ("low", "high"))
             sides = [f"{scale * found[side]:.2f}" for side in ("a", "b")]
-            change = [signed(scale * found["difference"], 2), f"{low} … {high}"]
+            change = [ui.signed(scale * found["difference"], 2), f"{low} … {high}"]
             figure = _HEADLINE.get(name, name.replace("_", " "))
             row = [f"{pair['a']} → {pair['b']}", *_place(pair), figure, *sides, *change]
             rows.append([*row, f"{found['p']:.3g}", found["questions"]])
     head = ["checkpoints", "task", "setting", "reasoning", "figure", "before", "after", "change"]
     head += ["95 %", "p", "questions"]
     title = f"{len(rows):,} figures; shares in per cent and points"
-    yield Fold(title, [Table(head, rows)])
+    yield ui.Fold(title, [ui.Table(head, rows)])
 
 
-def completions_to_read(rows: Sequence[Mapping[str, object]]) -> Iterator[Block]:
+def completions_to_read(rows: Sequence[Mapping[str, object]]) -> Iterator[ui.Block]:
     """Every example; those with a call that should not be there first, and open."""
     records = sorted(map(record_from_row, rows), key=lambda r: not r.verdict.hallucinated)
     yield (
-        Styled("Highlighted", "mark"),
+        ui.Styled("Highlighted", "mark"),
         " text is what the detector takes for a tool call; its form and kind stand below it.",
     )
     yield from map(_example, records)
 
 
-def _example(record: Record) -> Fold:
+def _example(record: Record) -> ui.Fold:
     score = "unscored" if record.score.value is None else f"score {record.score.value:g}"
     calls = ", ".join(dict.fromkeys(f"{c.form}: {c.kind}" for c in record.verdict.calls))
     prompt = record.prompt
     about = f" · {prompt.source}, {prompt.setting}, reasoning {'on' if prompt.thinking else 'off'}"
     about += f" · {score}" + (f" · {calls}" if calls else "")
     text = "\n".join(f"{message.role}: {message.content}" for message in prompt.messages)
-    blocks: list[Block] = [Dialogue(text[:SHOWN_CHARACTERS])]
+    blocks: list[ui.Block] = [ui.Dialogue(text[: ui.SHOWN_CHARACTERS])]
     for number, step in enumerate(record.completion.steps):
         own = [call for call in record.verdict.calls if call.step == number]
-        blocks.append(Dialogue(_step(step, own)))
+        blocks.append(ui.Dialogue(_step(step, own)))
         blocks += [
-            Dialogue(
+            ui.Dialogue(
                 [
-                    Styled(f"{result.name or result.role} → ", "faint"),
-                    result.content[:SHOWN_CHARACTERS],
+                    ui.Styled(f"{result.name or result.role} → ", "faint"),
+                    result.content[: ui.SHOWN_CHARACTERS],
                 ]
             )
             for result in step.results
@@ -253,31 +228,33 @@ def _example(record: Record) -> Fold:
         name = "" if call.name is None else f" of {call.name}"
         blocks.append(f"{call.kind}{name} in the {call.part}, step {call.step}: {call.form}")
     blocks.append(f"{record.score.explanation} · gold {prompt.gold}")
-    return Fold((Styled(record.checkpoint, "bold"), about), blocks, record.verdict.hallucinated)
+    return ui.Fold(
+        (ui.Styled(record.checkpoint, "bold"), about), blocks, record.verdict.hallucinated
+    )
 
 
-def _step(step: Step, calls: Sequence[FoundCall]) -> list[str | Styled]:
+def _step(step: Step, calls: Sequence[FoundCall]) -> list[str | ui.Styled]:
     reasoning, answer = searched(step)
     shown = _marked(answer, [call for call in calls if call.part == "answer"])
     if reasoning is None:
         return shown
     trace = _marked(reasoning, [call for call in calls if call.part == "reasoning"])
     closed = "" if "unclosed_think" in step.parsed.problems else "\n</think>"
-    faint = [Styled(part, "faint") if isinstance(part, str) else part for part in trace]
-    return [*faint, Styled(f"{closed}\n", "faint"), *shown]
+    faint = [ui.Styled(part, "faint") if isinstance(part, str) else part for part in trace]
+    return [*faint, ui.Styled(f"{closed}\n", "faint"), *shown]
 
 
-def _marked(text: str, calls: Sequence[FoundCall]) -> list[str | Styled]:
+def _marked(text: str, calls: Sequence[FoundCall]) -> list[str | ui.Styled]:
     """The text with the calls' spans highlighted, clipped."""
-    words: list[str | Styled] = []
+    words: list[str | ui.Styled] = []
     at = 0
     for start, end in sorted({(call.start, call.end) for call in calls if call.end > call.start}):
         if start < at:
             continue  # a call within a call is marked already
-        words += [text[at:start], Styled(text[start:end], "mark")]
+        words += [text[at:start], ui.Styled(text[start:end], "mark")]
         at = end
-    room = max(0, SHOWN_CHARACTERS - at)
+    room = max(0, ui.SHOWN_CHARACTERS - at)
     words.append(text[at : at + room])
     if len(text) > at + room:
-        words.append(Styled(f" … {len(text) - at - room:,} characters more", "faint"))
+        words.append(ui.Styled(f" … {len(text) - at - room:,} characters more", "faint"))
     return words

@@ -4,25 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from posttrain.report import section as ui
 from posttrain.report.lineage import Node, listed_rows
 from posttrain.report.pages.evaluation import read_metrics
-from posttrain.report.section import (
-    BarChart,
-    Block,
-    Dialogue,
-    Fold,
-    LeftOut,
-    Row,
-    Section,
-    Styled,
-    Table,
-    Tile,
-    counted,
-    estimate,
-    percent,
-    section,
-    shortened,
-)
 
 SHOWN_JUDGEMENT = 4000
 SHOWN_DUELS, SHOWN_ANSWER = 12, 3000
@@ -30,14 +14,12 @@ SHOWN_DUELS, SHOWN_ANSWER = 12, 3000
 # data
 
 
-def data_sections(node: Node) -> Iterator[Section | LeftOut]:
-    """All sections of one `genrm_data` artifact."""
+def data_sections(node: Node) -> ui.Sections:
     yield judging_prompts(node.stats)
     yield pairs_by_source(node.stats["sources"])
 
 
-def data_tiles(node: Node) -> list[Tile]:
-    """Prompts of both sides of the split."""
+def data_tiles(node: Node) -> list[ui.Tile]:
     train, held_out = node.stats["train"], node.stats["held_out"]
     return [
         (f"{train['prompts']:,}", "judging prompts", f"of {train['pairs']:,} pairs"),
@@ -45,9 +27,8 @@ def data_tiles(node: Node) -> list[Tile]:
     ]
 
 
-@section("Judging prompts")
-def judging_prompts(stats: Row) -> Iterator[Block]:
-    """Both sides of the split, and the gold rankings."""
+@ui.section("Judging prompts")
+def judging_prompts(stats: ui.Row) -> Iterator[ui.Block]:
     sides = {"train": stats["train"], "held out": stats["held_out"]}
     columns = {
         "pairs": "pairs",
@@ -67,8 +48,8 @@ def judging_prompts(stats: Row) -> Iterator[Block]:
         f"Layout {stats['layout']}; trained {swap}. Questions are held out, not pairs: neither "
         "the other order of a pair nor another pair of its question is on the other side."
     )
-    yield Table(head, rows)
-    yield BarChart(
+    yield ui.Table(head, rows)
+    yield ui.BarChart(
         [(ranking, [n]) for ranking, n in stats["train"]["rankings"].items()],
         "ranking: 1 is response 1 by far, 6 is response 2",
         "prompts",
@@ -76,12 +57,11 @@ def judging_prompts(stats: Row) -> Iterator[Block]:
     )
 
 
-@section("Pairs by source")
-def pairs_by_source(sources: Row) -> Iterator[Block]:
-    """Rows and pairs of each source, and the drops with an example."""
+@ui.section("Pairs by source")
+def pairs_by_source(sources: ui.Row) -> Iterator[ui.Block]:
     rows = [
-        [name, own["rows_in"], own["kept"], percent(own["kept"] / max(1, own["rows_in"])),
-         own["held_out"], counted(own["dialects"])]
+        [name, own["rows_in"], own["kept"], ui.percent(own["kept"] / max(1, own["rows_in"])),
+         own["held_out"], ui.counted(own["dialects"])]
         for name, own in sources.items()
     ]  # fmt: skip
     dropped = [
@@ -90,9 +70,9 @@ def pairs_by_source(sources: Row) -> Iterator[Block]:
         for reason, count in own["dropped"].items()
     ]
     head = ["source", "rows", "pairs", "kept", "held out", "read as"]
-    yield Table(head, rows)
+    yield ui.Table(head, rows)
     if dropped:
-        yield Table(["source", "dropped as", "rows", "such as"], dropped)
+        yield ui.Table(["source", "dropped as", "rows", "such as"], dropped)
 
 
 # evaluation of judges
@@ -115,21 +95,19 @@ _MEANS = {
 _COMPARED = {"pairwise_accuracy": 100, "position_consistency": 100, "format": 100, "reward": 1}
 
 
-def evaluation_sections(node: Node) -> Iterator[Section | LeftOut]:
-    """All sections of one `genrm_evaluation` artifact."""
+def evaluation_sections(node: Node) -> ui.Sections:
     yield from evaluation_figures(read_metrics(node))
     rows = listed_rows(node, "examples.jsonl") or []
-    yield Section("Judgements to read", [_judgement(row, n == 0) for n, row in enumerate(rows)])
+    yield ui.Section("Judgements to read", [_judgement(row, n == 0) for n, row in enumerate(rows)])
 
 
-def evaluation_figures(metrics: Row) -> Iterator[Section]:
+def evaluation_figures(metrics: ui.Row) -> Iterator[ui.Section]:
     """The sections that need no rows: those that an evaluation prints at its end too."""
     yield judges(metrics["cells"], metrics["failed"])
     yield judges_compared(metrics["differences"])
 
 
-def evaluation_tiles(node: Node) -> list[Tile]:
-    """The last judge over all sources."""
+def evaluation_tiles(node: Node) -> list[ui.Tile]:
     last = read_metrics(node)["cells"][-1]
     names = ("pairwise_accuracy", "position_consistency", "format")
     return [
@@ -139,18 +117,17 @@ def evaluation_tiles(node: Node) -> list[Tile]:
     ]
 
 
-@section("Judges on held-out pairs")
-def judges(cells: Sequence[Row], failed: Row) -> Iterator[Block]:
-    """Every judge on every source."""
+@ui.section("Judges on held-out pairs")
+def judges(cells: Sequence[ui.Row], failed: ui.Row) -> Iterator[ui.Block]:
     rows = [
         [cell["checkpoint"], cell["source"], cell["pairs"]]
-        + [estimate(cell[name], scale=100) for name in _RATES]
-        + [estimate(cell[name], digits=2) for name in _MEANS]
+        + [ui.estimate(cell[name], scale=100) for name in _RATES]
+        + [ui.estimate(cell[name], digits=2) for name in _MEANS]
         for cell in cells
     ]
     head = ["judge", "source", "pairs", *_RATES.values(), *_MEANS.values()]
-    lost = counted(failed)
-    yield Table(head, rows)
+    lost = ui.counted(failed)
+    yield ui.Table(head, rows)
     yield (
         "Every pair is judged in both orders. Pairwise accuracy: the response that the gold "
         "prefers is preferred, by the scores and at equal scores by the ranking; no preference "
@@ -161,9 +138,8 @@ def judges(cells: Sequence[Row], failed: Row) -> Iterator[Block]:
     )
 
 
-@section("Judges compared")
-def judges_compared(rows: Sequence[Row]) -> Iterator[Block]:
-    """Changes from judge to judge, in points and for the reward in its own unit."""
+@ui.section("Judges compared")
+def judges_compared(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
     shown = [
         [f"{row['a']} → {row['b']}", row["source"]]
         + [_change(row.get(name), scale) for name, scale in _COMPARED.items()]
@@ -171,27 +147,27 @@ def judges_compared(rows: Sequence[Row]) -> Iterator[Block]:
     ]
     head = ["judges", "source", "pairwise accuracy, points", "position consistency, points"]
     if shown:
-        yield Table([*head, "format, points", "reward"], shown)
+        yield ui.Table([*head, "format, points", "reward"], shown)
 
 
-def _change(found: Row | None, scale: float) -> str | None:
+def _change(found: ui.Row | None, scale: float) -> str | None:
     if found is None:
         return None
     between = f"{scale * found['low']:+.1f} … {scale * found['high']:+.1f}"
     return f"{scale * found['difference']:+.2f} ({between}), p {found['p']:.2g}"
 
 
-def _judgement(row: Row, opened: bool) -> Fold:
+def _judgement(row: ui.Row, opened: bool) -> ui.Fold:
     reward = "lost" if row["reward"] is None else f"reward {row['reward']:.1f}"
     words = [
-        f"{shortened(row['request'], SHOWN_JUDGEMENT)}\n",
-        Styled(shortened(row["answer"], SHOWN_JUDGEMENT), "mark"),
+        f"{ui.shortened(row['request'], SHOWN_JUDGEMENT)}\n",
+        ui.Styled(ui.shortened(row["answer"], SHOWN_JUDGEMENT), "mark"),
         "\n",
-        Styled("[gold]", "faint"),
+        ui.Styled("[gold]", "faint"),
         f" {row['gold']}",
     ]
-    title = (Styled(row["checkpoint"], "bold"), f" · {row['prompt']} · {reward}")
-    return Fold(title, [Dialogue(words)], opened)
+    title = (ui.Styled(row["checkpoint"], "bold"), f" · {row['prompt']} · {reward}")
+    return ui.Fold(title, [ui.Dialogue(words)], opened)
 
 
 # win rate
@@ -206,36 +182,33 @@ _OUTCOME_RATES = {
 _OUTCOMES = {1.0: "won", 0.5: "tied", 0.0: "lost", None: "unjudged"}
 
 
-def win_rate_sections(node: Node) -> Iterator[Section | LeftOut]:
-    """All sections of one `win_rate` artifact."""
+def win_rate_sections(node: Node) -> ui.Sections:
     yield win_rate(read_metrics(node)["rows"], node.stats)
     rows = listed_rows(node, "duels.jsonl") or []
     most = SHOWN_DUELS // len(_OUTCOMES)
     shown = [row for o in _OUTCOMES for row in [r for r in rows if r["outcome"] == o][:most]]
-    yield Section("Answers side by side", [_duel(row, n == 0) for n, row in enumerate(shown)])
+    yield ui.Section("Answers side by side", [_duel(row, n == 0) for n, row in enumerate(shown)])
 
 
-def win_rate_tiles(node: Node) -> list[Tile]:
-    """The score over all units."""
+def win_rate_tiles(node: Node) -> list[ui.Tile]:
     row = read_metrics(node)["rows"][-1]
     if row["score"] is None:
         return []
-    score = estimate(row["score"], scale=100) or ""
+    score = ui.estimate(row["score"], scale=100) or ""
     return [(score, "won + tied / 2, per cent", f"{row['duels']:,} pairs")]
 
 
-@section("Win rate")
-def win_rate(rows: Sequence[Row], stats: Row) -> Iterator[Block]:
-    """Won, tied and lost, with the change of length."""
+@ui.section("Win rate")
+def win_rate(rows: Sequence[ui.Row], stats: ui.Row) -> Iterator[ui.Block]:
     cells = [
         [row["unit"], row["duels"], row["same"], row["unjudged"]]
-        + [estimate(row[name], scale=100) for name in _OUTCOME_RATES]
+        + [ui.estimate(row[name], scale=100) for name in _OUTCOME_RATES]
         + [_token_change(row["tokens"])]
         for row in rows
     ]
     head = ["", "pairs", "same answer", "unjudged", *_OUTCOME_RATES.values(), "tokens"]
     yield f"{stats['after']} against {stats['before']}."
-    yield Table(head, cells)
+    yield ui.Table(head, cells)
     yield (
         "Every pair of answers is judged in both orders. Won: both orders prefer the new "
         "answer; lost: both prefer the old one; all else is a tie, also where the orders "
@@ -244,21 +217,21 @@ def win_rate(rows: Sequence[Row], stats: Row) -> Iterator[Block]:
     )
 
 
-def _token_change(found: Row | None) -> str | None:
+def _token_change(found: ui.Row | None) -> str | None:
     if found is None:
         return None
     between = f"{found['low']:+.1f} … {found['high']:+.1f}"
     return f"{found['a']:.1f} → {found['b']:.1f} ({between})"
 
 
-def _duel(row: Row, opened: bool) -> Fold:
-    words = [Styled("[prompt]", "faint"), f" {shortened(row['request'], SHOWN_ANSWER)}\n"]
+def _duel(row: ui.Row, opened: bool) -> ui.Fold:
+    words = [ui.Styled("[prompt]", "faint"), f" {ui.shortened(row['request'], SHOWN_ANSWER)}\n"]
     for name in ("before", "after"):
-        answer = Styled(shortened(row[name], SHOWN_ANSWER), "mark")
-        words += [Styled(f"[{name}]", "faint"), " ", answer, "\n"]
+        answer = ui.Styled(ui.shortened(row[name], SHOWN_ANSWER), "mark")
+        words += [ui.Styled(f"[{name}]", "faint"), " ", answer, "\n"]
     for name, order in (("before_first", "old first"), ("after_first", "new first")):
         if name in row:
             verdict = row[name]["verdict"] or row[name]["reason"]
-            words += [Styled(f"[{order}]", "faint"), f" {verdict}\n"]
-    title = (Styled(_OUTCOMES[row["outcome"]], "bold"), f" · {row['prompt']}")
-    return Fold(title, [Dialogue(words)], opened)
+            words += [ui.Styled(f"[{order}]", "faint"), f" {verdict}\n"]
+    title = (ui.Styled(_OUTCOMES[row["outcome"]], "bold"), f" · {row['prompt']}")
+    return ui.Fold(title, [ui.Dialogue(words)], opened)

@@ -6,6 +6,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from posttrain.report import section as ui
 from posttrain.report.curves import Curve, curves
 from posttrain.report.lineage import Node, side_rows
 from posttrain.report.pages import rlvr
@@ -17,60 +18,49 @@ from posttrain.report.pages.rollouts import (
     read_rollouts,
     spreads,
 )
-from posttrain.report.section import (
-    Block,
-    Definitions,
-    LeftOut,
-    Row,
-    Section,
-    Table,
-    Tile,
-    percent,
-    section,
-    signed,
-)
 
 TIMING = "timing.jsonl"
 
 
-def sections(node: Node, stats: Row, rows: Sequence[Row]) -> Iterator[Section | LeftOut]:
+def sections(node: Node, stats: ui.Row, rows: Sequence[ui.Row]) -> ui.Sections:
     """All sections but the speed of one run, by its reward."""
     logs = [row for row in rows if "rollouts" in row]  # rows about a whole batch of rollouts
     batches = read_rollouts(node)
     if stats["method"] == "genrm":
-        yield Section("Training of the judge", [_run(stats), *_means(stats, _JUDGE_MEANS)])
+        yield ui.Section("Training of the judge", [_run(stats), *_means(stats, _JUDGE_MEANS)])
         yield verdicts(logs)
         yield verdicts_by_source(batches)
         own, of, to_read = "the judge's training", " of the judge", "Judgements to read"
         yield lengths("Lengths of judgements", logs)
     elif stats["method"] == "rlvr":
-        yield Section("RLVR", [_run(stats), *_means(stats, rlvr.MEANS), *curves(logs, rlvr.CURVES)])
+        means = [_run(stats), *_means(stats, rlvr.MEANS), *curves(logs, rlvr.CURVES)]
+        yield ui.Section("RLVR", means)
         own, of, to_read = "RLVR", "", "Groups to read"
         yield rlvr.curriculum(stats["curriculum"], logs)
         yield rlvr.domains(stats["domains"], side_rows(node, TIMING))
         yield lengths("Lengths of rollouts", logs)
     else:
-        yield Section(
+        yield ui.Section(
             "RLHF", [_run(stats), *_means(stats, _RLHF_MEANS), *curves(logs, _REWARD_CURVES)]
         )
         yield added_rewards(batches)
         own, of, to_read = "RLHF", "", "Groups to read"
         yield lengths("Lengths of rollouts", logs)
         yield the_judge(logs)
-    yield Section(f"Health of {own}", curves(rows, _HEALTH_CURVES))
+    yield ui.Section(f"Health of {own}", curves(rows, _HEALTH_CURVES))
     yield spreads(f"Advantages and importance weights{of}", node, batches)
     yield groups_to_read(to_read, batches)
     title = f"Seconds of {own}"
     timing = side_rows(node, TIMING)
-    yield seconds(title, timing) if timing else LeftOut(title, f"{node.name} has no {TIMING}")
+    yield seconds(title, timing) if timing else ui.LeftOut(title, f"{node.name} has no {TIMING}")
 
 
-def tiles(stats: Row) -> list[Tile]:
+def tiles(stats: ui.Row) -> list[ui.Tile]:
     """What the run is trained for, before and after."""
     first, last = stats["first"], stats["last"]
     note = f"mean of the last {stats['averaged']} batches"
 
-    def tile(key: str, name: str, form: Callable[[float], str | None]) -> Tile:
+    def tile(key: str, name: str, form: Callable[[float], str | None]) -> ui.Tile:
         return form(last[key]) or "", name, f"was {form(first[key])}; {note}"
 
     shares = {
@@ -81,18 +71,18 @@ def tiles(stats: Row) -> list[Tile]:
     }
     both = first.keys() & last.keys()
     found = [tile("reward", "reward", "{:.3f}".format)] if "reward" in both else []
-    found += [tile(key, name, percent) for key, name in shares.items() if key in both]
+    found += [tile(key, name, ui.percent) for key, name in shares.items() if key in both]
     keys = ("reasoning_tokens", "answer_tokens")
     before, after = (sum(some.get(key, 0) for key in keys) for some in (first, last))
     if before:
-        change = signed(100 * (after / before - 1), 0, "%")
+        change = ui.signed(100 * (after / before - 1), 0, "%")
         found.append((f"{after:,.0f}", "tokens a rollout", f"{change}; was {before:,.0f}"))
-    return [*found, tile("truncated", "of the rollouts truncated", percent)]
+    return [*found, tile("truncated", "of the rollouts truncated", ui.percent)]
 
 
-def _run(stats: Row) -> Definitions:
+def _run(stats: ui.Row) -> ui.Definitions:
     size = f"{stats['prompts_per_step']} prompts × {stats['num_generations']} rollouts"
-    return Definitions(
+    return ui.Definitions(
         [
             ("batches", f"{stats['batches']:,} of {size}"),
             ("optimiser steps", stats["steps"]),
@@ -104,7 +94,7 @@ def _run(stats: Row) -> Definitions:
     )
 
 
-def _means(stats: Row, names: Mapping[str, str]) -> list[Block]:
+def _means(stats: ui.Row, names: Mapping[str, str]) -> list[ui.Block]:
     """Means over the first and the last batches; quantities not logged are left out."""
     first, last = stats["first"], stats["last"]
     rows = [
@@ -116,7 +106,7 @@ def _means(stats: Row, names: Mapping[str, str]) -> list[Block]:
     note = f"Means over the first and the last {averaged} batches of rollouts."
     if 2 * averaged > batches:
         note += f" The run had {batches}: these are partly the same."
-    return [note, Table(["", "first", "last", "change"], rows)]
+    return [note, ui.Table(["", "first", "last", "change"], rows)]
 
 
 _HEALTH_CURVES = (
@@ -133,7 +123,7 @@ _HEALTH_CURVES = (
 )
 
 
-def lengths(title: str, rows: Sequence[Row]) -> Section:
+def lengths(title: str, rows: Sequence[ui.Row]) -> ui.Section:
     """The length of rollouts, and the share that a limit cut."""
     charts = [
         Curve(
@@ -144,10 +134,10 @@ def lengths(title: str, rows: Sequence[Row]) -> Section:
         Curve("Sampled tokens of a rollout, everything counted.", "tokens", "completion_tokens"),
         Curve("Rollouts cut off by a limit.", "share", "truncated"),
     ]
-    return Section(title, curves(rows, charts))
+    return ui.Section(title, curves(rows, charts))
 
 
-def seconds(title: str, rows: Sequence[Row]) -> Section:
+def seconds(title: str, rows: Sequence[ui.Row]) -> ui.Section:
     """Where the time went, of the last run of every batch."""
     # a batch that was sampled again after a kill has two rows
     last = {row["step"]: row for row in rows}
@@ -156,14 +146,14 @@ def seconds(title: str, rows: Sequence[Row]) -> Section:
     sums = {name: sum(row.get(name, 0.0) for row in last.values()) for name in names}
     total = sum(sums.values())
     if not total:
-        return Section(title, [])
+        return ui.Section(title, [])
     shown = [
-        [name, f"{value:,.1f}", f"{value / len(last):,.2f}", percent(value / total)]
+        [name, f"{value:,.1f}", f"{value / len(last):,.2f}", ui.percent(value / total)]
         for name, value in sums.items()
     ]
     note = f"Seconds of the main process over {len(last):,} batches; other work is not counted."
     head = ["part", "seconds", "a batch", "share"]
-    return Section(title, [note, Table(head, shown)])
+    return ui.Section(title, [note, ui.Table(head, shown)])
 
 
 # RLHF: a judge compares rollouts
@@ -197,25 +187,24 @@ _REWARD_CURVES = (
 )
 
 
-@section("Added to the judge's reward")
-def added_rewards(batches: Sequence[RolloutBatch]) -> Iterator[Block]:
-    """Mean and size of each part that is added, over the batches that were read."""
+@ui.section("Added to the judge's reward")
+def added_rewards(batches: Sequence[RolloutBatch]) -> Iterator[ui.Block]:
     rollouts = [rollout for batch in batches for rollout in batch.rollouts]
     rows: list[list[object]] = []
     for key, name in ADDED.items():
         values = part_values(rollouts, key)
         if values:
             mean, size = statistics.fmean(values), statistics.fmean(map(abs, values))
-            changed = percent(sum(value != 0 for value in values) / len(values))
+            changed = ui.percent(sum(value != 0 for value in values) / len(values))
             span = f"{min(values):+.2f} to {max(values):+.2f}"
             rows.append([name, f"{mean:+.3f}", f"{size:.3f}", changed, span])
     head = ["part", "mean", "mean size", "rollouts it changes", "from, to"]
     if rows:
         yield f"Over the scored rollouts of {len(batches)} batches, in points of the judge's scale."
-        yield Table(head, rows)
+        yield ui.Table(head, rows)
 
 
-def _counts(rows: Iterable[Row]) -> Counter[str]:
+def _counts(rows: Iterable[ui.Row]) -> Counter[str]:
     """The counts of some batches, added up."""
     found: Counter[str] = Counter()
     for row in rows:
@@ -226,12 +215,10 @@ def _counts(rows: Iterable[Row]) -> Counter[str]:
 
 
 def _quotients(parts: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """Shares of wholes; those of nothing are left out."""
     return {name: part / whole for name, (part, whole) in parts.items() if whole}
 
 
 def judge_shares(counts: Counter[str]) -> dict[str, float]:
-    """Shares of what a judge was called for."""
     failed, first = counts["judge_failed"], counts["position_1_wins"]
     return _quotients(
         {
@@ -242,9 +229,8 @@ def judge_shares(counts: Counter[str]) -> dict[str, float]:
     )
 
 
-@section("The judge")
-def the_judge(rows: Sequence[Row]) -> Iterator[Block]:
-    """Totals of the judge over the run, its shares and its cost by batch."""
+@ui.section("The judge")
+def the_judge(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
     judged = [row for row in rows if row.get("count/matches")]
     if not judged:
         return
@@ -267,22 +253,22 @@ def the_judge(rows: Sequence[Row]) -> Iterator[Block]:
     yield from curves([{**row, **judge_shares(_counts([row]))} for row in judged], charts)
 
 
-def _judge_totals(rows: Sequence[Row]) -> Definitions:
+def _judge_totals(rows: Sequence[ui.Row]) -> ui.Definitions:
     total = _counts(rows)
     shares = judge_shares(total)
     read, written = total["judge_prompt_tokens"], total["judge_completion_tokens"]
     decided = total["position_1_wins"] + total["position_2_wins"]
-    preferred = f"{percent(shares.get('first preferred'))} of {decided:,.0f} rankings"
+    preferred = f"{ui.percent(shares.get('first preferred'))} of {decided:,.0f} rankings"
     figures = {
         "matches": f"{total['matches']:,.0f}, {total['matches'] / len(rows):,.1f} a batch",
         "calls": f"{total['judge_calls']:,.0f}, of them retries {total['judge_retries']:,.0f}",
         "verdicts from the cache": f"{total['judge_cached']:,.0f}",
         "tokens read, written": f"{read:,.0f}, {written:,.0f}",
-        "failed": percent(shares["failed"], 2),
-        "equal scores": percent(shares.get("ties")),
+        "failed": ui.percent(shares["failed"], 2),
+        "equal scores": ui.percent(shares.get("ties")),
         "first answer preferred": f"{preferred} (50 % without position bias)" if decided else None,
     }
-    return Definitions([(name, figure) for name, figure in figures.items() if figure])
+    return ui.Definitions([(name, figure) for name, figure in figures.items() if figure])
 
 
 # a judge's training: verdicts against gold
@@ -330,13 +316,12 @@ _VERDICT_CURVES = (
 )
 
 
-@section("Verdicts against gold")
-def verdicts(rows: Sequence[Row]) -> Iterator[Block]:
-    """Reward, format, order, distances and preferred place by batch."""
+@ui.section("Verdicts against gold")
+def verdicts(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
     yield from curves([{**r, **_places(r)} for r in rows], _VERDICT_CURVES)
 
 
-def _places(row: Row) -> dict[str, float]:
+def _places(row: ui.Row) -> dict[str, float]:
     counts = _counts([row])
     first, neither = counts["prefers_1"], counts["prefers_neither"]
     decided = first + counts["prefers_2"]
@@ -345,10 +330,9 @@ def _places(row: Row) -> dict[str, float]:
     )
 
 
-@section("Verdicts by source")
-def verdicts_by_source(batches: Sequence[RolloutBatch]) -> Iterator[Block]:
-    """Means by the source of the pairs, over the batches that were read."""
-    by_source: dict[str, list[Row]] = defaultdict(list)
+@ui.section("Verdicts by source")
+def verdicts_by_source(batches: Sequence[RolloutBatch]) -> Iterator[ui.Block]:
+    by_source: dict[str, list[ui.Row]] = defaultdict(list)
     for batch in batches:
         for group in batch.groups:
             by_source[group["prompt"]["source"]] += group["rollouts"]
@@ -358,18 +342,18 @@ def verdicts_by_source(batches: Sequence[RolloutBatch]) -> Iterator[Block]:
     ]
     if rows:
         yield f"Over {len(batches)} batches of the training, the first and the last among them."
-        yield Table(["source", "judgements", *(name for name, _ in _BY_SOURCE.values())], rows)
+        yield ui.Table(["source", "judgements", *(name for name, _ in _BY_SOURCE.values())], rows)
 
 
 _BY_SOURCE = {
-    "format": ("format", percent),
-    "right_order": ("right order", percent),
+    "format": ("format", ui.percent),
+    "right_order": ("right order", ui.percent),
     "score_error_1": ("score 1, off by", "{:.3f}".format),
     "score_error_2": ("score 2, off by", "{:.3f}".format),
     "ranking_error": ("ranking, off by", "{:.3f}".format),
 }
 
 
-def _mean(rollouts: Sequence[Row], part: str, form: Callable[[float], str | None]) -> str | None:
+def _mean(rollouts: Sequence[ui.Row], part: str, form: Callable[[float], str | None]) -> str | None:
     values = part_values(rollouts, part)
     return form(statistics.fmean(values)) if values else None

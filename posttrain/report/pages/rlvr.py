@@ -4,28 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from posttrain.report import section as ui
 from posttrain.report.curves import Curve, curves
 from posttrain.report.lineage import Node, rows_to_read
 from posttrain.report.pages.samples import prompts_by_source, samples_to_read, settings
-from posttrain.report.section import (
-    BarChart,
-    Block,
-    Heading,
-    LeftOut,
-    Row,
-    Section,
-    Table,
-    Tile,
-    counted,
-    percent,
-    ratio,
-    section,
-)
 
 # ---- a profile ----
 
 
-def profile_sections(node: Node) -> Iterator[Section | LeftOut]:
+def profile_sections(node: Node) -> Iterator[ui.Section | ui.LeftOut]:
     """All sections of one `pass_rates` artifact."""
     stats = node.stats
     yield pass_rates(stats["rates"], stats["n"])
@@ -36,7 +23,7 @@ def profile_sections(node: Node) -> Iterator[Section | LeftOut]:
     yield rows_to_read(node, "examples.jsonl", "Rollouts to read", samples_to_read)
 
 
-def profile_tiles(node: Node) -> list[Tile]:
+def profile_tiles(node: Node) -> list[ui.Tile]:
     """Prompts for training, the mean pass rate, what could not be scored."""
     found = node.stats["rates"].values()
     prompts, kept, passes, scored, rollouts = (
@@ -45,27 +32,27 @@ def profile_tiles(node: Node) -> list[Tile]:
     )
     return [
         (f"{kept:,}", "prompts for training", f"of {prompts:,} profiled"),
-        (ratio(passes, scored) or "–", "of the rollouts pass", f"{scored:,} scored"),
-        (ratio(rollouts - scored, rollouts, 2) or "–", "unscored", f"of {rollouts:,} rollouts"),
+        (ui.ratio(passes, scored) or "–", "of the rollouts pass", f"{scored:,} scored"),
+        (ui.ratio(rollouts - scored, rollouts, 2) or "–", "unscored", f"of {rollouts:,} rollouts"),
     ]
 
 
-@section("Pass rates")
-def pass_rates(rates: Mapping[str, Row], n: int) -> Iterator[Block]:
+@ui.section("Pass rates")
+def pass_rates(rates: Mapping[str, ui.Row], n: int) -> Iterator[ui.Block]:
     """By source: how often prompts pass, what was dropped, lengths; a histogram each."""
     head = ["source", "prompts", "for training", "dropped", "passes", "truncated", "unscored"]
     head += ["reasoning tokens", "answer tokens"]
-    yield Table(
+    yield ui.Table(
         head,
         [
             [
                 source,
                 own["prompts"],
                 own["kept"],
-                counted(own["dropped"]) or None,
-                ratio(own["passes"], own["scored"]),
-                ratio(own["truncated"], own["rollouts"]),
-                counted(own["unscored"]) or None,
+                ui.counted(own["dropped"]) or None,
+                ui.ratio(own["passes"], own["scored"]),
+                ui.ratio(own["truncated"], own["rollouts"]),
+                ui.counted(own["unscored"]) or None,
                 f"{own['reasoning_tokens']:.1f}",
                 f"{own['answer_tokens']:.1f}",
             ]
@@ -75,18 +62,18 @@ def pass_rates(rates: Mapping[str, Row], n: int) -> Iterator[Block]:
     for source, own in rates.items():
         bars = [(f"{k}/{n}", (count,)) for k, count in enumerate(own["buckets"])]
         caption = f"{source}: prompts by passes out of {n}; those with {n} are dropped."
-        yield BarChart(bars, "pass rate", "prompts", caption)
+        yield ui.BarChart(bars, "pass rate", "prompts", caption)
 
 
-@section("Drift between profiles")
-def drift(rates: Mapping[str, Row]) -> Iterator[Block]:
+@ui.section("Drift between profiles")
+def drift(rates: Mapping[str, ui.Row]) -> Iterator[ui.Block]:
     """How the pass rates of the same prompts moved since the profile before."""
     rows = [
         [
             source,
             own["prompts"],
-            percent(own["before"]),
-            percent(own["now"]),
+            ui.percent(own["before"]),
+            ui.percent(own["now"]),
             *(own[key] for key in ("rose", "fell", "now_solved", "now_unsolved")),
         ]
         for source, found in rates.items()
@@ -94,7 +81,7 @@ def drift(rates: Mapping[str, Row]) -> Iterator[Block]:
     ]
     if rows:
         head = ["source", "prompts", "passed before", "pass now", "rose", "fell"]
-        yield Table([*head, "now always", "no longer"], rows)
+        yield ui.Table([*head, "now always", "no longer"], rows)
 
 
 # ---- a run ----
@@ -129,10 +116,10 @@ _MEANS = {
 }
 
 
-@section("Curriculum")
-def curriculum(stats: Row, logs: Sequence[Row]) -> Iterator[Block]:
+@ui.section("Curriculum")
+def curriculum(stats: ui.Row, logs: Sequence[ui.Row]) -> Iterator[ui.Block]:
     """Pass rate aimed at, drawn and realised by domain and step."""
-    reasons = counted({name.replace("_", " "): n for name, n in stats["reasons"].items()})
+    reasons = ui.counted({name.replace("_", " "): n for name, n in stats["reasons"].items()})
     yield (
         f"{stats['different']:,} different prompts; why they were drawn: {reasons}. Drawn is their "
         "pass rate in the profile, realised that of this run's rollouts."
@@ -143,12 +130,12 @@ def curriculum(stats: Row, logs: Sequence[Row]) -> Iterator[Block]:
         yield from curves(logs, [Curve(f"{domain}: pass rate of its prompts.", "share", named)])
 
 
-@section("Domains")
-def domains(stats: Mapping[str, Row], timing: Sequence[Row]) -> Iterator[Block]:
+@ui.section("Domains")
+def domains(stats: Mapping[str, ui.Row], timing: Sequence[ui.Row]) -> Iterator[ui.Block]:
     """Every figure of every domain, means of the first and of the last batches."""
     yield "Means of the first and the last batches, first → last."
     head = ["domain", *_MEANS.values()]
-    yield Table(
+    yield ui.Table(
         head, [[name, *(_change(own, key) for key in _MEANS)] for name, own in stats.items()]
     )
     kinds = sorted(
@@ -156,17 +143,17 @@ def domains(stats: Mapping[str, Row], timing: Sequence[Row]) -> Iterator[Block]:
     )
     if kinds:
         rows = [[name, *(_change(own, key) for key in kinds)] for name, own in stats.items()]
-        yield Table(["unscored", *(kind.removeprefix("unscored_") for kind in kinds)], rows)
+        yield ui.Table(["unscored", *(kind.removeprefix("unscored_") for kind in kinds)], rows)
     seconds = [row["verifiers"] for row in timing if "verifiers" in row]
     if seconds:
-        yield Heading("Seconds of a verification")
-        yield Table(
+        yield ui.Heading("Seconds of a verification")
+        yield ui.Table(
             ["domain", "median of the last batch", "95th percentile"],
             [[name, f"{own['p50']:.4f}", f"{own['p95']:.4f}"] for name, own in seconds[-1].items()],
         )
 
 
-def _change(own: Row, key: str) -> str | None:
+def _change(own: ui.Row, key: str) -> str | None:
     first, last = own["first"].get(key), own["last"].get(key)
     if first is None and last is None:
         return None

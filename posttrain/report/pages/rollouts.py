@@ -8,20 +8,9 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from posttrain.report import section as ui
 from posttrain.report.curves import histogram
 from posttrain.report.lineage import Node, listed_rows
-from posttrain.report.section import (
-    Block,
-    Columns,
-    Dialogue,
-    Fold,
-    Row,
-    Section,
-    Styled,
-    Table,
-    percent,
-    shortened,
-)
 
 FOLDER = "rollouts/"
 MOST_STEPS = 8  # a run at scale has gigabytes of rollouts
@@ -46,16 +35,14 @@ class RolloutBatch:
     """All groups of one batch of rollouts."""
 
     step: int
-    groups: Sequence[Row]
+    groups: Sequence[ui.Row]
 
     @property
-    def rollouts(self) -> Iterator[Row]:
-        """Every rollout of every group."""
+    def rollouts(self) -> Iterator[ui.Row]:
         return (rollout for group in self.groups for rollout in group["rollouts"])
 
 
 def _rollout_files(node: Node) -> list[str]:
-    """The files of rollouts that the manifest lists, in order of their steps."""
     assert node.manifest is not None
     return sorted(file.path for file in node.manifest.files if file.path.startswith(FOLDER))
 
@@ -74,22 +61,21 @@ def read_rollouts(node: Node) -> list[RolloutBatch]:
     return [RolloutBatch(rows[0]["step"], rows) for rows in found if rows]
 
 
-def part_values(rollouts: Sequence[Row], part: str) -> list[float]:
-    """A part of the reward, of the rollouts that have it."""
+def part_values(rollouts: Sequence[ui.Row], part: str) -> list[float]:
     return [value for r in rollouts if (value := r["parts"].get(part)) is not None]
 
 
-def spreads(title: str, node: Node, batches: Sequence[RolloutBatch]) -> Section:
+def spreads(title: str, node: Node, batches: Sequence[RolloutBatch]) -> ui.Section:
     """Histograms of advantages and importance weights over the batches that were read."""
     advantages = [r["advantage"] for b in batches for r in b.rollouts if r["advantage"] is not None]
     weights = [r["importance"] for b in batches for r in b.rollouts if r["importance"] is not None]
     means = [one["mean"] for one in weights if math.isfinite(one["mean"])]
-    charts: list[Block] = []
+    charts: list[ui.Block] = []
     if advantages:
         above = sum(value > 0 for value in advantages) / len(advantages)
         caption = (
             f"Advantages of {len(advantages):,} scored rollouts, truncated ones included: "
-            f"{percent(above)} above zero, the largest {max(map(abs, advantages)):.2f} in size."
+            f"{ui.percent(above)} above zero, the largest {max(map(abs, advantages)):.2f} in size."
         )
         charts.append(histogram(advantages, x="advantage", y="rollouts", caption=caption))
     if means:
@@ -99,10 +85,10 @@ def spreads(title: str, node: Node, batches: Sequence[RolloutBatch]) -> Section:
     note = f"Of {len(batches)} of the {total} batches of rollouts, evenly spread."
     if len(batches) == total:
         note = f"Of all {total} batches of rollouts."
-    return Section(title, [note, *charts] if charts else [])
+    return ui.Section(title, [note, *charts] if charts else [])
 
 
-def _ratios(weights: Sequence[Row], means: Sequence[float]) -> str:
+def _ratios(weights: Sequence[ui.Row], means: Sequence[float]) -> str:
     low, high = min(one["low"] for one in weights), max(one["high"] for one in weights)
     out = sum(not one["kept"] for one in weights)
     masked = sum(one["masked"] for one in weights)
@@ -114,10 +100,10 @@ def _ratios(weights: Sequence[Row], means: Sequence[float]) -> str:
     )
 
 
-def groups_to_read(title: str, batches: Sequence[RolloutBatch]) -> Section:
+def groups_to_read(title: str, batches: Sequence[RolloutBatch]) -> ui.Section:
     """Of the first, the middle and the last batch: the first group and that of most spread."""
     if not batches:
-        return Section(title, [])
+        return ui.Section(title, [])
     places = dict.fromkeys((0, len(batches) // 2, len(batches) - 1))
     shown = [
         _group(batches[place].step, group) for place in places for group in _chosen(batches[place])
@@ -126,25 +112,25 @@ def groups_to_read(title: str, batches: Sequence[RolloutBatch]) -> Section:
         "From the first, the middle and the last batch that was read: its first group and the one "
         "whose rewards differ most. The best reward comes first."
     )
-    return Section(title, [note, *shown])
+    return ui.Section(title, [note, *shown])
 
 
-def _chosen(batch: RolloutBatch) -> list[Row]:
+def _chosen(batch: RolloutBatch) -> list[ui.Row]:
     widest = max(batch.groups, key=_width)
     first = batch.groups[0]
     return [first] if widest is first else [first, widest]
 
 
-def _rewards(group: Row) -> list[float]:
+def _rewards(group: ui.Row) -> list[float]:
     return [r["reward"] for r in group["rollouts"] if r["reward"] is not None]
 
 
-def _width(group: Row) -> float:
+def _width(group: ui.Row) -> float:
     rewards = _rewards(group)
     return max(rewards) - min(rewards) if rewards else -1.0
 
 
-def _group(step: int, group: Row) -> Fold:
+def _group(step: int, group: ui.Row) -> ui.Fold:
     prompt, rewards = group["prompt"], _rewards(group)
     spread = f"{min(rewards):.2f} to {max(rewards):.2f}" if rewards else "none"
     thinking = "on" if prompt["thinking"] else "off"
@@ -155,15 +141,15 @@ def _group(step: int, group: Row) -> Fold:
     ranked = sorted(
         group["rollouts"], key=lambda r: (r["reward"] is None, -(r["reward"] or 0.0), r["index"])
     )
-    blocks: list[Block] = [
-        Dialogue(shortened(text, SHOWN_CHARACTERS)),
-        Columns([_rollout(rollout) for rollout in ranked]),
+    blocks: list[ui.Block] = [
+        ui.Dialogue(ui.shortened(text, SHOWN_CHARACTERS)),
+        ui.Columns([_rollout(rollout) for rollout in ranked]),
         *_judgements(group["judgements"]),
     ]
-    return Fold((Styled(f"step {step}", "bold"), about), blocks)
+    return ui.Fold((ui.Styled(f"step {step}", "bold"), about), blocks)
 
 
-def _rollout(rollout: Row) -> list[Block]:
+def _rollout(rollout: ui.Row) -> list[ui.Block]:
     reward, advantage = rollout["reward"], rollout["advantage"]
     figures = [f"#{rollout['index']}", "unscored" if reward is None else f"reward {reward:.3f}"]
     if advantage is not None:
@@ -176,21 +162,23 @@ def _rollout(rollout: Row) -> list[Block]:
     figures.append(f"{rollout['reasoning_tokens']:,} + {rollout['answer_tokens']:,} tokens")
     if not rollout["in_loss"]:
         figures.append(f"not in the loss ({rollout['finish']})")
-    text = Styled(shortened(rollout["text"], SHOWN_CHARACTERS), "mark")
-    return [" · ".join(figures), Dialogue([text])]
+    text = ui.Styled(ui.shortened(rollout["text"], SHOWN_CHARACTERS), "mark")
+    return [" · ".join(figures), ui.Dialogue([text])]
 
 
-def _judgements(rows: Sequence[Row]) -> list[Block]:
+def _judgements(rows: Sequence[ui.Row]) -> list[ui.Block]:
     """One line a pair. Another reward's rows, which need not be of pairs, stand as they are."""
     if any("ranking" not in row for row in rows):
-        return [Dialogue(json.dumps(row, ensure_ascii=False, indent=2)) for row in rows]
+        return [ui.Dialogue(json.dumps(row, ensure_ascii=False, indent=2)) for row in rows]
     shown = [
         [
             f"#{row['first']} – #{row['second']}",
             *(None if row[name] is None else f"{row[name]:g}" for name in _VERDICT),
-            f"failed: {row['reason']}" if row["failed"] else shortened(row["text"], SHOWN_VERDICT),
+            f"failed: {row['reason']}"
+            if row["failed"]
+            else ui.shortened(row["text"], SHOWN_VERDICT),
         ]
         for row in rows
     ]
     head = ["shown first – second", "score", "score", "ranking", "judgement"]
-    return [Table(head, shown)] if shown else []
+    return [ui.Table(head, shown)] if shown else []

@@ -6,55 +6,37 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from posttrain.report import section as ui
 from posttrain.report.lineage import Node, rows_to_read
 from posttrain.report.pages import supervision
-from posttrain.report.section import (
-    BarChart,
-    Block,
-    Fold,
-    Heading,
-    LeftOut,
-    Row,
-    Section,
-    Styled,
-    Table,
-    TableCell,
-    Tile,
-    counted,
-    percent,
-    ratio,
-    section,
-    signed,
-)
 
 SHOWN_SAMPLES = 12
 _UNITS = ("rows", "tokens", "trained")
 
 
-def sections(node: Node) -> Iterator[Section | LeftOut]:
+def sections(node: Node) -> ui.Sections:
     """All sections; one whose stats are missing is left out, with what is missing."""
     yield from figures(node.name, node.stats)
     yield from supervision.sections(node)
     yield rows_to_read(node, "samples.jsonl", "Sample conversations", conversations)
 
 
-def figures(name: str, stats: Row) -> Iterator[Section | LeftOut]:
+def figures(name: str, stats: ui.Row) -> ui.Sections:
     """The sections that need no file: those that a build prints at its end too."""
     if "sources" not in stats:
-        yield LeftOut("Mixture", f"{name} has no stats on sources")
+        yield ui.LeftOut("Mixture", f"{name} has no stats on sources")
         return
     for figure in (mixture, drops, origins, lengths, control, packing):
         yield figure(stats)
 
 
-def tiles(node: Node) -> list[Tile]:
-    """Rows kept, training tokens, how full packs are."""
+def tiles(node: Node) -> list[ui.Tile]:
     assert node.manifest is not None
     counts, stats = node.manifest.counts, node.stats
-    found: list[Tile] = [(f"{counts.kept:,}", "rows kept", f"of {counts.rows_in:,}")]
+    found: list[ui.Tile] = [(f"{counts.kept:,}", "rows kept", f"of {counts.rows_in:,}")]
     if "splits" in stats:
         train = stats["splits"]["train"]
-        share = ratio(train["trained"], train["tokens"], 0) or "–"
+        share = ui.ratio(train["trained"], train["tokens"], 0) or "–"
         size = f"{train['tokens'] / 1e6:,.2f} M"
         packs = f"{train['packs']:,} packs of {stats['max_length']:,}"
         found.append((size, "training tokens", f"{share} trained, repeats counted"))
@@ -62,10 +44,9 @@ def tiles(node: Node) -> list[Tile]:
     return found
 
 
-@section("Mixture")
-def mixture(stats: Row) -> Iterator[Block]:
-    """Amounts requested and realised."""
-    sources: Mapping[str, Row] = stats["sources"]
+@ui.section("Mixture")
+def mixture(stats: ui.Row) -> Iterator[ui.Block]:
+    sources: Mapping[str, ui.Row] = stats["sources"]
     rows: list[list[object]] = []
     for name, source in sources.items():
         requested, realised, shares = source["requested"], source["realised"], source["shares"]
@@ -74,10 +55,10 @@ def mixture(stats: Row) -> Iterator[Block]:
                 name,
                 _requested(requested),
                 None if requested is None else requested["realised"],
-                None if requested is None else signed(100 * requested["difference"], 2, " %"),
+                None if requested is None else ui.signed(100 * requested["difference"], 2, " %"),
                 f"{realised['epochs']:.2f}",
                 *(realised[unit] for unit in _UNITS),
-                *(percent(shares[unit]) for unit in _UNITS),
+                *(ui.percent(shares[unit]) for unit in _UNITS),
             ]
         )
     sums = [sum(source["realised"][unit] for source in sources.values()) for unit in _UNITS]
@@ -88,20 +69,19 @@ def mixture(stats: Row) -> Iterator[Block]:
         "What the recipe requests, and what was realised; repeats over epochs count. Actual and "
         "deviation are in the unit of the target."
     )
-    yield Table(head, rows, total=True)
+    yield ui.Table(head, rows, total=True)
 
 
-def _requested(requested: Row | None) -> str:
+def _requested(requested: ui.Row | None) -> str:
     if requested is None:
         return "each once"
-    share = "" if requested["share"] is None else f" ({percent(requested['share'])})"
+    share = "" if requested["share"] is None else f" ({ui.percent(requested['share'])})"
     return f"{requested['amount']:,.0f} {requested['unit']}{share}"
 
 
-@section("Drops by source")
-def drops(stats: Row) -> Iterator[Block]:
-    """Rows in, kept and dropped by reason: a column each, or in words where there are many."""
-    sources: Mapping[str, Row] = stats["sources"]
+@ui.section("Drops by source")
+def drops(stats: ui.Row) -> Iterator[ui.Block]:
+    sources: Mapping[str, ui.Row] = stats["sources"]
     reasons = sorted({reason for source in sources.values() for reason in source["dropped"]})
     columns = reasons if len(reasons) <= 5 else []
     rows: list[list[object]] = []
@@ -119,25 +99,26 @@ def drops(stats: Row) -> Iterator[Block]:
         "Rows. Kept includes those held out for evaluation; not_sampled are rows that the mixture "
         "did not need."
     )
-    yield Table(head, rows, total=True)
+    yield ui.Table(head, rows, total=True)
     lost = {name: s["sequences_lost"] for name, s in sources.items() if s.get("sequences_lost")}
     if lost:
         yield "Sequences lost from conversations that were kept or dropped:"
-        yield Table(["source", "sequences"], [[name, _most_first(n)] for name, n in lost.items()])
+        yield ui.Table(
+            ["source", "sequences"], [[name, _most_first(n)] for name, n in lost.items()]
+        )
 
 
 def _most_first(counts: Mapping[str, int]) -> str:
-    return counted(dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))))
+    return ui.counted(dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))))
 
 
-@section("Sources")
-def origins(stats: Row) -> Iterator[Block]:
-    """Template, dialects, licenses, files and the warnings of the build."""
+@ui.section("Sources")
+def origins(stats: ui.Row) -> Iterator[ui.Block]:
     files: dict[str, list[str]] = {}
     for file in stats["inputs"]:
         digest = f" ({file['sha256'][:12]})" if file["sha256"] else ""
         files.setdefault(file["source"], []).append(f"{file['path']}{digest}")
-    sources: Mapping[str, Row] = stats["sources"]
+    sources: Mapping[str, ui.Row] = stats["sources"]
     rows = [
         [
             name,
@@ -147,23 +128,24 @@ def origins(stats: Row) -> Iterator[Block]:
         for name, source in sources.items()
     ]
     yield f"Template: {stats['template']['describe']}."
-    yield Table(["source", "rows by dialect", "prepared rows by license", "files (sha256)"], rows)
+    yield ui.Table(
+        ["source", "rows by dialect", "prepared rows by license", "files (sha256)"], rows
+    )
     unread = [[name, *column] for name, own in sources.items() for column in own["unread"]]
     if unread:
         yield "Columns that no part of a record was read from:"
-        yield Table(["source", "column", "rows that fill it", "example"], unread)
+        yield ui.Table(["source", "column", "rows that fill it", "example"], unread)
     # what no record came from: files of evaluation items, to be kept out
     others = [f"{name} {', '.join(own)}" for name, own in files.items() if name not in sources]
     if others:
         yield f"Also read: {'; '.join(others)}."
     if stats.get("warnings"):
-        yield Heading("Warnings of the build")
+        yield ui.Heading("Warnings of the build")
         yield from stats["warnings"]
 
 
-@section("Lengths")
-def lengths(stats: Row) -> Iterator[Block]:
-    """Sequences and tokens by length, in bins that double."""
+@ui.section("Lengths")
+def lengths(stats: ui.Row) -> Iterator[ui.Block]:
     histogram: Sequence[Mapping[str, int]] = stats["histograms"]["length"]
     if not histogram:
         return
@@ -173,13 +155,13 @@ def lengths(stats: Row) -> Iterator[Block]:
     bins = [first << k for k in range((last // first).bit_length())]
     rows = [(f"≤ {size:,}", by_bin.get(size, empty)) for size in bins]
     x = "length of a sequence, tokens"
-    yield BarChart(
+    yield ui.BarChart(
         [(label, [row["sequences"]]) for label, row in rows],
         x,
         "sequences",
         "Sequences of the training split by length; each bin reaches from half its label.",
     )
-    yield BarChart(
+    yield ui.BarChart(
         [(label, [row["trained"], row["untrained"]]) for label, row in rows],
         x,
         "tokens",
@@ -188,10 +170,9 @@ def lengths(stats: Row) -> Iterator[Block]:
     )
 
 
-@section("Reasoning control")
-def control(stats: Row) -> Iterator[Block]:
-    """Reasoning stripped and cut, by source."""
-    sources: Mapping[str, Row] = stats.get("sources", {})
+@ui.section("Reasoning control")
+def control(stats: ui.Row) -> Iterator[ui.Block]:
+    sources: Mapping[str, ui.Row] = stats.get("sources", {})
     rows: list[list[object]] = [
         [name, *_control_row(source["control"])]
         for name, source in sources.items()
@@ -206,18 +187,18 @@ def control(stats: Row) -> Iterator[Block]:
         "by a keyed hash of the record's id. Counted before the mixture is sampled. "
         + (f"{without} sources have no reasoning and are not listed." if without else "")
     )
-    yield Table(head, rows, total=True)
+    yield ui.Table(head, rows, total=True)
     budgets: Sequence[tuple[int, int]] = stats["histograms"]["budgets"]
     if budgets:
         bars = _binned(budgets)
         caption = "Budgets of the traces that were cut."
-        yield BarChart(bars, "budget, tokens of reasoning kept", "traces", caption)
+        yield ui.BarChart(bars, "budget, tokens of reasoning kept", "traces", caption)
 
 
 def _control_row(control: Mapping[str, int]) -> list[object]:
     reasoned, stripped = control.get("reasoned", 0), control.get("stripped", 0)
     traces, cut = control.get("traces", 0), control.get("truncated", 0)
-    stripped_share, cut_share = ratio(stripped, reasoned, 2), ratio(cut, traces, 2)
+    stripped_share, cut_share = ui.ratio(stripped, reasoned, 2), ui.ratio(cut, traces, 2)
     short = control.get("too_short", 0)
     return [reasoned, stripped, stripped_share, traces, cut, cut_share, short]
 
@@ -233,20 +214,19 @@ def _binned(budgets: Sequence[tuple[int, int]], most: int = 12) -> list[tuple[st
     return [(f"{1 << k:,} – {(2 << k) - 1:,}", [counts[k]]) for k in bins]
 
 
-@section("Packing")
-def packing(stats: Row) -> Iterator[Block]:
-    """Packs, sequences and fill of every split and held-out group."""
+@ui.section("Packing")
+def packing(stats: ui.Row) -> Iterator[ui.Block]:
     splits = [(0, name, split) for name, split in stats["splits"].items()]
     splits += [(2, name, split) for name, split in stats.get("eval_groups", {}).items()]
     rows: list[list[object]] = [
         [
-            TableCell(name, indent=indent),
+            ui.TableCell(name, indent=indent),
             split["packs"],
             split["sequences"],
             *(_part(split, key, "sequences") for key in ("reasoning", "truncated")),
             split["tokens"],
             _part(split, "trained", "tokens"),
-            percent(split["fill"], 2),
+            ui.percent(split["fill"], 2),
             f"{split['sequences_per_pack']:.1f}",
             split["longest"],
         ]
@@ -255,16 +235,16 @@ def packing(stats: Row) -> Iterator[Block]:
     head = ["split", "packs", "sequences", "reasoning on", "trace cut", "tokens", "trained"]
     head += ["fill", "sequences a pack", "longest"]
     yield f"Packs of {stats['max_length']:,} tokens."
-    yield Table(head, rows)
+    yield ui.Table(head, rows)
     fills: Sequence[int] = stats["histograms"]["fill_percent"]
     if sum(fills):
         caption = "How full the packs of the training split are."
         x = "fill, rounded down to whole percent"
-        yield BarChart(_fill_bars(fills), x, "packs", caption)
+        yield ui.BarChart(_fill_bars(fills), x, "packs", caption)
 
 
 def _part(split: Mapping[str, Any], key: str, whole: str) -> str | None:
-    return ratio(split[key], split[whole]) if key in split else None
+    return ui.ratio(split[key], split[whole]) if key in split else None
 
 
 def _fill_bars(fills: Sequence[int]) -> list[tuple[str, list[int]]]:
@@ -275,21 +255,25 @@ def _fill_bars(fills: Sequence[int]) -> list[tuple[str, list[int]]]:
     return [(f"{10 * k} %", [count]) for k, count in enumerate(tens)]
 
 
-def conversations(rows: Sequence[Row]) -> Iterator[Block]:
+def conversations(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
     """Samples of as many sources as there is room for, one of each in turn."""
-    by_source: dict[str, list[Row]] = {}
+    by_source: dict[str, list[ui.Row]] = {}
     for row in rows:
         by_source.setdefault(row["source"], []).append(row)
     turns = max(map(len, by_source.values()), default=0)
     dealt = [own[k] for k in range(turns) for own in by_source.values() if k < len(own)]
     folds = [_conversation(row, opened=k == 0) for k, row in enumerate(dealt[:SHOWN_SAMPLES])]
     if folds:
-        yield Styled("Highlighted", "mark"), " text is trained on; the rest is only read."
+        yield ui.Styled("Highlighted", "mark"), " text is trained on; the rest is only read."
         yield from folds
 
 
-def _conversation(row: Row, *, opened: bool) -> Fold:
+def _conversation(row: ui.Row, *, opened: bool) -> ui.Fold:
     budget = f", cut to {row['budget']} tokens" if row["budget"] is not None else ""
     about = f"turn {row['turn']}, reasoning {row['reasoning']}{budget}, {row['tokens']:,} tokens"
-    title = (Styled(row["source"], "bold"), f" · {about} · ", Styled(row["record_id"][:12], "code"))
-    return Fold(title, [supervision.marked_segments(row["segments"])], opened)
+    title = (
+        ui.Styled(row["source"], "bold"),
+        f" · {about} · ",
+        ui.Styled(row["record_id"][:12], "code"),
+    )
+    return ui.Fold(title, [supervision.marked_segments(row["segments"])], opened)

@@ -6,25 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from posttrain.audit.limits import KIND_TITLES, share
+from posttrain.report import section as ui
 from posttrain.report.lineage import Node, rows_to_read
-from posttrain.report.section import (
-    Block,
-    Dialogue,
-    Fold,
-    Heading,
-    LeftOut,
-    Row,
-    Section,
-    Styled,
-    Table,
-    TableCell,
-    Tile,
-    counted,
-    percent,
-    plain,
-    ratio,
-    section,
-)
 
 ROWS = "supervision.jsonl"
 SHOWN_CHARACTERS = 6000
@@ -45,51 +28,47 @@ _COLUMNS = {
 }
 
 
-def audit_sections(node: Node) -> Iterator[Section | LeftOut]:
-    """The page of an `audit` artifact."""
+def audit_sections(node: Node) -> ui.Sections:
     yield audited_rows(node.stats["rows"])
-    yield Section("Limits that were crossed", node.stats["violations"])
+    yield ui.Section("Limits that were crossed", node.stats["violations"])
     yield from sections(node)
 
 
-def audit_tiles(node: Node) -> list[Tile]:
-    """Sequences, the share of tokens trained, limits crossed."""
-    sources: Mapping[str, Row] = node.stats["supervision"]
+def audit_tiles(node: Node) -> list[ui.Tile]:
+    sources: Mapping[str, ui.Row] = node.stats["supervision"]
     names = ("sequences", "tokens", "trained")
     sums = {name: sum(source[name] for source in sources.values()) for name in names}
     crossed = len(node.stats["violations"])
     return [
         (f"{sums['sequences']:,}", "sequences", f"of {len(sources)} sources"),
-        (ratio(sums["trained"], sums["tokens"]) or "–", "of tokens trained", ""),
+        (ui.ratio(sums["trained"], sums["tokens"]) or "–", "of tokens trained", ""),
         (f"{crossed}", "limits crossed", "" if crossed else "all are kept"),
     ]
 
 
-@section("Rows")
-def audited_rows(sources: Mapping[str, Row]) -> Iterator[Block]:
-    """Rows of each source, and why some cannot be audited."""
+@ui.section("Rows")
+def audited_rows(sources: Mapping[str, ui.Row]) -> Iterator[ui.Block]:
     rows = [
-        [name, own["in"], own["in"] - sum(own["dropped"].values()), counted(own["dropped"])]
+        [name, own["in"], own["in"] - sum(own["dropped"].values()), ui.counted(own["dropped"])]
         for name, own in sources.items()
     ]
     yield "Rows of the data as it is on disk; those that cannot be audited, by reason."
-    yield Table(["source", "in", "audited", "left out"], rows)
+    yield ui.Table(["source", "in", "audited", "left out"], rows)
 
 
-def sections(node: Node) -> Iterator[Section | LeftOut]:
-    """The sections "Supervision" and "Worst offenders"."""
-    sources: Mapping[str, Row] | None = node.stats.get("supervision")
+def sections(node: Node) -> ui.Sections:
+    sources: Mapping[str, ui.Row] | None = node.stats.get("supervision")
     if sources is None:
-        yield LeftOut("Supervision", f"{node.name} has no stats on supervision")
+        yield ui.LeftOut("Supervision", f"{node.name} has no stats on supervision")
         return
     yield supervision(sources, node.stats.get("supervision_limits"))
     yield rows_to_read(node, ROWS, "Worst offenders", worst)
 
 
-@section("Supervision")
+@ui.section("Supervision")
 def supervision(
-    sources: Mapping[str, Row], limits: Mapping[str, str] | None = None
-) -> Iterator[Block]:
+    sources: Mapping[str, ui.Row], limits: Mapping[str, str] | None = None
+) -> Iterator[ui.Block]:
     """One source a line; columns that are 0 or unknown everywhere are left out.
 
     Args:
@@ -102,7 +81,7 @@ def supervision(
             name,
             figures["sequences"],
             figures["tokens"],
-            percent(share(figures, "trained")),
+            ui.percent(share(figures, "trained")),
             figures["longest"],
             *(_count(figures, column) for column in shown),
         ]
@@ -114,20 +93,19 @@ def supervision(
         "What the loss sees, counted in sequences, each once however often the mixture repeats "
         "it. An end token is trained when the last trained answer closes with one."
     )
-    yield Table(head, rows)
+    yield ui.Table(head, rows)
 
 
-def _count(figures: Row, name: str) -> object:
-    """A count with its share below."""
+def _count(figures: ui.Row, name: str) -> object:
     count = figures[name]
-    return TableCell(count, below=plain(percent(share(figures, name)))) if count else count
+    return ui.TableCell(count, below=ui.plain(ui.percent(share(figures, name)))) if count else count
 
 
-def worst(rows: Sequence[Row]) -> Iterator[Block]:
+def worst(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
     """Excerpts by kind, each behind a line to click on."""
     if rows:
         yield (
-            Styled("Highlighted", "mark"),
+            ui.Styled("Highlighted", "mark"),
             " text is trained on; the rest is only read. Long sequences are shown by their "
             "beginning, the first trained token's neighbourhood and their end. Some of these are "
             "as they should be: the longest and the least trained of every source are always here.",
@@ -135,25 +113,25 @@ def worst(rows: Sequence[Row]) -> Iterator[Block]:
     for kind, title in KIND_TITLES.items():
         own = [row for row in rows if row["kind"] == kind]
         if own:
-            yield Heading(title[:1].upper() + title[1:])
+            yield ui.Heading(title[:1].upper() + title[1:])
         for row in own:
             times = f"{row['times']:,} times, " if row["times"] is not None else ""
             about = f" · {times}{row['tokens']:,} tokens, {row['trained']:,} trained · "
-            words = (Styled(row["source"], "bold"), about, Styled(row["about"], "code"))
-            yield Fold(words, [marked_segments(row["segments"])])
+            words = (ui.Styled(row["source"], "bold"), about, ui.Styled(row["about"], "code"))
+            yield ui.Fold(words, [marked_segments(row["segments"])])
 
 
-def marked_segments(segments: Sequence[Sequence[Any]]) -> Dialogue:
+def marked_segments(segments: Sequence[Sequence[Any]]) -> ui.Dialogue:
     """Text with what is trained highlighted, from [role, trained, text]; a long one is cut."""
-    words: list[str | Styled] = []
+    words: list[str | ui.Styled] = []
     room = SHOWN_CHARACTERS
     for role, trained, text in segments:
         if role == "gap":
-            words.append(Styled(text, "faint"))
+            words.append(ui.Styled(text, "faint"))
             continue
-        words.append(Styled(text[:room], "mark") if trained else text[:room])
+        words.append(ui.Styled(text[:room], "mark") if trained else text[:room])
         room -= len(text)
         if room <= 0:
-            words.append(Styled(f" … {-room:,} characters more and what follows", "faint"))
+            words.append(ui.Styled(f" … {-room:,} characters more and what follows", "faint"))
             break
-    return Dialogue(words)
+    return ui.Dialogue(words)

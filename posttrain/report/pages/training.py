@@ -6,30 +6,17 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from posttrain.report import section as ui
 from posttrain.report.curves import Curve, curves, points
 from posttrain.report.lineage import Node, listed_rows, side_rows
 from posttrain.report.pages import rl
-from posttrain.report.section import (
-    Block,
-    Definitions,
-    Heading,
-    LeftOut,
-    LineChart,
-    Row,
-    Section,
-    Series,
-    Table,
-    Tile,
-    ratio,
-    section,
-)
 
 
-def sections(node: Node) -> Iterator[Section | LeftOut]:
+def sections(node: Node) -> ui.Sections:
     """The sections of one `checkpoint` artifact, its speed last."""
     rows = listed_rows(node, "log.jsonl")
     if rows is None:
-        yield LeftOut("Loss", f"{node.name} lists no log.jsonl")
+        yield ui.LeftOut("Loss", f"{node.name} lists no log.jsonl")
         return
     stats = node.stats
     method = stats.get("method")
@@ -43,11 +30,10 @@ def sections(node: Node) -> Iterator[Section | LeftOut]:
     if starts:
         yield speed(f"Speed of {method.upper()}" if method else "Speed", starts, rows)
     else:
-        yield LeftOut("Speed", f"{node.name} has no speed.jsonl")
+        yield ui.LeftOut("Speed", f"{node.name} has no speed.jsonl")
 
 
-def tiles(node: Node) -> list[Tile]:
-    """The method's headline figures."""
+def tiles(node: Node) -> list[ui.Tile]:
     stats = node.stats
     if "num_generations" in stats:
         return rl.tiles(stats)
@@ -59,11 +45,13 @@ def tiles(node: Node) -> list[Tile]:
             (f"{last['accuracy']:.1%}", "pairs ranked right", margin),
             (f"{last['chosen_change']:+.2f}", "change of the chosen, nats", change),
         ]
-    found: list[Tile] = []
+    found: list[ui.Tile] = []
     if stats.get("train_loss") is not None:
         found.append((f"{stats['train_loss']:.3f}", "last training loss", "nats per trained token"))
     if stats.get("tokens") and "steps" in stats:
-        remark = f"{stats['steps']:,} steps, {ratio(stats['trained'], stats['tokens'], 0)} trained"
+        remark = (
+            f"{stats['steps']:,} steps, {ui.ratio(stats['trained'], stats['tokens'], 0)} trained"
+        )
         found.append((f"{stats['tokens'] / 1e6:,.2f} M", "tokens read", remark))
     return found
 
@@ -92,13 +80,12 @@ class HeldOutRow:
     trained: int | None
 
 
-@section("Training")
-def supervised(stats: Row, rows: Sequence[Row]) -> Iterator[Block]:
-    """The run in figures, loss, learning rate and gradient norm, held-out loss by group."""
+@ui.section("Training")
+def supervised(stats: ui.Row, rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
     pairs = [(name, _rounded(stats[key])) for key, name in _RUN.items() if key in stats]
     groups = _held_out_groups(rows)
     if pairs:
-        yield Definitions(pairs)
+        yield ui.Definitions(pairs)
     yield from _loss(rows, groups)
     if groups:
         yield from _held_out(groups)
@@ -108,7 +95,7 @@ def _rounded(value: object) -> object:
     return f"{value:.2g}" if isinstance(value, float) and value < 1 else value
 
 
-def _held_out_groups(rows: Sequence[Row]) -> dict[str, HeldOutRow]:
+def _held_out_groups(rows: Sequence[ui.Row]) -> dict[str, HeldOutRow]:
     """Held-out loss by group, named `<source>/<on|off>`; "all" is the one over all groups."""
     found: dict[str, HeldOutRow] = {}
     for key in sorted({key for row in rows for key in row}):
@@ -120,14 +107,14 @@ def _held_out_groups(rows: Sequence[Row]) -> dict[str, HeldOutRow]:
     return found
 
 
-def _loss(rows: Sequence[Row], groups: Mapping[str, HeldOutRow]) -> list[Block]:
+def _loss(rows: Sequence[ui.Row], groups: Mapping[str, HeldOutRow]) -> list[ui.Block]:
     steps, losses = points(rows, "loss")
     if not any(math.isfinite(loss) for loss in losses):
         return []
-    series = [Series("training loss", steps, losses)]
+    series = [ui.Series("training loss", steps, losses)]
     whole = _over_groups(groups)
     if whole and any(math.isfinite(loss) for loss in whole.losses):
-        series.append(Series("held-out loss", whole.steps, whole.losses, "b"))
+        series.append(ui.Series("held-out loss", whole.steps, whole.losses, "b"))
     bad = sum(not math.isfinite(loss) for loss in losses)
     note = f" {bad} logged losses are not finite and are not shown." if bad else ""
     caption = f"Loss per trained token, in nats.{note}"
@@ -135,7 +122,7 @@ def _loss(rows: Sequence[Row], groups: Mapping[str, HeldOutRow]) -> list[Block]:
         Curve(f"{name.capitalize()} at each logged step.", name, {name: key})
         for key, name in (("learning_rate", "learning rate"), ("grad_norm", "gradient norm"))
     ]
-    return [LineChart(series, "step", "loss", caption, from_zero=False), *curves(rows, others)]
+    return [ui.LineChart(series, "step", "loss", caption, from_zero=False), *curves(rows, others)]
 
 
 def _over_groups(groups: Mapping[str, HeldOutRow]) -> HeldOutRow | None:
@@ -153,21 +140,21 @@ def _over_groups(groups: Mapping[str, HeldOutRow]) -> HeldOutRow | None:
     return HeldOutRow(steps, [sum(by_step[step]) / total for step in steps], total)
 
 
-def _held_out(groups: Mapping[str, HeldOutRow]) -> list[Block]:
+def _held_out(groups: Mapping[str, HeldOutRow]) -> list[ui.Block]:
     table_rows: list[list[object]] = []
     for name, group in sorted(groups.items(), key=lambda pair: pair[0] == "all"):
         losses = (group.losses[0], min(group.losses), group.losses[-1])
         table_rows.append([name, group.trained, *(f"{loss:.3f}" for loss in losses)])
     head = ["held-out group", "trained tokens", "first", "lowest", "last"]
     return [
-        Heading("Held-out loss by group"),
+        ui.Heading("Held-out loss by group"),
         "Per trained token; a group is a source with reasoning on or off. A group of few tokens "
         "says little.",
-        Table(head, table_rows, total="all" in groups),
+        ui.Table(head, table_rows, total="all" in groups),
     ]
 
 
-def speed(title: str, starts: Sequence[Row], rows: Sequence[Row]) -> Section:
+def speed(title: str, starts: Sequence[ui.Row], rows: Sequence[ui.Row]) -> ui.Section:
     """Tokens and seconds of each start of the run."""
     steps, tokens = points(rows, "tokens")
     table_rows: list[list[object]] = []
@@ -183,25 +170,24 @@ def speed(title: str, starts: Sequence[Row], rows: Sequence[Row]) -> Section:
         "included. A start that was killed left no line."
     )
     head = ["steps", "processes", "seconds", "tokens", "tokens/s"]
-    return Section(title, [note, Table(head, table_rows)])
+    return ui.Section(title, [note, ui.Table(head, table_rows)])
 
 
 # DPO
 
 
-def _dpo(stats: Row, rows: Sequence[Row]) -> Iterator[Section | LeftOut]:
+def _dpo(stats: ui.Row, rows: Sequence[ui.Row]) -> ui.Sections:
     logged = [row for row in rows if math.isfinite(row.get("preference_loss", math.nan))]
     if not logged:
-        yield LeftOut("Preference training", "no logged loss is finite")
+        yield ui.LeftOut("Preference training", "no logged loss is finite")
         return
     yield preferences(stats, logged)
     yield margins(stats, logged)
     yield by_category(stats, logged)
 
 
-@section("Preference training")
-def preferences(stats: Row, rows: Sequence[Row]) -> Iterator[Block]:
-    """The run in figures, its loss, its ranking and its gradient norm."""
+@ui.section("Preference training")
+def preferences(stats: ui.Row, rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
     first = stats["first_sft"]
     run = [
         ("steps", f"{stats['steps']} of {stats['global_batch']} pairs"),
@@ -225,11 +211,11 @@ def preferences(stats: Row, rows: Sequence[Row]) -> Iterator[Block]:
         Curve("Pairs whose chosen gained more.", "share", "accuracy"),
         Curve("Gradient norm before clipping.", "norm", "grad_norm"),
     ]
-    yield Definitions(run)
+    yield ui.Definitions(run)
     yield from curves(rows, charts)
 
 
-def margins(stats: Row, rows: Sequence[Row]) -> Section:
+def margins(stats: ui.Row, rows: Sequence[ui.Row]) -> ui.Section:
     """Reward margin, change against the reference, and level of both sides."""
     charts = [
         Curve("Reward margin, mean over pairs.", "β × nats", "margin"),
@@ -251,7 +237,7 @@ def margins(stats: Row, rows: Sequence[Row]) -> Section:
             f"The chosen completions became less likely: by {fall:.4f} nats a token at the "
             "lowest. Pairs that differ in a few tokens do that; so does a small SFT weight."
         )
-    return Section("Margins and log-probabilities", blocks)
+    return ui.Section("Margins and log-probabilities", blocks)
 
 
 _BY_CATEGORY = {
@@ -262,9 +248,8 @@ _BY_CATEGORY = {
 }
 
 
-@section("By category")
-def by_category(stats: Row, rows: Sequence[Row]) -> Iterator[Block]:
-    """Each category at the last step that logged it."""
+@ui.section("By category")
+def by_category(stats: ui.Row, rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
     table_rows: list[list[object]] = []
     for name, pairs in stats["pairs_by_category"].items():
         for row in [row for row in rows if f"{name}/margin" in row][-1:]:
@@ -272,4 +257,4 @@ def by_category(stats: Row, rows: Sequence[Row]) -> Iterator[Block]:
             table_rows.append([name, pairs, *figures])
     head = ["category", "pairs", "ranked right", "margin", "chosen, change", "rejected, change"]
     yield "At the last logged step, on the pairs it drew; changes in nats a completion."
-    yield Table(head, table_rows)
+    yield ui.Table(head, table_rows)

@@ -21,14 +21,6 @@ from transformers.cache_utils import DummyLayer, DynamicLayer, LinearAttentionLa
 _SPARE, _SPARE_SHARE = 64, 8
 
 
-@dataclass(frozen=True, slots=True)
-class Moves:
-    """Rows `out_of` take the places of rows `into`."""
-
-    out_of: torch.Tensor
-    into: torch.Tensor
-
-
 class RoomyLayer(DynamicLayer):
     """Keys and values `[batch, heads, columns, head_dim]` in buffers with spare columns."""
 
@@ -65,10 +57,10 @@ class RoomyLayer(DynamicLayer):
         """Pick rows by index, a row as often as it is named."""
         self._show([buffer[beam_idx] for buffer in self._buffers], self.used)
 
-    def keep(self, count: int, moves: Moves) -> None:
-        """The first `count` rows, after rows were moved into the places of others."""
+    def keep(self, count: int, *, into: torch.Tensor, out_of: torch.Tensor) -> None:
+        """The first `count` rows, after rows `out_of` have taken the places of rows `into`."""
         for buffer in self._buffers:
-            buffer[moves.into, :, : self.used] = buffer[moves.out_of, :, : self.used]
+            buffer[into, :, : self.used] = buffer[out_of, :, : self.used]
         self._show([buffer[:count] for buffer in self._buffers], self.used)
 
     @classmethod
@@ -157,10 +149,10 @@ def keep_rows(cache: DynamicCache, stay: Sequence[int], device: torch.device) ->
     for gap, k in zip(gaps, [k for k in stay if k >= count], strict=True):
         order[gap] = k
     index = torch.tensor(order, device=device)
-    moves = Moves(index[gaps], torch.tensor(gaps, device=device, dtype=torch.long))
+    into = torch.tensor(gaps, device=device, dtype=torch.long)
     for layer in cache.layers:
         if isinstance(layer, RoomyLayer):
-            layer.keep(count, moves)
+            layer.keep(count, into=into, out_of=index[gaps])
         else:
             layer.reorder_cache(index)  # pyright: ignore[reportArgumentType]  # any int tensor
     return order

@@ -80,12 +80,6 @@ class ChatSampler:
 
         return list(await asyncio.gather(*map(one, requests)))
 
-    async def score(
-        self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
-    ) -> list[tuple[float, ...]]:
-        """Not possible here."""
-        raise ConfigError("a chat endpoint cannot score token ids; use kind: completions")
-
     def _body(self, request: Request) -> dict[str, Any]:
         parameters, backend = request.parameters, self._backend
         if request.reasoning_budget is not None:

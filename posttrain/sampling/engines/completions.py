@@ -3,8 +3,8 @@
     POST {"prompt": [1, 9, 4], "return_token_ids": true, "stop_token_ids": [2], "seed": 7, …}
     →    {"choices": [{"token_ids": [17, 5, 2], "finish_reason": "stop", …}]}
 
-The fields beyond OpenAI's are vLLM's: `return_token_ids`, `stop_token_ids`, `prompt_logprobs`. A
-server without them cannot give exact ids, and the first answer says so.
+The fields beyond OpenAI's are vLLM's: `return_token_ids`, `stop_token_ids`. A server
+without them cannot give exact ids, and the first answer says so.
 """
 
 from __future__ import annotations
@@ -90,36 +90,6 @@ class CompletionsEngine:
             raise RequestFailed(f"stopped ({choice['finish_reason']}) behind no stop token")
         logps = choice["logprobs"]["token_logprobs"] if parameters.logps else None
         return EngineOutput(new, finish, None if logps is None else tuple(logps))
-
-    async def score(
-        self, prompts: Sequence[Ids], completions: Sequence[Ids]
-    ) -> list[tuple[float, ...]]:
-        """Log-probability of each completion id, by the server's `prompt_logprobs`.
-
-        Raises:
-            ConfigError: the server has no such field.
-            RequestFailed: a sequence could not be scored.
-        """
-        pairs = list(zip(prompts, completions, strict=True))
-        return list(await asyncio.gather(*(self._score(p, c) for p, c in pairs)))
-
-    async def _score(self, prompt: Ids, completion: Ids) -> tuple[float, ...]:
-        ids = [*prompt, *completion]
-        body = {
-            "model": self._model,
-            "prompt": ids,
-            "max_tokens": 1,
-            "temperature": 1.0,
-            "prompt_logprobs": 0,
-        }
-        choice = _choice(await self._client.post("/completions", body, key=len(ids)))
-        logps = choice.get("prompt_logprobs")
-        if not isinstance(logps, list):
-            raise ConfigError("the server returns no prompt_logprobs (vLLM's), so it cannot score")
-        rows = cast(list[dict[str, dict[str, float]]], logps)[len(prompt) :]
-        return tuple(
-            row[str(token)]["logprob"] for token, row in zip(completion, rows, strict=True)
-        )
 
 
 def _choice(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def decode(
         if progress and (steps % _REPORT_STEPS == 0 or not batch.going):
             progress(batch.written - reported)
             reported = batch.written
-    return [_output(row) for row in rows]
+    return [row.output() for row in rows]
 
 
 def _limit(model: PreTrainedModel, request: EngineRequest) -> int:
@@ -93,14 +93,6 @@ def _order(indices: Sequence[int], requests: Sequence[EngineRequest]) -> list[in
     for k in indices:
         first.setdefault(requests[k].ids, k)
     return sorted(indices, key=lambda k: (len(requests[k].ids), first[requests[k].ids], k))
-
-
-def _output(row: DecodedRow) -> EngineOutput:
-    request = row.request
-    if row.limit <= 0 < request.parameters.max_tokens:
-        error = f"a prompt of {len(request.ids)} tokens leaves no room in the model's context"
-        return EngineOutput((), "length", error=error)
-    return row.output()
 
 
 @dataclass(slots=True)
@@ -162,8 +154,12 @@ class DecodedRow:
             self._pending, self._counted_from = closing[::-1], None
 
     def output(self) -> EngineOutput:
-        """The finished completion."""
+        """The finished completion, or why there is none."""
         assert self.done
+        if self.limit <= 0 < self.request.parameters.max_tokens:
+            prompt = len(self.request.ids)
+            error = f"a prompt of {prompt} tokens leaves no room in the model's context"
+            return EngineOutput((), "length", error=error)
         start, end = self.forced or (0, 0)
         return EngineOutput(
             ids=tuple(self.ids),
@@ -185,9 +181,6 @@ class _Piece:
 class DecodeBatch:
     """Rows that go forward at the same time, with their cache and the logits of their next tokens.
 
-    batch.admit([DecodedRow(request, limit=64)])   # prefill; equal prompts once
-    batch.step()                            # a token for every row
-
     Rows are aligned at their right end, so one column is one step.
     """
 
@@ -198,7 +191,9 @@ class DecodeBatch:
         self._cache = new_cache(model)
         self._logits = torch.empty(0)
         self._width = 0
-        self._last_only = logits_of_last(model, 1)
+        # projects the last position alone, where the model can
+        known = inspect.signature(model.forward).parameters
+        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
         self._lay_out()
 
     @property
@@ -326,12 +321,6 @@ class DecodeBatch:
             **self._last_only,
         )
         return out.logits[:, -1].float()
-
-
-def logits_of_last(model: PreTrainedModel, count: int) -> dict[str, int]:
-    """What to call a model with so that it projects the last positions only, where it can."""
-    known = inspect.signature(model.forward).parameters
-    return {"logits_to_keep": count} if "logits_to_keep" in known else {}
 
 
 def _mask(pads: Sequence[int], width: int, device: torch.device) -> torch.Tensor:

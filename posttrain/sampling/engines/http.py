@@ -1,6 +1,6 @@
 """JSON over HTTP to one server: bounded, timed, tried again when that can help, and counted.
 
-    client = Client(url, settings)
+    client = Client(recipe.backend)
     body = await client.post("/completions", {"prompt": [1, 9, 4], …}, key=7)
     client.ledger  →  ClientStats(calls=2048, retries=31, failures=0, seconds=412.7)
 
@@ -21,22 +21,12 @@ from typing import Any, cast
 
 import aiohttp
 
+from posttrain.config.backend import Server
 from posttrain.errors import ConfigError, PosttrainError
 
-_FIRST_WAIT, _LONGEST_WAIT = 0.5, 60.0  # seconds
+_LONGEST_WAIT = 60.0  # seconds
 _HOPELESS = {401: "refuses the key", 403: "refuses the key", 404: "has no such address or model"}
 _SHOWN = 300  # characters of a server's answer in a message
-
-
-@dataclass(frozen=True, slots=True)
-class ClientSettings:
-    """`timeout` in seconds an attempt; `retries` are attempts after the first."""
-
-    concurrency: int
-    timeout: float
-    retries: int
-    api_key_env: str | None = None
-    first_wait: float = _FIRST_WAIT
 
 
 @dataclass(slots=True)
@@ -56,13 +46,13 @@ class RequestFailed(PosttrainError):
 
 
 class Client:
-    """One server, used from one event loop."""
+    """One server, used from one event loop; `first_wait` is in seconds."""
 
-    def __init__(self, url: str, settings: ClientSettings) -> None:
+    def __init__(self, server: Server, *, first_wait: float = 0.5) -> None:
         self.ledger = ClientStats()
-        self._url, self._settings = url.rstrip("/"), settings
-        self._headers = key_headers(settings.api_key_env)
-        self._gate = asyncio.Semaphore(settings.concurrency)
+        self._server, self._first_wait = server, first_wait
+        self._headers = key_headers(server.api_key_env)
+        self._gate = asyncio.Semaphore(server.concurrency)
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -75,8 +65,8 @@ class Client:
         # on first use, so that it belongs to the event loop that uses it
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self._settings.concurrency),
-                timeout=aiohttp.ClientTimeout(total=self._settings.timeout),
+                connector=aiohttp.TCPConnector(limit=self._server.concurrency),
+                timeout=aiohttp.ClientTimeout(total=self._server.timeout),
                 headers=self._headers,
             )
         return self._session
@@ -93,39 +83,32 @@ class Client:
             RequestFailed: a final refusal of this request, or all attempts used up.
             ConfigError: nothing that is sent to this server can succeed.
         """
-        jitter = random.Random(key)
+        jitter, attempts = random.Random(key), self._server.retries + 1
         async with self._gate:
             self.ledger.in_flight += 1
             self.ledger.most_in_flight = max(self.ledger.most_in_flight, self.ledger.in_flight)
             started = time.monotonic()
             try:
-                return await self._persist(path, body, jitter)
-            except RequestFailed:
-                self.ledger.failures += 1
-                raise
+                for attempt in range(attempts):
+                    result = await self._attempt(path, body)
+                    if isinstance(result, dict):
+                        self.ledger.calls += 1
+                        return result
+                    if attempt == attempts - 1:
+                        self.ledger.failures += 1
+                        raise RequestFailed(f"{result.why}, {attempts} attempts")
+                    self.ledger.retries += 1
+                    wait = min(_LONGEST_WAIT, self._first_wait * 2**attempt)
+                    # a server that says when to come back knows best
+                    await asyncio.sleep(max(result.after, wait * (0.5 + jitter.random() / 2)))
+                raise AssertionError("the loop returns or raises")
             finally:
                 self.ledger.in_flight -= 1
                 self.ledger.seconds += time.monotonic() - started
 
-    async def _persist(
-        self, path: str, body: Mapping[str, Any], jitter: random.Random
-    ) -> dict[str, Any]:
-        for attempt in range(self._settings.retries + 1):
-            result = await self._attempt(path, body)
-            if isinstance(result, dict):
-                self.ledger.calls += 1
-                return result
-            if attempt == self._settings.retries:
-                raise RequestFailed(f"{result.why}, {attempt + 1} attempts")
-            self.ledger.retries += 1
-            wait = min(_LONGEST_WAIT, self._settings.first_wait * 2**attempt)
-            # a server that says when to come back knows best
-            await asyncio.sleep(max(result.after, wait * (0.5 + jitter.random() / 2)))
-        raise AssertionError("the loop returns or raises")
-
     async def _attempt(self, path: str, body: Mapping[str, Any]) -> dict[str, Any] | _Later:
         try:
-            async with self._open().post(self._url + path, json=body) as answer:
+            async with self._open().post(self._server.url + path, json=body) as answer:
                 if answer.status == 200:
                     return await _json(answer)
                 text = (await answer.text(errors="replace"))[:_SHOWN]
@@ -134,10 +117,11 @@ class Client:
                     return _Later(f"status {answer.status}: {text}", after)
                 if answer.status in _HOPELESS:
                     why = _HOPELESS[answer.status]
-                    raise ConfigError(f"{self._url} {why} (status {answer.status}): {text}")
+                    raise ConfigError(f"{self._server.url} {why} (status {answer.status}): {text}")
+                self.ledger.failures += 1
                 raise RequestFailed(f"status {answer.status}: {text}")
         except TimeoutError:
-            return _Later(f"no answer within {self._settings.timeout:g} s")
+            return _Later(f"no answer within {self._server.timeout:g} s")
         except aiohttp.ClientError as error:
             return _Later(f"{type(error).__name__}: {error}")
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from posttrain.config.backend import VllmBackend
 from posttrain.errors import ConfigError
 from posttrain.sampling.engines.budget import Call, budget_calls
-from posttrain.sampling.sampler import EngineOutput, EngineRequest, Ids
+from posttrain.sampling.sampler import EngineOutput, EngineRequest
 
 
 def open_vllm(config: VllmBackend, *, checkpoint: Path, weights: str) -> VllmEngine:
@@ -100,25 +100,6 @@ class VllmEngine:
         return [
             _output(answer.outputs[0], logps=request.parameters.logps)
             for answer, request in zip(answers, requests, strict=True)
-        ]
-
-    async def score(
-        self, prompts: Sequence[Ids], completions: Sequence[Ids]
-    ) -> list[tuple[float, ...]]:
-        """Log-probability (temperature 1) of each completion id given all ids before it."""
-        return await asyncio.to_thread(self._score, prompts, completions)
-
-    def _score(self, prompts: Sequence[Ids], completions: Sequence[Ids]) -> list[tuple[float, ...]]:
-        vllm: Any = importlib.import_module("vllm")
-        parameters = vllm.SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
-        whole = [{"prompt_token_ids": [*p, *c]} for p, c in zip(prompts, completions, strict=True)]
-        answers = self._llm.generate(whole, parameters, use_tqdm=False)
-        return [
-            tuple(
-                row[token].logprob
-                for token, row in zip(c, answer.prompt_logprobs[len(p) :], strict=True)
-            )
-            for p, c, answer in zip(prompts, completions, answers, strict=True)
         ]
 
 

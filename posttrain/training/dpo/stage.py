@@ -14,14 +14,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 from trl.trainer.dpo_config import DPOConfig
 
 from posttrain.config.dpo import DpoConfig
 from posttrain.errors import ConfigError
+from posttrain.models.load import embedding_rows
 from posttrain.runs import Manifest
 from posttrain.tokens.tokenizer import SpecialTokens
 from posttrain.training.arguments import LEARNING_RATE, batch_layout, make_arguments
+from posttrain.training.data_stage import DataStage
 from posttrain.training.dpo.data import Pairs, check_pairs, load_pairs
 from posttrain.training.dpo.layout import (
     LAYOUTS,
@@ -47,11 +50,10 @@ from posttrain.training.plan import (
     check_enough,
     checkpoint_bytes,
     disk_line,
-    embedding_rows,
     positions,
     time_line,
 )
-from posttrain.training.stage import DataStage, Preflight, PreparedRun
+from posttrain.training.stage import Preflight, PreparedRun
 
 MAX_STEPS = 50  # the paper's, Appendix C
 # a forward pass is about a third of a step
@@ -197,15 +199,22 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
         self.check_batch(trainer, self.recipe.batch, name="pairs")
         model, pairs, layout = trainer.model, trainer.pairs, trainer.layout
         tokens = check_pairs(pairs, rows=embedding_rows(model), longest=positions(model))
-        stats: dict[str, Any] = {"layout": layout}
-        probe = "not measured, the parameters are sharded"
-        if launched.sharding != "zero3":
-            apart = probe_layout(trainer.probe, pairs, layout, special.pad_id)
-            check_probe(apart, layout, str(model.dtype).removeprefix("torch."))
-            probe = f"{layout}: log-probability a token in its batch vs alone {apart:.1e}"
-            # an upper bound to one digit: the last bits differ between machines
-            stats["batch_vs_alone"] = float(f"{apart:.0e}")
-        return Preflight([("tokens", tokens), ("probe", probe)], stats)
+        return Preflight([("tokens", tokens)], {"layout": layout})
+
+    def probe(self, trainer: PairTrainer) -> Preflight:
+        """The layout measured on the model."""
+        layout, pad_id = trainer.layout, trainer.processing_class.pad_token_id
+        apart = probe_layout(trainer.probe, trainer.pairs, layout, pad_id)
+        check_probe(apart, layout, str(trainer.base_model.dtype).removeprefix("torch."))
+        text = f"{layout}: log-probability a token in its batch vs alone {apart:.1e}"
+        # an upper bound to one digit: the last bits differ between machines
+        return Preflight([("probe", text)], {"batch_vs_alone": float(f"{apart:.0e}")})
+
+    def largest_batch(self, trainer: PairTrainer) -> Mapping[str, torch.Tensor]:
+        """Of the longest pairs."""
+        micro = trainer.args.per_device_train_batch_size
+        rows = compute_order(trainer.pairs.lengths)[:micro].tolist()
+        return trainer.data_collator([trainer.pairs.data[row] for row in rows])
 
     def plan(
         self, prepared: PreparedRun[PairTrainer], size: ModelSize, *, measure: bool

@@ -165,13 +165,12 @@ class PairTrainer(Resumable, DPOTrainer):
         return (scored.chosen - scored.rejected).mean()
 
     def probe(self, inputs: dict[str, torch.Tensor]) -> ScoredPairs:
-        """`score` before training, wherever the model lies then; without dropout or gradient."""
+        """`score` before training, without dropout or gradient."""
         training = self.model.training
         self.model.eval()
-        placed = {key: value.to(self.model.device) for key, value in inputs.items()}
         try:
             with torch.no_grad():
-                return self.score(self.model, placed)
+                return self.score(self.model, self._prepare_inputs(inputs))
         finally:
             self.model.train(training)
 
@@ -199,7 +198,8 @@ class PairTrainer(Resumable, DPOTrainer):
             category=self._category[rows],
         )
         parts = self.current_gradient_accumulation_steps * self.accelerator.num_processes
-        return total_loss(terms, self.loss, mean_scale=parts / self._step_chosen).float()
+        loss = total_loss(terms, self.loss, mean_scale=parts / self._step_chosen).float()
+        return self.checked_scale(loss, 1 / self.current_gradient_accumulation_steps)
 
     def _reference_of(
         self, rows: torch.Tensor

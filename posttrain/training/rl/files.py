@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.records import json_text
-from posttrain.rollouts import Completion, Step, prompt_to_row
+from posttrain.rollouts import Completion, prompt_to_row
 from posttrain.sampling.generate import row_line
 from posttrain.training.finish import ROLLOUTS
 from posttrain.training.log import TIMING
@@ -76,7 +76,9 @@ def _completion_row(completion: Completion) -> dict[str, Any]:
     return {
         "index": completion.index,
         "finish": completion.finish,
-        "text": "\n".join(part for step in steps for part in (step.text, *_results(step))),
+        "text": "\n".join(
+            part for step in steps for part in (step.text, *(m.content for m in step.results))
+        ),
         "answer": completion.answer,
         "prompt_tokens": len(completion.prompt_ids or ()),
         "reasoning_tokens": completion.reasoning_tokens,
@@ -84,10 +86,6 @@ def _completion_row(completion: Completion) -> dict[str, Any]:
         "tokens": sum(len(step.ids or ()) for step in steps),
         "error": completion.error,
     }
-
-
-def _results(step: Step) -> list[str]:
-    return [message.content for message in step.results]
 
 
 def write_part(file: Path, rows: Sequence[Mapping[str, Any]], *, process: int) -> None:

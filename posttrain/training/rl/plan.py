@@ -3,6 +3,7 @@
 prompts      1,200: 60 % with reasoning; longest 212 tokens + 256 new of 2,048 positions
 batch        128 prompts × 16 = 2,048 rollouts on 2 process(es), 1 update of 8 × 128 accumulated
 steps        100: 12,800 prompts drawn, 1.07 epochs, 204,800 rollouts of at most 512 tokens
+rollouts     in process, 64 at a time; 58.82 GiB of weights are gathered on each device
 routers      23 frozen; bias moved by 0.001 a step
 time         about 5,400 s: 54 s a step, from a few rollouts made and trained on here; …
 """
@@ -17,13 +18,15 @@ from urllib.parse import urlsplit
 import torch
 
 from posttrain.chat import ChatTemplate, render
-from posttrain.config.grpo import GroupTraining
+from posttrain.config.backend import Server
+from posttrain.config.grpo import GroupTraining, InProcessRollouts, LoraServer, RolloutEngine
 from posttrain.errors import ConfigError, DataError, RenderError
 from posttrain.group_rewards import GroupRewards
 from posttrain.rollouts import Prompt
 from posttrain.sampling.rollout import OpenEnvironment
 from posttrain.tokens.tokenizer import Encoder
 from posttrain.training.plan import (
+    GIB,
     MEASURED_UP_TO,
     ModelSize,
     RunPlan,
@@ -39,6 +42,7 @@ from posttrain.training.stage import PreparedRun
 MEASURED = 32
 # of JSON for each token of a rollout, judgements not counted
 TOKEN_BYTES = 5
+SPLITS_WEIGHTS = ("zero3", "fsdp2")
 
 
 def prompt_lengths(
@@ -163,7 +167,10 @@ def make_plan(prepared: PreparedRun[GroupTrainer], size: ModelSize, *, measure: 
         ),
         disk_line(disk),
     ]
-    if measure and size.parameters <= MEASURED_UP_TO and recipe.sampling.server is None:
+    whole = launched.sharding not in SPLITS_WEIGHTS
+    lines.append(("rollouts", _rollouts_line(recipe.rollouts, size, whole=whole)))
+    here = recipe.rollouts.engine == "in_process"
+    if measure and size.parameters <= MEASURED_UP_TO and here and whole:
         seconds = _seconds_a_rollout(trainer) * rollouts / launched.world_size
         lines.append(
             (
@@ -195,6 +202,18 @@ def _seconds_a_rollout(trainer: GroupTrainer) -> float:
     seconds = time.perf_counter() - started
     trainer.model.zero_grad(set_to_none=True)
     return seconds / len(rows)
+
+
+def _rollouts_line(engine: RolloutEngine, size: ModelSize, *, whole: bool) -> str:
+    if isinstance(engine, InProcessRollouts):
+        gathered = f"; {size.weight_bytes / GIB:.2f} GiB of weights are gathered on each device"
+        return f"in process, {engine.batch_size} at a time{'' if whole else gathered}"
+    where = engine.url if isinstance(engine, Server) else f"{engine.gpu_memory:.0%} of each device"
+    sent = "the adapter" if isinstance(engine, LoraServer) else "all weights"
+    return (
+        f"{engine.engine}, {where}, given {sent} before each batch; a killed run goes on and loses "
+        "or repeats nothing, but vLLM's samples are not the same bytes again"
+    )
 
 
 def _loss_line(recipe: GroupTraining) -> str:

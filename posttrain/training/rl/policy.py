@@ -1,131 +1,197 @@
-"""The policy in training as an engine that rollouts are sampled from: in this process, or a server.
+"""The policy in training as an engine that rollouts are sampled from, by `rollouts.engine`.
 
-    LiveEngine(model, batch_size=256, autocast=nullcontext)
+    engine = open_engine(trainer)
+    with engine.current(3):       # every process enters it: the weights of step 3, whole
+        await engine.generate([EngineRequest(ids=(1, 9, 4), …)])
 
-    server = ServedPolicy(recipe.sampling.server)
-    await server.load("policy-00003", Path("runs/x/resume/policy/policy-00003"), instead_of=…)
-    await server.generate([EngineRequest(ids=(1, 9, 4), …)])
-
-The server holds the policy's base and is given the adapter before each step. An adapter is small
-enough to go by way of the disk, which trainer and server share. Every step has an adapter name of
-its own: under one that is used again, vLLM may answer from the prefix cache of the weights before.
-What the server computes otherwise than the trainer is importance sampling's to correct. Tested
-against a server of tiny models that loads adapters so; never against vLLM.
+`in_process` decodes here; `lora_server` is a vLLM server that holds the base and loads each step's
+adapter from the disk that it shares with the trainer; the engines that are sent all weights are in
+`rl/vllm.py`. What an engine computes otherwise than the trainer is importance sampling's to
+correct.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
-from transformers import PreTrainedModel
+from torch.distributed.fsdp import FSDPModule
+from trl.models.utils import add_hooks, remove_hooks
 
-from posttrain.config.grpo import PolicyServer
+from posttrain.config.grpo import LoraServer
 from posttrain.errors import ConfigError
 from posttrain.sampling.engines.completions import CompletionsEngine
 from posttrain.sampling.engines.decode import decode
-from posttrain.sampling.engines.http import Client, ClientSettings, key_headers
-from posttrain.sampling.sampler import EngineOutput, EngineRequest, Ids
+from posttrain.sampling.engines.http import Client, key_headers
+from posttrain.sampling.sampler import EngineOutput, EngineRequest
+from posttrain.training.launch import read_launch
+
+if TYPE_CHECKING:
+    from posttrain.training.rl.trainer import GroupTrainer
 
 LOAD, UNLOAD = "/load_lora_adapter", "/unload_lora_adapter"
 _SHOWN = 300  # characters of a server's answer in a message
 
 
-class Unscoring:
-    """An engine that is never asked for the log-probabilities of given completions."""
+class LiveEngine(ABC):
+    """An `Engine` whose weights are those of the policy in training; used from one event loop."""
 
-    async def score(
-        self, prompts: Sequence[Ids], completions: Sequence[Ids]
-    ) -> list[tuple[float, ...]]:
-        """Not needed: the trainer scores.
+    batched = False
+    client: Client | None = None
 
-        Raises:
-            ConfigError: always.
-        """
-        raise ConfigError("a policy in training is scored by its trainer")
-
-
-class LiveEngine(Unscoring):
-    """The policy while it is trained, as an engine: in this thread, under the trainer's autocast.
-
-    Args:
-        model: the policy without wrappers, so that processes decode without waiting for each other.
-        autocast: the context in which the trainer runs the model.
-    """
-
-    batched = True
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        batch_size: int,
-        autocast: Callable[[], AbstractContextManager[Any]],
-    ) -> None:
-        self.model = model
-        self.batch_size = batch_size
-        self._autocast = autocast
+    def __init__(self, trainer: GroupTrainer) -> None:
+        self.trainer = trainer
 
     @property
     def identity(self) -> Mapping[str, Any]:
         """A policy in training has no fixed weights."""
-        return {"backend": "live", "dtype": str(self.model.dtype).removeprefix("torch.")}
+        return {"backend": self.trainer.recipe.rollouts.engine}
+
+    @abstractmethod
+    def current(self, step: int) -> AbstractContextManager[None]:
+        """The block in which samples come from the weights as they are before step `step`, counted
+        in batches of rollouts from 0. Every process must enter it.
+
+        Raises:
+            ConfigError: the weights do not reach a server; the message has its answer.
+        """
+
+    @abstractmethod
+    async def generate(
+        self, requests: Sequence[EngineRequest], *, progress: Callable[[int], None] | None = None
+    ) -> list[EngineOutput]:
+        """As `Engine.generate`."""
+
+    async def close(self) -> None:
+        """Give connections back, where there are any."""
+        if self.client is not None:
+            await self.client.close()
+
+
+def open_engine(trainer: GroupTrainer) -> LiveEngine:
+    """The engine that the recipe names.
+
+    Raises:
+        ConfigError: vLLM is needed and not installed.
+    """
+    from posttrain.training.rl.vllm import VllmColocated, VllmServed
+
+    engines: dict[str, Callable[[GroupTrainer], LiveEngine]] = {
+        "in_process": InProcess,
+        "lora_server": LoraServed,
+        "vllm_server": VllmServed,
+        "vllm_colocate": VllmColocated,
+    }
+    return engines[trainer.recipe.rollouts.engine](trainer)
+
+
+class InProcess(LiveEngine):
+    """Decodes in this thread, under the trainer's autocast."""
+
+    batched = True
+
+    def __init__(self, trainer: GroupTrainer) -> None:
+        super().__init__(trainer)
+        # without wrappers, so that processes decode without waiting for each other
+        self.model = trainer.base_model
+
+    def current(self, step: int) -> AbstractContextManager[None]:
+        """As the parent's: what sharding has split is gathered meanwhile."""
+        return whole_weights(self.trainer)
 
     async def generate(
         self, requests: Sequence[EngineRequest], *, progress: Callable[[int], None] | None = None
     ) -> list[EngineOutput]:
-        """As `Engine.generate`. The model is in eval mode meanwhile.
+        """As the parent's; the model is in eval mode meanwhile.
 
         Raises:
             DataError: the model's logits are not finite.
         """
+        rollouts: Any = self.trainer.recipe.rollouts
         training = self.model.training
         self.model.eval()
         try:
-            with self._autocast():
-                return decode(self.model, requests, batch_size=self.batch_size, progress=progress)
+            with self.trainer.compute_loss_context_manager():
+                return decode(
+                    self.model, requests, batch_size=rollouts.batch_size, progress=progress
+                )
         finally:
             self.model.train(training)
 
 
-class ServedPolicy(Unscoring):
-    """An `Engine`; used from one event loop."""
+@contextlib.contextmanager
+def whole_weights(trainer: GroupTrainer) -> Iterator[None]:
+    """The block in which every process has all weights on its device, and no forward pass waits
+    for another process. Entering it is a collective; nothing to do without sharded weights."""
+    root: Any = trainer.model_wrapped
+    if read_launch(trainer.accelerator).sharding == "zero3":
+        import deepspeed
 
-    batched = False
+        with deepspeed.zero.GatheredParameters(list(root.parameters())):
+            remove_hooks(root)
+            try:
+                yield
+            finally:
+                add_hooks(root)
+    elif isinstance(trainer.model_wrapped, FSDPModule):
+        # an adapter's base is called without its wrapper, and the first module to run would take
+        # itself for the root
+        root._get_fsdp_state()._lazy_init()
+        shards = [module for module in root.modules() if isinstance(module, FSDPModule)]
+        root.set_reshard_after_forward(False)
+        for shard in shards:
+            shard.unshard()
+        try:
+            yield
+        finally:
+            for shard in shards:
+                shard.reshard()
+            # the final norm and head, which accelerate keeps, are from now on gathered again too
+            root.set_reshard_after_forward(
+                trainer.accelerator.state.fsdp_plugin.reshard_after_forward
+            )
+    else:
+        yield
 
-    def __init__(self, server: PolicyServer) -> None:
+
+class LoraServed(LiveEngine):
+    """A vLLM server that is given the adapter before each step.
+
+    An adapter is small enough to go by way of the disk. Every step has an adapter name of its own:
+    under one that is used again, vLLM may answer from the prefix cache of the weights before.
+    Tested against a server of tiny models that loads adapters so; never against vLLM.
+    """
+
+    def __init__(self, trainer: GroupTrainer) -> None:
+        super().__init__(trainer)
+        server = trainer.recipe.rollouts
+        assert isinstance(server, LoraServer)
         self._server = server
-        settings = ClientSettings(
-            concurrency=server.concurrency,
-            timeout=server.timeout,
-            retries=server.retries,
-            api_key_env=server.api_key_env,
-        )
-        self._client = Client(server.url, settings)
+        self.client = self._client = Client(server)
         self._engine: CompletionsEngine | None = None
 
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        """A policy in training has no fixed weights."""
-        return {"backend": "served"}
+    @contextlib.contextmanager
+    def current(self, step: int) -> Iterator[None]:
+        """As the parent's."""
+        trainer = self.trainer
+        name, before = f"{self._server.model}-{step:05d}", f"{self._server.model}-{step - 1:05d}"
+        folder = Path(trainer.args.output_dir) / "policy"
+        if trainer.is_world_process_zero():
+            trainer.accelerator.unwrap_model(trainer.model).save_pretrained(str(folder / name))
+            trainer.rollouts.runner.run(self._load(name, folder / name, before if step else None))
+            shutil.rmtree(folder / before, ignore_errors=True)
+        trainer.accelerator.wait_for_everyone()
+        self._engine = CompletionsEngine(self._client, model=name, identity=self.identity)
+        yield
 
-    async def close(self) -> None:
-        """Give the connections back."""
-        await self._client.close()
-
-    def name_of(self, step: int) -> str:
-        """Under which a step's adapter is loaded."""
-        return f"{self._server.model}-{step:05d}"
-
-    async def load(self, name: str, folder: Path, *, instead_of: str | None) -> None:
-        """Have the server load an adapter, and drop the one before.
-
-        Raises:
-            ConfigError: it does not; the message has its answer.
-        """
+    async def _load(self, name: str, folder: Path, instead_of: str | None) -> None:
+        """Have the server load an adapter, and drop the one before."""
         headers = key_headers(self._server.api_key_env)
         timeout = aiohttp.ClientTimeout(total=self._server.timeout)
         async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
@@ -153,10 +219,6 @@ class ServedPolicy(Unscoring):
                 return f"status {answer.status}: {(await answer.text(errors='replace'))[:_SHOWN]}"
         except (aiohttp.ClientError, TimeoutError) as error:
             return f"{type(error).__name__}: {error}"
-
-    def use(self, name: str) -> None:
-        """Ask for this adapter from now on."""
-        self._engine = CompletionsEngine(self._client, model=name, identity=self.identity)
 
     async def generate(
         self, requests: Sequence[EngineRequest], *, progress: Callable[[int], None] | None = None

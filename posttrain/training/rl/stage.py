@@ -14,12 +14,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
 from trl.trainer.grpo_config import GRPOConfig
 
 from posttrain.chat import ChatTemplate
-from posttrain.config.backend import REACHING, Rendering
-from posttrain.config.grpo import GroupTraining
+from posttrain.config.backend import Rendering
+from posttrain.config.grpo import ENGINE_REACHING, GroupTraining, refuse_lora_server
 from posttrain.errors import ConfigError, DataError
 from posttrain.group_rewards import GroupReward
 from posttrain.hashing import digest_of
@@ -31,7 +32,9 @@ from posttrain.sampling.open import rendering_of
 from posttrain.sampling.render import RenderedSampler
 from posttrain.sampling.rollout import OpenEnvironment
 from posttrain.sampling.sampler import Engine, Sampler
+from posttrain.tokens.encode import IGNORED
 from posttrain.tokens.tokenizer import Encoder, SpecialTokens, load_any_tokenizer
+from posttrain.training.activations import RolloutShape
 from posttrain.training.arguments import LEARNING_RATE, batch_layout, make_arguments
 from posttrain.training.finish import RESUME, RunOutcome
 from posttrain.training.launch import Launched
@@ -55,15 +58,9 @@ WARMUP_STEPS = 10  # of the reference code's RLVR recipe
 # half an hour is made for steps without either
 DDP_TIMEOUT = 4 * 3600
 _INPUTS = ("data", "prompts", "settings", "judge", "pass_rates", "domains")
-# how a server is reached decides nothing about what it is sent
 _CLOSING = (
-    "reward",
-    "part/base",
-    "part/accuracy",
-    "part/pass",
-    "answer_tokens",
-    "reasoning_tokens",
-)
+    "reward", "part/base", "part/accuracy", "part/pass", "answer_tokens", "reasoning_tokens",
+)  # fmt: skip
 
 
 def grpo_arguments(
@@ -217,8 +214,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         recipe = self.recipe
         # the guard's limits may change when a stopped run goes on; the prompts come by digest
         outside = {"out", "guard", *(name for name in _INPUTS if name in type(recipe).model_fields)}
-        server = True if recipe.sampling.server is None else {*REACHING}
-        left_out: Any = dict.fromkeys(outside, True) | {"sampling": {"server": server}}
+        left_out: Any = dict.fromkeys(outside, True) | {"rollouts": {*ENGINE_REACHING}}
         config = recipe.model_dump(mode="json", exclude=left_out)
         config["prompts_digest"] = digest_of(prompt_lines(self.prompts))
         config["reward"] = dict(self.reward.identity)
@@ -291,11 +287,10 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         recipe, updates = self.recipe, self.recipe.loss.num_iterations
         per_update = recipe.prompts_per_step * recipe.num_generations // updates
         self.check_batch(trainer, per_update, name="rollouts")
-        if launched.sharding not in ("none", "zero1", "zero2"):
-            raise ConfigError(
-                f"this run has sharding {launched.sharding}; rollouts are made in this process and "
-                "need whole weights on each device: use recipes/accelerate/ddp.yaml or zero2.yaml"
-            )
+        if launched.sharding == "fsdp1":
+            raise ConfigError("rollouts cannot gather weights of FSDP 1: set fsdp_version: 2")
+        if recipe.rollouts.engine == "lora_server":
+            refuse_lora_server(launched.sharding)
         new, room = recipe.sampling.max_tokens, positions(trainer.model)
         lines = [("prompts", check_room(self.prompts, self._lengths, new=new, room=room))]
         if self._routers:
@@ -305,6 +300,25 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         lines += [] if self.curriculum is None else self.curriculum.lines()
         stats = {"routers": self._routers, "longest_prompt": max(self._lengths)}
         return Preflight(lines, stats)
+
+    def largest_batch(self, trainer: GroupTrainer) -> Mapping[str, torch.Tensor]:
+        """Completions of the greatest length behind the longest prompt."""
+        new = self.recipe.sampling.max_tokens
+        rows, columns = trainer.args.per_device_train_batch_size, max(self._lengths) + new
+        ids = torch.zeros(rows, columns, dtype=torch.long)
+        labels = torch.full_like(ids, IGNORED)
+        labels[:, -new:] = 0
+        return {"input_ids": ids, "labels": labels}
+
+    def rollouts(self, trainer: GroupTrainer) -> RolloutShape | None:
+        """As many at a time as the recipe allows, all at their longest."""
+        sampling, recipe = self.recipe.sampling, self.recipe
+        if sampling.server is not None:
+            return None
+        local = recipe.prompts_per_step * recipe.num_generations // trainer.args.world_size
+        return RolloutShape(
+            rows=min(local, sampling.batch_size), columns=max(self._lengths) + sampling.max_tokens
+        )
 
     def plan(
         self, prepared: PreparedRun[GroupTrainer], size: ModelSize, *, measure: bool

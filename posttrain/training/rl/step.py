@@ -1,7 +1,7 @@
 """One step of group-relative training, top to bottom: prompts are drawn, the policy rolls them out,
 groups are rewarded, rewards become advantages, and what is in the loss becomes micro-batches.
 
-    steps = StepMaker(recipe, rollouts, sampler, accelerator=…, clock=…, micro_batches=8, pad_id=0)
+    steps = StepMaker(recipe, rollouts, engine, accelerator=…, clock=…, micro_batches=8, pad_id=0)
     step = steps.make(3)
     step.batches[0]   → [{"input_ids": …}, …]   this process's micro-batches of the first update
     step.tokens[0]    → 41210                   in that update's loss, over all processes
@@ -38,6 +38,7 @@ from posttrain.training.rl.curriculum_steps import PlannedStep
 from posttrain.training.rl.domains import by_domain, domain_metrics, verifier_seconds
 from posttrain.training.rl.files import StepClock
 from posttrain.training.rl.metrics import Stats, batch_metrics, group_stats
+from posttrain.training.rl.policy import LiveEngine
 
 Place = tuple[int, int]
 T = TypeVar("T")
@@ -96,7 +97,7 @@ class StepMaker:
     """Makes one step after the other; what it makes depends on the step's number alone.
 
     Args:
-        sampler: of the live policy.
+        engine: samples from the policy in training.
         micro_batches: of an update on each process.
     """
 
@@ -104,14 +105,15 @@ class StepMaker:
         self,
         recipe: GroupTraining,
         rollouts: Rollouts,
-        sampler: Sampler,
+        engine: LiveEngine,
         *,
         accelerator: Any,
         clock: StepClock,
         micro_batches: int,
         pad_id: int,
     ) -> None:
-        self.recipe, self.rollouts, self.sampler = recipe, rollouts, sampler
+        self.recipe, self.rollouts, self.engine = recipe, rollouts, engine
+        self.sampler = rollouts.make_sampler(engine)
         self.accelerator, self.clock = accelerator, clock
         self.micro_batches, self.pad_id = micro_batches, pad_id
 
@@ -127,7 +129,7 @@ class StepMaker:
         self.clock.start(number * updates + 1)
 
         prompts = self.draw(number)
-        with self.clock.part("rollout"):
+        with self.clock.part("rollout"), self.engine.current(number):
             groups = run(self.roll_out(number, prompts))
         with self.clock.part("reward"):
             rewards = run(reward.reward(groups, seed=seed_of(self.recipe.seed, "reward", number)))

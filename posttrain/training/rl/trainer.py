@@ -8,7 +8,6 @@ batch (`compute_loss`).
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,9 +32,9 @@ from posttrain.training.rl.files import (
     write_part,
 )
 from posttrain.training.rl.health import HealthGuard, why_untrained
-from posttrain.training.rl.loss import Importance, TokenSums, importance, ratio_rows, token_loss
+from posttrain.training.rl.loss import TokenSums, importance, ratio_rows, token_loss
 from posttrain.training.rl.metrics import step_line
-from posttrain.training.rl.policy import LiveEngine, ServedPolicy
+from posttrain.training.rl.policy import open_engine
 from posttrain.training.rl.step import Rollouts, RolloutStep, StepMaker
 from posttrain.training.trainer import Resumable, score_labels, silence_attention_dropout
 
@@ -67,17 +66,11 @@ class GroupTrainer(Resumable, GRPOTrainer):
                 "moe.bias_update_rate moves biases of the base model, and an adapter's checkpoints "
                 "do not hold those: set moe.bias_update_rate=0, or train without an adapter"
             )
-        server = recipe.sampling.server
-        self.server = None if server is None else ServedPolicy(server)
-        live = LiveEngine(
-            plain,
-            batch_size=recipe.sampling.batch_size,
-            autocast=self.compute_loss_context_manager,
-        )
+        self.engine = open_engine(self)
         self.steps = StepMaker(
             recipe,
             rollouts,
-            rollouts.make_sampler(self.server or live),
+            self.engine,
             accelerator=self.accelerator,
             clock=self.clock,
             micro_batches=self.args.gradient_accumulation_steps,
@@ -108,7 +101,6 @@ class GroupTrainer(Resumable, GRPOTrainer):
         """The micro-batches of the next update; rolls out a step when it is due."""
         number, update = divmod(self.state.global_step, self.recipe.loss.num_iterations)
         if update == 0:
-            self._publish(number)
             self._current = step = self.steps.make(number)
             self.tokens_seen += step.tokens_seen
             self.trained_seen += sum(step.tokens)
@@ -126,22 +118,6 @@ class GroupTrainer(Resumable, GRPOTrainer):
                 for batch in batches:
                     batch["previous"] = self.score(self.model, self.place(batch))[0].cpu()
 
-    def _publish(self, number: int) -> None:
-        """Let the server that rolls out, if there is one, have the policy as it is now."""
-        if self.server is None:
-            return
-        name = self.server.name_of(number)
-        before = self.server.name_of(number - 1) if number else None
-        folder = Path(self.args.output_dir) / "policy"
-        if self.is_world_process_zero():
-            self.accelerator.unwrap_model(self.model).save_pretrained(str(folder / name))
-            loading = self.server.load(name, folder / name, instead_of=before)
-            self.rollouts.runner.run(loading)
-            if before is not None:
-                shutil.rmtree(folder / before, ignore_errors=True)
-        self.accelerator.wait_for_everyone()
-        self.server.use(name)
-
     def why_untrained(self) -> str:
         """From the shares that the log's rows give."""
         return why_untrained(self.step_rows(), overlong=self.recipe.loss.overlong)
@@ -152,8 +128,7 @@ class GroupTrainer(Resumable, GRPOTrainer):
 
     def close(self) -> None:
         """Give connections back; the trainer is then of no more use."""
-        if self.server is not None:
-            self.rollouts.runner.run(self.server.close())
+        self.rollouts.runner.run(self.engine.close())
 
     # ---- loss ----
 
@@ -196,20 +171,16 @@ class GroupTrainer(Resumable, GRPOTrainer):
             config,
             self._score_reference(inputs),
         )
-        self._note(inputs["places"], mask, weights)
+        # each rollout's ratios are written beside it
+        for place, row in zip(inputs["places"], ratio_rows(mask, weights), strict=True):
+            if row is not None:
+                self._current.ratios[place] = row
         self._sums.add(mask, entropy, weights, terms)
         counted = mask & weights.kept[:, None]
         # DDP averages gradients over processes, the sum is over the global batch
         tokens = self._current.tokens[self.state.global_step % config.num_iterations]
         scale = self.accelerator.num_processes / max(tokens, 1)
-        return torch.where(counted, terms.loss, 0.0).sum() * scale
-
-    def _note(self, places: list[Any], mask: torch.Tensor, weights: Importance) -> None:
-        """Keep each rollout's ratios, to be written beside it."""
-        assert self._current is not None
-        for place, row in zip(places, ratio_rows(mask, weights), strict=True):
-            if row is not None:
-                self._current.ratios[place] = row
+        return self.checked_scale(torch.where(counted, terms.loss, 0.0).sum() * scale)
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As the parent; the last micro-batch of a batch of rollouts puts it on disk."""

@@ -123,11 +123,16 @@ class DataSample:
     pad_trained: bool
 
 
+def sampled_rows(packs: int) -> list[int]:
+    """Evenly spaced rows, few enough to be looked at one by one."""
+    taken = min(packs, SAMPLED_PACKS)
+    return sorted({i * packs // taken for i in range(taken)})
+
+
 def sample_data(packs: Dataset, special: SpecialTokens) -> DataSample:
     """Look into evenly spaced packs (the last row, the filler, is left out)."""
     total = len(packs) - 1
-    taken = min(total, SAMPLED_PACKS)
-    rows = sorted({i * total // taken for i in range(taken)})
+    rows = sampled_rows(total)
     seen = ended = untrained = longest = 0
     smallest, largest, pad_trained = 1 << 60, -1, False
     for pack in packs.select(rows):

@@ -4,7 +4,8 @@
 
 tokens             512 of 8,000 packs looked at: ids 0…1023 of 1,024 rows; pad <|pad|> ≠ end …
 end token          <|im_end|> is trained in 100.0 % of 2,113 sequences
-document_masking   block_diagonal: …; packed vs alone 2.1e-07, unprotected 0.83
+document_masking   block_diagonal: …
+probe              packed vs alone 2.1e-07, unprotected 0.83
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
 from trl.trainer.sft_config import SFTConfig
 
 from posttrain.config.sft import SftConfig
 from posttrain.errors import ConfigError, DataError
+from posttrain.models.load import embedding_rows
 from posttrain.tokens.tokenizer import SpecialTokens
 from posttrain.training.arguments import make_arguments
+from posttrain.training.data_stage import DataStage
 from posttrain.training.document_masking import (
     check_probe,
     choose_document_masking,
@@ -36,7 +40,6 @@ from posttrain.training.plan import (
     batch_line,
     checkpoint_bytes,
     disk_line,
-    embedding_rows,
     positions,
     time_line,
 )
@@ -46,11 +49,12 @@ from posttrain.training.sft.data import (
     index_sums,
     load_split,
     sample_data,
+    sampled_rows,
     split_by_group,
     split_size,
 )
 from posttrain.training.sft.trainer import PackedSFTTrainer
-from posttrain.training.stage import DataStage, Preflight, PreparedRun
+from posttrain.training.stage import Preflight, PreparedRun
 from posttrain.training.trainer import write_model
 
 
@@ -157,16 +161,6 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
             "document_masking": masking,
             "end_trained": round(sample.end_trained, 4),
         }
-        if launched.sharding == "zero3":
-            text += "; not measured, the parameters are sharded"
-        else:
-            packs = [train[row] for row in range(min(2, trainer.packs))]
-            probe = probe_document_masking(model, make_collator(masking, special.pad_id), packs)
-            check_probe(probe, masking)
-            text += f"; packed vs alone {probe.apart:.1e}, unprotected {probe.leaking:.1e}"
-            # an upper bound to one digit: the last bits differ between machines, the manifest
-            # must not
-            stats["packed_vs_alone"] = float(f"{probe.apart:.0e}")
         lines = [
             (
                 "tokens",
@@ -182,6 +176,27 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
             ("document_masking", text),
         ]
         return Preflight(lines, stats)
+
+    def probe(self, trainer: PackedSFTTrainer) -> Preflight:
+        """The document masking measured on the model."""
+        masking, train = trainer.document_masking, trainer.train_dataset
+        packs = [train[row] for row in range(min(2, trainer.packs))]
+        pad_id = trainer.processing_class.pad_token_id
+        probe = probe_document_masking(trainer.model, make_collator(masking, pad_id), packs)
+        check_probe(probe, masking)
+        text = f"packed vs alone {probe.apart:.1e}, unprotected {probe.leaking:.1e}"
+        # an upper bound to one digit: the last bits differ between machines, the manifest must not
+        return Preflight([("probe", text)], {"packed_vs_alone": float(f"{probe.apart:.0e}")})
+
+    def largest_batch(self, trainer: PackedSFTTrainer) -> Mapping[str, torch.Tensor]:
+        """Of the packs of a sample that fill most rows of their longest sequence."""
+        lengths = trainer.train_dataset.select_columns("seq_lengths")
+        rows = sampled_rows(trainer.packs)
+        sizes = [len(row) * max(row) for row in lengths.select(rows)["seq_lengths"]]
+        order = sorted(range(len(rows)), key=sizes.__getitem__, reverse=True)
+        micro = trainer.args.per_device_train_batch_size
+        packs = trainer.train_dataset.select_columns(list(COLUMNS))
+        return trainer.data_collator([packs[rows[k]] for k in (order * micro)[:micro]])
 
     def plan(
         self, prepared: PreparedRun[PackedSFTTrainer], size: ModelSize, *, measure: bool
@@ -247,9 +262,9 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
             f"Base: {base or 'random initialisation'}. Trained for {steps:,} steps of "
             f"{trainer.global_batch} packs, {trainer.tokens_seen:,} tokens of which "
             f"{trainer.trained_seen:,} trained.",
-            "",
-            f"Last logged training loss: {stats['train_loss']:.4f}.",
         ]
+        if losses:
+            summary += ["", f"Last logged training loss: {losses[-1]:.4f}."]
         if held_out:
             summary += ["", "| held-out group | loss per trained token |", "|---|---|"]
             summary += [f"| {name} | {loss:.4f} |" for name, loss in held_out.items()]

@@ -78,6 +78,13 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
         )
         return self._order
 
+    def get_train_dataloader(self) -> Any:
+        """As the parent; every batch of an epoch is whole."""
+        loader = super().get_train_dataloader()
+        # by the rows alone, filler included, accelerate would cut the last batch's metrics
+        loader.dataset.total_dataset_length = self._order.filled
+        return loader
+
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int]:
         batch = self.args.eval_batch_size * self.args.world_size
         return EpochOrder(packs=len(eval_dataset) - 1, global_batch=batch, seed=None)
@@ -117,8 +124,11 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
         num_items_in_batch: Any = None,
     ) -> Any:
         """The parent's loss per trained token, plus the balance term while training."""
-        if self.balance is None or not self.model.training:
+        if not self.model.training:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        if self.balance is None:
+            loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            return self.checked_scale(loss)
         assert not return_outputs
         ids, count = sequence_ids(inputs)
         with self.balance.collect():
@@ -136,7 +146,7 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
                 torch.tensor(term.max_violation, device=loss.device), "mean"
             ).item()
         )
-        return loss + self.balance_coefficient * balance
+        return self.checked_scale(loss + self.balance_coefficient * balance)
 
     def evaluation_loop(
         self,

@@ -206,15 +206,6 @@ def test_nothing_to_train_on_is_an_error_that_says_why(tmp_path: Path):
         built(tmp_path, {"c": [HELPSTEER3 | {"overall_preference": 0}]})
 
 
-def test_recipes_that_mean_nothing_are_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"below scores\.high"):
-        recipe_of(tmp_path, {"c": []}, source_keys={"c": {"scores": {"low": 5, "high": 1}}})
-    with pytest.raises(ConfigError, match="win"):
-        recipe_of(tmp_path, {"c": []}, source_keys={"c": {"win": 4}})
-    with pytest.raises(ConfigError, match="exactly one of path and hub"):
-        recipe_of(tmp_path, {"c": []}, source_keys={"c": {"hub": "a/b"}})
-
-
 def test_published_preferences(shared: Path):
     """SplitStats counted apart from this code, with a few lines over the raw rows."""
     raw = {

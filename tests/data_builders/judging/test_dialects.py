@@ -41,12 +41,6 @@ def test_each_dialect_is_recognised_by_its_structure(dialect: str):
     assert recognise(ROWS[dialect]) == dialect
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_columns_of_other_sets_that_are_null_change_nothing(dialect: str):
-    others = {key: None for row in ROWS.values() for key in row if key not in ROWS[dialect]}
-    assert recognise(ROWS[dialect] | others) == dialect
-
-
 @pytest.mark.parametrize(
     ("strength", "ranking"), [(-3, 1), (-2, 2), (-1, 3), (1, 4), (2, 5), (3, 6)]
 )
@@ -197,11 +191,6 @@ def test_a_released_judging_prompt_is_taken_apart_at_its_marks():
     )
     assert problem(RELEASED | {"num_responses": 3}) == "several_responses"
     assert read(RELEASED | {"messages": [RELEASED["messages"]]}) == pair
-
-
-def test_loss_masks_of_what_is_compared_are_no_matter():
-    row = HELPSTEER3 | {"response2": {"role": "assistant", "content": "54", "weight": 0}}
-    assert read(row) == read(HELPSTEER3 | {"response2": "54"})
 
 
 @pytest.mark.parametrize(

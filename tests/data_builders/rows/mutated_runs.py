@@ -25,7 +25,7 @@ from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.source import SourceConfig
 from posttrain.errors import DataError
 from posttrain.models.chat_template import load_data_renderer
-from posttrain.records import Example, example_from_row, example_to_row
+from posttrain.records import Example, message_from_row, message_to_row
 from tests.data_builders.rows.mutations import ROWS, mutated
 from tests.data_builders.small_build import build, manifest, write_tokenizer
 
@@ -126,7 +126,8 @@ def _outcome(
         assert item.detail.encode("utf-8")
         return item.reason, item.detail
     assert item.messages[-1].role == "assistant"
-    assert example_from_row(json.loads(json.dumps(example_to_row(item)))) == item
+    rows = json.loads(json.dumps([message_to_row(message) for message in item.messages]))
+    assert tuple(map(message_from_row, rows)) == item.messages
     (prepared,) = prepare([item], preparer)
     found.sequences += len(prepared.sequences)
     if prepared.drop is not None:

@@ -16,7 +16,7 @@ from data_builders.rows.raw import Dropped
 from data_builders.rows.read import RowCounts
 from posttrain.config.source import SourceConfig
 from posttrain.errors import ConfigError
-from posttrain.records import Example, Message, example_from_row, example_to_row
+from posttrain.records import Example, Message
 from tests.data_builders.small_rows import WEATHER, read_all, write_lines
 
 GOOD: dict[str, Any] = {"prompt": "2+2?", "completion": "4", "reward": 1}
@@ -101,7 +101,6 @@ def test_metadata_is_what_the_recipe_names(tmp_path: Path) -> None:
     example, _ = read_all(tmp_path, metadata=("reward", "info.task", "info.n", "rare"))
     assert isinstance(example, Example)
     assert json.loads(example.metadata) == {"reward": 1, "task": "sum", "n": None}
-    assert example_from_row(example_to_row(example)) == example
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,7 @@ from data_builders.tiny_world.items import (
     Choices,
     Place,
     family_items,
-    heldout_row,
-    is_held_out,
     make_item,
-    training_row,
 )
 from data_builders.tiny_world.tools import TOOLS
 
@@ -45,20 +42,15 @@ def test_heldout_questions_never_appear_in_training_under_any_seed(family: str) 
     def questions(item: dict) -> list[str]:
         return [m["content"] for m in item["prompt"] if m["role"] == "user"]
 
-    train = {q for seed in (1, 2) for i in items(family, "train", 800, seed) for q in questions(i)}
-    heldout = {q for item in items(family, "heldout", 500, seed=7) for q in questions(item)}
+    train = {q for seed in (1, 2) for i in items(family, "train", 400, seed) for q in questions(i)}
+    heldout = {q for item in items(family, "heldout", 300, seed=7) for q in questions(item)}
     assert len(heldout) > 100
     assert not train & heldout
 
 
-def test_about_one_key_in_eight_is_held_out() -> None:
-    share = sum(is_held_out(f"key {number}") for number in range(8000)) / 8000
-    assert 0.11 < share < 0.14
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_metadata_is_complete_and_matches_the_item(family: str) -> None:
-    for item in items(family, "train", 200):
+    for item in items(family, "train", 80):
         metadata = item["metadata"]
         assert set(metadata) == METADATA
         assert metadata["family"] == family
@@ -85,23 +77,12 @@ def test_twins_point_at_each_other_and_differ(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_assistant_step_reasons_in_three_lengths(family: str) -> None:
     lengths: dict[str, list[int]] = {"terse": [], "plain": [], "chatty": []}
-    for item in items(family, "train", 300):
+    for item in items(family, "train", 120):
         steps = [m for m in item["reference"] if m["role"] == "assistant"]
         assert all(step["reasoning_content"].strip() for step in steps)
         lengths[item["metadata"]["verbosity"]].append(len(steps[0]["reasoning_content"]))
     terse, plain, chatty = (sum(found) / len(found) for found in lengths.values())
     assert terse < plain < chatty
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_rows_end_where_they_should(family: str) -> None:
-    for item in items(family, "train", 30):
-        row = training_row(item)
-        assert row["messages"][-1]["role"] == "assistant"
-        assert row["messages"][-1]["content"]
-        prompt = heldout_row(item)
-        assert prompt["messages"][-1]["role"] == "user"
-        assert [*prompt["messages"], *prompt["reference"]] == row["messages"]
 
 
 @pytest.mark.parametrize("family", sorted(CHAINED))
@@ -112,16 +93,6 @@ def test_the_share_of_several_turns_is_the_one_asked_for(family: str) -> None:
         for index in range(1000)
     )
     assert 250 < several < 350
-
-
-def test_the_share_of_declared_tools_is_the_one_asked_for() -> None:
-    for share in (0.0, 0.3, 1.0):
-        choices = Choices(tools_declared=share)
-        declared = sum(
-            make_item(Place(1, "train", "maths", index), choices)["tools"] is not None
-            for index in range(1000)
-        )
-        assert abs(declared / 1000 - share) < 0.05
 
 
 @pytest.mark.parametrize("family", ["logs", "steps"])
@@ -148,12 +119,3 @@ def test_a_sum_is_worked_by_hand_where_no_calculator_is_declared() -> None:
         assert called == ("calculate" in declared) == (item["metadata"]["minimum_calls"] == 1)
         calls += called
     assert 150 < calls < 210
-
-
-def test_difficulties_are_those_asked_for() -> None:
-    for family in FAMILIES:
-        made = [
-            make_item(Place(1, "train", family, index), Choices(difficulties=(2, 5)))
-            for index in range(60)
-        ]
-        assert {item["metadata"]["difficulty"] for item in made} == {2, 5}

@@ -23,6 +23,7 @@ from data_builders.tiny_world.judgements import (
 )
 from posttrain.config.build_genrm import PreferenceSource
 from posttrain.config.tiny_world import TinyJudgementsConfig
+from posttrain.runs import Run
 from reward.judge.verdict import Gold, parse_verdict, training_reward
 
 CHOICES = Choices(difficulties=(1, 2), verbosity=(1, 0, 0), tools_declared=0, several_turns=0)
@@ -134,24 +135,26 @@ def config(**changes: object) -> TinyJudgementsConfig:
     return TinyJudgementsConfig(**(given | changes))  # pyright: ignore[reportArgumentType]
 
 
+def run_of(out: Path) -> Run:
+    return Run.open(out, kind="tiny_judgements", config=config().owner_config())
+
+
 def rows_of(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_the_files_balance_and_come_out_the_same(tmp_path: Path):
-    written = write_judgements(config(), tmp_path / "a")
-    again = write_judgements(config(), tmp_path / "b")
+    written, again = (write_judgements(run_of(tmp_path / name), config()) for name in "ab")
     assert written == again
-    for name in written.files:
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-        assert len(rows_of(tmp_path / "a" / name)) == written.files[name]
+    for file in written.files:
+        assert len(rows_of(tmp_path / "a" / file.path)) == file.rows
     assert written.counts.rows_in == 400 + 40 + 20 + 30 + 20 + 10 + 5
     # one-digit sums are few: some pair is drawn twice
     assert written.counts.dropped["repeated_pair"] > 0
 
 
 def test_held_out_questions_are_no_training_questions(tmp_path: Path):
-    write_judgements(config(), tmp_path)
+    write_judgements(run_of(tmp_path), config())
 
     def numbers(name: str) -> set[tuple[str, tuple[str, ...]]]:
         """What is asked, whatever the wording."""
@@ -168,8 +171,3 @@ def test_held_out_questions_are_no_training_questions(tmp_path: Path):
 
 def digits(text: str) -> list[str]:
     return [word.strip(".?") for word in text.split() if word.strip(".?").isdigit()]
-
-
-def test_a_recipe_without_rows_is_refused():
-    with pytest.raises(ValueError, match="no family has any rows"):
-        config(families={"maths": {"warm_up": 0, "train": 0, "heldout": 0}})

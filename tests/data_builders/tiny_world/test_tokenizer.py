@@ -77,11 +77,6 @@ def test_the_frame_around_declared_tools_is_two_tokens(
     assert len(tokenizer.encode(before + after, add_special_tokens=False).ids) == 2
 
 
-def test_skipping_special_tokens_keeps_reasoning_and_calls(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode("<think>\n1\n</think>\n2<|im_end|>", add_special_tokens=False).ids
-    assert tokenizer.decode(ids, skip_special_tokens=True) == "<think>\n1\n</think>\n2"
-
-
 def test_transformers_loads_it_and_renders_alike(
     tokenizer: Tokenizer, template: ChatTemplate, tmp_path: Path
 ) -> None:

@@ -12,11 +12,9 @@ import pytest
 from data_builders.tiny_world.grading import grade
 from data_builders.tiny_world.items import family_items
 from data_builders.tiny_world.tools import (
-    TOOLS,
     TinyWorldEnvironment,
     TinyWorldToolkit,
     ToolWorld,
-    tool_schemas,
 )
 from posttrain.errors import DataError
 from posttrain.records import Message, json_text
@@ -60,11 +58,6 @@ def test_a_reference_played_through_the_environment_is_graded_right(family: str)
     assert calls >= 20
 
 
-def test_the_declared_tools_are_what_is_declared() -> None:
-    prompt = prompt_of({"initial_state": None, "fault": None, "tools_declared": ["get_city"]})
-    assert json.loads(TinyWorldToolkit().schemas(prompt)) == tool_schemas(["get_city"])
-
-
 def test_each_completion_has_a_world_of_its_own() -> None:
     item = {"initial_state": {"tickets": {"1": {"owner": "a", "status": "open"}}}, "fault": None}
     prompt = prompt_of(item | {"tools_declared": ["set_status"]})
@@ -84,11 +77,6 @@ def test_undeclared_and_malformed_calls_are_answered_and_logged() -> None:
     assert json.loads(end)["calls"] == ["get_city", "get_price", "x\ud800"]
     assert end.encode("utf-8")
     asyncio.run(environment.close())
-
-
-def test_an_item_without_tools_leaves_an_empty_state() -> None:
-    environment = opened(initial_state=None, tools_declared=[])
-    assert json.loads(environment.snapshot()) == {"state": {}, "calls": []}
 
 
 @pytest.mark.parametrize(
@@ -126,14 +114,6 @@ def test_lookups_and_their_errors() -> None:
     assert tool_world().call("check_price", {"item": "lamp", "price": "41"}) == "wrong"
 
 
-def test_malformed_calls_are_answered_not_raised() -> None:
-    assert tool_world().call("get_prices", {}) == "error: no tool get_prices"
-    assert tool_world().call("get_price", {"thing": "lamp"}) == "error: get_price takes item"
-    assert tool_world().call("get_price", {"item": ["lamp"]}) == "error: get_price takes item"
-    limited = tool_world(declared=["get_stock"])
-    assert limited.call("get_price", {"item": "lamp"}) == "error: no tool get_price"
-
-
 def test_writes_keep_to_their_own_copy_and_respect_the_order() -> None:
     state = {"tickets": {"10": {"owner": "ana", "status": "open"}}}
     ours = ToolWorld(state)
@@ -152,10 +132,3 @@ def test_a_fault_lasts_as_often_as_it_says() -> None:
     results = [faulty.call("get_price", {"item": "lamp"}) for _ in range(3)]
     assert results == ["error: busy", "error: busy", "42"]
     assert [call.result for call in faulty.calls] == results
-
-
-def test_schemas_declare_what_the_functions_take() -> None:
-    for schema, tool in zip(tool_schemas(list(TOOLS)), TOOLS.values(), strict=True):
-        function = schema["function"]
-        assert function["name"] == tool.name
-        assert function["parameters"]["required"] == list(tool.parameters)

@@ -11,6 +11,7 @@ from posttrain.chat.template import nemotron_3_nano_template
 from posttrain.config.load import load_recipe, validate
 from posttrain.config.tiny_world import TinyWorldConfig
 from posttrain.errors import ConfigError
+from posttrain.runs import Run
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "tiny" / "world.yaml"
 
@@ -31,10 +32,17 @@ def test_the_same_config_gives_the_same_bytes_and_every_row_is_counted(tmp_path:
         calendar={"train": 0, "heldout": 10},
     )
     template = nemotron_3_nano_template()
-    one = write_world(config, tmp_path / "one", template=template)
-    two = write_world(config, tmp_path / "two", template=template)
+    one, two = (
+        write_world(
+            Run.open(tmp_path / name, kind="tiny_world", config=config.owner_config()),
+            config,
+            template=template,
+        )
+        for name in ("one", "two")
+    )
     assert files(tmp_path / "one") == files(tmp_path / "two")
-    assert set(one.files) == set(files(tmp_path / "one"))
+    sizes = {file.path: file.rows for file in one.files}
+    assert {*sizes, "manifest.json", "stage.json"} == set(files(tmp_path / "one"))
     assert one == two
     assert one.counts.rows_in == 290
     # one-digit sums are few: some held-out draws must repeat
@@ -50,7 +58,7 @@ def test_the_same_config_gives_the_same_bytes_and_every_row_is_counted(tmp_path:
     lines = (tmp_path / "one/heldout/maths.jsonl").read_text().splitlines()
     held_out = [json.loads(line) for line in lines]
     contents = {json.dumps([row["messages"], row["tools"]]) for row in held_out}
-    assert len(contents) == len(held_out) == one.files["heldout/maths.jsonl"]
+    assert len(contents) == len(held_out) == sizes["heldout/maths.jsonl"]
 
 
 def test_the_recipe_generates_every_family_and_holds_some_out() -> None:

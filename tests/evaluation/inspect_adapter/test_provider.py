@@ -10,7 +10,7 @@ pytest.importorskip("inspect_ai")
 
 import inspect_ai
 from inspect_ai.dataset import MemoryDataset, Sample
-from inspect_ai.model import ChatMessageAssistant, ChatMessageTool, ContentReasoning, ContentText
+from inspect_ai.model import ChatMessageAssistant, ContentReasoning, ContentText
 from inspect_ai.scorer import match
 from inspect_ai.solver import generate, use_tools
 from inspect_ai.tool import Tool, tool
@@ -87,14 +87,6 @@ def test_epochs_have_seeds_of_their_own_and_runs_repeat():
     assert seeds() == first
 
 
-def test_parameters_reach_the_sampler():
-    sampler = ScriptedSampler(lambda request: turn("56"))
-    run(sampler, samples=1, solver=generate(), temperature=0.5, top_p=0.9, top_k=7, max_tokens=11)
-    parameters = sampler.batches[0][0].parameters
-    assert (parameters.temperature, parameters.top_p) == (0.5, 0.9)
-    assert (parameters.top_k, parameters.max_tokens) == (7, 11)
-
-
 def test_a_backend_that_gave_up_is_an_error_and_is_not_asked_again():
     sampler = ScriptedSampler(lambda request: "FAIL")
     with pytest.raises(Exception, match="the server went away"):
@@ -116,22 +108,6 @@ def test_messages_there_and_back():
         Message("assistant", "56"),
     ]
     assert [from_inspect(to_inspect(message)) for message in messages] == messages
-
-
-def test_a_call_that_is_no_json_is_shown_as_such():
-    shown = to_inspect(Message("assistant", "", tool_calls=(ToolCall("f", "[1", "call00000"),)))
-    assert isinstance(shown, ChatMessageAssistant)
-    assert shown.tool_calls is not None
-    assert "[1" in (shown.tool_calls[0].parse_error or "")
-
-
-def test_a_tools_error_is_what_the_model_reads():
-    from inspect_ai.tool import ToolCallError
-
-    message = ChatMessageTool(
-        content="", tool_call_id="c", function="f", error=ToolCallError("timeout", "too slow")
-    )
-    assert from_inspect(message) == Message("tool", "error: too slow", tool_call_id="c", name="f")
 
 
 def test_parts_are_put_together_and_images_refused():

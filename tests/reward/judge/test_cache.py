@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -167,19 +166,3 @@ def test_after_a_kill_only_what_is_missing_is_asked(tmp_path: Path, batched: boo
     asked_anew = Scripted(fair, batched=batched)
     judged(asked_anew, tmp_path / "killed", seed=2)
     assert sum(map(len, asked_anew.calls)) == 12
-
-
-def test_unreadable_judgements_are_replayed_for_their_step_and_asked_anew_in_others(tmp_path: Path):
-    def moody(request: Request, rng: random.Random) -> str:
-        return babble(request, rng) if rng.random() < 0.5 else fair(request, rng)
-
-    first = judged(Scripted(moody), tmp_path, retries=0)
-    lost = [judgement for judgement in first if judgement.verdict is None]
-    assert 0 < len(lost) < 12
-    replayed = Scripted(fair)
-    assert [j.verdict for j in judged(replayed, tmp_path, retries=0)] == [j.verdict for j in first]
-    assert replayed.calls == []
-    anew = Scripted(fair)
-    found = judged(anew, tmp_path, seed=2, retries=0, any_step=True)
-    assert None not in [j.verdict for j in found]
-    assert [len(call) for call in anew.calls] == [len(lost)]

@@ -16,7 +16,7 @@ from posttrain.config.judge import LengthConfig, PairingConfig
 from posttrain.errors import JudgeError
 from posttrain.group_rewards import Group, GroupRewards
 from posttrain.sampling.engines.chat import ChatSampler
-from posttrain.sampling.engines.http import Client, ClientSettings
+from posttrain.sampling.engines.http import Client
 from reward.judge.judge import GenRmJudge, JudgeSampler
 from reward.judge.prompt import verdict_text
 from reward.judge.verdict import Verdict
@@ -69,9 +69,9 @@ def judged(
 ) -> tuple[list[GroupRewards], JudgeCosts, Client]:
     async def run() -> tuple[list[GroupRewards], JudgeCosts, Client]:
         async with JudgingStub(trouble, gate=gate) as stub:
-            settings = ClientSettings(64, timeout, retries, first_wait=0.0)
-            client = Client(stub.url, settings)
-            backend = ChatBackend(kind="chat", url=stub.url, model="judge")
+            reached = {"concurrency": 64, "timeout": timeout, "retries": retries}
+            backend = ChatBackend(kind="chat", url=stub.url, model="judge", **reached)
+            client = Client(backend, first_wait=0.0)
             sampler = ChatSampler(client, backend, parts=False)
             judge = GenRmJudge([JudgeSampler(sampler, "compact")], config())
             reward = JudgedReward(

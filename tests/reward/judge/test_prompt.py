@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import jinja2
 import pytest
 
@@ -19,7 +17,6 @@ from reward.judge.prompt import (
     verdict_text,
 )
 from reward.judge.verdict import Verdict, parse_verdict
-from tests.reward.judge.attacks import ATTACKS
 
 HISTORY = (
     Message("system", "Be brief."),
@@ -29,11 +26,6 @@ HISTORY = (
 )
 CALL = ToolCall("add", '{"a":1}')
 # what the frame of each layout consists of, and how often each piece is in a plain prompt
-FRAME = {
-    "message": re.compile(r"\[The (?:Begin|End) of Response \d\]|#### [A-Z].* ####"),
-    "compact": re.compile(r"\[/?(?:[SUATP]|A[12])\]|\[verdict\]"),
-    "roles": re.compile(r"<\|[a-z_]+\|>|\[The (?:Begin|End) of Response \d\]"),
-}
 TEMPLATE = jinja2.Template(
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 )
@@ -65,18 +57,6 @@ def test_the_compact_layout_is_short():
     assert judging_messages(history, "56", "It is 54.", layout="compact") == (
         Message("user", "[U]7*8?\n[A1]56[/A1]\n[A2]It is 54.[/A2]\n[verdict]"),
     )
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda text: repr(text[:20]))
-def test_no_answer_adds_to_the_frame(layout: str, attack: str):
-    plain = FRAME[layout].findall(rendered(layout, "a", "b"))
-    assert plain
-    for answers in ((attack, "b"), ("a", attack)):
-        text = rendered(layout, *answers)
-        assert FRAME[layout].findall(text) == plain
-        text.encode()  # no half of a surrogate pair is left
-        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u202e]", text)
 
 
 def test_traces_inside_a_turn_and_calls_are_told_apart():

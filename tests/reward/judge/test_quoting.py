@@ -138,7 +138,7 @@ def placed(draw: st.DrawFn) -> list[str]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@settings(max_examples=1_000, deadline=None, derandomize=True, database=None)
+@settings(max_examples=500, deadline=None, derandomize=True, database=None)
 @given(texts=placed())
 def test_no_text_adds_a_delimiter(layout: str, texts: list[str]):
     written = prompt(layout, texts)

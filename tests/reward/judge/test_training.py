@@ -90,13 +90,16 @@ def test_no_side_is_half_right_and_a_tied_gold_has_no_right_side():
     neither = completion('</think>{"score_1": 3, "score_2": 3, "ranking": 3.5}<|im_end|>')
     found = outcome_of(neither, Gold(5, 1, 1))
     assert found is not None
-    assert found.right_order == 0.5
+    assert (found.parts["right_order"], found.figures["same_scores"]) == (0.5, 1.0)
+    assert (found.figures["prefers_first"], found.figures["prefers_neither"]) == (None, 1.0)
+    assert (found.figures["score_error"], found.figures["ranking_error"]) == (2.0, 2.5)
     found = outcome_of(neither, Gold(None, None, 3.5))
     assert found is not None
-    assert (found.right_order, found.reward) == (None, 0)
+    assert (found.parts["right_order"], found.reward) == (None, 0)
     found = outcome_of(completion("</think>no"), Gold(None, None, 3.5))
     assert found is not None
-    assert found.right_order is None
+    assert (found.parts["right_order"], found.figures["format"]) == (None, 0.0)
+    assert found.figures["pairwise_accuracy_readable"] is None
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def refused(policy: Path, out: Path, match: str, prompts: Any = PROMPTS, **keys:
     ("field", "match"),
     [
         ("beta", "set loss: instead"),
-        ("use_vllm", "in process"),
+        ("use_vllm", "set rollouts: instead"),
         ("gradient_accumulation_steps", "prompts_per_step"),
         ("temperature", "set sampling:"),
         ("logging_steps", "every step has its row"),
@@ -84,7 +84,6 @@ def test_what_a_recipe_cannot_mean(tmp_path: Path):
         return raw_recipe(Path("policy"), tmp_path, **keys)
 
     cases = {
-        "rollouts are made in this process": raw(launch={"sharding": "zero3"}),
         "training starts from a policy": raw(model={"config": {}}),
         "adapter.dropout must be 0": raw(adapter={"preset": "attention", "dropout": 0.1}),
     }

@@ -30,7 +30,8 @@ def served(url: str) -> dict[str, Any]:
     """Rank 4, and steps that are large enough to tell one batch's weights from the next's."""
     return {
         "adapter": {"rank": 4, "preset": "attention"},
-        "sampling": {"max_tokens": 8, "server": {"url": url, "retries": 0}},
+        "sampling": {"max_tokens": 8},
+        "rollouts": {"engine": "lora_server", "url": url, "retries": 0},
         "trainer": {"max_steps": 4, "learning_rate": 0.05},
     }
 
@@ -52,7 +53,7 @@ def test_each_batch_is_made_with_the_weights_of_its_step(policy: Path, tmp_path:
     # what it says of its samples is what the trainer says of them: the weights are the same
     assert all(row["strayed"] == pytest.approx(1, abs=1e-4) for row in rows)
     assert all(row["failed"] == 0 for row in rows)
-    local: dict[str, Any] = served("unset") | {"sampling": {"max_tokens": 8}}
+    local: dict[str, Any] = served("unset") | {"rollouts": {"engine": "in_process"}}
     alone = finish(make_recipe(policy, tmp_path / "alone", **local), PROMPTS, Scripted(words_of))
     theirs = [row for row in log_rows(alone) if "loss" in row]
     assert [row["loss"] for row in rows] == pytest.approx([row["loss"] for row in theirs], abs=1e-4)
@@ -87,7 +88,7 @@ def test_a_server_that_takes_no_adapters_is_refused(policy: Path, tmp_path: Path
 
 
 def test_all_weights_cannot_be_sent(policy: Path, tmp_path: Path):
-    raw = raw_recipe(policy, tmp_path, sampling={"server": {"url": "http://localhost:8001/v1"}})
+    raw = raw_recipe(policy, tmp_path, **served("http://localhost:8001/v1") | {"adapter": None})
     with pytest.raises(ConfigError, match="is sent the adapter: set adapter:"):
         validate(raw, GroupTraining, where="test")
 

@@ -127,7 +127,7 @@ def test_preflight_says_what_it_measured(recipe: MakeRecipe):
     lines = dict(SftStage(made).prepare().preflight.lines)
     assert "trained in 100.0%" in lines["end token"]
     assert "block_diagonal" in lines["document_masking"]
-    assert "packed vs alone" in lines["document_masking"]
+    assert "packed vs alone" in lines["probe"]
     assert lines["stops"] == f"generation stops at [{END}], pads with {PAD}"
 
 

@@ -1,0 +1,68 @@
+"""Every sharding × model × full or LoRA × method on two CPU processes against one process.
+
+    python benchmarks/sharding.py [--sharding fsdp2 zero3 …] [--method sft …] [--markdown out.md]
+
+Each cell trains four steps on tiny data under the shipped recipes/accelerate file (its sharding
+keys; gloo, float32) and is compared with the same recipe on one process: the largest difference of
+a loss and of a weight of the saved model. Then it is killed with −9 behind its third step, started
+again and must end with the bytes of the undisturbed run. A cell that is refused says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+
+from tests.training.matrix import METHODS, MODELS, SHARDINGS, Cells
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the matrix and print it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--sharding", nargs="+", default=SHARDINGS, choices=SHARDINGS)
+    parser.add_argument("--model", nargs="+", default=MODELS, choices=MODELS)
+    parser.add_argument("--method", nargs="+", default=METHODS, choices=METHODS)
+    parser.add_argument("--tuning", nargs="+", default=("full", "lora"))
+    parser.add_argument("--no-kill", action="store_true")
+    parser.add_argument("--markdown", type=Path)
+    options = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    lines = [
+        "| sharding | model | tuned | method | loss | weights | resumed |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    print(*lines, sep="\n", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ.setdefault("TORCH_EXTENSIONS_DIR", f"{folder}/extensions")
+        cells = Cells(Path(folder))
+        for sharding, model, tuned, method in product(
+            options.sharding, options.model, options.tuning, options.method
+        ):
+            started = time.perf_counter()
+            try:
+                found = cells.run(
+                    sharding, model, tuned == "lora", method, kill=not options.no_kill
+                )
+                end = "" if options.no_kill else "same bytes" if found.resumed else "OTHER BYTES"
+                text = f"{found.loss:.1e} | {found.weight:.1e} | {end}"
+            except AssertionError as error:
+                last = [line for line in str(error).splitlines() if "Error" in line]
+                text = f"{last[-1] if last else str(error)[-1500:]} | |"
+            lines.append(f"| {sharding} | {model} | {tuned} | {method} | {text} |")
+            print(lines[-1], f"{time.perf_counter() - started:.1f} s", flush=True)
+    if options.markdown:
+        options.markdown.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""Activations of a training step, and the cache of a rollout, found without data or device.
+
+    activation_bytes(model.config, StepShape(rows=4, columns=512, labels=900, masked=True), None)
+
+A forward and backward pass runs over tensors without data (PyTorch's FakeTensorMode), and counts
+the bytes that are alive at its worst moment. It takes seconds, also at 30 B parameters.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+import torch
+from peft import get_peft_model
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from trl.kernels import ChunkedLogProbFunction
+
+from posttrain.config.sft import AdapterConfig
+from posttrain.models.adapters import lora_config
+from posttrain.models.load import recurrent_layers, whole_weights
+from posttrain.training.cpu_head import score_rows
+
+HEAD_TILE = 32768  # of TRL's head, in ids
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What a pass over the largest micro-batch looks like.
+
+    Attributes:
+        rows, columns: of its token ids.
+        labels: that have a log-probability computed.
+        masked: attention is given a mask.
+        dtype: that weights are computed in.
+        autocast: to that type, from weights in float32.
+        checkpointing: of gradients.
+        cpu_head: this project's head scores the labels; otherwise TRL's.
+        kernels: Mamba layers run as fused kernels.
+        first: no gradients are there yet from an earlier micro-batch.
+    """
+
+    rows: int
+    columns: int
+    labels: int
+    masked: bool
+    dtype: torch.dtype = torch.float32
+    autocast: torch.dtype | None = None
+    checkpointing: bool = False
+    cpu_head: bool = True
+    kernels: bool = False
+    first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutShape:
+    """Completions that are sampled at a time in this process, and the columns of each."""
+
+    rows: int
+    columns: int
+
+
+class _Allocations(TorchDispatchMode):
+    """Bytes of tensors that are alive, and the most there ever were, besides those of a model."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        # a view of a weight is no new memory
+        known = [*model.parameters(), *model.buffers()]
+        self._sizes = {tensor.untyped_storage()._cdata: 0 for tensor in known}
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is torch.ops.aten._grouped_mm.default:
+            out = _grouped_mm(*args)
+        else:
+            out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                key = storage._cdata
+                if key not in self._sizes:
+                    self._sizes[key] = storage.nbytes()
+                    self.now += storage.nbytes()
+                    weakref.finalize(storage, self._freed, key)
+        self.peak = max(self.peak, self.now)
+        return out
+
+    def _freed(self, key: int) -> None:
+        self.now -= self._sizes.pop(key)
+
+
+def _grouped_mm(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, *_: Any) -> torch.Tensor:
+    # without data PyTorch 2.13 knows this product in bfloat16 only
+    shape = (a.shape[0], b.shape[-1]) if b.ndim == 3 else (len(ends), a.shape[0], b.shape[1])
+    return a.new_empty(shape)
+
+
+class _FusedScan(torch.autograd.Function):
+    """Stands for the fused kernel of a Mamba layer: its input and output are kept for backward."""
+
+    @staticmethod
+    def forward(ctx: Any, projected: torch.Tensor, width: int) -> torch.Tensor:
+        out = projected.new_empty(*projected.shape[:-1], width)
+        ctx.save_for_backward(projected, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        projected, _ = ctx.saved_tensors
+        # its convolution runs again
+        return torch.empty_like(projected).add_(torch.empty_like(projected)), None
+
+
+def _scan(self: Any, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return self.out_proj(_FusedScan.apply(self.in_proj(hidden_states), self.out_proj.in_features))
+
+
+def activation_bytes(config: Any, shape: StepShape, adapter: AdapterConfig | None) -> int:
+    """The most that a forward and backward pass holds beside weights and their gradients."""
+    plain = _without_data(config, shape.dtype)
+    model = plain if adapter is None else get_peft_model(plain, lora_config(adapter, plain))
+    model.train()
+    if shape.checkpointing:
+        plain.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+    for module in plain.modules():
+        if shape.kernels and hasattr(module, "A_log"):
+            module.forward = MethodType(_scan, module)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    later = sum(p.nbytes for p in trained) if shape.first else 0
+    with whole_weights(), FakeTensorMode():
+        _pretend(model)
+        for parameter in model.parameters():
+            if parameter.requires_grad and not shape.first:
+                parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+        made = _Allocations(model)
+        casts = torch.autocast("cpu", dtype=shape.autocast, enabled=shape.autocast is not None)
+        with made, casts:
+            ids = torch.zeros(shape.rows, shape.columns, dtype=torch.long)
+            mask = _mask(model, shape)
+            hidden = plain.base_model(input_ids=ids, attention_mask=mask, use_cache=False)[0]
+            _score(hidden, plain.get_output_embeddings(), shape).sum().backward()
+    return max(made.peak - later, 0)
+
+
+def _without_data(config: Any, dtype: torch.dtype) -> Any:
+    """A model on the meta device."""
+    attention = "eager" if config._attn_implementation == "eager" else "sdpa"
+    with whole_weights(), torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+
+
+def _pretend(model: torch.nn.Module) -> None:
+    """Have every tensor of a model on meta lie on the CPU, as far as a FakeTensorMode is told."""
+    made: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, old in tensors.items():
+                if old is None:
+                    continue
+                if id(old) not in made:
+                    new = torch.empty(old.shape, dtype=old.dtype)
+                    trained = isinstance(old, torch.nn.Parameter)
+                    made[id(old)] = (
+                        torch.nn.Parameter(new, requires_grad=old.requires_grad) if trained else new
+                    )
+                tensors[name] = made[id(old)]  # pyright: ignore[reportArgumentType]  # of its kind
+
+
+def _mask(model: PreTrainedModel, shape: StepShape) -> Any:
+    """Given as it is used: without data transformers makes a square mask in any case."""
+    rows, columns = (shape.rows, shape.columns) if shape.masked else (1, 1)
+    square = torch.ones(rows, 1, columns, columns, dtype=torch.bool)
+    if not recurrent_layers(model):
+        return square
+    padding = torch.ones(rows, columns) if shape.masked else None
+    return {"full_attention": square, "linear_attention": padding}
+
+
+def _score(hidden: torch.Tensor, head: Any, shape: StepShape) -> torch.Tensor:
+    kept = hidden.flatten(0, 1)[: shape.labels].clone()
+    targets = torch.zeros(len(kept), dtype=torch.long)
+    if shape.cpu_head:
+        return score_rows(kept, targets, head)[0]
+    outputs = ("log_probs", "entropy", "is_top1")
+    given = (kept, head.weight, head.bias, targets, 1.0, HEAD_TILE, None, 1.0, outputs)
+    return ChunkedLogProbFunction.apply(*given)[0]
+
+
+def rollout_bytes(config: Any, shape: RolloutShape, dtype: torch.dtype) -> int:
+    """Cache of keys, values and states of completions at their longest."""
+
+    def cached(columns: int) -> int:
+        cache = model(input_ids=torch.zeros(1, columns, dtype=torch.long), use_cache=True)
+        tensors = [t for layer in cache.past_key_values.layers for t in vars(layer).values()]
+        return sum(t.nbytes for t in tree_leaves(tensors) if isinstance(t, torch.Tensor))
+
+    model = _without_data(config, dtype).eval()
+    with FakeTensorMode(), torch.no_grad(), _Allocations(model):
+        _pretend(model)
+        short, longer = cached(64), cached(128)
+    token = (longer - short) / 64
+    return int(shape.rows * (short + token * (shape.columns - 64)))

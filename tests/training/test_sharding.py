@@ -1,0 +1,140 @@
+"""Sharded runs follow one process, resume exactly, and run the model only where it is placed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.distributed.tensor import DTensor
+
+from posttrain.config.load import validate
+from posttrain.config.sft import SftConfig
+from posttrain.errors import TrainingError
+from posttrain.models.load import build_model
+from posttrain.training.moe import BIAS
+from posttrain.training.sft.stage import SftStage
+from posttrain.training.sharding import expect_gradient_scale
+from tests.training.conftest import TRAINER, MakeRecipe
+from tests.training.forks import forked
+from tests.training.matrix import Cells
+from tests.training.tiny import attention_model
+
+pytest.importorskip("deepspeed")
+# pairs of everything that a run may have; benchmarks/sharding.py runs all combinations
+CELLS = [
+    ("ddp", "hybrid", False, "grpo", False),
+    ("zero2", "attention", False, "dpo", False),
+    ("zero2", "hybrid", True, "sft", False),
+    ("zero3", "attention", False, "sft", False),
+    ("zero3", "hybrid", True, "dpo", True),
+    ("fsdp2", "attention", True, "dpo", False),
+    ("fsdp2", "hybrid", False, "sft", True),
+]
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory: pytest.TempPathFactory) -> Cells:
+    return Cells(tmp_path_factory.mktemp("cells"))
+
+
+@pytest.mark.parametrize(("sharding", "model", "lora", "method", "kill"), CELLS)
+def test_sharded_runs_follow_one_process_and_resume(
+    cells: Cells, sharding: str, model: str, lora: bool, method: str, kill: bool
+):
+    found = cells.run(sharding, model, lora, method, kill=kill)
+    assert found.loss < 1e-5
+    assert found.weight < 1e-5
+    assert found.resumed is kill
+
+
+def sharded(out: Path, data: Path, model: Path, sharding: str) -> SftStage:
+    state = {"use_cpu": False, "accelerator_config": {"use_configured_state": True}}
+    raw: dict[str, Any] = {
+        "data": str(data),
+        "out": str(out),
+        "model": {"path": str(model)},
+        "launch": {"world_size": 2, "sharding": sharding},
+        "trainer": TRAINER | state | {"per_device_train_batch_size": 4, "max_steps": 1},
+    }
+    del raw["trainer"]["num_train_epochs"]
+    return SftStage(validate(raw, SftConfig, where="test"))
+
+
+def test_under_fsdp2_all_get_the_buffers_of_the_first_process(
+    data: Path, hybrid_path: Path, tmp_path: Path
+):
+    model = tmp_path / "model"
+    model.mkdir()
+    for file in hybrid_path.iterdir():
+        (model / file.name).write_bytes(file.read_bytes())
+    weights = load_file(model / "model.safetensors")
+    [name] = [name for name in weights if name.endswith(BIAS)]
+    weights[name] = torch.arange(8.0)
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+
+    def run() -> None:
+        trainer = sharded(tmp_path / "out", data, model, "fsdp2").prepare().trainer
+        if os.environ["RANK"] == "1":
+            [bias] = [b for name, b in trainer.model.named_buffers() if name.endswith(BIAS)]
+            bias.zero_()
+        trainer.train()
+        assert all(isinstance(p, DTensor) for p in trainer.model.parameters())
+        [bias] = [b for name, b in trainer.model.named_buffers() if name.endswith(BIAS)]
+        assert bias.tolist() == list(range(8))
+        # it is saved and resumed with the weights
+        assert any(name.endswith(BIAS) for name in trainer.model.state_dict())
+
+    forked(run, processes=2, sharding="fsdp2")
+
+
+@pytest.mark.parametrize("sharding", ["zero2", "zero3", "fsdp2"])
+def test_the_model_runs_first_when_it_is_placed(
+    data: Path, attention_path: Path, tmp_path: Path, sharding: str
+):
+    def run() -> None:
+        stage = sharded(tmp_path / "out", data, attention_path, sharding)
+        prepared = stage.prepare()
+        passes: list[str] = []
+        prepared.trainer.base_model.base_model.register_forward_pre_hook(
+            lambda *_: passes.append("pass")
+        )
+        stage.show_plan(prepared, measure=True)
+        assert not passes
+        probe, prepared.trainer.on_placed = prepared.trainer.on_placed, lambda: None
+        prepared.trainer.on_placed = lambda: (probe(), print(f"placed {len(passes) > 0}"))
+        prepared.trainer.train()
+
+    ended = forked(run, processes=2, sharding=sharding)
+    assert ended.text.count("placed True") == 2
+    assert "packed vs alone" in ended.text
+
+
+def test_tied_weights_are_sharded_as_one(data: Path, tmp_path: Path):
+    config = attention_model().config.to_dict() | {"tie_word_embeddings": True}
+    keep = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+            "num_attention_heads", "num_key_value_heads", "tie_word_embeddings", "pad_token_id",
+            "eos_token_id")  # fmt: skip
+    torch.manual_seed(0)
+    build_model({name: config[name] for name in keep}).save_pretrained(str(tmp_path / "tied"))
+    stage = sharded(tmp_path / "out", data, tmp_path / "tied", "fsdp2")
+    forked(lambda: stage.run(dry_run=False), processes=2, sharding="fsdp2")
+    saved = load_file(tmp_path / "out" / "model.safetensors")
+    embedding = saved["model.embed_tokens.weight"]
+    assert torch.equal(saved.get("lm_head.weight", embedding), embedding)
+
+
+def test_another_scale_of_the_gradient_is_noticed(recipe: MakeRecipe):
+    loss = torch.ones((), requires_grad=True)
+    (expect_gradient_scale(loss * 3, 0.25) / 4).backward()
+    assert float(loss.grad) == 0.75
+    with pytest.raises(TrainingError, match=r"by 0\.5, it should be 0\.25"):
+        (expect_gradient_scale(loss * 3, 0.25) / 2).backward()
+    # as a TRL would that divides by the accumulation steps what is divided by tokens already
+    trainer = SftStage(recipe(trainer={"gradient_accumulation_steps": 2})).prepare().trainer
+    trainer.loss_is_scaled_for_ga = False
+    with pytest.raises(TrainingError, match="accumulation steps otherwise"):
+        trainer.train()
