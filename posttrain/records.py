@@ -25,6 +25,12 @@ ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 # what a judge's chat template may know besides; no conversation to train on has them
 JudgedRole = Literal["principle", "response_1", "response_2"]
 ReasoningMode = Literal["on", "off"]
+# why a verifier gave no value: it ran into its limit or crashed, a judge or another server did not
+# answer, programs could not be contained, or the row's own fields cannot be used
+FailureKind = Literal["timeout", "verifier_error", "service", "sandbox", "malformed_row"]
+FAILURE_KINDS: tuple[FailureKind, ...] = (
+    "timeout", "verifier_error", "service", "sandbox", "malformed_row",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +39,13 @@ class Score:
 
     `value` in [0, 1], or `None` when the completion could not be scored: a grader that fails never
     invents a number. `answer` is what was read out of the completion; `explanation` says why.
+    `failure` names the kind of failure where the verifier, and not the completion, is at fault.
     """
 
     value: float | None
     answer: str | None
     explanation: str
+    failure: FailureKind | None = None
 
     @property
     def scored(self) -> bool:

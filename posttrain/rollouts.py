@@ -63,7 +63,8 @@ class Step:
         reasoning_tokens, answer_tokens: tokens of each part; tags, stop token and forced ids are
             not counted. An answer includes its tool calls.
         prompt_tokens: length of this step's whole prompt.
-        results: tool messages that answered this step's calls.
+        results: tool messages that answered this step's calls, or the user's message that answered
+            a step without calls.
         results_ids: ids between this step's ids and the next step's; () after the last.
     """
 
@@ -125,14 +126,14 @@ class Completion:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The turns after the prompt: assistant messages and tool results."""
+        """The turns after the prompt: assistant messages, tool results and user turns."""
         return tuple(m for step in self.steps for m in (step.parsed.message(), *step.results))
 
     def sampled(self) -> tuple[tuple[int, ...], tuple[bool, ...]]:
         """All ids after the prompt, and for each whether the model itself sampled it.
 
-        Tool results, template text between steps and forced closings are not sampled. Raises
-        AssertionError where a backend gave no ids.
+        Tool results, user turns, template text between steps and forced closings are not sampled.
+        Raises AssertionError where a backend gave no ids.
         """
         ids: list[int] = []
         mask: list[bool] = []

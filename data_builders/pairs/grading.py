@@ -185,7 +185,7 @@ def reading_text(completion: Completion) -> str:
         # an endpoint that hides its tokens gives calls beside the text, not in it
         calls = step.parsed.tool_calls if step.ids is None else ()
         parts += [step.text, *(f"\n[call {call.name}: {call.arguments}]\n" for call in calls)]
-        parts += [f"\n[{m.name}: {m.content}]\n" for m in step.results]
+        parts += [f"\n[{m.name or m.role}: {m.content}]\n" for m in step.results]
     return "".join(parts)
 
 

@@ -16,7 +16,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 from posttrain.errors import ConfigError
 from posttrain.jsontext import writable
@@ -40,6 +40,15 @@ class Environment(Protocol):
 
     async def close(self) -> None:
         """Release what the completion held (a scratch directory, a process)."""
+        ...
+
+
+@runtime_checkable
+class ScriptedUser(Protocol):
+    """What an environment also is whose user goes on after an assistant turn without calls."""
+
+    async def respond(self, answer: str) -> str | None:
+        """The user's next turn; None: the conversation is over."""
         ...
 
 

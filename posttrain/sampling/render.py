@@ -260,15 +260,13 @@ class TurnFormat:
         """The text from behind the last assistant's end token to where the next one begins.
 
         Raises:
-            RenderError: the template refuses them, or puts no end token behind a turn with calls.
+            RenderError: the template refuses them, or puts no end token behind the turn.
         """
-        if not self.writes_results:
-            raise RenderError(f"{self.template.name} does not write tool results")
         last = max(k for k, m in enumerate(messages) if m.role == "assistant")
         since = messages[last + 1 :]
-        # a new user turn may change what the template writes of the turns before it
         assert since, "nothing has come since"
-        assert all(m.role == "tool" for m in since), "only tool results continue a turn"
+        if not self.writes_results and any(m.role == "tool" for m in since):
+            raise RenderError(f"{self.template.name} does not write tool results")
         layout = self.template.layout(
             [message_to_template(message) for message in messages],
             tools=tools_to_template(tools),
@@ -288,7 +286,7 @@ class TurnFormat:
             if text in layout.text[first:following]
         ]
         if not ends:
-            raise RenderError(f"{self.template.name}: a turn with calls has no end token")
+            raise RenderError(f"{self.template.name}: a turn that goes on has no end token")
         return layout.text[max(ends) :]
 
 

@@ -7,7 +7,9 @@ A batched sampler gets all live rollouts a round, in the order of their tasks: t
 make the same batches. A server gets one rollout a worker.
 
 A call is run where a tool is declared and an environment runs it. Where none is declared a call
-ends the completion, and so does one that was begun and not completed: its text is the answer.
+ends the completion, and so does one that was begun and not completed: its text is the answer. An
+environment with a user (`ScriptedUser`) answers a step without calls; the completion ends when
+the user has nothing more to write.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from posttrain.environments.base import Environment
+from posttrain.environments.base import Environment, ScriptedUser
 from posttrain.jsontext import load_json
 from posttrain.records import Message, ToolCall
 from posttrain.rollouts import Completion, Finish, Prompt, Step
@@ -42,8 +44,9 @@ class RolloutLimits:
     """What a completion may take.
 
     `parameters.max_tokens` bounds a step, `max_tokens` all that the model writes in all steps (tool
-    results are not counted), `max_turns` the steps. `tools_at_once` bounds the rollouts whose calls
-    run at the same time: programs that share few cores too widely run into their time limits.
+    results and user turns are not counted), `max_turns` the steps. `tools_at_once` bounds the
+    rollouts whose calls run at the same time: programs that share few cores too widely run into
+    their time limits.
     """
 
     parameters: Parameters
@@ -110,7 +113,7 @@ async def roll_out_each(
                 generations = await sampler.sample(requests, progress=progress)
                 for (_, rollout), generation in zip(live, generations, strict=True):
                     rollout.receive(generation)
-                await gather_or_cancel(rollout.run_calls(gate) for _, rollout in live)
+                await gather_or_cancel(rollout.go_on(gate) for _, rollout in live)
                 for position, rollout in live:
                     if rollout.finish is not None:
                         on_done(position, rollout.completion())
@@ -148,7 +151,7 @@ class Rollout:
     """One completion, growing a step at a time; done when it has a `finish`.
 
     rollout.receive(generation)        # a step with a call: finish is still None
-    await rollout.run_calls(gate)      # its result is now the last message
+    await rollout.go_on(gate)          # its result is now the last message
     rollout.request()                  # the next step's
     """
 
@@ -180,7 +183,7 @@ class Rollout:
         )
 
     def receive(self, generation: Generation) -> None:
-        """Take the answer to `request`; sets `finish` unless there are calls to run."""
+        """Take the answer to `request`; sets `finish` unless calls or a user may follow."""
         if generation.step is None or generation.error is not None:
             self.finish, self.error = "failed", generation.error or "the backend gave no step"
             return
@@ -195,22 +198,26 @@ class Rollout:
         if step.finish == "length":
             whole = allowed < self.limits.parameters.max_tokens
             self.finish = "token_limit" if whole else "length"
-        elif not self._can_run(step):
+        elif self._can_run(step):
+            self.finish = self._limit()  # calls whose results nobody would read are not run
+        elif self._user(step) is None:
             self.finish = "stop"
-        elif len(self.steps) >= self.limits.max_turns:
-            self.finish = "turn_limit"
-        elif self._allowance() < 1:
-            self.finish = "token_limit"
 
-    async def run_calls(self, gate: asyncio.Semaphore) -> None:
-        """Run the calls of the last step in order, and put their results behind it."""
+    async def go_on(self, gate: asyncio.Semaphore) -> None:
+        """Put behind the last step what it gets: the results of its calls, or the user's reply."""
         if self.finish is not None:
             return
         step = self.steps[-1]
         async with gate:
-            results = tuple([await self._result(call) for call in step.parsed.tool_calls])
-        self._messages += [step.parsed.message(), *results]
-        self.steps[-1] = replace(step, results=results)
+            if (user := self._user(step)) is None:
+                results = tuple([await self._result(call) for call in step.parsed.tool_calls])
+            else:
+                text = await user.respond(step.parsed.answer)
+                self.finish = "stop" if text is None else self._limit()
+                results = () if text is None else (Message("user", text),)
+        if self.finish is None:
+            self._messages += [step.parsed.message(), *results]
+            self.steps[-1] = replace(step, results=results)
 
     def completion(self) -> Completion:
         """The finished completion."""
@@ -239,10 +246,22 @@ class Rollout:
         step, whole = self.limits.parameters.max_tokens, self.limits.max_tokens
         return step if whole is None else min(step, whole - self._written)
 
+    def _limit(self) -> Finish | None:
+        """The limit that leaves no room for a further step."""
+        if len(self.steps) >= self.limits.max_turns:
+            return "turn_limit"
+        return "token_limit" if self._allowance() < 1 else None
+
     def _can_run(self, step: Step) -> bool:
         parsed = step.parsed
         runnable = self.prompt.tools is not None and self.environment is not None
         return runnable and bool(parsed.tool_calls) and not _BROKEN_CALLS & set(parsed.problems)
+
+    def _user(self, step: Step) -> ScriptedUser | None:
+        """Who answers this step: nobody where it makes a call, whole or broken."""
+        calls = step.parsed.tool_calls or _BROKEN_CALLS & set(step.parsed.problems)
+        user = self.environment
+        return user if isinstance(user, ScriptedUser) and not calls else None
 
     async def _result(self, call: ToolCall) -> Message:
         assert self.environment is not None

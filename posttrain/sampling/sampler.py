@@ -44,8 +44,8 @@ class Request:
     """One model call.
 
     `continues` is the generation before it in the same completion: `messages` then end with tool
-    results, and the new prompt is its prompt ids, its sampled ids as they are, and the ids of what
-    came since.
+    results or a user's reply, and the new prompt is its prompt ids, its sampled ids as they are,
+    and the ids of what came since.
     """
 
     messages: tuple[Message, ...]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from posttrain.records import Score
+from posttrain.records import FailureKind, Score
 from posttrain.rollouts import Completion, Prompt, metadata_of
 from reward.graders.final_answer import LABEL
 
@@ -101,9 +101,10 @@ def verdict(correct: bool, answer: str, gold: str) -> Score:
     return Score(0.0, one_line(answer), f"not the gold {one_line(gold)}")
 
 
-def unscored(answer: str | None, problem: str) -> Score:
+def unscored(answer: str | None, problem: str, failure: FailureKind | None = None) -> Score:
     """The score of an answer that could not be compared."""
-    return Score(None, None if answer is None else one_line(answer), f"unscored: {problem}")
+    shown = None if answer is None else one_line(answer)
+    return Score(None, shown, f"unscored: {problem}", failure)
 
 
 def one_line(text: str) -> str:

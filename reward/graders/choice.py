@@ -17,7 +17,7 @@ from posttrain.rollouts import Prompt, metadata_of
 from reward.graders.base import Attempt, before_reading, no_answer, unscored, verdict
 from reward.graders.final_answer import LABEL, LINE, TAG, answer_places, has_box, joined_boxes
 from reward.graders.tidy import tidy
-from reward.graders.workers import JobResult, Workers, shared_workers
+from reward.graders.workers import JobResult, JobRunner, shared_workers
 
 Options = Mapping[str, str]
 SEVERAL = ""  # in place of a letter: several options are chosen
@@ -26,12 +26,12 @@ SEVERAL = ""  # in place of a letter: several options are chosen
 class MultipleChoice:
     """Accepts the gold's letter, or the gold option's text."""
 
-    def __init__(self, *, workers: Workers | None = None) -> None:
+    def __init__(self, *, workers: JobRunner | None = None) -> None:
         self._workers = workers
 
     def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
         """No options, a gold that is none of them, equal options, or a pattern that is none."""
-        problems = self._run("pattern_problem", [(_patterns(p),) for p in prompts])
+        problems = self._run("pattern_problem", [(patterns_of(p),) for p in prompts])
         return [_refusal(prompt, p) for prompt, p in zip(prompts, problems, strict=True)]
 
     def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
@@ -39,7 +39,7 @@ class MultipleChoice:
         matches = self._run(
             "last_match",
             [
-                (_patterns(a.prompt) if before_reading(a) is None else [], a.completion.answer)
+                (patterns_of(a.prompt) if before_reading(a) is None else [], a.completion.answer)
                 for a in attempts
             ],
         )
@@ -68,7 +68,8 @@ def options_of(prompt: Prompt) -> dict[str, str]:
     return {letter.upper(): str(text) for letter, text in cast(dict[str, object], options).items()}
 
 
-def _patterns(prompt: Prompt) -> list[Any]:
+def patterns_of(prompt: Prompt) -> list[Any]:
+    """The prompt's `output_regex`, as a list."""
     found: Any = metadata_of(prompt).get("output_regex") or []
     return cast(list[Any], found) if isinstance(found, list) else [found]
 
@@ -94,9 +95,9 @@ def _refusal(prompt: Prompt, patterns: JobResult) -> str | None:
 def _grade(attempt: Attempt, match: JobResult) -> Score:
     gold, options = _gold(attempt.prompt), options_of(attempt.prompt)
     if gold is None:
-        return unscored(None, "the gold is none of the prompt's options")
+        return unscored(None, "the gold is none of the prompt's options", "malformed_row")
     if match.problem is not None:
-        return unscored(None, f"output_regex: {match.problem}")
+        return unscored(None, f"output_regex: {match.problem}", match.failure)
     if match.value is not None:
         letter = choice(match.value, options)
     else:

@@ -15,7 +15,7 @@ from reward.graders.base import Attempt, before_reading, no_answer, one_line, un
 from reward.graders.final_answer import final_answer, find_answer, numbers_beside, reads_as_math
 from reward.graders.numbers import read_number, same_number
 from reward.graders.tidy import bare
-from reward.graders.workers import JobResult, Workers, shared_workers
+from reward.graders.workers import JobResult, JobRunner, shared_workers
 
 Comparison = tuple[str, str, float | None]  # gold, answer, tolerance
 LONGEST = 2000  # characters of an answer
@@ -35,7 +35,7 @@ class Math:
 
     numbers_only = False
 
-    def __init__(self, *, last_line: bool = True, workers: Workers | None = None) -> None:
+    def __init__(self, *, last_line: bool = True, workers: JobRunner | None = None) -> None:
         """`last_line`: whether, without tag, box and label, the last line's formula counts."""
         self.last_line, self._workers = last_line, workers
 
@@ -66,7 +66,7 @@ class Math:
         if score is not None:
             return score
         if attempt.prompt.gold is None:
-            return unscored(None, "the prompt has no gold")
+            return unscored(None, "the prompt has no gold", "malformed_row")
         gold = gold_text(attempt.prompt.gold)
         if self.numbers_only and read_number(bare(gold)) is None:
             return unscored(None, "the gold is no number")
@@ -193,7 +193,7 @@ def _refusal(gold: str, itself: JobResult, another: JobResult) -> str | None:
 def _score(comparison: Comparison, result: JobResult, prose: str) -> Score:
     gold, answer, tolerance = comparison
     if result.problem is not None:
-        return unscored(answer, result.problem)
+        return unscored(answer, result.problem, result.failure)
     number = read_number(bare(gold)) if prose and not result.value else None
     if number is not None and any(
         (other := read_number(bare(text))) and same_number(number, other, tolerance)

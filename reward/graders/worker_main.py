@@ -12,6 +12,7 @@ for that, so neither a loop in C nor the death of the parent leaves anything beh
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import re
@@ -21,9 +22,13 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
+from posttrain.records import Score
+from posttrain.rollouts import completion_from_row, prompt_from_row
 from reward.graders.algebra import equal
+from reward.graders.workers import Job, JobResult
 
 
 def last_match(patterns: Sequence[str], text: str) -> str | None:
@@ -47,8 +52,31 @@ def pattern_problem(patterns: Sequence[str]) -> str | None:
     return None
 
 
+def verify(environment: str, prompt: dict[str, Any], completion: dict[str, Any]) -> list[Any]:
+    """The fields of an environment's score; `environment` is `module:class`, our own."""
+    module, _, name = environment.partition(":")
+    judge = getattr(importlib.import_module(module), name)()
+    score: Score = judge.check(prompt_from_row(prompt), completion_from_row(completion))
+    return [score.value, score.answer, score.explanation, score.failure]
+
+
+class InlineRunner:
+    """What `Workers` are, inside one: the job at hand is the one to be killed."""
+
+    def run(self, jobs: Sequence[Job]) -> list[JobResult]:
+        """One result a job, in order."""
+        results: list[JobResult] = []
+        for name, arguments in jobs:
+            try:
+                results.append(JobResult(JOBS[name](*arguments)))
+            except Exception as error:  # noqa: BLE001 - whatever algebra raises is that job's own
+                results.append(JobResult(None, f"{type(error).__name__}: {error}"[:200]))
+        return results
+
+
 JOBS: dict[str, Callable[..., Any]] = {
     "equal": equal,
+    "verify": verify,
     "last_match": last_match,
     "pattern_problem": pattern_problem,
 }
@@ -75,12 +103,9 @@ def main() -> None:
             return
         name, arguments = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
-        try:
-            answer = {"value": JOBS[name](*arguments)}
-        except Exception as error:  # noqa: BLE001 - whatever algebra raises is that job's problem
-            answer = {"value": None, "problem": f"{type(error).__name__}: {error}"[:200]}
+        [result] = InlineRunner().run([(name, arguments)])
         signal.setitimer(signal.ITIMER_PROF, 0)
-        print(json.dumps(answer), file=answers, flush=True)
+        print(json.dumps(asdict(result)), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ Jobs and results are lines of JSON: nothing is unpickled, and `__main__` is not 
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 import functools
@@ -23,7 +24,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+from posttrain.records import FailureKind
 
 Job = tuple[str, list[Any]]  # a name in worker_main.JOBS, and its arguments
 START_SECONDS = 120.0  # importing the algebra from a slow disk
@@ -33,14 +36,26 @@ ROOT = str(Path(__file__).resolve().parents[2])
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """What a job gave: its value, or why there is none."""
+    """What a job gave: its value, or why there is none, and whether that was a limit of time."""
 
     value: Any
     problem: str | None = None
+    timed_out: bool = False
+
+    @property
+    def failure(self) -> FailureKind | None:
+        """The kind of failure; None where there is a value."""
+        if self.problem is None:
+            return None
+        return "timeout" if self.timed_out else "verifier_error"
 
 
 class WorkerGone(Exception):
     """A worker ended, or no longer answers."""
+
+    def __init__(self, message: str, *, timed_out: bool = False) -> None:
+        super().__init__(message)
+        self.timed_out = timed_out
 
 
 class Worker:
@@ -70,7 +85,7 @@ class Worker:
                 return JobResult(**self._answer(process, self.wall_seconds))
         except WorkerGone as gone:
             self.kill()
-            return JobResult(None, str(gone))
+            return JobResult(None, str(gone), gone.timed_out)
         except BaseException:  # an answer not read would be taken for the next job's
             self.kill()
             raise
@@ -103,14 +118,15 @@ class Worker:
         waiting = select.poll()
         waiting.register(process.stdout, select.POLLIN | select.POLLHUP)
         if not waiting.poll(seconds * 1000):
-            raise WorkerGone(f"no answer in {seconds:g} s")
+            raise WorkerGone(f"no answer in {seconds:g} s", timed_out=True)
         line = process.stdout.readline()  # written at once
         if line.endswith(b"\n"):
             return json.loads(line)
         status = process.wait()
         stopped = status == -signal.SIGPROF
         raise WorkerGone(
-            f"stopped after {self.cpu_seconds:g} s" if stopped else f"ended with status {status}"
+            f"stopped after {self.cpu_seconds:g} s" if stopped else f"ended with status {status}",
+            timed_out=stopped,
         )
 
     def kill(self) -> None:
@@ -132,6 +148,14 @@ class Worker:
                 stream.close()
 
 
+class JobRunner(Protocol):
+    """`Workers`, or what stands in for them inside a worker."""
+
+    def run(self, jobs: Sequence[Job]) -> list[JobResult]:
+        """One result a job, in order."""
+        ...
+
+
 class Workers:
     """A few worker processes, started as they are needed. Thread-safe."""
 
@@ -149,6 +173,8 @@ class Workers:
         self._free: queue.LifoQueue[Worker] = queue.LifoQueue()  # last used first: it is warm
         for worker in self._workers:
             self._free.put(worker)
+        # as many threads as workers: no job waits inside a thread that others could use
+        self._threads = ThreadPoolExecutor(len(self._workers), thread_name_prefix="grading")
 
     def _forget(self) -> None:
         for worker in self._workers:
@@ -159,8 +185,11 @@ class Workers:
         """One result a job, in order."""
         if len(jobs) < 2:
             return [self._run(job) for job in jobs]
-        with ThreadPoolExecutor(min(len(jobs), len(self._workers))) as threads:
-            return list(threads.map(self._run, jobs))
+        return list(self._threads.map(self._run, jobs))
+
+    async def run_one(self, job: Job) -> JobResult:
+        """As `run`, for one job; the event loop goes on meanwhile."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, job)
 
     def _run(self, job: Job) -> JobResult:
         worker = self._free.get()

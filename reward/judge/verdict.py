@@ -64,20 +64,24 @@ def parse_verdict(text: str) -> Verdict | None:
     Args:
         text: without the judge's reasoning; of any length (the work is linear in it).
     """
-    written = _last_object(text)
-    if written is None:
+    fields = last_object(text)
+    if fields is None:
         return None
-    try:
-        fields: Any = load_json(written)
-    except ValueError:
-        return None
-    fields = cast(dict[str, Any], fields)
     score_1 = _number(fields.get("score_1"), LOWEST_SCORE, HIGHEST_SCORE)
     score_2 = _number(fields.get("score_2"), LOWEST_SCORE, HIGHEST_SCORE)
     ranking = _number(fields.get("ranking"), LOWEST_RANKING, HIGHEST_RANKING)
     if score_1 is None or score_2 is None or ranking is None:
         return None
     return Verdict(score_1, score_2, ranking)
+
+
+def last_object(text: str) -> dict[str, Any] | None:
+    """The last top-level JSON object of a judge's final answer; None as for `parse_verdict`."""
+    written = _last_object(text)
+    try:
+        return None if written is None else cast(dict[str, Any], load_json(written))
+    except ValueError:
+        return None
 
 
 def _number(value: object, lowest: float, highest: float) -> float | None:

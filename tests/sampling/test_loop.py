@@ -24,6 +24,7 @@ def run(
     limits: RolloutLimits = LIMITS,
     batched: bool = True,
     environments: list[Adder] | None = None,
+    environment: type[Adder] = Adder,
 ) -> tuple[list[Completion], Scripted]:
     """One completion a prompt."""
     sampler = Scripted(script, batched=batched)
@@ -32,7 +33,7 @@ def run(
     def open_environment(prompt: Prompt) -> Adder | None:
         if prompt.environment is None:
             return None
-        opened.append(Adder())
+        opened.append(environment())
         return opened[-1]
 
     tasks = [Task(prompt, index=0, seed=3) for prompt in prompts]
@@ -111,6 +112,43 @@ def test_ids_of_calls_avoid_those_of_the_prompt():
     )
     (done,), _ = run(add_then_answer, [question(messages=earlier)])
     assert [c.id for c in done.tool_calls] == ["call00002"]
+
+
+class Asking(Adder):
+    """Has a user, who wants another sum until there are two."""
+
+    async def respond(self, answer: str) -> str | None:
+        return "5+5?" if len(self.sums) < 2 else None
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_user_goes_on_until_there_is_nothing_more_to_write(batched: bool):
+    (done,), sampler = run(
+        add_then_answer, [question(21)], batched=batched, environment=Asking,
+        limits=replace(LIMITS, max_turns=9),
+    )  # fmt: skip
+    turn = ["assistant", "tool", "assistant"]
+    assert [m.role for m in done.messages] == [*turn, "user", *turn]
+    assert (done.finish, done.answer, done.state) == ("stop", "It is 10.", '{"sums": [42, 10]}')
+    # the user's turn is carried as ids and never trained on
+    assert done.steps[1].results_ids == ids_of("[user]5+5?[assistant]")
+    ids, sampled = done.sampled()
+    trained = bytes(i for i, own in zip(ids, sampled, strict=True) if own).decode()
+    assert trained == "".join(step.text for step in done.steps)
+    assert sampler.calls[2][0].messages[-1] == Message("user", "5+5?")
+
+
+def test_turns_and_tokens_bound_a_conversation_and_a_broken_call_ends_it():
+    limits = replace(LIMITS, max_turns=3)
+    (done,), _ = run(lambda *_: f"no{END}", [question()], environment=Asking, limits=limits)
+    assert (done.finish, len(done.steps), done.steps[-1].results) == ("turn_limit", 3, ())
+    limits = replace(LIMITS, max_turns=9, max_tokens=2 * len(f"no{END}"))
+    (done,), _ = run(lambda *_: f"no{END}", [question()], environment=Asking, limits=limits)
+    assert (done.finish, len(done.steps)) == ("token_limit", 2)
+    (done,), _ = run(
+        lambda *_: "<tool_call>\nadd\n</tool_call>" + END, [question()], environment=Asking
+    )
+    assert (done.finish, len(done.steps)) == ("stop", 1)
 
 
 def test_turn_limit_runs_no_call_that_nobody_reads():

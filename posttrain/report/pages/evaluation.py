@@ -217,7 +217,10 @@ def _example(record: Record) -> ui.Fold:
         blocks.append(ui.Dialogue(_step(step, own)))
         blocks += [
             ui.Dialogue(
-                [ui.Styled(f"{result.name} → ", "faint"), result.content[: ui.SHOWN_CHARACTERS]]
+                [
+                    ui.Styled(f"{result.name or result.role} → ", "faint"),
+                    result.content[: ui.SHOWN_CHARACTERS],
+                ]
             )
             for result in step.results
         ]

@@ -1,0 +1,129 @@
+"""How often verifiers accept what is wrong and refuse what is right, by environment.
+
+    python benchmarks/red_team.py [--tasks 60] [--half second] [--seed 1] [environment …]
+
+Every attack form is in one of two halves (a checksum of its name): the verifiers were hardened with
+the first in view, the second was kept back. What it showed was repaired; "later" forms were written
+after that and kept back in their turn, and "last" ones of multiple choice after those. Tasks come
+from the seed. Mutants of programs that pass the task's own tests when simply run are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import time
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.environment_tasks import rows
+from benchmarks.red_team_attacks import ATTACKS, Attack, common, instruction_forms
+from benchmarks.red_team_states import STATE_ATTACKS
+from posttrain.evaluation.intervals import wilson
+from posttrain.rollouts import Prompt
+from reward.environments import ENVIRONMENTS
+from reward.environments.base import RLVREnvironment, admit, replay
+
+HALVES = {"first": (0,), "second": (1,), "later": (2,), "last": (3,), "all": (0, 1, 2, 3)}
+AT_ONCE = 64
+
+
+def attacks_on(
+    environment: RLVREnvironment, prompts: list[Prompt], seed: int
+) -> Iterator[tuple[Prompt, Attack]]:
+    """Every attack on every task."""
+    for place, prompt in enumerate(prompts):
+        other = prompts[(place + 1) % len(prompts)]
+        for attack in common(environment, prompt, other):
+            yield prompt, attack
+        if (own := (ATTACKS | STATE_ATTACKS).get(environment.name)) is not None:
+            for attack in own(prompt, random.Random(f"{seed}/{prompt.id}")):
+                yield prompt, attack
+    if environment.name == "instruction_following":
+        for constraint, attack in instruction_forms():
+            row = {"question": "x", "metadata": {"constraints": [constraint]}}
+            yield environment.prompt(row), attack
+
+
+async def measure(name: str, *, tasks: int, half: str, seed: int) -> None:
+    """One environment's line, and the attacks that its verifier is wrong about."""
+    environment = ENVIRONMENTS[name]()
+    generated = rows(name, seed=seed, count=tasks)
+    if not generated:
+        print(f"| {name} | its tasks come from data | | | | |")
+        return
+    admitted = await admit(iter(generated), {name: environment})
+    chosen = [
+        (prompt, attack)
+        for prompt, attack in attacks_on(environment, admitted.prompts, seed)
+        if half_of(attack.form) in HALVES[half]
+    ]
+    gate, mistakes = asyncio.Semaphore(AT_ONCE), defaultdict[str, list[str]](list)
+    counts, unscored = Counter[tuple[bool, str]](), Counter[str]()
+
+    async def one(prompt: Prompt, attack: Attack) -> None:
+        async with gate:
+            completion = await replay(environment, prompt, attack.script)
+            score = await environment.verify(prompt, completion)
+        if score.value is None:
+            unscored[f"{score.failure} ({attack.form})"] += 1
+            return
+        passed = environment.passes(score)
+        counts[attack.right, "passed" if passed else "refused"] += 1
+        if passed != attack.right:
+            told = f"{prompt.gold!r:.60} {attack.script[0].content!r:.90} {score.explanation:.90}"
+            mistakes[f"{'refused' if attack.right else 'ACCEPTED'}: {attack.form}"].append(told)
+
+    start = time.monotonic()
+    await asyncio.gather(*(one(*each) for each in chosen))
+    seconds = time.monotonic() - start
+    wrong = (counts[False, "passed"], counts[False, "passed"] + counts[False, "refused"])
+    right = (counts[True, "refused"], counts[True, "passed"] + counts[True, "refused"])
+    print(
+        f"| {name} | {len(admitted.prompts)}/{len(generated)} | {rate(*wrong)} | {rate(*right)} | "
+        f"{sum(unscored.values())} | {len(chosen) / seconds:.0f}/s |",
+        flush=True,
+    )
+    for form, told in sorted(mistakes.items()):
+        print(f"    {len(told)} × {form}: {told[0]}")
+    for kind, number in unscored.most_common(6):
+        print(f"    {number} × unscored: {kind}")
+
+
+def half_of(form: str) -> int:
+    """0 or 1 by a checksum; 2 and 3 for the forms that were written after a hardening."""
+    if form.startswith(("later:", "last:")):
+        return 2 if form.startswith("later:") else 3
+    return zlib.crc32(form.encode()) % 2
+
+
+def rate(number: int, of: int) -> str:
+    """A count and its share with a 95 % interval."""
+    if not of:
+        return "–"
+    low, high = wilson(number / of, of)
+    return f"{number} of {of}: {number / of:.2%} [{low:.2%}, {high:.2%}]"
+
+
+def main() -> None:
+    """Print a table in Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("environments", nargs="*", default=list(ENVIRONMENTS))
+    parser.add_argument("--tasks", type=int, default=60)
+    parser.add_argument("--half", choices=list(HALVES), default="all")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    print("| environment | gold passes | false accepts | false rejects | unscored | speed |")
+    print("|---|---|---|---|---|---|")
+    for name in options.environments:
+        asyncio.run(measure(name, tasks=options.tasks, half=options.half, seed=options.seed))
+
+
+if __name__ == "__main__":
+    main()

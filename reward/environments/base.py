@@ -1,0 +1,354 @@
+"""What every RLVR environment is: rows → prompts, the tools of one completion, and a verdict.
+
+    environment = MathEnvironment()
+    prompt = environment.prompt({"question": "7*8? Put it in \\\\boxed{}.", "gold": "56"})
+    await environment.verify(prompt, completion) → Score(1.0, "56", "equal to the gold 56")
+
+One class serves training, profiling and evaluation: it is a toolkit (`schemas`, `open`) and a
+grader (`refuse`, `grade`) too. A verifier that fails gives no value but a kind of failure. A
+completion that is empty or that a limit ended scores 0 in every environment.
+
+A row is an object with `environment`, `question` or `messages` (OpenAI's), and where there are any
+`id`, `tools`, `gold` (text, or JSON that becomes text) and `metadata` (the environment's fields).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, ClassVar, cast
+
+from posttrain.chat.parse import ParsedCompletion
+from posttrain.environments.base import Environment, ScriptedUser
+from posttrain.errors import ConfigError, DataError, JudgeError
+from posttrain.jsontext import encode_json
+from posttrain.records import ROLES, Message, Score, ToolCall, content_id, json_text
+from posttrain.rollouts import Completion, Prompt, Step, completion_to_row, prompt_to_row
+from reward.graders.base import Attempt, before_reading, one_line
+from reward.graders.workers import shared_workers
+
+Row = Mapping[str, Any]
+Script = tuple[Message, ...]  # a completion's assistant messages; `replay` runs their calls
+SETTING = "rlvr"
+_AT_ONCE = 256  # rows whose gold is replayed side by side
+
+
+class RLVREnvironment:
+    """One family of tasks with a verifier.
+
+    A subclass has `malformed`, `gold`, and either `check` (plain code, run in a worker process
+    that is killed at its limits) or `score` (what awaits a sandbox, a judge, or is trivial). It
+    takes no arguments to construct, except services, which are optional.
+
+    Attributes:
+        name: what rows, prompts and recipes call it.
+        passes_at: the least reward that is a pass.
+    """
+
+    name: ClassVar[str]
+    passes_at: ClassVar[float] = 1.0
+
+    def malformed(self, prompt: Prompt) -> str | None:
+        """Why the verifier cannot use a prompt's gold, tools or metadata, or None."""
+        return None
+
+    def gold(self, prompt: Prompt) -> Script | None:
+        """A completion that must pass; None where the row has none."""
+        return None
+
+    def wrong(self, prompt: Prompt) -> list[Script]:
+        """Completions that must not pass; the empty one need not be among them."""
+        return []
+
+    def rows(self, *, seed: int, count: int) -> list[dict[str, Any]]:
+        """Generated rows, the same for a seed; [] where tasks come from data alone."""
+        return []
+
+    def schemas(self, prompt: Prompt) -> str:
+        """JSON text of the tools that a prompt declares."""
+        return prompt.tools or "[]"
+
+    def open(self, prompt: Prompt) -> Environment | None:
+        """The tools and state of one completion; None: nothing runs its calls, and one ends it."""
+        return None
+
+    def check(self, prompt: Prompt, completion: Completion) -> Score:
+        """The verdict, in plain code; the completion comes without token ids."""
+        raise NotImplementedError
+
+    async def score(self, prompt: Prompt, completion: Completion) -> Score:
+        """The verdict on a completion that is neither empty nor truncated."""
+        kind = type(self)
+        job = [
+            f"{kind.__module__}:{kind.__qualname__}",
+            prompt_to_row(prompt),
+            completion_to_row(_without_ids(completion)),
+        ]
+        result = await shared_workers().run_one(("verify", job))
+        if result.problem is not None:
+            return Score(None, None, one_line(result.problem), result.failure)
+        return Score(*result.value)
+
+    async def verify(self, prompt: Prompt, completion: Completion) -> Score:
+        """The score: a value in [0, 1], or none and the kind of failure. Raises only ConfigError,
+        where this machine cannot verify at all."""
+        if completion.finish == "failed":
+            return Score(None, None, one_line(completion.error or "failed"), "service")
+        if (early := before_reading(Attempt(prompt, completion))) is not None:
+            return early
+        if not completion.answer.strip() and not completion.tool_calls:
+            return Score(0.0, None, "empty")
+        try:
+            score = await self.score(prompt, completion)
+        except ConfigError:
+            raise
+        except JudgeError as error:
+            return Score(None, None, one_line(str(error)), "service")
+        except Exception as error:  # noqa: BLE001 - a verifier's fault is not the completion's
+            problem = one_line(f"{type(error).__name__}: {error}")
+            return Score(None, None, problem, "verifier_error")
+        if score.value is None:
+            return replace(score, failure=score.failure or "verifier_error")
+        if not (math.isfinite(score.value) and 0 <= score.value <= 1):
+            return Score(None, score.answer, f"a value of {score.value}", "verifier_error")
+        return score
+
+    def passes(self, score: Score) -> bool:
+        """Whether a scored completion is a pass."""
+        return score.value is not None and score.value >= self.passes_at
+
+    def prompt(self, row: Row, *, source: str = "") -> Prompt:
+        """The prompt of a row.
+
+        Raises:
+            DataError: the row cannot be used, and which field is why.
+            ConfigError: this machine cannot verify such rows at all.
+        """
+        messages = _messages(row)
+        tools, gold, metadata = row.get("tools"), row.get("gold"), row.get("metadata", {})
+        if not isinstance(metadata, dict):
+            raise DataError("metadata is no object")
+        try:
+            declared = encode_json(tools) if tools else None
+            gold = gold if isinstance(gold, str | None) else encode_json(gold)
+            text = encode_json(cast(dict[str, Any], metadata))
+        except ValueError as error:
+            raise DataError(f"tools, gold or metadata: {error}") from error
+        own = str(row["id"]) if row.get("id") is not None else content_id(messages, declared)
+        prompt = Prompt(
+            id=own,
+            task=own,
+            setting=SETTING,
+            messages=messages,
+            tools=declared,
+            environment=self.name,
+            grader="environment",
+            gold=gold,
+            source=source or self.name,
+            metadata=text,
+        )
+        try:
+            problem = self.malformed(prompt)
+        except ConfigError:
+            raise  # this machine lacks something, whatever the row
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            problem = f"{type(error).__name__}: {error}"
+        if problem is not None:
+            raise DataError(problem)
+        return prompt
+
+    # -- as a grader: the evaluation stage grades with the same class --
+
+    def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
+        """Per prompt: why it cannot be used (drop reason), or None."""
+
+        async def every() -> list[str | None]:
+            return list(await asyncio.gather(*(unusable(self, prompt) for prompt in prompts)))
+
+        return asyncio.run(every())
+
+    def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
+        """One score an attempt, in order. Not from inside an event loop."""
+
+        async def every() -> list[Score]:
+            return await asyncio.gather(*(self.verify(a.prompt, a.completion) for a in attempts))
+
+        return asyncio.run(every())
+
+
+def _without_ids(completion: Completion) -> Completion:
+    """The completion as a verifier needs it: token ids and raw text would only be carried."""
+    steps = tuple(
+        replace(s, text="", ids=None, logps=None, forced=None, results_ids=())
+        for s in completion.steps
+    )
+    return replace(completion, steps=steps, prompt_ids=None)
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+def _messages(row: Row) -> tuple[Message, ...]:
+    """The conversation up to the generation point.
+
+    Raises:
+        DataError: there is none, or a message that is not understood.
+    """
+    question, given = row.get("question"), row.get("messages")
+    if isinstance(question, str) and question.strip() and given is None:
+        return (Message("user", question),)
+    if question is not None or not isinstance(given, list) or not given:
+        raise DataError("a row has either question (text) or messages (a list)")
+    messages = tuple(_message(message) for message in cast(list[Any], given))
+    if messages[-1].role not in ("user", "tool"):
+        raise DataError("the last message is neither the user's nor a tool's")
+    return messages
+
+
+def _message(fields: Any) -> Message:
+    if not isinstance(fields, dict):
+        raise DataError("a message is no object")
+    own = cast(dict[str, Any], fields)
+    content = own.get("content")
+    if own.get("role") not in ROLES or not isinstance(content, str | None):
+        raise DataError("a message has a role and text as its content")
+    calls: list[ToolCall] = []
+    for call in own.get("tool_calls") or ():
+        try:
+            function = call["function"]
+            name, arguments = function["name"], function["arguments"]
+        except (KeyError, TypeError) as error:
+            raise DataError("a tool call has a function with name and arguments") from error
+        text = arguments if isinstance(arguments, str) else json_text(arguments)
+        calls.append(ToolCall(str(name), text, call.get("id")))
+    return Message(
+        role=own["role"],
+        content=content or "",
+        tool_calls=tuple(calls),
+        tool_call_id=own.get("tool_call_id"),
+        name=own.get("name"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The usable prompts of some rows; rows in = prompts + dropped.
+
+    Attributes:
+        dropped: (index of the row, reason), by index.
+        without_gold: prompts whose row has no gold, so that nothing was replayed.
+    """
+
+    prompts: list[Prompt]
+    dropped: list[tuple[int, str]]
+    without_gold: int
+
+
+async def admit(
+    rows: Iterator[Row],
+    environments: Mapping[str, RLVREnvironment],
+    *,
+    source: str = "",
+    convert: Callable[[Row], Row] | None = None,
+) -> Admitted:
+    """Read rows, and keep those whose gold passes and whose wrong completions do not.
+
+    `convert` makes rows of another form ours; the message of its DataError is a reason as it is.
+
+    Reasons: `unknown_environment`, `malformed_row`, `gold_fails`, `gold_unscored`,
+    `wrong_passes`, `duplicate_id`, each with what it is about behind a colon.
+    """
+    prompts: dict[str, Prompt] = {}
+    dropped: list[tuple[int, str]] = []
+    numbered, without_gold = enumerate(rows), 0
+
+    async def read(row: Row) -> tuple[Prompt | None, str | None, bool]:
+        try:
+            row = row if convert is None else convert(row)
+        except DataError as error:
+            return None, str(error), False
+        environment = environments.get(str(row.get("environment")))
+        if environment is None:
+            return None, f"unknown_environment: {row.get('environment')}", False
+        try:
+            prompt = environment.prompt(row, source=source)
+        except DataError as error:
+            return None, f"malformed_row: {error}", False
+        return prompt, await unusable(environment, prompt), environment.gold(prompt) is None
+
+    while part := list(islice(numbered, _AT_ONCE)):
+        for (index, _), (prompt, reason, no_gold) in zip(
+            part, await asyncio.gather(*(read(row) for _, row in part)), strict=True
+        ):
+            if prompt is not None and reason is None and prompt.id in prompts:
+                reason = f"duplicate_id: {prompt.id}"
+            if reason is not None:
+                dropped.append((index, reason))
+            elif prompt is not None:
+                prompts[prompt.id] = prompt
+                without_gold += no_gold
+    return Admitted(list(prompts.values()), dropped, without_gold)
+
+
+async def unusable(environment: RLVREnvironment, prompt: Prompt) -> str | None:
+    """Why a prompt's verifier cannot be trusted with it, from its gold and wrong completions."""
+    script = environment.gold(prompt)
+    if script is not None:
+        score = await environment.verify(prompt, await replay(environment, prompt, script))
+        if score.value is None:
+            return f"gold_unscored: {score.failure}: {score.explanation}"
+        if not environment.passes(score):
+            return f"gold_fails: {score.explanation}"
+    for script in environment.wrong(prompt):
+        score = await environment.verify(prompt, await replay(environment, prompt, script))
+        if environment.passes(score):
+            return f"wrong_passes: {score.explanation}"
+    return None
+
+
+async def replay(environment: RLVREnvironment, prompt: Prompt, script: Script) -> Completion:
+    """The completion whose assistant messages these are: their calls are run, one state for all.
+
+    A scripted user answers an assistant message without calls.
+    """
+    state = environment.open(prompt)
+    user = state if isinstance(state, ScriptedUser) else None
+    steps: list[Step] = []
+    try:
+        for message in script:
+            results: list[Message] = []
+            for call in message.tool_calls:
+                if state is not None:
+                    text = await state.call(call.name, json.loads(call.arguments))
+                    results.append(Message("tool", text, tool_call_id=call.id, name=call.name))
+            if not message.tool_calls and user is not None:
+                reply = await user.respond(message.content)
+                results += [] if reply is None else [Message("user", reply)]
+            steps.append(_step(message, tuple(results)))
+        snapshot = None if state is None else state.snapshot()
+    finally:
+        if state is not None:
+            await state.close()
+    return Completion(prompt.id, 0, tuple(steps), "stop", state=snapshot)
+
+
+def _step(message: Message, results: tuple[Message, ...]) -> Step:
+    parsed = ParsedCompletion(message.reasoning, message.content, message.tool_calls, (), True)
+    return Step(message.content, parsed, "stop", 0, 0, 0, results=results)
+
+
+def says(text: str) -> Script:
+    """A completion that is one answer."""
+    return (Message("assistant", text),)
+
+
+def calls(*made: tuple[str, Mapping[str, Any]], text: str = "") -> Script:
+    """A completion that is one message with calls (name, arguments)."""
+    return (Message("assistant", text, tool_calls=tuple(
+        ToolCall(name, json_text(dict(arguments)), f"call{place:05}")
+        for place, (name, arguments) in enumerate(made)
+    )),)  # fmt: skip

@@ -1,0 +1,216 @@
+"""The environment "code": a Python program that passes every test, in a sandbox.
+
+    {"environment": "code", "question": "Read n, print n squared. …", "metadata": {"tests": [
+        {"input": "3\\n", "output": "9\\n"}]}, "gold": "print(int(input()) ** 2)"}
+    {…, "metadata": {"function": "square", "tests": [{"input": [3], "output": 9}]}}
+    {…, "metadata": {"function": "square", "check": "def check(candidate): assert …"}}
+
+The program is the last fenced block, or the last that defines the function. `setup` is code that
+stands before it, `seconds` the wall time of each test. Programs that read input and functions with
+plain values never meet what is expected: their results leave the sandbox and are compared here.
+Code that checks runs in a process of its own, which the program can neither read nor speak for.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import json
+import os
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+from posttrain.environments.sandbox import check_sandbox, run_sandboxed
+from posttrain.environments.sandbox.limits import Limits, SandboxResult
+from posttrain.errors import ConfigError
+from posttrain.records import Score
+from posttrain.rollouts import Completion, Prompt, metadata_of
+from reward.environments.base import RLVREnvironment, Script, says
+
+SECONDS = 5.0  # of one test
+TOTAL_SECONDS = 60.0  # of all tests of one program
+MOST_TESTS = 50
+LONGEST = 100_000  # characters of a program
+OUTPUT_BYTES = 4 << 20
+_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n`]*$", re.MULTILINE)
+_LANGUAGES = ("", "python", "python3", "py")
+_DRIVER = Path(__file__).with_name("code_driver.py").read_text("utf-8")
+
+
+class CodeEnvironment(RLVREnvironment):
+    """Programs and functions in Python, with tests."""
+
+    name = "code"
+
+    def __init__(self, *, at_once: int | None = None) -> None:
+        """`at_once`: programs that run at the same time; by default as many as processors."""
+        self._slots = at_once or os.cpu_count() or 1
+        # a semaphore belongs to an event loop, the environment does not
+        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            WeakKeyDictionary()
+        )
+
+    def malformed(self, prompt: Prompt) -> str | None:
+        """No tests, too many, a test without input or output, or code that is not Python."""
+        task = metadata_of(prompt)
+        tests, check = task.get("tests"), task.get("check")
+        if (tests is None) == (check is None):
+            return "either tests or check"
+        for field in ("check", "setup", "function"):
+            if not isinstance(task.get(field), str | None):
+                return f"{field} is no text"
+        if check is not None:
+            ast.parse(f"{task.get('setup') or ''}\n{check}")
+            return None if task.get("function") else "check without function"
+        if not isinstance(tests, list) or not 0 < len(cast(list[Any], tests)) <= MOST_TESTS:
+            return f"tests: a list of 1 to {MOST_TESTS}"
+        kind = list if task.get("function") else str
+        if not all(isinstance(test["input"], kind) for test in cast(list[Any], tests)):
+            return f"an input of a test is no {kind.__name__}"
+        missing = [test for test in cast(list[Any], tests) if "output" not in test]
+        return "a test without output" if missing else None
+
+    def gold(self, prompt: Prompt) -> Script | None:
+        """The gold program; many rows have none."""
+        return None if prompt.gold is None else says(f"```python\n{prompt.gold}\n```")
+
+    def wrong(self, prompt: Prompt) -> list[Script]:
+        """A program that ends at once with exit code 0."""
+        return [says("```python\nimport sys\nsys.exit(0)\n```")]
+
+    async def score(self, prompt: Prompt, completion: Completion) -> Score:
+        """Run all tests in one sandbox, the first that fails ends them."""
+        task = metadata_of(prompt)
+        function = task.get("function")
+        program = find_program(completion.answer, function)
+        if program is None:
+            return Score(0.0, None, "no program in a fenced block")
+        secret = secrets.token_hex(16)
+        tests: list[dict[str, Any]] = task.get("tests") or []
+        seconds = float(task.get("seconds") or SECONDS)
+        order = {
+            "secret": secret,
+            "program": f"{task.get('setup') or ''}\n{program}",
+            "setup": task.get("setup") or "",
+            "function": function,
+            "inputs": [test["input"] for test in tests],
+            "check": task.get("check"),
+            "seconds": seconds,
+        }
+        result = await self._run(json.dumps(order).encode("utf-8", "surrogatepass"), seconds)
+        if isinstance(result, Score):
+            return result
+        started, *lines = result.stdout.split(b"\n")
+        if started != secret.encode():
+            tail = (result.stderr[-200:] or started[:50]).decode("utf-8", "replace")
+            return Score(None, None, f"the sandbox did not start: {tail}", "sandbox")
+        if task.get("check") is not None:
+            passed = lines[:1] == [f"{secret} passed".encode()]
+            reason = lines[0].decode("utf-8", "replace")[:200] if lines else ""
+            return Score(float(passed), None, "every check holds" if passed else f"fails: {reason}")
+        return _compare(lines, tests, function is not None)
+
+    async def _run(self, order: bytes, seconds: float) -> SandboxResult | Score:
+        interpreter = check_sandbox()
+        limits = Limits(
+            seconds=max(TOTAL_SECONDS, 2 * seconds),
+            cpu_seconds=int(max(TOTAL_SECONDS, 2 * seconds)),
+            output_bytes=OUTPUT_BYTES,
+        )
+        argv = [interpreter.executable, "-I", "-c", _DRIVER]
+        loop = asyncio.get_running_loop()
+        async with self._turns.setdefault(loop, asyncio.Semaphore(self._slots)):
+            try:
+                return await run_sandboxed(argv, stdin=order, limits=limits)
+            except ConfigError:
+                raise
+            except OSError as error:
+                return Score(None, None, f"the sandbox: {error}", "sandbox")
+
+
+def find_program(answer: str, function: str | None) -> str | None:
+    """The last fenced block of Python that defines the function, else the last; None without one.
+
+    An answer without any fence that is Python as a whole is its own program.
+    """
+    if len(answer) > LONGEST:
+        return None
+    fences = list(_FENCE.finditer(answer))
+    if not fences:
+        try:
+            ast.parse(answer)
+        except (SyntaxError, ValueError, MemoryError, RecursionError):
+            return None
+        return answer
+    blocks: list[str] = []
+    for opening, closing in zip(fences[::2], fences[1::2], strict=False):
+        if opening[1].lower() in _LANGUAGES and not closing[1]:
+            blocks.append(answer[opening.end() : closing.start()].strip("\r\n"))
+    if function is not None:
+        defines = re.compile(
+            rf"^[ \t]*(?:async[ \t]+def|def|class)[ \t]+{re.escape(function)}\b", re.M
+        )
+        blocks = [block for block in blocks if defines.search(block)] or blocks
+    return blocks[-1] if blocks else None
+
+
+def _compare(lines: Sequence[bytes], tests: Sequence[Mapping[str, Any]], values: bool) -> Score:
+    """The outputs, one JSON text a line, with what is expected."""
+    for number, test in enumerate(tests, 1):
+        try:
+            given: Any = json.loads(lines[number - 1])
+        except (LookupError, ValueError, RecursionError):
+            return Score(0.0, None, f"test {number} of {len(tests)}: no result")
+        if not isinstance(given, dict) or "output" not in given:
+            problem = str(cast(dict[str, Any], given).get("problem"))[:100]
+            return Score(0.0, None, f"test {number} of {len(tests)}: {problem}")
+        output: Any = cast(dict[str, Any], given)["output"]
+        same = same_result if values else same_output
+        if not same(test["output"], output):
+            return Score(0.0, str(output)[:200], f"test {number} of {len(tests)}: another result")
+    return Score(1.0, None, f"{len(tests)} tests pass")
+
+
+def same_output(expected: str, given: Any) -> bool:
+    """Whether two outputs have the same lines, white space at their ends aside.
+
+    A number with decimals may be written with others, to a relative 1e-9.
+    """
+    if not isinstance(given, str):
+        return False
+    one, other = ([line.split() for line in t.rstrip().split("\n")] for t in (expected, given))
+    return len(one) == len(other) and all(
+        len(a) == len(b) and all(map(_same_token, a, b)) for a, b in zip(one, other, strict=True)
+    )
+
+
+def _same_token(expected: str, given: str) -> bool:
+    if expected == given:
+        return True
+    if "." not in expected or not re.fullmatch(r"[-+]?\d*\.?\d*(?:e[-+]?\d+)?", given[:60], re.I):
+        return False
+    try:
+        return same_result(float(expected), float(given))
+    except ValueError:
+        return False
+
+
+def same_result(expected: Any, given: Any) -> bool:
+    """Whether two plain values are equal; floats to a relative 1e-9, tuples as lists."""
+    if isinstance(expected, bool) or isinstance(given, bool) or expected is None or given is None:
+        return expected is given
+    if isinstance(expected, int) and isinstance(given, int):
+        return expected == given
+    if isinstance(expected, int | float) and isinstance(given, int | float):
+        return abs(expected - given) <= 1e-9 * max(abs(expected), abs(given))
+    if isinstance(expected, list) and isinstance(given, list):
+        one, other = cast(list[Any], expected), cast(list[Any], given)
+        return len(one) == len(other) and all(map(same_result, one, other))
+    if isinstance(expected, dict) and isinstance(given, dict):
+        left, right = cast(dict[str, Any], expected), cast(dict[str, Any], given)
+        return left.keys() == right.keys() and all(same_result(left[k], right[k]) for k in left)
+    return isinstance(expected, str) and isinstance(given, str) and expected == given

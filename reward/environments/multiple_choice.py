@@ -1,0 +1,125 @@
+"""The environment "multiple_choice": one of the prompt's options, in the format it asks for.
+
+    {"environment": "multiple_choice", "question": "…\\\\boxed{}…", "gold": "B",
+     "metadata": {"options": {"A": "3", "B": "4"}}}
+
+Where `metadata` has an `output_regex`, the last match of the first pattern that matches counts;
+where a message asks for `\\boxed{}`, the last box; otherwise the place that the grader
+"multiple_choice" finds. An answer that names several options is wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from typing import Any
+
+from posttrain.records import Score
+from posttrain.rollouts import Completion, Prompt
+from reward.environments.base import RLVREnvironment, Script, says
+from reward.graders.base import verdict
+from reward.graders.choice import SEVERAL, MultipleChoice, choice, chosen, options_of, patterns_of
+from reward.graders.final_answer import answer_places, has_box, joined_boxes
+from reward.graders.tidy import tidy
+
+LONGEST = 200_000  # characters of an answer
+# what may stand between a letter and another one that it is not hedged with: "C, because B is …"
+_REASON = re.compile(
+    r"[\s*_.,;:)\]}$-]*(?:because|since|as|for|so|which|not|unlike|rather than|instead of)\b",
+    re.IGNORECASE,
+)
+# "A" begins a sentence as an article, "I" is also a pronoun
+_OTHER = re.compile(r"(?<![\w'’])(?:(?<![.!?]\s)A|[B-HJ-Z]|I(?!\s+[a-z]))(?![\w'’])")
+_LETTER = re.compile(r"(?:either\b|[\s*_(\[{|])*([A-Za-z])\b", re.IGNORECASE)
+_WORD = re.compile(r"[\w'’]")
+
+
+class MultipleChoiceEnvironment(RLVREnvironment):
+    """Questions of science and engineering with lettered options."""
+
+    name = "multiple_choice"
+
+    def malformed(self, prompt: Prompt) -> str | None:
+        """What the grader "multiple_choice" refuses."""
+        return MultipleChoice().refuse([prompt])[0]
+
+    def gold(self, prompt: Prompt) -> Script:
+        """The gold's letter."""
+        return _answered(prompt, choice(prompt.gold or "", options_of(prompt)) or "")
+
+    def wrong(self, prompt: Prompt) -> list[Script]:
+        """The next letter; all letters."""
+        letters = list(options_of(prompt))
+        gold = choice(prompt.gold or "", options_of(prompt)) or letters[0]
+        other = letters[(letters.index(gold) + 1) % len(letters)]
+        return [_answered(prompt, other), _answered(prompt, " or ".join(letters))]
+
+    def check(self, prompt: Prompt, completion: Completion) -> Score:
+        """Patterns are the row's and may not end: the worker is killed then."""
+        answer, options = completion.answer, options_of(prompt)
+        gold = choice(prompt.gold or "", options)
+        assert gold is not None, "the gold is an option"
+        if len(answer) > LONGEST:
+            return Score(0.0, None, f"longer than {LONGEST} characters")
+        letter = by_pattern(patterns_of(prompt), answer, options)
+        if letter is None and _asks_for_box(prompt):
+            box = joined_boxes(answer) if has_box(answer) else None
+            letter = None if box is None else choice(box, options)
+            behind = answer[answer.rfind("\\boxed") :].partition("}")[2]
+            letter = SEVERAL if _answers_behind(behind, options) - {letter} else letter
+        elif letter is None:
+            place = next(answer_places(tidy(answer)), None)
+            first = _LETTER.match(place.text) if place else None
+            hedged = first and _contradicted(first[1], first.string[first.end() :], options)
+            letter = SEVERAL if hedged else chosen(answer, options)
+        if letter is None:
+            return Score(0.0, None, "no option in the requested format")
+        if letter == SEVERAL:
+            return Score(0.0, None, "several options are chosen")
+        return verdict(letter == gold, letter, gold)
+
+
+def _answered(prompt: Prompt, text: str) -> Script:
+    return says(f"\\boxed{{{text}}}" if _asks_for_box(prompt) else f"Answer: {text}")
+
+
+def _asks_for_box(prompt: Prompt) -> bool:
+    return any("\\boxed" in message.content for message in prompt.messages)
+
+
+def _contradicted(letter: str, behind: str, options: dict[str, str]) -> bool:
+    """Whether what stands behind a letter, on its line, is another's text or names another letter,
+    without being a reason."""
+    line = behind.split("\n", 1)[0]
+    rest = line.strip(" \t:.,)-*_]}([$")
+    text = choice(rest, options)
+    if text is not None or not rest:
+        return text not in (None, letter.upper())
+    shown = line.upper() if letter.islower() else line
+    named = {match[0] for match in _OTHER.finditer(shown)} & options.keys() - {letter.upper()}
+    return bool(named) and _REASON.match(line) is None
+
+
+def _answers_behind(text: str, options: dict[str, str]) -> set[str]:
+    """The options that a text names behind labels, in boxes and tags."""
+    places = [place.text for place in answer_places(tidy(text)) if place.kind != "line"]
+    return {letter for t in places if (letter := chosen(f"Answer: {t}", options))}
+
+
+def by_pattern(patterns: list[Any], answer: str, options: dict[str, str]) -> str | None:
+    """The letter of the last match of the first pattern that matches; None where none does.
+
+    A letter that begins a word is no match. One that is contradicted on its line, or by another
+    answer behind it, is one of several.
+    """
+    for pattern in patterns:
+        for match in deque(re.finditer(pattern, answer, re.IGNORECASE), maxlen=1):
+            group = next((k for k in range(1, len(match.groups()) + 1) if match[k]), 0)
+            behind, letter = answer[match.end(group) :], choice(match[group], options)
+            if len(match[group]) == 1 and _WORD.match(behind):
+                return None
+            contradicted = _contradicted(match[group], behind, options)
+            return (
+                SEVERAL if contradicted or _answers_behind(behind, options) - {letter} else letter
+            )
+    return None

@@ -1,0 +1,232 @@
+"""The environment "structured_output": JSON, YAML or a tool call's payload that fits a schema.
+
+    {"environment": "structured_output", "question": "…document… …schema… Answer in JSON.",
+     "gold": {"name": "Ada", "born": 1815},
+     "metadata": {"schema": {…}, "format": "json", "fields": {"/name": "Ada", "/born": 1815}}}
+
+The schema is the one that the prompt shows, not a stricter one. Valid is not enough: with `fields`
+(JSON pointer → value, or the list of all values that are right) each has to be there, and without
+them a share of the values has to be in the prompt's words, so that filler does not win.
+`metadata.tool` names the tool to be called in format "tool_call", `payload` the argument that holds
+the object, where it is not all of the arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import yaml
+from jsonschema.exceptions import SchemaError, ValidationError
+from jsonschema.validators import validator_for
+from referencing import Registry
+
+from posttrain.jsontext import encode_json, load_json
+from posttrain.records import Score, json_text
+from posttrain.rollouts import Completion, Prompt, metadata_of
+from reward.environments.base import RLVREnvironment, Script, calls, says
+from reward.environments.tool_call import declared, same_value
+
+FORMATS = ("json", "yaml", "tool_call")
+LONGEST = 500_000  # characters of an answer
+GROUNDED = 0.25  # share of values in the prompt's words, where no fields are given
+_FENCE = re.compile(r"\s*```(?:json|yaml|yml)?[ \t]*\n(.*?)\n?[ \t]*```\s*", re.DOTALL)
+
+
+class StructuredOutputEnvironment(RLVREnvironment):
+    """An object that a schema describes, in one of three formats."""
+
+    name = "structured_output"
+
+    def malformed(self, prompt: Prompt) -> str | None:
+        """No schema, or one that is none; an unknown format; a tool that is not declared."""
+        task = metadata_of(prompt)
+        schema: Any = task.get("schema")
+        kind = task.get("format")
+        if kind not in FORMATS:
+            return f"format {kind!r} is none of {', '.join(FORMATS)}"
+        if not isinstance(schema, dict):
+            return "no schema"
+        try:
+            validator_for(cast(Any, schema)).check_schema(cast(Any, schema))
+        except SchemaError as error:
+            return f"schema: {error.message}"
+        if kind == "tool_call" and task.get("tool") not in declared(prompt):
+            return f"tool {task.get('tool')!r} is not declared"
+        return None
+
+    def gold(self, prompt: Prompt) -> Script | None:
+        """The gold in its format."""
+        return None if prompt.gold is None else _written(prompt, json.loads(prompt.gold))
+
+    def wrong(self, prompt: Prompt) -> list[Script]:
+        """Filler: values of the right types that are empty."""
+        return [_written(prompt, filler(metadata_of(prompt)["schema"]))]
+
+    def check(self, prompt: Prompt, completion: Completion) -> Score:
+        """Format, then schema, then content."""
+        task = metadata_of(prompt)
+        try:
+            value = _read(task, completion)
+        except (ValueError, yaml.YAMLError, RecursionError) as problem:
+            return Score(0.0, None, f"not in the format: {' '.join(str(problem).split())[:200]}")
+        shown = json_text(value)[:200]
+        schema = task["schema"]
+        # an empty registry: no reference is fetched from the network
+        validator: Any = validator_for(schema)(schema, registry=Registry())
+        error: ValidationError | None = next(iter(validator.iter_errors(value)), None)
+        if error is not None:
+            return Score(0.0, shown, f"schema: {error.json_path}: {error.message[:150]}")
+        if fields := task.get("fields"):
+            return _compare(value, fields, shown)
+        share = grounded_share(value, prompt)
+        if share < GROUNDED:
+            return Score(0.0, shown, f"only {share:.0%} of the values are in the prompt's words")
+        return Score(1.0, shown, f"valid; {share:.0%} of the values are in the prompt's words")
+
+
+def _read(task: Mapping[str, Any], completion: Completion) -> Any:
+    """The value that a completion gives.
+
+    Raises:
+        ValueError, YAMLError, RecursionError: it is not in the requested format.
+    """
+    made = completion.tool_calls
+    if task["format"] == "tool_call":
+        if len(made) != 1 or made[0].name != task["tool"]:
+            raise ValueError(f"one call of {task['tool']} is expected")
+        arguments, payload = load_json(made[0].arguments), task.get("payload")
+        if payload is None:
+            return arguments
+        if not isinstance(arguments, dict) or payload not in arguments:
+            raise ValueError(f"no argument {payload}")
+        return cast(dict[str, Any], arguments)[payload]
+    if made:
+        raise ValueError("a tool call where text is expected")
+    text = completion.answer
+    if len(text) > LONGEST:
+        raise ValueError(f"longer than {LONGEST} characters")
+    fenced = _FENCE.fullmatch(text)
+    text = fenced[1] if fenced else text
+    return load_json(text.strip()) if task["format"] == "json" else load_yaml(text)
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """YAML 1.2's values: `no` and `2020-01-01` are texts; no aliases, no repeated keys."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if cast(Any, self).check_event(yaml.AliasEvent):
+            raise ValueError("aliases are not allowed")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        mapping = super().construct_mapping(node, deep=deep)
+        if len(mapping) != len(node.value) or not all(isinstance(key, str) for key in mapping):
+            raise ValueError("a key is repeated, or no text")
+        return mapping
+
+
+_PlainLoader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _first in (
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?[0-9]+", "-+0123456789"),
+    ("float", r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", "-+0123456789."),
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+):
+    cast(Any, _PlainLoader).add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), list(_first)
+    )
+
+
+def load_yaml(text: str) -> Any:
+    """The value of one YAML document, as JSON could hold it.
+
+    Raises:
+        ValueError, YAMLError: it is none.
+    """
+    value: Any = yaml.load(text, Loader=_PlainLoader)  # noqa: S506 - derived from SafeLoader
+    return load_json(encode_json(value))
+
+
+def _written(prompt: Prompt, value: Any) -> Script:
+    task = metadata_of(prompt)
+    if task["format"] == "json":
+        return says(json.dumps(value, indent=2, ensure_ascii=False))
+    if task["format"] == "yaml":
+        return says(yaml.safe_dump(value, allow_unicode=True, sort_keys=False))
+    payload = task.get("payload")
+    return calls((task["tool"], value if payload is None else {payload: value}))
+
+
+# -- content ---------------------------------------------------------------------------------------
+
+
+def _compare(value: Any, fields: Mapping[str, Any], shown: str) -> Score:
+    for pointer, expected in fields.items():
+        try:
+            given = at_pointer(value, pointer)
+        except (LookupError, ValueError):
+            return Score(0.0, shown, f"no value at {pointer}")
+        wanted = [expected, *(cast(list[Any], expected) if isinstance(expected, list) else [])]
+        if not any(same_value(one, given) for one in wanted):
+            return Score(0.0, shown, f"{pointer} has another value")
+    return Score(1.0, shown, f"valid, with {len(fields)} right values")
+
+
+def at_pointer(value: Any, pointer: str) -> Any:
+    """The value at a JSON pointer (RFC 6901).
+
+    Raises:
+        LookupError, ValueError: there is none.
+    """
+    inner = value
+    for part in pointer.split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        inner = cast(Any, inner[int(key)] if isinstance(inner, list) else inner[key])
+    return inner
+
+
+def leaves(value: Any) -> Iterator[str]:
+    """The texts and numbers in a value, as text."""
+    if isinstance(value, dict):
+        for inner in cast(dict[str, Any], value).values():
+            yield from leaves(inner)
+    elif isinstance(value, list):
+        for inner in cast(list[Any], value):
+            yield from leaves(inner)
+    elif isinstance(value, str | int | float) and not isinstance(value, bool):
+        yield str(value)
+
+
+def grounded_share(value: Any, prompt: Prompt) -> float:
+    """Share of texts and numbers half of whose words the prompt has outside its schema."""
+    schema = set(re.findall(r"\w+", json_text(metadata_of(prompt)["schema"]).casefold()))
+    document = "\n".join(message.content for message in prompt.messages).casefold()
+    known = set(re.findall(r"\w+", document)) - schema - {"0", "1"}
+    texts = [re.findall(r"\w+", text.casefold()) for text in leaves(value)]
+    hits = [words and 2 * sum(word in known for word in words) >= len(words) for words in texts]
+    return sum(map(bool, hits)) / len(hits) if hits else 0.0
+
+
+def filler(schema: Any) -> Any:
+    """An empty value of a schema's type: what earns a schema-only reward without any content."""
+    fields = cast(dict[str, Any], schema) if isinstance(schema, dict) else {}
+    if "const" in fields or fields.get("enum"):
+        return fields["const"] if "const" in fields else fields["enum"][0]
+    kind = fields.get("type")
+    kind = cast(list[str], kind)[0] if isinstance(kind, list) else kind
+    match kind or ("object" if "properties" in fields else "string"):
+        case "object":
+            return {name: filler(inner) for name, inner in fields.get("properties", {}).items()}
+        case "array":
+            return [filler(fields.get("items", {})) for _ in range(fields.get("minItems", 0))]
+        case "string":
+            return "string"[: fields.get("maxLength", 6)].ljust(fields.get("minLength", 0), "x")
+        case "integer" | "number":
+            return fields.get("minimum", 0)
+        case "boolean":
+            return False
+        case _:
+            return None

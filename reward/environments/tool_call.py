@@ -1,0 +1,208 @@
+"""The environment "tool_call": the one next action, calls compared by name and arguments.
+
+    {"environment": "tool_call", "question": "Weather in Bonn, in kelvin?", "tools": […],
+     "gold": {"calls": [{"name": "weather", "arguments": {"city": "Bonn", "unit": "K"}}]}}
+    {…, "gold": {"message": "For which city?", "mentions": [["city", "town"], ["?"]]}}
+
+Parallel calls may come in any order. A call of the gold may have `accepts` (argument → all values
+that are right) and `optional` (arguments that may be left out). An expected message is one without
+calls that mentions one text of each group and none of `avoids`; a message with nothing to check is
+refused, and so is an argument of prose that no message holds word by word: it has no one right
+wording.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from posttrain.jsontext import load_json
+from posttrain.records import Score, json_text
+from posttrain.rollouts import Completion, Prompt
+from reward.environments.base import RLVREnvironment, Script, calls, says
+
+PROSE = 6  # words from which an argument's text is prose
+MOST_CALLS = 16  # more are wrong at once
+LONGEST_MESSAGE = 2000  # characters: a text that mentions everything asks for nothing
+_MISSING = object()
+_BROKEN = frozenset({"half_call", "malformed_call", "argument_type"})
+Fields = Mapping[str, Any]
+
+
+class ToolCallEnvironment(RLVREnvironment):
+    """Single-step function calling."""
+
+    name = "tool_call"
+
+    def malformed(self, prompt: Prompt) -> str | None:
+        """A gold without calls or checkable message, with an undeclared tool, or with prose."""
+        gold, tools = _gold(prompt), declared(prompt)
+        if not tools:
+            return "no tools"
+        if "message" in gold:
+            return None if gold.get("mentions") else "an expected message with nothing to check"
+        if not gold.get("calls"):
+            return "gold has neither calls nor message"
+        conversation = _plain("\n".join(m.content for m in prompt.messages))
+        for call in gold["calls"]:
+            if call["name"] not in tools:
+                return f"gold calls {call['name']}, which is not declared"
+            for name, value in call["arguments"].items():
+                if any(_is_prose(text, conversation) for text in _texts(value)):
+                    return f"argument {name} is prose, which has no one right wording"
+        return None
+
+    def gold(self, prompt: Prompt) -> Script:
+        """The gold's calls, or its message."""
+        gold = _gold(prompt)
+        if "message" in gold:
+            mentioned = " ".join(str(group[0]) for group in gold["mentions"])
+            return says(gold["message"] or f"{mentioned}?")
+        return calls(*((call["name"], call["arguments"]) for call in gold["calls"]))
+
+    def wrong(self, prompt: Prompt) -> list[Script]:
+        """No call where one is due, a call where none is."""
+        if "message" not in _gold(prompt):
+            return [says("Done.")]
+        return [says("OK."), calls((next(iter(declared(prompt))), {}))]
+
+    async def score(self, prompt: Prompt, completion: Completion) -> Score:
+        """The verdict; small values are compared, so no worker is needed."""
+        step, gold = completion.steps[-1], _gold(prompt)
+        if broken := _BROKEN & set(step.parsed.problems):
+            return Score(0.0, None, f"calls that cannot be read: {', '.join(sorted(broken))}")
+        given: list[tuple[str, Any]] = []
+        for call in completion.tool_calls[: MOST_CALLS + 1]:
+            try:
+                given.append((call.name, load_json(call.arguments)))
+            except ValueError as error:
+                return Score(0.0, call.name, f"arguments of {call.name}: {error}")
+        shown = json_text([list(call) for call in given])[:200]
+        if "message" in gold:
+            return _judge_message(gold, step.parsed.answer, given)
+        if len(given) != len(gold["calls"]):
+            return Score(0.0, shown, f"{len(given)} calls, {len(gold['calls'])} expected")
+        defaults = {name: _defaults(tool) for name, tool in declared(prompt).items()}
+        if _matched(gold["calls"], given, defaults):
+            return Score(1.0, shown, "the expected calls")
+        return Score(0.0, shown, "other names or arguments than expected")
+
+
+def _gold(prompt: Prompt) -> dict[str, Any]:
+    return cast(dict[str, Any], json.loads(prompt.gold or "{}"))
+
+
+def declared(prompt: Prompt) -> dict[str, Fields]:
+    """Name → function of the prompt's tools."""
+    tools: list[dict[str, Any]] = json.loads(prompt.tools or "[]")
+    functions = [cast(Fields, tool.get("function", tool)) for tool in tools]
+    return {function["name"]: function for function in functions}
+
+
+def _defaults(tool: Fields) -> dict[str, Any]:
+    parameters: Fields = tool.get("parameters") or {}
+    properties: dict[str, Any] = parameters.get("properties") or {}
+    return {
+        name: schema["default"]
+        for name, schema in properties.items()
+        if isinstance(schema, dict) and "default" in schema
+    }
+
+
+def _judge_message(gold: Fields, text: str, given: Sequence[Any]) -> Score:
+    if given:
+        return Score(0.0, None, "a call where a message is expected")
+    if len(text) > LONGEST_MESSAGE:
+        return Score(0.0, None, f"a message of more than {LONGEST_MESSAGE} characters")
+    for group in gold["mentions"]:
+        if not any(_mentions(text, str(one)) for one in group):
+            return Score(0.0, text[:200], f"the message mentions none of {group}")
+    for avoided in gold.get("avoids") or ():
+        if _mentions(text, str(avoided)):
+            return Score(0.0, text[:200], f"the message mentions {avoided}")
+    return Score(1.0, text[:200], "a message that mentions what it has to")
+
+
+def _mentions(text: str, word: str) -> bool:
+    """Whether a text has a word or phrase, not as a part of another word."""
+    plain = _plain(word)
+    before, behind = (
+        r"(?<!\w)" if plain[0].isalnum() else "",
+        r"(?!\w)" if plain[-1].isalnum() else "",
+    )
+    return re.search(before + re.escape(plain) + behind, _plain(text)) is not None
+
+
+def _matched(
+    expected: Sequence[Fields],
+    given: Sequence[tuple[str, Any]],
+    defaults: Mapping[str, Mapping[str, Any]],
+) -> bool:
+    """Whether each expected call has a given one of its own."""
+    if not expected:
+        return True
+    first, *others = expected
+    return any(
+        _same_call(first, call, defaults.get(first["name"], {}))
+        and _matched(others, [*given[:k], *given[k + 1 :]], defaults)
+        for k, call in enumerate(given)
+    )
+
+
+def _same_call(gold: Fields, call: tuple[str, Any], defaults: Mapping[str, Any]) -> bool:
+    name, arguments = call
+    if name != gold["name"] or not isinstance(arguments, dict):
+        return False
+    given, expected = cast(dict[str, Any], arguments), cast(dict[str, Any], gold["arguments"])
+    accepts: Mapping[str, list[Any]] = gold.get("accepts") or {}
+    optional: set[str] = set(gold.get("optional") or ())
+    for argument in given.keys() | expected.keys():
+        value = given.get(argument, _MISSING)
+        wanted = [expected[argument]] if argument in expected else []
+        wanted += accepts.get(argument) or []
+        if argument in defaults:  # left out, it has that value
+            wanted += [] if wanted else [defaults[argument]]
+            value = defaults[argument] if value is _MISSING else value
+        if value is _MISSING and argument in optional:
+            continue
+        if value is _MISSING or not any(same_value(one, value) for one in wanted):
+            return False
+    return True
+
+
+def same_value(gold: Any, given: Any) -> bool:
+    """Whether two JSON values are the same: texts but for case, white space and a final stop,
+    numbers to a relative 1e-9, lists in order. Text is no number, and 1 is not true."""
+    if isinstance(gold, bool) or isinstance(given, bool) or gold is None or given is None:
+        return gold is given
+    if isinstance(gold, int | float) and isinstance(given, int | float):
+        return abs(gold - given) <= 1e-9 * max(abs(gold), abs(given))
+    if isinstance(gold, str) and isinstance(given, str):
+        return _plain(gold) == _plain(given)
+    if isinstance(gold, list) and isinstance(given, list):
+        one, other = cast(list[Any], gold), cast(list[Any], given)
+        return len(one) == len(other) and all(map(same_value, one, other))
+    if isinstance(gold, dict) and isinstance(given, dict):
+        left, right = cast(dict[str, Any], gold), cast(dict[str, Any], given)
+        return left.keys() == right.keys() and all(same_value(left[k], right[k]) for k in left)
+    return False
+
+
+def _plain(text: str) -> str:
+    words = unicodedata.normalize("NFKC", text).casefold().split()
+    return " ".join(words).rstrip(".") or text
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return [text for inner in cast(dict[str, Any], value).values() for text in _texts(inner)]
+    if isinstance(value, list):
+        return [text for inner in cast(list[Any], value) for text in _texts(inner)]
+    return [value] if isinstance(value, str) else []
+
+
+def _is_prose(text: str, conversation: str) -> bool:
+    return len(text.split()) >= PROSE and _plain(text) not in conversation

@@ -1,0 +1,186 @@
+"""The red team's forms on a few tasks each: nothing wrong passes, nothing right is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import shutil
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from benchmarks.environment_tasks import rows
+from benchmarks.red_team_attacks import ATTACKS, Attack, common, instruction_forms
+from posttrain.records import Score
+from posttrain.rollouts import Prompt
+from reward.environments import ENVIRONMENTS
+from reward.environments.base import RLVREnvironment, replay, says
+from reward.environments.constraints import CONSTRAINTS
+
+
+def verify(environment: RLVREnvironment, *pairs: tuple[Prompt, Any]) -> list[Score]:
+    async def every() -> list[Score]:
+        return await asyncio.gather(*(one(*pair) for pair in pairs))
+
+    async def one(prompt: Prompt, script: Any) -> Score:
+        return await environment.verify(prompt, await replay(environment, prompt, script))
+
+    return asyncio.run(every())
+
+
+@pytest.mark.parametrize("name", sorted(set(ATTACKS) - {"code"}))
+def test_wrong_answers_fail_and_right_ones_pass(name: str):
+    environment = ENVIRONMENTS[name]()
+    prompts = [environment.prompt(row) for row in rows(name, seed=5, count=4)]
+    attacks: list[tuple[Prompt, Attack]] = []
+    for prompt, other in pairwise(prompts):
+        attacks += [(prompt, a) for a in common(environment, prompt, other)]
+        attacks += [(prompt, a) for a in ATTACKS[name](prompt, random.Random(0))]
+    if name == "instruction_following":
+        for constraint, attack in instruction_forms():
+            row = {"question": "x", "metadata": {"constraints": [constraint]}}
+            attacks.append((environment.prompt(row), attack))
+    scores = verify(environment, *((prompt, a.script) for prompt, a in attacks))
+    wrong = [
+        (prompt.gold, attack.form, score)
+        for (prompt, attack), score in zip(attacks, scores, strict=True)
+        if score.value is None or environment.passes(score) != attack.right
+    ]
+    assert wrong == []
+    assert {attack.right for _, attack in attacks} == {True, False}
+
+
+# -- structured output -----------------------------------------------------------------------------
+
+
+def structured(schema: dict[str, Any], kind: str = "json", **fields: Any) -> dict[str, Any]:
+    return {
+        "question": "The town is Bergen.",
+        "metadata": {"schema": schema, "format": kind, **fields},
+    }
+
+
+STRING = {"type": "object", "properties": {"town": {"type": "string"}}, "required": ["town"]}
+
+
+@pytest.mark.parametrize(
+    ("row", "answer", "value"),
+    [
+        # the schema as shown: what it leaves open stays open
+        (structured(STRING, fields={"/town": "Bergen"}), '{"town": "Bergen", "note": 1}', 1.0),
+        (structured({**STRING, "required": []}), "{}", 0.0),  # valid, and nothing of the prompt
+        (structured(STRING), '{"town": "Bergen"}', 1.0),
+        (structured(STRING), '{"town": "string"}', 0.0),
+        (structured(STRING, fields={"/town": ["Bergen", "Bergen, Norway"]}),
+         '{"town": "Bergen, Norway"}', 1.0),
+        # YAML 1.2: `no` and dates are texts
+        (structured(STRING, "yaml", fields={"/town": "no"}), "town: no", 1.0),
+        (structured(STRING, "yaml", fields={"/town": "2020-01-01"}), "town: 2020-01-01", 1.0),
+        (structured(STRING, "yaml", fields={"/town": "a"}), "town: !!python/name:os.getcwd", 0.0),
+    ],
+)  # fmt: skip
+def test_valid_and_in_the_prompts_words(row: dict[str, Any], answer: str, value: float):
+    environment = ENVIRONMENTS["structured_output"]()
+    [score] = verify(environment, (environment.prompt(row), says(answer)))
+    assert score.value == value
+
+
+def test_a_reference_to_the_network_is_not_followed():
+    environment = ENVIRONMENTS["structured_output"]()
+    prompt = environment.prompt(structured({"$ref": "http://127.0.0.1:9/schema.json"}))
+    [score] = verify(environment, (prompt, says('{"town": "Bergen"}')))
+    assert (score.value, score.failure) == (None, "verifier_error")
+
+
+def test_a_pattern_that_never_ends_is_a_timeout():
+    environment = ENVIRONMENTS["structured_output"]()
+    pattern = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}}
+    prompt = environment.prompt(structured(pattern))
+    [score] = verify(environment, (prompt, says(json.dumps({"a": "a" * 60 + "b"}))))
+    assert (score.value, score.failure) == (None, "timeout")
+
+
+# -- instructions ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text", ["a" * 150_000, "- *[<< \n" * 20_000, "a. " * 50_000, "\n" * 150_000]
+)
+def test_every_constraint_reads_hostile_texts(text: str):
+    for kind, constraint in CONSTRAINTS.items():
+        arguments = {"word": "a", "words": ["b"], "text": "x", "letter": "a", "exactly": 1}
+        assert constraint.holds(text, arguments | {"place": 1, "paragraph": 1}) in (True, False), (
+            kind
+        )
+
+
+def test_the_reward_of_a_fraction_is_a_pass_only_when_whole():
+    environment = ENVIRONMENTS["instruction_following"]()
+    constraints = [{"kind": "no_commas"}, {"kind": "words", "at_least": 5}]
+    metadata = {"constraints": constraints, "grading": "fraction"}
+    prompt = environment.prompt({"question": "x", "metadata": metadata})
+    half, whole = verify(environment, (prompt, says("a b c d")), (prompt, says("a b c d e")))
+    assert (half.value, whole.value) == (0.5, 1.0)
+    assert (environment.passes(half), environment.passes(whole)) == (False, True)
+
+
+# -- code ------------------------------------------------------------------------------------------
+
+contained = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is missing")
+SQUARE = {"question": "x", "gold": "def f(x):\n    return x * x"}
+CHECK = "def check(candidate):\n    assert candidate(3) == 9\n    assert candidate(-2) == 4"
+CALLED = {**SQUARE, "metadata": {"function": "f", "tests": [{"input": [3], "output": 9}]}}
+CHECKED = {**SQUARE, "metadata": {"function": "f", "check": CHECK, "seconds": 1}}
+PRINTED = {
+    "question": "x",
+    "gold": "print(int(input()) ** 2)",
+    "metadata": {"tests": [{"input": "3\n", "output": "9\n"}], "seconds": 1},
+}
+ALWAYS = "class E(int):\n    __eq__ = lambda s, o: True\ndef f(x): return E(0)"
+FORGE = (
+    "import os\nfor p in os.listdir('/proc'):\n  for fd in range(9):\n    try:\n"
+    "      open(f'/proc/{p}/fd/{fd}', 'w').write('\\npassed\\n')\n    except (OSError, ValueError): pass\n"
+)
+# the driver's memory is what a forged verdict would need
+READ = (
+    "import os\ntry:\n    open(f'/proc/{os.getppid()}/mem', 'rb'); found = 9\n"
+    "except OSError: found = 0\ndef f(x): return x * x if found else 0"
+)
+
+
+@contained
+@pytest.mark.parametrize(
+    ("row", "program"),
+    [
+        (CHECKED, "import sys\nsys.exit(0)"),
+        (CHECKED, "def f(x):\n    raise SystemExit"),
+        (CHECKED, ALWAYS),
+        (CALLED, ALWAYS),
+        (CHECKED, FORGE + "def f(x): return 0"),
+        (CHECKED, READ),
+        (CHECKED, "import os\nos.kill(os.getppid(), 9)"),
+        (CHECKED, "def f(x):\n    while True: pass"),
+        (CHECKED, "def f(x): return abs(x) * 3 if x > 0 else 0"),
+        (PRINTED, 'print(\'{"output": "9"}\')'),
+        (PRINTED, "print(9)\nimport sys\nsys.exit(1)"),
+        (PRINTED, "while True: pass"),
+        (PRINTED, "open('program.py', 'w').write('print(9)')"),
+    ],
+)
+def test_programs_that_do_not_solve_the_task_fail(row: dict[str, Any], program: str):
+    environment = ENVIRONMENTS["code"]()
+    prompt = environment.prompt(row)
+    [score] = verify(environment, (prompt, says(f"```python\n{program}\n```")))
+    assert score.value == 0.0
+
+
+@contained
+@pytest.mark.parametrize("row", [CALLED, CHECKED, PRINTED])
+def test_solutions_pass(row: dict[str, Any]):
+    environment = ENVIRONMENTS["code"]()
+    prompt = environment.prompt(row)
+    draft = f"```python\nprint(1)\n```\nBetter:\n```python\n{row['gold']}\n```"
+    assert [s.value for s in verify(environment, (prompt, says(draft)))] == [1.0]
+    assert environment.refuse([prompt]) == [None]

@@ -1,0 +1,169 @@
+"""The base of every environment: rows in, prompts or reasons out; failures are no zeros."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from posttrain.environments.base import Environment
+from posttrain.errors import JudgeError
+from posttrain.records import Score
+from posttrain.rollouts import Completion, Prompt
+from reward.environments import ENVIRONMENTS
+from reward.environments.base import RLVREnvironment, Script, admit, calls, replay, says
+from reward.graders.base import Attempt
+
+TASK = {"environment": "math", "question": "2+2? Use \\boxed{}.", "gold": "4"}
+
+
+class Counter(RLVREnvironment):
+    """A state, a user who asks again, and verdicts that go wrong on request."""
+
+    name = "counter"
+
+    def open(self, prompt: Prompt) -> Environment:
+        return _Count()
+
+    def gold(self, prompt: Prompt) -> Script:
+        return (*calls(("add", {"by": 2})), *says("done"), *says("bye"))
+
+    def wrong(self, prompt: Prompt) -> list[Script]:
+        return [says("done")]
+
+    async def score(self, prompt: Prompt, completion: Completion) -> Score:
+        match completion.answer:
+            case "judge":
+                raise JudgeError("no answer from the judge")
+            case "nan":
+                return Score(float("nan"), None, "")
+            case "crash":
+                raise RuntimeError("a bug")
+            case _:
+                total = json.loads(completion.state or "{}")["total"]
+                return Score(float(total == json.loads(prompt.gold or "0")), None, str(total))
+
+
+class _Count:
+    total = 0
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        self.total += arguments["by"]
+        return str(self.total)
+
+    async def respond(self, answer: str) -> str | None:
+        return "anything else?" if answer == "done" else None
+
+    def snapshot(self) -> str:
+        return json.dumps({"total": self.total})
+
+    async def close(self) -> None: ...
+
+
+class Stalls(RLVREnvironment):
+    """Runs in a worker, and never ends, or hogs memory."""
+
+    name = "stalls"
+
+    def check(self, prompt: Prompt, completion: Completion) -> Score:
+        if completion.answer == "memory":
+            return Score(1.0, "x" * (1 << 40), "")
+        while True:
+            pass
+
+
+def test_rows_become_prompts_or_a_reason():
+    rows = [
+        {**TASK, "id": "a"},
+        {**TASK, "id": "a"},
+        {**TASK, "environment": "meth"},
+        {**TASK, "gold": None},
+        {**TASK, "question": "2+2?"},
+        {**TASK, "gold": "x^{"},
+        {**TASK, "messages": [{"role": "user", "content": "2+2? \\boxed{}"}]},
+        {"environment": "math", "gold": "4", "messages": [{"role": "user", "content": [1]}]},
+        {"environment": "counter", "question": "count to two", "gold": 2},
+        {"environment": "counter", "question": "count to three", "gold": 3},
+        {"environment": "counter", "question": "stay at zero", "gold": 0},
+    ]
+    environments = {"math": ENVIRONMENTS["math"](), "counter": Counter()}
+    admitted = asyncio.run(admit(iter(rows), environments, source="file"))
+    assert [p.gold for p in admitted.prompts] == ["4", "2"]
+    assert {p.source for p in admitted.prompts} == {"file"}
+    reasons = {index: reason.partition(":")[0] for index, reason in admitted.dropped}
+    malformed = dict.fromkeys((3, 4, 6, 7), "malformed_row")
+    assert reasons.pop(5).startswith(("gold_", "malformed"))
+    assert reasons == {1: "duplicate_id", 2: "unknown_environment", **malformed,
+                       9: "gold_fails", 10: "gold_fails"}  # fmt: skip
+
+
+def test_a_script_is_replayed_with_one_state_and_the_users_turns():
+    environment = Counter()
+    prompt = environment.prompt({"question": "count", "gold": 2})
+    completion = asyncio.run(replay(environment, prompt, environment.gold(prompt)))
+    assert [m.role for m in completion.messages] == ["assistant", "tool", "assistant", "user",
+                                                     "assistant"]  # fmt: skip
+    assert completion.state == '{"total": 2}'
+
+
+@pytest.mark.parametrize(
+    ("answer", "failure"), [("judge", "service"), ("nan", "verifier_error"), ("crash",) * 2]
+)
+def test_a_failed_verifier_is_unscored(answer: str, failure: str):
+    environment = Counter()
+    prompt = environment.prompt({"question": "count", "gold": 0})
+    completion = asyncio.run(replay(environment, prompt, says(answer)))
+    score = asyncio.run(environment.verify(prompt, completion))
+    expected = "verifier_error" if failure == "crash" else failure
+    assert (score.value, score.failure) == (None, expected)
+
+
+def test_what_never_ends_is_killed_and_the_loop_goes_on():
+    environment = Stalls()
+    prompt = environment.prompt({"question": "x"})
+
+    async def both() -> tuple[list[Score], int]:
+        ticks = 0
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                await asyncio.sleep(0.01)
+                ticks += 1
+
+        ticking = asyncio.ensure_future(tick())
+        completions = [await replay(environment, prompt, says(t)) for t in ("loop", "memory")]
+        scores = await asyncio.gather(*(environment.verify(prompt, c) for c in completions))
+        ticking.cancel()
+        return scores, ticks
+
+    scores, ticks = asyncio.run(both())
+    assert [(s.value, s.failure) for s in scores] == [(None, "timeout"), (None, "verifier_error")]
+    assert ticks > 10
+
+
+def test_empty_truncated_and_failed_completions_never_reach_a_verifier():
+    environment = Counter()
+    prompt = environment.prompt({"question": "count", "gold": 0})
+    done = asyncio.run(replay(environment, prompt, says("done")))
+    for finish, answer, value in [
+        ("stop", " \n", 0.0), ("length", "crash", 0.0), ("failed", "crash", None),
+    ]:  # fmt: skip
+        script = says(answer)
+        completion = asyncio.run(replay(environment, prompt, script))
+        completion = Completion(prompt.id, 0, completion.steps, finish, state=done.state)
+        assert asyncio.run(environment.verify(prompt, completion)).value == value
+
+
+def test_an_environment_is_a_grader_too():
+    environment = ENVIRONMENTS["math"]()
+    prompt = environment.prompt(TASK)
+    attempts = [
+        Attempt(prompt, asyncio.run(replay(environment, prompt, says(t))))
+        for t in ("\\boxed{4}", "4", "\\boxed{5}")
+    ]
+    assert [s.value for s in environment.grade(attempts)] == [1.0, 0.0, 0.0]
+    assert environment.refuse([prompt]) == [None]

@@ -1,0 +1,82 @@
+"""The adapter of reasoning-gym, over a stand-in for the package."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from posttrain.errors import ConfigError, DataError
+from reward.environments import reasoning_gym as adapter
+from reward.environments.base import replay, says
+
+ROW = {"question": "2+3?", "gold": "5", "metadata": {"source_dataset": "sums", "size": 2}}
+
+
+def sums(answer: str, entry: Mapping[str, Any]) -> float:
+    """As many of the package's scorers: junk gets a little."""
+    assert entry["metadata"]["size"] == 2
+    return 1.0 if answer == entry["answer"] else 0.01
+
+
+def evaluated(answer: str, entry: Mapping[str, Any]) -> float:
+    return float(eval(answer) == int(entry["answer"]))  # noqa: S307 - what is to be refused
+
+
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    families = {"sums": sums, "evaluated": evaluated}
+
+    def scorer(name: str):
+        if name not in families:
+            raise ValueError(f"Dataset '{name}' not registered")
+        return families[name]
+
+    factory = ModuleType("reasoning_gym.factory")
+    factory.get_score_answer_fn = scorer  # type: ignore[attr-defined] - a stand-in
+    monkeypatch.setitem(sys.modules, "reasoning_gym", ModuleType("reasoning_gym"))
+    monkeypatch.setitem(sys.modules, "reasoning_gym.factory", factory)
+    adapter._scorer.cache_clear()
+    yield
+    adapter._scorer.cache_clear()
+
+
+def value(answer: str, family: str = "sums") -> float | None:
+    environment = adapter.ReasoningGymEnvironment()
+    prompt = environment.prompt({**ROW, "metadata": {"source_dataset": family, "size": 2}})
+    completion = asyncio.run(replay(environment, prompt, says(answer)))
+    return environment.check(prompt, completion).value
+
+
+@pytest.mark.usefixtures("package")
+def test_only_the_full_mark_of_one_answer_counts():
+    right = ("5", "So <answer> 5 </answer>.", "It is \\boxed{5}", "<answer>5</answer>" * 2)
+    wrong = ("6", "<answer>5</answer> or <answer>6</answer>", "<answer>5", "<answer>" * 50_000)
+    assert [value(text) for text in right] == [1] * 4
+    assert [value(text) for text in wrong] == [0] * 4
+
+
+@pytest.mark.usefixtures("package")
+def test_a_scorer_never_runs_the_answer():
+    with pytest.raises(RuntimeError, match="as Python"):
+        value("2+3", "evaluated")
+    compile("2+3", "own", "eval")  # only a scorer is kept from it
+
+
+@pytest.mark.usefixtures("package")
+def test_rows_of_no_family_are_refused():
+    environment = adapter.ReasoningGymEnvironment()
+    for change in ({"gold": None}, {"metadata": {}}, {"metadata": {"source_dataset": "none"}}):
+        with pytest.raises(DataError):
+            environment.prompt(ROW | change)
+
+
+def test_without_the_package_one_sentence_names_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    adapter._scorer.cache_clear()
+    with pytest.raises(ConfigError, match="pip install reasoning-gym"):
+        adapter.ReasoningGymEnvironment().prompt(ROW)
