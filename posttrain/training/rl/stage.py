@@ -20,7 +20,12 @@ from trl.trainer.grpo_config import GRPOConfig
 
 from posttrain.chat import ChatTemplate
 from posttrain.config.backend import Rendering
-from posttrain.config.grpo import ENGINE_REACHING, GroupTraining, refuse_lora_server
+from posttrain.config.grpo import (
+    ENGINE_REACHING,
+    GroupTraining,
+    InProcessRollouts,
+    refuse_lora_server,
+)
 from posttrain.errors import ConfigError, DataError
 from posttrain.group_rewards import GroupReward
 from posttrain.hashing import digest_of
@@ -312,13 +317,12 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
 
     def rollouts(self, trainer: GroupTrainer) -> RolloutShape | None:
         """As many at a time as the recipe allows, all at their longest."""
-        sampling, recipe = self.recipe.sampling, self.recipe
-        if sampling.server is not None:
+        recipe, engine = self.recipe, self.recipe.rollouts
+        if not isinstance(engine, InProcessRollouts):
             return None
         local = recipe.prompts_per_step * recipe.num_generations // trainer.args.world_size
-        return RolloutShape(
-            rows=min(local, sampling.batch_size), columns=max(self._lengths) + sampling.max_tokens
-        )
+        longest = max(self._lengths) + recipe.sampling.max_tokens
+        return RolloutShape(rows=min(local, engine.batch_size), columns=longest)
 
     def plan(
         self, prepared: PreparedRun[GroupTrainer], size: ModelSize, *, measure: bool
