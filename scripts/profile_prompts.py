@@ -16,7 +16,7 @@ from pathlib import Path
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.profile import ProfileConfig
-from posttrain.runs import Counts, Run, atomic_write_text, open_run, parent_of
+from posttrain.runs import Counts, Run, atomic_write_text, open_run, parent_of, read_artifact
 
 BASE = Path()  # what paths in a recipe are relative to
 
@@ -25,9 +25,15 @@ def main(arguments: list[str]) -> None:
     parser = recipe_parser("Profile the pass rates of prompts.")
     recipe, options = parse_recipe(parser, ProfileConfig, arguments)
     # imported here: `--help` and a mistake in the recipe are answered without them
+    from data_builders.prompts import PromptPlan, refuse_changes
+
+    out, config = Path(recipe.out), recipe.owner_config()
+    plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
+    if recipe.previous is not None:
+        config["previous"] = read_artifact(recipe.previous, kind="pass_rates", verify=False).digest
+
     from rich.console import Console
 
-    from data_builders.prompts import PromptPlan, refuse_changes
     from data_builders.prompts.profile import (
         FILE,
         KIND,
@@ -42,27 +48,22 @@ def main(arguments: list[str]) -> None:
     from posttrain.report import show_finished, show_up_to_date
     from posttrain.report.console import print_sections
     from posttrain.report.pages.samples import planned, prompts_by_source
-    from posttrain.runs import read_artifact
     from posttrain.sampling.open import checkpoint_parents
     from posttrain.sampling.sample import finish
 
     console = Console(width=None if sys.stdout.isatty() else 140)
-    out, config = Path(recipe.out), recipe.owner_config()
-    parents = checkpoint_parents([recipe.checkpoint], out=out)
-    before, inputs, prompt_stats = {}, [], {}
+    parents = plan.parents + checkpoint_parents([recipe.checkpoint], out=out)
+    before, prompt_stats = {}, {}
     if recipe.previous is not None:
         profile = read_profile(recipe.previous)
         parents.append(parent_of(recipe.previous, relative_to=out, manifest=profile.manifest))
         before = {rate.prompt_id: rate for rate in profile.rates}
-        config["previous"] = profile.manifest.digest
         prompts = profile.kept()
     else:
-        plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
-        parents, inputs = plan.parents + parents, plan.inputs
         built = plan.build()
         prompts, prompt_stats = built.prompts, built.stats()
     evaluation = evaluation_files(recipe.decontamination, BASE)
-    inputs, profiled = [*inputs, *evaluation], len(prompts)
+    inputs, profiled = [*plan.inputs, *evaluation], len(prompts)
     prompts = uncontaminated(prompts, load_decontaminator(recipe.decontamination, BASE, evaluation))
     contaminated = profiled - len(prompts)
 

@@ -15,12 +15,13 @@ from pathlib import Path
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.rlvr import RlvrConfig
-from posttrain.runs import parent_of
+from posttrain.runs import parent_of, read_artifact
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the recipe, read the profile, plan the curriculum, then plan or train."""
     recipe, options = parse_recipe(recipe_parser("Train a policy by RLVR."), RlvrConfig, argv)
+    read_artifact(recipe.pass_rates, kind="pass_rates", verify=False)  # before anything is loaded
 
     from data_builders.environments import Environments, open_label_judge
     from data_builders.prompts.profile import read_profile

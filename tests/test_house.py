@@ -151,9 +151,16 @@ def test_help_and_a_misspelt_key_load_nothing_heavy(path: Path, tmp_path: Path):
         f"print(sorted({HEAVY | {'matplotlib', 'datasets'}!r} & set(sys.modules)))"
     )
     mistakes = [["--help"], ["--config", str(recipe)]]
+    tiny, misspelt = ROOT / "recipes" / "tiny", [f"out={tmp_path}", "prompts.0.grader=maths"]
     if path.stem in ("sample", "eval", "rlhf"):
-        own = ROOT / "recipes" / "tiny" / f"{path.stem}.yaml"
-        mistakes.append(["--config", str(own), f"out={tmp_path}", "prompts.0.grader=maths"])
+        mistakes.append(["--config", str(tiny / f"{path.stem}.yaml"), *misspelt])
+    if path.stem == "profile_prompts":
+        previous = ["prompts=[]", "settings=[]", f"previous={tmp_path / 'missing'}"]
+        own = ["--config", str(tiny / "profile.yaml"), *misspelt[:1]]
+        mistakes += [[*own, *misspelt[1:]], [*own, *previous]]
+    if path.stem == "rlvr":
+        missing = f"pass_rates={tmp_path / 'missing'}"
+        mistakes.append(["--config", str(tiny / "rlvr.yaml"), *misspelt[:1], missing])
     for argv in mistakes:
         command = [sys.executable, "-c", code, *argv]
         out = subprocess.run(command, capture_output=True, text=True, check=True)

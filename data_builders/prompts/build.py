@@ -159,8 +159,11 @@ def build_prompts(
     for setting in settings:
         prompts = [p for one in taken for p in one if p.setting == setting.name]
         if not prompts:
-            reasons = _listed(made.skipped[setting.name])
-            raise ConfigError(f"setting {setting.name!r} asks nothing: {reasons}")
+            rows = made.row_counts.values()
+            dropped = sum((counts.dropped for counts in rows), Counter[str]())
+            example = next((f", such as {e}" for c in rows for e in c.examples.values()), "")
+            reasons = _listed(made.skipped[setting.name] or dropped)
+            raise ConfigError(f"setting {setting.name!r} asks nothing: {reasons}{example}")
         made.prompts += prompts
     return made
 

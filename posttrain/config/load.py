@@ -201,8 +201,9 @@ def _keys_at(schema: Any, loc: tuple[Any, ...]) -> list[str]:
 
 
 def _is_named(part: str, member: Any) -> bool:
-    """Whether this is the class's name, or a value of `kind` that chooses it in a tagged union."""
+    """Whether this is the class's name, or the tag that chooses it: its kind or format."""
     if not isinstance(member, type):
         return False
-    kind = member.model_fields.get("kind") if issubclass(member, BaseModel) else None
-    return part in (member.__name__, *(typing.get_args(kind.annotation) if kind else ()))
+    fields = member.model_fields if issubclass(member, BaseModel) else {}
+    tags = [typing.get_args(fields[key].annotation) for key in ("kind", "format") if key in fields]
+    return part in (member.__name__, *(value for values in tags for value in values))

@@ -75,7 +75,7 @@ class RlvrConfig(GroupTraining):
     def _each_source_once(self) -> RlvrConfig:
         names = [source for d in self.domains for source in self.sources_of(d)]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"source {twice[0]!r} is in two domains")
+            raise ValueError(f"source {twice[0]!r} is in two domains, or twice in one")
         return self
 
     def sources_of(self, domain: str) -> tuple[str, ...]:

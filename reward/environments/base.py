@@ -34,6 +34,8 @@ from reward.graders.workers import shared_workers
 Row = Mapping[str, Any]
 Script = tuple[Message, ...]  # a completion's assistant messages; `replay` runs their calls
 SETTING = "rlvr"
+# what code that reads a row's own fields raises where they are not what they should be
+_MALFORMED = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
 _AT_ONCE = 256  # rows whose gold is replayed side by side
 
 
@@ -155,7 +157,7 @@ class RLVREnvironment:
             problem = self.malformed(prompt)
         except ConfigError:
             raise  # this machine lacks something, whatever the row
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except _MALFORMED as error:
             problem = f"{type(error).__name__}: {error}"
         if problem is not None:
             raise DataError(problem)
@@ -278,7 +280,8 @@ async def admit(
             prompt = environment.prompt(row, source=source)
         except DataError as error:
             return None, f"malformed_row: {error}", False
-        return prompt, await unusable(environment, prompt), environment.gold(prompt) is None
+        reason = await unusable(environment, prompt)
+        return prompt, reason, reason is None and environment.gold(prompt) is None
 
     while part := list(islice(numbered, _AT_ONCE)):
         for (index, _), (prompt, reason, no_gold) in zip(
@@ -296,17 +299,22 @@ async def admit(
 
 async def unusable(environment: RLVREnvironment, prompt: Prompt) -> str | None:
     """Why a prompt's verifier cannot be trusted with it, from its gold and wrong completions."""
-    script = environment.gold(prompt)
-    if script is not None:
-        score = await environment.verify(prompt, await replay(environment, prompt, script))
-        if score.value is None:
-            return f"gold_unscored: {score.failure}: {score.explanation}"
-        if not environment.passes(score):
-            return f"gold_fails: {score.explanation}"
-    for script in environment.wrong(prompt):
-        score = await environment.verify(prompt, await replay(environment, prompt, script))
-        if environment.passes(score):
-            return f"wrong_passes: {score.explanation}"
+    try:
+        script = environment.gold(prompt)
+        if script is not None:
+            score = await environment.verify(prompt, await replay(environment, prompt, script))
+            if score.value is None:
+                return f"gold_unscored: {score.failure}: {score.explanation}"
+            if not environment.passes(score):
+                return f"gold_fails: {score.explanation}"
+        for script in environment.wrong(prompt):
+            score = await environment.verify(prompt, await replay(environment, prompt, script))
+            if environment.passes(score):
+                return f"wrong_passes: {score.explanation}"
+    except ConfigError:
+        raise  # this machine lacks something, whatever the row
+    except _MALFORMED as error:
+        return f"malformed_row: {type(error).__name__}: {error}"
     return None
 
 

@@ -165,9 +165,10 @@ class ConversationEnvironment(RLVREnvironment):
         """Tables, calls or a user that cannot be used; a gold without an action; no tools."""
         metadata = metadata_of(prompt)
         facts = [(fact["words"], fact["text"]) for fact in metadata["user"]["facts"]]
-        if not all(words and isinstance(text, str) for words, text in facts):
+        if not all(_are_texts(words) and words and _are_texts([text]) for words, text in facts):
             return "user: a fact has words and a text"
-        if not isinstance(metadata["user"]["asides"], list) or "" in metadata["never_say"]:
+        asides, secrets = metadata["user"]["asides"], metadata["never_say"]
+        if not (_are_texts(asides) and _are_texts(secrets)):
             return "user.asides and never_say are lists of texts"
         world.gold_tables(metadata, ACTIONS)
         if not _references(metadata):
@@ -276,6 +277,10 @@ def _references(metadata: Record) -> set[str]:
 def _given(text: str) -> set[str]:
     """The references in a text, as the tools write them."""
     return {f"{kind.upper()}-{digits}" for kind, digits in REFERENCE.findall(text)}
+
+
+def _are_texts(given: Any) -> bool:
+    return isinstance(given, list) and all(isinstance(text, str) and text for text in given)
 
 
 def _letters(text: str) -> str:

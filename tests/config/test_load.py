@@ -12,10 +12,13 @@ from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.eval import EvalConfig
 from posttrain.config.load import load_recipe
+from posttrain.config.profile import ProfileConfig
 from posttrain.config.rlhf import RlhfConfig
 from posttrain.config.sample import SampleConfig
 from posttrain.config.sft import SftConfig
 from posttrain.errors import ConfigError
+
+PROFILE = Path(__file__).parents[2] / "recipes" / "tiny" / "profile.yaml"
 
 
 class Source(Strict):
@@ -67,6 +70,19 @@ def test_scientific_notation_is_a_number_and_lists_fill_tuples(tmp_path):
 def test_mistakes_are_named(tmp_path, text, overrides, message):
     with pytest.raises(ConfigError, match=message):
         load(tmp_path, text, *overrides)
+
+
+@pytest.mark.parametrize(
+    ("override", "nearest"),
+    [
+        ("prompts.0.enviroment=x", "environment"),
+        ("prompts=[{name: a, format: question, path: x, grader: math, tempate: x}]", "template"),
+        ("backend.batchsize=3", "batch_size"),
+    ],
+)
+def test_a_key_of_the_kind_that_a_union_is_of_is_found(override: str, nearest: str):
+    with pytest.raises(ConfigError, match=f"did you mean '{nearest}'"):
+        load_recipe(PROFILE, ProfileConfig, [override])
 
 
 @pytest.mark.parametrize(

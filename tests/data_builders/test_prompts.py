@@ -209,6 +209,11 @@ def test_a_setting_may_name_its_sources(tmp_path: Path):
         ([{"name": "a"}], {"environment": "x"}, r"no toolkit 'x'"),
         ([{"name": "a"}], {"where": {"nn": 1}}, r"none of 3 rows has \(did you mean 'n'\?\)"),
         ([{"name": "a"}], {"gold_pattern": "####"}, r"no group"),
+        (
+            [{"name": "a"}],
+            {"gold_pattern": "(zzz)"},
+            r"asks nothing: gold_unreadable 3, such as .*:1",
+        ),
         ([{"name": "a"}], {"gold_pattern": "("}, r"gold_pattern"),
         ([{"name": "a"}], {"template": "{questoin}"}, r"no \{question\}"),
         ([{"name": "a"}], {"path": None}, r"exactly one of path and hub"),

@@ -100,6 +100,27 @@ def test_rows_become_prompts_or_a_reason():
                        9: "gold_fails", 10: "gold_fails"}  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("never_say", [5]),
+        ("never_say", [""]),
+        ("user", {"facts": [{"words": "code", "text": "4821"}], "asides": []}),
+        ("user", {"facts": [{"words": [["code"]], "text": "4821"}], "asides": []}),
+        ("user", {"facts": [], "asides": [5]}),
+        ("forbidden", [5]),
+    ],
+)
+def test_fields_of_another_shape_drop_the_row_and_never_stop_the_others(field: str, value: Any):
+    environment = ENVIRONMENTS["conversation"]()
+    [row] = environment.rows(seed=1, count=1)
+    broken = {**row, "id": "broken", "metadata": {**row["metadata"], field: value}}
+    admitted = asyncio.run(admit(iter([broken, row]), {"conversation": environment}))
+    assert [prompt.id for prompt in admitted.prompts] == [row["id"]]
+    [(_, reason)] = admitted.dropped
+    assert reason.startswith("malformed_row")
+
+
 def test_a_script_is_replayed_with_one_state_and_the_users_turns():
     environment = Counter()
     prompt = environment.prompt({"question": "count", "gold": 2})
