@@ -53,6 +53,7 @@ def main(arguments: list[str]) -> None:
 
     console = Console(width=None if sys.stdout.isatty() else 140)
     parents = plan.parents + checkpoint_parents([recipe.checkpoint], out=out)
+    renderer = renderer_of(recipe.backend, recipe.checkpoint)  # refuses a missing one
     before, prompt_stats = {}, {}
     if recipe.previous is not None:
         profile = read_profile(recipe.previous)
@@ -93,7 +94,7 @@ def main(arguments: list[str]) -> None:
             prompts=prompts,
             counts=Counts(profiled, len(rates) - len(reasons), dropped),
             parents=parents,
-            renderer=renderer_of(recipe.backend, recipe.checkpoint),
+            renderer=renderer,
             prompt_stats={
                 **prompt_stats,
                 "inputs": as_stats(inputs),

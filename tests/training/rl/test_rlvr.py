@@ -140,6 +140,13 @@ def test_prompts_of_evaluation_files_are_not_sampled(root: Path, tmp_path: Path)
     ]
 
 
+def test_a_dry_run_of_a_profile_refuses_a_missing_checkpoint(root: Path, tmp_path: Path):
+    argv = ["--config", str(root / "profile.yaml"), f"out={tmp_path / 'out'}", "--dry-run"]
+    script("profile_prompts").main(argv)
+    with pytest.raises(ConfigError, match="missing"):
+        script("profile_prompts").main([*argv, f"checkpoint={tmp_path / 'missing'}"])
+
+
 def test_a_profile_killed_while_it_verifies_ends_the_same(root: Path, tmp_path: Path):
     import data_builders.prompts.profile as module
 
