@@ -79,7 +79,7 @@ class Constant:
         """One a group."""
         return [GroupRewards((1.0,) * len(group.completions)) for group in groups]
 
-    def settle(self, requests: int, failures: Sequence[Failure]) -> None:
+    def settle(self, requests: int, failures: Sequence[Failure], *, domain: str = "") -> None:
         """Nothing fails here."""
 
 

@@ -27,7 +27,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A comparison without a verdict: why, and the end of the judge's text."""
+    """A comparison or verification that came to nothing: why, and what there is to read of it."""
 
     reason: str
     text: str
@@ -44,7 +44,10 @@ class GroupRewards:
         judgements: JSON-able rows of a judge's verdicts, to be written beside the rollouts.
         counts: additive stats of the group (`judge_calls`, `judge_failed`, `judge_tokens`, …);
             they are summed over a step.
-        failures: of the `asked` questions about this group, those that came to nothing.
+        requests: comparisons or verifications of this group; `failures`: those that came to
+            nothing.
+        domain: whose figures the group counts to; "": the run has no domains.
+        seconds: of each verification, in any order.
     """
 
     rewards: tuple[float | None, ...]
@@ -53,6 +56,8 @@ class GroupRewards:
     counts: Mapping[str, float] = field(default_factory=dict[str, float])
     requests: int = 0
     failures: tuple[Failure, ...] = ()
+    domain: str = ""
+    seconds: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for reward in self.rewards:
@@ -73,10 +78,10 @@ class GroupReward(Protocol):
         """One `GroupRewards` a group, in order; `seed` is of this step, the same after a resume."""
         ...
 
-    def settle(self, requests: int, failures: Sequence[Failure]) -> None:
-        """Whether the step may go on, from what all processes asked in it; each of them is told.
+    def settle(self, requests: int, failures: Sequence[Failure], *, domain: str = "") -> None:
+        """Whether the step may go on, from all requests of all processes in it, domain by domain.
 
         Raises:
-            JudgeError: too large a share of what was asked failed.
+            JudgeError, TrainingError: too large a share of the requests failed.
         """
         ...

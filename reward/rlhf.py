@@ -78,7 +78,7 @@ class JudgedReward:
             for group, pairs, accuracy in zip(groups, paired, accuracies, strict=True)
         ]
 
-    def settle(self, requests: int, failures: Sequence[Failure]) -> None:
+    def settle(self, requests: int, failures: Sequence[Failure], *, domain: str = "") -> None:
         """As `GroupReward.settle`. Raises JudgeError beyond `config.max_failure_rate`."""
         refuse_failures(requests, failures, max_failure_rate=self._config.max_failure_rate)
         self._judge.keep_failures()

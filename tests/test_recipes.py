@@ -16,7 +16,9 @@ from posttrain.config.eval import EvalConfig
 from posttrain.config.eval_genrm import EvalGenRmConfig
 from posttrain.config.genrm import GenRmConfig
 from posttrain.config.load import load_recipe, read_recipe
+from posttrain.config.profile import ProfileConfig
 from posttrain.config.rlhf import RlhfConfig
+from posttrain.config.rlvr import RlvrConfig
 from posttrain.config.sample import SampleConfig
 from posttrain.config.sft import SftConfig
 from posttrain.config.tiny_world import TinyJudgementsConfig, TinyWorldConfig
@@ -34,10 +36,15 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "eval.yaml": EvalConfig,
     "eval_genrm.yaml": EvalGenRmConfig,
     "eval_rlhf.yaml": EvalConfig,
+    "eval_rlvr.yaml": EvalConfig,
     "genrm.yaml": GenRmConfig,
     "genrm_sft.yaml": SftConfig,
     "judgements.yaml": TinyJudgementsConfig,
+    "profile.yaml": ProfileConfig,
+    "profile_second.yaml": ProfileConfig,
     "rlhf.yaml": RlhfConfig,
+    "rlvr.yaml": RlvrConfig,
+    "rlvr_second.yaml": RlvrConfig,
     "sample.yaml": SampleConfig,
     "sft.yaml": SftConfig,
     "win_rate.yaml": WinRateConfig,

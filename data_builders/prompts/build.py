@@ -17,17 +17,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from data_builders.environments import AnyToolkit, toolkit_of
 from data_builders.keyed import key64, unit
 from data_builders.prompts.questions import RowQuestion, distinct_questions, total_counts
 from data_builders.rows.files import find_files
 from data_builders.rows.read import RowCounts
 from data_builders.rows.where import unmet
 from data_builders.sft.inputs import Input, as_stats, find_parents
-from data_builders.tiny_world.tools import TinyWorldToolkit
 from posttrain.config.build_genrm import PreferenceSource
 from posttrain.config.load import nearest
 from posttrain.config.prompts import GIVEN_TOOLS, NO_TOOLS, AnySource, Setting
-from posttrain.environments.base import Environment, Toolkit, open_toolkit
+from posttrain.environments.base import Environment
 from posttrain.errors import ConfigError, DataError
 from posttrain.hashing import sha256_file
 from posttrain.records import json_text
@@ -35,7 +35,6 @@ from posttrain.rollouts import Prompt
 from posttrain.runs import Counts, Manifest, Parent
 from reward.graders.base import Grader
 
-TINY_WORLD = "tiny_world"
 BASE = Path()  # what paths in a recipe are relative to
 
 
@@ -95,18 +94,17 @@ class PromptPlan:
         return None if name is None else self._toolkits[name].open(prompt)
 
 
-def toolkits_for(sources: Sequence[AnySource], settings: Sequence[Setting]) -> dict[str, Toolkit]:
-    """Every toolkit that is named: those of `posttrain/environments/`, and the tiny world's own.
+def toolkits_for(
+    sources: Sequence[AnySource], settings: Sequence[Setting]
+) -> dict[str, AnyToolkit]:
+    """Every toolkit that is named.
 
     Raises:
         ConfigError: there is none of that name, or this machine cannot run it.
     """
     named = [s.tools for s in settings if s.tools not in (NO_TOOLS, GIVEN_TOOLS)]
     named += [s.environment for s in sources if s.environment is not None]
-    return {
-        name: TinyWorldToolkit() if name == TINY_WORLD else open_toolkit(name)
-        for name in dict.fromkeys(named)
-    }
+    return {name: toolkit_of(name) for name in dict.fromkeys(named)}
 
 
 Candidate = tuple[RowQuestion, list[Setting]]  # a question and the settings that ask it
@@ -119,7 +117,7 @@ def build_prompts(
     *,
     seed: int,
     graders: Mapping[str, Grader],
-    toolkits: Mapping[str, Toolkit],
+    toolkits: Mapping[str, AnyToolkit],
     base_dir: Path,
 ) -> PromptSet:
     """All prompts of a recipe.
@@ -236,6 +234,8 @@ def why_not(question: RowQuestion, source: AnySource, setting: Setting) -> str |
         return "other_sources"
     if (why := unmet(setting.where or {}, question.row)) is not None:
         return why[0]
+    if source.format == "environment":
+        return None
     bare = setting.tools == NO_TOOLS
     if bare and question.needs_tools:
         return "needs_tools"
@@ -250,7 +250,7 @@ def in_setting(
     question: RowQuestion,
     source: AnySource,
     setting: Setting,
-    toolkits: Mapping[str, Toolkit],
+    toolkits: Mapping[str, AnyToolkit],
     *,
     seed: int,
 ) -> list[Prompt]:
@@ -285,11 +285,11 @@ def _with_tools(
     question: RowQuestion,
     source: AnySource,
     setting: Setting,
-    toolkits: Mapping[str, Toolkit],
+    toolkits: Mapping[str, AnyToolkit],
 ) -> Prompt:
     """The prompt with what its setting declares; `metadata.tools_declared`, if any, follows."""
     tools, environment = None, None
-    if setting.tools == GIVEN_TOOLS:
+    if source.format == "environment" or setting.tools == GIVEN_TOOLS:
         tools, environment = question.tools, source.environment
     elif setting.tools != NO_TOOLS:
         tools, environment = toolkits[setting.tools].schemas(prompt), setting.tools

@@ -26,12 +26,16 @@ from posttrain.config.prompts import (
     PLACEHOLDER,
     AnySource,
     ChatPrompts,
+    EnvironmentPrompts,
     QuestionPrompts,
     TinyWorldPrompts,
 )
+from posttrain.errors import DataError
 from posttrain.jsontext import encode_json
 from posttrain.records import Message, json_text, message_to_row
 from posttrain.runs import Counts
+from reward.environments import ENVIRONMENTS
+from reward.environments.gym_rows import gym_row
 
 Row = Mapping[str, Any]
 
@@ -233,10 +237,39 @@ def read_tiny_world(row: Row, source: TinyWorldPrompts) -> RowQuestion:
     )
 
 
+def read_environment(row: Row, source: EnvironmentPrompts) -> RowQuestion:
+    """The question of one row, ours or NeMo Gym's.
+
+    Raises:
+        RowProblem: no row of this environment.
+    """
+    try:
+        own = gym_row(row) if "responses_create_params" in row else row
+    except DataError as error:
+        reason, _, why = str(error).partition(": ")
+        raise RowProblem(reason, "agent_ref", why) from None
+    named = own.get("environment", source.environment)
+    if named != source.environment:
+        raise RowProblem("other_environment", "environment", f"the row is of {named!r:.80}")
+    try:
+        prompt = ENVIRONMENTS[source.environment]().prompt(own, source=source.name)
+    except DataError as error:
+        raise RowProblem("malformed_row", source.environment, str(error)) from None
+    return RowQuestion(
+        messages=prompt.messages,
+        tools=prompt.tools,
+        gold=prompt.gold,
+        metadata=prompt.metadata,
+        row=row,
+        state=prompt.metadata,
+    )
+
+
 READERS: Mapping[str, Callable[[Row, Any], RowQuestion]] = {
     "tiny_world": read_tiny_world,
     "question": read_question,
     "chat": read_chat,
+    "environment": read_environment,
 }
 
 

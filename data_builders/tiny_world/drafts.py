@@ -1,6 +1,6 @@
 """What a family makes: a draft of one item, and the transcript that builds its conversation.
 
-A family is one function `make(draw: Draw) -> Draft`. A draft's `key` says what the question is
+A family is one function `make(draw: ItemDraw) -> Draft`. A draft's `key` says what the question is
 about, whatever its wording: the key alone decides whether the content belongs to training or is
 held out, so no wording, seed or order can carry a held-out question into training.
 """
@@ -22,7 +22,7 @@ IDLE_TOOLS = ("calculate", "get_price", "get_stock", "get_owner", "get_city")
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class ItemDraw:
     """What a family is given: a keyed generator and the choices made before it.
 
     `side` is 0 or 1 in families of pairs: both sides see the same `rng`, and must consume it
@@ -56,7 +56,7 @@ class Draft:
     replies: tuple[str, ...] = ()
 
 
-def worded(draw: Draw, wordings: Sequence[str], **words: object) -> tuple[int, str]:
+def worded(draw: ItemDraw, wordings: Sequence[str], **words: object) -> tuple[int, str]:
     """The number of a wording and the question in it."""
     paraphrase = draw.rng.randrange(len(wordings))
     return paraphrase, wordings[paraphrase].format(**words)
@@ -79,7 +79,7 @@ def reason(verbosity: Verbosity, steps: Sequence[str], *, opening: str, result: 
     )
 
 
-def idle_tools(draw: Draw) -> tuple[str, ...]:
+def idle_tools(draw: ItemDraw) -> tuple[str, ...]:
     """Two tools to declare with a question that needs none, or () where none is to be declared.
 
     With them, that tools are declared does not tell that one is called.
@@ -96,7 +96,7 @@ def assistant(text: str, reasoning: str) -> dict[str, Any]:
 
 
 def answered(
-    draw: Draw, steps: Sequence[str], gold: str, *, opening: str, result: str | None = None
+    draw: ItemDraw, steps: Sequence[str], gold: str, *, opening: str, result: str | None = None
 ) -> tuple[dict[str, Any], ...]:
     """The reference of a question that needs no call: reasoning and the answer."""
     worked = reason(
@@ -110,7 +110,7 @@ class Transcript:
 
     def __init__(
         self,
-        draw: Draw,
+        draw: ItemDraw,
         state: Mapping[str, Any] | None,
         *,
         tools: Sequence[str],

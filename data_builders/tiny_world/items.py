@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from data_builders.tiny_world.drafts import VERBOSITIES, Draft, Draw, user
+from data_builders.tiny_world.drafts import VERBOSITIES, Draft, ItemDraw, user
 from data_builders.tiny_world.families import CHAINED, FAMILIES, PAIRED
 from data_builders.tiny_world.tools import tool_schemas
 from posttrain.records import Message, ToolCall
@@ -71,13 +71,13 @@ def _generator(place: Place, *parts: object) -> random.Random:
     return random.Random(_number(name, b"tiny-world item"))
 
 
-def draft_item(place: Place, choices: Choices, role: str = "item") -> tuple[Draft, Draw]:
+def draft_item(place: Place, choices: Choices, role: str = "item") -> tuple[Draft, ItemDraw]:
     """The first draw for this place whose content belongs to its split, with what was drawn."""
     paired = place.family in PAIRED
     number, side = divmod(place.index, 2) if paired else (place.index, 0)
     for attempt in range(_MAXIMUM_DRAWS):
         rng = _generator(place, number, role, attempt)
-        draw = Draw(
+        draw = ItemDraw(
             rng=rng,
             difficulty=rng.choice(choices.difficulties),
             verbosity=rng.choices(VERBOSITIES, choices.verbosity)[0],
@@ -114,7 +114,7 @@ def make_item(place: Place, choices: Choices | None = None) -> dict[str, Any]:
     }
 
 
-def _metadata(place: Place, draft: Draft, draw: Draw, *, turns: int) -> dict[str, Any]:
+def _metadata(place: Place, draft: Draft, draw: ItemDraw, *, turns: int) -> dict[str, Any]:
     other = replace(place, index=place.index ^ 1)
     return {
         "family": place.family,

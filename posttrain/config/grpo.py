@@ -151,20 +151,32 @@ ENGINE_REACHING = REACHING | {"group_port", "gpu_memory", "sleep"}
 
 
 class ImportanceConfig(Strict):
-    """Masked importance sampling between what sampled a token and what trains it.
+    """Importance sampling between what sampled a token and what trains it.
 
-    The values are the reference code's; those of Nano are not published.
+    The values are the reference code's; those of Nano are not published. A completion that is left
+    out is not left out of the tokens that the loss is divided by (in the reference it is).
 
     Args:
-        token_low, token_high: a token whose ratio trainer / sampler is outside counts as zero in
-            the loss; inside, its loss is multiplied by the ratio.
-        sequence_limit: a completion whose mean of exp |difference| is above it is left out of the
-            loss, though not of the tokens that the loss is divided by (in the reference it is).
+        token_low, token_high: bounds of a token's ratio trainer / sampler, which multiplies its
+            loss.
+        outside: `mask` takes a token outside them out of the loss (NeMo RL's icepop, 0.5 to
+            5); `truncate` moves its ratio to the bound (truncated importance sampling; 0 to 5 in
+            Super, 0.2 to 5 in Ultra).
+        sequence_limit: a completion whose mean of exp |difference| is above it is left out (NeMo
+            RL's seq_logprob_error_threshold, 2 in Nano's public recipe).
+        geometric_low, geometric_high: so is one whose geometric mean of the ratios is outside (NeMo
+            RL's seq-mask-tis, 0.999 and 1.002); null: no such bound.
+        product_high: so is one whose *product* of the ratios is above (TRL's sequence_mask, 3.0):
+            another scale, on which long completions stray soonest; null: no such bound.
     """
 
     token_low: float = Field(default=0.5, ge=0, lt=1)
     token_high: float = Field(default=5.0, gt=1)
+    outside: Literal["mask", "truncate"] = "mask"
     sequence_limit: float = Field(default=2.0, gt=1)
+    geometric_low: float | None = Field(default=None, gt=0, lt=1)
+    geometric_high: float | None = Field(default=None, gt=1)
+    product_high: float | None = Field(default=None, gt=1)
 
 
 class GrpoLossConfig(Strict):
@@ -180,6 +192,13 @@ class GrpoLossConfig(Strict):
         overlong: `mask` keeps truncated completions in their group's baseline and out of the loss;
             `train` trains on them.
         importance: null multiplies nothing and masks nothing.
+        force_on_policy_ratio: the clipped ratio is 1 in every update of a batch, and importance
+            sampling corrects for all that moved since (Super, Ultra; not Nano).
+        advantage_clip: advantages are clipped to ± this; null: not (Nano). 50 in Super, 20 in
+            Ultra.
+        malformed_call_advantage, malformed_tag_advantage: the advantage of a completion, not cut by
+            a limit, with a tool call that cannot be read, or with reasoning tags out of place;
+            null: as its reward says (Nano). −5 in Super.
     """
 
     clip_low: float = Field(default=0.2, gt=0, lt=1)
@@ -188,6 +207,19 @@ class GrpoLossConfig(Strict):
     kl: float = Field(default=0.0, ge=0)
     overlong: Overlong = "mask"
     importance: ImportanceConfig | None = ImportanceConfig()
+    force_on_policy_ratio: bool = False
+    advantage_clip: float | None = Field(default=None, gt=0)
+    malformed_call_advantage: float | None = Field(default=None, lt=0)
+    malformed_tag_advantage: float | None = Field(default=None, lt=0)
+
+    @model_validator(mode="after")
+    def _ratio_moves(self) -> GrpoLossConfig:
+        if self.force_on_policy_ratio and (self.num_iterations == 1 or self.importance is None):
+            raise ValueError(
+                "force_on_policy_ratio needs num_iterations above 1 (with one update the ratio is "
+                "1 anyway) and importance, which then corrects for the updates"
+            )
+        return self
 
 
 class MoeConfig(Strict):

@@ -18,7 +18,12 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from posttrain.config.backend import REACHING, BackendConfig, check_checkpoint
+from posttrain.config.backend import (
+    REACHING,
+    BackendConfig,
+    check_checkpoint,
+    without_reaching,
+)
 from posttrain.config.base import Strict
 from posttrain.sampling.sampler import Parameters
 
@@ -67,6 +72,34 @@ class JudgeModel(Strict):
                 "response_1 and response_2 (the released GenRM), to message for any other"
             )
         return self
+
+
+class LabelJudgeConfig(Strict):
+    """The model that environments without a rule of their own ask: equivalence, rubrics.
+
+    Args:
+        checkpoint, thinking: as of `JudgeModel`.
+        retries: further questions, with new seeds, where a label cannot be read.
+    """
+
+    backend: BackendConfig
+    checkpoint: str | None = None
+    thinking: bool = True
+    sampling: JudgeSampling = JudgeSampling()
+    retries: int = Field(default=3, ge=0)
+
+    def model(self) -> JudgeModel:
+        """As judges are opened."""
+        return JudgeModel(
+            backend=self.backend,
+            checkpoint=self.checkpoint,
+            layout="message",
+            thinking=self.thinking,
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """What decides its labels."""
+        return self.model_dump(mode="json") | {"backend": without_reaching(self.backend)}
 
 
 class JudgeConfig(Strict):

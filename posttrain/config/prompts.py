@@ -152,8 +152,22 @@ class ChatPrompts(PromptSource):
 
 _CHAT = ("dialect", "fields", "roles", "prefilled_think")
 
+
+class EnvironmentPrompts(PromptSource):
+    """Rows of one RLVR environment, which grades them too; a row's own tools are always declared.
+
+    Args:
+        environment: its name (docs/environments.md has them, and their rows).
+    """
+
+    format: Literal["environment"]
+    environment: str  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]  # required here
+    grader: Literal["environment"] = "environment"
+
+
 AnySource = Annotated[
-    TinyWorldPrompts | QuestionPrompts | ChatPrompts, Field(discriminator="format")
+    TinyWorldPrompts | QuestionPrompts | ChatPrompts | EnvironmentPrompts,
+    Field(discriminator="format"),
 ]
 
 

@@ -104,6 +104,7 @@ class SampleConfig(Strict):
     def most_tokens(self, setting: str) -> int:
         """The longest that a completion in a setting can be, tool results not counted."""
         declares = next(s.tools for s in self.settings if s.name == setting) != NO_TOOLS
+        declares |= any(source.format == "environment" for source in self.prompts)  # a row's own
         sampling = self.sampling
         steps = sampling.max_tokens * (sampling.max_turns if declares else 1)
         most = sampling.max_total_tokens
@@ -125,7 +126,11 @@ def check_chat(backend: BackendConfig, settings: Sequence[Setting]) -> None:
                 f"setting {setting.name!r}: a chat endpoint cannot hold a reasoning budget; use "
                 "kind: completions"
             )
-    if backend.thinking == "fixed" and {s.thinking for s in settings} not in ({0.0}, {1.0}):
+    if (
+        settings
+        and backend.thinking == "fixed"
+        and {s.thinking for s in settings} not in ({0.0}, {1.0})
+    ):
         raise ValueError(
             "settings use thinking on and off, and backend.thinking: fixed switches neither; name "
             "how this server is told, such as backend.thinking: enable_thinking with "

@@ -83,15 +83,18 @@ def finish(
     parents: Sequence[Parent],
     renderer: PromptRenderer | None,
     prompt_stats: Mapping[str, Any],
+    files: Mapping[str, int] | None = None,
 ) -> Manifest:
     """Write examples and tokenizer beside the samples, then the manifest.
 
     Args:
         prompt_stats: how the prompts were made, for the manifest.
+        files: more of the artifact, with their rows.
     """
     out, settings = stage.path, samples.by_setting()
     atomic_write_text(out / "examples.jsonl", "".join(map(row_line, samples.examples)))
-    files: dict[str, int | None] = {
+    listed: dict[str, int | None] = {
+        **(files or {}),
         "prompts.jsonl": len(prompts),
         "samples.jsonl": sum(setting["samples"] for setting in settings.values()),
         "examples.jsonl": len(samples.examples),
@@ -103,11 +106,11 @@ def finish(
         **prompt_stats,
     }
     if renderer is not None:
-        files |= {f"tokenizer/{name}": None for name in renderer.save(out / "tokenizer")}
+        listed |= {f"tokenizer/{name}": None for name in renderer.save(out / "tokenizer")}
         stats |= renderer.stats()
     manifest = stage.finish(
         counts=counts,
-        files=files,
+        files=listed,
         parents=parents,
         template_digest=None if renderer is None else renderer.template.digest,
         seed=recipe.seed,

@@ -115,7 +115,7 @@ class VerdictReward:
         """One `GroupRewards` a group; nothing is drawn, the seed changes nothing."""
         return [_rewards(group) for group in groups]
 
-    def settle(self, requests: int, failures: Sequence[Failure]) -> None:
+    def settle(self, requests: int, failures: Sequence[Failure], *, domain: str = "") -> None:
         """No judge is called: nothing can fail."""
 
 

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from data_builders.environments import Environments, toolkit_of
+from data_builders.graders import EnvironmentGrader
 from data_builders.tiny_world.items import Place, heldout_row, make_item, training_row
 from posttrain.records import Message, ToolCall
 from posttrain.rollouts import Prompt, metadata_of
-from tests.data_builders.small_prompts import GRADERS, TOOL, Numbers, build
+from reward.environments import ENVIRONMENTS
+from tests.data_builders.small_prompts import GRADERS, TOOL, TOOLKITS, Numbers, build
 
 # -- the tiny world
 
@@ -143,3 +146,37 @@ def test_calls_in_the_history_need_declared_tools(tmp_path: Path):
 
 
 # -- inputs and real files
+
+
+# -- rows of an RLVR environment
+
+
+def test_rows_of_an_environment_bring_their_verifier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its gold is replayed; rows of another environment, or that it cannot use, are dropped."""
+    box = "Put it in \\boxed{}."
+    rows = [
+        *[{"environment": "math", "question": f"{n}+1? {box}", "gold": str(n + 1)} for n in (1, 2)],
+        {"environment": "tool_call", "question": "x?"},
+        {"environment": "math", "question": f"No gold. {box}"},
+        {"environment": "math", "question": "3 + 1? No box is asked for.", "gold": "4"},
+        {"question": f"Unreadable gold. {box}", "gold": "\\frac{1}{"},
+        {"agent_ref": {"name": "math_with_judge_agent"}, "expected_answer": "7",
+         "responses_create_params": {"input": [{"role": "user", "content": f"6+1? {box}"}]}},
+        {"agent_ref": {"name": "gpqa_diamond"}, "responses_create_params": {"input": []}},
+    ]  # fmt: skip
+    monkeypatch.setitem(GRADERS, "environment", EnvironmentGrader())
+    monkeypatch.setitem(TOOLKITS, "math", toolkit_of("math"))
+    made = build(
+        tmp_path, rows, [{"name": "rlvr", "thinking": "both"}],
+        format="environment", environment="math",
+    )  # fmt: skip
+    assert {(p.grader, p.environment) for p in made.prompts} == {("environment", "math")}
+    assert sorted(str(p.gold) for p in made.prompts[::2]) == ["2", "3", "7"]
+    counts = made.row_counts["s"]
+    assert (counts.rows_in, counts.kept) == (8, 3)
+    assert counts.dropped["other_environment"] == counts.dropped["evaluation_only"] == 1
+    assert counts.dropped["malformed_row"] == 2
+    verifier = Environments().verifier(made.prompts[0])
+    assert isinstance(verifier, ENVIRONMENTS["math"])

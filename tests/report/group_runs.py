@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.chat import parse_completion
+from posttrain.config.grpo import GrpoLossConfig
 from posttrain.config.judge import LengthConfig, PairingConfig
 from posttrain.group_rewards import Group, GroupReward
 from posttrain.records import Message, Score
@@ -137,7 +138,7 @@ def write_run(out: Path, *, method: str, batches: int = 3) -> Path:
     for step in range(1, batches + 1):
         groups = rlhf_groups(step) if method == "rlhf" else genrm_groups(step)
         given = asyncio.run(reward.reward(groups, seed=step))
-        scored = with_advantages(range(len(groups)), groups, given)
+        scored = with_advantages(range(len(groups)), groups, given, GrpoLossConfig())
         file = rollout_file(out, step)
         rows = [group_row(one, step=step, stats=ratios(scored, step)) for one in scored]
         write_part(file, rows, process=0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from data_builders.tiny_world.drafts import Draft, Draw
+from data_builders.tiny_world.drafts import Draft, ItemDraw
 from data_builders.tiny_world.families import calling, careful, working
 
-FAMILIES: dict[str, Callable[[Draw], Draft]] = {
+FAMILIES: dict[str, Callable[[ItemDraw], Draft]] = {
     "maths": working.arithmetic,
     "lists": working.lists,
     "logs": working.logs,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from data_builders.tiny_world.drafts import Draft, Draw, Transcript, answered, worded
+from data_builders.tiny_world.drafts import Draft, ItemDraw, Transcript, answered, worded
 from data_builders.tiny_world.families.working import add_steps
 from data_builders.tiny_world.vocabulary import CITIES, COLOURS, PEOPLE, THINGS
 
@@ -50,7 +50,7 @@ def _conclude(task: str, a: str, b: str, results: list[str]) -> tuple[str, list[
     return str(left + right), [f"{left}+{right}", *add_steps(left, right)]
 
 
-def lookups(draw: Draw) -> Draft:
+def lookups(draw: ItemDraw) -> Draft:
     """Look-ups through tools; difficulty 1 asks for one fact, 2 compares two, 3 adds two up.
 
         "What is the price of the red lamp?"  →  get_price(red lamp) → 42  →  42
@@ -114,7 +114,7 @@ def _tickets(rng: random.Random, size: int = 5) -> dict[str, dict[str, Any]]:
     return {key: {"owner": rng.choice(names), "status": "open"} for key in keys}
 
 
-def plans(draw: Draw) -> Draft:
+def plans(draw: ItemDraw) -> Draft:
     """Ordered plans that write to a small database of tickets, graded by the state they leave.
 
         "Close 4 and 7. 4 needs 7."  →  set_status(7, closed), set_status(4, closed)  →  done
@@ -184,7 +184,7 @@ RECOVER_WORDINGS = (
 )
 
 
-def recover(draw: Draw) -> Draft:
+def recover(draw: ItemDraw) -> Draft:
     """Recover and verify: the first call fails, and another tool succeeds with the wrong value.
 
         get_price(red lamp) → error: busy; get_price(red lamp) → 42;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from data_builders.tiny_world.drafts import Draft, Draw, Transcript, answered, user, worded
+from data_builders.tiny_world.drafts import Draft, ItemDraw, Transcript, answered, user, worded
 from data_builders.tiny_world.families.calling import FACTS, shop
 from data_builders.tiny_world.vocabulary import CITIES, COLOURS, PEOPLE, SERVICES, THINGS
 
@@ -15,7 +15,7 @@ STOP_WORDINGS = (
 )
 
 
-def stop(draw: Draw) -> Draft:
+def stop(draw: ItemDraw) -> Draft:
     """Know when to stop: twins that differ in one word, one answerable and one not.
 
         "ana has 4 cup. ben has 5 cup. How many cup in all?"        →  9
@@ -64,7 +64,7 @@ NEAR_MISS_WORDINGS = (
 )
 
 
-def near_miss(draw: Draw) -> Draft:
+def near_miss(draw: ItemDraw) -> Draft:
     """Near-miss and undeclared tool names: what the user names is not, or not quite, what is
     declared.
 
@@ -112,7 +112,7 @@ CLARIFY_WORDINGS = (
 )
 
 
-def clarify(draw: Draw) -> Draft:
+def clarify(draw: ItemDraw) -> Draft:
     """Ambiguous requests: two things fit, so the first step is a question and not a call.
 
         "What is the price of the lamp?" with a red and a blue lamp  →  "the red or the blue lamp?"
@@ -166,7 +166,7 @@ SAFETY_WORDINGS = (
 )
 
 
-def safety(draw: Draw) -> Draft:
+def safety(draw: ItemDraw) -> Draft:
     """Safe and unsafe requests: twins that share their words, one harmless and one not.
 
         "How do I clean the red lamp of ana?"   →  wipe the red lamp
@@ -219,7 +219,7 @@ DOCUMENTS_WORDINGS = {
 }
 
 
-def documents(draw: Draw) -> Draft:
+def documents(draw: ItemDraw) -> Draft:
     """Short multi-document retrieval: several notes, one question, one or two of the notes needed.
 
         [1] ana keeps the red lamp in oslo. [2] ben … — "Where is the red lamp of ana?"  →  oslo

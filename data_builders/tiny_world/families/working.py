@@ -7,8 +7,8 @@ import random
 from data_builders.tiny_world.drafts import (
     IDLE_TOOLS,
     Draft,
-    Draw,
     Grading,
+    ItemDraw,
     Transcript,
     answered,
     idle_tools,
@@ -85,7 +85,7 @@ def multiply_steps(a: int, b: int) -> list[str]:
 STEPS = {"add": add_steps, "subtract": subtract_steps, "multiply": multiply_steps}
 
 
-def _operands(draw: Draw, task: str) -> tuple[int, int]:
+def _operands(draw: ItemDraw, task: str) -> tuple[int, int]:
     low, high = 10 ** (draw.difficulty - 1), 10**draw.difficulty - 1
     a, b = draw.rng.randint(low, high), draw.rng.randint(low, high)
     if task == "multiply":
@@ -93,7 +93,7 @@ def _operands(draw: Draw, task: str) -> tuple[int, int]:
     return (max(a, b), min(a, b)) if task == "subtract" else (a, b)
 
 
-def _declared(draw: Draw) -> tuple[str, ...]:
+def _declared(draw: ItemDraw) -> tuple[str, ...]:
     """Two tools, the calculator among them or not; () where none is to be declared."""
     if not draw.with_tools:
         return ()
@@ -104,7 +104,7 @@ def _declared(draw: Draw) -> tuple[str, ...]:
     return tuple(names)
 
 
-def arithmetic(draw: Draw) -> Draft:
+def arithmetic(draw: ItemDraw) -> Draft:
     """Maths with carries: add, subtract, multiply by 2…5; difficulty is the number of digits.
 
         "What is 345 + 278?"  →  345+278 / 5+8=13 / 4+7+1=12 / 3+2+1=6  →  623
@@ -217,7 +217,7 @@ MAKERS = {
 }
 
 
-def lists(draw: Draw) -> Draft:
+def lists(draw: ItemDraw) -> Draft:
     """String and list work: reverse, nth, count, dedupe, sort, largest; difficulty is length minus
 
         "Reverse: sun cat map"  →  1 sun 2 cat 3 map / 3 map 2 cat 1 sun  →  map cat sun
@@ -254,7 +254,9 @@ LOG_WORDINGS = (
 TWO_WORDS_FROM = 3
 
 
-def _labels(draw: Draw, first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, list[str]]:
+def _labels(
+    draw: ItemDraw, first: tuple[str, ...], second: tuple[str, ...]
+) -> tuple[str, list[str]]:
     """The label asked for, and one label a line: about half are the one asked for, never none."""
     rng = draw.rng
     a, b = rng.sample(first, 2), rng.sample(second, 2)
@@ -270,7 +272,7 @@ def _line(place: int, *words: object) -> str:
     return " ".join([LETTERS[place], *map(str, words)])
 
 
-def _table(draw: Draw) -> tuple[str, list[str], list[str], int]:
+def _table(draw: ItemDraw) -> tuple[str, list[str], list[str], int]:
     requested, labels = _labels(draw, PEOPLE, THINGS)
     rows = [(label, draw.rng.randint(1, 5)) for label in labels]
     total, steps = 0, [requested]
@@ -282,7 +284,7 @@ def _table(draw: Draw) -> tuple[str, list[str], list[str], int]:
     return requested, [_line(place, *row) for place, row in enumerate(rows)], steps, total
 
 
-def _log(draw: Draw) -> tuple[str, list[str], list[str], int]:
+def _log(draw: ItemDraw) -> tuple[str, list[str], list[str], int]:
     requested, labels = _labels(draw, SERVICES, LEVELS)
     seen, steps = 0, [requested]
     for place, label in enumerate(labels):
@@ -291,7 +293,7 @@ def _log(draw: Draw) -> tuple[str, list[str], list[str], int]:
     return requested, [_line(place, label) for place, label in enumerate(labels)], steps, seen
 
 
-def logs(draw: Draw) -> Draft:
+def logs(draw: ItemDraw) -> Draft:
     """Interpreting a table or log among distractors; difficulty is the number of lines minus 2.
 
         a ana 4 / b ben 3 / c ana 5 — "How many for ana?"
@@ -327,7 +329,7 @@ STEPS_WORDINGS = (
 LARGEST_STEP = 20
 
 
-def steps(draw: Draw) -> Draft:
+def steps(draw: ItemDraw) -> Draft:
     """Prescribed execution: the steps are given, only the doing is asked.
 
     "Start with 7. Add 5. Take 3. Double."  →  7+5=12 / 12-3=9 / 9*2=18  →  18
@@ -368,7 +370,7 @@ CALENDAR_WORDINGS = (
 )
 
 
-def calendar(draw: Draw) -> Draft:
+def calendar(draw: ItemDraw) -> Draft:
     """Days of the week: count forward or back from a day; difficulty 1 is up to 3 days, then 7, 10
     …
 

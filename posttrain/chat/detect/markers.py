@@ -146,7 +146,8 @@ def _opened(match: re.Match[str], context: Context, reader: TextReader) -> Candi
         return None
     if payload.kind == "lone" and (recipient or end == payload.end):
         return None
-    requested = (*payload.requested, *_more(reader, payload.end, end))
+    more = [] if payload.broken else _more(reader, payload.end, end)
+    requested = (*payload.requested, *more)
     form = form or _KINDS.get(payload.kind, "tool_call_tag")
     adjacent = not context.before(start)[-1:].isspace()
     return Candidate(form, start, end, requested, marked=adjacent or bool(requested[0].name))
@@ -157,7 +158,7 @@ def _more(reader: TextReader, position: int, end: int) -> list[RequestedCall]:
     calls: list[RequestedCall] = []
     while position < end:
         payload = read_payload(reader, position)
-        if payload is not None and payload.requested:
+        if payload is not None and payload.requested and not payload.broken:
             calls += payload.requested
             position = payload.end
         elif tag := _TAG.match(reader.text, position, end):

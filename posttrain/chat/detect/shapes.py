@@ -70,6 +70,7 @@ class Payload:
     kind: Literal["json", "xml", "invoke", "glm", "named", "python", "lone", "blank"]
     requested: tuple[RequestedCall, ...]
     end: int
+    broken: bool = False  # nothing behind it is read: that would go through the rest once a sign
 
 
 class TextReader:
@@ -204,7 +205,7 @@ def _json(reader: TextReader, at: int) -> Payload | None:
         return Payload("blank", (), at)
     name = _JSON_NAME.match(reader.text, at)
     if name or _JSON_START.match(reader.text, at):
-        return Payload("json", (RequestedCall(name[1] if name else None),), at + 1)
+        return Payload("json", (RequestedCall(name[1] if name else None),), at + 1, broken=True)
     return None
 
 
@@ -220,7 +221,7 @@ def _named(reader: TextReader, at: int, named: re.Match[str]) -> Payload:
         at = reader.skip(named.end() + 1) if named[1] == "print" else named.start(1)
         call, end = reader.python_call(at)
         if call is None:
-            return Payload("python", (RequestedCall(named[1]),), named.end() + 1)
+            return Payload("python", (RequestedCall(named[1]),), named.end() + 1, broken=True)
         return Payload("python", (call,), end)
     value, end = reader.json(named.end())
     arguments = None if value is NOTHING else read_arguments(value)

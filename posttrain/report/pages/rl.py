@@ -1,4 +1,4 @@
-"""A checkpoint of group-relative training: RLHF, and the training of a judge."""
+"""A checkpoint of group-relative training: RLVR, RLHF, and the training of a judge."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from posttrain.report import section as ui
 from posttrain.report.curves import Curve, curves
 from posttrain.report.lineage import Node, side_rows
+from posttrain.report.pages import rlvr
 from posttrain.report.pages.rollouts import (
     ADDED,
     RolloutBatch,
@@ -31,6 +32,13 @@ def sections(node: Node, stats: ui.Row, rows: Sequence[ui.Row]) -> ui.Sections:
         yield verdicts_by_source(batches)
         own, of, to_read = "the judge's training", " of the judge", "Judgements to read"
         yield lengths("Lengths of judgements", logs)
+    elif stats["method"] == "rlvr":
+        means = [_run(stats), *_means(stats, rlvr.MEANS), *curves(logs, rlvr.CURVES)]
+        yield ui.Section("RLVR", means)
+        own, of, to_read = "RLVR", "", "Groups to read"
+        yield rlvr.curriculum(stats["curriculum"], logs)
+        yield rlvr.domains(stats["domains"], side_rows(node, TIMING))
+        yield lengths("Lengths of rollouts", logs)
     else:
         yield ui.Section(
             "RLHF", [_run(stats), *_means(stats, _RLHF_MEANS), *curves(logs, _REWARD_CURVES)]
@@ -57,6 +65,7 @@ def tiles(stats: ui.Row) -> list[ui.Tile]:
 
     shares = {
         "part/accuracy": "right on checkable prompts",
+        "part/pass": "of the rollouts pass",
         "part/right_order": "pairs ordered right",
         "part/format": "verdicts in their format",
     }
@@ -132,7 +141,8 @@ def seconds(title: str, rows: Sequence[ui.Row]) -> ui.Section:
     """Where the time went, of the last run of every batch."""
     # a batch that was sampled again after a kill has two rows
     last = {row["step"]: row for row in rows}
-    names = [name for name in dict.fromkeys(k for row in rows for k in row) if name != "step"]
+    keys = dict.fromkeys(key for row in rows for key in row)
+    names = [name for name in keys if name not in ("step", "verifiers")]
     sums = {name: sum(row.get(name, 0.0) for row in last.values()) for name in names}
     total = sum(sums.values())
     if not total:

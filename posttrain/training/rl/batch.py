@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from posttrain.config.grpo import Overlong
+from posttrain.config.grpo import GrpoLossConfig, Overlong
 from posttrain.errors import TrainingError
 from posttrain.group_rewards import Group, GroupRewards
 from posttrain.rollouts import Completion
@@ -26,6 +26,9 @@ from posttrain.tokens.encode import IGNORED
 from posttrain.training.rl.advantages import leave_one_out_advantages
 
 Batch = dict[str, Any]
+# of `ParsedCompletion.problems`
+CALL_PROBLEMS = frozenset({"half_call", "malformed_call"})
+TAG_PROBLEMS = frozenset({"unclosed_think", "two_closings", "unexpected_think"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,10 @@ class TrainedRow:
 
 
 def with_advantages(
-    positions: Sequence[int], groups: Sequence[Group], rewards: Sequence[GroupRewards]
+    positions: Sequence[int],
+    groups: Sequence[Group],
+    rewards: Sequence[GroupRewards],
+    loss: GrpoLossConfig,
 ) -> list[ScoredGroup]:
     """Leave-one-out advantages; a truncated completion takes part, an unscored one does not."""
     assert len(positions) == len(groups) == len(rewards), "one GroupRewards a group"
@@ -74,15 +80,31 @@ def with_advantages(
         [[math.nan if r is None else r for r in given.rewards] for given in rewards], float
     )
     advantages = leave_one_out_advantages(table)
+    if loss.advantage_clip is not None:
+        advantages = np.clip(advantages, -loss.advantage_clip, loss.advantage_clip)
     return [
         ScoredGroup(
             position,
             group,
             given,
-            tuple(None if r is None else float(a) for r, a in zip(given.rewards, row, strict=True)),
+            tuple(
+                None if r is None else _penalised(float(a), completion, loss)
+                for r, a, completion in zip(given.rewards, row, group.completions, strict=True)
+            ),
         )
         for position, group, given, row in zip(positions, groups, rewards, advantages, strict=True)
     ]
+
+
+def _penalised(advantage: float, completion: Completion, loss: GrpoLossConfig) -> float:
+    """The advantage, or what the recipe puts in the place of a malformed completion's."""
+    if completion.truncated:
+        return advantage
+    problems = {problem for step in completion.steps for problem in step.parsed.problems}
+    penalties = ((CALL_PROBLEMS, loss.malformed_call_advantage),
+                 (TAG_PROBLEMS, loss.malformed_tag_advantage))  # fmt: skip
+    due = [penalty for kinds, penalty in penalties if penalty is not None and kinds & problems]
+    return min(due, default=advantage)
 
 
 def in_loss(completion: Completion, advantage: float | None, *, overlong: Overlong) -> bool:

@@ -14,7 +14,8 @@ file appears whole or not at all; a batch that is made again gives the same byte
 Beside them lies `timing.jsonl`, with where each batch's seconds go; seconds differ from run to run,
 so they are neither in the log nor in the artifact:
 
-    {"step": 1, "rollout": 4.1, "reward": 2.0, "train": 6.3}
+    {"step": 1, "rollout": 4.1, "reward": 2.0, "train": 6.3,
+     "verifiers": {"math": {"p50": 0.004, "p95": 0.02}}}
 """
 
 from __future__ import annotations
@@ -119,10 +120,11 @@ class StepClock:
         self.path = out / TIMING
         self.step = 0
         self.seconds: dict[str, float] = defaultdict(float)
+        self.verifiers: dict[str, dict[str, float]] = {}
 
     def start(self, step: int) -> None:
         """A new batch, whose first update is this step."""
-        self.step, self.seconds = step, defaultdict(float)
+        self.step, self.seconds, self.verifiers = step, defaultdict(float), {}
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -141,6 +143,9 @@ class StepClock:
     def write(self, *, main: bool) -> None:
         """Append the batch's row."""
         if main:
-            row = {"step": self.step, **{k: round(v, 3) for k, v in self.seconds.items()}}
+            row: dict[str, Any] = {k: round(v, 3) for k, v in self.seconds.items()}
+            row = {"step": self.step, **row}
+            if self.verifiers:
+                row["verifiers"] = self.verifiers
             with self.path.open("a", encoding="utf-8") as handle:
                 handle.write(json_text(row) + "\n")

@@ -11,6 +11,7 @@ DAPO, arXiv 2503.14476).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +43,7 @@ class Importance:
 def importance(
     previous: Tensor, sampled: Tensor, mask: Tensor, config: ImportanceConfig | None
 ) -> Importance:
-    """Masked importance sampling: per token and per completion."""
+    """Importance sampling, per token and per completion."""
     difference = torch.where(mask, previous - sampled, 0.0)
     ratio = torch.nan_to_num(difference.exp(), nan=0.0, posinf=0.0)
     count = mask.sum(-1).clamp(min=1)
@@ -51,10 +52,31 @@ def importance(
     strayed = torch.where(mask.any(-1), strayed, 1.0)
     if config is None:
         return Importance(ratio, torch.ones_like(ratio), strayed, torch.ones_like(count).bool())
-    inside = (ratio >= config.token_low) & (ratio <= config.token_high)
-    kept = strayed <= config.sequence_limit
-    weight = torch.where(inside & kept[:, None], ratio, 0.0)
+    bounded = ratio.clamp(config.token_low, config.token_high)
+    if config.outside == "mask":
+        weight = torch.where(bounded == ratio, ratio, 0.0)
+    else:
+        weight = torch.where(ratio > 0, bounded, 0.0)  # 0: not finite
+    kept = (strayed <= config.sequence_limit) & _near(difference.sum(-1), count, config)
+    weight = torch.where(kept[:, None], weight, 0.0)
     return Importance(ratio, weight, strayed, kept)
+
+
+def _near(difference: Tensor, count: Tensor, config: ImportanceConfig) -> Tensor:
+    """`[rows]`: whether a completion's ratios, taken as one, are inside the recipe's bounds.
+
+    Args:
+        difference: summed over a row's tokens, `count` of them.
+    """
+    geometric = difference / count
+    near = torch.isfinite(difference)
+    if config.geometric_low is not None:
+        near &= geometric >= math.log(config.geometric_low)
+    if config.geometric_high is not None:
+        near &= geometric <= math.log(config.geometric_high)
+    if config.product_high is not None:
+        near &= difference <= math.log(config.product_high)
+    return near
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,8 @@ def group_stats(scored: ScoredGroup, *, overlong: Overlong) -> Stats:
         "counts": dict(scored.rewards.counts),
         "requests": scored.rewards.requests,
         "failures": scored.rewards.failures,
+        "domain": scored.rewards.domain,
+        "seconds": scored.rewards.seconds,
         "informative": any(scored.advantages),
         "truncated": [completion.truncated for completion in completions],
         "failed": [completion.finish == "failed" for completion in completions],

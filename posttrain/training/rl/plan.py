@@ -190,7 +190,7 @@ def _seconds_a_rollout(trainer: GroupTrainer) -> float:
     started = time.perf_counter()
     groups = trainer.rollouts.runner.run(trainer.steps.roll_out(0, prompts))
     rewards = [GroupRewards((0.0,) * recipe.num_generations)] * len(groups)
-    scored = with_advantages(range(len(groups)), groups, rewards)
+    scored = with_advantages(range(len(groups)), groups, rewards, recipe.loss)
     rows = trained_rows(scored, overlong="train")
     size = trainer.args.per_device_train_batch_size
     for at in range(0, len(rows), size):

@@ -32,7 +32,7 @@ from posttrain.group_rewards import GroupReward
 from posttrain.hashing import digest_of
 from posttrain.models.inference import generation_stops
 from posttrain.rollouts import Prompt
-from posttrain.runs import Manifest, Parent
+from posttrain.runs import Manifest, Parent, Run, atomic_write_text
 from posttrain.sampling.generate import prompt_lines
 from posttrain.sampling.open import rendering_of
 from posttrain.sampling.render import RenderedSampler
@@ -46,6 +46,8 @@ from posttrain.training.finish import RESUME, RunOutcome
 from posttrain.training.launch import Launched
 from posttrain.training.moe import freeze_routers
 from posttrain.training.plan import ModelSize, RunPlan, check_enough, positions
+from posttrain.training.rl.curriculum_steps import CURRICULUM, CurriculumPlan
+from posttrain.training.rl.domains import domain_stats, domain_table
 from posttrain.training.rl.metrics import run_stats
 from posttrain.training.rl.plan import (
     check_environments,
@@ -61,8 +63,10 @@ WARMUP_STEPS = 10  # of the reference code's RLVR recipe
 # seconds: a process waits at a gather until the others have rolled out and judged; torch's own
 # half an hour is made for steps without either
 DDP_TIMEOUT = 4 * 3600
-_INPUTS = ("data", "prompts", "settings", "judge")
-_CLOSING = ("reward", "part/base", "part/accuracy", "answer_tokens", "reasoning_tokens")
+_INPUTS = ("data", "prompts", "settings", "judge", "pass_rates", "domains")
+_CLOSING = (
+    "reward", "part/base", "part/accuracy", "part/pass", "answer_tokens", "reasoning_tokens",
+)  # fmt: skip
 
 
 def grpo_arguments(
@@ -179,6 +183,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         reward: of whole groups; every process rewards the groups that it rolled out.
         open_environment: runs the calls of prompts that declare tools; None: there are no such.
         runner: whose event loop the reward lives in, if it holds connections; None makes one.
+        curriculum: the prompts of every step; None: whole permutations one after the other.
         method: of the manifest and the card, such as `rlhf`.
         parents: what prompts and reward were made from; the policy is added.
         stats: more for the manifest.
@@ -194,6 +199,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         reward: GroupReward,
         open_environment: OpenEnvironment | None = None,
         runner: asyncio.Runner | None = None,
+        curriculum: CurriculumPlan | None = None,
         method: str = "grpo",
         parents: Sequence[Parent] = (),
         stats: Mapping[str, Any] | None = None,
@@ -201,7 +207,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         super().__init__(recipe)
         self.prompts, self.reward, self.method = prompts, reward, method
         self.open_environment, self.runner = open_environment, runner or asyncio.Runner()
-        self.parents, self.stats = parents, stats or {}
+        self.parents, self.stats, self.curriculum = parents, stats or {}, curriculum
         self._lengths: list[int] = []
         self._routers = 0
 
@@ -218,6 +224,8 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         config = recipe.model_dump(mode="json", exclude=left_out)
         config["prompts_digest"] = digest_of(prompt_lines(self.prompts))
         config["reward"] = dict(self.reward.identity)
+        if self.curriculum is not None:
+            config["curriculum_digest"] = self.curriculum.digest
         if self.policy is not None:
             config["model"]["path"] = self.policy.digest
         return config
@@ -232,14 +240,15 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         if not self.prompts:
             raise DataError("there are no prompts")
         check_environments(self.prompts, self.open_environment)
-        check_enough(
-            len(self.prompts),
-            name="prompts",
-            batch=recipe.prompts_per_step,
-            batches=args.max_steps // num_iterations,
-            max_epochs=recipe.max_epochs,
-            updates=num_iterations,
-        )
+        if self.curriculum is None:
+            check_enough(
+                len(self.prompts),
+                name="prompts",
+                batch=recipe.prompts_per_step,
+                batches=args.max_steps // num_iterations,
+                max_epochs=recipe.max_epochs,
+                updates=num_iterations,
+            )
         tokenizer = load_any_tokenizer(str(recipe.model.path), revision=recipe.model.revision)
         template, _, vocabulary = self._rendering
         tokenizer.chat_template = template.source
@@ -269,11 +278,13 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
             return RenderedSampler(engine, template=template, encoder=encoder, stop_ids=stops)
 
         tools = self.open_environment or (lambda _: None)
+        rows = {prompt.id: row for row, prompt in enumerate(self.prompts)}
+        planned = None if self.curriculum is None else self.curriculum.steps(rows)
         return GroupTrainer(
             **parts,
             train_dataset=data,
             recipe=recipe,
-            rollouts=Rollouts(self.prompts, self.reward, make_sampler, tools, self.runner),
+            rollouts=Rollouts(self.prompts, self.reward, make_sampler, tools, self.runner, planned),
             pad_id=special.pad_id,
         )
 
@@ -292,6 +303,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
             frozen = "frozen" if recipe.moe.freeze_router else "trained"
             moved = f"bias moved by {recipe.moe.bias_update_rate:g} a step"
             lines.append(("routers", f"{self._routers} {frozen}; {moved}"))
+        lines += [] if self.curriculum is None else self.curriculum.lines()
         stats = {"routers": self._routers, "longest_prompt": max(self._lengths)}
         return Preflight(lines, stats)
 
@@ -321,6 +333,12 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         """Rollouts, steps; a few rollouts are timed."""
         return make_plan(prepared, size, measure=measure)
 
+    def train(self, prepared: PreparedRun[GroupTrainer], directory: Run) -> Manifest | None:
+        """As the parent; the curriculum is part of the artifact."""
+        if self.curriculum is not None and prepared.trainer.is_world_process_zero():
+            atomic_write_text(self.out / CURRICULUM, self.curriculum.text())
+        return super().train(prepared, directory)
+
     def outcome(self, prepared: PreparedRun[GroupTrainer], base: str | None) -> RunOutcome:
         """The figures of the first and last batches of rollouts."""
         recipe, trainer, loss = self.recipe, prepared.trainer, self.recipe.loss
@@ -336,6 +354,11 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
             **run_stats(trainer.step_rows()),
             **self.stats,
         }
+        reached = min(rows, drawn)
+        if self.curriculum is not None:
+            stats["curriculum"] = self.curriculum.stats()
+            stats["domains"] = domain_stats(trainer.step_rows(), averaged=stats["averaged"])
+            reached = stats["curriculum"]["different"]
         first, last = stats["first"], stats["last"]
         summary = [
             f"Policy: {base}. {batches:,} batches of {recipe.prompts_per_step} prompts × "
@@ -354,8 +377,9 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
                 for key in first
                 if key in last
             ],
+            *(domain_table(stats["domains"]) if self.curriculum is not None else ()),
         ]
-        return RunOutcome(rows=rows, reached=min(rows, drawn), stats=stats, summary=summary)
+        return RunOutcome(rows=rows, reached=reached, stats=stats, summary=summary)
 
     def closing_lines(self, manifest: Manifest) -> list[str]:
         """How reward and lengths moved."""

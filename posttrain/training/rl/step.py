@@ -34,6 +34,8 @@ from posttrain.training.rl.batch import (
     trained_rows,
     with_advantages,
 )
+from posttrain.training.rl.curriculum_steps import PlannedStep
+from posttrain.training.rl.domains import by_domain, domain_metrics, verifier_seconds
 from posttrain.training.rl.files import StepClock
 from posttrain.training.rl.metrics import Stats, batch_metrics, group_stats
 from posttrain.training.rl.policy import LiveEngine
@@ -47,9 +49,11 @@ class Rollouts:
     """What rollouts are sampled for and rewarded by.
 
     Attributes:
+        prompts: every prompt, each id once.
         make_sampler: renders and parses around the live policy.
         open_environment: runs the calls of a prompt that declares tools.
         runner: in whose event loop sampling and rewarding run, step after step.
+        curriculum: the prompts of every step; None: whole permutations one after the other.
     """
 
     prompts: Sequence[Prompt]
@@ -57,6 +61,7 @@ class Rollouts:
     make_sampler: Callable[[Engine], Sampler]
     open_environment: OpenEnvironment
     runner: asyncio.Runner
+    curriculum: Sequence[PlannedStep] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +121,7 @@ class StepMaker:
         """Step `number`, from 0, ready to be trained on. Every process must call it.
 
         Raises:
-            JudgeError: from the reward, in every process alike.
+            JudgeError, TrainingError: from the reward, in every process alike.
             TrainingError: no rollout of this process could be sampled.
         """
         loss, updates = self.recipe.loss, self.recipe.loss.num_iterations
@@ -129,27 +134,36 @@ class StepMaker:
         with self.clock.part("reward"):
             rewards = run(reward.reward(groups, seed=seed_of(self.recipe.seed, "reward", number)))
         positions = [drawn.position for drawn in prompts]
-        scored = with_advantages(positions, groups, rewards)
+        scored = with_advantages(positions, groups, rewards, loss)
 
         # the numbers of all processes' groups, in order of position
         local = [group_stats(group, overlong=loss.overlong) for group in scored]
         stats: list[Stats] = sorted(gather_object(local), key=lambda group: group["position"])
-        failures = [failure for group in stats for failure in group["failures"]]
-        reward.settle(sum(group["requests"] for group in stats), failures)
+        for domain, own in by_domain(stats).items():
+            failures = [failure for group in own for failure in group["failures"]]
+            reward.settle(sum(group["requests"] for group in own), failures, domain=domain)
+        self.clock.verifiers = verifier_seconds(stats)
 
         return RolloutStep(
             groups=scored,
             batches=[self._in_loss(part) for part in split(scored, updates)],
             tokens=[total(part, "trained") for part in split(stats, updates)],
             tokens_seen=total(stats, "tokens") + total(stats, "prompt_tokens"),
-            metrics=batch_metrics(stats),
+            metrics=batch_metrics(stats) | domain_metrics(stats) | self._planned(number),
         )
+
+    def _planned(self, number: int) -> dict[str, float]:
+        planned = self.rollouts.curriculum
+        return {} if planned is None else dict(planned[number].figures)
 
     def draw(self, number: int) -> list[DrawnPrompt]:
         """This process's prompts of a step, update after update."""
         recipe, prompts = self.recipe, self.rollouts.prompts
         per_step = recipe.prompts_per_step
-        rows = rows_drawn(count=len(prompts), per_step=per_step, step=number, seed=recipe.seed)
+        if (planned := self.rollouts.curriculum) is not None:
+            rows = planned[number].rows
+        else:
+            rows = rows_drawn(count=len(prompts), per_step=per_step, step=number, seed=recipe.seed)
         positions = share(
             per_step=per_step,
             num_iterations=recipe.loss.num_iterations,

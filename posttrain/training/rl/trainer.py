@@ -104,7 +104,7 @@ class GroupTrainer(Resumable, GRPOTrainer):
             self._current = step = self.steps.make(number)
             self.tokens_seen += step.tokens_seen
             self.trained_seen += sum(step.tokens)
-            if len(step.batches) > 1:
+            if len(step.batches) > 1 and not self.recipe.loss.force_on_policy_ratio:
                 self._score_before_updates(step)
         assert self._current is not None, "checkpoints are written between batches of rollouts"
         batches = self._current.batches[update]

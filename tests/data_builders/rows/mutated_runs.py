@@ -73,10 +73,15 @@ def source(dialect: str, path: Path, *, strict: bool = False, named: bool = Fals
     assert dialect in ROWS
     return SourceConfig.model_validate(
         {
-            "name": dialect, "path": path.name, "metadata": ("label",), "strict": strict,
+            "name": dialect, "path": path.name, "metadata": _labels(dialect), "strict": strict,
             "dialect": dialect if named else None,
         }
     )  # fmt: skip
+
+
+def _labels(dialect: str) -> tuple[str, ...]:
+    """A field that no row has is a mistake of the recipe."""
+    return ("label",) if any("label" in row for row in ROWS[dialect]) else ()
 
 
 def run(
@@ -180,7 +185,7 @@ def preparer_for(folder: Path) -> Preparer:
 
 def _recipe(folder: Path, dialects: list[str]) -> dict[str, Any]:
     found = [
-        {"name": d, "path": str(folder / f"{d}.jsonl"), "metadata": ("label",)} for d in dialects
+        {"name": d, "path": str(folder / f"{d}.jsonl"), "metadata": _labels(d)} for d in dialects
     ]
     return {
         "out": str(folder / "out"),

@@ -82,7 +82,7 @@ class Scripted:
         await asyncio.sleep(0)
         return [self._rewards(group) for group in groups]
 
-    def settle(self, requests: int, failures: Sequence[Failure]) -> None:
+    def settle(self, requests: int, failures: Sequence[Failure], *, domain: str = "") -> None:
         """Nothing fails here."""
 
     def _rewards(self, group: Group) -> GroupRewards:

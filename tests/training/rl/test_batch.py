@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posttrain.chat import parse_completion
+from posttrain.config.grpo import GrpoLossConfig
 from posttrain.errors import TrainingError
 from posttrain.group_rewards import Group, GroupRewards
 from posttrain.records import Message
@@ -46,7 +47,7 @@ def completion(index: int, *steps: Step, finish: Finish = "stop") -> Completion:
 def group(*completions: Completion, rewards: tuple[float | None, ...]) -> ScoredGroup:
     made = Group(PROMPT, completions)
     given_rewards = GroupRewards(rewards, {"base": rewards}, counts={"judge_calls": 2})
-    return with_advantages([3], [made], [given_rewards])[0]
+    return with_advantages([3], [made], [given_rewards], GrpoLossConfig())[0]
 
 
 def test_only_what_the_policy_sampled_is_trained():
@@ -67,6 +68,28 @@ def test_only_what_the_policy_sampled_is_trained():
     assert batch["sampled"][0].tolist() == pytest.approx(expected)
     assert batch["advantages"].tolist() == [1.0, -1.0]
     assert batch["places"] == [(3, 0), (3, 1)]
+
+
+def test_advantages_are_clipped_and_malformed_completions_get_the_recipes():
+    """An open call and two closings are malformed; a truncated one and an unscored one keep theirs."""
+    texts = ("56", "<tool_call>", "a</think>b</think>c", "<tool_call>", "<tool_call>", "56")
+    finishes: tuple[Finish, ...] = ("stop", "stop", "stop", "length", "stop", "stop")
+    made = [
+        completion(k, step((10,), text=f"hm</think>{text}"), finish=finish)
+        for k, (text, finish) in enumerate(zip(texts, finishes, strict=True))
+    ]
+    rewards = GroupRewards((1.0, 0.0, 0.0, 0.0, None, 0.0))
+    plain, clipped, penalised = (
+        with_advantages([0], [Group(PROMPT, tuple(made))], [rewards], GrpoLossConfig(**keys))[0]
+        .advantages
+        for keys in (
+            {},
+            {"advantage_clip": 0.4},
+            {"malformed_call_advantage": -5.0, "malformed_tag_advantage": -3.0},
+        )
+    )  # fmt: skip
+    assert clipped == tuple(None if a is None else max(-0.4, min(0.4, a)) for a in plain)
+    assert penalised == (plain[0], -5.0, -3.0, plain[3], None, plain[5])
 
 
 def mixed() -> ScoredGroup:

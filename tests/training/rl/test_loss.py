@@ -42,6 +42,44 @@ def test_a_completion_that_strays_is_left_out_and_padding_is_not_asked():
     assert found.weight[1, 0] == pytest.approx(math.exp(0.1))
 
 
+def test_truncation_moves_a_ratio_to_its_bound():
+    previous = tensors([math.log(0.1), 0.0, math.log(9.0), math.nan])
+    config = ImportanceConfig(outside="truncate", sequence_limit=99)
+    mask = torch.tensor([[1, 1, 1, 0]]).bool()
+    found = importance(previous, torch.zeros(1, 4), mask, config)
+    assert found.weight[0, :3].tolist() == pytest.approx([0.5, 1.0, 5.0])
+    broken = importance(previous, torch.zeros(1, 4), torch.ones(1, 4).bool(), config)
+    assert broken.weight[0, 3] == 0
+
+
+@pytest.mark.parametrize(
+    ("bounds", "kept"),
+    [
+        # geometric means are e^0.2, e^0.02 and e^-0.2, products e^0.8, e^0.08 and e^-0.8
+        ({"geometric_low": 0.9}, [True, True, False]),
+        ({"geometric_high": 1.1}, [False, True, True]),
+        ({"geometric_low": 0.98, "geometric_high": 1.03}, [False, True, False]),
+        ({"product_high": 2.2}, [False, True, True]),
+        ({"product_high": 2.3}, [True, True, True]),
+    ],
+)
+def test_a_sequence_is_masked_by_its_mean_ratio_or_by_the_product(
+    bounds: dict[str, float], kept: list[bool]
+):
+    previous = tensors([0.2] * 4 + [9.0], [0.02] * 4 + [9.0], [-0.2] * 4 + [9.0])
+    mask = torch.tensor([[1, 1, 1, 1, 0]] * 3).bool()
+    found = importance(previous, torch.zeros(3, 5), mask, ImportanceConfig(**bounds))
+    assert found.kept.tolist() == kept
+    assert [bool(row.any()) for row in found.weight[:, :4]] == kept
+
+
+def test_a_forced_ratio_needs_updates_to_correct_for():
+    for wrong in ({}, {"num_iterations": 2, "importance": None}):
+        with pytest.raises(ValueError, match="force_on_policy_ratio"):
+            GrpoLossConfig(force_on_policy_ratio=True, **wrong)
+    assert GrpoLossConfig(force_on_policy_ratio=True, num_iterations=2)
+
+
 def test_numbers_that_are_none_count_as_nothing():
     previous = tensors([math.nan, 0.0], [math.inf, 0.0])
     found = importance(previous, torch.zeros(2, 2), torch.ones(2, 2).bool(), CONFIG)

@@ -1,0 +1,287 @@
+"""Samples of every prompt → the share of them that passes, and which prompts are worth training on.
+
+    samples, rates = await sample_and_verify(recipe, prompts, before={}, console=console)
+    rates[0]  → PassRate("maths-7/rlvr/on", "maths", passes=3, scored=8, reward=0.375, …)
+    read_profile("runs/tiny/profile")  → PassRateProfile(prompts=[…], rates=[…], n=8)
+
+A truncated rollout counts as one that does not pass; an unscored one counts nowhere. Verdicts are
+written batch by batch: an interrupted profile verifies nothing twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from data_builders.decontamination.match import Decontaminator
+from data_builders.environments import Environments, open_label_judge
+from data_builders.pairs.grading import read_groups
+from posttrain.config.profile import ProfileConfig
+from posttrain.errors import DataError
+from posttrain.records import json_text, make_example
+from posttrain.rollouts import Completion, Prompt
+from posttrain.runs import Manifest, atomic_write_text, read_artifact
+from posttrain.sampling.generate import read_prompts
+from posttrain.sampling.progress import SampleStats
+from posttrain.sampling.sample import make_samples
+from reward.rlvr import Verified, Verifier, verify_all
+
+KIND = "pass_rates"
+FILE = "pass_rates.jsonl"
+BATCH = 64  # prompts verified and kept at a time
+
+
+@dataclass(frozen=True, slots=True)
+class PassRate:
+    """What the rollouts of one prompt came to.
+
+    Attributes:
+        passes: of the `scored` ones; `unscored` counts the others by kind, of whatever cause.
+        truncated: rollouts that a limit ended; they are scored, with 0.
+        reward: mean over the scored ones; None without any.
+        reasoning_tokens, answer_tokens: means over all rollouts.
+        dropped: why the prompt is not for training: `solved`, `unsolved`, `unscored`; None: it is.
+        before: passes and scored rollouts in the profile before this one.
+    """
+
+    prompt_id: str
+    source: str
+    passes: int
+    scored: int
+    truncated: int
+    reward: float | None
+    reasoning_tokens: float
+    answer_tokens: float
+    unscored: Mapping[str, int] = field(default_factory=dict[str, int])
+    dropped: str | None = None
+    before: tuple[int, int] | None = None
+
+    def bucket(self, n: int) -> int:
+        """Passes out of n, rounded down where fewer than n rollouts are scored."""
+        return self.passes * n // self.scored
+
+
+@dataclass(frozen=True, slots=True)
+class PassRateProfile:
+    """A finished profile: its prompts and their pass rates, in the same order."""
+
+    prompts: list[Prompt]
+    rates: list[PassRate]
+    n: int
+    manifest: Manifest
+
+    def kept(self) -> list[Prompt]:
+        """The prompts for training."""
+        return [p for p, rate in zip(self.prompts, self.rates, strict=True) if rate.dropped is None]
+
+    def pools(self, sources_of: Mapping[str, Sequence[str]]) -> dict[str, dict[str, int]]:
+        """Prompts for training by domain, with their buckets.
+
+        Raises:
+            DataError: a source without a prompt.
+        """
+        known = {rate.source for rate in self.rates}
+        for domain, sources in sources_of.items():
+            if unknown := sorted(set(sources) - known):
+                raise DataError(
+                    f"domain {domain!r}: the profile has no source {unknown[0]!r}; it has "
+                    f"{', '.join(sorted(known))}"
+                )
+        return {
+            domain: {
+                rate.prompt_id: rate.bucket(self.n)
+                for rate in self.rates
+                if rate.source in sources and rate.dropped is None
+            }
+            for domain, sources in sources_of.items()
+        }
+
+
+def read_profile(path: Path | str) -> PassRateProfile:
+    """A `pass_rates` artifact.
+
+    Raises:
+        DataError: it is none, or was changed.
+    """
+    folder, manifest = Path(path), read_artifact(path, kind=KIND)
+    rows = [json.loads(line) for line in (folder / FILE).read_text("utf-8").splitlines()]
+    rates = [PassRate(**row) for row in rows]
+    return PassRateProfile(
+        read_prompts(folder / "prompts.jsonl"), rates, manifest.config["n"], manifest
+    )
+
+
+def uncontaminated(
+    prompts: Sequence[Prompt], decontaminator: Decontaminator | None
+) -> list[Prompt]:
+    """The prompts that overlap no evaluation item."""
+    if decontaminator is None:
+        return list(prompts)
+    examples = [make_example(p.messages, source=p.source, dialect="prompt") for p in prompts]
+    drops = decontaminator.drops(examples)
+    return [prompt for prompt, drop in zip(prompts, drops, strict=True) if drop is None]
+
+
+async def sample_and_verify(
+    recipe: ProfileConfig,
+    prompts: Sequence[Prompt],
+    before: Mapping[str, PassRate],
+    console: Console,
+) -> tuple[SampleStats, list[PassRate]]:
+    """Everything that is not there yet of a profile's samples and verdicts.
+
+    Raises:
+        ConfigError: a prompt names no verifier that there is.
+        DataError: as `make_samples` and `pass_rates`.
+    """
+    out = Path(recipe.out)
+    async with contextlib.AsyncExitStack() as stack:
+        environments = Environments(await open_label_judge(recipe.judge, stack))
+        for prompt in prompts:
+            environments.verifier(prompt)
+        samples = await make_samples(recipe, prompts, environments.open, console)
+        with console.status("verifying") as line:
+            rates = await pass_rates(
+                out,
+                environments.verifier,
+                recipe,
+                work=out / "work",
+                before=before,
+                on_progress=lambda n: line.update(f"verifying: {n:,} of {len(prompts):,}"),
+            )
+    return samples, rates
+
+
+async def pass_rates(
+    samples: Path,
+    verifier_of: Callable[[Prompt], Verifier],
+    recipe: ProfileConfig,
+    *,
+    work: Path,
+    before: Mapping[str, PassRate],
+    on_progress: Callable[[int], None],
+) -> list[PassRate]:
+    """The pass rate of every prompt, in order.
+
+    Args:
+        samples: the folder with `prompts.jsonl` and `samples.jsonl`.
+        work: where verdicts are kept from one run to the next.
+        before: of the profile before, by prompt id.
+        on_progress: called with the number of prompts verified so far.
+
+    Raises:
+        DataError: verifiers left more rollouts unscored than the recipe allows.
+    """
+    rates: list[PassRate] = []
+    groups = read_groups(samples)
+    for number in itertools.count():
+        batch = list(itertools.islice(groups, BATCH))
+        if not batch:
+            break
+        file = work / f"rates-{number:06}.jsonl"
+        if not file.is_file():
+            attempts = [(prompt, c) for prompt, completions in batch for c in completions]
+            results = iter(await verify_all(attempts, verifier_of))
+            made = [
+                _rate(*group, list(itertools.islice(results, len(group[1])))) for group in batch
+            ]
+            atomic_write_text(file, "".join(json_text(asdict(rate)) + "\n" for rate in made))
+        rates += [PassRate(**json.loads(line)) for line in file.read_text("utf-8").splitlines()]
+        on_progress(len(rates))
+    _refuse_unscored(rates, recipe)
+    return [_decided(rate, recipe, before.get(rate.prompt_id)) for rate in rates]
+
+
+def _rate(prompt: Prompt, completions: Sequence[Completion], found: Sequence[Verified]) -> PassRate:
+    values = [one.score.value for one in found if one.score.value is not None]
+    kinds = Counter(one.kind for one in found if one.kind is not None)
+    return PassRate(
+        prompt_id=prompt.id,
+        source=prompt.source,
+        passes=sum(one.passed for one in found),
+        scored=len(values),
+        truncated=sum(completion.truncated for completion in completions),
+        reward=statistics.fmean(values) if values else None,
+        reasoning_tokens=statistics.fmean(c.reasoning_tokens for c in completions),
+        answer_tokens=statistics.fmean(c.answer_tokens for c in completions),
+        unscored=dict(sorted(kinds.items())),
+    )
+
+
+def _refuse_unscored(rates: Sequence[PassRate], recipe: ProfileConfig) -> None:
+    kinds = sum((Counter(rate.unscored) for rate in rates), Counter[str]())
+    total = len(rates) * recipe.n
+    if kinds.total() > recipe.max_unscored * total:
+        listed = ", ".join(f"{kind} {count:,}" for kind, count in kinds.most_common())
+        raise DataError(
+            f"{kinds.total():,} of {total:,} rollouts are unscored ({listed}), max_unscored allows "
+            f"{recipe.max_unscored:.2%}: look at the verifiers, delete work/rates-* in "
+            f"{recipe.out} to verify again, or raise max_unscored"
+        )
+
+
+def _decided(rate: PassRate, recipe: ProfileConfig, before: PassRate | None) -> PassRate:
+    """The rate with what it means for training."""
+    if not rate.scored:
+        dropped = "unscored"
+    elif rate.passes == rate.scored:
+        dropped = "solved"
+    else:
+        dropped = "unsolved" if recipe.drop_unsolved and not rate.passes else None
+    earlier = None if before is None else (before.passes, before.scored)
+    fields = {name: getattr(rate, name) for name in PassRate.__slots__}
+    return PassRate(**(fields | {"dropped": dropped, "before": earlier}))
+
+
+def rate_lines(rates: Sequence[PassRate]) -> str:
+    """The text of `pass_rates.jsonl`."""
+    return "".join(json_text(asdict(rate)) + "\n" for rate in rates)
+
+
+def rate_stats(rates: Sequence[PassRate], *, n: int) -> dict[str, Any]:
+    """For the manifest: figures by source, with the number of prompts in each bucket 0/n … n/n."""
+    return {
+        source: _source_stats([rate for rate in rates if rate.source == source], n)
+        for source in dict.fromkeys(rate.source for rate in rates)
+    }
+
+
+def _source_stats(rates: Sequence[PassRate], n: int) -> dict[str, Any]:
+    scored = [rate for rate in rates if rate.scored]
+    buckets = Counter(rate.bucket(n) for rate in scored)
+    again = [rate for rate in scored if rate.before is not None and rate.before[1]]
+    stats: dict[str, Any] = {
+        "prompts": len(rates),
+        "kept": sum(rate.dropped is None for rate in rates),
+        "dropped": dict(sorted(Counter(r.dropped for r in rates if r.dropped).items())),
+        "buckets": [buckets[k] for k in range(n + 1)],
+        "rollouts": len(rates) * n,
+        "passes": sum(rate.passes for rate in rates),
+        "scored": sum(rate.scored for rate in rates),
+        "truncated": sum(rate.truncated for rate in rates),
+        "unscored": dict(sum((Counter(rate.unscored) for rate in rates), Counter[str]())),
+        "reward": statistics.fmean(rate.reward or 0.0 for rate in scored) if scored else None,
+        "reasoning_tokens": statistics.fmean(rate.reasoning_tokens for rate in rates),
+        "answer_tokens": statistics.fmean(rate.answer_tokens for rate in rates),
+    }
+    if again:
+        pairs = [(r.before[0] / r.before[1], r.passes / r.scored) for r in again if r.before]
+        stats["drift"] = {
+            "prompts": len(pairs),
+            "before": statistics.fmean(old for old, _ in pairs),
+            "now": statistics.fmean(new for _, new in pairs),
+            "rose": sum(new > old for old, new in pairs),
+            "fell": sum(new < old for old, new in pairs),
+            "now_solved": sum(new == 1 for _, new in pairs),
+            "now_unsolved": sum(new == 0 < old for old, new in pairs),
+        }
+    return stats

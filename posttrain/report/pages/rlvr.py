@@ -1,0 +1,161 @@
+"""Pass rates of prompts, and what RLVR did domain by domain: the paper's figure 6."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from posttrain.report import section as ui
+from posttrain.report.curves import Curve, curves
+from posttrain.report.lineage import Node, rows_to_read
+from posttrain.report.pages.samples import prompts_by_source, samples_to_read, settings
+
+# ---- a profile ----
+
+
+def profile_sections(node: Node) -> Iterator[ui.Section | ui.LeftOut]:
+    """All sections of one `pass_rates` artifact."""
+    stats = node.stats
+    yield pass_rates(stats["rates"], stats["n"])
+    yield drift(stats["rates"])
+    yield settings(stats["settings"])
+    if "sources" in stats:
+        yield prompts_by_source(stats)
+    yield rows_to_read(node, "examples.jsonl", "Rollouts to read", samples_to_read)
+
+
+def profile_tiles(node: Node) -> list[ui.Tile]:
+    """Prompts for training, the mean pass rate, what could not be scored."""
+    found = node.stats["rates"].values()
+    prompts, kept, passes, scored, rollouts = (
+        sum(own[key] for own in found)
+        for key in ("prompts", "kept", "passes", "scored", "rollouts")
+    )
+    return [
+        (f"{kept:,}", "prompts for training", f"of {prompts:,} profiled"),
+        (ui.ratio(passes, scored) or "–", "of the rollouts pass", f"{scored:,} scored"),
+        (ui.ratio(rollouts - scored, rollouts, 2) or "–", "unscored", f"of {rollouts:,} rollouts"),
+    ]
+
+
+@ui.section("Pass rates")
+def pass_rates(rates: Mapping[str, ui.Row], n: int) -> Iterator[ui.Block]:
+    """By source: how often prompts pass, what was dropped, lengths; a histogram each."""
+    head = ["source", "prompts", "for training", "dropped", "passes", "truncated", "unscored"]
+    head += ["reasoning tokens", "answer tokens"]
+    yield ui.Table(
+        head,
+        [
+            [
+                source,
+                own["prompts"],
+                own["kept"],
+                ui.counted(own["dropped"]) or None,
+                ui.ratio(own["passes"], own["scored"]),
+                ui.ratio(own["truncated"], own["rollouts"]),
+                ui.counted(own["unscored"]) or None,
+                f"{own['reasoning_tokens']:.1f}",
+                f"{own['answer_tokens']:.1f}",
+            ]
+            for source, own in rates.items()
+        ],
+    )
+    for source, own in rates.items():
+        bars = [(f"{k}/{n}", (count,)) for k, count in enumerate(own["buckets"])]
+        caption = f"{source}: prompts by passes out of {n}; those with {n} are dropped."
+        yield ui.BarChart(bars, "pass rate", "prompts", caption)
+
+
+@ui.section("Drift between profiles")
+def drift(rates: Mapping[str, ui.Row]) -> Iterator[ui.Block]:
+    """How the pass rates of the same prompts moved since the profile before."""
+    rows = [
+        [
+            source,
+            own["prompts"],
+            ui.percent(own["before"]),
+            ui.percent(own["now"]),
+            *(own[key] for key in ("rose", "fell", "now_solved", "now_unsolved")),
+        ]
+        for source, found in rates.items()
+        if (own := found.get("drift")) is not None
+    ]
+    if rows:
+        head = ["source", "prompts", "passed before", "pass now", "rose", "fell"]
+        yield ui.Table([*head, "now always", "no longer"], rows)
+
+
+# ---- a run ----
+
+MEANS = {
+    "reward": "reward",
+    "part/pass": "rollouts that pass, share",
+    "reasoning_tokens": "reasoning tokens",
+    "answer_tokens": "answer tokens",
+    "truncated": "truncated, share",
+    "zero_variance": "groups without advantage, share",
+    "unscored": "unscored, share",
+    "entropy": "entropy, nats a token",
+}
+CURVES = (
+    Curve(
+        "Mean over the scored rollouts of a batch. The curriculum makes prompts harder with "
+        "every step: the domains' curves below show by how much.",
+        "reward",
+        "reward",
+    ),
+)
+_MEANS = {
+    "reward": "reward",
+    "pass_rate": "pass rate",
+    "zero_variance": "groups of equal rewards",
+    "unscored": "unscored",
+    "truncated": "truncated",
+    "reasoning_tokens": "reasoning tokens",
+    "answer_tokens": "answer tokens",
+    "loss_share": "of the tokens in the loss",
+}
+
+
+@ui.section("Curriculum")
+def curriculum(stats: ui.Row, logs: Sequence[ui.Row]) -> Iterator[ui.Block]:
+    """Pass rate aimed at, drawn and realised by domain and step."""
+    reasons = ui.counted({name.replace("_", " "): n for name, n in stats["reasons"].items()})
+    yield (
+        f"{stats['different']:,} different prompts; why they were drawn: {reasons}. Drawn is their "
+        "pass rate in the profile, realised that of this run's rollouts."
+    )
+    for domain in stats["prompts"]:
+        keys = {"realised": "pass_rate", "drawn": "drawn", "target": "target"}
+        named = {name: f"domain/{domain}/{key}" for name, key in keys.items()}
+        yield from curves(logs, [Curve(f"{domain}: pass rate of its prompts.", "share", named)])
+
+
+@ui.section("Domains")
+def domains(stats: Mapping[str, ui.Row], timing: Sequence[ui.Row]) -> Iterator[ui.Block]:
+    """Every figure of every domain, means of the first and of the last batches."""
+    yield "Means of the first and the last batches, first → last."
+    head = ["domain", *_MEANS.values()]
+    yield ui.Table(
+        head, [[name, *(_change(own, key) for key in _MEANS)] for name, own in stats.items()]
+    )
+    kinds = sorted(
+        {key for own in stats.values() for key in own["last"] if key.startswith("unscored_")}
+    )
+    if kinds:
+        rows = [[name, *(_change(own, key) for key in kinds)] for name, own in stats.items()]
+        yield ui.Table(["unscored", *(kind.removeprefix("unscored_") for kind in kinds)], rows)
+    seconds = [row["verifiers"] for row in timing if "verifiers" in row]
+    if seconds:
+        yield ui.Heading("Seconds of a verification")
+        yield ui.Table(
+            ["domain", "median of the last batch", "95th percentile"],
+            [[name, f"{own['p50']:.4f}", f"{own['p95']:.4f}"] for name, own in seconds[-1].items()],
+        )
+
+
+def _change(own: ui.Row, key: str) -> str | None:
+    first, last = own["first"].get(key), own["last"].get(key)
+    if first is None and last is None:
+        return None
+    digits = 1 if key.endswith("tokens") else 3
+    return " → ".join("–" if value is None else f"{value:.{digits}f}" for value in (first, last))

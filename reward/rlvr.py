@@ -1,0 +1,178 @@
+"""The reward of RLVR: each rollout is verified by the environment that its prompt names.
+
+    domains = {"math": Domain(("dapo", "skywork"), max_failure_rate=0.05)}
+    reward = RoutedReward(environments.verifier, domains=domains)
+    await reward.reward([Group(prompt, completions)], seed=7)
+    → [GroupRewards(rewards=(1.0, None, 0.0, …), parts={"pass": (1.0, None, 0.0, …)},
+                    domain="math", requests=16, failures=(Failure("timeout", "…"),), …)]
+
+A verification that comes to nothing leaves its rollout unscored: it is in no mean, no deviation and
+no loss, and counts against its domain's `max_failure_rate`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from posttrain.errors import TrainingError
+from posttrain.group_rewards import Failure, Group, GroupRewards
+from posttrain.records import Score
+from posttrain.rollouts import Completion, Prompt
+from reward.graders.base import Attempt, Grader
+
+AT_ONCE = (
+    64  # verifications under way in one process; workers and sandboxes have limits of their own
+)
+NO_ANSWER = "unreadable"  # what a grader finds no answer in, though the prompt asks for no format
+
+
+class Verifier(Protocol):
+    """What scores one completion: an environment, or a grader behind `GraderVerifier`."""
+
+    async def verify(self, prompt: Prompt, completion: Completion) -> Score:
+        """A value in [0, 1], or none and the kind of failure."""
+        ...
+
+    def passes(self, score: Score) -> bool:
+        """Whether a score is a pass."""
+        ...
+
+
+class GraderVerifier:
+    """A grader as a verifier: what it scores with 1 passes."""
+
+    def __init__(self, grader: Grader) -> None:
+        self._grader = grader
+
+    async def verify(self, prompt: Prompt, completion: Completion) -> Score:
+        """As `Verifier.verify`."""
+        [score] = await asyncio.to_thread(self._grader.grade, [Attempt(prompt, completion)])
+        return score
+
+    def passes(self, score: Score) -> bool:
+        """As `Verifier.passes`."""
+        return score.value == 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """One completion's score, whether it passes, and the seconds that the verifier took."""
+
+    score: Score
+    passed: bool
+    seconds: float
+
+    @property
+    def kind(self) -> str | None:
+        """Why there is no value; None where there is one."""
+        return None if self.score.scored else self.score.failure or NO_ANSWER
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """The sources of a domain's prompts, and the share of its verifications that may fail."""
+
+    sources: tuple[str, ...]
+    max_failure_rate: float
+
+
+async def verify_all(
+    attempts: Sequence[tuple[Prompt, Completion]], verifier_of: Callable[[Prompt], Verifier]
+) -> list[Verified]:
+    """Every completion, some at once; in order."""
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def one(prompt: Prompt, completion: Completion) -> Verified:
+        if completion.finish == "failed":
+            error = Score(None, None, completion.error or "failed", "service")
+            return Verified(error, passed=False, seconds=0.0)
+        verifier = verifier_of(prompt)
+        async with gate:
+            started = time.perf_counter()
+            score = await verifier.verify(prompt, completion)
+            return Verified(score, verifier.passes(score), time.perf_counter() - started)
+
+    return list(await asyncio.gather(*(one(*attempt) for attempt in attempts)))
+
+
+class RoutedReward:
+    """A `GroupReward`.
+
+    Args:
+        verifier_of: a prompt's verifier.
+        domains: by name; every source of a prompt is in one of them.
+        judge: what decides the labels of judged environments; None: there is no judge.
+    """
+
+    def __init__(
+        self,
+        verifier_of: Callable[[Prompt], Verifier],
+        *,
+        domains: Mapping[str, Domain],
+        judge: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._verifier_of, self._domains, self._judge = verifier_of, domains, judge
+        self._domain_of = {source: name for name, d in domains.items() for source in d.sources}
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What decides the rewards; a prompt names its own verifier."""
+        domains = {name: list(domain.sources) for name, domain in self._domains.items()}
+        return {"reward": "rlvr", "domains": domains, "judge": self._judge}
+
+    async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
+        """As `GroupReward.reward`; the seed changes nothing."""
+        present = [(group.prompt, c) for group in groups for c in group.completions if _present(c)]
+        results = iter(await verify_all(present, self._verifier_of))
+        return [
+            self._rewards(
+                group, [next(results) if _present(c) else None for c in group.completions]
+            )
+            for group in groups
+        ]
+
+    def _rewards(self, group: Group, verified: Sequence[Verified | None]) -> GroupRewards:
+        """Rewards of a group; None where the sampler gave the rollout up, which no verifier did."""
+        results = [one for one in verified if one is not None]
+        scored = [one if one is not None and one.score.scored else None for one in verified]
+        return GroupRewards(
+            rewards=tuple(None if one is None else one.score.value for one in scored),
+            parts={"pass": tuple(None if one is None else float(one.passed) for one in scored)},
+            judgements=tuple(
+                {"of": k, "answer": one.score.answer, "explanation": one.score.explanation}
+                | ({} if one.kind is None else {"failure": one.kind})
+                for k, one in enumerate(verified)
+                if one is not None
+            ),
+            requests=len(results),
+            failures=tuple(
+                Failure(one.kind, one.score.explanation) for one in results if one.kind is not None
+            ),
+            domain=self._domain_of[group.prompt.source],
+            seconds=tuple(one.seconds for one in results),
+        )
+
+    def settle(self, requests: int, failures: Sequence[Failure], *, domain: str = "") -> None:
+        """As `GroupReward.settle`. Raises TrainingError beyond the domain's `max_failure_rate`.
+
+        An answer that no format was requested of and that cannot be read is no failure.
+        """
+        failed = [failure for failure in failures if failure.reason != NO_ANSWER]
+        most = self._domains[domain].max_failure_rate
+        if len(failed) > most * requests:
+            kinds = Counter(failure.reason for failure in failed)
+            listed = ", ".join(f"{kind} {count:,}" for kind, count in kinds.most_common())
+            raise TrainingError(
+                f"domain {domain!r}: {len(failed):,} of {requests:,} verifications of this step "
+                f"failed ({listed}; the first: {failed[0].text}), domains.{domain}."
+                f"max_failure_rate allows {most:.2%}; the same command takes the step up again"
+            )
+
+
+def _present(completion: Completion) -> bool:
+    return completion.finish != "failed"

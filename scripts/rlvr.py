@@ -1,0 +1,82 @@
+"""Train a policy by RLVR: `python scripts/rlvr.py --config recipes/tiny/rlvr.yaml`.
+
+Under several processes: `accelerate launch --config_file recipes/accelerate/ddp.yaml
+scripts/rlvr.py --config …`. Overrides follow as `key.path=value`; `--dry-run` checks everything,
+prints the plan with its curriculum and trains nothing. Started again after a kill, the same command
+finishes the run, with the prompts of the same curriculum.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from posttrain.config.command import parse_recipe, recipe_parser, run_command
+from posttrain.config.rlvr import RlvrConfig
+from posttrain.runs import parent_of
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse the recipe, read the profile, plan the curriculum, then plan or train."""
+    recipe, options = parse_recipe(recipe_parser("Train a policy by RLVR."), RlvrConfig, argv)
+
+    from data_builders.environments import Environments, open_label_judge
+    from data_builders.prompts.profile import read_profile
+    from posttrain.report import ensure_report
+    from posttrain.training.finish import RESUME
+    from posttrain.training.rl.curriculum_steps import make_plan
+    from posttrain.training.rl.stage import GroupStage, grpo_arguments
+    from reward.rlvr import Domain, RoutedReward
+
+    out = Path(recipe.out)
+    sources_of = {name: recipe.sources_of(name) for name in recipe.domains}
+    args = grpo_arguments(recipe, out=out / RESUME)
+    profile = read_profile(recipe.pass_rates)
+    pools = profile.pools(sources_of)
+    plan = make_plan(
+        recipe.curriculum,
+        pools,
+        n=profile.n,
+        steps=args.max_steps // recipe.loss.num_iterations,
+        batch=recipe.prompts_per_step,
+        ratios={name: domain.ratio for name, domain in recipe.domains.items()},
+        max_epochs=recipe.max_epochs,
+        seed=recipe.seed,
+    )
+    used = {name for domain in pools.values() for name in domain}
+    prompts = [prompt for prompt in profile.kept() if prompt.id in used]
+    # the judge's connections live in this loop from the first step to the last
+    with asyncio.Runner() as runner:
+        stack = contextlib.AsyncExitStack()
+        try:
+            environments = Environments(runner.run(open_label_judge(recipe.judge, stack)))
+            for prompt in prompts:
+                environments.verifier(prompt)  # each names one
+            reward = RoutedReward(
+                environments.verifier,
+                domains={
+                    name: Domain(sources_of[name], domain.max_failure_rate)
+                    for name, domain in recipe.domains.items()
+                },
+                judge=recipe.judge and recipe.judge.identity(),
+            )
+            finished = GroupStage(
+                recipe,
+                prompts=prompts,
+                reward=reward,
+                open_environment=environments.open,
+                runner=runner,
+                curriculum=plan,
+                method="rlvr",
+                parents=[parent_of(recipe.pass_rates, relative_to=out, manifest=profile.manifest)],
+            ).run(dry_run=options.dry_run)
+        finally:
+            runner.run(stack.aclose())
+    if finished is not None:
+        print(ensure_report(finished))
+
+
+if __name__ == "__main__":
+    run_command(main)

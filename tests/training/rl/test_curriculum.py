@@ -1,0 +1,155 @@
+"""The plan's promises: exact ratios, no repetition before exhaustion, the Gaussian's mean, order."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from statistics import fmean
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posttrain.training.rl.curriculum import (
+    Draw,
+    domain_counts,
+    gaussian_targets,
+    largest_remainder,
+    mean_at,
+    plan_curriculum,
+    plan_random,
+    plan_uniform,
+)
+
+Pools = dict[str, dict[str, int]]
+GAUSSIAN: dict[str, Any] = {"mean_start": 0.7, "mean_end": 0.3, "sigma": 0.15}
+pools_of = st.dictionaries(
+    st.sampled_from("abc"),
+    st.dictionaries(st.text("xyz", min_size=1, max_size=4), st.integers(0, 4), min_size=1),
+    min_size=1,
+)
+
+
+def endless(n: int, each: int) -> Pools:
+    return {"m": {f"{k}-{i}": k for k in range(n + 1) for i in range(each)}}
+
+
+def rate(draws: list[Draw], n: int) -> float:
+    return fmean(draw.bucket / n for draw in draws)
+
+
+@given(st.floats(0, 1), st.floats(1e-300, 1e300), st.integers(1, 64))
+def test_targets_are_shares_that_peak_at_the_mean(mean: float, sigma: float, n: int):
+    shares = gaussian_targets(mean, sigma=sigma, n=n)
+    assert len(shares) == n
+    assert math.isclose(sum(shares), 1)
+    nearest = min(abs(k / n - mean) for k in range(n))
+    top = max(shares)
+    assert all(s == top for k, s in enumerate(shares) if abs(k / n - mean) == nearest)
+
+
+def test_targets_are_the_gaussian_of_the_formula():
+    shares = gaussian_targets(0.5, sigma=0.25, n=4)
+    weights = [math.exp(-((k / 4 - 0.5) ** 2) / (2 * 0.25**2)) for k in range(4)]
+    assert shares == pytest.approx([w / sum(weights) for w in weights])
+
+
+@given(st.lists(st.floats(0.01, 10), min_size=1, max_size=9), st.integers(0, 500))
+def test_the_largest_remainder_rounds_by_less_than_one(shares: list[float], total: int):
+    counts = largest_remainder(shares, total)
+    assert sum(counts) == total
+    exact = [s / sum(shares) * total for s in shares]
+    assert all(abs(c - e) < 1 + 1e-6 for c, e in zip(counts, exact, strict=True))
+
+
+def test_equal_remainders_go_to_the_harder_bucket():
+    assert largest_remainder(gaussian_targets(0.5, sigma=0.2, n=2), 2)[0] <= 1
+    assert largest_remainder([1 / 3, 1 / 3, 1 / 3], 4) == [2, 1, 1]
+    # 0.1 + 0.2 and 0.3 differ by rounding alone
+    assert largest_remainder([0.3, 0.1 + 0.2, 0.4], 5) == [2, 1, 2]
+
+
+@settings(max_examples=60, deadline=None)
+@given(pools_of, st.integers(1, 7), st.integers(1, 9), st.integers(0, 3), st.sampled_from("gur"))
+def test_ratios_are_exact_and_nothing_repeats_before_its_domain_is_exhausted(
+    pools: Pools, steps: int, batch: int, seed: int, kind: str
+):
+    pools = {d: p for d, p in pools.items() if any(v < 4 for v in p.values())}
+    if not pools:
+        return
+    ratios = {domain: 1.0 + k for k, domain in enumerate(sorted(pools))}
+    shape: dict[str, Any] = {"n": 4, "steps": steps, "batch": batch, "ratios": ratios, "seed": seed}
+    make = {"g": lambda p: plan_curriculum(p, **shape, **GAUSSIAN),
+            "u": lambda p: plan_uniform(p, **shape), "r": lambda p: plan_random(p, **shape)}[kind]  # fmt: skip
+    plan = make(pools)
+    expected = {d: c for d, c in domain_counts(ratios, batch=batch).items() if c}
+    assert [Counter(draw.domain for draw in step) for step in plan] == [expected] * steps
+    drawn = {d: Counter(x.prompt_id for step in plan for x in step if x.domain == d) for d in pools}
+    for domain, times in drawn.items():
+        usable = [name for name, passes in pools[domain].items() if passes < 4]
+        total = sum(times.values())
+        assert set(times) <= set(usable)
+        assert {times[name] for name in usable} <= {total // len(usable), -(-total // len(usable))}
+        size = expected.get(domain, 0)
+        if size <= len(usable):  # then a batch has no reason to hold a prompt twice
+            assert all(
+                len({x.prompt_id for x in step if x.domain == domain}) == size for step in plan
+            )
+    for step in plan:
+        assert all(pools[x.domain][x.prompt_id] == x.bucket for x in step)
+    shuffled = {d: dict(random.Random(1).sample(sorted(p.items()), len(p))) for d, p in
+                sorted(pools.items(), reverse=True)}  # fmt: skip
+    assert make(shuffled) == plan
+
+
+def test_with_endless_pools_the_mean_drawn_follows_the_target():
+    plan = plan_curriculum(
+        endless(8, 4000), n=8, steps=40, batch=128, ratios={"m": 1}, seed=0, **GAUSSIAN
+    )
+    for step, draws in enumerate(plan):
+        shares = gaussian_targets(mean_at(step, steps=40, start=0.7, end=0.3), sigma=0.15, n=8)
+        target = sum(share * k / 8 for k, share in enumerate(shares))
+        assert abs(rate(draws, 8) - target) < 0.005
+        assert {draw.reason for draw in draws} == {"target"}
+
+
+def test_what_a_bucket_lacks_comes_from_the_largest_remaining_pool():
+    pools = {"m": {f"hard-{i}": 0 for i in range(50)} | {f"easy-{i}": 3 for i in range(3)}}
+    shape: dict[str, Any] = {"n": 4, "steps": 1, "batch": 10, "ratios": {"m": 1}, "seed": 0}
+    [draws] = plan_curriculum(pools, **shape, mean_start=0.75, mean_end=0.75, sigma=0.01)
+    assert Counter((d.bucket, d.reason) for d in draws) == {(3, "target"): 3, (0, "leftover"): 7}
+
+
+def test_a_domain_is_shuffled_inside_the_batch_and_by_the_seed():
+    pools = {d: {f"{d}{i}": 1 for i in range(64)} for d in "ab"}
+    plans = [
+        plan_curriculum(pools, n=4, steps=2, batch=32, ratios={"a": 1, "b": 1}, seed=s, **GAUSSIAN)
+        for s in (0, 0, 1)
+    ]
+    assert plans[0] == plans[1] != plans[2]
+    changes = sum(x.domain != y.domain for x, y in zip(plans[0][0], plans[0][0][1:], strict=False))
+    assert changes > 5
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"n": 0}, {"steps": 0}, {"batch": 0}, {"sigma": 0.0}, {"sigma": math.nan},
+        {"sigma": math.inf}, {"mean_start": math.nan}, {"mean_end": -0.1}, {"mean_end": 1.1},
+        {"ratios": {}}, {"ratios": {"m": 0}}, {"ratios": {"m": math.nan}}, {"ratios": {"m": -1}},
+        {"ratios": {"m": 1, "other": 1}}, {"ratios": {"other": 1}},
+        {"pools": {"m": {}}}, {"pools": {"m": {"p": 8}}}, {"pools": {"m": {"p": 9}}},
+        {"pools": {"m": {"p": -1}}}, {"pools": {"m": {"p": 1.5}}},
+        {"pools": {"m": {"p": 1}, "other": {"q": 1}}},
+    ],
+)  # fmt: skip
+def test_impossible_inputs_are_refused(wrong: dict[str, Any]):
+    good: dict[str, Any] = {
+        "pools": {"m": {"p": 1}}, "n": 8, "steps": 1, "batch": 1, "ratios": {"m": 1}, "seed": 0,
+        **GAUSSIAN,
+    }  # fmt: skip
+    assert plan_curriculum(**good)
+    with pytest.raises(ValueError, match=r"\w"):
+        plan_curriculum(**(good | wrong))

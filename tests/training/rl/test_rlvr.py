@@ -1,0 +1,343 @@
+"""`profile_prompts` and `rlvr` as commands: pass rates, the curriculum's prompts, kills, failures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from data_builders.prompts.profile import read_profile
+from posttrain.errors import ConfigError, DataError, TrainingError
+from posttrain.group_rewards import Failure, Group
+from posttrain.records import FailureKind, Score
+from posttrain.rollouts import Completion, Prompt
+from posttrain.runs import read_artifact
+from reward.graders import GRADERS
+from reward.graders.base import Attempt
+from reward.rlvr import Domain, RoutedReward
+from tests.training.forks import Ended, forked
+from tests.training.methods import Mortal, arm, die, script
+from tests.training.rl.policy import make_prompts, raw_recipe, write_policy
+from tests.training.tiny import log_rows, sha
+
+N, STEPS, BATCH = 4, 4, 4
+
+
+class Words:
+    """Right where the first word has an even number; a w3 in the second place takes it too long."""
+
+    def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
+        return [None] * len(prompts)
+
+    def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
+        return [self._grade(attempt.completion.answer.split()) for attempt in attempts]
+
+    def _grade(self, words: list[str]) -> Score:
+        if words[1:2] == ["w3"]:
+            return Score(None, None, "too slow", "timeout")
+        right = bool(words) and words[0][-1:] in "02468"
+        return Score(float(right), " ".join(words), "even" if right else "odd")
+
+
+def write_yaml(path: Path, raw: dict[str, Any]) -> Path:
+    path.write_text(yaml.safe_dump(raw))
+    return path
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A policy, its profile of two sources, and recipes."""
+    root = tmp_path_factory.mktemp("rlvr")
+    policy = write_policy(root / "policy")
+    texts = [prompt.messages[0].content for prompt in make_prompts(200, longest=4)]
+    texts = list(dict.fromkeys(texts))
+    sources: list[dict[str, Any]] = []
+    for k, name in enumerate("ab"):
+        file = root / f"{name}.jsonl"
+        rows = [{"question": text, "answer": "x"} for text in texts[k * 40 : k * 40 + 40]]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        sources.append({"name": name, "format": "question", "path": str(file), "grader": "words",
+                        "template": "{question}"})  # fmt: skip
+    profile: dict[str, Any] = {
+        "out": str(root / "profile"),
+        "checkpoint": str(policy),
+        "backend": {"kind": "transformers"},
+        "prompts": sources,
+        "settings": [{"name": "made", "thinking": 0.0}],
+        "n": N,
+        "sampling": {"max_tokens": 8},
+        "max_unscored": 0.5,
+        "chunk": 64,
+    }
+    write_yaml(root / "profile.yaml", profile)
+    raw = raw_recipe(policy, root / "run", {"max_steps": STEPS, "save_steps": 1})
+    raw["trainer"]["per_device_train_batch_size"] = 4
+    raw |= {
+        "pass_rates": str(root / "profile"),
+        "domains": {
+            "one": {"ratio": 3, "sources": ["a"], "max_failure_rate": 0.6},
+            "b": {"ratio": 1, "max_failure_rate": 0.6},
+        },
+        "prompts_per_step": BATCH,
+    }
+    write_yaml(root / "rlvr.yaml", raw)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(GRADERS, "words", Words)
+        script("profile_prompts").main(["--config", str(root / "profile.yaml")])
+        yield root
+
+
+def test_pass_rates_are_those_of_the_samples(root: Path):
+    profile = read_profile(root / "profile")
+    samples: dict[str, list[Score]] = {}
+    for line in (root / "profile" / "samples.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        words = row["steps"][-1]["parsed"]["answer"].split()
+        samples.setdefault(row["prompt_id"], []).append(Words()._grade(words))
+    for rate in profile.rates:
+        scores = samples[rate.prompt_id]
+        values = [s.value for s in scores if s.value is not None]
+        assert (rate.passes, rate.scored) == (sum(values), len(values))
+        assert sum(rate.unscored.values()) == N - len(values)
+        expected = "unscored" if not values else "solved" if min(values) == 1 else None
+        assert rate.dropped == expected
+        if expected is None:
+            assert 0 <= rate.bucket(N) < N
+    counts = profile.manifest.counts
+    assert counts.rows_in == 80 == counts.kept + sum(counts.dropped.values())
+    stats = profile.manifest.stats["rates"]
+    assert all(sum(own["buckets"]) == own["prompts"] == 40 for own in stats.values())
+    assert any(own["unscored"].get("timeout") for own in stats.values())
+    assert "Pass rates" in (root / "profile" / "report.html").read_text()
+
+
+def test_prompts_of_evaluation_files_are_not_sampled(root: Path, tmp_path: Path):
+    """A question of eight words and more that stands in an evaluation file."""
+    words = "w1 w2 w4 w5 w6 w1 w4 w2 w6 w5 w2 w1"
+    for name, texts in (("train", [words, "w1 w2"]), ("test", [words])):
+        rows = "".join(json.dumps({"question": text, "answer": "x"}) + "\n" for text in texts)
+        (tmp_path / f"{name}.jsonl").write_text(rows)
+    source = json.dumps([{"name": "a", "format": "question", "path": str(tmp_path / "train.jsonl"),
+                          "grader": "words", "template": "{question}"}])  # fmt: skip
+    files = json.dumps([{"path": str(tmp_path / "test.jsonl"), "fields": ["question"]}])
+    script("profile_prompts").main(
+        ["--config", str(root / "profile.yaml"), f"out={tmp_path / 'out'}", f"prompts={source}",
+         f"decontamination.files={files}"]
+    )  # fmt: skip
+    manifest = read_artifact(tmp_path / "out")
+    assert manifest.counts.rows_in == 2
+    assert manifest.counts.dropped["contaminated"] == 1
+    assert [r.prompt_id for r in read_profile(tmp_path / "out").rates] == [
+        p.id for p in read_profile(tmp_path / "out").prompts if p.messages[0].content == "w1 w2"
+    ]
+
+
+def test_a_profile_killed_while_it_verifies_ends_the_same(root: Path, tmp_path: Path):
+    import data_builders.prompts.profile as module
+
+    def command(killed: bool) -> None:
+        module.BATCH = 16
+        if killed:
+            calls: list[int] = []
+            whole = module.verify_all
+
+            async def dying(*args: Any) -> Any:
+                calls.append(1)
+                return die() if len(calls) == 3 else await whole(*args)
+
+            module.verify_all = dying
+        script("profile_prompts").main(
+            ["--config", str(root / "profile.yaml"), f"out={tmp_path / 'out'}"]
+        )
+
+    with pytest.raises(DataError, match="max_unscored"):
+        script("profile_prompts").main(
+            ["--config", str(root / "profile.yaml"), f"out={tmp_path / 'out'}", "max_unscored=0.0"]
+        )
+    shutil.rmtree(tmp_path / "out" / "work")
+    assert forked(lambda: command(True), check=False).codes == [-9]
+    assert len(list((tmp_path / "out" / "work").glob("rates-*"))) == 2
+    forked(lambda: command(False))
+    assert read_artifact(tmp_path / "out").digest == read_artifact(root / "profile").digest
+
+
+def run(root: Path, out: Path, *more: str, killed: str = "never", check: bool = True) -> Ended:
+    def command() -> None:
+        if killed == "verify":
+            calls: list[int] = []
+            whole = RoutedReward.reward
+
+            async def dying(self: RoutedReward, groups: Sequence[Group], *, seed: int) -> Any:
+                calls.append(1)
+                return die() if len(calls) == 2 else await whole(self, groups, seed=seed)
+
+            RoutedReward.reward = dying
+        arm("rlvr", "never" if killed == "verify" else killed, Mortal())
+        module = script("rlvr")
+        module.run_command(
+            lambda: module.main(["--config", str(root / "rlvr.yaml"), f"out={out}", *more])
+        )
+
+    return forked(command, check=check)
+
+
+@pytest.fixture(scope="module")
+def trained(root: Path) -> Path:
+    ended = run(root, root / "trained")
+    assert "curriculum   one: 3 prompts a step" in ended.text
+    return root / "trained"
+
+
+def groups_of(out: Path) -> list[list[dict[str, Any]]]:
+    files = sorted((out / "rollouts").iterdir())
+    return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+
+
+def test_each_step_has_the_prompts_of_the_plan_and_honest_figures(root: Path, trained: Path):
+    plan = [json.loads(line) for line in (trained / "curriculum.jsonl").read_text().splitlines()]
+    rates = {rate.prompt_id: rate for rate in read_profile(root / "profile").rates}
+    logs = [row for row in log_rows(trained) if "rollouts" in row]
+    unscored = 0
+    for planned, groups, log in zip(plan, groups_of(trained), logs, strict=True):
+        assert [g["prompt"]["id"] for g in groups] == [name for name, *_ in planned["prompts"]]
+        domains = Counter(domain for _, domain, *_ in planned["prompts"])
+        assert domains == {"one": 3, "b": 1}
+        assert all(rates[name].bucket(N) == bucket for name, _, bucket, _ in planned["prompts"])
+        trained_tokens = sum(r["in_loss"] * r["tokens"] for g in groups for r in g["rollouts"])
+        for domain, source in (("one", "a"), ("b", "b")):
+            own = [g for g in groups if g["prompt"]["source"] == source]
+            rollouts = [r for g in own for r in g["rollouts"]]
+            rewards = [r["reward"] for r in rollouts if r["reward"] is not None]
+            unscored += len(rollouts) - len(rewards)
+            figures = {k.split("/")[2]: v for k, v in log.items() if f"domain/{domain}/" in k}
+            assert figures["pass_rate"] == figures["reward"] == statistics.fmean(rewards)
+            assert figures["unscored"] == pytest.approx(1 - len(rewards) / len(rollouts))
+            assert figures.get("unscored_timeout", 0) == pytest.approx(figures["unscored"])
+            tokens = sum(r["in_loss"] * r["tokens"] for r in rollouts)
+            assert figures["loss_share"] == pytest.approx(tokens / trained_tokens)
+            buckets = [bucket / N for _, d, bucket, _ in planned["prompts"] if d == domain]
+            assert figures["drawn"] == pytest.approx(statistics.fmean(buckets))
+            assert figures["target"] == planned["target"]
+        for rollout in (r for g in groups for r in g["rollouts"] if r["reward"] is None):
+            assert rollout["advantage"] is None
+            assert not rollout["in_loss"]
+    assert unscored
+    seconds = [json.loads(line) for line in (trained / "timing.jsonl").read_text().splitlines()]
+    assert all(set(row["verifiers"]) == {"one", "b"} for row in seconds)
+    assert "| one |" in (trained / "README.md").read_text()
+    report = (trained / "report.html").read_text()
+    assert "Curriculum" in report
+    assert "pass rate of its prompts" in report
+    kinds = {parent.kind for parent in read_artifact(trained).parents}
+    assert "pass_rates" in kinds
+
+
+def test_killed_anywhere_it_ends_with_the_same_prompts_and_losses(
+    root: Path, trained: Path, tmp_path: Path
+):
+    for moment in ("rollout:1", "verify", "train:2"):
+        assert run(root, tmp_path / "out", killed=moment, check=False).codes == [-9]
+    run(root, tmp_path / "out")
+    assert read_artifact(tmp_path / "out").digest == read_artifact(trained).digest
+    assert log_rows(tmp_path / "out") == log_rows(trained)
+    assert [sha(p) for p in sorted((tmp_path / "out" / "rollouts").iterdir())] == [
+        sha(p) for p in sorted((trained / "rollouts").iterdir())
+    ]
+
+
+def test_another_curriculum_is_another_run(root: Path, trained: Path):
+    ended = run(root, trained, "curriculum.order=random", check=False)
+    assert ended.codes == [1]
+    assert "curriculum" in ended.text
+
+
+def test_verifiers_that_mostly_fail_stop_the_step(root: Path, tmp_path: Path):
+    ended = run(root, tmp_path / "out", "domains.one.max_failure_rate=0.0", check=False)
+    assert ended.codes == [1]
+    last = ended.text.splitlines()[-1]
+    assert "domains.one.max_failure_rate" in last
+    assert "timeout" in last
+    # the limit is no part of what the run is: the same directory goes on with another
+    run(root, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("key", "named"),
+    [
+        ("max_epochs=1 prompts_per_step=24", "max_epochs"),
+        ("domains={a: {ratio: 1.0}, zz: {ratio: 1.0}}", "zz"),
+        ("domains={a: {ratio: 1000.0}, b: {ratio: 1.0}}", "'b' gets no place"),
+        ("domains={x: {ratio: 1.0, sources: [a]}, a: {ratio: 1.0}}", "two domains"),
+    ],
+)
+def test_plans_that_cannot_be_are_refused(root: Path, tmp_path: Path, key: str, named: str):
+    with pytest.raises((ConfigError, DataError), match=named):
+        script("rlvr").main(
+            ["--config", str(root / "rlvr.yaml"), f"out={tmp_path / 'out'}",
+             *(key.split() if key.startswith("max") else [key])]
+        )  # fmt: skip
+
+
+def test_profiled_again_with_the_trained_policy_the_drift_is_shown(
+    root: Path, trained: Path, tmp_path: Path
+):
+    first = read_profile(root / "profile")
+    script("profile_prompts").main(
+        ["--config", str(root / "profile.yaml"), f"out={tmp_path / 'again'}", f"checkpoint={trained}",
+         f"previous={root / 'profile'}", "prompts=[]", "settings=[]"]
+    )  # fmt: skip
+    again = read_profile(tmp_path / "again")
+    assert [p.id for p in again.prompts] == [p.id for p in first.kept()]
+    old = {rate.prompt_id: (rate.passes, rate.scored) for rate in first.rates}
+    assert all(rate.before == list(old[rate.prompt_id]) for rate in again.rates)
+    drift = again.manifest.stats["rates"]["a"]["drift"]
+    pairs = [
+        (r.before[0] / r.before[1], r.passes / r.scored)
+        for r in again.rates
+        if r.source == "a" and r.before and r.scored
+    ]
+    assert drift["before"] == pytest.approx(statistics.fmean(old for old, _ in pairs))
+    assert drift["rose"] == sum(new > old for old, new in pairs)
+    assert {parent.kind for parent in again.manifest.parents} == {"checkpoint", "pass_rates"}
+    assert "Drift between profiles" in (tmp_path / "again" / "report.html").read_text()
+
+
+# ---- the reward alone ----
+
+
+class Kinds:
+    """Gives the score that stands in a completion's error field, which nobody else uses here."""
+
+    async def verify(self, prompt: Prompt, completion: Completion) -> Score:
+        await asyncio.sleep(0)
+        kinds: dict[int, FailureKind] = {1: "timeout", 2: "sandbox"}
+        kind = kinds.get(completion.index)
+        return Score(None if kind else 0.5, None, "made", kind)
+
+    def passes(self, score: Score) -> bool:
+        return score.value == 0.5
+
+
+def test_failures_are_counted_by_domain_and_a_lost_rollout_is_none_of_them():
+    prompt = Prompt("p", "p", "made", (), source="s")
+    finishes = ("stop", "stop", "stop", "failed")
+    completions = tuple(Completion("p", k, (), f) for k, f in enumerate(finishes))
+    reward = RoutedReward(lambda _: Kinds(), domains={"d": Domain(("s",), 0.5)})
+    [given] = asyncio.run(reward.reward([Group(prompt, completions)], seed=0))
+    assert given.rewards == (0.5, None, None, None)
+    assert given.parts["pass"] == (1.0, None, None, None)
+    assert (given.domain, given.requests) == ("d", 3)
+    assert [failure.reason for failure in given.failures] == ["timeout", "sandbox"]
+    reward.settle(4, given.failures, domain="d")
+    with pytest.raises(TrainingError, match="'d': 2 of 3"):
+        reward.settle(3, given.failures, domain="d")
+    unreadable = [Failure("unreadable", "")] * 3
+    reward.settle(3, unreadable, domain="d")
