@@ -317,10 +317,12 @@ def _in_words(declared: Any, words: list[str]) -> Any:
     if not isinstance(declared, dict):
         return declared
     made = dict(cast(dict[str, Any], declared))
+    if isinstance(made.get("function"), dict):  # what stands beside it is no part of the tool
+        return made | {"function": _in_words(made["function"], words)}
     for key in made:
         if key in ("name", "description"):
             made[key] = word(made[key])
-        elif key in ("function", "parameters", "items"):
+        elif key in ("parameters", "items"):
             made[key] = _in_words(made[key], words)
         elif key == "enum" and isinstance(made[key], list):
             made[key] = [word(choice) for choice in made[key]]
