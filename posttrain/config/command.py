@@ -61,6 +61,10 @@ def run_command(main: Callable[[], None]) -> None:
         if report := os.environ.get("TORCHELASTIC_ERROR_FILE"):
             entry = {"message": message, "timestamp": int(time.time())}
             Path(report).write_text(json.dumps(entry), "utf-8")
+            try:  # attempt_0/RANK/error.json: the first process of a machine prints for all
+                (Path(report).parents[1] / "printed").touch(exist_ok=False)
+            except FileExistsError:
+                sys.exit(1)
         sys.exit(message)
     except KeyboardInterrupt:
         print("interrupted; the same command takes it up again", file=sys.stderr)

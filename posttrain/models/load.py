@@ -182,7 +182,7 @@ def set_special_tokens(model: PreTrainedModel, special: SpecialTokens) -> None:
     generation.pad_token_id = special.pad_id
 
 
-def recurrent_layers(model: PreTrainedModel) -> int:
+def recurrent_layers(model: torch.nn.Module) -> int:
     """Layers that carry a state from token to token (Mamba, linear attention)."""
     return sum(
         1

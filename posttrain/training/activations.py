@@ -19,7 +19,7 @@ from peft import get_peft_model
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 from trl.kernels import ChunkedLogProbFunction
 
 from posttrain.config.sft import AdapterConfig
@@ -179,7 +179,7 @@ def _pretend(model: torch.nn.Module) -> None:
                 tensors[name] = made[id(old)]  # pyright: ignore[reportArgumentType]  # of its kind
 
 
-def _mask(model: PreTrainedModel, shape: StepShape) -> Any:
+def _mask(model: torch.nn.Module, shape: StepShape) -> Any:
     """Given as it is used: without data transformers makes a square mask in any case."""
     rows, columns = (shape.rows, shape.columns) if shape.masked else (1, 1)
     square = torch.ones(rows, 1, columns, columns, dtype=torch.bool)

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import torch
 
+from posttrain.config.grpo import ColocatedVllm
 from posttrain.config.sft import AdapterConfig
 from posttrain.errors import ConfigError
 from posttrain.models.load import VARLEN_ATTENTION, has_recurrent_kernels, parameter_count
@@ -44,7 +45,8 @@ class MemoryPlan:
         optimizer: moments, and float32 copies of weights that are held in less.
         gathered: weights and gradients of other processes while a layer is at work, and buckets.
         rollouts: cache of keys, values and states while completions are sampled, and the weights
-            that are gathered for it.
+            that are gathered for it; or the share of a vLLM that sleeps while it trains.
+        vllm: the share of one that does not.
     """
 
     weights: int
@@ -53,12 +55,13 @@ class MemoryPlan:
     gathered: int
     activations: int
     rollouts: int = 0
+    vllm: int = 0
 
     @property
     def peak(self) -> int:
         """At the worst moment of a step: completions are sampled before there are gradients."""
         training = self.gradients + self.gathered + self.activations
-        return self.weights + self.optimizer + max(training, self.rollouts)
+        return self.weights + self.optimizer + self.vllm + max(training, self.rollouts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +142,13 @@ def plan_memory(
     batch: Mapping[str, torch.Tensor],
     *,
     adapter: AdapterConfig | None,
-    rollouts: RolloutShape | None = None,
+    rollouts: RolloutShape | ColocatedVllm | None = None,
 ) -> MemoryPlan:
     """The plan of a trainer.
 
     Args:
         batch: the largest collated micro-batch.
-        rollouts: made in this process.
+        rollouts: sampled in this process, or by vLLM on its device.
     """
     args, base, reference = trainer.args, trainer.base_model, getattr(trainer, "ref_model", None)
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(launched.precision)
@@ -172,13 +175,17 @@ def plan_memory(
         moments=2 if "8bit" in args.optim else 8,
         reference=0 if reference is None else count_parameters(reference).all_bytes,
     )
-    sampling = 0
-    if rollouts is not None:
+    sampling = vllm = 0
+    if isinstance(rollouts, ColocatedVllm):
+        share = int(rollouts.gpu_memory * device_bytes(args.device))
+        sampling, vllm = (share, 0) if rollouts.sleep else (0, share)
+    elif rollouts is not None:
         sampling = rollout_bytes(base.config, rollouts, dtype) + whole_bytes(size, launched)
     return MemoryPlan(
         **parts,
         activations=activation_bytes(base.config, shape, adapter),
         rollouts=sampling,
+        vllm=vllm,
     )
 
 
@@ -189,10 +196,17 @@ def whole_bytes(size: ParameterCounts, launched: Launched) -> int:
     return (4 if launched.precision == "fp32" else 2) * size.all
 
 
+def device_bytes(device: torch.device) -> int:
+    """All memory of a GPU, or of the machine."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return psutil.virtual_memory().total
+
+
 def device_room(device: torch.device, plan: MemoryPlan) -> int:
     """Bytes that a process may have on a device; what it has loaded by now is part of the plan."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[1]
+        return device_bytes(device)
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return psutil.virtual_memory().available // processes + plan.weights
 
@@ -213,5 +227,5 @@ def memory_line(plan: MemoryPlan, room: int) -> tuple[str, str]:
         f"a step needs more memory than there is, {text}. Smaller: activations with "
         "trainer.gradient_checkpointing: true and a smaller trainer.per_device_train_batch_size; "
         "weights, gradients and optimizer with recipes/accelerate/fsdp2.yaml, more processes or an "
-        "adapter:; rollouts with fewer completions at a time"
+        "adapter:; rollouts with a smaller rollouts.batch_size or rollouts.gpu_memory"
     )

@@ -22,6 +22,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from posttrain.config.grpo import ColocatedVllm
 from posttrain.config.sft import TrainingRecipe
 from posttrain.errors import ConfigError, PosttrainError
 from posttrain.models.adapters import adapter_reach, lora_config, quantization_config
@@ -157,8 +158,8 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         """The checks that run the model, which is on its devices by now."""
         return Preflight([], {})
 
-    def rollouts(self, trainer: T) -> RolloutShape | None:
-        """Completions that are sampled in this process."""
+    def rollouts(self, trainer: T) -> RolloutShape | ColocatedVllm | None:
+        """Completions that are sampled in this process, or what samples them on its device."""
         return None
 
     def data_parents(self) -> list[Parent]:

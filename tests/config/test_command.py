@@ -73,13 +73,19 @@ def test_a_misspelt_field_of_the_trainer_is_refused_without_loading_it():
     assert "did you mean 'learning_rate'?) set()" in done.stdout
 
 
-def test_an_error_stands_in_the_report_that_torchrun_closes_with(tmp_path: Path, monkeypatch):
-    report = tmp_path / "error.json"
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(report))
-
+def test_an_error_under_torchrun_is_printed_once_and_stands_in_its_report(
+    tmp_path: Path, monkeypatch
+):
     def main() -> None:
         raise ConfigError("out: missing")
 
-    with pytest.raises(SystemExit) as ended:
-        run_command(main)
-    assert ended.value.code == json.loads(report.read_text())["message"]
+    printed = []
+    for rank in "10":
+        report = tmp_path / "attempt_0" / rank / "error.json"
+        report.parent.mkdir(parents=True)
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(report))
+        with pytest.raises(SystemExit) as ended:
+            run_command(main)
+        printed.append(ended.value.code)
+        assert "out: missing" in json.loads(report.read_text())["message"]
+    assert printed == ["ConfigError: out: missing", 1]

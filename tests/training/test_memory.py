@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from posttrain.config.grpo import ColocatedVllm
 from posttrain.config.sft import AdapterConfig
 from posttrain.errors import ConfigError
 from posttrain.training.activations import (
@@ -17,7 +18,14 @@ from posttrain.training.activations import (
     rollout_bytes,
 )
 from posttrain.training.launch import Launched
-from posttrain.training.memory import GIB, MemoryPlan, ParameterCounts, memory_line, state_bytes
+from posttrain.training.memory import (
+    GIB,
+    MemoryPlan,
+    ParameterCounts,
+    memory_line,
+    plan_memory,
+    state_bytes,
+)
 from posttrain.training.sft.stage import SftStage
 from tests.training.conftest import MakeRecipe
 from tests.training.tiny import attention_model, hybrid_model
@@ -77,6 +85,22 @@ def test_rollouts_keep_keys_and_values_of_every_column():
     hybrid = hybrid_model().config
     short, long = (rollout_bytes(hybrid, RolloutShape(1, n), torch.float32) for n in (100, 200))
     assert 0 < long - short < short
+
+
+@pytest.mark.parametrize(("sleep", "peak"), [(True, 8), (False, 11)])
+def test_the_share_of_a_vllm_on_the_same_device_is_left_to_it(
+    recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, sleep: bool, peak: int
+):
+    """One that sleeps needs its share beside weights and optimiser only."""
+    monkeypatch.setattr("posttrain.training.memory.device_bytes", lambda _: 10 * GIB)
+    trainer = SftStage(recipe()).prepare().trainer
+    batch = {name: torch.zeros(1, 8, dtype=torch.long) for name in ("input_ids", "labels")}
+    engine = ColocatedVllm(engine="vllm_colocate", gpu_memory=0.5, sleep=sleep)
+    launched = Launched(1, "none", "cpu", "fp32")
+    plan = plan_memory(trainer, launched, batch, adapter=None, rollouts=engine)
+    state = {"weights": 2 * GIB, "optimizer": GIB, "gradients": GIB, "activations": 2 * GIB}
+    assert replace(plan, **state, gathered=0).peak == peak * GIB
+    assert ("vllm 5.00" in memory_line(plan, 10 * GIB)[1]) is not sleep
 
 
 def test_a_step_that_cannot_fit_is_refused_with_its_parts():

@@ -30,7 +30,7 @@ CELLS = [
     ("zero2", "attention", False, "dpo", False),
     ("zero2", "hybrid", True, "sft", False),
     ("zero3", "attention", False, "sft", False),
-    ("zero3", "hybrid", True, "dpo", True),
+    ("zero3", "hybrid", True, "dpo", False),
     ("fsdp2", "attention", True, "dpo", False),
     ("fsdp2", "hybrid", False, "sft", True),
 ]

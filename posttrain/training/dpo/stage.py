@@ -12,10 +12,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl.trainer.dpo_config import DPOConfig
 
 from posttrain.config.dpo import DpoConfig
@@ -203,7 +203,8 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
 
     def probe(self, trainer: PairTrainer) -> Preflight:
         """The layout measured on the model."""
-        layout, pad_id = trainer.layout, trainer.processing_class.pad_token_id
+        layout, tokenizer = trainer.layout, cast(PreTrainedTokenizerBase, trainer.processing_class)
+        pad_id = cast(int, tokenizer.pad_token_id)
         apart = probe_layout(trainer.probe, trainer.pairs, layout, pad_id)
         check_probe(apart, layout, str(trainer.base_model.dtype).removeprefix("torch."))
         text = f"{layout}: log-probability a token in its batch vs alone {apart:.1e}"

@@ -22,6 +22,7 @@ from posttrain.chat import ChatTemplate
 from posttrain.config.backend import Rendering
 from posttrain.config.grpo import (
     ENGINE_REACHING,
+    ColocatedVllm,
     GroupTraining,
     InProcessRollouts,
     refuse_lora_server,
@@ -315,9 +316,11 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         labels[:, -new:] = 0
         return {"input_ids": ids, "labels": labels}
 
-    def rollouts(self, trainer: GroupTrainer) -> RolloutShape | None:
+    def rollouts(self, trainer: GroupTrainer) -> RolloutShape | ColocatedVllm | None:
         """As many at a time as the recipe allows, all at their longest."""
         recipe, engine = self.recipe, self.recipe.rollouts
+        if isinstance(engine, ColocatedVllm):
+            return engine
         if not isinstance(engine, InProcessRollouts):
             return None
         local = recipe.prompts_per_step * recipe.num_generations // trainer.args.world_size

@@ -13,10 +13,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
 from trl.trainer.sft_config import SFTConfig
 
 from posttrain.config.sft import SftConfig
@@ -181,7 +182,8 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
         """The document masking measured on the model."""
         masking, train = trainer.document_masking, trainer.train_dataset
         packs = [train[row] for row in range(min(2, trainer.packs))]
-        pad_id = trainer.processing_class.pad_token_id
+        tokenizer = cast(PreTrainedTokenizerBase, trainer.processing_class)
+        pad_id = cast(int, tokenizer.pad_token_id)
         probe = probe_document_masking(trainer.model, make_collator(masking, pad_id), packs)
         check_probe(probe, masking)
         text = f"packed vs alone {probe.apart:.1e}, unprotected {probe.leaking:.1e}"

@@ -82,7 +82,9 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
         """As the parent; every batch of an epoch is whole."""
         loader = super().get_train_dataloader()
         # by the rows alone, filler included, accelerate would cut the last batch's metrics
-        loader.dataset.total_dataset_length = self._order.filled
+        assert self._order is not None, "made with the sampler"
+        data: Any = loader.dataset
+        data.total_dataset_length = self._order.filled
         return loader
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[int]:

@@ -45,7 +45,12 @@ def rollouts(out: Path) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize(
     ("sharding", "kind", "keys"),
-    [("zero3", "hybrid", {}), ("fsdp2", "hybrid", {}), ("fsdp2", "attention", ADAPTER)],
+    [
+        ("zero3", "hybrid", {}),
+        ("zero3", "attention", ADAPTER),
+        ("fsdp2", "hybrid", {}),
+        ("fsdp2", "attention", ADAPTER),
+    ],
 )
 def test_sharded_weights_roll_out_as_whole_ones_do(
     tmp_path: Path, sharding: str, kind: str, keys: dict[str, Any]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from accelerate import Accelerator
@@ -16,6 +17,7 @@ from trl.distributed import DistributedBackend
 from posttrain.config.grpo import GroupTraining
 from posttrain.config.load import validate
 from posttrain.errors import ConfigError
+from posttrain.training.memory import GIB
 from posttrain.training.rl.stage import GroupStage
 from posttrain.training.rl.vllm import WeightSync
 from tests.training.forks import forked
@@ -124,11 +126,13 @@ def test_experts_and_their_biases_are_sent_under_the_names_of_a_checkpoint(tmp_p
 
 def test_vllm_in_the_training_process_sleeps_while_it_trains(policy: Path, tmp_path: Path):
     finish(make_recipe(policy, tmp_path / "alone", STEPS), PROMPTS, Scripted(words_of))
-    keys = {"rollouts": {"engine": "vllm_colocate"}}
+    keys = {"rollouts": {"engine": "vllm_colocate", "gpu_memory": 0.01}}
     text = run(make_recipe(policy, tmp_path / "out", STEPS, **keys))
     check(tmp_path / "out", tmp_path / "alone")
     step = ["wake weights", "reset", "wake kv_cache", "generate", "sleep"]
     assert text.splitlines()[-1] == " ".join(["calls", "sleep", *step * 3])
+    share = 0.01 * psutil.virtual_memory().total / GIB
+    assert f": rollouts {share:.2f}" in next(x for x in text.splitlines() if x.startswith("memory"))
 
 
 def test_a_run_that_goes_on_with_a_server_loses_and_repeats_nothing(policy: Path, tmp_path: Path):
