@@ -17,7 +17,7 @@ import hashlib
 import random
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from posttrain.environments.base import Environment
 from posttrain.records import Message, Score, json_text
@@ -280,7 +280,9 @@ def _given(text: str) -> set[str]:
 
 
 def _are_texts(given: Any) -> bool:
-    return isinstance(given, list) and all(isinstance(text, str) and text for text in given)
+    if not isinstance(given, list):
+        return False
+    return all(isinstance(text, str) and text for text in cast(list[Any], given))
 
 
 def _letters(text: str) -> str:
