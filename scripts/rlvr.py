@@ -15,7 +15,7 @@ from pathlib import Path
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.rlvr import RlvrConfig
-from posttrain.runs import parent_of, read_artifact
+from posttrain.runs import MANIFEST, parent_of, read_artifact
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -35,6 +35,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     sources_of = {name: recipe.sources_of(name) for name in recipe.domains}
     args = grpo_arguments(recipe, out=out / RESUME)
     profile = read_profile(recipe.pass_rates)
+    profiled = [p.digest for p in profile.manifest.parents if p.kind == "checkpoint"]
+    policy = Path(recipe.model.path or "")
+    known = profiled and (policy / MANIFEST).is_file()
+    if known and read_artifact(policy, verify=False).digest not in profiled:
+        print(f"warning: {recipe.pass_rates} is the profile of another checkpoint than {policy}")
     pools = profile.pools(sources_of)
     plan = make_plan(
         recipe.curriculum,

@@ -24,7 +24,7 @@ from reward.graders.base import verdict
 
 N_GRAM = 16
 FEWEST_NEEDED = 5
-_MARKS = " \t*_#>`\"'."
+_MARKS = " \t*_#>`$\"'."
 _GROUPED = re.compile(r"-?\d{1,3}(?:,\d{3})+")
 
 
