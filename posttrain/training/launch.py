@@ -189,3 +189,16 @@ def _several_cpu_processes_requested(env: Mapping[str, str]) -> bool:
 
 def _recipe_for(sharding: str | None) -> str:
     return {"none": "ddp.yaml", None: "ddp.yaml"}.get(sharding, f"{sharding}.yaml")
+
+
+def gather_head(model: Any) -> None:
+    """Have ZeRO-3 gather an output head of its own while the whole model is at work.
+
+    TRL's fused loss reads the head's weight outside of the head's forward pass. TRL 1.16 gathers it
+    for the forward pass alone: a head that is split and not tied is empty in the backward pass.
+    """
+    from deepspeed import zero  # only where a launcher asked for it
+
+    head = model.get_output_embeddings()
+    if head.weight is not model.get_input_embeddings().weight:
+        zero.register_external_parameter(model, head.weight)

@@ -40,7 +40,13 @@ from posttrain.runs import (
 from posttrain.tokens.tokenizer import SpecialTokens, special_tokens
 from posttrain.training.activations import RolloutShape
 from posttrain.training.finish import RESUME, RunOutcome, artifact_files, model_card
-from posttrain.training.launch import Launched, check_device, check_launch, read_launch
+from posttrain.training.launch import (
+    Launched,
+    check_device,
+    check_launch,
+    gather_head,
+    read_launch,
+)
 from posttrain.training.log import LogRows
 from posttrain.training.memory import MemoryPlan, device_room, memory_line, plan_memory
 from posttrain.training.plan import (
@@ -269,6 +275,8 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         )
         launched = read_launch(trainer.accelerator)
         check_launch(recipe.launch, launched)
+        if launched.sharding == "zero3":
+            gather_head(trainer.base_model)
         preflight = self.check(trainer, special, launched)
         probe = Preflight([("probe", "when the shards are placed")], {})
         if trainer.sharded:
