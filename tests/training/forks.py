@@ -142,6 +142,11 @@ def shard(kind: str) -> None:
         # `deepspeed.comm.torch` is PyTorch itself, hence the look-up
         sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]
         PartialState(cpu=False, backend="gloo")
+        # tensors of up to 100,000 numbers stay whole by default: nothing of a tiny model would be split
+        from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+        DeepSpeedZeroConfig.model_fields["param_persistence_threshold"].default = 0
+        DeepSpeedZeroConfig.model_rebuild(force=True)
     else:
         assert kind == "fsdp2", kind
         state = PartialState(cpu=True, backend="gloo")

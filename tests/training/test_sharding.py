@@ -29,8 +29,8 @@ CELLS = [
     ("ddp", "hybrid", False, "grpo", False),
     ("zero2", "attention", False, "dpo", False),
     ("zero2", "hybrid", True, "sft", False),
-    ("zero3", "attention", False, "sft", False),
-    ("zero3", "hybrid", True, "dpo", False),
+    ("zero3", "hybrid", False, "sft", False),
+    ("zero3", "attention", True, "dpo", False),
     ("fsdp2", "attention", True, "dpo", False),
     ("fsdp2", "hybrid", False, "sft", True),
 ]
@@ -125,31 +125,6 @@ def test_tied_weights_are_sharded_as_one(data: Path, tmp_path: Path):
     saved = load_file(tmp_path / "out" / "model.safetensors")
     embedding = saved["model.embed_tokens.weight"]
     assert torch.equal(saved.get("lm_head.weight", embedding), embedding)
-
-
-def test_a_head_that_zero3_splits_trains_as_in_one_process(data: Path, tmp_path: Path):
-    # DeepSpeed leaves tensors of up to 100,000 numbers whole
-    fields = attention_model().config.to_dict() | {
-        "vocab_size": 4096, "tie_word_embeddings": False,
-    }  # fmt: skip
-    keep = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
-            "num_attention_heads", "num_key_value_heads", "tie_word_embeddings", "pad_token_id",
-            "eos_token_id")  # fmt: skip
-    torch.manual_seed(0)
-    model = build_model({name: fields[name] for name in keep})
-    assert model.get_output_embeddings().weight.numel() > 100_000
-    model.save_pretrained(str(tmp_path / "large"))
-    stage = sharded(tmp_path / "out", data, tmp_path / "large", "zero3")
-    forked(lambda: stage.run(dry_run=False), processes=2, sharding="zero3")
-    one = sharded(tmp_path / "one", data, tmp_path / "large", "none")
-    raw = one.recipe.model_dump() | {"launch": {}}
-    raw["trainer"] = {
-        k: v for k, v in raw["trainer"].items() if k not in ("use_cpu", "accelerator_config")
-    }
-    raw["trainer"]["gradient_accumulation_steps"] = 2
-    SftStage(validate(raw, SftConfig, where="test")).run(dry_run=False)
-    split, whole = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "one"))
-    assert max(float((split[name] - whole[name]).abs().max()) for name in whole) < 1e-5
 
 
 def test_another_scale_of_the_gradient_is_noticed(recipe: MakeRecipe):
