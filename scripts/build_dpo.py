@@ -1,8 +1,8 @@
 """Build preference pairs from graded samples: the three categories of the paper's Appendix C.
 
-    python scripts/build_dpo.py --config recipes/tiny/build_dpo.yaml
-    python scripts/build_dpo.py --config recipes/tiny/build_dpo.yaml out=runs/x total=400
-    python scripts/build_dpo.py --config recipes/tiny/build_dpo.yaml --dry-run
+    posttrain build_dpo --config tiny/build_dpo
+    posttrain build_dpo --config tiny/build_dpo out=runs/x total=400
+    posttrain build_dpo --config tiny/build_dpo --dry-run
 
 Grading is kept from one start to the next; a build that was killed ends with the same bytes.
 """

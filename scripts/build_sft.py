@@ -1,8 +1,8 @@
 """Build SFT data: chat rows of any dialect → reasoning-controlled, masked, packed shards.
 
-    python scripts/build_sft.py --config recipes/tiny/build_sft.yaml out=runs/tiny/sft_data
-    python scripts/build_sft.py --config recipes/tiny/build_sft.yaml out=runs/x seed=2
-    python scripts/build_sft.py --config recipes/tiny/build_sft.yaml out=runs/x --dry-run
+    posttrain build_sft --config tiny/build_sft out=runs/tiny/sft_data
+    posttrain build_sft --config tiny/build_sft out=runs/x seed=2
+    posttrain build_sft --config tiny/build_sft out=runs/x --dry-run
 
 Paths in a recipe are relative to the directory this is run in. A build that was killed is taken up
 again by the same command, and ends with the same bytes.

@@ -1,8 +1,10 @@
-"""Train a policy on preference pairs: `python scripts/dpo.py --config recipes/tiny/dpo.yaml`.
+"""Train a policy on preference pairs (DPO).
 
-Under several processes: `accelerate launch --config_file recipes/accelerate/ddp.yaml
-scripts/dpo.py --config …`. Overrides follow as `key.path=value`; `--dry-run` checks everything,
-prints the plan and trains nothing. Started again after a kill, the same command finishes the run.
+    posttrain dpo --config tiny/dpo
+
+Under several processes: `posttrain launch --config_file accelerate/ddp dpo --config …`.
+Overrides follow as `key.path=value`; `--dry-run` checks everything, prints the plan and trains
+nothing. Started again after a kill, the same command finishes the run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Profile prompts: n rollouts of each with a checkpoint, verified, and the share that passes.
 
-    python scripts/profile_prompts.py --config recipes/tiny/profile.yaml
-    python scripts/profile_prompts.py --config recipes/tiny/profile.yaml out=runs/x n=4 --dry-run
-    python scripts/profile_prompts.py --config recipes/tiny/profile_second.yaml
+    posttrain profile_prompts --config tiny/profile
+    posttrain profile_prompts --config tiny/profile out=runs/x n=4 --dry-run
+    posttrain profile_prompts --config tiny/profile_second
 
 Killed and started again, the same command samples and verifies only what is missing. Paths in a
 recipe are relative to the directory this is run in.

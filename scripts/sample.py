@@ -1,7 +1,7 @@
 """Sample a model: prompts × settings × n completions, with tools run where they are declared.
 
-    python scripts/sample.py --config recipes/tiny/sample.yaml
-    python scripts/sample.py --config recipes/tiny/sample.yaml out=runs/x n=4 --dry-run
+    posttrain sample --config tiny/sample
+    posttrain sample --config tiny/sample out=runs/x n=4 --dry-run
 
 Paths in a recipe are relative to the directory this is run in. Killed and started again, the same
 command ends with exactly every sample; in process, with the same bytes.

@@ -1,8 +1,10 @@
-"""Train a model on packed shards: `python scripts/sft.py --config recipes/tiny/sft.yaml`.
+"""Train a model on packed shards (SFT).
 
-Under several processes: `accelerate launch --config_file recipes/accelerate/ddp.yaml
-scripts/sft.py --config …`. Overrides follow as `key.path=value`; `--dry-run` checks everything,
-prints the plan and trains nothing. Started again after a kill, the same command finishes the run.
+    posttrain sft --config tiny/sft
+
+Under several processes: `posttrain launch --config_file accelerate/ddp sft --config …`.
+Overrides follow as `key.path=value`; `--dry-run` checks everything, prints the plan and trains
+nothing. Started again after a kill, the same command finishes the run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One policy against another: the same prompts, a judge, both orders; wins, ties and losses.
 
-    python scripts/win_rate.py --config recipes/tiny/win_rate.yaml
-    python scripts/win_rate.py --config F before=runs/eval:sft after=runs/eval:rlhf out=runs/x
+    posttrain win_rate --config tiny/win_rate
+    posttrain win_rate --config F before=runs/eval:sft after=runs/eval:rlhf out=runs/x
 
 Verdicts are kept: killed and started again, the same command asks for none of them twice.
 """

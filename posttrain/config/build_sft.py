@@ -70,7 +70,12 @@ class SftTokenizer(TokenizerConfig):
 
 
 class LogUniformBudgets(Strict):
-    """Budgets with a log-uniform density from `low` tokens up to `high` or just below the trace."""
+    """Budgets with a log-uniform density.
+
+    Args:
+        low: the smallest, in tokens.
+        high: the largest; null: just below the trace.
+    """
 
     kind: Literal["log_uniform"]
     low: int = Field(default=16, ge=1)
@@ -84,7 +89,11 @@ class LogUniformBudgets(Strict):
 
 
 class ChoiceBudgets(Strict):
-    """Budgets drawn evenly from those of `choices` that are shorter than the trace."""
+    """Budgets drawn evenly from a list.
+
+    Args:
+        choices: in tokens; those shorter than the trace take part.
+    """
 
     kind: Literal["choices"]
     choices: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1)
@@ -111,14 +120,23 @@ class ReasoningConfig(Strict):
 
 
 class SourceReasoning(Strict):
-    """A source's own rates; what is not given follows the recipe's."""
+    """A source's own rates.
+
+    Args:
+        strip, truncate: as the recipe's `reasoning`, which null follows.
+    """
 
     strip: float | None = Field(default=None, ge=0, le=1)
     truncate: float | None = Field(default=None, ge=0, le=1)
 
 
 class HeldOutConfig(Strict):
-    """How much of a source is kept for evaluation, never trained on: a share or a count."""
+    """How much of a source is kept for evaluation, never trained on: a share or a count.
+
+    Args:
+        rate: share of the conversations.
+        rows: conversations of each source.
+    """
 
     rate: float | None = Field(default=None, ge=0, lt=1)
     rows: int | None = Field(default=None, ge=0)
@@ -182,10 +200,12 @@ class MixtureConfig(Strict):
 
 
 class PackingConfig(Strict):
-    """Packs of `max_length` tokens.
+    """Packs of one length.
 
-    `overlong`: what happens to a sequence longer than a pack: it is dropped, or its end is clipped
-    off. Either way it is counted.
+    Args:
+        max_length: tokens of a pack.
+        overlong: a sequence longer than a pack is dropped, or its end is clipped off. Either way
+            it is counted.
     """
 
     max_length: int = Field(ge=8)
@@ -193,7 +213,12 @@ class PackingConfig(Strict):
 
 
 class ShardConfig(Strict):
-    """A shard is closed at `packs` packs or at `bytes` bytes of tokens and labels."""
+    """When a shard is closed.
+
+    Args:
+        packs: at so many packs.
+        bytes: or at so many bytes of tokens and labels.
+    """
 
     packs: int = Field(default=8192, ge=1)
     bytes: int = Field(default=268_435_456, ge=1)
