@@ -16,6 +16,7 @@ from pathlib import Path
 
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
+from posttrain.config.paths import refuse_missing_template
 from posttrain.runs import open_run
 
 
@@ -25,6 +26,13 @@ def main(arguments: list[str]) -> None:
     )
     # a worker is one thread: what it computes with must not start more
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+    from data_builders.rows.examples import refuse_unreadable
+
+    for source in recipe.sources:
+        refuse_unreadable(source, Path("."))
+    tokenizer, key = recipe.tokenizer, "tokenizer.chat_template"
+    refuse_missing_template(tokenizer.path, tokenizer.chat_template, key=key)
 
     # slow to import, and of no use to a recipe with a mistake in it
     from rich.console import Console

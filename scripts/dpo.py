@@ -13,12 +13,16 @@ from collections.abc import Sequence
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.dpo import DpoConfig
+from posttrain.config.paths import refuse_missing_checkpoint
+from posttrain.runs import read_artifact
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the recipe, then plan or train."""
     parser = recipe_parser("Train a policy on preference pairs.")
     recipe, options = parse_recipe(parser, DpoConfig, argv)
+    read_artifact(recipe.data, kind="dpo_data", verify=False)  # before anything heavy is loaded
+    refuse_missing_checkpoint(recipe.model.path, key="model.path")
 
     from posttrain.report import ensure_report
     from posttrain.training.dpo.stage import DpoStage

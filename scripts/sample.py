@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
+from posttrain.config.paths import refuse_missing_checkpoint
 from posttrain.config.sample import SampleConfig
 from posttrain.runs import Run, open_run
 
@@ -24,6 +25,7 @@ KIND = "samples"
 def main(arguments: list[str]) -> None:
     parser = recipe_parser("Sample completions of prompts.")
     recipe, options = parse_recipe(parser, SampleConfig, arguments)
+    refuse_missing_checkpoint(recipe.checkpoint, key="checkpoint")
     # imported here: `--help` and a mistake in the recipe are answered without them
     from data_builders.prompts import PromptPlan, refuse_changes
 

@@ -114,9 +114,9 @@ def test_a_repeated_default_is_found(tmp_path):
     path = tmp_path / "build_sft.yaml"
     path.write_text(
         "out: x\n"
-        "tokenizer: {path: t, chat_template: nemotron_3_nano}\n"
+        "tokenizer: {path: t, chat_template: own}\n"
         "packing: {max_length: 64, overlong: drop}\n"
-        "reasoning: {strip: 0.1}\n"
+        "reasoning: {strip: 0}\n"
         "sources: [{name: a, path: a.jsonl, ending: trim}]\n"
     )
     model = load_recipe(path, BuildSftConfig)
