@@ -43,7 +43,7 @@ def show_expected(
             f"{p.kept.tokens / max(p.rows, 1):,.0f}",
             f"{p.kept.trained / max(p.kept.tokens, 1):.0%}",
             _target(p.source, recipe),
-            mixture.get(p.name, "unknown"),
+            mixture.get(p.name, "–"),
         ]
         for p in probes
     ]

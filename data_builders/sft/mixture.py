@@ -139,8 +139,8 @@ def epochs_question(sources: Sequence[Available], recipe: BuildSftConfig) -> str
         times = [(s.share or 0.0) * total / own.total.amount(unit) for s, own in sharing]
         if cap == 1 and min(times) >= 1 - mixture.tolerance:
             return None
-        parts = zip(sharing, times, strict=True)
-        seen = ", ".join(f"{source.name} {count:.1f} times" for (source, _), count in parts)
+        parts = [f"{s.name} {t:.1f} times" for (s, _), t in zip(sharing, times, strict=True)]
+        seen = ", ".join(parts)
         ways.append(f"mixture.max_epochs={cap:g} takes {total:,.0f} {unit}: {seen}")
     return (
         "the shares divide no mixture.total, so one must be said: how much, or how often a record "
@@ -149,7 +149,7 @@ def epochs_question(sources: Sequence[Available], recipe: BuildSftConfig) -> str
 
 
 def _caps(recipe: BuildSftConfig, sharing: float) -> list[float]:
-    """How often each source's records may be seen; `sharing` where a share's recipe says nothing."""
+    """How often a source's records may be seen; `sharing` for shares of which nothing is said."""
     given = recipe.mixture.max_epochs
     return [
         source.max_epochs or given or (MAX_EPOCHS if source.share is None else sharing)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import re
 import textwrap
 import types
@@ -130,21 +131,15 @@ def _type_text(field: FieldInfo, parts: list[tuple[str, Any]]) -> str:
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return ", required"
-    value = field.get_default(call_default_factory=True)
+    value: Any = field.get_default(call_default_factory=True)
     if isinstance(value, BaseModel):
         return ""
-    plain = {None: "null", True: "true", False: "false"}
-    simple = value is None or isinstance(value, bool)
-    text = plain[value] if simple else str(list(value) if isinstance(value, tuple) else value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return f" = {text}{_source(field, '')}"
-    return f" = {text}{_source(field, 'ours')}"
-
-
-def _source(field: FieldInfo, otherwise: str) -> str:
-    extra = field.json_schema_extra
-    source = extra.get("source", otherwise) if isinstance(extra, dict) else otherwise
-    return f" [{source}]" if source else ""
+    # as it would stand in a recipe
+    text = json.dumps(value, ensure_ascii=False).strip('"')
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    extra: Any = field.json_schema_extra or {}
+    source = extra.get("source", "ours" if number else "")
+    return f" = {text} [{source}]" if source else f" = {text}"
 
 
 def description(schema: type[BaseModel], name: str, field: FieldInfo) -> str:
