@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.config.build_genrm import BuildGenRmConfig
 from posttrain.config.build_sft import BuildSftConfig
+from posttrain.config.command import parse_recipe, recipe_parser
 from posttrain.config.dpo import DpoConfig
 from posttrain.config.eval import EvalConfig
 from posttrain.config.eval_genrm import EvalGenRmConfig
@@ -87,6 +88,19 @@ def test_recipe_fits_its_schema_and_repeats_no_default(path):
     assert repeated(read_recipe(path), model.model_dump(mode="json", exclude_defaults=True)) == []
 
 
+def test_a_printed_recipe_reads_back_as_itself(tmp_path, capsys):
+    for path in RECIPES:
+        model = load_recipe(path, SCHEMAS[path.name])
+        with pytest.raises(SystemExit):
+            parse_recipe(
+                recipe_parser(""), SCHEMAS[path.name], ["--config", str(path), "--print-config"]
+            )
+        printed = tmp_path / path.name
+        printed.write_text(capsys.readouterr().out)
+        again = load_recipe(printed, SCHEMAS[path.name])
+        assert again.model_dump() == model.model_dump(), path
+
+
 def test_the_three_families_of_recipes_are_there():
     names = {(path.parent.name, path.name) for path in RECIPES}
     assert {
@@ -100,9 +114,9 @@ def test_a_repeated_default_is_found(tmp_path):
     path = tmp_path / "build_sft.yaml"
     path.write_text(
         "out: x\n"
-        "tokenizer: {path: t, chat_template: nemotron_3_nano}\n"
+        "tokenizer: {path: t, chat_template: own}\n"
         "packing: {max_length: 64, overlong: drop}\n"
-        "reasoning: {strip: 0.1}\n"
+        "reasoning: {strip: 0}\n"
         "sources: [{name: a, path: a.jsonl, ending: trim}]\n"
     )
     model = load_recipe(path, BuildSftConfig)
