@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +102,41 @@ def test_a_printed_recipe_reads_back_as_itself(tmp_path, capsys):
         printed.write_text(capsys.readouterr().out)
         again = load_recipe(printed, SCHEMAS[path.name])
         assert again.model_dump() == model.model_dump(), path
+
+
+def stages(*arguments: str) -> Iterator[tuple[Path, list[str]]]:
+    """The recipe and the overrides of every stage that make would run."""
+    make = ["make", "-n", "chain", "chain-rlvr", "eval_rlvr", *arguments]
+    shown = subprocess.run(make, capture_output=True, text=True, check=True, cwd=ROOT)
+    for line in shown.stdout.splitlines():
+        command, config, rest = line.partition(" --config ")
+        if config and "/scripts/" in command:
+            recipe, *overrides = shlex.split(rest.split(">>")[0])
+            yield Path(recipe), overrides
+
+
+@pytest.mark.parametrize("size", ["", "full", "smoke"])
+def test_every_size_of_the_chain_fits_the_schemas(size: str):
+    recipes = dict(stages(f"SIZE={size}", "SEED=3"))
+    # what `make` names in recipes/sizes.mk is the name of a recipe, or it would do nothing
+    sized = {
+        line.split(" = ")[0].removeprefix(f"{size}_")
+        for line in (ROOT / "recipes/sizes.mk").read_text().splitlines()
+        if size and line.startswith(f"{size}_")
+    }
+    assert sized <= {path.stem for path in recipes}
+    assert {path.stem for path in recipes} >= {
+        path.stem for path in (ROOT / "recipes/tiny").glob("*")
+    }
+    for path, overrides in recipes.items():
+        model = load_recipe(path, SCHEMAS[path.name], overrides)
+        assert "seed=3" not in overrides or model.model_dump()["seed"] == 3
+
+
+def test_a_chain_of_own_recipes_leaves_out_what_has_none(tmp_path: Path):
+    own = tmp_path / "sft.yaml"
+    own.write_text((ROOT / "recipes/tiny/sft.yaml").read_text())
+    assert dict(stages(f"RECIPES={tmp_path}")) == {own: []}
 
 
 def test_the_three_families_of_recipes_are_there():

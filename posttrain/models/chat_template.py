@@ -136,7 +136,8 @@ def message_text(prompt: Prompt) -> str:
 
 
 def renderer_of(backend: BackendConfig, checkpoint: str | None) -> PromptRenderer | None:
-    """The renderer of a recipe's backend; `None` where a server renders and no checkpoint is named.
+    """The renderer of a recipe's backend; `None` where a server renders and no chat template is
+    known here.
 
     Raises:
         ConfigError: a tokenizer or template that is not there.
@@ -148,6 +149,8 @@ def renderer_of(backend: BackendConfig, checkpoint: str | None) -> PromptRendere
     if path is None:
         return None
     tokenizer = load_any_tokenizer(path)
+    if not isinstance(backend, Rendering) and not isinstance(tokenizer.chat_template, str):
+        return None  # the tokenizer only counts
     special = special_tokens(tokenizer, end_token=None, pad_token=None)
     rendering = backend if isinstance(backend, Rendering) else Rendering()
     template = chat_template_of(
