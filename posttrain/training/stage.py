@@ -27,6 +27,7 @@ from posttrain.config.sft import TrainingRecipe
 from posttrain.errors import ConfigError, PosttrainError
 from posttrain.models.adapters import adapter_reach, lora_config, quantization_config
 from posttrain.models.load import load_model
+from posttrain.publish.card import CARD, checkpoint_card, origins_of
 from posttrain.runs import (
     Counts,
     Manifest,
@@ -39,7 +40,7 @@ from posttrain.runs import (
 )
 from posttrain.tokens.tokenizer import SpecialTokens, special_tokens
 from posttrain.training.activations import RolloutShape
-from posttrain.training.finish import RESUME, RunOutcome, artifact_files, model_card
+from posttrain.training.finish import RESUME, RunOutcome, artifact_files, card_details
 from posttrain.training.launch import (
     Launched,
     check_device,
@@ -349,8 +350,18 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             parents.append(self._parent(str(base), self.policy))
             base = f"checkpoint {self.policy.digest[:12]}"
         outcome = self.outcome(prepared, base)
-        card = model_card(self.method, self.recipe, outcome, parents=parents)
-        atomic_write_text(self.out / "README.md", card)
+        origins = origins_of(
+            self.out, base=self.recipe.model.path, parents=parents, stats=outcome.stats
+        )
+        card = checkpoint_card(
+            self.method,
+            origins,
+            folder=self.out,
+            summary=outcome.summary,
+            parents=parents,
+            details=card_details(self.recipe, outcome),
+        )
+        atomic_write_text(self.out / CARD, card)
         missed = outcome.rows - outcome.reached
         manifest = directory.finish(
             counts=Counts(
