@@ -63,7 +63,12 @@ class Origins:
 
 
 def origins_of(
-    out: Path, *, base: str | None, parents: Sequence[Parent], stats: Mapping[str, Any]
+    out: Path,
+    *,
+    base: str | None,
+    parents: Sequence[Parent] = (),
+    stats: Mapping[str, Any] | None = None,
+    adapter: Path | None = None,
 ) -> Origins:
     """Collect them.
 
@@ -71,6 +76,7 @@ def origins_of(
         out: the checkpoint's folder, from which the paths of `parents` lead.
         base: folder or hub id of the model that it began with; None: random weights.
         stats: of the run, which may name inputs of its own.
+        adapter: a folder whose weights were merged into the base.
     """
     base_model, datasets = None, set[str]()
     licenses: dict[str, set[str]] = {}
@@ -85,8 +91,9 @@ def origins_of(
             datasets |= set([known] if isinstance(known, str) else known)
         elif not Path(base).is_dir():
             base_model = base
-        license = card.get("license_name") if card.get("license") == "other" else None
-        declare(license or card.get("license"), "the model it began with")
+        declare(_card_license(card), "the model it began with")
+    if adapter is not None:
+        declare(_card_license(_front_matter(str(adapter))), "the adapter")
     lineages = [trace(out / parent.path) for parent in parents if parent.kind != "checkpoint"]
     nodes = {node.digest: node for lineage in lineages for node in lineage}
     for node in nodes.values():
@@ -99,7 +106,7 @@ def origins_of(
             (str(row.get("name") or row["hub"] or node.kind), row.get("license")) for row in rows
         ]:
             declare(license, source)
-    for row in stats.get("inputs", ()):  # RL names its prompts here
+    for row in (stats or {}).get("inputs", ()):  # RL names its prompts here
         datasets |= {row["path"].partition("@")[0]} if row["sha256"] is None else set()
         declare(None, row["source"])
     ordered = {name: tuple(sorted(licenses[name])) for name in sorted(licenses)}
@@ -147,6 +154,11 @@ def _front_matter(model: str) -> dict[str, Any]:
         return ModelCard(file.read_text("utf-8"), ignore_metadata_errors=True).data.to_dict()
     except ValueError:  # a head that is no YAML mapping
         return {}
+
+
+def _card_license(card: Mapping[str, Any]) -> str | None:
+    name = card.get("license_name") if card.get("license") == "other" else None
+    return name or card.get("license")
 
 
 def license_fields(licenses: Mapping[str, Sequence[str]]) -> dict[str, str]:

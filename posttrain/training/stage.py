@@ -349,6 +349,8 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         if self.policy is not None:
             parents.append(self._parent(str(base), self.policy))
             base = f"checkpoint {self.policy.digest[:12]}"
+        elif base is not None and Path(base).is_dir():
+            base = f"the folder {Path(base).name}"  # the card goes to other machines
         outcome = self.outcome(prepared, base)
         origins = origins_of(
             self.out, base=self.recipe.model.path, parents=parents, stats=outcome.stats

@@ -55,7 +55,8 @@ def test_a_run_ends_in_a_checkpoint_that_learns_and_stops(recipe: MakeRecipe, da
     assert "README.md" not in listed  # it may be edited
     card = ModelCard((out / "README.md").read_text())
     assert manifest.parents[0].digest in card.text
-    assert card.data.license == "cc0-1.0"
+    assert card.data.license == "unknown"  # of the data it is known, of the base not
+    assert str(out.parent) not in card.text
     assert card.data.tags == ["sft"]
 
 
