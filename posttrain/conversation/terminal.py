@@ -48,7 +48,7 @@ def printable(text: str) -> str:
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-class Fold:
+class TagSplitter:
     """Splits a stream of text into reasoning and answer at its tags, and hides calls.
 
     Args:
@@ -118,7 +118,7 @@ class Terminal:
     def __init__(self, console: Console, lines: TextIO) -> None:
         self.console, self._lines = console, lines
         self.shows_reasoning = self.always = False
-        self.fold = Fold(self.show)
+        self.fold = TagSplitter(self.show)
         self._trace = ""
         self._in_reasoning = self._open = False
 

@@ -194,8 +194,9 @@ def checkpoint_card(
     from huggingface_hub import ModelCardData
 
     relation = "finetune" if origins.base_model else None
+    licenses: Any = license_fields(origins.licenses)
     head = ModelCardData(
-        **license_fields(origins.licenses),
+        **licenses,
         library_name="transformers",
         pipeline_tag="text-generation",
         base_model=origins.base_model,

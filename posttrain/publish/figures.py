@@ -22,6 +22,8 @@ METRICS = "metrics.json"
 # those of `posttrain.evaluation.metrics.RATES` that say most of a model, and their headings
 _SHOWN = {"accuracy": "accuracy", "hallucination": "undeclared calls", "truncated": "truncated"}
 
+_SAMPLING = ("temperature", "top_p", "top_k", "max_tokens")
+
 
 @dataclass(frozen=True, slots=True)
 class Figures:
@@ -66,7 +68,7 @@ def model_figures(evaluation: Path, digest: str) -> Figures:
         if (rate := cell["rates"].get("accuracy")) is not None
     ]
     sampling = manifest.config["sampling"]
-    settings = ", ".join(f"{key} {value}" for key, value in sampling.items() if value is not None)
+    settings = ", ".join(f"{key} {sampling[key]}" for key in _SAMPLING if key in sampling)
     head = ("task", "setting", "thinking", "questions", "unscored", *_SHOWN.values())
     lines = [
         f"Evaluation `{manifest.digest}` of checkpoint `{digest}`, {settings}, seed "

@@ -45,8 +45,11 @@ def push(plan: UploadPlan, *, private: bool, show: Callable[[str], None]) -> str
     api = HfApi(library_name="posttrain")
     try:
         try:
-            if private and not api.repo_info(name).private:
+            there_private = api.repo_info(name).private
+            if private and not there_private:
                 raise ConfigError(f"{name} exists and is public: give --public to push to it")
+            if there_private and not private:
+                show(f"{name} exists and stays private; its settings page changes that")
             stay = sorted({*api.list_repo_files(name)} - {*plan.files, ".gitattributes"})
             if stay:
                 show(f"{name} exists; these files stay as they are: {', '.join(stay)}")

@@ -16,7 +16,7 @@ from data_builders.dialects import read_row
 from posttrain.chat.parse import parse_completion
 from posttrain.config.source import SourceConfig
 from posttrain.conversation.session import REFUSED, Session
-from posttrain.conversation.terminal import Fold, Terminal, printable, talk
+from posttrain.conversation.terminal import TagSplitter, Terminal, printable, talk
 from posttrain.environments.base import open_toolkit
 from posttrain.records import Message
 from posttrain.rollouts import Step
@@ -96,7 +96,7 @@ def run(
 )
 def test_a_stream_is_split_at_its_tags_however_it_is_cut(opened, text, found, size):
     pieces: list[tuple[str, str]] = []
-    fold = Fold(lambda kind, piece: pieces.append((kind, piece)))
+    fold = TagSplitter(lambda kind, piece: pieces.append((kind, piece)))
     fold.begin(opened=opened)
     for start in range(0, len(text), size):
         fold.feed(text[start : start + size])
@@ -119,7 +119,7 @@ def test_a_hostile_text_is_split_in_linear_time(unit):
         nonlocal length
         length += len(piece)
 
-    fold = Fold(count)
+    fold = TagSplitter(count)
     text = "a" + unit * ((1 << 20) // len(unit))
     fold.feed(text)
     fold.end()

@@ -70,6 +70,9 @@ def test_an_existing_repository_is_added_to_and_named(hub, checkpoint, capsys):
     assert hub.files[REPO]["notes.txt"] == b"mine"
     assert hub.files[REPO]["config.json"] == (checkpoint / "config.json").read_bytes()
     assert "notes.txt" in capsys.readouterr().out
+    main([str(checkpoint), REPO, "--public"])
+    assert "stays private" in capsys.readouterr().out
+    assert hub.private[REPO]
 
 
 def test_what_may_not_be_pushed_changes_nothing(hub, checkpoint, monkeypatch):
