@@ -175,7 +175,7 @@ def merge(source: AdapterSource, out: Path, *, dtype: MergeDtype) -> MergeCheck:
             adapter=None if ours else source.folder,
         )
         card = checkpoint_card(
-            "merge",
+            "lora",
             origins,
             folder=out,
             summary=[
