@@ -14,7 +14,6 @@ from posttrain.config.backend import ChatBackend
 from posttrain.conversation.terminal import Terminal
 from posttrain.sampling.engines.chat_stream import Kind, StreamingChatSampler
 from posttrain.sampling.engines.http import Client
-from posttrain.sampling.render import RenderedSampler
 from posttrain.sampling.sampler import Ids, Sampler
 
 _TAIL = 16  # tokens at the end of a prompt that show whether it opens the reasoning
@@ -42,6 +41,7 @@ def open_checkpoint(
     from posttrain.models.chat_template import chat_template_of
     from posttrain.models.inference import generation_stops, load_for_inference, weights_digest
     from posttrain.sampling.engines.stream import StreamingEngine
+    from posttrain.sampling.render import RenderedSampler
     from posttrain.tokens.tokenizer import encoder_of, largest_id, load_any_tokenizer
 
     disable_progress_bar()

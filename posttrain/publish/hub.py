@@ -32,7 +32,6 @@ def push(plan: UploadPlan, *, private: bool, show: Callable[[str], None]) -> str
         ConfigError: no token, no right, no network, or the hub has other bytes afterwards.
     """
     # imported here: a plan needs no HTTP client
-    import httpx2
     from huggingface_hub import CommitOperationAdd, HfApi
     from huggingface_hub.errors import (
         HfHubHTTPError,
@@ -41,6 +40,8 @@ def push(plan: UploadPlan, *, private: bool, show: Callable[[str], None]) -> str
         RepositoryNotFoundError,
     )
 
+    # of httpx or httpx2, by the client's version: a broken connection is another of its kind
+    http_error: Any = HfHubHTTPError.__mro__[1]
     name = plan.repository
     api = HfApi(library_name="posttrain")
     try:
@@ -65,9 +66,9 @@ def push(plan: UploadPlan, *, private: bool, show: Callable[[str], None]) -> str
         raise ConfigError("no token: set HF_TOKEN or run `hf auth login`") from error
     except OfflineModeIsEnabled as error:
         raise ConfigError(f"{name}: HF_HUB_OFFLINE is set, nothing was pushed") from error
-    except (HfHubHTTPError, httpx2.HTTPError, RuntimeError, ValueError, OSError) as error:
-        if isinstance(error, ConfigError):
-            raise
+    except ConfigError:
+        raise
+    except (http_error, RuntimeError, ValueError, OSError) as error:
         # the client wraps a failed transfer without its reason
         cause = error.__cause__ if type(error) is RuntimeError and error.__cause__ else error
         raise ConfigError(

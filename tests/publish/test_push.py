@@ -87,6 +87,12 @@ def test_what_may_not_be_pushed_changes_nothing(hub, checkpoint, monkeypatch):
     assert REPO not in hub.files
 
 
+def test_no_network_is_named(hub, checkpoint, monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    with pytest.raises(ConfigError, match="the same command goes on"):
+        main([str(checkpoint), REPO])
+
+
 def test_other_bytes_on_the_hub_are_an_error(hub, checkpoint):
     hub.keep_wrong = True
     with pytest.raises(ConfigError, match=r"config\.json"):

@@ -11,6 +11,7 @@ finish reason and is a failed request.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, cast
 
@@ -52,8 +53,9 @@ class StreamingChatSampler(ChatSampler):
         message = StreamedMessage(self._show)
         try:
             stream = self._client.stream("/chat/completions", body | {"stream": True})
-            async for event in stream:
-                message.add(event)
+            async with contextlib.aclosing(stream) as events:
+                async for event in events:
+                    message.add(event)
             return [Generation(self._step(message.body(), request))]
         except RequestFailed as error:
             return [Generation(None, error=str(error))]

@@ -16,7 +16,7 @@ import json
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -131,7 +131,7 @@ class Client:
         self.ledger.failures += 1
         raise RequestFailed(f"status {answer.status}: {text}")
 
-    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:
         """The JSON objects of the server's event stream as they come; of a plain answer, the one.
 
         Nothing is tried again: somebody watches, and may ask again.
