@@ -35,6 +35,7 @@ from posttrain.runs import (
     locked,
     parent_of,
     read_artifact,
+    refusing_full_disk,
 )
 from posttrain.tokens.tokenizer import SpecialTokens, special_tokens
 from posttrain.training.activations import RolloutShape
@@ -57,7 +58,6 @@ from posttrain.training.plan import (
     check_stops,
     model_lines,
     model_size,
-    refusing_full_disk,
 )
 from posttrain.training.trainer import Resumable, train_to_the_end
 
