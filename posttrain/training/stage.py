@@ -27,6 +27,7 @@ from posttrain.config.sft import TrainingRecipe
 from posttrain.errors import ConfigError, PosttrainError
 from posttrain.models.adapters import adapter_reach, lora_config, quantization_config
 from posttrain.models.load import load_model
+from posttrain.report.live import REPORT, write_unfinished
 from posttrain.runs import (
     Counts,
     Manifest,
@@ -47,7 +48,7 @@ from posttrain.training.launch import (
     gather_head,
     read_launch,
 )
-from posttrain.training.log import LogRows
+from posttrain.training.log import LivePage, LogRows, write_page
 from posttrain.training.memory import MemoryPlan, device_room, memory_line, plan_memory
 from posttrain.training.plan import (
     Line,
@@ -270,7 +271,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             model=model,
             args=args,
             processing_class=policy.tokenizer,
-            callbacks=[LogRows(self.out)],
+            callbacks=[LogRows(self.out), LivePage(self.out)],
             peft_config=lora_config(adapter, model) if adapter else None,
         )
         launched = read_launch(trainer.accelerator)
@@ -337,6 +338,11 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         trainer = prepared.trainer
         try:
             train_to_the_end(trainer, self.out, base=self.recipe.model, special=prepared.special)
+        except BaseException:
+            if trainer.is_world_process_zero():
+                page = self.out / REPORT
+                write_page(lambda: write_unfinished(self.out, page, running=False))
+            raise
         finally:
             trainer.close()
         return self._finish(prepared, directory) if trainer.is_world_process_zero() else None

@@ -42,7 +42,7 @@ class Reader(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.loads += [f"{k}={v}" for k, v in attrs if k in ("src", "href") and v[:1] != "#"]
-        self.loads += [tag] if tag in ("script", "link", "iframe", "img") else []
+        self.loads += [tag] if tag in ("link", "iframe", "img") else []
         if tag not in VOID:
             self.open.append(tag)
 
