@@ -78,6 +78,8 @@ def make_arguments(
         "bf16": torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
         "use_cpu": not torch.cuda.is_available(),
         "report_to": "none",
+        # for trackers: transformers would name a run after nothing, or after its resume folder
+        "run_name": "/".join(Path(recipe.out).absolute().parts[-2:]),
         "save_total_limit": 1,
         # fused experts and adapters all take part in every step; looking for others costs a pass
         "ddp_find_unused_parameters": False,

@@ -43,6 +43,7 @@ from posttrain.training.activations import RolloutShape
 from posttrain.training.finish import RESUME, RunOutcome, artifact_files, model_card
 from posttrain.training.launch import (
     Launched,
+    await_shared,
     check_device,
     check_launch,
     gather_head,
@@ -64,6 +65,7 @@ from posttrain.training.plan import (
 from posttrain.training.trainer import Resumable, train_to_the_end
 
 KIND = "checkpoint"
+PATIENCE = 60.0  # seconds in which a network disk shows what another machine has created
 
 Recipe = TypeVar("Recipe", bound=TrainingRecipe)
 T = TypeVar("T", bound=Resumable)
@@ -208,6 +210,8 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         with refusing_full_disk(self.out), lock:
             # one process opens the directory, then the others find it theirs
             with args.main_process_first(local=False):
+                if not main:
+                    await_shared(self.out, PATIENCE)
                 directory = self.open()
             if directory.complete:
                 if check_inputs is not None:
