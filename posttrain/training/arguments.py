@@ -19,12 +19,14 @@ import pydantic
 import torch
 import trl
 from torch.distributed import DistNetworkError
+from transformers import PreTrainedConfig
 
 from posttrain.config.load import nearest
-from posttrain.config.sft import TrainingRecipe
+from posttrain.config.sft import ModelConfig, TrainingRecipe
 from posttrain.errors import ConfigError
 from posttrain.training.launch import check_precision
 
+LIGER_MODELS = ("llama", "qwen2", "qwen3")
 REPORTERS = ("tensorboard", "wandb", "trackio")
 # the paper's for DPO (Appendix C), and that of the reference code's RLVR recipe; the paper gives
 # none for RLHF and for the judge
@@ -104,6 +106,8 @@ def make_arguments(
             "with accelerate launch --main_process_port, or in MASTER_PORT"
         ) from error
     _check_combinations(args)
+    if args.use_liger_kernel:
+        _check_liger(args, recipe.model)
     if counted_in_steps:
         _check_counted_in_steps(args)
     check_precision(args, recipe.model, recipe.adapter, env)
@@ -167,6 +171,32 @@ def _check_counted_in_steps(args: Any) -> None:
             f"trainer.save_strategy {args.save_strategy}: a run is one stretch of steps; "
             "set steps (with save_steps), or no"
         )
+
+
+def _check_liger(args: Any, model: ModelConfig) -> None:
+    """TRL 1.16 applies Liger's kernels of layers alone (norms, rotary embeddings, SwiGLU): its fused
+    loss would replace the forward pass that returns log-probabilities. All else is as without."""
+    try:
+        read = (
+            model.config or PreTrainedConfig.get_config_dict(model.path, revision=model.revision)[0]
+        )
+    except OSError:
+        return  # loading the model names what is wrong with its path
+    why = None
+    if read["model_type"] not in LIGER_MODELS:
+        why = (
+            f"its losses were compared with the model's own for {', '.join(LIGER_MODELS)}, not for "
+            f"{read['model_type']}; where Liger has no kernels for a model it applies none and "
+            "says nothing"
+        )
+    elif (args.liger_kernel_config or {}).get("fused_linear_cross_entropy"):
+        why = "its fused loss would replace the one over the whole batch; leave it out"
+    elif importlib.util.find_spec("liger_kernel") is None:
+        why = "install it first (pip install liger-kernel)"
+    elif args.device.type != "cuda":
+        why = "its kernels run on GPUs alone"
+    if why is not None:
+        raise ConfigError(f"trainer.use_liger_kernel: {why}")
 
 
 def _check_combinations(args: Any) -> None:
