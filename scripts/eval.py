@@ -1,10 +1,10 @@
 """Evaluate checkpoints: accuracy, undeclared tool calls, adherence, lengths; with intervals.
 
-    python scripts/eval.py --config recipes/tiny/eval.yaml
-    python scripts/eval.py --config F out=runs/x --task maths --limit 20
-    python scripts/eval.py --config F out=runs/x --dry-run
-    python scripts/eval.py rescore RUN [out=DIR]              # grade the records again
-    python scripts/eval.py compare RUN_A[:NAME] RUN_B[:NAME]  # paired, on the same prompts
+    posttrain eval --config tiny/eval
+    posttrain eval --config F out=runs/x --task maths --limit 20
+    posttrain eval --config F out=runs/x --dry-run
+    posttrain eval rescore RUN [out=DIR]              # grade the records again
+    posttrain eval compare RUN_A[:NAME] RUN_B[:NAME]  # paired, on the same prompts
 
 Paths in a recipe are relative to the directory this is run in. Killed and started again, the same
 command finishes the run and repeats nothing that was finished.

@@ -1,7 +1,7 @@
 """Write report.html for an artifact and everything it was made from, or one page about several.
 
-python scripts/report.py runs/tiny/sft [--out report.html]
-python scripts/report.py runs/a/sft runs/b/sft [--out overlay.html]
+posttrain report runs/tiny/sft [--out report.html]
+posttrain report runs/a/sft runs/b/sft [--out overlay.html]
 
 A training run that has not finished has a page too: its curves so far, and whether it is at work.
 """

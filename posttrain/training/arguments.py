@@ -174,12 +174,12 @@ def _check_counted_in_steps(args: Any) -> None:
 
 
 def _check_liger(args: Any, model: ModelConfig) -> None:
-    """TRL 1.16 applies Liger's kernels of layers alone (norms, rotary embeddings, SwiGLU): its fused
-    loss would replace the forward pass that returns log-probabilities. All else is as without."""
+    """TRL 1.16 applies Liger's kernels of layers alone (norms, rotary embedding, SwiGLU): the fused
+    loss would replace the forward pass that returns log-probabilities."""
+    read = model.config
     try:
-        read = (
-            model.config or PreTrainedConfig.get_config_dict(model.path, revision=model.revision)[0]
-        )
+        if read is None:
+            read, _ = PreTrainedConfig.get_config_dict(model.path, revision=model.revision)
     except OSError:
         return  # loading the model names what is wrong with its path
     why = None

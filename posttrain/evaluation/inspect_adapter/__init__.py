@@ -18,4 +18,4 @@ from posttrain.errors import ConfigError
 def require_inspect() -> None:
     """Raises ConfigError, naming the extra, where inspect-ai is not installed."""
     if find_spec("inspect_ai") is None:
-        raise ConfigError("inspect_logs needs inspect-ai: pip install 'posttrain[eval]'")
+        raise ConfigError("inspect_logs needs inspect-ai: pip install 'posttrain[inspect]'")
