@@ -17,13 +17,13 @@ from typing import Any
 from posttrain.errors import DataError
 from posttrain.hashing import sha256_file
 from posttrain.report.section import (
-    MOST_SAMPLES,
     Block,
     LeftOut,
     Row,
     Sample,
     Samples,
     Section,
+    is_shown,
 )
 from posttrain.runs import FileEntry, Manifest, Parent, read_artifact
 
@@ -134,16 +134,15 @@ def samples_to_read(
     if not shown:
         return LeftOut(title, f"{node.name} lists no {few}")
     total, place, rows = sum(file.rows or 0 for file in shown), 0, list[Row]()
-    wanted = min(MOST_SAMPLES, total)
     for file in shown:
         with _listed_path(node, file).open("rb") as lines:
-            for line in lines:  # evenly spread
-                if (place + 1) * wanted // total > place * wanted // total:
+            for line in lines:
+                if is_shown(place, total):
                     rows.append(json.loads(line))
                 place += 1
     note = f"{len(rows):,} of {total:,}, evenly spread; all are in {every or few}."
     found = Samples(list(samples(rows)))
-    return Section(title, [note, found] if wanted < total else [found])
+    return Section(title, [note, found] if len(rows) < total else [found])
 
 
 def side_rows(node: Node, name: str) -> list[dict[str, Any]]:

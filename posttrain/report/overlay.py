@@ -37,7 +37,7 @@ class OverlaidRun:
     kind: str
     config: Mapping[str, Any]
     node: Node | None
-    rows: list[ui.Row]
+    rows: Sequence[ui.Row]
 
 
 def write_overlay(artifacts: Sequence[Path], *, out: Path) -> Path:
@@ -143,8 +143,8 @@ def _curves(runs: Sequence[OverlaidRun]) -> Iterator[ui.Section]:
     for log in logs.values():
         for title, wanted in training.curve_groups(log).items():
             for curve in wanted:
-                one = isinstance(curve.keys, str)
-                for name, key in {"": curve.keys}.items() if one else curve.keys.items():
+                keys = {"": curve.keys} if isinstance(curve.keys, str) else curve.keys
+                for name, key in keys.items():
                     own = {run: f"{run}:{key}" for run in logs if f"{run}:{key}" in logged}
                     caption = (
                         f"{curve.caption.removesuffix('.')}: {name}." if name else curve.caption

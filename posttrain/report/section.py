@@ -250,6 +250,12 @@ def shortened(text: str, most: int = SHOWN_CHARACTERS) -> str:
     return text if rest <= 0 else f"{text[: most - half]} … {rest:,} characters … {text[-half:]}"
 
 
+def is_shown(place: int, total: int) -> bool:
+    """Whether this one of so many samples is among the `MOST_SAMPLES` that are spread evenly."""
+    wanted = min(MOST_SAMPLES, total)
+    return (place + 1) * wanted // total > place * wanted // total
+
+
 def room(samples: int, texts: int = 1) -> int:
     """Characters to show of each text, where so many samples have so many texts each."""
     return max(200, min(SHOWN_CHARACTERS, MOST_CHARACTERS // max(1, samples)) // max(1, texts))

@@ -106,8 +106,7 @@ def make_arguments(
             "with accelerate launch --main_process_port, or in MASTER_PORT"
         ) from error
     _check_combinations(args)
-    if args.use_liger_kernel:
-        _check_liger(args, recipe.model)
+    _check_liger(args, recipe.model)
     if counted_in_steps:
         _check_counted_in_steps(args)
     check_precision(args, recipe.model, recipe.adapter, env)
@@ -176,12 +175,15 @@ def _check_counted_in_steps(args: Any) -> None:
 def _check_liger(args: Any, model: ModelConfig) -> None:
     """TRL 1.16 applies Liger's kernels of layers alone (norms, rotary embedding, SwiGLU): the fused
     loss would replace the forward pass that returns log-probabilities."""
+    if not args.use_liger_kernel:
+        return
     read = model.config
-    try:
-        if read is None:
+    if read is None:
+        assert model.path is not None, "a recipe has one of them"
+        try:
             read, _ = PreTrainedConfig.get_config_dict(model.path, revision=model.revision)
-    except OSError:
-        return  # loading the model names what is wrong with its path
+        except OSError:
+            return  # loading the model names what is wrong with its path
     why = None
     if read["model_type"] not in LIGER_MODELS:
         why = (

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from posttrain.config.load import validate
 from posttrain.config.sft import LaunchConfig, SftConfig
 from posttrain.errors import ConfigError
+from posttrain.report.html import UNFINISHED
 from posttrain.runs import read_artifact
 from posttrain.training import stage as training_stage
 from posttrain.training.launch import Launched, check_launch
@@ -58,16 +59,22 @@ def test_killed_runs_end_with_the_bytes_of_an_undisturbed_run(
         ended = forked(lambda moment=moment: method.run(out, killed=moment), check=False)
         assert ended.codes == [-9], ended.text[-2000:]
         assert not (out / "manifest.json").exists()
+        assert not (out / "log.jsonl").exists() or UNFINISHED in page_of(out)
     last = forked(lambda: method.run(out))
     assert log_rows(out) == log_rows(whole)
     assert rollouts(out) == rollouts(whole)
     assert read_artifact(out).digest == read_artifact(whole).digest
+    assert UNFINISHED not in page_of(out)
     if name == "dpo":
         assert "all on disk" in last.text
         assert [row["step"] for row in log_rows(out) if "loss" in row] == [1, 2, 3, 4, 6, 8, 9, 10]
         page = (out / "report.html").read_text()
         assert "Margins and log-probabilities" in page
         assert "Speed of DPO" in page
+
+
+def page_of(out: Path) -> str:
+    return (out / "report.html").read_text()
 
 
 def rollouts(out: Path) -> dict[str, str]:

@@ -119,7 +119,7 @@ def groups_to_read(title: str, batches: Sequence[RolloutBatch]) -> ui.Section:
 def rollouts_to_read(title: str, batches: Sequence[RolloutBatch]) -> ui.Section:
     """The rollouts of the batches that were read, one by one."""
     every = [(b.step, g["prompt"], r) for b in batches for g in b.groups for r in g["rollouts"]]
-    shown = every[:: max(1, math.ceil(len(every) / ui.MOST_SAMPLES))]
+    shown = [one for place, one in enumerate(every) if ui.is_shown(place, len(every))]
     most = ui.room(len(shown), 2)
     note = f"{len(shown):,} of {len(every):,} rollouts of {len(batches)} batches, evenly spread."
     samples = ui.Samples([_sample(step, prompt, r, most) for step, prompt, r in shown])
