@@ -1,7 +1,7 @@
 """The page of a training run that has not finished: its curves so far, and whether it goes on.
 
     write_live(Path("runs/tiny/sft"), "running, step 40 of 240", next_in=30)
-    write_unfinished(Path("runs/tiny/sft"), Path("page.html"), running=False)
+    write_unfinished(Path("runs/tiny/sft"), running=False)
     →  "Stopped: step 40, last written …"
 
 The running stage writes it again as it trains, and a browser that shows it reads it again. It is
@@ -61,14 +61,14 @@ def write_live(artifact: Path, about: str, *, next_in: int | None = None) -> Non
     _write(artifact, artifact / REPORT, RunState(text, refresh=REFRESH, due=due))
 
 
-def write_unfinished(artifact: Path, target: Path, *, running: bool) -> Path:
+def write_unfinished(artifact: Path, *, running: bool, out: Path | None = None) -> Path:
     """Write the page of a run as it stands, at work or stopped."""
     step = max((row["step"] for row in log_so_far(artifact) if "step" in row), default=0)
     about = f"step {step:,}, last written {_moment((artifact / LOG).stat().st_mtime)}"
     text = f"Running: {about}."
     if not running:
         text = f"Stopped: {about}. The same command goes on with it."
-    return _write(artifact, target, RunState(text))
+    return _write(artifact, out or artifact / REPORT, RunState(text))
 
 
 def _write(artifact: Path, target: Path, state: RunState) -> Path:

@@ -86,7 +86,7 @@ def write_report(artifact: Path | str, *, out: Path | str | None = None) -> Path
     artifact = Path(artifact)
     target = Path(out) if out is not None else artifact / REPORT
     if is_unfinished(artifact):
-        return write_unfinished(artifact, target, running=is_running(artifact))
+        return write_unfinished(artifact, running=is_running(artifact), out=target)
     page = _page(trace(artifact))
     atomic_write_text(target, page)
     return target

@@ -27,7 +27,8 @@ from posttrain.config.sft import TrainingRecipe
 from posttrain.errors import ConfigError, PosttrainError
 from posttrain.models.adapters import adapter_reach, lora_config, quantization_config
 from posttrain.models.load import load_model
-from posttrain.report.live import REPORT, write_unfinished
+from posttrain.report.live import write_unfinished
+from posttrain.report.write import ensure_report
 from posttrain.runs import (
     Counts,
     Manifest,
@@ -344,8 +345,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             train_to_the_end(trainer, self.out, base=self.recipe.model, special=prepared.special)
         except BaseException:
             if trainer.is_world_process_zero():
-                page = self.out / REPORT
-                write_page(lambda: write_unfinished(self.out, page, running=False))
+                write_page(lambda: write_unfinished(self.out, running=False))
             raise
         finally:
             trainer.close()
@@ -382,6 +382,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             },
         )
         self._remove_checkpoints()
+        write_page(lambda: ensure_report(self.out))
         return manifest
 
     def _remove_checkpoints(self) -> None:
