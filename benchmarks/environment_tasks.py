@@ -2,7 +2,7 @@
 
     rows("code", seed=0, count=200) → [{"environment": "code", "question": …, "gold": …}, …]
 
-For gold replay and the red team; docs/environments.md. The other environments generate their own.
+For gold replay and the red team; docs/guides/environments.md. Other environments generate theirs.
 """
 
 from __future__ import annotations

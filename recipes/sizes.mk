@@ -1,7 +1,7 @@
 # What `make tiny` and `make smoke` add to the recipes of recipes/tiny: $(SIZE)_RECIPE, key by key.
 
 # full size: half as much data again for SFT, twice the samples and questions, the held-out questions that
-# docs/benchmarks.md has figures of
+# docs/evidence/benchmarks.md has figures of
 full_world = heldout_seed=23 families.maths.train=36000 families.lists.train=10000 families.logs.train=24000 \
 	families.steps.train=18000 families.plans.train=3000 families.recover.train=3000 families.stop.train=4000 \
 	families.near_miss.train=4000 families.clarify.train=3000 families.safety.train=3000

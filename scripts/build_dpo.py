@@ -10,6 +10,7 @@ Grading is kept from one start to the next; a build that was killed ends with th
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 
 from posttrain.config.build_dpo import BuildDpoConfig
@@ -27,6 +28,7 @@ def main(arguments: list[str]) -> None:
 
     from data_builders.graders import all_graders
     from data_builders.pairs.build import (
+        BuiltPairs,
         build_pairs,
         load_pair_renderer,
         pair_encoder,
@@ -34,7 +36,7 @@ def main(arguments: list[str]) -> None:
     )
     from posttrain.report import run_stage
     from posttrain.report.console import print_sections
-    from posttrain.report.pages.samples import planned_pairs
+    from posttrain.report.pages.samples import pair_figures, pair_rows, planned_pairs
     from posttrain.runs import parent_of, read_artifact
 
     console = Console(width=None if sys.stdout.isatty() else 140)
@@ -46,23 +48,31 @@ def main(arguments: list[str]) -> None:
     # what names this data set: the recipe with its samples by digest, without `out`
     config = recipe.model_dump(mode="json", exclude={"out", "samples"})
     config["samples_digests"] = [parent.digest for parent in parents]
-    if options.dry_run:
-        Run.open(out, kind=KIND, config=config, dry_run=True)
-        print_sections(console, [planned_pairs(recipe, parents)])
-        return
 
-    def make(run: Run) -> None:
+    def build(folder: Path) -> BuiltPairs:
         with console.status("grading") as line:
-            built = build_pairs(
+            return build_pairs(
                 recipe,
                 all_graders(),
                 pair_encoder(renderer),
-                out=out,
-                work=out / "work",
+                out=folder,
+                work=folder / "work",
                 base_dir=BASE,
                 on_progress=lambda what, n: line.update(f"{what}: {n:,}"),
             )
 
+    if options.dry_run:
+        Run.open(out, kind=KIND, config=config, dry_run=True)
+        print_sections(console, [planned_pairs(recipe, parents)])
+        # all of it, elsewhere: what is dropped follows from every score and every length
+        with tempfile.TemporaryDirectory() as folder:
+            built = build(Path(folder))
+        counts, stats = built.counts(), built.stats()
+        print_sections(console, [pair_rows(counts), *pair_figures(stats)], charts=False)
+        return
+
+    def make(run: Run) -> None:
+        built = build(out)
         # -- the manifest that makes it an artifact
         run.finish(
             counts=built.counts(),

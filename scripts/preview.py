@@ -25,6 +25,12 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     if min(options.rows, options.limit) < 0:
         parser.error("--rows and --limit take 0 or more")
+    if options.directory.is_file():
+        parser.error(
+            f"{options.directory} is a file, and this shows artifacts; how its rows are read: "
+            "posttrain build_sft --config one-gpu/build_sft "
+            f"'sources=[{{name: mine, path: {options.directory}}}]' --dry-run"
+        )
 
     from rich.console import Console
 

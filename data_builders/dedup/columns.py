@@ -12,7 +12,7 @@ prompts that differ in one letter are two prompts. Places are kept when drops ar
 bands and n-grams when near-duplicates are looked for, by the field's method: MinHash of word
 3-grams finds them, exact Jaccard decides (Broder 1997, "On the resemblance and containment of
 documents"; bands as in Leskovec et al., "Mining of Massive Datasets", 3.4; why 3-grams, and signs
-as words: docs/benchmarks.md). N-grams are read of records that share a band alone.
+as words: docs/evidence/benchmarks.md). N-grams are read of records that share a band alone.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ read_row({"instruction": "Add.", "input": "2 2", "output": "4"}, config)
     → ("alpaca", Conversation(messages=(…), tools=None))
 
 To add a dialect: one function in a file here, one line in `DIALECTS`, its shape in `recognise`, its
-name in `posttrain.config.source.DialectName`, a section in `docs/dialects.md`.
+name in `posttrain.config.source.DialectName`, a section in `docs/guides/dialects.md`.
 """
 
 from __future__ import annotations

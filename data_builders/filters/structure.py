@@ -5,7 +5,7 @@ structural_drop(example, StructuralFilters(tool_markup=False)) → Drop("empty_a
 Filters of what a text says are in `screen.py`.
 
 To add one: a function here, a line in `STRUCTURAL` at its place in the order, its switch
-in `posttrain.config.filters.StructuralFilters`, a line in `docs/dialects.md`.
+in `posttrain.config.filters.StructuralFilters`, a line in `docs/guides/dialects.md`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ read_pair({"context": […], "response1": "4", "response2": "5", "overall_prefer
     → ("helpsteer3", PreferencePair(…, gold=Gold(None, None, 1.0)))
 
 To add a dialect: one function here, one line in `DIALECTS`, its shape in `recognise`, its name in
-`posttrain.config.build_genrm.PreferenceDialect`, a row in `docs/genrm.md`.
+`posttrain.config.build_genrm.PreferenceDialect`, a row in `docs/guides/genrm.md`.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def build_pairs(
         thinking_on=recipe.thinking_on,
         total=recipe.total,
         match_length=recipe.match_length,
-        sampled=completions_line(proposed.rates),
+        sampled=completions_line(proposed.rates, overlong=proposed.unused["overlong"]),
     )
 
     # -- the chosen pairs, with their ids

@@ -61,7 +61,7 @@ class Proposed:
             rates["with_call"] += bool(verdict.calls)
 
 
-def completions_line(rates: Mapping[str, Mapping[str, int]]) -> str:
+def completions_line(rates: Mapping[str, Mapping[str, int]], *, overlong: int) -> str:
     """How sampled completions fared, over all settings and modes; "" where there are none."""
     total: Counter[str] = Counter()
     for found in rates.values():
@@ -71,7 +71,8 @@ def completions_line(rates: Mapping[str, Mapping[str, int]]) -> str:
     cut = total["truncated"]
     return (
         f"{total['completions']:,} completions, {cut:,} ({cut / total['completions']:.1%}) "
-        f"truncated, {total['failed']:,} failed, {total['unscored']:,} unscored"
+        f"truncated, {overlong:,} beyond max_length, {total['failed']:,} failed, "
+        f"{total['unscored']:,} unscored"
     )
 
 

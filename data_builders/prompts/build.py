@@ -190,8 +190,9 @@ def _take(
                 counts.drop(reason, f"{prompts[0].task}: {why}")
     if source.count is not None and len(taken) < source.count:
         raise DataError(
-            f"source {source.name!r}: {len(taken):,} rows can be asked, count is {wanted:,} "
-            f"(of {counts.rows_in:,} rows; {_listed(counts.dropped)})"
+            f"source {source.name!r}: {len(taken):,} of {counts.rows_in:,} rows are usable and "
+            f"count is {wanted:,}: lower it, or leave it out to take all "
+            f"({_listed(counts.dropped)})"
         )
     counts.kept = len(taken)
     if position < len(candidates):
@@ -228,7 +229,7 @@ def check_names(
 
 
 def _listed(reasons: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in reasons.items()) or "no question"
+    return ", ".join(f"{name} {count:,}" for name, count in reasons.items()) or "none is dropped"
 
 
 def why_not(question: RowQuestion, source: AnySource, setting: Setting) -> str | None:

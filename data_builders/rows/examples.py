@@ -68,7 +68,7 @@ def refuse_unreadable(config: SourceConfig, base_dir: Path) -> None:
             raise ConfigError(wrong)
         raw, problem = first
         names = fitting(raw.row, config)
-        fits = f"it fits {' and '.join(names) or 'no dialect (docs/dialects.md)'}"
+        fits = f"it fits {' and '.join(names) or 'no dialect (docs/guides/dialects.md)'}"
         named = f" of dialect {config.dialect}" if config.dialect else ""
         raise ConfigError(
             f"source {config.name!r}: none of its first {count:,} rows is a conversation{named}. "

@@ -2,5 +2,5 @@
 
     make_item(Place(seed=1, split="heldout", family="maths", index=0)); grade(metadata, "623")
 
-Procedural and offline: see docs/tiny-world.md for the families and the fields.
+Procedural and offline: see docs/guides/tiny-world.md for the families and the fields.
 """

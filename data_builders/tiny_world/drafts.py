@@ -38,7 +38,7 @@ class ItemDraw:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """One item before it is given its id and its place. See docs/tiny-world.md for the fields."""
+    """An item before it has its id and its place; docs/guides/tiny-world.md has the fields."""
 
     key: str
     task: str

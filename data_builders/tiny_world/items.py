@@ -95,7 +95,7 @@ def make_item(place: Place, choices: Choices | None = None) -> dict[str, Any]:
 
     Returns:
         `id`, `prompt` (messages up to the generation point), `reference` (messages after it),
-        `tools` (OpenAI schemas or None) and `metadata` (see docs/tiny-world.md).
+        `tools` (OpenAI schemas or None) and `metadata` (see docs/guides/tiny-world.md).
     """
     choices = choices or Choices()
     draft, draw = draft_item(place, choices)

@@ -36,7 +36,7 @@ _NAMES: dict[Any, str] = {
 _COMMON = {
     "engine": "chooses the block.",
     "format": "chooses the block.",
-    "grader": "the name of what grades completions (docs/graders.md); null: nothing does.",
+    "grader": "the name of what grades completions (docs/guides/graders.md); null: nothing does.",
     "kind": "chooses the block.",
     "name": "of your choice; tables and files carry it.",
     "out": "the directory that is written; another recipe's is refused.",
@@ -50,7 +50,7 @@ _ARGUMENT = re.compile(r"    (\w+(?:, \w+)*): (.*)")
 
 def describe(schema: type[BaseModel]) -> str:
     """All keys of a recipe, a paragraph each, and the names that a `trainer:` block may have."""
-    keys = list(_keys(schema, "", ()))
+    keys = list(keys_of(schema))
     if issubclass(schema, TrainingRecipe):
         keys.append(("trainer.NAME", ", ".join(schema.free_fields())))
     return "\n".join(
@@ -61,8 +61,8 @@ def describe(schema: type[BaseModel]) -> str:
     )
 
 
-def _keys(
-    schema: type[BaseModel], prefix: str, above: tuple[type[BaseModel], ...]
+def keys_of(
+    schema: type[BaseModel], prefix: str = "", above: tuple[type[BaseModel], ...] = ()
 ) -> Iterator[tuple[str, str]]:
     """(key, type and default; description) of every field, blocks before what is in them."""
     for name, field in schema.model_fields.items():
@@ -72,7 +72,7 @@ def _keys(
         yield head, description(schema, name, field)
         for path, block in blocks:
             tag = _tag(block) if len(blocks) > 1 else ""
-            yield from _keys(block, f"{prefix}{name}{path}{tag}.", (*above, block))
+            yield from keys_of(block, f"{prefix}{name}{path}{tag}.", (*above, block))
 
 
 def _parts(annotation: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -26,7 +26,7 @@ from posttrain.errors import ConfigError
 Schema = TypeVar("Schema", bound=BaseModel)
 _ABSENT: Any = object()
 
-# old keys whose new name is not the nearest in letters (docs/renamed.md)
+# old keys whose new name is not the nearest in letters (docs/reference/renamed.md)
 _RENAMED = {
     "capacity": "max_length",
     "cycle_rounds": "min_rounds",

@@ -157,7 +157,7 @@ class EnvironmentPrompts(PromptSource):
     """Rows of one RLVR environment, which grades them too; a row's own tools are always declared.
 
     Args:
-        environment: its name (docs/environments.md has them, and their rows).
+        environment: its name (docs/guides/environments.md has them, and their rows).
     """
 
     format: Literal["environment"]

@@ -24,7 +24,7 @@ OPERATORS = ("eq", "ne", *ORDERED, "in", "not_in", "exists")
 
 def _conditions(given: object) -> object:
     if not isinstance(given, Mapping) or not given:
-        old = "expressions are gone (docs/renamed.md): " if isinstance(given, str) else ""
+        old = "expressions are gone (docs/reference/renamed.md): " if isinstance(given, str) else ""
         raise ValueError(
             f"{old}where is a mapping of fields to conditions, e.g. "
             f"{{reward: {{ge: 1}}, task: [a, b]}}, found {given!r}"

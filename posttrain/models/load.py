@@ -203,7 +203,7 @@ def has_recurrent_kernels() -> bool:
 
 # -- models with random weights, from a mapping that a recipe can hold -----------------------------
 
-# what did best on the tiny world among a dozen short trials (docs/tiny-world.md): three layers, a
+# what did best on the tiny world among a dozen trials (docs/guides/tiny-world.md): three layers, a
 # wide initialisation (the usual 0.02 is made for wide models) and rotations for short contexts
 TINY_ATTENTION: dict[str, Any] = {
     "model_type": "qwen3",

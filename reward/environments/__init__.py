@@ -1,4 +1,4 @@
-"""RLVR environments by name; docs/environments.md has what each checks.
+"""RLVR environments by name; docs/guides/environments.md has what each checks.
 
 environments = {name: make() for name, make in ENVIRONMENTS.items()}
 admitted = await admit(iter(rows), environments)

@@ -100,7 +100,7 @@ def test_a_deepspeed_file_of_another_precision_is_refused(
         arguments("sft", f"trainer.bf16={bf16}")
 
 
-# each family under the launchers that its README, docs/training.md or the Makefile names
+# each family under the launchers that its README, docs/guides/training.md or the Makefile names
 SHIPPED = [
     *((launcher, "tiny", stage, 1) for launcher in ("none", "cpu") for stage in STAGES),
     *(("cpu-2", "tiny", stage, 2) for stage in STAGES),

@@ -1,4 +1,4 @@
-"""Tool calls in a model's output, in whichever notation. docs/detector.md."""
+"""Tool calls in a model's output, in whichever notation. docs/guides/detector.md."""
 
 from posttrain.chat.detect.markers import has_call_marker
 from posttrain.chat.detect.scan import (

@@ -32,7 +32,7 @@ class FoundCall:
     """One call.
 
     Attributes:
-        form: which notation it is written in (docs/detector.md lists them).
+        form: which notation it is written in (docs/guides/detector.md lists them).
         part: whether it stands in the reasoning or in the answer.
         start, end: its span in that part's text; several calls of one JSON list share a span. A
             structured call has none: both are the length of the text.

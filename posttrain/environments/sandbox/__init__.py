@@ -8,7 +8,7 @@
         await box.run(["wc", "-c", "data.csv"])
 
 Files are written and read by programs *inside* the sandbox. The host never opens a path in the
-scratch directory, so a symbolic link planted there leads nowhere. docs/tools.md says what is
+scratch directory, so a symbolic link planted there leads nowhere. docs/guides/tools.md says what is
 contained and what is not promised.
 """
 

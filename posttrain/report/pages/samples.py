@@ -9,7 +9,7 @@ from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.report import section as ui
 from posttrain.report.lineage import Node, listed_rows, samples_to_read
 from posttrain.rollouts import TRUNCATED, Prompt
-from posttrain.runs import Manifest
+from posttrain.runs import Counts, Manifest
 
 
 def sections(node: Node) -> ui.Sections:
@@ -185,6 +185,12 @@ def planned_pairs(recipe: BuildDpoConfig, parents: Sequence[Manifest]) -> Iterat
     )
     total = f"{recipe.total:,} pairs at most" if recipe.total else "As many pairs as shares allow"
     yield f"{total}, {recipe.pairs_per_prompt} of a prompt, rule {recipe.rule}."
+
+
+@ui.section("Completions and rows")
+def pair_rows(counts: Counts) -> Iterator[ui.Block]:
+    dropped = ui.counted(counts.dropped) or "none"
+    yield f"{counts.rows_in:,} in = {counts.kept:,} in a pair + dropped: {dropped}."
 
 
 def _rows_of(samples: Manifest) -> list[int | None]:

@@ -95,7 +95,7 @@ def test_refuses_what_no_row_can_meet(where: Any) -> None:
     [
         ({"a": {"gte": 1}}, "did you mean 'ge'"),
         ({"a": {"notin": [1]}}, "did you mean 'not_in'"),
-        ("reward == 1", "docs/renamed.md"),
+        ("reward == 1", "docs/reference/renamed.md"),
     ],
 )
 def test_names_the_operator_that_was_meant(where: Any, named: str) -> None:

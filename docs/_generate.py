@@ -1,0 +1,103 @@
+"""The reference pages that `make docs` generates: for each stage the keys of its recipe.
+
+    reference/stages.md        every stage in a sentence, and the recipes that ship
+    reference/stages/sft.md    what `posttrain sft --help` prints
+
+A hook of mkdocs (https://www.mkdocs.org/user-guide/configuration/#hooks). Nothing that it writes is
+committed.
+"""
+
+from __future__ import annotations
+
+import ast
+import html
+import importlib
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from pydantic import BaseModel
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # mkdocs is a command, which does not look here
+
+
+def pages() -> dict[str, str]:
+    """Every generated page: its path inside docs → Markdown."""
+    from posttrain.config.shipped import recipe_names
+    from scripts.__main__ import STAGES, sentence
+
+    made: dict[str, str] = {}
+    lines = ["# Stages", "", "| `posttrain …` | |", "|---|---|"]
+    for stage, path in STAGES.items():
+        tree = ast.parse(path.read_text("utf-8"))
+        name = f"`{stage}`"
+        if schema := schema_of(tree):
+            name = f"[{name}](stages/{stage}.md)"
+            made[f"reference/stages/{stage}.md"] = page(
+                stage, ast.get_docstring(tree) or "", schema
+            )
+        lines.append(f"| {name} | {escaped(sentence(path))} |")
+    lines += ["", "## Recipes", "", "Each is a `--config`:", ""]
+    lines += [f"- `{name}`" for name in recipe_names()]
+    return {"reference/stages.md": "\n".join(lines) + "\n"} | made
+
+
+def schema_of(script: ast.Module) -> type[BaseModel] | None:
+    """The schema that a stage's script gives to `parse_recipe`; None where it reads no recipe."""
+    imported = {
+        alias.name: node.module
+        for node in ast.walk(script)
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+    }
+    for node in ast.walk(script):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "parse_recipe":
+            name: Any = node.args[1]
+            return getattr(importlib.import_module(imported[name.id]), name.id)
+    return None
+
+
+def page(stage: str, docstring: str, schema: type[BaseModel]) -> str:
+    """All keys of a stage: name, type, default, source of a number, and what it is."""
+    from posttrain.config.describe import keys_of
+
+    about, _, usage = docstring.partition("\n\n")
+    usage, _, more = usage.partition("\n\n")
+    lines = [
+        f"# {stage}",
+        "",
+        escaped(about),
+        "",
+        "```bash",
+        *map(str.strip, usage.split("\n")),
+    ]
+    lines += ["```", "", escaped(more), ""]
+    for head, text in keys_of(schema):
+        key, _, kind = head.partition("    ")
+        lines += [f"**`{key}`** {escaped(kind)}  ", escaped(text), ""]
+    return "\n".join(lines)
+
+
+def escaped(text: str) -> str:
+    """Text as Markdown: outside code, angle brackets are no tags."""
+    return re.sub(r"`[^`]*`|[<>&]", lambda m: m[0] if m[0][0] == "`" else html.escape(m[0]), text)
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put the pages of the stages behind `reference/stages.md` in the navigation."""
+    (reference,) = (part["Reference"] for part in config.nav or [] if "Reference" in part)
+    reference.append({"Keys": [path for path in pages() if "/stages/" in path]})
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    from mkdocs.structure.files import File
+
+    for path, text in pages().items():
+        files.append(File.generated(config, path, content=text))
+    return files

@@ -1,0 +1,81 @@
+"""The pages: every command resolves its recipe, every link leads somewhere, every stage has its keys.
+
+What a guide's commands do is tested by its stage; here each is resolved and not run, but for those of
+"your model, your data" (test_own_model.py). A command without a recipe is run as far as its
+artifact, which is not there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from posttrain.config.shipped import recipe_file
+from posttrain.errors import PosttrainError
+from scripts.__main__ import STAGES, dispatch
+from tests.docs.pages import GUIDES, ROOT, commands, write_recipes
+
+PAGES = [
+    *(page for page in sorted(GUIDES.glob("*.md")) if page.stem != "own-model" and commands(page)),
+    ROOT / "README.md",
+]
+TEXTS = [*sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "recipes").rglob("*.md"))]
+TEXTS += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+_LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_command_of_a_page_resolves(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    write_recipes(page, tmp_path)
+    for command in commands(page):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+        if command[0] == "launch":
+            at = next(i for i, word in enumerate(command) if word in STAGES)
+            assert recipe_file(command[command.index("--config_file") + 1]).is_file()
+            command = command[at:]
+        if command[0].startswith("--"):
+            dispatch(command)
+            continue
+        assert command[0] in STAGES, command
+        if "--config" in command:
+            with pytest.raises(SystemExit) as ended:
+                dispatch([*command, "--print-config"])
+            assert not ended.value.code, f"{command}: {capsys.readouterr().err}"
+        else:
+            with pytest.raises(PosttrainError):
+                dispatch(command)
+
+
+def _anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    words = (re.sub(r"[^\w\s-]", "", title.replace("`", "").lower()).strip() for title in titles)
+    return {re.sub(r"[\s-]+", "-", text) for text in words}
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path):
+    for path, anchor in _LINK.findall(page.read_text("utf-8")):
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), path
+        assert not anchor or anchor in _anchors(target), f"{path}#{anchor}"
+
+
+def test_the_generated_reference_has_every_stage_with_its_keys():
+    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "_generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    pages = module.pages()
+    with_recipe = {name for name, path in STAGES.items() if "parse_recipe(" in path.read_text()}
+    assert {Path(path).stem for path in pages} == {"stages", *with_recipe}
+    assert "**`model.path`**" in pages["reference/stages/sft.md"]
+    assert all(f"`{stage}`" in pages["reference/stages.md"] for stage in STAGES)
