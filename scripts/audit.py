@@ -16,12 +16,17 @@ import sys
 
 from posttrain.config.audit import AuditConfig
 from posttrain.config.command import run_command
+from posttrain.config.describe import describe
 from posttrain.config.load import apply_overrides, read_recipe, validate
 from posttrain.errors import DataError
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description="Audit the loss masks of tokenised data.")
+    parser = argparse.ArgumentParser(
+        description="Audit the loss masks of tokenised data.",
+        epilog=f"keys of the recipe:\n\n{describe(AuditConfig)}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--config", help="a recipe, a YAML file; its keys may also be given here")
     parser.add_argument(
         "arguments", nargs="*", metavar="PATH | key.path=value", help="data, and keys of the recipe"

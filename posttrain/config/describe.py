@@ -62,17 +62,25 @@ def describe(schema: type[BaseModel]) -> str:
 
 
 def keys_of(
-    schema: type[BaseModel], prefix: str = "", above: tuple[type[BaseModel], ...] = ()
+    schema: type[BaseModel],
+    prefix: str = "",
+    above: tuple[type[BaseModel], ...] = (),
+    defaults: BaseModel | None = None,
 ) -> Iterator[tuple[str, str]]:
-    """(key, type and default; description) of every field, blocks before what is in them."""
+    """(key, type and default; description) of every field, blocks before what is in them.
+
+    `defaults` is the block that stands there by default, where its values differ from its schema's.
+    """
     for name, field in schema.model_fields.items():
         parts = list(_parts(field.annotation))
         blocks = [(path, part) for path, part in parts if _is_block(part) and part not in above]
-        head = f"{prefix}{name}    {_type_text(field, parts)}{_default(field)}"
+        value = _default_of(field) if defaults is None else getattr(defaults, name)
+        head = f"{prefix}{name}    {_type_text(field, parts)}{_default(field, value)}"
         yield head, description(schema, name, field)
         for path, block in blocks:
             tag = _tag(block) if len(blocks) > 1 else ""
-            yield from keys_of(block, f"{prefix}{name}{path}{tag}.", (*above, block))
+            own = value if isinstance(value, block) else None
+            yield from keys_of(block, f"{prefix}{name}{path}{tag}.", (*above, block), own)
 
 
 def _parts(annotation: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -128,10 +136,13 @@ def _type_text(field: FieldInfo, parts: list[tuple[str, Any]]) -> str:
     return ", or ".join([" ".join([first, *bounds]), *others, *nullable])
 
 
-def _default(field: FieldInfo) -> str:
-    if field.is_required():
+def _default_of(field: FieldInfo) -> Any:
+    return None if field.is_required() else field.get_default(call_default_factory=True)
+
+
+def _default(field: FieldInfo, value: Any) -> str:
+    if field.is_required() and value is None:
         return ", required"
-    value: Any = field.get_default(call_default_factory=True)
     if isinstance(value, BaseModel):
         return ""
     # as it would stand in a recipe
