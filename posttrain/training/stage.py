@@ -27,27 +27,30 @@ from posttrain.config.sft import TrainingRecipe
 from posttrain.errors import ConfigError, PosttrainError
 from posttrain.models.adapters import adapter_reach, lora_config, quantization_config
 from posttrain.models.load import load_model
+from posttrain.report.live import write_unfinished
+from posttrain.report.write import ensure_report
 from posttrain.runs import (
     Counts,
     Manifest,
     Parent,
     Run,
-    atomic_write_text,
     locked,
     parent_of,
     read_artifact,
+    refusing_full_disk,
 )
 from posttrain.tokens.tokenizer import SpecialTokens, special_tokens
 from posttrain.training.activations import RolloutShape
-from posttrain.training.finish import RESUME, RunOutcome, artifact_files, model_card
+from posttrain.training.finish import RESUME, RunOutcome, artifact_files, write_card
 from posttrain.training.launch import (
     Launched,
+    await_shared,
     check_device,
     check_launch,
     gather_head,
     read_launch,
 )
-from posttrain.training.log import LogRows
+from posttrain.training.log import LivePage, LogRows, write_page
 from posttrain.training.memory import MemoryPlan, device_room, memory_line, plan_memory
 from posttrain.training.plan import (
     Line,
@@ -58,11 +61,11 @@ from posttrain.training.plan import (
     check_stops,
     model_lines,
     model_size,
-    refusing_full_disk,
 )
 from posttrain.training.trainer import Resumable, train_to_the_end
 
 KIND = "checkpoint"
+PATIENCE = 60.0  # seconds in which a network disk shows what another machine has created
 
 Recipe = TypeVar("Recipe", bound=TrainingRecipe)
 T = TypeVar("T", bound=Resumable)
@@ -207,6 +210,8 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         with refusing_full_disk(self.out), lock:
             # one process opens the directory, then the others find it theirs
             with args.main_process_first(local=False):
+                if not main:
+                    await_shared(self.out, PATIENCE)
                 directory = self.open()
             if directory.complete:
                 if check_inputs is not None:
@@ -270,7 +275,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             model=model,
             args=args,
             processing_class=policy.tokenizer,
-            callbacks=[LogRows(self.out)],
+            callbacks=[LogRows(self.out), LivePage(self.out)],
             peft_config=lora_config(adapter, model) if adapter else None,
         )
         launched = read_launch(trainer.accelerator)
@@ -337,6 +342,10 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         trainer = prepared.trainer
         try:
             train_to_the_end(trainer, self.out, base=self.recipe.model, special=prepared.special)
+        except BaseException:
+            if trainer.is_world_process_zero():
+                write_page(lambda: write_unfinished(self.out, running=False))
+            raise
         finally:
             trainer.close()
         return self._finish(prepared, directory) if trainer.is_world_process_zero() else None
@@ -348,9 +357,10 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         if self.policy is not None:
             parents.append(self._parent(str(base), self.policy))
             base = f"checkpoint {self.policy.digest[:12]}"
+        elif base is not None and Path(base).is_dir():
+            base = f"the folder {Path(base).name}"  # the card goes to other machines
         outcome = self.outcome(prepared, base)
-        card = model_card(self.method, self.recipe, outcome, parents=parents)
-        atomic_write_text(self.out / "README.md", card)
+        write_card(self.out, self.method, self.recipe, outcome, parents=parents)
         missed = outcome.rows - outcome.reached
         manifest = directory.finish(
             counts=Counts(
@@ -372,6 +382,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             },
         )
         self._remove_checkpoints()
+        write_page(lambda: ensure_report(self.out))
         return manifest
 
     def _remove_checkpoints(self) -> None:
