@@ -104,7 +104,8 @@ def run_script(arguments: Sequence[str], samplers: Sequence[ScriptedSampler] = (
         patch(
             "data_builders.prompts.build.toolkits_for", lambda *_: {"calculators": Calculators()}
         ),
-        patch("data_builders.graders.all_graders", lambda: {"exact": Exact()}),
+        patch("data_builders.graders.all_graders", lambda *_, **__: {"exact": Exact()}),
+        patch("data_builders.prompts.evaluation.all_graders", lambda *_: {"exact": Exact()}),
     ):
         script("eval").main(list(arguments))
 
