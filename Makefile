@@ -10,7 +10,7 @@ export HF_HUB_OFFLINE := 1
 # matrices this small gain nothing from a second thread, and threads that wait for one another on a
 # busy machine cost a hundredfold
 export OMP_NUM_THREADS := 1
-.PHONY: quickstart tiny tiny-rlvr test test-ray lint format docs bench gpu-check clean
+.PHONY: quickstart tiny tiny-rlvr tiny-eval test test-ray lint format docs bench gpu-check clean
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; try make PYTHON=python3.11")'
@@ -76,6 +76,10 @@ tiny-rlvr: $(BIN)/.installed
 	$(BIN)/accelerate launch --config_file recipes/accelerate/cpu.yaml scripts/rlvr.py --config recipes/tiny/rlvr_second.yaml
 	@echo "[6/6] evaluation (to the end about 1 min of one core)"
 	$(BIN)/python scripts/eval.py --config recipes/tiny/eval_rlvr.yaml
+
+# a suite of rows, RLVR environments and tasks of inspect on the SFT model of `make quickstart`
+tiny-eval: $(BIN)/.installed-dev
+	$(BIN)/python scripts/eval.py --config recipes/tiny/eval_suite.yaml
 
 # a file's tests stay together: they share what is slow to make
 test: $(BIN)/.installed-dev

@@ -1,4 +1,4 @@
-"""IFEval's constraints: how many can be checked here, and how far strict grading agrees with others.
+"""IFEval's constraints: how many can be checked, and how far strict grading agrees with others.
 
     NLTK_DATA=DIR python benchmarks/instruction_following.py ../shared/data/ifeval.jsonl
 
@@ -67,8 +67,11 @@ OWN: dict[str, Callable[[str, Row], bool]] = {
     "length_constraints:number_words": lambda text, a: compared(len(words(text)), a, "num_words"),
     "keywords:existence": lambda text, a: all(times(text, word) for word in a["keywords"]),
     "keywords:frequency": lambda text, a: compared(times(text, a["keyword"]), a, "frequency"),
-    "keywords:forbidden_words": lambda text, a: not any(
-        re.search(rf"\b{re.escape(word)}\b", text, re.IGNORECASE) for word in a["forbidden_words"]
+    "keywords:forbidden_words": lambda text, a: (
+        not any(
+            re.search(rf"\b{re.escape(word)}\b", text, re.IGNORECASE)
+            for word in a["forbidden_words"]
+        )
     ),
     "keywords:letter_frequency": lambda text, a: compared(
         text.lower().count(a["letter"].lower()),
@@ -113,7 +116,8 @@ def made_for(row: Row) -> str:
         elif kind == "number_highlighted_sections":
             parts.append(" ".join(f"*part {k}*" for k in range(a["num_highlights"])))
         elif kind == "multiple_sections":
-            parts += [f"\n{a['section_spliter']} {k + 1}\n{FILLER}" for k in range(a["num_sections"])]
+            name = a["section_spliter"]
+            parts += [f"\n{name} {k + 1}\n{FILLER}" for k in range(a["num_sections"])]
         elif kind == "number_paragraphs":
             parts.append("\n***\n".join([FILLER] * a["num_paragraphs"]))
         elif kind == "nth_paragraph_first_word":
@@ -153,7 +157,7 @@ def responses(row: Row) -> list[str]:
 
 
 def main(path: str) -> None:
-    rows = [json.loads(line) for line in Path(path).open(encoding="utf-8")]
+    rows = [json.loads(line) for line in Path(path).read_text("utf-8").splitlines()]
     checkable: Counter[str] = Counter()
     whole = 0
     for row in rows:

@@ -37,6 +37,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "eval_genrm.yaml": EvalGenRmConfig,
     "eval_rlhf.yaml": EvalConfig,
     "eval_rlvr.yaml": EvalConfig,
+    "eval_suite.yaml": EvalConfig,
     "genrm.yaml": GenRmConfig,
     "genrm_sft.yaml": SftConfig,
     "judgements.yaml": TinyJudgementsConfig,
