@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,16 @@ import yaml
 
 pytest.importorskip("inspect_ai")
 
+from data_builders.graders import EnvironmentGrader
+from posttrain.chat.parse import ParsedCompletion
+from posttrain.config.judge import LabelJudgeConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.evaluation.run import read_run
+from posttrain.rollouts import Completion, Step
 from posttrain.runs import read_artifact
+from reward.environments.judged import EquivalenceEnvironment
+from reward.graders.base import Attempt
+from reward.judge.judge import JudgeSampler
 from tests.evaluation.scripted import ScriptedSampler, turn
 from tests.evaluation.small_eval import answer, evaluate, records, run_script, write_recipe
 
@@ -243,3 +251,27 @@ def test_the_suite_is_a_finished_evaluation(suite: Path):
     manifest = read_artifact(suite / "out", kind="evaluation")
     assert manifest.stats["inspect"]["products.tools"]["arguments"] == {"wrong": 2}
     assert manifest.counts.kept == 12 + 4 + 4 * 2
+
+
+def test_a_judges_answers_are_kept_and_given_again_without_it(tmp_path: Path, monkeypatch):
+    task = {"environment": "equivalence", "question": "Who?", "gold": "Charles Darwin"}
+    prompt = EquivalenceEnvironment().prompt(task)
+    parsed = ParsedCompletion(None, "Darwin", (), (), True)
+    completion = Completion(prompt.id, 0, (Step("Darwin", parsed, "stop", 0, 1, 9),), "stop")
+    model = ScriptedSampler(lambda request: turn('{"equivalent": true}'))
+
+    async def opened(models, stack):
+        return [JudgeSampler(model, "message", tokens=("<|im_end|>",))]
+
+    monkeypatch.setattr("data_builders.graders.open_judges", opened)
+    backend = {"kind": "chat", "url": "http://localhost:1/v1", "model": "judge"}
+    judge = LabelJudgeConfig.model_validate({"backend": backend, "sampling": {"temperature": 0.0}})
+    labels = tmp_path / "journals/judge.jsonl"
+    (score,) = EnvironmentGrader(judge, labels).grade([Attempt(prompt, completion)])
+    assert (score.value, len(model.batches)) == (1.0, 2)  # both orders
+    assert EnvironmentGrader(None, labels).grade([Attempt(prompt, completion)]) == [score]
+    assert len(model.batches) == 2
+    step = replace(completion.steps[0], parsed=replace(parsed, answer="Wallace"))
+    other = replace(completion, steps=(step,))
+    (unknown,) = EnvironmentGrader(None, labels).grade([Attempt(prompt, other)])
+    assert (unknown.value, unknown.failure) == (None, "service")
