@@ -13,7 +13,8 @@ checked here, for want of an argument or of NLTK's data, is refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from posttrain.records import Score
@@ -119,24 +120,21 @@ def check_constraints(
     benchmark: str, names: list[str], arguments: list[dict[str, Any]], question: str, answer: str
 ) -> dict[str, Any]:
     """The job of a worker: whether each constraint holds, strictly and loosely, or the problem."""
-    import nltk
-
+    nltk: Any = importlib.import_module("nltk")
     nltk.download = lambda *_, **__: False  # an import must not reach for the network
-    import langdetect
-    from if_verifiable.common import get_loose_transformations
-
+    langdetect: Any = importlib.import_module("langdetect")
     langdetect.DetectorFactory.seed = 0  # else the same text is of one language today only
-    if benchmark == "ifeval":
-        from if_verifiable.ifeval.instructions_registry import INSTRUCTION_DICT
-    else:
-        from if_verifiable.ifbench.instructions_registry import INSTRUCTION_DICT
+    common: Any = importlib.import_module(f"{PACKAGE}.common")
+    registry: Any = importlib.import_module(f"{PACKAGE}.{benchmark}.instructions_registry")
+    checkers: dict[str, Callable[[str], Any]] = registry.INSTRUCTION_DICT
     results: Results = []
-    variants = [text for text in get_loose_transformations(answer) if text.strip()]
+    readings: list[str] = common.get_loose_transformations(answer)
+    variants = [text for text in readings if text.strip()]
     for name, given in zip(names, arguments, strict=True):
-        if name not in INSTRUCTION_DICT:
+        if name not in checkers:
             return {"problem": f"unknown_constraint: {name}"}
-        checker = INSTRUCTION_DICT[name](name)
-        keys = {*(checker.get_instruction_args_keys() or ())}
+        checker = checkers[name](name)
+        keys: set[str] = {*(checker.get_instruction_args_keys() or ())}
         given = given | ({"prompt": question} if "prompt" in keys else {})
         checker.build_description(**given)
         lacking = keys - {*given}
@@ -145,7 +143,7 @@ def check_constraints(
         if name == "keywords:letter_frequency":
             # the checker draws another where it is no letter, as in two of IFEval's prompts
             checker._letter = given["letter"].strip().lower()
-        used = checker.get_instruction_args() or {}
+        used: dict[str, Any] = checker.get_instruction_args() or {}
         replaced = [key for key, value in given.items() if _plain(used.get(key)) != _plain(value)]
         if replaced:  # as it does where it cannot use one, such as a letter that is none
             return {"problem": f"unusable_argument: {name} {', '.join(sorted(replaced))}"}
