@@ -106,7 +106,9 @@ class InspectRole(Strict):
     """A further model that an inspect task calls, such as its user or its grader.
 
     Args:
+        backend: what it runs on.
         checkpoint: as of a judge: the model, or the one that a server serves.
+        thinking: whether it reasons.
     """
 
     backend: BackendConfig
@@ -162,6 +164,8 @@ class Price(Strict):
     """Money per million tokens of one model.
 
     Args:
+        input: of prompt tokens.
+        output: of tokens that the model writes.
         cached: of prompt tokens that an earlier turn of the same completion sent; null: as `input`.
         reasoning: of output tokens that are reasoning; null: as `output`.
     """

@@ -27,6 +27,7 @@ NLTK_DATA = "nltk_data_missing: python -m nltk.downloader punkt_tab"
 LONGEST = 200_000  # characters of an answer
 Results = list[tuple[bool, bool]]  # strict, loose
 _NONE: list[Any] = [[], [], ""]
+FIGURES = ("loose", "constraints", "constraints_loose")
 _PROBE = "A plain sentence. And another one, with words in it!"
 
 
@@ -66,6 +67,8 @@ class Constraints:
                 scores.append(early)
             elif len(attempt.completion.answer) > LONGEST:
                 scores.append(Score(0.0, None, f"longer than {LONGEST} characters"))
+            elif not attempt.completion.answer.strip():
+                scores.append(Score(0.0, None, "empty", figures=dict.fromkeys(FIGURES, 0.0)))
             elif why is not None:
                 scores.append(unscored(None, why, result.failure or "malformed_row"))
             else:
