@@ -13,7 +13,7 @@ paths are relative to the directory the command is run in.
 from __future__ import annotations
 
 import re
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -24,6 +24,7 @@ from posttrain.config.prompts import AnySource, Setting, check_prompts
 from posttrain.config.sample import ToolLoopSampling, check_chat
 from posttrain.errors import ConfigError
 
+Share = Annotated[float, Field(ge=0, le=1)]
 _NAME = re.compile(r"[\w+-][\w.+-]*")
 
 
@@ -89,13 +90,28 @@ class EvalConfig(CheckpointsConfig):
     """One evaluation.
 
     Args:
+        expect: agentic family, or `all` → the range in which the share of its solved runs is
+            predicted to lie; a run keeps the predictions that it began with.
         inspect_logs: write the run as inspect's logs as well, for `inspect view`.
     """
 
     prompts: tuple[AnySource, ...] = Field(min_length=1)
     settings: tuple[Setting, ...] = Field(min_length=1)
     sampling: ToolLoopSampling = ToolLoopSampling()
+    expect: dict[str, tuple[Share, Share]] = Field(default_factory=dict[str, tuple[float, float]])
     inspect_logs: bool = False
+
+    @model_validator(mode="after")
+    def _predicted(self) -> EvalConfig:
+        given = [*(str(source.environment) for source in self.prompts), "all"]
+        for family, (low, high) in self.expect.items():
+            if family not in given:
+                raise ValueError(
+                    f"expect: no source is of the family {family!r}{nearest(family, given)}"
+                )
+            if low > high:
+                raise ValueError(f"expect.{family}: {low} is above {high}")
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> EvalConfig:

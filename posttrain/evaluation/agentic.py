@@ -149,7 +149,7 @@ def agentic_rows(records: Mapping[str, Sequence[Record]], *, seed: int) -> Row |
     models.sort(key=lambda row: -row["families"][-1]["share"])
     best, *others = (row["checkpoint"] for row in models)
     pairs = [
-        {"a": name, "b": best, **paired(_values(own[name]), _values(own[best]), seed=seed)}
+        {"names": [name, best], **paired(_values(own[name]), _values(own[best]), seed=seed)}
         for name in others
     ]
     return {"models": models, "pairs": pairs}
@@ -213,14 +213,6 @@ def share_row(values: Values, *, seed: int) -> Row:
 def _effort(runs: Sequence[Record]) -> Row:
     calls = [len(record.completion.tool_calls) for record in runs]
     return {"calls_per_run": sum(calls) / len(runs)}
-
-
-def in_words(pair: Mapping[str, Any]) -> str:
-    """What a paired difference shows, in a sentence."""
-    shares = f"{pair['a']} {pair['solved_a']} of {pair['runs']}, {pair['b']} {pair['solved_b']}"
-    if pair["p"] < 0.05:
-        return f"{shares}: p = {pair['p']:.2g}, a difference."
-    return f"{shares}: p = {pair['p']:.2f}, which is no evidence that they differ."
 
 
 def scored_expectations(

@@ -20,6 +20,7 @@ from rich.markup import escape
 
 from posttrain.config.eval import EvalConfig
 from posttrain.errors import PosttrainError
+from posttrain.evaluation.agentic import agentic_rows
 from posttrain.evaluation.compare import paired_rows
 from posttrain.evaluation.grade import (
     Grade,
@@ -215,7 +216,9 @@ def metrics_of(records: Records, *, seed: int) -> dict[str, Any]:
         seed: of bootstrap draws and permutations.
     """
     first, *others = records
+    agentic = agentic_rows(records, seed=seed)
     return {
+        **({} if agentic is None else {"agentic": agentic}),
         "cells": [row for name in records for row in cell_rows(records[name], seed=seed)],
         "pairs": [
             row for name in others for row in paired_rows(records[first], records[name], seed=seed)

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from posttrain.chat.detect import FoundCall, searched
 from posttrain.errors import DataError
+from posttrain.evaluation.agentic import family_of
 from posttrain.evaluation.grade import Record, record_from_row
 from posttrain.report import section as ui
 from posttrain.report.lineage import Node, listed_text, rows_to_read
+from posttrain.report.pages import agentic
 from posttrain.rollouts import Step
 
 METRICS = "metrics.json"
@@ -25,6 +27,9 @@ _HEADLINE = {"accuracy": "correct", "hallucination": "undeclared calls", "trunca
 def sections(node: Node) -> ui.Sections:
     metrics = read_metrics(node)
     yield from figures(metrics)
+    if (found := metrics.get("agentic")) is not None:
+        assert node.manifest is not None
+        yield from agentic.figures(found, node.manifest.config.get("expect", {}))
     yield rows_to_read(node, "examples.jsonl", "Completions to read", completions_to_read)
 
 
@@ -212,7 +217,11 @@ def _example(record: Record) -> ui.Fold:
     about += f" · {score}" + (f" · {calls}" if calls else "")
     text = "\n".join(f"{message.role}: {message.content}" for message in prompt.messages)
     blocks: list[ui.Block] = [ui.Dialogue(text[: ui.SHOWN_CHARACTERS])]
+    failed = agentic.failing_step(record) if family_of(prompt) is not None else None
     for number, step in enumerate(record.completion.steps):
+        if failed is not None and number == failed[0]:
+            mark = ui.Styled(f"Step {number}, where the run failed: {failed[1]}", "mark")
+            blocks.append((mark,))
         own = [call for call in record.verdict.calls if call.step == number]
         blocks.append(ui.Dialogue(_step(step, own)))
         blocks += [

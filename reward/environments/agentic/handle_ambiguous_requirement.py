@@ -95,8 +95,8 @@ class HandleAmbiguousRequirement(AgenticEnvironment):
         return Fixture(
             task=(
                 f"Report the amount of the orders of the month {month} in the region {region}, "
-                f"from sales.csv. Each of these terms has two readings ({listed}); terms.md says which "
-                "of them hold here. If it leaves one open, either ask, with "
+                f"from sales.csv. Each of these terms has two readings ({listed}); terms.md says "
+                "which of them hold here. If it leaves one open, either ask, with "
                 f'{DECISION} {{"kind": "question", "term": the open term}} and no {RESULT}, or '
                 f'assume, with {DECISION} {{"kind": "assumption", "term": …, "reading": …}} and '
                 f'{RESULT} {{"total": the amount in cents}}. If it settles all, write {DECISION} '

@@ -82,9 +82,9 @@ class InvestigateLog(AgenticEnvironment):
             task=(
                 f"{LOG} covers an incident: from some time on requests failed for good. One change "
                 f"of a setting on one host caused it. Write {REPORT} with exactly these fields: "
-                '"host", "setting" and "time" (HH:MM:SS) of that change, and "failed_requests", '
-                "the number of requests that failed for good because of it. A request that was done "
-                "after another attempt did not fail."
+                '"host", "setting" and "time" (HH:MM:SS) of that change, and '
+                '"failed_requests", the number of requests that failed for good because of it. A '
+                "request that was done after another attempt did not fail."
             ),
             files={LOG: "\n".join(lines) + "\n", "logs/README": "One line an event.\n"},
             check=check,

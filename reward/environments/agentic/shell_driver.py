@@ -17,7 +17,7 @@ OUTPUT = "/dev/shm/output"  # noqa: S108 - the sandbox's own
 KEPT = 64 * 1024  # bytes of output from each end
 
 
-def write_all(files):
+def write_all(files: dict[str, bytes]) -> None:
     for path, data in files.items():
         folder = path.rpartition("/")[0]
         if folder:
@@ -29,7 +29,7 @@ def write_all(files):
             os.chmod(path, 0o755)  # noqa: S103
 
 
-def run(words, seconds, out):
+def run(words: list[bytes], seconds: int, out: int) -> int:
     child = os.fork()
     if child == 0:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -47,9 +47,10 @@ def run(words, seconds, out):
     return os.waitstatus_to_exitcode(status)
 
 
-def collect(most_files, most_bytes):
+def collect(most_files: int, most_bytes: int) -> tuple[dict[str, bytes] | None, int]:
     """Path → content, and how many entries are neither files nor directories; None: too many."""
-    files, left, total, folders = {}, 0, 0, [""]
+    files: dict[str, bytes] = {}
+    left, total, folders = 0, 0, [""]
     while folders:
         folder = folders.pop()
         try:
@@ -82,7 +83,7 @@ def collect(most_files, most_bytes):
     return files, left
 
 
-def main():
+def main() -> None:
     order = marshal.loads(sys.stdin.buffer.read())  # noqa: S302 - of this project
     words, files, seconds, most_files, most_bytes = order
     write_all(files)

@@ -34,13 +34,16 @@ Files = Mapping[str, bytes]  # path → content; a path that ends in "/" is an e
 SECONDS = 10  # of one command
 MOST_FILES = 500
 MOST_BYTES = 4 << 20  # of all files
-_PATH_CHARACTERS = 200
+_PATH_CHARACTERS, _COMMAND_BYTES = 200, 100_000
 _DRIVER = Path(__file__).with_name("shell_driver.py").read_text("utf-8")
 _QUERY = """
 import sqlite3, sys
 database, query = sys.argv[1:]
 connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
-cursor = connection.execute(query)
+try:
+    cursor = connection.execute(query)
+except sqlite3.Error as error:
+    sys.exit(f"error: {error}")
 if cursor.description:
     print(" | ".join(column[0] for column in cursor.description))
     for number, row in enumerate(cursor):
@@ -195,8 +198,8 @@ class Workspace:
             words = [word.encode() for word in argv]
         except UnicodeEncodeError:
             raise Refused("the text is not valid Unicode") from None
-        if any(b"\0" in word for word in words):
-            raise Refused("a null character")
+        if any(b"\0" in word or len(word) > _COMMAND_BYTES for word in words):
+            raise Refused(f"a null character, or more than {_COMMAND_BYTES} bytes")
         order = marshal.dumps((words, self.files, SECONDS, MOST_FILES, MOST_BYTES))
         limits = Limits(seconds=3 * SECONDS, cpu_seconds=SECONDS, output_bytes=3 * MOST_BYTES)
         try:
@@ -217,10 +220,12 @@ class Workspace:
             )
         self._keep(files)
         text = output.decode("utf-8", "replace").rstrip("\n")
-        notes = [f"exit code {code}"] * (code != 0)
+        # a signal ended what runs the command: at its time, or because the command sent it
+        ended = f"killed, the most is {SECONDS} seconds" if code < 0 else f"exit code {code}"
+        notes = [ended] * (code != 0)
         notes += [f"{left} links or special files were not kept"] * (left > 0)
         if not text:
-            return f"(no output, exit code {code})" if left == 0 else f"({', '.join(notes)})"
+            return f"({', '.join(['no output', *(notes or [ended])])})"
         return f"{text}\n({', '.join(notes)})" if notes else text
 
     def _keep(self, files: Files) -> None:
