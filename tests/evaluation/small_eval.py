@@ -95,7 +95,7 @@ def run_script(
     arguments: Sequence[str],
     samplers: Sequence[Sampler] = (),
     *,
-    graders: Callable[[], dict[str, Any]] = lambda: {"exact": Exact()},
+    graders: Callable[..., dict[str, Any]] = lambda *_, **__: {"exact": Exact()},
     toolkits: Callable[..., dict[str, Any]] = lambda *_: {"calculators": Calculators()},
 ) -> None:
     """`scripts/eval.py arguments` with these samplers, one after the other, as every backend."""
@@ -109,6 +109,7 @@ def run_script(
         patch("posttrain.evaluation.stage.opened_sampler", opened),
         patch("data_builders.prompts.build.toolkits_for", toolkits),
         patch("data_builders.graders.all_graders", graders),
+        patch("data_builders.prompts.evaluation.all_graders", graders),
     ):
         script("eval").main(list(arguments))
 

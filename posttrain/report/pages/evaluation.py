@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from posttrain.chat.detect import FoundCall, searched
 from posttrain.errors import DataError
 from posttrain.evaluation.agentic import family_of
+from posttrain.evaluation.gate import GateRow
 from posttrain.evaluation.grade import Record, record_from_row
+from posttrain.evaluation.metrics import LENGTHS
 from posttrain.report import section as ui
 from posttrain.report.lineage import Node, listed_text, rows_to_read
 from posttrain.report.pages import agentic
@@ -197,6 +199,46 @@ def differences(pairs: Sequence[ui.Row]) -> Iterator[ui.Block]:
     head += ["95 %", "p", "questions"]
     title = f"{len(rows):,} figures; shares in per cent and points"
     yield ui.Fold(title, [ui.Table(head, rows)])
+
+
+@ui.section("The gate")
+def gated(rows: Sequence[GateRow]) -> Iterator[ui.Block]:
+    table: list[list[object]] = []
+    for row in rows:
+        scale = 1 if row.figure in LENGTHS else 100
+        numbers = (row.change, row.low, row.high, row.margin)
+        place = [row.verdict, row.figure, row.task, row.setting, row.thinking]
+        table.append([*place, *(f"{scale * number:.2f}" for number in numbers), row.questions])
+    head = ["verdict", "figure", "task", "setting", "reasoning", "change", "low", "high", "margin"]
+    yield ui.Table([*head, "questions"], table)
+    yield (
+        "Less is worse. A row fails where `high` is below −margin, passes where `low` is above it, "
+        "and is inconclusive otherwise; the bounds are one-sided and share the gate's level."
+    )
+
+
+@ui.section("What it would take")
+def estimated(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
+    head = ["checkpoint", "task and setting", "completions", "calls at most", "input tokens"]
+    head += ["output tokens", "money", "minutes"]
+    names = ("requests", "most_requests", "input", "output", "money", "seconds")
+    total: ui.Row = {"checkpoint": "all", "unit": ""}
+    for name in names:
+        known = [row[name] for row in rows if row[name] is not None]
+        total[name] = sum(known) if known else None
+    yield ui.Table(head, [_estimated(row) for row in (*rows, total)])
+    yield (
+        "Output tokens are those of the recipe's `estimate`, or the most that the limits allow; "
+        "input tokens are of one call a completion. Money needs `prices`, minutes need "
+        "`estimate.tokens_per_second`."
+    )
+
+
+def _estimated(row: ui.Row) -> list[object]:
+    counts = [f"{row[name]:,}" for name in ("requests", "most_requests", "input", "output")]
+    spent = None if row["money"] is None else f"{row['money']:.4g}"
+    minutes = None if row["seconds"] is None else f"{row['seconds'] / 60:.1f}"
+    return [row["checkpoint"], row["unit"], *counts, spent, minutes]
 
 
 def completions_to_read(rows: Sequence[Mapping[str, object]]) -> Iterator[ui.Block]:
