@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import yaml
 
-from posttrain.sampling.sampler import Request, Sampler
+from posttrain.sampling.sampler import Request
 from tests.data_builders.small_build import script, write_tokenizer
 from tests.evaluation.scripted import CALCULATOR, CALL, Calculator, ScriptedSampler, turn
 
@@ -91,25 +91,21 @@ def write_recipe(folder: Path, **keys: Any) -> Path:
     return path
 
 
-def run_script(
-    arguments: Sequence[str],
-    samplers: Sequence[Sampler] = (),
-    *,
-    graders: Callable[..., dict[str, Any]] = lambda *_, **__: {"exact": Exact()},
-    toolkits: Callable[..., dict[str, Any]] = lambda *_: {"calculators": Calculators()},
-) -> None:
+def run_script(arguments: Sequence[str], samplers: Sequence[ScriptedSampler] = ()) -> None:
     """`scripts/eval.py arguments` with these samplers, one after the other, as every backend."""
     left = list(samplers)
 
     @asynccontextmanager
-    async def opened(*_: object, **__: object) -> AsyncIterator[Sampler]:
+    async def opened(*_: object, **__: object) -> AsyncIterator[ScriptedSampler]:
         yield left.pop(0)
 
     with (
         patch("posttrain.evaluation.stage.opened_sampler", opened),
-        patch("data_builders.prompts.build.toolkits_for", toolkits),
-        patch("data_builders.graders.all_graders", graders),
-        patch("data_builders.prompts.evaluation.all_graders", graders),
+        patch(
+            "data_builders.prompts.build.toolkits_for", lambda *_: {"calculators": Calculators()}
+        ),
+        patch("data_builders.graders.all_graders", lambda *_, **__: {"exact": Exact()}),
+        patch("data_builders.prompts.evaluation.all_graders", lambda *_: {"exact": Exact()}),
     ):
         script("eval").main(list(arguments))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from posttrain.chat.parse import ParsedCompletion
 from posttrain.errors import ConfigError
@@ -20,12 +21,11 @@ from posttrain.evaluation.agentic import (
     scored_expectations,
     share_row,
 )
-from posttrain.evaluation.grade import read_records
+from posttrain.evaluation.grade import Record, read_records
 from posttrain.records import Message, Score, ToolCall
 from posttrain.report.pages.agentic import failing_step, in_words
 from posttrain.rollouts import Completion, Prompt, Step
-from reward.environments.agentic.policies import ENVIRONMENT_OF, PolicySampler
-from tests.evaluation.small_eval import run_script, write_recipe
+from tests.data_builders.small_build import script
 
 TOOLS = json.dumps([{"type": "function", "function": {"name": "read", "parameters": {
     "type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"],
@@ -151,82 +151,72 @@ def test_published_totals_scored_again():
 FAMILIES = ("multi_step_plan", "recover_from_tool_error", "know_when_to_stop")
 
 
+RECIPE: dict[str, Any] = {
+    "checkpoints": {
+        "one": {"backend": {"kind": "scripted", "policy": "oracle"}},
+        "two": {"backend": {"kind": "scripted", "policy": "takes_the_stale_copy"}},
+    },
+    "prompts": [
+        {"name": f, "format": "environment", "environment": f, "generated": 7, "count": 2}
+        for f in FAMILIES
+    ],
+    "settings": [{"name": "agent", "thinking": 0.0}],
+    "n": 2,
+    "sampling": {"max_turns": 15},
+    "prices": {"one": {"input": 1, "output": 3}},
+    "expect": {"multi_step_plan": [0.9, 1.0], "all": [0.2, 0.6]},
+}
+
+
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is missing")
-def test_two_models_in_one_report(tmp_path: Path):
-    prompts, sources = [], []
-    for name in FAMILIES:
-        environment = ENVIRONMENT_OF[name]()
-        rows = environment.rows(seed=7, count=2)
-        path = tmp_path / f"{name}.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        prompts += map(environment.prompt, rows)
-        where = {"format": "environment", "environment": name, "path": str(path)}
-        sources.append({"name": name, **where})
-    keys: dict[str, Any] = {
-        "prompts": sources,
-        "settings": [{"name": "agent", "thinking": 0.0}],
-        "sampling": {"max_turns": 15},
-        "expect": {"multi_step_plan": [0.9, 1.0], "all": [0.2, 0.6]},
-    }
-    recipe = write_recipe(tmp_path, **keys)
-    names = ("oracle", "takes_the_stale_copy")
-    out, more = (
-        tmp_path / "out",
-        [f"checkpoints={{one: {tmp_path}/checkpoint, two: {tmp_path}/checkpoint}}"],
-    )
-    command = ["--config", str(recipe), *more]
-    run_agentic(command, [PolicySampler(prompts, name) for name in names])
+def test_two_models_in_one_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    recipe, out, main = tmp_path / "eval.yaml", tmp_path / "out", script("eval").main
+    recipe.write_text(yaml.safe_dump(RECIPE | {"out": str(out)}))
+    command = ["--config", str(recipe)]
+    main(command)
     figures = json.loads((out / "metrics.json").read_text())["agentic"]
     one, two = figures["models"]
-    assert (one["checkpoint"], one["families"][-1]["solved"], one["families"][-1]["runs"]) == (
-        "one",
-        12,
-        12,
-    )
+    total = one["families"][-1]
+    assert (one["checkpoint"], total["solved"], total["runs"]) == ("one", 12, 12)
     assert two["families"][-1]["solved"] == 0
     decided = {row["mode"]: row["decides"] for row in two["failures"]}
     assert decided == dict.fromkeys(PRECEDENCE, 0) | {"wrong_answer": 4, "gave_up_mid_plan": 8}
     [pair] = figures["pairs"]
     assert (pair["names"], pair["a"], pair["b"], pair["questions"]) == (["two", "one"], 0.0, 1.0, 6)
-    verdicts = {(r["checkpoint"], r["family"]): (r["met"], r["contradicted"])
-                for r in scored_expectations(figures, {"multi_step_plan": (0.9, 1.0)})}  # fmt: skip
-    assert verdicts == {
-        ("one", "multi_step_plan"): (True, False),
-        ("two", "multi_step_plan"): (False, True),
-    }
+    expected = scored_expectations(figures, {"multi_step_plan": (0.9, 1.0)})
+    verdicts = {row["checkpoint"]: (row["met"], row["contradicted"]) for row in expected}
+    assert verdicts == {"one": (True, False), "two": (False, True)}
     stale = read_records(out / "records/two/recover_from_tool_error.agent.jsonl")[0]
     assert failing_step(stale) == (2, "wrong answer")
+    costs = [row for row in json.loads((out / "costs.json").read_text()) if row["task"] == "all"]
+    tokens = costs[0]["tokens"]
+    paid = (tokens["input"] + 3 * tokens["output"]) / 1e6
+    assert costs[0]["money"] == pytest.approx(paid)
+    assert costs[0]["money_per_solved"] == pytest.approx(paid / 12)
+    assert (costs[1]["money"], costs[1]["money_per_solved"]) == (None, None)
     page = (out / "report.html").read_text()
-    for text in (
-        "Agentic leaderboard",
-        "How agentic runs fail",
-        "Predictions",
-        "where the run failed",
-    ):
+    titles = ("Agentic leaderboard", "How agentic runs fail", "Predictions", "where the run failed")
+    for text in (f"{paid:.3g}", *titles):
         assert text in page
-    # graded again without a model: the same figures
-    records = {name: read_all(out, name) for name in ("one", "two")}
+    # graded again without a model, and ranked from the records: the same figures
+    records = {name: records_of_model(out, name) for name in ("one", "two")}
     assert json.loads(json.dumps(agentic_rows(records, seed=0))) == figures
+    capsys.readouterr()
+    main(["leaderboard", f"{out}:two", f"{out}:one"])
+    assert "12/12" in capsys.readouterr().out
     # a prediction cannot be changed once the run is there
     with pytest.raises(ConfigError):
-        run_agentic([*command, "expect.all=[0.0, 1.0]"], [])
+        main([*command, "expect.all=[0.0, 1.0]"])
     for wrong in (
         "expect={multi_step_plans: [0.1, 0.2]}",
         "expect.all=[0.6, 0.2]",
         "expect.all=[0, 2]",
+        "checkpoints.one.backend.policy=oracles",
     ):
-        with pytest.raises(ConfigError, match="expect"):
-            run_agentic([*command, wrong, f"out={tmp_path}/other"], [])
+        with pytest.raises(ConfigError, match=r"expect|nearest|oracle"):
+            main([*command, wrong, f"out={tmp_path}/other"])
 
 
-def read_all(out: Path, checkpoint: str) -> list[Any]:
-    return [r for name in FAMILIES
-            for r in read_records(out / f"records/{checkpoint}/{name}.agent.jsonl")]  # fmt: skip
-
-
-def run_agentic(command: list[str], samplers: list[PolicySampler]) -> None:
-    """As `run_script`, with the graders and tools that a recipe names."""
-    from data_builders.graders import all_graders
-    from data_builders.prompts.build import toolkits_for
-
-    run_script(command, samplers, graders=all_graders, toolkits=toolkits_for)
+def records_of_model(out: Path, checkpoint: str) -> list[Record]:
+    files = [out / f"records/{checkpoint}/{name}.agent.jsonl" for name in FAMILIES]
+    return [record for file in files for record in read_records(file)]

@@ -9,9 +9,16 @@ from posttrain.evaluation.grade import Record
 from posttrain.report import section as ui
 
 
-def figures(found: ui.Row, expect: Mapping[str, tuple[float, float]]) -> Iterator[ui.Section]:
-    """The sections of `agentic_rows`; `expect` is the recipe's."""
-    yield leaderboard(found)
+def figures(
+    found: ui.Row, expect: Mapping[str, tuple[float, float]], costs: Sequence[ui.Row]
+) -> Iterator[ui.Section]:
+    """The sections of `agentic_rows`.
+
+    Args:
+        expect: the recipe's predictions.
+        costs: rows of `cost_rows`; [] where nothing was timed or priced.
+    """
+    yield leaderboard(found, costs)
     yield families(found["models"])
     yield failure_modes(found["models"])
     if expect:
@@ -19,17 +26,21 @@ def figures(found: ui.Row, expect: Mapping[str, tuple[float, float]]) -> Iterato
 
 
 @ui.section("Agentic leaderboard")
-def leaderboard(found: ui.Row) -> Iterator[ui.Block]:
+def leaderboard(found: ui.Row, costs: Sequence[ui.Row]) -> Iterator[ui.Block]:
     rows: list[list[object]] = []
+    spent = {row["checkpoint"]: row for row in costs if row["task"] == "all"}
     for place, model in enumerate(found["models"], 1):
         total = next(row for row in model["families"] if row["family"] == ALL_FAMILIES)
-        rows.append([str(place), model["checkpoint"], *_solved(total), _calls(total)])
-    yield ui.Table(["", "model", "solved", "share", "over runs", "over tasks", "calls a run"], rows)
+        row = [str(place), model["checkpoint"], *_solved(total), _calls(total)]
+        rows.append([*row, *_spent(spent.get(model["checkpoint"]))])
+    head = ["", "model", "solved", "share", "over runs", "over tasks", "calls a run"]
+    yield ui.Table([*head, "money", "per solved run", "seconds a model call, p50", "p95"], rows)
     yield from (in_words(pair) for pair in found["pairs"])
     yield (
         "95 % intervals: Wilson's, as if every run were of another task, and a bootstrap that "
         "draws tasks, which holds that runs of one task are alike. p is of the paired difference "
-        "over tasks; nothing is corrected for comparing many models."
+        "over tasks; nothing is corrected for comparing many models. Money per solved run is all "
+        "money of the evaluation over the solved runs: those that fail are in it."
     )
 
 
@@ -58,6 +69,14 @@ def _solved(row: ui.Row) -> list[object]:
     bounds = (row["wilson"], row["by_task"])
     spans = [f"{ui.percent(low)} – {ui.percent(high)}" for low, high in bounds]
     return [f"{row['solved']}/{row['runs']}", ui.percent(row["share"]), *spans]
+
+
+def _spent(row: ui.Row | None) -> list[object]:
+    if row is None:
+        return [None] * 4
+    money = [row["money"], row["money_per_solved"]]
+    seconds = [row["latency"] and row["latency"][name] for name in ("p50", "p95")]
+    return [value if value is None else f"{value:.3g}" for value in money + seconds]
 
 
 def _calls(row: ui.Row) -> str:

@@ -16,7 +16,7 @@ from posttrain.report.lineage import Node, listed_text, rows_to_read
 from posttrain.report.pages import agentic
 from posttrain.rollouts import Step
 
-METRICS = "metrics.json"
+METRICS, COSTS = "metrics.json", "costs.json"
 # what NVIDIA states of its own model in its own harness: never a figure of this run
 _NVIDIA = (
     ("AIME25", "80.88 %", "84.58 %", "1.25 %", "0 %"),
@@ -31,7 +31,10 @@ def sections(node: Node) -> ui.Sections:
     yield from figures(metrics)
     if (found := metrics.get("agentic")) is not None:
         assert node.manifest is not None
-        yield from agentic.figures(found, node.manifest.config.get("expect", {}))
+        # no file of the manifest: prices may change after a run
+        costs = node.path / COSTS
+        spent = json.loads(costs.read_text("utf-8")) if costs.is_file() else []
+        yield from agentic.figures(found, node.manifest.config.get("expect", {}), spent)
     yield rows_to_read(node, "examples.jsonl", "Completions to read", completions_to_read)
 
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from posttrain.chat.parse import ParsedCompletion
+from posttrain.config.load import nearest
+from posttrain.errors import ConfigError
 from posttrain.records import Message
 from posttrain.rollouts import Completion, Prompt, Step
 from posttrain.sampling.rollout import RolloutLimits, Task, roll_out
@@ -32,11 +34,25 @@ def policy_of(prompt: Prompt, name: str) -> Policy:
 
 
 class PolicySampler:
-    """A `Sampler` that writes what the policy of a name writes for each prompt."""
+    """A `Sampler` that writes what the policy of a name writes for each prompt.
+
+    Raises:
+        ConfigError: no family of the prompts has such a policy, or one is of no family.
+    """
 
     batched = True
 
     def __init__(self, prompts: Sequence[Prompt], policy: str) -> None:
+        environments = {p: ENVIRONMENT_OF.get(str(p.environment)) for p in prompts}
+        if (
+            other := next((p for p, kind in environments.items() if kind is None), None)
+        ) is not None:
+            raise ConfigError(f"scripted policies run agentic tasks alone, not {other.source}")
+        known = dict.fromkeys(
+            n for p, kind in environments.items() if kind for n in kind().policies(p)
+        )
+        if policy not in known:
+            raise ConfigError(f"no family has a policy {policy!r}{nearest(policy, [*known])}")
         self._scripts = {p.messages: policy_of(p, policy).script for p in prompts}
         self.identity: Mapping[str, Any] = {"backend": "scripted", "policy": policy}
 
