@@ -58,7 +58,7 @@ async def measure(name: str, *, first: int, seeds: int) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="Every scripted policy over many seeds.")
     parser.add_argument("families", nargs="*", default=list(ENVIRONMENT_OF))
     parser.add_argument("--seeds", type=int, default=50)
     parser.add_argument("--first", type=int, default=0)

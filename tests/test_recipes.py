@@ -34,6 +34,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "build_sft.yaml": BuildSftConfig,
     "dpo.yaml": DpoConfig,
     "eval.yaml": EvalConfig,
+    "eval_agentic.yaml": EvalConfig,
     "eval_genrm.yaml": EvalGenRmConfig,
     "eval_rlhf.yaml": EvalConfig,
     "eval_rlvr.yaml": EvalConfig,

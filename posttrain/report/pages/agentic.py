@@ -38,9 +38,10 @@ def leaderboard(found: ui.Row, costs: Sequence[ui.Row]) -> Iterator[ui.Block]:
     yield from (in_words(pair) for pair in found["pairs"])
     yield (
         "95 % intervals: Wilson's, as if every run were of another task, and a bootstrap that "
-        "draws tasks, which holds that runs of one task are alike. p is of the paired difference "
-        "over tasks; nothing is corrected for comparing many models. Money per solved run is all "
-        "money of the evaluation over the solved runs: those that fail are in it."
+        "draws tasks, since runs of one task are alike; it has no width where all tasks agree. p "
+        "is of the paired difference over tasks; nothing is corrected for comparing many models. "
+        "Money per solved run is all money of the evaluation over the solved runs: those that fail "
+        "are in it."
     )
 
 

@@ -20,7 +20,7 @@ import random
 import sqlite3
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from posttrain.environments.base import Environment
 from posttrain.environments.sandbox.limits import Limits
@@ -140,7 +140,7 @@ class Final:
             raise Wrong(f"{path} is no JSON: {str(error)[:100]}") from None
         if not isinstance(given, dict):
             raise Wrong(f"{path} is no JSON object")
-        return given
+        return cast(dict[str, Any], given)
 
     async def computes(self, expected: Sequence[tuple[str, str, list[Any], Any]]) -> None:
         """Call functions of the final `.py` files (module, name, arguments) and compare results.
@@ -156,13 +156,14 @@ class Final:
         if started != b"started" and result.limit is None:
             raise OSError(f"the check did not start: {result.stderr[-200:]!r}")
         try:
-            given = load_json(rest)
+            given: Any = load_json(rest)
         except ValueError:
             raise Wrong(f"the code gives no results (limit {result.limit})") from None
-        if not isinstance(given, list) or len(given) != len(expected):
+        results = cast(list[dict[str, Any]], given) if isinstance(given, list) else []
+        if len(results) != len(expected):
             raise Wrong("the code gives other results than were called for")
-        for (module, name, arguments, value), one in zip(expected, given, strict=True):
-            if not isinstance(one, dict) or "value" not in one:
+        for (module, name, arguments, value), one in zip(expected, results, strict=True):
+            if not isinstance(one, dict) or "value" not in one:  # pyright: ignore[reportUnnecessaryIsInstance] - the code's
                 raise Wrong(f"{module}.{name}{tuple(arguments)!r:.100} raises")
             if not same_result(value, one["value"]):
                 raise Wrong(f"{module}.{name}{tuple(arguments)!r:.100} is another value")

@@ -37,11 +37,9 @@ class KnowWhenToStop(AgenticEnvironment):
         first = datetime.date(2031, rng.randint(1, 12), rng.randint(1, 28))
         rows = [(first + datetime.timedelta(n), rng.randint(900, 9900)) for n in range(days)]
         inner = range(days - window + 1, days - 1)
-        gaps = (
-            set(rng.sample(inner, min(len(inner), rng.randint(1, 3))))
-            if variant == "gaps"
-            else set()
-        )
+        gaps: set[int] = set()
+        if variant == "gaps":
+            gaps.update(rng.sample(inner, min(len(inner), rng.randint(1, 3))))
         cut = days if variant == "few_rows" or rng.random() < 0.4 else days - rng.randint(2, 5)
         lines = [f"{day},{'' if n in gaps else value}" for n, (day, value) in enumerate(rows)]
         names = (f"data/{series}-1.csv", f"data/{series}-2.csv")
@@ -66,8 +64,7 @@ class KnowWhenToStop(AgenticEnvironment):
                 return
             value = final.object(ANSWER).get("value")
             final.answer(ANSWER, status="answered", value=value)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or abs(value - average) > 0.0051:
+            if type(value) not in (int, float) or abs(float(str(value)) - average) > 0.0051:
                 raise Wrong(f"{ANSWER}: value is {str(value)[:80]!r}")
 
         answered = write_json(ANSWER, status="answered", value=average)

@@ -19,7 +19,7 @@ from reward.environments import ENVIRONMENTS
 from reward.environments.agentic import base, workspace
 from reward.environments.agentic.base import AgenticEnvironment, Call, read, script, sh, write
 from reward.environments.agentic.policies import ENVIRONMENT_OF, policy_of, run_policy
-from reward.environments.base import Script, replay
+from reward.environments.base import Script, admit, replay
 
 contained = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is missing")
 SEEDS = (0, 1)
@@ -92,6 +92,8 @@ def test_a_row_of_another_version_is_refused():
         environment.prompt(row | {"metadata": row["metadata"] | {"digest": "0" * 16}})
     with pytest.raises(DataError):
         environment.prompt(row | {"tools": None})
+    admitted = asyncio.run(admit(iter([row]), {environment.name: environment}))
+    assert (len(admitted.prompts), admitted.dropped, admitted.without_gold) == (1, [], 0)
 
 
 def test_half_of_the_averages_are_defined_and_some_requirements_are_settled():
