@@ -29,6 +29,7 @@ from posttrain.environments.sandbox import check_sandbox, run_sandboxed
 from posttrain.environments.sandbox.limits import Limits, SandboxResult
 from posttrain.jsontext import writable
 from posttrain.records import json_text
+from reward.environments.world import Refused
 
 Files = Mapping[str, bytes]  # path → content; a path that ends in "/" is an empty directory
 SECONDS = 10  # of one command
@@ -52,10 +53,6 @@ if cursor.description:
             break
         print(" | ".join("NULL" if value is None else str(value) for value in row))
 """
-
-
-class Refused(Exception):
-    """A call that cannot be carried out; the message is its result."""
 
 
 class InfrastructureError(Exception):
