@@ -1,21 +1,32 @@
-# Two commands do everything: `make quickstart` and `make test`. The rest is for developers.
+# `make quickstart` shows what it does, `make test` that it works. The rest is for developers.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-RUNS := runs/tiny
 TEST_WORKERS ?= 2
+# the recipes of the chain, the directory that their paths are relative to, and what they write there
+RECIPES ?= recipes/tiny
+AT ?= .
+RUNS = $(AT)/runs/tiny
+# stages at a time; the seed of what trains and samples (without it: the recipes' own)
+JOBS ?= 2
+SEED ?=
 export HF_HUB_DISABLE_TELEMETRY := 1
-# tests and the tiny recipe never need the hub
+# tests and the tiny recipes never need the hub
 export HF_HUB_OFFLINE := 1
 # matrices this small gain nothing from a second thread, and threads that wait for one another on a
 # busy machine cost a hundredfold
 export OMP_NUM_THREADS := 1
-.PHONY: quickstart tiny tiny-rlvr test test-ray lint format docs bench gpu-check clean
+# what `accelerate launch --config_file recipes/accelerate/cpu.yaml` sets
+export ACCELERATE_USE_CPU := true
+STAGES = world build_sft sft sample build_dpo dpo eval judgements build_genrm_sft genrm_sft build_genrm \
+	genrm eval_genrm rlhf eval_rlhf win_rate profile rlvr eval_rlvr
+.PHONY: quickstart tiny tiny-rlvr smoke chain chain-rlvr $(STAGES) test test-ray lint format docs bench \
+	gpu-check clean
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; try make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
 	touch $@
 
 $(BIN)/.installed-dev: $(BIN)/.installed
@@ -23,59 +34,98 @@ $(BIN)/.installed-dev: $(BIN)/.installed
 	touch $@
 
 quickstart: $(BIN)/.installed
-	@echo "installed; the tiny recipe takes about 18 minutes of one core"
-	@$(MAKE) --no-print-directory tiny
-	@echo "done: open the reports in $(RUNS)/eval, $(RUNS)/eval_genrm, $(RUNS)/rlhf and $(RUNS)/eval_rlhf"
+	@echo "16 stages, $(JOBS) at a time; what each prints goes to $(RUNS)/logs"
+	@$(MAKE) --no-print-directory -j$(JOBS) chain
+	@$(BIN)/python benchmarks/quickstart.py $(RUNS)
 
-# Every stage is skipped when its output is complete and resumes when it was interrupted.
+# the same chain at two to three times the size
 tiny: $(BIN)/.installed
-	@echo "[1/16] the tiny world (to the end about 18 min of one core)"
-	$(BIN)/python scripts/tiny_world.py --config recipes/tiny/world.yaml
-	@echo "[2/16] SFT data (to the end about 17 min of one core)"
-	$(BIN)/python scripts/build_sft.py --config recipes/tiny/build_sft.yaml
-	@echo "[3/16] SFT (to the end about 17 min of one core)"
-	$(BIN)/accelerate launch --config_file recipes/accelerate/cpu.yaml scripts/sft.py --config recipes/tiny/sft.yaml
-	@echo "[4/16] samples (to the end about 12 min of one core)"
-	$(BIN)/python scripts/sample.py --config recipes/tiny/sample.yaml
-	@echo "[5/16] preference pairs (to the end about 10 min of one core)"
-	$(BIN)/python scripts/build_dpo.py --config recipes/tiny/build_dpo.yaml
-	@echo "[6/16] DPO (to the end about 10 min of one core)"
-	$(BIN)/accelerate launch --config_file recipes/accelerate/cpu.yaml scripts/dpo.py --config recipes/tiny/dpo.yaml
-	@echo "[7/16] evaluation (to the end about 8 min of one core)"
-	$(BIN)/python scripts/eval.py --config recipes/tiny/eval.yaml
-	@echo "[8/16] judgements (to the end about 6 min of one core)"
-	$(BIN)/python scripts/tiny_judgements.py --config recipes/tiny/judgements.yaml
-	@echo "[9/16] data of the judge's warm-up (to the end about 6 min of one core)"
-	$(BIN)/python scripts/build_sft.py --config recipes/tiny/build_genrm_sft.yaml
-	@echo "[10/16] warm-up of the judge (to the end about 6 min of one core)"
-	$(BIN)/accelerate launch --config_file recipes/accelerate/cpu.yaml scripts/sft.py --config recipes/tiny/genrm_sft.yaml
-	@echo "[11/16] data of the judge (to the end about 5 min of one core)"
-	$(BIN)/python scripts/build_genrm.py --config recipes/tiny/build_genrm.yaml
-	@echo "[12/16] the judge's training (to the end about 5 min of one core)"
-	$(BIN)/accelerate launch --config_file recipes/accelerate/cpu.yaml scripts/genrm.py --config recipes/tiny/genrm.yaml
-	@echo "[13/16] evaluation of the judge (to the end about 3 min of one core)"
-	$(BIN)/python scripts/eval_genrm.py --config recipes/tiny/eval_genrm.yaml
-	@echo "[14/16] RLHF (to the end about 3 min of one core)"
-	$(BIN)/accelerate launch --config_file recipes/accelerate/cpu.yaml scripts/rlhf.py --config recipes/tiny/rlhf.yaml
-	@echo "[15/16] evaluation (to the end about 1 min of one core)"
-	$(BIN)/python scripts/eval.py --config recipes/tiny/eval_rlhf.yaml
-	@echo "[16/16] win rate (to the end about 1 min of one core)"
-	$(BIN)/python scripts/win_rate.py --config recipes/tiny/win_rate.yaml
+	@$(MAKE) --no-print-directory -j$(JOBS) chain SIZE=full AT=runs/full
+	@$(BIN)/python benchmarks/quickstart.py runs/full/runs/tiny
 
 # SFT → RLVR → RLHF → RLVR, from the SFT model and the judge that `make quickstart` leaves
 tiny-rlvr: $(BIN)/.installed
-	@echo "[1/6] pass rates (to the end about 7 min of one core)"
-	$(BIN)/python scripts/profile_prompts.py --config recipes/tiny/profile.yaml
-	@echo "[2/6] RLVR (to the end about 6 min of one core)"
-	$(BIN)/accelerate launch --config_file recipes/accelerate/cpu.yaml scripts/rlvr.py --config recipes/tiny/rlvr.yaml
-	@echo "[3/6] RLHF (to the end about 4 min of one core)"
-	$(BIN)/accelerate launch --config_file recipes/accelerate/cpu.yaml scripts/rlhf.py --config recipes/tiny/rlhf.yaml out=$(RUNS)/rlvr_rlhf model.path=$(RUNS)/rlvr
-	@echo "[4/6] pass rates again (to the end about 3 min of one core)"
-	$(BIN)/python scripts/profile_prompts.py --config recipes/tiny/profile_second.yaml
-	@echo "[5/6] RLVR again (to the end about 2 min of one core)"
-	$(BIN)/accelerate launch --config_file recipes/accelerate/cpu.yaml scripts/rlvr.py --config recipes/tiny/rlvr_second.yaml
-	@echo "[6/6] evaluation (to the end about 1 min of one core)"
-	$(BIN)/python scripts/eval.py --config recipes/tiny/eval_rlvr.yaml
+	@$(MAKE) --no-print-directory chain-rlvr
+
+# Does every stage still run? A few steps of each, from nothing. With RECIPES of your own the chain
+# is run as they are written, and a stage that has no recipe there is left out.
+smoke: $(BIN)/.installed
+ifeq ($(RECIPES),recipes/tiny)
+	@rm -rf runs/smoke
+	@$(MAKE) --no-print-directory -j$(JOBS) chain eval_rlvr SIZE=smoke AT=runs/smoke
+else
+	@$(MAKE) --no-print-directory -j$(JOBS) chain eval_rlvr
+endif
+
+# The chain: a target a stage, named after its recipe, behind those whose output it reads. A finished
+# stage is skipped and an interrupted one goes on, by their manifests: there are no stamps.
+#
+# $(call stage,script,recipe,what it does,what to look at,more arguments); $(SIZE)_RECIPE are a size's
+define stage
+$(if $(wildcard $(RECIPES)/$(2).yaml),@echo "$(2): $(3)$(if $(4),; then look at $(RUNS)/$(4))"; \
+	mkdir -p $(RUNS)/logs && cd $(AT) && \
+	$(abspath $(BIN))/python $(CURDIR)/scripts/$(1).py --config $(abspath $(RECIPES))/$(2).yaml \
+	$($(SIZE)_$(2)) $(5) >> $(abspath $(RUNS))/logs/$(2).log 2>&1 || \
+	{ tail -n 12 $(abspath $(RUNS))/logs/$(2).log | cut -c 1-2000; echo '$(2) stopped: $(RUNS)/logs/$(2).log'; exit 1; },\
+	@echo '$(2): left out, $(RECIPES) has no $(2).yaml')
+endef
+include recipes/sizes.mk
+seed = $(if $(SEED),seed=$(SEED))
+
+chain: win_rate eval_genrm eval
+
+world:
+	$(call stage,tiny_world,world,generate questions and train a tokenizer)
+build_sft: world
+	$(call stage,build_sft,build_sft,filter and mix and mask and pack,sft_data/report.html: nothing is lost without a reason)
+sft: build_sft
+	$(call stage,sft,sft,train a model of 0.6 M parameters from scratch,sft/report.html: the held-out loss,$(seed))
+
+# what the model calls that is not there, and DPO against it
+sample: sft
+	$(call stage,sample,sample,sample the model with tools and without,samples/report.html: its undeclared calls,$(seed))
+build_dpo: sample
+	$(call stage,build_dpo,build_dpo,grade and pair the samples,dpo_data/report.html: which is preferred and why,$(seed))
+dpo: build_dpo
+	$(call stage,dpo,dpo,train on the pairs,dpo/report.html: from ln 2 down,$(seed))
+eval: dpo
+	$(call stage,eval,eval,ask both models held-out questions,eval/report.html: calls and accuracy before and after DPO)
+
+# a judge, and RLHF on its verdicts
+judgements:
+	$(call stage,tiny_judgements,judgements,generate pairs of answers with gold verdicts)
+build_genrm_sft: world judgements
+	$(call stage,build_sft,build_genrm_sft,build the data of the judge's warm-up)
+genrm_sft: build_genrm_sft sft
+	$(call stage,sft,genrm_sft,teach the SFT model to judge,genrm_sft/report.html: the held-out loss,$(seed))
+build_genrm: judgements
+	$(call stage,build_genrm,build_genrm,write judging prompts in both orders,genrm_data/report.html: what a judge is shown)
+genrm: genrm_sft build_genrm
+	$(call stage,genrm,genrm,train the judge by reinforcement,genrm/report.html: its reward rises,$(seed))
+eval_genrm: genrm
+	$(call stage,eval_genrm,eval_genrm,judge held-out pairs,eval_genrm/report.html: accuracy and consistency)
+rlhf: genrm
+	$(call stage,rlhf,rlhf,train the SFT model on the judge's verdicts,rlhf/report.html: reward and length,$(seed))
+eval_rlhf: rlhf
+	$(call stage,eval,eval_rlhf,ask both models held-out questions,eval_rlhf/report.html: accuracy up and reasoning shorter)
+win_rate: eval_rlhf
+	$(call stage,win_rate,win_rate,judge their answers in both orders,win_rate/report.html: wins and ties and losses)
+
+profile: sft
+	$(call stage,profile_prompts,profile,measure each prompt's pass rate,profile/report.html: what is neither easy nor hopeless)
+rlvr: profile
+	$(call stage,rlvr,rlvr,train on answers that code can check,rlvr/report.html: pass rates rise,$(seed))
+eval_rlvr: rlvr
+	$(call stage,eval,eval_rlvr,ask each model held-out questions,eval_rlvr/report.html: accuracy stage by stage)
+
+# one after another, and from artifacts that must be there
+chain-rlvr:
+	$(call stage,profile_prompts,profile,measure each prompt's pass rate,profile/report.html: what is neither easy nor hopeless)
+	$(call stage,rlvr,rlvr,train on answers that code can check,rlvr/report.html: pass rates rise,$(seed))
+	$(call stage,rlhf,rlhf,train on the judge's verdicts,rlvr_rlhf/report.html: reward and length,out=runs/tiny/rlvr_rlhf model.path=runs/tiny/rlvr $(seed))
+	$(call stage,profile_prompts,profile_second,measure the pass rates again,profile_second/report.html: how they moved)
+	$(call stage,rlvr,rlvr_second,train on verified answers again,rlvr_second/report.html: pass rates rise,$(seed))
+	$(call stage,eval,eval_rlvr,ask each model held-out questions,eval_rlvr/report.html: accuracy stage by stage)
 
 # a file's tests stay together: they share what is slow to make
 test: $(BIN)/.installed-dev

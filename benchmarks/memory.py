@@ -2,10 +2,11 @@
 
     python benchmarks/memory.py [--only 0 3] [--paper] [--markdown out.md]
 
-Each small run trains for two steps on the CPU in processes of its own. Measured is the largest
-resident size of the first process, looked at every millisecond from outside, above that of the same
-run with a tiny model, whose memory is the process's own. `--paper` prints plans of the shape of
-Nemotron 3 Nano, from the numbers of its public config, without weights.
+Each small run trains for four steps on the CPU in processes of its own: DDP writes to its buckets
+for good from the third on. Measured is the largest resident size of the first process, as the
+kernel notes it, above that of the same run with a tiny model, whose memory is the process's own.
+`--paper` prints plans of the shape of Nemotron 3 Nano, from the numbers of its public config,
+without weights.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ import argparse
 import os
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from posttrain.models.load import TINY_ATTENTION, TINY_HYBRID, build_model
 from posttrain.training.activations import (
     RolloutShape,
     StepShape,
-    activation_bytes,
+    measure_step,
     rollout_bytes,
 )
 from posttrain.training.dpo.stage import DpoStage
@@ -58,16 +57,28 @@ HYBRID = TINY_HYBRID | {
     "moe_intermediate_size": 512, "moe_shared_expert_intermediate_size": 512,
     "num_attention_heads": 6, "head_dim": 64, "n_routed_experts": 8,
 }  # fmt: skip
+DEEP = ATTENTION | {"hidden_size": 320, "intermediate_size": 960, "num_hidden_layers": 10,
+    "num_attention_heads": 5, "num_key_value_heads": 5, "tie_word_embeddings": True,
+}  # fmt: skip
+WIDE = HYBRID | {"hidden_size": 640, "num_attention_heads": 10, "n_routed_experts": 4}
+SHAPES = {"attention": ATTENTION, "hybrid": HYBRID, "deep": DEEP, "wide": WIDE}
+LORA: dict[str, Any] = {"adapter": {"rank": 16, "preset": "attention_mlp"}}
 # method, model, more keys, more of the trainer, sharding
 RUNS: list[tuple[str, str, dict[str, Any], dict[str, Any], str | None]] = [
     ("sft", "attention", {}, {}, None),
-    ("sft", "attention", {"adapter": {"rank": 16, "preset": "attention_mlp"}}, {}, None),
+    ("sft", "attention", LORA, {}, None),
     ("sft", "hybrid", {}, {"gradient_checkpointing": True, "gradient_accumulation_steps": 2}, None),
     ("dpo", "attention", {}, {}, None),
     ("grpo", "attention", {}, {}, None),
     ("sft", "attention", {}, {}, "fsdp2"),
     ("sft", "hybrid", {}, {}, "zero3"),
     ("sft", "attention", {}, {}, "ddp"),
+    ("sft", "deep", LORA, {}, "fsdp2"),
+    ("dpo", "deep", {}, {}, "zero2"),
+    ("sft", "wide", {}, {"gradient_accumulation_steps": 2}, "fsdp2"),
+    ("grpo", "deep", {}, {}, "zero3"),
+    ("dpo", "wide", {}, {"gradient_checkpointing": True}, "fsdp2"),
+    ("sft", "deep", {}, {}, "zero3"),
 ]
 
 
@@ -76,7 +87,7 @@ def make_stage(root: Path, run: tuple[Any, ...], out: Path) -> Any:
     method, model, keys, trainer, sharding = run
     shared = {
         "learning_rate": 1e-4,
-        "max_steps": 2,
+        "max_steps": 4,
         "per_device_train_batch_size": 2,
         "gradient_checkpointing": False,
         "save_strategy": "no",
@@ -90,11 +101,12 @@ def make_stage(root: Path, run: tuple[Any, ...], out: Path) -> Any:
     if method == "sft":
         return SftStage(validate(raw | {"data": str(root / "packs")}, SftConfig, where="bench"))
     if method == "dpo":
-        raw |= {"data": str(root / "pairs"), "batch": 8, "max_epochs": 2}
-        raw["trainer"]["per_device_train_batch_size"] = 8
+        raw |= {"data": str(root / "pairs"), "batch": 8, "max_epochs": 8}
+        raw["trainer"]["per_device_train_batch_size"] = 8 if sharding is None else 4
         return DpoStage(validate(raw, DpoConfig, where="bench"))
     raw |= {
         "prompts_per_step": 4,
+        "max_epochs": 2,
         "num_generations": 8,
         "sampling": {"max_tokens": 96},
         "loss": {"overlong": "train"},
@@ -109,9 +121,9 @@ def write_inputs(root: Path) -> None:
     """Data, and models of some ten million parameters."""
     write_artifact(root / "packs", packs=8, capacity=512, held_out=0)
     write_pairs(root / "pairs", make_pairs(8, longest=60))
-    for name in ("attention", "hybrid"):
-        write_policy(root / f"tiny-{name}", name)
-    for name, config in (("attention", ATTENTION), ("hybrid", HYBRID)):
+    for name, config in SHAPES.items():
+        kind = "hybrid" if config["model_type"] == "nemotron_h" else "attention"
+        write_policy(root / f"tiny-{name}", kind)
         write_policy(root / name)
         for weights in (root / name).glob("*.safetensors"):
             weights.unlink()
@@ -120,38 +132,26 @@ def write_inputs(root: Path) -> None:
         build_model(config | fields).save_pretrained(str(root / name))
 
 
-def resident(pid: int) -> int:
-    """Bytes of a process."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def resident(name: str) -> int:
+    """Bytes of this process: VmRSS now, or VmHWM at the most."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024
 
 
 def measure(root: Path, run: tuple[Any, ...], out: Path) -> tuple[str, int]:
     """The plan's line, and the bytes that the first process reached above what it began with."""
-    first, sharding = root / f"{out.name}.pid", run[4]
+    noted, sharding = root / f"{out.name}.bytes", run[4]
 
     def train() -> None:
-        if os.environ.get("RANK", "0") == "0":
-            first.write_text(f"{os.getpid()} {resident(os.getpid())}")
+        begin = resident("VmRSS")
         make_stage(root, run, out).run(dry_run=False)
+        if os.environ.get("RANK", "0") == "0":
+            noted.write_text(str(resident("VmHWM") - begin))
 
     kind = None if sharding == "ddp" else sharding
-    peak, over = [0], threading.Event()
-
-    def watch() -> None:
-        while not over.is_set():
-            try:
-                pid, start = map(int, first.read_text().split())
-                peak[0] = max(peak[0], resident(pid) - start)
-            except (OSError, ValueError):
-                pass
-            time.sleep(0.001)
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
     ended = forked(train, processes=1 if sharding is None else 2, sharding=kind)
-    over.set()
-    watcher.join()
-    return next(line for line in ended.text.splitlines() if line.startswith("memory")), peak[0]
+    line = next(line for line in ended.text.splitlines() if line.startswith("memory"))
+    return line, int(noted.read_text())
 
 
 def small_runs(only: Sequence[int]) -> list[str]:
@@ -228,7 +228,6 @@ def paper_plans() -> list[str]:
             rows, columns, labels, masked=False, dtype=torch.bfloat16, checkpointing=True,
             cpu_head=False, kernels=True,
         )  # fmt: skip
-        activations = activation_bytes(config, shape, None)
         cache = rollout_bytes(config, rollouts, torch.bfloat16) if rollouts else 0
         for gpus, sharding in (
             (8, "fsdp2"),
@@ -239,11 +238,12 @@ def paper_plans() -> list[str]:
         ):
             launched = Launched(gpus, sharding, "cuda", "bf16")
             sampling = cache + whole_bytes(size, launched) if rollouts else 0
-            plan = MemoryPlan(
-                **state_bytes(size, launched), activations=activations, rollouts=sampling
-            )
-            state = plan.weights + plan.gradients + plan.optimizer
-            cells = (state, plan.gathered, activations, sampling, plan.peak)
+            at_work = measure_step(config, shape, None, launched)
+            plan = MemoryPlan(**state_bytes(size, launched), step=at_work, rollouts=sampling)
+            cells = (
+                plan.weights + plan.optimizer + at_work.gradients, at_work.gathered,
+                at_work.activations, sampling, plan.peak,
+            )  # fmt: skip
             numbers = " | ".join(f"{n / GIB:.1f}" for n in cells)
             lines.append(f"| {step} | {gpus} | {sharding} | {numbers} |")
     return lines

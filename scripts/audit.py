@@ -1,8 +1,8 @@
-"""What do a data set's loss masks teach? Figures of every source, limits, and the worst to read.
+"""Audit what a data set's loss masks teach: figures of every source, limits, the worst to read.
 
-    python scripts/audit.py runs/tiny/sft_data
-    python scripts/audit.py data/packed tokenizer.path=Qwen/Qwen3-0.6B tokenizer.revision=c1899de…
-    python scripts/audit.py --config audit.yaml out=runs/audit limits.max_duplicated=0.1
+    posttrain audit runs/tiny/sft_data
+    posttrain audit data/packed tokenizer.path=Qwen/Qwen3-0.6B tokenizer.revision=c1899de…
+    posttrain audit --config audit.yaml out=runs/audit limits.max_duplicated=0.1
 
 Reads tokenised data: our artifacts, `datasets.save_to_disk`, Parquet and Arrow with `input_ids` and
 `labels`, `completion_mask` or `assistant_masks`, packed or not. A crossed limit ends it with an
@@ -42,7 +42,7 @@ def _recipe(options: argparse.Namespace) -> AuditConfig:
     if given:
         raw["data"] = given
     keys = [a for a in options.arguments if "=" in a]
-    where = options.config or "scripts/audit.py"
+    where = options.config or "audit"
     return validate(apply_overrides(raw, keys), AuditConfig, where=where)
 
 

@@ -1,7 +1,7 @@
 """Build the prompts on which a judge is trained and measured, from preference data.
 
-    python scripts/build_genrm.py --config recipes/tiny/build_genrm.yaml
-    python scripts/build_genrm.py --config recipes/nemotron-3-nano/build_genrm.yaml --dry-run
+    posttrain build_genrm --config tiny/build_genrm
+    posttrain build_genrm --config nemotron-3-nano/build_genrm --dry-run
 
 Killed and started again, the same command ends with the same bytes.
 """

@@ -1,8 +1,8 @@
 """Build SFT data: chat rows of any dialect → reasoning-controlled, masked, packed shards.
 
-    python scripts/build_sft.py --config recipes/tiny/build_sft.yaml out=runs/tiny/sft_data
-    python scripts/build_sft.py --config recipes/tiny/build_sft.yaml out=runs/x seed=2
-    python scripts/build_sft.py --config recipes/tiny/build_sft.yaml out=runs/x --dry-run
+    posttrain build_sft --config tiny/build_sft out=runs/tiny/sft_data
+    posttrain build_sft --config tiny/build_sft out=runs/x seed=2
+    posttrain build_sft --config tiny/build_sft out=runs/x --dry-run
 
 Paths in a recipe are relative to the directory this is run in. A build that was killed is taken up
 again by the same command, and ends with the same bytes.
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
+from posttrain.config.paths import refuse_missing_template
 from posttrain.runs import open_run
 
 
@@ -25,6 +26,13 @@ def main(arguments: list[str]) -> None:
     )
     # a worker is one thread: what it computes with must not start more
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+    from data_builders.rows.examples import refuse_unreadable
+
+    for source in recipe.sources:
+        refuse_unreadable(source, Path("."))
+    tokenizer, key = recipe.tokenizer, "tokenizer.chat_template"
+    refuse_missing_template(tokenizer.path, tokenizer.chat_template, key=key)
 
     # slow to import, and of no use to a recipe with a mistake in it
     from rich.console import Console

@@ -1,8 +1,10 @@
-"""Train a policy on preference pairs: `python scripts/dpo.py --config recipes/tiny/dpo.yaml`.
+"""Train a policy on preference pairs (DPO).
 
-Under several processes: `accelerate launch --config_file recipes/accelerate/ddp.yaml
-scripts/dpo.py --config …`. Overrides follow as `key.path=value`; `--dry-run` checks everything,
-prints the plan and trains nothing. Started again after a kill, the same command finishes the run.
+    posttrain dpo --config tiny/dpo
+
+Under several processes: `posttrain launch --config_file accelerate/ddp dpo --config …`.
+Overrides follow as `key.path=value`; `--dry-run` checks everything, prints the plan and trains
+nothing. Started again after a kill, the same command finishes the run.
 """
 
 from __future__ import annotations
@@ -11,12 +13,16 @@ from collections.abc import Sequence
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.dpo import DpoConfig
+from posttrain.config.paths import refuse_missing_checkpoint
+from posttrain.runs import read_artifact
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the recipe, then plan or train."""
     parser = recipe_parser("Train a policy on preference pairs.")
     recipe, options = parse_recipe(parser, DpoConfig, argv)
+    read_artifact(recipe.data, kind="dpo_data", verify=False)  # before anything heavy is loaded
+    refuse_missing_checkpoint(recipe.model.path, key="model.path")
 
     from posttrain.report import ensure_report
     from posttrain.training.dpo.stage import DpoStage

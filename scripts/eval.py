@@ -1,12 +1,12 @@
 """Evaluate checkpoints: accuracy, undeclared tool calls, adherence, lengths; with intervals.
 
-    python scripts/eval.py --config recipes/tiny/eval.yaml
-    python scripts/eval.py --config F out=runs/x --task maths --limit 20
-    python scripts/eval.py --config F out=runs/x --dry-run
-    python scripts/eval.py rescore RUN [out=DIR]              # grade the records again
-    python scripts/eval.py compare RUN_A[:NAME] RUN_B[:NAME]  # paired, on the same prompts
-    python scripts/eval.py compare RUN_A RUN_B --gate G.yaml  # exits with 1 where B is worse
-    python scripts/eval.py leaderboard RUN[:NAME] …           # agentic tasks, several models
+    posttrain eval --config tiny/eval
+    posttrain eval --config F out=runs/x --task maths --limit 20
+    posttrain eval --config F out=runs/x --dry-run
+    posttrain eval rescore RUN [out=DIR]              # grade the records again
+    posttrain eval compare RUN_A[:NAME] RUN_B[:NAME]  # paired, on the same prompts
+    posttrain eval compare RUN_A RUN_B --gate G.yaml  # exits with 1 where B is worse
+    posttrain eval leaderboard RUN[:NAME] …           # agentic tasks, several models
 
 Paths in a recipe are relative to the directory this is run in. Killed and started again, the same
 command finishes the run and repeats nothing that was finished.
@@ -49,7 +49,7 @@ def evaluate(arguments: list[str], console: Console) -> None:
         raise ConfigError("--limit takes a number of prompts, 1 or more")
     recipe = recipe.part(tuple(options.task)) if options.task else recipe
     if recipe.inspect_logs:
-        require_inspect("inspect_logs", extra="eval")
+        require_inspect("inspect_logs", extra="inspect")
     config = recipe.owner_config() | ({"limit": options.limit} if options.limit else {})
     out = Path(recipe.out)
 

@@ -1,8 +1,8 @@
 """Evaluate judges on held-out pairs: pairwise accuracy, position consistency, format, errors.
 
-    python scripts/eval_genrm.py --config recipes/tiny/eval_genrm.yaml
-    python scripts/eval_genrm.py --config F out=runs/x pairs=100 --dry-run
-    python scripts/eval_genrm.py rescore RUN               # read the records again
+    posttrain eval_genrm --config tiny/eval_genrm
+    posttrain eval_genrm --config F out=runs/x pairs=100 --dry-run
+    posttrain eval_genrm rescore RUN               # read the records again
 
 Every pair is judged in both orders. Killed and started again, the same command finishes the run and
 repeats nothing that was finished.

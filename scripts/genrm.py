@@ -1,8 +1,10 @@
-"""Train a judge on judging prompts: `python scripts/genrm.py --config recipes/tiny/genrm.yaml`.
+"""Train a judge (GenRM) on judging prompts.
 
-Under several processes: `accelerate launch --config_file recipes/accelerate/ddp.yaml
-scripts/genrm.py --config …`. Overrides follow as `key.path=value`; `--dry-run` checks everything,
-prints the plan and trains nothing. Started again after a kill, the same command finishes the run.
+    posttrain genrm --config tiny/genrm
+
+Under several processes: `posttrain launch --config_file accelerate/ddp genrm --config …`.
+Overrides follow as `key.path=value`; `--dry-run` checks everything, prints the plan and trains
+nothing. Started again after a kill, the same command finishes the run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Look into any artifact: lineage, counts, figures, and samples with every token's mask.
 
-    python scripts/preview.py runs/tiny/sft_data
-    python scripts/preview.py runs/tiny/sft_data --split eval --rows 5 --seed 1 --limit 0
+    posttrain preview runs/tiny/sft_data
+    posttrain preview runs/tiny/sft_data --split eval --rows 5 --seed 1 --limit 0
 
 Trained tokens are green on a terminal; piped, or with NO_COLOR set, they stand in 【 】.
 """

@@ -1,8 +1,8 @@
 """Profile prompts: n rollouts of each with a checkpoint, verified, and the share that passes.
 
-    python scripts/profile_prompts.py --config recipes/tiny/profile.yaml
-    python scripts/profile_prompts.py --config recipes/tiny/profile.yaml out=runs/x n=4 --dry-run
-    python scripts/profile_prompts.py --config recipes/tiny/profile_second.yaml
+    posttrain profile_prompts --config tiny/profile
+    posttrain profile_prompts --config tiny/profile out=runs/x n=4 --dry-run
+    posttrain profile_prompts --config tiny/profile_second
 
 Killed and started again, the same command samples and verifies only what is missing. Paths in a
 recipe are relative to the directory this is run in.
@@ -16,9 +16,7 @@ from pathlib import Path
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.profile import ProfileConfig
-from posttrain.runs import Counts, Run, atomic_write_text, open_run, parent_of, read_artifact
-
-BASE = Path()  # what paths in a recipe are relative to
+from posttrain.runs import Run, atomic_write_text, open_run, read_artifact
 
 
 def main(arguments: list[str]) -> None:
@@ -37,13 +35,12 @@ def main(arguments: list[str]) -> None:
     from data_builders.prompts.profile import (
         FILE,
         KIND,
+        prompts_to_profile,
         rate_lines,
         rate_stats,
-        read_profile,
         sample_and_verify,
-        uncontaminated,
     )
-    from data_builders.sft.inputs import as_stats, evaluation_files, load_decontaminator
+    from data_builders.sft.inputs import as_stats
     from posttrain.models.chat_template import renderer_of
     from posttrain.report import show_finished, show_up_to_date
     from posttrain.report.console import print_sections
@@ -52,52 +49,38 @@ def main(arguments: list[str]) -> None:
     from posttrain.sampling.sample import finish
 
     console = Console(width=None if sys.stdout.isatty() else 140)
-    parents = plan.parents + checkpoint_parents([recipe.checkpoint], out=out)
     renderer = renderer_of(recipe.backend, recipe.checkpoint)  # refuses a missing one
-    before, prompt_stats = {}, {}
-    if recipe.previous is not None:
-        profile = read_profile(recipe.previous)
-        parents.append(parent_of(recipe.previous, relative_to=out, manifest=profile.manifest))
-        before = {rate.prompt_id: rate for rate in profile.rates}
-        prompts = profile.kept()
-    else:
-        built = plan.build()
-        prompts, prompt_stats = built.prompts, built.stats()
-    evaluation = evaluation_files(recipe.decontamination, BASE)
-    inputs, profiled = [*plan.inputs, *evaluation], len(prompts)
-    prompts = uncontaminated(prompts, load_decontaminator(recipe.decontamination, BASE, evaluation))
-    contaminated = profiled - len(prompts)
+    given = prompts_to_profile(recipe, plan, base_dir=Path(), out=out)
+    checkpoints = checkpoint_parents([recipe.checkpoint], out=out)
+    parents = [*plan.parents, *checkpoints, *given.parents]
 
     if options.dry_run:
         Run.open(out, kind=KIND, config=config, dry_run=True)
-        shown = [prompts_by_source(prompt_stats)] if prompt_stats else []
+        shown = [prompts_by_source(given.stats)] if given.stats else []
         if recipe.decontamination is not None:
-            console.print(f"{contaminated:,} prompts overlap evaluation items", highlight=False)
-        print_sections(console, [*shown, planned(prompts, recipe.n_of, recipe.most_tokens)])
+            console.print(f"{given.contaminated:,} prompts overlap evaluation items")
+        print_sections(console, [*shown, planned(given.prompts, recipe.n_of, recipe.most_tokens)])
         return
 
     with open_run(out, kind=KIND, config=config) as stage:
         if stage.complete:
-            refuse_changes(read_artifact(out, verify=False), inputs, parents)
+            refuse_changes(read_artifact(out, verify=False), given.inputs, parents)
             show_up_to_date(console, out)
             return
-        samples, rates = asyncio.run(sample_and_verify(recipe, prompts, before, console))
+        making = sample_and_verify(recipe, given.prompts, given.before, console)
+        samples, rates = asyncio.run(making)
         atomic_write_text(out / FILE, rate_lines(rates))
-        reasons = [rate.dropped for rate in rates if rate.dropped is not None]
-        dropped = {reason: reasons.count(reason) for reason in sorted(set(reasons))}
-        if contaminated:
-            dropped["contaminated"] = contaminated
         finish(
             stage,
             recipe,
             samples,
-            prompts=prompts,
-            counts=Counts(profiled, len(rates) - len(reasons), dropped),
+            prompts=given.prompts,
+            counts=given.counts(rates),
             parents=parents,
             renderer=renderer,
             prompt_stats={
-                **prompt_stats,
-                "inputs": as_stats(inputs),
+                **given.stats,
+                "inputs": as_stats(given.inputs),
                 "n": recipe.n,
                 "rates": rate_stats(rates, n=recipe.n),
             },

@@ -1,6 +1,6 @@
 """Write report.html for an artifact and everything it was made from.
 
-python scripts/report.py runs/tiny/sft [--out report.html]
+posttrain report runs/tiny/sft [--out report.html]
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Train a policy by RLHF: `python scripts/rlhf.py --config recipes/tiny/rlhf.yaml`.
+"""Train a policy by RLHF: rollouts judged in pairs, with length control.
 
-Under several processes: `accelerate launch --config_file recipes/accelerate/ddp.yaml
-scripts/rlhf.py --config …`. Overrides follow as `key.path=value`; `--dry-run` checks everything,
-prints the plan and trains nothing. Started again after a kill, the same command finishes the run.
+    posttrain rlhf --config tiny/rlhf
+
+Under several processes: `posttrain launch --config_file accelerate/ddp rlhf --config …`.
+Overrides follow as `key.path=value`; `--dry-run` checks everything, prints the plan and trains
+nothing. Started again after a kill, the same command finishes the run.
 Paths in a recipe are relative to the directory this is run in.
 """
 

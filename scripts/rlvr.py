@@ -1,9 +1,11 @@
-"""Train a policy by RLVR: `python scripts/rlvr.py --config recipes/tiny/rlvr.yaml`.
+"""Train a policy by RLVR: verified rollouts over many environments at once.
 
-Under several processes: `accelerate launch --config_file recipes/accelerate/ddp.yaml
-scripts/rlvr.py --config …`. Overrides follow as `key.path=value`; `--dry-run` checks everything,
-prints the plan with its curriculum and trains nothing. Started again after a kill, the same command
-finishes the run, with the prompts of the same curriculum.
+    posttrain rlvr --config tiny/rlvr
+
+Under several processes: `posttrain launch --config_file accelerate/ddp rlvr --config …`.
+Overrides follow as `key.path=value`; `--dry-run` checks everything, prints the plan with its
+curriculum and trains nothing. Started again after a kill, the same command finishes the run, with
+the prompts of the same curriculum.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sample a model: prompts × settings × n completions, with tools run where they are declared.
 
-    python scripts/sample.py --config recipes/tiny/sample.yaml
-    python scripts/sample.py --config recipes/tiny/sample.yaml out=runs/x n=4 --dry-run
+    posttrain sample --config tiny/sample
+    posttrain sample --config tiny/sample out=runs/x n=4 --dry-run
 
 Paths in a recipe are relative to the directory this is run in. Killed and started again, the same
 command ends with exactly every sample; in process, with the same bytes.
@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
+from posttrain.config.paths import refuse_missing_checkpoint
 from posttrain.config.sample import SampleConfig
 from posttrain.runs import Run, open_run
 
@@ -24,6 +25,7 @@ KIND = "samples"
 def main(arguments: list[str]) -> None:
     parser = recipe_parser("Sample completions of prompts.")
     recipe, options = parse_recipe(parser, SampleConfig, arguments)
+    refuse_missing_checkpoint(recipe.checkpoint, key="checkpoint")
     # imported here: `--help` and a mistake in the recipe are answered without them
     from data_builders.prompts import PromptPlan, refuse_changes
 

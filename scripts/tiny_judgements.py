@@ -1,6 +1,6 @@
 """Generate the tiny world's judgements: pairs of answers with gold scores, to train a judge on.
 
-python scripts/tiny_judgements.py --config recipes/tiny/judgements.yaml [key=value …] [--dry-run]
+posttrain tiny_judgements --config tiny/judgements [key=value …] [--dry-run]
 """
 
 from __future__ import annotations

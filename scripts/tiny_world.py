@@ -1,6 +1,6 @@
 """Generate the tiny world: training rows, held-out prompts and a tokenizer.
 
-python scripts/tiny_world.py --config recipes/tiny/world.yaml [key=value …] [--dry-run]
+posttrain tiny_world --config tiny/world [key=value …] [--dry-run]
 """
 
 from __future__ import annotations

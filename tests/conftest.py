@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -14,3 +15,9 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real data: {folder.name}/ is not beside the repository")
     return folder
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays to the end: no collection has to walk it."""
+    gc.collect()
+    gc.freeze()

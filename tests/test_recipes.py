@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from pydantic import BaseModel
 from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.config.build_genrm import BuildGenRmConfig
 from posttrain.config.build_sft import BuildSftConfig
+from posttrain.config.command import parse_recipe, recipe_parser
 from posttrain.config.dpo import DpoConfig
 from posttrain.config.eval import EvalConfig
 from posttrain.config.eval_genrm import EvalGenRmConfig
@@ -88,6 +92,54 @@ def test_recipe_fits_its_schema_and_repeats_no_default(path):
     assert repeated(read_recipe(path), model.model_dump(mode="json", exclude_defaults=True)) == []
 
 
+def test_a_printed_recipe_reads_back_as_itself(tmp_path, capsys):
+    for path in RECIPES:
+        model = load_recipe(path, SCHEMAS[path.name])
+        with pytest.raises(SystemExit):
+            parse_recipe(
+                recipe_parser(""), SCHEMAS[path.name], ["--config", str(path), "--print-config"]
+            )
+        printed = tmp_path / path.name
+        printed.write_text(capsys.readouterr().out)
+        again = load_recipe(printed, SCHEMAS[path.name])
+        assert again.model_dump() == model.model_dump(), path
+
+
+def stages(*arguments: str) -> Iterator[tuple[Path, list[str]]]:
+    """The recipe and the overrides of every stage that make would run."""
+    make = ["make", "-n", "chain", "chain-rlvr", "eval_rlvr", *arguments]
+    shown = subprocess.run(make, capture_output=True, text=True, check=True, cwd=ROOT)
+    for line in shown.stdout.splitlines():
+        command, config, rest = line.partition(" --config ")
+        if config and "/scripts/" in command:
+            recipe, *overrides = shlex.split(rest.split(">>")[0])
+            yield Path(recipe), overrides
+
+
+@pytest.mark.parametrize("size", ["", "full", "smoke"])
+def test_every_size_of_the_chain_fits_the_schemas(size: str):
+    recipes = dict(stages(f"SIZE={size}", "SEED=3"))
+    # what `make` names in recipes/sizes.mk is the name of a recipe, or it would do nothing
+    sized = {
+        line.split(" = ")[0].removeprefix(f"{size}_")
+        for line in (ROOT / "recipes/sizes.mk").read_text().splitlines()
+        if size and line.startswith(f"{size}_")
+    }
+    assert sized <= {path.stem for path in recipes}
+    assert {path.stem for path in recipes} >= {
+        path.stem for path in (ROOT / "recipes/tiny").glob("*")
+    }
+    for path, overrides in recipes.items():
+        model = load_recipe(path, SCHEMAS[path.name], overrides)
+        assert "seed=3" not in overrides or model.model_dump()["seed"] == 3
+
+
+def test_a_chain_of_own_recipes_leaves_out_what_has_none(tmp_path: Path):
+    own = tmp_path / "sft.yaml"
+    own.write_text((ROOT / "recipes/tiny/sft.yaml").read_text())
+    assert dict(stages(f"RECIPES={tmp_path}")) == {own: []}
+
+
 def test_the_three_families_of_recipes_are_there():
     names = {(path.parent.name, path.name) for path in RECIPES}
     assert {
@@ -101,9 +153,9 @@ def test_a_repeated_default_is_found(tmp_path):
     path = tmp_path / "build_sft.yaml"
     path.write_text(
         "out: x\n"
-        "tokenizer: {path: t, chat_template: nemotron_3_nano}\n"
+        "tokenizer: {path: t, chat_template: own}\n"
         "packing: {max_length: 64, overlong: drop}\n"
-        "reasoning: {strip: 0.1}\n"
+        "reasoning: {strip: 0}\n"
         "sources: [{name: a, path: a.jsonl, ending: trim}]\n"
     )
     model = load_recipe(path, BuildSftConfig)

@@ -10,6 +10,7 @@ name in `posttrain.config.source.DialectName`, a section in `docs/dialects.md`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from data_builders.dialects.alpaca import OUTPUT_KEYS, alpaca
@@ -59,6 +60,16 @@ def read_row(row: Row, config: SourceConfig, *, trains: bool = True) -> tuple[st
         return dialect, DIALECTS[dialect](view, reading)
     except RecursionError:
         raise RowProblem("malformed_json", "the row", "nested too deep") from None
+
+
+def fitting(row: Row, config: SourceConfig) -> list[str]:
+    """The dialects that the row can be read as."""
+    names: list[str] = []
+    for name in DIALECTS:
+        with suppress(RowProblem):
+            read_row(row, config.model_copy(update={"dialect": name}))
+            names.append(name)
+    return names
 
 
 def reading_of(config: SourceConfig, *, trains: bool = True) -> Reading:

@@ -8,20 +8,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from data_builders.dialects.alpaca import history, request
-from data_builders.dialects.message import assistant_text, read_messages
+from data_builders.dialects.message import read_messages
 from data_builders.dialects.messages_list import conversation, find_list, not_a
-from data_builders.dialects.prompt_completion import read_answer, read_prompt
+from data_builders.dialects.prompt_completion import read_answer, read_prompt, transcript
 from data_builders.dialects.reading import Conversation, Reading, Row, RowProblem
 from posttrain.records import Message
 
 Side = Literal["chosen", "rejected"]
 _ASKS = ("prompt", "question", "instruction", "input", "context", "history")
-_TRANSCRIPT = re.compile(r"\n\n(Human|Assistant):[ ]?")
 
 
 def chosen_rejected(row: Row, reading: Reading) -> Conversation:
@@ -38,7 +36,7 @@ def read_side(row: Row, side: Side, reading: Reading) -> Conversation:
     if (value := row[side]) is None:
         raise RowProblem("empty_answer", side, "there is none")
     if prompt is None and isinstance(value, str):
-        turns = _transcript(value, reading, side)
+        turns = transcript(value, reading, side)
     else:
         turns = _join(prompt or (), read_answer(value, reading, side))
     if reading.trains and not turns[-1].trained:
@@ -72,14 +70,3 @@ def _prompt(
         turns = (*history(row, reading), Message("user", request(row)))
         return turns, ("instruction", "input", "context", "history")
     return None, ()
-
-
-def _transcript(text: str, reading: Reading, where: str) -> tuple[Message, ...]:
-    """Turns of a `\\n\\nHuman: … \\n\\nAssistant: …` transcript."""
-    head, *parts = _TRANSCRIPT.split(text)
-    if head.strip() or not parts:
-        raise RowProblem("unrecognised", where, "a text without a prompt, and no transcript")
-    return tuple(
-        Message("user", turn) if who == "Human" else assistant_text(turn, reading)
-        for who, turn in zip(parts[::2], parts[1::2], strict=True)
-    )

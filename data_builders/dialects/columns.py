@@ -36,10 +36,12 @@ Kind = Literal["mask", "reasoning", "calls", "system", "tools"]
 _KINDS: dict[Kind, re.Pattern[str]] = {
     # at the start of a word, so that neither `constraint` nor `glossary` is a mask
     "mask": re.compile(
-        r"(?:^|[^a-z])(?:un|non)?(?:loss|mask|train|supervis|weight|backprop|ignore|skip)|^labels$"
+        r"(?:^|[^a-z])(?:un|non)?(?:loss|mask|train|supervis|weight|backprop|ignore|skip|exclud|learn)"
+        r"|^labels$|^is_target$"
     ),
     "reasoning": re.compile(
-        r"(?:^|_)(?:reasoning|think(?:ing)?|thoughts?|rationale|chain_of_thought|cot|scratchpad)(?:_|$)|^analysis$"
+        r"(?:^|_)(?:reasoning|think(?:ing)?|thoughts?|rationale|chain_of_thought|cot|scratchpad|reflection)"
+        r"(?:_|$)|^analysis$"
     ),
     "calls": re.compile(r"(?:^|_)(?:tool|function)s?_?(?:calls?|uses?)(?:_|$)"),
     "system": re.compile(
@@ -168,8 +170,9 @@ def _refuse_row_masks(row: Row, reading: Reading) -> None:
     Under a key of an answer's mask only a plain "not to train" counts: a row may hold any `weight`.
     """
     for name in _KTO_LABELS:
-        if row.get(name) is False and name not in reading.named and "chosen" not in row:
-            what = "false: a bad answer; a recipe that names the column keeps it"
+        good = _WORDS.get(str(row.get(name)).lower(), True)
+        if not good and name not in reading.named and "chosen" not in row:
+            what = f"{row[name]!r}: a bad answer; a recipe that names the column keeps it"
             raise RowProblem("rejected_answer", name, what)
     if _MASKS.isdisjoint(row):
         return

@@ -33,7 +33,7 @@ ROLE_NAMES: dict[str, Role] = {
     "function_response": "tool", "function-response": "tool", "ipython": "tool",
     "environment": "tool",
 }  # fmt: skip
-_ELSEWHERE = ("parts", "text", "output", "result", "refusal")
+_ELSEWHERE = ("parts", "text", "output", "output_text", "result", "structuredContent", "refusal")
 _CALL_ID_KEYS = ("tool_call_id", "call_id", "tool_use_id")
 
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from data_builders.dialects.reading import Conversation, Reading, Row, RowProble
 from posttrain.records import Message
 
 COMPLETION_KEYS = ("completion", "response")
+_TRANSCRIPT = re.compile(r"\n\n(Human|Assistant):[ ]?")
 _PARTS_OF_PROMPT = ("instruction", "input", "context", "query", "question")
 
 
@@ -42,7 +44,21 @@ def read_prompt(value: Any, reading: Reading, where: str) -> tuple[Message, ...]
     text = read_text(value, where)
     if value is None:
         raise RowProblem("malformed_message", where, "there is no prompt")
+    if text.startswith("\n\nHuman:"):
+        turns = transcript(text, reading, where)
+        return turns if turns[-1].content else turns[:-1]  # it ends on "Assistant:"
     return (Message("user", text),)
+
+
+def transcript(text: str, reading: Reading, where: str) -> tuple[Message, ...]:
+    """Turns of a `\\n\\nHuman: … \\n\\nAssistant: …` transcript."""
+    head, *parts = _TRANSCRIPT.split(text)
+    if head.strip() or not parts:
+        raise RowProblem("unrecognised", where, "a text without a prompt, and no transcript")
+    return tuple(
+        Message("user", turn) if who == "Human" else assistant_text(turn, reading)
+        for who, turn in zip(parts[::2], parts[1::2], strict=True)
+    )
 
 
 def read_answer(

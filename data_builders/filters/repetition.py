@@ -9,7 +9,7 @@ whose words equal the word one round before, and a window most of whose *n-grams
 What tells a loop from honest steps ("Turn 7: Ada passes the coin to Bo.") is where rounds differ.
 Steps fill in a template: they differ at the same place in every round, be it a number or a name. A
 loop is the same to the letter, or its changes fall anywhere. So a text whose numbers count is no
-loop, however little it says.
+loop, however little it says; nor is one whose state goes to and fro for a while and that ends.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ import numpy.typing as npt
 
 from posttrain.config.filters import RepetitionFilter
 
-# an item's number; an ideograph or a kana; up to 16 letters, digits or signs; a line end; 16 blanks
+# an item's number; an ideograph, a kana, a picture; up to 16 letters, digits or signs; a line end;
+# 16 blanks
 _WORD = re.compile(
     r"(?<=\n)\d{1,4}[.)](?=\s)|[\u3040-\u30ff\u3400-\u9fff]|[^\W\d\u3040-\u30ff\u3400-\u9fff]{1,16}"
-    r"|\d{1,16}|\n|[^\S\n]{16}|[^\w\s]{1,16}"
+    r"|[\U0001f000-\U0001faff]|\d{1,16}|\n|[^\S\n]{16}|[^\w\s\U0001f000-\U0001faff]{1,16}"
 )
 _ITEM = re.compile(r"\d+[.)]")
 _LANGUAGE = re.compile(r"[^\W\d]{2,15}|[\u3040-\u30ff\u3400-\u9fff]")
@@ -36,10 +37,12 @@ _CHUNK = 1000  # bytes, compressed after the 32 kB before them
 _GRAMS = (4, 16, 64)  # words; the distances between equal ones are candidate periods
 _CANDIDATES = 8  # periods tried of each
 _SLOT = 0.4  # share of the rounds in which a place must differ to be a template's slot
+_TEMPLATE_SHARE = 0.9  # of the words equal: slots are counted as far as this reaches
 _SLOTS = 0.02  # of a round's words may be slots: in long rounds a counter is no content
 _BARE = 0.25  # share of words of language below which a stretch is a grid, a ruler, digits
 _BARE_SHARE, _ROW_ROUNDS = 0.99, 16  # of whose words must be equal, for so many rounds,
-_BARE_VOCABULARY, _BARE_ROUNDS = 6, 64  # or for these if a round has so few distinct words
+_BARE_VOCABULARY, _MANY_ROUNDS = 6, 64  # or for these if a round has so few distinct words
+_ALIKE = 0.5  # share of its words that a round's steps have in common: a state that goes to and fro
 _REACH = 2  # windows; farther back the names and numbers of any template return by chance
 _RUNNING_TEXT = 0.5  # share of words of language of a window, and
 _VOCABULARY = 20  # distinct ones in it; fewer make a list of moves
@@ -67,11 +70,13 @@ class _Words:
         keys: equal where words are; the numbers of list items are all equal.
         language: which are of language, 2 to 15 letters or an ideograph.
         items: which are numbers of list items.
+        cut_off: whether the text stops within a sentence, in a line that no other line equals.
     """
 
     keys: Keys
     language: Flags
     items: Flags
+    cut_off: bool
 
 
 def find_repetition(text: str, limits: RepetitionFilter) -> Repetition | None:
@@ -105,7 +110,10 @@ def _split(text: str) -> _Words:
     items = np.array([_ITEM.fullmatch(word) is not None for word in ids], np.bool_)
     language = np.array([_LANGUAGE.fullmatch(word) is not None for word in ids], np.bool_)
     keys = np.fromiter(map(ids.__getitem__, words), np.int64, len(words))
-    return _Words(np.where(items[keys], -1, keys).view(np.uint64), language[keys], items[keys])
+    end = text.rpartition("\n")[2]
+    cut_off = end[-1:].isalnum() and f"\n{end}\n" not in text
+    shared = np.where(items[keys], -1, keys).view(np.uint64)
+    return _Words(shared, language[keys], items[keys], cut_off)
 
 
 _Found = tuple[str, int, int, str]  # rule, first word, behind the last, detail
@@ -116,18 +124,26 @@ def _cycles(words: _Words, limits: RepetitionFilter) -> Iterator[_Found]:
     for period in _periods(words.keys):
         equal = words.keys[period:] == words.keys[:-period]
         width = max(limits.min_words, limits.min_rounds * period) - period
-        for first, last in _dense(equal, width, limits.cycle_share):
-            part, middle = equal[first:last], (first + last) // 2
-            one_round = slice(middle, middle + period)
-            if _steps(part, words.items[one_round]):
-                continue
-            if words.language[first : last + period].mean() < _BARE:
-                few = len(np.unique(words.keys[one_round])) <= _BARE_VOCABULARY
-                shortest = period * (_BARE_ROUNDS if few else _ROW_ROUNDS)
-                if not _dense(part, max(width, shortest), _BARE_SHARE):
+        for low, high in _dense(equal, width, _TEMPLATE_SHARE):
+            around = equal[low:high]
+            for first, last in _dense(around, width, limits.cycle_share):
+                part, begin, end = around[first:last], low + first, low + last + period
+                one_round = slice((begin + end - period) // 2, (begin + end + period) // 2)
+                seen = around if len(around) >= 2 * limits.min_rounds * period else part
+                if _steps(seen, words.items[one_round]):
                     continue
-            detail = f"{part.mean():.0%} of {len(part):,} words equal the word {period:,} before"
-            yield "cycle", first, last + period, detail
+                if words.language[begin:end].mean() < _BARE:
+                    few = len(np.unique(words.keys[one_round])) <= _BARE_VOCABULARY
+                    shortest = period * (_MANY_ROUNDS if few else _ROW_ROUNDS)
+                    if not _dense(part, max(width, shortest), _BARE_SHARE):
+                        continue
+                stuck = words.cut_off and end == len(words.keys)
+                if not stuck and len(part) < _MANY_ROUNDS * period and _alternates(
+                    words.keys[one_round], limits
+                ):  # fmt: skip
+                    continue
+                share = f"{part.mean():.0%} of {len(part):,} words"
+                yield "cycle", begin, end, f"{share} equal the word {period:,} before"
 
 
 def _periods(keys: Keys) -> list[int]:
@@ -148,6 +164,13 @@ def _steps(equal: Flags, items: Flags) -> bool:
     slots = int(np.count_nonzero(changes > _SLOT * len(equal) / period))
     numbers = int(np.count_nonzero(items))
     return slots + (numbers if numbers > 1 else 0) > _SLOTS * period
+
+
+def _alternates(one_round: Keys, limits: RepetitionFilter) -> bool:
+    """Whether a round is several steps of one template ("'(' opens, ')' closes")."""
+    period = len(one_round)
+    steps = (np.roll(one_round, n) for n in range(1, period // 2 + 1) if period % n == 0)
+    return any(_ALIKE <= (one_round == step).mean() < limits.cycle_share for step in steps)
 
 
 def _windows(words: _Words, limits: RepetitionFilter) -> Iterator[_Found]:

@@ -133,7 +133,10 @@ def token_counter(config: TokenizerConfig) -> CountTokens:
     tokenizer = load_any_tokenizer(config.path, revision=config.revision)
     encoder = encoder_of(tokenizer)
     template = chat_template_of(
-        tokenizer, choice=config.chat_template, variables=config.template_variables
+        tokenizer,
+        choice=config.chat_template,
+        variables=config.template_variables,
+        key="tokenizer.chat_template",
     )
 
     def count(prompts: Sequence[Prompt]) -> list[int]:

@@ -39,12 +39,15 @@ from data_builders.pairs.stats import (
     used_completions,
 )
 from data_builders.rows.read import RowCounts
+from data_builders.sft.preflight import check_template
 from data_builders.sft.shards import write_jsonl
 from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.config.build_sft import TokenizerConfig
 from posttrain.errors import ConfigError
+from posttrain.models.chat_template import PromptRenderer, chat_template_of
 from posttrain.records import Category, Pair, Side, json_text
 from posttrain.runs import Counts, Manifest
+from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer, special_ids, special_tokens
 from reward.graders.base import Grader
 
 TO_READ = 24  # pairs of each category kept as text for the report
@@ -293,10 +296,39 @@ def _side(graded: Graded, encoded: Encoded, text: str) -> Side:
     return Side(encoded.ids, encoded.mask, text, **own)
 
 
+def load_pair_renderer(recipe: BuildDpoConfig, parents: Sequence[Manifest]) -> PromptRenderer:
+    """The tokenizer and template that the samples were made with.
+
+    Raises:
+        ConfigError: as `tokenizer_config`; or a template that reads a clock.
+    """
+    settings = tokenizer_config(recipe, parents)
+    tokenizer = load_any_tokenizer(settings.path, revision=settings.revision)
+    special = special_tokens(tokenizer, end_token=None, pad_token=settings.pad_token)
+    template = chat_template_of(
+        tokenizer,
+        choice=settings.chat_template,
+        variables=settings.template_variables,
+        key="tokenizer.chat_template",
+    )
+    check_template(template)
+    return PromptRenderer(tokenizer, template, special)
+
+
+def pair_encoder(renderer: PromptRenderer) -> PairEncoder:
+    """What makes pairs of texts."""
+    tokenizer = renderer.tokenizer
+    return PairEncoder(renderer.template, encoder_of(tokenizer).encode, special_ids(tokenizer))
+
+
 def write_beside_pairs(
-    built: BuiltPairs, out: Path, decode: Callable[[Sequence[int]], str]
-) -> dict[str, int]:
-    """Write `samples.jsonl`, pairs to read, and what was dropped; every file with its rows."""
+    built: BuiltPairs, out: Path, renderer: PromptRenderer
+) -> dict[str, int | None]:
+    """Write the tokenizer, pairs to read and what was dropped; every file of rows with them."""
+    files: dict[str, int | None] = {
+        f"tokenizer/{name}": None for name in renderer.save(out / "tokenizer")
+    }
+    decode = encoder_of(renderer.tokenizer).decode
     rows = [
         {
             "id": pair.id,
@@ -312,7 +344,7 @@ def write_beside_pairs(
         }
         for pair in built.to_read
     ]
-    files = {f"pairs/{name}": count for name, count in built.files.items()}
+    files |= {f"pairs/{name}": count for name, count in built.files.items()}
     files["scores.jsonl"] = built.proposed.completions
     files["samples.jsonl"] = write_jsonl(out / "samples.jsonl", rows)
     if built.recipe.write_dropped:

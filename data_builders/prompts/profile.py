@@ -25,11 +25,20 @@ from rich.console import Console
 from data_builders.decontamination.match import Decontaminator
 from data_builders.environments import Environments, open_label_judge
 from data_builders.pairs.grading import read_groups
+from data_builders.prompts.build import PromptPlan
+from data_builders.sft.inputs import Input, evaluation_files, load_decontaminator
 from posttrain.config.profile import ProfileConfig
 from posttrain.errors import DataError
 from posttrain.records import json_text, make_example
 from posttrain.rollouts import Completion, Prompt
-from posttrain.runs import Manifest, atomic_write_text, read_artifact
+from posttrain.runs import (
+    Counts,
+    Manifest,
+    Parent,
+    atomic_write_text,
+    parent_of,
+    read_artifact,
+)
 from posttrain.sampling.generate import read_prompts
 from posttrain.sampling.progress import SampleStats
 from posttrain.sampling.sample import make_samples
@@ -118,6 +127,54 @@ def read_profile(path: Path | str) -> PassRateProfile:
     return PassRateProfile(
         read_prompts(folder / "prompts.jsonl"), rates, manifest.config["n"], manifest
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PromptsToProfile:
+    """What a profile samples.
+
+    `before` has the pass rates of the profile before this one, `parents` name that one; `stats` are
+    of the sources, without one. `contaminated` prompts overlap evaluation items and are left out.
+    """
+
+    prompts: list[Prompt]
+    before: dict[str, PassRate]
+    stats: dict[str, Any]
+    parents: list[Parent]
+    inputs: list[Input]
+    contaminated: int
+
+    def counts(self, rates: Sequence[PassRate]) -> Counts:
+        """Of all prompts: kept for training, or dropped by reason."""
+        reasons = [rate.dropped for rate in rates if rate.dropped is not None]
+        dropped = {reason: reasons.count(reason) for reason in sorted(set(reasons))}
+        if self.contaminated:
+            dropped["contaminated"] = self.contaminated
+        return Counts(len(rates) + self.contaminated, len(rates) - len(reasons), dropped)
+
+
+def prompts_to_profile(
+    recipe: ProfileConfig, plan: PromptPlan, *, base_dir: Path, out: Path
+) -> PromptsToProfile:
+    """The prompts of the recipe's sources, or those that the previous profile kept.
+
+    Raises:
+        DataError: the previous profile is none, or was changed.
+    """
+    parents, before, stats = list[Parent](), dict[str, PassRate](), dict[str, Any]()
+    if recipe.previous is not None:
+        profile = read_profile(recipe.previous)
+        parents.append(parent_of(recipe.previous, relative_to=out, manifest=profile.manifest))
+        before = {rate.prompt_id: rate for rate in profile.rates}
+        prompts = profile.kept()
+    else:
+        built = plan.build()
+        prompts, stats = built.prompts, built.stats()
+    evaluation = evaluation_files(recipe.decontamination, base_dir)
+    decontaminator = load_decontaminator(recipe.decontamination, base_dir, evaluation)
+    clean = uncontaminated(prompts, decontaminator)
+    inputs, contaminated = [*plan.inputs, *evaluation], len(prompts) - len(clean)
+    return PromptsToProfile(clean, before, stats, parents, inputs, contaminated)
 
 
 def uncontaminated(

@@ -13,17 +13,22 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from data_builders.dialects import RowProblem, read_row
+from data_builders.dialects import RowProblem, fitting, read_row
 from data_builders.dialects.reading import encoded
 from data_builders.filters.structure import structural_drop
+from data_builders.rows.files import open_rows
 from data_builders.rows.raw import Dropped, RawRow, RawRows
-from data_builders.rows.read import RowCounts, read_each, read_rows
-from data_builders.rows.where import lookup
+from data_builders.rows.read import RowCounts, matching_rows, read_each, read_rows
+from data_builders.rows.where import SeenFields, lookup
 from posttrain.config.source import EndingPolicy, SourceConfig
+from posttrain.errors import ConfigError
 from posttrain.records import Example, Message, make_example
+
+_TRIED = 5_000  # rows of a source of which one at least must be a conversation
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,39 @@ class PlacedExample:
     example: Example
     file: str
     line: int
+
+
+def refuse_unreadable(config: SourceConfig, base_dir: Path) -> None:
+    """Look into a source's files before anything heavy is loaded.
+
+    Raises:
+        ConfigError: a path that matches nothing, or first rows of which none is a conversation; it
+            names the first row's keys and the dialects that it fits.
+    """
+    if config.hub is not None:
+        return
+    tried = islice(matching_rows(open_rows(config, base_dir), SeenFields(config)), _TRIED)
+    first: tuple[RawRow, RowProblem] | None = None
+    count = 0
+    for raw in tried:
+        count += 1
+        if isinstance(raw, Dropped):
+            continue
+        try:
+            read_row(raw.row, config)
+        except RowProblem as problem:
+            first = first or (raw, problem)
+        else:
+            return
+    if first is not None:
+        raw, problem = first
+        names = fitting(raw.row, config)
+        fits = f"it fits {' and '.join(names) or 'no dialect (docs/dialects.md)'}"
+        named = f" of dialect {config.dialect}" if config.dialect else ""
+        raise ConfigError(
+            f"source {config.name!r}: none of its first {count:,} rows is a conversation{named}. "
+            f"{raw.file}:{raw.line} has the keys {', '.join(raw.row)}; {fits}; {problem}"
+        )
 
 
 def read_examples(

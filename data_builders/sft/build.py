@@ -25,6 +25,7 @@ from data_builders.progress import Stages
 from data_builders.rows.files import count_rows, input_files
 from data_builders.sft.audit import audit_sources
 from data_builders.sft.duplicates import dropped_lines, find_copies
+from data_builders.sft.expected import ask_for_epochs, show_expected
 from data_builders.sft.inputs import (
     Input,
     as_stats,
@@ -46,7 +47,6 @@ from data_builders.sft.preflight import (
     check_template,
     first_texts,
     probe_source,
-    show_expected,
 )
 from data_builders.sft.shards import join_files, write_jsonl, write_splits
 from data_builders.sft.stats import check_left, counts_by_source, data_stats, few_kept, total_counts
@@ -70,7 +70,8 @@ KIND = "sft_data"
 class Setup:
     """What a build needs before it reads rows, checked on the first records of every source.
 
-    `problems` are those at which it would stop, which only a dry run is given.
+    `rows` are about those of each source, None where nobody knows. `problems` are those at which it
+    would stop, which only a dry run is given.
     """
 
     recipe: BuildSftConfig
@@ -79,6 +80,7 @@ class Setup:
     decontaminator: Decontaminator | None
     evaluation: list[Input]
     probes: list[Probe]
+    rows: dict[str, int | None]
     warnings: list[str]
     problems: list[str]
 
@@ -119,7 +121,8 @@ def set_up(
         probe_source(recipe, s, preparers[s.name], base_dir, records=records)
         for s in recipe.sources
     ]
-    problems: list[str] = []
+    rows = {s.name: count_rows(input_files(s, base_dir)) for s in recipe.sources}
+    problems = ask_for_epochs(recipe, probes, rows)
     for probe in probes:
         found = check_probe(
             probe,
@@ -132,7 +135,9 @@ def set_up(
         warnings, problems = warnings + found[0], problems + found[1]
     if problems and not dry_run:
         raise ConfigError("\n  ".join(problems))
-    return Setup(recipe, base_dir, renderer, decontaminator, evaluation, probes, warnings, problems)
+    return Setup(
+        recipe, base_dir, renderer, decontaminator, evaluation, probes, rows, warnings, problems
+    )
 
 
 def show_plan(setup: Setup, console: Console) -> None:
@@ -146,9 +151,8 @@ def show_plan(setup: Setup, console: Console) -> None:
     if out.is_dir() and any(out.iterdir()):
         # refuses a directory not ours
         Run.open(out, kind=KIND, config=build_config(recipe), dry_run=True)
-    rows = {s.name: count_rows(input_files(s, setup.base_dir)) for s in recipe.sources}
     _warn(console, [*setup.warnings, *few_kept({p.name: p.stats for p in setup.probes})])
-    problems = [*setup.problems, *show_expected(console, recipe, setup.probes, rows)]
+    problems = [*setup.problems, *show_expected(console, recipe, setup.probes, setup.rows)]
     if problems:
         raise ConfigError("\n  ".join(["this build would stop:", *problems]))
 

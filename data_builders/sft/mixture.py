@@ -19,6 +19,7 @@ from data_builders.keyed import key64, shuffled_keys
 from posttrain.config.build_sft import BuildSftConfig, SftSource, Unit
 from posttrain.errors import DataError
 
+MAX_EPOCHS = 4.0  # of a recipe that says how much it wants, and not how often
 Int = npt.NDArray[np.int64]
 # (n,) records with the fields of `COLUMNS`
 Records = npt.NDArray[np.void]
@@ -110,7 +111,7 @@ def plan_mixture(sources: Sequence[Available], recipe: BuildSftConfig) -> list[S
         DataError: a source cannot give what the recipe asks of it within the tolerance; the message
             says which, how far off it is, and what to change.
     """
-    caps = [s.max_epochs or recipe.mixture.max_epochs for s in recipe.sources]
+    caps = _caps(recipe, MAX_EPOCHS if recipe.mixture.total else 1.0)
     total = recipe.mixture.total or _largest_total(sources, caps, recipe)
     plans = [
         _plan(own, _requested(source, total, recipe.mixture.unit), cap, recipe.seed)
@@ -119,6 +120,41 @@ def plan_mixture(sources: Sequence[Available], recipe: BuildSftConfig) -> list[S
     for plan in plans:
         _check(plan, recipe)
     return plans
+
+
+def epochs_question(sources: Sequence[Available], recipe: BuildSftConfig) -> str | None:
+    """What to ask the user where shares divide no total, and nothing says how often to repeat.
+
+    None where it is said, or where every source is taken about once anyway.
+    """
+    sharing = [(s, own) for s, own in zip(recipe.sources, sources, strict=True) if s.share]
+    mixture, unit = recipe.mixture, recipe.mixture.unit
+    if mixture.total or mixture.max_epochs or all(s.max_epochs for s, _ in sharing):
+        return None
+    if not all(own.total.amount(unit) for _, own in sharing):
+        return None  # a source without anything to give is a problem of its own
+    ways: list[str] = []
+    for cap in (1.0, MAX_EPOCHS):
+        total = _largest_total(sources, _caps(recipe, cap), recipe) or 0.0
+        times = [(s.share or 0.0) * total / own.total.amount(unit) for s, own in sharing]
+        if cap == 1 and min(times) >= 1 - mixture.tolerance:
+            return None
+        parts = [f"{s.name} {t:.1f} times" for (s, _), t in zip(sharing, times, strict=True)]
+        seen = ", ".join(parts)
+        ways.append(f"mixture.max_epochs={cap:g} takes {total:,.0f} {unit}: {seen}")
+    return (
+        "the shares divide no mixture.total, so one must be said: how much, or how often a record "
+        f"may be seen. {'; '.join(ways)}; or set mixture.total"
+    )
+
+
+def _caps(recipe: BuildSftConfig, sharing: float) -> list[float]:
+    """How often a source's records may be seen; `sharing` for shares of which nothing is said."""
+    given = recipe.mixture.max_epochs
+    return [
+        source.max_epochs or given or (MAX_EPOCHS if source.share is None else sharing)
+        for source in recipe.sources
+    ]
 
 
 def _largest_total(

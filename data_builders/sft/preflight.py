@@ -2,7 +2,6 @@
 
 probe = probe_source(recipe, source, preparer, base_dir, records=64)
 warnings, problems = check_probe(probe, recipe, preparer, decode=…, stop_ids=…)
-show_expected(console, recipe, probes, rows)     a dry run: the plan and the drops that they show
 """
 
 from __future__ import annotations
@@ -15,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from data_builders.rows.examples import PlacedExample, examples_of
 from data_builders.rows.files import open_rows
 from data_builders.rows.raw import Dropped
 from data_builders.rows.read import matching_rows
 from data_builders.rows.where import SeenFields
-from data_builders.sft.mixture import Available, Total, plan_mixture
+from data_builders.sft.mixture import Total
 from data_builders.sft.part import PartCounts
 from data_builders.sft.prepare import (
     LEFT_OUT,
@@ -38,17 +36,13 @@ from posttrain.audit.figures import SourceFigures
 from posttrain.audit.limits import violations
 from posttrain.chat import ChatTemplate
 from posttrain.config.build_sft import BuildSftConfig, SftSource
-from posttrain.errors import ConfigError, DataError
-from posttrain.report.console import print_sections
-from posttrain.report.section import Section, Table
+from posttrain.errors import ConfigError
 
 PROBED = 64  # records of each source that every build looks at first
 PROBED_DRY = 1_000  # and a dry run: all of a small source
 _TRIED = 16
 _ROWS_AT_MOST = 5_000
 _UNBOUNDED = 2**31 - 1
-_BYTES_PER_TOKEN = 8  # an id and a label, four bytes each
-_ESTIMATED = 0.1  # error of a source's estimated amount before a dry run fails
 
 
 @dataclass(frozen=True)
@@ -288,101 +282,3 @@ def check_markup(template: ChatTemplate, vocabulary: Sequence[str]) -> list[str]
     if not spelt:
         return []
     return [f"{', '.join(spelt)}: no tokens of their own in this vocabulary, tokenised as text"]
-
-
-def show_expected(
-    console: Console,
-    recipe: BuildSftConfig,
-    probes: Sequence[Probe],
-    rows: Mapping[str, int | None],
-) -> list[str]:
-    """Print what the build would do, extrapolated from the first records of every source.
-
-    Returns:
-        Problems that show in all sources together, at which the build would stop.
-    """
-    expected = {
-        p.name: p.kept if p.complete else _scaled(p.kept, rows[p.name], p.rows) for p in probes
-    }
-    plan = [
-        [
-            p.name,
-            f"{p.rows:,}{' (all)' if p.complete else ''}",
-            f"{p.kept.rows / max(p.rows, 1):.0%}",
-            "unknown" if (total := expected[p.name]) is None else f"~{total.tokens:,}",
-            f"{p.kept.tokens / max(p.rows, 1):,.0f}",
-            f"{p.kept.trained / max(p.kept.tokens, 1):.0%}",
-            _target(p.source, recipe),
-        ]
-        for p in probes
-    ]
-    head = ("source", "rows read", "kept", "all tokens", "tokens/row", "trained", "target")
-    drops = [
-        [p.name, reason, count, f"{p.examples[reason]:.300}"]
-        for p in probes
-        for reason, count in sorted(p.stats["dropped"].items(), key=lambda item: -item[1])
-    ]
-    tokens = sum(total.tokens for total in expected.values() if total is not None)
-    seconds = sum(p.seconds * (rows[p.name] or p.rows) / max(p.rows, 1) for p in probes)
-    least = "at least " if None in expected.values() else ""
-    summary = (
-        f"Each record once: {least}~{tokens:,.0f} tokens, "
-        f"~{tokens / recipe.packing.max_length:,.0f} packs of {recipe.packing.max_length:,}, "
-        f"~{seconds:,.0f} s, ~{tokens * _BYTES_PER_TOKEN / 1e6:,.0f} MB of shards "
-        f"and as much again while building. {_shares(recipe)}"
-    )
-    table = Table(["source", "reason", "rows", "for example"], drops)
-    title = "Expected, from the first records of each source"
-    sections = [Section(title, [Table(head, plan), summary])]
-    print_sections(console, [*sections, Section("Dropped among these rows", [table] * bool(drops))])
-    problems = _mixture_problems(recipe, probes, expected)
-    if all(p.drop is not None for own in probes for p in own.prepared):
-        problems.append("nothing is left to train on")
-    return problems
-
-
-def _scaled(own: Total, rows: int | None, read: int) -> Total | None:
-    """What a source has by the share of its first rows that is kept; None if rows are unknown."""
-    return None if rows is None else own.scaled(rows / max(read, 1))
-
-
-def _target(source: SftSource, recipe: BuildSftConfig) -> str:
-    if source.share is not None:
-        return f"{source.share:.1%} of {recipe.mixture.unit}"
-    if source.rows is not None:
-        return f"{source.rows:,} rows"
-    return f"{source.tokens:,} tokens" if source.tokens is not None else "once"
-
-
-def _shares(recipe: BuildSftConfig) -> str:
-    if recipe.mixture.total is not None:
-        return f"Shares divide {recipe.mixture.total:,} {recipe.mixture.unit}."
-    if any(s.share is not None for s in recipe.sources):
-        return "Shares divide the largest total that keeps every source within max_epochs."
-    return ""
-
-
-def _mixture_problems(
-    recipe: BuildSftConfig, probes: Sequence[Probe], expected: Mapping[str, Total | None]
-) -> list[str]:
-    """Amounts that the sources cannot give within their epochs."""
-    available: list[Available] = []
-    for probe in probes:
-        total = expected[probe.name]
-        if total is None:  # compressed or streamed: nobody knows how much there is
-            return []
-        held_out = probe.source.held_out or recipe.held_out
-        share = held_out.rate
-        if share is None:
-            share = (held_out.rows or 0) / max(total.rows, 1)
-        own = total.scaled(max(1 - share, 0))
-        available.append(Available(probe.name, None, own, probe.lost()))
-    tolerance = recipe.mixture.tolerance
-    if not all(p.complete for p in probes):
-        tolerance += _ESTIMATED
-    mixture = recipe.mixture.model_copy(update={"tolerance": tolerance})
-    try:
-        plan_mixture(available, recipe.model_copy(update={"mixture": mixture}))
-    except DataError as error:
-        return [f"{error} (estimated from the first rows)"]
-    return []

@@ -197,7 +197,9 @@ def trl_templates() -> dict[str, str]:
     """Names and sources of the chat templates of the installed TRL."""
     spec = importlib.util.find_spec("trl")  # finds the package without importing torch
     if spec is None or spec.origin is None:
-        raise RenderError("Nemotron 3 Nano's chat template ships with TRL: pip install trl")
+        raise RenderError(
+            "Nemotron 3 Nano's chat template ships with TRL: pip install 'posttrain[train]'"
+        )
     folder = Path(spec.origin).parent / "chat_templates"
     return {path.stem: path.read_text("utf-8") for path in sorted(folder.glob("*.jinja"))}
 

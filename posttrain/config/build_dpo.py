@@ -48,6 +48,7 @@ class BuildDpoConfig(Strict):
         match_length: among pairs that differ by about as many tokens, keep as many whose chosen is
             the longer as the shorter one, so that DPO cannot learn length.
         max_length: prompt and completion, in tokens; longer pairs are dropped.
+        shard_pairs: pairs of a shard.
     """
 
     out: str

@@ -39,15 +39,15 @@ class TokenizerConfig(Strict):
     Args:
         path: a directory, or a hub id (then name its `revision`).
         revision: commit of a hub id.
-        chat_template: `nemotron_3_nano` (the installed TRL's, pinned by digest), `own` (the
-            tokenizer's), or the path of a Jinja file.
+        chat_template: `own` (the tokenizer's), `nemotron_3_nano` (the installed TRL's, pinned by
+            digest), or the path of a Jinja file.
         template_variables: fixed variables of the template, e.g. a date for one that reads a clock.
         pad_token: a token other than the one that ends a turn; `null` keeps the tokenizer's.
     """
 
     path: str
     revision: str | None = None
-    chat_template: str = "nemotron_3_nano"
+    chat_template: str = "own"
     template_variables: dict[str, str] = Field(default_factory=dict)
     pad_token: str | None = None
 
@@ -70,7 +70,12 @@ class SftTokenizer(TokenizerConfig):
 
 
 class LogUniformBudgets(Strict):
-    """Budgets with a log-uniform density from `low` tokens up to `high` or just below the trace."""
+    """Budgets with a log-uniform density.
+
+    Args:
+        low: the smallest, in tokens.
+        high: the largest; null: just below the trace.
+    """
 
     kind: Literal["log_uniform"]
     low: int = Field(default=16, ge=1)
@@ -84,7 +89,11 @@ class LogUniformBudgets(Strict):
 
 
 class ChoiceBudgets(Strict):
-    """Budgets drawn evenly from those of `choices` that are shorter than the trace."""
+    """Budgets drawn evenly from a list.
+
+    Args:
+        choices: in tokens; those shorter than the trace take part.
+    """
 
     kind: Literal["choices"]
     choices: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1)
@@ -94,16 +103,17 @@ class ReasoningConfig(Strict):
     """Reasoning control (paper 3.1.4): how often traces are removed, and how often cut short.
 
     Args:
-        strip: share of the records with reasoning that lose it altogether.
-        truncate: share of the remaining traces that are cut to a budget; the answer stays.
+        strip: share of the records with reasoning that lose it altogether; 0.10 in the paper.
+        truncate: share of the remaining traces that are cut to a budget; the answer stays; 0.03 in
+            the paper.
         budgets: how many tokens a cut trace keeps. The paper gives no distribution: this is ours.
         truncated_close: whether the early `</think>` after a cut is trained. `trained` is what
             follows from Nano's published data code; `masked` is what NVIDIA documents for the later
             Ultra model, as a change.
     """
 
-    strip: float = Field(default=0.10, ge=0, le=1)
-    truncate: float = Field(default=0.03, ge=0, le=1)
+    strip: float = Field(default=0.0, ge=0, le=1)
+    truncate: float = Field(default=0.0, ge=0, le=1)
     budgets: LogUniformBudgets | ChoiceBudgets = Field(
         default=LogUniformBudgets(kind="log_uniform"), discriminator="kind"
     )
@@ -111,14 +121,23 @@ class ReasoningConfig(Strict):
 
 
 class SourceReasoning(Strict):
-    """A source's own rates; what is not given follows the recipe's."""
+    """A source's own rates.
+
+    Args:
+        strip, truncate: as the recipe's `reasoning`, which null follows.
+    """
 
     strip: float | None = Field(default=None, ge=0, le=1)
     truncate: float | None = Field(default=None, ge=0, le=1)
 
 
 class HeldOutConfig(Strict):
-    """How much of a source is kept for evaluation, never trained on: a share or a count."""
+    """How much of a source is kept for evaluation, never trained on: a share or a count.
+
+    Args:
+        rate: share of the conversations.
+        rows: conversations of each source.
+    """
 
     rate: float | None = Field(default=None, ge=0, lt=1)
     rows: int | None = Field(default=None, ge=0)
@@ -169,23 +188,27 @@ class MixtureConfig(Strict):
     Args:
         unit: what shares and `total` are measured in.
         total: what the shares divide; `null` takes the largest total that keeps every sharing
-            source within its `max_epochs`. Sources with `rows` or `tokens` come on top.
-        max_epochs: cap on repeats. The paper lets small sets repeat and gives no number: ours, from
-            the observation that up to four epochs cost little (Muennighoff et al. 2023).
+            source within its `max_epochs`, which must then be given if the shares need it. Sources
+            with `rows` or `tokens` come on top.
+        max_epochs: cap on repeats; `null`: 4, or 1 without a total. The paper lets small sets
+            repeat and gives no number: ours, from the observation that up to four epochs cost
+            little (Muennighoff et al. 2023).
         tolerance: largest relative difference between requested and realised amount of a source.
     """
 
     unit: Unit = "tokens"
     total: int | None = Field(default=None, ge=1)
-    max_epochs: float = Field(default=4.0, gt=0, le=10_000)
+    max_epochs: float | None = Field(default=None, gt=0, le=10_000)
     tolerance: float = Field(default=0.02, gt=0)
 
 
 class PackingConfig(Strict):
-    """Packs of `max_length` tokens.
+    """Packs of one length.
 
-    `overlong`: what happens to a sequence longer than a pack: it is dropped, or its end is clipped
-    off. Either way it is counted.
+    Args:
+        max_length: tokens of a pack.
+        overlong: a sequence longer than a pack is dropped, or its end is clipped off. Either way
+            it is counted.
     """
 
     max_length: int = Field(ge=8)
@@ -193,7 +216,12 @@ class PackingConfig(Strict):
 
 
 class ShardConfig(Strict):
-    """A shard is closed at `packs` packs or at `bytes` bytes of tokens and labels."""
+    """When a shard is closed.
+
+    Args:
+        packs: at so many packs.
+        bytes: or at so many bytes of tokens and labels.
+    """
 
     packs: int = Field(default=8192, ge=1)
     bytes: int = Field(default=268_435_456, ge=1)

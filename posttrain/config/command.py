@@ -1,21 +1,27 @@
-"""The command line that every stage has: `--config FILE [--dry-run] [key.path=value …]`.
+"""The command line that every stage has: `--config RECIPE [--dry-run] [key.path=value …]`.
 
 recipe, options = parse_recipe(recipe_parser("Train a model."), SftConfig, argv)
+
+`--help` lists the keys of the recipe, `--print-config` prints it resolved.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import yaml
 from pydantic import BaseModel
 
+from posttrain.config.describe import describe
 from posttrain.config.load import load_recipe
 from posttrain.errors import PosttrainError
 
@@ -25,9 +31,18 @@ _INTERRUPTED = 130  # the shell's code for a process that Ctrl-C ended
 
 def recipe_parser(description: str) -> argparse.ArgumentParser:
     """The options of every stage; a stage adds its own."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--config", required=True, help="the recipe, a YAML file")
+    parser = argparse.ArgumentParser(
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--config", metavar="RECIPE", help="a YAML file, or a shipped recipe's name: tiny/sft"
+    )
     parser.add_argument("--dry-run", action="store_true", help="check and plan, write nothing")
+    parser.add_argument(
+        "--print-config", action="store_true", help="print the resolved recipe and do nothing"
+    )
     parser.add_argument(
         "overrides", nargs="*", metavar="key.path=value", help="keys of the recipe; out=DIR is one"
     )
@@ -44,9 +59,19 @@ def parse_recipe(
 
     Raises:
         ConfigError: as `load_recipe`.
+        SystemExit: after `--help` and `--print-config`.
     """
-    options = parser.parse_intermixed_args(argv)
-    return load_recipe(options.config, schema, options.overrides), options
+    given = sys.argv[1:] if argv is None else argv
+    if {"-h", "--help"} & set(given):
+        parser.epilog = f"keys of the recipe:\n\n{describe(schema)}"
+    options = parser.parse_intermixed_args(given)
+    if options.config is None:
+        parser.error("--config is required: a file, or a name of those in posttrain --recipes")
+    recipe = load_recipe(options.config, schema, options.overrides)
+    if options.print_config:
+        print(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+        sys.exit()
+    return recipe, options
 
 
 def run_command(main: Callable[[], None]) -> None:
@@ -55,8 +80,11 @@ def run_command(main: Callable[[], None]) -> None:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
         main()
-    except PosttrainError as error:
-        message = f"{type(error).__name__}: {error}"
+    except (PosttrainError, ModuleNotFoundError) as error:
+        extra = _extra_of(error.name or "") if isinstance(error, ModuleNotFoundError) else None
+        if extra is None and isinstance(error, ModuleNotFoundError):
+            raise
+        message = extra or f"{type(error).__name__}: {error}"
         # torchrun closes with a report of its own, in which this file's message stands
         if report := os.environ.get("TORCHELASTIC_ERROR_FILE"):
             entry = {"message": message, "timestamp": int(time.time())}
@@ -69,3 +97,17 @@ def run_command(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print("interrupted; the same command takes it up again", file=sys.stderr)
         sys.exit(_INTERRUPTED)
+
+
+def _extra_of(module: str) -> str | None:
+    """What to install where a module is missing; None if none of our extras has it."""
+    package = module.partition(".")[0]
+    try:
+        requirements = importlib.metadata.requires("posttrain") or []
+    except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
+        return None
+    for requirement in requirements:
+        name, extra = re.match(r"[\w-]+", requirement), re.search(r"extra == .(\w+)", requirement)
+        if name and extra and name[0].replace("-", "_") == package:
+            return f"this needs {package}: pip install 'posttrain[{extra[1]}]'"
+    return None

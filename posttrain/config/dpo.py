@@ -17,7 +17,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from posttrain.config.base import Strict
+from posttrain.config.base import Strict, source
 from posttrain.config.sft import OWNED_EVERYWHERE, PolicyRecipe, owned_fields
 
 PairLayout = Literal["auto", "shared_prompt", "unpacked"]
@@ -44,7 +44,7 @@ OWNED_TRAINER_FIELDS = OWNED_EVERYWHERE | owned_fields({
     "pairs are drawn in keyed permutations, the same in every layout": (
         "train_sampling_strategy", "group_by_length",
     ),
-    "measure the checkpoint with scripts/eval.py instead": (
+    "measure the checkpoint with posttrain eval instead": (
         "do_eval", "eval_strategy", "load_best_model_at_end",
     ),
 })  # fmt: skip
@@ -57,6 +57,8 @@ class LossConfig(Strict):
     (Appendix C); the form of the SFT term is the default of NVIDIA's code.
 
     Args:
+        beta: of the preference loss.
+        preference_weight, sft_weight: of the two terms.
         sft_form: `sum` over a completion's tokens, averaged over pairs; `mean` over the chosen
             tokens of the whole batch. They differ by about the length of a completion.
         kl_weight: of a separate KL(reference ‖ policy) on the chosen tokens, normalised as
@@ -64,9 +66,9 @@ class LossConfig(Strict):
             chosen token instead of two numbers a pair; no further forward pass.
     """
 
-    beta: float = Field(default=0.05, gt=0)
-    preference_weight: float = Field(default=1.0, gt=0)
-    sft_weight: float = Field(default=0.2, ge=0)
+    beta: float = Field(default=0.05, gt=0, json_schema_extra=source("paper, App. C"))
+    preference_weight: float = Field(default=1.0, gt=0, json_schema_extra=source("paper, App. C"))
+    sft_weight: float = Field(default=0.2, ge=0, json_schema_extra=source("paper, App. C"))
     sft_form: SftForm = "sum"
     kl_weight: float = Field(default=0.0, ge=0)
 
@@ -75,6 +77,7 @@ class DpoConfig(PolicyRecipe):
     """One DPO run.
 
     Args:
+        data: the directory that build_dpo wrote.
         layout: how a pair lies in a batch; `shared_prompt` computes its prompt once, `unpacked`
             puts each completion in a row of its own.
         batch: pairs an optimiser step, over all processes.
@@ -89,7 +92,7 @@ class DpoConfig(PolicyRecipe):
     data: str
     layout: PairLayout = "auto"
     loss: LossConfig = LossConfig()
-    batch: int = Field(default=128, ge=1)
+    batch: int = Field(default=128, ge=1, json_schema_extra=source("paper, App. C"))
     max_epochs: int = Field(default=1, ge=1)
     chosen_floor: float = Field(default=-0.02, lt=0)
     reference_cache: str | None = None

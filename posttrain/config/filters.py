@@ -3,7 +3,7 @@
 filters:
   tool_markup: false
   repetition: {min_words: 240}
-  narratives: recipes/nemotron-3-nano/narratives.yaml
+  narratives: nemotron-3-nano/narratives
 """
 
 from __future__ import annotations
@@ -17,22 +17,39 @@ from posttrain.config.patterns import Patterns
 
 
 class StructuralFilters(Strict):
-    """Which structural checks a source must pass. Each name is also the drop reason."""
+    """Which structural checks a source must pass. Each name is also the drop reason.
 
-    bad_unicode: bool = True  # text that cannot be written as UTF-8
-    role_order: bool = True  # turns that no chat could have produced
-    empty_answer: bool = True  # an assistant turn without text and calls
-    empty_user_turn: bool = True  # a user turn without text
-    empty_system_turn: bool = True  # a system turn without text
-    unclosed_think: bool = True  # a think tag without its partner
-    nested_think: bool = True  # think tags inside or after a trace
-    foreign_think: bool = True  # a trace in other tags than <think>
-    undeclared_tools: bool = True  # tool calls where no tool is declared
-    unknown_tool: bool = True  # a call to a tool that is not declared
-    unusable_schema: bool = True  # a called tool's schema cannot be checked
-    bad_arguments: bool = True  # arguments that fail the declared schema
-    unpaired_tool_result: bool = True  # results and calls that do not match
-    tool_markup: bool = True  # tool calls written as text
+    Args:
+        bad_unicode: text that cannot be written as UTF-8.
+        role_order: turns that no chat could have produced.
+        empty_answer: an assistant turn without text and calls.
+        empty_user_turn: a user turn without text.
+        empty_system_turn: a system turn without text.
+        unclosed_think: a think tag without its partner.
+        nested_think: think tags inside or after a trace.
+        foreign_think: a trace in other tags than <think>.
+        undeclared_tools: tool calls where no tool is declared.
+        unknown_tool: a call to a tool that is not declared.
+        unusable_schema: a called tool's schema cannot be checked.
+        bad_arguments: arguments that fail the declared schema.
+        unpaired_tool_result: results and calls that do not match.
+        tool_markup: tool calls written as text.
+    """
+
+    bad_unicode: bool = True
+    role_order: bool = True
+    empty_answer: bool = True
+    empty_user_turn: bool = True
+    empty_system_turn: bool = True
+    unclosed_think: bool = True
+    nested_think: bool = True
+    foreign_think: bool = True
+    undeclared_tools: bool = True
+    unknown_tool: bool = True
+    unusable_schema: bool = True
+    bad_arguments: bool = True
+    unpaired_tool_result: bool = True
+    tool_markup: bool = True
 
 
 class RepetitionFilter(Strict):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from posttrain.config.base import source
 from posttrain.config.grpo import GroupTraining
 
 
@@ -24,4 +25,4 @@ class GenRmConfig(GroupTraining):
     """
 
     data: str
-    num_generations: int = Field(default=8, ge=2)
+    num_generations: int = Field(default=8, ge=2, json_schema_extra=source("paper, 3.3.1"))

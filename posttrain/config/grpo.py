@@ -21,9 +21,10 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from posttrain.config.backend import REACHING, Server
-from posttrain.config.base import Strict
+from posttrain.config.base import Strict, source
 from posttrain.config.sft import OWNED_EVERYWHERE, PolicyRecipe, owned_fields
 
+_REFERENCE = source("NVIDIA's grpo_nanov3.yaml")
 Overlong = Literal["mask", "train"]
 
 OWNED_TRAINER_FIELDS = OWNED_EVERYWHERE | owned_fields({
@@ -67,7 +68,7 @@ OWNED_TRAINER_FIELDS = OWNED_EVERYWHERE | owned_fields({
     "the reference is the policy before step 1": (
         "sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps",
     ),
-    "measure the checkpoint with scripts/eval.py instead": (
+    "measure the checkpoint with posttrain eval instead": (
         "do_eval", "eval_strategy", "load_best_model_at_end", "metric_for_best_model",
     ),
     "every step has its row in log.jsonl": (
@@ -86,11 +87,12 @@ class RolloutSampling(Strict):
     """How the policy's rollouts are sampled, from its whole distribution.
 
     Args:
+        temperature: 1 is the policy's own distribution.
         max_tokens: of one step of a completion, reasoning included.
         max_turns: steps of a completion whose prompt declares tools.
     """
 
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0, json_schema_extra=_REFERENCE)
     max_tokens: int = Field(default=1024, ge=1)
     max_turns: int = Field(default=8, ge=1)
 
@@ -170,10 +172,10 @@ class ImportanceConfig(Strict):
             another scale, on which long completions stray soonest; null: no such bound.
     """
 
-    token_low: float = Field(default=0.5, ge=0, lt=1)
-    token_high: float = Field(default=5.0, gt=1)
+    token_low: float = Field(default=0.5, ge=0, lt=1, json_schema_extra=source("NeMo RL, icepop"))
+    token_high: float = Field(default=5.0, gt=1, json_schema_extra=source("NeMo RL, icepop"))
     outside: Literal["mask", "truncate"] = "mask"
-    sequence_limit: float = Field(default=2.0, gt=1)
+    sequence_limit: float = Field(default=2.0, gt=1, json_schema_extra=_REFERENCE)
     geometric_low: float | None = Field(default=None, gt=0, lt=1)
     geometric_high: float | None = Field(default=None, gt=1)
     product_high: float | None = Field(default=None, gt=1)
@@ -201,10 +203,10 @@ class GrpoLossConfig(Strict):
             null: as its reward says (Nano). −5 in Super.
     """
 
-    clip_low: float = Field(default=0.2, gt=0, lt=1)
-    clip_high: float = Field(default=0.28, gt=0)
-    num_iterations: int = Field(default=1, ge=1)
-    kl: float = Field(default=0.0, ge=0)
+    clip_low: float = Field(default=0.2, gt=0, lt=1, json_schema_extra=_REFERENCE)
+    clip_high: float = Field(default=0.28, gt=0, json_schema_extra=_REFERENCE)
+    num_iterations: int = Field(default=1, ge=1, json_schema_extra=source("paper, 3.2"))
+    kl: float = Field(default=0.0, ge=0, json_schema_extra=_REFERENCE)
     overlong: Overlong = "mask"
     importance: ImportanceConfig | None = ImportanceConfig()
     force_on_policy_ratio: bool = False
@@ -232,11 +234,16 @@ class MoeConfig(Strict):
     """
 
     freeze_router: bool = True
-    bias_update_rate: float = Field(default=1e-3, ge=0)
+    bias_update_rate: float = Field(default=1e-3, ge=0, json_schema_extra=_REFERENCE)
 
 
 class Limit(Strict):
-    """At `warn` a line is printed, at `stop` the run ends; null: never."""
+    """Limits of one sign.
+
+    Args:
+        warn: a line is printed from here on; null: never.
+        stop: the run ends; null: never.
+    """
 
     warn: float | None = Field(default=None, ge=0)
     stop: float | None = Field(default=None, ge=0)
@@ -248,6 +255,7 @@ class GuardConfig(Strict):
     The limits are ours. They can be changed when a stopped run is started again.
 
     Args:
+        window: batches of rollouts.
         zero_variance: share of the groups whose rewards are all equal: nothing to learn from.
         truncated: share of the completions that ran to a limit.
         unscored: share of the completions without a reward.
@@ -281,8 +289,8 @@ class GroupTraining(PolicyRecipe):
 
     chat_template: str = "own"
     template_variables: dict[str, str] = Field(default_factory=dict)
-    prompts_per_step: int = Field(default=128, ge=1)
-    num_generations: int = Field(default=16, ge=2)
+    prompts_per_step: int = Field(default=128, ge=1, json_schema_extra=source("paper, 3.2"))
+    num_generations: int = Field(default=16, ge=2, json_schema_extra=source("paper, 3.2"))
     max_epochs: int = Field(default=1, ge=1)
     sampling: RolloutSampling = RolloutSampling()
     rollouts: RolloutEngine = InProcessRollouts(engine="in_process")

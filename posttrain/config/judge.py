@@ -24,9 +24,10 @@ from posttrain.config.backend import (
     check_checkpoint,
     without_reaching,
 )
-from posttrain.config.base import Strict
+from posttrain.config.base import Strict, source
 from posttrain.sampling.sampler import Parameters
 
+_REFERENCE, _PAPER = source("NVIDIA's genrm_compare"), source("paper, 3.3.2")
 LayoutName = Literal["auto", "roles", "message", "compact"]
 
 
@@ -34,13 +35,16 @@ class JudgeSampling(Strict):
     """How a judgement is sampled.
 
     Args:
+        temperature: 0 is greedy.
+        top_p: the tokens that share so much of the probability.
+        top_k: 0 keeps all.
         max_tokens: of a judgement, its reasoning included; one that runs to it has failed.
     """
 
-    temperature: float = Field(default=0.6, ge=0)
-    top_p: float = Field(default=0.95, gt=0, le=1)
+    temperature: float = Field(default=0.6, ge=0, json_schema_extra=_REFERENCE)
+    top_p: float = Field(default=0.95, gt=0, le=1, json_schema_extra=_REFERENCE)
     top_k: int = Field(default=0, ge=0)
-    max_tokens: int = Field(default=16384, ge=1)
+    max_tokens: int = Field(default=16384, ge=1, json_schema_extra=_REFERENCE)
 
     def parameters(self) -> Parameters:
         """As samplers take them."""
@@ -86,7 +90,7 @@ class LabelJudgeConfig(Strict):
     checkpoint: str | None = None
     thinking: bool = True
     sampling: JudgeSampling = JudgeSampling()
-    retries: int = Field(default=3, ge=0)
+    retries: int = Field(default=3, ge=0, json_schema_extra=_REFERENCE)
 
     def model(self) -> JudgeModel:
         """As judges are opened."""
@@ -123,7 +127,7 @@ class JudgeConfig(Strict):
     models: tuple[JudgeModel, ...] = Field(min_length=1)
     principle: str | None = None
     sampling: JudgeSampling = JudgeSampling()
-    retries: int = Field(default=3, ge=0)
+    retries: int = Field(default=3, ge=0, json_schema_extra=_REFERENCE)
     max_failure_rate: float = Field(default=0.2, ge=0, lt=1)
     max_characters: int | None = Field(default=None, ge=1)
     chunk: int = Field(default=1024, ge=1)
@@ -160,11 +164,11 @@ class LengthConfig(Strict):
             the group does. Not in the paper: it is there to be compared with.
     """
 
-    reasoning_coefficient: float = Field(default=0.5, ge=0)
-    answer_coefficient: float = Field(default=0.5, ge=0)
-    reasoning_bonus: float = Field(default=0.5, ge=0)
-    answer_bonus: float = Field(default=0.5, ge=0)
-    quality_percentile: float = Field(default=80.0, ge=0, le=100)
+    reasoning_coefficient: float = Field(default=0.5, ge=0, json_schema_extra=_PAPER)
+    answer_coefficient: float = Field(default=0.5, ge=0, json_schema_extra=_PAPER)
+    reasoning_bonus: float = Field(default=0.5, ge=0, json_schema_extra=_PAPER)
+    answer_bonus: float = Field(default=0.5, ge=0, json_schema_extra=_PAPER)
+    quality_percentile: float = Field(default=80.0, ge=0, le=100, json_schema_extra=_PAPER)
     unit: Literal["tokens", "characters"] = "tokens"
     style_coefficient: float = Field(default=0.0, ge=0)
     absolute_penalty: float = Field(default=0.0, ge=0)

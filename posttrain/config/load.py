@@ -1,9 +1,10 @@
 """A recipe file and command-line overrides → one validated schema instance.
 
-    load_recipe("recipes/tiny/sft.yaml", SftConfig, ["trainer.learning_rate=1e-3"])
+    load_recipe("tiny/sft", SftConfig, ["trainer.learning_rate=1e-3", "keep_epochs=null"])
 
 Order: YAML file → its `extends` file (one level, relative to the recipe) → dotted overrides →
-schema. A mapping merges into a mapping; anything else replaces.
+schema. A mapping merges into a mapping; anything else replaces. An override `null` takes a key back
+where its field takes no null.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
+from posttrain.config.shipped import recipe_file
 from posttrain.config.yaml_text import parse_value, read_mapping
 from posttrain.errors import ConfigError
 
 Schema = TypeVar("Schema", bound=BaseModel)
+_ABSENT: Any = object()
 
 # old keys whose new name is not the nearest in letters (docs/renamed.md)
 _RENAMED = {
@@ -52,12 +55,34 @@ def load_recipe(path: Path | str, schema: type[Schema], overrides: Sequence[str]
         ConfigError: naming the file, the dotted key, and the nearest valid key or expected type.
     """
     raw = apply_overrides(read_recipe(path), overrides)
-    return validate(raw, schema, where=str(path))
+    cleared = [k for k, _, text in (o.partition("=") for o in overrides) if _is_null(text)]
+    return validate(_without_refused_nulls(raw, cleared, schema), schema, where=str(path))
+
+
+def _is_null(text: str) -> bool:
+    return bool(text.strip()) and parse_value(text) is None
+
+
+def _without_refused_nulls(
+    raw: dict[str, Any], keys: Sequence[str], schema: type[BaseModel]
+) -> dict[str, Any]:
+    """Of these keys, which are null, take those away whose field takes no null."""
+    if not keys:
+        return raw
+    try:
+        schema.model_validate_json(json.dumps(raw))
+    except ValidationError as error:
+        refused = {item["loc"][-1] for item in error.errors() if item["input"] is None}
+        for key in keys:
+            *above, last = key.split(".")
+            if last in refused:
+                raw = _set(raw, [*above, last], _ABSENT, full=key)
+    return raw
 
 
 def read_recipe(path: Path | str) -> dict[str, Any]:
     """The recipe's raw mapping after its one level of `extends`, before overrides and schema."""
-    path = Path(path)
+    path = recipe_file(path)
     raw = read_mapping(path)
     if "extends" not in raw:
         return raw
@@ -115,6 +140,8 @@ def _set(node: Any, parts: list[str], value: Any, *, full: str) -> Any:
     if node is not None and not isinstance(node, dict):
         raise ConfigError(f"override {full!r}: nothing can be set below the value {node!r}")
     below = cast(dict[str, Any], node or {})
+    if not rest and value is _ABSENT:
+        return {key: kept for key, kept in below.items() if key != head}
     return {**below, head: _set(below.get(head), rest, value, full=full) if rest else value}
 
 

@@ -1,6 +1,6 @@
 """Lists of patterns that a text must not match: inline in a recipe, or in a file that it names.
 
-    narratives: recipes/nemotron-3-nano/narratives.yaml
+    narratives: nemotron-3-nano/narratives        # a file, or a shipped list's name
     narratives:
       - '\\bthe splendour of our motherland\\b'
       - {pattern: '\\bour (great )?nation\\b', unless: 'said|quote'}
@@ -18,6 +18,7 @@ import yaml
 from pydantic import BeforeValidator, Field
 
 from posttrain.config.base import Strict
+from posttrain.config.shipped import recipe_file
 from posttrain.config.yaml_text import read_mapping
 from posttrain.errors import ConfigError
 
@@ -41,7 +42,7 @@ class Pattern(Strict):
 
 
 def _read(given: object) -> object:
-    items: object = read_patterns(Path(given)) if isinstance(given, str) else given
+    items: object = read_patterns(recipe_file(given)) if isinstance(given, str) else given
     if not isinstance(items, list):
         return items
     # a pattern without context may stand alone

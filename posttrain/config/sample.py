@@ -29,6 +29,7 @@ class SamplingConfig(Strict):
 
     Args:
         temperature: 0 is greedy.
+        top_p: the tokens that share so much of the probability.
         top_k: 0 keeps all.
         max_tokens: of one step, reasoning included.
         logps: keep the log-probability of each sampled token.

@@ -32,6 +32,8 @@ Sharding = Literal["none", "zero2", "zero3", "fsdp2"]
 
 _PACKED = "the shards are packed, truncated and labelled by build_sft"
 _LAYOUT = "set document_masking: instead"
+# YAML 1.1 reads a bare no or off as false, and transformers takes the word
+_TAKES_NO = ("eval_strategy", "save_strategy", "logging_strategy")
 _GLOBAL = "the loss is per trained token over the global batch"
 
 
@@ -40,13 +42,15 @@ def owned_fields(groups: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
     return {name: why for why, names in groups.items() for name in names}
 
 
-@functools.cache
 def trainer_fields(method: str) -> frozenset[str]:
-    """Fields of the installed TRL config of a method, "sft" for `SFTConfig`.
+    """Fields of the installed TRL config of a method, "sft" for `SFTConfig`."""
+    return frozenset(_annotations(method))
 
-    Read from the source of the classes, since importing them takes seconds.
-    """
-    names: set[str] = set()
+
+@functools.cache
+def _annotations(method: str) -> dict[str, str]:
+    """The type of each field, from the source of the classes: importing them takes seconds."""
+    found: dict[str, str] = {}
     for package, file in (
         ("transformers", "training_args.py"),
         ("trl", "trainer/base_config.py"),
@@ -57,8 +61,8 @@ def trainer_fields(method: str) -> frozenset[str]:
             module = ast.parse((Path(folder) / file).read_text("utf-8"))
             for node in (n for c in module.body if isinstance(c, ast.ClassDef) for n in c.body):
                 if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                    names.add(node.target.id)
-    return frozenset(names)
+                    found[node.target.id] = ast.unparse(node.annotation)
+    return found
 
 
 # what every trainer has
@@ -104,7 +108,15 @@ OWNED_TRAINER_FIELDS = OWNED_EVERYWHERE | owned_fields({
 
 
 class ModelConfig(Strict):
-    """Where the weights come from: a checkpoint (`path`) or a random initialisation (`config`)."""
+    """Where the weights come from: a checkpoint (`path`) or a random initialisation (`config`).
+
+    Args:
+        path: a checkpoint's directory, or a hub id.
+        revision: commit of a hub id.
+        config: fields of a transformers config, `model_type` among them, for random weights.
+        dtype: of the weights that are held; `bfloat16` only for what an adapter leaves frozen.
+        attention: `auto`, or an implementation that transformers knows.
+    """
 
     path: str | None = None
     revision: str | None = None
@@ -126,9 +138,13 @@ class ModelConfig(Strict):
 class AdapterConfig(Strict):
     """LoRA (Hu et al. 2021) or QLoRA (Dettmers et al. 2023) on a checkpoint.
 
-    `preset` names what is reached: `attention`, `attention_mlp`, or `nemotron_h` (attention, Mamba
-    projections, shared and routed experts). `modules` and `parameters` add names of one's own,
-    matched as suffixes.
+    Args:
+        method: `qlora` holds the frozen base in 4 bits.
+        preset: what is reached: `attention`, `attention_mlp`, or `nemotron_h` (attention, Mamba
+            projections, shared and routed experts).
+        modules, parameters: further names, matched as suffixes.
+        rank, alpha: of the update, which is scaled by alpha / rank.
+        dropout: of the adapter's input.
     """
 
     method: Literal["lora", "qlora"] = "lora"
@@ -150,13 +166,22 @@ class AdapterConfig(Strict):
 
 
 class BalanceConfig(Strict):
-    """Sequence-wise expert balance (DeepSeek-V3, Eq. 17–20). 0 leaves it out."""
+    """Sequence-wise expert balance (DeepSeek-V3, Eq. 17–20).
+
+    Args:
+        coefficient: of the term; 0 leaves it out.
+    """
 
     coefficient: float = Field(default=0.0, ge=0)
 
 
 class LaunchConfig(Strict):
-    """What the launcher must have started; a run that got anything else stops. None: unchecked."""
+    """What the launcher must have started; a run that got anything else stops.
+
+    Args:
+        world_size: processes; null: unchecked.
+        sharding: of weights and optimiser, by the accelerate config; null: unchecked.
+    """
 
     world_size: int | None = Field(default=None, ge=1)
     sharding: Sharding | None = None
@@ -164,6 +189,10 @@ class LaunchConfig(Strict):
 
 class TrainingRecipe(Strict):
     """What the recipes of all training stages have.
+
+    Args:
+        end_token: ends a turn; null: the tokenizer's, `<|im_end|>` before eos.
+        pad_token: a token other than the end token; null: the tokenizer's, or one that is free.
 
     Attributes:
         owned: fields of the TRL config that are not the recipe's to set, each with what to do
@@ -189,12 +218,22 @@ class TrainingRecipe(Strict):
         for key in trainer:
             if key in cls.owned:
                 raise ValueError(f"{key} is not yours to set: {cls.owned[key]}")
-            known = trainer_fields(cls.method)
-            if key not in known:
-                hint = nearest(key, sorted(known - cls.owned.keys()), or_list=False)
+            if key not in trainer_fields(cls.method):
+                hint = nearest(key, cls.free_fields(), or_list=False)
                 raise ValueError(f"{key} is not a field of the installed trl's config{hint}")
-        # it takes no null: an override takes the recipe's epochs back, to count in max_steps
-        return {key: v for key, v in trainer.items() if (key, v) != ("num_train_epochs", None)}
+        words = {name: "no" for name in _TAKES_NO if trainer.get(name) is False}
+        types = _annotations(cls.method)
+        # null takes a key back where the field takes none
+        return {
+            key: value
+            for key, value in (trainer | words).items()
+            if value is not None or "None" in types[key] or "Optional" in types[key]
+        }
+
+    @classmethod
+    def free_fields(cls) -> list[str]:
+        """Fields of the installed trl's config that a recipe may set."""
+        return sorted(trainer_fields(cls.method) - cls.owned.keys())
 
     @model_validator(mode="after")
     def _several_processes(self) -> Self:
@@ -216,7 +255,14 @@ class PolicyRecipe(TrainingRecipe):
 
 
 class SftConfig(TrainingRecipe):
-    """One SFT run."""
+    """One SFT run.
+
+    Args:
+        data: the directory that build_sft wrote.
+        document_masking: how packed documents are kept apart: `varlen` and `block_diagonal` in
+            attention, `unpacked` in rows of their own; `auto` takes the quickest that is exact.
+        keep_epochs: epochs whose model stays, in `checkpoint-epoch-N/`.
+    """
 
     owned = OWNED_TRAINER_FIELDS
     method = "sft"

@@ -68,7 +68,9 @@ class RowPlace(Strict):
         path: file, HF dataset directory or glob, or a list of them, relative to the base directory:
             `.jsonl`, `.ndjson` (one object a line), `.json` (the same, or one array of objects),
             each also `.gz` or `.zst`; `.parquet`.
-        hub: a Hugging Face dataset id, read as a stream at `revision` (a 40-digit commit).
+        hub: a Hugging Face dataset id, read as a stream.
+        revision: of a hub id, as a 40-digit commit.
+        subset: of a hub id that has several configurations.
         split: the split of a hub id, or of an HF directory that holds several.
     """
 
@@ -118,7 +120,8 @@ class SourceConfig(RowPlace):
         fields: canonical name → the row's own name for it (a dotted path reaches inside objects).
         roles: the row's own role names → ours, beside the usual ones.
         where: keep only the rows that meet these conditions (`posttrain.config.where`).
-        license: of every row; `license_field` instead takes it from the row, this is its default.
+        license: of every row, or of those that lack `license_field`.
+        license_field: the row's own field (a dotted path) with its license.
         metadata: fields of the row (dotted paths) to carry along, keyed by their last part.
         ending: conversations that do not end on an assistant turn are trimmed to it, or dropped.
         prefilled_think: assistant texts start inside a trace, the opening tag is not in the text.

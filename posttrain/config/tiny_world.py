@@ -20,11 +20,14 @@ Difficulty = Annotated[int, Field(ge=1, le=5)]
 
 
 class FamilyConfig(Strict):
-    """One family's rows. `train: 0` holds the whole family out of training.
+    """One family's rows.
 
-    `difficulties` are drawn from alike; `tools_declared` matters only to families that can do
-    without tools (maths, lookups) or have no use for them (logs, steps), `several_turns` only to
-    families of single questions.
+    Args:
+        train, heldout: rows; `train: 0` holds the whole family out of training.
+        difficulties: drawn from alike.
+        tools_declared: share of the rows; matters only to families that can do without tools
+            (maths, lookups) or have no use for them (logs, steps).
+        several_turns: share of the rows; matters only to families of single questions.
     """
 
     train: Rows
@@ -35,7 +38,11 @@ class FamilyConfig(Strict):
 
 
 class VerbosityConfig(Strict):
-    """Relative weights of the three lengths of worked reasoning."""
+    """Relative weights of the three lengths of worked reasoning.
+
+    Args:
+        terse, plain, chatty: of each length.
+    """
 
     terse: Annotated[float, Field(ge=0)] = 0.4
     plain: Annotated[float, Field(ge=0)] = 0.3
@@ -49,7 +56,12 @@ class VerbosityConfig(Strict):
 
 
 class TinyTokenizerConfig(Strict):
-    """The byte-level BPE: its size, and how many training rows a family it learns from."""
+    """The byte-level BPE.
+
+    Args:
+        vocab_size: its tokens.
+        rows_per_family: training rows of each family that it learns from.
+    """
 
     vocab_size: Annotated[int, Field(ge=320)] = 1024
     rows_per_family: Annotated[int, Field(ge=1)] = 400
@@ -58,8 +70,10 @@ class TinyTokenizerConfig(Strict):
 class TinyWorldConfig(Strict):
     """Everything that shapes the artifact; the same config gives the same bytes.
 
-    `seed` drives the training rows, `heldout_seed` the held-out prompts; held-out content is apart
-    by its key for any two seeds.
+    Args:
+        families: the families of rows, by name.
+        seed, heldout_seed: of the training rows and of the held-out prompts; held-out content is
+            apart by its key for any two seeds.
     """
 
     out: str
@@ -90,7 +104,11 @@ Judged = Literal["maths", "steps", "logs"]
 class JudgedFamily(Strict):
     """Pairs of one family: to warm a judge up on, to train it on, and to evaluate it on.
 
-    `difficulties` are drawn from alike. Questions come alone and declare no tools.
+    Questions come alone and declare no tools.
+
+    Args:
+        warm_up, train, heldout: pairs.
+        difficulties: drawn from alike.
     """
 
     warm_up: Rows

@@ -10,7 +10,7 @@ else is a tie, so that a judge's liking for a position decides nothing. Score = 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,18 @@ from posttrain.errors import ConfigError
 from posttrain.evaluation.compare import length_difference, side_of
 from posttrain.evaluation.intervals import Values, by_question, rate
 from posttrain.rollouts import Completion, Prompt
-from posttrain.runs import Counts, Parent, parent_of, read_artifact
-from posttrain.sampling.generate import read_completions, read_prompts
+from posttrain.runs import (
+    Counts,
+    Parent,
+    Run,
+    atomic_write_json,
+    atomic_write_text,
+    parent_of,
+    read_artifact,
+)
+from posttrain.sampling.generate import read_completions, read_prompts, row_line
 
-ALL = "all"
+ALL, METRICS, DUELS = "all", "metrics.json", "duels.jsonl"
 Row = dict[str, Any]
 
 
@@ -227,6 +235,40 @@ def pair_up(
             pairs.append(AnswerPair(before.prompts[name], index, old, new, answers))
     reasons = {reason: count for reason, count in dropped.items() if count}
     return pairs, Counts(len(keys), len(pairs), reasons)
+
+
+def write_duels(
+    run: Run,
+    recipe: WinRateConfig,
+    pairs: Sequence[AnswerPair],
+    judgements: Sequence[Row],
+    *,
+    counts: Counts,
+    ledger: Mapping[str, int],
+    parents: Sequence[Parent],
+    judge: Mapping[str, Any],
+) -> None:
+    """Write the figures and every duel to read, and finish the run.
+
+    Args:
+        judgements: of the pairs whose answers differ, in both orders: two for each.
+        ledger: what the judgements cost.
+        judge: its identity.
+    """
+    rows = iter(judgements)
+    judged = [[] if pair.same else [next(rows), next(rows)] for pair in pairs]
+    duels = [pair.duel(own) for pair, own in zip(pairs, judged, strict=True)]
+    metrics = {"rows": win_rows(duels, seed=recipe.seed), "ledger": dict(ledger)}
+    atomic_write_json(run.path / METRICS, metrics)
+    lines = (row_line(pair.row(own)) for pair, own in zip(pairs, judged, strict=True))
+    atomic_write_text(run.path / DUELS, "".join(lines))
+    run.finish(
+        counts=counts,
+        files={METRICS: None, DUELS: len(duels)},
+        parents=list({parent.digest: parent for parent in parents}.values()),
+        seed=recipe.seed,
+        stats={"before": recipe.before, "after": recipe.after, "judge": dict(judge)},
+    )
 
 
 def _input_of(prompt: Prompt) -> tuple[object, ...]:

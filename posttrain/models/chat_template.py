@@ -24,6 +24,7 @@ from posttrain.chat import ChatTemplate, nemotron_3_nano_template, profile_of, r
 from posttrain.config.audit import AuditConfig, AuditTokenizer
 from posttrain.config.backend import BackendConfig, CompletionsBackend, Rendering
 from posttrain.config.build_sft import SftTokenizer
+from posttrain.config.paths import missing_template
 from posttrain.errors import ConfigError
 from posttrain.records import json_text
 from posttrain.rollouts import Prompt, prompt_to_row
@@ -45,6 +46,7 @@ def chat_template_of(
     *,
     choice: str = "nemotron_3_nano",
     variables: dict[str, Any] | None = None,
+    key: str = "chat_template",
 ) -> ChatTemplate:
     """The template a recipe names, bound to a tokenizer's special tokens.
 
@@ -53,6 +55,7 @@ def chat_template_of(
         choice: `nemotron_3_nano` (from the installed TRL, pinned), `own` (the tokenizer's), or the
             path of a Jinja file.
         variables: fixed template variables, e.g. `{"date_string": "26 Jul 2024"}`.
+        key: where the recipe names its choice, for messages.
 
     Raises:
         ConfigError: `own` without a template, or a file that is not there.
@@ -65,14 +68,11 @@ def chat_template_of(
     if choice == "own":
         source = tokenizer.chat_template
         if not isinstance(source, str):
-            raise ConfigError(
-                f"the tokenizer {tokenizer.name_or_path!r} has no chat template of its own; "
-                "set chat_template to nemotron_3_nano or to a Jinja file"
-            )
+            raise missing_template(tokenizer.name_or_path, key=key)
         return ChatTemplate(source, name="own", variables=shared, special_tokens=splits)
     path = Path(choice)
     if not path.is_file():
-        raise ConfigError(f"chat_template {choice!r} is neither nemotron_3_nano, own, nor a file")
+        raise ConfigError(f"{key} {choice!r} is neither nemotron_3_nano, own, nor a file")
     source = path.read_text(encoding="utf-8")
     return ChatTemplate(source, name=path.name, variables=shared, special_tokens=splits)
 
@@ -136,7 +136,8 @@ def message_text(prompt: Prompt) -> str:
 
 
 def renderer_of(backend: BackendConfig, checkpoint: str | None) -> PromptRenderer | None:
-    """The renderer of a recipe's backend; `None` where a server renders and no checkpoint is named.
+    """The renderer of a recipe's backend; `None` where a server renders and no chat template is
+    known here.
 
     Raises:
         ConfigError: a tokenizer or template that is not there.
@@ -148,10 +149,15 @@ def renderer_of(backend: BackendConfig, checkpoint: str | None) -> PromptRendere
     if path is None:
         return None
     tokenizer = load_any_tokenizer(path)
+    if not isinstance(backend, Rendering) and not isinstance(tokenizer.chat_template, str):
+        return None  # the tokenizer only counts
     special = special_tokens(tokenizer, end_token=None, pad_token=None)
     rendering = backend if isinstance(backend, Rendering) else Rendering()
     template = chat_template_of(
-        tokenizer, choice=rendering.chat_template, variables=dict(rendering.template_variables)
+        tokenizer,
+        choice=rendering.chat_template,
+        variables=dict(rendering.template_variables),
+        key="backend.chat_template",
     )
     return PromptRenderer(tokenizer, template, special)
 
@@ -192,7 +198,10 @@ def load_data_renderer(config: SftTokenizer, probes: Sequence[str] = ()) -> Data
     tokenizer = load_any_tokenizer(config.path, revision=config.revision)
     special = special_tokens(tokenizer, end_token=None, pad_token=config.pad_token)
     template = chat_template_of(
-        tokenizer, choice=config.chat_template, variables=config.template_variables
+        tokenizer,
+        choice=config.chat_template,
+        variables=config.template_variables,
+        key="tokenizer.chat_template",
     )
     encoder = encoder_of(tokenizer, backend=config.backend, probes=probes)
     marks = marks_of(

@@ -14,6 +14,7 @@ import io
 import math
 import re
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
@@ -78,6 +79,8 @@ FILL = (ACCENT, SECOND, THIRD)
 
 
 def chart_svg(chart: Chart) -> Markup:
+    if find_spec("matplotlib") is None:
+        return Markup("<p>A chart needs <code>pip install 'posttrain[report]'</code>.</p>")
     match chart:
         case LineChart():
             svg = _drawn(_lines, chart, name=f"{chart.y} over {chart.x}")

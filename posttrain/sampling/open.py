@@ -121,19 +121,27 @@ def _rendered_sampler(
 
 
 def rendering_of(
-    backend: Rendering, path: str, *, revision: str | None = None
+    backend: Rendering,
+    path: str,
+    *,
+    revision: str | None = None,
+    key: str = "backend.chat_template",
 ) -> tuple[ChatTemplate, Encoder, int]:
     """Template and tokenizer, and how many ids it uses.
 
     Args:
         path: a directory or a hub id; `revision` is of the latter.
+        key: where the recipe names the template, for messages.
 
     Raises:
         ConfigError: a template that reads a clock, or not the one a checkpoint was trained with.
     """
     tokenizer = load_any_tokenizer(path, revision=revision)
     template = chat_template_of(
-        tokenizer, choice=backend.chat_template, variables=dict(backend.template_variables)
+        tokenizer,
+        choice=backend.chat_template,
+        variables=dict(backend.template_variables),
+        key=key,
     )
     if template.reads_clock:
         raise ConfigError(

@@ -1,6 +1,8 @@
 """Activations of a training step, and the cache of a rollout, found without data or device.
 
-    activation_bytes(model.config, StepShape(rows=4, columns=512, labels=900, masked=True), None)
+    shape = StepShape(rows=4, columns=512, labels=900, masked=True)
+    measure_step(model.config, shape, None, launched)
+    → StepMemory(activations=…, gathered=…, gradients=…)
 
 A forward and backward pass runs over tensors without data (PyTorch's FakeTensorMode), and counts
 the bytes that are alive at its worst moment. It takes seconds, also at 30 B parameters.
@@ -8,8 +10,9 @@ the bytes that are alive at its worst moment. It takes seconds, also at 30 B par
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -20,12 +23,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
-from trl.kernels import ChunkedLogProbFunction
+from trl.kernels import ChunkedLogProbFunction, chunked_logprob
 
 from posttrain.config.sft import AdapterConfig
 from posttrain.models.adapters import lora_config
 from posttrain.models.load import recurrent_layers, whole_weights
 from posttrain.training.cpu_head import score_rows
+from posttrain.training.launch import Launched
+from posttrain.training.shards import Shards, make_shards
 
 HEAD_TILE = 32768  # of TRL's head, in ids
 
@@ -43,7 +48,7 @@ class StepShape:
         checkpointing: of gradients.
         cpu_head: this project's head scores the labels; otherwise TRL's.
         kernels: Mamba layers run as fused kernels.
-        first: no gradients are there yet from an earlier micro-batch.
+        accumulated: gradients of an earlier micro-batch are there.
     """
 
     rows: int
@@ -55,7 +60,21 @@ class StepShape:
     checkpointing: bool = False
     cpu_head: bool = True
     kernels: bool = False
-    first: bool = False
+    accumulated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepMemory:
+    """Bytes at the worst moment of a step: activations, weights and gradients that are gathered or
+    copied (see `shards`), and gradients that the process keeps."""
+
+    activations: int
+    gathered: int
+    gradients: int
+
+    @property
+    def total(self) -> int:
+        return self.activations + self.gathered + self.gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +85,8 @@ class RolloutShape:
     columns: int
 
 
-class _Allocations(TorchDispatchMode):
-    """Bytes of tensors that are alive, and the most there ever were, besides those of a model."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        # a view of a weight is no new memory
-        known = [*model.parameters(), *model.buffers()]
-        self._sizes = {tensor.untyped_storage()._cdata: 0 for tensor in known}
+class _GroupedProducts(TorchDispatchMode):
+    """Products of experts: without data PyTorch 2.13 knows them in bfloat16 only."""
 
     def __torch_dispatch__(
         self,
@@ -83,10 +95,38 @@ class _Allocations(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func is torch.ops.aten._grouped_mm.default:
-            out = _grouped_mm(*args)
-        else:
-            out = func(*args, **(kwargs or {}))
+        if func is not torch.ops.aten._grouped_mm.default:
+            return func(*args, **(kwargs or {}))
+        a, b, ends = args[:3]
+        shape = (a.shape[0], b.shape[-1]) if b.ndim == 3 else (len(ends), a.shape[0], b.shape[1])
+        return a.new_empty(shape)
+
+
+class _Allocations(_GroupedProducts):
+    """Bytes of tensors that are alive besides those of a model, and the worst moment of all."""
+
+    def __init__(self, model: torch.nn.Module, shards: Shards) -> None:
+        super().__init__()
+        self.now, self.shards = 0, shards
+        self.worst = StepMemory(0, 0, 0)
+        # a view of a weight is no new memory
+        known = [*model.parameters(), *model.buffers()]
+        self._sizes = {tensor.untyped_storage()._cdata: 0 for tensor in known}
+        self._weights = {p.untyped_storage()._cdata: p for p in model.parameters()}
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        for tensor in tree_leaves(args):
+            if isinstance(tensor, torch.Tensor):
+                weight = self._weights.get(tensor.untyped_storage()._cdata)
+                if weight is not None:
+                    self.shards.use(weight)
+        out = super().__torch_dispatch__(func, types, args, kwargs)
         for tensor in tree_leaves(out):
             if isinstance(tensor, torch.Tensor):
                 storage = tensor.untyped_storage()
@@ -95,17 +135,23 @@ class _Allocations(TorchDispatchMode):
                     self._sizes[key] = storage.nbytes()
                     self.now += storage.nbytes()
                     weakref.finalize(storage, self._freed, key)
-        self.peak = max(self.peak, self.now)
+        self.note()
         return out
+
+    def note(self, besides: int = 0) -> None:
+        """Remember this moment if none was worse."""
+        gathered = self.shards.gathered + besides
+        moment = StepMemory(self.now, gathered, self.shards.gradients)
+        if moment.total > self.worst.total:
+            self.worst = moment
+
+    def add_gradient(self, parameter: torch.nn.Parameter) -> None:
+        """Hand a gradient over to the shards."""
+        parameter.grad = None
+        self.note(self.shards.add_gradient(parameter))
 
     def _freed(self, key: int) -> None:
         self.now -= self._sizes.pop(key)
-
-
-def _grouped_mm(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, *_: Any) -> torch.Tensor:
-    # without data PyTorch 2.13 knows this product in bfloat16 only
-    shape = (a.shape[0], b.shape[-1]) if b.ndim == 3 else (len(ends), a.shape[0], b.shape[1])
-    return a.new_empty(shape)
 
 
 class _FusedScan(torch.autograd.Function):
@@ -128,8 +174,10 @@ def _scan(self: Any, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.T
     return self.out_proj(_FusedScan.apply(self.in_proj(hidden_states), self.out_proj.in_features))
 
 
-def activation_bytes(config: Any, shape: StepShape, adapter: AdapterConfig | None) -> int:
-    """The most that a forward and backward pass holds beside weights and their gradients."""
+def measure_step(
+    config: Any, shape: StepShape, adapter: AdapterConfig | None, launched: Launched
+) -> StepMemory:
+    """The most that a forward and backward pass and the update hold beside what is always there."""
     plain = _without_data(config, shape.dtype)
     model = plain if adapter is None else get_peft_model(plain, lora_config(adapter, plain))
     model.train()
@@ -138,21 +186,47 @@ def activation_bytes(config: Any, shape: StepShape, adapter: AdapterConfig | Non
     for module in plain.modules():
         if shape.kernels and hasattr(module, "A_log"):
             module.forward = MethodType(_scan, module)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    later = sum(p.nbytes for p in trained) if shape.first else 0
     with whole_weights(), FakeTensorMode():
         _pretend(model)
+        shards = make_shards(model, plain, launched, accumulated=shape.accumulated)
+        step = _Allocations(model, shards)
         for parameter in model.parameters():
-            if parameter.requires_grad and not shape.first:
-                parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
-        made = _Allocations(model)
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(step.add_gradient)
         casts = torch.autocast("cpu", dtype=shape.autocast, enabled=shape.autocast is not None)
-        with made, casts:
+        with step, casts, _tiles_in_place(launched):
             ids = torch.zeros(shape.rows, shape.columns, dtype=torch.long)
             mask = _mask(model, shape)
             hidden = plain.base_model(input_ids=ids, attention_mask=mask, use_cache=False)[0]
-            _score(hidden, plain.get_output_embeddings(), shape).sum().backward()
-    return max(made.peak - later, 0)
+            head = plain.get_output_embeddings()
+            _score(hidden, head, shape, tile=_head_tile(head, launched)).sum().backward()
+            del hidden
+        step.note(shards.update())
+    return step.worst
+
+
+def _head_tile(head: Any, launched: Launched) -> int:
+    """Of TRL's head, in ids: memory of a CPU that nothing is written to does not count."""
+    return min(HEAD_TILE, head.weight.shape[0]) if launched.device == "cpu" else HEAD_TILE
+
+
+@contextlib.contextmanager
+def _tiles_in_place(launched: Launched) -> Iterator[None]:
+    """On a GPU TRL's head works on its tiles in place, in kernels; on a CPU it makes copies."""
+    if launched.device == "cpu":
+        yield
+        return
+    in_place = {
+        "_forward_tile": lambda *_, **__: None,
+        "_backward_tile": lambda *_, **__: None,
+        "_addmm_fp32": lambda *_: None,
+    }
+    kept = {name: getattr(chunked_logprob, name) for name in in_place}
+    vars(chunked_logprob).update(in_place)
+    try:
+        yield
+    finally:
+        vars(chunked_logprob).update(kept)
 
 
 def _without_data(config: Any, dtype: torch.dtype) -> Any:
@@ -189,13 +263,13 @@ def _mask(model: torch.nn.Module, shape: StepShape) -> Any:
     return {"full_attention": square, "linear_attention": padding}
 
 
-def _score(hidden: torch.Tensor, head: Any, shape: StepShape) -> torch.Tensor:
+def _score(hidden: torch.Tensor, head: Any, shape: StepShape, *, tile: int) -> torch.Tensor:
     kept = hidden.flatten(0, 1)[: shape.labels].clone()
     targets = torch.zeros(len(kept), dtype=torch.long)
     if shape.cpu_head:
         return score_rows(kept, targets, head)[0]
     outputs = ("log_probs", "entropy", "is_top1")
-    given = (kept, head.weight, head.bias, targets, 1.0, HEAD_TILE, None, 1.0, outputs)
+    given = (kept, head.weight, head.bias, targets, 1.0, tile, None, 1.0, outputs)
     return ChunkedLogProbFunction.apply(*given)[0]
 
 
@@ -208,7 +282,7 @@ def rollout_bytes(config: Any, shape: RolloutShape, dtype: torch.dtype) -> int:
         return sum(t.nbytes for t in tree_leaves(tensors) if isinstance(t, torch.Tensor))
 
     model = _without_data(config, dtype).eval()
-    with FakeTensorMode(), torch.no_grad(), _Allocations(model):
+    with FakeTensorMode(), torch.no_grad(), _GroupedProducts():
         _pretend(model)
         short, longer = cached(64), cached(128)
     token = (longer - short) / 64

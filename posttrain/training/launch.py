@@ -20,9 +20,7 @@ from accelerate.utils import DistributedType
 from posttrain.config.sft import AdapterConfig, LaunchConfig, ModelConfig
 from posttrain.errors import ConfigError
 
-TWO_CPU_PROCESSES = (
-    "accelerate launch --config_file recipes/accelerate/cpu-2.yaml scripts/sft.py --config …"
-)
+TWO_CPU_PROCESSES = "posttrain launch --config_file accelerate/cpu-2 sft --config …"
 
 
 @dataclass(frozen=True, slots=True)

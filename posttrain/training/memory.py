@@ -3,16 +3,16 @@
     plan = plan_memory(trainer, launched, largest_batch, adapter=None)
     memory_line(plan, room)     ("memory", "3.1 of 79.2 GiB a process at the most: weights 0.9, …")
 
-Weights, gradients and optimiser are counted from the parameters and from what DDP, DeepSpeed and
-FSDP2 keep of them; see `activations` for the rest. Not counted: the CUDA context (about 1 GiB) and
-what the allocator loses to fragments.
+Weights and optimiser are counted from the parameters and from what DDP, DeepSpeed and FSDP2 keep
+of them; the rest is what a step without data holds at its worst moment: `activations`, `shards`.
+Not counted: the CUDA context (about 1 GiB) and what the allocator loses to fragments.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import psutil
@@ -25,15 +25,14 @@ from posttrain.models.load import VARLEN_ATTENTION, has_recurrent_kernels, param
 from posttrain.tokens.encode import IGNORED
 from posttrain.training.activations import (
     RolloutShape,
+    StepMemory,
     StepShape,
-    activation_bytes,
+    measure_step,
     rollout_bytes,
 )
 from posttrain.training.launch import Launched
 
 GIB = 1 << 30
-# DeepSpeed's defaults, in numbers: a bucket of gradients, and parameters gathered at a time
-BUCKET, GATHERED = 500_000_000, 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,36 +42,42 @@ class MemoryPlan:
     Attributes:
         weights: with those of a reference model.
         optimizer: moments, and float32 copies of weights that are held in less.
-        gathered: weights and gradients of other processes while a layer is at work, and buckets.
+        step: at the worst moment of a forward and backward pass and the update.
         rollouts: cache of keys, values and states while completions are sampled, and the weights
             that are gathered for it; or the share of a vLLM that sleeps while it trains.
         vllm: the share of one that does not.
     """
 
     weights: int
-    gradients: int
     optimizer: int
-    gathered: int
-    activations: int
+    step: StepMemory
     rollouts: int = 0
     vllm: int = 0
 
     @property
     def peak(self) -> int:
-        """At the worst moment of a step: completions are sampled before there are gradients."""
-        training = self.gradients + self.gathered + self.activations
-        return self.weights + self.optimizer + self.vllm + max(training, self.rollouts)
+        """At the worst moment: completions are sampled before there are gradients."""
+        return self.weights + self.optimizer + self.vllm + max(self.step.total, self.rollouts)
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """What stands in the plan's line, in the order of the fields."""
+        return {
+            "weights": self.weights,
+            "optimizer": self.optimizer,
+            **asdict(self.step),
+            "rollouts": self.rollouts,
+            "vllm": self.vllm,
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterCounts:
-    """Numbers of a model: of all weights, of those trained, of its largest layer and outside of
-    layers; and their bytes as they were loaded."""
+    """Numbers of a model: of all weights and of those trained; and their bytes as they were
+    loaded."""
 
     all: int
     trained: int
-    largest_layer: int
-    outside: int
     all_bytes: int
     trained_bytes: int
 
@@ -80,18 +85,9 @@ class ParameterCounts:
 def count_parameters(model: torch.nn.Module) -> ParameterCounts:
     """Count a model; works on sharded parameters and on those without data."""
     weights = [(parameter_count(p), p.element_size(), p.requires_grad) for p in model.parameters()]
-    kinds = set(getattr(model, "_no_split_modules", None) or ())
-    layers = [
-        sum(parameter_count(p) for p in module.parameters())
-        for module in model.modules()
-        if type(module).__name__ in kinds
-    ]
-    total = sum(n for n, _, _ in weights)
     return ParameterCounts(
-        all=total,
+        all=sum(n for n, _, _ in weights),
         trained=sum(n for n, _, trained in weights if trained),
-        largest_layer=max(layers, default=total),
-        outside=total - sum(layers),
         all_bytes=sum(n * size for n, size, _ in weights),
         trained_bytes=sum(n * size for n, size, trained in weights if trained),
     )
@@ -100,40 +96,24 @@ def count_parameters(model: torch.nn.Module) -> ParameterCounts:
 def state_bytes(
     size: ParameterCounts, launched: Launched, *, moments: int = 8, reference: int = 0
 ) -> dict[str, int]:
-    """Bytes of `MemoryPlan` that follow from the parameters and from how they are sharded.
+    """Bytes of weights and optimiser, by how they are sharded.
 
     Args:
         moments: bytes of the optimiser for each trained number.
         reference: bytes of a second model.
     """
     n, half = launched.world_size, 4 if launched.precision == "fp32" else 2
-    trained, gpu = size.trained, launched.device != "cpu"
-    bucket = BUCKET if gpu else min(BUCKET, trained)
-    if launched.sharding == "zero2":
-        weights, optimizer = half * size.all, (moments + 4) * trained // n
-        gradients, gathered = half * trained // n, half * bucket
-    elif launched.sharding == "zero3":
-        weights, optimizer = half * size.all // n, (moments + 4) * trained // n
-        gradients = half * trained // n
-        gathered = half * (min(GATHERED, size.all) + bucket)
+    if launched.sharding in ("zero2", "zero3"):
+        split = n if launched.sharding == "zero3" else 1
+        weights, optimizer = half * size.all, (moments + 4) * size.trained // n
     elif launched.sharding.startswith("fsdp"):
+        split = n
         # trained weights are held in float32, and computed in less
-        weights = (size.all_bytes - size.trained_bytes + 4 * trained) // n
-        optimizer, gradients = moments * trained // n, 4 * trained // n
-        # a layer, the next one on its way, and the gradients of one
-        share = 2 + trained / size.all
-        gathered = int(half * (share * size.largest_layer + size.outside))
+        weights = size.all_bytes - size.trained_bytes + 4 * size.trained
+        optimizer = moments * size.trained // n
     else:
-        weights, gradients = size.all_bytes, size.trained_bytes
-        optimizer = moments * size.trained_bytes // 4
-        # DDP reduces copies of the gradients
-        gathered = size.trained_bytes if n > 1 else 0
-    return {
-        "weights": weights + reference,
-        "gradients": gradients,
-        "optimizer": optimizer,
-        "gathered": gathered,
-    }
+        split, weights, optimizer = 1, size.all_bytes, moments * size.trained_bytes // 4
+    return {"weights": (weights + reference) // split, "optimizer": optimizer}
 
 
 def plan_memory(
@@ -166,7 +146,7 @@ def plan_memory(
         checkpointing=args.gradient_checkpointing,
         cpu_head=cpu and whole,
         kernels=has_recurrent_kernels() and not cpu,
-        first=args.gradient_accumulation_steps == 1 and whole,
+        accumulated=args.gradient_accumulation_steps > 1,
     )
     size = count_parameters(trainer.model)
     parts = state_bytes(
@@ -183,7 +163,7 @@ def plan_memory(
         sampling = rollout_bytes(base.config, rollouts, dtype) + whole_bytes(size, launched)
     return MemoryPlan(
         **parts,
-        activations=activation_bytes(base.config, shape, adapter),
+        step=measure_step(base.config, shape, adapter, launched),
         rollouts=sampling,
         vllm=vllm,
     )
@@ -217,8 +197,7 @@ def memory_line(plan: MemoryPlan, room: int) -> tuple[str, str]:
     Raises:
         ConfigError: the peak does not fit; with its parts and what makes them smaller.
     """
-    names = [field.name for field in fields(plan)]
-    parts = sorted(((getattr(plan, name), name) for name in names), reverse=True)
+    parts = sorted(((n, name) for name, n in plan.parts.items()), reverse=True)
     shown = ", ".join(f"{name} {n / GIB:.2f}" for n, name in parts if n > plan.peak / 100)
     text = f"{plan.peak / GIB:.3f} of {room / GIB:.1f} GiB a process at the most: {shown}"
     if plan.peak <= room:

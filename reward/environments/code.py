@@ -36,7 +36,7 @@ TOTAL_SECONDS = 60.0  # of all tests of one program
 MOST_TESTS = 50
 LONGEST = 100_000  # characters of a program
 OUTPUT_BYTES = 4 << 20
-_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n`]*$", re.MULTILINE)
+_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+-]*)[^\n`]*$", re.MULTILINE)
 _LANGUAGES = ("", "python", "python3", "py")
 _DRIVER = Path(__file__).with_name("code_driver.py").read_text("utf-8")
 
@@ -146,10 +146,14 @@ def find_program(answer: str, function: str | None) -> str | None:
         except (SyntaxError, ValueError, MemoryError, RecursionError):
             return None
         return answer
-    blocks: list[str] = []
-    for opening, closing in zip(fences[::2], fences[1::2], strict=False):
-        if opening[1].lower() in _LANGUAGES and not closing[1]:
-            blocks.append(answer[opening.end() : closing.start()].strip("\r\n"))
+    blocks, opening = list[str](), None
+    for fence in fences:
+        if opening is None:
+            opening = fence
+        elif fence[1].startswith(opening[1]) and not fence[2]:
+            if opening[2].lower() in _LANGUAGES:
+                blocks.append(answer[opening.end() : fence.start()].strip("\r\n"))
+            opening = None
     if function is not None:
         defines = re.compile(
             rf"^[ \t]*(?:async[ \t]+def|def|class)[ \t]+{re.escape(function)}\b", re.M

@@ -25,7 +25,8 @@ _WORD = re.compile(r"\w+(?:['’-]\w+)*")
 _SENTENCE_END = re.compile(r"[.!?]+[\"'”’)]*(?=\s|$)")
 _BULLET = re.compile(r"^[ \t]*[-*•][ \t]+\S", re.MULTILINE)
 _NUMBERED = re.compile(r"^[ \t]*\d+[.)][ \t]+\S", re.MULTILINE)
-_JSON_FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
+_JSON_FENCE = re.compile(r"(```|~~~)(?:json)?[ \t]*\n(.*)\n[ \t]*\1", re.DOTALL)
+_NO_WIDTH = re.compile("[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]")  # between letters of one word
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Constraint:
 
     def holds(self, text: str, arguments: Arguments) -> bool:
         """Whether a text keeps it, white space around it aside."""
-        return self.check(text.strip(), arguments)
+        return self.check(_NO_WIDTH.sub("", text).strip(), arguments)
 
     def wording(self, arguments: Arguments) -> str:
         """The constraint in a prompt's words."""
@@ -144,7 +145,7 @@ def _divided(text: str) -> int:
 def _is_json(text: str, a: Arguments) -> bool:
     fenced = _JSON_FENCE.fullmatch(text)
     try:
-        return isinstance(load_json(fenced[1] if fenced else text), dict | list)
+        return isinstance(load_json(fenced[2] if fenced else text), dict | list)
     except ValueError:
         return False
 

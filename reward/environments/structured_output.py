@@ -32,7 +32,7 @@ from reward.environments.tool_call import declared, same_value
 FORMATS = ("json", "yaml", "tool_call")
 LONGEST = 500_000  # characters of an answer
 GROUNDED = 0.25  # share of values in the prompt's words, where no fields are given
-_FENCE = re.compile(r"\s*```(?:json|yaml|yml)?[ \t]*\n(.*?)\n?[ \t]*```\s*", re.DOTALL)
+_FENCE = re.compile(r"\s*(```|~~~)(?:json|yaml|yml)?[ \t]*\n(.*?)\n?[ \t]*\1\s*", re.DOTALL)
 
 
 class StructuredOutputEnvironment(RLVREnvironment):
@@ -109,7 +109,7 @@ def _read(task: Mapping[str, Any], completion: Completion) -> Any:
     if len(text) > LONGEST:
         raise ValueError(f"longer than {LONGEST} characters")
     fenced = _FENCE.fullmatch(text)
-    text = fenced[1] if fenced else text
+    text = fenced[2] if fenced else text
     return load_json(text.strip()) if task["format"] == "json" else load_yaml(text)
 
 

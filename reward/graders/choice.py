@@ -127,8 +127,8 @@ _MENTION = re.compile(
 _DENIED = re.compile(
     r"(?:(?i:\b(?:not|neither|nor|except|anything but|than|rule out|eliminate|no es|nicht|pas))\b"
     r"|n't\b|不是)[^.,;:!?\n]{0,20}?(?<![A-Za-z])[A-Z]\b(?:(?:,| or| nor| and)+ [A-Z]\b)*"
-    r"|(?<![A-Za-z])[A-Z]\W{0,4}(?:is|are|can be|would be)"
-    r"(?: not|n't| wrong| incorrect| false| ruled out)\b"
+    r"|(?<![A-Za-z])[A-Z]\b(?:(?:,| or| nor| and){1,2} [A-Z]\b){0,8}\W{0,4}"
+    r"(?:is|are|can be|would be)(?: not|n't| too| wrong| incorrect| false| ruled out)\b"
 )
 _AND = re.compile(r"[\s*_)\]}]*(?:\b(?:or|and)\b|[/,&和或])[\s*_(\[{]*", re.IGNORECASE)
 
@@ -172,7 +172,8 @@ def _mentioned(text: str, options: Options, kind: str) -> str | None:
     if others and first["letter"] != others[0]["letter"]:
         if _AND.fullmatch(between):
             return SEVERAL
-        if not re.search(r"\w", between):
+        sentence = "." in between and re.search(r"\w", text[others[0].end("letter") :])
+        if not (sentence or re.search(r"\w", between)):
             return None  # "A: C"
     if kind == "label" or len({m["letter"] for m in found}) == 1:
         return first["letter"]

@@ -75,6 +75,8 @@ class Math:
             answer = prose or bare(attempt.completion.answer)
             if not _is_words(bare(gold)) or _plain(answer) != _plain(gold):
                 return no_answer(attempt)
+        if prose and "!" not in gold:
+            answer = answer.removesuffix("!")  # "The answer is 12!" is no factorial
         try:
             return (gold, answer, tolerance_of(attempt.prompt)), prose
         except ValueError as problem:

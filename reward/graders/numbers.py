@@ -112,15 +112,11 @@ def same_number(gold: Number, answer: Number, tolerance: float | None = None) ->
     """Whether the answer is the gold: exactly, or within a share `tolerance` of its size.
 
     A percent sign may be left off or, for a gold of at least 1, added ("what percentage?" 40 → 40
-    %), a fraction given to 15 digits. A whole number wants a number, not a division still to be
-    done.
+    %; of GSM8K's answers to "what percentage?" none has a sign), a fraction given to 15 digits.
     """
     if not same_unit(gold.unit, answer.unit):
         return False
     if answer.base not in (None, gold.base):
-        return False
-    undone = answer.form == "fraction" and answer.value.denominator == 1
-    if gold.form == "integer" and undone and not tolerance:
         return False
     readings = [answer.value]
     if gold.percent and not answer.percent:

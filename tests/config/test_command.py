@@ -16,7 +16,7 @@ from posttrain.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 OTHERS = {"audit", "preview", "report"}  # look at what is there: no stage, no recipe
-STAGES = sorted(p for p in (ROOT / "scripts").glob("*.py") if p.stem not in OTHERS)
+STAGES = sorted(p for p in (ROOT / "scripts").glob("[!_]*.py") if p.stem not in OTHERS)
 
 
 class Recipe(Strict):

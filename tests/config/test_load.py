@@ -107,6 +107,28 @@ def test_an_old_key_names_the_new_one(tmp_path, schema, old, new):
         load_recipe(path, schema, [f"{old}=1"])
 
 
+def test_null_takes_a_key_back_where_its_field_takes_none(tmp_path):
+    text = "learning_rate: 1.0\nsteps: 3\nsources: [{name: a, share: 0.5}]"
+    recipe = load(tmp_path, text, "steps=null", "sources.0.share=null", "sources.0.name=b")
+    assert (recipe.steps, recipe.sources) == (10, (Source(name="b"),))
+    with pytest.raises(ConfigError, match="'learning_rate' is required"):
+        load(tmp_path, text, "learning_rate=null")
+    with pytest.raises(ConfigError, match="found None"):  # forgotten in a file, not cleared
+        load(tmp_path, "learning_rate: 1.0\nsteps:\n")
+
+
+def test_words_and_nulls_of_the_trainer():
+    recipe = load_recipe(
+        "tiny/sft",
+        SftConfig,
+        ["trainer.eval_strategy=no", "trainer.save_strategy=off", "trainer.save_total_limit=null",
+         "trainer.num_train_epochs=null", "trainer.bf16=no"],
+    )  # fmt: skip
+    chosen = {name: recipe.trainer.get(name, "absent") for name in
+              ("eval_strategy", "save_strategy", "save_total_limit", "num_train_epochs", "bf16")}  # fmt: skip
+    assert list(chosen.values()) == ["no", "no", None, "absent", False]
+
+
 def test_a_missing_recipe_lists_its_neighbours(tmp_path):
     write(tmp_path, "", "sft.yaml")
     with pytest.raises(ConfigError, match=r"holds sft\.yaml"):

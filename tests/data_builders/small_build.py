@@ -113,10 +113,14 @@ def write_recipe(folder: Path, **keys: Any) -> Path:
     """Two sources, a tokenizer and a recipe that mixes them; `keys` replace its keys."""
     raw: dict[str, Any] = {
         "out": str(folder / "out"),
-        "tokenizer": {"path": str(write_tokenizer(folder / "tokenizer"))},
+        "tokenizer": {
+            "path": str(write_tokenizer(folder / "tokenizer")),
+            "chat_template": "nemotron_3_nano",
+        },
         # one token a byte makes the tools of the system block long
         "packing": {"max_length": 4096},
         "held_out": {"rate": 0.1},
+        "mixture": {"max_epochs": 4},
         "reasoning": {"strip": 0.2, "truncate": 0.3, "budgets": {"kind": "log_uniform", "low": 4}},
         "sources": [
             {

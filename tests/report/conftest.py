@@ -16,7 +16,7 @@ from tests.evaluation.small_world import make_world
 ROOT = Path(__file__).parents[2]
 RECIPE = """
 out: sft_data
-tokenizer: {path: world/tokenizer}
+tokenizer: {path: world/tokenizer, chat_template: nemotron_3_nano}
 packing: {max_length: 512}
 reasoning: {strip: 0.2, truncate: 0.2, budgets: {kind: log_uniform, low: 2}}
 held_out: {rows: 4}

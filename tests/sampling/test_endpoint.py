@@ -130,6 +130,77 @@ def test_the_key_comes_from_the_environment_and_is_in_no_message(monkeypatch: py
         client_of("http://x", api_key_env="SOME_KEY")
 
 
+GIVEN = {"token_ids": [9, END], "finish_reason": "stop", "logprobs": {"token_logprobs": [-1, -0.5]}}
+READ: dict[str, tuple[dict[str, Any], str]] = {
+    "as vLLM writes it": ({}, "stop"),
+    "no reason, a stop token": ({"finish_reason": None}, "stop"),
+    "no reason, at the limit": ({"finish_reason": None, "token_ids": [9, 8]}, "length"),
+    "cut by the length of the context": (
+        {"finish_reason": "length", "token_ids": [9, 8]},
+        "length",
+    ),
+}
+FAILED: dict[str, Any] = {
+    "no choice": [],
+    "a null choice": [None],
+    "a choice that is text": ["x"],
+    "null ids": [GIVEN | {"token_ids": None}],
+    "ids as text": [GIVEN | {"token_ids": "92"}],
+    "an id as text": [GIVEN | {"token_ids": [9, "2"]}],
+    "an id that is true": [GIVEN | {"token_ids": [True, END]}],
+    "a negative id": [GIVEN | {"token_ids": [-1, END]}],
+    "an id of 400 digits": [GIVEN | {"token_ids": [10**400, END]}],
+    "more ids than asked for": [GIVEN | {"token_ids": [9, 9, END]}],
+    "stopped before the limit, nobody knows why": [GIVEN | {"finish_reason": None, "token_ids": [9]}],
+    "stopped by a filter": [GIVEN | {"finish_reason": "content_filter", "token_ids": [9, 8]}],
+    "a reason that is a list": [GIVEN | {"finish_reason": ["\ud800"], "token_ids": [9]}],
+    "null log-probabilities": [GIVEN | {"logprobs": None}],
+    "one too few": [GIVEN | {"logprobs": {"token_logprobs": [-1]}}],
+    "one that is null": [GIVEN | {"logprobs": {"token_logprobs": [None, -1]}}],
+    "one that is no number": [GIVEN | {"logprobs": {"token_logprobs": [float("nan"), -1]}}],
+}  # fmt: skip
+
+
+def test_odd_answers_with_ids_are_read_or_fail_alone():
+    bodies = [{"choices": [GIVEN]}]
+    bodies += [{"choices": [GIVEN | more]} for more, _ in READ.values()]
+    bodies += [{"choices": choices} for choices in FAILED.values()]
+    bodies += [{"error": {"message": "overloaded"}}, {"choices": "x"}]
+
+    async def run():
+        client = client_of("http://unused")
+        replies = iter(bodies)
+
+        async def post(*_: Any, **__: Any) -> dict[str, Any]:
+            return next(replies)
+
+        client.post = post
+        engine = CompletionsEngine(client, model="m", identity={})
+        wanted = {"parameters": Parameters(max_tokens=2, logps=True)}
+        return await engine.generate([engine_request(k, **wanted) for k in range(len(bodies))])
+
+    outputs = asyncio.run(run())
+    read, failed = outputs[1 : 1 + len(READ)], outputs[1 + len(READ) :]
+    assert [(o.finish, o.error) for o in read] == [(finish, None) for _, finish in READ.values()]
+    assert [o.error is None for o in failed] == [False] * len(failed)
+    for output in failed:
+        (output.error or "").encode()
+
+
+def test_a_server_that_never_gives_ids_is_refused():
+    async def run():
+        client = client_of("http://unused")
+
+        async def post(*_: Any, **__: Any) -> dict[str, Any]:
+            return {"choices": [{"text": "x", "finish_reason": "stop"}]}
+
+        client.post = post
+        await CompletionsEngine(client, model="m", identity={}).generate([engine_request(0)])
+
+    with pytest.raises(ConfigError, match="token ids"):
+        asyncio.run(run())
+
+
 def test_a_budget_closes_reasoning_after_exactly_so_many_tokens():
     budget = Budget(tokens=3, close_id=CLOSE, closing=lambda ids: (5, CLOSE))
     asked = [engine_request(0, budget=budget, parameters=Parameters(max_tokens=20, logps=True))]

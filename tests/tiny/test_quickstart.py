@@ -150,7 +150,7 @@ def judgements_to_win_rate(run: Commands, tmp_path: Path, recipes: Path) -> None
     )  # fmt: skip
     tiny = tmp_path / "runs" / "tiny"
     judged = json.loads((tiny / "eval_genrm" / "metrics.json").read_text())
-    assert {cell["checkpoint"] for cell in judged["cells"]} == {"warm", "trained"}
+    assert {cell["checkpoint"] for cell in judged["cells"]} == {"warm", "trained", "sft"}
     with judge_server() as (url, asked):
         backend = f"{{kind: chat, url: '{url}', model: stub}}"
         served = [f"judge.models=[{{backend: {backend}, layout: compact}}]"]

@@ -10,6 +10,8 @@ parameters; it says nothing about NCCL, offloading or memory. The recipe's preci
 
 from __future__ import annotations
 
+import gc
+import importlib
 import os
 import signal
 import socket
@@ -39,11 +41,17 @@ def forked(
     run: Callable[[], Any], *, processes: int = 1, sharding: str | None = None, check: bool = True
 ) -> Ended:
     """Run a function in one or several processes; where one is killed, the others are, too."""
+    if sharding and sharding.startswith("zero"):
+        # DeepSpeed imports a compiler when it is first used: once here, not in every process
+        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
     with tempfile.TemporaryFile() as out, socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         free.close()
         sys.stdout.flush()
+        # what is here stays for the forks' whole lives: no collection of theirs has to walk it
+        gc.collect()
+        gc.freeze()
         ranks = {
             _fork(run, out.fileno(), r, processes, port, sharding): r for r in range(processes)
         }

@@ -13,8 +13,9 @@ from posttrain.config.sft import AdapterConfig
 from posttrain.errors import ConfigError
 from posttrain.training.activations import (
     RolloutShape,
+    StepMemory,
     StepShape,
-    activation_bytes,
+    measure_step,
     rollout_bytes,
 )
 from posttrain.training.launch import Launched
@@ -27,37 +28,34 @@ from posttrain.training.memory import (
     state_bytes,
 )
 from posttrain.training.sft.stage import SftStage
+from posttrain.training.shards import make_shards
 from tests.training.conftest import MakeRecipe
 from tests.training.tiny import attention_model, hybrid_model
 
 SHAPE = StepShape(rows=4, columns=64, labels=128, masked=True)
-SIZE = ParameterCounts(
-    all=800, trained=800, largest_layer=100, outside=50, all_bytes=3200, trained_bytes=3200
-)
+ALONE = Launched(1, "none", "cpu", "fp32")
+SIZE = ParameterCounts(all=800, trained=800, all_bytes=3200, trained_bytes=3200)
 HALF = replace(SIZE, all_bytes=1600, trained_bytes=1600)
 
 
 @pytest.mark.parametrize(
-    ("size", "sharding", "processes", "precision", "weights", "gradients", "optimizer"),
+    ("size", "sharding", "processes", "precision", "weights", "optimizer"),
     [
-        (SIZE, "none", 1, "fp32", 3200, 3200, 6400),
-        (SIZE, "none", 2, "fp32", 3200, 3200, 6400),
+        (SIZE, "none", 1, "fp32", 3200, 6400),
+        (SIZE, "none", 2, "fp32", 3200, 6400),
         # DeepSpeed keeps a float32 copy of the part that a process updates
-        (SIZE, "zero2", 4, "bf16", 1600, 400, 2400),
-        (SIZE, "zero3", 4, "bf16", 400, 400, 2400),
+        (SIZE, "zero2", 4, "bf16", 1600, 2400),
+        (SIZE, "zero3", 4, "bf16", 400, 2400),
         # FSDP2 holds trained weights in float32
-        (HALF, "fsdp2", 4, "bf16", 800, 800, 1600),
+        (HALF, "fsdp2", 4, "bf16", 800, 1600),
     ],
 )
 def test_what_each_sharding_keeps(
-    size: ParameterCounts, sharding: str, processes: int, precision: str, weights: int, gradients: int,
+    size: ParameterCounts, sharding: str, processes: int, precision: str, weights: int,
     optimizer: int,
 ):  # fmt: skip
     parts = state_bytes(size, Launched(processes, sharding, "cpu", precision))
-    assert parts["weights"] == weights
-    assert parts["gradients"] == gradients
-    assert parts["optimizer"] == optimizer
-    assert (parts["gathered"] > 0) is (processes > 1)
+    assert parts == {"weights": weights, "optimizer": optimizer}
 
 
 @pytest.mark.parametrize("make", [attention_model, hybrid_model])
@@ -65,7 +63,7 @@ def test_activations_follow_the_shape_of_the_step(make: Any):
     config = make().config
 
     def needed(adapter: AdapterConfig | None = None, **changes: Any) -> int:
-        return activation_bytes(config, replace(SHAPE, **changes), adapter)
+        return measure_step(config, replace(SHAPE, **changes), adapter, ALONE).activations
 
     whole = needed()
     assert needed(rows=8, labels=256) == pytest.approx(2 * whole, rel=0.05)
@@ -74,6 +72,85 @@ def test_activations_follow_the_shape_of_the_step(make: Any):
     assert needed(autocast=torch.bfloat16) < whole
     # no forward or backward pass can do without its input and output
     assert whole > 4 * 4 * 64 * config.hidden_size
+
+
+def weights_and_units() -> tuple[Any, dict[str, list[torch.nn.Parameter]]]:
+    """A model whose embedding is not tied, and its weights by FSDP2's unit."""
+    model = attention_model()
+    units: dict[str, list[torch.nn.Parameter]] = {"rest": []}
+    for name, weight in model.named_parameters():
+        match name.split("."):
+            case ["model", "layers", unit, *_]:
+                pass
+            case ["model", "embed_tokens", *_]:
+                unit = "embedding"
+            case _:
+                unit = "rest"
+        units.setdefault(unit, []).append(weight)
+    return model, units
+
+
+def test_fsdp2_gathers_a_unit_after_the_other():
+    model, units = weights_and_units()
+    size = {unit: sum(w.nbytes for w in weights) for unit, weights in units.items()}
+    shards = make_shards(model, model, Launched(2, "fsdp2", "cpu", "fp32"), accumulated=False)
+    gathered = []
+    for unit in ("embedding", "0", "1", "rest"):
+        shards.use(units[unit][0])
+        gathered.append(shards.gathered)
+    # a unit and its flat copy; what came before is split again
+    assert gathered == [2 * size[unit] for unit in ("embedding", "0", "1", "rest")]
+    besides = [shards.add_gradient(weight) for weight in units["rest"]]
+    assert shards.gradients == size["rest"] // 2
+    assert besides == [*[0] * (len(besides) - 1), size["rest"]]
+    for unit in ("1", "0", "embedding"):
+        for weight in units[unit]:
+            shards.add_gradient(weight)
+    assert shards.gradients == sum(size.values()) // 2
+
+
+def test_zero3_keeps_what_the_backward_pass_needs_again():
+    model, units = weights_and_units()
+    order = [w for unit in ("embedding", "0", "1", "rest") for w in units[unit]]
+    total = sum(w.nbytes for w in order)
+    shards = make_shards(model, model, Launched(2, "zero3", "cpu", "fp32"), accumulated=False)
+    for weight in order:
+        shards.use(weight)
+    assert (shards.gathered, shards.gradients) == (2 * total, total // 2)  # with a bucket
+    besides = [shards.add_gradient(weight) for weight in reversed(order)]
+    assert shards.gathered == total  # the bucket
+    assert besides == [*[0] * (len(order) - 1), total]  # in the order of the parts
+    assert shards.update() == total // 2
+
+
+@pytest.mark.parametrize(
+    ("sharding", "processes", "gathered"), [("none", 1, 0), ("none", 2, 1), ("zero2", 2, 1)]
+)
+@pytest.mark.parametrize("accumulated", [False, True])
+def test_whole_weights_have_their_gradients_in_buckets(
+    sharding: str, processes: int, gathered: int, accumulated: bool
+):
+    model, _ = weights_and_units()
+    total = sum(w.nbytes for w in model.parameters())
+    launched = Launched(processes, sharding, "cpu", "fp32")
+    shards = make_shards(model, model, launched, accumulated=accumulated)
+    part = total // 2 if sharding == "zero2" else total
+    assert shards.gradients == (part if accumulated else 0)
+    for weight in model.parameters():
+        shards.add_gradient(weight)
+    assert shards.gathered == gathered * total
+    # ZeRO-2 adds a new part to that of the micro-batches before
+    assert shards.gradients == (2 * part if accumulated and sharding == "zero2" else part)
+
+
+def test_a_gpu_has_whole_buckets_and_works_on_tiles_in_place():
+    config = attention_model().config
+    shape = replace(SHAPE, cpu_head=False)
+    on_cpu = measure_step(config, shape, None, Launched(2, "zero3", "cpu", "fp32"))
+    on_gpu = measure_step(config, shape, None, Launched(2, "zero3", "NVIDIA", "fp32"))
+    assert on_gpu.gathered - on_cpu.gathered > 4 * 499_000_000
+    # one tile of labels × 32,768 ids, and no copies of it
+    assert 4 * 128 * 32768 < on_gpu.activations < 6 * 128 * 32768
 
 
 def test_rollouts_keep_keys_and_values_of_every_column():
@@ -96,15 +173,15 @@ def test_the_share_of_a_vllm_on_the_same_device_is_left_to_it(
     trainer = SftStage(recipe()).prepare().trainer
     batch = {name: torch.zeros(1, 8, dtype=torch.long) for name in ("input_ids", "labels")}
     engine = ColocatedVllm(engine="vllm_colocate", gpu_memory=0.5, sleep=sleep)
-    launched = Launched(1, "none", "cpu", "fp32")
-    plan = plan_memory(trainer, launched, batch, adapter=None, rollouts=engine)
-    state = {"weights": 2 * GIB, "optimizer": GIB, "gradients": GIB, "activations": 2 * GIB}
-    assert replace(plan, **state, gathered=0).peak == peak * GIB
+    plan = plan_memory(trainer, ALONE, batch, adapter=None, rollouts=engine)
+    step = StepMemory(activations=2 * GIB, gathered=0, gradients=GIB)
+    assert replace(plan, weights=2 * GIB, optimizer=GIB, step=step).peak == peak * GIB
     assert ("vllm 5.00" in memory_line(plan, 10 * GIB)[1]) is not sleep
 
 
 def test_a_step_that_cannot_fit_is_refused_with_its_parts():
-    plan = MemoryPlan(weights=4 * GIB, gradients=GIB, optimizer=0, gathered=0, activations=9 * GIB)
+    step = StepMemory(activations=9 * GIB, gathered=0, gradients=GIB)
+    plan = MemoryPlan(weights=4 * GIB, optimizer=0, step=step)
     assert plan.peak == 14 * GIB
     name, text = memory_line(plan, 15 * GIB)
     assert (name, text[:20]) == ("memory", "14.000 of 15.0 GiB a")

@@ -83,7 +83,7 @@ def _json(match: re.Match[str], context: Context, reader: TextReader) -> Candida
         return None
     value, end = reader.json(start)
     if value is NOTHING:
-        if (broken := _BROKEN.match(text, start)) is None:
+        if (broken := _BROKEN.match(text, match.start())) is None:
             return None
         calls: tuple[RequestedCall, ...] = (RequestedCall(broken[1]),)
         fence = context.fence(start)  # a call that is no valid JSON ends with its block
@@ -121,7 +121,11 @@ def _listed(match: re.Match[str], context: Context, reader: TextReader) -> Candi
     """`[f(x=1), g()]` at the end of a line or sentence; each argument has a name."""
     start, before = match.start(), context.before(match.start())
     own = not before.strip(" \t>*-") and not (len(before) > 3 and before.isspace())  # no code
-    calls, end = reader.python_list(start) if own or before.endswith((". ", ": ")) else ((), start)
+    # behind prose, but for the words that code has there
+    led = re.search(r"[\w.:] \Z", before) and not re.search(
+        r"\b(?:return|yield|in|is|else) \Z", before
+    )
+    calls, end = reader.python_list(start) if own or led else ((), start)
     if not calls or not _named_only(calls) or any((c.name or "").istitle() for c in calls):
         return None  # `[Point(x=1)]` is an object as it prints
     functions = all(function_like(call.name) for call in calls)

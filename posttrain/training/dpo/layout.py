@@ -156,8 +156,21 @@ def _pair_mask(number: torch.Tensor, segment: torch.Tensor) -> torch.Tensor:
     return (earlier & same_pair & ((key == query) | (key == -1)))[:, None]
 
 
-def probe_layout(score: Score, pairs: Pairs, layout: str, pad_id: int) -> float:
-    """Largest difference, a token, between pairs in the batch layout and each completion alone."""
+@dataclass(frozen=True, slots=True)
+class LayoutProbe:
+    """What a few pairs show before training, in nats.
+
+    `apart` is the largest difference, a token, between the layout and a completion alone. The
+    chosen cost `chosen_sum` a pair, `chosen_mean` a token: the SFT term in either form.
+    """
+
+    apart: float
+    chosen_sum: float
+    chosen_mean: float
+
+
+def probe_layout(score: Score, pairs: Pairs, layout: str, pad_id: int) -> LayoutProbe:
+    """Score a few pairs of all lengths in the batch layout, and each completion alone."""
     order = np.argsort(pairs.lengths, kind="stable")
     places = np.linspace(0, len(order) - 1, min(PROBED_PAIRS, len(order))).astype(int)
     probed = [pairs.data[int(row)] for row in order[places]]
@@ -166,7 +179,12 @@ def probe_layout(score: Score, pairs: Pairs, layout: str, pad_id: int) -> float:
         alone = [[score(_alone(pair, side)).chosen[0] for side in SIDES] for pair in probed]
     tokens = torch.tensor([[sum(pair[f"{side}_mask"]) for side in SIDES] for pair in probed])
     sums = torch.stack([batched.chosen, batched.rejected], dim=1).cpu()
-    return float(((sums - torch.tensor(alone)).abs() / tokens).max())
+    nats = -sums[:, 0].sum()
+    return LayoutProbe(
+        apart=float(((sums - torch.tensor(alone)).abs() / tokens).max()),
+        chosen_sum=float(nats / len(probed)),
+        chosen_mean=float(nats / tokens[:, 0].sum()),
+    )
 
 
 def _alone(pair: dict[str, Any], side: str) -> Batch:

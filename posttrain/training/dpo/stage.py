@@ -33,7 +33,7 @@ from posttrain.training.dpo.layout import (
     make_pair_collator,
     probe_layout,
 )
-from posttrain.training.dpo.loss import describe_loss
+from posttrain.training.dpo.loss import describe_loss, sft_outweighs
 from posttrain.training.dpo.reference import (
     ReferenceKey,
     ReferenceStore,
@@ -205,11 +205,16 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
         """The layout measured on the model."""
         layout, tokenizer = trainer.layout, cast(PreTrainedTokenizerBase, trainer.processing_class)
         pad_id = cast(int, tokenizer.pad_token_id)
-        apart = probe_layout(trainer.probe, trainer.pairs, layout, pad_id)
+        probe = probe_layout(trainer.probe, trainer.pairs, layout, pad_id)
+        apart = probe.apart
         check_probe(apart, layout, str(trainer.base_model.dtype).removeprefix("torch."))
         text = f"{layout}: log-probability a token in its batch vs alone {apart:.1e}"
+        lines = [("probe", text)]
+        means = {"chosen_sum": probe.chosen_sum, "chosen_mean": probe.chosen_mean}
+        if warning := sft_outweighs(self.recipe.loss, **means):
+            lines.append(("warning", warning))
         # an upper bound to one digit: the last bits differ between machines
-        return Preflight([("probe", text)], {"batch_vs_alone": float(f"{apart:.0e}")})
+        return Preflight(lines, {"batch_vs_alone": float(f"{apart:.0e}")})
 
     def largest_batch(self, trainer: PairTrainer) -> Mapping[str, torch.Tensor]:
         """Of the longest pairs."""

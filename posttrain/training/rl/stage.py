@@ -260,7 +260,8 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         rendering = Rendering(
             chat_template=recipe.chat_template, template_variables=recipe.template_variables
         )
-        return rendering_of(rendering, str(recipe.model.path), revision=recipe.model.revision)
+        path, revision = str(recipe.model.path), recipe.model.revision
+        return rendering_of(rendering, path, revision=revision, key="chat_template")
 
     def load_data(self, args: GRPOConfig, special: SpecialTokens) -> Dataset:
         """The prompts' ids: TRL wants a dataset; `get_batch_samples` decides what is drawn."""

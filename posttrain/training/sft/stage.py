@@ -82,11 +82,6 @@ def sft_arguments(recipe: SftConfig, *, out: Path) -> SFTConfig:
     last = max(recipe.keep_epochs, default=0)
     if args.save_strategy == "best":
         raise ConfigError("trainer.save_strategy best: name epochs in keep_epochs: instead")
-    if args.max_steps > 0 and "num_train_epochs" in recipe.trainer:
-        raise ConfigError(
-            "trainer: give max_steps or num_train_epochs, not both; trainer.num_train_epochs=null "
-            "takes the recipe's epochs back, trainer.max_steps=-1 its steps"
-        )
     if args.max_steps <= 0 and last > args.num_train_epochs:
         raise ConfigError(
             f"keep_epochs names epoch {last}, trainer.num_train_epochs is {args.num_train_epochs:g}"
@@ -145,7 +140,7 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
         if 0 < args.max_steps < end:
             raise ConfigError(
                 f"keep_epochs names epoch {last}, which ends at step {end}; trainer.max_steps is "
-                f"{args.max_steps}"
+                f"{args.max_steps}; keep_epochs=null keeps none"
             )
         return trainer
 

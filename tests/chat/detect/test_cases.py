@@ -86,6 +86,8 @@ POSITIVE = [
     ("special_token", '<|tools_prefix|>[{"get_weather": {"city": "Paris"}}]<|tools_suffix|>', "get_weather"),
     ("pythonic", '<|python_start|>[get_weather(city="Paris")]<|python_end|>', "get_weather"),
     ("pythonic", 'I will look. [get_weather(city="Paris")]', "get_weather"),
+    ("pythonic", 'This comes before [get_weather(city="Paris")]', "get_weather"),
+    ("bare_json", '[{"name": "get_weather", "parameters": {"city": "Paris"}},', "get_weather"),
     ("harmony", 'assistantcommentary to=functions.get_weather json{"city": "Paris"}', "get_weather"),
     ("marker", '<<function>>get_weather(city="Paris")', "get_weather"),
     ("marker", 'I will look.>>>get_weather\n{"city": "Paris"}', "get_weather"),

@@ -189,7 +189,10 @@ def _recipe(folder: Path, dialects: list[str]) -> dict[str, Any]:
     ]
     return {
         "out": str(folder / "out"),
-        "tokenizer": {"path": str(write_tokenizer(folder / "tokenizer"))},
+        "tokenizer": {
+            "path": str(write_tokenizer(folder / "tokenizer")),
+            "chat_template": "nemotron_3_nano",
+        },
         "packing": {"max_length": CAPACITY},
         "reasoning": {"strip": 0.2, "truncate": 0.5, "budgets": {"kind": "log_uniform", "low": 1}},
         "sources": tuple(found or [{"name": "none", "path": "none.jsonl"}]),

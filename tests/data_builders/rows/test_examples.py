@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_builders.rows.examples import end_on_assistant, read_examples
+from data_builders.rows.examples import end_on_assistant, read_examples, refuse_unreadable
 from data_builders.rows.raw import Dropped
 from data_builders.rows.read import RowCounts
 from posttrain.config.source import SourceConfig
@@ -151,3 +151,19 @@ def test_any_bytes_are_bad_rows_at_worst(tmp_path: Path, lines: list[bytes]) -> 
     items = list(read_examples(SourceConfig(name="s", path="rows.jsonl"), tmp_path))
     assert len(items) == sum(1 for line in content.split(b"\n") if line.strip())
     assert all(isinstance(item, Dropped) for item in items)
+
+
+@pytest.mark.parametrize(
+    ("row", "dialect", "names"),
+    [
+        (OPEN, "alpaca", r"has the keys messages; it fits openai and inline_think; .*not alpaca"),
+        ({"title": "a", "body": "b"}, None, r"has the keys title, body; it fits no dialect"),
+    ],
+)
+def test_rows_of_another_dialect_are_told_which_would_fit(tmp_path: Path, row, dialect, names):
+    write_lines(tmp_path / "rows.jsonl", [row, row])
+    config = SourceConfig(name="s", path="rows.jsonl", dialect=dialect)
+    with pytest.raises(ConfigError, match=names):
+        refuse_unreadable(config, tmp_path)
+    write_lines(tmp_path / "rows.jsonl", [row, {"instruction": "a", "output": "b"}])
+    refuse_unreadable(config, tmp_path)  # one that can be read is enough

@@ -124,8 +124,9 @@ def test_a_tokenizer_that_begins_every_text_with_a_space_is_refused(tmp_path, pr
         else {"type": "Metaspace", "replacement": "Ġ", "prepend_scheme": "always", "split": True}
     )
     (folder / "tokenizer.json").write_text(json.dumps(raw))
+    tokenizer = {"path": str(folder), "chat_template": "nemotron_3_nano"}
     with pytest.raises(ConfigError, match="puts a space before every text"):
-        build(write_recipe(tmp_path, tokenizer={"path": str(folder)}))
+        build(write_recipe(tmp_path, tokenizer=tokenizer))
 
 
 def test_a_prompt_tokenised_otherwise_in_pieces_is_refused(tmp_path):
@@ -158,8 +159,8 @@ def test_an_output_directory_of_another_config_is_refused(world):
 def test_a_corrected_recipe_may_have_the_directory_of_the_wrong_one(tmp_path):
     """And the source that has nothing to give says where its rows went."""
     recipe = write_recipe(tmp_path)
-    with pytest.raises(DataError, match=r"'plain' has share 0\.2 .*\(300 unrecognised\)"):
-        build(recipe, "sources.1.dialect=sharegpt")
+    with pytest.raises(DataError, match=r"'plain' has share 0\.2 .*\(300 license\)"):
+        build(recipe, "licenses=[MIT]")
     build(recipe)
     again = write_recipe(tmp_path, out=str(tmp_path / "fresh"))
     build(again)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from data_builders.keyed import key64
-from data_builders.sft.mixture import Available, plan_mixture
+from data_builders.sft.mixture import Available, Total, epochs_question, plan_mixture
 from data_builders.sft.prepared import RECORD
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.load import validate
@@ -149,3 +149,17 @@ def test_a_sharing_source_with_nothing_to_give_is_named():
 def test_impossible_mixtures_are_config_errors(sources, mixture, pattern):
     with pytest.raises(ConfigError, match=pattern):
         recipe(sources, **mixture)
+
+
+def test_shares_without_a_total_ask_how_often_a_record_may_be_seen():
+    sources = [{"name": "few", "share": 0.5}, {"name": "many", "share": 0.5}]
+    counted = [Available("few", None, Total(4, 100)), Available("many", None, Total(40, 1000))]
+    asked = epochs_question(counted, recipe(sources))
+    assert asked is not None
+    assert "max_epochs=1 takes 200 tokens: few 1.0 times, many 0.1 times" in asked
+    assert "max_epochs=4 takes 800 tokens: few 4.0 times, many 0.4 times" in asked
+    assert epochs_question(counted, recipe(sources, max_epochs=2)) is None
+    assert epochs_question(counted, recipe(sources, total=400)) is None
+    natural = [{"name": "few", "share": 1 / 11}, {"name": "many", "share": 10 / 11}]
+    assert epochs_question(counted, recipe(natural)) is None
+    assert [plan.epochs for plan in plan_mixture(counted, recipe(natural))] == [1, 1]

@@ -121,8 +121,9 @@ def test_the_reward_of_a_fraction_is_a_pass_only_when_whole():
     constraints = [{"kind": "no_commas"}, {"kind": "words", "at_least": 5}]
     metadata = {"constraints": constraints, "grading": "fraction"}
     prompt = environment.prompt({"question": "x", "metadata": metadata})
-    half, whole = verify(environment, (prompt, says("a b c d")), (prompt, says("a b c d e")))
-    assert (half.value, whole.value) == (0.5, 1.0)
+    texts = ("a b c d", "a b c d e", "a\u200bb\u200bc\u200bd\u200be")  # the last is one word
+    half, whole, joined = verify(environment, *((prompt, says(text)) for text in texts))
+    assert (half.value, whole.value, joined.value) == (0.5, 1.0, 0.5)
     assert (environment.passes(half), environment.passes(whole)) == (False, True)
 
 
@@ -181,6 +182,6 @@ def test_programs_that_do_not_solve_the_task_fail(row: dict[str, Any], program: 
 def test_solutions_pass(row: dict[str, Any]):
     environment = ENVIRONMENTS["code"]()
     prompt = environment.prompt(row)
-    draft = f"```python\nprint(1)\n```\nBetter:\n```python\n{row['gold']}\n```"
+    draft = f"```python\nprint(1)\n```\nBetter:\n~~~py\n{row['gold']}\n~~~"
     assert [s.value for s in verify(environment, (prompt, says(draft)))] == [1.0]
     assert environment.refuse([prompt]) == [None]

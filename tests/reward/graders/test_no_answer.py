@@ -45,6 +45,7 @@ CHOICES = (
     '{\n  "answer": "C"\n}', "$\\boxed{\\textbf{(C)}\\ 5}$", "所以选C。", "Ответ: C", "C不是 A",
     "D fails, A too: the answer is C, since 5 is odd.", "C. It can't be A or B.", "5", "**C: 5**",
     "A good guess would be option C", "Answer: (C) 5\n\nHope this helps!", "The answer is: 5",
+    "A and B are wrong, D is too small. So C.", "The answer is C. A is 5 less.",
 )  # fmt: skip
 
 
@@ -53,7 +54,13 @@ def test_a_choice_is_read_the_way_people_write_it():
     assert scores == dict.fromkeys(CHOICES, 1.0)
     others = [answer.replace("C", "B").replace("5", "3") for answer in CHOICES]
     assert {a for a in others if graded("multiple_choice", "Which?", a).value != 0.0} == set()
-    for text in ("(A) or " * 20_000, "A" * 100_000, "option " * 15_000, "\\text{" * 20_000):
+    for text in (
+        "(A) or " * 20_000,
+        "A" * 100_000,
+        "option " * 15_000,
+        "\\text{" * 20_000,
+        "A and " * 16_000,
+    ):
         graded("multiple_choice", "Which?", text)  # quadratic reading would take minutes
 
 

@@ -16,7 +16,13 @@ from posttrain.config.dpo import LossConfig
 from posttrain.records import Pair, Side, pair_to_row
 from posttrain.training.cpu_head import use_cpu_head
 from posttrain.training.dpo.layout import make_pair_collator
-from posttrain.training.dpo.loss import ScoredPairs, pair_terms, score_pairs, total_loss
+from posttrain.training.dpo.loss import (
+    ScoredPairs,
+    pair_terms,
+    score_pairs,
+    sft_outweighs,
+    total_loss,
+)
 from tests.training.dpo.pairs import make_pairs
 from tests.training.tiny import PAD
 
@@ -184,3 +190,17 @@ def test_the_kl_term_is_zero_at_the_reference_and_positive_elsewhere():
     assert kl(tokens) == [0.0, 0.0]
     shifted = kl(tokens - torch.tensor([0.1, 0.0, 0.0, -0.3]))
     assert shifted == pytest.approx([math.exp(0.1) - 1.1, math.exp(-0.3) - 0.7])
+
+
+def test_an_sft_term_that_outweighs_the_preference_is_told_the_ways_out():
+    long = {"chosen_sum": 2080.0, "chosen_mean": 0.52}  # 4,000 tokens: 0.2 × 2080 / ln 2 = 600
+    warning = sft_outweighs(LossConfig(), **long)
+    assert warning is not None
+    assert "600 times" in warning
+    assert "sft_form=mean makes it 0.15 times" in warning
+    assert "sft_weight=0.0003" in warning
+    assert sft_outweighs(LossConfig(sft_form="mean"), **long) is None
+    assert sft_outweighs(LossConfig(sft_weight=0.0), **long) is None
+    only_weight = sft_outweighs(LossConfig(sft_form="mean", sft_weight=200.0), **long)
+    assert only_weight is not None
+    assert "sft_form" not in only_weight

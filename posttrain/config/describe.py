@@ -1,0 +1,168 @@
+"""Every key of a recipe, from its schema: type, default, what it is, where a number comes from.
+
+    describe(SftConfig)
+    → launch.world_size    whole number ≥ 1, or null = null
+          processes that the launcher must have started; null: unchecked.
+
+Descriptions are the `Args:` of the schemas' docstrings. A field's `source` says where a default
+comes from (`posttrain.config.base.source`); a number without one is ours.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from posttrain.config.sft import TrainingRecipe
+
+_WIDTH = 100
+_NAMES: dict[Any, str] = {
+    bool: "true or false",
+    int: "whole number",
+    float: "number",
+    str: "text",
+    Any: "anything",
+}
+_COMMON = {
+    "engine": "chooses the block.",
+    "format": "chooses the block.",
+    "grader": "the name of what grades completions (docs/graders.md); null: nothing does.",
+    "kind": "chooses the block.",
+    "name": "of your choice; tables and files carry it.",
+    "out": "the directory that is written; another recipe's is refused.",
+    "seed": "of every random choice: the same seed gives the same bytes.",
+    "trainer": "fields of the installed trl's config, but for those that the recipe decides.",
+    "write_dropped": "write the dropped rows, each with its reason, to dropped.jsonl.",
+}
+_BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+_ARGUMENT = re.compile(r"    (\w+(?:, \w+)*): (.*)")
+
+
+def describe(schema: type[BaseModel]) -> str:
+    """All keys of a recipe, a paragraph each, and the names that a `trainer:` block may have."""
+    keys = list(_keys(schema, "", ()))
+    if issubclass(schema, TrainingRecipe):
+        keys.append(("trainer.NAME", ", ".join(schema.free_fields())))
+    return "\n".join(
+        textwrap.fill(text, _WIDTH, initial_indent=indent, subsequent_indent=" " * 6)
+        for lines in keys
+        for indent, text in zip(("  ", " " * 6), lines, strict=True)
+        if text
+    )
+
+
+def _keys(
+    schema: type[BaseModel], prefix: str, above: tuple[type[BaseModel], ...]
+) -> Iterator[tuple[str, str]]:
+    """(key, type and default; description) of every field, blocks before what is in them."""
+    for name, field in schema.model_fields.items():
+        parts = list(_parts(field.annotation))
+        blocks = [(path, part) for path, part in parts if _is_block(part) and part not in above]
+        head = f"{prefix}{name}    {_type_text(field, parts)}{_default(field)}"
+        yield head, description(schema, name, field)
+        for path, block in blocks:
+            tag = _tag(block) if len(blocks) > 1 else ""
+            yield from _keys(block, f"{prefix}{name}{path}{tag}.", (*above, block))
+
+
+def _parts(annotation: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """What an annotation is made of: members of unions, items of lists and mappings."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        yield from _parts(args[0], path)
+    elif origin in (typing.Union, types.UnionType):
+        for member in args:
+            yield from _parts(member, path)
+    elif origin in (tuple, list):
+        yield from _parts(args[0], f"{path}.N")
+    elif origin is dict:
+        yield from _parts(args[1], f"{path}.NAME")
+    else:
+        yield path, annotation
+
+
+def _is_block(part: Any) -> bool:
+    return isinstance(part, type) and issubclass(part, BaseModel)
+
+
+def _tag(block: type[BaseModel]) -> str:
+    """What chooses a block among several: ` (kind: vllm)`."""
+    for key, field in block.model_fields.items():
+        if typing.get_origin(field.annotation) is Literal and field.is_required():
+            return f" ({key}: {' | '.join(typing.get_args(field.annotation))})"
+    return ""
+
+
+def _type_text(field: FieldInfo, parts: list[tuple[str, Any]]) -> str:
+    texts: dict[str, None] = {}
+    for path, part in parts:
+        if part is type(None):
+            text = "null"
+        elif typing.get_origin(part) is Literal:
+            text = " | ".join(map(str, typing.get_args(part)))
+        else:
+            text = _NAMES.get(part, "block" if _is_block(part) else str(part))
+        if path:
+            text = (
+                f"{'list' if path.startswith('.N') and path[:5] != '.NAME' else 'names'} of {text}"
+            )
+        texts[text] = None
+    bounds = [
+        f"{sign} {getattr(item, name)}"
+        for item in field.metadata
+        for name, sign in _BOUNDS.items()
+        if getattr(item, name, None) is not None
+    ]
+    first, *others = [text for text in texts if text != "null"] or ["null"]
+    nullable = ["null"] if "null" in texts else []
+    return ", or ".join([" ".join([first, *bounds]), *others, *nullable])
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return ", required"
+    value: Any = field.get_default(call_default_factory=True)
+    if isinstance(value, BaseModel):
+        return ""
+    # as it would stand in a recipe
+    text = json.dumps(value, ensure_ascii=False).strip('"')
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    extra: Any = field.json_schema_extra or {}
+    source = extra.get("source", "ours" if number else "")
+    return f" = {text} [{source}]" if source else f" = {text}"
+
+
+def description(schema: type[BaseModel], name: str, field: FieldInfo) -> str:
+    """What a field is, by the docstring of its schema, of one above it, or of its block."""
+    owners = [owner for owner in schema.__mro__ if owner is not BaseModel]
+    texts = [text for owner in owners if (text := _arguments(owner).get(name))]
+    blocks = [part for _, part in _parts(field.annotation) if _is_block(part)]
+    texts += [(inspect.getdoc(block) or "").partition("\n\n")[0] for block in blocks[:1]]
+    return next(iter([*texts, field.description or _COMMON.get(name, "")]))
+
+
+@functools.cache
+def _arguments(owner: type) -> dict[str, str]:
+    """The `Args:` of a class's own docstring."""
+    _, _, listed = (inspect.cleandoc(owner.__dict__.get("__doc__") or "")).partition("\nArgs:\n")
+    found: dict[str, str] = {}
+    names: list[str] = []
+    for line in listed.splitlines():
+        if match := _ARGUMENT.fullmatch(line):
+            names = match[1].split(", ")
+            found |= dict.fromkeys(names, match[2])
+        elif line.strip() and not line.startswith(" "):
+            break
+        elif line.strip() and names:
+            found |= {name: f"{found[name]} {line.strip()}" for name in names}
+    return found

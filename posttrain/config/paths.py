@@ -1,0 +1,47 @@
+"""What a recipe names and is not there, found before anything heavy is loaded.
+
+refuse_missing_checkpoint("runs/tiny/sft", key="checkpoint")
+    → ConfigError: checkpoint: there is no directory 'runs/tiny/sft', nor can that be a hub id
+refuse_missing_template("base", "own", key="tokenizer.chat_template")
+    → ConfigError: the tokenizer 'base' has no chat template of its own, …
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from posttrain.errors import ConfigError
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+
+
+def refuse_missing_checkpoint(path: str | None, *, key: str) -> None:
+    """Raises ConfigError for a path that is no directory and cannot be a hub id."""
+    if path is not None and not Path(path).is_dir() and not _HUB_ID.fullmatch(path):
+        raise ConfigError(f"{key}: there is no directory {path!r}, nor can that be a hub id")
+
+
+def refuse_missing_template(path: str, choice: str, *, key: str) -> None:
+    """Raises ConfigError where a directory's tokenizer has no template and is to use its own.
+
+    Args:
+        choice: of the recipe's `chat_template`.
+        key: that one's dotted key, for the message.
+    """
+    folder = Path(path)
+    if choice != "own" or not (folder / "tokenizer_config.json").is_file():
+        return
+    files = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
+    settings = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+    if "chat_template" not in settings and not any((folder / name).exists() for name in files):
+        raise missing_template(path, key=key)
+
+
+def missing_template(path: str, *, key: str) -> ConfigError:
+    """The error of a base model's tokenizer, with the key to set."""
+    return ConfigError(
+        f"the tokenizer {path!r} has no chat template of its own, as those of base models: set "
+        f"{key} to nemotron_3_nano, or to a Jinja file"
+    )

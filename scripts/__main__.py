@@ -1,0 +1,121 @@
+"""`posttrain STAGE …`: every script of this folder as one command.
+
+    posttrain --list                              every stage in a sentence
+    posttrain --recipes                           the recipes that come with the package, by name
+    posttrain sft --config tiny/sft out=runs/x    as `python scripts/sft.py`
+    posttrain launch --config_file accelerate/ddp sft --config …    under `accelerate launch`
+
+In a checkout `python scripts STAGE …` is the same. Installed, this folder is the package
+`posttrain_scripts`: `posttrain` imports no stage, and a package called `scripts` would be in the
+way of everybody's own.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+HERE = Path(__file__).resolve().parent
+STAGES = {path.stem: path for path in sorted(HERE.glob("[!_]*.py"))}
+_OPTIONS = {
+    "--list": "every stage in a sentence",
+    "--recipes": "the recipes that come with the package, by name",
+    "STAGE --help": "every key of a stage's recipe, with type, default and source of the number",
+    "STAGE --config RECIPE [key=value …]": "run a stage; --dry-run checks and plans, "
+    "--print-config prints the resolved recipe",
+    "launch OPTIONS STAGE …": "run a stage on several processes; OPTIONS are accelerate's",
+}
+
+
+def main() -> None:
+    """The console command."""
+    if sys.platform == "win32":
+        sys.exit("posttrain runs on Linux and macOS; on Windows, run it inside WSL 2")
+
+    from posttrain.config.command import run_command
+
+    run_command(lambda: dispatch(sys.argv[1:]))
+
+
+def dispatch(arguments: list[str]) -> None:
+    """Run what the arguments name.
+
+    Raises:
+        ConfigError: there is no such stage; it names the nearest.
+    """
+    from posttrain.config.load import nearest
+    from posttrain.config.shipped import recipe_names
+    from posttrain.errors import ConfigError
+
+    first, *rest = arguments or ["--help"]
+    if first == "--list":
+        _print_columns({stage: sentence(path) for stage, path in STAGES.items()})
+    elif first == "--recipes":
+        print("\n".join(recipe_names()))
+    elif first in ("--help", "-h"):
+        _print_columns({f"posttrain {option}": text for option, text in _OPTIONS.items()})
+    elif first == "launch":
+        launch(rest)
+    elif first in STAGES:
+        sys.argv = [f"posttrain {first}", *rest]
+        load(first).main(rest)
+    else:
+        hint = nearest(first, [*STAGES, "launch", *_OPTIONS], or_list=False)
+        raise ConfigError(f"there is no stage {first!r}{hint}; posttrain --list names them all")
+
+
+def sentence(path: Path) -> str:
+    """The first sentence of a script's docstring, read without running the script."""
+    text = " ".join((ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "").split())
+    return re.split(r"(?<=\.)\s", text, maxsplit=1)[0]
+
+
+def load(stage: str) -> ModuleType:
+    """A script as a module."""
+    spec = importlib.util.spec_from_file_location(f"posttrain_scripts.{stage}", STAGES[stage])
+    assert spec is not None, "the file is a Python file"
+    assert spec.loader is not None, "and has a loader"
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def launch(arguments: list[str]) -> None:
+    """Become `accelerate launch OPTIONS scripts/STAGE.py …`; `--config_file` takes a shipped name.
+
+    Raises:
+        ConfigError: no stage among the arguments, or a config file that is not there.
+    """
+    from posttrain.config.shipped import recipe_file
+    from posttrain.errors import ConfigError
+
+    at = next((i for i, argument in enumerate(arguments) if argument in STAGES), None)
+    if at is None:
+        raise ConfigError(
+            "launch takes accelerate's options, then a stage and its own, such as: posttrain "
+            "launch --config_file accelerate/ddp --num_processes 2 sft --config RECIPE"
+        )
+    options, rest = arguments[:at], arguments[at + 1 :]
+    if "--config_file" in options[:-1]:
+        place = options.index("--config_file") + 1
+        options[place] = str(recipe_file(options[place]))
+    import accelerate.commands.accelerate_cli as launcher  # a missing extra is named here
+
+    script = str(STAGES[arguments[at]])
+    command = [sys.executable, "-m", launcher.__name__, "launch", *options, script, *rest]
+    os.execv(sys.executable, command)  # noqa: S606 - our own interpreter; no shell
+
+
+def _print_columns(rows: dict[str, str]) -> None:
+    width = max(map(len, rows)) + 2
+    for name, text in rows.items():
+        print(f"{name:<{width}}{text}")
+
+
+if __name__ == "__main__":
+    main()

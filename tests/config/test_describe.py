@@ -1,0 +1,82 @@
+"""`--help` lists every key of a recipe, and says of each what it is."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel, Field
+
+from posttrain.config.base import Strict, source
+from posttrain.config.build_sft import BuildSftConfig
+from posttrain.config.describe import describe, description
+from posttrain.config.sample import SampleConfig
+
+FOLDER = Path(__file__).parents[2] / "posttrain" / "config"
+
+
+def schemas() -> list[type[BaseModel]]:
+    modules = [importlib.import_module(f"posttrain.config.{p.stem}") for p in FOLDER.glob("*.py")]
+    return [
+        one
+        for module in modules
+        for one in vars(module).values()
+        if isinstance(one, type)
+        and issubclass(one, BaseModel)
+        and one.__module__ == module.__name__
+    ]
+
+
+@pytest.mark.parametrize("schema", schemas(), ids=lambda schema: schema.__name__)
+def test_every_key_has_a_description(schema: type[BaseModel]):
+    fields = schema.model_fields.items()
+    assert [name for name, field in fields if not description(schema, name, field)] == []
+
+
+class Block(Strict):
+    """A block.
+
+    Args:
+        share: of something,
+            in two lines.
+    """
+
+    share: float = Field(default=0.1, ge=0, le=1, json_schema_extra=source("paper, 9.9"))
+
+
+class Whole(Strict):
+    """A recipe.
+
+    Args:
+        count: how many.
+        blocks: some.
+    """
+
+    count: int = Field(default=2, ge=1)
+    blocks: tuple[Block, ...] = ()
+
+
+def test_type_bounds_default_and_source_of_a_number():
+    lines = [line.strip() for line in describe(Whole).splitlines()]
+    assert lines == [
+        "count    whole number ≥ 1 = 2 [ours]",
+        "how many.",
+        "blocks    list of block = []",
+        "some.",
+        "blocks.N.share    number ≥ 0 ≤ 1 = 0.1 [paper, 9.9]",
+        "of something, in two lines.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("schema", "key"),
+    [
+        (BuildSftConfig, "sources.N.filters.repetition.min_words"),
+        (BuildSftConfig, "reasoning.budgets (kind: choices).choices"),
+        (SampleConfig, "backend (kind: vllm).tensor_parallel"),
+        (SampleConfig, "prompts.N (format: question).gold_pattern"),
+    ],
+)
+def test_keys_inside_lists_and_of_each_kind_of_a_block_are_listed(schema, key):
+    assert f"\n  {key}    " in describe(schema)

@@ -1,0 +1,77 @@
+"""The command `posttrain`: stages are discovered, recipes are named, mistakes name the nearest."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from posttrain.config.shipped import RECIPES, recipe_file, recipe_names
+from posttrain.errors import ConfigError
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+
+
+def command(path: Path = SCRIPTS / "__main__.py") -> ModuleType:
+    spec = importlib.util.spec_from_file_location("posttrain_command", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_new_script_is_listed_by_its_first_sentence_without_being_run(tmp_path, capsys):
+    shutil.copy(SCRIPTS / "__main__.py", tmp_path)
+    (tmp_path / "own.py").write_text('"""Do what is\nneeded. More follows."""\nraise SystemExit\n')
+    command(tmp_path / "__main__.py").dispatch(["--list"])
+    assert capsys.readouterr().out.split(maxsplit=1) == ["own", "Do what is needed.\n"]
+
+
+def test_every_script_says_what_it_does(capsys):
+    module = command()
+    module.dispatch(["--list"])
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert lines.keys() == {path.stem for path in SCRIPTS.glob("[!_]*.py")}
+    assert [stage for stage, text in lines.items() if not text.endswith(".")] == []
+
+
+def test_a_stage_gets_its_arguments(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [])
+    with pytest.raises(SystemExit) as done:
+        command().dispatch(["dpo", "--config", "tiny/dpo", "batch=4", "--print-config"])
+    assert done.value.code is None
+    assert "\nbatch: 4\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["stf"], ["launch", "stf"], ["sft", "--config", "tiny/stf"]])
+def test_a_mistake_names_the_nearest_or_the_way(arguments: list[str], monkeypatch):
+    monkeypatch.setattr(sys, "argv", [])
+    with pytest.raises(ConfigError, match=r"'sft'|'tiny/sft'|launch --config_file"):
+        command().dispatch(arguments)
+
+
+def test_a_launch_is_accelerates_with_the_shipped_config_and_the_script(monkeypatch):
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda _, arguments: started.append(arguments))
+    options = ["--config_file", "accelerate/cpu-2", "--main_process_port", "0"]
+    command().dispatch(["launch", *options, "sft", "--config", "tiny/sft", "out=x"])
+    assert started[0][started[0].index("launch") + 1 :] == [
+        "--config_file", str(RECIPES / "accelerate" / "cpu-2.yaml"), "--main_process_port", "0",
+        str(SCRIPTS / "sft.py"), "--config", "tiny/sft", "out=x",
+    ]  # fmt: skip
+
+
+def test_names_are_of_files_and_a_path_wins(tmp_path, monkeypatch):
+    assert all(recipe_file(name).is_file() for name in recipe_names())
+    monkeypatch.chdir(tmp_path)
+    assert recipe_file("tiny/sft") == RECIPES / "tiny" / "sft.yaml"
+    own = tmp_path / "tiny" / "sft"
+    own.parent.mkdir()
+    own.write_text("")
+    assert recipe_file("tiny/sft") == Path("tiny/sft")
