@@ -107,7 +107,8 @@ def test_a_printed_recipe_reads_back_as_itself(tmp_path, capsys):
 
 def stages(*arguments: str) -> Iterator[tuple[Path, list[str]]]:
     """The recipe and the overrides of every stage that make would run."""
-    make = ["make", "-n", "chain", "chain-rlvr", "eval_rlvr", *arguments]
+    targets = ["chain", "chain-rlvr", "eval_rlvr", "eval_agentic"]
+    make = ["make", "-n", *targets, *arguments]
     shown = subprocess.run(make, capture_output=True, text=True, check=True, cwd=ROOT)
     for line in shown.stdout.splitlines():
         command, config, rest = line.partition(" --config ")
