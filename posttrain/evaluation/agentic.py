@@ -146,11 +146,13 @@ def agentic_rows(records: Mapping[str, Sequence[Record]], *, seed: int) -> Row |
     if not own:
         return None
     models = [_model_row(name, runs, seed) for name, runs in own.items()]
-    models.sort(key=lambda row: -row["families"][-1]["share"])
+    models.sort(key=lambda row: -(row["families"][-1]["share"] or 0))
     best, *others = (row["checkpoint"] for row in models)
+    values = {name: _values(runs) for name, runs in own.items()}
     pairs = [
-        {"names": [name, best], **paired(_values(own[name]), _values(own[best]), seed=seed)}
+        {"names": [name, best], **paired(values[name], values[best], seed=seed)}
         for name in others
+        if {task for _, task in values[name]} & {task for _, task in values[best]}
     ]
     return {"models": models, "pairs": pairs}
 
@@ -161,12 +163,12 @@ def paired(a: Values, b: Values, *, seed: int) -> Row:
 
 
 def _values(runs: Sequence[Record]) -> Values:
-    """1 for a solved run, 0 for any other: one that the machine failed is not solved."""
-    return [(float(_solved(r)), (r.prompt.source, r.prompt.task)) for r in runs]
-
-
-def _solved(record: Record) -> bool:
-    return record.score.value is not None and record.score.value >= 1
+    """1 for a solved run, 0 for any other, each with its task; unscored ones have no value."""
+    return [
+        (float(r.score.value >= 1), (r.prompt.source, r.prompt.task))
+        for r in runs
+        if r.score.value is not None
+    ]
 
 
 def _model_row(name: str, runs: Sequence[Record], seed: int) -> Row:
@@ -181,7 +183,12 @@ def _model_row(name: str, runs: Sequence[Record], seed: int) -> Row:
     return {
         "checkpoint": name,
         "families": [
-            {"family": family, **share_row(_values(own), seed=seed), **_effort(own)}
+            {
+                "family": family,
+                **share_row(_values(own), seed=seed),
+                "unscored": sum(record.score.value is None for record in own),
+                "calls_per_run": sum(len(r.completion.tool_calls) for r in own) / len(own),
+            }
             for family, own in [*families.items(), (ALL_FAMILIES, list(runs))]
         ],
         "failures": [
@@ -191,15 +198,17 @@ def _model_row(name: str, runs: Sequence[Record], seed: int) -> Row:
 
 
 def share_row(values: Values, *, seed: int) -> Row:
-    """Solved runs of all, with Wilson's interval over runs and a bootstrap that draws tasks.
+    """Solved runs of all scored ones, with Wilson's interval and a bootstrap that draws tasks.
 
     Runs of one task are alike, so Wilson's is too narrow where there are several: it is here
     because others print it.
     """
     runs, solved = len(values), sum(value for value, _ in values)
-    drawn_tasks = length(values, seed=seed)
-    assert drawn_tasks is not None
-    tasks = drawn_tasks.mean
+    over_tasks = length(values, seed=seed)
+    if over_tasks is None:
+        nothing = dict.fromkeys(("share", "wilson", "by_task"))
+        return {"runs": 0, "tasks": 0, "solved": 0, **nothing}
+    tasks = over_tasks.mean
     return {
         "runs": runs,
         "tasks": tasks.questions,
@@ -208,11 +217,6 @@ def share_row(values: Values, *, seed: int) -> Row:
         "wilson": wilson(solved / runs, runs),
         "by_task": (tasks.low, tasks.high),
     }
-
-
-def _effort(runs: Sequence[Record]) -> Row:
-    calls = [len(record.completion.tool_calls) for record in runs]
-    return {"calls_per_run": sum(calls) / len(runs)}
 
 
 def scored_expectations(
@@ -226,7 +230,8 @@ def scored_expectations(
     """
     for model in figures["models"]:
         for row in model["families"]:
-            if (expected := expect.get(row["family"])) is None:
+            expected = expect.get(row["family"])
+            if expected is None or row["share"] is None:
                 continue
             low, high = expected
             yield {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from posttrain.evaluation.agentic import (
 from posttrain.evaluation.grade import Record, read_records
 from posttrain.records import Message, Score, ToolCall
 from posttrain.report.pages.agentic import failing_step, in_words
+from posttrain.report.pages.agentic import figures as sections
 from posttrain.rollouts import Completion, Prompt, Step
 from tests.data_builders.small_build import script
 
@@ -198,8 +200,18 @@ def test_two_models_in_one_report(tmp_path: Path, capsys: pytest.CaptureFixture[
     titles = ("Agentic leaderboard", "How agentic runs fail", "Predictions", "where the run failed")
     for text in (f"{paid:.3g}", *titles):
         assert text in page
+    # what the machine failed is in no share
+    lost = [replace(r, score=Score(None, None, "gone", "sandbox")) for r in read_all(out, "two")]
+    mixed = agentic_rows({"one": read_all(out, "one"), "two": lost}, seed=0)
+    assert mixed is not None
+    assert mixed["pairs"] == []
+    missing = mixed["models"][1]["families"][-1]
+    assert (missing["runs"], missing["unscored"], missing["share"]) == (0, 12, None)
+    assert {row["decides"] for row in mixed["models"][1]["failures"]} == {12, 0}
+    assert next(scored_expectations(mixed, {"all": (0, 1)}))["checkpoint"] == "one"
+    assert all(section.blocks for section in sections(mixed, {}, ()))
     # graded again without a model, and ranked from the records: the same figures
-    records = {name: records_of_model(out, name) for name in ("one", "two")}
+    records = {name: read_all(out, name) for name in ("one", "two")}
     assert json.loads(json.dumps(agentic_rows(records, seed=0))) == figures
     capsys.readouterr()
     main(["leaderboard", f"{out}:two", f"{out}:one"])
@@ -217,6 +229,6 @@ def test_two_models_in_one_report(tmp_path: Path, capsys: pytest.CaptureFixture[
             main([*command, wrong, f"out={tmp_path}/other"])
 
 
-def records_of_model(out: Path, checkpoint: str) -> list[Record]:
+def read_all(out: Path, checkpoint: str) -> list[Record]:
     files = [out / f"records/{checkpoint}/{name}.agent.jsonl" for name in FAMILIES]
     return [record for file in files for record in read_records(file)]

@@ -68,8 +68,10 @@ def families(models: Sequence[ui.Row]) -> Iterator[ui.Block]:
 
 def _solved(row: ui.Row) -> list[object]:
     bounds = (row["wilson"], row["by_task"])
-    spans = [f"{ui.percent(low)} – {ui.percent(high)}" for low, high in bounds]
-    return [f"{row['solved']}/{row['runs']}", ui.percent(row["share"]), *spans]
+    spans = [b and f"{ui.percent(b[0])} – {ui.percent(b[1])}" for b in bounds]
+    unscored = f"{row['unscored']} not scored" if row["unscored"] else ""
+    solved = ui.TableCell(f"{row['solved']}/{row['runs']}", below=unscored)
+    return [solved, ui.percent(row["share"]), *spans]
 
 
 def _spent(row: ui.Row | None) -> list[object]:

@@ -41,7 +41,7 @@ from reward.environments.code import same_result
 
 SYSTEM = (
     "You work in the directory of project {name} with the tools below. What counts is the state of "
-    "the files when you end: write results to the files that the task names. You have 15 turns."
+    "the files when you end: write results to the files that the task names."
 )
 DATABASE = "data.db"
 Call = tuple[str, Mapping[str, Any]]
