@@ -129,14 +129,14 @@ class Workspace:
         self._calls.append({"changed": changed})
         return result
 
-    def inject(self) -> None:
+    def _inject(self) -> None:
         """Raise the error that a family injects, once."""
         error, self._first_error = self._first_error, None
         if error is not None:
             raise Refused(error)
 
     def read_file(self, path: str, first_line: int = 1, lines: int | None = None) -> str:
-        self.inject()
+        self._inject()
         path = inside(path)
         if path not in self.files:
             raise Refused(f"there is no file {path}")
@@ -148,7 +148,7 @@ class Workspace:
         return "".join(kept)
 
     def write_file(self, path: str, content: str) -> str:
-        self.inject()
+        self._inject()
         path = inside(path)
         if path == "." or any(p.startswith(f"{path}/") for p in self.files):
             raise Refused(f"{path} is a directory")
@@ -165,7 +165,7 @@ class Workspace:
         return f"wrote {len(data)} bytes to {path}"
 
     def list_files(self, path: str = ".") -> str:
-        self.inject()
+        self._inject()
         folder = inside(path)
         prefix = "" if folder == "." else f"{folder}/"
         below = [p for p in sorted(self.files) if p.startswith(prefix) or p == folder]
@@ -174,11 +174,11 @@ class Workspace:
         return "\n".join(p if p.endswith("/") else f"{p}  {len(self.files[p])}" for p in below)
 
     async def shell(self, command: str) -> str:
-        self.inject()
+        self._inject()
         return await self._run(["/bin/sh", "-c", command])
 
     async def sql(self, database: str, query: str) -> str:
-        self.inject()
+        self._inject()
         path = inside(database)
         if path not in self.files:
             raise Refused(f"there is no database {path}")
@@ -273,7 +273,7 @@ def inside(path: str) -> str:
     Raises:
         Refused: it leads out of the working directory, or is none.
     """
-    relative = posixpath.normpath(path.removeprefix("/scratch/") or ".")
+    relative = posixpath.normpath(f"{path or '.'}/".removeprefix("/scratch/") or ".")
     if len(path) > _PATH_CHARACTERS or "\0" in path or not path.isprintable():
         raise Refused("no such path: too long, or with characters that do not print")
     if relative.startswith("/") or relative.split("/")[0] == "..":
@@ -314,10 +314,12 @@ def _collected(data: bytes) -> tuple[int, bytes, int, dict[str, bytes] | None]:
     output, at = data[at + 1 : at + 1 + size], at + 1 + size
     if count < 0:
         return code, output, left, None
+    if size < 0 or count > MOST_FILES:
+        raise ValueError("not of the driver")
     files: dict[str, bytes] = {}
     for _ in range(count):
         end = data.index(b"\n", at)
         length, _, name = data[at:end].decode().partition(" ")
-        at = end + 1 + int(length)
+        at = end + 1 + max(0, int(length))
         files[inside(name) + "/" * name.endswith("/")] = data[end + 1 : at]
     return code, output, left, files

@@ -20,6 +20,7 @@ from reward.environments.agentic import base, workspace
 from reward.environments.agentic.base import AgenticEnvironment, Call, read, script, sh, write
 from reward.environments.agentic.policies import ENVIRONMENT_OF, policy_of, run_policy
 from reward.environments.base import Script, admit, replay
+from reward.environments.world import Refused
 
 contained = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is missing")
 SEEDS = (0, 1)
@@ -83,6 +84,37 @@ def test_rows_are_the_same_for_a_seed_and_say_nothing_of_the_gold(family: str):
         given = json.loads(answer).get("content", "")
         texts = {*fixture.files.values(), *fixture.files}
         assert not given or all(given.strip() not in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("path", "kept"),
+    [
+        ("a", "a"),
+        ("./a//b/", "a/b"),
+        ("/scratch/a", "a"),
+        ("/scratch", "."),
+        ("", "."),
+        ("a/..", "."),
+    ],
+)
+def test_paths_are_of_the_working_directory(path: str, kept: str):
+    assert workspace.inside(path) == kept
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        b"",
+        b"0 0 0",
+        b"0 0 0 3\n-4 a\n",
+        b"0 -9 0 1\n1 a\nx",
+        b"0 0 0 99999999999\n0 a\n",
+        b"0 0 0 1\n1 ../a\nx",
+    ],
+)
+def test_a_forged_listing_is_no_listing_and_ends(forged: bytes):
+    with pytest.raises((ValueError, Refused)):
+        workspace._collected(forged)
 
 
 def test_a_row_of_another_version_is_refused():

@@ -90,6 +90,9 @@ def uses(secret: Path, port: int) -> dict[str, Use]:
         "forged_listing": sh(
             "for p in /proc/[0-9]*; do printf '0 0 0 1\\n3 /etc/x\\nabc' > $p/fd/1; done 2>/dev/null"
         ),
+        "forged_without_end": sh(
+            "for p in /proc/[0-9]*; do printf '0 0 0 99999999999\\n-4 a\\n' > $p/fd/1; done 2>/dev/null"
+        ),
         "deep_directories": sh(
             "python3 -c \"import os\nfor n in range(3000): os.mkdir('d'); os.chdir('d')\""
         ),
