@@ -226,7 +226,7 @@ def paper_plans() -> list[str]:
     for step, (rows, columns, labels, rollouts) in PAPER.items():
         shape = StepShape(
             rows, columns, labels, masked=False, dtype=torch.bfloat16, checkpointing=True,
-            cpu_head=False, kernels=True,
+            cpu_head=False, kernels=True, accumulated=True,
         )  # fmt: skip
         cache = rollout_bytes(config, rollouts, torch.bfloat16) if rollouts else 0
         for gpus, sharding in (

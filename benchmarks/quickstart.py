@@ -156,7 +156,7 @@ def table(cells: Mapping[str, Sequence[Effect]]) -> str:
     return "\n".join(lines)
 
 
-def run_cell(at: Path, shared: Path, *, kernel: str, seed: int, jobs: int) -> None:
+def run_cell(at: Path, shared: Path, *, kernel: str, seed: int, size: str, jobs: int) -> None:
     """The chain with one seed on one kernel, and RLHF without length control."""
     (at / RUNS).mkdir(parents=True, exist_ok=True)
     for name in SHARED:
@@ -165,7 +165,7 @@ def run_cell(at: Path, shared: Path, *, kernel: str, seed: int, jobs: int) -> No
     python = Path(sys.executable)
     environment = os.environ | {"ATEN_CPU_CAPABILITY": kernel, "PYTHONPATH": str(ROOT)}
     make = ["make", "--no-print-directory", f"-j{jobs}", "chain", f"AT={at.resolve()}"]
-    make += [f"SEED={seed}", f"BIN={python.parent}"]
+    make += [f"SEED={seed}", f"SIZE={size}", f"BIN={python.parent}"]
     subprocess.run(make, check=True, cwd=ROOT, env=environment)
     for script, recipe, *overrides in (
         ("rlhf", "rlhf", f"out={RUNS}/free", f"seed={seed}", *NO_CONTROL),
@@ -178,11 +178,11 @@ def run_cell(at: Path, shared: Path, *, kernel: str, seed: int, jobs: int) -> No
             subprocess.run(command, check=True, cwd=at, env=environment, stdout=log, stderr=log)
 
 
-def build_shared(at: Path) -> Path:
+def build_shared(at: Path, *, size: str) -> Path:
     """The data of all cells."""
     targets = ["build_sft", "build_genrm_sft", "build_genrm"]
     make = ["make", "--no-print-directory", *targets, f"AT={at.resolve()}"]
-    make.append(f"BIN={Path(sys.executable).parent}")
+    make += [f"SIZE={size}", f"BIN={Path(sys.executable).parent}"]
     subprocess.run(make, check=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
     return at / RUNS
 
@@ -194,18 +194,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/effects"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--kernels", nargs="+", default=["default"])
+    parser.add_argument("--size", default="", choices=["", "full"], help="full: as `make tiny`")
     parser.add_argument("--jobs", type=int, default=2, help="stages at a time")
     given = parser.parse_args()
     if given.runs is not None:
         print(show(effects(given.runs)))
         return
-    shared = build_shared(given.out / "shared")
+    shared = build_shared(given.out / "shared", size=given.size)
     cells: dict[str, list[Effect]] = {}
     for seed in given.seeds:
         for kernel in given.kernels:
             name = f"seed {seed}, {kernel}"
             at = given.out / name.replace(", ", "-").replace(" ", "-")
-            run_cell(at, shared, kernel=kernel, seed=seed, jobs=given.jobs)
+            run_cell(at, shared, kernel=kernel, seed=seed, size=given.size, jobs=given.jobs)
             cells[name] = effects(at / RUNS)
             print(f"\n{name}\n{show(cells[name])}", flush=True)
     print(table(cells))

@@ -105,7 +105,11 @@ def make_inputs(work: Path, rows: Sequence[str], tokenizer: str, capacity: int) 
     path = Path(tokenizer)
     recipe: Stats = {
         "out": str(work / "out"),
-        "tokenizer": {"path": str(path.resolve()) if path.is_dir() else tokenizer},
+        "tokenizer": {
+            "path": str(path.resolve()) if path.is_dir() else tokenizer,
+            "chat_template": "nemotron_3_nano",
+        },
+        "reasoning": {"strip": 0.10, "truncate": 0.03},
         "packing": {"max_length": capacity},
         "sources": [
             {

@@ -147,7 +147,8 @@ def _recipe(work: Path, tokenizer: str, capacity: int) -> Path:
     path = work / "recipe.yaml"
     recipe = {
         "out": "given below",
-        "tokenizer": {"path": str(Path(tokenizer).resolve())},
+        "tokenizer": {"path": str(Path(tokenizer).resolve()), "chat_template": "nemotron_3_nano"},
+        "reasoning": {"strip": 0.10, "truncate": 0.03},
         "packing": {"max_length": capacity},
         "held_out": {"rate": 0.01},
         "sources": [{"name": "rows", "path": "given below", "license": "MIT"}],

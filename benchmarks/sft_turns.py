@@ -54,7 +54,9 @@ def main() -> None:
     parser.add_argument("--backend", choices=["tiktoken", "tokenizers", "auto"], default="auto")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
-    renderer = load_data_renderer(SftTokenizer(path=options.tokenizer, backend=options.backend))
+    nano = {"chat_template": "nemotron_3_nano"}
+    tokenizer = SftTokenizer(path=options.tokenizer, backend=options.backend, **nano)
+    renderer = load_data_renderer(tokenizer)
     pairs = exchanges(options.rows)
     pairs = pairs[: len(pairs) // max(TURNS) * max(TURNS)]
     print(f"{2 * len(pairs):,} messages in all, {renderer.encoder.name}:\n")

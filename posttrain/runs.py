@@ -16,6 +16,7 @@ path: the same inputs give the same digest on any machine with the same package 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -28,6 +29,8 @@ from posttrain.errors import ConfigError, DataError, PosttrainError
 from posttrain.hashing import digest_of, sha256_file
 from posttrain.versions import package_versions
 
+# of safetensors and of torch.save, which name no errno
+_DISK_FULL = ("No space left on device", "PytorchStreamWriter failed writing", "unexpected pos ")
 MANIFEST = "manifest.json"
 STAGE = "stage.json"
 
@@ -216,14 +219,34 @@ def open_run(
 
     Raises:
         ConfigError: as `locked` and `Run.open`.
+        DataError: as `refusing_full_disk`.
     """
-    with locked(out):
+    with refusing_full_disk(out), locked(out):
         run = Run.open(out, kind=kind, config=config)
         try:
             yield run
         except PosttrainError:
             run.release(scratch=scratch)
             raise
+
+
+@contextlib.contextmanager
+def refusing_full_disk(out: Path) -> Generator[None]:
+    """One sentence for a disk that fills up in the block.
+
+    Raises:
+        DataError: with the directory and what to do.
+    """
+    try:
+        yield
+    except Exception as error:
+        code, text = getattr(error, "errno", None), str(error)
+        if code in (errno.ENOSPC, errno.EDQUOT) or any(sign in text for sign in _DISK_FULL):
+            raise DataError(
+                f"{out}: the disk is full ({text.splitlines()[0]}): free some space and start the "
+                "same command again, which goes on from what is whole"
+            ) from error
+        raise
 
 
 @contextlib.contextmanager

@@ -8,7 +8,8 @@ full_build_sft = mixture.total=1640000 sources.0.share=0.13 sources.1.share=0.11
 	sources.3.share=0.19 sources.4.share=0.11 sources.5.share=0.12 sources.6.share=0.06 sources.7.share=0.16
 full_sft = trainer.warmup_steps=300
 full_sample = n=16
-full_dpo = trainer.max_steps=100
+full_build_dpo = categories.no_tools=0.35 categories.with_tools=0.4
+full_dpo = trainer.max_steps=100 max_epochs=8
 full_eval = prompts.0.count=400 prompts.1.count=200 prompts.2.count=300
 full_judgements = families.maths.train=1500 families.steps.train=2500
 full_genrm = prompts_per_step=64 trainer.learning_rate=5.0e-4

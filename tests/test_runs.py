@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -148,3 +150,12 @@ def test_mistakes_and_interrupts_end_a_command_in_one_line(capsys):
     with pytest.raises(SystemExit) as stopped:
         run_command(mistaken)
     assert stopped.value.code == "ConfigError: no recipe at x"
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path):
+    out = tmp_path / "out"
+    with (
+        pytest.raises(DataError, match=f"{out}: the disk is full"),
+        open_run(out, kind="test", config={}),
+    ):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -26,19 +26,10 @@ from jsonschema.exceptions import SchemaError, ValidationError
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
+from posttrain.chat.detect.declared import TYPE_NAMES
 from posttrain.jsontext import writable
 from posttrain.records import json_text
 
-_TYPES = {
-    "dict": "object", "map": "object", "struct": "object", "hashmap": "object",
-    "list": "array", "tuple": "array", "set": "array", "arraylist": "array",
-    "str": "string", "text": "string", "char": "string",
-    "int": "integer", "long": "integer", "short": "integer", "byte": "integer",
-    "float": "number", "double": "number", "decimal": "number",
-    "bool": "boolean", "none": "null", "nonetype": "null",
-}  # fmt: skip
-_ANYTHING = frozenset({"any", "all", "mixed"})
-_STANDARD = frozenset({"object", "array", "string", "integer", "number", "boolean", "null"})
 _SUBSCHEMAS = ("items", "additionalProperties", "not", "contains", "propertyNames", "if", "then",
                "else", "unevaluatedItems", "unevaluatedProperties")  # fmt: skip
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -148,17 +139,9 @@ def _standard(schema: Any) -> Any:
             result[key] = {name: _standard(item) for name, item in result[key].items()}
     if "type" in result:
         names = result["type"] if isinstance(result["type"], list) else [result["type"]]
-        types = [_type_name(name) for name in names]
+        types = [TYPE_NAMES.get(str(name).lower(), name) for name in names]
         if None in types:
             del result["type"]
         else:
             result["type"] = types if isinstance(result["type"], list) else types[0]
     return result
-
-
-def _type_name(name: Any) -> Any:
-    """JSON Schema's name for a type, `None` for "anything"; an unknown name stays as it is."""
-    lower = name.lower() if isinstance(name, str) else name
-    if not isinstance(lower, str) or lower in _STANDARD:
-        return lower
-    return None if lower in _ANYTHING else _TYPES.get(lower, name)

@@ -44,12 +44,13 @@ def refuse_unreadable(config: SourceConfig, base_dir: Path) -> None:
     """Look into a source's files before anything heavy is loaded.
 
     Raises:
-        ConfigError: a path that matches nothing, or first rows of which none is a conversation; it
-            names the first row's keys and the dialects that it fits.
+        ConfigError: a path that matches nothing, a field that no row has, or first rows of which
+            none is a conversation; it names the first one's keys and the dialects that it fits.
     """
     if config.hub is not None:
         return
-    tried = islice(matching_rows(open_rows(config, base_dir), SeenFields(config)), _TRIED)
+    fields = SeenFields(config)
+    tried = islice(matching_rows(open_rows(config, base_dir), fields), _TRIED)
     first: tuple[RawRow, RowProblem] | None = None
     count = 0
     for raw in tried:
@@ -63,6 +64,8 @@ def refuse_unreadable(config: SourceConfig, base_dir: Path) -> None:
         else:
             return
     if first is not None:
+        if wrong := fields.problem(config.name):
+            raise ConfigError(wrong)
         raw, problem = first
         names = fitting(raw.row, config)
         fits = f"it fits {' and '.join(names) or 'no dialect (docs/dialects.md)'}"

@@ -23,6 +23,7 @@ from pydantic import BaseModel
 
 from posttrain.config.describe import describe
 from posttrain.config.load import load_recipe
+from posttrain.config.shipped import recipe_names
 from posttrain.errors import PosttrainError
 
 Schema = TypeVar("Schema", bound=BaseModel)
@@ -66,7 +67,9 @@ def parse_recipe(
         parser.epilog = f"keys of the recipe:\n\n{describe(schema)}"
     options = parser.parse_intermixed_args(given)
     if options.config is None:
-        parser.error("--config is required: a file, or a name of those in posttrain --recipes")
+        own = [n for n in recipe_names() if n.rpartition("/")[2] == parser.prog.split()[-1]]
+        names = ", ".join(own) or "posttrain --recipes has their names"
+        parser.error(f"--config is required: a file, or a shipped recipe ({names})")
     recipe = load_recipe(options.config, schema, options.overrides)
     if options.print_config:
         print(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True))

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -218,7 +219,7 @@ class TrainingRecipe(Strict):
         for key in trainer:
             if key in cls.owned:
                 raise ValueError(f"{key} is not yours to set: {cls.owned[key]}")
-            if key not in trainer_fields(cls.method):
+            if key not in trainer_fields(cls.method) and find_spec("trl") is not None:
                 hint = nearest(key, cls.free_fields(), or_list=False)
                 raise ValueError(f"{key} is not a field of the installed trl's config{hint}")
         words = {name: "no" for name in _TAKES_NO if trainer.get(name) is False}
@@ -227,7 +228,7 @@ class TrainingRecipe(Strict):
         return {
             key: value
             for key, value in (trainer | words).items()
-            if value is not None or "None" in types[key] or "Optional" in types[key]
+            if value is not None or re.search("None|Optional", types.get(key, ""))
         }
 
     @classmethod

@@ -1,4 +1,4 @@
-"""LoRA presets that reach what they name, the proof that they do, and merging.
+"""LoRA presets that reach what they name, the proof that they do, and the merged model.
 
     attention          q_proj k_proj v_proj o_proj
     attention_mlp      attention + the dense and shared-expert projections
@@ -159,14 +159,19 @@ def merge_adapter(adapter: Path, spec: ModelConfig) -> PreTrainedModel:
     The base is read again from disk, so that a 4-bit run also merges into full weights. One process
     may do this alone, sharded or not.
     """
-    assert spec.path is not None
     with whole_weights():
-        base = AutoModelForCausalLM.from_pretrained(
-            spec.path,
-            revision=spec.revision,
-            dtype=getattr(torch, spec.dtype),
-            local_files_only=Path(spec.path).is_dir(),
-        )
-        merged = PeftModel.from_pretrained(base, str(adapter)).merge_and_unload()
+        merged = adapted_model(adapter, spec).merge_and_unload()
     assert isinstance(merged, PreTrainedModel)
     return merged
+
+
+def adapted_model(adapter: Path, spec: ModelConfig) -> PeftModel:
+    """The base model, read from disk, with a saved adapter beside its weights."""
+    assert spec.path is not None
+    base = AutoModelForCausalLM.from_pretrained(
+        spec.path,
+        revision=spec.revision,
+        dtype=getattr(torch, spec.dtype),
+        local_files_only=Path(spec.path).is_dir(),
+    )
+    return PeftModel.from_pretrained(base, str(adapter))

@@ -138,7 +138,7 @@ def _from_checkpoint(spec: ModelConfig, attention: str, quantization: Any) -> Pr
 _IS_ADAPTER = (
     "model.path {path} is a LoRA adapter, not a model: trained on, there would be two adapters, or "
     "only frozen weights. Name a model whose adapter is merged (the directory above adapter/ in a "
-    "checkpoint of ours), or merge it first with peft's merge_and_unload()"
+    "checkpoint of ours), or merge it first: posttrain merge DIR OUT"
 )
 
 

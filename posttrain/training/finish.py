@@ -1,4 +1,4 @@
-"""What a finished run leaves: its outcome, the files that its manifest lists, the model card."""
+"""What a finished run leaves: its outcome, the files that its manifest lists, lines of its card."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.config.sft import TrainingRecipe
-from posttrain.runs import MANIFEST, STAGE, Parent
+from posttrain.publish.card import CARD, checkpoint_card, origins_of
+from posttrain.runs import MANIFEST, STAGE, Parent, atomic_write_text
 from posttrain.training.log import LOG, SPEED, TIMING
 from posttrain.versions import package_versions
 
@@ -41,9 +42,9 @@ class RunOutcome:
 def artifact_files(out: Path) -> dict[str, int | None]:
     """The files of a finished checkpoint that its manifest lists, and the rows of those that have
     any."""
-    # neither speeds, nor caches, nor pages that can be written again are part of the artifact, nor
-    # event files, whose names and bytes hold the host and the time
-    own = {MANIFEST, STAGE, SPEED, TIMING, "report.html"}
+    # neither speeds, nor caches, nor pages that are written again or edited are part of the
+    # artifact, nor event files, whose names and bytes hold the host and the time
+    own = {MANIFEST, STAGE, SPEED, TIMING, CARD, "report.html"}
     names = (str(path.relative_to(out)) for path in sorted(out.rglob("*")) if path.is_file())
     return {
         name: _rows(out / name)
@@ -61,45 +62,37 @@ def _rows(file: Path) -> int | None:
         return sum(1 for _ in handle)
 
 
-def model_card(
-    method: str, recipe: TrainingRecipe, outcome: RunOutcome, *, parents: Sequence[Parent]
-) -> str:
-    """The README.md of a checkpoint: Markdown with a YAML head, as model hubs read it.
-
-    Written from the manifest's stats alone, so that the same run gives the same bytes.
-    """
+def write_card(
+    out: Path,
+    method: str,
+    recipe: TrainingRecipe,
+    outcome: RunOutcome,
+    *,
+    parents: Sequence[Parent],
+) -> None:
+    """Write the model card of a checkpoint whose model lies in `out`."""
     spec = recipe.adapter
     adapter = "none, all weights"
     if spec is not None:
         adapter = f"{spec.method} rank {spec.rank}, preset {spec.preset}, merged into these weights"
-    return "\n".join(
-        [
-            "---",
-            "library_name: transformers",
-            "pipeline_tag: text-generation",
-            f"tags: [{method}]",
-            "---",
-            "",
-            f"# {method.upper()} checkpoint",
-            "",
-            *outcome.summary,
-            "",
-            "## Lineage",
-            "",
-            "| kind | digest |",
-            "|---|---|",
-            *[f"| {parent.kind} | `{parent.digest}` |" for parent in parents],
-            "",
-            *outcome.data,
-            "## Training",
-            "",
-            f"Adapter: {adapter}. {outcome.training}Seed: {recipe.seed}.",
-            "",
-            *[f"- `{key}`: {value}" for key, value in sorted(recipe.trainer.items())],
-            "",
-            "## Versions",
-            "",
-            *[f"- {name} {version}" for name, version in sorted(package_versions().items())],
-            "",
-        ]
+    details = [
+        *outcome.data,
+        "## Training",
+        "",
+        f"Adapter: {adapter}. {outcome.training}Seed: {recipe.seed}.",
+        "",
+        *[f"- `{key}`: {value}" for key, value in sorted(recipe.trainer.items())],
+        "",
+        "## Versions",
+        "",
+        *[f"- {name} {version}" for name, version in sorted(package_versions().items())],
+    ]
+    card = checkpoint_card(
+        method,
+        origins_of(out, base=recipe.model.path, parents=parents, stats=outcome.stats),
+        folder=out,
+        summary=outcome.summary,
+        parents=parents,
+        details=details,
     )
+    atomic_write_text(out / CARD, card)

@@ -7,11 +7,9 @@ time         about 412 s: 1650 ms a micro-batch, measured on this device
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from posttrain.errors import ConfigError, DataError
+from posttrain.errors import ConfigError
 from posttrain.models.adapters import AdapterReach, trainable_routers
 from posttrain.models.load import parameter_count
 from posttrain.tokens.tokenizer import SpecialTokens
@@ -30,8 +28,6 @@ GIB = 1 << 30
 MEASURED_UP_TO = 300_000_000
 ASSUMED_UTILISATION = 0.4
 NO_LIMIT = 1 << 60
-# of safetensors and of torch.save, which name no errno
-_DISK_FULL = ("No space left on device", "PytorchStreamWriter failed writing", "unexpected pos ")
 
 Line = tuple[str, str]
 
@@ -102,26 +98,6 @@ def check_disk(needed: int, out: Path) -> None:
             f"{out} needs about {needed / GIB:.2f} GiB, {free / GIB:.2f} GiB are free; "
             "keep fewer checkpoints (trainer.save_total_limit), or choose another out="
         )
-
-
-@contextlib.contextmanager
-def refusing_full_disk(out: Path) -> Iterator[None]:
-    """One sentence for a disk that fills up in the block.
-
-    Raises:
-        DataError: with the directory and what to do.
-    """
-    try:
-        yield
-    except Exception as error:
-        code, text = getattr(error, "errno", None), str(error)
-        if code in (errno.ENOSPC, errno.EDQUOT) or any(sign in text for sign in _DISK_FULL):
-            raise DataError(
-                f"{out}: the disk is full ({text.splitlines()[0]}): free some space and start the "
-                "same command again, which goes on from the last whole checkpoint; "
-                "trainer.save_total_limit keeps fewer"
-            ) from error
-        raise
 
 
 def check_enough(

@@ -147,6 +147,7 @@ class Fsdp2(Shards):
             self.trained_in[unit] += n if p.requires_grad else 0
         self.order: list[int] = []
         self.resting = self.reduced = self.reducing = 0
+        self.summing = self.rest
         # summed and kept in float32
         self.gradients = 4 * self.trained // self.processes if self.accumulated else 0
 
@@ -175,14 +176,20 @@ class Fsdp2(Shards):
         n, unit = parameter_count(weight), self.unit_of[id(weight)]
         if not self.accumulated:
             self.gradients += 4 * n // self.processes
+        if unit != self.summing:  # parameters of the unit before may have no gradient
+            self._reduce()
+            self.summing = unit
         self.reducing += self.number * n
-        besides = 0
-        if self.reducing == self.trained_in[unit]:
-            # copied, where those of the unit before were
-            besides = max(self.reducing - self.reduced, 0)
-            self.reduced, self.reducing = self.reducing, 0
-            self.resting *= unit != self.rest
+        besides = self._reduce() if self.reducing == self.trained_in[unit] else 0
         self._gather(unit)
+        return besides
+
+    def _reduce(self) -> int:
+        """Copy a unit's gradients, where those of the unit before were."""
+        besides = max(self.reducing - self.reduced, 0)
+        if self.reducing:
+            self.reduced, self.reducing = self.reducing, 0
+            self.resting *= self.summing != self.rest
         return besides
 
     def update(self) -> int:

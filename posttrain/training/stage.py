@@ -32,14 +32,14 @@ from posttrain.runs import (
     Manifest,
     Parent,
     Run,
-    atomic_write_text,
     locked,
     parent_of,
     read_artifact,
+    refusing_full_disk,
 )
 from posttrain.tokens.tokenizer import SpecialTokens, special_tokens
 from posttrain.training.activations import RolloutShape
-from posttrain.training.finish import RESUME, RunOutcome, artifact_files, model_card
+from posttrain.training.finish import RESUME, RunOutcome, artifact_files, write_card
 from posttrain.training.launch import (
     Launched,
     check_device,
@@ -58,7 +58,6 @@ from posttrain.training.plan import (
     check_stops,
     model_lines,
     model_size,
-    refusing_full_disk,
 )
 from posttrain.training.trainer import Resumable, train_to_the_end
 
@@ -348,9 +347,10 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         if self.policy is not None:
             parents.append(self._parent(str(base), self.policy))
             base = f"checkpoint {self.policy.digest[:12]}"
+        elif base is not None and Path(base).is_dir():
+            base = f"the folder {Path(base).name}"  # the card goes to other machines
         outcome = self.outcome(prepared, base)
-        card = model_card(self.method, self.recipe, outcome, parents=parents)
-        atomic_write_text(self.out / "README.md", card)
+        write_card(self.out, self.method, self.recipe, outcome, parents=parents)
         missed = outcome.rows - outcome.reached
         manifest = directory.finish(
             counts=Counts(

@@ -41,18 +41,13 @@ class Math:
 
     def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
         """No gold, one that cannot be read, or one that is not accepted as its own answer."""
-        reasons: list[str | None] = []
-        checks: list[Comparison | None] = []
-        for prompt in prompts:
-            reason, check = self._own_answer(prompt)
-            reasons.append(reason)
-            checks.append(check)
-        results = self._compare([c for c in checks if c is not None])
+        own = [self._own_answer(prompt) for prompt in prompts]
+        golds = [c for c in own if not isinstance(c, str)]
         # a gold equals itself at once; it must be distinguished from a number in time as well
-        others = self._compare([_another(c) for c in results])
+        results = self._compare([*golds, *map(_another, golds)])
         return [
-            reason if c is None else _refusal(c[0], results[c], others[_another(c)])
-            for reason, c in zip(reasons, checks, strict=True)
+            c if isinstance(c, str) else _refusal(c[0], results[c], results[_another(c)])
+            for c in own
         ]
 
     def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
@@ -99,19 +94,19 @@ class Math:
             results.update(zip(formulas, done, strict=True))
         return results
 
-    def _own_answer(self, prompt: Prompt) -> tuple[str | None, Comparison | None]:
-        """Why the prompt cannot be used, or the comparison of its gold with itself."""
+    def _own_answer(self, prompt: Prompt) -> Comparison | str:
+        """The comparison of the prompt's gold with itself, or why the prompt cannot be used."""
         if prompt.gold is None or not gold_text(prompt.gold):
-            return "no_gold", None
+            return "no_gold"
         gold = gold_text(prompt.gold)
         try:
             tolerance = tolerance_of(prompt)
         except ValueError as problem:
-            return str(problem), None
+            return str(problem)
         answer = final_answer(f"The answer is $\\boxed{{{gold}}}$.")
         if answer is None or (self.numbers_only and read_number(bare(gold)) is None):
-            return f"gold_unreadable: {one_line(gold)}", None
-        return None, (gold, answer, tolerance)
+            return f"gold_unreadable: {one_line(gold)}"
+        return gold, answer, tolerance
 
 
 class Numeric(Math):

@@ -244,6 +244,12 @@ _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
     "\U000e0000-\U000e007f]"
 )
+# Unicode's Default_Ignorable_Code_Point: no eye sees them, and a normalizer may leave them out
+_IGNORABLE = re.compile(
+    "[\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f"
+    "\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    "\U000e0000-\U000e0fff]"
+)
 
 
 @functools.cache
@@ -267,15 +273,17 @@ FRAMES = look_alikes()
 def quoted(text: str, frame: re.Pattern[str] = FRAMES) -> str:
     """The text with a backslash behind every match of `frame`, and unseen characters written out.
 
-    Full-width and other compatibility forms of a frame count as the frame: a judge's tokenizer may
-    normalize (NFKC). The work is linear in the text if `frame` never looks far.
+    Full-width and other compatibility forms of a frame, and those with characters that are ignored,
+    count as the frame: a judge's tokenizer may normalize. The work is linear in the text if `frame`
+    never looks far.
     """
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     if not text.replace("\n", "").isprintable():
         text = _UNSEEN.sub(_written_out, text)
-    if unicodedata.is_normalized("NFKC", text):
+    if unicodedata.is_normalized("NFKC", text) and not _IGNORABLE.search(text):
         return frame.sub(r"\g<0>\\", text)
-    forms = [unicodedata.normalize("NFKC", character) for character in text]
+    visible = _IGNORABLE.sub("\0", text)
+    forms = ["" if c == "\0" else unicodedata.normalize("NFKC", c) for c in visible]
     origin = [at for at, form in enumerate(forms) for _ in form]
     ends = {match.end() for match in frame.finditer(text)}
     ends |= {origin[match.end() - 1] + 1 for match in frame.finditer("".join(forms))}

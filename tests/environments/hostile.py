@@ -106,6 +106,7 @@ RESOURCES = {
         "memory",
     ),
     "anonymous files": ends("attempt('memfd', os.memfd_create, 'x')"),
+    "pages kept by pipes": ends("denied('vmsplice', {vmsplice}, os.pipe()[1], None, 0, 0)"),
     "System V memory": ends("denied('shmget', {shmget}, 0, 1 << 30, 0o1666)"),
     "disk full": ends(
         "def fill(path, piece=1 << 20):\n"

@@ -20,7 +20,7 @@ tokenizer: {path: world/tokenizer, chat_template: nemotron_3_nano}
 packing: {max_length: 512}
 reasoning: {strip: 0.2, truncate: 0.2, budgets: {kind: log_uniform, low: 2}}
 held_out: {rows: 4}
-mixture: {tolerance: 0.2}
+mixture: {tolerance: 0.2, max_epochs: 4}
 sources:
   - {name: maths, path: world/train/maths.jsonl, share: 0.5}
   - {name: lookups, path: world/train/lookups.jsonl, share: 0.5}

@@ -233,7 +233,7 @@ def arm(method: str, moment: str, reward: Mortal) -> None:
         votes: list[int] = []
         before(VerdictCache, "add", lambda *_, **__: votes.append(1) or len(votes) > at)
     elif kind == "finish":
-        before(stage, "model_card", lambda *_, **__: True)
+        before(stage, "write_card", lambda *_, **__: True)
     else:
         assert kind == "never", kind
 

@@ -103,10 +103,12 @@ def test_fsdp2_gathers_a_unit_after_the_other():
     besides = [shards.add_gradient(weight) for weight in units["rest"]]
     assert shards.gradients == size["rest"] // 2
     assert besides == [*[0] * (len(besides) - 1), size["rest"]]
-    for unit in ("1", "0", "embedding"):
-        for weight in units[unit]:
-            shards.add_gradient(weight)
-    assert shards.gradients == sum(size.values()) // 2
+    # one weight of a layer has no gradient: what was summed of it goes when the next layer begins
+    for weight in (*units["1"][1:], *units["0"], *units["embedding"]):
+        shards.add_gradient(weight)
+    # the weights with their flat copy, and the copy of their gradients
+    assert shards.gathered == 3 * size["embedding"]
+    assert shards.gradients == (sum(size.values()) - units["1"][0].nbytes) // 2
 
 
 def test_zero3_keeps_what_the_backward_pass_needs_again():

@@ -20,11 +20,16 @@ from posttrain.jsontext import load_json
 
 Kind = Literal["undeclared", "nonexistent_tool", "fabricated_arguments", "declared"]
 Tools = Mapping[str, dict[str, Any] | None]
-_TYPES = {
-    "dict": "object", "map": "object", "list": "array", "tuple": "array", "set": "array",
-    "float": "number", "double": "number", "int": "integer", "long": "integer",
-    "bool": "boolean", "str": "string", "none": "null",
+# JSON Schema's names of types for those of other schema languages; None lets any value pass
+TYPE_NAMES: dict[str, str | None] = {
     **{t: t for t in ("object", "array", "string", "number", "integer", "boolean", "null")},
+    "dict": "object", "map": "object", "struct": "object", "hashmap": "object",
+    "list": "array", "tuple": "array", "set": "array", "arraylist": "array",
+    "str": "string", "text": "string", "char": "string",
+    "int": "integer", "long": "integer", "short": "integer", "byte": "integer",
+    "float": "number", "double": "number", "decimal": "number",
+    "bool": "boolean", "none": "null", "nonetype": "null",
+    "any": None, "all": None, "mixed": None,
 }  # fmt: skip
 _BUILTINS = {
     "python": ("python", "code", "interpreter", "exec", "bash", "shell", "terminal"),
@@ -100,7 +105,7 @@ def _standard(schema: Any, depth: int = 0) -> dict[str, Any]:
         return {"enum": allowed}
     named = fields.get("type")
     names = cast(list[Any], named) if isinstance(named, list) else [named]
-    types = [_TYPES.get(n.lower()) for n in names if isinstance(n, str)]
+    types = [TYPE_NAMES.get(n.lower()) for n in names if isinstance(n, str)]
     if types and all(types):
         standard["type"] = types + (["null"] if fields.get("nullable") is True else [])
     if "properties" in fields:

@@ -30,7 +30,7 @@ _REFUSED: dict[str, tuple[int, int]] = {
     "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
     "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
     "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
-    "memfd_create": (319, 279), "memfd_secret": (447, 447),
+    "memfd_create": (319, 279), "memfd_secret": (447, 447), "vmsplice": (278, 75),
     "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180),
     "fanotify_init": (300, 262), "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265),
     "quotactl": (179, 60), "acct": (163, 89), "syslog": (103, 116), "kexec_load": (246, 104),
@@ -42,7 +42,9 @@ _CLONE = (56, 220)
 _CLONE3 = (435, 435)
 _SOCKET = (41, 198)
 _SETSOCKOPT = (54, 208)
-_BUFFERS = (7, 8, 32, 33)  # SO_SNDBUF, SO_RCVBUF and what forces them; at the level SOL_SOCKET
+# at the level SOL_SOCKET: SO_SNDBUF, SO_RCVBUF and what forces them; SO_ZEROCOPY, by which a socket
+# keeps whole huge pages for the few bytes of them that it sends, as a pipe does by vmsplice
+_BUFFERS = (7, 8, 32, 33, 60)
 _FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6
 # CLONE_NEWTIME is left out: for clone() its bit belongs to the exit signal
 _NEW_NAMESPACES = 0x7E020000  # NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET

@@ -29,7 +29,7 @@ from posttrain.sampling.sampler import Generation, Request
 Count = Callable[[str], int]
 _STOP = ("stop", "tool_calls", "function_call", "eos", "eos_token", "end_turn", "stop_sequence")
 _LENGTH = ("length", "max_tokens", "model_length")
-_REASONING = ("reasoning_content", "reasoning", "thinking")  # a message's field, by server
+REASONING = ("reasoning_content", "reasoning", "thinking")  # a message's field, by server
 _SHOWN = 200
 
 
@@ -197,7 +197,7 @@ def _parsed(
 ) -> tuple[ParsedCompletion, str]:
     """The message taken apart, and its content as text."""
     text, in_parts = _texts(message.get("content"))
-    traces = [field for name in _REASONING if (field := message.get(name)) is not None]
+    traces = [field for name in REASONING if (field := message.get(name)) is not None]
     if any(not isinstance(trace, str) for trace in traces):
         _fail("reasoning that is no text", traces)
     given = writable(next(filter(None, [*traces, in_parts]), "")) or None

@@ -57,7 +57,7 @@ def decode(
         InterruptedError: `stop` returned True.
         DataError: the model's logits are not finite.
     """
-    rows = [DecodedRow(request, _limit(model, request)) for request in requests]
+    rows = [DecodedRow(request, token_limit(model, request)) for request in requests]
     waiting = _order([k for k, row in enumerate(rows) if not row.done], requests)
     batch = DecodeBatch(model)
     reported = steps = 0
@@ -79,7 +79,7 @@ def decode(
     return [row.output() for row in rows]
 
 
-def _limit(model: PreTrainedModel, request: EngineRequest) -> int:
+def token_limit(model: PreTrainedModel, request: EngineRequest) -> int:
     """New tokens a request may have: its own limit, or what the model's context leaves."""
     assert request.ids, "a prompt has at least one token"
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)

@@ -12,10 +12,11 @@ run.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -27,6 +28,7 @@ from posttrain.errors import ConfigError, PosttrainError
 _LONGEST_WAIT = 60.0  # seconds
 _HOPELESS = {401: "refuses the key", 403: "refuses the key", 404: "has no such address or model"}
 _SHOWN = 300  # characters of a server's answer in a message
+_LONGEST_EVENT = 1 << 23  # bytes
 
 
 @dataclass(slots=True)
@@ -111,19 +113,48 @@ class Client:
             async with self._open().post(self._server.url + path, json=body) as answer:
                 if answer.status == 200:
                     return await _json(answer)
-                text = (await answer.text(errors="replace"))[:_SHOWN]
-                if answer.status in (408, 429) or answer.status >= 500:
-                    after = _retry_after(answer.headers.get("Retry-After"))
-                    return _Later(f"status {answer.status}: {text}", after)
-                if answer.status in _HOPELESS:
-                    why = _HOPELESS[answer.status]
-                    raise ConfigError(f"{self._server.url} {why} (status {answer.status}): {text}")
-                self.ledger.failures += 1
-                raise RequestFailed(f"status {answer.status}: {text}")
+                return await self._refused(answer)
         except TimeoutError:
             return _Later(f"no answer within {self._server.timeout:g} s")
         except aiohttp.ClientError as error:
             return _Later(f"{type(error).__name__}: {error}")
+
+    async def _refused(self, answer: aiohttp.ClientResponse) -> _Later:
+        """Why an answer is none, where asking again may help; raises as `post` where it cannot."""
+        text = (await answer.text(errors="replace"))[:_SHOWN]
+        if answer.status in (408, 429) or answer.status >= 500:
+            after = _retry_after(answer.headers.get("Retry-After"))
+            return _Later(f"status {answer.status}: {text}", after)
+        if answer.status in _HOPELESS:
+            why = _HOPELESS[answer.status]
+            raise ConfigError(f"{self._server.url} {why} (status {answer.status}): {text}")
+        self.ledger.failures += 1
+        raise RequestFailed(f"status {answer.status}: {text}")
+
+    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:
+        """The JSON objects of the server's event stream as they come; of a plain answer, the one.
+
+        Nothing is tried again: somebody watches, and may ask again.
+
+        Raises:
+            RequestFailed, ConfigError: as `post`.
+        """
+        try:
+            async with self._open().post(self._server.url + path, json=body) as answer:
+                if answer.status != 200:
+                    raise RequestFailed((await self._refused(answer)).why)
+                if answer.content_type != "text/event-stream":
+                    whole = await _json(answer)
+                    if not isinstance(whole, dict):
+                        raise RequestFailed(whole.why)
+                    yield whole
+                    return
+                async for event in _events(answer.content.iter_any()):
+                    yield event
+        except TimeoutError as error:
+            raise RequestFailed(f"no end within {self._server.timeout:g} s") from error
+        except aiohttp.ClientError as error:
+            raise RequestFailed(f"{type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +173,37 @@ async def _json(answer: aiohttp.ClientResponse) -> dict[str, Any] | _Later:
     return (
         cast(dict[str, Any], body) if isinstance(body, dict) else _Later("an answer of no object")
     )
+
+
+async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
+    """The data of server-sent events up to `[DONE]`; comments and other fields are passed over."""
+    data: list[bytes] = []
+    rest = b""
+    async for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        if len(rest) + sum(map(len, data)) > _LONGEST_EVENT:
+            raise RequestFailed(f"an event of more than {_LONGEST_EVENT} bytes")
+        for line in map(bytes.strip, lines):
+            if line.startswith(b"data:"):
+                data.append(line[5:].strip())
+            elif not line and data:
+                event, data = b"\n".join(data), []
+                if event == b"[DONE]":
+                    return
+                yield _event(event)
+    data += [rest[5:].strip()] if rest.startswith(b"data:") else []
+    if data and data != [b"[DONE]"]:  # a stream that ends without an empty line
+        yield _event(b"\n".join(data))
+
+
+def _event(text: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RequestFailed(f"an event that is no JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise RequestFailed("an event of no object")
+    return cast(dict[str, Any], body)
 
 
 def _retry_after(header: str | None) -> float:

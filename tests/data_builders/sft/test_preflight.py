@@ -54,7 +54,7 @@ def recipe_of(folder: Path, rows: list[dict], **keys) -> Path:
         (plain_rows(30), {"source": {"license_field": "licence"}}, "'licence', which none of"),
         (plain_rows(30), {"source": {"rows": 3000}}, "3,000 rows requested"),
         (plain_rows(30), {"source": {"share": 1.0}, "mixture": {"total": 10**7}}, "tokens requested"),
-        ([{"x": 1}] * 30, {"source": {"rows": 10}}, "nothing is kept.*30 unrecognised"),
+        ([{"x": 1}] * 30, {"source": {"rows": 10}}, "none of its first 30 rows.* keys x; it fits no dialect"),
         (plain_rows(30), {"licenses": ["MIT"]}, "nothing is left to train on"),
         (plain_rows(30), {"limits": {"max_empty_think": 0.5}}, "max_empty_think"),
         ([{**row, "output": " ".join(map(str, range(900)))} if k > 9 else row for k, row in enumerate(plain_rows(30))],

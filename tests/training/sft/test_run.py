@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from huggingface_hub import ModelCard
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -50,10 +51,13 @@ def test_a_run_ends_in_a_checkpoint_that_learns_and_stops(recipe: MakeRecipe, da
         assert model.generation_config.pad_token_id == PAD != END
         assert tokenizer.pad_token_id == PAD
     listed = {entry.path for entry in manifest.files}
-    assert {"model.safetensors", "README.md", "log.jsonl", "generation_config.json"} <= listed
-    card = (out / "README.md").read_text()
-    assert manifest.parents[0].digest in card
-    assert "cc0-1.0" in card
+    assert {"model.safetensors", "log.jsonl", "generation_config.json"} <= listed
+    assert "README.md" not in listed  # it may be edited
+    card = ModelCard((out / "README.md").read_text())
+    assert manifest.parents[0].digest in card.text
+    assert card.data.license == "unknown"  # of the data it is known, of the base not
+    assert str(out.parent) not in card.text
+    assert card.data.tags == ["sft"]
 
 
 def test_the_precision_that_runs_is_the_trainers(recipe: MakeRecipe):

@@ -1,0 +1,1 @@
+"""Talking to a checkpoint or a server in the terminal."""

@@ -1,0 +1,1 @@
+"""Publishing a checkpoint: its model card, the files that belong, the hub."""

@@ -1,0 +1,319 @@
+"""The model card of a checkpoint: front matter that hubs read, how to serve it, its lineage.
+
+    ---
+    license: apache-2.0
+    library_name: transformers
+    pipeline_tag: text-generation
+    base_model: Qwen/Qwen3-0.6B
+    base_model_relation: finetune
+    datasets: [openai/gsm8k]
+    tags: [sft]
+    ---
+
+A card is for its owner to edit: no manifest binds it, and a stage that goes on from a checkpoint
+takes license, base model and datasets over from the card that lies there. What nothing declares is
+written as unknown.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from posttrain.chat.reasoning import OPEN
+from posttrain.chat.template import NEMOTRON_3_NANO_SHA256, ChatTemplate
+from posttrain.errors import RenderError
+from posttrain.records import Message, ToolCall, message_to_template
+from posttrain.report.lineage import Node, trace
+from posttrain.runs import MANIFEST, Parent
+
+CARD = "README.md"
+UNKNOWN = "unknown"
+_UNNAMED = "THIS_FOLDER_OR_HUB_ID"
+# https://huggingface.co/docs/hub/repositories-licenses: those that data and models usually have;
+# any other name goes into `license_name`
+_IDENTIFIERS = (
+    "apache-2.0 mit openrail bigscience-openrail-m creativeml-openrail-m bigcode-openrail-m afl-3.0"
+    " artistic-2.0 bsl-1.0 bsd bsd-2-clause bsd-3-clause c-uda cc cc0-1.0 cc-by-2.0 cc-by-2.5"
+    " cc-by-3.0 cc-by-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0"
+    " cc-by-nd-4.0 cc-by-nc-nd-3.0 cc-by-nc-nd-4.0 cc-by-nc-sa-2.0 cc-by-nc-sa-3.0 cc-by-nc-sa-4.0"
+    " cdla-sharing-1.0 cdla-permissive-1.0 cdla-permissive-2.0 wtfpl epl-2.0 eupl-1.1 eupl-1.2"
+    " agpl-3.0 gpl gpl-2.0 gpl-3.0 lgpl lgpl-2.1 lgpl-3.0 isc mpl-2.0 ms-pl odbl odc-by pddl"
+    " unlicense zlib gemma llama2 llama3 llama3.1 llama3.2 llama3.3 llama4 other unknown"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Origins:
+    """What a checkpoint was made from, as far as recipes, manifests and cards declare it.
+
+    Attributes:
+        base_model: the hub id it began with; None: random weights, or a folder without one.
+        datasets: hub ids.
+        licenses: each license with what it is of; `unknown` where none is declared.
+    """
+
+    base_model: str | None
+    datasets: tuple[str, ...]
+    licenses: Mapping[str, tuple[str, ...]]
+
+
+def origins_of(
+    out: Path,
+    *,
+    base: str | None,
+    parents: Sequence[Parent] = (),
+    stats: Mapping[str, Any] | None = None,
+    adapter: Path | None = None,
+) -> Origins:
+    """Collect them.
+
+    Args:
+        out: the checkpoint's folder, from which the paths of `parents` lead.
+        base: folder or hub id of the model that it began with; None: random weights.
+        stats: of the run, which may name inputs of its own.
+        adapter: a folder whose weights were merged into the base.
+    """
+    base_model, datasets = None, set[str]()
+    licenses: dict[str, set[str]] = {}
+
+    def declare(license: str | None, of: str) -> None:
+        licenses.setdefault(license or UNKNOWN, set()).add(of)
+
+    if base is not None:
+        card = _front_matter(base)
+        if (Path(base) / MANIFEST).is_file():
+            base_model, known = card.get("base_model"), card.get("datasets") or []
+            datasets |= set([known] if isinstance(known, str) else known)
+        elif not Path(base).is_dir():
+            base_model = base
+        declare(_card_license(card), "the model it began with")
+    if adapter is not None:
+        declare(_card_license(_front_matter(str(adapter))), "the adapter")
+    lineages = [trace(out / parent.path) for parent in parents if parent.kind != "checkpoint"]
+    nodes = {node.digest: node for lineage in lineages for node in lineage}
+    for node in nodes.values():
+        if node.manifest is None:
+            declare(None, f"the {node.kind} {node.digest[:12]}, which was not found")
+            continue
+        rows = list(_sources(node.manifest.config))
+        datasets |= {row["hub"] for row in rows if row["hub"]}
+        for source, license in _indexed(node) or [
+            (str(row.get("name") or row["hub"] or node.kind), row.get("license")) for row in rows
+        ]:
+            declare(license, source)
+    for row in (stats or {}).get("inputs", ()):  # RL names its prompts here
+        datasets |= {row["path"].partition("@")[0]} if row["sha256"] is None else set()
+        declare(None, row["source"])
+    ordered = {name: tuple(sorted(licenses[name])) for name in sorted(licenses)}
+    return Origins(base_model, tuple(sorted(datasets)), ordered)
+
+
+def _sources(config: Any) -> Iterator[dict[str, Any]]:
+    """Every mapping of a recipe that says where rows come from."""
+    if isinstance(config, list):
+        for value in cast(list[Any], config):
+            yield from _sources(value)
+    elif isinstance(config, dict):
+        row = cast(dict[str, Any], config)
+        if "hub" in row and "path" in row:
+            yield row
+        else:
+            yield from _sources(list(row.values()))
+
+
+def _indexed(node: Node) -> list[tuple[str, str | None]]:
+    """(source, license) of the training rows of packed data; rows may have their own license."""
+    from pyarrow import concat_tables, parquet
+
+    files = sorted((node.path / "index").glob("train-*.parquet"))
+    if not files:
+        return []
+    columns = ["source", "license"]
+    table = concat_tables([parquet.read_table(file, columns=columns) for file in files])
+    return [
+        (row["source"], row["license"]) for row in table.group_by(columns).aggregate([]).to_pylist()
+    ]
+
+
+def _front_matter(model: str) -> dict[str, Any]:
+    """Of a model's card: in its folder, or where the hub's cache has it."""
+    from huggingface_hub import ModelCard, try_to_load_from_cache
+
+    file = Path(model) / CARD
+    if not Path(model).is_dir():
+        cached = try_to_load_from_cache(model, CARD)
+        file = Path(cached) if isinstance(cached, str) else file
+    if not file.is_file():
+        return {}
+    try:
+        return ModelCard(file.read_text("utf-8"), ignore_metadata_errors=True).data.to_dict()
+    except ValueError:  # a head that is no YAML mapping
+        return {}
+
+
+def _card_license(card: Mapping[str, Any]) -> str | None:
+    name = card.get("license_name") if card.get("license") == "other" else None
+    return name or card.get("license")
+
+
+def license_fields(licenses: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """`license` and, for one that the hub has no identifier of, `license_name`."""
+    names = {name.lower() for name in licenses}
+    if not names or UNKNOWN in names:
+        return {"license": UNKNOWN}
+    name = names.pop() if len(names) == 1 else "several"
+    return (
+        {"license": name}
+        if name in _IDENTIFIERS.split()
+        else {"license": "other", "license_name": name}
+    )
+
+
+def checkpoint_card(
+    method: str,
+    origins: Origins,
+    *,
+    folder: Path,
+    summary: Sequence[str],
+    parents: Sequence[Parent],
+    details: Sequence[str],
+) -> str:
+    """The text of a card: Markdown with a YAML head.
+
+    Args:
+        method: names the run, such as `sft`.
+        folder: has the tokenizer and its template.
+        summary: lines on what the run did.
+        details: further sections.
+    """
+    from huggingface_hub import ModelCardData
+
+    relation = "finetune" if origins.base_model else None
+    licenses: Any = license_fields(origins.licenses)
+    head = ModelCardData(
+        **licenses,
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        base_model=origins.base_model,
+        base_model_relation=relation,
+        datasets=list(origins.datasets) or None,
+        tags=[method],
+    )
+    return "\n".join([
+        "---", head.to_yaml(), "---", "",
+        f"# {method.upper()} checkpoint", "", *summary, "",
+        *marked("serving", serving_section(folder, name=_UNNAMED)), "",
+        "## Lineage", "", "| kind | digest |", "|---|---|",
+        *[f"| {parent.kind} | `{parent.digest}` |" for parent in parents], "",
+        "## Licenses", "", "| license | of |", "|---|---|",
+        *[f"| {name} | {', '.join(of)} |" for name, of in origins.licenses.items()], "",
+        *details, "",
+    ])  # fmt: skip
+
+
+# -- how to serve it -------------------------------------------------------------------------------
+
+
+def serving_section(folder: Path, *, name: str) -> list[str]:
+    """Lines that say how to serve a checkpoint.
+
+    Args:
+        name: what the commands call the model.
+    """
+    flags, switch = "", None
+    template = _own_template(folder)
+    if template is not None:
+        reasoning, calls = reasoning_parser(template), tool_parser(template)
+        flags += f" --reasoning-parser {reasoning}" if reasoning else ""
+        flags += f" --enable-auto-tool-choice --tool-call-parser {calls}" if calls else ""
+        switch = next((n for n in ("enable_thinking", "thinking") if n in template.source), None)
+    request: dict[str, Any] = {"model": name, "messages": [{"role": "user", "content": "7*8?"}]}
+    if switch:
+        request["chat_template_kwargs"] = {switch: True}
+    stops = ", ".join(f"`{token}`" for token in stop_tokens(folder)) or "no token that it names"
+    return [
+        "## Serving", "", "```bash", f"posttrain chat {name}", f"transformers serve {name}",
+        f"vllm serve {name}{flags}",
+        "curl http://localhost:8000/v1/chat/completions -H 'Content-Type: application/json' \\",
+        f"  -d '{json.dumps(request)}'", "```", "",
+        f"Generation ends at {stops} (`generation_config.json`); the chat template is the "
+        f"tokenizer's own."
+        + (f" `{switch}` false switches reasoning off." if switch else ""),
+    ]  # fmt: skip
+
+
+def marked(name: str, lines: Sequence[str]) -> list[str]:
+    """A section between marks, by which it is found when it is written anew."""
+    return [f"<!-- posttrain: {name} -->", *lines, f"<!-- end of {name} -->"]
+
+
+def replace_section(text: str, name: str, lines: Sequence[str]) -> str:
+    """The card with this section's text replaced; where it has none, put before the lineage or at
+    the end."""
+    new = "\n".join(marked(name, lines)) if lines else ""
+    start, end = f"<!-- posttrain: {name} -->", f"<!-- end of {name} -->"
+    before, opened, rest = text.partition(start)
+    _, closed, after = rest.partition(end)
+    if opened and closed:
+        return before + new + after
+    if not new:
+        return text
+    head, lineage, tail = text.partition("## Lineage\n")
+    return f"{head}{new}\n\n{lineage}{tail}" if lineage else f"{text.rstrip()}\n\n{new}\n"
+
+
+def _own_template(folder: Path) -> ChatTemplate | None:
+    file = folder / "chat_template.jinja"
+    if not file.is_file():
+        return None
+    config = _json(folder / "tokenizer_config.json")
+    variables = {key: value for key, value in config.items() if key.endswith("_token")}
+    try:
+        return ChatTemplate(file.read_text("utf-8"), variables=variables)
+    except RenderError:
+        return None
+
+
+def reasoning_parser(template: ChatTemplate) -> str | None:
+    """vLLM's parser of what this template makes a model write; None: no think tags are known."""
+    if template.digest == NEMOTRON_3_NANO_SHA256:
+        return "nemotron_v3"
+    if OPEN not in template.source:
+        return None
+    question = [message_to_template(Message("user", "q"))]
+    try:
+        prompt = template.text(question, add_generation_prompt=True, enable_thinking=True)
+    except RenderError:
+        return None
+    # behind a prompt that opens the reasoning there is no opening tag to find
+    return "deepseek_r1" if prompt.rstrip().endswith(OPEN) else "qwen3"
+
+
+def tool_parser(template: ChatTemplate) -> str | None:
+    """vLLM's parser of this template's tool calls; None: their notation is not known here."""
+    call = Message("assistant", tool_calls=(ToolCall("f0", '{"a0": "b0"}', id="call00000"),))
+    try:
+        text = template.text([message_to_template(m) for m in (Message("user", "q"), call)])
+    except RenderError:
+        return None
+    if re.search(r"<function=f0>\s*<parameter=a0>", text):
+        return "qwen3_coder"
+    return "hermes" if re.search(r'<tool_call>\s*\{"name": ?"f0"', text) else None
+
+
+def stop_tokens(folder: Path) -> list[str]:
+    """The texts of the tokens at which the checkpoint's generation config stops."""
+    named = _json(folder / "generation_config.json").get("eos_token_id")
+    ids = named if isinstance(named, list) else [] if named is None else [named]
+    added = _json(folder / "tokenizer.json").get("added_tokens", ())
+    texts = {token["id"]: token["content"] for token in added}
+    return [str(texts.get(i, i)) for i in ids]
+
+
+def _json(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text("utf-8")) if file.is_file() else {}

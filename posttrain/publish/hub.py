@@ -1,0 +1,107 @@
+"""A checkpoint to a hub: create the repository, commit, and check what lies there afterwards.
+
+    push(plan, private=True) → "https://huggingface.co/org/name"
+
+Through `huggingface_hub`, which takes the address from HF_ENDPOINT and the token from HF_TOKEN or
+from `hf auth login`, and tries transfers again. Files are added and replaced, never deleted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from posttrain.errors import ConfigError
+from posttrain.hashing import sha256_file
+from posttrain.publish.files import UploadPlan
+
+
+def push(plan: UploadPlan, *, private: bool, show: Callable[[str], None]) -> str:
+    """Publish; the same call after a failure goes on where it ended.
+
+    Args:
+        private: create it so; an existing public repository is then refused.
+        show: called with lines on what is done.
+
+    Returns:
+        The repository's address.
+
+    Raises:
+        ConfigError: no token, no right, no network, or the hub has other bytes afterwards.
+    """
+    # imported here: a plan needs no HTTP client
+    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        LocalTokenNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
+
+    # of httpx or httpx2, by the client's version: a broken connection is another of its kind
+    http_error: Any = HfHubHTTPError.__mro__[1]
+    name = plan.repository
+    api = HfApi(library_name="posttrain")
+    try:
+        try:
+            there_private = api.repo_info(name).private
+            if private and not there_private:
+                raise ConfigError(f"{name} exists and is public: give --public to push to it")
+            if there_private and not private:
+                show(f"{name} exists and stays private; its settings page changes that")
+            stay = sorted({*api.list_repo_files(name)} - {*plan.files, ".gitattributes"})
+            if stay:
+                show(f"{name} exists; these files stay as they are: {', '.join(stay)}")
+        except RepositoryNotFoundError:
+            api.create_repo(name, private=private, exist_ok=True)
+            show(f"created {name}, {'private' if private else 'public'}")
+        operations = [CommitOperationAdd(path, source) for path, source in plan.files.items()]
+        commit = api.create_commit(
+            name, operations, commit_message=f"checkpoint {plan.digest[:12]} of posttrain"
+        )
+        there = {one.path: one for one in api.get_paths_info(name, [*plan.files])}
+    except LocalTokenNotFoundError as error:
+        raise ConfigError("no token: set HF_TOKEN or run `hf auth login`") from error
+    except OfflineModeIsEnabled as error:
+        raise ConfigError(f"{name}: HF_HUB_OFFLINE is set, nothing was pushed") from error
+    except ConfigError:
+        raise
+    except (http_error, RuntimeError, ValueError, OSError) as error:
+        # the client wraps a failed transfer without its reason
+        cause = error.__cause__ if type(error) is RuntimeError and error.__cause__ else error
+        raise ConfigError(
+            f"{name}: {' '.join(str(cause).split())}; what was transferred stays, the same command "
+            "goes on"
+        ) from error
+    wrong = [path for path, source in plan.files.items() if not _same(source, there.get(path))]
+    if wrong:
+        raise ConfigError(f"{name}: the hub does not hold what was sent: {', '.join(wrong)}")
+    show(f"commit {commit.oid[:12]}: {len(plan.files)} files, checked against their hashes")
+    return str(commit.repo_url)
+
+
+def _same(source: Path | bytes, there: Any) -> bool:
+    """Whether the hub's record of a file has its hash: sha256 where it is large, else git's."""
+    if there is None:
+        return False
+    if there.lfs is not None:
+        own = (
+            sha256_file(source) if isinstance(source, Path) else hashlib.sha256(source).hexdigest()
+        )
+        return there.lfs.sha256 == own
+    data = source.read_bytes() if isinstance(source, Path) else source
+    blob = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False)
+    return there.blob_id == blob.hexdigest()
+
+
+def size_text(plan: UploadPlan) -> Sequence[tuple[str, str]]:
+    """(path, size) of every file, and their sum."""
+    sizes = {
+        path: len(source) if isinstance(source, bytes) else source.stat().st_size
+        for path, source in plan.files.items()
+    }
+    return [(path, f"{size:,} bytes") for path, size in sizes.items()] + [
+        (f"{len(sizes)} files", f"{sum(sizes.values()):,} bytes")
+    ]

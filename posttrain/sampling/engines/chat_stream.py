@@ -1,0 +1,162 @@
+"""A server's `/chat/completions` as an event stream: shown while it comes, then read as any answer.
+
+    data: {"choices": [{"delta": {"reasoning_content": "7*8"}}]}
+    data: {"choices": [{"delta": {"content": "56"}, "finish_reason": "stop"}]}
+    data: [DONE]
+
+The pieces are put together to the message that the same server would have sent whole, and
+`ChatSampler` reads that, with all its rules for odd answers. A stream that breaks off has no
+finish reason and is a failed request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal, cast
+
+from posttrain.config.backend import ChatBackend
+from posttrain.jsontext import writable
+from posttrain.sampling.engines.chat import REASONING, ChatSampler
+from posttrain.sampling.engines.http import Client, RequestFailed
+from posttrain.sampling.sampler import Generation, Request
+
+Kind = Literal["reasoning", "answer"]
+
+
+class StreamingChatSampler(ChatSampler):
+    """A `ChatSampler` of one request at a time that shows what comes.
+
+    Args:
+        show: called with (kind, text).
+        left_to_server: sampling fields that are not sent, so that the server's own defaults hold.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        backend: ChatBackend,
+        *,
+        show: Callable[[Kind, str], None],
+        left_to_server: Collection[str] = (),
+    ) -> None:
+        # not every server counts in a stream, and a conversation reads no lengths: characters do
+        super().__init__(client, backend, count=len, parts=False)
+        self._show, self._left = show, left_to_server
+
+    async def sample(
+        self, requests: Sequence[Request], *, progress: Callable[[int], None] | None = None
+    ) -> list[Generation]:
+        """As `ChatSampler.sample`, of one request; a failed one is not tried again."""
+        [request] = requests
+        body = {k: v for k, v in self._body(request).items() if k not in self._left}
+        message = StreamedMessage(self._show)
+        try:
+            stream = self._client.stream("/chat/completions", body | {"stream": True})
+            async with contextlib.aclosing(stream) as events:
+                async for event in events:
+                    message.add(event)
+            return [Generation(self._step(message.body(), request))]
+        except RequestFailed as error:
+            return [Generation(None, error=str(error))]
+
+
+class StreamedMessage:
+    """The deltas of a stream, put together."""
+
+    def __init__(self, show: Callable[[Kind, str], None]) -> None:
+        self._show = show
+        self._fields: dict[str, Any] = {}
+        self._calls: list[dict[str, Any]] = []
+        self._rest: dict[str, Any] = {}
+        self._finish: object = None
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Take one event.
+
+        Raises:
+            RequestFailed: an error in place of a delta.
+        """
+        if event.get("error"):
+            raise RequestFailed(f"an error in the stream: {writable(repr(event['error'])[:200])}")
+        if event.get("usage"):
+            self._rest["usage"] = event["usage"]
+        choices: Any = event.get("choices")
+        choice: Any = choices[0] if isinstance(choices, list) and choices else None
+        if not isinstance(choice, dict) or choice.get("index") not in (None, 0):
+            return
+        if choice.get("finish_reason") is not None:
+            self._finish = choice["finish_reason"]
+        delta: Any = choice.get("delta")
+        if not isinstance(delta, dict):
+            delta = choice.get("message")  # an answer that came whole
+        if isinstance(delta, dict):
+            self._take(cast(dict[str, Any], delta))
+
+    def _take(self, delta: dict[str, Any]) -> None:
+        traces = [name for name in REASONING if delta.get(name)]
+        for name in traces:
+            self._append(name, delta[name])
+        # a server may send the same trace under two names
+        for name in traces[:1]:
+            self._say("reasoning", delta[name])
+        if delta.get("content"):
+            self._append("content", delta["content"])
+            self._say("answer", delta["content"])
+        for name in ("refusal", "function_call"):
+            if delta.get(name):
+                self._merge(self._fields, {name: delta[name]})
+        calls: Any = delta.get("tool_calls") or []
+        if not isinstance(calls, list):
+            raise RequestFailed("tool calls that are no list")
+        for piece in cast(list[Any], calls):
+            self._add_call(piece)
+
+    def _append(self, name: str, piece: Any) -> None:
+        """Text behind text, and a content in parts behind its other parts."""
+        known = self._fields.get(name)
+        if isinstance(known, list) or (known is None and isinstance(piece, list)):
+            more = piece if isinstance(piece, list) else [{"type": "text", "text": piece}]
+            self._fields[name] = [*(known or []), *more]
+        elif isinstance(known, str) and isinstance(piece, list):
+            self._fields[name] = [{"type": "text", "text": known}, *piece]
+        else:
+            self._merge(self._fields, {name: piece})
+
+    def _say(self, kind: Kind, piece: Any) -> None:
+        parts: list[Any] = piece if isinstance(piece, list) else [piece]
+        for part in parts:
+            text = part.get("text") if isinstance(part, dict) else part
+            if isinstance(text, str):
+                self._show(kind, writable(text))
+
+    def _add_call(self, piece: Any) -> None:
+        if not isinstance(piece, dict):
+            raise RequestFailed("a tool call that is no object")
+        piece = cast(dict[str, Any], piece)
+        place, name = piece.get("index"), piece.get("id")
+        known = [call for call in self._calls if call.get("index") == place]
+        if place is None:  # a server without places: a new id begins a new call
+            known = self._calls[-1:] if name in (None, "") else []
+        if not known:
+            self._calls.append(piece)
+        else:
+            self._merge(known[-1], {"function": piece.get("function") or {}})
+
+    def _merge(self, into: dict[str, Any], piece: Mapping[str, Any]) -> None:
+        for key, value in piece.items():
+            known = into.get(key)
+            if isinstance(known, dict) and isinstance(value, dict):
+                self._merge(cast(dict[str, Any], known), cast(dict[str, Any], value))
+            elif isinstance(known, str) and isinstance(value, str):
+                # a name is sent once, or again with every piece
+                into[key] = known if key == "name" and value == known else known + value
+            elif value is not None:
+                into[key] = value
+
+    def body(self) -> dict[str, Any]:
+        """The whole answer, as a server that does not stream sends it."""
+        message = {"role": "assistant", "content": None, **self._fields}
+        if self._calls:
+            message["tool_calls"] = self._calls
+        return {"choices": [{"message": message, "finish_reason": self._finish}], **self._rest}

@@ -1,0 +1,40 @@
+"""Fold a LoRA adapter into its base model and check that the logits stay.
+
+python scripts/merge.py runs/x runs/x_bf16 --dtype bfloat16
+python scripts/merge.py downloads/some-adapter runs/merged --base Qwen/Qwen3-0.6B
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from posttrain.config.command import run_command
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Fold a LoRA adapter into its base model.")
+    parser.add_argument(
+        "directory", type=Path, metavar="DIR", help="an adapter, or a checkpoint with adapter/"
+    )
+    parser.add_argument("out", type=Path, metavar="OUT", help="where the merged checkpoint goes")
+    parser.add_argument("--base", help="folder or hub id; default: what the adapter names")
+    parser.add_argument(
+        "--dtype", choices=["float32", "bfloat16"], help="of the weights; default: the base's"
+    )
+    options = parser.parse_args(arguments)
+
+    from posttrain.models.merge import adapter_source, base_dtype, merge
+
+    source = adapter_source(options.directory, base=options.base)
+    dtype = options.dtype or base_dtype(source)
+    print(f"{source.adapter} into {source.base}, in {dtype}")
+    check = merge(source, options.out, dtype=dtype)
+    print(
+        f"{options.out}: logits differ by {check.difference:.0e} of their size (allowed "
+        f"{check.tolerance:.0e}); the adapter itself changes {check.effect:.0e}"
+    )
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,60 @@
+"""Publish a checkpoint on a model hub, private unless --public.
+
+    python scripts/push.py runs/tiny/dpo ORG/NAME --evaluation runs/tiny/eval --dry-run
+    python scripts/push.py runs/tiny/dpo ORG/NAME --evaluation runs/tiny/eval --license apache-2.0
+
+The token comes from HF_TOKEN or `hf auth login`, the hub's address from HF_ENDPOINT.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from posttrain.config.command import run_command
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Publish a checkpoint on a model hub.")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="a finished checkpoint")
+    parser.add_argument("repository", metavar="ORG/NAME", help="made if it is not there")
+    parser.add_argument("--public", action="store_true", help="for everybody; default: private")
+    parser.add_argument("--dry-run", action="store_true", help="list files and card, send nothing")
+    parser.add_argument(
+        "--evaluation",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="an evaluation of this checkpoint, for the card's figures; may be repeated",
+    )
+    parser.add_argument("--license", help="of the weights, such as apache-2.0; default: the card's")
+    parser.add_argument("--samples", action="store_true", help="publish the rollouts, too")
+    options = parser.parse_args(arguments)
+
+    from posttrain.publish.files import upload_plan
+    from posttrain.publish.hub import push, size_text
+
+    plan = upload_plan(
+        options.directory,
+        options.repository,
+        evaluations=options.evaluation,
+        license=options.license,
+        samples=options.samples,
+    )
+    visibility = "public" if options.public else "private"
+    print(f"{options.directory} → {plan.repository}, {visibility}")
+    for path, size in size_text(plan):
+        print(f"  {size:>20}  {path}")
+    for path, why in plan.left_out.items():
+        print(f"  {'left out':>20}  {path}: {why}")
+    for warning in plan.warnings:
+        print(f"warning: {warning}")
+    if options.dry_run:
+        print(f"\nREADME.md\n\n{plan.card}")
+        return
+    print(push(plan, private=not options.public, show=print))
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,196 @@
+"""A checkpoint goes to the hub as it is, with a card that invents nothing; all else stays here."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import ModelCard, constants
+
+from posttrain.errors import ConfigError, DataError
+from posttrain.publish.card import CARD
+from posttrain.publish.files import upload_plan
+from scripts.push import main
+from tests.publish.stand_in import TOKEN, StandIn
+from tests.publish.writers import write_checkpoint, write_evaluation
+
+REPO = "acme/tiny"
+FILES = {
+    "README.md", "chat_template.jinja", "config.json", "generation_config.json", "log.jsonl",
+    "model.safetensors", "posttrain.json", "tokenizer.json", "tokenizer_config.json",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("runs") / "sft")
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch):
+    with StandIn() as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # the stand-in speaks LFS
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        monkeypatch.setattr(time, "sleep", lambda _: None)  # the client waits before it tries again
+        yield hub
+
+
+def test_files_arrive_byte_equal_in_a_private_repository(hub: StandIn, checkpoint: Path, capsys):
+    main([str(checkpoint), REPO])
+    assert hub.private[REPO]
+    assert set(hub.files[REPO]) == FILES
+    for name in FILES - {"README.md", "posttrain.json"}:
+        assert hub.files[REPO][name] == (checkpoint / name).read_bytes(), name
+    assert hub.large[REPO] == {"model.safetensors"}
+    assert TOKEN not in capsys.readouterr().out
+    assert all(TOKEN.encode() not in data for data in hub.files[REPO].values())
+    main([str(checkpoint), "acme/open", "--public"])
+    assert not hub.private["acme/open"]
+
+
+def test_a_failed_transfer_is_tried_again_and_a_failed_push_goes_on(hub, checkpoint):
+    hub.broken, hub.refuse_commits = 2, 1
+    with pytest.raises(ConfigError, match="disk is full"):
+        main([str(checkpoint), REPO])
+    assert sum(line.startswith("PUT") for line in hub.log) == 3
+    assert hub.files[REPO] == {}
+    main([str(checkpoint), REPO])
+    assert sum(line.startswith("PUT") for line in hub.log) == 3  # the weights lay there already
+    assert set(hub.files[REPO]) == FILES
+
+
+def test_an_existing_repository_is_added_to_and_named(hub, checkpoint, capsys):
+    hub.hold(REPO, **{"notes.txt": b"mine", "config.json": b"old"})
+    main([str(checkpoint), REPO])
+    assert hub.files[REPO]["notes.txt"] == b"mine"
+    assert hub.files[REPO]["config.json"] == (checkpoint / "config.json").read_bytes()
+    assert "notes.txt" in capsys.readouterr().out
+    main([str(checkpoint), REPO, "--public"])
+    assert "stays private" in capsys.readouterr().out
+    assert hub.private[REPO]
+
+
+def test_what_may_not_be_pushed_changes_nothing(hub, checkpoint, monkeypatch):
+    hub.hold("acme/open", private=False, **{"config.json": b"old"})
+    with pytest.raises(ConfigError, match="is public"):
+        main([str(checkpoint), "acme/open"])
+    assert hub.files["acme/open"] == {"config.json": b"old"}
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    with pytest.raises(ConfigError) as refused:
+        main([str(checkpoint), REPO])
+    assert "hf_wrong" not in str(refused.value)
+    assert REPO not in hub.files
+
+
+def test_no_network_is_named(hub, checkpoint, monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    with pytest.raises(ConfigError, match="the same command goes on"):
+        main([str(checkpoint), REPO])
+
+
+def test_other_bytes_on_the_hub_are_an_error(hub, checkpoint):
+    hub.keep_wrong = True
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        main([str(checkpoint), REPO])
+
+
+def test_a_dry_run_uses_no_network_and_lists_everything(checkpoint, capsys):
+    # the suite runs offline: a request would raise
+    main([str(checkpoint), REPO, "--dry-run"])
+    out = capsys.readouterr().out
+    assert all(name in out for name in FILES)
+    assert f"{(checkpoint / 'model.safetensors').stat().st_size:,}" in out
+    for left in ("rollouts/", "adapter/", "optimizer.pt", "report.html", "resume"):
+        line = next(line for line in out.splitlines() if left in line)
+        assert "left out" in line
+    assert "vllm serve acme/tiny --reasoning-parser nemotron_v3" in out
+    main([str(checkpoint), REPO, "--dry-run", "--samples"])
+    assert "rollouts/step-00001.jsonl" in capsys.readouterr().out
+
+
+def test_nothing_unfinished_changed_or_foreign_is_read(tmp_path, checkpoint):
+    with pytest.raises(DataError, match="no such directory"):
+        main([str(tmp_path / "nowhere"), REPO])
+    (tmp_path / "plain").mkdir()
+    with pytest.raises(DataError, match="manifest"):
+        main([str(tmp_path / "plain"), REPO])
+    changed = write_checkpoint(tmp_path / "changed")
+    (changed / "config.json").write_text("{}")
+    with pytest.raises(DataError, match="has changed"):
+        main([str(changed), REPO])
+    with pytest.raises(ConfigError, match="ORG/NAME"):
+        main([str(checkpoint), "tiny"])
+    pickled = write_checkpoint(tmp_path / "pickled", weights="pytorch_model.bin")
+    with pytest.raises(ConfigError, match="safetensors"):
+        main([str(pickled), REPO])
+
+
+@pytest.mark.parametrize(
+    "path", ["/home" + "/ann/models/x", "/Users/ann/x", r"C:\Users\ann\x", "/root" + "/x"]
+)
+def test_no_path_of_this_machine_is_published(tmp_path, capsys, path):
+    recipe = {"model": {"path": path}, "note": f"cached in {path}"}
+    folder = write_checkpoint(tmp_path / "own", config=recipe)
+    main([str(folder), REPO, "--dry-run"])
+    plan = upload_plan(folder, REPO)
+    public = plan.files["posttrain.json"]
+    assert isinstance(public, bytes)
+    assert "ann" not in public.decode()
+    assert "root" not in public.decode()
+    body = json.loads(public)
+    assert body["parents"] == []
+    assert body["digest"] == json.loads((folder / "manifest.json").read_text())["digest"]
+    assert {entry["path"] for entry in body["files"]} == FILES - {"README.md", "posttrain.json"}
+    card = folder / CARD
+    card.write_text(card.read_text() + f"\ntrained from {path}\n")
+    with pytest.raises(ConfigError, match=r"README\.md, line \d+"):
+        main([str(folder), REPO, "--dry-run"])
+
+
+def card_of(folder: Path, *arguments: str) -> ModelCard:
+    evaluations = [Path(one) for one in arguments]
+    return ModelCard(upload_plan(folder, REPO, evaluations=evaluations).card)
+
+
+def test_figures_come_from_evaluations_of_these_very_weights(tmp_path, checkpoint):
+    digest = json.loads((checkpoint / "manifest.json").read_text())["digest"]
+    own = write_evaluation(tmp_path / "eval", weights={"sft": "0" * 64, "dpo": digest})
+    card = card_of(checkpoint, str(own))
+    results: list[Any] = card.data.eval_results
+    assert [(r.dataset_name, r.metric_type, r.metric_value) for r in results] == [
+        ("maths", "accuracy", 0.61), ("logs", "accuracy", 0.25)
+    ]  # fmt: skip
+    assert results[0].dataset_args == {"questions": 40, "samples": 80}
+    assert (
+        "| maths | no_tools | on | 40 | 3 | 61.0% (50.0% to 70.0%) | 2.0% (1.0% to 3.0%)"
+        in card.text
+    )
+    assert card_of(checkpoint).data.eval_results is None
+    # the card of an earlier push is taken up again: same files, so same digest
+    again = write_checkpoint(tmp_path / "again")
+    (again / CARD).write_text(str(card))
+    assert str(card_of(again, str(own))) == str(card)
+    other = write_evaluation(tmp_path / "other", weights={"dpo": "1" * 64})
+    with pytest.raises(DataError, match="did not evaluate"):
+        card_of(checkpoint, str(other))
+
+
+def test_an_owner_may_edit_the_card_and_state_the_license(tmp_path, capsys):
+    folder = write_checkpoint(tmp_path / "edited")
+    text = (folder / CARD).read_text()
+    (folder / CARD).write_text(text.replace("# SFT checkpoint", "# Our model\n\nFor sums."))
+    main([str(folder), REPO, "--dry-run", "--license", "MIT"])
+    out = capsys.readouterr().out
+    assert "# Our model" in out
+    assert "license: mit" in out
+    assert "license: unknown" not in out
+    main([str(folder), REPO, "--dry-run", "--license", "Acme 1.0"])
+    assert "license_name: acme 1.0" in capsys.readouterr().out
+    (folder / CARD).write_text("no head")
+    with pytest.raises(DataError, match="front matter"):
+        main([str(folder), REPO, "--dry-run"])
