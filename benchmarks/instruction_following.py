@@ -1,4 +1,4 @@
-"""IFEval's constraints: how many can be checked here, and how far strict grading agrees with others.
+"""IFEval's constraints: how many can be checked, and how far strict grading agrees with others.
 
     NLTK_DATA=DIR python benchmarks/instruction_following.py ../shared/data/ifeval.jsonl
 
@@ -116,9 +116,8 @@ def made_for(row: Row) -> str:
         elif kind == "number_highlighted_sections":
             parts.append(" ".join(f"*part {k}*" for k in range(a["num_highlights"])))
         elif kind == "multiple_sections":
-            parts += [
-                f"\n{a['section_spliter']} {k + 1}\n{FILLER}" for k in range(a["num_sections"])
-            ]
+            name = a["section_spliter"]
+            parts += [f"\n{name} {k + 1}\n{FILLER}" for k in range(a["num_sections"])]
         elif kind == "number_paragraphs":
             parts.append("\n***\n".join([FILLER] * a["num_paragraphs"]))
         elif kind == "nth_paragraph_first_word":
@@ -158,7 +157,7 @@ def responses(row: Row) -> list[str]:
 
 
 def main(path: str) -> None:
-    rows = [json.loads(line) for line in Path(path).open(encoding="utf-8")]
+    rows = [json.loads(line) for line in Path(path).read_text("utf-8").splitlines()]
     checkable: Counter[str] = Counter()
     whole = 0
     for row in rows:
