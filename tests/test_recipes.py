@@ -42,6 +42,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "eval_genrm.yaml": EvalGenRmConfig,
     "eval_rlhf.yaml": EvalConfig,
     "eval_rlvr.yaml": EvalConfig,
+    "eval_suite.yaml": EvalConfig,
     "genrm.yaml": GenRmConfig,
     "genrm_sft.yaml": SftConfig,
     "judgements.yaml": TinyJudgementsConfig,
@@ -107,7 +108,7 @@ def test_a_printed_recipe_reads_back_as_itself(tmp_path, capsys):
 
 def stages(*arguments: str) -> Iterator[tuple[Path, list[str]]]:
     """The recipe and the overrides of every stage that make would run."""
-    targets = ["chain", "chain-rlvr", "eval_rlvr", "eval_agentic"]
+    targets = ["chain", "chain-rlvr", "eval_rlvr", "eval_suite", "eval_agentic"]
     make = ["make", "-n", *targets, *arguments]
     shown = subprocess.run(make, capture_output=True, text=True, check=True, cwd=ROOT)
     for line in shown.stdout.splitlines():

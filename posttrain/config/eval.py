@@ -107,6 +107,7 @@ class InspectRole(Strict):
 
     Args:
         checkpoint: as of a judge: the model, or the one that a server serves.
+        thinking: whether it is asked to reason.
     """
 
     backend: BackendConfig
@@ -162,6 +163,8 @@ class Price(Strict):
     """Money per million tokens of one model.
 
     Args:
+        input: of prompt tokens.
+        output: of all tokens that the model writes.
         cached: of prompt tokens that an earlier turn of the same completion sent; null: as `input`.
         reasoning: of output tokens that are reasoning; null: as `output`.
     """

@@ -5,7 +5,7 @@
     inspect view --log-dir runs/tiny/eval/inspect          # log.py: `inspect_logs: true`
 
 Provider and sandbox are found through the entry points of group `inspect_ai`. Of the evaluation
-itself only tasks written for inspect run on it (tasks.py); it is the extra `eval`.
+itself only tasks written for inspect run on it (tasks.py); it is the extra `inspect`.
 """
 
 from __future__ import annotations

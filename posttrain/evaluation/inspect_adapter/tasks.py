@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from inspect_ai import Task, eval_async
 from inspect_ai._eval.loader import load_tasks
@@ -32,7 +32,7 @@ from posttrain.config.eval import EvalConfig, EvalSetting, InspectTask
 from posttrain.errors import ConfigError, DataError
 from posttrain.evaluation.grade import INSPECT, Record, record_of
 from posttrain.evaluation.inspect_adapter.messages import from_inspect, tools_text
-from posttrain.evaluation.inspect_adapter.provider import SamplerAPI, inspect_model
+from posttrain.evaluation.inspect_adapter.provider import inspect_model
 from posttrain.records import Message, Score
 from posttrain.rollouts import Completion, Finish, Prompt, Step
 from posttrain.sampling.sampler import Generation, Parameters, Sampler
@@ -223,14 +223,14 @@ def _record(
     sample: EvalSample, prompt: Prompt, model: Model, checkpoint: str, score: str | None
 ) -> Record:
     """The turns of the conversation that inspect kept, with what our sampler knows of each."""
-    assert isinstance(model.api, SamplerAPI)
+    generation_of = cast(Any, model.api).generation_of  # its decorator hides the class
     messages = sample.messages
     generations = {
         place: generation
         for place, message in enumerate(messages)
         if isinstance(message, ChatMessageAssistant)
         and message.id is not None
-        and (generation := model.api.generation_of(message.id)) is not None
+        and (generation := generation_of(message.id)) is not None
     }
     index = sample.epoch - 1
     if sample.error is not None or not generations:
