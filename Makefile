@@ -39,7 +39,7 @@ quickstart: $(BIN)/.installed
 	@$(MAKE) --no-print-directory -j$(JOBS) chain
 	@$(BIN)/python benchmarks/quickstart.py $(RUNS)
 
-# the same chain at two to three times the size
+# the same chain, half as large again in SFT and twice in sampling
 tiny: $(BIN)/.installed
 	@$(MAKE) --no-print-directory -j$(JOBS) chain SIZE=full AT=runs/full
 	@$(BIN)/python benchmarks/quickstart.py runs/full/runs/tiny
