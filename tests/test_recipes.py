@@ -38,6 +38,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "build_sft.yaml": BuildSftConfig,
     "dpo.yaml": DpoConfig,
     "eval.yaml": EvalConfig,
+    "eval_agentic.yaml": EvalConfig,
     "eval_genrm.yaml": EvalGenRmConfig,
     "eval_rlhf.yaml": EvalConfig,
     "eval_rlvr.yaml": EvalConfig,
@@ -107,7 +108,8 @@ def test_a_printed_recipe_reads_back_as_itself(tmp_path, capsys):
 
 def stages(*arguments: str) -> Iterator[tuple[Path, list[str]]]:
     """The recipe and the overrides of every stage that make would run."""
-    make = ["make", "-n", "chain", "chain-rlvr", "eval_rlvr", *arguments]
+    targets = ["chain", "chain-rlvr", "eval_rlvr", "eval_suite", "eval_agentic"]
+    make = ["make", "-n", *targets, *arguments]
     shown = subprocess.run(make, capture_output=True, text=True, check=True, cwd=ROOT)
     for line in shown.stdout.splitlines():
         command, config, rest = line.partition(" --config ")

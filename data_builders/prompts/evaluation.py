@@ -19,6 +19,7 @@ from posttrain.errors import ConfigError
 from posttrain.evaluation.inspect_adapter import require_inspect
 from posttrain.rollouts import Prompt
 from posttrain.runs import Counts, Parent
+from reward.environments.agentic.policies import PolicySampler
 from reward.environments.judged import PROMPT_DIGEST
 from reward.graders.base import Attempt, Grader
 
@@ -99,6 +100,7 @@ def evaluation_plan(
         counts=Counts(len(prompts), kept, dropped),
         stats={**stats, "inputs": as_stats(inputs)},
         judge=recipe.judge and {**recipe.judge.identity(), "prompt": PROMPT_DIGEST},
+        scripted=lambda policy: PolicySampler(prompts, policy),
     )
 
 

@@ -41,6 +41,7 @@ from posttrain.config.prompts import (
 from posttrain.config.sample import ToolLoopSampling, check_chat
 from posttrain.errors import ConfigError
 
+Share = Annotated[float, Field(ge=0, le=1)]
 _NAME = re.compile(r"[\w+-][\w.+-]*")
 
 
@@ -108,7 +109,7 @@ class InspectRole(Strict):
     Args:
         backend: what it runs on.
         checkpoint: as of a judge: the model, or the one that a server serves.
-        thinking: whether it reasons.
+        thinking: whether it is asked to reason.
     """
 
     backend: BackendConfig
@@ -165,7 +166,7 @@ class Price(Strict):
 
     Args:
         input: of prompt tokens.
-        output: of tokens that the model writes.
+        output: of all tokens that the model writes.
         cached: of prompt tokens that an earlier turn of the same completion sent; null: as `input`.
         reasoning: of output tokens that are reasoning; null: as `output`.
     """
@@ -192,6 +193,8 @@ class EvalConfig(CheckpointsConfig):
     """One evaluation.
 
     Args:
+        expect: agentic family, or `all` → the range in which the share of its solved runs is
+            predicted to lie; a run keeps the predictions that it began with.
         judge: the model that the environments `equivalence` and `rubric` ask.
         prices: by checkpoint, in any currency.
         inspect_logs: write the run as inspect's logs as well, for `inspect view`.
@@ -200,10 +203,23 @@ class EvalConfig(CheckpointsConfig):
     prompts: tuple[AnyTask, ...] = Field(min_length=1)
     settings: tuple[EvalSetting, ...] = Field(min_length=1)
     sampling: ToolLoopSampling = ToolLoopSampling()
+    expect: dict[str, tuple[Share, Share]] = Field(default_factory=dict[str, tuple[float, float]])
     judge: LabelJudgeConfig | None = None
     prices: dict[str, Price] = Field(default_factory=dict)
     estimate: EstimateConfig = EstimateConfig()
     inspect_logs: bool = False
+
+    @model_validator(mode="after")
+    def _predicted(self) -> EvalConfig:
+        given = [*(str(getattr(s, "environment", None)) for s in self.prompts), "all"]
+        for family, (low, high) in self.expect.items():
+            if family not in given:
+                raise ValueError(
+                    f"expect: no source is of the family {family!r}{nearest(family, given)}"
+                )
+            if low > high:
+                raise ValueError(f"expect.{family}: {low} is above {high}")
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> EvalConfig:
