@@ -69,6 +69,8 @@ class Constraints:
                 scores.append(Score(0.0, None, f"longer than {LONGEST} characters"))
             elif not attempt.completion.answer.strip():
                 scores.append(Score(0.0, None, "empty", figures=dict.fromkeys(FIGURES, 0.0)))
+            elif _checks(attempt.prompt) is None:
+                scores.append(unscored(None, "no constraints", "malformed_row"))
             elif why is not None:
                 scores.append(unscored(None, why, result.failure or "malformed_row"))
             else:
