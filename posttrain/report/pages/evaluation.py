@@ -7,12 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from posttrain.chat.detect import FoundCall, searched
 from posttrain.errors import DataError
+from posttrain.evaluation.agentic import family_of
+from posttrain.evaluation.gate import GateRow
 from posttrain.evaluation.grade import Record, record_from_row
+from posttrain.evaluation.metrics import LENGTHS
 from posttrain.report import section as ui
 from posttrain.report.lineage import Node, listed_text, samples_to_read
+from posttrain.report.pages import agentic
 from posttrain.rollouts import Step
 
-METRICS = "metrics.json"
+METRICS, COSTS = "metrics.json", "costs.json"
 # what NVIDIA states of its own model in its own harness: never a figure of this run
 _NVIDIA = (
     ("AIME25", "80.88 %", "84.58 %", "1.25 %", "0 %"),
@@ -25,6 +29,12 @@ _HEADLINE = {"accuracy": "correct", "hallucination": "undeclared calls", "trunca
 def sections(node: Node) -> ui.Sections:
     metrics = read_metrics(node)
     yield from figures(metrics)
+    if (found := metrics.get("agentic")) is not None:
+        assert node.manifest is not None
+        # no file of the manifest: prices may change after a run
+        costs = node.path / COSTS
+        spent = json.loads(costs.read_text("utf-8")) if costs.is_file() else []
+        yield from agentic.figures(found, node.manifest.config.get("expect", {}), spent)
     yield samples_to_read(
         node, "Completions to read", completions_to_read, few="examples.jsonl", every="records/"
     )
@@ -201,6 +211,46 @@ def differences(pairs: Sequence[ui.Row]) -> Iterator[ui.Block]:
     yield ui.Fold(title, [ui.Table(head, rows)])
 
 
+@ui.section("The gate")
+def gated(rows: Sequence[GateRow]) -> Iterator[ui.Block]:
+    table: list[list[object]] = []
+    for row in rows:
+        scale = 1 if row.figure in LENGTHS else 100
+        numbers = (row.change, row.low, row.high, row.margin)
+        about = [row.verdict, row.figure, row.task, row.setting, row.thinking]
+        table.append([*about, *(f"{scale * number:.2f}" for number in numbers), row.questions])
+    head = ["verdict", "figure", "task", "setting", "reasoning", "change", "low", "high", "margin"]
+    yield ui.Table([*head, "questions"], table)
+    yield (
+        "Less is worse. A row fails where `high` is below −margin, passes where `low` is above it, "
+        "and is inconclusive otherwise; the bounds are one-sided and share the gate's level."
+    )
+
+
+@ui.section("What it would take")
+def estimated(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
+    head = ["checkpoint", "task and setting", "completions", "calls at most", "input tokens"]
+    head += ["output tokens", "money", "minutes"]
+    names = ("requests", "most_requests", "input", "output", "money", "seconds")
+    total: ui.Row = {"checkpoint": "all", "unit": ""}
+    for name in names:
+        known = [row[name] for row in rows if row[name] is not None]
+        total[name] = sum(known) if known else None
+    yield ui.Table(head, [_estimated(row) for row in (*rows, total)])
+    yield (
+        "Output tokens are those of the recipe's `estimate`, or the most that the limits allow; "
+        "input tokens are of one call a completion. Money needs `prices`, minutes need "
+        "`estimate.tokens_per_second`."
+    )
+
+
+def _estimated(row: ui.Row) -> list[object]:
+    counts = [f"{row[name]:,}" for name in ("requests", "most_requests", "input", "output")]
+    spent = None if row["money"] is None else f"{row['money']:.4g}"
+    minutes = None if row["seconds"] is None else f"{row['seconds'] / 60:.1f}"
+    return [row["checkpoint"], row["unit"], *counts, spent, minutes]
+
+
 def completions_to_read(rows: Sequence[Mapping[str, object]]) -> Iterator[ui.Sample]:
     """Those with a call that should not be there first; what is taken for a call is marked."""
     records = sorted(map(record_from_row, rows), key=lambda r: not r.verdict.hallucinated)
@@ -213,6 +263,9 @@ def _example(record: Record, most: int) -> ui.Sample:
     outcome = (
         "unscored" if value is None else {1.0: "right", 0.0: "wrong"}.get(value, "partly right")
     )
+    failed = agentic.failing_step(record) if family_of(prompt) is not None else None
+    if failed is not None:
+        outcome += f": {failed[1].partition(',')[0]}"
     calls = ", ".join(dict.fromkeys(f"{c.form}: {c.kind}" for c in record.verdict.calls))
     tokens = completion.reasoning_tokens + completion.answer_tokens
     values = {
@@ -230,6 +283,9 @@ def _example(record: Record, most: int) -> ui.Sample:
     blocks: list[ui.Block] = [ui.Dialogue(ui.shortened(text, most))]
     each = ui.room(1, len(completion.steps)) * most // ui.SHOWN_CHARACTERS
     for number, step in enumerate(completion.steps):
+        if failed is not None and number == failed[0]:
+            mark = ui.Styled(f"Step {number}, where the run failed: {failed[1]}", "mark")
+            blocks.append((mark,))
         own = [call for call in record.verdict.calls if call.step == number]
         blocks.append(ui.Dialogue(_step(step, own, each)))
         for result in step.results:
