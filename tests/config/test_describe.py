@@ -51,10 +51,12 @@ class Whole(Strict):
     Args:
         count: how many.
         blocks: some.
+        other: one more.
     """
 
     count: int = Field(default=2, ge=1)
     blocks: tuple[Block, ...] = ()
+    other: Block = Block(share=0.5)
 
 
 def test_type_bounds_default_and_source_of_a_number():
@@ -65,6 +67,10 @@ def test_type_bounds_default_and_source_of_a_number():
         "blocks    list of block = []",
         "some.",
         "blocks.N.share    number ≥ 0 ≤ 1 = 0.1 [paper, 9.9]",
+        "of something, in two lines.",
+        "other    block",
+        "one more.",
+        "other.share    number ≥ 0 ≤ 1 = 0.5 [paper, 9.9]",
         "of something, in two lines.",
     ]
 

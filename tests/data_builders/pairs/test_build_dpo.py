@@ -113,15 +113,18 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_samples(tmp_path_factory.mktemp("dpo") / "samples")
 
 
-def build(made: Path, out: Path, **more: Any):
-    recipe = {
+def recipe_of(made: Path, out: Path) -> dict[str, Any]:
+    return {
         "out": str(out),
         "samples": [str(made)],
         "categories": {"no_tools": 0.3, "with_tools": 0.3, "hallucination_penalty": 0.4},
         "write_dropped": True,
     }
+
+
+def build(made: Path, out: Path, **more: Any):
     path = out.parent / f"{out.name}.yaml"
-    path.write_text(yaml.safe_dump(recipe | more))
+    path.write_text(yaml.safe_dump(recipe_of(made, out) | more))
     script("build_dpo").main(["--config", str(path)])
     return read_artifact(out, kind="dpo_data")
 
@@ -156,6 +159,24 @@ def test_the_three_categories_and_their_counts(built):
     scores = [json.loads(line) for line in (out / "scores.jsonl").open()]
     assert len(scores) == 180
     assert all(row["calls"][0]["kind"] == "undeclared" for row in scores if row["calls"])
+
+
+def test_a_dry_run_counts_what_would_be_dropped_and_writes_nothing(
+    samples: Path, built, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    pairs = [p for p in read_pairs(built[1] / "pairs", "train") if p.category == "no_tools"]
+    lengths = sorted(len(pair.prompt_ids) + len(pair.chosen.ids) for pair in pairs)
+    change = {"max_length": lengths[len(lengths) // 2], "categories": {"no_tools": 1.0}}
+    (tmp_path / "recipe.yaml").write_text(
+        yaml.safe_dump(recipe_of(samples, tmp_path / "x") | change)
+    )
+    capsys.readouterr()
+    script("build_dpo").main(["--config", str(tmp_path / "recipe.yaml"), "--dry-run"])
+    printed = capsys.readouterr().out
+    assert not (tmp_path / "x").exists()
+    dropped = build(samples, tmp_path / "x", **change).counts.dropped
+    assert dropped["overlong"] > 0
+    assert f"overlong {dropped['overlong']}" in " ".join(printed.split())
 
 
 def test_the_same_samples_give_the_same_bytes_also_after_an_interruption(
