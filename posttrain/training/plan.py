@@ -119,7 +119,9 @@ def check_enough(
     most = rows * max_epochs // batch * updates
     ways = [
         f"give {-(-total // max_epochs):,} {name}",
-        *([f"set trainer.max_steps: {most}"] if most else []),
+        f"set trainer.max_steps: {most}"
+        if most
+        else f"take batches of at most {rows * max_epochs:,} {name}",
         f"set max_epochs: {-(-total // max(rows, 1))} to repeat them",
     ]
     raise ConfigError(

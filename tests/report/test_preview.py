@@ -73,6 +73,13 @@ def test_script_shows_lineage_books_and_marked_sequences(built, capsys):
     assert "eval packs" in capsys.readouterr().out
 
 
+def test_a_file_of_rows_is_sent_to_the_command_that_reads_it(tmp_path, capsys):
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    with pytest.raises(SystemExit):
+        script("preview").main([str(tmp_path / "rows.jsonl")])
+    assert "build_sft" in capsys.readouterr().err
+
+
 def test_script_shows_rows_of_other_artifacts(tmp_path, capsys):
     stage = Run.open(tmp_path / "world", kind="tiny_world", config={"a": 1})
     row = {"messages": [{"role": "user", "content": "hello"}], "metadata": {"family": "x"}}
