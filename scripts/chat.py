@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--max-tokens", type=int, default=1024, help="of a step; default 1024")
     parser.add_argument("--seed", type=int, default=0, help="default 0")
     options = parser.parse_args(arguments)
-    if (options.checkpoint is None) == (options.server is None):
+    if bool(options.checkpoint) == bool(options.server):
         parser.error("name a checkpoint, or --server URL with --model NAME")
     if options.server and not options.model:
         parser.error("--server needs --model NAME")

@@ -28,10 +28,10 @@ from posttrain.chat.parse import CALL_OPEN
 from posttrain.chat.reasoning import CLOSE, OPEN
 from posttrain.conversation.session import Session
 from posttrain.errors import ConfigError
+from posttrain.jsontext import printable
 from posttrain.rollouts import Step
 from posttrain.sampling.engines.chat_stream import Kind
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _TAG_TEXTS: dict[Kind, tuple[str, ...]] = {"reasoning": (CLOSE,), "answer": (OPEN, CALL_OPEN)}
 _TAGS = {kind: re.compile("|".join(map(re.escape, tags))) for kind, tags in _TAG_TEXTS.items()}
 HELP = """\
@@ -41,11 +41,6 @@ HELP = """\
 /reset              forget the conversation
 /save FILE          append the conversation to FILE as one row of training data
 /exit               end, as Ctrl-D; Ctrl-C stops an answer"""
-
-
-def printable(text: str) -> str:
-    """The text without control characters; line ends and tabs stay."""
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 class TagSplitter:

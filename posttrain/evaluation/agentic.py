@@ -52,7 +52,8 @@ class RunFailure:
 
 def family_of(prompt: Prompt) -> str | None:
     """The agentic family of a prompt, None for any other prompt."""
-    return metadata_of(prompt).get("family")
+    metadata = metadata_of(prompt)  # other data sets have families, too, but no fixture
+    return metadata.get("family") if "fixture" in metadata else None
 
 
 def failure_flags(prompt: Prompt, completion: Completion, score: Score) -> tuple[str, ...]:

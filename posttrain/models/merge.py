@@ -99,11 +99,15 @@ def adapter_source(folder: Path, *, base: str | None) -> AdapterSource:
         raise ConfigError(f"{folder} holds no adapter: no {_CONFIG} in it or in its adapter/")
     if not (adapter / _WEIGHTS).is_file():
         raise ConfigError(f"{adapter} has no {_WEIGHTS}; pickled weights are not read")
-    config: dict[str, Any] = json.loads((adapter / _CONFIG).read_text("utf-8"))
-    if config.get("peft_type") != "LORA":
-        raise ConfigError(f"{adapter} is {config.get('peft_type')}; only LORA is merged")
+    try:
+        config: Any = json.loads((adapter / _CONFIG).read_text("utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{adapter / _CONFIG} is no JSON: {error}") from error
+    method = config.get("peft_type") if isinstance(config, dict) else "no object"
+    if method != "LORA":
+        raise ConfigError(f"{adapter} is {method}; only LORA is merged")
     named = base or config.get("base_model_name_or_path")
-    if not named:
+    if not named or not isinstance(named, str):
         raise ConfigError(f"{adapter / _CONFIG} names no base model: give --base")
     manifest = _manifest(folder)
     base_manifest = _manifest(Path(named))

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from yaml import YAMLError
+
 from posttrain.chat.reasoning import OPEN
 from posttrain.chat.template import NEMOTRON_3_NANO_SHA256, ChatTemplate
 from posttrain.errors import RenderError
@@ -152,7 +154,7 @@ def _front_matter(model: str) -> dict[str, Any]:
         return {}
     try:
         return ModelCard(file.read_text("utf-8"), ignore_metadata_errors=True).data.to_dict()
-    except ValueError:  # a head that is no YAML mapping
+    except (ValueError, YAMLError):  # a head that is no YAML mapping
         return {}
 
 
