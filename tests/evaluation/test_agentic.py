@@ -18,6 +18,7 @@ from posttrain.evaluation.agentic import (
     agentic_rows,
     deciding,
     failure_flags,
+    family_of,
     paired,
     scored_expectations,
     share_row,
@@ -32,7 +33,14 @@ from tests.data_builders.small_build import script
 TOOLS = json.dumps([{"type": "function", "function": {"name": "read", "parameters": {
     "type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"],
     "additionalProperties": False}}}])  # fmt: skip
-PROMPT = Prompt("p", "p", "rlvr", (Message("user", "go"),), tools=TOOLS, metadata='{"family": "f"}')
+PROMPT = Prompt(
+    "p",
+    "p",
+    "rlvr",
+    (Message("user", "go"),),
+    tools=TOOLS,
+    metadata='{"family": "f", "fixture": "0/0"}',
+)
 SOUND, OTHER = '{"path": "a"}', '{"path": "b"}'
 
 
@@ -58,6 +66,11 @@ def completion(
 
 LOOK = ("read", SOUND, "one", False)
 CHANGE = ("read", OTHER, "ok", True)
+
+
+def test_families_of_other_data_sets_are_no_agentic_ones():
+    assert family_of(PROMPT) == "f"
+    assert family_of(replace(PROMPT, metadata='{"family": "maths"}')) is None
 
 
 @pytest.mark.parametrize(
