@@ -19,14 +19,8 @@ from posttrain.training.activations import (
     rollout_bytes,
 )
 from posttrain.training.launch import Launched
-from posttrain.training.memory import (
-    GIB,
-    MemoryPlan,
-    ParameterCounts,
-    memory_line,
-    plan_memory,
-    state_bytes,
-)
+from posttrain.training.memory import MemoryPlan, memory_line, plan_memory, state_bytes
+from posttrain.training.plan import GIB, ModelSize
 from posttrain.training.sft.stage import SftStage
 from posttrain.training.shards import make_shards
 from tests.training.conftest import MakeRecipe
@@ -34,8 +28,8 @@ from tests.training.tiny import attention_model, hybrid_model
 
 SHAPE = StepShape(rows=4, columns=64, labels=128, masked=True)
 ALONE = Launched(1, "none", "cpu", "fp32")
-SIZE = ParameterCounts(all=800, trained=800, all_bytes=3200, trained_bytes=3200)
-HALF = replace(SIZE, all_bytes=1600, trained_bytes=1600)
+SIZE = ModelSize(parameters=800, trainable=800, weight_bytes=3200, trainable_bytes=3200)
+HALF = replace(SIZE, weight_bytes=1600, trainable_bytes=1600)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +45,7 @@ HALF = replace(SIZE, all_bytes=1600, trained_bytes=1600)
     ],
 )
 def test_what_each_sharding_keeps(
-    size: ParameterCounts, sharding: str, processes: int, precision: str, weights: int,
+    size: ModelSize, sharding: str, processes: int, precision: str, weights: int,
     optimizer: int,
 ):  # fmt: skip
     parts = state_bytes(size, Launched(processes, sharding, "cpu", precision))
