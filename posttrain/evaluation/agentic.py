@@ -51,8 +51,10 @@ class RunFailure:
 
 
 def family_of(prompt: Prompt) -> str | None:
-    """The agentic family of a prompt, None for any other prompt."""
-    return metadata_of(prompt).get("family")
+    """The agentic family of a prompt, None for any other: the tiny world has families, too, and
+    their states are of another kind."""
+    fields = metadata_of(prompt)
+    return fields["family"] if "fixture" in fields else None
 
 
 def failure_flags(prompt: Prompt, completion: Completion, score: Score) -> tuple[str, ...]:
