@@ -260,9 +260,7 @@ def completions_to_read(rows: Sequence[Mapping[str, object]]) -> Iterator[ui.Sam
 
 def _example(record: Record, most: int) -> ui.Sample:
     value, prompt, completion = record.score.value, record.prompt, record.completion
-    outcome = (
-        "unscored" if value is None else {1.0: "right", 0.0: "wrong"}.get(value, "partly right")
-    )
+    outcome = ui.graded(value)
     failed = agentic.failing_step(record) if family_of(prompt) is not None else None
     if failed is not None:
         outcome += f": {failed[1].partition(',')[0]}"
