@@ -106,7 +106,7 @@ genrm_sft: build_genrm_sft sft
 build_genrm: judgements
 	$(call stage,build_genrm,build_genrm,write judging prompts in both orders,genrm_data/report.html: what a judge is shown)
 genrm: genrm_sft build_genrm
-	$(call stage,genrm,genrm,train the judge by reinforcement,genrm/report.html: its reward rises,$(seed))
+	$(call stage,genrm,genrm,train the judge on its own verdicts,genrm/report.html: its reward and its errors,$(seed))
 eval_genrm: genrm
 	$(call stage,eval_genrm,eval_genrm,judge held-out pairs,eval_genrm/report.html: accuracy and consistency)
 rlhf: genrm

@@ -38,7 +38,7 @@ def open_tasks(recipe: EvalConfig) -> PromptPlan | None:
     """
     rows, missing = recipe.of_rows(), []
     if rows is not None:
-        missing += missing_inputs(rows.prompts, BASE, judge=recipe.judge is not None)
+        missing += missing_inputs(rows.row_tasks, BASE, judge=recipe.judge is not None)
     if recipe.inspect_tasks:
         require_inspect("a task of inspect", extra="eval-suite")
         from posttrain.evaluation.inspect_adapter.tasks import missing_tasks
@@ -49,7 +49,7 @@ def open_tasks(recipe: EvalConfig) -> PromptPlan | None:
         raise ConfigError(f"nothing was run, since this is missing:{listed}")
     if rows is None:
         return None
-    return PromptPlan(rows.prompts, rows.settings, seed=recipe.seed, out=Path(recipe.out))
+    return PromptPlan(rows.row_tasks, rows.settings, seed=recipe.seed, out=Path(recipe.out))
 
 
 def evaluation_plan(

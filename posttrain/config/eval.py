@@ -19,7 +19,7 @@ tasks, or one task, with parameters of its own.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
@@ -30,6 +30,7 @@ from posttrain.config.load import nearest
 from posttrain.config.prompts import (
     GIVEN_TOOLS,
     NO_TOOLS,
+    AnySource,
     ChatPrompts,
     EnvironmentPrompts,
     QuestionPrompts,
@@ -106,6 +107,7 @@ class InspectRole(Strict):
     """A further model that an inspect task calls, such as its user or its grader.
 
     Args:
+        backend: what it runs on.
         checkpoint: as of a judge: the model, or the one that a server serves.
         thinking: whether it is asked to reason.
     """
@@ -221,7 +223,7 @@ class EvalConfig(CheckpointsConfig):
 
     @model_validator(mode="after")
     def _consistent(self) -> EvalConfig:
-        check_prompts(self.prompts, self.settings)
+        check_prompts(cast(Any, self.prompts), self.settings)  # their names are all that it reads
         names = [f"{p.name}.{s.name}" for p in self.prompts for s in self.settings]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -247,14 +249,15 @@ class EvalConfig(CheckpointsConfig):
         """The tasks that inspect runs."""
         return tuple(task for task in self.prompts if isinstance(task, InspectTask))
 
-    def settings_of(self, task: str) -> list[EvalSetting]:
-        """The settings in which a task is given."""
-        return [s for s in self.settings if s.sources is None or task in s.sources]
+    @property
+    def row_tasks(self) -> tuple[AnySource, ...]:
+        """The tasks whose prompts are rows."""
+        return tuple(task for task in self.prompts if not isinstance(task, InspectTask))
 
     def sampling_of(self, setting: str) -> ToolLoopSampling:
         """How a setting samples."""
         own = next(s.sampling for s in self.settings if s.name == setting)
-        return ToolLoopSampling(**self.sampling.model_dump() | own)
+        return ToolLoopSampling.model_validate(self.sampling.model_dump() | own)
 
     def owner_config(self) -> dict[str, Any]:
         """What the records depend on: the digest of the output directory is taken of this."""
@@ -303,7 +306,7 @@ class EvalConfig(CheckpointsConfig):
 
     def of_rows(self) -> EvalConfig | None:
         """The recipe without the tasks of inspect; None where it has no other."""
-        names = tuple(task.name for task in self.prompts if not isinstance(task, InspectTask))
+        names = tuple(task.name for task in self.row_tasks)
         return self.part(names) if names else None
 
 

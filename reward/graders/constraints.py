@@ -13,7 +13,8 @@ checked here, for want of an argument or of NLTK's data, is refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from posttrain.records import Score
@@ -26,6 +27,7 @@ NLTK_DATA = "nltk_data_missing: python -m nltk.downloader punkt_tab"
 LONGEST = 200_000  # characters of an answer
 Results = list[tuple[bool, bool]]  # strict, loose
 _NONE: list[Any] = [[], [], ""]
+FIGURES = ("loose", "constraints", "constraints_loose")
 _PROBE = "A plain sentence. And another one, with words in it!"
 
 
@@ -65,6 +67,10 @@ class Constraints:
                 scores.append(early)
             elif len(attempt.completion.answer) > LONGEST:
                 scores.append(Score(0.0, None, f"longer than {LONGEST} characters"))
+            elif not attempt.completion.answer.strip():
+                scores.append(Score(0.0, None, "empty", figures=dict.fromkeys(FIGURES, 0.0)))
+            elif _checks(attempt.prompt) is None:
+                scores.append(unscored(None, "no constraints", "malformed_row"))
             elif why is not None:
                 scores.append(unscored(None, why, result.failure or "malformed_row"))
             else:
@@ -108,6 +114,10 @@ def _score(results: Sequence[Sequence[bool]], task: dict[str, Any]) -> Score:
     return Score(float(not broken), None, why, figures=figures)
 
 
+def _no_download(*_: object, **__: object) -> bool:
+    return False
+
+
 def _plain(value: Any) -> Any:
     """An argument as checkers keep it: stripped, in lower case, lists in any order."""
     if isinstance(value, list):
@@ -119,24 +129,21 @@ def check_constraints(
     benchmark: str, names: list[str], arguments: list[dict[str, Any]], question: str, answer: str
 ) -> dict[str, Any]:
     """The job of a worker: whether each constraint holds, strictly and loosely, or the problem."""
-    import nltk
-
-    nltk.download = lambda *_, **__: False  # an import must not reach for the network
-    import langdetect
-    from if_verifiable.common import get_loose_transformations
-
+    nltk: Any = importlib.import_module("nltk")
+    nltk.download = _no_download  # an import must not reach for the network
+    langdetect: Any = importlib.import_module("langdetect")
     langdetect.DetectorFactory.seed = 0  # else the same text is of one language today only
-    if benchmark == "ifeval":
-        from if_verifiable.ifeval.instructions_registry import INSTRUCTION_DICT
-    else:
-        from if_verifiable.ifbench.instructions_registry import INSTRUCTION_DICT
+    common: Any = importlib.import_module(f"{PACKAGE}.common")
+    registry: Any = importlib.import_module(f"{PACKAGE}.{benchmark}.instructions_registry")
+    checkers: dict[str, Callable[[str], Any]] = registry.INSTRUCTION_DICT
     results: Results = []
-    variants = [text for text in get_loose_transformations(answer) if text.strip()]
+    readings: list[str] = common.get_loose_transformations(answer)
+    variants = [text for text in readings if text.strip()]
     for name, given in zip(names, arguments, strict=True):
-        if name not in INSTRUCTION_DICT:
+        if name not in checkers:
             return {"problem": f"unknown_constraint: {name}"}
-        checker = INSTRUCTION_DICT[name](name)
-        keys = {*(checker.get_instruction_args_keys() or ())}
+        checker = checkers[name](name)
+        keys: set[str] = {*(checker.get_instruction_args_keys() or ())}
         given = given | ({"prompt": question} if "prompt" in keys else {})
         checker.build_description(**given)
         lacking = keys - {*given}
@@ -145,7 +152,7 @@ def check_constraints(
         if name == "keywords:letter_frequency":
             # the checker draws another where it is no letter, as in two of IFEval's prompts
             checker._letter = given["letter"].strip().lower()
-        used = checker.get_instruction_args() or {}
+        used: dict[str, Any] = checker.get_instruction_args() or {}
         replaced = [key for key, value in given.items() if _plain(used.get(key)) != _plain(value)]
         if replaced:  # as it does where it cannot use one, such as a letter that is none
             return {"problem": f"unusable_argument: {name} {', '.join(sorted(replaced))}"}

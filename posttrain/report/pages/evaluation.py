@@ -217,8 +217,8 @@ def gated(rows: Sequence[GateRow]) -> Iterator[ui.Block]:
     for row in rows:
         scale = 1 if row.figure in LENGTHS else 100
         numbers = (row.change, row.low, row.high, row.margin)
-        place = [row.verdict, row.figure, row.task, row.setting, row.thinking]
-        table.append([*place, *(f"{scale * number:.2f}" for number in numbers), row.questions])
+        about = [row.verdict, row.figure, row.task, row.setting, row.thinking]
+        table.append([*about, *(f"{scale * number:.2f}" for number in numbers), row.questions])
     head = ["verdict", "figure", "task", "setting", "reasoning", "change", "low", "high", "margin"]
     yield ui.Table([*head, "questions"], table)
     yield (
