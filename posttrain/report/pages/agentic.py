@@ -21,7 +21,7 @@ def figures(
     yield families(found["models"])
     yield failure_modes(found["models"])
     if expect:
-        # imported here: a report of anything else needs no numpy
+        # imported here: a report needs no numpy
         from posttrain.evaluation.agentic import scored_expectations
 
         yield predictions([*scored_expectations(found, expect)])

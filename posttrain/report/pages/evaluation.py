@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from posttrain.chat.detect import FoundCall, searched
 from posttrain.errors import DataError
 from posttrain.evaluation.grade import Record, record_from_row
-from posttrain.evaluation.metrics import LENGTHS
 from posttrain.report import section as ui
 from posttrain.report.lineage import Node, listed_text, samples_to_read
 from posttrain.report.pages import agentic
@@ -215,6 +214,9 @@ def differences(pairs: Sequence[ui.Row]) -> Iterator[ui.Block]:
 
 @ui.section("The gate")
 def gated(rows: Sequence[GateRow]) -> Iterator[ui.Block]:
+    # imported here: a report needs no numpy
+    from posttrain.evaluation.metrics import LENGTHS
+
     table: list[list[object]] = []
     for row in rows:
         scale = 1 if row.figure in LENGTHS else 100
