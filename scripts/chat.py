@@ -41,19 +41,15 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error("name a checkpoint, or --server URL with --model NAME")
     if options.server and not options.model:
         parser.error("--server needs --model NAME")
-    given = {
-        name: value
-        for name in ("temperature", "top_p", "top_k")
-        if (value := getattr(options, name)) is not None
-    }
 
     from posttrain.config.sample import ToolLoopSampling
-    from posttrain.conversation.open import open_checkpoint, open_server
+    from posttrain.conversation.open import SAMPLING, open_checkpoint, open_server
     from posttrain.conversation.session import Session
     from posttrain.conversation.terminal import open_terminal, talk
     from posttrain.environments.base import open_toolkit
     from posttrain.sampling.engines.http import Client
 
+    given = {n: value for n in SAMPLING if (value := getattr(options, n)) is not None}
     tools = open_toolkit(options.tools.split(",")) if options.tools else None
     terminal, client = open_terminal(), None
     sampling = {"max_tokens": options.max_tokens}

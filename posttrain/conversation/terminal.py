@@ -113,7 +113,7 @@ class Terminal:
     def __init__(self, console: Console, lines: TextIO) -> None:
         self.console, self._lines = console, lines
         self.shows_reasoning = self.always = False
-        self.fold = TagSplitter(self.show)
+        self.splitter = TagSplitter(self.show)
         self._trace = ""
         self._in_reasoning = self._open = False
 
@@ -121,7 +121,7 @@ class Terminal:
 
     def begin(self) -> None:
         self._trace, self._in_reasoning = "", False
-        self.fold.begin(opened=False)
+        self.splitter.begin(opened=False)
 
     def show(self, kind: Kind, text: str) -> None:
         """Print a piece, or keep it where reasoning is folded."""
@@ -135,7 +135,7 @@ class Terminal:
         self._write(text, style="dim" if self._in_reasoning else "")
 
     def end(self, step: Step) -> None:
-        self.fold.end()
+        self.splitter.end()
         if self._in_reasoning:
             self._close_reasoning()
         self._end_line()
@@ -260,7 +260,7 @@ def _command(line: str, session: Session, terminal: Terminal) -> None:
         session.system = rest or None
         terminal.note("system message set" if rest else "no system message")
     elif name == "/reset":
-        session.reset()
+        session.messages = ()
         terminal.note("forgotten")
     elif name == "/save":
         terminal.note(_save(rest, session))

@@ -72,7 +72,7 @@ def origins_of(
     stats: Mapping[str, Any] | None = None,
     adapter: Path | None = None,
 ) -> Origins:
-    """Collect them.
+    """Collect what the base, the adapter's card and every artifact in the lineage declare.
 
     Args:
         out: the checkpoint's folder, from which the paths of `parents` lead.
@@ -143,7 +143,7 @@ def _indexed(node: Node) -> list[tuple[str, str | None]]:
 
 
 def _front_matter(model: str) -> dict[str, Any]:
-    """Of a model's card: in its folder, or where the hub's cache has it."""
+    """The YAML head of a model's card, in its folder or in the hub's cache; {} if it has none."""
     from huggingface_hub import ModelCard, try_to_load_from_cache
 
     file = Path(model) / CARD

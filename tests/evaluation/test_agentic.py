@@ -33,14 +33,8 @@ from tests.data_builders.small_build import script
 TOOLS = json.dumps([{"type": "function", "function": {"name": "read", "parameters": {
     "type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"],
     "additionalProperties": False}}}])  # fmt: skip
-PROMPT = Prompt(
-    "p",
-    "p",
-    "rlvr",
-    (Message("user", "go"),),
-    tools=TOOLS,
-    metadata='{"family": "f", "fixture": "0/0"}',
-)
+METADATA = '{"family": "f", "fixture": "0/0"}'
+PROMPT = Prompt("p", "p", "rlvr", (Message("user", "go"),), tools=TOOLS, metadata=METADATA)
 SOUND, OTHER = '{"path": "a"}', '{"path": "b"}'
 
 
@@ -64,13 +58,13 @@ def completion(
     return Completion("p", 0, tuple(steps), finish, state=json.dumps(state))
 
 
+def test_a_family_of_the_tiny_world_is_no_agentic_one():
+    assert family_of(PROMPT) == "f"
+    assert family_of(replace(PROMPT, metadata='{"family": "maths", "task": "subtract"}')) is None
+
+
 LOOK = ("read", SOUND, "one", False)
 CHANGE = ("read", OTHER, "ok", True)
-
-
-def test_families_of_other_data_sets_are_no_agentic_ones():
-    assert family_of(PROMPT) == "f"
-    assert family_of(replace(PROMPT, metadata='{"family": "maths"}')) is None
 
 
 @pytest.mark.parametrize(
