@@ -46,8 +46,8 @@ from posttrain.training.finish import RESUME, RunOutcome
 from posttrain.training.launch import Launched
 from posttrain.training.moe import freeze_routers
 from posttrain.training.plan import ModelSize, RunPlan, check_enough, positions
-from posttrain.training.rl.curriculum_steps import CURRICULUM, CurriculumPlan
 from posttrain.training.rl.domains import domain_stats, domain_table
+from posttrain.training.rl.draws import PromptDraws
 from posttrain.training.rl.metrics import run_stats
 from posttrain.training.rl.plan import (
     check_environments,
@@ -184,6 +184,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         open_environment: runs the calls of prompts that declare tools; None: there are no such.
         runner: whose event loop the reward lives in, if it holds connections; None makes one.
         curriculum: the prompts of every step; None: whole permutations one after the other.
+        rounds: as of `Rollouts`.
         method: of the manifest and the card, such as `rlhf`.
         parents: what prompts and reward were made from; the policy is added.
         stats: more for the manifest.
@@ -199,7 +200,8 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         reward: GroupReward,
         open_environment: OpenEnvironment | None = None,
         runner: asyncio.Runner | None = None,
-        curriculum: CurriculumPlan | None = None,
+        curriculum: PromptDraws | None = None,
+        rounds: int = 1,
         method: str = "grpo",
         parents: Sequence[Parent] = (),
         stats: Mapping[str, Any] | None = None,
@@ -207,7 +209,8 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         super().__init__(recipe)
         self.prompts, self.reward, self.method = prompts, reward, method
         self.open_environment, self.runner = open_environment, runner or asyncio.Runner()
-        self.parents, self.stats, self.curriculum = parents, stats or {}, curriculum
+        self.parents, self.stats = parents, stats or {}
+        self.curriculum, self.rounds = curriculum, rounds
         self._lengths: list[int] = []
         self._routers = 0
 
@@ -279,13 +282,20 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
             return RenderedSampler(engine, template=template, encoder=encoder, stop_ids=stops)
 
         tools = self.open_environment or (lambda _: None)
-        rows = {prompt.id: row for row, prompt in enumerate(self.prompts)}
-        planned = None if self.curriculum is None else self.curriculum.steps(rows)
+        rollouts = Rollouts(
+            self.prompts,
+            self.reward,
+            make_sampler,
+            tools,
+            self.runner,
+            curriculum=self.curriculum,
+            rounds=self.rounds,
+        )
         return GroupTrainer(
             **parts,
             train_dataset=data,
             recipe=recipe,
-            rollouts=Rollouts(self.prompts, self.reward, make_sampler, tools, self.runner, planned),
+            rollouts=rollouts,
             pad_id=special.pad_id,
         )
 
@@ -337,7 +347,8 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
     def train(self, prepared: PreparedRun[GroupTrainer], directory: Run) -> Manifest | None:
         """As the parent; the curriculum is part of the artifact."""
         if self.curriculum is not None and prepared.trainer.is_world_process_zero():
-            atomic_write_text(self.out / CURRICULUM, self.curriculum.text())
+            for name, text in self.curriculum.files().items():
+                atomic_write_text(self.out / name, text)
         return super().train(prepared, directory)
 
     def outcome(self, prepared: PreparedRun[GroupTrainer], base: str | None) -> RunOutcome:
