@@ -124,6 +124,10 @@ def grpo_arguments(
             "logging_nan_inf_filter": False,
         },
     )
+    batches = args.max_steps // num_iterations
+    last = max((one.from_batch for one in recipe.sampling.max_completion or ()), default=1)
+    if last > batches:
+        raise ConfigError(f"sampling.max_completion changes at batch {last} of {batches}")
     for name in ("max_steps", "save_steps"):
         value = getattr(args, name)
         if value % num_iterations:

@@ -164,6 +164,7 @@ class StepMaker:
                 break
         self.clock.verifiers = verifier_seconds(stats)
 
+        limit = self.recipe.sampling.completion_limit(number + 1)
         size = self.recipe.prompts_per_step // updates
         parts = [range(k * size, (k + 1) * size) for k in range(updates)]
         return RolloutStep(
@@ -175,6 +176,7 @@ class StepMaker:
             tokens_seen=total(stats, "tokens") + total(stats, "prompt_tokens"),
             metrics=batch_metrics(stats)
             | domain_metrics(stats)
+            | ({} if limit is None else {"max_completion": limit})
             | self._recorded(number, every, stats),
         )
 
@@ -276,7 +278,11 @@ class StepMaker:
             tasks,
             self.sampler,
             open_environment=self.rollouts.open_environment,
-            limits=RolloutLimits(parameters, max_turns=sampling.max_turns),
+            limits=RolloutLimits(
+                parameters,
+                max_turns=sampling.max_turns,
+                max_tokens=sampling.completion_limit(number + 1),
+            ),
         )
         return [
             Group(one.prompt, tuple(completions[k * n : (k + 1) * n]))

@@ -263,13 +263,18 @@ def test_killed_anywhere_it_ends_with_the_same_prompts_and_losses(
 
 
 # dynamic sampling with groups of two, half of which are alike; few prompts are left for refills
-DYNAMIC = ("num_generations=2", "dynamic_sampling.max_gen_batches=3", "loss.overlong=train")
+DYNAMIC = (
+    "num_generations=2",
+    "dynamic_sampling.max_gen_batches=3",
+    "loss.overlong=train",
+    "sampling.max_completion=[{from_batch: 1, tokens: 4}, {from_batch: 3, tokens: 8}]",
+)
 POOLS = (*DYNAMIC, "curriculum={order: difficulty_pools, pools: {hard_threshold: 0.3}}")
 
 
 @pytest.fixture(scope="module", params=[DYNAMIC, POOLS], ids=["planned", "pools"])
 def refilled(root: Path, request: pytest.FixtureRequest) -> tuple[Path, tuple[str, ...]]:
-    out = root / f"refilled-{len(request.param)}"
+    out = root / f"refilled-{request.param == POOLS}"
     run(root, out, *request.param)
     return out, request.param
 
@@ -300,6 +305,11 @@ def test_groups_that_teach_nothing_are_replaced_within_their_domain(
             empty += own[-1]["dropped"]
         assert log["count/refills"] == len(groups) - BATCH
         assert log["count/dropped_groups"] == sum(g["dropped"] for g in groups)
+        limit, rollouts = log["max_completion"], [r for g in groups for r in g["rollouts"]]
+        assert limit == (4 if log["step"] < 3 else 8)
+        assert max(r["tokens"] for r in rollouts) == limit
+        cut = {r["finish"] for r in rollouts if r["tokens"] == limit}
+        assert ("token_limit" if limit < 8 else "length") in cut
         assert log["rounds"] == 1 + max(g["attempt"] for g in groups)
         refills += len(groups) - BATCH
         domains = Counter(domain for _, attempt, _, domain, *_ in drawn if not attempt)
