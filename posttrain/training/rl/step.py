@@ -22,8 +22,8 @@ from typing import Any
 from accelerate.utils import gather_object
 
 from posttrain.config.grpo import GroupTraining
-from posttrain.group_rewards import Group, GroupReward
-from posttrain.rollouts import Prompt
+from posttrain.group_rewards import EarlyReward, Group, GroupReward
+from posttrain.rollouts import Completion, Prompt
 from posttrain.sampling.rollout import OpenEnvironment, RolloutLimits, Task, roll_out
 from posttrain.sampling.sampler import Engine, Parameters, Sampler, seed_of
 from posttrain.training.order import rows_drawn
@@ -184,7 +184,8 @@ class StepMaker:
         """The groups of some of a step's prompts, with rewards and advantages."""
         reward, run, seed = self.rollouts.reward, self.rollouts.runner.run, self.recipe.seed
         with self.clock.part("rollout"), self.engine.current(number):
-            groups = run(self.roll_out(number, drawn))
+            begin = reward.begin if isinstance(reward, EarlyReward) else None
+            groups = run(self.roll_out(number, drawn, on_end=begin))
         if not drawn:
             return []  # the others' places are refilled; entering the block takes all processes
         with self.clock.part("reward"):
@@ -265,8 +266,15 @@ class StepMaker:
         )
         return figures
 
-    async def roll_out(self, number: int, drawn: Sequence[DrawnPrompt]) -> list[Group]:
-        """The groups of some of a step's prompts, all of their rollouts in one go."""
+    async def roll_out(
+        self,
+        number: int,
+        drawn: Sequence[DrawnPrompt],
+        *,
+        on_end: Callable[[Prompt, Completion], None] | None = None,
+    ) -> list[Group]:
+        """The groups of some of a step's prompts, all of their rollouts in one go; `on_end` as of
+        `posttrain.sampling.rollout.roll_out`."""
         sampling, n, seed = self.recipe.sampling, self.recipe.num_generations, self.recipe.seed
         parameters = Parameters(sampling.temperature, max_tokens=sampling.max_tokens, logps=True)
         tasks = [
@@ -283,6 +291,7 @@ class StepMaker:
                 max_turns=sampling.max_turns,
                 max_tokens=sampling.completion_limit(number + 1),
             ),
+            on_end=on_end,
         )
         return [
             Group(one.prompt, tuple(completions[k * n : (k + 1) * n]))
