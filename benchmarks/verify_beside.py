@@ -3,7 +3,7 @@
     python benchmarks/verify_beside.py --checkpoint runs/tiny/sft \\
         --rows runs/tiny/world/train/maths.jsonl
 
-Real prompts of the tiny world and real decoding in process, 16 prompts × 8; a verification only waits, as for a
+Prompts of the tiny world (16 × 8), real decoding in process; a verification only waits, as for a
 judge's server or a sandbox elsewhere, so that the figures do not depend on spare cores. Both ways
 must give the same completions and rewards.
 """

@@ -30,8 +30,8 @@ from posttrain.sampling.sampler import (
     EngineRequest,
     Generation,
     Ids,
+    IncrementalEngine,
     Request,
-    StreamingEngine,
 )
 from posttrain.tokens.tokenizer import Encoder
 
@@ -92,7 +92,7 @@ class RenderedSampler:
         on_done: Callable[[int, Generation], None],
         progress: Callable[[int], None] | None = None,
     ) -> None:
-        """As `StreamingSampler.sample_each`; with an engine that does not stream, all at the end.
+        """As `IncrementalSampler.sample_each`; with an engine that does not stream, all at the end.
 
         A conversation that the template refuses, or that holds a token which frames messages, is
         not sent to the engine: its generation has an `error`.
@@ -122,7 +122,7 @@ class RenderedSampler:
             on_done(k, self._generation(requests[k], str(prompts[k]), request.ids, output))
 
         given = [request for _, request in sent]
-        if isinstance(self.engine, StreamingEngine):
+        if isinstance(self.engine, IncrementalEngine):
             await self.engine.generate_each(given, on_done=ended, progress=progress)
             return
         for number, output in enumerate(await self.engine.generate(given, progress=progress)):

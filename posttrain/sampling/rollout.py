@@ -25,10 +25,10 @@ from posttrain.records import Message, ToolCall
 from posttrain.rollouts import Completion, Finish, Prompt, Step
 from posttrain.sampling.sampler import (
     Generation,
+    IncrementalSampler,
     Parameters,
     Request,
     Sampler,
-    StreamingSampler,
     seed_of,
 )
 
@@ -132,7 +132,7 @@ async def roll_out_each(
             live = begun
             while live:
                 requests, handed = [rollout.request() for _, rollout in live], set[int]()
-                if as_they_end and isinstance(sampler, StreamingSampler):
+                if as_they_end and isinstance(sampler, IncrementalSampler):
                     receive = _receiver(live, handed, on_done)
                     await sampler.sample_each(requests, on_done=receive, progress=progress)
                 else:

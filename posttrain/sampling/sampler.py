@@ -162,7 +162,7 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class StreamingSampler(Protocol):
+class IncrementalSampler(Protocol):
     """A sampler that hands a generation over when it ends, while the engine continues others."""
 
     async def sample_each(
@@ -177,7 +177,7 @@ class StreamingSampler(Protocol):
 
 
 @runtime_checkable
-class StreamingEngine(Protocol):
+class IncrementalEngine(Protocol):
     """An engine that hands an output over when it ends, while others go on."""
 
     async def generate_each(

@@ -120,7 +120,7 @@ class InProcess(LiveEngine):
         on_done: Callable[[int, EngineOutput], None],
         progress: Callable[[int], None] | None = None,
     ) -> None:
-        """As `StreamingEngine.generate_each`; the model is in eval mode meanwhile.
+        """As `IncrementalEngine.generate_each`; the model is in eval mode meanwhile.
 
         Raises:
             DataError: the model's logits are not finite.

@@ -22,6 +22,7 @@ from typing import Any
 from accelerate.utils import gather_object
 
 from posttrain.config.grpo import GroupTraining
+from posttrain.errors import ConfigError
 from posttrain.group_rewards import EarlyReward, Group, GroupReward
 from posttrain.rollouts import Completion, Prompt
 from posttrain.sampling.rollout import OpenEnvironment, RolloutLimits, Task, roll_out
@@ -303,6 +304,47 @@ class StepMaker:
         rows = trained_rows(groups, overlong=self.recipe.loss.overlong)
         parts = micro_batches(rows, groups, count=self.micro_batches)
         return [collate(part, pad_id=self.pad_id) for part in parts]
+
+
+def accumulation(
+    *, per_step: int, num_generations: int, num_iterations: int, micro: int, processes: int
+) -> int:
+    """Micro-batches of an update on each process.
+
+    Args:
+        per_step: prompts of a step.
+        micro: rollouts in a micro-batch on one process.
+
+    Raises:
+        ConfigError: a group would be split over processes or updates, or micro-batches do not fit;
+            with the sizes that do.
+    """
+    parts = num_iterations * processes
+    if per_step % parts:
+        below = per_step // parts * parts
+        sizes = [size for size in (below, below + parts) if size]
+        may = [p for p in range(1, per_step + 1) if per_step % (p * num_iterations) == 0]
+        fits = f", or start {_listed(may)} process(es)" if may else ""
+        shared = f" × {num_iterations} updates" if num_iterations > 1 else ""
+        raise ConfigError(
+            f"prompts_per_step {per_step} over {processes} process(es){shared} would split a "
+            f"group, whose rewards are relative to each other: set prompts_per_step to "
+            f"{_listed(sizes)}{fits}"
+        )
+    local = per_step // parts * num_generations
+    if local % micro:
+        fitting = [n for n in range(1, local + 1) if local % n == 0]
+        raise ConfigError(
+            f"{local} rollouts a process and update are no multiple of "
+            f"trainer.per_device_train_batch_size {micro}; it may be {_listed(fitting)}"
+        )
+    return local // micro
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    if len(sizes) > 12:
+        return f"{', '.join(map(str, sizes[:6]))}, … {', '.join(map(str, sizes[-3:]))}"
+    return ", ".join(map(str, sizes))
 
 
 def share(*, per_step: int, num_iterations: int, processes: int, process: int) -> list[list[int]]:
