@@ -44,6 +44,7 @@ def test_a_refill_is_of_the_domain_near_in_pass_rate_and_as_often_as_may_be(tmp_
     planned = Counter(d.prompt_id for step in draws.plan.draws for d in step)
     first = draws.draw(0)
     taken = {draw.prompt_id for draw in first}
+    refills: list[Draw | None] = []
     for _ in range(12):
         refills = draws.refill(first)
         for dropped, refill in zip(first, refills, strict=True):
