@@ -19,8 +19,9 @@ export OMP_NUM_THREADS := 1
 # what `accelerate launch --config_file recipes/accelerate/cpu.yaml` sets
 export ACCELERATE_USE_CPU := true
 STAGES = world build_sft sft sample build_dpo dpo eval judgements build_genrm_sft genrm_sft build_genrm \
-	genrm eval_genrm rlhf eval_rlhf win_rate profile rlvr eval_rlvr
-.PHONY: quickstart tiny tiny-rlvr smoke chain chain-rlvr $(STAGES) test test-ray lint format docs bench \
+	genrm eval_genrm rlhf eval_rlhf win_rate profile rlvr eval_rlvr \
+	eval_suite eval_agentic
+.PHONY: quickstart tiny tiny-rlvr tiny-eval smoke chain chain-rlvr $(STAGES) test test-ray lint format docs bench \
 	gpu-check clean
 
 $(BIN)/.installed: pyproject.toml constraints.txt
@@ -38,7 +39,7 @@ quickstart: $(BIN)/.installed
 	@$(MAKE) --no-print-directory -j$(JOBS) chain
 	@$(BIN)/python benchmarks/quickstart.py $(RUNS)
 
-# the same chain at two to three times the size
+# the same chain, half as large again in SFT and twice in sampling
 tiny: $(BIN)/.installed
 	@$(MAKE) --no-print-directory -j$(JOBS) chain SIZE=full AT=runs/full
 	@$(BIN)/python benchmarks/quickstart.py runs/full/runs/tiny
@@ -46,6 +47,10 @@ tiny: $(BIN)/.installed
 # SFT → RLVR → RLHF → RLVR, from the SFT model and the judge that `make quickstart` leaves
 tiny-rlvr: $(BIN)/.installed
 	@$(MAKE) --no-print-directory chain-rlvr
+
+# a suite of rows, RLVR environments and tasks of inspect, and agentic tasks, on the SFT model
+tiny-eval: $(BIN)/.installed-dev
+	@$(MAKE) --no-print-directory -j$(JOBS) eval_suite eval_agentic
 
 # Does every stage still run? A few steps of each, from nothing. With RECIPES of your own the chain
 # is run as they are written, and a stage that has no recipe there is left out.
@@ -101,7 +106,7 @@ genrm_sft: build_genrm_sft sft
 build_genrm: judgements
 	$(call stage,build_genrm,build_genrm,write judging prompts in both orders,genrm_data/report.html: what a judge is shown)
 genrm: genrm_sft build_genrm
-	$(call stage,genrm,genrm,train the judge by reinforcement,genrm/report.html: its reward rises,$(seed))
+	$(call stage,genrm,genrm,train the judge on its own verdicts,genrm/report.html: its reward and its errors,$(seed))
 eval_genrm: genrm
 	$(call stage,eval_genrm,eval_genrm,judge held-out pairs,eval_genrm/report.html: accuracy and consistency)
 rlhf: genrm
@@ -117,6 +122,11 @@ rlvr: profile
 	$(call stage,rlvr,rlvr,train on answers that code can check,rlvr/report.html: pass rates rise,$(seed))
 eval_rlvr: rlvr
 	$(call stage,eval,eval_rlvr,ask each model held-out questions,eval_rlvr/report.html: accuracy stage by stage)
+
+eval_suite: sft
+	$(call stage,eval,eval_suite,give the model tasks of three kinds,eval_suite/report.html: figures of each task)
+eval_agentic: sft
+	$(call stage,eval,eval_agentic,give tasks with files and a shell to policies and the model,eval_agentic/report.html: how runs fail)
 
 # one after another, and from artifacts that must be there
 chain-rlvr:

@@ -16,6 +16,6 @@ setup(
     package_data={
         "": ["py.typed"],
         "posttrain.recipes": ["**/*.yaml", "**/*.md"],
-        "posttrain.report": ["page.css", "page.html.jinja"],
+        "posttrain.report": ["page.css", "page.html.jinja", "page.js"],
     },
 )

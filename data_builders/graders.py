@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from data_builders.tiny_world.grading import TinyWorldGrader
+from posttrain.config.judge import JudgeSampling, LabelJudgeConfig
+from posttrain.evaluation.journal import JournaledSampler
 from posttrain.records import Score
 from posttrain.rollouts import Prompt
+from posttrain.runs import atomic_write_json
 from reward.environments import ENVIRONMENTS
-from reward.environments.judged import JudgedEnvironment
+from reward.environments.judged import JudgedEnvironment, LabelJudge
 from reward.graders import GRADERS
 from reward.graders.base import Attempt, Grader
+from reward.judge.judge import JudgeSampler, open_judges
+
+_KEPT = ("sampling", "retries", "thinking")
 
 
 class EnvironmentGrader:
-    """Grades by the RLVR environment that each prompt names."""
+    """Grades by the RLVR environment that each prompt names.
+
+    Args:
+        judge: the model of environments that need one; None: the answers in `labels` are given.
+        labels: the journal of a judge's answers; None: there is no judge.
+    """
+
+    def __init__(self, judge: LabelJudgeConfig | None = None, labels: Path | None = None) -> None:
+        self._judge, self._labels = judge, labels
 
     def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
         """As `Grader.refuse`: the gold is replayed, and has to pass, where no judge is needed."""
@@ -31,17 +50,54 @@ class EnvironmentGrader:
         results: list = [None] * len(items)
         for name in sorted({str(prompt.environment) for prompt in prompts}):
             places = [k for k, prompt in enumerate(prompts) if prompt.environment == name]
-            own = getattr(ENVIRONMENTS[name](), method)([items[k] for k in places])
+            kind, chosen = ENVIRONMENTS[name], [items[k] for k in places]
+            if method == "grade" and issubclass(kind, JudgedEnvironment) and self._labels:
+                own = asyncio.run(self._judged(kind, chosen, self._labels))
+            else:
+                own = getattr(kind(), method)(chosen)
             for k, result in zip(places, own, strict=True):
                 results[k] = result
         return results
+
+    async def _judged(
+        self, kind: type[JudgedEnvironment], attempts: Sequence[Attempt], labels: Path
+    ) -> list[Score]:
+        """The scores; the judge's connections belong to this event loop."""
+        settings = labels.with_suffix(".json")  # all else that its requests depend on
+        async with contextlib.AsyncExitStack() as stack:
+            if self._judge is None:
+                kept = json.loads(settings.read_text("utf-8"))
+                config = JudgeSampling(**kept["sampling"])
+                model = JudgeSampler(
+                    JournaledSampler(None, labels),
+                    "message",
+                    thinking=kept["thinking"],
+                    tokens=tuple(kept["tokens"]),
+                )
+                judge = LabelJudge(model, sampling=config, retries=kept["retries"])
+            else:
+                [model] = await open_judges([self._judge.model()], stack)
+                kept = self._judge.model_dump(mode="json", include={*_KEPT})
+                atomic_write_json(settings, kept | {"tokens": model.tokens})
+                model = replace(model, sampler=JournaledSampler(model.sampler, labels))
+                sampling, retries = self._judge.sampling, self._judge.retries
+                judge = LabelJudge(model, sampling=sampling, retries=retries)
+            environment = kind(judge)
+            scores = (environment.verify(a.prompt, a.completion) for a in attempts)
+            return list(await asyncio.gather(*scores))
 
 
 def _needs_judge(prompt: Prompt) -> bool:
     return issubclass(ENVIRONMENTS[str(prompt.environment)], JudgedEnvironment)
 
 
-def all_graders() -> dict[str, Grader]:
-    """Grader by name; one that needs worker processes starts them when it is first used."""
+def all_graders(
+    judge: LabelJudgeConfig | None = None, labels: Path | None = None
+) -> dict[str, Grader]:
+    """Grader by name; one that needs worker processes starts them when it is first used.
+
+    Args:
+        judge, labels: as of `EnvironmentGrader`.
+    """
     made = {name: make() for name, make in GRADERS.items()}
-    return made | {"environment": EnvironmentGrader(), "tiny_world": TinyWorldGrader()}
+    return made | {"environment": EnvironmentGrader(judge, labels), "tiny_world": TinyWorldGrader()}

@@ -40,12 +40,14 @@ class Score:
     `value` in [0, 1], or `None` when the completion could not be scored: a grader that fails never
     invents a number. `answer` is what was read out of the completion; `explanation` says why.
     `failure` names the kind of failure where the verifier, and not the completion, is at fault.
+    `figures` are further shares in [0, 1], such as a looser reading of the same answer.
     """
 
     value: float | None
     answer: str | None
     explanation: str
     failure: FailureKind | None = None
+    figures: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def scored(self) -> bool:

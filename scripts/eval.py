@@ -5,6 +5,8 @@
     posttrain eval --config F out=runs/x --dry-run
     posttrain eval rescore RUN [out=DIR]              # grade the records again
     posttrain eval compare RUN_A[:NAME] RUN_B[:NAME]  # paired, on the same prompts
+    posttrain eval compare RUN_A RUN_B --gate G.yaml  # exits with 1 where B is worse
+    posttrain eval leaderboard RUN[:NAME] …           # agentic tasks, several models
 
 Paths in a recipe are relative to the directory this is run in. Killed and started again, the same
 command finishes the run and repeats nothing that was finished.
@@ -14,31 +16,23 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
-from posttrain.config.eval import EvalConfig
+from posttrain.config.eval import EvalConfig, GateConfig
+from posttrain.config.load import load_recipe
 from posttrain.errors import ConfigError
 from posttrain.evaluation.inspect_adapter import require_inspect
-from posttrain.runs import Counts, Run, atomic_write_json, open_run
-
-if TYPE_CHECKING:
-    from data_builders.prompts import PromptPlan
-    from posttrain.evaluation.grade import Grade
-    from posttrain.evaluation.stage import EvaluationPlan
-    from reward.graders.base import Grader
+from posttrain.runs import Run, atomic_write_json, open_run
 
 KIND, WORK = "evaluation", "work"
 
 
 def main(arguments: list[str]) -> None:
     console = Console(width=None if sys.stdout.isatty() else 160)
-    commands = {"rescore": rescore_run, "compare": compare}
+    commands = {"rescore": rescore_run, "compare": compare, "leaderboard": leaderboard}
     if arguments and arguments[0] in commands:
         commands[arguments[0]](arguments[1:], console)
     else:
@@ -55,59 +49,23 @@ def evaluate(arguments: list[str], console: Console) -> None:
         raise ConfigError("--limit takes a number of prompts, 1 or more")
     recipe = recipe.part(tuple(options.task)) if options.task else recipe
     if recipe.inspect_logs:
-        require_inspect()
+        require_inspect("inspect_logs", extra="inspect")
     config = recipe.owner_config() | ({"limit": options.limit} if options.limit else {})
     out = Path(recipe.out)
 
-    from data_builders.prompts import PromptPlan
+    from data_builders.prompts.evaluation import evaluation_plan, open_tasks
 
     # the names of graders and tools, and the files, before torch is loaded
-    sources = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
+    rows = open_tasks(recipe)
 
     from posttrain.evaluation.stage import run_evaluation, show_plan
 
     if options.dry_run:
         Run.open(out, kind=KIND, config=config, dry_run=True)
-        show_plan(console, recipe, plan_of(recipe, sources, options.limit))
+        show_plan(console, recipe, evaluation_plan(recipe, rows, limit=options.limit))
         return
     with open_run(out, kind=KIND, config=config, scratch=WORK) as stage:
-        run_evaluation(stage, recipe, plan_of(recipe, sources, options.limit), console)
-
-
-def plan_of(recipe: EvalConfig, plan: PromptPlan, limit: int | None) -> EvaluationPlan:
-    """Prompts, environments and graders of a recipe."""
-    from data_builders.sft.inputs import as_stats
-    from posttrain.evaluation.grade import units_of
-    from posttrain.evaluation.stage import EvaluationPlan
-    from posttrain.models.chat_template import renderer_of
-    from posttrain.sampling.open import checkpoint_parents
-
-    out = Path(recipe.out)
-    parents = plan.parents + checkpoint_parents(map(recipe.path_of, recipe.checkpoints), out=out)
-    prompts = plan.build()
-    units = units_of(prompts.prompts, recipe.n_of)
-    units = [replace(unit, prompts=unit.prompts[:limit]) for unit in units]
-    rows, kept = len(prompts.prompts), sum(len(unit.prompts) for unit in units)
-    return EvaluationPlan(
-        units=units,
-        renderers={
-            name: renderer_of(recipe.backend_of(name), recipe.path_of(name))
-            for name in recipe.checkpoints
-        },
-        open_environment=plan.open_environment,
-        grade=grade_by_name(plan.graders),
-        files={file.path: file.sha256 for file in plan.inputs},
-        parents=parents,
-        counts=Counts(rows, kept, {"limit": rows - kept} if rows > kept else {}),
-        stats={"sources": prompts.stats()["sources"], "inputs": as_stats(plan.inputs)},
-    )
-
-
-def grade_by_name(graders: Mapping[str, Grader]) -> Grade:
-    """The graders as evaluation calls them."""
-    from reward.graders.base import Attempt
-
-    return lambda name, attempts: graders[name].grade([Attempt(*attempt) for attempt in attempts])
+        run_evaluation(stage, recipe, evaluation_plan(recipe, rows, limit=options.limit), console)
 
 
 def rescore_run(arguments: list[str], console: Console) -> None:
@@ -120,15 +78,18 @@ def rescore_run(arguments: list[str], console: Console) -> None:
         raise ConfigError(f"rescore takes out=DIR, not {options.out!r}")
 
     from data_builders.graders import all_graders
-    from posttrain.evaluation.grade import changed_grades, rescore
-    from posttrain.evaluation.run import read_run
-    from posttrain.evaluation.stage import keep_rescored, metrics_of
+    from data_builders.prompts.evaluation import grade_by_name
+    from posttrain.evaluation.grade import changed_grades
+    from posttrain.evaluation.run import JOURNALS, LABELS, read_run
+    from posttrain.evaluation.stage import keep_rescored, metrics_of, rescored_records
     from posttrain.report import write_report
     from posttrain.report.console import print_sections
     from posttrain.report.pages.evaluation import figures
 
     manifest, before = read_run(options.run)
-    after = rescore(before, grade_by_name(all_graders()))
+    labels = options.run / JOURNALS / LABELS
+    grade = grade_by_name(all_graders(labels=labels if labels.is_file() else None))
+    after = rescored_records(options.run, manifest, before, grade)
     for name, records in before.items():
         scores, calls = changed_grades(records, after[name])
         changed = f"{scores:,} scores and {calls:,} verdicts changed"
@@ -145,16 +106,18 @@ def rescore_run(arguments: list[str], console: Console) -> None:
 
 def compare(arguments: list[str], console: Console) -> None:
     """Two checkpoints of two runs (or of one), question by question."""
-    parts = ("sampling", "rendering", "versions")
+    parts = ("sampling", "rendering", "versions", "judge")
     parser = argparse.ArgumentParser(description="Compare two runs on the same prompts.")
     parser.add_argument("a", help="RUN, or RUN:NAME of one of its checkpoints")
     parser.add_argument("b", help="RUN, or RUN:NAME")
     parser.add_argument("--despite", action="append", default=[], choices=parts,
                         help="compare although this part of the locks differs")  # fmt: skip
     parser.add_argument("--json", type=Path, help="write the figures to this file as well")
+    parser.add_argument("--gate", type=Path, help="a file of rules; exit with 1 where one fails")
     options = parser.parse_intermixed_args(arguments)
+    gate = None if options.gate is None else load_recipe(options.gate, GateConfig, ())
 
-    from posttrain.evaluation.compare import compare_runs, side_of
+    from posttrain.evaluation.compare import comparable, compare_runs, side_of
     from posttrain.report.console import print_sections
     from posttrain.report.pages.evaluation import differences
 
@@ -164,6 +127,37 @@ def compare(arguments: list[str], console: Console) -> None:
     print_sections(console, [differences(rows)])
     if options.json is not None:
         atomic_write_json(options.json, {"a": options.a, "b": options.b, "pairs": rows})
+    if gate is not None:
+        from posttrain.evaluation.gate import gate_rows, passes
+        from posttrain.report.pages.evaluation import gated
+
+        verdicts = gate_rows(gate, *comparable(a, b, despite=options.despite))
+        print_sections(console, [gated(verdicts)])
+        if not passes(gate, verdicts):
+            sys.exit(1)
+
+
+def leaderboard(arguments: list[str], console: Console) -> None:
+    """The agentic runs of several models side by side, of one or several evaluations."""
+    parser = argparse.ArgumentParser(description="Rank models by their agentic runs.")
+    parser.add_argument("runs", nargs="+", help="RUN:NAME, or RUN where it has one checkpoint")
+    options = parser.parse_args(arguments)
+
+    from posttrain.evaluation.agentic import agentic_rows
+    from posttrain.evaluation.compare import comparable, side_of
+    from posttrain.report.console import print_sections
+    from posttrain.report.pages.agentic import figures
+
+    first, *others = map(side_of, options.runs)
+    records = {options.runs[0]: first.records}
+    for given, side in zip(options.runs[1:], others, strict=True):
+        if side.lock["prompts"].keys() != first.lock["prompts"].keys():
+            raise ConfigError(f"{given} has other tasks than {options.runs[0]}")
+        records[given] = comparable(first, side, despite=("rendering", "versions"))[1]
+    rows = agentic_rows(records, seed=0)
+    if rows is None:
+        raise ConfigError("these evaluations have no agentic tasks")
+    print_sections(console, figures(rows, {}, ()), charts=False)
 
 
 if __name__ == "__main__":

@@ -1,27 +1,38 @@
-"""Write report.html for an artifact and everything it was made from.
+"""Write report.html for an artifact and everything it was made from, or one page about several.
 
 posttrain report runs/tiny/sft [--out report.html]
+posttrain report runs/a/sft runs/b/sft [--out overlay.html]
+
+A training run that has not finished has a page too: its curves so far, and whether it is at work.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from posttrain.config.command import run_command
 
 
-def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description="Write the report of an artifact.")
-    parser.add_argument("artifact", type=Path, metavar="DIR", help="a stage's finished output")
-    parser.add_argument("--out", type=Path, help="default: DIR/report.html")
-    options = parser.parse_args(arguments)
+def main(argv: Sequence[str] | None = None) -> None:
+    """Write the page and print where it is."""
+    parser = argparse.ArgumentParser(description="Write the report of one artifact, or of several.")
+    parser.add_argument(
+        "artifacts", type=Path, nargs="+", metavar="DIR", help="a stage's output directory"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="default: DIR/report.html; of several overlay.html"
+    )
+    options = parser.parse_args(argv)
 
-    from posttrain.report import write_report
+    from posttrain.report import write_overlay, write_report
 
-    print(write_report(options.artifact, out=options.out))
+    if len(options.artifacts) == 1:
+        print(write_report(options.artifacts[0], out=options.out))
+    else:
+        print(write_overlay(options.artifacts, out=options.out or Path("overlay.html")))
 
 
 if __name__ == "__main__":
-    run_command(lambda: main(sys.argv[1:]))
+    run_command(main)

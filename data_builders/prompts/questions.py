@@ -17,9 +17,9 @@ from typing import Any
 from data_builders.dialects import RowProblem, read_row
 from data_builders.filters.structure import first_empty
 from data_builders.keyed import key64
-from data_builders.rows.raw import Dropped
-from data_builders.rows.read import RowCounts, read_each, read_rows
-from data_builders.rows.where import lookup
+from data_builders.rows.raw import Dropped, RawRow
+from data_builders.rows.read import RowCounts, matching_rows, read_each, read_rows
+from data_builders.rows.where import SeenFields, lookup
 from data_builders.tiny_world.items import message_of
 from posttrain.config.prompts import (
     OPTION_LETTERS,
@@ -30,7 +30,7 @@ from posttrain.config.prompts import (
     QuestionPrompts,
     TinyWorldPrompts,
 )
-from posttrain.errors import DataError
+from posttrain.errors import ConfigError, DataError
 from posttrain.jsontext import encode_json
 from posttrain.records import Message, json_text, message_to_row
 from posttrain.runs import Counts
@@ -138,7 +138,9 @@ def read_question(row: Row, source: QuestionPrompts) -> RowQuestion:
     """
     question = text_of(row, source.question)
     options = _options(row, source, question)
-    gold = _letter(row, source, options) if options else _gold(row, source)
+    gold = None
+    if source.gold is not None:
+        gold = _letter(row, source, options) if options else _gold(row, source)
     text = _fill(source.text, question, options)
     messages = (Message("user", text),)
     if source.system is not None:
@@ -149,13 +151,14 @@ def read_question(row: Row, source: QuestionPrompts) -> RowQuestion:
 
 
 def _gold(row: Row, source: QuestionPrompts) -> str:
-    text = text_of(row, source.gold)
+    text = text_of(row, str(source.gold))
     if source.gold_pattern is None:
         return text
     found = list(re.finditer(source.gold_pattern, text))
     gold = (found[-1][1] or "").strip() if found else ""
     if not gold:
-        raise RowProblem("gold_unreadable", source.gold, f"no match of {source.gold_pattern!r}")
+        why = f"no match of {source.gold_pattern!r}"
+        raise RowProblem("gold_unreadable", str(source.gold), why)
     return gold
 
 
@@ -184,8 +187,8 @@ def _options(row: Row, source: QuestionPrompts, question: str) -> dict[str, str]
 
 def _letter(row: Row, source: QuestionPrompts, options: Mapping[str, str]) -> str:
     """The letter, among those shown, of the right option."""
-    own = _texts(row, source)
-    value = field_of(row, source.gold)
+    own, path = _texts(row, source), str(source.gold)
+    value = field_of(row, path)
     gold = _gold(row, source)
     readings = {text for text in own if text == gold}
     if isinstance(value, int) and not isinstance(value, bool):
@@ -195,7 +198,7 @@ def _letter(row: Row, source: QuestionPrompts, options: Mapping[str, str]) -> st
         readings.update(own[place : place + 1])
     if len(readings) != 1:
         kind = "gold_ambiguous" if readings else "gold_unreadable"
-        raise RowProblem(kind, source.gold, f"{value!r:.80} names {len(readings)} of the options")
+        raise RowProblem(kind, path, f"{value!r:.80} names {len(readings)} of the options")
     return next(letter for letter, text in options.items() if text in readings)
 
 
@@ -300,7 +303,15 @@ def distinct_questions(
 def _questions(source: AnySource, counts: RowCounts, base_dir: Path) -> Iterator[RowQuestion]:
     """Every row that is a question and that `where` lets through; the others are counted."""
     read, config = READERS[source.format], source.rows()
-    rows = read_rows(config, base_dir)
+    if isinstance(source, EnvironmentPrompts) and source.generated is not None:
+        environment, place = ENVIRONMENTS[source.environment](), source.environment
+        made = environment.rows(seed=source.generated, count=source.count or 0)
+        if not made:
+            raise ConfigError(f"source {source.name!r}: {place} generates no rows; give a path")
+        raws = (RawRow(row, place, number) for number, row in enumerate(made, start=1))
+        rows = matching_rows(raws, SeenFields(config))
+    else:
+        rows = read_rows(config, base_dir)
     for item in read_each(rows, config, read=lambda raw: read(raw.row, source), counts=counts):
         if not isinstance(item, Dropped):
             yield item

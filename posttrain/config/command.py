@@ -67,7 +67,8 @@ def parse_recipe(
         parser.epilog = f"keys of the recipe:\n\n{describe(schema)}"
     options = parser.parse_intermixed_args(given)
     if options.config is None:
-        own = [n for n in recipe_names() if n.rpartition("/")[2] == parser.prog.split()[-1]]
+        stage = parser.prog.split()[-1].removesuffix(".py")
+        own = [name for name in recipe_names() if name.endswith(f"/{stage}")]
         names = ", ".join(own) or "posttrain --recipes has their names"
         parser.error(f"--config is required: a file, or a shipped recipe ({names})")
     recipe = load_recipe(options.config, schema, options.overrides)

@@ -7,23 +7,41 @@
     sampling: {temperature: 0, max_tokens: 192}
 
 The first checkpoint is the one that the others are compared with. A source of prompts is a task;
-paths are relative to the directory the command is run in.
+paths are relative to the directory the command is run in. A suite is such a recipe with tasks of
+several kinds: rows with a grader, RLVR environments, tasks of inspect; a setting is a group of
+tasks, or one task, with parameters of its own.
+
+`compare A B --gate F` reads a file of its own:
+
+    rules: [{figure: accuracy, margin: 0.02}, {figure: hallucination, margin: 0.01, task: maths}]
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
 from posttrain.config.backend import BackendConfig, check_checkpoint, without_reaching
-from posttrain.config.base import Strict
+from posttrain.config.base import Name, Strict
+from posttrain.config.judge import LabelJudgeConfig
 from posttrain.config.load import nearest
-from posttrain.config.prompts import AnySource, Setting, check_prompts
+from posttrain.config.prompts import (
+    GIVEN_TOOLS,
+    NO_TOOLS,
+    AnySource,
+    ChatPrompts,
+    EnvironmentPrompts,
+    QuestionPrompts,
+    Setting,
+    TinyWorldPrompts,
+    check_prompts,
+)
 from posttrain.config.sample import ToolLoopSampling, check_chat
 from posttrain.errors import ConfigError
 
+Share = Annotated[float, Field(ge=0, le=1)]
 _NAME = re.compile(r"[\w+-][\w.+-]*")
 
 
@@ -85,33 +103,172 @@ class CheckpointsConfig(Strict):
         return backend
 
 
+class InspectRole(Strict):
+    """A further model that an inspect task calls, such as its user or its grader.
+
+    Args:
+        backend: what it runs on.
+        checkpoint: as of a judge: the model, or the one that a server serves.
+        thinking: whether it is asked to reason.
+    """
+
+    backend: BackendConfig
+    checkpoint: str | None = None
+    thinking: bool = True
+
+    @model_validator(mode="after")
+    def _runnable(self) -> Self:
+        check_checkpoint(self.backend, self.checkpoint, "checkpoint")
+        return self
+
+
+class InspectTask(Strict):
+    """A task that was written for inspect, which brings its prompts, tools and scorer.
+
+    Args:
+        task: what `inspect eval` takes: a registered name such as `inspect_evals/tau2_airline`,
+            or `path/to/file.py@name`.
+        arguments: of the task.
+        score: the scorer whose value counts, with `.key` where it has several; null: its only one.
+        roles: models by the role that the task calls them.
+        count: how many of its samples to take, the first ones; null takes all.
+        obtain: where its data come from, shown where they are missing.
+    """
+
+    format: Literal["inspect"]
+    name: Name
+    task: str
+    arguments: dict[str, Any] = Field(default_factory=dict[str, Any])
+    score: str | None = None
+    roles: dict[str, InspectRole] = Field(default_factory=dict[str, InspectRole])
+    count: int | None = Field(default=None, ge=1)
+    obtain: str | None = None
+
+
+AnyTask = Annotated[
+    TinyWorldPrompts | QuestionPrompts | ChatPrompts | EnvironmentPrompts | InspectTask,
+    Field(discriminator="format"),
+]
+
+
+class EvalSetting(Setting):
+    """One way in which tasks are given.
+
+    Args:
+        sampling: keys of the recipe's `sampling` with other values.
+    """
+
+    sampling: dict[str, float | int | None] = Field(default_factory=dict)
+
+
+class Price(Strict):
+    """Money per million tokens of one model.
+
+    Args:
+        input: of prompt tokens.
+        output: of all tokens that the model writes.
+        cached: of prompt tokens that an earlier turn of the same completion sent; null: as `input`.
+        reasoning: of output tokens that are reasoning; null: as `output`.
+    """
+
+    input: float = Field(ge=0)
+    output: float = Field(ge=0)
+    cached: float | None = Field(default=None, ge=0)
+    reasoning: float | None = Field(default=None, ge=0)
+
+
+class EstimateConfig(Strict):
+    """What `--dry-run` expects; null: the longest that a completion can be, and no time.
+
+    Args:
+        output_tokens: of a completion.
+        tokens_per_second: that a checkpoint writes, all requests together.
+    """
+
+    output_tokens: int | None = Field(default=None, ge=1)
+    tokens_per_second: float | None = Field(default=None, gt=0)
+
+
 class EvalConfig(CheckpointsConfig):
     """One evaluation.
 
     Args:
+        expect: agentic family, or `all` → the range in which the share of its solved runs is
+            predicted to lie; a run keeps the predictions that it began with.
+        judge: the model that the environments `equivalence` and `rubric` ask.
+        prices: by checkpoint, in any currency.
         inspect_logs: write the run as inspect's logs as well, for `inspect view`.
     """
 
-    prompts: tuple[AnySource, ...] = Field(min_length=1)
-    settings: tuple[Setting, ...] = Field(min_length=1)
+    prompts: tuple[AnyTask, ...] = Field(min_length=1)
+    settings: tuple[EvalSetting, ...] = Field(min_length=1)
     sampling: ToolLoopSampling = ToolLoopSampling()
+    expect: dict[str, tuple[Share, Share]] = Field(default_factory=dict[str, tuple[float, float]])
+    judge: LabelJudgeConfig | None = None
+    prices: dict[str, Price] = Field(default_factory=dict)
+    estimate: EstimateConfig = EstimateConfig()
     inspect_logs: bool = False
 
     @model_validator(mode="after")
+    def _predicted(self) -> EvalConfig:
+        given = [*(str(getattr(s, "environment", None)) for s in self.prompts), "all"]
+        for family, (low, high) in self.expect.items():
+            if family not in given:
+                raise ValueError(
+                    f"expect: no source is of the family {family!r}{nearest(family, given)}"
+                )
+            if low > high:
+                raise ValueError(f"expect.{family}: {low} is above {high}")
+        return self
+
+    @model_validator(mode="after")
     def _consistent(self) -> EvalConfig:
-        check_prompts(self.prompts, self.settings)
+        check_prompts(cast(Any, self.prompts), self.settings)  # their names are all that it reads
         names = [f"{p.name}.{s.name}" for p in self.prompts for s in self.settings]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"two pairs of source and setting would share the name {twice[0]!r}")
         for name in self.checkpoints:
             check_chat(self.backend_of(name), self.settings)
+        for name in self.prices:
+            if name not in self.checkpoints:
+                hint = nearest(name, (*self.checkpoints,))
+                raise ValueError(f"prices: there is no checkpoint {name!r}{hint}")
+        for setting in self.settings:
+            for key in setting.sampling:
+                if key not in ToolLoopSampling.model_fields:
+                    hint = nearest(key, (*ToolLoopSampling.model_fields,))
+                    raise ValueError(f"setting {setting.name!r}: sampling has no {key!r}{hint}")
+            self.sampling_of(setting.name)
+            if any(task.name in (setting.sources or (task.name,)) for task in self.inspect_tasks):
+                _check_inspect(setting)
         return self
+
+    @property
+    def inspect_tasks(self) -> tuple[InspectTask, ...]:
+        """The tasks that inspect runs."""
+        return tuple(task for task in self.prompts if isinstance(task, InspectTask))
+
+    @property
+    def row_tasks(self) -> tuple[AnySource, ...]:
+        """The tasks whose prompts are rows."""
+        return tuple(task for task in self.prompts if not isinstance(task, InspectTask))
+
+    def sampling_of(self, setting: str) -> ToolLoopSampling:
+        """How a setting samples."""
+        own = next(s.sampling for s in self.settings if s.name == setting)
+        return ToolLoopSampling.model_validate(self.sampling.model_dump() | own)
 
     def owner_config(self) -> dict[str, Any]:
         """What the records depend on: the digest of the output directory is taken of this."""
-        config = self.model_dump(mode="json", exclude={"out", "max_failure_rate", "inspect_logs"})
+        beside = {"out", "max_failure_rate", "inspect_logs", "prices", "estimate"}
+        config = self.model_dump(mode="json", exclude=beside)
         config["backend"] = without_reaching(self.backend)
+        config["judge"] = self.judge and self.judge.identity()
+        for task, row in zip(self.prompts, config["prompts"], strict=True):
+            row.pop("obtain", None)
+            for name, role in task.roles.items() if isinstance(task, InspectTask) else ():
+                row["roles"][name]["backend"] = without_reaching(role.backend)
         config["checkpoints"] = {
             name: one
             if isinstance(one, str)
@@ -146,3 +303,54 @@ class EvalConfig(CheckpointsConfig):
             raise ConfigError(f"no setting uses {', '.join(tasks)}")
         sources = tuple(source for source in self.prompts if source.name in tasks)
         return self.model_copy(update={"prompts": sources, "settings": kept})
+
+    def of_rows(self) -> EvalConfig | None:
+        """The recipe without the tasks of inspect; None where it has no other."""
+        names = tuple(task.name for task in self.row_tasks)
+        return self.part(names) if names else None
+
+
+def _check_inspect(setting: EvalSetting) -> None:
+    """Raises ValueError for what a task of inspect cannot be given."""
+    if setting.tools not in (NO_TOOLS, GIVEN_TOOLS) or setting.where is not None:
+        raise ValueError(
+            f"setting {setting.name!r}: a task of inspect has its own tools and samples; name the "
+            "other tasks in sources, or leave out tools and where"
+        )
+    if setting.thinking not in (0, 1, "both"):
+        raise ValueError(
+            f"setting {setting.name!r}: for a task of inspect, thinking is 0, 1 or both"
+        )
+
+
+class GateRule(Strict):
+    """One threshold on the change of a figure from the first run to the second.
+
+    Args:
+        figure: a share of metrics.json such as `accuracy`, or a length such as `answer_tokens`.
+        margin: by how much it may be worse, in the figure's own unit.
+        worse: the direction that counts; by default, less is worse for accuracy, adherence and
+            called_tool, and more is worse for the others.
+        task, setting, thinking: of the compared rows; task `all` pools them; null: each one.
+    """
+
+    figure: str = "accuracy"
+    margin: float = Field(default=0.0, ge=0)
+    worse: Literal["lower", "higher"] | None = None
+    task: str | None = None
+    setting: str | None = None
+    thinking: Literal["on", "off"] | None = None
+
+
+class GateConfig(Strict):
+    """A gate: `compare A B --gate F` exits with 1 where a rule fails.
+
+    Args:
+        level: one-sided confidence of all rules together; each is tested at 1 − (1 − level) / rows.
+        inconclusive: whether a row passes that is neither shown to be worse by more than the
+            margin nor shown not to be.
+    """
+
+    rules: tuple[GateRule, ...] = Field(min_length=1)
+    level: float = Field(default=0.95, gt=0.5, lt=1)
+    inconclusive: Literal["pass", "fail"] = "pass"

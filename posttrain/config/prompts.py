@@ -46,6 +46,7 @@ class PromptSource(RowPlace):
         environment: the toolkit that runs calls of the tools which a row itself declares; null:
             nothing runs them, and a call ends the completion.
         metadata: fields of the row (dotted paths) to hand to graders, keyed by their last part.
+        obtain: where the rows come from, shown where they are missing.
     """
 
     name: Name
@@ -53,6 +54,7 @@ class PromptSource(RowPlace):
     count: int | None = Field(default=None, ge=1)
     environment: str | None = None
     metadata: Metadata = ()
+    obtain: str | None = None
 
     def rows(self) -> SourceConfig:
         """The same place as a source of rows."""
@@ -72,7 +74,7 @@ class QuestionPrompts(PromptSource):
     """Rows with a question and a right answer, in fields of any name.
 
     Args:
-        question, gold: fields (dotted paths).
+        question, gold: fields (dotted paths); gold null: its grader reads metadata alone.
         gold_pattern: a regular expression; its last match's first group in the gold field is what
             counts, e.g. the number behind GSM8K's `####`.
         options: fields of the options, lettered A, B, … in this order; or one field with a list.
@@ -85,7 +87,7 @@ class QuestionPrompts(PromptSource):
 
     format: Literal["question"]
     question: str = "question"
-    gold: str = "answer"
+    gold: str | None = "answer"
     gold_pattern: str | None = None
     options: tuple[str, ...] = ()
     shuffle: bool = False
@@ -107,6 +109,8 @@ class QuestionPrompts(PromptSource):
             raise ValueError(f"source {self.name!r}: its template shows no options")
         if not self.options and (named != {"question"} or self.shuffle):
             raise ValueError(f"source {self.name!r}: there are no options to show or shuffle")
+        if self.gold is None and (self.options or self.gold_pattern):
+            raise ValueError(f"source {self.name!r}: options and gold_pattern need a gold field")
         if len(self.options) > len(OPTION_LETTERS):
             raise ValueError(f"source {self.name!r}: more options than letters")
         if self.gold_pattern is not None:
@@ -158,11 +162,28 @@ class EnvironmentPrompts(PromptSource):
 
     Args:
         environment: its name (docs/environments.md has them, and their rows).
+        generated: a seed, in place of a path: the environment itself makes `count` rows from it.
     """
 
     format: Literal["environment"]
     environment: str  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]  # required here
     grader: Literal["environment"] = "environment"
+    generated: int | None = Field(default=None, ge=0)
+
+    def rows(self) -> SourceConfig:
+        """The same place; the one of generated rows is no file."""
+        if self.generated is None:
+            return super().rows()
+        path = f"{self.environment}, seed {self.generated}"
+        return SourceConfig(name=self.name, path=path, where=self.where, metadata=self.metadata)
+
+    @model_validator(mode="after")
+    def _one_place(self) -> EnvironmentPrompts:
+        if self.generated is None:
+            self.check_place()
+        elif self.path is not None or self.hub is not None or self.count is None:
+            raise ValueError(f"source {self.name!r}: generated rows need a count, and no place")
+        return self
 
 
 AnySource = Annotated[

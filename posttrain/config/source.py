@@ -90,6 +90,11 @@ class RowPlace(Strict):
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
+        self.check_place()
+        return self
+
+    def check_place(self) -> None:
+        """Raises ValueError unless there is exactly one place, completely given."""
         if (self.path is None) == (self.hub is None):
             raise ValueError(f"source {self.name!r}: give exactly one of path and hub")
         if self.path is not None and not all(self.paths or ("",)):
@@ -105,7 +110,6 @@ class RowPlace(Strict):
             )
         if self.hub is not None and self.split is None:
             raise ValueError(f"source {self.name!r}: a hub id needs its split, e.g. split: train")
-        return self
 
 
 class SourceConfig(RowPlace):

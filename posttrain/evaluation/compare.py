@@ -29,14 +29,14 @@ from posttrain.config.load import nearest
 from posttrain.errors import ConfigError
 from posttrain.evaluation.grade import Record, unit_name
 from posttrain.evaluation.intervals import Clustered, Floats, Values, by_question
-from posttrain.evaluation.metrics import LENGTHS, RATES, by_cell, values_of
+from posttrain.evaluation.metrics import LENGTHS, by_cell, values_of
 from posttrain.evaluation.run import LOCK, Lock, read_lock, read_run
 from posttrain.runs import differing_keys
 
 PERMUTATIONS = 9999
 _AT_A_TIME = 500  # permutations in memory at once
 # what two runs must share before they are compared, unless told otherwise
-COMPARED = ("sampling", "rendering", "versions")
+COMPARED = ("sampling", "rendering", "versions", "judge")
 Row = dict[str, Any]
 
 
@@ -71,7 +71,8 @@ def paired_rows(a: Sequence[Record], b: Sequence[Record], *, seed: int) -> list[
         left, right = values_of(own), values_of(other)
         task, setting, thinking = key
         row: Row = {"a": first, "b": second, "task": task, "setting": setting, "thinking": thinking}
-        row["rates"] = differences(left, right, RATES, rate_difference, least=1, seed=seed)
+        rates = [name for name in left if name in right and name not in LENGTHS]
+        row["rates"] = differences(left, right, rates, rate_difference, least=1, seed=seed)
         row["lengths"] = differences(left, right, LENGTHS, length_difference, least=2, seed=seed)
         rows.append(row)
     return rows
@@ -95,7 +96,7 @@ def differences(
     return row
 
 
-def _shared(a: Clustered, b: Clustered) -> tuple[Floats, Floats, bool]:
+def shared_means(a: Clustered, b: Clustered) -> tuple[Floats, Floats, bool]:
     """The means of the questions that both have; whether each has one sample on either side."""
     places: Mapping[object, int] = {name: i for i, name in enumerate(b.names)}
     pairs = [(i, places[name]) for i, name in enumerate(a.names) if name in places]
@@ -106,7 +107,7 @@ def _shared(a: Clustered, b: Clustered) -> tuple[Floats, Floats, bool]:
 
 def rate_difference(a: Clustered, b: Clustered, *, seed: int) -> Difference:
     """The change of a rate, with McNemar's or a permutation test."""
-    left, right, alone = _shared(a, b)
+    left, right, alone = shared_means(a, b)
     changes = right - left
     low, high = change_interval(changes)
     binary = bool(np.isin(left, (0, 1)).all() and np.isin(right, (0, 1)).all())
@@ -118,19 +119,23 @@ def rate_difference(a: Clustered, b: Clustered, *, seed: int) -> Difference:
     return Difference(*values, float(changes.mean()), low, high, p, test, len(changes))
 
 
-def change_interval(changes: Floats) -> tuple[float, float]:
-    """The interval of a mean change of shares, each between −1 and 1."""
+def change_interval(changes: Floats, *, quantile: float = 0.975) -> tuple[float, float]:
+    """The interval of a mean change of shares, each between −1 and 1.
+
+    Args:
+        quantile: of Student's distribution at either bound.
+    """
     # half a question that rose, half a one that fell, one that stayed
     n = len(changes) + 2
     mean = float(changes.sum()) / n
     variance = (float((changes**2).sum()) + 1) / n - mean**2
-    half = float(stats.t.ppf(0.975, n - 1)) * math.sqrt(variance / n)
+    half = float(stats.t.ppf(quantile, n - 1)) * math.sqrt(variance / n)
     return max(-1.0, mean - half), min(1.0, mean + half)
 
 
 def length_difference(a: Clustered, b: Clustered, *, seed: int) -> Difference:
     """The change of a mean length, with a t interval over questions."""
-    left, right, _ = _shared(a, b)
+    left, right, _ = shared_means(a, b)
     changes = right - left
     change = float(changes.mean())
     error = float(changes.std(ddof=1)) / math.sqrt(len(changes))
@@ -201,13 +206,26 @@ def compare_runs(a: RunCheckpoint, b: RunCheckpoint, *, despite: Collection[str]
         despite: parts of `COMPARED` that may differ.
 
     Raises:
+        ConfigError: as `comparable`.
+    """
+    rows = paired_rows(*comparable(a, b, despite=despite), seed=0)
+    # both may have the same name
+    return [row | {"a": f"a:{a.checkpoint}", "b": f"b:{b.checkpoint}"} for row in rows]
+
+
+def comparable(
+    a: RunCheckpoint, b: RunCheckpoint, *, despite: Collection[str] = ()
+) -> tuple[list[Record], list[Record]]:
+    """The records of the tasks and settings that both runs have.
+
+    Raises:
         ConfigError: prompts, sampling, rendering or versions differ, naming what.
     """
     units = _same_units(a.lock["prompts"], b.lock["prompts"])
     for part in COMPARED:
-        left, right = a.lock[part], b.lock[part]
+        left, right = a.lock.get(part), b.lock.get(part)
         if part == "rendering":
-            left, right = left.get(a.checkpoint), right.get(b.checkpoint)
+            left, right = a.lock[part].get(a.checkpoint), b.lock[part].get(b.checkpoint)
         changed = differing_keys({part: left}, {part: right})
         if changed and part not in despite:
             raise ConfigError(
@@ -215,9 +233,7 @@ def compare_runs(a: RunCheckpoint, b: RunCheckpoint, *, despite: Collection[str]
                 "all the same"
             )
     ours, theirs = ([r for r in side.records if unit_name(r.prompt) in units] for side in (a, b))
-    rows = paired_rows(ours, theirs, seed=0)
-    # both may have the same name
-    return [row | {"a": f"a:{a.checkpoint}", "b": f"b:{b.checkpoint}"} for row in rows]
+    return ours, theirs
 
 
 def _same_units(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:

@@ -35,6 +35,7 @@ Row = dict[str, Any]
 Attempts = Sequence[tuple[Prompt, Completion]]
 Grade = Callable[[str, Attempts], Sequence[Score]]
 """A grader's name and attempts → one score each, in order."""
+INSPECT = "inspect"  # in place of a grader: inspect runs the task and scores it
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,26 +112,27 @@ def grade_completions(checkpoint: str, attempts: Attempts, grade: Grade) -> list
         graded = grade(name, [attempts[i] for i in places])
         assert len(graded) == len(places), f"grader {name}: {len(graded)} for {len(places)}"
         scores |= dict(zip(places, graded, strict=True))
-    return [
-        Record(checkpoint, prompt, completion, scores[i], _verdict(prompt, completion))
-        for i, (prompt, completion) in enumerate(attempts)
-    ]
+    return [record_of(checkpoint, *attempt, scores[i]) for i, attempt in enumerate(attempts)]
 
 
-def _verdict(prompt: Prompt, completion: Completion) -> CallDetection:
-    return (
-        CallDetection(())
-        if completion.finish == "failed"
-        else detect_in_completion(completion, prompt)
-    )
+def record_of(checkpoint: str, prompt: Prompt, completion: Completion, score: Score) -> Record:
+    """A scored completion with the calls that the detector finds in it."""
+    failed = completion.finish == "failed"
+    calls = CallDetection(()) if failed else detect_in_completion(completion, prompt)
+    return Record(checkpoint, prompt, completion, score, calls)
 
 
 def rescore(before: Mapping[str, Sequence[Record]], grade: Grade) -> dict[str, list[Record]]:
-    """Every checkpoint's records with new scores and verdicts, in their order; no model is used."""
-    return {
-        name: grade_completions(name, [(r.prompt, r.completion) for r in records], grade)
-        for name, records in before.items()
-    }
+    """Every checkpoint's records with new scores and verdicts, in their order; no model is used.
+
+    Records of inspect's tasks stay as they are.
+    """
+    after: dict[str, list[Record]] = {}
+    for name, records in before.items():
+        ours = [r for r in records if r.prompt.grader != INSPECT]
+        graded = iter(grade_completions(name, [(r.prompt, r.completion) for r in ours], grade))
+        after[name] = [r if r.prompt.grader == INSPECT else next(graded) for r in records]
+    return after
 
 
 def changed_grades(before: Sequence[Record], after: Sequence[Record]) -> tuple[int, int]:

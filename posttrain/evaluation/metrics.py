@@ -66,6 +66,7 @@ def measure(record: Record) -> dict[str, float]:
     figures: dict[str, float] = {}
     if record.score.value is not None:
         figures["accuracy"] = record.score.value
+        figures |= record.score.figures
     figures |= _calls(record)
     completion = record.completion
     figures["adherence"] = float(all(_adheres(record, step) for step in completion.steps))
@@ -155,8 +156,8 @@ def _cell_row(cell: Cell, records: Sequence[Record], seed: int) -> Row:
         "unscored": sum(record.score.value is None for record in answered),
         "rates": {
             name: asdict(estimate)
-            for name in RATES
-            if (estimate := rate(figures[name])) is not None
+            for name in figures
+            if name not in LENGTHS and (estimate := rate(figures[name])) is not None
         },
         "pass": _pass(answered),
         "lengths": {
@@ -184,11 +185,11 @@ def _question(record: Record) -> tuple[str, str]:
 
 
 def values_of(records: Sequence[Record]) -> dict[str, Values]:
-    """The values of every figure, where it applies, with their questions."""
+    """The values of every figure, where it applies, with their questions; graders' own last."""
     values: dict[str, list[tuple[float, tuple[str, str]]]] = {n: [] for n in (*RATES, *LENGTHS)}
     for record in records:
         for name, value in measure(record).items():
-            values[name].append((value, _question(record)))
+            values.setdefault(name, []).append((value, _question(record)))
     return {**values}
 
 

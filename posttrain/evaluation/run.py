@@ -4,9 +4,10 @@
                     "rendering": {"sft": {"template": "ab78…"}}, "weights": {"sft": {…}},
                     "data": {…}, "versions": {"torch": "2.13.0"}}
     out/records/dpo/maths.no_tools.jsonl  out/metrics.json  out/examples.jsonl
+    out/journals/…  out/times/…  out/costs.json  out/export/…
 
 A run that is resumed must have the same lock. A unit's records appear whole; samples that are not
-graded yet are in out/work/.
+graded yet are in out/work/. Journals hold the answers that tasks of inspect and a judge were given.
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ KIND = "evaluation"
 LOCK = "lock.json"
 RECORDS = "records"
 WORK = "work"
+JOURNALS = "journals"
+LABELS = "judge.jsonl"
 METRICS = "metrics.json"
 EXAMPLES = "examples.jsonl"
 INSPECT_LOGS = "inspect"
-PACKAGES = (*VERSIONED, "math-verify", "scipy", "vllm")
+PACKAGES = (*VERSIONED, "math-verify", "scipy", "vllm", "if-verifiable", "inspect-evals")
 Lock = dict[str, Any]
 
 
@@ -44,6 +47,7 @@ def make_lock(
     rendering: Mapping[str, Mapping[str, str] | None],
     files: Mapping[str, str | None],
     parents: Sequence[Parent],
+    judge: Mapping[str, Any] | None,
 ) -> Lock:
     """The lock of a run before any checkpoint is opened.
 
@@ -51,6 +55,7 @@ def make_lock(
         rendering: checkpoint → digests of template and tokenizer, None where a server renders.
         files: sources of the prompts, with digests.
         parents: the artifacts those files and the checkpoints belong to.
+        judge: what decides the labels of judged tasks; None without one.
     """
     return {
         "config": config_digest,
@@ -63,8 +68,10 @@ def make_lock(
             # the number of tools that run at a time changes no sample
             **recipe.sampling.model_dump(mode="json", exclude={"tools_at_once"}),
             "samples": {unit.name: unit.samples for unit in units},
+            "settings": {s.name: s.sampling for s in recipe.settings if s.sampling},
             "seed": recipe.seed,
         },
+        "judge": judge,
         "rendering": dict(rendering),
         "data": {"files": dict(files), "artifacts": sorted({p.digest for p in parents})},
         "versions": package_versions(PACKAGES),
@@ -116,6 +123,11 @@ def read_lock(path: Path) -> Lock:
 
 def record_path(out: Path, checkpoint: str, unit: str) -> Path:
     return out / RECORDS / checkpoint / f"{unit}.jsonl"
+
+
+def journal_path(out: Path, checkpoint: str, unit: str, role: str = "") -> Path:
+    """What a task of inspect was answered, by the checkpoint or in a role."""
+    return out / JOURNALS / checkpoint / f"{unit}{role and '.' + role}.jsonl"
 
 
 def read_run(out: Path) -> tuple[Manifest, dict[str, list[Record]]]:

@@ -9,8 +9,11 @@ Prompts, environments and graders are arguments; samples are made as `scripts/sa
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import shutil
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,21 +21,29 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from posttrain.config.eval import EvalConfig
-from posttrain.errors import PosttrainError
+from posttrain.config.eval import EvalConfig, Price
+from posttrain.errors import DataError, PosttrainError
+from posttrain.evaluation.agentic import agentic_rows
 from posttrain.evaluation.compare import paired_rows
+from posttrain.evaluation.cost import estimate_rows, times_path, write_costs
+from posttrain.evaluation.export import EXPORT, write_exports
 from posttrain.evaluation.grade import (
+    INSPECT,
     Grade,
     Record,
     Unit,
     by_unit,
     grade_completions,
+    rescore,
+    unit_name,
     write_records,
 )
+from posttrain.evaluation.journal import JournaledSampler, TimedSampler, sort_lines
 from posttrain.evaluation.metrics import cell_rows, examples
 from posttrain.evaluation.run import (
     EXAMPLES,
     INSPECT_LOGS,
+    JOURNALS,
     LOCK,
     METRICS,
     PACKAGES,
@@ -40,14 +51,18 @@ from posttrain.evaluation.run import (
     WORK,
     bind_lock,
     bind_weights,
+    journal_path,
     make_lock,
     read_lock,
+    read_run,
     record_path,
     records_of,
 )
 from posttrain.models.chat_template import PromptRenderer
 from posttrain.records import json_text
 from posttrain.report import show_finished, show_up_to_date
+from posttrain.report.console import print_sections
+from posttrain.report.pages.evaluation import estimated
 from posttrain.rollouts import prompt_to_row
 from posttrain.runs import (
     Counts,
@@ -77,6 +92,8 @@ class EvaluationPlan:
         files: that prompts are made from, with digests.
         counts: of prompts.
         stats: of sources and inputs, for the manifest.
+        judge: what decides the labels of judged tasks.
+        scripted: the sampler of a scripted policy, by its name.
     """
 
     units: Sequence[Unit]
@@ -87,6 +104,8 @@ class EvaluationPlan:
     parents: Sequence[Parent]
     counts: Counts
     stats: Mapping[str, Any]
+    judge: Mapping[str, Any] | None = None
+    scripted: Callable[[str], Sampler] | None = None
 
 
 def show_plan(console: Console, recipe: EvalConfig, plan: EvaluationPlan) -> None:
@@ -97,6 +116,7 @@ def show_plan(console: Console, recipe: EvalConfig, plan: EvaluationPlan) -> Non
     names = ", ".join(recipe.checkpoints)
     for unit in plan.units:
         console.print(f"{unit.name}: {len(unit.prompts):,} prompts × {unit.samples} × ({names})")
+    print_sections(console, [estimated(estimate_rows(recipe, plan.units, plan.renderers))])
     for unit in plan.units:
         first, shown = unit.prompts[0], None
         for name, renderer in plan.renderers.items():
@@ -132,9 +152,11 @@ def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console
         rendering=rendering,
         files=plan.files,
         parents=plan.parents,
+        judge=plan.judge,
     )
     bind_lock(out / LOCK, lock, finished=complete)
     if complete:
+        write_tables(out, recipe.prices)
         show_up_to_date(console, out)
     else:
         total = len(recipe.checkpoints) * sum(unit.size for unit in plan.units)
@@ -154,6 +176,7 @@ def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console
             seed=recipe.seed,
             stats=plan.stats,
         )
+        write_tables(out, recipe.prices)
         show_finished(console, out)
     shutil.rmtree(out / WORK, ignore_errors=True)
     if recipe.inspect_logs and not (out / INSPECT_LOGS).is_dir():
@@ -171,10 +194,15 @@ async def make_records(recipe: EvalConfig, plan: EvaluationPlan, progress: Progr
         if not missing:
             continue
         backend, path = recipe.backend_of(name), recipe.path_of(name)
-        async with opened_sampler(backend, checkpoint=path) as sampler:
+        async with opened_sampler(backend, checkpoint=path, scripted=plan.scripted) as sampler:
             bind_weights(out / LOCK, name, sampler.identity)
             for unit in missing:
-                records = await _unit_records(recipe, plan, name, unit, sampler, progress)
+                timed = TimedSampler(sampler, times_path(out, name, unit.name))
+                if unit.prompts[0].grader == INSPECT:
+                    records = await _inspect_records(recipe, name, unit, timed)
+                    progress.restored(len(records))
+                else:
+                    records = await _unit_records(recipe, plan, name, unit, timed, progress)
                 write_records(record_path(out, name, unit.name), records)
 
 
@@ -195,7 +223,7 @@ async def _unit_records(
         work=work,
         to=samples,
         open_environment=plan.open_environment,
-        limits=recipe.sampling.limits(),
+        limits=recipe.sampling_of(unit.setting).limits(),
         # a prompt's samples are never in two chunks
         chunk=max(1, recipe.chunk // unit.samples) * unit.samples,
         at_once=rollouts_at_once(recipe.backend_of(checkpoint)),
@@ -208,6 +236,70 @@ async def _unit_records(
     return await asyncio.to_thread(grade_completions, checkpoint, attempts, plan.grade)
 
 
+async def _inspect_records(
+    recipe: EvalConfig, checkpoint: str, unit: Unit, sampler: Sampler
+) -> list[Record]:
+    """The records of a task of inspect; killed and started again, it asks for no answer twice."""
+    from posttrain.evaluation.inspect_adapter.tasks import inspect_run, run_task
+
+    out = Path(recipe.out)
+    config = next(task for task in recipe.inspect_tasks if task.name == unit.task)
+    async with contextlib.AsyncExitStack() as stack:
+        roles: dict[str, Sampler] = {}
+        for name, role in config.roles.items():
+            opened = opened_sampler(role.backend, checkpoint=role.checkpoint)
+            journal = journal_path(out, checkpoint, unit.name, name)
+            roles[name] = JournaledSampler(await stack.enter_async_context(opened), journal)
+        records = await run_task(
+            inspect_run(recipe, config, unit.setting),
+            unit.prompts,
+            JournaledSampler(sampler, journal_path(out, checkpoint, unit.name)),
+            checkpoint=checkpoint,
+            roles=roles,
+            logs=out / WORK / checkpoint / unit.name,
+        )
+    failed = [record.completion.error for record in records if record.failed]
+    if len(failed) > recipe.max_failure_rate * len(records):
+        raise DataError(
+            f"{unit.name}: {len(failed):,} of {len(records):,} samples failed, max_failure_rate "
+            f"allows {recipe.max_failure_rate:.2%}; the first: {failed[0]}"
+        )
+    return records
+
+
+def rescored_records(
+    run: Path, manifest: Manifest, before: Records, grade: Grade
+) -> dict[str, list[Record]]:
+    """The records of a run graded anew; no model is used.
+
+    Tasks of inspect are run again, tools and scorers and all, on the answers of their journals.
+    """
+    after = rescore(before, grade)
+    for unit, row in manifest.stats.get("inspect", {}).items():
+        from posttrain.evaluation.inspect_adapter.tasks import InspectRun, run_task
+
+        how = InspectRun.of_row(row)
+        for name, records in after.items():
+            own = {r.prompt.id: r.prompt for r in records if unit_name(r.prompt) == unit}
+            with tempfile.TemporaryDirectory() as logs:
+                replayed = asyncio.run(
+                    run_task(
+                        how,
+                        [*own.values()],
+                        JournaledSampler(None, journal_path(run, name, unit)),
+                        checkpoint=name,
+                        roles={
+                            role: JournaledSampler(None, journal_path(run, name, unit, role))
+                            for role in how.roles
+                        },
+                        logs=Path(logs),
+                    )
+                )
+            found = {(r.prompt.id, r.completion.index): r for r in replayed}
+            after[name] = [found.get((r.prompt.id, r.completion.index), r) for r in records]
+    return after
+
+
 def metrics_of(records: Records, *, seed: int) -> dict[str, Any]:
     """All figures of a run; the first checkpoint is the one that others are compared with.
 
@@ -215,7 +307,9 @@ def metrics_of(records: Records, *, seed: int) -> dict[str, Any]:
         seed: of bootstrap draws and permutations.
     """
     first, *others = records
+    agentic = agentic_rows(records, seed=seed)
     return {
+        **({} if agentic is None else {"agentic": agentic}),
         "cells": [row for name in records for row in cell_rows(records[name], seed=seed)],
         "pairs": [
             row for name in others for row in paired_rows(records[first], records[name], seed=seed)
@@ -249,6 +343,8 @@ def finish_run(
         for unit, rows in by_unit(own).items():
             units[unit] = None
             files[record_path(out, name, unit).relative_to(out).as_posix()] = len(rows)
+    for path in sorted((out / JOURNALS).rglob("*.jsonl")):
+        files[path.relative_to(out).as_posix()] = sort_lines(path)
     templates = {(rendering or {}).get("template") for rendering in lock["rendering"].values()}
     stage.finish(
         counts=counts,
@@ -261,6 +357,7 @@ def finish_run(
             "units": list(units),
             "checkpoints": list(records),
             "weights": lock["weights"],
+            "judge": lock.get("judge"),
             **stats,
         },
     )
@@ -273,11 +370,25 @@ def keep_rescored(stage: Run, run: Path, manifest: Manifest, records: Records) -
     for name, own in records.items():
         for unit, rows in by_unit(own).items():
             write_records(record_path(out, name, unit), rows)
+    if (run / JOURNALS).is_dir():
+        shutil.copytree(run / JOURNALS, out / JOURNALS, dirs_exist_ok=True)
     finish_run(
         stage,
         records,
         counts=manifest.counts,
         parents=[parent_of(run, relative_to=out, manifest=manifest)],
         seed=manifest.seed,
-        stats={key: manifest.stats[key] for key in ("sources", "inputs")},
+        stats={
+            key: manifest.stats[key]
+            for key in ("sources", "inputs", "inspect")
+            if key in manifest.stats
+        },
     )
+    write_tables(out, {})
+
+
+def write_tables(out: Path, prices: Mapping[str, Price]) -> None:
+    """Costs and exports of a finished run, beside what its manifest lists: prices may change."""
+    manifest, records = read_run(out)
+    costs = write_costs(out, records, prices)
+    write_exports(out / EXPORT, json.loads((out / METRICS).read_text("utf-8")), costs, manifest)

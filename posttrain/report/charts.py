@@ -74,7 +74,8 @@ SETTINGS: dict[Any, Any] = {
 
 
 STEPS = [1, 2, 2.5, 5, 10]
-LINE = {"a": ACCENT, "b": THIRD, "c": THIRD}
+LINE = {"a": ACCENT, "b": THIRD, "c": THIRD, "d": INK, "e": ACCENT, "f": INK}
+DASHED = "cef"
 FILL = (ACCENT, SECOND, THIRD)
 
 
@@ -111,8 +112,8 @@ def _lines(axes: Axes, chart: LineChart) -> None:
             one.x,
             one.y,
             color=LINE[one.style],
-            linestyle=(0, (3, 2.2)) if one.style == "c" else "solid",
-            marker="o" if len(one.x) <= 24 and one.style != "c" else "",
+            linestyle=(0, (3, 2.2)) if one.style in DASHED else "solid",
+            marker="o" if len(one.x) <= 24 and one.style not in DASHED else "",
             label=one.name,
             gid=titled(one.name),
             clip_on=False,
@@ -216,7 +217,7 @@ def _legend(axes: Axes, series: int) -> None:
             labels[order],
             loc="lower left",
             bbox_to_anchor=(0, 1.02),
-            ncols=series,
+            ncols=max(1, min(series, 400 // (8 * max(map(len, labels)) + 34))),  # pixels, about
             borderaxespad=0,
             borderpad=0.3,
             handlelength=1.3,

@@ -25,6 +25,7 @@ from posttrain.report.section import (
     Heading,
     IntervalChart,
     LineChart,
+    Samples,
     Section,
     Styled,
     Table,
@@ -69,6 +70,9 @@ def _print(console: Console, block: Block) -> None:
             console.print(Text("── ", "cyan").append(_text(block.title)).append(" ──"))
             for inner in block.blocks:
                 _print(console, inner)
+        case Samples():
+            for sample in block.items:
+                _print(console, sample.fold)
         case Columns():
             for inner in itertools.chain.from_iterable(block.groups):
                 _print(console, inner)

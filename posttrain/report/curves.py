@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from posttrain.report.section import BarChart, Block, LineChart, Row, Series
 
 MOST_BINS = 24
+# of these, 0 is no level to measure from
+SIGNED = ("loss", "nats", "reward")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ def points(rows: Sequence[Row], key: str) -> tuple[list[float], list[float]]:
     return [float(step) for step, _ in found], [float(value) for _, value in found]
 
 
-def curves(rows: Sequence[Row], wanted: Sequence[Curve]) -> list[Block]:
+def curves(rows: Sequence[Row], wanted: Sequence[Curve], styles: str = "abc") -> list[Block]:
     """A chart of each curve that was logged; below them, in words, what is 0 at every step."""
     charts: list[Block] = []
     zero: list[Block] = []
@@ -39,12 +41,11 @@ def curves(rows: Sequence[Row], wanted: Sequence[Curve]) -> list[Block]:
         keys = {curve.keys: curve.keys} if isinstance(curve.keys, str) else curve.keys
         series = [
             Series(name, *points(rows, key), style)
-            for (name, key), style in zip(keys.items(), ("a", "b", "c"), strict=False)
+            for (name, key), style in zip(keys.items(), styles, strict=False)
         ]
         series = [one for one in series if any(math.isfinite(value) for value in one.y)]
         if any(value for one in series for value in one.y):
-            from_zero = curve.y not in ("nats", "reward")
-            charts.append(LineChart(series, "step", curve.y, curve.caption, from_zero))
+            charts.append(LineChart(series, "step", curve.y, curve.caption, curve.y not in SIGNED))
         elif series:
             zero.append(f"{curve.caption.removesuffix('.')}: 0 at every step.")
     return charts + zero

@@ -5,8 +5,11 @@ page_html([Section("Loss", [LineChart(…)])], title="sft", kicker="checkpoint 3
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -20,6 +23,7 @@ from posttrain.report.section import (
     Block,
     Chart,
     Digest,
+    Samples,
     Section,
     Styled,
     TableCell,
@@ -31,35 +35,73 @@ from posttrain.report.section import (
 if TYPE_CHECKING:
     from jinja2 import Template
 
+UNFINISHED = "data-unfinished"  # near the beginning of a page
 _TAGS = {"bold": "b", "mark": "mark", "code": "code"}
 # a number and its unit, or the ends of an interval, never stand on two lines
 _GLUED = re.compile(r"(?<=[\d%]) (?=%|[–…×+] ?[\d+−-])|(?<=[–…×+]) (?=[\d+−-])")
 
 
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """What a page says of a run that has not finished.
+
+    Attributes:
+        refresh: seconds after which a browser reads the page again; None: the run has stopped.
+        due: when the next page is written at the latest, in seconds since 1970.
+    """
+
+    text: str
+    refresh: int | None = None
+    due: int | None = None
+
+
 def page_html(
-    sections: Sequence[Section], *, title: str, kicker: str = "", tiles: Sequence[Tile] = ()
+    sections: Sequence[Section],
+    *,
+    title: str,
+    kicker: str = "",
+    tiles: Sequence[Tile] = (),
+    state: RunState | None = None,
 ) -> str:
-    page = _template().render(sections=sections, title=title, kicker=kicker, tiles=tiles)
+    """The page; a script is in it only where there are samples to pick from, or a run goes on."""
+    picks = any(isinstance(block, Samples) for part in sections for block in part.blocks)
+    page = _template().render(
+        sections=sections,
+        title=title,
+        kicker=kicker,
+        tiles=tiles,
+        state=state,
+        script=_own("page.js") if picks or (state and state.due) else "",
+    )
     # surrogates from damaged data would make the file unwritable
     return writable(page)
+
+
+def _own(name: str) -> Markup:
+    return Markup((Path(__file__).parent / name).read_text("utf-8").strip())  # noqa: S704
 
 
 @cache
 def _template() -> Template:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    folder = Path(__file__).parent
     environment = Environment(
-        loader=FileSystemLoader(folder),
+        loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
     environment.filters.update(
-        anchor=_anchor, cell=_cell, kind=_kind, runs=_runs, svg=chart_svg, words=_words,
+        anchor=_anchor, cell=_cell, json=_json, kind=_kind, runs=_runs, svg=chart_svg, words=_words,
     )  # fmt: skip
-    environment.globals["style"] = Markup((folder / "page.css").read_text("utf-8").strip())  # noqa: S704
+    environment.globals |= {"style": _own("page.css"), "unfinished": UNFINISHED}
     return environment.get_template("page.html.jinja")
+
+
+def _json(values: Sequence[object]) -> str:
+    """JSON for an attribute; figures that are not finite are none."""
+    finite = [None if isinstance(v, float) and not math.isfinite(v) else v for v in values]
+    return json.dumps(finite, ensure_ascii=False)
 
 
 def _kind(block: Block) -> str:

@@ -16,8 +16,16 @@ from typing import Any
 
 from posttrain.errors import DataError
 from posttrain.hashing import sha256_file
-from posttrain.report.section import Block, LeftOut, Row, Section
-from posttrain.runs import Manifest, Parent, read_artifact
+from posttrain.report.section import (
+    Block,
+    LeftOut,
+    Row,
+    Sample,
+    Samples,
+    Section,
+    is_shown,
+)
+from posttrain.runs import FileEntry, Manifest, Parent, read_artifact
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +86,14 @@ def listed_text(node: Node, name: str) -> str | None:
     """
     assert node.manifest is not None
     entry = next((file for file in node.manifest.files if file.path == name), None)
-    if entry is None:
-        return None
-    path = node.path / name
+    return None if entry is None else _listed_path(node, entry).read_text("utf-8")
+
+
+def _listed_path(node: Node, entry: FileEntry) -> Path:
+    path = node.path / entry.path
     if not path.is_file() or sha256_file(path) != entry.sha256:
         raise DataError(f"{path} is missing or has changed since its manifest was written")
-    return path.read_text("utf-8")
+    return path
 
 
 def listed_rows(node: Node, name: str) -> list[dict[str, Any]] | None:
@@ -100,6 +110,39 @@ def rows_to_read(
     if rows is None:
         return LeftOut(title, f"{node.name} lists no {name}")
     return Section(title, list(draw(rows)))
+
+
+def samples_to_read(
+    node: Node,
+    title: str,
+    samples: Callable[[Sequence[Row]], Iterable[Sample]],
+    *,
+    few: str,
+    every: str = "",
+) -> Section | LeftOut:
+    """Samples of the rows of listed files; left out where the manifest lists none.
+
+    Args:
+        few: the file with some rows, which the page of a descendant shows.
+        every: the file, or the folder of the files, with all: for the artifact's own page.
+    """
+    assert node.manifest is not None
+    files = node.manifest.files
+    shown = [file for file in files if every and file.path.startswith(every)]
+    if node.depth or not shown:
+        shown = [file for file in files if file.path == few]
+    if not shown:
+        return LeftOut(title, f"{node.name} lists no {few}")
+    total, place, rows = sum(file.rows or 0 for file in shown), 0, list[Row]()
+    for file in shown:
+        with _listed_path(node, file).open("rb") as lines:
+            for line in lines:
+                if is_shown(place, total):
+                    rows.append(json.loads(line))
+                place += 1
+    note = f"{len(rows):,} of {total:,}, evenly spread; all are in {every or few}."
+    found = Samples(list(samples(rows)))
+    return Section(title, [note, found] if len(rows) < total else [found])
 
 
 def side_rows(node: Node, name: str) -> list[dict[str, Any]]:

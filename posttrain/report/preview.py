@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from posttrain.report.lineage import Node, trace
 from posttrain.report.pages.provenance import counts, details, lineage
-from posttrain.report.section import Block, Dialogue, Fold, Section, Styled, Words
+from posttrain.report.section import Block, Dialogue, Fold, Section, Styled, Words, shortened
 from posttrain.report.write import figures
 from posttrain.runs import FileEntry
 
@@ -169,16 +169,13 @@ def _row_words(row: dict[str, Any], limit: int | None) -> list[str | Styled]:
         words.append(Styled(f"[{message.get('role')}]\n", "bold"))
         for key in _ROLE_KEYS:
             if message.get(key):
-                words += [Styled(f"{key}: ", "faint"), f"{_both_ends(message[key], limit)}\n"]
-    return [*words, Styled(_both_ends(rest, limit), "faint")] if rest else words
+                words += [Styled(f"{key}: ", "faint"), f"{_shown(message[key], limit)}\n"]
+    return [*words, Styled(_shown(rest, limit), "faint")] if rest else words
 
 
-def _both_ends(value: object, limit: int | None) -> str:
+def _shown(value: object, limit: int | None) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    if limit is None or len(text) <= limit:
-        return text
-    half = limit // 2
-    return f"{text[:half]} … {len(text) - 2 * half:,} characters … {text[-half:]}"
+    return text if limit is None else shortened(text, limit)
 
 
 def marked_words(

@@ -20,6 +20,8 @@ from typing import Any, ParamSpec
 Row = Mapping[str, Any]
 Args = ParamSpec("Args")
 SHOWN_CHARACTERS = 3000
+# of a section to read: a page stays below about 5 MB
+MOST_SAMPLES, MOST_CHARACTERS = 2000, 2_000_000
 _WORD = re.compile(r"[^\W\d_]{2}|…$")
 
 
@@ -70,7 +72,8 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line; `style` is `a` (accent), `b` (muted) or `c` (muted and dashed, without dots)."""
+    """One line; `style` is `a` (accent), `b` (muted) or `d` (dark), or one of these dashed and
+    without dots: `e`, `c`, `f`."""
 
     name: str
     x: Sequence[float]
@@ -151,6 +154,22 @@ class Fold:
 
 
 @dataclass(frozen=True, slots=True)
+class Sample:
+    """A text to read, with the values that it is filtered by and the figures it is sorted by."""
+
+    fold: Fold
+    values: Mapping[str, str]
+    figures: Mapping[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Texts that a page filters and sorts; all have the same values and figures."""
+
+    items: Sequence[Sample]
+
+
+@dataclass(frozen=True, slots=True)
 class Columns:
     """Groups of blocks beside each other, as far as there is room."""
 
@@ -159,7 +178,7 @@ class Columns:
 
 Chart = LineChart | BarChart | IntervalChart
 # plain words are a paragraph
-Block = Words | Table | Chart | Heading | Definitions | Dialogue | Fold | Columns
+Block = Words | Table | Chart | Heading | Definitions | Dialogue | Fold | Samples | Columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,9 +245,20 @@ def counted(counts: Mapping[str, int]) -> str:
 
 
 def shortened(text: str, most: int = SHOWN_CHARACTERS) -> str:
-    """The beginning of a text, with the number of characters left out."""
-    rest = len(text) - most
-    return text if rest <= 0 else f"{text[:most]} … {rest:,} characters more"
+    """The beginning and the end of a text, with the number of characters left out between them."""
+    rest, half = len(text) - most, most // 2
+    return text if rest <= 0 else f"{text[: most - half]} … {rest:,} characters … {text[-half:]}"
+
+
+def is_shown(place: int, total: int) -> bool:
+    """Whether this one of so many samples is among the `MOST_SAMPLES` that are spread evenly."""
+    wanted = min(MOST_SAMPLES, total)
+    return (place + 1) * wanted // total > place * wanted // total
+
+
+def room(samples: int, texts: int = 1) -> int:
+    """Characters to show of each text, where so many samples have so many texts each."""
+    return max(200, min(SHOWN_CHARACTERS, MOST_CHARACTERS // max(1, samples)) // max(1, texts))
 
 
 def plain(value: object) -> str:

@@ -17,8 +17,9 @@ from typing import Any
 from rich.console import Console
 
 from posttrain.report.console import print_sections
-from posttrain.report.html import page_html
+from posttrain.report.html import UNFINISHED, page_html
 from posttrain.report.lineage import Node, trace
+from posttrain.report.live import REPORT, is_running, is_unfinished, write_unfinished
 from posttrain.report.pages import (
     evaluation,
     judging,
@@ -29,10 +30,9 @@ from posttrain.report.pages import (
     supervision,
     training,
 )
-from posttrain.report.section import Fold, LeftOut, Section, Tile
+from posttrain.report.section import Fold, LeftOut, Samples, Section, Tile
 from posttrain.runs import Run, atomic_write_text, open_run
 
-REPORT = "report.html"
 MOST_TILES = 6
 Sections = Callable[[Node], Iterator[Section | LeftOut]]
 # kind of artifact → its sections, and on its own page the figures to read first
@@ -65,14 +65,16 @@ def figures(node: Node) -> Iterator[Section]:
     """An artifact's sections without what is folded away on a page: for the console."""
     for part in own_sections(node):
         if isinstance(part, Section):
-            yield Section(part.title, [b for b in part.blocks if not isinstance(b, Fold)])
+            shown = [b for b in part.blocks if not isinstance(b, Fold | Samples)]
+            yield Section(part.title, shown)
 
 
 def write_report(artifact: Path | str, *, out: Path | str | None = None) -> Path:
     """Write the report of an artifact and its lineage; every stage calls this at its end.
 
     Args:
-        artifact: a finished artifact's directory. Parents are looked for where its manifest says.
+        artifact: a finished artifact's directory, or that of a training run that has begun.
+            Parents are looked for where its manifest says.
         out: the file to write, `report.html` in the artifact's directory by default.
 
     Returns:
@@ -82,16 +84,22 @@ def write_report(artifact: Path | str, *, out: Path | str | None = None) -> Path
         DataError: no finished artifact, or a file that changed since its manifest was written.
     """
     artifact = Path(artifact)
-    page = _page(trace(artifact))
     target = Path(out) if out is not None else artifact / REPORT
+    if is_unfinished(artifact):
+        return write_unfinished(artifact, running=is_running(artifact), out=target)
+    page = _page(trace(artifact))
     atomic_write_text(target, page)
     return target
 
 
 def ensure_report(artifact: Path | str) -> Path:
-    """The report of a stage that had finished before: a new one only where there is none."""
+    """The report of a stage that has finished: a new one only where there is none of its end."""
     there = Path(artifact) / REPORT
-    return there if there.is_file() else write_report(artifact)
+    if there.is_file():
+        with there.open(encoding="utf-8") as page:
+            if UNFINISHED not in page.read(200):
+                return there
+    return write_report(artifact)
 
 
 def show_finished(console: Console, artifact: Path) -> None:

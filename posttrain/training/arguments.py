@@ -19,12 +19,14 @@ import pydantic
 import torch
 import trl
 from torch.distributed import DistNetworkError
+from transformers import PreTrainedConfig
 
 from posttrain.config.load import nearest
-from posttrain.config.sft import TrainingRecipe
+from posttrain.config.sft import ModelConfig, TrainingRecipe
 from posttrain.errors import ConfigError
 from posttrain.training.launch import check_precision
 
+LIGER_MODELS = ("llama", "qwen2", "qwen3")
 REPORTERS = ("tensorboard", "wandb", "trackio")
 # the paper's for DPO (Appendix C), and that of the reference code's RLVR recipe; the paper gives
 # none for RLHF and for the judge
@@ -78,6 +80,8 @@ def make_arguments(
         "bf16": torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
         "use_cpu": not torch.cuda.is_available(),
         "report_to": "none",
+        # for trackers: transformers would name a run after nothing, or after its resume folder
+        "run_name": "/".join(Path(recipe.out).absolute().parts[-2:]),
         "save_total_limit": 1,
         # fused experts and adapters all take part in every step; looking for others costs a pass
         "ddp_find_unused_parameters": False,
@@ -102,6 +106,7 @@ def make_arguments(
             "with accelerate launch --main_process_port, or in MASTER_PORT"
         ) from error
     _check_combinations(args)
+    _check_liger(args, recipe.model)
     if counted_in_steps:
         _check_counted_in_steps(args)
     check_precision(args, recipe.model, recipe.adapter, env)
@@ -165,6 +170,35 @@ def _check_counted_in_steps(args: Any) -> None:
             f"trainer.save_strategy {args.save_strategy}: a run is one stretch of steps; "
             "set steps (with save_steps), or no"
         )
+
+
+def _check_liger(args: Any, model: ModelConfig) -> None:
+    """TRL 1.16 applies Liger's kernels of layers alone (norms, rotary embedding, SwiGLU): the fused
+    loss would replace the forward pass that returns log-probabilities."""
+    if not args.use_liger_kernel:
+        return
+    read = model.config
+    if read is None:
+        assert model.path is not None, "a recipe has one of them"
+        try:
+            read, _ = PreTrainedConfig.get_config_dict(model.path, revision=model.revision)
+        except OSError:
+            return  # loading the model names what is wrong with its path
+    why = None
+    if read["model_type"] not in LIGER_MODELS:
+        why = (
+            f"its losses were compared with the model's own for {', '.join(LIGER_MODELS)}, not for "
+            f"{read['model_type']}; where Liger has no kernels for a model it applies none and "
+            "says nothing"
+        )
+    elif (args.liger_kernel_config or {}).get("fused_linear_cross_entropy"):
+        why = "its fused loss would replace the one over the whole batch; leave it out"
+    elif importlib.util.find_spec("liger_kernel") is None:
+        why = "install it first (pip install liger-kernel)"
+    elif args.device.type != "cuda":
+        why = "its kernels run on GPUs alone"
+    if why is not None:
+        raise ConfigError(f"trainer.use_liger_kernel: {why}")
 
 
 def _check_combinations(args: Any) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 from posttrain.config.sft import TrainingRecipe
 from posttrain.publish.card import CARD, checkpoint_card, origins_of
+from posttrain.report.live import LOG, REPORT
 from posttrain.runs import MANIFEST, STAGE, Parent, atomic_write_text
-from posttrain.training.log import LOG, SPEED, TIMING
+from posttrain.training.log import SPEED, TIMING
 from posttrain.versions import package_versions
 
 RESUME = "resume"
@@ -44,7 +45,7 @@ def artifact_files(out: Path) -> dict[str, int | None]:
     any."""
     # neither speeds, nor caches, nor pages that are written again or edited are part of the
     # artifact, nor event files, whose names and bytes hold the host and the time
-    own = {MANIFEST, STAGE, SPEED, TIMING, CARD, "report.html"}
+    own = {MANIFEST, STAGE, SPEED, TIMING, CARD, REPORT}
     names = (str(path.relative_to(out)) for path in sorted(out.rglob("*")) if path.is_file())
     return {
         name: _rows(out / name)

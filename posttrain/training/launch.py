@@ -9,8 +9,11 @@ All of these stop here, as do weights that would not move.
 from __future__ import annotations
 
 import os
+import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -158,6 +161,22 @@ def check_precision(
             "computes in bf16), train an adapter:, or set trainer.bf16: true and start with "
             "recipes/accelerate/fsdp2.yaml, zero2.yaml or zero3.yaml, which keep float32 weights"
         )
+
+
+def await_shared(out: Path, patience: float) -> None:
+    """Wait until the output directory is there, which the main process has created by now.
+
+    Raises:
+        ConfigError: it is not: this machine sees another disk than the main process.
+    """
+    end = time.monotonic() + patience
+    while not out.exists():
+        if time.monotonic() >= end:
+            raise ConfigError(
+                f"out={out} is not there on {socket.gethostname()}, though the main process has "
+                "created it: all machines must see the same out, on a shared disk"
+            )
+        time.sleep(0.5)
 
 
 def _deepspeed_precision(config: Mapping[str, Any]) -> str:

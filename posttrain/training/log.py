@@ -9,6 +9,7 @@ with many figures a step print a line of their own choice for each row.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +17,9 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from posttrain.report.live import LOG, REPORT, write_live
 from posttrain.runs import atomic_write_text
 
-LOG = "log.jsonl"
 SPEED = "speed.jsonl"
 TIMING = "timing.jsonl"
 _TIMED = ("_runtime", "_per_second", "total_flos", "_preparation_time", "train_loss")
@@ -76,6 +77,62 @@ class LogRows(TrainerCallback):
         }
         with self.speed.open("a", encoding="utf-8") as handle:
             handle.write(_line(row))
+
+
+class LivePage(TrainerCallback):
+    """Writes the report of the running stage when it starts, and then again and again: at most
+    every `EVERY` seconds, and with at most `SHARE` of the time."""
+
+    EVERY, SHARE = 15.0, 0.03
+
+    def __init__(self, out: Path) -> None:
+        self._out = out
+        self._begun, self._first_step = 0.0, 0
+        self._last_row, self._pause = 0.0, 0.0
+        self._due, self._wait = 0.0, self.EVERY
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Write the page of the part before a resume, or of no step."""
+        self._begun = self._last_row = time.monotonic()
+        self._first_step = state.global_step
+        self._write(state, None)
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Write the page if its time has come."""
+        now = time.monotonic()
+        self._pause, self._last_row = max(self._pause, now - self._last_row), now
+        if now >= self._due:
+            # rows come unevenly: evaluation, saving and long rollouts stand between them
+            self._write(state, round(self._wait + 3 * self._pause + 60))
+
+    def _write(self, state: TrainerState, next_in: int | None) -> None:
+        if not state.is_world_process_zero:
+            return
+        about, begin = (
+            f"Running, step {state.global_step:,} of {state.max_steps:,}",
+            time.monotonic(),
+        )
+        if steps := state.global_step - self._first_step:
+            left = (begin - self._begun) / steps * (state.max_steps - state.global_step)
+            about += f", about {left / 60:,.0f} min left"
+        written = write_page(lambda: write_live(self._out, about, next_in=next_in))
+        end = time.monotonic()
+        self._wait = max(self.EVERY, (end - begin) / self.SHARE)
+        self._due = end + self._wait if written else math.inf
+
+
+def write_page(write: Callable[[], object]) -> bool:
+    """Write a page of the run; what goes wrong there is printed and ends no run."""
+    try:
+        write()
+    except Exception as error:  # noqa: BLE001 - a page is not worth a run of days
+        print(f"{REPORT} could not be written: {error!r}", flush=True)
+        return False
+    return True
 
 
 class StepLines(TrainerCallback):

@@ -27,6 +27,8 @@ from posttrain.config.sft import TrainingRecipe
 from posttrain.errors import ConfigError, PosttrainError
 from posttrain.models.adapters import adapter_reach, lora_config, quantization_config
 from posttrain.models.load import load_model
+from posttrain.report.live import write_unfinished
+from posttrain.report.write import ensure_report
 from posttrain.runs import (
     Counts,
     Manifest,
@@ -42,12 +44,13 @@ from posttrain.training.activations import RolloutShape
 from posttrain.training.finish import RESUME, RunOutcome, artifact_files, write_card
 from posttrain.training.launch import (
     Launched,
+    await_shared,
     check_device,
     check_launch,
     gather_head,
     read_launch,
 )
-from posttrain.training.log import LogRows
+from posttrain.training.log import LivePage, LogRows, write_page
 from posttrain.training.memory import MemoryPlan, device_room, memory_line, plan_memory
 from posttrain.training.plan import (
     Line,
@@ -62,6 +65,7 @@ from posttrain.training.plan import (
 from posttrain.training.trainer import Resumable, train_to_the_end
 
 KIND = "checkpoint"
+PATIENCE = 60.0  # seconds in which a network disk shows what another machine has created
 
 Recipe = TypeVar("Recipe", bound=TrainingRecipe)
 T = TypeVar("T", bound=Resumable)
@@ -206,6 +210,8 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         with refusing_full_disk(self.out), lock:
             # one process opens the directory, then the others find it theirs
             with args.main_process_first(local=False):
+                if not main:
+                    await_shared(self.out, PATIENCE)
                 directory = self.open()
             if directory.complete:
                 if check_inputs is not None:
@@ -269,7 +275,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             model=model,
             args=args,
             processing_class=policy.tokenizer,
-            callbacks=[LogRows(self.out)],
+            callbacks=[LogRows(self.out), LivePage(self.out)],
             peft_config=lora_config(adapter, model) if adapter else None,
         )
         launched = read_launch(trainer.accelerator)
@@ -336,6 +342,10 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         trainer = prepared.trainer
         try:
             train_to_the_end(trainer, self.out, base=self.recipe.model, special=prepared.special)
+        except BaseException:
+            if trainer.is_world_process_zero():
+                write_page(lambda: write_unfinished(self.out, running=False))
+            raise
         finally:
             trainer.close()
         return self._finish(prepared, directory) if trainer.is_world_process_zero() else None
@@ -372,6 +382,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             },
         )
         self._remove_checkpoints()
+        write_page(lambda: ensure_report(self.out))
         return manifest
 
     def _remove_checkpoints(self) -> None:

@@ -41,6 +41,7 @@ _EQUIVALENCE = (
     "or offers several that differ, is the same as no other."
 )
 _RUBRIC = "Answer one yes-or-no question about the response that ends a conversation."
+PROMPT_DIGEST = digest_of([_TASK, _EQUIVALENCE, _RUBRIC])  # of all that a judge is asked in
 
 
 class LabelJudge:

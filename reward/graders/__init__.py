@@ -6,15 +6,18 @@
 A completion that a limit ended is wrong, 0.0; one that failed, one whose comparison failed or took
 too long, and one in which no answer is found, unless it is empty or lacks the format that its
 prompt asks for, is unscored. `metadata` of a prompt may hold `tolerance` (math, numeric),
-`ignore_case` (exact), `options` and `output_regex` (multiple_choice).
+`ignore_case` (exact), `options` and `output_regex` (multiple_choice), `instruction_id_list` and
+`kwargs` (ifeval, ifbench).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from reward.graders.base import Grader
 from reward.graders.choice import Exact, MultipleChoice
+from reward.graders.constraints import PACKAGE, Constraints
 from reward.graders.math import Math, Numeric
 
 GRADERS: dict[str, Callable[[], Grader]] = {
@@ -22,4 +25,7 @@ GRADERS: dict[str, Callable[[], Grader]] = {
     "multiple_choice": MultipleChoice,
     "exact": Exact,
     "numeric": Numeric,
+    "ifeval": functools.partial(Constraints, "ifeval"),
+    "ifbench": functools.partial(Constraints, "ifbench"),
 }
+PACKAGE_OF = {"ifeval": PACKAGE, "ifbench": PACKAGE}  # what a grader needs beyond our own

@@ -28,6 +28,7 @@ from typing import Any
 from posttrain.records import Score
 from posttrain.rollouts import completion_from_row, prompt_from_row
 from reward.graders.algebra import equal
+from reward.graders.constraints import check_constraints
 from reward.graders.workers import Job, JobResult
 
 
@@ -79,6 +80,7 @@ JOBS: dict[str, Callable[..., Any]] = {
     "verify": verify,
     "last_match": last_match,
     "pattern_problem": pattern_problem,
+    "constraints": check_constraints,
 }
 LOOK_FOR_PARENT = 5000  # milliseconds: a fork of the parent may hold our stdin open after it
 

@@ -15,8 +15,8 @@ from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
-OTHERS = {"audit", "preview", "report"}  # look at what is there: no stage, no recipe
-STAGES = sorted(p for p in (ROOT / "scripts").glob("[!_]*.py") if p.stem not in OTHERS)
+# the scripts that take a recipe; others look at or move what is there
+STAGES = sorted(p for p in (ROOT / "scripts").glob("[!_]*.py") if "recipe_parser(" in p.read_text())
 
 
 class Recipe(Strict):

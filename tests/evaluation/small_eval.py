@@ -14,7 +14,9 @@ from unittest.mock import patch
 
 import yaml
 
+from data_builders.graders import EnvironmentGrader
 from posttrain.sampling.sampler import Request
+from reward.environments.workplace import WorkplaceEnvironment
 from tests.data_builders.small_build import script, write_tokenizer
 from tests.evaluation.scripted import CALCULATOR, CALL, Calculator, ScriptedSampler, turn
 
@@ -94,6 +96,8 @@ def write_recipe(folder: Path, **keys: Any) -> Path:
 def run_script(arguments: Sequence[str], samplers: Sequence[ScriptedSampler] = ()) -> None:
     """`scripts/eval.py arguments` with these samplers, one after the other, as every backend."""
     left = list(samplers)
+    graders = {"exact": Exact(), "environment": EnvironmentGrader()}
+    toolkits = {"calculators": Calculators(), "workplace": WorkplaceEnvironment()}
 
     @asynccontextmanager
     async def opened(*_: object, **__: object) -> AsyncIterator[ScriptedSampler]:
@@ -101,10 +105,9 @@ def run_script(arguments: Sequence[str], samplers: Sequence[ScriptedSampler] = (
 
     with (
         patch("posttrain.evaluation.stage.opened_sampler", opened),
-        patch(
-            "data_builders.prompts.build.toolkits_for", lambda *_: {"calculators": Calculators()}
-        ),
-        patch("data_builders.graders.all_graders", lambda: {"exact": Exact()}),
+        patch("data_builders.prompts.build.toolkits_for", lambda *_: toolkits),
+        patch("data_builders.graders.all_graders", lambda *_, **__: graders),
+        patch("data_builders.prompts.evaluation.all_graders", lambda *_: graders),
     ):
         script("eval").main(list(arguments))
 

@@ -238,7 +238,7 @@ def test_nothing_secret_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_inspect_is_needed_for_its_logs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("posttrain.evaluation.inspect_adapter.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'posttrain\[eval\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'posttrain\[inspect\]'"):
         evaluate(write_recipe(tmp_path, inspect_logs=True))
     assert not (tmp_path / "out").exists()
     for name in [name for name in sys.modules if name.partition(".")[0] == "inspect_ai"]:

@@ -42,7 +42,7 @@ class Reader(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.loads += [f"{k}={v}" for k, v in attrs if k in ("src", "href") and v[:1] != "#"]
-        self.loads += [tag] if tag in ("script", "link", "iframe", "img") else []
+        self.loads += [tag] if tag in ("link", "iframe", "img") else []
         if tag not in VOID:
             self.open.append(tag)
 
@@ -173,9 +173,9 @@ def test_changed_and_unfinished_inputs_are_refused(run):
         handle.write('{"step": 30, "loss": 0.1}\n')
     with pytest.raises(DataError, match=r"log\.jsonl is missing or has changed"):
         write_report(run / "sft")
-    (run / "sft" / "manifest.json").unlink()
+    (run / "sft_data" / "manifest.json").unlink()
     with pytest.raises(DataError, match="has not finished"):
-        write_report(run / "sft")
+        write_report(run / "sft_data")
 
 
 def test_text_from_data_cannot_become_markup(run):

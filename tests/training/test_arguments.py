@@ -5,8 +5,10 @@ import os
 import re
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.sft_config import SFTConfig
@@ -16,9 +18,10 @@ from posttrain.config.sft import OWNED_TRAINER_FIELDS, ModelConfig, trainer_fiel
 from posttrain.errors import ConfigError
 from posttrain.models.load import load_model
 from posttrain.tokens.tokenizer import SpecialTokens
-from posttrain.training.sft.stage import sft_arguments
+from posttrain.training.sft.stage import SftStage, sft_arguments
 from tests.training.conftest import MakeRecipe
 from tests.training.forks import forked
+from tests.training.tiny import losses
 
 
 def test_fields_pass_through_to_the_installed_trl(recipe: MakeRecipe, tmp_path: Path):
@@ -100,6 +103,37 @@ def test_a_port_that_another_run_holds_is_named(recipe: MakeRecipe, tmp_path: Pa
     assert ended.codes == [1]
     assert f"127.0.0.1:{port}" in ended.text.splitlines()[-1]
     assert "Traceback" not in ended.text
+
+
+def test_liger_is_refused_where_it_does_not_hold(
+    recipe: MakeRecipe, hybrid_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def refused(message: str, model: dict | None = None, **keys: Any) -> None:
+        asks = recipe(trainer={"use_liger_kernel": True, **keys})
+        if model is not None:
+            asks = asks.model_copy(update={"model": ModelConfig(**model)})
+        with pytest.raises(ConfigError, match=rf"use_liger_kernel: .*{message}"):
+            sft_arguments(asks, out=tmp_path)
+
+    refused("not for nemotron_h", {"path": str(hybrid_path)})
+    refused("not for mixtral", {"config": {"model_type": "mixtral"}})
+    refused("whole batch", liger_kernel_config={"fused_linear_cross_entropy": True})
+    monkeypatch.setattr("posttrain.training.arguments.importlib.util.find_spec", lambda _: None)
+    refused("pip install liger-kernel")
+    monkeypatch.setattr("posttrain.training.arguments.importlib.util.find_spec", lambda _: 1)
+    refused("GPUs alone", use_cpu=True)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="Liger's kernels run on GPUs alone")
+def test_liger_gives_the_same_losses(recipe: MakeRecipe, tmp_path: Path):
+    pytest.importorskip("liger_kernel", reason="liger-kernel is not installed")
+    found = []
+    for name, liger in (("plain", False), ("liger", True)):
+        keys = {"use_liger_kernel": liger, "bf16": False, "max_steps": 5, "num_train_epochs": None}
+        asks = recipe(trainer=keys, out=str(tmp_path / name))
+        SftStage(asks).run(dry_run=False)
+        found.append(losses(tmp_path / name))
+    assert found[1] == pytest.approx(found[0], abs=1e-5)
 
 
 @pytest.mark.parametrize("path", ["runs/not/there", "some/model"])

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +18,9 @@ from transformers import AutoModelForCausalLM
 from posttrain.config.load import validate
 from posttrain.config.sft import LaunchConfig, SftConfig
 from posttrain.errors import ConfigError
+from posttrain.report.html import UNFINISHED
 from posttrain.runs import read_artifact
+from posttrain.training import stage as training_stage
 from posttrain.training.launch import Launched, check_launch
 from posttrain.training.sft.stage import SftStage
 from tests.training.conftest import TRAINER
@@ -53,16 +59,22 @@ def test_killed_runs_end_with_the_bytes_of_an_undisturbed_run(
         ended = forked(lambda moment=moment: method.run(out, killed=moment), check=False)
         assert ended.codes == [-9], ended.text[-2000:]
         assert not (out / "manifest.json").exists()
+        assert not (out / "log.jsonl").exists() or UNFINISHED in page_of(out)
     last = forked(lambda: method.run(out))
     assert log_rows(out) == log_rows(whole)
     assert rollouts(out) == rollouts(whole)
     assert read_artifact(out).digest == read_artifact(whole).digest
+    assert UNFINISHED not in page_of(out)
     if name == "dpo":
         assert "all on disk" in last.text
         assert [row["step"] for row in log_rows(out) if "loss" in row] == [1, 2, 3, 4, 6, 8, 9, 10]
         page = (out / "report.html").read_text()
         assert "Margins and log-probabilities" in page
         assert "Speed of DPO" in page
+
+
+def page_of(out: Path) -> str:
+    return (out / "report.html").read_text()
 
 
 def rollouts(out: Path) -> dict[str, str]:
@@ -218,6 +230,58 @@ def test_the_documented_command_starts_two_processes(
     assert losses(out) == pytest.approx(losses(one_process), abs=1e-5)
 
 
+def test_two_launchers_are_two_nodes_of_one_run(data: Path, attention_path: Path, tmp_path: Path):
+    keys = TWO_BY_TWO | {"max_steps": 4, "num_train_epochs": None}
+    whole, nodes = (
+        sft(data, attention_path, tmp_path / name, keys, launch={"world_size": 2})
+        for name in ("whole", "nodes")
+    )
+    forked(lambda: whole.run(dry_run=False), processes=2)
+    recipe = tmp_path / "nodes.yaml"
+    recipe.write_text(json.dumps(nodes.recipe.model_dump(mode="json")))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        *(sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", *shipped("cpu-2")),
+        *(
+            "--num_machines",
+            "2",
+            "--main_process_ip",
+            "127.0.0.1",
+            "--main_process_port",
+            str(port),
+        ),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    started = [
+        subprocess.Popen(
+            [*command, "--machine_rank", rank, "scripts/sft.py", "--config", str(recipe)],
+            cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in "01"
+    ]  # fmt: skip
+    printed = [one.communicate(timeout=600)[0] for one in started]
+    assert [one.returncode for one in started] == [0, 0], printed
+    assert [f"{nodes.out}: checkpoint" in text for text in printed] == [True, False]
+    assert log_rows(nodes.out) == log_rows(whole.out)
+    assert sha(nodes.out / "model.safetensors") == sha(whole.out / "model.safetensors")
+
+
+def test_an_output_directory_that_is_not_shared_is_refused(
+    data: Path, attention_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(training_stage, "PATIENCE", 0.0)
+
+    def run() -> None:
+        out = tmp_path / f"disk-of-{os.environ['RANK']}" / "out"
+        sft(data, attention_path, out, {}, launch={"world_size": 2}).run(dry_run=False)
+
+    ended = forked(run, processes=2, check=False)
+    assert ended.codes[1] != 0
+    assert "all machines must see the same out" in ended.text
+
+
 # ---- what the launchers really start, and the refusal of what they silently drop ----
 
 
@@ -257,5 +321,7 @@ def test_a_named_sharding_must_run():
 def test_every_launch_config_is_one_that_accelerate_reads(path: Path):
     from accelerate.commands.config.config_args import load_config_from_file
 
-    expected = {"cpu": 1, "cpu-2": 2}.get(path.stem, 8)
-    assert load_config_from_file(str(path)).num_processes == expected
+    nodes = 2 if path.stem.endswith("-2-nodes") else 1
+    expected = {"cpu": 1, "cpu-2": 2}.get(path.stem, 8 * nodes)
+    read = load_config_from_file(str(path))
+    assert (read.num_machines, read.num_processes) == (nodes, expected)

@@ -99,6 +99,10 @@ class SamplerAPI(ModelAPI):
         """Requests to a model in this process must be able to wait for one another."""
         return self._backend.concurrency if isinstance(self._backend, Server) else UNBOUNDED
 
+    def generation_of(self, message_id: str) -> Generation | None:
+        """What an assistant message came from; None for one that was not generated here."""
+        return self._turns.get(message_id)
+
     async def aclose(self) -> None:
         """Give back a server's connections."""
         await self._stack.aclose()

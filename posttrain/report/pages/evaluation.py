@@ -7,12 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from posttrain.chat.detect import FoundCall, searched
 from posttrain.errors import DataError
+from posttrain.evaluation.agentic import family_of
+from posttrain.evaluation.gate import GateRow
 from posttrain.evaluation.grade import Record, record_from_row
+from posttrain.evaluation.metrics import LENGTHS
 from posttrain.report import section as ui
-from posttrain.report.lineage import Node, listed_text, rows_to_read
+from posttrain.report.lineage import Node, listed_text, samples_to_read
+from posttrain.report.pages import agentic
 from posttrain.rollouts import Step
 
-METRICS = "metrics.json"
+METRICS, COSTS = "metrics.json", "costs.json"
 # what NVIDIA states of its own model in its own harness: never a figure of this run
 _NVIDIA = (
     ("AIME25", "80.88 %", "84.58 %", "1.25 %", "0 %"),
@@ -25,12 +29,24 @@ _HEADLINE = {"accuracy": "correct", "hallucination": "undeclared calls", "trunca
 def sections(node: Node) -> ui.Sections:
     metrics = read_metrics(node)
     yield from figures(metrics)
-    yield rows_to_read(node, "examples.jsonl", "Completions to read", completions_to_read)
+    if (found := metrics.get("agentic")) is not None:
+        assert node.manifest is not None
+        # no file of the manifest: prices may change after a run
+        costs = node.path / COSTS
+        spent = json.loads(costs.read_text("utf-8")) if costs.is_file() else []
+        yield from agentic.figures(found, node.manifest.config.get("expect", {}), spent)
+    yield samples_to_read(
+        node, "Completions to read", completions_to_read, few="examples.jsonl", every="records/"
+    )
 
 
 def figures(metrics: ui.Row) -> Iterator[ui.Section]:
     """The sections that need no rows: those that an evaluation prints at its end too."""
-    cells, pairs = metrics["cells"], metrics["pairs"]
+    yield from comparison(metrics["cells"], metrics["pairs"])
+
+
+def comparison(cells: Sequence[ui.Row], pairs: Sequence[ui.Row]) -> Iterator[ui.Section]:
+    """Of checkpoints of one run, or of several that were brought together."""
     yield before_and_after(cells, pairs)
     yield every_figure(cells)
     yield lengths(cells)
@@ -70,19 +86,20 @@ def before_and_after(cells: Sequence[ui.Row], pairs: Sequence[ui.Row]) -> Iterat
     names = list(dict.fromkeys(cell["checkpoint"] for cell in cells))
     rows: list[list[object]] = []
     for cell in [c for c in cells if c["checkpoint"] == names[0]]:
-        place = _place(cell)
-        row: list[object] = [*place, cell["samples"]]
+        where = place(cell)
+        row: list[object] = [*where]
         for rate in ("accuracy", "hallucination"):
             row.append(_rate(cell, rate))
             for name in names[1:]:
-                row.append(_rate(_find(cells, "checkpoint", name, place), rate))
-                row.append(_change(_find(pairs, "b", name, place), rate))
-        rows.append(row)
-    head = ["task", "setting", "reasoning", "samples"]
+                row.append(_rate(_find(cells, "checkpoint", name, where), rate))
+                row.append(_change(_find(pairs, "b", name, where), rate))
+        rows.append([*row, cell["samples"]])
+    head = ["task", "setting", "reasoning"]
     for title in ("correct", "undeclared calls"):
         head.append(f"{title}, {names[0]}")
         for name in names[1:]:
             head += [name, "change, p"]
+    head.append("samples")
     nvidia = ["NVIDIA's", "correct, before DPO", "after", "hallucinated calls, before", "after"]
     yield ui.Table(head, rows)
     yield (
@@ -112,12 +129,12 @@ def before_and_after(cells: Sequence[ui.Row], pairs: Sequence[ui.Row]) -> Iterat
         yield ui.IntervalChart(intervals, "completions with an undeclared call", caption)
 
 
-def _place(row: ui.Row) -> list[str]:
+def place(row: ui.Row) -> list[str]:
     return [row[key] for key in ("task", "setting", "thinking")]
 
 
-def _find(rows: Sequence[ui.Row], key: str, name: str, place: Sequence[str]) -> ui.Row:
-    found = (r for r in rows if r[key] == name and _place(r) == place)
+def _find(rows: Sequence[ui.Row], key: str, name: str, where: Sequence[str]) -> ui.Row:
+    found = (r for r in rows if r[key] == name and place(r) == where)
     return next(found, {"rates": {}, "lengths": {}})
 
 
@@ -141,7 +158,7 @@ def every_figure(cells: Sequence[ui.Row]) -> Iterator[ui.Block]:
         rates = list(dict.fromkeys(rate for cell in own for rate in cell["rates"]))
         rates = [rate for rate in rates if rate not in ("accuracy", "hallucination")]
         rows = [
-            [*_place(cell), *(_rate(cell, rate) for rate in rates), _passes(cell), _lost(cell)]
+            [*place(cell), *(_rate(cell, rate) for rate in rates), _passes(cell), _lost(cell)]
             for cell in own
         ]
         head = ["task", "setting", "reasoning", *(rate.replace("_", " ") for rate in rates)]
@@ -170,7 +187,7 @@ def lengths(cells: Sequence[ui.Row]) -> Iterator[ui.Block]:
     for cell in cells:
         for name, found in cell["lengths"].items():
             levels = [ui.estimate(found[s]) for s in ("mean", "median", "p90")]
-            rows.append([cell["checkpoint"], *_place(cell), name.replace("_", " "), *levels])
+            rows.append([cell["checkpoint"], *place(cell), name.replace("_", " "), *levels])
     head = ["checkpoint", "task", "setting", "reasoning", "length", "mean", "median", "90 %"]
     yield ui.Table(head, rows)
     yield "Tokens of a completion, all its steps; bootstrap intervals over questions."
@@ -186,7 +203,7 @@ def differences(pairs: Sequence[ui.Row]) -> Iterator[ui.Block]:
             sides = [f"{scale * found[side]:.2f}" for side in ("a", "b")]
             change = [ui.signed(scale * found["difference"], 2), f"{low} … {high}"]
             figure = _HEADLINE.get(name, name.replace("_", " "))
-            row = [f"{pair['a']} → {pair['b']}", *_place(pair), figure, *sides, *change]
+            row = [f"{pair['a']} → {pair['b']}", *place(pair), figure, *sides, *change]
             rows.append([*row, f"{found['p']:.3g}", found["questions"]])
     head = ["checkpoints", "task", "setting", "reasoning", "figure", "before", "after", "change"]
     head += ["95 %", "p", "questions"]
@@ -194,67 +211,113 @@ def differences(pairs: Sequence[ui.Row]) -> Iterator[ui.Block]:
     yield ui.Fold(title, [ui.Table(head, rows)])
 
 
-def completions_to_read(rows: Sequence[Mapping[str, object]]) -> Iterator[ui.Block]:
-    """Every example; those with a call that should not be there first, and open."""
-    records = sorted(map(record_from_row, rows), key=lambda r: not r.verdict.hallucinated)
+@ui.section("The gate")
+def gated(rows: Sequence[GateRow]) -> Iterator[ui.Block]:
+    table: list[list[object]] = []
+    for row in rows:
+        scale = 1 if row.figure in LENGTHS else 100
+        numbers = (row.change, row.low, row.high, row.margin)
+        about = [row.verdict, row.figure, row.task, row.setting, row.thinking]
+        table.append([*about, *(f"{scale * number:.2f}" for number in numbers), row.questions])
+    head = ["verdict", "figure", "task", "setting", "reasoning", "change", "low", "high", "margin"]
+    yield ui.Table([*head, "questions"], table)
     yield (
-        ui.Styled("Highlighted", "mark"),
-        " text is what the detector takes for a tool call; its form and kind stand below it.",
+        "Less is worse. A row fails where `high` is below −margin, passes where `low` is above it, "
+        "and is inconclusive otherwise; the bounds are one-sided and share the gate's level."
     )
-    yield from map(_example, records)
 
 
-def _example(record: Record) -> ui.Fold:
-    score = "unscored" if record.score.value is None else f"score {record.score.value:g}"
+@ui.section("What it would take")
+def estimated(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
+    head = ["checkpoint", "task and setting", "completions", "calls at most", "input tokens"]
+    head += ["output tokens", "money", "minutes"]
+    names = ("requests", "most_requests", "input", "output", "money", "seconds")
+    total: ui.Row = {"checkpoint": "all", "unit": ""}
+    for name in names:
+        known = [row[name] for row in rows if row[name] is not None]
+        total[name] = sum(known) if known else None
+    yield ui.Table(head, [_estimated(row) for row in (*rows, total)])
+    yield (
+        "Output tokens are those of the recipe's `estimate`, or the most that the limits allow; "
+        "input tokens are of one call a completion. Money needs `prices`, minutes need "
+        "`estimate.tokens_per_second`."
+    )
+
+
+def _estimated(row: ui.Row) -> list[object]:
+    counts = [f"{row[name]:,}" for name in ("requests", "most_requests", "input", "output")]
+    spent = None if row["money"] is None else f"{row['money']:.4g}"
+    minutes = None if row["seconds"] is None else f"{row['seconds'] / 60:.1f}"
+    return [row["checkpoint"], row["unit"], *counts, spent, minutes]
+
+
+def completions_to_read(rows: Sequence[Mapping[str, object]]) -> Iterator[ui.Sample]:
+    """Those with a call that should not be there first; what is taken for a call is marked."""
+    records = sorted(map(record_from_row, rows), key=lambda r: not r.verdict.hallucinated)
+    most = ui.room(len(records))
+    return (_example(record, most) for record in records)
+
+
+def _example(record: Record, most: int) -> ui.Sample:
+    value, prompt, completion = record.score.value, record.prompt, record.completion
+    outcome = (
+        "unscored" if value is None else {1.0: "right", 0.0: "wrong"}.get(value, "partly right")
+    )
+    failed = agentic.failing_step(record) if family_of(prompt) is not None else None
+    if failed is not None:
+        outcome += f": {failed[1].partition(',')[0]}"
     calls = ", ".join(dict.fromkeys(f"{c.form}: {c.kind}" for c in record.verdict.calls))
-    prompt = record.prompt
-    about = f" · {prompt.source}, {prompt.setting}, reasoning {'on' if prompt.thinking else 'off'}"
-    about += f" · {score}" + (f" · {calls}" if calls else "")
+    tokens = completion.reasoning_tokens + completion.answer_tokens
+    values = {
+        "checkpoint": record.checkpoint,
+        "source": prompt.source,
+        "setting": prompt.setting,
+        "reasoning": "on" if prompt.thinking else "off",
+        "outcome": outcome,
+        "calls": calls or "no call",
+        "finish": completion.finish,
+    }
+    about = f" · {prompt.source}, {prompt.setting}, reasoning {values['reasoning']} · {outcome}"
+    about += f" · {tokens:,} tokens" + (f" · {calls}" if calls else "")
     text = "\n".join(f"{message.role}: {message.content}" for message in prompt.messages)
-    blocks: list[ui.Block] = [ui.Dialogue(text[: ui.SHOWN_CHARACTERS])]
-    for number, step in enumerate(record.completion.steps):
+    blocks: list[ui.Block] = [ui.Dialogue(ui.shortened(text, most))]
+    each = ui.room(1, len(completion.steps)) * most // ui.SHOWN_CHARACTERS
+    for number, step in enumerate(completion.steps):
+        if failed is not None and number == failed[0]:
+            mark = ui.Styled(f"Step {number}, where the run failed: {failed[1]}", "mark")
+            blocks.append((mark,))
         own = [call for call in record.verdict.calls if call.step == number]
-        blocks.append(ui.Dialogue(_step(step, own)))
-        blocks += [
-            ui.Dialogue(
-                [
-                    ui.Styled(f"{result.name or result.role} → ", "faint"),
-                    result.content[: ui.SHOWN_CHARACTERS],
-                ]
-            )
-            for result in step.results
-        ]
+        blocks.append(ui.Dialogue(_step(step, own, each)))
+        for result in step.results:
+            name = ui.Styled(f"{result.name or result.role} → ", "faint")
+            blocks.append(ui.Dialogue([name, ui.shortened(result.content, each)]))
     for call in record.verdict.calls:
         name = "" if call.name is None else f" of {call.name}"
         blocks.append(f"{call.kind}{name} in the {call.part}, step {call.step}: {call.form}")
     blocks.append(f"{record.score.explanation} · gold {prompt.gold}")
-    return ui.Fold(
-        (ui.Styled(record.checkpoint, "bold"), about), blocks, record.verdict.hallucinated
-    )
+    fold = ui.Fold((ui.Styled(record.checkpoint, "bold"), about), blocks)
+    return ui.Sample(fold, values, {"score": value, "tokens": tokens})
 
 
-def _step(step: Step, calls: Sequence[FoundCall]) -> list[str | ui.Styled]:
+def _step(step: Step, calls: Sequence[FoundCall], most: int) -> list[str | ui.Styled]:
     reasoning, answer = searched(step)
-    shown = _marked(answer, [call for call in calls if call.part == "answer"])
+    shown = _marked(answer, [call for call in calls if call.part == "answer"], most)
     if reasoning is None:
         return shown
-    trace = _marked(reasoning, [call for call in calls if call.part == "reasoning"])
+    trace = _marked(reasoning, [call for call in calls if call.part == "reasoning"], most)
     closed = "" if "unclosed_think" in step.parsed.problems else "\n</think>"
     faint = [ui.Styled(part, "faint") if isinstance(part, str) else part for part in trace]
     return [*faint, ui.Styled(f"{closed}\n", "faint"), *shown]
 
 
-def _marked(text: str, calls: Sequence[FoundCall]) -> list[str | ui.Styled]:
-    """The text with the calls' spans highlighted, clipped."""
+def _marked(text: str, calls: Sequence[FoundCall], most: int) -> list[str | ui.Styled]:
+    """The text with the calls' spans highlighted, each stretch shortened."""
     words: list[str | ui.Styled] = []
     at = 0
     for start, end in sorted({(call.start, call.end) for call in calls if call.end > call.start}):
         if start < at:
             continue  # a call within a call is marked already
-        words += [text[at:start], ui.Styled(text[start:end], "mark")]
+        words.append(ui.shortened(text[at:start], most))
+        words.append(ui.Styled(ui.shortened(text[start:end], most), "mark"))
         at = end
-    room = max(0, ui.SHOWN_CHARACTERS - at)
-    words.append(text[at : at + room])
-    if len(text) > at + room:
-        words.append(ui.Styled(f" … {len(text) - at - room:,} characters more", "faint"))
-    return words
+    return [*words, ui.shortened(text[at:], most)]

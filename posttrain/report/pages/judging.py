@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from posttrain.report import section as ui
-from posttrain.report.lineage import Node, listed_rows
+from posttrain.report.lineage import Node, samples_to_read
 from posttrain.report.pages.evaluation import read_metrics
 
 SHOWN_JUDGEMENT = 4000
-SHOWN_DUELS, SHOWN_ANSWER = 12, 3000
 
 # data
 
@@ -97,8 +96,9 @@ _COMPARED = {"pairwise_accuracy": 100, "position_consistency": 100, "format": 10
 
 def evaluation_sections(node: Node) -> ui.Sections:
     yield from evaluation_figures(read_metrics(node))
-    rows = listed_rows(node, "examples.jsonl") or []
-    yield ui.Section("Judgements to read", [_judgement(row, n == 0) for n, row in enumerate(rows)])
+    yield samples_to_read(
+        node, "Judgements to read", lambda rows: map(_judgement, rows), few="examples.jsonl"
+    )
 
 
 def evaluation_figures(metrics: ui.Row) -> Iterator[ui.Section]:
@@ -157,7 +157,7 @@ def _change(found: ui.Row | None, scale: float) -> str | None:
     return f"{scale * found['difference']:+.2f} ({between}), p {found['p']:.2g}"
 
 
-def _judgement(row: ui.Row, opened: bool) -> ui.Fold:
+def _judgement(row: ui.Row) -> ui.Sample:
     reward = "lost" if row["reward"] is None else f"reward {row['reward']:.1f}"
     words = [
         f"{ui.shortened(row['request'], SHOWN_JUDGEMENT)}\n",
@@ -167,7 +167,8 @@ def _judgement(row: ui.Row, opened: bool) -> ui.Fold:
         f" {row['gold']}",
     ]
     title = (ui.Styled(row["checkpoint"], "bold"), f" · {row['prompt']} · {reward}")
-    return ui.Fold(title, [ui.Dialogue(words)], opened)
+    fold = ui.Fold(title, [ui.Dialogue(words)])
+    return ui.Sample(fold, {"judge": row["checkpoint"]}, {"reward": row["reward"]})
 
 
 # win rate
@@ -184,10 +185,7 @@ _OUTCOMES = {1.0: "won", 0.5: "tied", 0.0: "lost", None: "unjudged"}
 
 def win_rate_sections(node: Node) -> ui.Sections:
     yield win_rate(read_metrics(node)["rows"], node.stats)
-    rows = listed_rows(node, "duels.jsonl") or []
-    most = SHOWN_DUELS // len(_OUTCOMES)
-    shown = [row for o in _OUTCOMES for row in [r for r in rows if r["outcome"] == o][:most]]
-    yield ui.Section("Answers side by side", [_duel(row, n == 0) for n, row in enumerate(shown)])
+    yield samples_to_read(node, "Answers side by side", _duels, few="duels.jsonl")
 
 
 def win_rate_tiles(node: Node) -> list[ui.Tile]:
@@ -224,14 +222,21 @@ def _token_change(found: ui.Row | None) -> str | None:
     return f"{found['a']:.1f} → {found['b']:.1f} ({between})"
 
 
-def _duel(row: ui.Row, opened: bool) -> ui.Fold:
-    words = [ui.Styled("[prompt]", "faint"), f" {ui.shortened(row['request'], SHOWN_ANSWER)}\n"]
+def _duels(rows: Sequence[ui.Row]) -> Iterator[ui.Sample]:
+    most = ui.room(len(rows), 3)
+    return (_duel(row, most) for row in rows)
+
+
+def _duel(row: ui.Row, most: int) -> ui.Sample:
+    words = [ui.Styled("[prompt]", "faint"), f" {ui.shortened(row['request'], most)}\n"]
     for name in ("before", "after"):
-        answer = ui.Styled(ui.shortened(row[name], SHOWN_ANSWER), "mark")
+        answer = ui.Styled(ui.shortened(row[name], most), "mark")
         words += [ui.Styled(f"[{name}]", "faint"), " ", answer, "\n"]
     for name, order in (("before_first", "old first"), ("after_first", "new first")):
         if name in row:
             verdict = row[name]["verdict"] or row[name]["reason"]
             words += [ui.Styled(f"[{order}]", "faint"), f" {verdict}\n"]
-    title = (ui.Styled(_OUTCOMES[row["outcome"]], "bold"), f" · {row['prompt']}")
-    return ui.Fold(title, [ui.Dialogue(words)], opened)
+    outcome = _OUTCOMES[row["outcome"]]
+    fold = ui.Fold((ui.Styled(outcome, "bold"), f" · {row['prompt']}"), [ui.Dialogue(words)])
+    characters = {f"{side}, characters": len(row[side]) for side in ("before", "after")}
+    return ui.Sample(fold, {"outcome": outcome}, characters)

@@ -16,6 +16,7 @@ from posttrain.report.pages.rollouts import (
     groups_to_read,
     part_values,
     read_rollouts,
+    rollouts_to_read,
     spreads,
 )
 
@@ -50,6 +51,8 @@ def sections(node: Node, stats: ui.Row, rows: Sequence[ui.Row]) -> ui.Sections:
     yield ui.Section(f"Health of {own}", curves(rows, _HEALTH_CURVES))
     yield spreads(f"Advantages and importance weights{of}", node, batches)
     yield groups_to_read(to_read, batches)
+    if not node.depth:
+        yield rollouts_to_read(f"Rollouts of {own}", batches)
     title = f"Seconds of {own}"
     timing = side_rows(node, TIMING)
     yield seconds(title, timing) if timing else ui.LeftOut(title, f"{node.name} has no {TIMING}")
@@ -123,18 +126,20 @@ _HEALTH_CURVES = (
 )
 
 
+_LENGTH_CURVES = (
+    Curve(
+        "Mean tokens of a rollout: reasoning (where thinking is on) and answer.",
+        "tokens",
+        {"reasoning": "reasoning_tokens", "answer": "answer_tokens"},
+    ),
+    Curve("Sampled tokens of a rollout, everything counted.", "tokens", "completion_tokens"),
+    Curve("Rollouts cut off by a limit.", "share", "truncated"),
+)
+
+
 def lengths(title: str, rows: Sequence[ui.Row]) -> ui.Section:
     """The length of rollouts, and the share that a limit cut."""
-    charts = [
-        Curve(
-            "Mean tokens of a rollout: reasoning (where thinking is on) and answer.",
-            "tokens",
-            {"reasoning": "reasoning_tokens", "answer": "answer_tokens"},
-        ),
-        Curve("Sampled tokens of a rollout, everything counted.", "tokens", "completion_tokens"),
-        Curve("Rollouts cut off by a limit.", "share", "truncated"),
-    ]
-    return ui.Section(title, curves(rows, charts))
+    return ui.Section(title, curves(rows, _LENGTH_CURVES))
 
 
 def seconds(title: str, rows: Sequence[ui.Row]) -> ui.Section:
@@ -185,6 +190,9 @@ _REWARD_CURVES = (
     ),
     Curve("Deviation of the rewards over all rollouts of a batch.", "reward", "reward_std"),
 )
+
+
+CURVE_GROUPS = {"Rewards": _REWARD_CURVES, "Lengths": _LENGTH_CURVES, "Health": _HEALTH_CURVES}
 
 
 @ui.section("Added to the judge's reward")

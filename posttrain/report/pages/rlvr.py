@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from posttrain.report import section as ui
 from posttrain.report.curves import Curve, curves
-from posttrain.report.lineage import Node, rows_to_read
-from posttrain.report.pages.samples import prompts_by_source, samples_to_read, settings
+from posttrain.report.lineage import Node
+from posttrain.report.pages.samples import completions, prompts_by_source, settings
 
 # ---- a profile ----
 
@@ -20,7 +20,7 @@ def profile_sections(node: Node) -> Iterator[ui.Section | ui.LeftOut]:
     yield settings(stats["settings"])
     if "sources" in stats:
         yield prompts_by_source(stats)
-    yield rows_to_read(node, "examples.jsonl", "Rollouts to read", samples_to_read)
+    yield completions(node, "Rollouts to read")
 
 
 def profile_tiles(node: Node) -> list[ui.Tile]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from posttrain.report import section as ui
 from posttrain.report.curves import histogram
 from posttrain.report.lineage import Node, listed_rows
+from posttrain.report.pages.samples import turns
 
 FOLDER = "rollouts/"
 MOST_STEPS = 8  # a run at scale has gigabytes of rollouts
@@ -115,6 +116,44 @@ def groups_to_read(title: str, batches: Sequence[RolloutBatch]) -> ui.Section:
     return ui.Section(title, [note, *shown])
 
 
+def rollouts_to_read(title: str, batches: Sequence[RolloutBatch]) -> ui.Section:
+    """The rollouts of the batches that were read, one by one."""
+    every = [(b.step, g["prompt"], r) for b in batches for g in b.groups for r in g["rollouts"]]
+    shown = [one for place, one in enumerate(every) if ui.is_shown(place, len(every))]
+    most = ui.room(len(shown), 2)
+    note = f"{len(shown):,} of {len(every):,} rollouts of {len(batches)} batches, evenly spread."
+    samples = ui.Samples([_sample(step, prompt, r, most) for step, prompt, r in shown])
+    return ui.Section(title, [note, samples] if shown else [])
+
+
+def _sample(step: int, prompt: ui.Row, rollout: ui.Row, most: int) -> ui.Sample:
+    tokens = rollout["reasoning_tokens"] + rollout["answer_tokens"]
+    values = {
+        "step": f"{step:,}",
+        "source": prompt["source"] or "none",
+        "reasoning": "on" if prompt["thinking"] else "off",
+        "outcome": _outcome(rollout),
+        "finish": rollout["finish"],
+    }
+    about = f" · {values['source']} · {values['outcome']} · {_figures(rollout)}"
+    blocks = [
+        ui.Dialogue(turns(prompt, most)),
+        ui.Dialogue([ui.Styled(ui.shortened(rollout["text"], most), "mark")]),
+    ]
+    figures = {"reward": rollout["reward"], "advantage": rollout["advantage"], "tokens": tokens}
+    return ui.Sample(ui.Fold((ui.Styled(f"step {step}", "bold"), about), blocks), values, figures)
+
+
+def _outcome(rollout: ui.Row) -> str:
+    """By the grader where the prompt can be checked, else whether it is trained on."""
+    if rollout["reward"] is None:
+        return "unscored"
+    graded = rollout["parts"].get("pass", rollout["parts"].get("accuracy"))
+    if graded is not None:
+        return {1.0: "right", 0.0: "wrong"}.get(graded, "partly right")
+    return "in the loss" if rollout["in_loss"] else "not in the loss"
+
+
 def _chosen(batch: RolloutBatch) -> list[ui.Row]:
     widest = max(batch.groups, key=_width)
     first = batch.groups[0]
@@ -149,7 +188,7 @@ def _group(step: int, group: ui.Row) -> ui.Fold:
     return ui.Fold((ui.Styled(f"step {step}", "bold"), about), blocks)
 
 
-def _rollout(rollout: ui.Row) -> list[ui.Block]:
+def _figures(rollout: ui.Row) -> str:
     reward, advantage = rollout["reward"], rollout["advantage"]
     figures = [f"#{rollout['index']}", "unscored" if reward is None else f"reward {reward:.3f}"]
     if advantage is not None:
@@ -162,8 +201,12 @@ def _rollout(rollout: ui.Row) -> list[ui.Block]:
     figures.append(f"{rollout['reasoning_tokens']:,} + {rollout['answer_tokens']:,} tokens")
     if not rollout["in_loss"]:
         figures.append(f"not in the loss ({rollout['finish']})")
+    return " · ".join(figures)
+
+
+def _rollout(rollout: ui.Row) -> list[ui.Block]:
     text = ui.Styled(ui.shortened(rollout["text"], SHOWN_CHARACTERS), "mark")
-    return [" · ".join(figures), ui.Dialogue([text])]
+    return [_figures(rollout), ui.Dialogue([text])]
 
 
 def _judgements(rows: Sequence[ui.Row]) -> list[ui.Block]:

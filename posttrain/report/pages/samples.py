@@ -7,17 +7,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.report import section as ui
-from posttrain.report.lineage import Node, rows_to_read
+from posttrain.report.lineage import Node, listed_rows, samples_to_read
 from posttrain.rollouts import TRUNCATED, Prompt
 from posttrain.runs import Manifest
-
-SHOWN_PAIRS = 4  # of each category
 
 
 def sections(node: Node) -> ui.Sections:
     yield settings(node.stats["settings"])
     yield prompts_by_source(node.stats)
-    yield rows_to_read(node, "examples.jsonl", "Samples to read", samples_to_read)
+    yield completions(node, "Samples to read")
 
 
 def tiles(node: Node) -> list[ui.Tile]:
@@ -96,26 +94,55 @@ def planned(
     return ui.Section("Settings", [ui.Table(head, rows)])
 
 
-def samples_to_read(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
-    """Every example, the first one open; the model's own text stands out."""
-    yield from (_example(row, opened=place == 0) for place, row in enumerate(rows))
+def completions(node: Node, title: str) -> ui.Section | ui.LeftOut:
+    """Completions of an artifact of prompts and samples; the model's own text stands out."""
+
+    def samples(rows: Sequence[ui.Row]) -> Iterator[ui.Sample]:
+        most, prompts = ui.room(len(rows)), {}
+        if any("prompt" not in row for row in rows):
+            prompts = {prompt["id"]: prompt for prompt in listed_rows(node, "prompts.jsonl") or []}
+        for row in rows:
+            if "prompt" in row:
+                yield _example(row["prompt"], row["completion"], most)
+            else:
+                yield _example(prompts[row["prompt_id"]], row, most)
+
+    return samples_to_read(node, title, samples, few="examples.jsonl", every="samples.jsonl")
 
 
-def _example(row: ui.Row, *, opened: bool) -> ui.Fold:
-    prompt, completion = row["prompt"], row["completion"]
-    thinking = "on" if prompt["thinking"] else "off"
-    about = f" · reasoning {thinking} · {prompt['source']} · {completion['finish']}"
-    words = [part for m in prompt["messages"] for part in _turn(m["role"], m["content"])]
-    for step in completion["steps"]:
-        words += [ui.Styled(ui.shortened(step["text"]), "mark"), "\n"]
-        words += [part for m in step["results"] for part in _turn("tool", m["content"])]
-    if prompt["gold"] is not None:
-        words += _turn("gold", prompt["gold"])
-    return ui.Fold((ui.Styled(prompt["setting"], "bold"), about), [ui.Dialogue(words)], opened)
+def _example(prompt: ui.Row, completion: ui.Row, most: int) -> ui.Sample:
+    steps, reasoning = completion["steps"], "on" if prompt["thinking"] else "off"
+    tokens = sum(step["reasoning_tokens"] + step["answer_tokens"] for step in steps)
+    about = f" · reasoning {reasoning} · {prompt['source']} · {completion['finish']}"
+    each = ui.room(1, len(steps)) * most // ui.SHOWN_CHARACTERS
+    words = turns(prompt, most)
+    for step in steps:
+        words += [ui.Styled(ui.shortened(step["text"], each), "mark"), "\n"]
+        words += [part for m in step["results"] for part in _turn("tool", m["content"], each)]
+    return ui.Sample(
+        ui.Fold(
+            (ui.Styled(prompt["setting"], "bold"), f"{about} · {tokens:,} tokens"),
+            [ui.Dialogue(words)],
+        ),
+        {
+            "setting": prompt["setting"],
+            "source": prompt["source"],
+            "reasoning": reasoning,
+            "finish": completion["finish"],
+        },
+        {"tokens": tokens, "steps": len(steps)},
+    )
 
 
-def _turn(role: str, content: str) -> list[str | ui.Styled]:
-    return [ui.Styled(f"[{role}]", "faint"), f" {ui.shortened(content)}\n"]
+def turns(prompt: ui.Row, most: int) -> list[str | ui.Styled]:
+    """The messages of a prompt and its gold, each behind its role."""
+    each = ui.room(1, len(prompt["messages"])) * most // ui.SHOWN_CHARACTERS
+    words = [part for m in prompt["messages"] for part in _turn(m["role"], m["content"], each)]
+    return words if prompt["gold"] is None else [*words, *_turn("gold", prompt["gold"], most)]
+
+
+def _turn(role: str, content: str, most: int) -> list[str | ui.Styled]:
+    return [ui.Styled(f"[{role}]", "faint"), f" {ui.shortened(content, most)}\n"]
 
 
 # preference pairs
@@ -123,7 +150,7 @@ def _turn(role: str, content: str) -> list[str | ui.Styled]:
 
 def pair_sections(node: Node) -> ui.Sections:
     yield from pair_figures(node.stats)
-    yield rows_to_read(node, "samples.jsonl", "Pairs to read", pairs_to_read)
+    yield samples_to_read(node, "Pairs to read", lambda rows: map(_pair, rows), few="samples.jsonl")
 
 
 def pair_figures(stats: ui.Row) -> Iterator[ui.Section]:
@@ -253,25 +280,23 @@ def unread_columns(stats: ui.Row) -> Iterator[ui.Block]:
         yield ui.Table(["source", "column", "rows that fill it", "example"], rows)
 
 
-def pairs_to_read(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
-    """A few pairs of each category."""
-    shown: Counter[str] = Counter()
-    for row in rows:
-        shown[row["category"]] += 1
-        if shown[row["category"]] <= SHOWN_PAIRS:
-            yield _pair(row, opened=shown.total() == 1)
-
-
-def _pair(row: ui.Row, *, opened: bool) -> ui.Fold:
-    about = f" · reasoning {'on' if row['thinking'] else 'off'} · {row['id']}"
-    prompt = row["prompt"][-ui.SHOWN_CHARACTERS :]
-    blocks: list[ui.Block] = [(ui.Styled("prompt", "bold"),), ui.Dialogue(prompt)]
+def _pair(row: ui.Row) -> ui.Sample:
+    reasoning = "on" if row["thinking"] else "off"
+    about = f" · reasoning {reasoning} · {row['id']}"
+    blocks: list[ui.Block] = [
+        (ui.Styled("prompt", "bold"),),
+        ui.Dialogue(ui.shortened(row["prompt"])),
+    ]
     for side in ("chosen", "rejected"):
         score, calls = row.get(f"{side}_score"), row.get(f"{side}_calls")
         figures = "" if score is None else f" · score {score:g}"
         figures += f" · {calls:,} calls" if calls else ""
         blocks += [
             (ui.Styled(side, "bold"), figures),
-            ui.Dialogue(row[side][: ui.SHOWN_CHARACTERS]),
+            ui.Dialogue(ui.shortened(row[side])),
         ]
-    return ui.Fold((ui.Styled(row["category"], "bold"), about), blocks, opened)
+    return ui.Sample(
+        ui.Fold((ui.Styled(row["category"], "bold"), about), blocks),
+        {"category": row["category"], "reasoning": reasoning},
+        {f"{side}, characters": len(row[side]) for side in ("chosen", "rejected")},
+    )

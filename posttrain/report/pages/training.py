@@ -33,6 +33,22 @@ def sections(node: Node) -> ui.Sections:
         yield ui.LeftOut("Speed", f"{node.name} has no speed.jsonl")
 
 
+def curve_groups(rows: Sequence[ui.Row]) -> dict[str, Sequence[Curve]]:
+    """The charts of a log of any method, by section; for rows `with_held_out`."""
+    keys = {key for row in rows for key in row}
+    if "preference_loss" in keys:
+        return {"Preference training": _PREFERENCE_CURVES, "Margins": _MARGIN_CURVES}
+    return rl.CURVE_GROUPS if "rollouts" in keys else {"Training": (_LOSS, *_SETTINGS)}
+
+
+def so_far(rows: Sequence[ui.Row]) -> Iterator[ui.Section]:
+    """The sections of a run that has not finished, from its log alone."""
+    for title, wanted in curve_groups(rows).items():
+        yield ui.Section(title, curves(with_held_out(rows), wanted))
+    yield rl.verdicts(rows)
+    yield rl.the_judge(rows)
+
+
 def tiles(node: Node) -> list[ui.Tile]:
     stats = node.stats
     if "num_generations" in stats:
@@ -83,11 +99,13 @@ class HeldOutRow:
 @ui.section("Training")
 def supervised(stats: ui.Row, rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
     pairs = [(name, _rounded(stats[key])) for key, name in _RUN.items() if key in stats]
-    groups = _held_out_groups(rows)
     if pairs:
         yield ui.Definitions(pairs)
-    yield from _loss(rows, groups)
-    if groups:
+    bad = sum(not math.isfinite(loss) for loss in points(rows, "loss")[1])
+    if bad:
+        yield f"{bad} logged losses are not finite and are not shown."
+    yield from curves(with_held_out(rows), (_LOSS, *_SETTINGS))
+    if groups := _held_out_groups(rows):
         yield from _held_out(groups)
 
 
@@ -107,22 +125,22 @@ def _held_out_groups(rows: Sequence[ui.Row]) -> dict[str, HeldOutRow]:
     return found
 
 
-def _loss(rows: Sequence[ui.Row], groups: Mapping[str, HeldOutRow]) -> list[ui.Block]:
-    steps, losses = points(rows, "loss")
-    if not any(math.isfinite(loss) for loss in losses):
-        return []
-    series = [ui.Series("training loss", steps, losses)]
-    whole = _over_groups(groups)
-    if whole and any(math.isfinite(loss) for loss in whole.losses):
-        series.append(ui.Series("held-out loss", whole.steps, whole.losses, "b"))
-    bad = sum(not math.isfinite(loss) for loss in losses)
-    note = f" {bad} logged losses are not finite and are not shown." if bad else ""
-    caption = f"Loss per trained token, in nats.{note}"
-    others = [
-        Curve(f"{name.capitalize()} at each logged step.", name, {name: key})
-        for key, name in (("learning_rate", "learning rate"), ("grad_norm", "gradient norm"))
-    ]
-    return [ui.LineChart(series, "step", "loss", caption, from_zero=False), *curves(rows, others)]
+_LOSS = Curve(
+    "Loss per trained token, in nats.",
+    "loss",
+    {"training loss": "loss", "held-out loss": "held_out"},
+)
+_SETTINGS = (
+    Curve("Learning rate at each logged step.", "learning rate", "learning_rate"),
+    Curve("Gradient norm at each logged step.", "gradient norm", "grad_norm"),
+)
+
+
+def with_held_out(rows: Sequence[ui.Row]) -> list[ui.Row]:
+    """The rows and, as `held_out`, the held-out loss over all groups."""
+    whole = _over_groups(_held_out_groups(rows))
+    held_out = zip(whole.steps, whole.losses, strict=True) if whole else ()
+    return [*rows, *({"step": step, "held_out": loss} for step, loss in held_out)]
 
 
 def _over_groups(groups: Mapping[str, HeldOutRow]) -> HeldOutRow | None:
@@ -202,35 +220,37 @@ def preferences(stats: ui.Row, rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
         ("processes", f"{stats['world_size']}, sharding {stats['sharding']}"),
         ("layout", stats["layout"]),
     ]
-    charts = [
-        Curve(
-            "−log σ(β × margin in log-probability), mean over the pairs of a step.",
-            "nats",
-            "preference_loss",
-        ),
-        Curve("Pairs whose chosen gained more.", "share", "accuracy"),
-        Curve("Gradient norm before clipping.", "norm", "grad_norm"),
-    ]
     yield ui.Definitions(run)
-    yield from curves(rows, charts)
+    yield from curves(rows, _PREFERENCE_CURVES)
+
+
+_PREFERENCE_CURVES = (
+    Curve(
+        "−log σ(β × margin in log-probability), mean over the pairs of a step.",
+        "nats",
+        "preference_loss",
+    ),
+    Curve("Pairs whose chosen gained more.", "share", "accuracy"),
+    Curve("Gradient norm before clipping.", "norm", "grad_norm"),
+)
+_MARGIN_CURVES = (
+    Curve("Reward margin, mean over pairs.", "β × nats", "margin"),
+    Curve(
+        "Change against the reference, mean over pairs: chosen and rejected.",
+        "nats",
+        {"chosen": "chosen_change", "rejected": "rejected_change"},
+    ),
+    Curve(
+        "Log-probability a completion, mean over pairs; other pairs each step.",
+        "nats",
+        {"chosen": "chosen_logp", "rejected": "rejected_logp"},
+    ),
+)
 
 
 def margins(stats: ui.Row, rows: Sequence[ui.Row]) -> ui.Section:
     """Reward margin, change against the reference, and level of both sides."""
-    charts = [
-        Curve("Reward margin, mean over pairs.", "β × nats", "margin"),
-        Curve(
-            "Change against the reference, mean over pairs: chosen and rejected.",
-            "nats",
-            {"chosen": "chosen_change", "rejected": "rejected_change"},
-        ),
-        Curve(
-            "Log-probability a completion, mean over pairs; other pairs each step.",
-            "nats",
-            {"chosen": "chosen_logp", "rejected": "rejected_logp"},
-        ),
-    ]
-    blocks = curves(rows, charts)
+    blocks = curves(rows, _MARGIN_CURVES)
     if stats["chosen_fell"]:
         fall = -stats["lowest_chosen_change_per_token"]
         blocks.append(

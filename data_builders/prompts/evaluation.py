@@ -1,0 +1,123 @@
+"""The plan of an evaluation: prompts, environments and graders of tasks of every kind.
+
+rows = open_tasks(recipe)                        # names and files, before torch is loaded
+plan = evaluation_plan(recipe, rows, limit=20)   → EvaluationPlan(units=[…], grade=…, …)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from data_builders.graders import all_graders
+from data_builders.prompts.build import BASE, PromptPlan, missing_inputs
+from data_builders.sft.inputs import Input, as_stats
+from posttrain.config.eval import EvalConfig
+from posttrain.errors import ConfigError
+from posttrain.evaluation.inspect_adapter import require_inspect
+from posttrain.rollouts import Prompt
+from posttrain.runs import Counts, Parent
+from reward.environments.agentic.policies import PolicySampler
+from reward.environments.judged import PROMPT_DIGEST
+from reward.graders.base import Attempt, Grader
+
+if TYPE_CHECKING:
+    from posttrain.evaluation.grade import Grade
+    from posttrain.evaluation.stage import EvaluationPlan
+
+
+def open_tasks(recipe: EvalConfig) -> PromptPlan | None:
+    """The tasks whose prompts are rows; None where inspect brings all.
+
+    Raises:
+        ConfigError: all that any task needs and that is not there, with how to get it; else as
+            `PromptPlan`.
+        DataError: as `PromptPlan`.
+    """
+    rows, missing = recipe.of_rows(), []
+    if rows is not None:
+        missing += missing_inputs(rows.row_tasks, BASE, judge=recipe.judge is not None)
+    if recipe.inspect_tasks:
+        require_inspect("a task of inspect", extra="eval-suite")
+        from posttrain.evaluation.inspect_adapter.tasks import missing_tasks
+
+        missing += missing_tasks(recipe.inspect_tasks)
+    if missing:
+        listed = "".join(f"\n  {problem}" for problem in missing)
+        raise ConfigError(f"nothing was run, since this is missing:{listed}")
+    if rows is None:
+        return None
+    return PromptPlan(rows.row_tasks, rows.settings, seed=recipe.seed, out=Path(recipe.out))
+
+
+def evaluation_plan(
+    recipe: EvalConfig, rows: PromptPlan | None, *, limit: int | None
+) -> EvaluationPlan:
+    """What an evaluation is made from.
+
+    Args:
+        rows: of `open_tasks`.
+        limit: of the prompts of each task and setting.
+
+    Raises:
+        ConfigError, DataError: as `build_prompts` and `task_prompts`.
+    """
+    from posttrain.evaluation.grade import units_of
+    from posttrain.evaluation.run import JOURNALS, LABELS
+    from posttrain.evaluation.stage import EvaluationPlan
+    from posttrain.models.chat_template import renderer_of
+    from posttrain.sampling.open import checkpoint_parents
+
+    out = Path(recipe.out)
+    parents: list[Parent] = []
+    inputs: list[Input] = []
+    prompts: list[Prompt] = []
+    stats: dict[str, Any] = {"sources": {}}
+    if rows is not None:
+        built = rows.build()
+        prompts, parents, inputs = built.prompts, rows.parents, rows.inputs
+        stats = {"sources": built.stats()["sources"]}
+    if recipe.inspect_tasks:
+        own, stats["inspect"] = _inspect_tasks(recipe)
+        prompts = [*prompts, *own]
+    units = units_of(prompts, recipe.n_of)
+    units = [replace(unit, prompts=unit.prompts[:limit]) for unit in units]
+    kept = sum(len(unit.prompts) for unit in units)
+    dropped = {"limit": len(prompts) - kept} if len(prompts) > kept else {}
+    labels = None if recipe.judge is None else out / JOURNALS / LABELS
+    return EvaluationPlan(
+        units=units,
+        renderers={
+            name: renderer_of(recipe.backend_of(name), recipe.path_of(name))
+            for name in recipe.checkpoints
+        },
+        open_environment=(lambda _: None) if rows is None else rows.open_environment,
+        grade=grade_by_name(all_graders(recipe.judge, labels)),
+        files={file.path: file.sha256 for file in inputs},
+        parents=[*parents, *checkpoint_parents(map(recipe.path_of, recipe.checkpoints), out=out)],
+        counts=Counts(len(prompts), kept, dropped),
+        stats={**stats, "inputs": as_stats(inputs)},
+        judge=recipe.judge and {**recipe.judge.identity(), "prompt": PROMPT_DIGEST},
+        scripted=lambda policy: PolicySampler(prompts, policy),
+    )
+
+
+def _inspect_tasks(recipe: EvalConfig) -> tuple[list[Prompt], dict[str, Any]]:
+    """Prompts of the tasks of inspect, and how each is run, by unit."""
+    from posttrain.evaluation.inspect_adapter.tasks import inspect_run, task_prompts
+
+    prompts: list[Prompt] = []
+    runs: dict[str, Any] = {}
+    for setting in recipe.settings:
+        for task in recipe.inspect_tasks:
+            if setting.sources is None or task.name in setting.sources:
+                prompts += task_prompts(task, setting)
+                runs[f"{task.name}.{setting.name}"] = inspect_run(recipe, task, setting.name).row()
+    return prompts, runs
+
+
+def grade_by_name(graders: Mapping[str, Grader]) -> Grade:
+    """The graders as evaluation calls them."""
+    return lambda name, attempts: graders[name].grade([Attempt(*attempt) for attempt in attempts])

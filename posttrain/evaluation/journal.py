@@ -1,0 +1,157 @@
+"""Samplers that keep what they did: the time of every call, and answers that can be given again.
+
+    sampler = JournaledSampler(TimedSampler(sampler, times), journal)
+    await sampler.sample(requests)                              # calls the model once a request
+    await JournaledSampler(None, journal).sample(requests)      # the same, without a model
+
+    times    {"start": 1763850000.1, "end": 1763850001.4, "requests": 1, "tokens": 212}
+    journal  {"key": "9c1e…", "step": {…}, "prompt_ids": [1, 9, …]}
+
+A journal is for loops that are not ours, such as inspect's and a judge's: killed and started again,
+such a loop finds every answer that it had, and graded again it needs no model.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from posttrain.hashing import digest_of
+from posttrain.records import message_to_row
+from posttrain.rollouts import step_from_row, step_to_row
+from posttrain.sampling.generate import row_line
+from posttrain.sampling.sampler import Generation, Request, Sampler
+
+NOT_KEPT = "the journal has no answer to this request, and there is no model to ask"
+Progress = Callable[[int], None] | None
+
+
+class TimedSampler:
+    """Appends a line to `path` for every call of the sampler behind it; times are the clock's."""
+
+    def __init__(self, sampler: Sampler, path: Path) -> None:
+        self._sampler, self._path = sampler, path
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def batched(self) -> bool:
+        return self._sampler.batched
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        return self._sampler.identity
+
+    async def sample(
+        self, requests: Sequence[Request], *, progress: Progress = None
+    ) -> list[Generation]:
+        """As `Sampler.sample`."""
+        start = time.time()
+        generations = await self._sampler.sample(requests, progress=progress)
+        steps = [g.step for g in generations if g.step is not None]
+        tokens = sum(step.reasoning_tokens + step.answer_tokens for step in steps)
+        row = {"start": start, "end": time.time(), "requests": len(requests), "tokens": tokens}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        return generations
+
+
+class JournaledSampler:
+    """Answers from the journal where it can, else from the sampler, whose answer is then kept.
+
+    Requests are the same if all is that decides their answer; a failure is not kept.
+
+    Args:
+        sampler: None: what is not in the journal fails.
+    """
+
+    def __init__(self, sampler: Sampler | None, path: Path) -> None:
+        self._sampler, self._path = sampler, path
+        self._kept: dict[str, Generation] = {}
+        rows, end = read_lines(path)
+        if sampler is not None and path.is_file():
+            with path.open("r+b") as file:
+                file.truncate(end)
+        for row in rows:
+            ids = row["prompt_ids"]
+            step = step_from_row(row["step"])
+            self._kept[row["key"]] = Generation(step, None if ids is None else tuple(ids))
+
+    @property
+    def batched(self) -> bool:
+        return self._sampler is not None and self._sampler.batched
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        return {} if self._sampler is None else self._sampler.identity
+
+    async def sample(
+        self, requests: Sequence[Request], *, progress: Progress = None
+    ) -> list[Generation]:
+        """As `Sampler.sample`."""
+        keys = [_key(request) for request in requests]
+        missing = {
+            key: request for key, request in zip(keys, requests, strict=True)
+            if key not in self._kept
+        }  # fmt: skip
+        failed: dict[str, Generation] = {}
+        if missing and self._sampler is not None:
+            answers = await self._sampler.sample([*missing.values()], progress=progress)
+            for key, generation in zip(missing, answers, strict=True):
+                if generation.step is None:
+                    failed[key] = generation
+                elif key not in self._kept:  # the same may have been under way twice
+                    self._keep(key, generation)
+        nothing = Generation(None, error=NOT_KEPT)
+        return [self._kept.get(key) or failed.get(key, nothing) for key in keys]
+
+    def _keep(self, key: str, generation: Generation) -> None:
+        assert generation.step is not None
+        row = {
+            "key": key,
+            "step": step_to_row(generation.step),
+            "prompt_ids": generation.prompt_ids,
+        }
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(row_line(row))
+        self._kept[key] = generation
+
+
+def _key(request: Request) -> str:
+    before = request.continues
+    return digest_of(
+        {
+            "messages": [message_to_row(message) for message in request.messages],
+            "tools": request.tools,
+            "thinking": request.thinking,
+            "parameters": asdict(request.parameters),
+            "seed": request.seed,
+            "reasoning_budget": request.reasoning_budget,
+            "continues": before and [before.prompt_ids, before.step and before.step.ids],
+        }
+    )
+
+
+def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The rows of an appended file, and the byte behind the last: a torn line does not count."""
+    rows: list[dict[str, Any]] = []
+    end = 0
+    if path.is_file():
+        with path.open("rb") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                rows.append(json.loads(line))
+                end += len(line)
+    return rows, end
+
+
+def sort_lines(path: Path) -> int:
+    """Put a journal's lines into an order that no timing decides; returns their number."""
+    lines = sorted(path.read_bytes().splitlines(keepends=True))
+    path.write_bytes(b"".join(lines))
+    return len(lines)

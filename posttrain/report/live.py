@@ -1,0 +1,87 @@
+"""The page of a training run that has not finished: its curves so far, and whether it goes on.
+
+    write_live(Path("runs/tiny/sft"), "running, step 40 of 240", next_in=30)
+    write_unfinished(Path("runs/tiny/sft"), running=False)
+    →  "Stopped: step 40, last written …"
+
+The running stage writes it again as it trains, and a browser that shows it reads it again. It is
+no part of the artifact, and the report of the finished one replaces it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from posttrain.errors import ConfigError
+from posttrain.report.html import RunState, page_html
+from posttrain.report.pages.training import so_far
+from posttrain.report.section import Dialogue, Fold, Section
+from posttrain.runs import MANIFEST, STAGE, atomic_write_text, locked
+
+REPORT, LOG = "report.html", "log.jsonl"
+REFRESH = 15  # seconds
+
+
+def is_unfinished(artifact: Path) -> bool:
+    """Whether a training run was begun here that has no manifest yet."""
+    return (artifact / LOG).is_file() and not (artifact / MANIFEST).is_file()
+
+
+def is_running(artifact: Path) -> bool:
+    """Whether a process of this machine is at work in the directory."""
+    try:
+        with locked(artifact):
+            return False
+    except ConfigError:
+        return True
+
+
+def log_so_far(artifact: Path) -> list[dict[str, Any]]:
+    """The rows of a log that may be written to now: a last line without its end waits."""
+    lines = (artifact / LOG).read_text("utf-8").splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def write_live(artifact: Path, about: str, *, next_in: int | None = None) -> None:
+    """Write the page of a run that goes on.
+
+    Args:
+        about: what it is doing.
+        next_in: seconds after which it is written again at the latest; None: not known yet.
+    """
+    now = int(time.time())
+    text = f"{about}. Written {_moment(now)}"
+    text += "." if next_in is None else f", the next time within {next_in:,} s."
+    due = None if next_in is None else now + next_in
+    _write(artifact, artifact / REPORT, RunState(text, refresh=REFRESH, due=due))
+
+
+def write_unfinished(artifact: Path, *, running: bool, out: Path | None = None) -> Path:
+    """Write the page of a run as it stands, at work or stopped."""
+    step = max((row["step"] for row in log_so_far(artifact) if "step" in row), default=0)
+    about = f"step {step:,}, last written {_moment((artifact / LOG).stat().st_mtime)}"
+    text = f"Running: {about}."
+    if not running:
+        text = f"Stopped: {about}. The same command goes on with it."
+    return _write(artifact, out or artifact / REPORT, RunState(text))
+
+
+def _write(artifact: Path, target: Path, state: RunState) -> Path:
+    owner = json.loads((artifact / STAGE).read_text("utf-8"))
+    config = yaml.safe_dump(owner["config"], sort_keys=False, allow_unicode=True, width=100)
+    recipe = Section("Recipe", [Fold("as it was resolved", [Dialogue(config)])])
+    sections = [part for part in so_far(log_so_far(artifact)) if part.blocks]
+    name, kicker = artifact.resolve().name, f"{owner['kind']}, not finished"
+    atomic_write_text(
+        target, page_html([*sections, recipe], title=name, kicker=kicker, state=state)
+    )
+    return target
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))

