@@ -116,6 +116,15 @@ def curriculum(stats: ui.Row, logs: Sequence[ui.Row]) -> Iterator[ui.Block]:
         f"{stats['different']:,} different prompts; why they were drawn: {reasons}. Drawn is their "
         "pass rate in the profile, realised that of this run's rollouts."
     )
+    dropped, refills, empty = (
+        sum(row.get(f"count/{name}", 0) for row in logs)
+        for name in ("dropped_groups", "refills", "empty_places")
+    )
+    if dropped:
+        yield (
+            f"Dynamic sampling dropped {dropped:,.0f} groups of equal rewards; {refills:,.0f} "
+            f"further prompts were rolled out, {empty:,.0f} places stayed empty."
+        )
     for domain in stats["prompts"]:
         keys = {"realised": "pass_rate", "drawn": "drawn", "target": "target"}
         named = {name: f"domain/{domain}/{key}" for name, key in keys.items()}
