@@ -57,6 +57,7 @@ from posttrain.evaluation.run import (
     record_path,
     records_of,
 )
+from posttrain.evaluation.sensitivity import sensitivity_rows
 from posttrain.models.chat_template import PromptRenderer
 from posttrain.records import json_text
 from posttrain.report import show_finished, show_up_to_date
@@ -303,7 +304,9 @@ def metrics_of(records: Records, *, seed: int) -> dict[str, Any]:
         seed: of bootstrap draws and permutations.
     """
     first, *others = records
+    sensitive = [row for name in records for row in sensitivity_rows(records[name])]
     return {
+        **({"sensitivity": sensitive} if sensitive else {}),
         "cells": [row for name in records for row in cell_rows(records[name], seed=seed)],
         "pairs": [
             row for name in others for row in paired_rows(records[first], records[name], seed=seed)
