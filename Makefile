@@ -20,7 +20,7 @@ export OMP_NUM_THREADS := 1
 export ACCELERATE_USE_CPU := true
 STAGES = world build_sft sft sample build_dpo dpo eval judgements build_genrm_sft genrm_sft build_genrm \
 	genrm eval_genrm rlhf eval_rlhf win_rate profile rlvr eval_rlvr
-.PHONY: quickstart tiny tiny-rlvr tiny-eval smoke chain chain-rlvr $(STAGES) test test-ray lint format docs bench \
+.PHONY: quickstart tiny tiny-rlvr tiny-eval tiny-augment smoke chain chain-rlvr $(STAGES) test test-ray lint format docs bench \
 	gpu-check clean
 
 $(BIN)/.installed: pyproject.toml constraints.txt
@@ -127,9 +127,23 @@ chain-rlvr:
 	$(call stage,rlvr,rlvr_second,train on verified answers again,rlvr_second/report.html: pass rates rise,$(seed))
 	$(call stage,eval,eval_rlvr,ask each model held-out questions,eval_rlvr/report.html: accuracy stage by stage)
 
-# a suite of rows, RLVR environments and tasks of inspect on the SFT model of `make quickstart`
+# a suite of rows, RLVR environments and tasks of inspect on the SFT model of `make quickstart`, and its
+# prompt sensitivity
 tiny-eval: $(BIN)/.installed-dev
 	$(BIN)/python scripts/eval.py --config recipes/tiny/eval_suite.yaml
+	$(BIN)/python scripts/eval.py --config recipes/tiny/eval_sensitivity.yaml
+
+# a second SFT of the model of `make quickstart` without and with prompt augmentation, and how sensitive
+# each is to the template of a question
+tiny-augment: $(BIN)/.installed
+	$(BIN)/python scripts/build_sft.py --config recipes/tiny/build_sft_augmented.yaml
+	$(BIN)/python scripts/sft.py --config recipes/tiny/sft_augmented.yaml
+	$(BIN)/python scripts/build_sft.py --config recipes/tiny/build_sft_augmented.yaml \
+		out=runs/tiny/sft_plain_data sources.0.augment=null
+	$(BIN)/python scripts/sft.py --config recipes/tiny/sft_augmented.yaml \
+		data=runs/tiny/sft_plain_data out=runs/tiny/sft_plain
+	$(BIN)/python scripts/eval.py --config recipes/tiny/eval_sensitivity.yaml out=runs/tiny/eval_augmented \
+		'checkpoints={sft: runs/tiny/sft, plain: runs/tiny/sft_plain, augmented: runs/tiny/sft_augmented}'
 
 # a file's tests stay together: they share what is slow to make
 test: $(BIN)/.installed-dev

@@ -35,15 +35,15 @@ def in_templates(
         question: the question's own text; None: the last user message.
     """
     if source.templates is not None:
-        return [_asked(prompt, question, template) for template in source.templates]
+        return [_templated(prompt, question, template) for template in source.templates]
     augment = source.augment
     if augment is None or unit(seed, "augment", prompt.task) >= augment.share:
         return [prompt]
     place = key64(seed, "template", prompt.task) % len(augment.templates)
-    return [_asked(prompt, question, augment.templates[place])]
+    return [_templated(prompt, question, augment.templates[place])]
 
 
-def _asked(prompt: Prompt, question: str | None, template: PromptTemplate) -> Prompt:
+def _templated(prompt: Prompt, question: str | None, template: PromptTemplate) -> Prompt:
     last = max(i for i, message in enumerate(prompt.messages) if message.role == "user")
     own = prompt.messages[last]
     options: Mapping[str, str] = {}

@@ -36,11 +36,13 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "build_genrm.yaml": BuildGenRmConfig,
     "build_genrm_sft.yaml": BuildSftConfig,
     "build_sft.yaml": BuildSftConfig,
+    "build_sft_augmented.yaml": BuildSftConfig,
     "dpo.yaml": DpoConfig,
     "eval.yaml": EvalConfig,
     "eval_genrm.yaml": EvalGenRmConfig,
     "eval_rlhf.yaml": EvalConfig,
     "eval_rlvr.yaml": EvalConfig,
+    "eval_sensitivity.yaml": EvalConfig,
     "eval_suite.yaml": EvalConfig,
     "genrm.yaml": GenRmConfig,
     "genrm_sft.yaml": SftConfig,
@@ -52,9 +54,12 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "rlvr_second.yaml": RlvrConfig,
     "sample.yaml": SampleConfig,
     "sft.yaml": SftConfig,
+    "sft_augmented.yaml": SftConfig,
     "win_rate.yaml": WinRateConfig,
     "world.yaml": TinyWorldConfig,
 }
+# of `make tiny-eval` and `make tiny-augment`
+BESIDE = {"build_sft_augmented", "sft_augmented", "eval_sensitivity", "eval_suite"}
 LISTS = {"narratives.yaml", "untranslated.yaml"}  # of patterns, that recipes name
 RECIPES = sorted(
     path
@@ -126,8 +131,7 @@ def test_every_size_of_the_chain_fits_the_schemas(size: str):
         if size and line.startswith(f"{size}_")
     }
     assert sized <= {path.stem for path in recipes}
-    # `make tiny-eval` is not of the chain
-    assert {path.stem for path in recipes} | {"eval_suite"} >= {
+    assert {path.stem for path in recipes} | BESIDE >= {
         path.stem for path in (ROOT / "recipes/tiny").glob("*")
     }
     for path, overrides in recipes.items():

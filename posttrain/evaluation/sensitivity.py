@@ -73,12 +73,13 @@ def sensitivity(means: Floats, variances: Floats | None) -> Sensitivity:
     return Sensitivity(sd, floor, debiased, low, high, p=float(stats.chi2.sf(found, degrees)))
 
 
-def _noncentrality(found: float, degrees: int, share: float) -> float:
-    """The noncentrality with which a share of values is at most `found`, not below 0."""
-    if stats.chi2.cdf(found, degrees) <= share:
+def _noncentrality(value: float, degrees: int, share: float) -> float:
+    """The noncentrality with which a share of draws is at most `value`, not below 0."""
+    if stats.chi2.cdf(value, degrees) <= share:
         return 0.0
-    most = (math.sqrt(found) + 10) ** 2
-    return brentq(lambda c: float(stats.ncx2.cdf(found, degrees, c)) - share, 1e-12, most)
+    most = (math.sqrt(value) + 10) ** 2
+    root: Any = brentq(lambda c: float(stats.ncx2.cdf(value, degrees, c)) - share, 1e-12, most)
+    return float(root)
 
 
 def mean_and_variance(scores: Sequence[Sequence[float]]) -> tuple[float, float | None]:

@@ -132,7 +132,7 @@ def task_prompts(config: InspectTask, setting: EvalSetting) -> list[Prompt]:
                 + (f"/{template.name}" if template else ""),
                 task=name,
                 setting=setting.name,
-                messages=_messages(_asked(sample, template and template.text)),
+                messages=_messages(_templated(sample, template and template.text)),
                 thinking=thinking,
                 reasoning_budget=setting.reasoning_budget if thinking else None,
                 grader=INSPECT,
@@ -150,7 +150,7 @@ def _messages(given: str | Sequence[ChatMessage]) -> tuple[Message, ...]:
     return (Message("user", given),) if isinstance(given, str) else tuple(map(from_inspect, given))
 
 
-def _asked(sample: Sample, template: str | None) -> str | list[ChatMessage]:
+def _templated(sample: Sample, template: str | None) -> str | list[ChatMessage]:
     """A sample's input, its last user message in a template where there is one."""
     if template is None:
         return sample.input
@@ -204,7 +204,7 @@ async def run_task(
             sample.id = str(number if sample.id is None else sample.id)
             if (prompt := numbers.get(f"{source}-{sample.id}")) is not None:
                 chosen[sample.id] = prompt
-                sample.input = _asked(sample, template and run.templates[template])
+                sample.input = _templated(sample, template and run.templates[template])
         init_display_type("none")
         model = inspect_model(sampler, checkpoint, thinking=thinking)
         limit = None if run.max_tokens is None else TokenLimit(tokens=run.max_tokens, type="output")
