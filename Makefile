@@ -19,9 +19,10 @@ export OMP_NUM_THREADS := 1
 # what `accelerate launch --config_file recipes/accelerate/cpu.yaml` sets
 export ACCELERATE_USE_CPU := true
 STAGES = world build_sft sft sample build_dpo dpo eval judgements build_genrm_sft genrm_sft build_genrm \
-	genrm eval_genrm rlhf eval_rlhf win_rate profile rlvr eval_rlvr
-.PHONY: quickstart tiny tiny-rlvr tiny-eval tiny-augment smoke chain chain-rlvr $(STAGES) test test-ray lint format docs bench \
-	gpu-check clean
+	genrm eval_genrm rlhf eval_rlhf win_rate profile rlvr eval_rlvr \
+	eval_suite eval_agentic eval_sensitivity build_sft_augmented sft_augmented eval_augmented
+.PHONY: quickstart tiny tiny-rlvr tiny-eval tiny-augment smoke chain chain-rlvr $(STAGES) test test-ray lint \
+	format docs bench gpu-check clean
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; try make PYTHON=python3.11")'
@@ -46,6 +47,15 @@ tiny: $(BIN)/.installed
 # SFT → RLVR → RLHF → RLVR, from the SFT model and the judge that `make quickstart` leaves
 tiny-rlvr: $(BIN)/.installed
 	@$(MAKE) --no-print-directory chain-rlvr
+
+# a suite of rows, RLVR environments and tasks of inspect, and agentic tasks, on the SFT model
+tiny-eval: $(BIN)/.installed-dev
+	@$(MAKE) --no-print-directory -j$(JOBS) eval_suite eval_agentic eval_sensitivity
+
+# a second SFT of the model of `make quickstart` without and with prompt augmentation, and how sensitive
+# each is to the template of a question
+tiny-augment: $(BIN)/.installed
+	@$(MAKE) --no-print-directory -j$(JOBS) eval_augmented
 
 # Does every stage still run? A few steps of each, from nothing. With RECIPES of your own the chain
 # is run as they are written, and a stage that has no recipe there is left out.
@@ -101,7 +111,7 @@ genrm_sft: build_genrm_sft sft
 build_genrm: judgements
 	$(call stage,build_genrm,build_genrm,write judging prompts in both orders,genrm_data/report.html: what a judge is shown)
 genrm: genrm_sft build_genrm
-	$(call stage,genrm,genrm,train the judge by reinforcement,genrm/report.html: its reward rises,$(seed))
+	$(call stage,genrm,genrm,train the judge on its own verdicts,genrm/report.html: its reward and its errors,$(seed))
 eval_genrm: genrm
 	$(call stage,eval_genrm,eval_genrm,judge held-out pairs,eval_genrm/report.html: accuracy and consistency)
 rlhf: genrm
@@ -118,6 +128,24 @@ rlvr: profile
 eval_rlvr: rlvr
 	$(call stage,eval,eval_rlvr,ask each model held-out questions,eval_rlvr/report.html: accuracy stage by stage)
 
+eval_suite: sft
+	$(call stage,eval,eval_suite,give the model tasks of three kinds,eval_suite/report.html: figures of each task)
+eval_agentic: sft
+	$(call stage,eval,eval_agentic,give tasks with files and a shell to policies and the model,eval_agentic/report.html: how runs fail)
+
+eval_sensitivity: sft
+	$(call stage,eval,eval_sensitivity,ask the same in many templates,eval_sensitivity/report.html: what the words around a question change)
+
+build_sft_augmented: world
+	$(call stage,build_sft,build_sft_augmented,put questions into templates,sft_augmented_data/report.html: records by template)
+	$(call stage,build_sft,build_sft_augmented,leave them in their own words,,out=runs/tiny/sft_plain_data sources.0.augment=null)
+sft_augmented: build_sft_augmented sft
+	$(call stage,sft,sft_augmented,train the SFT model on templates,,$(seed))
+	$(call stage,sft,sft_augmented,train it without them,,data=runs/tiny/sft_plain_data out=runs/tiny/sft_plain $(seed))
+eval_augmented: sft_augmented
+	$(call stage,eval,eval_sensitivity,compare the models,eval_augmented/report.html: what augmentation changes,out=runs/tiny/eval_augmented \
+		checkpoints.plain=runs/tiny/sft_plain checkpoints.augmented=runs/tiny/sft_augmented)
+
 # one after another, and from artifacts that must be there
 chain-rlvr:
 	$(call stage,profile_prompts,profile,measure each prompt's pass rate,profile/report.html: what is neither easy nor hopeless)
@@ -126,24 +154,6 @@ chain-rlvr:
 	$(call stage,profile_prompts,profile_second,measure the pass rates again,profile_second/report.html: how they moved)
 	$(call stage,rlvr,rlvr_second,train on verified answers again,rlvr_second/report.html: pass rates rise,$(seed))
 	$(call stage,eval,eval_rlvr,ask each model held-out questions,eval_rlvr/report.html: accuracy stage by stage)
-
-# a suite of rows, RLVR environments and tasks of inspect on the SFT model of `make quickstart`, and its
-# prompt sensitivity
-tiny-eval: $(BIN)/.installed-dev
-	$(BIN)/python scripts/eval.py --config recipes/tiny/eval_suite.yaml
-	$(BIN)/python scripts/eval.py --config recipes/tiny/eval_sensitivity.yaml
-
-# a second SFT of the model of `make quickstart` without and with prompt augmentation, and how sensitive
-# each is to the template of a question
-tiny-augment: $(BIN)/.installed
-	$(BIN)/python scripts/build_sft.py --config recipes/tiny/build_sft_augmented.yaml
-	$(BIN)/python scripts/sft.py --config recipes/tiny/sft_augmented.yaml
-	$(BIN)/python scripts/build_sft.py --config recipes/tiny/build_sft_augmented.yaml \
-		out=runs/tiny/sft_plain_data sources.0.augment=null
-	$(BIN)/python scripts/sft.py --config recipes/tiny/sft_augmented.yaml \
-		data=runs/tiny/sft_plain_data out=runs/tiny/sft_plain
-	$(BIN)/python scripts/eval.py --config recipes/tiny/eval_sensitivity.yaml out=runs/tiny/eval_augmented \
-		'checkpoints={sft: runs/tiny/sft, plain: runs/tiny/sft_plain, augmented: runs/tiny/sft_augmented}'
 
 # a file's tests stay together: they share what is slow to make
 test: $(BIN)/.installed-dev

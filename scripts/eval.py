@@ -6,6 +6,7 @@
     posttrain eval rescore RUN [out=DIR]              # grade the records again
     posttrain eval compare RUN_A[:NAME] RUN_B[:NAME]  # paired, on the same prompts
     posttrain eval compare RUN_A RUN_B --gate G.yaml  # exits with 1 where B is worse
+    posttrain eval leaderboard RUN[:NAME] …           # agentic tasks, several models
 
 Paths in a recipe are relative to the directory this is run in. Killed and started again, the same
 command finishes the run and repeats nothing that was finished.
@@ -31,7 +32,7 @@ KIND, WORK = "evaluation", "work"
 
 def main(arguments: list[str]) -> None:
     console = Console(width=None if sys.stdout.isatty() else 160)
-    commands = {"rescore": rescore_run, "compare": compare}
+    commands = {"rescore": rescore_run, "compare": compare, "leaderboard": leaderboard}
     if arguments and arguments[0] in commands:
         commands[arguments[0]](arguments[1:], console)
     else:
@@ -134,6 +135,29 @@ def compare(arguments: list[str], console: Console) -> None:
         print_sections(console, [gated(verdicts)])
         if not passes(gate, verdicts):
             sys.exit(1)
+
+
+def leaderboard(arguments: list[str], console: Console) -> None:
+    """The agentic runs of several models side by side, of one or several evaluations."""
+    parser = argparse.ArgumentParser(description="Rank models by their agentic runs.")
+    parser.add_argument("runs", nargs="+", help="RUN:NAME, or RUN where it has one checkpoint")
+    options = parser.parse_args(arguments)
+
+    from posttrain.evaluation.agentic import agentic_rows
+    from posttrain.evaluation.compare import comparable, side_of
+    from posttrain.report.console import print_sections
+    from posttrain.report.pages.agentic import figures
+
+    first, *others = map(side_of, options.runs)
+    records = {options.runs[0]: first.records}
+    for given, side in zip(options.runs[1:], others, strict=True):
+        if side.lock["prompts"].keys() != first.lock["prompts"].keys():
+            raise ConfigError(f"{given} has other tasks than {options.runs[0]}")
+        records[given] = comparable(first, side, despite=("rendering", "versions"))[1]
+    rows = agentic_rows(records, seed=0)
+    if rows is None:
+        raise ConfigError("these evaluations have no agentic tasks")
+    print_sections(console, figures(rows, {}, ()), charts=False)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "build_sft_augmented.yaml": BuildSftConfig,
     "dpo.yaml": DpoConfig,
     "eval.yaml": EvalConfig,
+    "eval_agentic.yaml": EvalConfig,
     "eval_genrm.yaml": EvalGenRmConfig,
     "eval_rlhf.yaml": EvalConfig,
     "eval_rlvr.yaml": EvalConfig,
@@ -58,8 +59,6 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "win_rate.yaml": WinRateConfig,
     "world.yaml": TinyWorldConfig,
 }
-# of `make tiny-eval` and `make tiny-augment`
-BESIDE = {"build_sft_augmented", "sft_augmented", "eval_sensitivity", "eval_suite"}
 LISTS = {"narratives.yaml", "untranslated.yaml"}  # of patterns, that recipes name
 RECIPES = sorted(
     path
@@ -112,7 +111,9 @@ def test_a_printed_recipe_reads_back_as_itself(tmp_path, capsys):
 
 def stages(*arguments: str) -> Iterator[tuple[Path, list[str]]]:
     """The recipe and the overrides of every stage that make would run."""
-    make = ["make", "-n", "chain", "chain-rlvr", "eval_rlvr", *arguments]
+    targets = ["chain", "chain-rlvr", "eval_rlvr", "eval_suite", "eval_agentic"]
+    targets += ["eval_sensitivity", "eval_augmented"]
+    make = ["make", "-n", *targets, *arguments]
     shown = subprocess.run(make, capture_output=True, text=True, check=True, cwd=ROOT)
     for line in shown.stdout.splitlines():
         command, config, rest = line.partition(" --config ")
@@ -131,7 +132,7 @@ def test_every_size_of_the_chain_fits_the_schemas(size: str):
         if size and line.startswith(f"{size}_")
     }
     assert sized <= {path.stem for path in recipes}
-    assert {path.stem for path in recipes} | BESIDE >= {
+    assert {path.stem for path in recipes} >= {
         path.stem for path in (ROOT / "recipes/tiny").glob("*")
     }
     for path, overrides in recipes.items():

@@ -19,6 +19,7 @@ from posttrain.errors import ConfigError
 from posttrain.evaluation.inspect_adapter import require_inspect
 from posttrain.rollouts import Prompt
 from posttrain.runs import Counts, Parent
+from reward.environments.agentic.policies import PolicySampler
 from reward.environments.judged import PROMPT_DIGEST
 from reward.graders.base import Attempt, Grader
 
@@ -37,7 +38,7 @@ def open_tasks(recipe: EvalConfig) -> PromptPlan | None:
     """
     rows, missing = recipe.of_rows(), []
     if rows is not None:
-        missing += missing_inputs(rows.prompts, BASE, judge=recipe.judge is not None)
+        missing += missing_inputs(rows.row_tasks, BASE, judge=recipe.judge is not None)
     if recipe.inspect_tasks:
         require_inspect("a task of inspect", extra="eval-suite")
         from posttrain.evaluation.inspect_adapter.tasks import missing_tasks
@@ -48,7 +49,7 @@ def open_tasks(recipe: EvalConfig) -> PromptPlan | None:
         raise ConfigError(f"nothing was run, since this is missing:{listed}")
     if rows is None:
         return None
-    return PromptPlan(rows.prompts, rows.settings, seed=recipe.seed, out=Path(recipe.out))
+    return PromptPlan(rows.row_tasks, rows.settings, seed=recipe.seed, out=Path(recipe.out))
 
 
 def evaluation_plan(
@@ -99,6 +100,7 @@ def evaluation_plan(
         counts=Counts(len(prompts), kept, dropped),
         stats={**stats, "inputs": as_stats(inputs)},
         judge=recipe.judge and {**recipe.judge.identity(), "prompt": PROMPT_DIGEST},
+        scripted=lambda policy: PolicySampler(prompts, policy),
     )
 
 

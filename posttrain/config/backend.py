@@ -165,8 +165,19 @@ class ChatBackend(Server):
         return fields[self.thinking]
 
 
+class ScriptedBackend(Strict):
+    """No model: a scripted policy of the agentic tasks, to try a recipe. For evaluation alone.
+
+    Args:
+        policy: its name, such as `oracle` or `no_op`; a family that has none of it does nothing.
+    """
+
+    kind: Literal["scripted"]
+    policy: str
+
+
 BackendConfig = Annotated[
-    TransformersBackend | VllmBackend | CompletionsBackend | ChatBackend,
+    TransformersBackend | VllmBackend | CompletionsBackend | ChatBackend | ScriptedBackend,
     Field(discriminator="kind"),
 ]
 # how a server is reached decides nothing about its answers: a run may go on with other values
@@ -175,7 +186,7 @@ REACHING = frozenset({"url", "concurrency", "timeout", "retries", "api_key_env"}
 
 def check_checkpoint(backend: BackendConfig, checkpoint: str | None, key: str) -> None:
     """Raises ValueError where a backend needs the checkpoint that the recipe gives under `key`."""
-    if checkpoint is None and not isinstance(backend, Server):
+    if checkpoint is None and not isinstance(backend, Server | ScriptedBackend):
         raise ValueError(f"{key} is required with backend.kind {backend.kind}")
     if checkpoint is None and backend.kind == "completions" and backend.tokenizer is None:
         raise ValueError(f"name backend.tokenizer, or in {key} what the server serves")

@@ -19,7 +19,7 @@ tasks, or one task, with parameters of its own.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
@@ -30,6 +30,7 @@ from posttrain.config.load import nearest
 from posttrain.config.prompts import (
     GIVEN_TOOLS,
     NO_TOOLS,
+    AnySource,
     ChatPrompts,
     EnvironmentPrompts,
     QuestionPrompts,
@@ -41,6 +42,7 @@ from posttrain.config.sample import ToolLoopSampling, check_chat
 from posttrain.config.templates import Templates, check_templates
 from posttrain.errors import ConfigError
 
+Share = Annotated[float, Field(ge=0, le=1)]
 _NAME = re.compile(r"[\w+-][\w.+-]*")
 
 
@@ -106,7 +108,9 @@ class InspectRole(Strict):
     """A further model that an inspect task calls, such as its user or its grader.
 
     Args:
+        backend: what it runs on.
         checkpoint: as of a judge: the model, or the one that a server serves.
+        thinking: whether it is asked to reason.
     """
 
     backend: BackendConfig
@@ -170,6 +174,8 @@ class Price(Strict):
     """Money per million tokens of one model.
 
     Args:
+        input: of prompt tokens.
+        output: of all tokens that the model writes.
         cached: of prompt tokens that an earlier turn of the same completion sent; null: as `input`.
         reasoning: of output tokens that are reasoning; null: as `output`.
     """
@@ -196,6 +202,8 @@ class EvalConfig(CheckpointsConfig):
     """One evaluation.
 
     Args:
+        expect: agentic family, or `all` → the range in which the share of its solved runs is
+            predicted to lie; a run keeps the predictions that it began with.
         judge: the model that the environments `equivalence` and `rubric` ask.
         prices: by checkpoint, in any currency.
         inspect_logs: write the run as inspect's logs as well, for `inspect view`.
@@ -204,14 +212,27 @@ class EvalConfig(CheckpointsConfig):
     prompts: tuple[AnyTask, ...] = Field(min_length=1)
     settings: tuple[EvalSetting, ...] = Field(min_length=1)
     sampling: ToolLoopSampling = ToolLoopSampling()
+    expect: dict[str, tuple[Share, Share]] = Field(default_factory=dict[str, tuple[float, float]])
     judge: LabelJudgeConfig | None = None
     prices: dict[str, Price] = Field(default_factory=dict)
     estimate: EstimateConfig = EstimateConfig()
     inspect_logs: bool = False
 
     @model_validator(mode="after")
+    def _predicted(self) -> EvalConfig:
+        given = [*(str(getattr(s, "environment", None)) for s in self.prompts), "all"]
+        for family, (low, high) in self.expect.items():
+            if family not in given:
+                raise ValueError(
+                    f"expect: no source is of the family {family!r}{nearest(family, given)}"
+                )
+            if low > high:
+                raise ValueError(f"expect.{family}: {low} is above {high}")
+        return self
+
+    @model_validator(mode="after")
     def _consistent(self) -> EvalConfig:
-        check_prompts(self.prompts, self.settings)
+        check_prompts(cast(Any, self.prompts), self.settings)  # their names are all that it reads
         names = [f"{p.name}.{s.name}" for p in self.prompts for s in self.settings]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -243,14 +264,15 @@ class EvalConfig(CheckpointsConfig):
         """The tasks that inspect runs."""
         return tuple(task for task in self.prompts if isinstance(task, InspectTask))
 
-    def settings_of(self, task: str) -> list[EvalSetting]:
-        """The settings in which a task is given."""
-        return [s for s in self.settings if s.sources is None or task in s.sources]
+    @property
+    def row_tasks(self) -> tuple[AnySource, ...]:
+        """The tasks whose prompts are rows."""
+        return tuple(task for task in self.prompts if not isinstance(task, InspectTask))
 
     def sampling_of(self, setting: str) -> ToolLoopSampling:
         """How a setting samples."""
         own = next(s.sampling for s in self.settings if s.name == setting)
-        return ToolLoopSampling(**self.sampling.model_dump() | own)
+        return ToolLoopSampling.model_validate(self.sampling.model_dump() | own)
 
     def owner_config(self) -> dict[str, Any]:
         """What the records depend on: the digest of the output directory is taken of this."""
@@ -299,7 +321,7 @@ class EvalConfig(CheckpointsConfig):
 
     def of_rows(self) -> EvalConfig | None:
         """The recipe without the tasks of inspect; None where it has no other."""
-        names = tuple(task.name for task in self.prompts if not isinstance(task, InspectTask))
+        names = tuple(task.name for task in self.row_tasks)
         return self.part(names) if names else None
 
 

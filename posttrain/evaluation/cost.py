@@ -106,7 +106,7 @@ def _cost_row(records: Sequence[Record], price: Price | None, times: Sequence[Ro
     solved = sum(correct(record) is True for record in records)
     spent = None if price is None else money(tokens, price)
     seconds = [row["end"] - row["start"] for row in times]
-    p50, p95 = np.quantile(seconds, [0.5, 0.95]) if seconds else (None, None)
+    p50, p95 = map(float, np.quantile(seconds or [0.0], [0.5, 0.95]))
     busy = busy_seconds(times)
     return {
         "completions": len(records),
@@ -115,7 +115,7 @@ def _cost_row(records: Sequence[Record], price: Price | None, times: Sequence[Ro
         "tokens": tokens,
         "money": spent,
         "money_per_solved": None if spent is None or not solved else spent / solved,
-        "latency": None if p50 is None else {"p50": float(p50), "p95": float(p95)},
+        "latency": {"p50": p50, "p95": p95} if seconds else None,
         "tokens_per_second": sum(row["tokens"] for row in times) / busy if busy else None,
     }
 

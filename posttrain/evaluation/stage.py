@@ -13,7 +13,7 @@ import contextlib
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from rich.markup import escape
 
 from posttrain.config.eval import EvalConfig, Price
 from posttrain.errors import DataError, PosttrainError
+from posttrain.evaluation.agentic import agentic_rows
 from posttrain.evaluation.compare import paired_rows
 from posttrain.evaluation.cost import estimate_rows, times_path, write_costs
 from posttrain.evaluation.export import EXPORT, write_exports
@@ -93,6 +94,7 @@ class EvaluationPlan:
         counts: of prompts.
         stats: of sources and inputs, for the manifest.
         judge: what decides the labels of judged tasks.
+        scripted: the sampler of a scripted policy, by its name.
     """
 
     units: Sequence[Unit]
@@ -104,6 +106,7 @@ class EvaluationPlan:
     counts: Counts
     stats: Mapping[str, Any]
     judge: Mapping[str, Any] | None = None
+    scripted: Callable[[str], Sampler] | None = None
 
 
 def show_plan(console: Console, recipe: EvalConfig, plan: EvaluationPlan) -> None:
@@ -154,6 +157,7 @@ def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console
     )
     bind_lock(out / LOCK, lock, finished=complete)
     if complete:
+        write_tables(out, recipe.prices)
         show_up_to_date(console, out)
     else:
         total = len(recipe.checkpoints) * sum(unit.size for unit in plan.units)
@@ -173,9 +177,9 @@ def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console
             seed=recipe.seed,
             stats=plan.stats,
         )
+        write_tables(out, recipe.prices)
         show_finished(console, out)
     shutil.rmtree(out / WORK, ignore_errors=True)
-    write_tables(out, recipe.prices)
     if recipe.inspect_logs and not (out / INSPECT_LOGS).is_dir():
         from posttrain.evaluation.inspect_adapter.log import write_logs
 
@@ -191,7 +195,7 @@ async def make_records(recipe: EvalConfig, plan: EvaluationPlan, progress: Progr
         if not missing:
             continue
         backend, path = recipe.backend_of(name), recipe.path_of(name)
-        async with opened_sampler(backend, checkpoint=path) as sampler:
+        async with opened_sampler(backend, checkpoint=path, scripted=plan.scripted) as sampler:
             bind_weights(out / LOCK, name, sampler.identity)
             for unit in missing:
                 timed = TimedSampler(sampler, times_path(out, name, unit.name))
@@ -304,8 +308,10 @@ def metrics_of(records: Records, *, seed: int) -> dict[str, Any]:
         seed: of bootstrap draws and permutations.
     """
     first, *others = records
+    agentic = agentic_rows(records, seed=seed)
     sensitive = [row for name in records for row in sensitivity_rows(records[name])]
     return {
+        **({} if agentic is None else {"agentic": agentic}),
         **({"sensitivity": sensitive} if sensitive else {}),
         "cells": [row for name in records for row in cell_rows(records[name], seed=seed)],
         "pairs": [

@@ -8,7 +8,7 @@ Models and vLLM are imported only where their kind is opened.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from posttrain.config.backend import (
     ChatBackend,
     CompletionsBackend,
     Rendering,
+    ScriptedBackend,
     Server,
     TransformersBackend,
     VllmBackend,
@@ -33,18 +34,28 @@ from posttrain.tokens.tokenizer import Encoder, encoder_of, largest_id, load_any
 
 @asynccontextmanager
 async def opened_sampler(
-    backend: BackendConfig, *, checkpoint: str | None, parts: bool = True
+    backend: BackendConfig,
+    *,
+    checkpoint: str | None,
+    parts: bool = True,
+    scripted: Callable[[str], Sampler] | None = None,
 ) -> AsyncIterator[Sampler]:
     """The sampler of a recipe; a server's connections are given back at the end.
 
     Args:
         checkpoint: directory or hub id of the model; a server may do without.
         parts: as of `ChatSampler`; other kinds always tell reasoning from answer.
+        scripted: the sampler of a policy by its name, where the stage has such.
 
     Raises:
         ConfigError: what the kind needs is not there, or does not fit together.
         DataError: a checkpoint without a tokenizer.
     """
+    if isinstance(backend, ScriptedBackend):
+        if scripted is None:
+            raise ConfigError("backend.kind scripted is for the evaluation of agentic tasks alone")
+        yield scripted(backend.policy)
+        return
     client = Client(backend) if isinstance(backend, Server) else None
     try:
         if isinstance(backend, ChatBackend):

@@ -222,11 +222,13 @@ def _tiles_in_place(launched: Launched) -> Iterator[None]:
         "_addmm_fp32": lambda *_: None,
     }
     kept = {name: getattr(chunked_logprob, name) for name in in_place}
-    vars(chunked_logprob).update(in_place)
     try:
+        for name, function in in_place.items():
+            setattr(chunked_logprob, name, function)
         yield
     finally:
-        vars(chunked_logprob).update(kept)
+        for name, function in kept.items():
+            setattr(chunked_logprob, name, function)
 
 
 def _without_data(config: Any, dtype: torch.dtype) -> Any:

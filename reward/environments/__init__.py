@@ -6,6 +6,7 @@ admitted = await admit(iter(rows), environments)
 
 from __future__ import annotations
 
+from reward.environments.agentic import FAMILIES
 from reward.environments.base import RLVREnvironment
 from reward.environments.code import CodeEnvironment
 from reward.environments.conversation import ConversationEnvironment
@@ -36,5 +37,6 @@ ENVIRONMENTS: dict[str, type[RLVREnvironment]] = {
         EquivalenceEnvironment,
         RubricEnvironment,
         ReasoningGymEnvironment,
+        *FAMILIES,
     )
 }

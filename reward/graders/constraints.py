@@ -27,6 +27,7 @@ NLTK_DATA = "nltk_data_missing: python -m nltk.downloader punkt_tab"
 LONGEST = 200_000  # characters of an answer
 Results = list[tuple[bool, bool]]  # strict, loose
 _NONE: list[Any] = [[], [], ""]
+FIGURES = ("loose", "constraints", "constraints_loose")
 _PROBE = "A plain sentence. And another one, with words in it!"
 
 
@@ -66,6 +67,10 @@ class Constraints:
                 scores.append(early)
             elif len(attempt.completion.answer) > LONGEST:
                 scores.append(Score(0.0, None, f"longer than {LONGEST} characters"))
+            elif not attempt.completion.answer.strip():
+                scores.append(Score(0.0, None, "empty", figures=dict.fromkeys(FIGURES, 0.0)))
+            elif _checks(attempt.prompt) is None:
+                scores.append(unscored(None, "no constraints", "malformed_row"))
             elif why is not None:
                 scores.append(unscored(None, why, result.failure or "malformed_row"))
             else:
@@ -109,6 +114,10 @@ def _score(results: Sequence[Sequence[bool]], task: dict[str, Any]) -> Score:
     return Score(float(not broken), None, why, figures=figures)
 
 
+def _no_download(*_: object, **__: object) -> bool:
+    return False
+
+
 def _plain(value: Any) -> Any:
     """An argument as checkers keep it: stripped, in lower case, lists in any order."""
     if isinstance(value, list):
@@ -121,7 +130,7 @@ def check_constraints(
 ) -> dict[str, Any]:
     """The job of a worker: whether each constraint holds, strictly and loosely, or the problem."""
     nltk: Any = importlib.import_module("nltk")
-    nltk.download = lambda *_, **__: False  # an import must not reach for the network
+    nltk.download = _no_download  # an import must not reach for the network
     langdetect: Any = importlib.import_module("langdetect")
     langdetect.DetectorFactory.seed = 0  # else the same text is of one language today only
     common: Any = importlib.import_module(f"{PACKAGE}.common")

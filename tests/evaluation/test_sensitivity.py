@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from posttrain.chat.detect import CallDetection
+from posttrain.errors import ConfigError
 from posttrain.evaluation.grade import Record
 from posttrain.evaluation.run import read_run
 from posttrain.evaluation.sensitivity import mean_and_variance, sensitivity, sensitivity_rows
@@ -137,3 +138,76 @@ def test_an_evaluation_measures_and_shows_it(tmp_path: Path, capsys):
     capsys.readouterr()
     run_script(["--config", str(recipe), "--dry-run", f"out={tmp_path / 'new'}"])
     assert "sums.s: 18 prompts" in capsys.readouterr().out
+
+
+TASK = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.model import ChatMessageSystem, ChatMessageUser
+from inspect_ai.scorer import match
+from inspect_ai.solver import generate
+
+
+@task
+def products():
+    chat = [ChatMessageSystem(content="Be brief."), ChatMessageUser(content="8*7?")]
+    samples = [Sample(input="7*8?", target="56"), Sample(input=chat, target="56")]
+    return Task(dataset=samples, solver=[generate()], scorer=match())
+"""
+
+
+def test_environments_and_tasks_of_inspect_are_given_in_templates(tmp_path: Path, capsys):
+    pytest.importorskip("inspect_ai")
+    (tmp_path / "tasks.py").write_text(TASK)
+    templates = [
+        {"name": "as_is", "text": "{question}"},
+        {"name": "role", "text": "You! {question}"},
+    ]
+    office = {"name": "office", "format": "environment", "environment": "workplace"}
+    task = {"name": "products", "format": "inspect", "task": f"{tmp_path / 'tasks.py'}@products"}
+    recipe = write_recipe(
+        tmp_path,
+        prompts=[
+            {**office, "generated": 3, "count": 2, "templates": templates},
+            {**task, "templates": templates},
+        ],
+        settings=[{"name": "s", "thinking": 0, "n": 2}],
+        checkpoints={"sft": str(tmp_path / "checkpoint")},
+    )
+    sampler = ScriptedSampler(
+        lambda request: turn(
+            "55" if request.messages[-1].content.startswith("You!") else "56", thinking=False
+        )
+    )
+    run_script(["--config", str(recipe)], [sampler])
+    _, found = read_run(tmp_path / "out")
+    prompts = {r.prompt.id: r.prompt for r in found["sft"]}
+    assert len(prompts) == 2 * 2 + 2 * 2
+    for prompt in prompts.values():
+        user = next(m for m in prompt.messages if m.role == "user")
+        assert user.content.startswith("You!") == (prompt.template == "role")
+    rows = {row["task"]: row for row in metrics_of(found, seed=0)["sensitivity"]}
+    assert {one["template"]: one["mean"] for one in rows["products"]["templates"]} == {
+        "as_is": 1.0,
+        "role": 0.0,
+    }
+    assert rows["office"]["questions"] == 2
+    # tasks of inspect are run again on their journals, in the same templates
+    run_script(["rescore", str(tmp_path / "out")])
+    assert "0 scores and 0 verdicts changed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("prompt", "wanted"),
+    [
+        ({"format": "environment", "environment": "workplace", "generated": 1, "count": 2,
+          "templates": "math"}, "bring their own"),
+        ({"format": "inspect", "task": "x@y", "templates": "free"}, "bring their own"),
+        ({"format": "question", "path": "x", "grader": "math",
+          "augment": {"templates": "math", "share": 0.5}}, "augment is for training"),
+    ],
+)  # fmt: skip
+def test_what_a_task_cannot_be_given_in_is_refused(tmp_path: Path, prompt, wanted: str):
+    recipe = write_recipe(tmp_path, prompts=[{"name": "q", **prompt}], settings=[{"name": "s"}])
+    with pytest.raises(ConfigError, match=wanted):
+        run_script(["--config", str(recipe)])

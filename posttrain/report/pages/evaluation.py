@@ -7,14 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from posttrain.chat.detect import FoundCall, searched
 from posttrain.errors import DataError
+from posttrain.evaluation.agentic import family_of
 from posttrain.evaluation.gate import GateRow
 from posttrain.evaluation.grade import Record, record_from_row
 from posttrain.evaluation.metrics import LENGTHS
 from posttrain.report import section as ui
 from posttrain.report.lineage import Node, listed_text, samples_to_read
+from posttrain.report.pages import agentic
 from posttrain.rollouts import Step
 
-METRICS = "metrics.json"
+METRICS, COSTS = "metrics.json", "costs.json"
 # what NVIDIA states of its own model in its own harness: never a figure of this run
 _NVIDIA = (
     ("AIME25", "80.88 %", "84.58 %", "1.25 %", "0 %"),
@@ -27,6 +29,12 @@ _HEADLINE = {"accuracy": "correct", "hallucination": "undeclared calls", "trunca
 def sections(node: Node) -> ui.Sections:
     metrics = read_metrics(node)
     yield from figures(metrics)
+    if (found := metrics.get("agentic")) is not None:
+        assert node.manifest is not None
+        # no file of the manifest: prices may change after a run
+        costs = node.path / COSTS
+        spent = json.loads(costs.read_text("utf-8")) if costs.is_file() else []
+        yield from agentic.figures(found, node.manifest.config.get("expect", {}), spent)
     yield samples_to_read(
         node, "Completions to read", completions_to_read, few="examples.jsonl", every="records/"
     )
@@ -304,6 +312,9 @@ def _example(record: Record, most: int) -> ui.Sample:
     outcome = (
         "unscored" if value is None else {1.0: "right", 0.0: "wrong"}.get(value, "partly right")
     )
+    failed = agentic.failing_step(record) if family_of(prompt) is not None else None
+    if failed is not None:
+        outcome += f": {failed[1].partition(',')[0]}"
     calls = ", ".join(dict.fromkeys(f"{c.form}: {c.kind}" for c in record.verdict.calls))
     tokens = completion.reasoning_tokens + completion.answer_tokens
     values = {
@@ -321,6 +332,9 @@ def _example(record: Record, most: int) -> ui.Sample:
     blocks: list[ui.Block] = [ui.Dialogue(ui.shortened(text, most))]
     each = ui.room(1, len(completion.steps)) * most // ui.SHOWN_CHARACTERS
     for number, step in enumerate(completion.steps):
+        if failed is not None and number == failed[0]:
+            mark = ui.Styled(f"Step {number}, where the run failed: {failed[1]}", "mark")
+            blocks.append((mark,))
         own = [call for call in record.verdict.calls if call.step == number]
         blocks.append(ui.Dialogue(_step(step, own, each)))
         for result in step.results:

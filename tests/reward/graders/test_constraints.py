@@ -69,6 +69,8 @@ def test_a_truncated_completion_is_wrong_and_a_failed_one_unscored(grader):
 def test_what_cannot_be_checked_is_refused(grader, names, arguments, reason):
     (why,) = grader.refuse([attempt("", names, arguments).prompt])
     assert why is None if reason is None else why.startswith(reason)
+    (score,) = grader.grade([attempt("Fine.", names, arguments)])
+    assert (score.value is None) == (reason is not None)
 
 
 def test_a_sign_counts_as_the_prompt_says_every_time(grader):

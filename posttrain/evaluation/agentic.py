@@ -1,0 +1,246 @@
+"""Runs of agentic tasks: what failed, at which step, how often, and how surely models differ.
+
+    failure_flags(prompt, completion, score)  → ("tool_call_hallucinated", "gave_up_mid_plan")
+    agentic_rows(records, seed=0)  → {"models": [{"checkpoint": "a", "families": […], …}], …}
+
+A run is agentic where its prompt's metadata name a `family`; its final state then has `calls` (the
+files that each call changed), `missing` (results that the task names and that are not there) and
+`infrastructure` (why the machine failed, or null). All figures come from stored records: the same
+function gives them at the end of a run, in `rescore` and over several runs.
+
+Several flags may hold of one run. The first of `PRECEDENCE` decides a run that is not solved; a
+solved run may have flags too, and none decides it. An error that a family injects is the result of
+a call like any other.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from posttrain.evaluation.compare import rate_difference
+from posttrain.evaluation.grade import Record
+from posttrain.evaluation.intervals import Values, by_question, length, wilson
+from posttrain.jsontext import load_json
+from posttrain.records import Score, ToolCall
+from posttrain.rollouts import Completion, Prompt, metadata_of
+
+PRECEDENCE = (
+    "infrastructure_error",
+    "tool_call_hallucinated",
+    "tool_call_redundancy",
+    "gave_up_mid_plan",
+    "wrong_answer",
+)
+ALL_FAMILIES = "all"
+REPEATS = 3  # same call, same result, no change in between
+_BROKEN_CALLS = frozenset({"half_call", "malformed_call"})
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFailure:
+    """One failure mode of a run, and the step (from 0) at which it shows."""
+
+    mode: str
+    step: int
+
+
+def family_of(prompt: Prompt) -> str | None:
+    """The agentic family of a prompt, None for any other prompt."""
+    return metadata_of(prompt).get("family")
+
+
+def failure_flags(prompt: Prompt, completion: Completion, score: Score) -> tuple[str, ...]:
+    """Every failure mode that holds of a run, in the order of `PRECEDENCE`."""
+    return tuple(failure.mode for failure in failures(prompt, completion, score))
+
+
+def deciding(prompt: Prompt, completion: Completion, score: Score) -> RunFailure | None:
+    """The failure that decides a run; None for a solved one."""
+    if score.value is not None and score.value >= 1:
+        return None
+    return failures(prompt, completion, score)[0]
+
+
+def failures(prompt: Prompt, completion: Completion, score: Score) -> list[RunFailure]:
+    """As `failure_flags`, with steps."""
+    last = max(0, len(completion.steps) - 1)
+    state: Row = json.loads(completion.state or "{}")
+    found: dict[str, int] = {}
+    if completion.finish == "failed" or score.value is None:
+        found["infrastructure_error"] = last
+    schemas = _validators(prompt.tools or "[]")
+    seen: Counter[tuple[str, str, str]] = Counter()
+    changed_at, changes = last, iter(state.get("calls", ()))
+    for number, step in enumerate(completion.steps):
+        broken = step.finish == "stop" and _BROKEN_CALLS & set(step.parsed.problems)
+        if broken or not all(_sound(call, schemas) for call in step.parsed.tool_calls):
+            found.setdefault("tool_call_hallucinated", number)
+        for call, result in zip(step.parsed.tool_calls, step.results, strict=False):
+            if (arguments := _object(call)) is None:
+                continue  # the environment was never called
+            if next(changes, {"changed": []})["changed"]:
+                changed_at = number
+                seen.clear()
+            key = (call.name, json.dumps(arguments, sort_keys=True), result.content)
+            seen[key] += 1
+            if seen[key] >= REPEATS:
+                found.setdefault("tool_call_redundancy", number)
+    if completion.finish != "failed" and (completion.truncated or state.get("missing")):
+        found["gave_up_mid_plan"] = last
+    elif score.value is not None and score.value < 1:
+        found["wrong_answer"] = changed_at
+    return [RunFailure(mode, found[mode]) for mode in PRECEDENCE if mode in found]
+
+
+@functools.lru_cache(maxsize=64)
+def _validators(tools: str) -> dict[str, Any]:
+    from jsonschema import Draft202012Validator
+
+    functions = [tool["function"] for tool in json.loads(tools)]
+    return {f["name"]: Draft202012Validator(f.get("parameters", {})) for f in functions}
+
+
+def _object(call: ToolCall) -> Row | None:
+    try:
+        arguments = load_json(call.arguments)
+    except ValueError:
+        return None
+    return arguments if isinstance(arguments, dict) else None
+
+
+def _sound(call: ToolCall, validators: Mapping[str, Any]) -> bool:
+    """Whether a call is of a declared tool, with arguments that keep its schema."""
+    arguments = _object(call)
+    return (
+        call.name in validators
+        and arguments is not None
+        and validators[call.name].is_valid(arguments)
+    )
+
+
+# -- figures ---------------------------------------------------------------------------------------
+
+
+def agentic_rows(records: Mapping[str, Sequence[Record]], *, seed: int) -> Row | None:
+    """All figures of the agentic runs of some checkpoints; None where there are none.
+
+    Args:
+        records: by checkpoint; other records are left out.
+        seed: of bootstrap draws and permutations.
+
+    Returns:
+        `models`: a row a checkpoint, the one that solves most first; `pairs`: each of the others
+        against that one.
+    """
+    own = {
+        name: runs
+        for name, all_records in records.items()
+        if (runs := [r for r in all_records if family_of(r.prompt) is not None])
+    }
+    if not own:
+        return None
+    models = [_model_row(name, runs, seed) for name, runs in own.items()]
+    models.sort(key=lambda row: -(row["families"][-1]["share"] or 0))
+    best, *others = (row["checkpoint"] for row in models)
+    values = {name: _values(runs) for name, runs in own.items()}
+    pairs = [
+        {"names": [name, best], **paired(values[name], values[best], seed=seed)}
+        for name in others
+        if {task for _, task in values[name]} & {task for _, task in values[best]}
+    ]
+    return {"models": models, "pairs": pairs}
+
+
+def paired(a: Values, b: Values, *, seed: int) -> Row:
+    """b − a in the share of solved runs, over the tasks that both have; shares in [0, 1]."""
+    return asdict(rate_difference(by_question(a), by_question(b), seed=seed))
+
+
+def _values(runs: Sequence[Record]) -> Values:
+    """1 for a solved run, 0 for any other, each with its task; unscored ones have no value."""
+    return [
+        (float(r.score.value >= 1), (r.prompt.source, r.prompt.task))
+        for r in runs
+        if r.score.value is not None
+    ]
+
+
+def _model_row(name: str, runs: Sequence[Record], seed: int) -> Row:
+    families: dict[str, list[Record]] = {}
+    for record in runs:
+        families.setdefault(str(family_of(record.prompt)), []).append(record)
+    flags, decides = Counter[str](), Counter[str]()
+    for record in runs:
+        flags.update(failure_flags(record.prompt, record.completion, record.score))
+        if (failure := deciding(record.prompt, record.completion, record.score)) is not None:
+            decides[failure.mode] += 1
+    return {
+        "checkpoint": name,
+        "families": [
+            {
+                "family": family,
+                **share_row(_values(own), seed=seed),
+                "unscored": sum(record.score.value is None for record in own),
+                "calls_per_run": sum(len(r.completion.tool_calls) for r in own) / len(own),
+            }
+            for family, own in [*families.items(), (ALL_FAMILIES, list(runs))]
+        ],
+        "failures": [
+            {"mode": mode, "runs": flags[mode], "decides": decides[mode]} for mode in PRECEDENCE
+        ],
+    }
+
+
+def share_row(values: Values, *, seed: int) -> Row:
+    """Solved runs of all scored ones, with Wilson's interval and a bootstrap that draws tasks.
+
+    Runs of one task are alike, so Wilson's is too narrow where there are several: it is here
+    because others print it.
+    """
+    runs, solved = len(values), sum(value for value, _ in values)
+    over_tasks = length(values, seed=seed)
+    if over_tasks is None:
+        nothing = dict.fromkeys(("share", "wilson", "by_task"))
+        return {"runs": 0, "tasks": 0, "solved": 0, **nothing}
+    tasks = over_tasks.mean
+    return {
+        "runs": runs,
+        "tasks": tasks.questions,
+        "solved": int(solved),
+        "share": solved / runs,
+        "wilson": wilson(solved / runs, runs),
+        "by_task": (tasks.low, tasks.high),
+    }
+
+
+def scored_expectations(
+    figures: Mapping[str, Any], expect: Mapping[str, tuple[float, float]]
+) -> Iterator[Row]:
+    """What was predicted before a run, against what came: a row a checkpoint and family.
+
+    Args:
+        figures: of `agentic_rows`.
+        expect: family, or `all` → the range of the share of solved runs.
+    """
+    for model in figures["models"]:
+        for row in model["families"]:
+            expected = expect.get(row["family"])
+            if expected is None or row["share"] is None:
+                continue
+            low, high = expected
+            yield {
+                "checkpoint": model["checkpoint"],
+                "family": row["family"],
+                "expected": [low, high],
+                "solved": row["solved"],
+                "runs": row["runs"],
+                "met": low <= row["share"] <= high,
+                # whether the runs could tell: their interval and the range have no point in common
+                "contradicted": row["wilson"][1] < low or row["wilson"][0] > high,
+            }

@@ -1,0 +1,127 @@
+"""Agentic runs in a report: leaderboard, families, failure modes, predictions, failing steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from posttrain.evaluation.agentic import ALL_FAMILIES, deciding, failures, scored_expectations
+from posttrain.evaluation.grade import Record
+from posttrain.report import section as ui
+
+
+def figures(
+    found: ui.Row, expect: Mapping[str, tuple[float, float]], costs: Sequence[ui.Row]
+) -> Iterator[ui.Section]:
+    """The sections of `agentic_rows`.
+
+    Args:
+        expect: the recipe's predictions.
+        costs: rows of `cost_rows`; [] where nothing was timed or priced.
+    """
+    yield leaderboard(found, costs)
+    yield families(found["models"])
+    yield failure_modes(found["models"])
+    if expect:
+        yield predictions([*scored_expectations(found, expect)])
+
+
+@ui.section("Agentic leaderboard")
+def leaderboard(found: ui.Row, costs: Sequence[ui.Row]) -> Iterator[ui.Block]:
+    rows: list[list[object]] = []
+    spent = {row["checkpoint"]: row for row in costs if row["task"] == "all"}
+    for place, model in enumerate(found["models"], 1):
+        total = next(row for row in model["families"] if row["family"] == ALL_FAMILIES)
+        row = [str(place), model["checkpoint"], *_solved(total), _calls(total)]
+        rows.append([*row, *_spent(spent.get(model["checkpoint"]))])
+    head = ["", "model", "solved", "share", "over runs", "over tasks", "calls a run"]
+    yield ui.Table([*head, "money", "per solved run", "seconds a model call, p50", "p95"], rows)
+    yield from (in_words(pair) for pair in found["pairs"])
+    yield (
+        "95 % intervals: Wilson's, as if every run were of another task, and a bootstrap that "
+        "draws tasks, since runs of one task are alike; it has no width where all tasks agree. p "
+        "is of the paired difference over tasks; nothing is corrected for comparing many models. "
+        "Money per solved run is all money of the evaluation over the solved runs: those that fail "
+        "are in it."
+    )
+
+
+def in_words(pair: ui.Row) -> str:
+    """What a paired difference shows, in a sentence."""
+    change = f"{ui.percent(pair['a'])} of the runs of {pair['names'][0]}, {ui.percent(pair['b'])} "
+    change += f"of {pair['names'][1]}, are solved: p = {pair['p']:.2g} over {pair['questions']:,} "
+    change += "tasks. "
+    if pair["p"] < 0.05:
+        return change + "A difference as large would be rare between equal models."
+    return change + "Equal models would often differ as much: this does not rank the two."
+
+
+@ui.section("Agentic families")
+def families(models: Sequence[ui.Row]) -> Iterator[ui.Block]:
+    for model in models:
+        rows: list[list[object]] = [
+            [row["family"], row["tasks"], *_solved(row), _calls(row)] for row in model["families"]
+        ]
+        yield ui.Heading(model["checkpoint"])
+        head = ["family", "tasks", "solved", "share", "over runs", "over tasks", "calls a run"]
+        yield ui.Table(head, rows, total=True)
+
+
+def _solved(row: ui.Row) -> list[object]:
+    bounds = (row["wilson"], row["by_task"])
+    spans = [b and f"{ui.percent(b[0])} – {ui.percent(b[1])}" for b in bounds]
+    unscored = f"{row['unscored']} not scored" if row["unscored"] else ""
+    solved = ui.TableCell(f"{row['solved']}/{row['runs']}", below=unscored)
+    return [solved, ui.percent(row["share"]), *spans]
+
+
+def _spent(row: ui.Row | None) -> list[object]:
+    if row is None:
+        return [None] * 4
+    money = [row["money"], row["money_per_solved"]]
+    seconds = [row["latency"] and row["latency"][name] for name in ("p50", "p95")]
+    return [value if value is None else f"{value:.3g}" for value in money + seconds]
+
+
+def _calls(row: ui.Row) -> str:
+    return f"{row['calls_per_run']:.1f}"
+
+
+@ui.section("How agentic runs fail")
+def failure_modes(models: Sequence[ui.Row]) -> Iterator[ui.Block]:
+    rows = [
+        [mode["mode"].replace("_", " "), model["checkpoint"], mode["decides"], mode["runs"]]
+        for model in models
+        for mode in model["failures"]
+        if mode["runs"]
+    ]
+    yield ui.Table(["failure mode", "model", "decides", "holds of"], rows)
+    yield (
+        "Several modes may hold of one run, also of a solved one. A run that is not solved is "
+        "decided by the first that holds, in this order: infrastructure error, tool call "
+        "hallucinated, tool call redundancy, gave up mid plan, wrong answer."
+    )
+
+
+@ui.section("Predictions")
+def predictions(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
+    table: list[list[object]] = []
+    for row in rows:
+        low, high = (ui.percent(bound) for bound in row["expected"])
+        verdict = "met" if row["met"] else "missed"
+        if not row["met"] and not row["contradicted"]:
+            verdict = "missed, but so few runs do not contradict it"
+        share = f"{row['solved']}/{row['runs']}"
+        table.append([row["checkpoint"], row["family"], f"{low} – {high}", share, verdict])
+    yield ui.Table(["model", "family", "predicted", "solved", "verdict"], table)
+    met = sum(row["met"] for row in rows)
+    yield f"{met} of {len(rows)} predictions of the recipe are met."
+
+
+def failing_step(record: Record) -> tuple[int, str] | None:
+    """The step at which a run failed, and how it failed; None for a solved one."""
+    failure = deciding(record.prompt, record.completion, record.score)
+    if failure is None:
+        return None
+    every = failures(record.prompt, record.completion, record.score)
+    modes = [one.mode.replace("_", " ") for one in every]
+    return failure.step, ", ".join(modes)

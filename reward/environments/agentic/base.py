@@ -1,0 +1,341 @@
+"""What every agentic family is: a fixture from a seed, tools on its files, a checked end state.
+
+    environment = MultiStepPlan()
+    row = environment.rows(seed=0, count=1)[0]
+    prompt = environment.prompt(row)
+    await environment.verify(prompt, completion)  → Score(1.0, None, "every check holds")
+    environment.policies(prompt)["out_of_order"]  → Policy(script, fails="wrong_answer")
+
+A row carries the seed of its fixture and a digest, not the fixture: what a checker knows is never
+in a sandbox. Checks read the final files alone. Code of the model runs in a further sandbox without
+any other file of the run; its results leave that and are compared here.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import marshal
+import random
+import sqlite3
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from posttrain.environments.base import Environment
+from posttrain.environments.sandbox.limits import Limits
+from posttrain.hashing import digest_of
+from posttrain.jsontext import load_json
+from posttrain.records import Score
+from posttrain.rollouts import Completion, Prompt, metadata_of
+from reward.environments.agentic.workspace import (
+    BASIC,
+    Files,
+    Workspace,
+    final_files,
+    run_python,
+    toolbox,
+)
+from reward.environments.base import RLVREnvironment, Script, calls, says
+from reward.environments.code import same_result
+
+SYSTEM = (
+    "You work in the directory of project {name} with the tools below. What counts is the state of "
+    "the files when you end: write results to the files that the task names."
+)
+DATABASE = "data.db"
+Call = tuple[str, Mapping[str, Any]]
+_CHECK_LIMITS = Limits(seconds=20, cpu_seconds=10, output_bytes=1 << 20)
+_LARGEST_ANSWER = 100_000  # bytes of a file that holds an answer
+# The directory comes last on the path: no file in it stands in for the standard library. The
+# results are JSON that is compared outside
+_CALLS = """
+import importlib, json, marshal, os, sys
+files, calls = marshal.loads(sys.stdin.buffer.read())
+for path, data in files.items():
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    with open(path, "wb") as file:
+        file.write(data)
+out = os.fdopen(os.dup(1), "wb")
+os.dup2(2, 1)
+out.write(b"started\\n")
+out.flush()
+sys.path.append(os.getcwd())
+results = []
+for module, name, arguments in calls:
+    try:
+        value = getattr(importlib.import_module(module), name)(*arguments)
+        results.append(json.dumps({"value": value}))
+    except BaseException as error:
+        results.append(json.dumps({"problem": type(error).__name__}))
+out.write(("[" + ",".join(results) + "]").encode())
+out.flush()
+os._exit(0)
+"""
+
+
+class Wrong(Exception):
+    """The final state does not solve the task; the message says in which way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A scripted run. `fails`: the failure mode that decides it; None: it passes."""
+
+    script: Script
+    fails: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Final:
+    """The end of a run.
+
+    Attributes:
+        order: paths as calls first changed them; those of one call in alphabetical order.
+    """
+
+    initial: Files
+    files: Files
+    order: tuple[str, ...]
+
+    def unchanged(self, *paths: str) -> None:
+        """Raises Wrong where a file is not what it was, or a directory's files are not."""
+        for path in paths:
+            both = [
+                {
+                    name: d
+                    for name, d in files.items()
+                    if name == path or name.startswith(f"{path}/")
+                }
+                for files in (self.initial, self.files)
+            ]
+            if both[0] != both[1]:
+                raise Wrong(f"{path} was changed")
+
+    def text(self, path: str) -> str:
+        """A file's text. Raises Wrong where there is none."""
+        content = self.files.get(path)
+        if content is None or len(content) > _LARGEST_ANSWER:
+            raise Wrong(f"{path} is missing" if content is None else f"{path} is too large")
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            raise Wrong(f"{path} is no text") from None
+
+    def answer(self, path: str, /, **expected: Any) -> dict[str, Any]:
+        """The JSON object in a file, whose fields have to be the expected ones and no others."""
+        given = self.object(path)
+        if given.keys() != expected.keys():
+            raise Wrong(f"{path}: its fields are {', '.join(sorted(given))[:200]}")
+        for name, value in expected.items():
+            if not same_result(value, given[name]):
+                raise Wrong(f"{path}: {name} is {str(given[name])[:80]!r}")
+        return given
+
+    def object(self, path: str) -> dict[str, Any]:
+        """The JSON object in a file."""
+        try:
+            given = load_json(self.text(path))
+        except ValueError as error:
+            raise Wrong(f"{path} is no JSON: {str(error)[:100]}") from None
+        if not isinstance(given, dict):
+            raise Wrong(f"{path} is no JSON object")
+        return cast(dict[str, Any], given)
+
+    async def computes(self, expected: Sequence[tuple[str, str, list[Any], Any]]) -> None:
+        """Call functions of the final `.py` files (module, name, arguments) and compare results.
+
+        Raises:
+            Wrong: a result differs, or there is none.
+            OSError: the sandbox did not start.
+        """
+        code = {p: data for p, data in self.files.items() if p.endswith(".py")}
+        order = marshal.dumps((code, [(m, n, list(a)) for m, n, a, _ in expected]))
+        result = await run_python(_CALLS, order, _CHECK_LIMITS)
+        started, _, rest = result.stdout.partition(b"\n")
+        if started != b"started" and result.limit is None:
+            raise OSError(f"the check did not start: {result.stderr[-200:]!r}")
+        try:
+            given: Any = load_json(rest)
+        except ValueError:
+            raise Wrong(f"the code gives no results (limit {result.limit})") from None
+        results = cast(list[dict[str, Any]], given) if isinstance(given, list) else []
+        if len(results) != len(expected):
+            raise Wrong("the code gives other results than were called for")
+        for (module, name, arguments, value), one in zip(expected, results, strict=True):
+            if not isinstance(one, dict) or "value" not in one:  # pyright: ignore[reportUnnecessaryIsInstance] - the code's
+                raise Wrong(f"{module}.{name}{tuple(arguments)!r:.100} raises")
+            if not same_result(value, one["value"]):
+                raise Wrong(f"{module}.{name}{tuple(arguments)!r:.100} is another value")
+
+
+@dataclass(frozen=True, slots=True)
+class Fixture:
+    """One task.
+
+    Attributes:
+        files: path → text.
+        check: raises Wrong on a final state that does not solve the task.
+        oracle: a run that solves it.
+        wrong: runs that do not: name → failure mode and script.
+        deliverables: files that a run has to write; () means any change.
+        tables: SQL that makes the database `DATABASE`; "" makes none.
+        first_error: the error that the first sound call gets.
+        variant: which of a family's variants this is.
+    """
+
+    task: str
+    files: Mapping[str, str]
+    check: Callable[[Final], Awaitable[None]]
+    oracle: Script
+    wrong: Mapping[str, tuple[str, Script]]
+    deliverables: tuple[str, ...] = ()
+    tools: tuple[str, ...] = BASIC
+    tables: str = ""
+    first_error: str | None = None
+    variant: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Of all that a run sees."""
+        seen = [self.task, dict(self.files), self.tables, self.first_error, self.tools]
+        return digest_of(seen)[:16]
+
+    def initial(self) -> dict[str, bytes]:
+        """The first files, the database among them."""
+        files = {path: text.encode() for path, text in self.files.items()}
+        if self.tables:
+            with sqlite3.connect(":memory:") as connection:
+                connection.executescript(self.tables)
+                files[DATABASE] = connection.serialize()
+        return files
+
+
+class AgenticEnvironment(RLVREnvironment):
+    """A family. A subclass has `name` and `build`."""
+
+    def build(self, rng: random.Random) -> Fixture:
+        """The fixture of a seed: names, numbers, bug site and decoys vary with it."""
+        raise NotImplementedError
+
+    def fixture(self, prompt: Prompt) -> Fixture:
+        """The fixture of a prompt."""
+        return _built(type(self), metadata_of(prompt)["fixture"])
+
+    def rows(self, *, seed: int, count: int) -> list[dict[str, Any]]:
+        """Tasks: the same for a seed, and none shared by two seeds."""
+        rows: list[dict[str, Any]] = []
+        for number in range(count):
+            key = f"{seed}/{number}"
+            fixture = _built(type(self), key)
+            rows.append({
+                "environment": self.name,
+                "id": f"{self.name}-{seed}-{number}",
+                "messages": [
+                    {"role": "system", "content": SYSTEM.format(name=fixture.digest[:8])},
+                    {"role": "user", "content": fixture.task},
+                ],
+                "tools": json.loads(toolbox(None, fixture.tools).schemas(_NO_PROMPT)),
+                "metadata": {
+                    "fixture": key, "digest": fixture.digest, "family": self.name,
+                    "variant": fixture.variant,
+                },
+            })  # fmt: skip
+        return rows
+
+    def malformed(self, prompt: Prompt) -> str | None:
+        """A fixture that this version makes otherwise: its checker would be of another task."""
+        if prompt.tools is None:
+            return "no tools"
+        same = self.fixture(prompt).digest == metadata_of(prompt)["digest"]
+        return None if same else "another version made this task: generate the rows again"
+
+    def open(self, prompt: Prompt) -> Environment:
+        """The fixture's files."""
+        fixture = self.fixture(prompt)
+        return Workspace(
+            fixture.initial(),
+            tools=fixture.tools,
+            deliverables=fixture.deliverables,
+            first_error=fixture.first_error,
+        )
+
+    async def score(self, prompt: Prompt, completion: Completion) -> Score:
+        """The verdict on the final files."""
+        state = json.loads(completion.state or "{}")
+        if state["infrastructure"] is not None:
+            return Score(None, None, state["infrastructure"], "sandbox")
+        if state["missing"]:
+            return Score(0.0, None, f"not there at the end: {', '.join(state['missing'])}")
+        fixture = self.fixture(prompt)
+        initial = fixture.initial()
+        order = dict.fromkeys(path for call in state["calls"] for path in call["changed"])
+        final = Final(initial, final_files(initial, state), tuple(order))
+        try:
+            await fixture.check(final)
+        except Wrong as wrong:
+            return Score(0.0, None, str(wrong))
+        except OSError as error:
+            return Score(None, None, f"the sandbox: {error}", "sandbox")
+        return Score(1.0, None, "every check holds")
+
+    def gold(self, prompt: Prompt) -> Script:
+        """The oracle."""
+        return self.fixture(prompt).oracle
+
+    def wrong(self, prompt: Prompt) -> list[Script]:
+        """Nothing done; the family's wrong runs are in `policies`."""
+        return [says("Done.")]
+
+    def policies(self, prompt: Prompt) -> dict[str, Policy]:
+        """Scripted runs: the oracle, one that does nothing, and wrong ones."""
+        fixture = self.fixture(prompt)
+        look = [("list_files", {"path": "."})]
+        own = {name: Policy(script, fails) for name, (fails, script) in fixture.wrong.items()}
+        parts = [("read_file", {"path": next(iter(fixture.files)), "first_line": n + 1, "lines": 1})
+                 for n in range(20)]  # fmt: skip
+        return {
+            "oracle": Policy(fixture.oracle, None),
+            "no_op": Policy(says("Done."), "gave_up_mid_plan"),
+            "unknown_tool": Policy(
+                script(*look, ("open_editor", {"path": "."})), "tool_call_hallucinated"
+            ),
+            "invented_argument": Policy(
+                script(("list_files", {"path": ".", "recursive": True})), "tool_call_hallucinated"
+            ),
+            "repeats": Policy(script(*look, *look, *look, *look), "tool_call_redundancy"),
+            "out_of_turns": Policy(script(*parts), "gave_up_mid_plan"),
+            **own,
+        }
+
+
+@functools.lru_cache(maxsize=256)
+def _built(kind: type[AgenticEnvironment], key: str) -> Fixture:
+    return kind().build(random.Random(f"agentic/{kind.name}/{key}"))
+
+
+_NO_PROMPT = Prompt(id="", task="", setting="", messages=())
+
+
+# -- scripted runs -------------------------------------------------------------------------------
+
+
+def script(*made: Call, text: str = "Done.") -> Script:
+    """A run with one call a turn, and an answer at its end."""
+    return (*(message for call in made for message in calls(call)), *says(text))
+
+
+def read(path: str) -> Call:
+    return "read_file", {"path": path}
+
+
+def write(path: str, content: str) -> Call:
+    return "write_file", {"path": path, "content": content}
+
+
+def write_json(path: str, /, **fields: Any) -> Call:
+    return write(path, json.dumps(fields))
+
+
+def sh(command: str) -> Call:
+    return "shell", {"command": command}

@@ -1,0 +1,97 @@
+"""Scripted policies as a model: they go through the same tool loop as any checkpoint.
+
+    sampler = PolicySampler(prompts, "oracle")
+    completions = await roll_out(tasks, sampler, open_environment=…, limits=LIMITS)
+
+What a policy of this name writes depends on the prompt alone. Nothing is rendered: a step is the
+script's next message, and a token is four characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from posttrain.chat.parse import ParsedCompletion
+from posttrain.config.load import nearest
+from posttrain.errors import ConfigError
+from posttrain.records import Message
+from posttrain.rollouts import Completion, Prompt, Step
+from posttrain.sampling.rollout import RolloutLimits, Task, roll_out
+from posttrain.sampling.sampler import Generation, Parameters, Request
+from reward.environments.agentic import FAMILIES
+from reward.environments.agentic.base import Policy
+
+TURNS = 15
+LIMITS = RolloutLimits(Parameters(max_tokens=8192), max_turns=TURNS)
+ENVIRONMENT_OF = {kind.name: kind for kind in FAMILIES}
+
+
+def policy_of(prompt: Prompt, name: str) -> Policy:
+    """A policy by its name; families that have none of it do nothing."""
+    policies = ENVIRONMENT_OF[str(prompt.environment)]().policies(prompt)
+    return policies.get(name, policies["no_op"])
+
+
+class PolicySampler:
+    """A `Sampler` that writes what the policy of a name writes for each prompt.
+
+    Raises:
+        ConfigError: no family of the prompts has such a policy, or one is of no family.
+    """
+
+    batched = True
+
+    def __init__(self, prompts: Sequence[Prompt], policy: str) -> None:
+        environments = {p: ENVIRONMENT_OF.get(str(p.environment)) for p in prompts}
+        if (
+            other := next((p for p, kind in environments.items() if kind is None), None)
+        ) is not None:
+            raise ConfigError(f"scripted policies run agentic tasks alone, not {other.source}")
+        known = dict.fromkeys(
+            n for p, kind in environments.items() if kind for n in kind().policies(p)
+        )
+        if policy not in known:
+            raise ConfigError(f"no family has a policy {policy!r}{nearest(policy, [*known])}")
+        self._scripts = {p.messages: policy_of(p, policy).script for p in prompts}
+        self.identity: Mapping[str, Any] = {"backend": "scripted", "policy": policy}
+
+    async def sample(
+        self, requests: Sequence[Request], *, progress: Callable[[int], None] | None = None
+    ) -> list[Generation]:
+        """The next message of each prompt's script."""
+        return [self._next(request) for request in requests]
+
+    def _next(self, request: Request) -> Generation:
+        at = next(n for n, message in enumerate(request.messages) if message.role == "user") + 1
+        script = self._scripts[request.messages[:at]]
+        turn = sum(message.role == "assistant" for message in request.messages[at:])
+        message = script[min(turn, len(script) - 1)]
+        written = message.content + "".join(f"{c.name}{c.arguments}" for c in message.tool_calls)
+        parsed = ParsedCompletion(
+            message.reasoning, message.content, message.tool_calls, (), finished=True
+        )
+        step = Step(
+            text=message.content,
+            parsed=parsed,
+            finish="stop",
+            reasoning_tokens=0,
+            answer_tokens=len(written) // 4 + 1,
+            prompt_tokens=sum(map(_characters, request.messages)) // 4,
+        )
+        return Generation(step)
+
+
+def _characters(message: Message) -> int:
+    return len(message.content) + sum(len(call.arguments) for call in message.tool_calls)
+
+
+async def run_policy(prompts: Sequence[Prompt], name: str, *, samples: int = 1) -> list[Completion]:
+    """Completions of a policy, `samples` of each prompt in order."""
+    tasks = [Task(prompt, index, 0) for prompt in prompts for index in range(samples)]
+    return await roll_out(
+        tasks,
+        PolicySampler(prompts, name),
+        open_environment=lambda p: ENVIRONMENT_OF[str(p.environment)]().open(p),
+        limits=LIMITS,
+    )

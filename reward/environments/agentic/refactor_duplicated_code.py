@@ -1,0 +1,187 @@
+"""The family "refactor_duplicated_code": a block in two modules, and one that resembles it.
+
+Passes: a new module defines the shared function, both modules call it, neither keeps a copy of the
+block (names of variables aside), and every public function gives the results it gave before. The
+third module's block differs in a detail: replacing that too changes behaviour.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import random
+from typing import Any
+
+from reward.environments.agentic.base import (
+    AgenticEnvironment,
+    Call,
+    Final,
+    Fixture,
+    Wrong,
+    read,
+    script,
+    sh,
+    write,
+)
+
+RUN = 3  # statements in a row that two functions may not share
+HEADS = ("orders", "returns", "invoices", "tickets", "parcels", "quotes")
+HELPERS = ("clean_codes", "tidy_codes", "normal_codes", "unify_codes")
+SHARED = ("common", "shared", "codes", "textparts")
+_BLOCK = """    {v} = []
+    for item in items:
+        {w} = item.strip().{case}().replace("{old}", "{new}")
+        if len({w}) > {most}:
+            {w} = {w}[:{most}]
+        if {w} and {w} not in {v}:
+            {v}.append({w})
+"""
+
+
+class RefactorDuplicatedCode(AgenticEnvironment):
+    """Move a duplicated block into one function."""
+
+    name = "refactor_duplicated_code"
+
+    def build(self, rng: random.Random) -> Fixture:
+        """Names, the block's details and the way the third module differs vary."""
+        modules = rng.sample(HEADS, 3)
+        helper, shared = rng.choice(HELPERS), rng.choice(SHARED)
+        old, new = rng.sample(("-", "_", ".", "/", " "), 2)
+        details: dict[str, Any] = {
+            "case": rng.choice(("upper", "lower")), "old": old, "new": new,
+            "most": rng.randint(4, 7),
+        }  # fmt: skip
+        other = details | rng.choice(
+            ({"most": details["most"] + 2}, {"new": old, "old": new},
+             {"case": "lower" if details["case"] == "upper" else "upper"})
+        )  # fmt: skip
+        ends = ("    return len({v})", "    return sorted({v})", '    return "{old}".join({v})')
+        names = rng.sample(("count_distinct", "list_codes", "label_of"), 3)
+        files: dict[str, str] = {}
+        right: dict[str, str] = {}
+        for place, (module, name) in enumerate(zip(modules, names, strict=True)):
+            words = dict(
+                zip("vw", rng.sample(("found", "kept", "result", "code", "part"), 2), strict=True)
+            )
+            own = (other if place == 2 else details) | words
+            end = ends[place].format(**own)
+            head = f'"""{module.title()}."""\n\n'
+            files[f"{module}.py"] = f"{head}\ndef {name}(items):\n{_BLOCK.format(**own)}{end}\n"
+            right[f"{module}.py"] = (
+                f"from {shared} import {helper}\n\n\ndef {name}(items):\n"
+                f"    {own['v']} = {helper}(items)\n{end}\n"
+            )
+        block = _BLOCK.format(v="kept", w="code", **details)
+        right[f"{shared}.py"] = f"def {helper}(items):\n{block}    return kept\n"
+        first, second, third = (f"{module}.py" for module in modules)
+        expected: list[tuple[str, str, list[Any], Any]] = []
+        for module, name in zip(modules, names, strict=True):
+            space: dict[str, Any] = {}
+            exec(files[f"{module}.py"], space)  # noqa: S102 - our own text
+            for _ in range(6):
+                items = [_code(rng) for _ in range(rng.randint(3, 8))]
+                expected.append((module, name, [items], space[name](list(items))))
+
+        async def check(final: Final) -> None:
+            trees = {m: _parsed(final, f"{m}.py") for m in (shared, *modules)}
+            if helper not in {f.name for f in _functions(trees[shared])}:
+                raise Wrong(f"{shared}.py has no function {helper}")
+            for module in modules[:2]:
+                if not _calls(trees[module], helper):
+                    raise Wrong(f"{module}.py does not call {helper}")
+            runs = [(m, runs_of(tree)) for m, tree in trees.items() if m != modules[2]]
+            original = runs_of(ast.parse(files[first]))
+            for module, own in runs[1:]:
+                if own & (original | runs[0][1]):
+                    raise Wrong(f"{module}.py still has the block")
+            await final.computes(expected)
+
+        moved = [write(f"{shared}.py", right[f"{shared}.py"])]
+        fixed = [write(path, right[path]) for path in (first, second)]
+        unused = [
+            write(path, f"from {shared} import {helper}\n{files[path]}") for path in (first, second)
+        ]
+        called: list[Call] = []
+        for path, name in zip((first, second), names, strict=False):
+            copy = files[path].replace("item ", "entry ").replace("item.", "entry.")
+            head = f"def {name}(items):\n"
+            copy = copy.replace(head, f"{head}    {helper}([])\n")
+            called.append(write(path, f"from {shared} import {helper}\n{copy}"))
+        return Fixture(
+            task=(
+                f"{first} and {second} contain the same block of code. Move it into a function "
+                f"{helper}(items) in a new module {shared}.py that both call. The results of all "
+                f"public functions, also those in {third}, must stay as they are."
+            ),
+            files=files,
+            check=check,
+            deliverables=(f"{shared}.py", first, second),
+            oracle=script(sh("cat *.py"), *moved, *fixed),
+            wrong={
+                "replaces_the_third": (
+                    "wrong_answer", script(*moved, *fixed, write(third, right[third]))
+                ),
+                "imports_and_keeps_copies": ("wrong_answer", script(*moved, *unused)),
+                "renames_the_copies": ("wrong_answer", script(*moved, *called)),
+                "changes_results": (
+                    "wrong_answer",
+                    script(
+                        write(f"{shared}.py", f"def {helper}(items):\n    return list(items)\n"),
+                        *fixed,
+                    ),
+                ),
+                "stops_after_the_first": (
+                    "gave_up_mid_plan", script(read(first), *moved, fixed[0])
+                ),
+            },
+        )  # fmt: skip
+
+
+def _code(rng: random.Random) -> str:
+    letters = "".join(rng.choice("abXY") for _ in range(rng.randint(1, 4)))
+    return f" {letters}{rng.choice('-_./ ')}{rng.randint(1, 9999)}{rng.choice(('', ' '))}"
+
+
+def _parsed(final: Final, path: str) -> ast.Module:
+    try:
+        return ast.parse(final.text(path))
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        raise Wrong(f"{path} is not Python") from None
+
+
+def _functions(tree: ast.Module) -> list[ast.FunctionDef]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+
+
+def _calls(tree: ast.Module, name: str) -> bool:
+    """Whether a function of the module calls one of this name."""
+    called = [
+        node.func
+        for function in _functions(tree)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call)
+    ]
+    names = {f.id if isinstance(f, ast.Name) else getattr(f, "attr", "") for f in called}
+    return name in names
+
+
+def runs_of(tree: ast.Module) -> set[str]:
+    """Every run of `RUN` statements of every function, nested ones included, names made alike."""
+    runs: set[str] = set()
+    for function in _functions(tree):
+        statements = [_shape(node) for node in ast.walk(function) if isinstance(node, ast.stmt)][1:]
+        runs |= {json.dumps(statements[n : n + RUN]) for n in range(len(statements) - RUN + 1)}
+    return runs
+
+
+def _shape(node: ast.stmt) -> str:
+    """A statement without its body and without the names of its variables."""
+    kept = [ast.dump(_Nameless().visit(child)) for name, child in ast.iter_fields(node)
+            if isinstance(child, ast.AST) and name not in ("body", "orelse")]  # fmt: skip
+    return f"{type(node).__name__}{kept}"
+
+
+class _Nameless(ast.NodeTransformer):
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        return ast.copy_location(ast.Name("_", node.ctx), node)

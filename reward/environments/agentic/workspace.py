@@ -1,0 +1,325 @@
+"""The files of one run behind five tools: read_file, write_file, list_files, shell, sql.
+
+    workspace = Workspace({"src/a.py": b"x = 1\\n"}, tools=TOOLS)
+    await workspace.call("read_file", {"path": "src/a.py"})  → "x = 1\\n"
+    await workspace.call("shell", {"command": "python3 src/a.py"})  → "(no output, exit code 0)"
+    workspace.snapshot()  → '{"changes":{…},"calls":[…],…}'
+
+Between calls the files are bytes in this process, by path: there is no directory to leave, no link
+to follow and nothing that two runs share. A command runs in a sandbox of its own that is given the
+files; when it ends every process in there is killed, and the regular files that it leaves are taken
+back. Symbolic links, file modes and names that are not UTF-8 are not kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import marshal
+import os
+import posixpath
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from posttrain.environments.base import RESULT_CHARACTERS, Tool, Toolbox, clip
+from posttrain.environments.sandbox import check_sandbox, run_sandboxed
+from posttrain.environments.sandbox.limits import Limits, SandboxResult
+from posttrain.jsontext import writable
+from posttrain.records import json_text
+from reward.environments.world import Refused
+
+Files = Mapping[str, bytes]  # path → content; a path that ends in "/" is an empty directory
+SECONDS = 10  # of one command
+MOST_FILES = 500
+MOST_BYTES = 4 << 20  # of all files
+_PATH_CHARACTERS, _COMMAND_BYTES = 200, 100_000
+_DRIVER = Path(__file__).with_name("shell_driver.py").read_text("utf-8")
+_QUERY = """
+import sqlite3, sys
+database, query = sys.argv[1:]
+connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
+try:
+    cursor = connection.execute(query)
+except sqlite3.Error as error:
+    sys.exit(f"error: {error}")
+if cursor.description:
+    print(" | ".join(column[0] for column in cursor.description))
+    for number, row in enumerate(cursor):
+        if number == 200:
+            print("… further rows are not shown")
+            break
+        print(" | ".join("NULL" if value is None else str(value) for value in row))
+"""
+
+
+class InfrastructureError(Exception):
+    """The machine failed, not the call."""
+
+
+def _schema(*required: str, **optional: str) -> dict[str, Any]:
+    types = dict.fromkeys(required, "string") | optional
+    return {
+        "type": "object",
+        "properties": {name: {"type": kind} for name, kind in types.items()},
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+# name → what it does, its parameters
+TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "read_file": (
+        "The text of a file; `first_line` (from 1) and `lines` choose a part of a long one.",
+        _schema("path", first_line="integer", lines="integer"),
+    ),
+    "write_file": (
+        "Write a text file, replacing what is there; its directories are made.",
+        _schema("path", "content"),
+    ),
+    "list_files": (
+        "All files below a directory with their sizes in bytes.",
+        _schema(path="string"),
+    ),
+    "shell": (
+        f"Run a command with sh in the working directory, for at most {SECONDS} seconds. python3 "
+        "has its standard library alone; there is no network. Files last, processes, links and "
+        "file modes do not.",
+        _schema("command"),
+    ),
+    "sql": (
+        "Run one SQL query on a SQLite database, read-only.",
+        _schema("database", "query"),
+    ),
+}
+BASIC = ("read_file", "write_file", "list_files", "shell")
+
+
+class Workspace:
+    """An `Environment`: the files of one completion.
+
+    Args:
+        tools: names in `TOOLS`.
+        deliverables: files without which the task is not done; () means any change at all.
+        first_error: the result of the first sound call, which is then not carried out.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        *,
+        tools: Iterable[str] = BASIC,
+        deliverables: tuple[str, ...] = (),
+        first_error: str | None = None,
+    ) -> None:
+        self._initial, self.files = dict(files), dict(files)
+        self._deliverables, self._first_error = deliverables, first_error
+        self._calls: list[dict[str, Any]] = []
+        self._infrastructure: str | None = None
+        self._toolbox = toolbox(self, tools)
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Run one call, and note which files it changed."""
+        before = dict(self.files)
+        result = await self._toolbox.call(name, arguments)
+        paths = before.keys() | self.files.keys()
+        changed = sorted(p for p in paths if before.get(p) != self.files.get(p))
+        self._calls.append({"changed": changed})
+        return result
+
+    def _inject(self) -> None:
+        """Raise the error that a family injects, once."""
+        error, self._first_error = self._first_error, None
+        if error is not None:
+            raise Refused(error)
+
+    def read_file(self, path: str, first_line: int = 1, lines: int | None = None) -> str:
+        self._inject()
+        path = inside(path)
+        if path not in self.files:
+            raise Refused(f"there is no file {path}")
+        text = self.files[path].decode("utf-8", "replace")
+        if (first_line, lines) == (1, None):
+            return text
+        start = max(0, first_line - 1)
+        kept = text.splitlines(keepends=True)[start : None if lines is None else start + lines]
+        return "".join(kept)
+
+    def write_file(self, path: str, content: str) -> str:
+        self._inject()
+        path = inside(path)
+        if path == "." or any(p.startswith(f"{path}/") for p in self.files):
+            raise Refused(f"{path} is a directory")
+        parents = posixpath.dirname(path).split("/")
+        for depth in range(1, len(parents) + 1):
+            if (folder := "/".join(parents[:depth])) in self.files:
+                raise Refused(f"{folder} is a file")
+        try:
+            data = content.encode()
+        except UnicodeEncodeError:
+            raise Refused("the content is not valid Unicode") from None
+        kept = {p: d for p, d in self.files.items() if not (p[-1] == "/" and path.startswith(p))}
+        self._keep({**kept, path: data})
+        return f"wrote {len(data)} bytes to {path}"
+
+    def list_files(self, path: str = ".") -> str:
+        self._inject()
+        folder = inside(path)
+        prefix = "" if folder == "." else f"{folder}/"
+        below = [p for p in sorted(self.files) if p.startswith(prefix) or p == folder]
+        if not below:
+            raise Refused(f"there is nothing at {folder}")
+        return "\n".join(p if p.endswith("/") else f"{p}  {len(self.files[p])}" for p in below)
+
+    async def shell(self, command: str) -> str:
+        self._inject()
+        return await self._run(["/bin/sh", "-c", command])
+
+    async def sql(self, database: str, query: str) -> str:
+        self._inject()
+        path = inside(database)
+        if path not in self.files:
+            raise Refused(f"there is no database {path}")
+        # the query runs on a copy: nothing that it leaves behind is kept
+        files = self.files
+        try:
+            return await self._run(["python3", "-I", "-S", "-c", _QUERY, path, query])
+        finally:
+            self.files = files
+
+    async def _run(self, argv: list[str]) -> str:
+        """The output of a program, after which its files are ours."""
+        try:
+            words = [word.encode() for word in argv]
+        except UnicodeEncodeError:
+            raise Refused("the text is not valid Unicode") from None
+        if any(b"\0" in word or len(word) > _COMMAND_BYTES for word in words):
+            raise Refused(f"a null character, or more than {_COMMAND_BYTES} bytes")
+        order = marshal.dumps((words, self.files, SECONDS, MOST_FILES, MOST_BYTES))
+        limits = Limits(seconds=3 * SECONDS, cpu_seconds=SECONDS, output_bytes=3 * MOST_BYTES)
+        try:
+            result = await run_python(_DRIVER, order, limits)
+        except OSError as error:
+            self._infrastructure = f"the sandbox: {error}"
+            raise InfrastructureError(self._infrastructure) from error
+        if result.limit is not None:
+            raise Refused(f"stopped at the limit of {result.limit}; its changes are lost")
+        try:
+            code, output, left, files = _collected(result.stdout)
+        except (ValueError, Refused):
+            raise Refused("the command broke off; its changes are lost") from None
+        if files is None:
+            raise Refused(
+                f"the command left more than {MOST_FILES} files or {MOST_BYTES} bytes: its changes "
+                "are lost"
+            )
+        self._keep(files)
+        text = output.decode("utf-8", "replace").rstrip("\n")
+        # a signal ended what runs the command: at its time, or because the command sent it
+        ended = f"killed, the most is {SECONDS} seconds" if code < 0 else f"exit code {code}"
+        notes = [ended] * (code != 0)
+        notes += [f"{left} links or special files were not kept"] * (left > 0)
+        if not text:
+            return f"({', '.join(['no output', *(notes or [ended])])})"
+        return f"{text}\n({', '.join(notes)})" if notes else text
+
+    def _keep(self, files: Files) -> None:
+        if len(files) > MOST_FILES or sum(map(len, files.values())) > MOST_BYTES:
+            raise Refused(f"more than {MOST_FILES} files or {MOST_BYTES} bytes in all")
+        self.files = dict(files)
+
+    def snapshot(self) -> str:
+        """JSON text: changes against the first files, what each call changed, what is missing."""
+        paths = self._initial.keys() | self.files.keys()
+        changed = sorted(p for p in paths if self._initial.get(p) != self.files.get(p))
+        missing = [p for p in self._deliverables if p not in changed or p not in self.files]
+        if not self._deliverables and not changed:
+            missing = ["any change"]
+        state = {
+            "changes": {path: _as_json(self.files.get(path)) for path in changed},
+            "calls": self._calls,
+            "missing": missing,
+            "infrastructure": self._infrastructure,
+        }
+        return writable(json_text(state))
+
+    async def close(self) -> None:
+        """There is nothing to release."""
+
+
+# a semaphore belongs to an event loop; as many programs at a time as there are processors
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+
+async def run_python(program: str, order: bytes, limits: Limits) -> SandboxResult:
+    """Run a program of ours in a sandbox; neither the directory nor variables reach its imports."""
+    argv = [check_sandbox().executable, "-I", "-S", "-c", program]
+    loop = asyncio.get_running_loop()
+    async with _turns.setdefault(loop, asyncio.Semaphore(os.cpu_count() or 1)):
+        return await run_sandboxed(argv, stdin=order, limits=limits)
+
+
+def toolbox(workspace: Workspace | None, names: Iterable[str]) -> Toolbox:
+    """The named tools; without a workspace they can only be declared."""
+    tools = [Tool(n, *TOOLS[n], getattr(workspace or Workspace, n)) for n in names]
+    return Toolbox(tools, result_characters=RESULT_CHARACTERS)
+
+
+def inside(path: str) -> str:
+    """A path relative to the working directory, in its shortest form.
+
+    Raises:
+        Refused: it leads out of the working directory, or is none.
+    """
+    relative = posixpath.normpath(f"{path or '.'}/".removeprefix("/scratch/") or ".")
+    if len(path) > _PATH_CHARACTERS or "\0" in path or not path.isprintable():
+        raise Refused("no such path: too long, or with characters that do not print")
+    if relative.startswith("/") or relative.split("/")[0] == "..":
+        raise Refused(f"{clip(path, 80)} is outside of the working directory")
+    return relative
+
+
+def final_files(initial: Files, state: Mapping[str, Any]) -> dict[str, bytes]:
+    """The files that a snapshot describes."""
+    files = dict(initial)
+    for path, content in state["changes"].items():
+        if content is None:
+            files.pop(path, None)
+        elif isinstance(content, str):
+            files[path] = content.encode("utf-8", "surrogatepass")
+        else:
+            files[path] = base64.b64decode(content["base64"])
+    return files
+
+
+def _as_json(content: bytes | None) -> Any:
+    if content is None:
+        return None
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return {"base64": binascii.b2a_base64(content, newline=False).decode()}
+
+
+def _collected(data: bytes) -> tuple[int, bytes, int, dict[str, bytes] | None]:
+    """Exit code, output, entries not kept, and the files, None where there were too many.
+
+    Raises:
+        ValueError, Refused: not what the driver writes.
+    """
+    at = data.index(b"\n")
+    code, size, left, count = map(int, data[:at].split())
+    output, at = data[at + 1 : at + 1 + size], at + 1 + size
+    if count < 0:
+        return code, output, left, None
+    if size < 0 or count > MOST_FILES:
+        raise ValueError("not of the driver")
+    files: dict[str, bytes] = {}
+    for _ in range(count):
+        end = data.index(b"\n", at)
+        length, _, name = data[at:end].decode().partition(" ")
+        at = end + 1 + max(0, int(length))
+        files[inside(name) + "/" * name.endswith("/")] = data[end + 1 : at]
+    return code, output, left, files
