@@ -84,7 +84,12 @@ OWNED_TRAINER_FIELDS = OWNED_EVERYWHERE | owned_fields({
 
 
 class CompletionLimit(Strict):
-    """From a batch of rollouts on, counted from 1, the most tokens of a completion."""
+    """From a batch of rollouts on, the most tokens of a completion.
+
+    Args:
+        from_batch: the first batch that it holds for, counted from 1.
+        tokens: of all steps of a completion together.
+    """
 
     from_batch: int = Field(ge=1)
     tokens: int = Field(ge=1)
