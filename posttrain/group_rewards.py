@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from posttrain.rollouts import Completion, Prompt
 
@@ -84,4 +84,14 @@ class GroupReward(Protocol):
         Raises:
             JudgeError, TrainingError: too large a share of the requests failed.
         """
+        ...
+
+
+@runtime_checkable
+class EarlyReward(Protocol):
+    """A reward that can begin with one completion while others of its group are still sampled."""
+
+    def begin(self, prompt: Prompt, completion: Completion) -> None:
+        """Start the work on a completion, the same object that `reward` is given later. Called in
+        the event loop; must not wait."""
         ...

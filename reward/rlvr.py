@@ -86,22 +86,28 @@ async def verify_all(
 ) -> list[Verified]:
     """Every completion, some at once; in order."""
     gate = asyncio.Semaphore(AT_ONCE)
+    jobs = [_verify(prompt, completion, verifier_of, gate) for prompt, completion in attempts]
+    return list(await asyncio.gather(*jobs))
 
-    async def one(prompt: Prompt, completion: Completion) -> Verified:
-        if completion.finish == "failed":
-            error = Score(None, None, completion.error or "failed", "service")
-            return Verified(error, passed=False, seconds=0.0)
-        verifier = verifier_of(prompt)
-        async with gate:
-            started = time.perf_counter()
-            score = await verifier.verify(prompt, completion)
-            return Verified(score, verifier.passes(score), time.perf_counter() - started)
 
-    return list(await asyncio.gather(*(one(*attempt) for attempt in attempts)))
+async def _verify(
+    prompt: Prompt,
+    completion: Completion,
+    verifier_of: Callable[[Prompt], Verifier],
+    gate: asyncio.Semaphore,
+) -> Verified:
+    if completion.finish == "failed":
+        error = Score(None, None, completion.error or "failed", "service")
+        return Verified(error, passed=False, seconds=0.0)
+    verifier = verifier_of(prompt)
+    async with gate:
+        started = time.perf_counter()
+        score = await verifier.verify(prompt, completion)
+        return Verified(score, verifier.passes(score), time.perf_counter() - started)
 
 
 class RoutedReward:
-    """A `GroupReward`.
+    """A `GroupReward` that verifies a rollout as soon as it ends.
 
     Args:
         verifier_of: a prompt's verifier.
@@ -118,6 +124,9 @@ class RoutedReward:
     ) -> None:
         self._verifier_of, self._domains, self._judge = verifier_of, domains, judge
         self._domain_of = {source: name for name, d in domains.items() for source in d.sources}
+        # by the identity of the completion, which each task holds
+        self._begun: dict[int, asyncio.Task[Verified]] = {}
+        self._gate = asyncio.Semaphore(AT_ONCE)
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -125,10 +134,22 @@ class RoutedReward:
         domains = {name: list(domain.sources) for name, domain in self._domains.items()}
         return {"reward": "rlvr", "domains": domains, "judge": self._judge}
 
+    def begin(self, prompt: Prompt, completion: Completion) -> None:
+        """As `EarlyReward.begin`."""
+        if not _present(completion) or id(completion) in self._begun:
+            return
+        if not self._begun:
+            self._gate = asyncio.Semaphore(AT_ONCE)
+        job = _verify(prompt, completion, self._verifier_of, self._gate)
+        self._begun[id(completion)] = asyncio.get_running_loop().create_task(job)
+
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
         """As `GroupReward.reward`; the seed changes nothing."""
         present = [(group.prompt, c) for group in groups for c in group.completions if _present(c)]
-        results = iter(await verify_all(present, self._verifier_of))
+        for attempt in present:
+            self.begin(*attempt)
+        tasks = [self._begun.pop(id(completion)) for _, completion in present]
+        results = iter(await asyncio.gather(*tasks))
         return [
             self._rewards(
                 group, [next(results) if _present(c) else None for c in group.completions]

@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from posttrain.report import ensure_report
     from posttrain.training.finish import RESUME
     from posttrain.training.rl.curriculum_steps import make_plan
+    from posttrain.training.rl.draws import PromptDraws
     from posttrain.training.rl.stage import GroupStage, grpo_arguments
     from reward.rlvr import Domain, RoutedReward
 
@@ -52,6 +53,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         ratios={name: domain.ratio for name, domain in recipe.domains.items()},
         max_epochs=recipe.max_epochs,
         seed=recipe.seed,
+    )
+    dynamic = recipe.dynamic_sampling
+    curriculum = PromptDraws(
+        plan,
+        pools,
+        config=recipe.curriculum.pools_config,
+        refilled=dynamic is not None,
+        max_epochs=recipe.max_epochs,
+        seed=recipe.seed,
+        out=out,
     )
     used = {name for domain in pools.values() for name in domain}
     prompts = [prompt for prompt in profile.kept() if prompt.id in used]
@@ -76,7 +87,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 reward=reward,
                 open_environment=environments.open,
                 runner=runner,
-                curriculum=plan,
+                curriculum=curriculum,
+                rounds=1 if dynamic is None else dynamic.max_gen_batches,
                 method="rlvr",
                 parents=[parent_of(recipe.pass_rates, relative_to=out, manifest=profile.manifest)],
             ).run(dry_run=options.dry_run)

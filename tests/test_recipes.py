@@ -25,6 +25,7 @@ from posttrain.config.rlhf import RlhfConfig
 from posttrain.config.rlvr import RlvrConfig
 from posttrain.config.sample import SampleConfig
 from posttrain.config.sft import SftConfig
+from posttrain.config.stages import StagesConfig
 from posttrain.config.tiny_world import TinyJudgementsConfig, TinyWorldConfig
 from posttrain.config.win_rate import WinRateConfig
 
@@ -53,6 +54,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "rlhf.yaml": RlhfConfig,
     "rlvr.yaml": RlvrConfig,
     "rlvr_second.yaml": RlvrConfig,
+    "rlvr_stages.yaml": StagesConfig,
     "sample.yaml": SampleConfig,
     "sft.yaml": SftConfig,
     "sft_augmented.yaml": SftConfig,
@@ -107,6 +109,14 @@ def test_a_printed_recipe_reads_back_as_itself(tmp_path, capsys):
         printed.write_text(capsys.readouterr().out)
         again = load_recipe(printed, SCHEMAS[path.name])
         assert again.model_dump() == model.model_dump(), path
+
+
+def test_the_stages_of_a_chain_fit_their_schemas():
+    for path in (path for path in RECIPES if path.name.endswith("_stages.yaml")):
+        chain = load_recipe(path, StagesConfig)
+        for step in chain.stages:
+            name = f"{step.recipe.rpartition('/')[2]}.yaml"
+            load_recipe(ROOT / "recipes" / f"{step.recipe}.yaml", SCHEMAS[name], step.overrides)
 
 
 def stages(*arguments: str) -> Iterator[tuple[Path, list[str]]]:

@@ -83,6 +83,13 @@ OWNED_TRAINER_FIELDS = OWNED_EVERYWHERE | owned_fields({
 })  # fmt: skip
 
 
+class CompletionLimit(Strict):
+    """From a batch of rollouts on, counted from 1, the most tokens of a completion."""
+
+    from_batch: int = Field(ge=1)
+    tokens: int = Field(ge=1)
+
+
 class RolloutSampling(Strict):
     """How the policy's rollouts are sampled, from its whole distribution.
 
@@ -90,11 +97,34 @@ class RolloutSampling(Strict):
         temperature: 1 is the policy's own distribution.
         max_tokens: of one step of a completion, reasoning included.
         max_turns: steps of a completion whose prompt declares tools.
+        max_completion: a schedule of the tokens that the policy may write in all steps of a
+            completion; null: no such limit (Nano).
     """
 
     temperature: float = Field(default=1.0, gt=0, json_schema_extra=_REFERENCE)
     max_tokens: int = Field(default=1024, ge=1)
     max_turns: int = Field(default=8, ge=1)
+    max_completion: tuple[CompletionLimit, ...] | None = Field(default=None, min_length=1)
+
+    def completion_limit(self, batch: int) -> int | None:
+        """Tokens of a whole completion in a batch of rollouts, from 1."""
+        past = [one for one in self.max_completion or () if one.from_batch <= batch]
+        return past[-1].tokens if past else None
+
+    @model_validator(mode="after")
+    def _schedule_reaches_all(self) -> RolloutSampling:
+        if self.max_completion is None:
+            return self
+        starts = [limit.from_batch for limit in self.max_completion]
+        if starts[0] != 1 or starts != sorted(set(starts)):
+            raise ValueError("max_completion: from_batch begins with 1, and rises")
+        most = max(limit.tokens for limit in self.max_completion)
+        if most > self.max_tokens * self.max_turns:
+            raise ValueError(
+                f"max_completion {most} is never reached: max_tokens {self.max_tokens} in each of "
+                f"max_turns {self.max_turns} is less"
+            )
+        return self
 
 
 class InProcessRollouts(Strict):
@@ -301,6 +331,14 @@ class GroupTraining(PolicyRecipe):
     @model_validator(mode="after")
     def _possible(self) -> GroupTraining:
         engine, adapter, sharding = self.rollouts.engine, self.adapter, self.launch.sharding
+        if isinstance(self.rollouts, ColocatedVllm) and self.sampling.max_completion is not None:
+            most = max(limit.tokens for limit in self.sampling.max_completion)
+            room = self.rollouts.max_length
+            if room is not None and most >= room:
+                raise ValueError(
+                    f"sampling.max_completion {most} does not fit rollouts.max_length {room}, "
+                    "which holds the prompt too, for the whole run: raise max_length"
+                )
         if engine == "lora_server":
             if adapter is None:
                 raise ValueError(

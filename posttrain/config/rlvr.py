@@ -18,11 +18,12 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from posttrain.config.base import Name, Strict
+from posttrain.config.base import Name, Strict, source
 from posttrain.config.grpo import GroupTraining
 from posttrain.config.judge import LabelJudgeConfig
 
-Order = Literal["gaussian", "uniform", "random"]
+Order = Literal["gaussian", "uniform", "random", "difficulty_pools"]
+Pool = Literal["hard", "normal", "easy"]
 
 
 class DomainConfig(Strict):
@@ -40,21 +41,85 @@ class DomainConfig(Strict):
     max_failure_rate: float = Field(default=0.05, ge=0, lt=1)
 
 
+class PoolsConfig(Strict):
+    """Difficulty pools, whose names are prime-rl's; the values are ours.
+
+    A prompt is in the pool of the pass rate that its last group showed, at first of that in the
+    profile. A domain's part of every batch is shared between its pools.
+
+    Args:
+        easy_threshold, hard_threshold: pass rates from which on, and down to which, a prompt is in
+            the easy and in the hard pool.
+        easy_fraction, hard_fraction: of a domain's prompts in a batch.
+    """
+
+    easy_threshold: float = Field(default=0.8, gt=0, le=1)
+    hard_threshold: float = Field(default=0.2, ge=0, lt=1)
+    easy_fraction: float = Field(default=0.1, ge=0, le=1)
+    hard_fraction: float = Field(default=0.2, ge=0, le=1)
+
+    @property
+    def normal_fraction(self) -> float:
+        """What the other two leave."""
+        return 1 - self.easy_fraction - self.hard_fraction
+
+    def pool_of(self, rate: float) -> Pool:
+        """The pool of a pass rate."""
+        if rate >= self.easy_threshold:
+            return "easy"
+        return "hard" if rate <= self.hard_threshold else "normal"
+
+    @model_validator(mode="after")
+    def _possible(self) -> PoolsConfig:
+        if self.hard_threshold >= self.easy_threshold:
+            raise ValueError("hard_threshold must be below easy_threshold")
+        if self.normal_fraction < 0:
+            raise ValueError("easy_fraction and hard_fraction are more than 1 between them")
+        return self
+
+
+class DynamicSamplingConfig(Strict):
+    """A group whose rewards are all equal is left out of the loss, and another prompt of its domain
+    takes its place (DAPO, arXiv 2503.14476).
+
+    Args:
+        max_gen_batches: rounds of rollouts of a step, the first included. Places that are then
+            still without a group to learn from stay empty (NeMo RL ends the run there).
+    """
+
+    max_gen_batches: int = Field(
+        default=10, ge=2, json_schema_extra=source("NeMo RL, dynamic_sampling_max_gen_batches")
+    )
+
+
 class CurriculumConfig(Strict):
     """Which prompts come when; everything here is ours but the Gaussian's linear fall.
 
     Args:
         order: `gaussian`; `uniform` (all pass rates alike in every step) and `random` (whatever
-            the pass rate), the ablations.
+            the pass rate), the ablations; `difficulty_pools`, by the pass rates that the run shows.
         mean_start, mean_end: pass rates, of the first and the last step; read off the axis of the
             paper's figure 6.
         sigma: width of the Gaussian, as a pass rate.
+        pools: of `difficulty_pools`.
     """
 
     order: Order = "gaussian"
     mean_start: float = Field(default=0.7, ge=0, le=1)
     mean_end: float = Field(default=0.4, ge=0, le=1)
     sigma: float = Field(default=0.15, gt=0)
+    pools: PoolsConfig | None = None
+
+    @property
+    def pools_config(self) -> PoolsConfig | None:
+        """Of the difficulty pools; None where prompts are planned."""
+        return (self.pools or PoolsConfig()) if self.order == "difficulty_pools" else None
+
+    @model_validator(mode="after")
+    def _pools_are_drawn_from(self) -> CurriculumConfig:
+        if self.pools is not None and self.order != "difficulty_pools":
+            raise ValueError("pools: is for order: difficulty_pools")
+        return self
 
 
 class RlvrConfig(GroupTraining):
@@ -63,12 +128,14 @@ class RlvrConfig(GroupTraining):
     Args:
         pass_rates: a `pass_rates` artifact, of the policy that is trained.
         judge: of the environments that need one.
-        max_epochs: how often a prompt may come.
+        max_epochs: how often a prompt may come; with difficulty pools, on average in its domain.
+        dynamic_sampling: null is off, as in Nano's recipe.
     """
 
     pass_rates: str
     domains: dict[Name, DomainConfig] = Field(min_length=1)
     curriculum: CurriculumConfig = CurriculumConfig()
+    dynamic_sampling: DynamicSamplingConfig | None = None
     judge: LabelJudgeConfig | None = None
 
     @model_validator(mode="after")

@@ -59,6 +59,7 @@ from posttrain.evaluation.run import (
     records_of,
 )
 from posttrain.evaluation.sensitivity import sensitivity_rows
+from posttrain.jsontext import printable
 from posttrain.models.chat_template import PromptRenderer
 from posttrain.records import json_text
 from posttrain.report import show_finished, show_up_to_date
@@ -127,7 +128,7 @@ def show_plan(console: Console, recipe: EvalConfig, plan: EvaluationPlan) -> Non
                 continue  # the same prompt as another checkpoint's
             shown = text
             console.print(f"\nfirst prompt of {unit.name} for {name}:", highlight=False)
-            console.print(escape(text), highlight=False, soft_wrap=True)
+            console.print(escape(printable(text)), highlight=False, soft_wrap=True)
 
 
 def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console: Console) -> None:

@@ -30,6 +30,7 @@ from posttrain.sampling.sampler import (
     EngineRequest,
     Generation,
     Ids,
+    IncrementalEngine,
     Request,
 )
 from posttrain.tokens.tokenizer import Encoder
@@ -79,7 +80,19 @@ class RenderedSampler:
     async def sample(
         self, requests: Sequence[Request], *, progress: Callable[[int], None] | None = None
     ) -> list[Generation]:
-        """As `Sampler.sample`.
+        """As `Sampler.sample`, with the errors of `sample_each`."""
+        found: dict[int, Generation] = {}
+        await self.sample_each(requests, on_done=found.__setitem__, progress=progress)
+        return [found[k] for k in range(len(requests))]
+
+    async def sample_each(
+        self,
+        requests: Sequence[Request],
+        *,
+        on_done: Callable[[int, Generation], None],
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        """As `IncrementalSampler.sample_each`; with an engine that does not stream, all at the end.
 
         A conversation that the template refuses, or that holds a token which frames messages, is
         not sent to the engine: its generation has an `error`.
@@ -96,21 +109,24 @@ class RenderedSampler:
         distinct = list({text for text in texts.values() if isinstance(text, str)})
         ids = dict(zip(distinct, self.encoder.encode(distinct), strict=True)) if distinct else {}
         prompts = [texts[key] for key in keys]
-        engine_requests = [
-            self._engine_request(request, (*_kept_ids(request), *ids[text]), text)
-            if isinstance(text, str)
-            else None
-            for request, text in zip(requests, prompts, strict=True)
-        ]
-        outputs = iter(
-            await self.engine.generate([r for r in engine_requests if r], progress=progress)
-        )
-        return [
-            self._generation(request, str(text), sent.ids, next(outputs))
-            if sent
-            else Generation(None, error=str(text))
-            for request, text, sent in zip(requests, prompts, engine_requests, strict=True)
-        ]
+        sent: list[tuple[int, EngineRequest]] = []
+        for k, (request, text) in enumerate(zip(requests, prompts, strict=True)):
+            if isinstance(text, str):
+                ids_now = (*_kept_ids(request), *ids[text])
+                sent.append((k, self._engine_request(request, ids_now, text)))
+            else:
+                on_done(k, Generation(None, error=str(text)))
+
+        def ended(number: int, output: EngineOutput) -> None:
+            k, request = sent[number]
+            on_done(k, self._generation(requests[k], str(prompts[k]), request.ids, output))
+
+        given = [request for _, request in sent]
+        if isinstance(self.engine, IncrementalEngine):
+            await self.engine.generate_each(given, on_done=ended, progress=progress)
+            return
+        for number, output in enumerate(await self.engine.generate(given, progress=progress)):
+            ended(number, output)
 
     def _text(self, request: Request) -> str | RenderError:
         """The prompt, or what is put behind the step that the request continues."""

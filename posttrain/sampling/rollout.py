@@ -23,7 +23,14 @@ from posttrain.environments.base import Environment, ScriptedUser
 from posttrain.jsontext import load_json
 from posttrain.records import Message, ToolCall
 from posttrain.rollouts import Completion, Finish, Prompt, Step
-from posttrain.sampling.sampler import Generation, Parameters, Request, Sampler, seed_of
+from posttrain.sampling.sampler import (
+    Generation,
+    IncrementalSampler,
+    Parameters,
+    Request,
+    Sampler,
+    seed_of,
+)
 
 OpenEnvironment = Callable[[Prompt], Environment | None]
 OnProgress = Callable[[int], None]  # gets the number of new tokens
@@ -62,16 +69,28 @@ async def roll_out(
     open_environment: OpenEnvironment,
     limits: RolloutLimits,
     at_once: int | None = None,
+    on_end: Callable[[Prompt, Completion], None] | None = None,
 ) -> list[Completion]:
-    """One completion a task, in order. Arguments as for `roll_out_each`."""
+    """One completion a task, in order. Arguments as for `roll_out_each`.
+
+    Args:
+        on_end: called with the prompt and each completion when it ends, while others go on.
+    """
     completions: dict[int, Completion] = {}
+
+    def done(position: int, completion: Completion) -> None:
+        completions[position] = completion
+        if on_end is not None:
+            on_end(tasks[position].prompt, completion)
+
     await roll_out_each(
         tasks,
         sampler,
         open_environment=open_environment,
         limits=limits,
-        on_done=completions.__setitem__,
+        on_done=done,
         at_once=at_once,
+        as_they_end=on_end is not None,
     )
     return [completions[position] for position in range(len(tasks))]
 
@@ -85,6 +104,7 @@ async def roll_out_each(
     on_done: Callable[[int, Completion], None],
     progress: OnProgress | None = None,
     at_once: int | None = None,
+    as_they_end: bool = False,
 ) -> None:
     """Make every task's completion and hand it over as soon as it is done; nothing is kept.
 
@@ -94,6 +114,8 @@ async def roll_out_each(
         limits: of each completion.
         on_done: called with the task's position and its completion.
         at_once: rollouts in flight with a sampler that is not batched; None: all.
+        as_they_end: hand completions of a batched sampler over while others are decoded, in no
+            certain order, if it can; else after each round, in the order of the tasks.
     """
 
     def begin(task: Task) -> Rollout:
@@ -109,14 +131,19 @@ async def roll_out_each(
             begun += ((position, begin(task)) for position, task in group)
             live = begun
             while live:
-                requests = [rollout.request() for _, rollout in live]
-                generations = await sampler.sample(requests, progress=progress)
-                for (_, rollout), generation in zip(live, generations, strict=True):
-                    rollout.receive(generation)
+                requests, handed = [rollout.request() for _, rollout in live], set[int]()
+                if as_they_end and isinstance(sampler, IncrementalSampler):
+                    receive = _receiver(live, handed, on_done)
+                    await sampler.sample_each(requests, on_done=receive, progress=progress)
+                else:
+                    generations = await sampler.sample(requests, progress=progress)
+                    for (_, rollout), generation in zip(live, generations, strict=True):
+                        rollout.receive(generation)
                 await gather_or_cancel(rollout.go_on(gate) for _, rollout in live)
                 for position, rollout in live:
                     if rollout.finish is not None:
-                        on_done(position, rollout.completion())
+                        if position not in handed:
+                            on_done(position, rollout.completion())
                         await rollout.close()
                 live = [(position, one) for position, one in live if one.finish is None]
         finally:
@@ -133,6 +160,23 @@ async def roll_out_each(
             await in_rounds([one])
 
     await gather_or_cancel(work() for _ in range(min(len(tasks), at_once or len(tasks))))
+
+
+def _receiver(
+    live: Sequence[tuple[int, Rollout]],
+    handed: set[int],
+    on_done: Callable[[int, Completion], None],
+) -> Callable[[int, Generation], None]:
+    """Gives a generation to its rollout, and hands that over if it has ended."""
+
+    def receive(number: int, generation: Generation) -> None:
+        position, rollout = live[number]
+        rollout.receive(generation)
+        if rollout.finish is not None:
+            handed.add(position)
+            on_done(position, rollout.completion())
+
+    return receive
 
 
 async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:

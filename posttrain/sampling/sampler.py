@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from posttrain.records import Message
 from posttrain.rollouts import Step
@@ -158,6 +158,36 @@ class Engine(Protocol):
         self, requests: Sequence[EngineRequest], *, progress: Callable[[int], None] | None = None
     ) -> list[EngineOutput]:
         """One output a request, in order; `progress` gets the number of new tokens."""
+        ...
+
+
+@runtime_checkable
+class IncrementalSampler(Protocol):
+    """A sampler that hands a generation over when it ends, while the engine continues others."""
+
+    async def sample_each(
+        self,
+        requests: Sequence[Request],
+        *,
+        on_done: Callable[[int, Generation], None],
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        """As `sample`; `on_done` gets the request's number, once for each request."""
+        ...
+
+
+@runtime_checkable
+class IncrementalEngine(Protocol):
+    """An engine that hands an output over when it ends, while others go on."""
+
+    async def generate_each(
+        self,
+        requests: Sequence[EngineRequest],
+        *,
+        on_done: Callable[[int, EngineOutput], None],
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        """As `generate`; `on_done` gets the request's number, once for each request."""
         ...
 
 

@@ -48,9 +48,9 @@ class Scripted:
         if text is None:
             return [Generation(None, error="status 500: trouble")]
         assert self.terminal is not None
-        self.terminal.fold.begin(opened=request.thinking)
+        self.terminal.splitter.begin(opened=request.thinking)
         for start in range(0, len(text), self.size):
-            self.terminal.fold.feed(text[start : start + self.size])
+            self.terminal.splitter.feed(text[start : start + self.size])
             self.meanwhile()
             await asyncio.sleep(0)
         parsed = parse_completion(text, thinking=request.thinking, tools=request.tools)

@@ -211,7 +211,7 @@ def arm(method: str, moment: str, reward: Mortal) -> None:
     elif kind == "shard":
         before(reference.ReferenceStore, "write", lambda _, number, **__: number == at)
     elif kind == "rollout":
-        before(step.StepMaker, "roll_out", lambda _, number, __: number == at)
+        before(step.StepMaker, "roll_out", lambda _, number, *__, **___: number == at)
     elif kind == "reward":
         reward.at = at
     elif kind == "train":  # behind the first of the micro-batches

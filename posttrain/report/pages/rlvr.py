@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from posttrain.report import section as ui
 from posttrain.report.curves import Curve, curves
 from posttrain.report.lineage import Node
+from posttrain.report.pages.rollouts import MEANS
 from posttrain.report.pages.samples import completions, prompts_by_source, settings
 
 # ---- a profile ----
@@ -86,16 +87,7 @@ def drift(rates: Mapping[str, ui.Row]) -> Iterator[ui.Block]:
 
 # ---- a run ----
 
-MEANS = {
-    "reward": "reward",
-    "part/pass": "rollouts that pass, share",
-    "reasoning_tokens": "reasoning tokens",
-    "answer_tokens": "answer tokens",
-    "truncated": "truncated, share",
-    "zero_variance": "groups without advantage, share",
-    "unscored": "unscored, share",
-    "entropy": "entropy, nats a token",
-}
+RUN_MEANS = {"reward": "reward", "part/pass": "rollouts that pass, share", **MEANS}
 CURVES = (
     Curve(
         "Mean over the scored rollouts of a batch. The curriculum makes prompts harder with "
@@ -124,6 +116,15 @@ def curriculum(stats: ui.Row, logs: Sequence[ui.Row]) -> Iterator[ui.Block]:
         f"{stats['different']:,} different prompts; why they were drawn: {reasons}. Drawn is their "
         "pass rate in the profile, realised that of this run's rollouts."
     )
+    dropped, refills, empty = (
+        sum(row.get(f"count/{name}", 0) for row in logs)
+        for name in ("dropped_groups", "refills", "empty_places")
+    )
+    if dropped:
+        yield (
+            f"Dynamic sampling dropped {dropped:,.0f} groups of equal rewards; {refills:,.0f} "
+            f"further prompts were rolled out, {empty:,.0f} places stayed empty."
+        )
     for domain in stats["prompts"]:
         keys = {"realised": "pass_rate", "drawn": "drawn", "target": "target"}
         named = {name: f"domain/{domain}/{key}" for name, key in keys.items()}

@@ -10,7 +10,7 @@ as long as its longest row.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,7 @@ def decode(
     *,
     batch_size: int,
     progress: Callable[[int], None] | None = None,
+    on_done: Callable[[int, EngineOutput], None] | None = None,
     stop: Callable[[], bool] = bool,
 ) -> list[EngineOutput]:
     """Continue every prompt; the same requests in the same order give the same outputs.
@@ -48,6 +49,7 @@ def decode(
         requests: prompts of at least one id each.
         batch_size: rows at a time.
         progress: called with the number of new tokens, every few steps.
+        on_done: called with a request's number and output when it ends.
         stop: called at every step; True ends everything.
 
     Returns:
@@ -61,6 +63,15 @@ def decode(
     waiting = _order([k for k, row in enumerate(rows) if not row.done], requests)
     batch = DecodeBatch(model)
     reported = steps = 0
+    places = {id(row): k for k, row in enumerate(rows)}  # of those not handed over
+
+    def hand_over(ended: Iterable[DecodedRow]) -> None:
+        if on_done is not None:
+            for row in ended:
+                if row.done and id(row) in places:
+                    on_done(places.pop(id(row)), row.output())
+
+    hand_over(rows)
     while waiting or batch.going:
         if stop():
             raise InterruptedError
@@ -72,6 +83,7 @@ def decode(
         elif len(batch.rows) - going >= max(1, _ENDED * len(batch.rows)):
             batch.let_go()
         batch.step()
+        hand_over(batch.rows)
         steps += 1
         if progress and (steps % _REPORT_STEPS == 0 or not batch.going):
             progress(batch.written - reported)

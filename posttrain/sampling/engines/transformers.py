@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -57,29 +58,60 @@ class TransformersEngine:
             ConfigError: the GPU's memory does not hold `batch_size` such prompts.
             DataError: the model's logits are not finite.
         """
-        loop, cancelled = asyncio.get_running_loop(), threading.Event()
-
-        def report(tokens: int) -> None:
-            if progress is not None:
-                loop.call_soon_threadsafe(progress, tokens)
-
-        def run() -> list[EngineOutput]:
-            with self._lock:
-                return decode(
-                    self.model,
-                    requests,
-                    batch_size=self.batch_size,
-                    progress=report,
-                    stop=cancelled.is_set,
-                )
-
         try:
-            return await asyncio.to_thread(run)
-        except asyncio.CancelledError:
-            cancelled.set()
-            raise
+            return await decode_in_thread(
+                self.model,
+                requests,
+                batch_size=self.batch_size,
+                around=lambda: self._lock,
+                progress=progress,
+            )
         except torch.OutOfMemoryError as error:
             raise ConfigError(
                 f"the GPU's memory does not hold batches of {self.batch_size}: set "
                 f"backend.batch_size lower ({error})"
             ) from error
+
+
+async def decode_in_thread(
+    model: PreTrainedModel,
+    requests: Sequence[EngineRequest],
+    *,
+    batch_size: int,
+    around: Callable[[], AbstractContextManager[Any]],
+    progress: Callable[[int], None] | None = None,
+    on_done: Callable[[int, EngineOutput], None] | None = None,
+) -> list[EngineOutput]:
+    """As `decode`, beside the event loop, in whose thread `progress` and `on_done` are called.
+
+    Args:
+        around: what the thread enters while it decodes.
+    """
+    loop, cancelled = asyncio.get_running_loop(), threading.Event()
+
+    def report(tokens: int) -> None:
+        if progress is not None:
+            loop.call_soon_threadsafe(progress, tokens)
+
+    def hand_over(number: int, output: EngineOutput) -> None:
+        if on_done is not None:
+            loop.call_soon_threadsafe(on_done, number, output)
+
+    def run() -> list[EngineOutput]:
+        if model.device.type == "cuda":
+            torch.cuda.set_device(model.device)  # a thread begins with the first
+        with around():
+            return decode(
+                model,
+                requests,
+                batch_size=batch_size,
+                progress=report,
+                on_done=hand_over,
+                stop=cancelled.is_set,
+            )
+
+    try:
+        return await asyncio.to_thread(run)
+    except asyncio.CancelledError:
+        cancelled.set()
+        raise

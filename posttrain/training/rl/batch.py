@@ -33,12 +33,25 @@ TAG_PROBLEMS = frozenset({"unclosed_think", "two_closings", "unexpected_think"})
 
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
-    """A group with its rewards and advantages (None: unscored); `position` in its batch."""
+    """A group with its rewards and advantages (None: unscored).
+
+    Attributes:
+        position: in its batch; `attempt` counts from 0 the groups that were rolled out for it.
+        dropped: nothing differs in it, and dynamic sampling leaves it out of the loss.
+    """
 
     position: int
     group: Group
     rewards: GroupRewards
     advantages: tuple[float | None, ...]
+    attempt: int = 0
+    dropped: bool = False
+
+    @property
+    def informative(self) -> bool:
+        """Whether any of its rollouts has an advantage; decided on the whole group, whatever of it
+        is in the loss."""
+        return any(self.advantages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +132,7 @@ def trained_rows(scored: Sequence[ScoredGroup], *, overlong: Overlong) -> list[T
     rows = [
         row_of(one, index, advantage)
         for one in scored
+        if not one.dropped
         for index, advantage in enumerate(one.advantages)
         if advantage is not None
         and in_loss(one.group.completions[index], advantage, overlong=overlong)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Pools = Mapping[str, Mapping[str, int]]
-Reason = Literal["target", "leftover", "random"]
+Reason = Literal["target", "leftover", "random", "refill", "easy", "normal", "hard"]
 _DIGITS = 9  # shares that differ by less are rounding errors of equal ones
 
 
@@ -34,7 +34,8 @@ class Draw:
     Attributes:
         bucket: its passes out of n when it was profiled.
         reason: `target` (its bucket's share of the batch), `leftover` (another bucket had too few;
-            this one was the largest remaining pool), `random` (its domain's turn, any bucket).
+            this one was the largest remaining pool), `random` (its domain's turn, any bucket);
+            while the run goes on `refill` (for a dropped group) and the difficulty pools.
     """
 
     prompt_id: str

@@ -2,8 +2,9 @@
 
 plan = make_plan(recipe.curriculum, pools, n=8, steps=600, batch=128, ratios={…}, max_epochs=1,
                  seed=0)
-plan.steps(row_of)[0]  → PlannedStep(rows=(41, 7, …), figures={"domain/math/target": 0.62, …})
-plan.text()            → curriculum.jsonl, a line a step:
+plan.draws[0]    → [Draw("m-7", "math", 5, "target"), …]
+plan.figures(0)  → {"domain/math/target": 0.62, …}
+plan.text()      → curriculum.jsonl, a line a step:
 {"step": 1, "target": 0.62, "prompts": [["m-7", "math", 5, "target"], …]}
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from posttrain.config.rlvr import CurriculumConfig
@@ -34,14 +35,6 @@ CURRICULUM = "curriculum.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedStep:
-    """The rows of one step's prompts, in their order, and what to log of the plan in it."""
-
-    rows: tuple[int, ...]
-    figures: Mapping[str, float] = field(default_factory=dict[str, float])
-
-
-@dataclass(frozen=True, slots=True)
 class CurriculumPlan:
     """The draws of every step.
 
@@ -54,14 +47,7 @@ class CurriculumPlan:
     n: int
     targets: Sequence[float | None]
 
-    def steps(self, row_of: Mapping[str, int]) -> list[PlannedStep]:
-        """As the trainer takes them; `row_of` gives a prompt's row by its id."""
-        return [
-            PlannedStep(tuple(row_of[draw.prompt_id] for draw in draws), self._figures(step))
-            for step, draws in enumerate(self.draws)
-        ]
-
-    def _figures(self, step: int) -> dict[str, float]:
+    def figures(self, step: int) -> dict[str, float]:
         """By domain: the pass rate aimed at, that of the prompts drawn, the share of leftovers."""
         figures: dict[str, float] = {}
         for domain, own in _by_domain(self.draws[step]).items():
@@ -152,6 +138,9 @@ def make_plan(
             draws = plan_curriculum(pools, **shape, **means, sigma=config.sigma)
         else:
             draws = (plan_uniform if config.order == "uniform" else plan_random)(pools, **shape)
+        for domain, count in domain_counts(ratios, batch=batch).items():
+            if config.order == "difficulty_pools" and count > len(pools[domain]):
+                raise ValueError(f"domain {domain!r} has fewer than {count} prompts to draw from")
     except ValueError as error:
         raise ConfigError(f"curriculum: {error}") from error
     prompt, times = Counter(d.prompt_id for step in draws for d in step).most_common(1)[0]
@@ -166,7 +155,7 @@ def make_plan(
 
 def _target(config: CurriculumConfig, step: int, steps: int, n: int) -> float | None:
     """The mean of a step's target shares."""
-    if config.order == "random":
+    if config.order in ("random", "difficulty_pools"):
         return None
     shares = [1 / n] * n
     if config.order == "gaussian":

@@ -1,7 +1,8 @@
 """Every rollout on disk: one file a batch of rollouts, one line a group.
 
     rollouts/step-00001.jsonl
-    {"step": 1, "position": 0, "prompt": {"id": "maths-7/rlhf/on", "messages": […], …},
+    {"step": 1, "position": 0, "attempt": 0, "dropped": false,
+     "prompt": {"id": "maths-7/rlhf/on", "messages": […], …},
      "rollouts": [{"index": 0, "text": "…", "finish": "stop", "tokens": 40, "reward": 3.5,
                    "parts": {"base": 3.5}, "advantage": 0.7, "in_loss": true,
                    "importance": {"mean": 1.0, "low": 1.0, "high": 1.0, "masked": 0,
@@ -26,6 +27,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,8 @@ def group_row(scored: ScoredGroup, *, step: int, stats: Stats) -> dict[str, Any]
     return {
         "step": step,
         "position": scored.position,
+        "attempt": scored.attempt,
+        "dropped": scored.dropped,
         "prompt": prompt_to_row(scored.group.prompt),
         "rollouts": [
             {
@@ -62,8 +66,8 @@ def group_row(scored: ScoredGroup, *, step: int, stats: Stats) -> dict[str, Any]
                 "reward": rewards.rewards[k],
                 "parts": {name: values[k] for name, values in rewards.parts.items()},
                 "advantage": scored.advantages[k],
-                "in_loss": (scored.position, k) in stats,
-                "importance": stats.get((scored.position, k)),
+                "in_loss": not scored.dropped and (scored.position, k) in stats,
+                "importance": None if scored.dropped else stats.get((scored.position, k)),
             }
             for k, completion in enumerate(scored.group.completions)
         ],
@@ -98,7 +102,7 @@ def join_parts(file: Path, *, processes: int) -> None:
     """Put all parts into the file, in order of position; every process has written its part."""
     parts = [_part(file, process) for process in range(processes)]
     lines = [line for part in parts for line in part.read_bytes().splitlines(keepends=True)]
-    lines.sort(key=lambda line: json.loads(line)["position"])
+    lines.sort(key=lambda line: itemgetter("position", "attempt")(json.loads(line)))
     partial = file.with_name(f".{file.name}.partial")
     with partial.open("wb") as handle:
         handle.writelines(lines)

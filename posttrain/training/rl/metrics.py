@@ -34,7 +34,7 @@ def group_stats(scored: ScoredGroup, *, overlong: Overlong) -> Stats:
     """The numbers of one group: small enough to be shared by all processes."""
     completions, prompt = scored.group.completions, scored.group.prompt
     trained = [
-        in_loss(completion, advantage, overlong=overlong)
+        not scored.dropped and in_loss(completion, advantage, overlong=overlong)
         for completion, advantage in zip(completions, scored.advantages, strict=True)
     ]
     tokens = [
@@ -43,6 +43,8 @@ def group_stats(scored: ScoredGroup, *, overlong: Overlong) -> Stats:
     ]
     return {
         "position": scored.position,
+        "attempt": scored.attempt,
+        "dropped": scored.dropped,
         "thinking": prompt.thinking,
         "rewards": list(scored.rewards.rewards),
         "parts": {name: list(values) for name, values in scored.rewards.parts.items()},
@@ -51,7 +53,7 @@ def group_stats(scored: ScoredGroup, *, overlong: Overlong) -> Stats:
         "failures": scored.rewards.failures,
         "domain": scored.rewards.domain,
         "seconds": scored.rewards.seconds,
-        "informative": any(scored.advantages),
+        "informative": scored.informative,
         "truncated": [completion.truncated for completion in completions],
         "failed": [completion.finish == "failed" for completion in completions],
         "reasoning": [completion.reasoning_tokens for completion in completions],

@@ -27,8 +27,8 @@ from trl.models.utils import add_hooks, remove_hooks
 from posttrain.config.grpo import LoraServer
 from posttrain.errors import ConfigError
 from posttrain.sampling.engines.completions import CompletionsEngine
-from posttrain.sampling.engines.decode import decode
 from posttrain.sampling.engines.http import Client, key_headers
+from posttrain.sampling.engines.transformers import decode_in_thread
 from posttrain.sampling.sampler import EngineOutput, EngineRequest
 from posttrain.training.launch import read_launch
 
@@ -92,7 +92,7 @@ def open_engine(trainer: GroupTrainer) -> LiveEngine:
 
 
 class InProcess(LiveEngine):
-    """Decodes in this thread, under the trainer's autocast."""
+    """Decodes in a thread beside the event loop, under the trainer's autocast."""
 
     batched = True
 
@@ -108,7 +108,19 @@ class InProcess(LiveEngine):
     async def generate(
         self, requests: Sequence[EngineRequest], *, progress: Callable[[int], None] | None = None
     ) -> list[EngineOutput]:
-        """As the parent's; the model is in eval mode meanwhile.
+        """As `generate_each`."""
+        found: dict[int, EngineOutput] = {}
+        await self.generate_each(requests, on_done=found.__setitem__, progress=progress)
+        return [found[k] for k in range(len(requests))]
+
+    async def generate_each(
+        self,
+        requests: Sequence[EngineRequest],
+        *,
+        on_done: Callable[[int, EngineOutput], None],
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        """As `IncrementalEngine.generate_each`; the model is in eval mode meanwhile.
 
         Raises:
             DataError: the model's logits are not finite.
@@ -117,10 +129,14 @@ class InProcess(LiveEngine):
         training = self.model.training
         self.model.eval()
         try:
-            with self.trainer.compute_loss_context_manager():
-                return decode(
-                    self.model, requests, batch_size=rollouts.batch_size, progress=progress
-                )
+            await decode_in_thread(
+                self.model,
+                requests,
+                batch_size=rollouts.batch_size,
+                around=self.trainer.compute_loss_context_manager,
+                progress=progress,
+                on_done=on_done,
+            )
         finally:
             self.model.train(training)
 

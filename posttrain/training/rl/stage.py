@@ -46,8 +46,8 @@ from posttrain.training.finish import RESUME, RunOutcome
 from posttrain.training.launch import Launched
 from posttrain.training.moe import freeze_routers
 from posttrain.training.plan import ModelSize, RunPlan, check_enough, positions
-from posttrain.training.rl.curriculum_steps import CURRICULUM, CurriculumPlan
 from posttrain.training.rl.domains import domain_stats, domain_table
+from posttrain.training.rl.draws import PromptDraws
 from posttrain.training.rl.metrics import run_stats
 from posttrain.training.rl.plan import (
     check_environments,
@@ -55,7 +55,7 @@ from posttrain.training.rl.plan import (
     make_plan,
     prompt_lengths,
 )
-from posttrain.training.rl.step import Rollouts
+from posttrain.training.rl.step import Rollouts, accumulation
 from posttrain.training.rl.trainer import GroupTrainer
 from posttrain.training.stage import PolicyTokenizer, Preflight, PreparedRun, TrainingStage
 
@@ -124,6 +124,10 @@ def grpo_arguments(
             "logging_nan_inf_filter": False,
         },
     )
+    batches = args.max_steps // num_iterations
+    last = max((one.from_batch for one in recipe.sampling.max_completion or ()), default=1)
+    if last > batches:
+        raise ConfigError(f"sampling.max_completion changes at batch {last} of {batches}")
     for name in ("max_steps", "save_steps"):
         value = getattr(args, name)
         if value % num_iterations:
@@ -132,47 +136,6 @@ def grpo_arguments(
                 f"{num_iterations} updates: set it to a multiple of {num_iterations}"
             )
     return args
-
-
-def accumulation(
-    *, per_step: int, num_generations: int, num_iterations: int, micro: int, processes: int
-) -> int:
-    """Micro-batches of an update on each process.
-
-    Args:
-        per_step: prompts of a step.
-        micro: rollouts in a micro-batch on one process.
-
-    Raises:
-        ConfigError: a group would be split over processes or updates, or micro-batches do not fit;
-            with the sizes that do.
-    """
-    parts = num_iterations * processes
-    if per_step % parts:
-        below = per_step // parts * parts
-        sizes = [size for size in (below, below + parts) if size]
-        may = [p for p in range(1, per_step + 1) if per_step % (p * num_iterations) == 0]
-        fits = f", or start {_listed(may)} process(es)" if may else ""
-        shared = f" × {num_iterations} updates" if num_iterations > 1 else ""
-        raise ConfigError(
-            f"prompts_per_step {per_step} over {processes} process(es){shared} would split a "
-            f"group, whose rewards are relative to each other: set prompts_per_step to "
-            f"{_listed(sizes)}{fits}"
-        )
-    local = per_step // parts * num_generations
-    if local % micro:
-        fitting = [n for n in range(1, local + 1) if local % n == 0]
-        raise ConfigError(
-            f"{local} rollouts a process and update are no multiple of "
-            f"trainer.per_device_train_batch_size {micro}; it may be {_listed(fitting)}"
-        )
-    return local // micro
-
-
-def _listed(sizes: Sequence[int]) -> str:
-    if len(sizes) > 12:
-        return f"{', '.join(map(str, sizes[:6]))}, … {', '.join(map(str, sizes[-3:]))}"
-    return ", ".join(map(str, sizes))
 
 
 class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
@@ -184,6 +147,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         open_environment: runs the calls of prompts that declare tools; None: there are no such.
         runner: whose event loop the reward lives in, if it holds connections; None makes one.
         curriculum: the prompts of every step; None: whole permutations one after the other.
+        rounds: as of `Rollouts`.
         method: of the manifest and the card, such as `rlhf`.
         parents: what prompts and reward were made from; the policy is added.
         stats: more for the manifest.
@@ -199,7 +163,8 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         reward: GroupReward,
         open_environment: OpenEnvironment | None = None,
         runner: asyncio.Runner | None = None,
-        curriculum: CurriculumPlan | None = None,
+        curriculum: PromptDraws | None = None,
+        rounds: int = 1,
         method: str = "grpo",
         parents: Sequence[Parent] = (),
         stats: Mapping[str, Any] | None = None,
@@ -207,7 +172,8 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         super().__init__(recipe)
         self.prompts, self.reward, self.method = prompts, reward, method
         self.open_environment, self.runner = open_environment, runner or asyncio.Runner()
-        self.parents, self.stats, self.curriculum = parents, stats or {}, curriculum
+        self.parents, self.stats = parents, stats or {}
+        self.curriculum, self.rounds = curriculum, rounds
         self._lengths: list[int] = []
         self._routers = 0
 
@@ -279,13 +245,20 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
             return RenderedSampler(engine, template=template, encoder=encoder, stop_ids=stops)
 
         tools = self.open_environment or (lambda _: None)
-        rows = {prompt.id: row for row, prompt in enumerate(self.prompts)}
-        planned = None if self.curriculum is None else self.curriculum.steps(rows)
+        rollouts = Rollouts(
+            self.prompts,
+            self.reward,
+            make_sampler,
+            tools,
+            self.runner,
+            curriculum=self.curriculum,
+            rounds=self.rounds,
+        )
         return GroupTrainer(
             **parts,
             train_dataset=data,
             recipe=recipe,
-            rollouts=Rollouts(self.prompts, self.reward, make_sampler, tools, self.runner, planned),
+            rollouts=rollouts,
             pad_id=special.pad_id,
         )
 
@@ -337,7 +310,8 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
     def train(self, prepared: PreparedRun[GroupTrainer], directory: Run) -> Manifest | None:
         """As the parent; the curriculum is part of the artifact."""
         if self.curriculum is not None and prepared.trainer.is_world_process_zero():
-            atomic_write_text(self.out / CURRICULUM, self.curriculum.text())
+            for name, text in self.curriculum.files().items():
+                atomic_write_text(self.out / name, text)
         return super().train(prepared, directory)
 
     def outcome(self, prepared: PreparedRun[GroupTrainer], base: str | None) -> RunOutcome:

@@ -1,5 +1,6 @@
 """One step of group-relative training, top to bottom: prompts are drawn, the policy rolls them out,
-groups are rewarded, rewards become advantages, and what is in the loss becomes micro-batches.
+groups are rewarded, rewards become advantages, and what is in the loss becomes micro-batches. With
+dynamic sampling groups that teach nothing are replaced in further rounds of rollouts.
 
     steps = StepMaker(recipe, rollouts, engine, accelerator=…, clock=…, micro_batches=8, pad_id=0)
     step = steps.make(3)
@@ -15,14 +16,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from accelerate.utils import gather_object
 
 from posttrain.config.grpo import GroupTraining
-from posttrain.group_rewards import Group, GroupReward
-from posttrain.rollouts import Prompt
+from posttrain.errors import ConfigError
+from posttrain.group_rewards import EarlyReward, Group, GroupReward
+from posttrain.rollouts import Completion, Prompt
 from posttrain.sampling.rollout import OpenEnvironment, RolloutLimits, Task, roll_out
 from posttrain.sampling.sampler import Engine, Parameters, Sampler, seed_of
 from posttrain.training.order import rows_drawn
@@ -34,14 +36,14 @@ from posttrain.training.rl.batch import (
     trained_rows,
     with_advantages,
 )
-from posttrain.training.rl.curriculum_steps import PlannedStep
+from posttrain.training.rl.curriculum import Draw
 from posttrain.training.rl.domains import by_domain, domain_metrics, verifier_seconds
+from posttrain.training.rl.draws import DrawnGroup, PromptDraws
 from posttrain.training.rl.files import StepClock
 from posttrain.training.rl.metrics import Stats, batch_metrics, group_stats
 from posttrain.training.rl.policy import LiveEngine
 
 Place = tuple[int, int]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class Rollouts:
         open_environment: runs the calls of a prompt that declares tools.
         runner: in whose event loop sampling and rewarding run, step after step.
         curriculum: the prompts of every step; None: whole permutations one after the other.
+        rounds: of rollouts in a step; above 1 a group that teaches nothing is replaced, by what the
+            curriculum has.
     """
 
     prompts: Sequence[Prompt]
@@ -61,15 +65,24 @@ class Rollouts:
     make_sampler: Callable[[Engine], Sampler]
     open_environment: OpenEnvironment
     runner: asyncio.Runner
-    curriculum: Sequence[PlannedStep] | None = None
+    curriculum: PromptDraws | None = None
+    rounds: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnPrompt:
-    """A prompt of a step; `position` numbers the step's groups from 0, over all processes."""
+    """A prompt of a step; `position` numbers the step's groups from 0, over all processes, and
+    `attempt` the prompts of a position. `draw` is the curriculum's."""
 
     position: int
     prompt: Prompt
+    attempt: int = 0
+    draw: Draw | None = None
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """What its rollouts' seeds depend on, beside the step."""
+        return (self.position, self.attempt) if self.attempt else (self.position,)
 
 
 @dataclass(slots=True)
@@ -116,6 +129,14 @@ class StepMaker:
         self.sampler = rollouts.make_sampler(engine)
         self.accelerator, self.clock = accelerator, clock
         self.micro_batches, self.pad_id = micro_batches, pad_id
+        self.prompts = {prompt.id: prompt for prompt in rollouts.prompts}
+        positions = share(
+            per_step=recipe.prompts_per_step,
+            num_iterations=recipe.loss.num_iterations,
+            processes=accelerator.num_processes,
+            process=accelerator.process_index,
+        )
+        self.own = {at for part in positions for at in part}
 
     def make(self, number: int) -> RolloutStep:
         """Step `number`, from 0, ready to be trained on. Every process must call it.
@@ -124,60 +145,141 @@ class StepMaker:
             JudgeError, TrainingError: from the reward, in every process alike.
             TrainingError: no rollout of this process could be sampled.
         """
-        loss, updates = self.recipe.loss, self.recipe.loss.num_iterations
-        reward, run = self.rollouts.reward, self.rollouts.runner.run
+        updates = self.recipe.loss.num_iterations
         self.clock.start(number * updates + 1)
-
-        prompts = self.draw(number)
-        with self.clock.part("rollout"), self.engine.current(number):
-            groups = run(self.roll_out(number, prompts))
-        with self.clock.part("reward"):
-            rewards = run(reward.reward(groups, seed=seed_of(self.recipe.seed, "reward", number)))
-        positions = [drawn.position for drawn in prompts]
-        scored = with_advantages(positions, groups, rewards, loss)
-
-        # the numbers of all processes' groups, in order of position
-        local = [group_stats(group, overlong=loss.overlong) for group in scored]
-        stats: list[Stats] = sorted(gather_object(local), key=lambda group: group["position"])
-        for domain, own in by_domain(stats).items():
-            failures = [failure for group in own for failure in group["failures"]]
-            reward.settle(sum(group["requests"] for group in own), failures, domain=domain)
+        drawn, every = self.draw(number), list[DrawnPrompt]()
+        scored: list[ScoredGroup] = []
+        stats: list[Stats] = []
+        for attempt in range(self.rollouts.rounds):
+            made = self._scored_groups(number, [one for one in drawn if one.position in self.own])
+            # the numbers of all processes' groups, in order of position
+            local = [group_stats(group, overlong=self.recipe.loss.overlong) for group in made]
+            found: list[Stats] = sorted(gather_object(local), key=lambda one: one["position"])
+            scored, stats, every = scored + made, stats + found, every + drawn
+            self._settle(stats)
+            dropped = {one["position"] for one in found if one["dropped"]}
+            if not dropped or attempt + 1 == self.rollouts.rounds:
+                break
+            drawn = self._refills([one for one in drawn if one.position in dropped])
+            if not drawn:
+                break
         self.clock.verifiers = verifier_seconds(stats)
 
+        limit = self.recipe.sampling.completion_limit(number + 1)
+        size = self.recipe.prompts_per_step // updates
+        parts = [range(k * size, (k + 1) * size) for k in range(updates)]
         return RolloutStep(
             groups=scored,
-            batches=[self._in_loss(part) for part in split(scored, updates)],
-            tokens=[total(part, "trained") for part in split(stats, updates)],
+            batches=[self._in_loss([g for g in scored if g.position in part]) for part in parts],
+            tokens=[
+                total([g for g in stats if g["position"] in part], "trained") for part in parts
+            ],
             tokens_seen=total(stats, "tokens") + total(stats, "prompt_tokens"),
-            metrics=batch_metrics(stats) | domain_metrics(stats) | self._planned(number),
+            metrics=batch_metrics(stats)
+            | domain_metrics(stats)
+            | ({} if limit is None else {"max_completion": limit})
+            | self._recorded(number, every, stats),
         )
 
-    def _planned(self, number: int) -> dict[str, float]:
-        planned = self.rollouts.curriculum
-        return {} if planned is None else dict(planned[number].figures)
+    def _scored_groups(self, number: int, drawn: Sequence[DrawnPrompt]) -> list[ScoredGroup]:
+        """The groups of some of a step's prompts, with rewards and advantages."""
+        reward, run, seed = self.rollouts.reward, self.rollouts.runner.run, self.recipe.seed
+        with self.clock.part("rollout"), self.engine.current(number):
+            begin = reward.begin if isinstance(reward, EarlyReward) else None
+            groups = run(self.roll_out(number, drawn, on_end=begin))
+        if not drawn:
+            return []  # the others' places are refilled; entering the block takes all processes
+        with self.clock.part("reward"):
+            rewards = run(reward.reward(groups, seed=seed_of(seed, "reward", number)))
+        positions = [one.position for one in drawn]
+        scored = with_advantages(positions, groups, rewards, self.recipe.loss)
+        dynamic = self.rollouts.rounds > 1
+        return [
+            replace(group, attempt=one.attempt, dropped=dynamic and not group.informative)
+            for one, group in zip(drawn, scored, strict=True)
+        ]
+
+    def _settle(self, stats: Sequence[Stats]) -> None:
+        """Raises JudgeError, TrainingError: too many requests of the step so far failed."""
+        for domain, own in by_domain(stats).items():
+            failures = [failure for group in own for failure in group["failures"]]
+            requests = sum(group["requests"] for group in own)
+            self.rollouts.reward.settle(requests, failures, domain=domain)
 
     def draw(self, number: int) -> list[DrawnPrompt]:
-        """This process's prompts of a step, update after update."""
+        """The prompts of a step, all processes' in order of position."""
         recipe, prompts = self.recipe, self.rollouts.prompts
-        per_step = recipe.prompts_per_step
-        if (planned := self.rollouts.curriculum) is not None:
-            rows = planned[number].rows
-        else:
-            rows = rows_drawn(count=len(prompts), per_step=per_step, step=number, seed=recipe.seed)
-        positions = share(
-            per_step=per_step,
-            num_iterations=recipe.loss.num_iterations,
-            processes=self.accelerator.num_processes,
-            process=self.accelerator.process_index,
+        if (curriculum := self.rollouts.curriculum) is not None:
+            return [
+                DrawnPrompt(at, self.prompts[draw.prompt_id], draw=draw)
+                for at, draw in enumerate(curriculum.draw(number))
+            ]
+        rows = rows_drawn(
+            count=len(prompts), per_step=recipe.prompts_per_step, step=number, seed=recipe.seed
         )
-        return [DrawnPrompt(at, prompts[rows[at]]) for part in positions for at in part]
+        return [DrawnPrompt(at, prompts[row]) for at, row in enumerate(rows)]
 
-    async def roll_out(self, number: int, drawn: Sequence[DrawnPrompt]) -> list[Group]:
-        """The groups of some of a step's prompts, all of their rollouts in one go."""
+    def _refills(self, dropped: Sequence[DrawnPrompt]) -> list[DrawnPrompt]:
+        """Prompts for the positions of dropped groups; fewer where a domain has no more."""
+        curriculum = self.rollouts.curriculum
+        assert curriculum is not None, "only a curriculum has prompts beyond the step's"
+        draws = curriculum.refill([one.draw for one in dropped if one.draw is not None])
+        return [
+            DrawnPrompt(one.position, self.prompts[draw.prompt_id], one.attempt + 1, draw)
+            for one, draw in zip(dropped, draws, strict=True)
+            if draw is not None
+        ]
+
+    def _recorded(
+        self, number: int, drawn: Sequence[DrawnPrompt], stats: Sequence[Stats]
+    ) -> dict[str, float]:
+        """Have the curriculum note what came of each prompt of a step; what to log of them."""
+        curriculum = self.rollouts.curriculum
+        if curriculum is None:
+            return {}
+        first = [one.draw for one in drawn if one.draw is not None and not one.attempt]
+        figures = curriculum.figures(number, first)
+        if self.rollouts.rounds > 1:
+            dropped = sum(group["dropped"] for group in stats)
+            figures |= {
+                "count/dropped_groups": dropped,
+                "count/refills": len(stats) - len(first),
+                "count/empty_places": len(first) - (len(stats) - dropped),
+                "rounds": 1 + max(group["attempt"] for group in stats),
+            }
+        passes = [[p for p in group["parts"]["pass"] if p is not None] for group in stats]
+        curriculum.record(
+            [
+                DrawnGroup(
+                    position=one.position,
+                    attempt=one.attempt,
+                    prompt_id=one.draw.prompt_id,
+                    domain=one.draw.domain,
+                    reason=one.draw.reason,
+                    passes=int(sum(own)),
+                    scored=len(own),
+                    dropped=group["dropped"],
+                )
+                for one, group, own in zip(drawn, stats, passes, strict=True)
+                if one.draw is not None
+            ],
+            main=self.accelerator.is_main_process,
+        )
+        return figures
+
+    async def roll_out(
+        self,
+        number: int,
+        drawn: Sequence[DrawnPrompt],
+        *,
+        on_end: Callable[[Prompt, Completion], None] | None = None,
+    ) -> list[Group]:
+        """The groups of some of a step's prompts, all of their rollouts in one go; `on_end` as of
+        `posttrain.sampling.rollout.roll_out`."""
         sampling, n, seed = self.recipe.sampling, self.recipe.num_generations, self.recipe.seed
         parameters = Parameters(sampling.temperature, max_tokens=sampling.max_tokens, logps=True)
         tasks = [
-            Task(one.prompt, index, seed_of(seed, "rollout", number, one.position))
+            Task(one.prompt, index, seed_of(seed, "rollout", number, *one.place))
             for one in drawn
             for index in range(n)
         ]
@@ -185,7 +287,12 @@ class StepMaker:
             tasks,
             self.sampler,
             open_environment=self.rollouts.open_environment,
-            limits=RolloutLimits(parameters, max_turns=sampling.max_turns),
+            limits=RolloutLimits(
+                parameters,
+                max_turns=sampling.max_turns,
+                max_tokens=sampling.completion_limit(number + 1),
+            ),
+            on_end=on_end,
         )
         return [
             Group(one.prompt, tuple(completions[k * n : (k + 1) * n]))
@@ -199,6 +306,47 @@ class StepMaker:
         return [collate(part, pad_id=self.pad_id) for part in parts]
 
 
+def accumulation(
+    *, per_step: int, num_generations: int, num_iterations: int, micro: int, processes: int
+) -> int:
+    """Micro-batches of an update on each process.
+
+    Args:
+        per_step: prompts of a step.
+        micro: rollouts in a micro-batch on one process.
+
+    Raises:
+        ConfigError: a group would be split over processes or updates, or micro-batches do not fit;
+            with the sizes that do.
+    """
+    parts = num_iterations * processes
+    if per_step % parts:
+        below = per_step // parts * parts
+        sizes = [size for size in (below, below + parts) if size]
+        may = [p for p in range(1, per_step + 1) if per_step % (p * num_iterations) == 0]
+        fits = f", or start {_listed(may)} process(es)" if may else ""
+        shared = f" × {num_iterations} updates" if num_iterations > 1 else ""
+        raise ConfigError(
+            f"prompts_per_step {per_step} over {processes} process(es){shared} would split a "
+            f"group, whose rewards are relative to each other: set prompts_per_step to "
+            f"{_listed(sizes)}{fits}"
+        )
+    local = per_step // parts * num_generations
+    if local % micro:
+        fitting = [n for n in range(1, local + 1) if local % n == 0]
+        raise ConfigError(
+            f"{local} rollouts a process and update are no multiple of "
+            f"trainer.per_device_train_batch_size {micro}; it may be {_listed(fitting)}"
+        )
+    return local // micro
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    if len(sizes) > 12:
+        return f"{', '.join(map(str, sizes[:6]))}, … {', '.join(map(str, sizes[-3:]))}"
+    return ", ".join(map(str, sizes))
+
+
 def share(*, per_step: int, num_iterations: int, processes: int, process: int) -> list[list[int]]:
     """Positions that one process rolls out, a list an update, all of the same length. A process has
     whole groups: their rewards are relative to each other."""
@@ -206,12 +354,6 @@ def share(*, per_step: int, num_iterations: int, processes: int, process: int) -
     assert size * num_iterations * processes == per_step, "checked by `accumulation`"
     starts = [(update * processes + process) * size for update in range(num_iterations)]
     return [list(range(start, start + size)) for start in starts]
-
-
-def split(items: list[T], parts: int) -> list[list[T]]:
-    """Neighbouring items in equal parts."""
-    size = len(items) // parts
-    return [items[k * size : (k + 1) * size] for k in range(parts)]
 
 
 def total(stats: Sequence[Stats], name: str) -> int:

@@ -62,6 +62,23 @@ def test_steps_that_end_inside_a_batch(policy: Path, tmp_path: Path):
     refused(policy, tmp_path, r"save_steps 2 ends inside", trainer=trainer, **keys)
 
 
+@pytest.mark.parametrize(
+    ("limits", "keys", "match"),
+    [
+        ({2: 4}, {}, "begins with 1"),
+        ({1: 65}, {}, "65 is never reached"),
+        ({1: 4, 4: 8}, {}, "at batch 4 of 3"),
+        ({1: 8}, {"rollouts": {"engine": "vllm_colocate", "max_length": 8}}, "raise max_length"),
+    ],
+)
+def test_a_schedule_of_completion_limits_that_cannot_be(
+    policy: Path, tmp_path: Path, limits: dict[int, int], keys: dict[str, Any], match: str
+):
+    schedule = [{"from_batch": batch, "tokens": tokens} for batch, tokens in limits.items()]
+    sampling = {"max_tokens": 8, "max_completion": schedule}
+    refused(policy, tmp_path, match, sampling=sampling, **keys)
+
+
 def test_prompts_that_are_too_few_twice_there_or_too_long(policy: Path, tmp_path: Path):
     refused(
         policy, tmp_path, r"3 batches × 6 prompts draw 18; there are 8 .*max_epochs: 3", PROMPTS[:8]

@@ -176,7 +176,9 @@ def test_a_profile_killed_while_it_verifies_ends_the_same(root: Path, tmp_path: 
     assert read_artifact(tmp_path / "out").digest == read_artifact(root / "profile").digest
 
 
-def run(root: Path, out: Path, *more: str, killed: str = "never", check: bool = True) -> Ended:
+def run(
+    root: Path, out: Path, *more: str, killed: str = "never", check: bool = True, processes: int = 1
+) -> Ended:
     def command() -> None:
         if killed == "verify":
             calls: list[int] = []
@@ -193,7 +195,7 @@ def run(root: Path, out: Path, *more: str, killed: str = "never", check: bool = 
             lambda: module.main(["--config", str(root / "rlvr.yaml"), f"out={out}", *more])
         )
 
-    return forked(command, check=check)
+    return forked(command, check=check, processes=processes)
 
 
 @pytest.fixture(scope="module")
@@ -258,6 +260,89 @@ def test_killed_anywhere_it_ends_with_the_same_prompts_and_losses(
     assert [sha(p) for p in sorted((tmp_path / "out" / "rollouts").iterdir())] == [
         sha(p) for p in sorted((trained / "rollouts").iterdir())
     ]
+
+
+# dynamic sampling with groups of two, half of which are alike; few prompts are left for refills
+DYNAMIC = (
+    "num_generations=2",
+    "dynamic_sampling.max_gen_batches=3",
+    "loss.overlong=train",
+    "sampling.max_completion=[{from_batch: 1, tokens: 4}, {from_batch: 3, tokens: 8}]",
+)
+POOLS = (*DYNAMIC, "curriculum={order: difficulty_pools, pools: {hard_threshold: 0.3}}")
+
+
+@pytest.fixture(scope="module", params=[DYNAMIC, POOLS], ids=["planned", "pools"])
+def refilled(root: Path, request: pytest.FixtureRequest) -> tuple[Path, tuple[str, ...]]:
+    out = root / f"refilled-{request.param == POOLS}"
+    run(root, out, *request.param)
+    return out, request.param
+
+
+def test_groups_that_teach_nothing_are_replaced_within_their_domain(
+    root: Path, refilled: tuple[Path, tuple[str, ...]]
+):
+    out, keys = refilled
+    profiled = {rate.prompt_id: rate for rate in read_profile(root / "profile").rates}
+    draws = [json.loads(line)["groups"] for line in (out / "draws.jsonl").read_text().splitlines()]
+    logs = [row for row in log_rows(out) if "rollouts" in row]
+    refills = empty = 0
+    rates = {name: rate.passes / max(rate.scored, 1) for name, rate in profiled.items()}
+    for groups, drawn, log in zip(groups_of(out), draws, logs, strict=True):
+        names = {(at, attempt): name for at, attempt, name, *_ in drawn}
+        assert names == {(g["position"], g["attempt"]): g["prompt"]["id"] for g in groups}
+        assert len(set(names.values())) == len(names)
+        for place in range(BATCH):
+            own = [g for g in groups if g["position"] == place]
+            assert len({g["prompt"]["source"] for g in own}) == 1
+            assert [g["attempt"] for g in own] == list(range(len(own)))
+            for group in own:
+                alike = len({r["reward"] for r in group["rollouts"] if r["reward"] is not None}) < 2
+                assert group["dropped"] == alike
+                assert any(r["in_loss"] for r in group["rollouts"]) != alike
+            # only the last of a place may teach, and a place ends early only where it does
+            assert all(g["dropped"] for g in own[:-1])
+            empty += own[-1]["dropped"]
+        assert log["count/refills"] == len(groups) - BATCH
+        assert log["count/dropped_groups"] == sum(g["dropped"] for g in groups)
+        limit, rollouts = log["max_completion"], [r for g in groups for r in g["rollouts"]]
+        assert limit == (4 if log["step"] < 3 else 8)
+        assert max(r["tokens"] for r in rollouts) == limit
+        cut = {r["finish"] for r in rollouts if r["tokens"] == limit}
+        assert ("token_limit" if limit < 8 else "length") in cut
+        assert log["rounds"] == 1 + max(g["attempt"] for g in groups)
+        refills += len(groups) - BATCH
+        domains = Counter(domain for _, attempt, _, domain, *_ in drawn if not attempt)
+        assert domains == {"one": 3, "b": 1}
+        if keys == POOLS:
+            for _, attempt, name, _, reason, *_ in drawn:
+                pool = "hard" if rates[name] <= 0.3 else "easy" if rates[name] >= 0.8 else "normal"
+                assert attempt or reason in (pool, "leftover")
+        rates |= {name: passes / scored for *_, name, _, _, passes, scored, _ in drawn if scored}
+    assert refills
+    manifest = read_artifact(out)
+    stats, files = manifest.stats, {file.path for file in manifest.files}
+    assert stats["counts"]["refills"] == refills
+    assert stats["counts"]["empty_places"] == empty
+    assert "further prompts were rolled out" in (out / "report.html").read_text()
+    assert files & {"curriculum.jsonl", "draws.jsonl"} == (
+        {"draws.jsonl"} if keys == POOLS else {"curriculum.jsonl", "draws.jsonl"}
+    )
+
+
+def test_refills_are_the_same_after_kills_and_in_two_processes(
+    root: Path, refilled: tuple[Path, tuple[str, ...]], tmp_path: Path
+):
+    done, keys = refilled
+    for moment in ("rollout:1", "train:2")[keys == POOLS :]:
+        assert run(root, tmp_path / "out", *keys, killed=moment, check=False).codes == [-9]
+    run(root, tmp_path / "out", *keys)
+    assert read_artifact(tmp_path / "out").digest == read_artifact(done).digest
+    if keys == DYNAMIC:
+        run(root, tmp_path / "two", *keys, processes=2)
+        assert (tmp_path / "two" / "draws.jsonl").read_bytes() == (
+            done / "draws.jsonl"
+        ).read_bytes()
 
 
 def test_another_curriculum_is_another_run(root: Path, trained: Path):

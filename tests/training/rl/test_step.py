@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posttrain.errors import ConfigError
-from posttrain.training.rl.stage import accumulation
-from posttrain.training.rl.step import rows_drawn, share
+from posttrain.training.rl.step import accumulation, rows_drawn, share
 
 
 @given(st.integers(1, 30), st.integers(1, 12), st.integers(0, 5))

@@ -1,0 +1,105 @@
+"""Refills and difficulty pools alone: domains, nearness, bounds, and what steps before decide."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posttrain.config.load import validate
+from posttrain.config.rlvr import CurriculumConfig, PoolsConfig
+from posttrain.errors import ConfigError, DataError
+from posttrain.training.rl.curriculum import Draw
+from posttrain.training.rl.curriculum_steps import make_plan
+from posttrain.training.rl.draws import DrawnGroup, PromptDraws
+
+N = 4
+POOLS = {
+    "m": {f"m{k}": k % N for k in range(24)},
+    "c": {f"c{k}": k % N for k in range(8)},
+}
+
+
+def make_draws(out: Path, *, max_epochs: int = 1, pools: PoolsConfig | None = None) -> PromptDraws:
+    order = "gaussian" if pools is None else "difficulty_pools"
+    config = CurriculumConfig(order=order, pools=pools)
+    plan = make_plan(
+        config, POOLS, n=N, steps=3, batch=4, ratios={"m": 3, "c": 1}, max_epochs=max_epochs, seed=5
+    )
+    return PromptDraws(
+        plan, POOLS, config=pools, refilled=True, max_epochs=max_epochs, seed=5, out=out
+    )
+
+
+def outcome(at: int, draw: Draw, passes: int, *, attempt: int = 0) -> DrawnGroup:
+    return DrawnGroup(at, attempt, draw.prompt_id, draw.domain, draw.reason, passes, N, False)
+
+
+def test_a_refill_is_of_the_domain_near_in_pass_rate_and_as_often_as_may_be(tmp_path: Path):
+    draws = make_draws(tmp_path)
+    planned = Counter(d.prompt_id for step in draws.plan.draws for d in step)
+    first = draws.draw(0)
+    taken = {draw.prompt_id for draw in first}
+    refills: list[Draw | None] = []
+    for _ in range(12):
+        refills = draws.refill(first)
+        for dropped, refill in zip(first, refills, strict=True):
+            free = [k for k in POOLS[dropped.domain] if k not in taken and k not in planned]
+            if refill is None:
+                continue
+            assert refill.domain == dropped.domain
+            assert refill.prompt_id in free
+            distances = [abs(POOLS[dropped.domain][k] - dropped.bucket) for k in free]
+            # another of the same round may have had the nearest
+            assert abs(refill.bucket - dropped.bucket) <= sorted(distances)[min(3, len(free) - 1)]
+        taken |= {refill.prompt_id for refill in refills if refill is not None}
+    assert refills == [None] * 4
+    assert len(taken) == 24 + 8 - sum(name not in taken for name in planned)
+
+
+@settings(max_examples=20)
+@given(st.lists(st.integers(0, N), min_size=24, max_size=24))
+def test_pools_move_with_what_training_shows_and_resume_takes_it_up(
+    tmp_path_factory: pytest.TempPathFactory, passes: list[int]
+):
+    out = tmp_path_factory.mktemp("draws")
+    config = PoolsConfig(hard_threshold=0.3, easy_threshold=0.7, easy_fraction=0.3)
+    draws, given = make_draws(out, pools=config, max_epochs=2), iter(passes)
+    rates = {name: k / N for own in POOLS.values() for name, k in own.items()}
+    steps: list[list[Draw]] = []
+    for step in range(3):
+        drawn = draws.draw(step)
+        assert Counter(draw.domain for draw in drawn) == {"m": 3, "c": 1}
+        assert len({draw.prompt_id for draw in drawn}) == 4
+        for draw in drawn:
+            if draw.reason != "leftover":
+                assert draw.reason == config.pool_of(rates[draw.prompt_id])
+        found = [outcome(at, draw, next(given)) for at, draw in enumerate(drawn)]
+        rates |= {group.prompt_id: group.passes / N for group in found}
+        draws.record(found, main=True)
+        steps.append(drawn)
+    again = make_draws(out, pools=config, max_epochs=2)
+    assert again.draw(2) == again.draw(2) == steps[2]
+    assert again.draw(1) == steps[1]
+    # a step that is made again takes its lines, and those of later ones, away
+    again.record([outcome(0, draw, 0) for draw in steps[1]], main=True)
+    assert len((out / "draws.jsonl").read_text().splitlines()) == 2
+    with pytest.raises(DataError, match="has 2 steps of the 9"):
+        again._go_to(9)
+
+
+@pytest.mark.parametrize(
+    ("curriculum", "match"),
+    [
+        ({"pools": {}}, "is for order"),
+        ({"order": "difficulty_pools", "pools": {"hard_threshold": 0.9}}, "below easy_threshold"),
+        ({"order": "difficulty_pools", "pools": {"easy_fraction": 0.9}}, "more than 1"),
+    ],
+)
+def test_pools_that_mean_nothing_are_refused(curriculum: dict[str, Any], match: str):
+    with pytest.raises(ConfigError, match=match):
+        validate(curriculum, CurriculumConfig, where="test")

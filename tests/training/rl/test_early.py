@@ -1,0 +1,108 @@
+"""Verifiers run while other rollouts are still decoded, and change nothing of what is sampled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from posttrain.group_rewards import Group
+from posttrain.records import Score
+from posttrain.rollouts import Completion, Prompt
+from posttrain.sampling.engines.decode import decode
+from posttrain.sampling.rollout import RolloutLimits, Task, roll_out
+from posttrain.sampling.sampler import (
+    EngineOutput,
+    EngineRequest,
+    Generation,
+    Parameters,
+    Request,
+)
+from reward.rlvr import Domain, RoutedReward
+from tests.sampling.scripted import END, Adder, Scripted, question
+
+
+@dataclass
+class Waiting:
+    """A verifier that says when it began."""
+
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    verified: list[str] = field(default_factory=list)
+
+    async def verify(self, prompt: Prompt, completion: Completion) -> Score:
+        self.verified.append(prompt.id)
+        self.begun.set()
+        return Score(1.0, None, "made")
+
+    def passes(self, score: Score) -> bool:
+        return score.value == 1.0
+
+
+class OneByOne(Scripted):
+    """Goes on with the second request only when somebody verifies the first."""
+
+    verifier: Waiting
+
+    async def sample_each(
+        self,
+        requests: Sequence[Request],
+        *,
+        on_done: Callable[[int, Generation], None],
+        progress: Any = None,
+    ) -> None:
+        for number, generation in reversed(list(enumerate(await super().sample(requests)))):
+            on_done(number, generation)
+            if generation.step is not None and not generation.step.parsed.tool_calls:
+                await asyncio.wait_for(self.verifier.begun.wait(), 30)
+
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("first", ["3", CALL])
+def test_a_verifier_begins_before_the_batch_is_decoded(first: str):
+    async def steps() -> tuple[list[Completion], Any, Waiting]:
+        sampler = OneByOne(lambda r, _: ("3" if r.continues else first) + END)
+        sampler.verifier = verifier = Waiting()
+        reward = RoutedReward(lambda _: verifier, domains={"d": Domain(("",), 0.5)})
+        tasks = [Task(question(k), 0, 7) for k in range(3)]
+        completions = await roll_out(
+            tasks,
+            sampler,
+            open_environment=lambda _: Adder(),
+            limits=RolloutLimits(Parameters(max_tokens=200)),
+            on_end=reward.begin,
+        )
+        groups = [Group(t.prompt, (c,)) for t, c in zip(tasks, completions, strict=True)]
+        return completions, await reward.reward(groups, seed=0), verifier
+
+    completions, rewards, verifier = asyncio.run(steps())
+    assert [c.prompt_id for c in completions] == [question(k).id for k in range(3)]
+    assert [len(c.steps) for c in completions] == [1 if first == "3" else 2] * 3
+    assert [given.rewards for given in rewards] == [(1.0,)] * 3
+    # each once, in the order in which they ended
+    assert verifier.verified == [c.prompt_id for c in reversed(completions)]
+
+
+def test_decoding_hands_each_row_over_once_when_it_ends(policy: Path):
+    model: Any = AutoModelForCausalLM.from_pretrained(str(policy)).eval()
+    limits = (9, 2, 5, 0, 1, 7)
+    requests = [
+        EngineRequest((3, 4 + k), Parameters(max_tokens=limit), seed=k, stop_ids=())
+        for k, limit in enumerate(limits)
+    ]
+    found: list[tuple[int, EngineOutput]] = []
+    outputs = decode(
+        model, requests, batch_size=3, on_done=lambda k, output: found.append((k, output))
+    )
+    assert dict(found) == dict(enumerate(outputs))
+    order = [k for k, _ in found]
+    assert sorted(order) == list(range(len(limits)))
+    assert order[0] == 3  # nothing to write
+    # within the first batch the shorter rows come first
+    assert order.index(1) < order.index(2) < order.index(0)

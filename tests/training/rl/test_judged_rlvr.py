@@ -1,0 +1,144 @@
+"""RLVR whose verifiers ask a judge: labels become rewards, failures leave samples unscored or stop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from data_builders.prompts.profile import read_profile
+from posttrain.runs import read_artifact
+from tests.training.forks import Ended, forked
+from tests.training.methods import Mortal, arm, script
+from tests.training.rl.judge_server import judge_server, label
+from tests.training.rl.policy import make_prompts, raw_recipe, write_policy
+from tests.training.tiny import log_rows
+
+ITEM = "Is it short?"
+UNREADABLE = 90  # of 256 labels
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy, rows of both judged environments, their profile, and a recipe without a judge."""
+    root = tmp_path_factory.mktemp("judged")
+    policy = write_policy(root / "policy")
+    texts = list(dict.fromkeys(p.messages[0].content for p in make_prompts(40, longest=4)))
+    rubric = {"rubric": [{"question": ITEM, "pass_criteria": "YES"}]}
+    fields: dict[str, dict[str, Any]] = {
+        "equivalence": {"gold": "w1 w2"},
+        "rubric": {"metadata": rubric},
+    }
+    sources: list[dict[str, Any]] = []
+    for k, (name, more) in enumerate(fields.items()):
+        file = root / f"{name}.jsonl"
+        rows = [
+            {"environment": name, "question": text, **more} for text in texts[12 * k : 12 * k + 12]
+        ]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        sources.append(
+            {"name": name, "format": "environment", "environment": name, "path": str(file)}
+        )
+    profile: dict[str, Any] = {
+        "out": str(root / "profile"),
+        "checkpoint": str(policy),
+        "backend": {"kind": "transformers"},
+        "prompts": sources,
+        "settings": [{"name": "rlvr", "thinking": 0.0}],
+        "n": 4,
+        "sampling": {"max_tokens": 48},
+        "max_unscored": 0.5,
+    }
+    (root / "profile.yaml").write_text(yaml.safe_dump(profile))
+    raw = raw_recipe(
+        policy,
+        root / "run",
+        {"max_steps": 2, "save_steps": 1, "per_device_train_batch_size": 4},
+        pass_rates=str(root / "profile"),
+        domains={name: {"ratio": 1, "max_failure_rate": 0.9} for name in fields},
+        prompts_per_step=4,
+        sampling={"max_tokens": 48},
+        max_epochs=2,
+    )
+    raw["guard"] |= {"unscored": {}}
+    (root / "rlvr.yaml").write_text(yaml.safe_dump(raw))
+    with judge_server(UNREADABLE, answer=label) as (url, _):
+        script("profile_prompts").main(["--config", str(root / "profile.yaml"), judge(url)])
+    return root
+
+
+def judge(url: str) -> str:
+    backend = {"kind": "chat", "url": url, "model": "judge", "retries": 0}
+    return f"judge={json.dumps({'backend': backend, 'retries': 0, 'thinking': False})}"
+
+
+def run(root: Path, out: Path, *more: str, killed: str = "never", check: bool = True) -> Ended:
+    def command() -> None:
+        arm("rlvr", killed, Mortal())
+        module = script("rlvr")
+        module.run_command(
+            lambda: module.main(["--config", str(root / "rlvr.yaml"), f"out={out}", *more])
+        )
+
+    return forked(command, check=check)
+
+
+def rollouts_of(out: Path) -> Iterator[tuple[str, dict[str, Any], dict[int, dict[str, Any]]]]:
+    for file in sorted((out / "rollouts").iterdir()):
+        for group in map(json.loads, file.read_text().splitlines()):
+            judgements = {row["of"]: row for row in group["judgements"]}
+            for rollout in group["rollouts"]:
+                yield group["prompt"]["source"], rollout, judgements
+
+
+def test_labels_are_the_rewards_and_a_label_that_cannot_be_read_is_none(root: Path, tmp_path: Path):
+    assert any(rate.unscored.get("verifier_error") for rate in read_profile(root / "profile").rates)
+    with judge_server(UNREADABLE, answer=label) as (url, requests):
+        run(root, root / "trained", judge(url))
+        rewards: dict[str, set[float | None]] = {"equivalence": set(), "rubric": set()}
+        for source, rollout, judgements in rollouts_of(root / "trained"):
+            own = judgements[rollout["index"]]
+            rewards[source].add(rollout["reward"])
+            unscored = rollout["reward"] is None
+            assert unscored == (own.get("failure") == "verifier_error")
+            assert rollout["in_loss"] <= (not unscored)
+            if rollout["finish"] != "stop" or not rollout["answer"].strip():
+                assert rollout["reward"] == 0.0  # for which no judge is asked
+        assert requests
+        assert all(own >= {0.0, 1.0} for own in rewards.values())
+        assert None in rewards["equivalence"] | rewards["rubric"]
+        # killed while it trains and started again: the same labels, rewards and bytes
+        ended = run(root, tmp_path / "out", judge(url), killed="train:1", check=False)
+        assert ended.codes == [-9]
+        run(root, tmp_path / "out", judge(url))
+    assert read_artifact(tmp_path / "out").digest == read_artifact(root / "trained").digest
+
+
+def test_a_judge_that_is_down_stops_the_step_and_the_command_goes_on(root: Path, tmp_path: Path):
+    limit = "domains.rubric.max_failure_rate=0.2"
+    with judge_server(UNREADABLE, answer=label, down=ITEM) as (url, _):
+        ended = run(root, tmp_path / "out", judge(url), limit, check=False)
+        assert ended.codes == [1]
+        last = ended.text.splitlines()[-1]
+        assert limit.partition("=")[0] in last
+        assert "service" in last
+        # a limit above the share lets the step go on, with the samples unscored
+        run(root, tmp_path / "lenient", judge(url), limit.replace("0.2", "0.99"))
+    log = next(row for row in log_rows(tmp_path / "lenient") if "rollouts" in row)
+    assert log["domain/rubric/unscored_service"] == log["domain/rubric/unscored"] > 0.2
+    assert "domain/equivalence/unscored_service" not in log
+    with judge_server(UNREADABLE, answer=label) as (url, _):
+        run(root, tmp_path / "out", judge(url), limit.replace("0.2", "0.9"))
+        if not (root / "trained").is_dir():
+            run(root, root / "trained", judge(url))
+    assert read_artifact(tmp_path / "out").digest == read_artifact(root / "trained").digest
+
+
+def test_without_a_judge_nothing_is_trained(root: Path, tmp_path: Path):
+    ended = run(root, tmp_path / "out", check=False)
+    assert ended.codes == [1]
+    assert "needs a judge model" in ended.text.splitlines()[-1]
