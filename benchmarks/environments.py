@@ -26,8 +26,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.attacks.programs import mutants
 from benchmarks.environment_tasks import rows
-from benchmarks.red_team_attacks import mutants
 from posttrain.environments.sandbox import run_sandboxed
 from posttrain.environments.sandbox.limits import Limits
 from posttrain.errors import ConfigError

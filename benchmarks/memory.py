@@ -37,7 +37,8 @@ from posttrain.training.activations import (
 )
 from posttrain.training.dpo.stage import DpoStage
 from posttrain.training.launch import Launched
-from posttrain.training.memory import MemoryPlan, count_parameters, state_bytes, whole_bytes
+from posttrain.training.memory import MemoryPlan, state_bytes, whole_bytes
+from posttrain.training.plan import model_size
 from posttrain.training.rl.stage import GroupStage
 from posttrain.training.sft.stage import SftStage
 from tests.training.dpo.pairs import make_pairs, write_pairs
@@ -221,8 +222,8 @@ def paper_plans() -> list[str]:
     config = CONFIG_MAPPING["nemotron_h"](**NANO)
     config._attn_implementation = "sdpa"
     with torch.device("meta"):
-        size = count_parameters(AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16))
-    lines.append(f"| {size.all / 1e9:.2f} B parameters | | | | | | | |")
+        size = model_size(AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16))
+    lines.append(f"| {size.parameters / 1e9:.2f} B parameters | | | | | | | |")
     for step, (rows, columns, labels, rollouts) in PAPER.items():
         shape = StepShape(
             rows, columns, labels, masked=False, dtype=torch.bfloat16, checkpointing=True,

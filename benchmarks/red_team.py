@@ -22,9 +22,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.attacks import ATTACKS
+from benchmarks.attacks.base import Attack, common
+from benchmarks.attacks.instructions import instruction_forms
+from benchmarks.attacks.states import STATE_ATTACKS
 from benchmarks.environment_tasks import rows
-from benchmarks.red_team_attacks import ATTACKS, Attack, common, instruction_forms
-from benchmarks.red_team_states import STATE_ATTACKS
 from posttrain.evaluation.intervals import wilson
 from posttrain.rollouts import Prompt
 from reward.environments import ENVIRONMENTS

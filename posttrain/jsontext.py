@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
 from posttrain.records import json_text
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 MAX_DEPTH = 100  # lists and objects inside each other; far beyond any chat, far below the stack
 _TOO_DEEP = f"nested too deep: lists and objects beyond {MAX_DEPTH} levels"
 
@@ -34,6 +36,14 @@ def load_json(text: str | bytes) -> Any:
         raise ValueError(_TOO_DEEP) from None
     _check_depth(text, value)
     return value
+
+
+def jsonl_rows(text: str) -> list[Any]:
+    """The values of JSON Lines that we wrote.
+
+    Only "\\n" ends a line: what else `str.splitlines` splits at, such as U+2028, stands in texts.
+    """
+    return [json.loads(line) for line in text.split("\n") if line]
 
 
 def encode_json(value: object) -> str:
@@ -57,6 +67,11 @@ def encode_json(value: object) -> str:
 def writable(text: str) -> str:
     """Text that UTF-8 can hold: half of a surrogate pair, as JSON may bring, becomes an escape."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def printable(text: str) -> str:
+    """Text that cannot steer a terminal: without control characters but line ends and tabs."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def _check_depth(text: str, value: Any) -> None:

@@ -31,6 +31,8 @@ from posttrain.versions import package_versions
 
 # of safetensors and of torch.save, which name no errno
 _DISK_FULL = ("No space left on device", "PytorchStreamWriter failed writing", "unexpected pos ")
+# of a file that is no UTF-8, no JSON, or not of the layout that it is read as
+_DAMAGED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 MANIFEST = "manifest.json"
 STAGE = "stage.json"
 
@@ -115,9 +117,7 @@ class Run:
         """
         out = Path(out)
         run = cls(path=out, kind=kind, config=config, config_digest=digest_of(config))
-        marker = out / STAGE
-        text = marker.read_text("utf-8") if marker.is_file() else "{}"
-        owner = cast(dict[str, Any], json.loads(text))
+        owner = read_owner(out) if (out / STAGE).is_file() else {}
         if owner and not (owner.get("released") and owner["kind"] == kind):
             run._refuse_foreign(owner)
             return run
@@ -130,6 +130,11 @@ class Run:
             )
         if not dry_run:
             run._write_owner()
+            return run
+        there = next(path for path in (out, *out.absolute().parents) if path.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            why = "is not writable" if there.is_dir() else "is a file; name a directory"
+            raise ConfigError(f"out={out}: {there} {why}")
         return run
 
     def release(self, *, scratch: str | None = None) -> None:
@@ -206,6 +211,21 @@ class Run:
         body["digest"] = _manifest_digest(body)
         atomic_write_json(self.path / MANIFEST, body)
         return _manifest(body)
+
+
+def read_owner(out: Path) -> dict[str, Any]:
+    """Kind and config of the stage that a directory belongs to.
+
+    Raises:
+        DataError: nothing says so, or not in a way that can be read.
+    """
+    try:
+        owner = json.loads((out / STAGE).read_text("utf-8"))
+        return owner | {key: owner[key] for key in ("kind", "config", "config_digest")}
+    except (*_DAMAGED, FileNotFoundError) as error:
+        raise DataError(
+            f"{out / STAGE} is missing or damaged ({error!r}): it says whose directory this is"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -323,12 +343,15 @@ def read_artifact(path: Path | str, *, kind: str | None = None, verify: bool = T
     try:
         body = cast(dict[str, Any], json.loads(file.read_text("utf-8")))
         manifest = _manifest(body)
-    except (json.JSONDecodeError, KeyError, TypeError, AssertionError) as error:
+    except (*_DAMAGED, AssertionError) as error:
         raise DataError(f"{file} is damaged: {error!r}") from error
     if kind is not None and manifest.kind != kind:
         raise DataError(f"{path} is a {manifest.kind!r} artifact, {kind!r} is needed here")
     if manifest.digest != _manifest_digest(body):
         raise DataError(f"{file} was edited: its digest does not match its content")
+    for entry in manifest.files:
+        if Path(entry.path).is_absolute() or ".." in Path(entry.path).parts:
+            raise DataError(f"{file} lists {entry.path}, which lies outside of {path}")
     for entry in manifest.files if verify else ():
         listed = path / entry.path
         if not listed.is_file():

@@ -12,13 +12,17 @@ way of everybody's own.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import importlib.util
+import logging
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 HERE = Path(__file__).resolve().parent
 STAGES = {path.stem: path for path in sorted(HERE.glob("[!_]*.py"))}
@@ -86,10 +90,14 @@ def load(stage: str) -> ModuleType:
 
 
 def launch(arguments: list[str]) -> None:
-    """Become `accelerate launch OPTIONS scripts/STAGE.py …`; `--config_file` takes a shipped name.
+    """Run `accelerate launch OPTIONS scripts/STAGE.py …` without the launcher's own tracebacks.
+
+    Args:
+        arguments: `--config_file` takes a shipped name, too.
 
     Raises:
         ConfigError: no stage among the arguments, or a config file that is not there.
+        SystemExit: with the exit code of the process that failed first.
     """
     from posttrain.config.shipped import recipe_file
     from posttrain.errors import ConfigError
@@ -100,15 +108,45 @@ def launch(arguments: list[str]) -> None:
             "launch takes accelerate's options, then a stage and its own, such as: posttrain "
             "launch --config_file accelerate/ddp --num_processes 2 sft --config RECIPE"
         )
-    options, rest = arguments[:at], arguments[at + 1 :]
-    if "--config_file" in options[:-1]:
-        place = options.index("--config_file") + 1
-        options[place] = str(recipe_file(options[place]))
-    import accelerate.commands.accelerate_cli as launcher  # a missing extra is named here
+    from accelerate.commands import launch as launcher  # a missing extra is named here
+    from torch.distributed import DistError, run
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    script = str(STAGES[arguments[at]])
-    command = [sys.executable, "-m", launcher.__name__, "launch", *options, script, *rest]
-    os.execv(sys.executable, command)  # noqa: S606 - our own interpreter; no shell
+    command = [*arguments[:at], str(STAGES[arguments[at]]), *arguments[at + 1 :]]
+    options = launcher.launch_command_parser().parse_args(command)
+    if options.config_file is not None:
+        options.config_file = str(recipe_file(options.config_file))
+        if not Path(options.config_file).is_file():
+            raise ConfigError(f"no launcher file at {options.config_file}")
+    # of one process it would stay the parent, and end without it when it is signalled
+    launcher.simple_launcher = _become
+    for name in logging.root.manager.loggerDict:  # torchrun's report of each process
+        if name.startswith(run.__name__.replace(".run", ".elastic")):
+            logging.getLogger(name).disabled = True
+    try:
+        launcher.launch_command(options)
+    except subprocess.CalledProcessError as error:
+        sys.exit(error.returncode)
+    except ChildFailedError as error:
+        rank, first = error.get_first_failure()
+        if first.exitcode >= 0:  # it has printed why
+            sys.exit(first.exitcode)
+        print(f"process {rank} was ended by {first.signal_name()}", file=sys.stderr)
+        sys.exit(128 - first.exitcode)
+    except SignalException as error:  # torchrun has ended its workers
+        sys.exit(128 + error.sigval)
+    except (ValueError, DistError) as error:
+        raise ConfigError(f"launch: {str(error).splitlines()[0]}") from error
+
+
+def _become(options: argparse.Namespace) -> NoReturn:
+    """Turn this process into accelerate's only one."""
+    from accelerate.utils import prepare_simple_launcher_cmd_env
+
+    command, environment = prepare_simple_launcher_cmd_env(options)
+    sys.stdout.flush()
+    os.execvpe(command[0], command, environment)  # noqa: S606 - our own interpreter; no shell
 
 
 def _print_columns(rows: dict[str, str]) -> None:

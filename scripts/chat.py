@@ -37,23 +37,19 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--max-tokens", type=int, default=1024, help="of a step; default 1024")
     parser.add_argument("--seed", type=int, default=0, help="default 0")
     options = parser.parse_args(arguments)
-    if (options.checkpoint is None) == (options.server is None):
+    if bool(options.checkpoint) == bool(options.server):
         parser.error("name a checkpoint, or --server URL with --model NAME")
     if options.server and not options.model:
         parser.error("--server needs --model NAME")
-    given = {
-        name: value
-        for name in ("temperature", "top_p", "top_k")
-        if (value := getattr(options, name)) is not None
-    }
 
     from posttrain.config.sample import ToolLoopSampling
-    from posttrain.conversation.open import open_checkpoint, open_server
+    from posttrain.conversation.open import SAMPLING, open_checkpoint, open_server
     from posttrain.conversation.session import Session
     from posttrain.conversation.terminal import open_terminal, talk
     from posttrain.environments.base import open_toolkit
     from posttrain.sampling.engines.http import Client
 
+    given = {n: value for n in SAMPLING if (value := getattr(options, n)) is not None}
     tools = open_toolkit(options.tools.split(",")) if options.tools else None
     terminal, client = open_terminal(), None
     sampling = {"max_tokens": options.max_tokens}

@@ -148,6 +148,8 @@ def leaderboard(arguments: list[str], console: Console) -> None:
     from posttrain.report.console import print_sections
     from posttrain.report.pages.agentic import figures
 
+    if len(set(options.runs)) < len(options.runs):
+        raise ConfigError("a leaderboard takes each model once")
     first, *others = map(side_of, options.runs)
     records = {options.runs[0]: first.records}
     for given, side in zip(options.runs[1:], others, strict=True):

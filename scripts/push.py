@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
 
     from posttrain.publish.files import upload_plan
-    from posttrain.publish.hub import push, size_text
+    from posttrain.publish.hub import push
 
     plan = upload_plan(
         options.directory,
@@ -44,8 +44,9 @@ def main(arguments: list[str] | None = None) -> None:
     )
     visibility = "public" if options.public else "private"
     print(f"{options.directory} → {plan.repository}, {visibility}")
-    for path, size in size_text(plan):
-        print(f"  {size:>20}  {path}")
+    sizes = {p: len(f) if isinstance(f, bytes) else f.stat().st_size for p, f in plan.files.items()}
+    for path, size in [*sizes.items(), (f"{len(sizes)} files", sum(sizes.values()))]:
+        print(f"  {size:>14,} bytes  {path}")
     for path, why in plan.left_out.items():
         print(f"  {'left out':>20}  {path}: {why}")
     for warning in plan.warnings:

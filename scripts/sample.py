@@ -17,6 +17,7 @@ from pathlib import Path
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.paths import refuse_missing_checkpoint
 from posttrain.config.sample import SampleConfig
+from posttrain.jsontext import printable
 from posttrain.runs import Run, open_run
 
 KIND = "samples"
@@ -56,7 +57,7 @@ def main(arguments: list[str]) -> None:
         for name, prompt in reversed(first.items()):
             text = message_text(prompt) if renderer is None else renderer.text(prompt)
             console.print(f"\nfirst prompt of {name} ({prompt.id}):", highlight=False)
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
         return
 
     with open_run(out, kind=KIND, config=config) as stage:

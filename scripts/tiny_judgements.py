@@ -34,9 +34,11 @@ def main(arguments: list[str] | None = None) -> None:
 
     from data_builders.tiny_world.judgements import write_judgements
     from posttrain.report import run_stage
+    from posttrain.runs import Run
 
     print(plan(config))
     if options.dry_run:
+        Run.open(config.out, kind=KIND, config=config.owner_config(), dry_run=True)
         return
     make = partial(write_judgements, config=config)
     run_stage(Console(), Path(config.out), kind=KIND, config=config.owner_config(), make=make)

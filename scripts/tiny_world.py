@@ -33,10 +33,12 @@ def main(arguments: list[str] | None = None) -> None:
     from data_builders.tiny_world.write import check_families, write_world
     from posttrain.chat.template import nemotron_3_nano_template
     from posttrain.report import run_stage
+    from posttrain.runs import Run
 
     check_families(config)
     print(plan(config))
     if options.dry_run:
+        Run.open(config.out, kind=KIND, config=config.owner_config(), dry_run=True)
         return
     make = partial(write_world, config=config, template=nemotron_3_nano_template())
     run_stage(Console(), Path(config.out), kind=KIND, config=config.owner_config(), make=make)

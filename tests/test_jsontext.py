@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.jsontext import MAX_DEPTH, encode_json, load_json
+from posttrain.jsontext import MAX_DEPTH, encode_json, jsonl_rows, load_json
 
 
 def nested(depth: int, *, objects: bool) -> str:
@@ -40,3 +40,9 @@ def test_the_limit_holds_at_any_depth_of_the_stack():
 def test_many_brackets_are_no_depth():
     assert len(load_json("[" + ",".join(["[]"] * 1000) + "]")) == 1000
     assert load_json(json.dumps({"code": "[" * 5000})) == {"code": "[" * 5000}
+
+
+def test_only_a_line_feed_ends_a_row():
+    rows = [{"text": f"a{mark}b"} for mark in "\u2028\u2029\x85\x0b\x0c\x1c\r\n"]
+    assert jsonl_rows("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)) == rows
+    assert jsonl_rows("") == []

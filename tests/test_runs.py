@@ -11,7 +11,15 @@ import pytest
 
 from posttrain.config.command import run_command
 from posttrain.errors import ConfigError, DataError
-from posttrain.runs import Counts, Run, locked, open_run, parent_of, read_artifact
+from posttrain.runs import (
+    Counts,
+    Run,
+    atomic_write_text,
+    locked,
+    open_run,
+    parent_of,
+    read_artifact,
+)
 
 
 def make(path: Path, config: dict, text: str = "row\n", **extra):
@@ -134,6 +142,43 @@ def test_a_file_in_the_way_is_named(tmp_path):
     for out in (tmp_path / "notes", tmp_path / "notes" / "below"):
         with pytest.raises(ConfigError, match=r"notes.* is a file"), locked(out):
             pytest.fail("no directory")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '"x"', '{"kind": "toy"}', "[" * 9999, "\udcff"])
+def test_a_damaged_file_is_named(tmp_path, text):
+    for name in ("manifest.json", "stage.json"):
+        out = tmp_path / name[:5]
+        out.mkdir()
+        (out / name).write_text(text, "utf-8", "surrogateescape")
+    with pytest.raises(DataError, match=r"manifest\.json is damaged"):
+        read_artifact(tmp_path / "manif")
+    with pytest.raises(DataError, match=r"stage\.json is missing or damaged"):
+        Run.open(tmp_path / "stage", kind="toy", config={})
+
+
+@pytest.mark.parametrize("name", ["../secret", "a/../../secret", "/etc/hostname"])
+def test_a_manifest_lists_nothing_outside_of_its_directory(tmp_path, name):
+    (tmp_path / "secret").write_text("x")
+    run = Run.open(tmp_path / "out", kind="toy", config={})
+    (run.path / "a").mkdir()
+    run.finish(counts=Counts(0, 0), files={name: None})
+    with pytest.raises(DataError, match="lies outside"):
+        read_artifact(run.path)
+
+
+def test_a_dry_run_refuses_an_out_that_the_real_run_would(tmp_path):
+    (tmp_path / "notes").write_text("")
+    with pytest.raises(ConfigError, match="is a file"):
+        Run.open(tmp_path / "notes" / "below", kind="toy", config={}, dry_run=True)
+
+
+def test_a_file_that_cannot_be_had_ends_a_command_in_one_line(tmp_path):
+    (tmp_path / "taken").mkdir()
+    for path, why in ((tmp_path / ("x" * 300), "too long"), (tmp_path / "taken", "taken: Is a")):
+        with pytest.raises(SystemExit, match=why):
+            run_command(lambda path=path: atomic_write_text(path, "x"))
+    with pytest.raises(FileNotFoundError):  # which may be a fault of ours
+        run_command(lambda: Path(tmp_path / "gone").unlink())
 
 
 def test_mistakes_and_interrupts_end_a_command_in_one_line(capsys):

@@ -20,6 +20,7 @@ from typing import Any
 from data_builders.pairs.encode import Encoded
 from posttrain.chat.detect import CallDetection, detect_in_completion, has_call_marker
 from posttrain.errors import ConfigError, DataError
+from posttrain.jsontext import jsonl_rows
 from posttrain.records import Score, json_text
 from posttrain.rollouts import (
     TRUNCATED,
@@ -74,7 +75,7 @@ def grade_samples(
         if not file.is_file():
             scored = _grade([group for _, group in batch], graders)
             atomic_write_text(file, "".join(f"{json_text(row)}\n" for row in scored))
-        rows = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+        rows = jsonl_rows(file.read_text("utf-8"))
         scores = iter([Score(row["value"], row["answer"], row["explanation"]) for row in rows])
         for number, (prompt, completions) in batch:
             own = tuple(itertools.islice(scores, len(completions)))

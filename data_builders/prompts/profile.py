@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +28,7 @@ from data_builders.prompts.build import PromptPlan
 from data_builders.sft.inputs import Input, evaluation_files, load_decontaminator
 from posttrain.config.profile import ProfileConfig
 from posttrain.errors import DataError
+from posttrain.jsontext import jsonl_rows
 from posttrain.records import json_text, make_example
 from posttrain.rollouts import Completion, Prompt
 from posttrain.runs import (
@@ -122,7 +122,7 @@ def read_profile(path: Path | str) -> PassRateProfile:
         DataError: it is none, or was changed.
     """
     folder, manifest = Path(path), read_artifact(path, kind=KIND)
-    rows = [json.loads(line) for line in (folder / FILE).read_text("utf-8").splitlines()]
+    rows = jsonl_rows((folder / FILE).read_text("utf-8"))
     rates = [PassRate(**row) for row in rows]
     return PassRateProfile(
         read_prompts(folder / "prompts.jsonl"), rates, manifest.config["n"], manifest
@@ -252,7 +252,7 @@ async def pass_rates(
                 _rate(*group, list(itertools.islice(results, len(group[1])))) for group in batch
             ]
             atomic_write_text(file, "".join(json_text(asdict(rate)) + "\n" for rate in made))
-        rates += [PassRate(**json.loads(line)) for line in file.read_text("utf-8").splitlines()]
+        rates += [PassRate(**row) for row in jsonl_rows(file.read_text("utf-8"))]
         on_progress(len(rates))
     _refuse_unscored(rates, recipe)
     return [_decided(rate, recipe, before.get(rate.prompt_id)) for rate in rates]

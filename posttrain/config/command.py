@@ -8,6 +8,7 @@ recipe, options = parse_recipe(recipe_parser("Train a model."), SftConfig, argv)
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib.metadata
 import json
 import os
@@ -27,6 +28,11 @@ from posttrain.config.shipped import recipe_names
 from posttrain.errors import PosttrainError
 
 Schema = TypeVar("Schema", bound=BaseModel)
+# not to be read or written as the user wants it
+_REFUSED = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR,
+    errno.ENOTDIR, errno.EEXIST,
+)  # fmt: skip
 _INTERRUPTED = 130  # the shell's code for a process that Ctrl-C ended
 
 
@@ -89,18 +95,32 @@ def run_command(main: Callable[[], None]) -> None:
         if extra is None and isinstance(error, ModuleNotFoundError):
             raise
         message = extra or f"{type(error).__name__}: {error}"
-        # torchrun closes with a report of its own, in which this file's message stands
-        if report := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-            entry = {"message": message, "timestamp": int(time.time())}
-            Path(report).write_text(json.dumps(entry), "utf-8")
-            try:  # attempt_0/RANK/error.json: the first process of a machine prints for all
-                (Path(report).parents[1] / "printed").touch(exist_ok=False)
-            except FileExistsError:
-                sys.exit(1)
-        sys.exit(message)
+        sys.exit(1 if _printed_by_another(message) else message)
+    except OSError as error:  # of a file that the user named; any other is a fault of ours
+        if error.errno not in _REFUSED or error.filename is None:
+            raise
+        # of two names the second is the user's: a file is written beside it and moved there
+        message = f"{error.filename2 or error.filename}: {error.strerror}"
+        sys.exit(1 if _printed_by_another(message) else message)
     except KeyboardInterrupt:
-        print("interrupted; the same command takes it up again", file=sys.stderr)
+        message = "interrupted; the same command takes it up again"
+        if not _printed_by_another(message):
+            print(message, file=sys.stderr)
         sys.exit(_INTERRUPTED)
+
+
+def _printed_by_another(message: str) -> bool:
+    """Under torchrun: put the message into its report; True for all but one of the processes."""
+    report = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not report:
+        return False
+    entry = {"message": message, "timestamp": int(time.time())}
+    Path(report).write_text(json.dumps(entry), "utf-8")
+    try:  # attempt_0/RANK/error.json: the first process of a machine prints for all
+        (Path(report).parents[1] / "printed").touch(exist_ok=False)
+    except FileExistsError:
+        return True
+    return False
 
 
 def _extra_of(module: str) -> str | None:

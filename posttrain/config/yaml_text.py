@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any, cast
@@ -57,10 +58,23 @@ def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dic
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 
 
+def _load(text: str) -> Any:
+    """Raises YAMLError for whatever is no tree of JSON values."""
+    try:
+        value = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader subclass
+        json.dumps(value)
+    except ConfigError:
+        raise
+    # a tag on a value that is none, a set, an anchor inside of itself, thousands of brackets
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise yaml.YAMLError(f"not a tree of plain values: {error}") from error
+    return value
+
+
 def parse_value(text: str) -> Any:
     """One YAML value, as written on a command line after `key=`."""
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader subclass
+        return _load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"cannot read the value {text!r} as YAML: {error}") from error
 
@@ -74,7 +88,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"no recipe at {path}{_siblings(path)}")
     try:
-        loaded: Any = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 - a SafeLoader subclass
+        loaded = _load(path.read_text(encoding="utf-8"))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -57,10 +57,10 @@ def open_checkpoint(
     )
 
     def show(prompt: Ids, text: str) -> None:
-        if terminal.fold.fresh:
+        if terminal.splitter.fresh:
             tail = encoder.decode(prompt[-_TAIL:]).rstrip()
-            terminal.fold.begin(opened=tail.endswith(OPEN))
-        terminal.fold.feed(text)
+            terminal.splitter.begin(opened=tail.endswith(OPEN))
+        terminal.splitter.feed(text)
 
     engine = StreamingEngine(
         model, weights=weights_digest(path, model), decode=encoder.decode, show=show
@@ -83,7 +83,7 @@ def open_server(
 
     def show(kind: Kind, text: str) -> None:
         if kind == "answer":
-            terminal.fold.feed(text)  # a server without parsers leaves tags and calls in it
+            terminal.splitter.feed(text)  # a server without parsers leaves tags and calls in it
         else:
             terminal.show(kind, text)
 

@@ -32,15 +32,12 @@ class View(Protocol):
 
     def begin(self) -> None:
         """A step of the model begins."""
-        ...
 
     def end(self, step: Step) -> None:
         """It has ended, and this is what it was."""
-        ...
 
     def result(self, text: str) -> None:
         """The result of a call."""
-        ...
 
 
 @dataclass
@@ -120,10 +117,6 @@ class Session:
         if completion.finish != "failed":
             self.messages = (*self.messages, user, *completion.messages)
         return completion
-
-    def reset(self) -> None:
-        """Forget every turn; system text and settings stay."""
-        self.messages = ()
 
     def row(self) -> dict[str, Any]:
         """The conversation as a row of training data in OpenAI's layout."""

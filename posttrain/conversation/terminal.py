@@ -28,10 +28,10 @@ from posttrain.chat.parse import CALL_OPEN
 from posttrain.chat.reasoning import CLOSE, OPEN
 from posttrain.conversation.session import Session
 from posttrain.errors import ConfigError
+from posttrain.jsontext import printable
 from posttrain.rollouts import Step
 from posttrain.sampling.engines.chat_stream import Kind
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _TAG_TEXTS: dict[Kind, tuple[str, ...]] = {"reasoning": (CLOSE,), "answer": (OPEN, CALL_OPEN)}
 _TAGS = {kind: re.compile("|".join(map(re.escape, tags))) for kind, tags in _TAG_TEXTS.items()}
 HELP = """\
@@ -41,11 +41,6 @@ HELP = """\
 /reset              forget the conversation
 /save FILE          append the conversation to FILE as one row of training data
 /exit               end, as Ctrl-D; Ctrl-C stops an answer"""
-
-
-def printable(text: str) -> str:
-    """The text without control characters; line ends and tabs stay."""
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 class TagSplitter:
@@ -118,7 +113,7 @@ class Terminal:
     def __init__(self, console: Console, lines: TextIO) -> None:
         self.console, self._lines = console, lines
         self.shows_reasoning = self.always = False
-        self.fold = TagSplitter(self.show)
+        self.splitter = TagSplitter(self.show)
         self._trace = ""
         self._in_reasoning = self._open = False
 
@@ -126,7 +121,7 @@ class Terminal:
 
     def begin(self) -> None:
         self._trace, self._in_reasoning = "", False
-        self.fold.begin(opened=False)
+        self.splitter.begin(opened=False)
 
     def show(self, kind: Kind, text: str) -> None:
         """Print a piece, or keep it where reasoning is folded."""
@@ -140,7 +135,7 @@ class Terminal:
         self._write(text, style="dim" if self._in_reasoning else "")
 
     def end(self, step: Step) -> None:
-        self.fold.end()
+        self.splitter.end()
         if self._in_reasoning:
             self._close_reasoning()
         self._end_line()
@@ -265,7 +260,7 @@ def _command(line: str, session: Session, terminal: Terminal) -> None:
         session.system = rest or None
         terminal.note("system message set" if rest else "no system message")
     elif name == "/reset":
-        session.reset()
+        session.messages = ()
         terminal.note("forgotten")
     elif name == "/save":
         terminal.note(_save(rest, session))

@@ -3,10 +3,10 @@
     failure_flags(prompt, completion, score)  → ("tool_call_hallucinated", "gave_up_mid_plan")
     agentic_rows(records, seed=0)  → {"models": [{"checkpoint": "a", "families": […], …}], …}
 
-A run is agentic where its prompt's metadata name a `family`; its final state then has `calls` (the
-files that each call changed), `missing` (results that the task names and that are not there) and
-`infrastructure` (why the machine failed, or null). All figures come from stored records: the same
-function gives them at the end of a run, in `rescore` and over several runs.
+A run is agentic where its prompt's metadata name a `family` and its `fixture`; its final state then
+has `calls` (the files that each call changed), `missing` (results that the task names and that are
+not there) and `infrastructure` (why the machine failed, or null). All figures come from stored
+records: the same function gives them at the end of a run, in `rescore` and over several runs.
 
 Several flags may hold of one run. The first of `PRECEDENCE` decides a run that is not solved; a
 solved run may have flags too, and none decides it. An error that a family injects is the result of
@@ -51,8 +51,10 @@ class RunFailure:
 
 
 def family_of(prompt: Prompt) -> str | None:
-    """The agentic family of a prompt, None for any other prompt."""
-    return metadata_of(prompt).get("family")
+    """The agentic family of a prompt, None for any other: the tiny world has families, too, and
+    their states are of another kind."""
+    fields = metadata_of(prompt)
+    return fields["family"] if "fixture" in fields else None
 
 
 def failure_flags(prompt: Prompt, completion: Completion, score: Score) -> tuple[str, ...]:

@@ -58,6 +58,7 @@ from posttrain.evaluation.run import (
     record_path,
     records_of,
 )
+from posttrain.jsontext import printable
 from posttrain.models.chat_template import PromptRenderer
 from posttrain.records import json_text
 from posttrain.report import show_finished, show_up_to_date
@@ -126,7 +127,7 @@ def show_plan(console: Console, recipe: EvalConfig, plan: EvaluationPlan) -> Non
                 continue  # the same prompt as another checkpoint's
             shown = text
             console.print(f"\nfirst prompt of {unit.name} for {name}:", highlight=False)
-            console.print(escape(text), highlight=False, soft_wrap=True)
+            console.print(escape(printable(text)), highlight=False, soft_wrap=True)
 
 
 def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console: Console) -> None:

@@ -30,6 +30,7 @@ from posttrain.models.load import embedding_rows, set_special_tokens
 from posttrain.publish.card import CARD, checkpoint_card, origins_of
 from posttrain.runs import (
     MANIFEST,
+    STAGE,
     Counts,
     Manifest,
     atomic_write_text,
@@ -44,7 +45,8 @@ MergeDtype = Literal["float32", "bfloat16"]
 # float32 by about 1e-6; rounding the weights to 8 bits moves bfloat16 by a few thousandths
 TOLERANCE: dict[MergeDtype, float] = {"float32": 1e-4, "bfloat16": 2e-2}
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_CARRIED = ("tokenizer", "chat_template", "special_tokens", "added_tokens", "vocab", "merges")
+_CARRIED = ("tokenizer", "chat_template", "special_tokens", "added_tokens", "vocab", "merges",
+            "generation_config.json")  # fmt: skip
 _PROBE = (4, 64)  # rows and columns of token ids
 
 
@@ -99,11 +101,15 @@ def adapter_source(folder: Path, *, base: str | None) -> AdapterSource:
         raise ConfigError(f"{folder} holds no adapter: no {_CONFIG} in it or in its adapter/")
     if not (adapter / _WEIGHTS).is_file():
         raise ConfigError(f"{adapter} has no {_WEIGHTS}; pickled weights are not read")
-    config: dict[str, Any] = json.loads((adapter / _CONFIG).read_text("utf-8"))
-    if config.get("peft_type") != "LORA":
-        raise ConfigError(f"{adapter} is {config.get('peft_type')}; only LORA is merged")
+    try:
+        config: Any = json.loads((adapter / _CONFIG).read_text("utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{adapter / _CONFIG} is no JSON: {error}") from error
+    method = config.get("peft_type") if isinstance(config, dict) else "no object"
+    if method != "LORA":
+        raise ConfigError(f"{adapter} is {method}; only LORA is merged")
     named = base or config.get("base_model_name_or_path")
-    if not named:
+    if not named or not isinstance(named, str):
         raise ConfigError(f"{adapter / _CONFIG} names no base model: give --base")
     manifest = _manifest(folder)
     base_manifest = _manifest(Path(named))
@@ -119,8 +125,7 @@ def adapter_source(folder: Path, *, base: str | None) -> AdapterSource:
 
 
 def _manifest(folder: Path) -> Manifest | None:
-    has_one = (folder / MANIFEST).is_file()
-    return read_artifact(folder, kind="checkpoint") if has_one else None
+    return read_artifact(folder, kind="checkpoint") if (folder / MANIFEST).is_file() else None
 
 
 def base_dtype(source: AdapterSource) -> MergeDtype:
@@ -187,11 +192,11 @@ def merge(source: AdapterSource, out: Path, *, dtype: MergeDtype) -> MergeCheck:
             details=[],
         )
         atomic_write_text(out / CARD, card)
-        own = {path.name: None for path in out.iterdir() if path.is_file()}
+        own = [path.name for path in out.iterdir() if path.is_file()]
         known = source.manifest or base
         run.finish(
             counts=Counts(0, 0),
-            files={name: None for name in own if name not in (CARD, "stage.json")},
+            files={name: None for name in own if name not in (CARD, STAGE)},
             parents=parents,
             template_digest=known.template_digest if known else None,
             stats={"check": asdict(check), "dtype": dtype},
@@ -247,9 +252,6 @@ def _carry(source: AdapterSource, tokenizer: Any, partial: Path) -> None:
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.name.startswith(_CARRIED):
             shutil.copyfile(path, partial / path.name)
-    generation = folder / "generation_config.json"
-    if generation.is_file():
-        shutil.copyfile(generation, partial / generation.name)
 
 
 @torch.inference_mode()

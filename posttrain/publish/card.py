@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from yaml import YAMLError
+
 from posttrain.chat.reasoning import OPEN
 from posttrain.chat.template import NEMOTRON_3_NANO_SHA256, ChatTemplate
 from posttrain.errors import RenderError
@@ -70,7 +72,7 @@ def origins_of(
     stats: Mapping[str, Any] | None = None,
     adapter: Path | None = None,
 ) -> Origins:
-    """Collect them.
+    """Collect what the base, the adapter's card and every artifact in the lineage declare.
 
     Args:
         out: the checkpoint's folder, from which the paths of `parents` lead.
@@ -141,7 +143,7 @@ def _indexed(node: Node) -> list[tuple[str, str | None]]:
 
 
 def _front_matter(model: str) -> dict[str, Any]:
-    """Of a model's card: in its folder, or where the hub's cache has it."""
+    """The YAML head of a model's card, in its folder or in the hub's cache; {} if it has none."""
     from huggingface_hub import ModelCard, try_to_load_from_cache
 
     file = Path(model) / CARD
@@ -152,7 +154,7 @@ def _front_matter(model: str) -> dict[str, Any]:
         return {}
     try:
         return ModelCard(file.read_text("utf-8"), ignore_metadata_errors=True).data.to_dict()
-    except ValueError:  # a head that is no YAML mapping
+    except (ValueError, YAMLError):  # a head that is no YAML mapping
         return {}
 
 

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, cast
 
+from yaml import YAMLError
+
 from posttrain.errors import ConfigError, DataError
 from posttrain.publish.card import CARD, UNKNOWN, license_fields, replace_section, serving_section
 from posttrain.publish.figures import model_figures
@@ -45,6 +47,12 @@ _FOLDERS = {
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 # a home directory says who trained and where
 _HOME = re.compile(r"(?<![\w.])(?:/(?:home|Users)/[\w.-]+|/root(?=/)|[A-Za-z]:\\+Users\\+[\w.-]+)")
+# the usual providers' tokens, private keys, and passwords in addresses
+_SECRET = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{30}|sk-(?:proj|ant|or|svcacct)-[\w-]{20}|sk-[A-Za-z0-9]{32}|"
+    r"gh[pousr]_[A-Za-z0-9]{36}|github_pat_\w{30}|AKIA[A-Z0-9]{16})|"
+    r"-----BEGIN [A-Z ]*PRIVATE KEY|://[^\s/:@]+:[^\s/:@]+@"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +91,8 @@ def upload_plan(
         samples: publish the rollouts, too.
 
     Raises:
-        ConfigError: a name that is none, no weights in safetensors, or a text that names a home
-            directory.
+        ConfigError: a name that is none, no weights in safetensors, or a text with a secret or
+            the name of a home directory.
         DataError: no finished checkpoint, changed files, a card without a head, or an evaluation
             of another checkpoint.
     """
@@ -114,7 +122,7 @@ def upload_plan(
     files[LINEAGE] = (json.dumps(public_manifest(folder, files), indent=1) + "\n").encode()
     files = dict(sorted(files.items()))
     for name, source in files.items():
-        _refuse_paths(name, source, folder)
+        _refuse_private(name, source, folder)
     return UploadPlan(
         repository, files, dict(sorted(left_out.items())), card, manifest.digest, warnings
     )
@@ -155,12 +163,12 @@ def _card(
     from huggingface_hub import ModelCard
 
     file = folder / CARD
-    text = file.read_text("utf-8") if file.is_file() else ""
+    text = file.read_text("utf-8", "replace") if file.is_file() else ""
     if not text.startswith("---\n"):
         raise DataError(f"{file} has no front matter: the card that the stage wrote is needed")
     try:
         card = ModelCard(text)
-    except ValueError as error:
+    except (ValueError, YAMLError) as error:
         raise DataError(f"{file}: its front matter cannot be read: {error}") from error
     data: Any = card.data
     if license is not None:
@@ -211,13 +219,18 @@ def _last(path: str) -> str:
     return PureWindowsPath(path).name or PurePosixPath(path).name
 
 
-def _refuse_paths(name: str, source: Path | bytes, folder: Path) -> None:
-    """Raise where a text names a home directory, or where the checkpoint lies here."""
+def _refuse_private(name: str, source: Path | bytes, folder: Path) -> None:
+    """Raise where a text has a secret, or names a home or the checkpoint's own directory."""
     if name in _TOKENIZER or ".safetensors" in name:
         return
     data = source if isinstance(source, bytes) else source.read_bytes()
     here = {str(folder.resolve()), str(Path.home().resolve())} - {"/", "/root"}
-    for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
+    for number, line in enumerate(data.decode("utf-8", "replace").split("\n"), 1):
+        if secret := _SECRET.search(line):
+            raise ConfigError(
+                f"{folder / name}, line {number}: holds what looks like a secret "
+                f"({secret[0][:8]}…); take it out, and have it revoked if it was ever published"
+            )
         match = _HOME.search(line)
         hit = match[0] if match else next((path for path in here if path in line), None)
         if hit:

@@ -8,13 +8,10 @@ from `hf auth login`, and tries transfers again. Files are added and replaced, n
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from posttrain.errors import ConfigError
-from posttrain.hashing import sha256_file
 from posttrain.publish.files import UploadPlan
 
 
@@ -75,33 +72,20 @@ def push(plan: UploadPlan, *, private: bool, show: Callable[[str], None]) -> str
             f"{name}: {' '.join(str(cause).split())}; what was transferred stays, the same command "
             "goes on"
         ) from error
-    wrong = [path for path, source in plan.files.items() if not _same(source, there.get(path))]
+    wrong = [one.path_in_repo for one in operations if not _same(one, there.get(one.path_in_repo))]
     if wrong:
         raise ConfigError(f"{name}: the hub does not hold what was sent: {', '.join(wrong)}")
     show(f"commit {commit.oid[:12]}: {len(plan.files)} files, checked against their hashes")
     return str(commit.repo_url)
 
 
-def _same(source: Path | bytes, there: Any) -> bool:
+def _same(sent: Any, there: Any) -> bool:
     """Whether the hub's record of a file has its hash: sha256 where it is large, else git's."""
+    from huggingface_hub.utils.sha import git_hash
+
     if there is None:
         return False
     if there.lfs is not None:
-        own = (
-            sha256_file(source) if isinstance(source, Path) else hashlib.sha256(source).hexdigest()
-        )
-        return there.lfs.sha256 == own
-    data = source.read_bytes() if isinstance(source, Path) else source
-    blob = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False)
-    return there.blob_id == blob.hexdigest()
-
-
-def size_text(plan: UploadPlan) -> Sequence[tuple[str, str]]:
-    """(path, size) of every file, and their sum."""
-    sizes = {
-        path: len(source) if isinstance(source, bytes) else source.stat().st_size
-        for path, source in plan.files.items()
-    }
-    return [(path, f"{size:,} bytes") for path, size in sizes.items()] + [
-        (f"{len(sizes)} files", f"{sum(sizes.values()):,} bytes")
-    ]
+        return there.lfs.sha256 == sent.upload_info.sha256.hex()
+    with sent.as_file() as file:
+        return there.blob_id == git_hash(file.read())

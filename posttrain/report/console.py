@@ -1,6 +1,8 @@
 """Sections on the console, with rich: the same figures that a page draws, charts as their numbers.
 
 print_sections(console, [Section("Loss", […])])
+
+Control characters of data and models are replaced: none may steer the terminal.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
+from posttrain.jsontext import printable
 from posttrain.report.section import (
     BarChart,
     Block,
@@ -46,7 +49,7 @@ def print_sections(console: Console, sections: Iterable[Section], *, charts: boo
     """Print each section that has content: its title, then its blocks; charts as their numbers."""
     for section in sections:
         if section.blocks:
-            console.print(Text(section.title, "bold"))
+            console.print(Text(printable(section.title), "bold"))
             for block in section.blocks:
                 if charts or not isinstance(block, Chart):
                     _print(console, block)
@@ -57,13 +60,13 @@ def _print(console: Console, block: Block) -> None:
         case Table():
             console.print(_grid(block, console.width))
         case LineChart() | BarChart() | IntervalChart():
-            console.print(Text(block.caption, "italic"))
+            console.print(Text(printable(block.caption), "italic"))
             console.print(_grid(chart_table(block), console.width))
         case Heading():
-            console.print(Text(block.text, "bold"))
+            console.print(_text(block.text), style="bold")
         case Definitions():
             for name, value in block.pairs:
-                console.print(Text.assemble((f"{name:<10}", "bold"), " ", plain(value)))
+                console.print(Text.assemble((printable(f"{name:<10}"), "bold"), " ", _cell(value)))
         case Dialogue():
             console.print(dialogue_text(block.words, colour=_coloured(console)))
         case Fold():
@@ -87,7 +90,10 @@ def _coloured(console: Console) -> bool:
 def _text(words: Words) -> Text:
     parts = [words] if isinstance(words, str) else words
     return Text.assemble(
-        *((p, "") if isinstance(p, str) else (p.text, _STYLES[p.style]) for p in parts)
+        *(
+            (printable(p), "") if isinstance(p, str) else (printable(p.text), _STYLES[p.style])
+            for p in parts
+        )
     )
 
 
@@ -99,10 +105,10 @@ def dialogue_text(words: Words, *, colour: bool) -> Text:
     for style, run in itertools.groupby(spans, key=lambda part: part.style):
         shades: Iterator[str] = itertools.cycle(_SHADES.get(style, (_STYLES[style],)))
         if not colour and style == "mark":
-            text.append(f"【{''.join(part.text for part in run)}】")
+            text.append(f"【{printable(''.join(part.text for part in run))}】")
             continue
         for part in run:
-            text.append(part.text, next(shades) if colour else "")
+            text.append(printable(part.text), next(shades) if colour else "")
     return text
 
 
@@ -116,7 +122,7 @@ def _grid(table: Table, width: int) -> Grid:
     for k, name in enumerate(table.head):
         numeric = k in aligned
         justify = "right" if numeric else "left"
-        grid.add_column(name, justify=justify, overflow="fold", no_wrap=numeric and fits)
+        grid.add_column(printable(name), justify=justify, overflow="fold", no_wrap=numeric and fits)
     for number, row in enumerate(table.rows, start=1):
         if table.total and number == len(table.rows):
             grid.add_section()
@@ -126,7 +132,7 @@ def _grid(table: Table, width: int) -> Grid:
 
 def _cell(value: object) -> str:
     below = f" ({value.below})" if isinstance(value, TableCell) and value.below else ""
-    return plain(value) + below
+    return printable(plain(value) + below)
 
 
 def chart_table(chart: Chart) -> Table:

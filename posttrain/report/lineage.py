@@ -16,6 +16,7 @@ from typing import Any
 
 from posttrain.errors import DataError
 from posttrain.hashing import sha256_file
+from posttrain.jsontext import jsonl_rows
 from posttrain.report.section import (
     Block,
     LeftOut,
@@ -99,7 +100,7 @@ def _listed_path(node: Node, entry: FileEntry) -> Path:
 def listed_rows(node: Node, name: str) -> list[dict[str, Any]] | None:
     """The rows of a JSONL file that the manifest lists, else `None`; raises as `listed_text`."""
     found = listed_text(node, name)
-    return None if found is None else [json.loads(line) for line in found.splitlines()]
+    return None if found is None else jsonl_rows(found)
 
 
 def rows_to_read(
@@ -148,5 +149,4 @@ def samples_to_read(
 def side_rows(node: Node, name: str) -> list[dict[str, Any]]:
     """The rows of a JSONL file beside the artifact, such as its timing, if there is one."""
     file = node.path / name
-    lines = file.read_text("utf-8").splitlines() if file.is_file() else []
-    return [json.loads(line) for line in lines]
+    return jsonl_rows(file.read_text("utf-8")) if file.is_file() else []

@@ -10,18 +10,18 @@ no part of the artifact, and the report of the finished one replaces it.
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from posttrain.errors import ConfigError
+from posttrain.errors import ConfigError, DataError
+from posttrain.jsontext import jsonl_rows
 from posttrain.report.html import RunState, page_html
 from posttrain.report.pages.training import so_far
 from posttrain.report.section import Dialogue, Fold, Section
-from posttrain.runs import MANIFEST, STAGE, atomic_write_text, locked
+from posttrain.runs import MANIFEST, STAGE, atomic_write_text, locked, read_owner
 
 REPORT, LOG = "report.html", "log.jsonl"
 REFRESH = 15  # seconds
@@ -29,7 +29,8 @@ REFRESH = 15  # seconds
 
 def is_unfinished(artifact: Path) -> bool:
     """Whether a training run was begun here that has no manifest yet."""
-    return (artifact / LOG).is_file() and not (artifact / MANIFEST).is_file()
+    begun = (artifact / LOG).is_file() and (artifact / STAGE).is_file()
+    return begun and not (artifact / MANIFEST).is_file()
 
 
 def is_running(artifact: Path) -> bool:
@@ -42,9 +43,19 @@ def is_running(artifact: Path) -> bool:
 
 
 def log_so_far(artifact: Path) -> list[dict[str, Any]]:
-    """The rows of a log that may be written to now: a last line without its end waits."""
-    lines = (artifact / LOG).read_text("utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    """The rows of a log that may be written to now: a last line without its end waits.
+
+    Raises:
+        DataError: a line is no row of a log.
+    """
+    whole = (artifact / LOG).read_bytes().rpartition(b"\n")[0]
+    try:
+        rows = jsonl_rows(whole.decode())
+    except ValueError as error:
+        raise DataError(f"{artifact / LOG} is damaged: {error}") from error
+    if any(not isinstance(row, dict) for row in rows):
+        raise DataError(f"{artifact / LOG} is damaged: a line holds no object")
+    return rows
 
 
 def write_live(artifact: Path, about: str, *, next_in: int | None = None) -> None:
@@ -72,7 +83,7 @@ def write_unfinished(artifact: Path, *, running: bool, out: Path | None = None) 
 
 
 def _write(artifact: Path, target: Path, state: RunState) -> Path:
-    owner = json.loads((artifact / STAGE).read_text("utf-8"))
+    owner = read_owner(artifact)
     config = yaml.safe_dump(owner["config"], sort_keys=False, allow_unicode=True, width=100)
     recipe = Section("Recipe", [Fold("as it was resolved", [Dialogue(config)])])
     sections = [part for part in so_far(log_so_far(artifact)) if part.blocks]

@@ -23,7 +23,7 @@ from posttrain.report.lineage import Node, listed_rows
 from posttrain.report.live import LOG, is_unfinished, log_so_far
 from posttrain.report.pages import evaluation, training
 from posttrain.report.write import PAGES
-from posttrain.runs import STAGE, atomic_write_text, read_artifact
+from posttrain.runs import atomic_write_text, read_artifact, read_owner
 
 STYLES, SHOWN_VALUE = "abdecf", 160
 
@@ -72,7 +72,7 @@ def write_overlay(artifacts: Sequence[Path], *, out: Path) -> Path:
 
 def _read(path: Path, name: str) -> OverlaidRun:
     if is_unfinished(path):
-        owner = json.loads((path / STAGE).read_text("utf-8"))
+        owner = read_owner(path)
         return OverlaidRun(name, path, owner["kind"], owner["config"], None, log_so_far(path))
     found = read_artifact(path, verify=False)
     node = Node(name, found.kind, found.digest, 0, path, found)
@@ -94,7 +94,8 @@ def _headlines(runs: Sequence[OverlaidRun]) -> Iterator[ui.Block]:
     """The figures at the head of each run's own report."""
     found: dict[str, dict[str, object]] = defaultdict(dict)
     for run in runs:
-        for figure, name, remark in PAGES[run.kind][1](run.node) if run.node else ():
+        tiles = PAGES[run.kind][1](run.node) if run.node and run.kind in PAGES else ()
+        for figure, name, remark in tiles:
             found[name].setdefault(run.name, ui.TableCell(figure, below=remark))
     names = [run.name for run in runs]
     rows = [[name, *map(own.get, names)] for name, own in found.items()]

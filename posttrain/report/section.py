@@ -234,6 +234,13 @@ def estimate(found: Row | None, *, scale: float = 1.0, digits: int = 1) -> str |
     return f"{value} ({low}–{high})"
 
 
+def graded(score: float | None) -> str:
+    """A grader's score in words."""
+    if score is None:
+        return "unscored"
+    return {1.0: "right", 0.0: "wrong"}.get(score, "partly right")
+
+
 def signed(value: float, digits: int, unit: str = "") -> str:
     """A difference with its sign, as typographic minus."""
     return f"{value:+.{digits}f}{unit}".replace("-", "−")

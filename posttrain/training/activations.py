@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -88,13 +88,7 @@ class RolloutShape:
 class _GroupedProducts(TorchDispatchMode):
     """Products of experts: without data PyTorch 2.13 knows them in bfloat16 only."""
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not torch.ops.aten._grouped_mm.default:
             return func(*args, **(kwargs or {}))
         a, b, ends = args[:3]
@@ -114,13 +108,7 @@ class _Allocations(_GroupedProducts):
         self._sizes = {tensor.untyped_storage()._cdata: 0 for tensor in known}
         self._weights = {p.untyped_storage()._cdata: p for p in model.parameters()}
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for tensor in tree_leaves(args):
             if isinstance(tensor, torch.Tensor):
                 weight = self._weights.get(tensor.untyped_storage()._cdata)
@@ -240,19 +228,19 @@ def _without_data(config: Any, dtype: torch.dtype) -> Any:
 
 def _pretend(model: torch.nn.Module) -> None:
     """Have every tensor of a model on meta lie on the CPU, as far as a FakeTensorMode is told."""
-    made: dict[int, torch.Tensor] = {}
+    copies: dict[int, torch.Tensor] = {}
     for module in model.modules():
         for tensors in (module._parameters, module._buffers):
             for name, old in tensors.items():
                 if old is None:
                     continue
-                if id(old) not in made:
+                if id(old) not in copies:
                     new = torch.empty(old.shape, dtype=old.dtype)
                     trained = isinstance(old, torch.nn.Parameter)
-                    made[id(old)] = (
+                    copies[id(old)] = (
                         torch.nn.Parameter(new, requires_grad=old.requires_grad) if trained else new
                     )
-                tensors[name] = made[id(old)]  # pyright: ignore[reportArgumentType]  # of its kind
+                tensors[name] = copies[id(old)]  # pyright: ignore[reportArgumentType]  # of its kind
 
 
 def _mask(model: torch.nn.Module, shape: StepShape) -> Any:

@@ -21,7 +21,7 @@ import torch
 from posttrain.config.grpo import ColocatedVllm
 from posttrain.config.sft import AdapterConfig
 from posttrain.errors import ConfigError
-from posttrain.models.load import VARLEN_ATTENTION, has_recurrent_kernels, parameter_count
+from posttrain.models.load import VARLEN_ATTENTION, has_recurrent_kernels
 from posttrain.tokens.encode import IGNORED
 from posttrain.training.activations import (
     RolloutShape,
@@ -31,8 +31,7 @@ from posttrain.training.activations import (
     rollout_bytes,
 )
 from posttrain.training.launch import Launched
-
-GIB = 1 << 30
+from posttrain.training.plan import GIB, ModelSize, model_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,30 +70,8 @@ class MemoryPlan:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterCounts:
-    """Numbers of a model: of all weights and of those trained; and their bytes as they were
-    loaded."""
-
-    all: int
-    trained: int
-    all_bytes: int
-    trained_bytes: int
-
-
-def count_parameters(model: torch.nn.Module) -> ParameterCounts:
-    """Count a model; works on sharded parameters and on those without data."""
-    weights = [(parameter_count(p), p.element_size(), p.requires_grad) for p in model.parameters()]
-    return ParameterCounts(
-        all=sum(n for n, _, _ in weights),
-        trained=sum(n for n, _, trained in weights if trained),
-        all_bytes=sum(n * size for n, size, _ in weights),
-        trained_bytes=sum(n * size for n, size, trained in weights if trained),
-    )
-
-
 def state_bytes(
-    size: ParameterCounts, launched: Launched, *, moments: int = 8, reference: int = 0
+    size: ModelSize, launched: Launched, *, moments: int = 8, reference: int = 0
 ) -> dict[str, int]:
     """Bytes of weights and optimiser, by how they are sharded.
 
@@ -105,14 +82,14 @@ def state_bytes(
     n, half = launched.world_size, 4 if launched.precision == "fp32" else 2
     if launched.sharding in ("zero2", "zero3"):
         split = n if launched.sharding == "zero3" else 1
-        weights, optimizer = half * size.all, (moments + 4) * size.trained // n
+        weights, optimizer = half * size.parameters, (moments + 4) * size.trainable // n
     elif launched.sharding.startswith("fsdp"):
         split = n
         # trained weights are held in float32, and computed in less
-        weights = size.all_bytes - size.trained_bytes + 4 * size.trained
-        optimizer = moments * size.trained // n
+        weights = size.weight_bytes - size.trainable_bytes + 4 * size.trainable
+        optimizer = moments * size.trainable // n
     else:
-        split, weights, optimizer = 1, size.all_bytes, moments * size.trained_bytes // 4
+        split, weights, optimizer = 1, size.weight_bytes, moments * size.trainable_bytes // 4
     return {"weights": (weights + reference) // split, "optimizer": optimizer}
 
 
@@ -148,12 +125,12 @@ def plan_memory(
         kernels=has_recurrent_kernels() and not cpu,
         accumulated=args.gradient_accumulation_steps > 1,
     )
-    size = count_parameters(trainer.model)
+    size = model_size(trainer.model)
     parts = state_bytes(
         size,
         launched,
         moments=2 if "8bit" in args.optim else 8,
-        reference=0 if reference is None else count_parameters(reference).all_bytes,
+        reference=0 if reference is None else model_size(reference).weight_bytes,
     )
     sampling = vllm = 0
     if isinstance(rollouts, ColocatedVllm):
@@ -169,11 +146,11 @@ def plan_memory(
     )
 
 
-def whole_bytes(size: ParameterCounts, launched: Launched) -> int:
+def whole_bytes(size: ModelSize, launched: Launched) -> int:
     """Of the weights that a process gathers to sample by itself."""
     if launched.sharding in ("none", "zero2"):
         return 0
-    return (4 if launched.precision == "fp32" else 2) * size.all
+    return (4 if launched.precision == "fp32" else 2) * size.parameters
 
 
 def device_bytes(device: torch.device) -> int:

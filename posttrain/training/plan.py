@@ -42,20 +42,23 @@ class RunPlan:
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """Parameters, those that are trained, and bytes of the weights, over all processes."""
+    """Parameters and those that are trained, over all processes, and the bytes of both as they
+    were loaded."""
 
     parameters: int
     trainable: int
     weight_bytes: int
+    trainable_bytes: int
 
 
 def model_size(model: torch.nn.Module) -> ModelSize:
-    """Count a model, sharded or not."""
+    """Count a model; works on sharded parameters and on those without data."""
     sizes = [(parameter_count(p), p.element_size(), p.requires_grad) for p in model.parameters()]
     return ModelSize(
         parameters=sum(n for n, _, _ in sizes),
         trainable=sum(n for n, _, trained in sizes if trained),
         weight_bytes=sum(n * size for n, size, _ in sizes),
+        trainable_bytes=sum(n * size for n, size, trained in sizes if trained),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -89,3 +90,19 @@ def test_an_error_under_torchrun_is_printed_once_and_stands_in_its_report(
         printed.append(ended.value.code)
         assert "out: missing" in json.loads(report.read_text())["message"]
     assert printed == ["ConfigError: out: missing", 1]
+
+
+@pytest.mark.parametrize("launcher", ["cpu", "cpu-2"])
+def test_a_mistake_under_launch_is_one_line_of_one_or_two_processes(launcher: str):
+    command = [
+        *(sys.executable, "scripts", "launch", "--config_file", f"accelerate/{launcher}"),
+        *("sft", "--config", "tiny/sft", "trainer.learning_rat=1"),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert "did you mean 'learning_rate'?" in line
+    assert not done.stdout

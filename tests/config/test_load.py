@@ -65,6 +65,11 @@ def test_scientific_notation_is_a_number_and_lists_fill_tuples(tmp_path):
         ("- a", (), "a recipe is a mapping"),
         ("a: [", (), "not readable as YAML"),
         ("1: 2", (), "must be text"),
+        ("a: !!int x", (), "not readable as YAML"),
+        ("a: !!set {b}", (), "not readable as YAML"),
+        ("a: " + "[" * 5000, (), "not readable as YAML"),
+        ("learning_rate: 1.0", ("steps=&a [*a]",), "cannot read the value"),
+        ("learning_rate: 1.0", ("steps=" + "[" * 5000,), "cannot read the value"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named(tmp_path, text, overrides, message):

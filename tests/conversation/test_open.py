@@ -18,6 +18,7 @@ import pytest
 from posttrain.config.backend import TransformersBackend
 from posttrain.errors import ConfigError
 from posttrain.records import Message
+from posttrain.sampling.engines.chat_stream import StreamedMessage
 from posttrain.sampling.engines.stream import StreamingEngine, TextPieces
 from posttrain.sampling.open import opened_sampler
 from posttrain.sampling.sampler import EngineOutput, Parameters, Request, seed_of
@@ -172,6 +173,7 @@ FIRST = {"index": 0, "id": "c1", "type": "function",
         (events("{not json"), "no JSON"),
         (events("[1]"), "no object"),
         (events(delta(content={"a": 1}), STOP), "neither text nor parts"),
+        (events(delta(content="5"), delta(content=6), delta(content="7"), STOP), "neither text nor parts"),
         (events(delta(tool_calls=[FIRST]), delta(tool_calls=[PIECE]), delta("tool_calls")), '→ calculate({"expression":"7*8"})'),
         (events(delta(tool_calls=[{k: v for k, v in FIRST.items() if k != "index"}]), delta(tool_calls=[{"function": PIECE["function"]}]), STOP), '→ calculate({"expression":"7*8"})'),
         (events(delta(tool_calls=[FIRST]), STOP), "[malformed_call]"),
@@ -186,6 +188,16 @@ def test_streams_of_all_spellings_are_read_or_named(answer, shown, monkeypatch):
     [body] = bodies
     assert body["stream"] is True
     assert not {"temperature", "top_p", "top_k"} & body.keys()  # the server's own
+
+
+def test_thousands_of_calls_are_put_together_in_linear_time():
+    message = StreamedMessage(lambda _kind, _text: None)
+    for index in range(50_000):
+        for piece in ("f", ""):
+            function = {"name": piece, "arguments": "{}"[: len(piece)]}
+            message.add(delta(tool_calls=[{"index": index, "function": function}]))
+    calls = message.body()["choices"][0]["message"]["tool_calls"]
+    assert [call["index"] for call in calls] == list(range(50_000))
 
 
 def test_a_servers_call_is_run_and_its_result_sent_back(monkeypatch):

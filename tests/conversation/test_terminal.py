@@ -6,7 +6,7 @@ import asyncio
 import io
 import json
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -48,9 +48,9 @@ class Scripted:
         if text is None:
             return [Generation(None, error="status 500: trouble")]
         assert self.terminal is not None
-        self.terminal.fold.begin(opened=request.thinking)
+        self.terminal.splitter.begin(opened=request.thinking)
         for start in range(0, len(text), self.size):
-            self.terminal.fold.feed(text[start : start + self.size])
+            self.terminal.splitter.feed(text[start : start + self.size])
             self.meanwhile()
             await asyncio.sleep(0)
         parsed = parse_completion(text, thinking=request.thinking, tools=request.tools)
@@ -194,6 +194,15 @@ def test_a_saved_conversation_is_a_row_that_training_reads(tmp_path):
     assert tools[0]["function"]["name"] == "calculate"
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """As in a terminal: a shell's background job, as a test run may be, ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_stops_an_answer_and_not_the_program():
     pieces = 0
 

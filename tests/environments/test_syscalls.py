@@ -21,6 +21,11 @@ HEADERS = {
 }
 
 
+@pytest.fixture(params=ARCHITECTURES)
+def machine(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 def verdict(machine: str, number: int, *arguments: int, arch: int | None = None) -> int:
     """What the filter returns for a call, by the rules of classic BPF."""
     program = list(struct.iter_unpack("=HBBI", filter_program(machine)))
@@ -47,7 +52,6 @@ def refused(error: int) -> int:
     return 0x00050000 | error
 
 
-@pytest.mark.parametrize("machine", ARCHITECTURES)
 def test_what_is_refused_and_what_is_not(machine: str):
     numbers = call_numbers(machine)
     special = {"clone", "clone3", "socket", "setsockopt"}
@@ -59,7 +63,6 @@ def test_what_is_refused_and_what_is_not(machine: str):
     assert {verdict(machine, n, 40) for n in free} == {ALLOWED}
 
 
-@pytest.mark.parametrize("machine", ARCHITECTURES)
 def test_clone_makes_threads_and_processes_but_no_namespaces(machine: str):
     clone = call_numbers(machine)["clone"]
     thread = 0x3D0F00  # what the C library asks for
@@ -69,7 +72,6 @@ def test_clone_makes_threads_and_processes_but_no_namespaces(machine: str):
         assert verdict(machine, clone, 1 << bit | 17) == refused(errno.EPERM)
 
 
-@pytest.mark.parametrize("machine", ARCHITECTURES)
 def test_sockets_are_unix_or_ip(machine: str):
     socket = call_numbers(machine)["socket"]
     allowed = [family for family in range(64) if verdict(machine, socket, family) == ALLOWED]
@@ -78,7 +80,6 @@ def test_sockets_are_unix_or_ip(machine: str):
     assert verdict(machine, socket, 40 | 1 << 32) == refused(errno.EAFNOSUPPORT)
 
 
-@pytest.mark.parametrize("machine", ARCHITECTURES)
 def test_socket_buffers_keep_their_size(machine: str):
     call = call_numbers(machine)["setsockopt"]
     fixed = [name for name in range(80) if verdict(machine, call, 3, 1, name) != ALLOWED]
@@ -87,13 +88,11 @@ def test_socket_buffers_keep_their_size(machine: str):
     assert verdict(machine, call, 3, 6, 7) == ALLOWED  # of another level
 
 
-@pytest.mark.parametrize("machine", ARCHITECTURES)
 def test_another_abi_is_killed(machine: str):
     assert verdict(machine, READ[machine], arch=0x40000003) == KILLED  # i386
     assert verdict(machine, 0x40000000 | READ[machine]) == KILLED  # x32
 
 
-@pytest.mark.parametrize("machine", ARCHITECTURES)
 def test_numbers_are_the_kernel_s(machine: str):
     header = HEADERS[machine]
     if not header.is_file():

@@ -18,6 +18,7 @@ from posttrain.evaluation.agentic import (
     agentic_rows,
     deciding,
     failure_flags,
+    family_of,
     paired,
     scored_expectations,
     share_row,
@@ -32,7 +33,8 @@ from tests.data_builders.small_build import script
 TOOLS = json.dumps([{"type": "function", "function": {"name": "read", "parameters": {
     "type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"],
     "additionalProperties": False}}}])  # fmt: skip
-PROMPT = Prompt("p", "p", "rlvr", (Message("user", "go"),), tools=TOOLS, metadata='{"family": "f"}')
+METADATA = '{"family": "f", "fixture": "0/0"}'
+PROMPT = Prompt("p", "p", "rlvr", (Message("user", "go"),), tools=TOOLS, metadata=METADATA)
 SOUND, OTHER = '{"path": "a"}', '{"path": "b"}'
 
 
@@ -54,6 +56,11 @@ def completion(
     steps.append(Step("done", answer, "stop", 0, 1, 9))
     state = {"calls": changes, "missing": ["x"] * missing, "changes": {}, "infrastructure": None}
     return Completion("p", 0, tuple(steps), finish, state=json.dumps(state))
+
+
+def test_a_family_of_the_tiny_world_is_no_agentic_one():
+    assert family_of(PROMPT) == "f"
+    assert family_of(replace(PROMPT, metadata='{"family": "maths", "task": "subtract"}')) is None
 
 
 LOOK = ("read", SOUND, "one", False)

@@ -132,6 +132,10 @@ def test_what_cannot_be_merged_is_refused(base, adapter, tmp_path):
     (copy / "adapter_config.json").write_text(text.replace(str(base), str(tmp_path / "gone")))
     with pytest.raises(ConfigError, match="gone"):
         main([str(copy), str(tmp_path / "out")])
+    for broken in ("{", "[]", '{"peft_type": "LORA", "base_model_name_or_path": 5}'):
+        (copy / "adapter_config.json").write_text(broken)
+        with pytest.raises(ConfigError, match="copy"):
+            main([str(copy), str(tmp_path / "out")])
     (copy / "adapter_model.safetensors").rename(copy / "adapter_model.bin")
     with pytest.raises(ConfigError, match="pickled"):
         main([str(copy), str(tmp_path / "out")])

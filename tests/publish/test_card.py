@@ -91,6 +91,13 @@ def test_a_folder_that_is_no_artifact_gives_its_license_and_no_name(tmp_path):
     assert license_fields(found.licenses) == {"license": "other", "license_name": "acme"}
 
 
+def test_a_base_whose_card_cannot_be_read_declares_nothing(tmp_path):
+    (tmp_path / CARD).write_text("---\nlicense: [mit\n---\n")
+    assert license_fields(origins(tmp_path / "out", base=str(tmp_path)).licenses) == {
+        "license": "unknown"
+    }
+
+
 def test_prompts_of_a_run_declare_no_license(tmp_path):
     rows = [{"source": "p", "path": "a/b@0123", "sha256": None},
             {"source": "q", "path": "q.jsonl", "sha256": "00"}]  # fmt: skip

@@ -152,6 +152,39 @@ def test_no_path_of_this_machine_is_published(tmp_path, capsys, path):
         main([str(folder), REPO, "--dry-run"])
 
 
+@pytest.mark.parametrize(
+    ("secret", "held"),
+    [
+        ("hf_" + "a1" * 17, True),
+        ("sk-proj-" + "aB3-" * 10, True),
+        ("AKIA" + "Q7" * 8, True),
+        ("-----BEGIN OPENSSH " + "PRIVATE KEY-----", True),
+        ("postgres://ann:hunter2@db/x", True),
+        ("hf_hub and sk-learn-compatible-estimators-of-a-kind", False),
+        ("https://host:8000/v1, mail ann@host", False),
+    ],
+)
+def test_no_secret_is_published(tmp_path, secret, held):
+    recipe = write_checkpoint(tmp_path / "recipe", config={"note": f"by {secret}"})
+    card = write_checkpoint(tmp_path / "card")
+    (card / CARD).write_text((card / CARD).read_text() + f"\n{secret}\n")
+    for folder, name in ((recipe, "posttrain.json"), (card, CARD)):
+        if not held:
+            upload_plan(folder, REPO)
+            continue
+        with pytest.raises(ConfigError, match=rf"{name}, line \d+: .*secret") as refused:
+            upload_plan(folder, REPO)
+        assert secret not in str(refused.value)
+
+
+def test_a_card_whose_head_is_no_yaml_is_named(checkpoint, tmp_path):
+    folder = write_checkpoint(tmp_path / "own")
+    for head in (b"a: [", b"a: !!python/none x\nb: !x y", b"a: \xe9: ["):
+        (folder / CARD).write_bytes(b"---\n" + head + b"\n---\n")
+        with pytest.raises(DataError, match="front matter"):
+            upload_plan(folder, REPO)
+
+
 def card_of(folder: Path, *arguments: str) -> ModelCard:
     evaluations = [Path(one) for one in arguments]
     return ModelCard(upload_plan(folder, REPO, evaluations=evaluations).card)

@@ -79,14 +79,9 @@ def rlhf_groups(step: int) -> list[Group]:
     groups: list[Group] = []
     for position in range(PROMPTS):
         prompt = Prompt(
-            id=f"p{position}",
-            task=f"p{position}",
-            setting="rlhf",
-            messages=(Message("user", f"<b>{position}</b> + {step}?"),),
-            gold="1",
-            grader="digits",
-            source="maths",
-        )
+            id=f"p{position}", task=f"p{position}", setting="rlhf", gold="1", grader="digits",
+            messages=(Message("user", f"<b>{position}</b> + {step}?"),), source="maths",
+        )  # fmt: skip
         answers = ["1", "1234", "unreadable" if step == 1 else "123", None]
         made = [
             completion_of(prompt, k, "r" * (40 - 4 * step + 5 * k), answer)
@@ -100,14 +95,9 @@ def genrm_groups(step: int) -> list[Group]:
     """Verdicts near gold, one of them malformed."""
     gold = json.dumps({"score_1": 4, "score_2": 2, "ranking": 2})
     prompt = Prompt(
-        id="pair-1",
-        task="pair-1",
-        setting="genrm",
-        messages=(Message("user", "Which?"),),
-        gold=gold,
-        grader="genrm",
-        source="helpsteer",
-    )
+        id="pair-1", task="pair-1", setting="genrm", messages=(Message("user", "Which?"),),
+        gold=gold, grader="genrm", source="helpsteer",
+    )  # fmt: skip
     verdicts = ['{"score_1": 4, "score_2": 2, "ranking": 2}', "neither"]
     verdicts += [f'{{"score_1": {k}, "score_2": 3, "ranking": 4}}' for k in (1, min(step, 5))]
     return [
@@ -154,21 +144,11 @@ def write_run(out: Path, *, method: str, batches: int = 3) -> Path:
         files=files,
         parents=[],
         stats={
-            "method": method,
-            "steps": batches,
-            "batches": batches,
-            "prompts_per_step": PROMPTS,
-            "num_generations": GENERATIONS,
-            "rollouts": batches * PROMPTS * GENERATIONS,
-            "epochs": 0.5,
-            "world_size": 1,
-            "sharding": "none",
-            "tokens": 1000,
-            "trained": 900,
-            "averaged": min(AVERAGED, len(log)),
-            "first": _means(log[:AVERAGED]),
-            "last": _means(log[-AVERAGED:]),
-            "counts": _sums(log),
+            "method": method, "steps": batches, "batches": batches, "prompts_per_step": PROMPTS,
+            "num_generations": GENERATIONS, "rollouts": batches * PROMPTS * GENERATIONS,
+            "epochs": 0.5, "world_size": 1, "sharding": "none", "tokens": 1000, "trained": 900,
+            "averaged": min(AVERAGED, len(log)), "first": _means(log[:AVERAGED]),
+            "last": _means(log[-AVERAGED:]), "counts": _sums(log),
         },
-    )
+    )  # fmt: skip
     return out

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from posttrain.errors import DataError
 from posttrain.report import ensure_report, write_report
-from posttrain.report.live import write_live
+from posttrain.report.live import log_so_far, write_live
 from posttrain.runs import Run, locked
 from posttrain.training import log
 from tests.report.conftest import LOG, write_checkpoint
@@ -45,6 +46,20 @@ def test_a_run_at_work_shows_its_curves_and_reads_itself_again(begun: Path):
     assert section(page, "Training").count("<svg") == 3
     assert "&lt;b&gt;1e-3" in section(page, "Recipe")
     assert Reader(page).loads == []
+
+
+def test_a_log_that_is_none_is_named_and_one_cut_inside_of_a_letter_is_read(begun: Path):
+    log = begun / "log.jsonl"
+    whole = log.read_bytes().rpartition(b"\n")[0]
+    log.write_bytes(whole + b'\n{"text": "\xe2\x80')
+    assert len(log_so_far(begun)) == 3
+    for bad in (b"[1]", b"3", b'{"st', b"\xff"):
+        log.write_bytes(whole + b"\n" + bad + b"\n")
+        with pytest.raises(DataError, match=r"log\.jsonl is damaged"):
+            write_report(begun)
+    (begun / "stage.json").unlink()  # another project's
+    with pytest.raises(DataError, match="not an artifact"):
+        write_report(begun)
 
 
 def test_whoever_asks_learns_whether_it_goes_on(begun: Path):

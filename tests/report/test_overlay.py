@@ -54,6 +54,15 @@ def test_runs_of_one_kind_share_charts_and_differ_in_named_keys(tmp_path: Path):
     assert held_out[0][0] == held_out[0][1]  # 2.5 both times
 
 
+def test_kinds_without_a_page_of_their_own_are_overlaid(tmp_path: Path):
+    for name in "ab":
+        Run.open(tmp_path / name, kind="other", config={"x": name}).finish(
+            counts=Counts(0, 0), files={}
+        )
+    page = write_overlay([tmp_path / "a", tmp_path / "b"], out=tmp_path / "page.html").read_text()
+    assert cells(page, "x")[1:] == ["a", "b"]
+
+
 @pytest.mark.parametrize("names", [["a", "a"], list("abcdefg")])
 def test_too_many_runs_or_one_twice_are_refused(tmp_path: Path, names: list[str]):
     paths = [write_sft(tmp_path / name, 0.1) for name in names]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from posttrain.report.console import dialogue_text
+from posttrain.report import section as ui
+from posttrain.report.console import dialogue_text, print_sections
 from posttrain.report.preview import marked_words
 from posttrain.runs import Counts, Run, parent_of
 from tests.data_builders.small_build import build, index, script, write_recipe
@@ -101,3 +104,18 @@ def test_lineage_says_when_a_parent_is_gone_or_another(tmp_path, capsys):
     assert "old: not at ../old" in shown()
     Run.open(tmp_path / "old", kind="rows", config={"b": 2}).finish(counts=Counts(0, 0), files={})
     assert "another artifact lies at ../old now" in shown()
+
+
+def test_what_data_holds_cannot_steer_the_terminal():
+    hostile = "a\x1b]52;c;aGk=\x07\x9b2J\u202e"
+    marked = [ui.Styled(hostile, "mark"), ui.Styled(hostile, "")]
+    blocks = [
+        hostile, ui.Heading(hostile), ui.Definitions([(hostile, hostile)]), ui.Dialogue(marked),
+        ui.Dialogue(hostile), ui.Fold(hostile, [hostile]),
+        ui.Table([hostile], [[hostile], [ui.TableCell(hostile, below=hostile)]]),
+    ]  # fmt: skip
+    for terminal in (False, True):
+        shown = io.StringIO()
+        console = Console(file=shown, force_terminal=terminal, color_system=None)
+        print_sections(console, [ui.Section(hostile, blocks)])
+        assert not set(shown.getvalue()) & set("\x1b\x07\x9b\u202e")

@@ -19,14 +19,8 @@ from posttrain.training.activations import (
     rollout_bytes,
 )
 from posttrain.training.launch import Launched
-from posttrain.training.memory import (
-    GIB,
-    MemoryPlan,
-    ParameterCounts,
-    memory_line,
-    plan_memory,
-    state_bytes,
-)
+from posttrain.training.memory import MemoryPlan, memory_line, plan_memory, state_bytes
+from posttrain.training.plan import GIB, ModelSize
 from posttrain.training.sft.stage import SftStage
 from posttrain.training.shards import make_shards
 from tests.training.conftest import MakeRecipe
@@ -34,8 +28,8 @@ from tests.training.tiny import attention_model, hybrid_model
 
 SHAPE = StepShape(rows=4, columns=64, labels=128, masked=True)
 ALONE = Launched(1, "none", "cpu", "fp32")
-SIZE = ParameterCounts(all=800, trained=800, all_bytes=3200, trained_bytes=3200)
-HALF = replace(SIZE, all_bytes=1600, trained_bytes=1600)
+SIZE = ModelSize(parameters=800, trainable=800, weight_bytes=3200, trainable_bytes=3200)
+HALF = replace(SIZE, weight_bytes=1600, trainable_bytes=1600)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +45,7 @@ HALF = replace(SIZE, all_bytes=1600, trained_bytes=1600)
     ],
 )
 def test_what_each_sharding_keeps(
-    size: ParameterCounts, sharding: str, processes: int, precision: str, weights: int,
+    size: ModelSize, sharding: str, processes: int, precision: str, weights: int,
     optimizer: int,
 ):  # fmt: skip
     parts = state_bytes(size, Launched(processes, sharding, "cpu", precision))
@@ -166,19 +160,19 @@ def test_rollouts_keep_keys_and_values_of_every_column():
     assert 0 < long - short < short
 
 
-@pytest.mark.parametrize(("sleep", "peak"), [(True, 8), (False, 11)])
 def test_the_share_of_a_vllm_on_the_same_device_is_left_to_it(
-    recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, sleep: bool, peak: int
+    recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
 ):
     """One that sleeps needs its share beside weights and optimiser only."""
     monkeypatch.setattr("posttrain.training.memory.device_bytes", lambda _: 10 * GIB)
     trainer = SftStage(recipe()).prepare().trainer
     batch = {name: torch.zeros(1, 8, dtype=torch.long) for name in ("input_ids", "labels")}
-    engine = ColocatedVllm(engine="vllm_colocate", gpu_memory=0.5, sleep=sleep)
-    plan = plan_memory(trainer, ALONE, batch, adapter=None, rollouts=engine)
     step = StepMemory(activations=2 * GIB, gathered=0, gradients=GIB)
-    assert replace(plan, weights=2 * GIB, optimizer=GIB, step=step).peak == peak * GIB
-    assert ("vllm 5.00" in memory_line(plan, 10 * GIB)[1]) is not sleep
+    for sleep, peak in ((True, 8), (False, 11)):
+        engine = ColocatedVllm(engine="vllm_colocate", gpu_memory=0.5, sleep=sleep)
+        plan = plan_memory(trainer, ALONE, batch, adapter=None, rollouts=engine)
+        assert replace(plan, weights=2 * GIB, optimizer=GIB, step=step).peak == peak * GIB
+        assert ("vllm 5.00" in memory_line(plan, 10 * GIB)[1]) is not sleep
 
 
 def test_a_step_that_cannot_fit_is_refused_with_its_parts():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from posttrain.evaluation.agentic import ALL_FAMILIES, deciding, failures, scored_expectations
 from posttrain.evaluation.grade import Record
 from posttrain.report import section as ui
 
@@ -22,6 +21,9 @@ def figures(
     yield families(found["models"])
     yield failure_modes(found["models"])
     if expect:
+        # imported here: a report needs no numpy
+        from posttrain.evaluation.agentic import scored_expectations
+
         yield predictions([*scored_expectations(found, expect)])
 
 
@@ -30,7 +32,7 @@ def leaderboard(found: ui.Row, costs: Sequence[ui.Row]) -> Iterator[ui.Block]:
     rows: list[list[object]] = []
     spent = {row["checkpoint"]: row for row in costs if row["task"] == "all"}
     for place, model in enumerate(found["models"], 1):
-        total = next(row for row in model["families"] if row["family"] == ALL_FAMILIES)
+        total = model["families"][-1]
         row = [str(place), model["checkpoint"], *_solved(total), _calls(total)]
         rows.append([*row, *_spent(spent.get(model["checkpoint"]))])
     head = ["", "model", "solved", "share", "over runs", "over tasks", "calls a run"]
@@ -118,7 +120,12 @@ def predictions(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
 
 
 def failing_step(record: Record) -> tuple[int, str] | None:
-    """The step at which a run failed, and how it failed; None for a solved one."""
+    """The step at which an agentic run failed, and how it failed; None for a solved one and for
+    any other completion."""
+    from posttrain.evaluation.agentic import deciding, failures, family_of
+
+    if family_of(record.prompt) is None:
+        return None
     failure = deciding(record.prompt, record.completion, record.score)
     if failure is None:
         return None

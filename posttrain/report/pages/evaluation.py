@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from posttrain.chat.detect import FoundCall, searched
 from posttrain.errors import DataError
-from posttrain.evaluation.agentic import family_of
-from posttrain.evaluation.gate import GateRow
 from posttrain.evaluation.grade import Record, record_from_row
-from posttrain.evaluation.metrics import LENGTHS
 from posttrain.report import section as ui
 from posttrain.report.lineage import Node, listed_text, samples_to_read
 from posttrain.report.pages import agentic
 from posttrain.rollouts import Step
+
+if TYPE_CHECKING:
+    from posttrain.evaluation.gate import GateRow
 
 METRICS, COSTS = "metrics.json", "costs.json"
 # what NVIDIA states of its own model in its own harness: never a figure of this run
@@ -213,6 +214,9 @@ def differences(pairs: Sequence[ui.Row]) -> Iterator[ui.Block]:
 
 @ui.section("The gate")
 def gated(rows: Sequence[GateRow]) -> Iterator[ui.Block]:
+    # imported here: a report needs no numpy
+    from posttrain.evaluation.metrics import LENGTHS
+
     table: list[list[object]] = []
     for row in rows:
         scale = 1 if row.figure in LENGTHS else 100
@@ -260,10 +264,8 @@ def completions_to_read(rows: Sequence[Mapping[str, object]]) -> Iterator[ui.Sam
 
 def _example(record: Record, most: int) -> ui.Sample:
     value, prompt, completion = record.score.value, record.prompt, record.completion
-    outcome = (
-        "unscored" if value is None else {1.0: "right", 0.0: "wrong"}.get(value, "partly right")
-    )
-    failed = agentic.failing_step(record) if family_of(prompt) is not None else None
+    outcome = ui.graded(value)
+    failed = agentic.failing_step(record)
     if failed is not None:
         outcome += f": {failed[1].partition(',')[0]}"
     calls = ", ".join(dict.fromkeys(f"{c.form}: {c.kind}" for c in record.verdict.calls))

@@ -12,6 +12,7 @@ from posttrain.report.lineage import Node, side_rows
 from posttrain.report.pages import rlvr
 from posttrain.report.pages.rollouts import (
     ADDED,
+    MEANS,
     RolloutBatch,
     groups_to_read,
     part_values,
@@ -34,7 +35,7 @@ def sections(node: Node, stats: ui.Row, rows: Sequence[ui.Row]) -> ui.Sections:
         own, of, to_read = "the judge's training", " of the judge", "Judgements to read"
         yield lengths("Lengths of judgements", logs)
     elif stats["method"] == "rlvr":
-        means = [_run(stats), *_means(stats, rlvr.MEANS), *curves(logs, rlvr.CURVES)]
+        means = [_run(stats), *_means(stats, rlvr.RUN_MEANS), *curves(logs, rlvr.CURVES)]
         yield ui.Section("RLVR", means)
         own, of, to_read = "RLVR", "", "Groups to read"
         yield rlvr.curriculum(stats["curriculum"], logs)
@@ -168,12 +169,7 @@ _RLHF_MEANS = {
     "part/base": "base reward, the judge's",
     "reward_std": "deviation of the rewards",
     "part/accuracy": "accuracy on checkable prompts",
-    "reasoning_tokens": "reasoning tokens",
-    "answer_tokens": "answer tokens",
-    "truncated": "truncated, share",
-    "zero_variance": "groups without advantage, share",
-    "unscored": "unscored, share",
-    "entropy": "entropy, nats a token",
+    **MEANS,
 }
 _REWARD_CURVES = (
     Curve(

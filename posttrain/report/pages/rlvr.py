@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from posttrain.report import section as ui
 from posttrain.report.curves import Curve, curves
 from posttrain.report.lineage import Node
+from posttrain.report.pages.rollouts import MEANS
 from posttrain.report.pages.samples import completions, prompts_by_source, settings
 
 # ---- a profile ----
@@ -86,16 +87,7 @@ def drift(rates: Mapping[str, ui.Row]) -> Iterator[ui.Block]:
 
 # ---- a run ----
 
-MEANS = {
-    "reward": "reward",
-    "part/pass": "rollouts that pass, share",
-    "reasoning_tokens": "reasoning tokens",
-    "answer_tokens": "answer tokens",
-    "truncated": "truncated, share",
-    "zero_variance": "groups without advantage, share",
-    "unscored": "unscored, share",
-    "entropy": "entropy, nats a token",
-}
+RUN_MEANS = {"reward": "reward", "part/pass": "rollouts that pass, share", **MEANS}
 CURVES = (
     Curve(
         "Mean over the scored rollouts of a batch. The curriculum makes prompts harder with "

@@ -29,6 +29,15 @@ ADDED = {
     "style": "style, zero-sum",
     "absolute_penalty": "absolute length penalty",
 }
+# of every group-relative run: key of the log → its name
+MEANS = {
+    "reasoning_tokens": "reasoning tokens",
+    "answer_tokens": "answer tokens",
+    "truncated": "truncated, share",
+    "zero_variance": "groups without advantage, share",
+    "unscored": "unscored, share",
+    "entropy": "entropy, nats a token",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +159,7 @@ def _outcome(rollout: ui.Row) -> str:
         return "unscored"
     graded = rollout["parts"].get("pass", rollout["parts"].get("accuracy"))
     if graded is not None:
-        return {1.0: "right", 0.0: "wrong"}.get(graded, "partly right")
+        return ui.graded(graded)
     return "in the loss" if rollout["in_loss"] else "not in the loss"
 
 

@@ -68,6 +68,7 @@ class StreamedMessage:
         self._show = show
         self._fields: dict[str, Any] = {}
         self._calls: list[dict[str, Any]] = []
+        self._places: dict[str, dict[str, Any]] = {}  # the last call of each index
         self._rest: dict[str, Any] = {}
         self._finish: object = None
 
@@ -114,6 +115,8 @@ class StreamedMessage:
 
     def _append(self, name: str, piece: Any) -> None:
         """Text behind text, and a content in parts behind its other parts."""
+        if not isinstance(piece, str | list):
+            raise RequestFailed(f"a {name} that is neither text nor parts")
         known = self._fields.get(name)
         if isinstance(known, list) or (known is None and isinstance(piece, list)):
             more = piece if isinstance(piece, list) else [{"type": "text", "text": piece}]
@@ -135,13 +138,14 @@ class StreamedMessage:
             raise RequestFailed("a tool call that is no object")
         piece = cast(dict[str, Any], piece)
         place, name = piece.get("index"), piece.get("id")
-        known = [call for call in self._calls if call.get("index") == place]
+        known = self._places.get(repr(place))
         if place is None:  # a server without places: a new id begins a new call
-            known = self._calls[-1:] if name in (None, "") else []
-        if not known:
+            known = self._calls[-1] if self._calls and name in (None, "") else None
+        if known is None:
             self._calls.append(piece)
+            self._places[repr(place)] = piece
         else:
-            self._merge(known[-1], {"function": piece.get("function") or {}})
+            self._merge(known, {"function": piece.get("function") or {}})
 
     def _merge(self, into: dict[str, Any], piece: Mapping[str, Any]) -> None:
         for key, value in piece.items():

@@ -19,7 +19,7 @@ import marshal
 import random
 import sqlite3
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from posttrain.environments.base import Environment
@@ -32,6 +32,7 @@ from reward.environments.agentic.workspace import (
     BASIC,
     Files,
     Workspace,
+    changed_paths,
     final_files,
     run_python,
     toolbox,
@@ -45,6 +46,8 @@ SYSTEM = (
 )
 DATABASE = "data.db"
 Call = tuple[str, Mapping[str, Any]]
+# calls, each a turn of its own, and perhaps a text at the end: see `script`
+ScriptedRun = Sequence[Call | str]
 _CHECK_LIMITS = Limits(seconds=20, cpu_seconds=10, output_bytes=1 << 20)
 _LARGEST_ANSWER = 100_000  # bytes of a file that holds an answer
 # The directory comes last on the path: no file in it stands in for the standard library. The
@@ -100,16 +103,9 @@ class Final:
 
     def unchanged(self, *paths: str) -> None:
         """Raises Wrong where a file is not what it was, or a directory's files are not."""
+        changed = changed_paths(self.initial, self.files)
         for path in paths:
-            both = [
-                {
-                    name: d
-                    for name, d in files.items()
-                    if name == path or name.startswith(f"{path}/")
-                }
-                for files in (self.initial, self.files)
-            ]
-            if both[0] != both[1]:
+            if any(one == path or one.startswith(f"{path}/") for one in changed):
                 raise Wrong(f"{path} was changed")
 
     def text(self, path: str) -> str:
@@ -177,7 +173,8 @@ class Fixture:
         files: path → text.
         check: raises Wrong on a final state that does not solve the task.
         oracle: a run that solves it.
-        wrong: runs that do not: name → failure mode and script.
+        wrong: runs that end with a wrong answer, by name.
+        unfinished: runs that give up before their end, by name.
         deliverables: files that a run has to write; () means any change.
         tables: SQL that makes the database `DATABASE`; "" makes none.
         first_error: the error that the first sound call gets.
@@ -187,8 +184,9 @@ class Fixture:
     task: str
     files: Mapping[str, str]
     check: Callable[[Final], Awaitable[None]]
-    oracle: Script
-    wrong: Mapping[str, tuple[str, Script]]
+    oracle: ScriptedRun
+    wrong: Mapping[str, ScriptedRun]
+    unfinished: Mapping[str, ScriptedRun] = field(default_factory=dict[str, "ScriptedRun"])
     deliverables: tuple[str, ...] = ()
     tools: tuple[str, ...] = BASIC
     tables: str = ""
@@ -281,7 +279,7 @@ class AgenticEnvironment(RLVREnvironment):
 
     def gold(self, prompt: Prompt) -> Script:
         """The oracle."""
-        return self.fixture(prompt).oracle
+        return script(*self.fixture(prompt).oracle)
 
     def wrong(self, prompt: Prompt) -> list[Script]:
         """Nothing done; the family's wrong runs are in `policies`."""
@@ -291,11 +289,11 @@ class AgenticEnvironment(RLVREnvironment):
         """Scripted runs: the oracle, one that does nothing, and wrong ones."""
         fixture = self.fixture(prompt)
         look = [("list_files", {"path": "."})]
-        own = {name: Policy(script, fails) for name, (fails, script) in fixture.wrong.items()}
+        own = {"wrong_answer": fixture.wrong, "gave_up_mid_plan": fixture.unfinished}
         parts = [("read_file", {"path": next(iter(fixture.files)), "first_line": n + 1, "lines": 1})
                  for n in range(20)]  # fmt: skip
         return {
-            "oracle": Policy(fixture.oracle, None),
+            "oracle": Policy(script(*fixture.oracle), None),
             "no_op": Policy(says("Done."), "gave_up_mid_plan"),
             "unknown_tool": Policy(
                 script(*look, ("open_editor", {"path": "."})), "tool_call_hallucinated"
@@ -305,7 +303,7 @@ class AgenticEnvironment(RLVREnvironment):
             ),
             "repeats": Policy(script(*look, *look, *look, *look), "tool_call_redundancy"),
             "out_of_turns": Policy(script(*parts), "gave_up_mid_plan"),
-            **own,
+            **{n: Policy(script(*r), fails) for fails, of in own.items() for n, r in of.items()},
         }
 
 
@@ -320,8 +318,10 @@ _NO_PROMPT = Prompt(id="", task="", setting="", messages=())
 # -- scripted runs -------------------------------------------------------------------------------
 
 
-def script(*made: Call, text: str = "Done.") -> Script:
-    """A run with one call a turn, and an answer at its end."""
+def script(*parts: Call | str) -> Script:
+    """A run with one call a turn, and an answer at its end: the last part if that is a text."""
+    made = [part for part in parts if not isinstance(part, str)]
+    text = parts[-1] if parts and isinstance(parts[-1], str) else "Done."
     return (*(message for call in made for message in calls(call)), *says(text))
 
 

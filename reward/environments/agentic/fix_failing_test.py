@@ -9,15 +9,7 @@ from __future__ import annotations
 
 import random
 
-from reward.environments.agentic.base import (
-    AgenticEnvironment,
-    Final,
-    Fixture,
-    read,
-    script,
-    sh,
-    write,
-)
+from reward.environments.agentic.base import AgenticEnvironment, Final, Fixture, read, sh, write
 from reward.environments.agentic.programs import Arguments, Function, choose
 
 MODULES = ("billing", "planning", "reporting", "accounts", "routes", "summary", "intake")
@@ -72,22 +64,15 @@ class FixFailingTest(AgenticEnvironment):
             ),
             files={**files, **tests},
             check=check,
-            oracle=script(sh(RUN_TESTS), read(path), write(path, bad.source()), sh(RUN_TESTS)),
+            oracle=[sh(RUN_TESTS), read(path), write(path, bad.source()), sh(RUN_TESTS)],
             wrong={
-                "edits_the_test": ("wrong_answer", script(write(test, given))),
-                "deletes_the_tests": ("wrong_answer", script(sh("rm -r tests"))),
-                "hard_codes_results": (
-                    "wrong_answer",
-                    script(write(path, f"def {bad.name}({bad.template.parameters}):\n{table}")),
-                ),
-                "exits_with_0": (
-                    "wrong_answer",
-                    script(write(path, "import os\nos._exit(0)\n"), sh(RUN_TESTS)),
-                ),
-                "fixes_another_module": (
-                    "wrong_answer",
-                    script(write("app/__init__.py", "# checked\n"), sh(RUN_TESTS)),
-                ),
+                "edits_the_test": [write(test, given)],
+                "deletes_the_tests": [sh("rm -r tests")],
+                "hard_codes_results": [
+                    write(path, f"def {bad.name}({bad.template.parameters}):\n{table}")
+                ],
+                "exits_with_0": [write(path, "import os\nos._exit(0)\n"), sh(RUN_TESTS)],
+                "fixes_another_module": [write("app/__init__.py", "# checked\n"), sh(RUN_TESTS)],
             },
         )
 

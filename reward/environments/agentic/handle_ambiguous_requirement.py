@@ -15,7 +15,6 @@ from reward.environments.agentic.base import (
     Final,
     Fixture,
     Wrong,
-    script,
     sh,
     write_json,
 )
@@ -86,11 +85,13 @@ class HandleAmbiguousRequirement(AgenticEnvironment):
             DECISION, kind="assumption", term=open_term, reading=settled.get(open_term or "")
         )
         question = write_json(DECISION, kind="question", term=open_term or other)
-        oracles = [script(look, question), script(look, assumed, result)]
+        oracles = [[look, question], [look, assumed, result]]
         flipped = dict(settled)
         term = open_term or other
         flipped[term] = next(reading for reading in TERMS[term] if reading != settled[term])
         unlike = write_json(RESULT, total=_total(rows, flipped, month, region))
+        opposite = "asks_needlessly" if open_term is None else "guesses_silently"
+        decided = plain if open_term is None else assumed
         listed = "; ".join(f"{name}: {' or '.join(TERMS[name])}" for name in TERMS)
         return Fixture(
             task=(
@@ -106,30 +107,17 @@ class HandleAmbiguousRequirement(AgenticEnvironment):
             check=check,
             deliverables=(DECISION,),
             variant="settled" if open_term is None else "open",
-            oracle=script(look, plain, result) if open_term is None else rng.choice(oracles),
+            oracle=[look, plain, result] if open_term is None else rng.choice(oracles),
             wrong={
-                ("asks_needlessly" if open_term is None else "guesses_silently"): (
-                    "wrong_answer",
-                    script(look, question) if open_term is None else script(look, plain, result),
-                ),
-                "asks_about_a_settled_term": (
-                    "wrong_answer",
-                    script(look, write_json(DECISION, kind="question", term=other)),
-                ),
-                "total_of_another_reading": (
-                    "wrong_answer",
-                    script(look, plain if open_term is None else assumed, unlike),
-                ),
-                "decides_without_a_total": (
-                    "wrong_answer",
-                    script(look, plain if open_term is None else assumed),
-                ),
-                "asks_in_prose": (
-                    "gave_up_mid_plan",
-                    script(look, text=f"Which {term} do you mean?"),
-                ),
+                opposite: [look, question] if open_term is None else [look, plain, result],
+                "asks_about_a_settled_term": [
+                    look, write_json(DECISION, kind="question", term=other)
+                ],
+                "total_of_another_reading": [look, decided, unlike],
+                "decides_without_a_total": [look, decided],
             },
-        )
+            unfinished={"asks_in_prose": [look, f"Which {term} do you mean?"]},
+        )  # fmt: skip
 
 
 def _row(rng: random.Random, month: int) -> Row:

@@ -9,14 +9,7 @@ from __future__ import annotations
 
 import random
 
-from reward.environments.agentic.base import (
-    AgenticEnvironment,
-    Final,
-    Fixture,
-    script,
-    sh,
-    write_json,
-)
+from reward.environments.agentic.base import AgenticEnvironment, Final, Fixture, sh, write_json
 
 LOG, REPORT = "logs/service.log", "report.json"
 SETTINGS = ("pool.size", "cache.bytes", "retry.limit", "queue.depth", "read.timeout_ms")
@@ -71,7 +64,7 @@ class InvestigateLog(AgenticEnvironment):
         errors = sum(" ERROR " in line for line in lines)
         right = {"host": bad, "setting": settings[0], "time": times[change_at]}
         right_report = {**right, "failed_requests": failed}
-        first_setting = harmless[earlier[0]][1]
+        before = {"setting": harmless[earlier[0]][1], "time": times[earlier[0]]}
 
         async def check(final: Final) -> None:
             final.unchanged("logs")
@@ -89,26 +82,15 @@ class InvestigateLog(AgenticEnvironment):
             files={LOG: "\n".join(lines) + "\n", "logs/README": "One line an event.\n"},
             check=check,
             deliverables=(REPORT,),
-            oracle=script(
+            oracle=[
                 sh(f"grep 'config applied' {LOG}; grep -c 'failed after' {LOG}"),
                 sh(f"grep 'failed after' {LOG} | head -3"),
                 write_json(REPORT, **right_report),
-            ),
+            ],
             wrong={
-                "blames_the_loudest_host": ("wrong_answer", script(write_json(REPORT, **loudest))),
-                "blames_an_earlier_change": (
-                    "wrong_answer",
-                    script(
-                        write_json(
-                            REPORT,
-                            **right_report | {"setting": first_setting, "time": times[earlier[0]]},
-                        )
-                    ),
-                ),
-                "counts_every_error": (
-                    "wrong_answer",
-                    script(write_json(REPORT, **right, failed_requests=errors)),
-                ),
-                "reads_and_stops": ("gave_up_mid_plan", script(sh(f"grep ERROR {LOG} | head -20"))),
+                "blames_the_loudest_host": [write_json(REPORT, **loudest)],
+                "blames_an_earlier_change": [write_json(REPORT, **right_report | before)],
+                "counts_every_error": [write_json(REPORT, **right, failed_requests=errors)],
             },
+            unfinished={"reads_and_stops": [sh(f"grep ERROR {LOG} | head -20")]},
         )

@@ -15,7 +15,6 @@ from reward.environments.agentic.base import (
     Final,
     Fixture,
     Wrong,
-    script,
     sh,
     write_json,
 )
@@ -84,20 +83,15 @@ class KnowWhenToStop(AgenticEnvironment):
             check=check,
             deliverables=(ANSWER,),
             variant=variant,
-            oracle=script(look, answered if enough else refused),
+            oracle=[look, answered if enough else refused],
             wrong={
-                opposite: ("wrong_answer", script(look, refused if enough else answered)),
-                "answers_with_no_number": (
-                    "wrong_answer",
-                    script(look, write_json(ANSWER, status="answered", value="NaN")),
-                ),
-                "leaves_a_day_out": (
-                    "wrong_answer",
-                    script(look, write_json(ANSWER, status="answered", value=some)),
-                ),
-                "explains_in_prose": (
-                    "gave_up_mid_plan",
-                    script(look, text="There is too little data for a moving average."),
-                ),
+                opposite: [look, refused if enough else answered],
+                "answers_with_no_number": [
+                    look, write_json(ANSWER, status="answered", value="NaN")
+                ],
+                "leaves_a_day_out": [look, write_json(ANSWER, status="answered", value=some)],
             },
-        )
+            unfinished={
+                "explains_in_prose": [look, "There is too little data for a moving average."]
+            },
+        )  # fmt: skip

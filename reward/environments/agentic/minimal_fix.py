@@ -9,15 +9,7 @@ from __future__ import annotations
 import difflib
 import random
 
-from reward.environments.agentic.base import (
-    AgenticEnvironment,
-    Final,
-    Fixture,
-    Wrong,
-    read,
-    script,
-    write,
-)
+from reward.environments.agentic.base import AgenticEnvironment, Final, Fixture, Wrong, read, write
 from reward.environments.agentic.programs import choose
 
 MOST_CHANGED = 4
@@ -69,20 +61,16 @@ class MinimalFix(AgenticEnvironment):
             ),
             files={path: text, "CHANGES.txt": "Nothing yet.\n"},
             check=check,
-            oracle=script(read(path), write(path, right)),
+            oracle=[read(path), write(path, right)],
             wrong={
-                "rewrites_the_file": ("wrong_answer", script(read(path), write(path, rewritten))),
-                "answers_one_case": ("wrong_answer", script(write(path, f"{head}{special}{tail}"))),
-                "edits_another_file": (
-                    "wrong_answer",
-                    script(write(path, right), write("CHANGES.txt", f"Fixed {bad.name}.\n")),
-                ),
-                "leaves_a_backup": (
-                    "wrong_answer",
-                    script(write(f"{path}.orig", text), write(path, right)),
-                ),
+                "rewrites_the_file": [read(path), write(path, rewritten)],
+                "answers_one_case": [write(path, f"{head}{special}{tail}")],
+                "edits_another_file": [
+                    write(path, right), write("CHANGES.txt", f"Fixed {bad.name}.\n")
+                ],
+                "leaves_a_backup": [write(f"{path}.orig", text), write(path, right)],
             },
-        )
+        )  # fmt: skip
 
 
 def changed_lines(before: str, after: str) -> int:

@@ -8,15 +8,7 @@ from __future__ import annotations
 
 import random
 
-from reward.environments.agentic.base import (
-    AgenticEnvironment,
-    Call,
-    Final,
-    Fixture,
-    Wrong,
-    script,
-    write,
-)
+from reward.environments.agentic.base import AgenticEnvironment, Call, Final, Fixture, Wrong, write
 
 PREFIXES = ("step", "stage", "part", "phase")
 FOLDERS = ("steps", "plan", "work", "out")
@@ -62,13 +54,11 @@ class MultiStepPlan(AgenticEnvironment):
             files={"PLAN.md": f"Files go to {folder}/.\n"},
             check=check,
             deliverables=tuple(paths),
-            oracle=script(*made),
+            oracle=made,
             wrong={
-                "out_of_order": ("wrong_answer", script(*swapped)),
-                "skips_a_rule": ("wrong_answer", script(*stale)),
-                "adds_a_file": (
-                    "wrong_answer", script(*made, write(f"{folder}/summary.txt", "Done.\n"))
-                ),
-                "stops_before_the_end": ("gave_up_mid_plan", script(*made[:-1])),
+                "out_of_order": swapped,
+                "skips_a_rule": stale,
+                "adds_a_file": [*made, write(f"{folder}/summary.txt", "Done.\n")],
             },
-        )  # fmt: skip
+            unfinished={"stops_before_the_end": made[:-1]},
+        )

@@ -27,9 +27,14 @@ LIMITS = RolloutLimits(Parameters(max_tokens=8192), max_turns=TURNS)
 ENVIRONMENT_OF = {kind.name: kind for kind in FAMILIES}
 
 
+def policies_of(prompt: Prompt) -> dict[str, Policy]:
+    """All policies of a prompt's family."""
+    return ENVIRONMENT_OF[str(prompt.environment)]().policies(prompt)
+
+
 def policy_of(prompt: Prompt, name: str) -> Policy:
     """A policy by its name; families that have none of it do nothing."""
-    policies = ENVIRONMENT_OF[str(prompt.environment)]().policies(prompt)
+    policies = policies_of(prompt)
     return policies.get(name, policies["no_op"])
 
 
@@ -43,14 +48,10 @@ class PolicySampler:
     batched = True
 
     def __init__(self, prompts: Sequence[Prompt], policy: str) -> None:
-        environments = {p: ENVIRONMENT_OF.get(str(p.environment)) for p in prompts}
-        if (
-            other := next((p for p, kind in environments.items() if kind is None), None)
-        ) is not None:
-            raise ConfigError(f"scripted policies run agentic tasks alone, not {other.source}")
-        known = dict.fromkeys(
-            n for p, kind in environments.items() if kind for n in kind().policies(p)
-        )
+        for prompt in prompts:
+            if prompt.environment not in ENVIRONMENT_OF:
+                raise ConfigError(f"scripted policies run agentic tasks alone, not {prompt.source}")
+        known = dict.fromkeys(name for prompt in prompts for name in policies_of(prompt))
         if policy not in known:
             raise ConfigError(f"no family has a policy {policy!r}{nearest(policy, [*known])}")
         self._scripts = {p.messages: policy_of(p, policy).script for p in prompts}

@@ -15,7 +15,6 @@ from reward.environments.agentic.base import (
     Final,
     Fixture,
     read,
-    script,
     sh,
     write_json,
 )
@@ -70,19 +69,13 @@ class RecoverFromToolError(AgenticEnvironment):
             check=check,
             deliverables=(TOTAL,),
             first_error=error,
-            oracle=script(read(path), read(path), summed, right),
+            oracle=[read(path), read(path), summed, right],
             wrong={
-                "takes_the_stale_copy": ("wrong_answer", script(read(path), read(copy), wrong)),
-                "invents_a_number": (
-                    "wrong_answer",
-                    script(read(path), write_json(TOTAL, total=0)),
-                ),
-                "restores_the_copy": (
-                    "wrong_answer",
-                    script(read(path), sh(f"cp {copy} {path}"), wrong),
-                ),
-                "stops_at_the_error": ("gave_up_mid_plan", script(read(path))),
+                "takes_the_stale_copy": [read(path), read(copy), wrong],
+                "invents_a_number": [read(path), write_json(TOTAL, total=0)],
+                "restores_the_copy": [read(path), sh(f"cp {copy} {path}"), wrong],
             },
+            unfinished={"stops_at_the_error": [read(path)]},
         )
 
 

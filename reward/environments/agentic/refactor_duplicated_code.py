@@ -19,7 +19,6 @@ from reward.environments.agentic.base import (
     Fixture,
     Wrong,
     read,
-    script,
     sh,
     write,
 )
@@ -117,24 +116,16 @@ class RefactorDuplicatedCode(AgenticEnvironment):
             files=files,
             check=check,
             deliverables=(f"{shared}.py", first, second),
-            oracle=script(sh("cat *.py"), *moved, *fixed),
+            oracle=[sh("cat *.py"), *moved, *fixed],
             wrong={
-                "replaces_the_third": (
-                    "wrong_answer", script(*moved, *fixed, write(third, right[third]))
-                ),
-                "imports_and_keeps_copies": ("wrong_answer", script(*moved, *unused)),
-                "renames_the_copies": ("wrong_answer", script(*moved, *called)),
-                "changes_results": (
-                    "wrong_answer",
-                    script(
-                        write(f"{shared}.py", f"def {helper}(items):\n    return list(items)\n"),
-                        *fixed,
-                    ),
-                ),
-                "stops_after_the_first": (
-                    "gave_up_mid_plan", script(read(first), *moved, fixed[0])
-                ),
+                "replaces_the_third": [*moved, *fixed, write(third, right[third])],
+                "imports_and_keeps_copies": [*moved, *unused],
+                "renames_the_copies": [*moved, *called],
+                "changes_results": [
+                    write(f"{shared}.py", f"def {helper}(items):\n    return list(items)\n"), *fixed
+                ],
             },
+            unfinished={"stops_after_the_first": [read(first), *moved, fixed[0]]},
         )  # fmt: skip
 
 

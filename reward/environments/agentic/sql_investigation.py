@@ -15,7 +15,7 @@ from reward.environments.agentic.base import (
     AgenticEnvironment,
     Final,
     Fixture,
-    script,
+    sh,
     write_json,
 )
 from reward.environments.agentic.workspace import BASIC
@@ -107,28 +107,21 @@ class SqlInvestigation(AgenticEnvironment):
             tools=(*BASIC, "sql"),
             check=check,
             deliverables=(FINDING,),
-            oracle=script(query, owed, write_json(FINDING, **right)),
+            oracle=[query, owed, write_json(FINDING, **right)],
             wrong={
-                "counts_void_payments": (
-                    "wrong_answer",
-                    script(query, write_json(FINDING, account=ids[void], excess_cents=voided)),
-                ),
-                "counts_cancelled_invoices": (
-                    "wrong_answer",
-                    script(query, write_json(FINDING, account=ids[cancelled], excess_cents=voided)),
-                ),
-                "takes_the_namesake": (
-                    "wrong_answer",
-                    script(owed, write_json(FINDING, account=ids[namesake], excess_cents=excess)),
-                ),
-                "changes_the_database": (
-                    "wrong_answer",
-                    script(
-                        ("shell", {"command": f"sqlite3 {DATABASE} 'DELETE FROM payments' || "
-                                   f"echo x >> {DATABASE}"}),
-                        write_json(FINDING, **right),
-                    ),
-                ),
-                "only_queries": ("gave_up_mid_plan", script(query, owed)),
+                "counts_void_payments": [
+                    query, write_json(FINDING, account=ids[void], excess_cents=voided)
+                ],
+                "counts_cancelled_invoices": [
+                    query, write_json(FINDING, account=ids[cancelled], excess_cents=voided)
+                ],
+                "takes_the_namesake": [
+                    owed, write_json(FINDING, account=ids[namesake], excess_cents=excess)
+                ],
+                "changes_the_database": [
+                    sh(f"sqlite3 {DATABASE} 'DELETE FROM payments' || echo x >> {DATABASE}"),
+                    write_json(FINDING, **right),
+                ],
             },
+            unfinished={"only_queries": [query, owed]},
         )  # fmt: skip

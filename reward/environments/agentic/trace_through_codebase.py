@@ -14,7 +14,6 @@ from reward.environments.agentic.base import (
     Final,
     Fixture,
     read,
-    script,
     sh,
     write_json,
 )
@@ -89,25 +88,19 @@ class TraceThroughCodebase(AgenticEnvironment):
             files=files,
             check=check,
             deliverables=(ANSWER,),
-            oracle=script(
-                read("main.py"), sh("cat settings.py routes.py core/*.py"),
-                sh("python3 -c 'import main; print(main.entry())'"), write_json(ANSWER, **right),
-            ),
+            oracle=[
+                read("main.py"),
+                sh("cat settings.py routes.py core/*.py"),
+                sh("python3 -c 'import main; print(main.entry())'"),
+                write_json(ANSWER, **right),
+            ],
             wrong={
-                "follows_the_legacy_code": (
-                    "wrong_answer", script(write_json(ANSWER, value=legacy, path=decoy))
-                ),
-                "stops_a_call_short": (
-                    "wrong_answer",
-                    script(write_json(ANSWER, value=partial[-2], path=path[:-1])),
-                ),
-                "runs_it_and_guesses_the_path": (
-                    "wrong_answer", script(write_json(ANSWER, value=value, path=path[::-1]))
-                ),
-                "writes_into_the_code": (
-                    "wrong_answer",
-                    script(sh("echo '# traced' >> main.py"), write_json(ANSWER, **right)),
-                ),
+                "follows_the_legacy_code": [write_json(ANSWER, value=legacy, path=decoy)],
+                "stops_a_call_short": [write_json(ANSWER, value=partial[-2], path=path[:-1])],
+                "runs_it_and_guesses_the_path": [write_json(ANSWER, value=value, path=path[::-1])],
+                "writes_into_the_code": [
+                    sh("echo '# traced' >> main.py"), write_json(ANSWER, **right)
+                ],
             },
         )  # fmt: skip
 

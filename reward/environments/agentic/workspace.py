@@ -124,9 +124,7 @@ class Workspace:
         """Run one call, and note which files it changed."""
         before = dict(self.files)
         result = await self._toolbox.call(name, arguments)
-        paths = before.keys() | self.files.keys()
-        changed = sorted(p for p in paths if before.get(p) != self.files.get(p))
-        self._calls.append({"changed": changed})
+        self._calls.append({"changed": changed_paths(before, self.files)})
         return result
 
     def _inject(self) -> None:
@@ -232,8 +230,7 @@ class Workspace:
 
     def snapshot(self) -> str:
         """JSON text: changes against the first files, what each call changed, what is missing."""
-        paths = self._initial.keys() | self.files.keys()
-        changed = sorted(p for p in paths if self._initial.get(p) != self.files.get(p))
+        changed = changed_paths(self._initial, self.files)
         missing = [p for p in self._deliverables if p not in changed or p not in self.files]
         if not self._deliverables and not changed:
             missing = ["any change"]
@@ -279,6 +276,11 @@ def inside(path: str) -> str:
     if relative.startswith("/") or relative.split("/")[0] == "..":
         raise Refused(f"{clip(path, 80)} is outside of the working directory")
     return relative
+
+
+def changed_paths(before: Files, after: Files) -> list[str]:
+    """Paths whose content differs or that only one side has, in alphabetical order."""
+    return sorted(p for p in before.keys() | after.keys() if before.get(p) != after.get(p))
 
 
 def final_files(initial: Files, state: Mapping[str, Any]) -> dict[str, bytes]:

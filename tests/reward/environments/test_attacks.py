@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.attacks import ATTACKS
+from benchmarks.attacks.base import Attack, common
+from benchmarks.attacks.instructions import instruction_forms
 from benchmarks.environment_tasks import rows
-from benchmarks.red_team_attacks import ATTACKS, Attack, common, instruction_forms
 from posttrain.records import Score
 from posttrain.rollouts import Prompt
 from reward.environments import ENVIRONMENTS

@@ -17,7 +17,7 @@ from trl.distributed import DistributedBackend
 from posttrain.config.grpo import GroupTraining
 from posttrain.config.load import validate
 from posttrain.errors import ConfigError
-from posttrain.training.memory import GIB
+from posttrain.training.plan import GIB
 from posttrain.training.rl.stage import GroupStage
 from posttrain.training.rl.vllm import WeightSync
 from tests.training.forks import forked

@@ -1,6 +1,6 @@
 """Attacks on the generated environments: calendars, offices, documents and calls to a bank.
 
-As `red_team_attacks`; calendars are labelled by constraints read out of the question itself.
+Calendars are labelled by constraints read out of the question itself.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.red_team_attacks import Attack, Attacks
+from benchmarks.attacks.base import Attack, Attacks
 from posttrain.records import Message
 from posttrain.rollouts import Prompt, metadata_of
 from reward.environments import ENVIRONMENTS
