@@ -20,9 +20,9 @@ export OMP_NUM_THREADS := 1
 export ACCELERATE_USE_CPU := true
 STAGES = world build_sft sft sample build_dpo dpo eval judgements build_genrm_sft genrm_sft build_genrm \
 	genrm eval_genrm rlhf eval_rlhf win_rate profile rlvr eval_rlvr \
-	eval_suite eval_agentic
-.PHONY: quickstart tiny tiny-rlvr tiny-eval smoke chain chain-rlvr $(STAGES) test test-ray lint format docs bench \
-	gpu-check clean
+	eval_suite eval_agentic eval_sensitivity build_sft_augmented sft_augmented eval_augmented
+.PHONY: quickstart tiny tiny-rlvr tiny-eval tiny-augment smoke chain chain-rlvr $(STAGES) test test-ray lint \
+	format docs bench gpu-check clean
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; try make PYTHON=python3.11")'
@@ -50,7 +50,12 @@ tiny-rlvr: $(BIN)/.installed
 
 # a suite of rows, RLVR environments and tasks of inspect, and agentic tasks, on the SFT model
 tiny-eval: $(BIN)/.installed-dev
-	@$(MAKE) --no-print-directory -j$(JOBS) eval_suite eval_agentic
+	@$(MAKE) --no-print-directory -j$(JOBS) eval_suite eval_agentic eval_sensitivity
+
+# a second SFT of the model of `make quickstart` without and with prompt augmentation, and how sensitive
+# each is to the template of a question
+tiny-augment: $(BIN)/.installed
+	@$(MAKE) --no-print-directory -j$(JOBS) eval_augmented
 
 # Does every stage still run? A few steps of each, from nothing. With RECIPES of your own the chain
 # is run as they are written, and a stage that has no recipe there is left out.
@@ -127,6 +132,19 @@ eval_suite: sft
 	$(call stage,eval,eval_suite,give the model tasks of three kinds,eval_suite/report.html: figures of each task)
 eval_agentic: sft
 	$(call stage,eval,eval_agentic,give tasks with files and a shell to policies and the model,eval_agentic/report.html: how runs fail)
+
+eval_sensitivity: sft
+	$(call stage,eval,eval_sensitivity,ask the same in many templates,eval_sensitivity/report.html: what the words around a question change)
+
+build_sft_augmented: world
+	$(call stage,build_sft,build_sft_augmented,put questions into templates,sft_augmented_data/report.html: records by template)
+	$(call stage,build_sft,build_sft_augmented,leave them in their own words,,out=runs/tiny/sft_plain_data sources.0.augment=null)
+sft_augmented: build_sft_augmented sft
+	$(call stage,sft,sft_augmented,train the SFT model on templates,,$(seed))
+	$(call stage,sft,sft_augmented,train it without them,,data=runs/tiny/sft_plain_data out=runs/tiny/sft_plain $(seed))
+eval_augmented: sft_augmented
+	$(call stage,eval,eval_sensitivity,compare the models,eval_augmented/report.html: what augmentation changes,out=runs/tiny/eval_augmented \
+		checkpoints.plain=runs/tiny/sft_plain checkpoints.augmented=runs/tiny/sft_augmented)
 
 # one after another, and from artifacts that must be there
 chain-rlvr:

@@ -31,7 +31,8 @@ class Prompt:
     `task` is shared by the settings and modes of one question; `id` is unique.
     `tools` is the JSON text of the declared tools, `None` when none is declared. `environment`
     names what runs their calls. `reasoning_budget` is in tokens. `gold` is what `grader` compares
-    with; `metadata` (JSON text of an object) is for graders and environments.
+    with; `metadata` (JSON text of an object) is for graders and environments. `template` names the
+    prompt template that the question is asked in, None where it is asked in its own words.
     """
 
     id: str
@@ -46,6 +47,7 @@ class Prompt:
     gold: str | None = None
     source: str = ""
     metadata: str = "{}"
+    template: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                 runner=runner,
                 method="rlhf",
                 parents=parents,
-                stats={"inputs": as_stats(plan.inputs), "sources": prompts.stats()["sources"]},
+                stats={
+                    "inputs": as_stats(plan.inputs),
+                    **{key: prompts.stats()[key] for key in ("sources", "templates")},
+                },
             )
 
             def keep_verdicts(process: int) -> None:

@@ -37,12 +37,14 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "build_genrm.yaml": BuildGenRmConfig,
     "build_genrm_sft.yaml": BuildSftConfig,
     "build_sft.yaml": BuildSftConfig,
+    "build_sft_augmented.yaml": BuildSftConfig,
     "dpo.yaml": DpoConfig,
     "eval.yaml": EvalConfig,
     "eval_agentic.yaml": EvalConfig,
     "eval_genrm.yaml": EvalGenRmConfig,
     "eval_rlhf.yaml": EvalConfig,
     "eval_rlvr.yaml": EvalConfig,
+    "eval_sensitivity.yaml": EvalConfig,
     "eval_suite.yaml": EvalConfig,
     "genrm.yaml": GenRmConfig,
     "genrm_sft.yaml": SftConfig,
@@ -55,6 +57,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "rlvr_stages.yaml": StagesConfig,
     "sample.yaml": SampleConfig,
     "sft.yaml": SftConfig,
+    "sft_augmented.yaml": SftConfig,
     "win_rate.yaml": WinRateConfig,
     "world.yaml": TinyWorldConfig,
 }
@@ -119,6 +122,7 @@ def test_the_stages_of_a_chain_fit_their_schemas():
 def stages(*arguments: str) -> Iterator[tuple[Path, list[str]]]:
     """The recipe and the overrides of every stage that make would run."""
     targets = ["chain", "chain-rlvr", "eval_rlvr", "eval_suite", "eval_agentic"]
+    targets += ["eval_sensitivity", "eval_augmented"]
     make = ["make", "-n", *targets, *arguments]
     shown = subprocess.run(make, capture_output=True, text=True, check=True, cwd=ROOT)
     for line in shown.stdout.splitlines():
@@ -138,8 +142,7 @@ def test_every_size_of_the_chain_fits_the_schemas(size: str):
         if size and line.startswith(f"{size}_")
     }
     assert sized <= {path.stem for path in recipes}
-    # `make tiny-eval` is not of the chain
-    assert {path.stem for path in recipes} | {"eval_suite"} >= {
+    assert {path.stem for path in recipes} >= {
         path.stem for path in (ROOT / "recipes/tiny").glob("*")
     }
     for path, overrides in recipes.items():

@@ -25,6 +25,7 @@ from data_builders.rows.files import find_files
 from data_builders.rows.read import RowCounts
 from data_builders.rows.where import unmet
 from data_builders.sft.inputs import Input, as_stats, find_parents
+from data_builders.templates import in_templates, templates_refused
 from posttrain.config.build_genrm import PreferenceSource
 from posttrain.config.load import nearest
 from posttrain.config.prompts import GIVEN_TOOLS, NO_TOOLS, AnySource, Setting
@@ -57,9 +58,16 @@ class PromptSet:
         return total_counts(self.row_counts.values())
 
     def stats(self) -> dict[str, Any]:
+        templates: dict[str, Counter[str]] = {}
+        for prompt in self.prompts:
+            templates.setdefault(prompt.source, Counter())[prompt.template or "own"] += 1
         return {
             "sources": {name: counts.stats() for name, counts in self.row_counts.items()},
             "skipped": {name: dict(sorted(c.items())) for name, c in self.skipped.items()},
+            # prompts by template, of the sources that have any
+            "templates": {
+                name: dict(sorted(c.items())) for name, c in templates.items() if {*c} != {"own"}
+            },
         }
 
 
@@ -157,7 +165,12 @@ def build_prompts(
 
         def prompts_of(candidate: Candidate, source: AnySource = source) -> Taken:
             question, asking = candidate
-            return [p for s in asking for p in in_setting(question, source, s, toolkits, seed=seed)]
+            return [
+                p
+                for setting in asking
+                for own in in_setting(question, source, setting, toolkits, seed=seed)
+                for p in in_templates(own, question.text, source, seed=seed)
+            ]
 
         taken += _take(candidates, prompts_of, source, grader, counts)
     for setting in settings:
@@ -186,7 +199,7 @@ def _take(
     while len(taken) < wanted and position < len(candidates):
         batch = [*map(prompts_of, candidates[position : position + wanted - len(taken)])]
         position += len(batch)
-        for prompts, why in zip(batch, _refused(batch, grader), strict=True):
+        for prompts, why in zip(batch, _refused(batch, source, grader), strict=True):
             if why is None:
                 taken.append(prompts)
             else:
@@ -203,14 +216,18 @@ def _take(
     return taken
 
 
-def _refused(batch: Sequence[Taken], grader: Grader | None) -> list[str | None]:
-    """Per question: why its gold cannot be used in one of its settings, or None."""
+def _refused(batch: Sequence[Taken], source: AnySource, grader: Grader | None) -> list[str | None]:
+    """Per question: why its gold cannot be used in one of its settings or templates, or None."""
     if grader is None:
         return [None] * len(batch)
     # the mode of reasoning changes nothing about the gold
     by_setting = [{p.setting: p for p in prompts} for prompts in batch]
     reasons = iter(grader.refuse([p for found in by_setting for p in found.values()]))
     each = [[next(reasons) for _ in found] for found in by_setting]
+    by_template = [[*{p.template: p for p in prompts}.values()] for prompts in batch]
+    asked = [p for found in by_template for p in found]
+    formats = iter(templates_refused(asked, source.any_templates, grader))
+    each = [[*own, *(next(formats) for _ in p)] for own, p in zip(each, by_template, strict=True)]
     return [next((why for why in found if why is not None), None) for found in each]
 
 

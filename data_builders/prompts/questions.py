@@ -22,14 +22,13 @@ from data_builders.rows.read import RowCounts, matching_rows, read_each, read_ro
 from data_builders.rows.where import SeenFields, lookup
 from data_builders.tiny_world.items import message_of
 from posttrain.config.prompts import (
-    OPTION_LETTERS,
-    PLACEHOLDER,
     AnySource,
     ChatPrompts,
     EnvironmentPrompts,
     QuestionPrompts,
     TinyWorldPrompts,
 )
+from posttrain.config.templates import OPTION_LETTERS, fill
 from posttrain.errors import ConfigError, DataError
 from posttrain.jsontext import encode_json
 from posttrain.records import Message, json_text, message_to_row
@@ -52,6 +51,7 @@ class RowQuestion:
         row: the raw row, for a setting's `where`.
         state: JSON text of whatever else makes it another question, e.g. what its tools will find.
         needs_tools: cannot be answered without the declared tools.
+        text: the question without what the message puts around it; None: the message is all.
         digest: 16 hex digits of what is asked and what is right; declared tools do not count.
     """
 
@@ -62,6 +62,7 @@ class RowQuestion:
     row: Row
     state: str = ""
     needs_tools: bool = False
+    text: str | None = None
     digest: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -141,13 +142,15 @@ def read_question(row: Row, source: QuestionPrompts) -> RowQuestion:
     gold = None
     if source.gold is not None:
         gold = _letter(row, source, options) if options else _gold(row, source)
-    text = _fill(source.text, question, options)
+    text = fill(source.text, question, options)
     messages = (Message("user", text),)
     if source.system is not None:
         messages = (Message("system", source.system), *messages)
     more = {"options": options} if options else {}
     metadata = carried(row, source.metadata, **more)
-    return RowQuestion(messages=messages, tools=None, gold=gold, metadata=metadata, row=row)
+    return RowQuestion(
+        messages=messages, tools=None, gold=gold, metadata=metadata, row=row, text=question
+    )
 
 
 def _gold(row: Row, source: QuestionPrompts) -> str:
@@ -200,13 +203,6 @@ def _letter(row: Row, source: QuestionPrompts, options: Mapping[str, str]) -> st
         kind = "gold_ambiguous" if readings else "gold_unreadable"
         raise RowProblem(kind, path, f"{value!r:.80} names {len(readings)} of the options")
     return next(letter for letter, text in options.items() if text in readings)
-
-
-def _fill(template: str, question: str, options: Mapping[str, str]) -> str:
-    """The template with its placeholders filled; what is filled in is not looked at again."""
-    listed = "\n".join(f"{letter}) {text}" for letter, text in options.items())
-    values = {"question": question, "options": listed, **options}
-    return PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), template)
 
 
 _METADATA = ("gold", "grading", "turns", "tools_declared", "initial_state")

@@ -281,7 +281,7 @@ def _finished(recipe: BuildSftConfig, source: SftSource, folders: Sequence[Path]
 
 
 _SUMS = ("rows_in", "trimmed_rows", "sequences", "sequences_clipped")
-_COUNTS = ("dropped", "dialects", "licenses", "sequences_lost", "left_out", "control")
+_COUNTS = ("dropped", "dialects", "licenses", "sequences_lost", "left_out", "templates", "control")
 
 
 def merged(parts: Iterable[Mapping[str, Any]], *, samples: int) -> dict[str, Any]:

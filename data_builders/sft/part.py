@@ -108,6 +108,7 @@ def preparer_of(
         special_texts=renderer.special_texts,
         screen=Screen(source.filters, renderer.encode),
         decontaminator=decontaminator,
+        augment=source.augment,
     )
 
 
@@ -214,6 +215,7 @@ class PartCounts:
     lost: Counter[str] = field(default_factory=Counter[str])
     left_out: Counter[str] = field(default_factory=Counter[str])
     licenses: Counter[str] = field(default_factory=Counter[str])
+    templates: Counter[str] = field(default_factory=Counter[str])
     control: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(CONTROL, 0)))
     budgets: Counter[int] = field(default_factory=Counter[int])
     sequences: int = 0
@@ -227,6 +229,7 @@ class PartCounts:
             self.dropped[prepared.drop.reason] += 1
         else:
             self.licenses[record.example.license] += 1
+            self.templates.update([prepared.template] if prepared.template else [])
         self.control["reasoned"] += record.reasoned
         self.control["stripped"] += record.stripped
         self.control["traces"] += record.traces
@@ -257,6 +260,7 @@ class PartCounts:
             "sequences_lost": dict(self.lost),
             "sequences_clipped": self.clipped,
             "left_out": dict(self.left_out),
+            "templates": dict(self.templates),
             "control": dict(self.control),
             "budgets": [[budget, n] for budget, n in self.budgets.items()],
             "samples": [place for place, _ in self.samples],

@@ -24,6 +24,7 @@ from data_builders.decontamination.match import Decontaminator
 from data_builders.filters.drop import Drop
 from data_builders.filters.screen import Screen
 from data_builders.keyed import unit
+from data_builders.templates import augmented
 from posttrain.chat import (
     ChatTemplate,
     TrainingSample,
@@ -35,7 +36,7 @@ from posttrain.chat import (
     truncate_reasoning,
 )
 from posttrain.chat.masks import message_texts
-from posttrain.config.build_sft import ChoiceBudgets, LogUniformBudgets, LossKind
+from posttrain.config.build_sft import ChoiceBudgets, LogUniformBudgets, LossKind, SftAugment
 from posttrain.errors import RenderError
 from posttrain.records import Example, with_messages
 from posttrain.tokens.encode import (
@@ -160,6 +161,7 @@ class Preparer:
     marks: Marks = NO_MARKS
     screen: Screen | None = None
     decontaminator: Decontaminator | None = None
+    augment: SftAugment | None = None
     special_texts: Mapping[int, str] = field(default_factory=dict[int, str])
 
     @cached_property
@@ -188,7 +190,8 @@ class Prepared:
     """What became of one record.
 
     `lost` are reasons for which single sequences were not kept, `left_out` the kinds of what the
-    template does not write of it.
+    chat template does not write of it, `template` the prompt template that it is asked in, or why
+    in none; None where its source augments nothing.
     """
 
     controlled: Controlled
@@ -197,6 +200,7 @@ class Prepared:
     clipped: int
     drop: Drop | None
     left_out: tuple[LossKind, ...] = ()
+    template: str | None = None
 
     @property
     def example(self) -> Example:
@@ -234,6 +238,10 @@ class _Rendered:
 def _prepare(examples: Sequence[Example], preparer: Preparer) -> list[Prepared]:
     if preparer.split_steps:
         examples = [serial_calls(example) for example in examples]
+    templates: list[str | None] = [None] * len(examples)
+    if (augment := preparer.augment) is not None:
+        pairs = [augmented(example, augment, seed=preparer.control.seed) for example in examples]
+        examples, templates = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     controlled = [control_reasoning(e, preparer.control, preparer.offsets) for e in examples]
     rendered = [_render(c, preparer) for c in controlled]
     carried = [e.license + e.metadata for e in examples]
@@ -245,10 +253,11 @@ def _prepare(examples: Sequence[Example], preparer: Preparer) -> list[Prepared]:
             for text, made in zip(carried, rendered, strict=True)
         ]
     tokens = iter(encode_samples(_samples(rendered), preparer.encode))
-    return [
+    prepared = [
         _prepared(record, made, [(s, next(tokens)) for s in made.samples], preparer)
         for record, made in zip(controlled, rendered, strict=True)
     ]
+    return [replace(one, template=t) for one, t in zip(prepared, templates, strict=True)]
 
 
 def _samples(rendered: Iterable[_Rendered]) -> list[TrainingSample]:

@@ -140,6 +140,7 @@ _PREPARED = (
     "sequences_lost",
     "sequences_clipped",
     "left_out",
+    "templates",
     "trimmed_rows",
 )
 

@@ -13,6 +13,7 @@ Paths are relative to the directory the command is run in.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -23,6 +24,7 @@ from posttrain.config.deduplication import DeduplicationConfig
 from posttrain.config.load import nearest
 from posttrain.config.source import SourceConfig
 from posttrain.config.supervision import SupervisionLimits
+from posttrain.config.templates import AugmentConfig, check_templates
 
 Unit = Literal["rows", "tokens"]
 # what a chat template may leave out of a conversation without a word
@@ -149,6 +151,30 @@ class HeldOutConfig(Strict):
         return self
 
 
+class SftAugment(AugmentConfig):
+    """Prompt augmentation: some records are asked in another template, the rest stay as they are.
+
+    Args:
+        question: a regular expression that matches the whole user message, with a group `question`
+            (and `options`, for templates that show them); null: all of it is the question.
+    """
+
+    question: str | None = None
+
+    @model_validator(mode="after")
+    def _matchable(self) -> SftAugment:
+        groups = {"question"}
+        if self.question is not None:
+            try:
+                groups = set(re.compile(self.question).groupindex)
+            except re.error as error:
+                raise ValueError(f"augment.question: {error}") from None
+        if "question" not in groups:
+            raise ValueError("augment.question: there is no group (?P<question>…)")
+        check_templates("augment", self.templates, options="options" in groups, own_format=False)
+        return self
+
+
 class SftSource(SourceConfig):
     """A source and how much of it the mixture takes: at most one of share, rows, tokens.
 
@@ -159,6 +185,7 @@ class SftSource(SourceConfig):
         max_epochs: how often a record may be seen at most; `null` follows the mixture's.
         reasoning: rates for this source.
         held_out: for this source, instead of the recipe's.
+        augment: for this source; null: every record is asked in its own words.
     """
 
     name: Name
@@ -168,6 +195,7 @@ class SftSource(SourceConfig):
     max_epochs: float | None = Field(default=None, gt=0, le=10_000)
     reasoning: SourceReasoning = SourceReasoning()
     held_out: HeldOutConfig | None = None
+    augment: SftAugment | None = None
 
     @model_validator(mode="after")
     def _one_amount(self) -> SftSource:

@@ -39,6 +39,7 @@ from posttrain.config.prompts import (
     check_prompts,
 )
 from posttrain.config.sample import ToolLoopSampling, check_chat
+from posttrain.config.templates import Templates, check_templates
 from posttrain.errors import ConfigError
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -133,6 +134,7 @@ class InspectTask(Strict):
         roles: models by the role that the task calls them.
         count: how many of its samples to take, the first ones; null takes all.
         obtain: where its data come from, shown where they are missing.
+        templates: every sample's input is given in each template of a set or a file.
     """
 
     format: Literal["inspect"]
@@ -143,6 +145,13 @@ class InspectTask(Strict):
     roles: dict[str, InspectRole] = Field(default_factory=dict[str, InspectRole])
     count: int | None = Field(default=None, ge=1)
     obtain: str | None = None
+    templates: Templates | None = None
+
+    @model_validator(mode="after")
+    def _askable(self) -> Self:
+        where = f"source {self.name!r}"
+        check_templates(where, self.templates or (), options=False, own_format=True)
+        return self
 
 
 AnyTask = Annotated[
@@ -228,6 +237,12 @@ class EvalConfig(CheckpointsConfig):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"two pairs of source and setting would share the name {twice[0]!r}")
+        augmented = [s.name for s in self.prompts if getattr(s, "augment", None) is not None]
+        if augmented:
+            raise ValueError(
+                f"source {augmented[0]!r}: augment is for training; templates asks every question "
+                "in each template"
+            )
         for name in self.checkpoints:
             check_chat(self.backend_of(name), self.settings)
         for name in self.prices:

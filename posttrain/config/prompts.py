@@ -17,17 +17,23 @@ Paths are relative to the directory the command is run in.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from posttrain.config.base import Name, Strict, refuse_twice
 from posttrain.config.source import DialectName, FieldName, Metadata, RowPlace, SourceConfig
+from posttrain.config.templates import (
+    OPTION_LETTERS,
+    PLACEHOLDER,
+    AugmentConfig,
+    PromptTemplate,
+    Templates,
+    check_templates,
+)
 from posttrain.config.where import Where
 from posttrain.records import Role
 
-OPTION_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-PLACEHOLDER = re.compile(r"\{(question|options|[A-Z])\}")
 NO_TOOLS, GIVEN_TOOLS = "none", "given"
 
 OPEN_TEMPLATE = "{question}\n\nGive the final answer, and nothing but the answer, inside \\boxed{}."
@@ -47,6 +53,8 @@ class PromptSource(RowPlace):
             nothing runs them, and a call ends the completion.
         metadata: fields of the row (dotted paths) to hand to graders, keyed by their last part.
         obtain: where the rows come from, shown where they are missing.
+        templates: for evaluation: every question is asked in each template of a set or a file.
+        augment: for training: some questions are asked in one template.
     """
 
     name: Name
@@ -55,6 +63,26 @@ class PromptSource(RowPlace):
     environment: str | None = None
     metadata: Metadata = ()
     obtain: str | None = None
+    templates: Templates | None = None
+    augment: AugmentConfig | None = None
+
+    @property
+    def any_templates(self) -> tuple[PromptTemplate, ...]:
+        """Those that questions may be asked in, in place of the source's own text."""
+        return self.templates or (self.augment.templates if self.augment else ())
+
+    @model_validator(mode="after")
+    def _askable(self) -> Self:
+        where = f"source {self.name!r}"
+        if self.templates is not None and self.augment is not None:
+            raise ValueError(f"{where}: give templates or augment, not both")
+        check_templates(
+            where,
+            self.any_templates,
+            options=bool(getattr(self, "options", ())),
+            own_format=isinstance(self, EnvironmentPrompts),
+        )
+        return self
 
     def rows(self) -> SourceConfig:
         """The same place as a source of rows."""
@@ -102,6 +130,8 @@ class QuestionPrompts(PromptSource):
 
     @model_validator(mode="after")
     def _fits(self) -> QuestionPrompts:
+        if self.template is not None and self.templates is not None:
+            raise ValueError(f"source {self.name!r}: give template or templates, not both")
         named = set(PLACEHOLDER.findall(self.text))
         if "question" not in named:
             raise ValueError(f"source {self.name!r}: its template has no {{question}}")

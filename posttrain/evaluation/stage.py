@@ -58,6 +58,7 @@ from posttrain.evaluation.run import (
     record_path,
     records_of,
 )
+from posttrain.evaluation.sensitivity import sensitivity_rows
 from posttrain.jsontext import printable
 from posttrain.models.chat_template import PromptRenderer
 from posttrain.records import json_text
@@ -309,8 +310,10 @@ def metrics_of(records: Records, *, seed: int) -> dict[str, Any]:
     """
     first, *others = records
     agentic = agentic_rows(records, seed=seed)
+    sensitive = [row for name in records for row in sensitivity_rows(records[name])]
     return {
         **({} if agentic is None else {"agentic": agentic}),
+        **({"sensitivity": sensitive} if sensitive else {}),
         "cells": [row for name in records for row in cell_rows(records[name], seed=seed)],
         "pairs": [
             row for name in others for row in paired_rows(records[first], records[name], seed=seed)

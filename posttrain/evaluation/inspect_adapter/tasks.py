@@ -21,6 +21,7 @@ from typing import Any, cast
 from inspect_ai import Task, eval_async
 from inspect_ai._eval.loader import load_tasks
 from inspect_ai._util.registry import registry_lookup
+from inspect_ai.dataset import Sample
 from inspect_ai.event import ModelEvent
 from inspect_ai.log import EvalSample
 from inspect_ai.model import ChatMessage, ChatMessageAssistant, Model
@@ -29,6 +30,7 @@ from inspect_ai.util import TokenLimit
 from inspect_ai.util._display import init_display_type
 
 from posttrain.config.eval import EvalConfig, EvalSetting, InspectTask
+from posttrain.config.templates import fill
 from posttrain.errors import ConfigError, DataError
 from posttrain.evaluation.grade import INSPECT, Record, record_of
 from posttrain.evaluation.inspect_adapter.messages import from_inspect, tools_text
@@ -49,6 +51,7 @@ class InspectRun:
         budget: of reasoning, in tokens; None: there is none.
         max_tokens: that the model may write in all turns of a completion.
         roles: whether each further model that the task calls reasons, by role.
+        templates: texts of the prompt templates, by name.
     """
 
     task: str
@@ -61,6 +64,7 @@ class InspectRun:
     budget: int | None
     seed: int
     roles: Mapping[str, bool]
+    templates: Mapping[str, str]
 
     def row(self) -> dict[str, Any]:
         """As JSON."""
@@ -86,6 +90,7 @@ def inspect_run(recipe: EvalConfig, config: InspectTask, setting: str) -> Inspec
         budget=next(s.reasoning_budget for s in recipe.settings if s.name == setting),
         seed=recipe.seed,
         roles={name: role.thinking for name, role in config.roles.items()},
+        templates={template.name: template.text for template in config.templates or ()},
     )
 
 
@@ -119,27 +124,43 @@ def task_prompts(config: InspectTask, setting: EvalSetting) -> list[Prompt]:
     modes = {0: (False,), 1: (True,), "both": (True, False)}[setting.thinking]  # pyright: ignore[reportArgumentType]  # checked by the recipe
     prompts: list[Prompt] = []
     for number, sample in enumerate(samples, start=1):
-        if isinstance(sample.input, str):
-            messages = (Message("user", sample.input),)
-        else:
-            messages = tuple(map(from_inspect, sample.input))
         target = sample.target
         name = f"{config.name}-{number if sample.id is None else sample.id}"
         prompts += [
             Prompt(
-                id=f"{name}/{setting.name}/{'on' if thinking else 'off'}",
+                id=f"{name}/{setting.name}/{'on' if thinking else 'off'}"
+                + (f"/{template.name}" if template else ""),
                 task=name,
                 setting=setting.name,
-                messages=messages,
+                messages=_messages(_templated(sample, template and template.text)),
                 thinking=thinking,
                 reasoning_budget=setting.reasoning_budget if thinking else None,
                 grader=INSPECT,
                 gold=target if isinstance(target, str) else "\n".join(target),
                 source=config.name,
+                template=template and template.name,
             )
             for thinking in modes
+            for template in config.templates or (None,)
         ]
     return prompts
+
+
+def _messages(given: str | Sequence[ChatMessage]) -> tuple[Message, ...]:
+    return (Message("user", given),) if isinstance(given, str) else tuple(map(from_inspect, given))
+
+
+def _templated(sample: Sample, template: str | None) -> str | list[ChatMessage]:
+    """A sample's input, its last user message in a template where there is one."""
+    if template is None:
+        return sample.input
+    if isinstance(sample.input, str):
+        return fill(template, sample.input, {})
+    messages = [*sample.input]
+    last = max(i for i, message in enumerate(messages) if message.role == "user")
+    text = fill(template, messages[last].text, {})
+    messages[last] = messages[last].model_copy(update={"content": text})
+    return messages
 
 
 def load_task(name: str, arguments: Mapping[str, Any]) -> Task:
@@ -173,8 +194,8 @@ async def run_task(
         logs: a folder that inspect's own logs may be left in.
     """
     records: dict[tuple[str, int], Record] = {}
-    for thinking in dict.fromkeys(prompt.thinking for prompt in prompts):
-        own = [prompt for prompt in prompts if prompt.thinking == thinking]
+    for thinking, template in dict.fromkeys((p.thinking, p.template) for p in prompts):
+        own = [p for p in prompts if (p.thinking, p.template) == (thinking, template)]
         task = load_task(run.task, run.arguments)
         numbers = {prompt.task: prompt for prompt in own}
         source = own[0].source
@@ -183,6 +204,7 @@ async def run_task(
             sample.id = str(number if sample.id is None else sample.id)
             if (prompt := numbers.get(f"{source}-{sample.id}")) is not None:
                 chosen[sample.id] = prompt
+                sample.input = _templated(sample, template and run.templates[template])
         init_display_type("none")
         model = inspect_model(sampler, checkpoint, thinking=thinking)
         limit = None if run.max_tokens is None else TokenLimit(tokens=run.max_tokens, type="output")

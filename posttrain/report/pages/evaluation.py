@@ -44,6 +44,8 @@ def sections(node: Node) -> ui.Sections:
 def figures(metrics: ui.Row) -> Iterator[ui.Section]:
     """The sections that need no rows: those that an evaluation prints at its end too."""
     yield from comparison(metrics["cells"], metrics["pairs"])
+    if sensitive := [row for row in metrics.get("sensitivity", []) if row["templates"]]:
+        yield prompt_sensitivity(sensitive)
 
 
 def comparison(cells: Sequence[ui.Row], pairs: Sequence[ui.Row]) -> Iterator[ui.Section]:
@@ -210,6 +212,53 @@ def differences(pairs: Sequence[ui.Row]) -> Iterator[ui.Block]:
     head += ["95 %", "p", "questions"]
     title = f"{len(rows):,} figures; shares in per cent and points"
     yield ui.Fold(title, [ui.Table(head, rows)])
+
+
+@ui.section("Prompt sensitivity")
+def prompt_sensitivity(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
+    def points(row: ui.Row, *names: str) -> str | None:
+        known = [row[name] for name in names]
+        return None if None in known else " – ".join(f"{100 * value:.2f}" for value in known)
+
+    head = ["checkpoint", "task", "setting", "reasoning", "templates", "questions", "sd"]
+    head += ["noise floor", "debiased", "95 %", "p of 0", "consistency", "within", "unscored"]
+    yield ui.Table(
+        head,
+        [
+            [
+                *(row["checkpoint"], *place(row), len(row["templates"])),
+                ui.TableCell(row["questions"], below=f"{row['left_out']:,} left out"),
+                *(points(row, name) for name in ("sd", "floor", "debiased")),
+                points(row, "low", "high"),
+                None if row["p"] is None else f"{row['p']:.2g}",
+                *(ui.percent(row[name]) for name in ("consistency", "consistency_within")),
+                sum(row["unscored"].values()),
+            ]
+            for row in rows
+        ],
+    )
+    yield (
+        "Points. sd: over templates, of their mean accuracies; the floor is what samples alone "
+        "give, debiased is sd without it, not below 0, and p says how often samples alone give "
+        "this much. Consistency: pairs of answers that agree, between templates and within one. A "
+        "question without enough scored answers under one template is left out under all."
+    )
+    names = list(dict.fromkeys(row["checkpoint"] for row in rows))
+    for where in dict.fromkeys(tuple(place(row)) for row in rows):
+        own = [row for row in rows if tuple(place(row)) == where]
+        bars = [
+            ui.Interval(
+                f"{one['template']}, {row['checkpoint']}"
+                + (f" ({one['unscored']:,} unscored)" if one["unscored"] else ""),
+                *(one["low"], one["mean"], one["high"]),
+                "b" if row["checkpoint"] == names[0] and len(names) > 1 else "a",
+            )
+            for places in zip(*(row["templates"] for row in own), strict=True)
+            for row, one in zip(own, places, strict=True)
+        ]
+        task, setting, thinking = where
+        caption = f"{task}, {setting}, reasoning {thinking}: 95 % intervals of sampling alone."
+        yield ui.IntervalChart(bars, "accuracy by template", caption)
 
 
 @ui.section("The gate")

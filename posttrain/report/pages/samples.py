@@ -75,6 +75,13 @@ def prompts_by_source(stats: ui.Row) -> Iterator[ui.Block]:
     ]
     head = ["source", "rows", "requested", "dropped because", "rows", "such as"]
     yield ui.Table(head, rows)
+    templates = [
+        [name, template, count]
+        for name, counts in stats.get("templates", {}).items()
+        for template, count in counts.items()
+    ]
+    if templates:
+        yield ui.Table(["source", "template", "prompts"], templates)
     if skipped:
         yield "Questions that a setting skips, of all distinct ones:"
         yield ui.Table(["setting", "because", "questions"], skipped)

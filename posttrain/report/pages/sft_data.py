@@ -26,7 +26,7 @@ def figures(name: str, stats: ui.Row) -> ui.Sections:
     if "sources" not in stats:
         yield ui.LeftOut("Mixture", f"{name} has no stats on sources")
         return
-    for figure in (mixture, drops, origins, lengths, control, packing):
+    for figure in (mixture, drops, origins, lengths, augmentation, control, packing):
         yield figure(stats)
 
 
@@ -168,6 +168,18 @@ def lengths(stats: ui.Row) -> Iterator[ui.Block]:
         "The same bins by the tokens they hold: those in the loss, and those only read.",
         parts=("trained", "not trained"),
     )
+
+
+@ui.section("Prompt augmentation")
+def augmentation(stats: ui.Row) -> Iterator[ui.Block]:
+    rows = [
+        [name, template, count]
+        for name, source in stats.get("sources", {}).items()
+        for template, count in source.get("templates", {}).items()
+    ]
+    if rows:
+        yield ui.Table(["source", "template, or why in its own words", "records"], rows)
+        yield "Chosen by a keyed hash of the record's id. Counted before the mixture is sampled."
 
 
 @ui.section("Reasoning control")

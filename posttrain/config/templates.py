@@ -1,0 +1,120 @@
+r"""Prompt templates: several ways to give one question, each with the answer format it requests.
+
+    templates: math                      # shipped: math, multiple_choice, free, framing
+    templates: my/templates.yaml         # NAME: {text: "{question} …", answer: "\\boxed{{answer}}"}
+
+A recipe holds the templates themselves once it is read, so its digest changes with their text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from posttrain.config.base import Name, Strict, refuse_twice
+from posttrain.config.load import nearest
+from posttrain.config.yaml_text import read_mapping
+from posttrain.errors import ConfigError
+
+OPTION_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+PLACEHOLDER = re.compile(r"\{(question|options|[A-Z])\}")
+SHIPPED = Path(__file__).parent / "prompt_templates"
+
+
+class PromptTemplate(Strict):
+    """One way to give a question.
+
+    Args:
+        text: of the user message; `{question}`, `{options}` and `{A}`, `{B}`, … are filled in, all
+            other braces stay.
+        answer: the line that gives an answer as the text requests it, with `{answer}`; null: the
+            text requests no format.
+    """
+
+    name: Name
+    text: str
+    answer: str | None = None
+
+    @property
+    def shows_options(self) -> bool:
+        """Whether the text has a place for options."""
+        return bool(set(PLACEHOLDER.findall(self.text)) - {"question"})
+
+    @model_validator(mode="after")
+    def _complete(self) -> PromptTemplate:
+        if PLACEHOLDER.findall(self.text).count("question") != 1:
+            raise ValueError(f"template {self.name!r}: {{question}} has to be in its text once")
+        if self.answer is not None and self.answer.count("{answer}") != 1:
+            raise ValueError(f"template {self.name!r}: {{answer}} has to be in its answer once")
+        return self
+
+    def filled(self, question: str, options: Mapping[str, str]) -> str:
+        """The user message; what is filled in is not looked at again."""
+        return fill(self.text, question, options)
+
+
+def fill(text: str, question: str, options: Mapping[str, str]) -> str:
+    """A text with its placeholders filled.
+
+    Args:
+        options: letter → text.
+    """
+    listed = "\n".join(f"{letter}) {option}" for letter, option in options.items())
+    values = {"question": question, "options": listed, **options}
+    return PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), text)
+
+
+def _read(given: Any) -> Any:
+    """The templates of a shipped set or of a file; a list is one already."""
+    if not isinstance(given, str):
+        return tuple(PromptTemplate.model_validate(one) for one in given) if given else given
+    shipped = SHIPPED / f"{given}.yaml"
+    path = shipped if shipped.is_file() else Path(given)
+    if path.suffix not in (".yaml", ".yml"):
+        names = sorted(file.stem for file in SHIPPED.glob("*.yaml"))
+        raise ValueError(f"no templates {given!r}{nearest(given, names)}: name a file or a set")
+    try:
+        rows = read_mapping(path)
+        return tuple(PromptTemplate.model_validate({"name": name, **rows[name]}) for name in rows)
+    except (ConfigError, TypeError) as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+Templates = Annotated[tuple[PromptTemplate, ...], BeforeValidator(_read), Field(min_length=2)]
+
+
+class AugmentConfig(Strict):
+    """Some records are given in one of several templates, chosen by a keyed hash of the record.
+
+    Args:
+        templates: a set or a file of templates (posttrain.config.templates).
+        share: of the records.
+    """
+
+    templates: Templates
+    share: float = Field(gt=0, le=1)
+
+
+def check_templates(
+    where: str, templates: tuple[PromptTemplate, ...], *, options: bool, own_format: bool
+) -> None:
+    """Raises ValueError for templates that a source cannot be given in.
+
+    Args:
+        options: whether its questions have options.
+        own_format: whether its questions say themselves how to answer.
+    """
+    refuse_twice(f"{where}: template", [one.name for one in templates])
+    for one in templates:
+        if one.shows_options != options:
+            why = "shows no options" if options else "shows options, and there are none"
+            raise ValueError(f"{where}: template {one.name!r} {why}")
+        if own_format and one.answer is not None:
+            raise ValueError(
+                f"{where}: template {one.name!r} requests an answer format, but the questions "
+                "bring their own; take templates without `answer`, such as framing"
+            )
