@@ -91,7 +91,7 @@ def test_every_template_holds_the_question_word_for_word_and_differs():
         assert all(option in text for text in texts for option in options.values())
 
 
-def source(tmp_path: Path, rows: list[dict[str, object]], **keys: object) -> QuestionPrompts:
+def source(tmp_path: Path, rows: list[dict[str, str]], **keys: object) -> QuestionPrompts:
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     raw = {"name": "q", "format": "question", "path": str(path), "grader": "math", **keys}
@@ -127,7 +127,7 @@ def test_for_evaluation_each_question_is_asked_in_each_template(tmp_path: Path):
 
 
 def test_a_question_whose_gold_one_template_hides_is_asked_in_none(tmp_path: Path):
-    rows: list[dict[str, object]] = [{"question": "1?", "answer": "a}b"}]
+    rows: list[dict[str, str]] = [{"question": "1?", "answer": "a}b"}]
     rows += [{"question": "2?", "answer": "c"}]
     asked = source(tmp_path, rows, templates="free", grader="exact")
     made = built(asked)
@@ -138,7 +138,7 @@ def test_a_question_whose_gold_one_template_hides_is_asked_in_none(tmp_path: Pat
 
 
 def test_for_training_a_share_is_asked_in_one_template_by_a_keyed_hash(tmp_path: Path):
-    def names(rows: list[dict[str, object]]) -> dict[str, str | None]:
+    def names(rows: list[dict[str, str]]) -> dict[str, str | None]:
         asked = source(tmp_path, rows, augment={"templates": "math", "share": 0.5})
         made = built(asked)
         return {prompt.task: prompt.template for prompt in made.prompts}
