@@ -12,16 +12,15 @@ way of everybody's own.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import importlib.util
 import logging
-import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import NoReturn
 
 HERE = Path(__file__).resolve().parent
@@ -108,6 +107,7 @@ def launch(arguments: list[str]) -> None:
             "launch takes accelerate's options, then a stage and its own, such as: posttrain "
             "launch --config_file accelerate/ddp --num_processes 2 sft --config RECIPE"
         )
+    import psutil
     from accelerate.commands import launch as launcher  # a missing extra is named here
     from torch.distributed import DistError, run
     from torch.distributed.elastic.multiprocessing import SignalException
@@ -119,15 +119,21 @@ def launch(arguments: list[str]) -> None:
         options.config_file = str(recipe_file(options.config_file))
         if not Path(options.config_file).is_file():
             raise ConfigError(f"no launcher file at {options.config_file}")
-    # of one process it would stay the parent, and end without it when it is signalled
-    launcher.simple_launcher = _become
+    # of one process, the launcher ends without it when it is terminated; torchrun sees to its own
+    signal.signal(signal.SIGTERM, _pass_on)
     for name in logging.root.manager.loggerDict:  # torchrun's report of each process
         if name.startswith(run.__name__.replace(".run", ".elastic")):
             logging.getLogger(name).disabled = True
     try:
         launcher.launch_command(options)
     except subprocess.CalledProcessError as error:
-        sys.exit(error.returncode)
+        code = error.returncode
+        sys.exit(code if code >= 0 else 128 - code)
+    except KeyboardInterrupt:
+        # from a terminal the processes are interrupted, too; those that were not are now
+        for process in psutil.wait_procs(psutil.Process().children(), timeout=10)[1]:
+            process.send_signal(signal.SIGINT)
+        raise
     except ChildFailedError as error:
         rank, first = error.get_first_failure()
         if first.exitcode >= 0:  # it has printed why
@@ -140,13 +146,13 @@ def launch(arguments: list[str]) -> None:
         raise ConfigError(f"launch: {str(error).splitlines()[0]}") from error
 
 
-def _become(options: argparse.Namespace) -> NoReturn:
-    """Turn this process into accelerate's only one."""
-    from accelerate.utils import prepare_simple_launcher_cmd_env
+def _pass_on(number: int, _: FrameType | None) -> NoReturn:
+    """Send a signal to the processes that were started, and end with it."""
+    import psutil
 
-    command, environment = prepare_simple_launcher_cmd_env(options)
-    sys.stdout.flush()
-    os.execvpe(command[0], command, environment)  # noqa: S606 - our own interpreter; no shell
+    for process in psutil.Process().children():
+        process.send_signal(number)
+    sys.exit(128 + number)
 
 
 def _print_columns(rows: dict[str, str]) -> None:
