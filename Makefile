@@ -16,11 +16,11 @@ export HF_HUB_OFFLINE := 1
 # matrices this small gain nothing from a second thread, and threads that wait for one another on a
 # busy machine cost a hundredfold
 export OMP_NUM_THREADS := 1
-# what `accelerate launch --config_file recipes/accelerate/cpu.yaml` sets
-export ACCELERATE_USE_CPU := true
 STAGES = world build_sft sft sample build_dpo dpo eval judgements build_genrm_sft genrm_sft build_genrm \
 	genrm eval_genrm rlhf eval_rlhf win_rate profile rlvr eval_rlvr \
 	eval_suite eval_agentic eval_sensitivity build_sft_augmented sft_augmented eval_augmented
+# what `accelerate launch --config_file recipes/accelerate/cpu.yaml` sets; not for the tests, which shard
+$(STAGES) chain-rlvr: export ACCELERATE_USE_CPU := true
 .PHONY: quickstart tiny tiny-rlvr tiny-eval tiny-augment smoke chain chain-rlvr $(STAGES) test test-ray lint \
 	format docs bench gpu-check clean
 

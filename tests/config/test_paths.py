@@ -11,7 +11,10 @@ from posttrain.config.paths import refuse_missing_checkpoint, refuse_missing_tem
 from posttrain.errors import ConfigError
 
 
-def test_a_checkpoint_is_a_directory_or_may_be_a_hub_id(tmp_path: Path):
+def test_a_checkpoint_is_a_directory_or_may_be_a_hub_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)  # a finished quickstart has a runs/tiny/sft
     for path in (None, str(tmp_path), "Qwen/Qwen3-0.6B", "gpt2"):
         refuse_missing_checkpoint(path, key="checkpoint")
     for path in ("runs/tiny/sft", "./sft", str(tmp_path / "sft")):
