@@ -4,8 +4,9 @@
     python benchmarks/quickstart.py --out runs/effects --seeds 0 1 2 --kernels default avx2
 
 The second command runs `make chain` for every cell, then RLHF without length control. Cells share
-the data that no seed decides; kernels (ATEN_CPU_CAPABILITY) stand in for other machines, whose
-floating point differs as theirs does. Finished stages are not done again.
+the data that no seed decides; kernels (ATEN_CPU_CAPABILITY: `default` is PyTorch's without AVX2)
+stand in for other machines, whose floating point differs as theirs does. Finished stages are not
+done again.
 """
 
 from __future__ import annotations
@@ -172,7 +173,14 @@ def run_cell(at: Path, shared: Path, *, kernel: str, seed: int, size: str, jobs:
         if not (at / RUNS / name).exists():
             (at / RUNS / name).symlink_to((shared / name).resolve())
     python = Path(sys.executable)
-    environment = os.environ | {"ATEN_CPU_CAPABILITY": kernel, "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {
+        "ATEN_CPU_CAPABILITY": kernel,
+        "PYTHONPATH": str(ROOT),
+        # as the Makefile has them for the chain
+        "ACCELERATE_USE_CPU": "true",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     make = ["make", "--no-print-directory", f"-j{jobs}", "chain", f"AT={at.resolve()}"]
     make += [f"SEED={seed}", f"SIZE={size}", f"BIN={python.parent}"]
     subprocess.run(make, check=True, cwd=ROOT, env=environment)
