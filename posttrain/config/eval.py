@@ -130,7 +130,8 @@ class InspectTask(Strict):
         task: what `inspect eval` takes: a registered name such as `inspect_evals/tau2_airline`,
             or `path/to/file.py@name`.
         arguments: of the task.
-        score: the scorer whose value counts, with `.key` where it has several; null: its only one.
+        score: the scorer whose value counts, with `.key` where it has several, or `.*` for their
+            mean; null: its only one.
         roles: models by the role that the task calls them.
         count: how many of its samples to take, the first ones; null takes all.
         obtain: where its data come from, shown where they are missing.

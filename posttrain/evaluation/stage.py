@@ -62,7 +62,7 @@ from posttrain.evaluation.sensitivity import sensitivity_rows
 from posttrain.jsontext import printable
 from posttrain.models.chat_template import PromptRenderer
 from posttrain.records import json_text
-from posttrain.report import show_finished, show_up_to_date
+from posttrain.report import show_finished, show_up_to_date, write_report
 from posttrain.report.console import print_sections
 from posttrain.report.pages.evaluation import estimated
 from posttrain.rollouts import prompt_to_row
@@ -159,6 +159,7 @@ def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console
     bind_lock(out / LOCK, lock, finished=complete)
     if complete:
         write_tables(out, recipe.prices)
+        write_report(out)
         show_up_to_date(console, out)
     else:
         total = len(recipe.checkpoints) * sum(unit.size for unit in plan.units)

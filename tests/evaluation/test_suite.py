@@ -169,10 +169,21 @@ def test_costs_and_exports(suite: Path):
         if (r["task"], r["figure"], r["thinking"]) == ("products", "accuracy", "on")
     ]  # fmt: skip
     assert (float(row["value"]), row["samples"]) == (0.5, "8")
-    results = yaml.safe_load((export / "sft/results.yml").read_text())["results"]
+    exported = yaml.safe_load((export / "sft/results.yml").read_text())
+    # the only fields that NeMo Evaluator's EvaluationConfig and ConfigParams allow
+    assert exported["config"].keys() <= {"type", "params"}
+    assert exported["config"]["params"].keys() == {
+        "temperature",
+        "top_p",
+        "max_new_tokens",
+        "extra",
+    }
+    assert exported["target"] == {"api_endpoint": {"model_id": "sft"}}
+    results = exported["results"]
     score = results["tasks"]["products"]["metrics"]["accuracy"]["scores"]["tools_on"]
     assert (score["value"], score["stats"]["count"]) == (0.5, 8)
     assert "| products | tools | on | 4 | 2 | 50.0 [" in (export / "table.md").read_text()
+    assert "<h2>Costs</h2>" in (suite / "out/report.html").read_text()
 
 
 def test_changed_prices_need_no_second_run(suite: Path):
@@ -181,6 +192,7 @@ def test_changed_prices_need_no_second_run(suite: Path):
     old = json.loads((out / "costs.json").read_text())[-1]["money"]
     run(suite / "eval.yaml", "prices.sft.input=2.0", "prices.sft.output=4.0", sampler=sampler)
     assert json.loads((out / "costs.json").read_text())[-1]["money"] == pytest.approx(2 * old)
+    assert f">{2 * old:.3g}</td>" in (out / "report.html").read_text()
     assert (out / "manifest.json").read_bytes() == before
 
 

@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
+from statistics import fmean
 from typing import Any, cast
 
 from inspect_ai import Task, eval_async
@@ -167,7 +169,8 @@ def load_task(name: str, arguments: Mapping[str, Any]) -> Task:
     """One task with its data.
 
     Raises:
-        ConfigError: there is not exactly one of that name, or its data cannot be had.
+        ConfigError: there is not exactly one of that name, its data cannot be had, or it needs
+            docker and there is none.
     """
     try:
         tasks = load_tasks([name], dict(arguments))
@@ -175,7 +178,10 @@ def load_task(name: str, arguments: Mapping[str, Any]) -> Task:
         raise ConfigError(f"{name} cannot be loaded: {type(error).__name__}: {error}") from error
     if len(tasks) != 1:
         raise ConfigError(f"{name} names {len(tasks)} tasks: give FILE.py@NAME")
-    return tasks[0]
+    (task,) = tasks
+    if task.sandbox is not None and task.sandbox.type == "docker" and which("docker") is None:
+        raise ConfigError(f"{name} runs programs in docker, which is not installed")
+    return task
 
 
 async def run_task(
@@ -316,7 +322,9 @@ def _score(sample: EvalSample, wanted: str | None) -> Score:
         raise ConfigError(f"name the scorer in score: the task has {', '.join(scores) or 'none'}")
     found = scores[name]
     value = found.value
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and key == "*":
+        value = fmean(map(value_to_float(), value.values())) if value else None
+    elif isinstance(value, Mapping):
         if key not in value:
             example = f"{name}.{next(iter(value), '')}"
             raise ConfigError(f"score {name} has several values: name one, as in {example}")

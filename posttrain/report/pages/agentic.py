@@ -30,11 +30,11 @@ def figures(
 @ui.section("Agentic leaderboard")
 def leaderboard(found: ui.Row, costs: Sequence[ui.Row]) -> Iterator[ui.Block]:
     rows: list[list[object]] = []
-    spent = {row["checkpoint"]: row for row in costs if row["task"] == "all"}
+    priced = {row["checkpoint"]: row for row in costs if row["task"] == "all"}
     for place, model in enumerate(found["models"], 1):
         total = model["families"][-1]
         row = [str(place), model["checkpoint"], *_solved(total), _calls(total)]
-        rows.append([*row, *_spent(spent.get(model["checkpoint"]))])
+        rows.append([*row, *spent(priced.get(model["checkpoint"]))])
     head = ["", "model", "solved", "share", "over runs", "over tasks", "calls a run"]
     yield ui.Table([*head, "money", "per solved run", "seconds a model call, p50", "p95"], rows)
     yield from (in_words(pair) for pair in found["pairs"])
@@ -76,7 +76,8 @@ def _solved(row: ui.Row) -> list[object]:
     return [solved, ui.percent(row["share"]), *spans]
 
 
-def _spent(row: ui.Row | None) -> list[object]:
+def spent(row: ui.Row | None) -> list[object]:
+    """Money, money a solved run, and seconds of a model call, of a row of costs."""
     if row is None:
         return [None] * 4
     money = [row["money"], row["money_per_solved"]]
