@@ -228,8 +228,7 @@ def test_an_artifact_without_stats_says_what_is_missing(tmp_path):
     page = page_of(tmp_path / "bare")
     assert sections(page) == ["Counts", "Provenance", "Not in this report"]
     missing = section(page, "Not in this report")
-    assert "Mixture: bare has no stats on sources" in missing
-    assert "Sample conversations: bare lists no samples.jsonl" in missing
+    assert "sft_data bare: bare has no &#39;sources&#39; in its stats" in missing
     assert 'dropped: empty_answer</td><td class="n">1</td>' in page
 
 

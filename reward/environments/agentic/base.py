@@ -118,15 +118,14 @@ class Final:
         except UnicodeDecodeError:
             raise Wrong(f"{path} is no text") from None
 
-    def answer(self, path: str, /, **expected: Any) -> dict[str, Any]:
-        """The JSON object in a file, whose fields have to be the expected ones and no others."""
+    def answer(self, path: str, /, **expected: Any) -> None:
+        """Raises Wrong where a file does not hold a JSON object of exactly these fields."""
         given = self.object(path)
         if given.keys() != expected.keys():
             raise Wrong(f"{path}: its fields are {', '.join(sorted(given))[:200]}")
         for name, value in expected.items():
             if not same_result(value, given[name]):
                 raise Wrong(f"{path}: {name} is {str(given[name])[:80]!r}")
-        return given
 
     def object(self, path: str) -> dict[str, Any]:
         """The JSON object in a file."""
