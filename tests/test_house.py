@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.machinery
+import json
 import re
 import subprocess
 import sys
@@ -48,10 +50,15 @@ PRODUCT = sorted(
 )
 
 
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def imported(path: Path) -> set[str]:
     """Top-level packages a file imports, anywhere in it."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
@@ -102,7 +109,7 @@ def test_a_short_file_has_more_than_one_importer():
     modules = {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in PRODUCT}
     importers: dict[Path, set[Path]] = {p: set() for p in PRODUCT}
     for path in PRODUCT:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if not isinstance(node, ast.ImportFrom) or not node.module:
                 continue
             for name in (node.module, *(f"{node.module}.{a.name}" for a in node.names)):
@@ -119,7 +126,7 @@ def test_a_public_class_name_exists_once():
     found = [
         node.name
         for path in PRODUCT
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     ]
     assert sorted({name for name in found if found.count(name) > 1}) == []
@@ -128,7 +135,7 @@ def test_a_public_class_name_exists_once():
 def test_identifiers_use_the_words_of_the_field():
     bad: list[tuple[str, str]] = []
     for path in PRODUCT:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             name = getattr(node, "name", None) if isinstance(node, DEFINED) else None
             if isinstance(node, ast.arg):
                 name = node.arg
@@ -139,32 +146,51 @@ def test_identifiers_use_the_words_of_the_field():
     assert bad == []
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "scripts").glob("*.py")), ids=lambda p: p.stem)
-def test_help_and_a_misspelt_key_load_nothing_heavy(path: Path, tmp_path: Path):
-    recipe = tmp_path / "recipe.yaml"
+# forks, so that only the first imports what all have
+EACH_COMMAND = f"""
+import contextlib, json, os, runpy, sys
+import posttrain.config.command
+for number, (path, *sys.argv[1:]) in enumerate(json.load(sys.stdin)):
+    if os.fork():
+        os.wait()
+        continue
+    try:
+        sys.argv[0] = path
+        with contextlib.suppress(SystemExit), contextlib.redirect_stdout(sys.stderr):
+            runpy.run_path(path, run_name="__main__")
+        heavy = {HEAVY | {"matplotlib", "datasets"}!r} & set(sys.modules)
+        print(json.dumps([number, sorted(heavy)]), flush=True)
+    finally:
+        os._exit(0)
+"""
+
+
+def test_help_and_a_misspelt_key_load_nothing_heavy(tmp_path: Path):
+    recipe, tiny = tmp_path / "recipe.yaml", ROOT / "recipes" / "tiny"
     recipe.write_text("not_a_key_of_any_recipe: 1\n")
-    code = (
-        "import contextlib, runpy, sys\n"
-        f"sys.argv = [{str(path)!r}, *sys.argv[1:]]\n"
-        "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(sys.stderr):\n"
-        f"    runpy.run_path({str(path)!r}, run_name='__main__')\n"
-        f"print(sorted({HEAVY | {'matplotlib', 'datasets'}!r} & set(sys.modules)))"
-    )
-    mistakes = [["--help"], ["--config", str(recipe)]]
-    tiny, misspelt = ROOT / "recipes" / "tiny", [f"out={tmp_path}", "prompts.0.grader=maths"]
-    if path.stem in ("sample", "eval", "rlhf"):
-        mistakes.append(["--config", str(tiny / f"{path.stem}.yaml"), *misspelt])
-    if path.stem == "profile_prompts":
-        previous = ["prompts=[]", "settings=[]", f"previous={tmp_path / 'missing'}"]
-        own = ["--config", str(tiny / "profile.yaml"), *misspelt[:1]]
-        mistakes += [[*own, *misspelt[1:]], [*own, *previous]]
-    if path.stem == "rlvr":
-        missing = f"pass_rates={tmp_path / 'missing'}"
-        mistakes.append(["--config", str(tiny / "rlvr.yaml"), *misspelt[:1], missing])
-    for argv in mistakes:
-        command = [sys.executable, "-c", code, *argv]
-        out = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert out.stdout.strip() == "[]", argv
+    scripts = {p.stem: str(p) for p in sorted((ROOT / "scripts").glob("*.py"))}
+    commands = [
+        [path, *mistake]
+        for path in scripts.values()
+        for mistake in (["--help"], ["--config", str(recipe)])
+    ]
+
+    def add(script: str, name: str, *keys: str) -> None:
+        out = f"out={tmp_path}"
+        commands.append([scripts[script], "--config", str(tiny / f"{name}.yaml"), out, *keys])
+
+    misspelt, missing = "prompts.0.grader=maths", tmp_path / "missing"
+    for script in ("sample", "eval", "rlhf"):
+        add(script, script, misspelt)
+    add("profile_prompts", "profile", misspelt)
+    add("profile_prompts", "profile", "prompts=[]", "settings=[]", f"previous={missing}")
+    add("rlvr", "rlvr", f"pass_rates={missing}")
+    command = [sys.executable, "-c", EACH_COMMAND]
+    given = json.dumps(commands)
+    out = subprocess.run(command, input=given, capture_output=True, text=True, check=True)
+    loaded = [json.loads(line) for line in out.stdout.splitlines()]
+    assert [(commands[number], heavy) for number, heavy in loaded if heavy] == []
+    assert len(loaded) == len(commands), out.stderr[-2000:]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "scripts").glob("*.py")), ids=lambda p: p.stem)
