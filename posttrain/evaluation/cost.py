@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from posttrain.config.eval import EstimateConfig, EvalConfig, Price
+from posttrain.config.eval import EvalConfig, Price
 from posttrain.evaluation.grade import INSPECT, Record, Unit, unit_name
 from posttrain.evaluation.journal import read_lines
 from posttrain.evaluation.metrics import correct
@@ -157,6 +157,7 @@ def estimate_rows(
     prompts. Money and seconds are None where the recipe gives no price or speed.
     """
     rows: list[Row] = []
+    speed = recipe.estimate.tokens_per_second
     for name, renderer in renderers.items():
         for unit in units:
             limits = recipe.sampling_of(unit.setting)
@@ -177,7 +178,7 @@ def estimate_rows(
                 "most_requests": unit.size * turns,
                 **tokens,
                 "money": price and money({**tokens, "cached": 0, "reasoning": 0}, price),
-                "seconds": _seconds(output, recipe.estimate),
+                "seconds": speed and output / speed,
             })  # fmt: skip
     return rows
 
@@ -187,7 +188,3 @@ def _prompt_tokens(renderer: PromptRenderer | None, prompt: Any) -> int:
         row = prompt_to_row(prompt)
         return len(json.dumps([row["messages"], row["tools"]])) // _CHARACTERS
     return len(renderer.tokenizer(renderer.text(prompt), add_special_tokens=False)["input_ids"])
-
-
-def _seconds(output: int, estimate: EstimateConfig) -> float | None:
-    return None if estimate.tokens_per_second is None else output / estimate.tokens_per_second

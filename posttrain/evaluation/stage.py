@@ -34,7 +34,6 @@ from posttrain.evaluation.grade import (
     Unit,
     by_unit,
     grade_completions,
-    rescore,
     unit_name,
     write_records,
 )
@@ -277,7 +276,11 @@ def rescored_records(
 
     Tasks of inspect are run again, tools and scorers and all, on the answers of their journals.
     """
-    after = rescore(before, grade)
+    after: dict[str, list[Record]] = {}
+    for name, records in before.items():
+        ours = [(r.prompt, r.completion) for r in records if r.prompt.grader != INSPECT]
+        graded = iter(grade_completions(name, ours, grade))
+        after[name] = [r if r.prompt.grader == INSPECT else next(graded) for r in records]
     for unit, row in manifest.stats.get("inspect", {}).items():
         from posttrain.evaluation.inspect_adapter.tasks import InspectRun, run_task
 

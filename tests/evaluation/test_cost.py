@@ -10,6 +10,7 @@ import pytest
 from posttrain.chat.detect import CallDetection
 from posttrain.chat.parse import ParsedCompletion
 from posttrain.config.eval import Price
+from posttrain.errors import DataError
 from posttrain.evaluation.cost import busy_seconds, cost_rows, money, tokens_of
 from posttrain.evaluation.grade import Record
 from posttrain.evaluation.journal import NOT_KEPT, JournaledSampler, TimedSampler, read_lines
@@ -92,6 +93,9 @@ def test_a_journal_gives_every_answer_again_and_invents_none(tmp_path):
     times, _ = read_lines(tmp_path / "times.jsonl")
     assert [row["requests"] for row in times] == [2, 1]
     assert all(row["end"] >= row["start"] for row in times)
+    path.write_text("no JSON\n" + path.read_text())
+    with pytest.raises(DataError, match=r"journal\.jsonl:1"):
+        read_lines(path)
 
 
 def test_a_failure_is_requested_again(tmp_path):

@@ -123,13 +123,10 @@ def predictions(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
 def failing_step(record: Record) -> tuple[int, str] | None:
     """The step at which an agentic run failed, and how it failed; None for a solved one and for
     any other completion."""
-    from posttrain.evaluation.agentic import deciding, failures, family_of
+    from posttrain.evaluation.agentic import failures, family_of
+    from posttrain.evaluation.metrics import correct
 
-    if family_of(record.prompt) is None:
-        return None
-    failure = deciding(record.prompt, record.completion, record.score)
-    if failure is None:
+    if family_of(record.prompt) is None or correct(record):
         return None
     every = failures(record.prompt, record.completion, record.score)
-    modes = [one.mode.replace("_", " ") for one in every]
-    return failure.step, ", ".join(modes)
+    return every[0].step, ", ".join(one.mode.replace("_", " ") for one in every)
