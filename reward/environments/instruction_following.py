@@ -62,7 +62,7 @@ class InstructionFollowingEnvironment(RLVREnvironment):
             return Score(0.0, None, f"longer than {LONGEST} characters")
         if len(words_of(text)) < LEAST_WORDS:
             return Score(0.0, text, f"fewer than {LEAST_WORDS} words")
-        listed = _constraints(prompt)
+        listed: list[Arguments] = metadata_of(prompt)["constraints"]
         broken = [one["kind"] for one in listed if not CONSTRAINTS[one["kind"]].holds(text, one)]
         share = 1 - len(broken) / len(listed)
         value = share if metadata_of(prompt).get("grading") == "fraction" else float(not broken)
@@ -71,10 +71,6 @@ class InstructionFollowingEnvironment(RLVREnvironment):
     def rows(self, *, seed: int, count: int) -> list[dict[str, Any]]:
         """A topic and one to four constraints that some text keeps."""
         return [_row(random.Random(f"{seed}/if/{k}"), f"if-{seed}-{k}") for k in range(count)]
-
-
-def _constraints(prompt: Prompt) -> list[Arguments]:
-    return metadata_of(prompt)["constraints"]
 
 
 _TOPICS = (

@@ -30,15 +30,15 @@ from posttrain.records import Score
 from posttrain.rollouts import Completion, Prompt, metadata_of
 from reward.environments.agentic.workspace import (
     BASIC,
+    ISOLATED,
     Files,
     Workspace,
     changed_paths,
     final_files,
-    run_python,
     toolbox,
 )
 from reward.environments.base import RLVREnvironment, Script, calls, says
-from reward.environments.code import same_result
+from reward.environments.code import run_program, same_result
 
 SYSTEM = (
     "You work in the directory of project {name} with the tools below. What counts is the state of "
@@ -146,7 +146,7 @@ class Final:
         """
         code = {p: data for p, data in self.files.items() if p.endswith(".py")}
         order = marshal.dumps((code, [(m, n, list(a)) for m, n, a, _ in expected]))
-        result = await run_python(_CALLS, order, _CHECK_LIMITS)
+        result = await run_program([*ISOLATED, _CALLS], order, _CHECK_LIMITS)
         started, _, rest = result.stdout.partition(b"\n")
         if started != b"started" and result.limit is None:
             raise OSError(f"the check did not start: {result.stderr[-200:]!r}")
