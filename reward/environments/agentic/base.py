@@ -219,26 +219,23 @@ class AgenticEnvironment(RLVREnvironment):
         """The fixture of a prompt."""
         return _built(type(self), metadata_of(prompt)["fixture"])
 
-    def rows(self, *, seed: int, count: int) -> list[dict[str, Any]]:
-        """Tasks: the same for a seed, and none shared by two seeds."""
-        rows: list[dict[str, Any]] = []
-        for number in range(count):
-            key = f"{seed}/{number}"
-            fixture = _built(type(self), key)
-            rows.append({
-                "environment": self.name,
-                "id": f"{self.name}-{seed}-{number}",
-                "messages": [
-                    {"role": "system", "content": SYSTEM.format(name=fixture.digest[:8])},
-                    {"role": "user", "content": fixture.task},
-                ],
-                "tools": json.loads(toolbox(None, fixture.tools).schemas(_NO_PROMPT)),
-                "metadata": {
-                    "fixture": key, "digest": fixture.digest, "family": self.name,
-                    "variant": fixture.variant,
-                },
-            })  # fmt: skip
-        return rows
+    def row(self, seed: int, number: int) -> dict[str, Any]:
+        """A task; two seeds share none."""
+        key = f"{seed}/{number}"
+        fixture = _built(type(self), key)
+        return {
+            "environment": self.name,
+            "id": f"{self.name}-{seed}-{number}",
+            "messages": [
+                {"role": "system", "content": SYSTEM.format(name=fixture.digest[:8])},
+                {"role": "user", "content": fixture.task},
+            ],
+            "tools": json.loads(toolbox(None, fixture.tools).schemas(_NO_PROMPT)),
+            "metadata": {
+                "fixture": key, "digest": fixture.digest, "family": self.name,
+                "variant": fixture.variant,
+            },
+        }  # fmt: skip
 
     def malformed(self, prompt: Prompt) -> str | None:
         """A fixture that this version makes otherwise: its checker would be of another task."""
