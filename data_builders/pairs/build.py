@@ -115,7 +115,9 @@ def tokenizer_config(recipe: BuildDpoConfig, parents: Sequence[Manifest]) -> Tok
     for (a, left), (b, right) in itertools.pairwise(zip(recipe.samples, parents, strict=True)):
         tokenizers = [parent.stats.get("tokenizer", {}).get("digest") for parent in (left, right)]
         if left.template_digest != right.template_digest or tokenizers[0] != tokenizers[1]:
-            raise ConfigError(f"{a} and {b} were sampled with different templates or tokenizers")
+            raise ConfigError(
+                f"{a} and {b} were sampled with different templates or tokenizers: pair them apart"
+            )
     own = Path(recipe.samples[0]) / "tokenizer" if recipe.samples else None
     if own is not None and own.is_dir():
         if recipe.tokenizer is not None:

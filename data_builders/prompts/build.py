@@ -21,7 +21,7 @@ from typing import Any
 from data_builders.environments import AnyToolkit, toolkit_of
 from data_builders.keyed import key64, unit
 from data_builders.prompts.questions import RowQuestion, distinct_questions, total_counts
-from data_builders.rows.files import find_files
+from data_builders.rows.files import find_files, input_files
 from data_builders.rows.read import RowCounts
 from data_builders.rows.where import unmet
 from data_builders.sft.inputs import Input, check_unchanged, find_parents
@@ -348,10 +348,9 @@ def prompt_inputs(
             name = f"{source.hub}@{source.revision}" if source.hub else str(source.rows().path)
             inputs.append(Input(source.name, name, None, None))
             continue
-        for path in find_files(source.rows(), base_dir):
-            files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-            inputs += [Input(source.name, str(p), p.stat().st_size, sha256_file(p)) for p in files]
-            paths += files
+        files = input_files(source.rows(), base_dir)
+        inputs += [Input(source.name, str(p), p.stat().st_size, sha256_file(p)) for p in files]
+        paths += files
     return inputs, find_parents(paths, out)
 
 

@@ -121,8 +121,8 @@ def test_numbers_are_the_manifests(finished, page):
         row = rf'dropped: {reason}</td><td class="n">{number:,}</td>'
         assert not number or re.search(row, counts)
     drops = section(page, "Drops by source")
-    books = [f"{v:,}" for v in (total.rows_in, total.kept)]
-    assert cells(drops, "all")[1:3] == books
+    kept = [f"{v:,}" for v in (total.rows_in, total.kept)]
+    assert cells(drops, "all")[1:3] == kept
 
 
 def test_lengths_and_budgets_are_drawn_in_full(finished, page):

@@ -203,9 +203,9 @@ def _control_row(control: Mapping[str, int]) -> list[object]:
     return [reasoned, stripped, stripped_share, traces, cut, cut_share, short]
 
 
-def _binned(budgets: Sequence[tuple[int, int]], most: int = 12) -> list[tuple[str, list[int]]]:
+def _binned(budgets: Sequence[tuple[int, int]]) -> list[tuple[str, list[int]]]:
     """Few budgets one bar each, many by powers of two."""
-    if len(budgets) <= most:
+    if len(budgets) <= 12:
         return [(f"{budget:,}", [count]) for budget, count in budgets]
     counts: Counter[int] = Counter()
     for budget, count in budgets:
