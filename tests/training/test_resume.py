@@ -111,7 +111,7 @@ def check_rows(out: Path, other: Path, *, abs: float) -> None:
         assert a == pytest.approx(b, abs=abs)
 
 
-@pytest.mark.parametrize(("name", "processes"), [("dpo", 2), ("grpo", 2), ("grpo", 3)])
+@pytest.mark.parametrize(("name", "processes"), [("dpo", 2), ("grpo", 3)])
 def test_processes_and_accumulation_change_nothing(
     methods: dict[str, Method], undisturbed: Callable[[str], Path], tmp_path: Path, name: str,
     processes: int,
