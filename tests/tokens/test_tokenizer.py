@@ -16,11 +16,11 @@ from posttrain.tokens.tokenizer import load_tokenizer
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
-    backend = Tokenizer(models.WordLevel({"a": 0, "b": 1, "[end]": 2}, unk_token="a"))
+    backend = Tokenizer(models.WordLevel({"a": 0, "b": 1, "[end]": 2}, unk_token="a"))  # noqa: S106 - a token of text
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        eos_token="[end]",
-        pad_token="[pad]",
+        eos_token="[end]",  # noqa: S106 - likewise
+        pad_token="[pad]",  # noqa: S106 - likewise
         chat_template="{{ messages[0].content }}",
     )
     tokenizer.save_pretrained(folder)
