@@ -8,6 +8,7 @@ import shutil
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,10 +129,11 @@ def test_prompts_of_evaluation_files_are_not_sampled(root: Path, tmp_path: Path)
     source = json.dumps([{"name": "a", "format": "question", "path": str(tmp_path / "train.jsonl"),
                           "grader": "words", "template": "{question}"}])  # fmt: skip
     files = json.dumps([{"path": str(tmp_path / "test.jsonl"), "fields": ["question"]}])
-    script("profile_prompts").main(
-        ["--config", str(root / "profile.yaml"), f"out={tmp_path / 'out'}", f"prompts={source}",
-         f"decontamination.files={files}"]
-    )  # fmt: skip
+    argv = ["--config", str(root / "profile.yaml"), f"out={tmp_path / 'out'}",
+            f"decontamination.files={files}"]  # fmt: skip
+    with pytest.raises(DataError, match="all 1 overlap"):
+        script("profile_prompts").main([*argv, f"prompts={source.replace('train', 'test')}"])
+    script("profile_prompts").main([*argv, f"prompts={source}"])
     manifest = read_artifact(tmp_path / "out")
     assert manifest.counts.rows_in == 2
     assert manifest.counts.dropped["contaminated"] == 1
@@ -140,11 +142,31 @@ def test_prompts_of_evaluation_files_are_not_sampled(root: Path, tmp_path: Path)
     ]
 
 
-def test_a_dry_run_of_a_profile_refuses_a_missing_checkpoint(root: Path, tmp_path: Path):
-    argv = ["--config", str(root / "profile.yaml"), f"out={tmp_path / 'out'}", "--dry-run"]
-    script("profile_prompts").main(argv)
-    with pytest.raises(ConfigError, match="missing"):
-        script("profile_prompts").main([*argv, f"checkpoint={tmp_path / 'missing'}"])
+RUBRIC = {"question": "x", "metadata": {"rubric": [{"question": "y?", "pass_criteria": "YES"}]}}
+ROWS = "prompts=[{name: e, format: environment, environment: NAME, path: rows.jsonl}]"
+
+
+@pytest.mark.parametrize(
+    ("key", "match"),
+    [
+        ("checkpoint=missing", "missing"),
+        ("sampling.max_tokens=250", "more than the model's 256 positions"),
+        (ROWS.replace("NAME", "rubrc"), "source 'e'.*did you mean 'rubric'"),
+        (ROWS.replace("NAME", "rubric"), "'rubric' needs a judge"),
+        (ROWS.replace("NAME", "rubric").replace("rows", "none"), "no rows in none.jsonl"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_profile_would(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, match: str
+):
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text(json.dumps(RUBRIC) + "\n")
+    Path("none.jsonl").touch()
+    with pytest.raises(ConfigError, match=match):
+        script("profile_prompts").main(
+            ["--config", str(root / "profile.yaml"), "out=out", "--dry-run", key]
+        )
+    assert not Path("out").exists()
 
 
 def test_a_profile_killed_while_it_verifies_ends_the_same(root: Path, tmp_path: Path):
@@ -252,7 +274,7 @@ def test_each_step_has_the_prompts_of_the_plan_and_honest_figures(root: Path, tr
 def test_killed_anywhere_it_ends_with_the_same_prompts_and_losses(
     root: Path, trained: Path, tmp_path: Path
 ):
-    for moment in ("rollout:1", "verify", "train:2"):
+    for moment in ("verify", "train:2"):
         assert run(root, tmp_path / "out", killed=moment, check=False).codes == [-9]
     run(root, tmp_path / "out")
     assert read_artifact(tmp_path / "out").digest == read_artifact(trained).digest
@@ -333,16 +355,21 @@ def test_groups_that_teach_nothing_are_replaced_within_their_domain(
 def test_refills_are_the_same_after_kills_and_in_two_processes(
     root: Path, refilled: tuple[Path, tuple[str, ...]], tmp_path: Path
 ):
+    """The second verification of a run is that of the first step's refills."""
     done, keys = refilled
-    for moment in ("rollout:1", "train:2")[keys == POOLS :]:
-        assert run(root, tmp_path / "out", *keys, killed=moment, check=False).codes == [-9]
-    run(root, tmp_path / "out", *keys)
-    assert read_artifact(tmp_path / "out").digest == read_artifact(done).digest
-    if keys == DYNAMIC:
-        run(root, tmp_path / "two", *keys, processes=2)
-        assert (tmp_path / "two" / "draws.jsonl").read_bytes() == (
-            done / "draws.jsonl"
-        ).read_bytes()
+    processes = 2 if keys == DYNAMIC else 1
+    for moment in ("plan", "rollout:1", "verify", "train:2")[3 * (keys == POOLS) :]:
+        ended = run(root, tmp_path / "out", *keys, killed=moment, check=False, processes=processes)
+        assert -9 in ended.codes
+    run(root, tmp_path / "out", *keys, processes=processes)
+    whole = done
+    if processes == 2:
+        whole = tmp_path / "whole"
+        run(root, whole, *keys, processes=2)
+        assert log_rows(tmp_path / "out") == log_rows(whole)
+    assert read_artifact(tmp_path / "out").digest == read_artifact(whole).digest
+    draws = [folder / "draws.jsonl" for folder in (tmp_path / "out", whole, done)]
+    assert len({file.read_bytes() for file in draws}) == 1
 
 
 def test_another_curriculum_is_another_run(root: Path, trained: Path):
@@ -376,6 +403,13 @@ def test_plans_that_cannot_be_are_refused(root: Path, tmp_path: Path, key: str, 
             ["--config", str(root / "rlvr.yaml"), f"out={tmp_path / 'out'}",
              *(key.split() if key.startswith("max") else [key])]
         )  # fmt: skip
+
+
+def test_a_domain_whose_prompts_are_all_dropped_is_refused(root: Path):
+    profile = read_profile(root / "profile")
+    solved = [replace(rate, dropped="solved") for rate in profile.rates]
+    with pytest.raises(DataError, match=r"'one': .*profile kept none of its prompts \(solved 40\)"):
+        replace(profile, rates=solved).pools({"one": ["a"]})
 
 
 def test_profiled_again_with_the_trained_policy_the_drift_is_shown(
