@@ -70,7 +70,12 @@ class RLVREnvironment:
 
     def rows(self, *, seed: int, count: int) -> list[dict[str, Any]]:
         """Generated rows, the same for a seed; [] where tasks come from data alone."""
-        return []
+        rows = (self.row(seed, number) for number in range(count))
+        return [row for row in rows if row is not None]
+
+    def row(self, seed: int, number: int) -> dict[str, Any] | None:
+        """One generated row; None where tasks come from data alone."""
+        return None
 
     def schemas(self, prompt: Prompt) -> str:
         """JSON text of the tools that a prompt declares."""

@@ -48,14 +48,6 @@ class CodeEnvironment(RLVREnvironment):
 
     name = "code"
 
-    def __init__(self, *, at_once: int | None = None) -> None:
-        """`at_once`: programs that run at the same time; by default as many as processors."""
-        self._slots = at_once or os.cpu_count() or 1
-        # a semaphore belongs to an event loop, the environment does not
-        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
-            WeakKeyDictionary()
-        )
-
     def malformed(self, prompt: Prompt) -> str | None:
         """No tests, too many, a test without input or output, or code that is not Python."""
         task = metadata_of(prompt)
@@ -103,9 +95,19 @@ class CodeEnvironment(RLVREnvironment):
             "check": task.get("check"),
             "seconds": seconds,
         }
-        result = await self._run(json.dumps(order).encode("utf-8", "surrogatepass"), seconds)
-        if isinstance(result, Score):
-            return result
+        limits = Limits(
+            seconds=max(TOTAL_SECONDS, 2 * seconds),
+            cpu_seconds=int(max(TOTAL_SECONDS, 2 * seconds)),
+            output_bytes=OUTPUT_BYTES,
+        )
+        try:
+            result = await run_program(
+                ["-I", "-c", _DRIVER], json.dumps(order).encode("utf-8", "surrogatepass"), limits
+            )
+        except ConfigError:
+            raise
+        except OSError as error:
+            return Score(None, None, f"the sandbox: {error}", "sandbox")
         started, *lines = result.stdout.split(b"\n")
         if started != secret.encode():
             tail = (result.stderr[-200:] or started[:50]).decode("utf-8", "replace")
@@ -116,22 +118,17 @@ class CodeEnvironment(RLVREnvironment):
             return Score(float(passed), None, "every check holds" if passed else f"fails: {reason}")
         return _compare(lines, tests, function is not None)
 
-    async def _run(self, order: bytes, seconds: float) -> SandboxResult | Score:
-        interpreter = check_sandbox()
-        limits = Limits(
-            seconds=max(TOTAL_SECONDS, 2 * seconds),
-            cpu_seconds=int(max(TOTAL_SECONDS, 2 * seconds)),
-            output_bytes=OUTPUT_BYTES,
-        )
-        argv = [interpreter.executable, "-I", "-c", _DRIVER]
-        loop = asyncio.get_running_loop()
-        async with self._turns.setdefault(loop, asyncio.Semaphore(self._slots)):
-            try:
-                return await run_sandboxed(argv, stdin=order, limits=limits)
-            except ConfigError:
-                raise
-            except OSError as error:
-                return Score(None, None, f"the sandbox: {error}", "sandbox")
+
+# a semaphore belongs to an event loop; as many programs at a time as there are processors
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+
+async def run_program(options: Sequence[str], order: bytes, limits: Limits) -> SandboxResult:
+    """Run a program of ours in a sandbox, by the interpreter with these options."""
+    argv = [check_sandbox().executable, *options]
+    loop = asyncio.get_running_loop()
+    async with _turns.setdefault(loop, asyncio.Semaphore(os.cpu_count() or 1)):
+        return await run_sandboxed(argv, stdin=order, limits=limits)
 
 
 def find_program(answer: str, function: str | None) -> str | None:
