@@ -15,7 +15,7 @@ import itertools
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -328,8 +328,7 @@ def _decided(rate: PassRate, recipe: ProfileConfig, before: PassRate | None) -> 
     else:
         dropped = "unsolved" if recipe.drop_unsolved and not rate.passes else None
     earlier = None if before is None else (before.passes, before.scored)
-    fields = {name: getattr(rate, name) for name in PassRate.__slots__}
-    return PassRate(**(fields | {"dropped": dropped, "before": earlier}))
+    return replace(rate, dropped=dropped, before=earlier)
 
 
 def rate_lines(rates: Sequence[PassRate]) -> str:
