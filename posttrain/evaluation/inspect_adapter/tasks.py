@@ -359,7 +359,8 @@ def _score(sample: EvalSample, wanted: str | None) -> Score:
     found = scores[name]
     value = found.value
     if isinstance(value, Mapping) and key == "*":
-        value = fmean(map(value_to_float(), value.values())) if value else None
+        parts: list[Any] = [*value.values()]
+        value = None if None in parts or not parts else fmean(map(value_to_float(), parts))
     elif isinstance(value, Mapping):
         if key not in value:
             example = f"{name}.{next(iter(value), '')}"
