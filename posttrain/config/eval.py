@@ -1,4 +1,4 @@
-"""The recipe of an evaluation: `scripts/eval.py --config F out=DIR`.
+"""The recipe of an evaluation: `posttrain eval --config F out=DIR`.
 
     checkpoints: {sft: runs/tiny/sft, dpo: runs/tiny/dpo}
     backend: {kind: transformers}
