@@ -22,7 +22,8 @@ Arguments = Mapping[str, Any]
 Draw = Callable[[str, random.Random], dict[str, Any]]
 BOUNDS = ("exactly", "at_least", "at_most")
 _WORD = re.compile(r"\w+(?:['’-]\w+)*")
-_SENTENCE_END = re.compile(r"[.!?]+[\"'”’)]*(?=\s|$)")
+# a run of marks is tried from its beginning alone
+_SENTENCE_END = re.compile(r"(?<![.!?])[.!?]++[\"'”’)]*+(?=\s|$)")
 _BULLET = re.compile(r"^[ \t]*[-*•][ \t]+\S", re.MULTILINE)
 _NUMBERED = re.compile(r"^[ \t]*\d+[.)][ \t]+\S", re.MULTILINE)
 _JSON_FENCE = re.compile(r"(```|~~~)(?:json)?[ \t]*\n(.*)\n[ \t]*\1", re.DOTALL)

@@ -32,7 +32,7 @@ from reward.environments.tool_call import declared, same_value
 FORMATS = ("json", "yaml", "tool_call")
 LONGEST = 500_000  # characters of an answer
 GROUNDED = 0.25  # share of values in the prompt's words, where no fields are given
-_FENCE = re.compile(r"\s*(```|~~~)(?:json|yaml|yml)?[ \t]*\n(.*?)\n?[ \t]*\1\s*", re.DOTALL)
+_FENCE = re.compile(r"\s*+(```|~~~)(?:json|yaml|yml)?[ \t]*+\n")
 
 
 class StructuredOutputEnvironment(RLVREnvironment):
@@ -108,8 +108,10 @@ def _read(task: Mapping[str, Any], completion: Completion) -> Any:
     text = completion.answer
     if len(text) > LONGEST:
         raise ValueError(f"longer than {LONGEST} characters")
-    fenced = _FENCE.fullmatch(text)
-    text = fenced[2] if fenced else text
+    if opening := _FENCE.match(text):
+        body = text[opening.end() :].rstrip()
+        if body.endswith(opening[1]):
+            text = body.removesuffix(opening[1]).rstrip(" \t").removesuffix("\n")
     return load_json(text.strip()) if task["format"] == "json" else load_yaml(text)
 
 
