@@ -131,9 +131,11 @@ def launch(arguments: list[str]) -> None:
         sys.exit(code if code >= 0 else 128 - code)
     except KeyboardInterrupt:
         # from a terminal the processes are interrupted, too; those that were not are now
-        for process in psutil.wait_procs(psutil.Process().children(), timeout=10)[1]:
+        processes = psutil.Process().children()
+        for process in psutil.wait_procs(processes, timeout=10)[1]:
             process.send_signal(signal.SIGINT)
-        raise
+        psutil.wait_procs(processes)
+        sys.exit(128 + signal.SIGINT)  # they have said so
     except ChildFailedError as error:
         rank, first = error.get_first_failure()
         if first.exitcode >= 0:  # it has printed why

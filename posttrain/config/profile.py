@@ -1,4 +1,4 @@
-"""The recipe of a profile: `scripts/profile_prompts.py --config recipes/tiny/profile.yaml`.
+"""The recipe of a profile: `posttrain profile_prompts --config tiny/profile`.
 
     out: runs/tiny/profile
     checkpoint: runs/tiny/sft

@@ -5,10 +5,11 @@
     {…, "metadata": {"function": "square", "tests": [{"input": [3], "output": 9}]}}
     {…, "metadata": {"function": "square", "check": "def check(candidate): assert …"}}
 
-The program is the last fenced block, or the last that defines the function. `setup` is code that
-stands before it, `seconds` the wall time of each test. Programs that read input and functions with
-plain values never meet what is expected: their results leave the sandbox and are compared here.
-Code that checks runs in a process of its own, which the program can neither read nor speak for.
+The program is the last fenced block of Python, or the last that defines the function. `setup` is
+code that stands before it, `seconds` the wall time of each test. Programs that read input and
+functions with plain values never meet what is expected: their results leave the sandbox and are
+compared here. Code that checks runs in a process of its own, which the program can neither read nor
+speak for.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import json
 import os
 import re
 import secrets
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -131,7 +133,8 @@ async def run_program(options: Sequence[str], order: bytes, limits: Limits) -> S
 
 
 def find_program(answer: str, function: str | None) -> str | None:
-    """The last fenced block of Python that defines the function, else the last; None without one.
+    """The last fenced block of Python that defines the function, else the last that says that it is
+    Python, else the last; None without one.
 
     An answer without any fence that is Python as a whole is its own program.
     """
@@ -144,20 +147,22 @@ def find_program(answer: str, function: str | None) -> str | None:
         except (SyntaxError, ValueError, MemoryError, RecursionError):
             return None
         return answer
-    blocks, opening = list[str](), None
+    blocks, opening = list[tuple[str, bool]](), None
     for fence in fences:
         if opening is None:
             opening = fence
         elif fence[1].startswith(opening[1]) and not fence[2]:
-            if opening[2].lower() in _LANGUAGES:
-                blocks.append(answer[opening.end() : fence.start()].strip("\r\n"))
+            if (language := opening[2].lower()) in _LANGUAGES:
+                block = textwrap.dedent(answer[opening.end() : fence.start()].strip("\r\n"))
+                blocks.append((block, bool(language)))
             opening = None
+    chosen = [block for block, named in blocks if named] or [block for block, _ in blocks]
     if function is not None:
         defines = re.compile(
             rf"^[ \t]*(?:async[ \t]+def|def|class)[ \t]+{re.escape(function)}\b", re.M
         )
-        blocks = [block for block in blocks if defines.search(block)] or blocks
-    return blocks[-1] if blocks else None
+        chosen = [block for block, _ in blocks if defines.search(block)] or chosen
+    return chosen[-1] if chosen else None
 
 
 def _compare(lines: Sequence[bytes], tests: Sequence[Mapping[str, Any]], values: bool) -> Score:

@@ -92,6 +92,17 @@ def test_an_error_under_torchrun_is_printed_once_and_stands_in_its_report(
     assert printed == ["ConfigError: out: missing", 1]
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_nobody_reads_ends_a_command_without_a_word(unbuffered: str):
+    read, write = os.pipe()
+    os.close(read)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered}
+    command = [sys.executable, "scripts", "--recipes"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert not done.stderr
+
+
 @pytest.mark.parametrize("launcher", ["cpu", "cpu-2"])
 def test_a_mistake_under_launch_is_one_line_of_one_or_two_processes(launcher: str):
     command = [
