@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -36,6 +37,7 @@ Script = tuple[Message, ...]  # a completion's assistant messages; `replay` runs
 SETTING = "rlvr"
 # what code that reads a row's own fields raises where they are not what they should be
 _MALFORMED = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
+_FENCE = re.compile(r"(`{3,}|~{3,})(?:json|yaml|yml)?[ \t\r]*", re.IGNORECASE)
 _AT_ONCE = 256  # rows whose gold is replayed side by side
 
 
@@ -68,7 +70,12 @@ class RLVREnvironment:
 
     def rows(self, *, seed: int, count: int) -> list[dict[str, Any]]:
         """Generated rows, the same for a seed; [] where tasks come from data alone."""
-        return []
+        rows = (self.row(seed, number) for number in range(count))
+        return [row for row in rows if row is not None]
+
+    def row(self, seed: int, number: int) -> dict[str, Any] | None:
+        """One generated row; None where tasks come from data alone."""
+        return None
 
     def schemas(self, prompt: Prompt) -> str:
         """JSON text of the tools that a prompt declares."""
@@ -360,3 +367,10 @@ def calls(*made: tuple[str, Mapping[str, Any]], text: str = "") -> Script:
         ToolCall(name, json_text(dict(arguments)), f"call{place:05}")
         for place, (name, arguments) in enumerate(made)
     )),)  # fmt: skip
+
+
+def unfenced(text: str) -> str:
+    """What stands in a code fence around all of a text; without one, the text as it is."""
+    first, _, rest = text.strip().partition("\n")
+    fence = _FENCE.fullmatch(first)
+    return rest.removesuffix(fence[1]) if fence and rest.endswith(fence[1]) else text

@@ -5,10 +5,11 @@
     {…, "metadata": {"function": "square", "tests": [{"input": [3], "output": 9}]}}
     {…, "metadata": {"function": "square", "check": "def check(candidate): assert …"}}
 
-The program is the last fenced block, or the last that defines the function. `setup` is code that
-stands before it, `seconds` the wall time of each test. Programs that read input and functions with
-plain values never meet what is expected: their results leave the sandbox and are compared here.
-Code that checks runs in a process of its own, which the program can neither read nor speak for.
+The program is the last fenced block of Python, or the last that defines the function. `setup` is
+code that stands before it, `seconds` the wall time of each test. Programs that read input and
+functions with plain values never meet what is expected: their results leave the sandbox and are
+compared here. Code that checks runs in a process of its own, which the program can neither read nor
+speak for.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import json
 import os
 import re
 import secrets
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -45,14 +47,6 @@ class CodeEnvironment(RLVREnvironment):
     """Programs and functions in Python, with tests."""
 
     name = "code"
-
-    def __init__(self, *, at_once: int | None = None) -> None:
-        """`at_once`: programs that run at the same time; by default as many as processors."""
-        self._slots = at_once or os.cpu_count() or 1
-        # a semaphore belongs to an event loop, the environment does not
-        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
-            WeakKeyDictionary()
-        )
 
     def malformed(self, prompt: Prompt) -> str | None:
         """No tests, too many, a test without input or output, or code that is not Python."""
@@ -101,9 +95,19 @@ class CodeEnvironment(RLVREnvironment):
             "check": task.get("check"),
             "seconds": seconds,
         }
-        result = await self._run(json.dumps(order).encode("utf-8", "surrogatepass"), seconds)
-        if isinstance(result, Score):
-            return result
+        limits = Limits(
+            seconds=max(TOTAL_SECONDS, 2 * seconds),
+            cpu_seconds=int(max(TOTAL_SECONDS, 2 * seconds)),
+            output_bytes=OUTPUT_BYTES,
+        )
+        try:
+            result = await run_program(
+                ["-I", "-c", _DRIVER], json.dumps(order).encode("utf-8", "surrogatepass"), limits
+            )
+        except ConfigError:
+            raise
+        except OSError as error:
+            return Score(None, None, f"the sandbox: {error}", "sandbox")
         started, *lines = result.stdout.split(b"\n")
         if started != secret.encode():
             tail = (result.stderr[-200:] or started[:50]).decode("utf-8", "replace")
@@ -114,26 +118,22 @@ class CodeEnvironment(RLVREnvironment):
             return Score(float(passed), None, "every check holds" if passed else f"fails: {reason}")
         return _compare(lines, tests, function is not None)
 
-    async def _run(self, order: bytes, seconds: float) -> SandboxResult | Score:
-        interpreter = check_sandbox()
-        limits = Limits(
-            seconds=max(TOTAL_SECONDS, 2 * seconds),
-            cpu_seconds=int(max(TOTAL_SECONDS, 2 * seconds)),
-            output_bytes=OUTPUT_BYTES,
-        )
-        argv = [interpreter.executable, "-I", "-c", _DRIVER]
-        loop = asyncio.get_running_loop()
-        async with self._turns.setdefault(loop, asyncio.Semaphore(self._slots)):
-            try:
-                return await run_sandboxed(argv, stdin=order, limits=limits)
-            except ConfigError:
-                raise
-            except OSError as error:
-                return Score(None, None, f"the sandbox: {error}", "sandbox")
+
+# a semaphore belongs to an event loop; as many programs at a time as there are processors
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+
+async def run_program(options: Sequence[str], order: bytes, limits: Limits) -> SandboxResult:
+    """Run a program of ours in a sandbox, by the interpreter with these options."""
+    argv = [check_sandbox().executable, *options]
+    loop = asyncio.get_running_loop()
+    async with _turns.setdefault(loop, asyncio.Semaphore(os.cpu_count() or 1)):
+        return await run_sandboxed(argv, stdin=order, limits=limits)
 
 
 def find_program(answer: str, function: str | None) -> str | None:
-    """The last fenced block of Python that defines the function, else the last; None without one.
+    """The last fenced block of Python that defines the function, else the last that says that it is
+    Python, else the last; None without one.
 
     An answer without any fence that is Python as a whole is its own program.
     """
@@ -146,20 +146,22 @@ def find_program(answer: str, function: str | None) -> str | None:
         except (SyntaxError, ValueError, MemoryError, RecursionError):
             return None
         return answer
-    blocks, opening = list[str](), None
+    blocks, opening = list[tuple[str, bool]](), None
     for fence in fences:
         if opening is None:
             opening = fence
         elif fence[1].startswith(opening[1]) and not fence[2]:
-            if opening[2].lower() in _LANGUAGES:
-                blocks.append(answer[opening.end() : fence.start()].strip("\r\n"))
+            if (language := opening[2].lower()) in _LANGUAGES:
+                block = textwrap.dedent(answer[opening.end() : fence.start()].strip("\r\n"))
+                blocks.append((block, bool(language)))
             opening = None
+    chosen = [block for block, named in blocks if named] or [block for block, _ in blocks]
     if function is not None:
         defines = re.compile(
             rf"^[ \t]*(?:async[ \t]+def|def|class)[ \t]+{re.escape(function)}\b", re.M
         )
-        blocks = [block for block in blocks if defines.search(block)] or blocks
-    return blocks[-1] if blocks else None
+        chosen = [block for block, _ in blocks if defines.search(block)] or chosen
+    return chosen[-1] if chosen else None
 
 
 def _compare(lines: Sequence[bytes], tests: Sequence[Mapping[str, Any]], values: bool) -> Score:

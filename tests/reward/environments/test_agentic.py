@@ -223,14 +223,14 @@ def test_a_machine_that_fails_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch
         raise OSError("no room on the device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(workspace, "run_sandboxed", broken)
+        patch.setattr(workspace, "run_program", broken)
         [(completion, score)] = verified(prompt, script(read("x"), sh("ls")))
     assert (score.value, score.failure) == (None, "sandbox")
     assert failure_flags(prompt, completion, score)[0] == "infrastructure_error"
     [fix] = prompts("fix_failing_test", [0])
     [(completion, _)] = verified(fix, script(write("app/__init__.py", "x = 1\n")))
     with monkeypatch.context() as patch:
-        patch.setattr(base, "run_python", broken)
+        patch.setattr(base, "run_program", broken)
         score = asyncio.run(ENVIRONMENTS["fix_failing_test"]().verify(fix, completion))
     assert (score.value, score.failure) == (None, "sandbox")
     gone = replace(completion, finish="failed", error="connection refused")

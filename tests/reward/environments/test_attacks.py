@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import shutil
-from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from benchmarks.attacks import ATTACKS
-from benchmarks.attacks.base import Attack, common
-from benchmarks.attacks.instructions import instruction_forms
 from benchmarks.environment_tasks import rows
+from benchmarks.red_team import attacks_on
 from posttrain.records import Score
 from posttrain.rollouts import Prompt
 from reward.environments import ENVIRONMENTS
@@ -36,14 +33,7 @@ def verify(environment: RLVREnvironment, *pairs: tuple[Prompt, Any]) -> list[Sco
 def test_wrong_answers_fail_and_right_ones_pass(name: str):
     environment = ENVIRONMENTS[name]()
     prompts = [environment.prompt(row) for row in rows(name, seed=5, count=4)]
-    attacks: list[tuple[Prompt, Attack]] = []
-    for prompt, other in pairwise(prompts):
-        attacks += [(prompt, a) for a in common(environment, prompt, other)]
-        attacks += [(prompt, a) for a in ATTACKS[name](prompt, random.Random(0))]
-    if name == "instruction_following":
-        for constraint, attack in instruction_forms():
-            row = {"question": "x", "metadata": {"constraints": [constraint]}}
-            attacks.append((environment.prompt(row), attack))
+    attacks = list(attacks_on(environment, prompts, 0))
     scores = verify(environment, *((prompt, a.script) for prompt, a in attacks))
     wrong = [
         (prompt.gold, attack.form, score)
@@ -108,7 +98,14 @@ def test_a_pattern_that_never_ends_is_a_timeout():
 
 
 @pytest.mark.parametrize(
-    "text", ["a" * 150_000, "- *[<< \n" * 20_000, "a. " * 50_000, "\n" * 150_000]
+    "text",
+    [
+        "a" * 150_000,
+        "- *[<< \n" * 20_000,
+        "A. a. " * 30_000,
+        "\n" * 150_000,
+        "```json\n" + " " * 150_000,
+    ],
 )
 def test_every_constraint_reads_hostile_texts(text: str):
     for kind, constraint in CONSTRAINTS.items():
@@ -184,6 +181,7 @@ def test_programs_that_do_not_solve_the_task_fail(row: dict[str, Any], program: 
 def test_solutions_pass(row: dict[str, Any]):
     environment = ENVIRONMENTS["code"]()
     prompt = environment.prompt(row)
-    draft = f"```python\nprint(1)\n```\nBetter:\n~~~py\n{row['gold']}\n~~~"
+    gold = row["gold"].replace("\n", "\n  ")
+    draft = f"```python\nprint(1)\n```\n- Better:\n  ~~~py\n  {gold}\n  ~~~\nFor 3:\n```\n9\n```"
     assert [s.value for s in verify(environment, (prompt, says(draft)))] == [1.0]
     assert environment.refuse([prompt]) == [None]

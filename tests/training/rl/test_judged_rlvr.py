@@ -99,6 +99,8 @@ def test_labels_are_the_rewards_and_a_label_that_cannot_be_read_is_none(root: Pa
     with judge_server(UNREADABLE, answer=label) as (url, requests):
         run(root, root / "trained", judge(url))
         rewards: dict[str, set[float | None]] = {"equivalence": set(), "rubric": set()}
+        # what looks like a part of the judge's frame is quoted by backslashes
+        shown = "\n".join(requests).replace("\\", "")
         for source, rollout, judgements in rollouts_of(root / "trained"):
             own = judgements[rollout["index"]]
             rewards[source].add(rollout["reward"])
@@ -107,7 +109,8 @@ def test_labels_are_the_rewards_and_a_label_that_cannot_be_read_is_none(root: Pa
             assert rollout["in_loss"] <= (not unscored)
             if rollout["finish"] != "stop" or not rollout["answer"].strip():
                 assert rollout["reward"] == 0.0  # for which no judge is asked
-        assert requests
+            elif "word for word" not in own["explanation"]:
+                assert rollout["answer"].strip().replace("\\", "") in shown
         assert all(own >= {0.0, 1.0} for own in rewards.values())
         assert None in rewards["equivalence"] | rewards["rubric"]
 
