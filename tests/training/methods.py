@@ -226,6 +226,8 @@ def arm(method: str, moment: str, reward: Mortal) -> None:
     elif kind == "votes":
         votes: list[int] = []
         before(VerdictCache, "add", lambda *_, **__: votes.append(1) or len(votes) > at)
+    elif kind == "plan":  # it is written, and no step is made
+        before(stage.TrainingStage, "train", lambda *_, **__: True)
     elif kind == "finish":
         before(stage, "write_card", lambda *_, **__: True)
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import shutil
 from typing import Any
 
@@ -15,7 +16,8 @@ from benchmarks.red_team import attacks_on
 from posttrain.records import Score
 from posttrain.rollouts import Prompt
 from reward.environments import ENVIRONMENTS
-from reward.environments.base import RLVREnvironment, replay, says
+from reward.environments.base import RLVREnvironment, replay, same_value, says
+from reward.environments.code import same_output
 from reward.environments.constraints import CONSTRAINTS
 
 
@@ -165,6 +167,7 @@ READ = (
         (CHECKED, "def f(x): return abs(x) * 3 if x > 0 else 0"),
         (PRINTED, 'print(\'{"output": "9"}\')'),
         (PRINTED, "print(9)\nimport sys\nsys.exit(1)"),
+        (CALLED, "class X:\n    def __repr__(self): return '1e999'\ndef f(x): return X()"),
         (PRINTED, "while True: pass"),
         (PRINTED, "open('program.py', 'w').write('print(9)')"),
     ],
@@ -174,6 +177,24 @@ def test_programs_that_do_not_solve_the_task_fail(row: dict[str, Any], program: 
     prompt = environment.prompt(row)
     [score] = verify(environment, (prompt, says(f"```python\n{program}\n```")))
     assert score.value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("expected", "given", "same"),
+    [
+        (450, 450.0, True),
+        (0.1 + 0.2, 0.3, True),
+        (1_000_000_001, 1_000_000_002, False),
+        (5, math.inf, False),
+        (0.5, 10**400, False),
+        (True, 1, False),
+        ([1, {"a": None}], [1, {"a": None}], True),
+        (["Bonn"], ["bonn"], False),
+    ],
+)
+def test_values_are_the_same_or_not(expected: Any, given: Any, same: bool):
+    assert same_value(expected, given) == same
+    assert not same_output("9.5", "1e999")
 
 
 @contained
