@@ -7,7 +7,7 @@ plan = evaluation_plan(recipe, rows, limit=20)   → EvaluationPlan(units=[…],
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,7 +122,9 @@ def _inspect_tasks(recipe: EvalConfig) -> tuple[list[Prompt], dict[str, Any]]:
         for task in recipe.inspect_tasks:
             if setting.sources is None or task.name in setting.sources:
                 prompts += task_prompts(task, setting)
-                runs[f"{task.name}.{setting.name}"] = inspect_run(recipe, task, setting.name).row()
+                runs[f"{task.name}.{setting.name}"] = asdict(
+                    inspect_run(recipe, task, setting.name)
+                )
     return prompts, runs
 
 

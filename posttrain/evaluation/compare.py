@@ -137,9 +137,9 @@ def mean_interval(changes: Floats, *, quantile: float = 0.975) -> tuple[float, f
     """Student's interval of a mean change; of one question there is none."""
     if len(changes) < 2:
         return -math.inf, math.inf
-    half = float(stats.t.ppf(quantile, len(changes) - 1) * changes.std(ddof=1))
-    half /= math.sqrt(len(changes))
-    return float(changes.mean()) - half, float(changes.mean()) + half
+    error = float(changes.std(ddof=1)) / math.sqrt(len(changes))
+    mean, half = float(changes.mean()), float(stats.t.ppf(quantile, len(changes) - 1)) * error
+    return mean - half, mean + half
 
 
 def length_difference(a: Clustered, b: Clustered, *, seed: int) -> Difference:

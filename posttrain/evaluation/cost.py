@@ -17,7 +17,6 @@ the time in which at least one call was under way.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from posttrain.config.eval import EvalConfig, Price
-from posttrain.evaluation.grade import INSPECT, Record, Unit, unit_name
+from posttrain.evaluation.grade import INSPECT, Record, Unit, by_unit
 from posttrain.evaluation.journal import read_lines
 from posttrain.evaluation.metrics import correct
 from posttrain.models.chat_template import PromptRenderer
@@ -90,10 +89,7 @@ def cost_rows(
     """
     rows: list[Row] = []
     for checkpoint, own in records.items():
-        units: defaultdict[str, list[Record]] = defaultdict(list)
-        for record in own:
-            units[unit_name(record.prompt)].append(record)
-        price = prices.get(checkpoint)
+        price, units = prices.get(checkpoint), by_unit(own)
         for unit, graded in units.items():
             place = {"checkpoint": checkpoint, "task": graded[0].prompt.source}
             place["setting"] = graded[0].prompt.setting
@@ -139,7 +135,7 @@ def write_costs(
     out: Path, records: Mapping[str, Sequence[Record]], prices: Mapping[str, Price]
 ) -> list[Row]:
     """Write `costs.json` of a run beside what its manifest lists: prices may change later."""
-    units = {(name, unit_name(record.prompt)) for name, own in records.items() for record in own}
+    units = [(name, unit) for name, own in records.items() for unit in by_unit(own)]
     times = {unit: read_lines(times_path(out, *unit))[0] for unit in units}
     rows = cost_rows(records, prices, times)
     atomic_write_json(out / COSTS, rows)

@@ -143,7 +143,7 @@ def _points(found: Row | None) -> str:
     """An estimate in per cent, with its interval where it has one."""
     if found is None or found["value"] is None:
         return ""
-    value, low, high = (found.get(key) for key in _ESTIMATE[:3])
+    value, low, high = found["value"], found.get("low"), found.get("high")
     interval = "" if low is None or high is None else f" [{100 * low:.1f}, {100 * high:.1f}]"
     return f"{100 * value:.1f}{interval}"
 

@@ -82,6 +82,7 @@ from posttrain.tokens.tokenizer import encoder_of
 from posttrain.versions import package_versions
 
 Records = Mapping[str, Sequence[Record]]
+_OF_PROMPTS = ("sources", "inputs", "inspect")  # stats that a run which is graded anew keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +113,9 @@ class EvaluationPlan:
 def show_plan(console: Console, recipe: EvalConfig, plan: EvaluationPlan) -> None:
     """Print counts, and each unit's first prompt as each checkpoint is given it."""
     for name, source in plan.stats["sources"].items():
-        dropped = ", ".join(f"{reason} {n:,}" for reason, n in source["dropped"].items())
-        console.print(f"{name}: {source['rows_in']:,} rows, {source['kept']:,} kept; {dropped}")
+        console.print(f"{name}: {source['rows_in']:,} rows, {source['kept']:,} kept")
+        for reason, n in source["dropped"].items():
+            console.print(f"  {reason} {n:,} {source['examples'].get(reason, '')}", markup=False)
     names = ", ".join(recipe.checkpoints)
     for unit in plan.units:
         console.print(f"{unit.name}: {len(unit.prompts):,} prompts × {unit.samples} × ({names})")
@@ -386,11 +388,7 @@ def keep_rescored(stage: Run, run: Path, manifest: Manifest, records: Records) -
         counts=manifest.counts,
         parents=[parent_of(run, relative_to=out, manifest=manifest)],
         seed=manifest.seed,
-        stats={
-            key: manifest.stats[key]
-            for key in ("sources", "inputs", "inspect")
-            if key in manifest.stats
-        },
+        stats={key: manifest.stats[key] for key in _OF_PROMPTS if key in manifest.stats},
     )
     write_tables(out, {})
 

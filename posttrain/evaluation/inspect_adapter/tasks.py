@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
 from inspect import Parameter, signature
 from pathlib import Path
@@ -28,7 +28,7 @@ from inspect_ai._util.registry import registry_info, registry_lookup
 from inspect_ai.dataset import Sample
 from inspect_ai.event import ModelEvent
 from inspect_ai.log import EvalSample
-from inspect_ai.model import ChatMessage, ChatMessageAssistant, Model
+from inspect_ai.model import ChatMessage, ChatMessageAssistant, ChatMessageUser, Model
 from inspect_ai.scorer import value_to_float
 from inspect_ai.scorer._scorer import unique_scorer_name
 from inspect_ai.util import TokenLimit
@@ -41,7 +41,7 @@ from posttrain.errors import ConfigError, DataError
 from posttrain.evaluation.grade import INSPECT, Record, record_of
 from posttrain.evaluation.inspect_adapter.messages import from_inspect, tools_text
 from posttrain.evaluation.inspect_adapter.provider import inspect_model
-from posttrain.records import Message, Score
+from posttrain.records import Score
 from posttrain.rollouts import Completion, Finish, Prompt, Step
 from posttrain.sampling.sampler import Generation, Parameters, Sampler
 
@@ -72,13 +72,9 @@ class InspectRun:
     roles: Mapping[str, bool]
     templates: Mapping[str, str]
 
-    def row(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
-
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> InspectRun:
-        """Inverse of `row`."""
+        """Inverse of `asdict`."""
         return cls(**{**row, "parameters": Parameters(**row["parameters"])})
 
 
@@ -156,7 +152,7 @@ def task_prompts(config: InspectTask, setting: EvalSetting) -> list[Prompt]:
                 + (f"/{template.name}" if template else ""),
                 task=name,
                 setting=setting.name,
-                messages=_messages(_templated(sample, template and template.text)),
+                messages=tuple(map(from_inspect, _templated(sample, template and template.text))),
                 thinking=thinking,
                 reasoning_budget=setting.reasoning_budget if thinking else None,
                 grader=INSPECT,
@@ -170,17 +166,12 @@ def task_prompts(config: InspectTask, setting: EvalSetting) -> list[Prompt]:
     return prompts
 
 
-def _messages(given: str | Sequence[ChatMessage]) -> tuple[Message, ...]:
-    return (Message("user", given),) if isinstance(given, str) else tuple(map(from_inspect, given))
-
-
-def _templated(sample: Sample, template: str | None) -> str | list[ChatMessage]:
+def _templated(sample: Sample, template: str | None) -> list[ChatMessage]:
     """A sample's input, its last user message in a template where there is one."""
+    given = sample.input
+    messages = [ChatMessageUser(content=given)] if isinstance(given, str) else [*given]
     if template is None:
-        return sample.input
-    if isinstance(sample.input, str):
-        return fill(template, sample.input, {})
-    messages = [*sample.input]
+        return messages
     last = max(i for i, message in enumerate(messages) if message.role == "user")
     text = fill(template, messages[last].text, {})
     messages[last] = messages[last].model_copy(update={"content": text})
@@ -237,7 +228,8 @@ async def run_task(
             sample.id = str(number if sample.id is None else sample.id)
             if (prompt := numbers.get(f"{source}-{sample.id}")) is not None:
                 chosen[sample.id] = prompt
-                sample.input = _templated(sample, template and run.templates[template])
+                if template is not None:
+                    sample.input = _templated(sample, run.templates[template])
         init_display_type("none")
         model = inspect_model(sampler, checkpoint, thinking=thinking)
         limit = None if run.max_tokens is None else TokenLimit(tokens=run.max_tokens, type="output")
@@ -359,7 +351,8 @@ def _score(sample: EvalSample, wanted: str | None) -> Score:
     found = scores[name]
     value = found.value
     if isinstance(value, Mapping) and key == "*":
-        value = fmean(map(value_to_float(), value.values())) if value else None
+        parts: list[Any] = [*value.values()]
+        value = None if None in parts or not parts else fmean(map(value_to_float(), parts))
     elif isinstance(value, Mapping):
         if key not in value:
             example = f"{name}.{next(iter(value), '')}"
