@@ -119,8 +119,16 @@ def toolkits_for(
         if source.format == "environment" and name not in ENVIRONMENTS:
             known = nearest(str(name), (*ENVIRONMENTS,))
             raise ConfigError(f"source {source.name!r}: there is no environment {name!r}{known}")
-    named = dict.fromkeys([s.tools for s in settings] + [s.environment for s in sources])
-    return {n: toolkit_of(n) for n in named if n and n not in (NO_TOOLS, GIVEN_TOOLS)}
+    named = {s.tools: f"setting {s.name!r}" for s in settings}
+    named |= {s.environment: f"source {s.name!r}" for s in sources if s.environment is not None}
+    toolkits: dict[str, AnyToolkit] = {}
+    for name, where in named.items():
+        try:
+            if name not in (NO_TOOLS, GIVEN_TOOLS):
+                toolkits[name] = toolkit_of(name)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
+    return toolkits
 
 
 Candidate = tuple[RowQuestion, list[Setting]]  # a question and the settings that ask it

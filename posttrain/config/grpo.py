@@ -166,7 +166,8 @@ class WeightServer(Server):
 
 
 class ColocatedVllm(Strict):
-    """vLLM in each training process, on the same device.
+    """vLLM in each training process, on the same device. Its rollouts end together, turn by turn:
+    verifiers run behind each turn, not beside it.
 
     Args:
         gpu_memory: share of the device that vLLM takes.

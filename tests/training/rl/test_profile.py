@@ -73,6 +73,7 @@ ROWS = "prompts=[{name: e, format: environment, environment: NAME, path: rows.js
     [
         ("checkpoint=missing", "missing"),
         ("sampling.max_tokens=250", "more than the model's 256 positions"),
+        ("settings=[{name: x, tools: calc}]", "setting 'x': .*'calc'"),
         (ROWS.replace("NAME", "rubrc"), "source 'e'.*did you mean 'rubric'"),
         (ROWS.replace("NAME", "rubric"), "'rubric' needs a judge"),
         (ROWS.replace("NAME", "rubric").replace("rows", "none"), "no rows in none.jsonl"),

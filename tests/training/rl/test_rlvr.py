@@ -183,7 +183,7 @@ def test_groups_that_teach_nothing_are_replaced_within_their_domain(
 def test_refills_are_the_same_after_kills_and_in_two_processes(
     root: Path, refilled: tuple[Path, tuple[str, ...]], tmp_path: Path
 ):
-    """The second verification of a run is that of the first step's refills."""
+    """Every step has refills, which a process's second verification is of."""
     done, keys = refilled
     processes = 2 if keys == DYNAMIC else 1
     for moment in ("plan", "rollout:1", "verify", "train:2")[3 * (keys == POOLS) :]:
