@@ -169,7 +169,9 @@ def task_prompts(config: InspectTask, setting: EvalSetting) -> list[Prompt]:
 def _templated(sample: Sample, template: str | None) -> list[ChatMessage]:
     """A sample's input, its last user message in a template where there is one."""
     given = sample.input
-    messages = [ChatMessageUser(content=given)] if isinstance(given, str) else [*given]
+    messages: list[ChatMessage] = (
+        [ChatMessageUser(content=given)] if isinstance(given, str) else [*given]
+    )
     if template is None:
         return messages
     last = max(i for i, message in enumerate(messages) if message.role == "user")
