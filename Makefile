@@ -59,11 +59,14 @@ tiny-augment: $(BIN)/.installed
 
 # Does every stage still run? A few steps of each, from nothing. With RECIPES of your own the chain
 # is run as they are written, and a stage that has no recipe there is left out.
+OWN = $(notdir $(basename $(wildcard $(RECIPES)/*.yaml)))
 smoke: $(BIN)/.installed
 ifeq ($(RECIPES),recipes/tiny)
 	@rm -rf runs/smoke
 	@$(MAKE) --no-print-directory -j$(JOBS) chain eval_rlvr SIZE=smoke AT=runs/smoke
 else
+	@$(foreach name,$(filter-out $(STAGES),$(OWN)),echo '$(name).yaml: no stage has this name';)
+	@$(if $(filter $(STAGES),$(OWN)),,echo 'nothing to run: no recipe in $(RECIPES) is named after a stage'; exit 1)
 	@$(MAKE) --no-print-directory -j$(JOBS) chain eval_rlvr
 endif
 

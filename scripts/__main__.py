@@ -24,6 +24,7 @@ from types import FrameType, ModuleType
 from typing import NoReturn
 
 HERE = Path(__file__).resolve().parent
+PATIENCE = 10.0  # seconds that interrupted processes have, before they are interrupted again
 STAGES = {path.stem: path for path in sorted(HERE.glob("[!_]*.py"))}
 _OPTIONS = {
     "--list": "every stage in a sentence",
@@ -132,7 +133,7 @@ def launch(arguments: list[str]) -> None:
     except KeyboardInterrupt:
         # from a terminal the processes are interrupted, too; those that were not are now
         processes = psutil.Process().children()
-        for process in psutil.wait_procs(processes, timeout=10)[1]:
+        for process in psutil.wait_procs(processes, timeout=PATIENCE)[1]:
             process.send_signal(signal.SIGINT)
         psutil.wait_procs(processes)
         sys.exit(128 + signal.SIGINT)  # they have said so

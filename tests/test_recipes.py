@@ -156,6 +156,12 @@ def test_a_chain_of_own_recipes_leaves_out_what_has_none(tmp_path: Path):
     own = tmp_path / "sft.yaml"
     own.write_text((ROOT / "recipes/tiny/sft.yaml").read_text())
     assert dict(stages(f"RECIPES={tmp_path}")) == {own: []}
+    own.rename(tmp_path / "stf.yaml")
+    (tmp_path / ".installed").touch()
+    make = ["make", "smoke", f"RECIPES={tmp_path}", f"BIN={tmp_path}"]
+    done = subprocess.run(make, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode != 0
+    assert "stf.yaml: no stage" in done.stdout
 
 
 def test_a_make_that_is_terminated_ends_the_stage_that_runs(tmp_path: Path):

@@ -114,9 +114,13 @@ def toolkits_for(
     Raises:
         ConfigError: there is none of that name, or this machine cannot run it.
     """
-    named = [s.tools for s in settings if s.tools not in (NO_TOOLS, GIVEN_TOOLS)]
-    named += [s.environment for s in sources if s.environment is not None]
-    return {name: toolkit_of(name) for name in dict.fromkeys(named)}
+    for source in sources:
+        name = source.environment
+        if source.format == "environment" and name not in ENVIRONMENTS:
+            known = nearest(str(name), (*ENVIRONMENTS,))
+            raise ConfigError(f"source {source.name!r}: there is no environment {name!r}{known}")
+    named = dict.fromkeys([s.tools for s in settings] + [s.environment for s in sources])
+    return {n: toolkit_of(n) for n in named if n and n not in (NO_TOOLS, GIVEN_TOOLS)}
 
 
 Candidate = tuple[RowQuestion, list[Setting]]  # a question and the settings that ask it
@@ -181,6 +185,8 @@ def build_prompts(
                 rows = made.row_counts.values()
                 reasons = _listed(sum((counts.dropped for counts in rows), Counter[str]()))
                 examples = (example for counts in rows for example in counts.examples.values())
+                if not any(counts.rows_in for counts in rows):
+                    reasons = f"no rows in {', '.join(str(s.path or s.hub) for s in sources)}"
                 reasons += f", such as {example}" if (example := next(examples, "")) else ""
             raise ConfigError(f"setting {setting.name!r} asks nothing: {reasons}")
         made.prompts += prompts

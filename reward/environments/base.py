@@ -15,6 +15,7 @@ A row is an object with `environment`, `question` or `messages` (OpenAI's), and 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import math
 import re
@@ -367,6 +368,28 @@ def calls(*made: tuple[str, Mapping[str, Any]], text: str = "") -> Script:
         ToolCall(name, json_text(dict(arguments)), f"call{place:05}")
         for place, (name, arguments) in enumerate(made)
     )),)  # fmt: skip
+
+
+def same_value(expected: Any, given: Any, *, plain: Callable[[str], str] = str) -> bool:
+    """Whether two JSON values are the same: whole numbers exactly, others to a relative 1e-9 and
+    finite, texts as `plain` writes them, lists in order. Text is no number, and 1 is not true."""
+    if isinstance(expected, bool) or isinstance(given, bool) or expected is None or given is None:
+        return expected is given
+    if isinstance(expected, int | float) and isinstance(given, int | float):
+        if isinstance(expected, int) and isinstance(given, int):
+            return expected == given
+        try:
+            return math.isclose(expected, given, rel_tol=1e-9)
+        except OverflowError:  # beyond a float's range
+            return False
+    same = functools.partial(same_value, plain=plain)
+    if isinstance(expected, list) and isinstance(given, list):
+        one, other = cast(list[Any], expected), cast(list[Any], given)
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(expected, dict) and isinstance(given, dict):
+        left, right = cast(dict[str, Any], expected), cast(dict[str, Any], given)
+        return left.keys() == right.keys() and all(same(left[k], right[k]) for k in left)
+    return isinstance(expected, str) and isinstance(given, str) and plain(expected) == plain(given)
 
 
 def unfenced(text: str) -> str:

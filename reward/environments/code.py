@@ -31,14 +31,15 @@ from posttrain.environments.sandbox.limits import Limits, SandboxResult
 from posttrain.errors import ConfigError
 from posttrain.records import Score
 from posttrain.rollouts import Completion, Prompt, metadata_of
-from reward.environments.base import RLVREnvironment, Script, says
+from reward.environments.base import RLVREnvironment, Script, same_value, says
 
 SECONDS = 5.0  # of one test
 TOTAL_SECONDS = 60.0  # of all tests of one program
 MOST_TESTS = 50
 LONGEST = 100_000  # characters of a program
 OUTPUT_BYTES = 4 << 20
-_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+-]*)[^\n`]*$", re.MULTILINE)
+# possessive: in a long line that is no fence nothing is tried twice
+_FENCE = re.compile(r"^[ \t]*+(`{3,}+|~{3,}+)[ \t]*+([\w+-]*+)[^\n`]*+$", re.MULTILINE)
 _LANGUAGES = ("", "python", "python3", "py")
 _DRIVER = Path(__file__).with_name("code_driver.py").read_text("utf-8")
 
@@ -175,7 +176,7 @@ def _compare(lines: Sequence[bytes], tests: Sequence[Mapping[str, Any]], values:
             problem = str(cast(dict[str, Any], given).get("problem"))[:100]
             return Score(0.0, None, f"test {number} of {len(tests)}: {problem}")
         output: Any = cast(dict[str, Any], given)["output"]
-        same = same_result if values else same_output
+        same = same_value if values else same_output
         if not same(test["output"], output):
             return Score(0.0, str(output)[:200], f"test {number} of {len(tests)}: another result")
     return Score(1.0, None, f"{len(tests)} tests pass")
@@ -200,23 +201,6 @@ def _same_token(expected: str, given: str) -> bool:
     if "." not in expected or not re.fullmatch(r"[-+]?\d*\.?\d*(?:e[-+]?\d+)?", given[:60], re.I):
         return False
     try:
-        return same_result(float(expected), float(given))
+        return same_value(float(expected), float(given))
     except ValueError:
         return False
-
-
-def same_result(expected: Any, given: Any) -> bool:
-    """Whether two plain values are equal; floats to a relative 1e-9, tuples as lists."""
-    if isinstance(expected, bool) or isinstance(given, bool) or expected is None or given is None:
-        return expected is given
-    if isinstance(expected, int) and isinstance(given, int):
-        return expected == given
-    if isinstance(expected, int | float) and isinstance(given, int | float):
-        return abs(expected - given) <= 1e-9 * max(abs(expected), abs(given))
-    if isinstance(expected, list) and isinstance(given, list):
-        one, other = cast(list[Any], expected), cast(list[Any], given)
-        return len(one) == len(other) and all(map(same_result, one, other))
-    if isinstance(expected, dict) and isinstance(given, dict):
-        left, right = cast(dict[str, Any], expected), cast(dict[str, Any], given)
-        return left.keys() == right.keys() and all(same_result(left[k], right[k]) for k in left)
-    return isinstance(expected, str) and isinstance(given, str) and expected == given

@@ -24,7 +24,8 @@ Arguments = Mapping[str, Any]
 Draw = Callable[[str, random.Random], dict[str, Any]]
 BOUNDS = ("exactly", "at_least", "at_most")
 _WORD = re.compile(r"\w+(?:['’-]\w+)*")
-_SENTENCE_END = re.compile(r"[.!?…]+[\"'”’)]*(?=\s|$)")
+# a run of marks is tried from its beginning alone
+_SENTENCE_END = re.compile(r"(?<![.!?…])[.!?…]++[\"'”’)]*+(?=\s|$)")
 _NO_END = re.compile(
     r"\b(?:Mr|Mrs|Ms|Dr|Prof|St|vs)\.|\bNo\.(?=\s\d)|\b(?:[A-Za-z]\.){2,4}(?=\s[a-z])"
     r"|(?:^|(?<=[.!?…)”]\s))(?:[A-Z]\.\s?){1,3}(?=[A-Z][a-z])|^[ \t]*\d+\.(?=\s)"

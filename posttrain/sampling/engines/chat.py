@@ -190,7 +190,9 @@ def _finish(
         return "length" if written >= limit else "stop"
     if reason in _STOP:
         return "stop"
-    return "length" if reason in _LENGTH else _fail("ended by", reason)
+    if reason in _LENGTH:
+        return "length"
+    return _fail("no finish reason" if reason is None else "ended by", reason)
 
 
 def _parsed(

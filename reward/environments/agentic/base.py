@@ -37,8 +37,8 @@ from reward.environments.agentic.workspace import (
     final_files,
     toolbox,
 )
-from reward.environments.base import RLVREnvironment, Script, calls, says
-from reward.environments.code import run_program, same_result
+from reward.environments.base import RLVREnvironment, Script, calls, same_value, says
+from reward.environments.code import run_program
 
 SYSTEM = (
     "You work in the directory of project {name} with the tools below. What counts is the state of "
@@ -124,7 +124,7 @@ class Final:
         if given.keys() != expected.keys():
             raise Wrong(f"{path}: its fields are {', '.join(sorted(given))[:200]}")
         for name, value in expected.items():
-            if not same_result(value, given[name]):
+            if not same_value(value, given[name]):
                 raise Wrong(f"{path}: {name} is {str(given[name])[:80]!r}")
 
     def object(self, path: str) -> dict[str, Any]:
@@ -160,7 +160,7 @@ class Final:
         for (module, name, arguments, value), one in zip(expected, results, strict=True):
             if not isinstance(one, dict) or "value" not in one:  # pyright: ignore[reportUnnecessaryIsInstance] - the code's
                 raise Wrong(f"{module}.{name}{tuple(arguments)!r:.100} raises")
-            if not same_result(value, one["value"]):
+            if not same_value(value, one["value"]):
                 raise Wrong(f"{module}.{name}{tuple(arguments)!r:.100} is another value")
 
 

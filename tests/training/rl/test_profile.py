@@ -51,10 +51,11 @@ def test_prompts_of_evaluation_files_are_not_sampled(root: Path, tmp_path: Path)
     source = json.dumps([{"name": "a", "format": "question", "path": str(tmp_path / "train.jsonl"),
                           "grader": "words", "template": "{question}"}])  # fmt: skip
     files = json.dumps([{"path": str(tmp_path / "test.jsonl"), "fields": ["question"]}])
-    script("profile_prompts").main(
-        ["--config", str(root / "profile.yaml"), f"out={tmp_path / 'out'}", f"prompts={source}",
-         f"decontamination.files={files}"]
-    )  # fmt: skip
+    argv = ["--config", str(root / "profile.yaml"), f"out={tmp_path / 'out'}",
+            f"decontamination.files={files}"]  # fmt: skip
+    with pytest.raises(DataError, match="all 1 overlap"):
+        script("profile_prompts").main([*argv, f"prompts={source.replace('train', 'test')}"])
+    script("profile_prompts").main([*argv, f"prompts={source}"])
     manifest = read_artifact(tmp_path / "out")
     assert manifest.counts.rows_in == 2
     assert manifest.counts.dropped["contaminated"] == 1
@@ -63,11 +64,31 @@ def test_prompts_of_evaluation_files_are_not_sampled(root: Path, tmp_path: Path)
     ]
 
 
-def test_a_dry_run_of_a_profile_refuses_a_missing_checkpoint(root: Path, tmp_path: Path):
-    argv = ["--config", str(root / "profile.yaml"), f"out={tmp_path / 'out'}", "--dry-run"]
-    script("profile_prompts").main(argv)
-    with pytest.raises(ConfigError, match="missing"):
-        script("profile_prompts").main([*argv, f"checkpoint={tmp_path / 'missing'}"])
+RUBRIC = {"question": "x", "metadata": {"rubric": [{"question": "y?", "pass_criteria": "YES"}]}}
+ROWS = "prompts=[{name: e, format: environment, environment: NAME, path: rows.jsonl}]"
+
+
+@pytest.mark.parametrize(
+    ("key", "match"),
+    [
+        ("checkpoint=missing", "missing"),
+        ("sampling.max_tokens=250", "more than the model's 256 positions"),
+        (ROWS.replace("NAME", "rubrc"), "source 'e'.*did you mean 'rubric'"),
+        (ROWS.replace("NAME", "rubric"), "'rubric' needs a judge"),
+        (ROWS.replace("NAME", "rubric").replace("rows", "none"), "no rows in none.jsonl"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_profile_would(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, match: str
+):
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text(json.dumps(RUBRIC) + "\n")
+    Path("none.jsonl").touch()
+    with pytest.raises(ConfigError, match=match):
+        script("profile_prompts").main(
+            ["--config", str(root / "profile.yaml"), "out=out", "--dry-run", key]
+        )
+    assert not Path("out").exists()
 
 
 def test_a_profile_killed_while_it_verifies_ends_the_same(root: Path, tmp_path: Path):

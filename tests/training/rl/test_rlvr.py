@@ -7,6 +7,7 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def test_each_step_has_the_prompts_of_the_plan_and_honest_figures(root: Path, tr
 def test_killed_anywhere_it_ends_with_the_same_prompts_and_losses(
     root: Path, trained: Path, tmp_path: Path
 ):
-    for moment in ("rollout:1", "verify", "train:2"):
+    for moment in ("verify", "train:2"):
         assert run(root, tmp_path / "out", killed=moment, check=False).codes == [-9]
     run(root, tmp_path / "out")
     assert read_artifact(tmp_path / "out").digest == read_artifact(trained).digest
@@ -182,15 +183,21 @@ def test_groups_that_teach_nothing_are_replaced_within_their_domain(
 def test_refills_are_the_same_after_kills_and_in_two_processes(
     root: Path, refilled: tuple[Path, tuple[str, ...]], tmp_path: Path
 ):
+    """The second verification of a run is that of the first step's refills."""
     done, keys = refilled
-    assert run(root, tmp_path / "out", *keys, killed="train:2", check=False).codes == [-9]
-    run(root, tmp_path / "out", *keys)
-    assert read_artifact(tmp_path / "out").digest == read_artifact(done).digest
-    if keys == DYNAMIC:
-        run(root, tmp_path / "two", *keys, processes=2)
-        assert (tmp_path / "two" / "draws.jsonl").read_bytes() == (
-            done / "draws.jsonl"
-        ).read_bytes()
+    processes = 2 if keys == DYNAMIC else 1
+    for moment in ("plan", "rollout:1", "verify", "train:2")[3 * (keys == POOLS) :]:
+        ended = run(root, tmp_path / "out", *keys, killed=moment, check=False, processes=processes)
+        assert -9 in ended.codes
+    run(root, tmp_path / "out", *keys, processes=processes)
+    whole = done
+    if processes == 2:
+        whole = tmp_path / "whole"
+        run(root, whole, *keys, processes=2)
+        assert log_rows(tmp_path / "out") == log_rows(whole)
+    assert read_artifact(tmp_path / "out").digest == read_artifact(whole).digest
+    draws = [folder / "draws.jsonl" for folder in (tmp_path / "out", whole, done)]
+    assert len({file.read_bytes() for file in draws}) == 1
 
 
 def test_another_curriculum_is_another_run(root: Path, trained: Path):
@@ -222,6 +229,13 @@ def test_plans_that_cannot_be_are_refused(root: Path, tmp_path: Path, key: str, 
             ["--config", str(root / "rlvr.yaml"), f"out={tmp_path / 'out'}",
              *(key.split() if key.startswith("max") else [key])]
         )  # fmt: skip
+
+
+def test_a_domain_whose_prompts_are_all_dropped_is_refused(root: Path):
+    profile = read_profile(root / "profile")
+    solved = [replace(rate, dropped="solved") for rate in profile.rates]
+    with pytest.raises(DataError, match=r"'one': .*profile kept none of its prompts \(solved 40\)"):
+        replace(profile, rates=solved).pools({"one": ["a"]})
 
 
 def test_profiled_again_with_the_trained_policy_the_drift_is_shown(
