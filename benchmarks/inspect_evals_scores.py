@@ -99,7 +99,8 @@ def main(start: str, folder: Path) -> None:
     assert log.samples is not None, log.error
     for value in VALUES:
         own = [ours[f"{value}-{sample.id}"] for sample in log.samples]
-        theirs = [value_to_float()(s.scores[SCORER].value[value]) for s in log.samples]
+        scored: list[Any] = [sample.scores for sample in log.samples]
+        theirs = [value_to_float()(scores[SCORER].value[value]) for scores in scored]
         pairs = list(zip(own, log.samples, theirs, strict=True))
         scores = sum(record.score.value == score for record, _, score in pairs)
         texts = sum(r.completion.answer == s.output.completion for r, s, _ in pairs)

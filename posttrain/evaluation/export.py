@@ -118,7 +118,7 @@ def markdown_tables(cells: Sequence[Row], sensitive: Sequence[Row], costs: Seque
         found = {name.partition(" ")[2]: one for name, one in _sensitivity(row)}
         varied.append([
             row["checkpoint"], *_place(row), str(row["questions"]), str(len(row["templates"])),
-            *(_points(found.get(name)) for name in ("sd", "floor", "debiased")),
+            *(_points(found.get(name), digits=2) for name in ("sd", "floor", "debiased")),
             _number(row.get("p")), _points(found.get("consistency")),
         ])  # fmt: skip
     spent = [["checkpoint", "task", "setting", "solved", "input tokens", "cached", "output tokens",
@@ -139,13 +139,13 @@ def markdown_tables(cells: Sequence[Row], sensitive: Sequence[Row], costs: Seque
     return "\n\n".join(f"{name}\n\n{_table(own)}" for name, own in parts.items() if own[1:]) + "\n"
 
 
-def _points(found: Row | None) -> str:
+def _points(found: Row | None, *, digits: int = 1) -> str:
     """An estimate in per cent, with its interval where it has one."""
     if found is None or found["value"] is None:
         return ""
-    value, low, high = found["value"], found.get("low"), found.get("high")
-    interval = "" if low is None or high is None else f" [{100 * low:.1f}, {100 * high:.1f}]"
-    return f"{100 * value:.1f}{interval}"
+    numbers = (found[key] for key in _ESTIMATE[:3] if found.get(key) is not None)
+    value, *bounds = (f"{100 * number:.{digits}f}" for number in numbers)
+    return f"{value} [{', '.join(bounds)}]" if bounds else value
 
 
 def _number(value: float | None) -> str:

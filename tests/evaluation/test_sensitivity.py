@@ -137,7 +137,7 @@ def test_an_evaluation_measures_and_shows_it(tmp_path: Path, capsys):
     assert float(exported["accuracy in template long"]["value"]) == by_name["long"]
     assert float(exported["sensitivity sd"]["value"]) == row["sd"]
     assert float(exported["sensitivity debiased"]["low"]) == row["low"]
-    assert f"| 3 | {100 * row['sd']:.1f} |" in (out / "export/table.md").read_text()
+    assert f"| 3 | {100 * row['sd']:.2f} |" in (out / "export/table.md").read_text()
     assert "Prompt sensitivity" in (out / "report.html").read_text()
     manifest, records = read_run(out)
     assert metrics_of(records, seed=0)["sensitivity"] == [row]

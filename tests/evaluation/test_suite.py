@@ -261,6 +261,7 @@ def test_what_cannot_be_is_refused_while_the_recipe_is_read(tmp_path, keys, want
         (TASKS, {"score": "mach"}, "the task has match"),
         (TASKS, {"arguments": {"wrnog": 1}}, "did you mean 'wrong'"),
         (TASKS, {"task": "tasks.py"}, "tasks.py@NAME"),
+        (TASKS + "def (", {}, "SyntaxError.*line 27"),
         (TASKS, {"count": 6}, "5 samples"),
         (TASKS.replace("Sample(", "Sample(id=7, "), {}, "share an id"),
         (TASKS.replace("dataset=samples", "dataset=samples, sandbox='none'"), {}, "cannot run"),

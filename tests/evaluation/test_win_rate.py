@@ -37,16 +37,11 @@ def duel(
 ) -> Duel:
     """A duel of 10 tokens against 5, judged so in the two orders."""
     asked = replace(prompt(n), source=source, setting="u")
-    sides = [
-        Completion(
-            asked.id,
-            0,
-            (Step("", ParsedCompletion(None, "", (), (), True), "stop", 0, k, 1),),
-            "stop",
-        )
-        for k in (10, 5)
-    ]
-    return Duel(asked, 0, *sides, answers, tuple({"preferred": one} for one in preferred))
+    parsed = ParsedCompletion(None, "", (), (), True)
+    before, after = (
+        Completion(asked.id, 0, (Step("", parsed, "stop", 0, k, 1),), "stop") for k in (10, 5)
+    )
+    return Duel(asked, 0, before, after, answers, tuple({"preferred": one} for one in preferred))
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,9 @@ def task_prompts(config: InspectTask, setting: EvalSetting) -> list[Prompt]:
 def _templated(sample: Sample, template: str | None) -> list[ChatMessage]:
     """A sample's input, its last user message in a template where there is one."""
     given = sample.input
-    messages = [ChatMessageUser(content=given)] if isinstance(given, str) else [*given]
+    messages: list[ChatMessage] = (
+        [ChatMessageUser(content=given)] if isinstance(given, str) else [*given]
+    )
     if template is None:
         return messages
     last = max(i for i, message in enumerate(messages) if message.role == "user")
@@ -185,7 +187,10 @@ def load_task(name: str, arguments: Mapping[str, Any]) -> Task:
         ConfigError: there is not exactly one of that name, it has no such argument, its data
             cannot be had, or it needs docker and there is none.
     """
+    file = Path(name.partition("@")[0])
     try:
+        if file.is_file():  # inspect takes one with a syntax error for a file without tasks
+            compile(file.read_bytes(), file, "exec")
         tasks = load_tasks([name], dict(arguments))
     except Exception as error:
         raise ConfigError(f"{name} cannot be loaded: {type(error).__name__}: {error}") from error
