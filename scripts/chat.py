@@ -1,7 +1,7 @@
 """Talk to a checkpoint, or to any OpenAI-compatible server, in the terminal.
 
-    python scripts/chat.py runs/tiny/dpo --tools calculator
-    python scripts/chat.py --server http://localhost:8000/v1 --model nano --server-type vllm
+    posttrain chat runs/tiny/dpo --tools calculator
+    posttrain chat --server http://localhost:8000/v1 --model nano --server-type vllm
 
 /help lists the commands. Lines may also come from a pipe.
 """

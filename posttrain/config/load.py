@@ -72,7 +72,9 @@ def _without_refused_nulls(
     try:
         schema.model_validate_json(json.dumps(raw))
     except ValidationError as error:
-        refused = {item["loc"][-1] for item in error.errors() if item["input"] is None}
+        # behind the key stands which member of a union it was tried as
+        nulls = [item["loc"] for item in error.errors() if item["input"] is None]
+        refused = {part for place in nulls for part in place[-2:]}
         for key in keys:
             *above, last = key.split(".")
             if last in refused:

@@ -31,6 +31,7 @@ class Recipe(Strict):
     steps: int = 10
     sources: tuple[Source, ...] = Field(default=(), min_length=1)
     out: Path | None = None
+    either: dict[str, int | Source] = Field(default_factory=dict[str, int | Source])
 
 
 def write(tmp_path: Path, text: str, name: str = "r.yaml") -> Path:
@@ -118,6 +119,7 @@ def test_null_takes_a_key_back_where_its_field_takes_none(tmp_path):
     text = "learning_rate: 1.0\nsteps: 3\nsources: [{name: a, share: 0.5}]"
     recipe = load(tmp_path, text, "steps=null", "sources.0.share=null", "sources.0.name=b")
     assert (recipe.steps, recipe.sources) == (10, (Source(name="b"),))
+    assert load(tmp_path, f"{text}\neither: {{a: 1, b: 2}}", "either.a=null").either == {"b": 2}
     with pytest.raises(ConfigError, match="'learning_rate' is required"):
         load(tmp_path, text, "learning_rate=null")
     with pytest.raises(ConfigError, match="found None"):  # forgotten in a file, not cleared

@@ -140,6 +140,7 @@ class ChatSampler:
             reasoning_tokens=reasoning,
             answer_tokens=answer,
             prompt_tokens=prompt,
+            cached_tokens=_number(counts.get("prompt_tokens_details"), "cached_tokens"),
         )
 
     def _lengths(
