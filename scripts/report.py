@@ -29,13 +29,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     from posttrain.report import write_overlay, write_report
     from posttrain.runs import refusing_full_disk
 
-    several = len(options.artifacts) > 1
-    out = options.out or (Path("overlay.html") if several else None)
-    with refusing_full_disk(out or options.artifacts[0]):
-        if several:
+    if len(options.artifacts) > 1:
+        out = options.out or Path("overlay.html")
+        with refusing_full_disk(out):
             print(write_overlay(options.artifacts, out=out))
-        else:
-            print(write_report(options.artifacts[0], out=out))
+    else:
+        with refusing_full_disk(options.out or options.artifacts[0]):
+            print(write_report(options.artifacts[0], out=options.out))
 
 
 if __name__ == "__main__":

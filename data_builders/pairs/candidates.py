@@ -79,9 +79,9 @@ def candidates_of(
     pairs: list[CandidatePair] = []
     dropped: Counter[str] = Counter()
     outcome: dict[Category, str] = {}
-    bare: tuple[Category, ...] = ("hallucination_penalty", "no_tools")
-    possible: tuple[Category, ...] = bare if prompt.tools is None else ("with_tools",)
-    for category in (name for name in possible if name in recipe.categories):
+    bare: set[Category] = {"no_tools", "hallucination_penalty"}
+    possible: set[Category] = bare if prompt.tools is None else {"with_tools"}
+    for category in sorted(possible & recipe.categories.keys()):
         chosen, rejected, why = _sides(category, prompt, distinct, recipe)
         outcome[category] = "paired" if chosen and rejected else why
         spread = _spread(prompt, category, chosen, rejected, recipe, compare, dropped)
