@@ -153,7 +153,16 @@ def table(cells: Mapping[str, Sequence[Effect]]) -> str:
         for name, rows in cells.items():
             own = [f"{row.values}: {row.interval}" for row in rows if row.stage == stage]
             lines.append(f"| {name} | {' | '.join(own)} |")
+        lines.append(f"| up, down in | {' | '.join(_held(cells, row) for row in figures)} |")
     return "\n".join(lines)
+
+
+def _held(cells: Mapping[str, Sequence[Effect]], figure: Effect) -> str:
+    """In how many cells the figure's interval lies above 0, and below."""
+    place = (figure.stage, figure.figure)
+    own = [row for rows in cells.values() for row in rows if (row.stage, row.figure) == place]
+    up, down = sum(row.low > 0 for row in own), sum(row.high < 0 for row in own)
+    return f"{up}, {down} of {len(own)}"
 
 
 def run_cell(at: Path, shared: Path, *, kernel: str, seed: int, size: str, jobs: int) -> None:
@@ -206,9 +215,11 @@ def main() -> None:
         for kernel in given.kernels:
             name = f"seed {seed}, {kernel}"
             at = given.out / name.replace(", ", "-").replace(" ", "-")
+            before = sum(os.times()[2:4])  # of finished child processes
             run_cell(at, shared, kernel=kernel, seed=seed, size=given.size, jobs=given.jobs)
+            minutes = (sum(os.times()[2:4]) - before) / 60
             cells[name] = effects(at / RUNS)
-            print(f"\n{name}\n{show(cells[name])}", flush=True)
+            print(f"\n{name}: {minutes:.1f} CPU minutes\n{show(cells[name])}", flush=True)
     print(table(cells))
 
 

@@ -27,11 +27,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
 
     from posttrain.report import write_overlay, write_report
+    from posttrain.runs import refusing_full_disk
 
-    if len(options.artifacts) == 1:
-        print(write_report(options.artifacts[0], out=options.out))
-    else:
-        print(write_overlay(options.artifacts, out=options.out or Path("overlay.html")))
+    several = len(options.artifacts) > 1
+    out = options.out or (Path("overlay.html") if several else None)
+    with refusing_full_disk(out or options.artifacts[0]):
+        if several:
+            print(write_overlay(options.artifacts, out=out))
+        else:
+            print(write_report(options.artifacts[0], out=out))
 
 
 if __name__ == "__main__":

@@ -337,23 +337,20 @@ def as_stats(inputs: Iterable[Input]) -> list[dict[str, Any]]:
     ]
 
 
-def check_unchanged(
-    manifest: Manifest, inputs: Sequence[Input], tokenizer: str, template: str
-) -> None:
-    """Refuse to call a finished data set up to date when what it was made from is not the same.
+def check_unchanged(manifest: Manifest, inputs: Sequence[Input], *others: str) -> None:
+    """Refuse to call a finished artifact up to date when what it was made from is not the same.
+
+    Args:
+        others: names of what else has changed.
 
     Raises:
         ConfigError: naming what changed.
     """
     before = {(i["source"], i["path"], i["sha256"]) for i in manifest.stats["inputs"]}
     now = {(i["source"], i["path"], i["sha256"]) for i in as_stats(inputs)}
-    changed = sorted({path for _, path, _ in before ^ now})
-    if manifest.stats["tokenizer"]["digest"] != tokenizer:
-        changed.append("the tokenizer")
-    if manifest.template_digest != template:
-        changed.append("the chat template")
+    changed = sorted({path for _, path, _ in before ^ now}) + sorted(others)
     if changed:
         raise ConfigError(
-            f"this data set was finished before its input changed ({', '.join(changed)}); choose "
-            "another out=, or delete the directory to build it anew"
+            f"this artifact was finished before its input changed ({', '.join(changed)}); choose "
+            "another out=, or delete the directory to make it anew"
         )

@@ -31,6 +31,7 @@ class Recipe(Strict):
     steps: int = 10
     sources: tuple[Source, ...] = Field(default=(), min_length=1)
     out: Path | None = None
+    either: dict[str, int | Source] = Field(default_factory=dict[str, int | Source])
 
 
 def write(tmp_path: Path, text: str, name: str = "r.yaml") -> Path:
@@ -57,6 +58,8 @@ def test_scientific_notation_is_a_number_and_lists_fill_tuples(tmp_path):
         ("learning_rate: 1.0\nsources: [{name: a, shar: 1.0}]", (), "'sources.0.shar' .did you mean 'share'..$"),
         ("learning_rate: '1.0'", (), "'learning_rate': Input should be a valid number, found '1.0'"),
         ("learning_rate: 1.0\nlearning_rate: 2.0", (), "line 2: duplicate key 'learning_rate'"),
+        ("a:\n\tb: 1", (), r"line 2, column 1: [^\n]*$"),
+        ("{sources: [], mixture: {}, packing: {}}", (), "r.yaml: mixture, packing are no keys"),
         ("steps: 3", (), "'learning_rate' is required"),
         ("learning_rate: .nan", (), "finite number"),
         ("learning_rate: 1.0", ("steps=3", "steps=4"), "given twice"),
@@ -116,6 +119,7 @@ def test_null_takes_a_key_back_where_its_field_takes_none(tmp_path):
     text = "learning_rate: 1.0\nsteps: 3\nsources: [{name: a, share: 0.5}]"
     recipe = load(tmp_path, text, "steps=null", "sources.0.share=null", "sources.0.name=b")
     assert (recipe.steps, recipe.sources) == (10, (Source(name="b"),))
+    assert load(tmp_path, f"{text}\neither: {{a: 1, b: 2}}", "either.a=null").either == {"b": 2}
     with pytest.raises(ConfigError, match="'learning_rate' is required"):
         load(tmp_path, text, "learning_rate=null")
     with pytest.raises(ConfigError, match="found None"):  # forgotten in a file, not cleared
