@@ -29,13 +29,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     from posttrain.report import write_overlay, write_report
     from posttrain.runs import refusing_full_disk
 
-    if len(options.artifacts) > 1:
-        out = options.out or Path("overlay.html")
-        with refusing_full_disk(out):
-            print(write_overlay(options.artifacts, out=out))
-    else:
-        with refusing_full_disk(options.out or options.artifacts[0]):
-            print(write_report(options.artifacts[0], out=options.out))
+    first, *others = options.artifacts
+    out: Path = options.out or (Path("overlay.html") if others else first / "report.html")
+    with refusing_full_disk(out):
+        print(write_overlay([first, *others], out=out) if others else write_report(first, out=out))
 
 
 if __name__ == "__main__":
