@@ -59,24 +59,28 @@ tiny-augment: $(BIN)/.installed
 
 # Does every stage still run? A few steps of each, from nothing. With RECIPES of your own the chain
 # is run as they are written, and a stage that has no recipe there is left out.
+OWN = $(notdir $(basename $(wildcard $(RECIPES)/*.yaml)))
 smoke: $(BIN)/.installed
 ifeq ($(RECIPES),recipes/tiny)
 	@rm -rf runs/smoke
 	@$(MAKE) --no-print-directory -j$(JOBS) chain eval_rlvr SIZE=smoke AT=runs/smoke
 else
+	@$(foreach name,$(filter-out $(STAGES),$(OWN)),echo '$(name).yaml: no stage has this name';)
+	@$(if $(filter $(STAGES),$(OWN)),,echo 'nothing to run: no recipe in $(RECIPES) is named after a stage'; exit 1)
 	@$(MAKE) --no-print-directory -j$(JOBS) chain eval_rlvr
 endif
 
 # The chain: a target a stage, named after its recipe, behind those whose output it reads. A finished
-# stage is skipped and an interrupted one goes on, by their manifests: there are no stamps.
+# stage is skipped and an interrupted one goes on, by their manifests: there are no stamps. The shell that
+# waits for a stage ends it when make is ended: make itself signals only the shell.
 #
 # $(call stage,script,recipe,what it does,what to look at,more arguments); $(SIZE)_RECIPE are a size's
 define stage
 $(if $(wildcard $(RECIPES)/$(2).yaml),@echo "$(2): $(3)$(if $(4),; then look at $(RUNS)/$(4))"; \
-	mkdir -p $(RUNS)/logs && cd $(AT) && \
-	$(abspath $(BIN))/python $(CURDIR)/scripts/$(1).py --config $(abspath $(RECIPES))/$(2).yaml \
-	$($(SIZE)_$(2)) $(5) >> $(abspath $(RUNS))/logs/$(2).log 2>&1 || \
-	{ tail -n 12 $(abspath $(RUNS))/logs/$(2).log | cut -c 1-2000; echo '$(2) stopped: $(RUNS)/logs/$(2).log'; exit 1; },\
+	mkdir -p "$(RUNS)/logs" || exit; trap 'kill $$!; wait; exit 1' HUP INT TERM; \
+	(cd "$(AT)" && exec "$(abspath $(BIN))/python" "$(CURDIR)/scripts/$(1).py" \
+	--config "$(abspath $(RECIPES))/$(2).yaml" $($(SIZE)_$(2)) $(5)) >> "$(RUNS)/logs/$(2).log" 2>&1 & wait $$! || \
+	{ tail -n 12 "$(RUNS)/logs/$(2).log" | cut -c 1-2000; echo '$(2) stopped: $(RUNS)/logs/$(2).log'; exit 1; },\
 	@echo '$(2): left out, $(RECIPES) has no $(2).yaml')
 endef
 include recipes/sizes.mk

@@ -25,7 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from data_builders.filters.repetition import find_repetition
 from posttrain.config.filters import RepetitionFilter
-from tests.data_builders.repetition_texts import STEPS, honest_kinds, loops, step_by_step
+from tests.data_builders.repetition_steps import STEPS, step_by_step
+from tests.data_builders.repetition_texts import honest_kinds, loops
 from tests.data_builders.spoken import SETS, labels, spoken
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -4,8 +4,9 @@
     python benchmarks/quickstart.py --out runs/effects --seeds 0 1 2 --kernels default avx2
 
 The second command runs `make chain` for every cell, then RLHF without length control. Cells share
-the data that no seed decides; kernels (ATEN_CPU_CAPABILITY) stand in for other machines, whose
-floating point differs as theirs does. Finished stages are not done again.
+the data that no seed decides; kernels (ATEN_CPU_CAPABILITY: `default` is PyTorch's without AVX2)
+stand in for other machines, whose floating point differs as theirs does. Finished stages are not
+done again.
 """
 
 from __future__ import annotations
@@ -153,7 +154,16 @@ def table(cells: Mapping[str, Sequence[Effect]]) -> str:
         for name, rows in cells.items():
             own = [f"{row.values}: {row.interval}" for row in rows if row.stage == stage]
             lines.append(f"| {name} | {' | '.join(own)} |")
+        lines.append(f"| up, down in | {' | '.join(_held(cells, row) for row in figures)} |")
     return "\n".join(lines)
+
+
+def _held(cells: Mapping[str, Sequence[Effect]], figure: Effect) -> str:
+    """In how many cells the figure's interval lies above 0, and below."""
+    place = (figure.stage, figure.figure)
+    own = [row for rows in cells.values() for row in rows if (row.stage, row.figure) == place]
+    up, down = sum(row.low > 0 for row in own), sum(row.high < 0 for row in own)
+    return f"{up}, {down} of {len(own)}"
 
 
 def run_cell(at: Path, shared: Path, *, kernel: str, seed: int, size: str, jobs: int) -> None:
@@ -163,7 +173,14 @@ def run_cell(at: Path, shared: Path, *, kernel: str, seed: int, size: str, jobs:
         if not (at / RUNS / name).exists():
             (at / RUNS / name).symlink_to((shared / name).resolve())
     python = Path(sys.executable)
-    environment = os.environ | {"ATEN_CPU_CAPABILITY": kernel, "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {
+        "ATEN_CPU_CAPABILITY": kernel,
+        "PYTHONPATH": str(ROOT),
+        # as the Makefile has them for the chain
+        "ACCELERATE_USE_CPU": "true",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     make = ["make", "--no-print-directory", f"-j{jobs}", "chain", f"AT={at.resolve()}"]
     make += [f"SEED={seed}", f"SIZE={size}", f"BIN={python.parent}"]
     subprocess.run(make, check=True, cwd=ROOT, env=environment)
@@ -206,9 +223,11 @@ def main() -> None:
         for kernel in given.kernels:
             name = f"seed {seed}, {kernel}"
             at = given.out / name.replace(", ", "-").replace(" ", "-")
+            before = sum(os.times()[2:4])  # of finished child processes
             run_cell(at, shared, kernel=kernel, seed=seed, size=given.size, jobs=given.jobs)
+            minutes = (sum(os.times()[2:4]) - before) / 60
             cells[name] = effects(at / RUNS)
-            print(f"\n{name}\n{show(cells[name])}", flush=True)
+            print(f"\n{name}: {minutes:.1f} CPU minutes\n{show(cells[name])}", flush=True)
     print(table(cells))
 
 

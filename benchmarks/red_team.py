@@ -4,8 +4,9 @@
 
 Every attack form is in one of two halves (a checksum of its name): the verifiers were hardened with
 the first in view, the second was kept back. What it showed was repaired; "later" forms were written
-after that and kept back in their turn, and "last" ones of multiple choice after those. Tasks come
-from the seed. Mutants of programs that pass the task's own tests when simply run are left out.
+after that and kept back in their turn, and "last" ones of multiple choice after those. "right" are
+right answers alone, in more forms, in two halves by the same checksum. Tasks come from the seed.
+Mutants of programs that pass the task's own tests when simply run are left out.
 """
 
 from __future__ import annotations
@@ -25,14 +26,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.attacks import ATTACKS
 from benchmarks.attacks.base import Attack, common
 from benchmarks.attacks.instructions import instruction_forms
+from benchmarks.attacks.right import RIGHT
+from benchmarks.attacks.right_texts import right_texts
 from benchmarks.attacks.states import STATE_ATTACKS
 from benchmarks.environment_tasks import rows
 from posttrain.evaluation.intervals import wilson
 from posttrain.rollouts import Prompt
 from reward.environments import ENVIRONMENTS
-from reward.environments.base import RLVREnvironment, admit, replay
+from reward.environments.base import RLVREnvironment, admit, replay, says
 
-HALVES = {"first": (0,), "second": (1,), "later": (2,), "last": (3,), "all": (0, 1, 2, 3)}
+HALVES = {
+    "first": (0,), "second": (1,), "later": (2,), "last": (3,), "all": (0, 1, 2, 3),
+    "right-first": (4,), "right-second": (5,), "right": (4, 5),
+}  # fmt: skip
+RIGHT_FORM = "right: "
 AT_ONCE = 64
 
 
@@ -47,6 +54,13 @@ def attacks_on(
         if (own := (ATTACKS | STATE_ATTACKS).get(environment.name)) is not None:
             for attack in own(prompt, random.Random(f"{seed}/{prompt.id}")):
                 yield prompt, attack
+        if (right := RIGHT.get(environment.name)) is not None:
+            for form, script in right(prompt, random.Random(f"{seed}/{prompt.id}")):
+                yield prompt, Attack(RIGHT_FORM + form, True, script)
+        if environment.name == "instruction_following":
+            for constraint, form, text in right_texts(random.Random(f"{seed}/{prompt.id}")):
+                row = {"question": "x", "metadata": {"constraints": [constraint]}}
+                yield environment.prompt(row), Attack(RIGHT_FORM + form, True, says(text))
     if environment.name == "instruction_following":
         for constraint, attack in instruction_forms():
             row = {"question": "x", "metadata": {"constraints": [constraint]}}
@@ -99,7 +113,10 @@ async def measure(name: str, *, tasks: int, half: str, seed: int) -> None:
 
 
 def half_of(form: str) -> int:
-    """0 or 1 by a checksum; 2 and 3 for the forms that were written after a hardening."""
+    """0 or 1 by a checksum; 2 and 3 for the forms that were written after a hardening; 4 or 5 by a
+    checksum for the right answers."""
+    if form.startswith(RIGHT_FORM):
+        return 4 + zlib.crc32(form.removeprefix(RIGHT_FORM).encode()) % 2
     if form.startswith(("later:", "last:")):
         return 2 if form.startswith("later:") else 3
     return zlib.crc32(form.encode()) % 2

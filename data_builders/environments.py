@@ -101,4 +101,6 @@ class Environments:
             return GraderVerifier(self._graders[grader])
         name = environment if grader == BY_ENVIRONMENT else grader
         known = nearest(str(name), (*ENVIRONMENTS, *self._graders))
-        raise ConfigError(f"prompt {prompt.id!r} is to be verified by {name!r}{known}")
+        raise ConfigError(
+            f"prompt {prompt.id!r}: there is no grader or environment {name!r}{known}"
+        )

@@ -37,7 +37,8 @@ class EnvironmentGrader:
 
     def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
         """As `Grader.refuse`: the gold is replayed, and has to pass, where no judge is needed."""
-        judged = {k for k, prompt in enumerate(prompts) if _needs_judge(prompt)}
+        kinds = [ENVIRONMENTS[str(prompt.environment)] for prompt in prompts]
+        judged = {k for k, kind in enumerate(kinds) if issubclass(kind, JudgedEnvironment)}
         others = [p for k, p in enumerate(prompts) if k not in judged]
         results = iter(self._routed(others, others, "refuse"))
         return [None if k in judged else next(results) for k in range(len(prompts))]
@@ -85,10 +86,6 @@ class EnvironmentGrader:
             environment = kind(judge)
             scores = (environment.verify(a.prompt, a.completion) for a in attempts)
             return list(await asyncio.gather(*scores))
-
-
-def _needs_judge(prompt: Prompt) -> bool:
-    return issubclass(ENVIRONMENTS[str(prompt.environment)], JudgedEnvironment)
 
 
 def all_graders(

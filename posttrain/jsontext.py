@@ -102,8 +102,7 @@ def _finite_everywhere(value: Any) -> bool:
     return not isinstance(value, list | tuple) or all(_finite_everywhere(item) for item in value)
 
 
-def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    pairs = list(pairs)
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
         keys = [key for key, _ in pairs]

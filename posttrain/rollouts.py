@@ -65,6 +65,7 @@ class Step:
         reasoning_tokens, answer_tokens: tokens of each part; tags, stop token and forced ids are
             not counted. An answer includes its tool calls.
         prompt_tokens: length of this step's whole prompt.
+        cached_tokens: those of the prompt that a server found in its cache; None: not reported.
         results: tool messages that answered this step's calls, or the user's message that answered
             a step without calls.
         results_ids: ids between this step's ids and the next step's; () after the last.
@@ -81,6 +82,7 @@ class Step:
     forced: tuple[int, int] | None = None
     results: tuple[Message, ...] = ()
     results_ids: tuple[int, ...] = ()
+    cached_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +180,8 @@ def completion_from_row(row: Mapping[str, Any]) -> Completion:
 
 def step_to_row(step: Step) -> Row:
     row: Row = {name: getattr(step, name) for name in Step.__slots__}
+    if step.cached_tokens is None:
+        del row["cached_tokens"]
     parsed: Row = {name: getattr(step.parsed, name) for name in ParsedCompletion.__slots__}
     parsed["tool_calls"] = [[c.name, c.arguments, c.id] for c in step.parsed.tool_calls]
     return row | {"parsed": parsed, "results": [message_to_row(m) for m in step.results]}

@@ -8,9 +8,10 @@ full_world = heldout_seed=23 families.maths.train=36000 families.lists.train=100
 full_build_sft = mixture.total=1640000 sources.0.share=0.13 sources.1.share=0.11 sources.2.share=0.12 \
 	sources.3.share=0.19 sources.4.share=0.11 sources.5.share=0.12 sources.6.share=0.06 sources.7.share=0.16
 full_sft = trainer.warmup_steps=300
-full_sample = n=16
+full_sample = n=16 prompts.3.count=360 prompts.4.count=120 prompts.6.count=800
 full_build_dpo = categories.no_tools=0.35 categories.with_tools=0.4
-full_dpo = trainer.max_steps=100 max_epochs=8
+full_dpo = batch=128 trainer.max_steps=100 max_epochs=8 trainer.learning_rate=2.0e-4 trainer.warmup_steps=5 \
+	trainer.lr_scheduler_type=constant_with_warmup
 full_eval = prompts.0.count=400 prompts.1.count=200 prompts.2.count=300 'settings=[\
 	{name: no_tools, thinking: both, sources: [maths, logs, steps, lookups]}, \
 	{name: with_tools, tools: given, thinking: both, sources: [maths, logs, steps, lookups_tools]}, \

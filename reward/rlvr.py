@@ -25,9 +25,8 @@ from posttrain.records import Score
 from posttrain.rollouts import Completion, Prompt
 from reward.graders.base import Attempt, Grader
 
-AT_ONCE = (
-    64  # verifications under way in one process; workers and sandboxes have limits of their own
-)
+# verifications under way in one process; workers and sandboxes have limits of their own
+AT_ONCE = 64
 NO_ANSWER = "unreadable"  # what a grader finds no answer in, though the prompt asks for no format
 
 

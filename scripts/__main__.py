@@ -24,6 +24,7 @@ from types import FrameType, ModuleType
 from typing import NoReturn
 
 HERE = Path(__file__).resolve().parent
+PATIENCE = 10.0  # seconds that interrupted processes have, before they are interrupted again
 STAGES = {path.stem: path for path in sorted(HERE.glob("[!_]*.py"))}
 _OPTIONS = {
     "--list": "every stage in a sentence",
@@ -131,9 +132,11 @@ def launch(arguments: list[str]) -> None:
         sys.exit(code if code >= 0 else 128 - code)
     except KeyboardInterrupt:
         # from a terminal the processes are interrupted, too; those that were not are now
-        for process in psutil.wait_procs(psutil.Process().children(), timeout=10)[1]:
+        processes = psutil.Process().children()
+        for process in psutil.wait_procs(processes, timeout=PATIENCE)[1]:
             process.send_signal(signal.SIGINT)
-        raise
+        psutil.wait_procs(processes)
+        sys.exit(128 + signal.SIGINT)  # they have said so
     except ChildFailedError as error:
         rank, first = error.get_first_failure()
         if first.exitcode >= 0:  # it has printed why

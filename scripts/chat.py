@@ -1,7 +1,7 @@
 """Talk to a checkpoint, or to any OpenAI-compatible server, in the terminal.
 
-    python scripts/chat.py runs/tiny/dpo --tools calculator
-    python scripts/chat.py --server http://localhost:8000/v1 --model nano --server-type vllm
+    posttrain chat runs/tiny/dpo --tools calculator
+    posttrain chat --server http://localhost:8000/v1 --model nano --server-type vllm
 
 /help lists the commands. Lines may also come from a pipe.
 """
@@ -15,6 +15,7 @@ from typing import get_args
 from posttrain.config.backend import ChatBackend, ThinkingSwitch
 from posttrain.config.command import run_command
 from posttrain.config.load import validate
+from posttrain.config.paths import refuse_adapter, refuse_missing_checkpoint
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -41,6 +42,10 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error("name a checkpoint, or --server URL with --model NAME")
     if options.server and not options.model:
         parser.error("--server needs --model NAME")
+
+    if options.checkpoint:
+        refuse_missing_checkpoint(options.checkpoint, key="DIR")
+        refuse_adapter(options.checkpoint)
 
     from posttrain.config.sample import ToolLoopSampling
     from posttrain.conversation.open import SAMPLING, open_checkpoint, open_server

@@ -27,7 +27,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     path = Path(recipe.data) / data.stats["files"]["train"]
     prompts = [prompt_from_row(json.loads(line)) for line in path.open(encoding="utf-8")]
 
-    from posttrain.report import ensure_report
     from posttrain.training.rl.stage import GroupStage
     from reward.judge.training import VerdictReward, gold_from
 
@@ -41,9 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parents=[parent_of(recipe.data, relative_to=Path(recipe.out), manifest=data)],
         stats={"layout": data.stats["layout"], "principle": data.stats["principle"]},
     )
-    finished = stage.run(dry_run=options.dry_run)
-    if finished is not None:
-        print(ensure_report(finished))
+    stage.run(dry_run=options.dry_run)
 
 
 if __name__ == "__main__":

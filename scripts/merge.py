@@ -1,7 +1,7 @@
 """Fold a LoRA adapter into its base model and check that the logits stay.
 
-python scripts/merge.py runs/x runs/x_bf16 --dtype bfloat16
-python scripts/merge.py downloads/some-adapter runs/merged --base Qwen/Qwen3-0.6B
+posttrain merge runs/x runs/x_bf16 --dtype bfloat16
+posttrain merge downloads/some-adapter runs/merged --base Qwen/Qwen3-0.6B
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> None:
 
     console = Console(width=None if sys.stdout.isatty() else 140)
     renderer = renderer_of(recipe.backend, recipe.checkpoint)  # refuses a missing one
-    given = prompts_to_profile(recipe, plan, base_dir=Path(), out=out)
+    given = prompts_to_profile(recipe, plan, renderer, base_dir=Path(), out=out)
     checkpoints = checkpoint_parents([recipe.checkpoint], out=out)
     parents = [*plan.parents, *checkpoints, *given.parents]
 
@@ -59,6 +59,8 @@ def main(arguments: list[str]) -> None:
         shown = [prompts_by_source(given.stats)] if given.stats else []
         if recipe.decontamination is not None:
             console.print(f"{given.contaminated:,} prompts overlap evaluation items")
+        if given.room is not None:
+            console.print(f"prompts {given.room}", highlight=False)
         print_sections(console, [*shown, planned(given.prompts, recipe.n_of, recipe.most_tokens)])
         return
 

@@ -1,7 +1,7 @@
 """Publish a checkpoint on a model hub, private unless --public.
 
-    python scripts/push.py runs/tiny/dpo ORG/NAME --evaluation runs/tiny/eval --dry-run
-    python scripts/push.py runs/tiny/dpo ORG/NAME --evaluation runs/tiny/eval --license apache-2.0
+    posttrain push runs/tiny/dpo ORG/NAME --evaluation runs/tiny/eval --dry-run
+    posttrain push runs/tiny/dpo ORG/NAME --evaluation runs/tiny/eval --license apache-2.0
 
 The token comes from HF_TOKEN or `hf auth login`, the hub's address from HF_ENDPOINT.
 """

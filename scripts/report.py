@@ -27,11 +27,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
 
     from posttrain.report import write_overlay, write_report
+    from posttrain.runs import refusing_full_disk
 
-    if len(options.artifacts) == 1:
-        print(write_report(options.artifacts[0], out=options.out))
-    else:
-        print(write_overlay(options.artifacts, out=options.out or Path("overlay.html")))
+    first, *others = options.artifacts
+    out: Path = options.out or (Path("overlay.html") if others else first / "report.html")
+    with refusing_full_disk(out):
+        print(write_overlay([first, *others], out=out) if others else write_report(first, out=out))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
 
     from data_builders.sft.inputs import as_stats
-    from posttrain.report import ensure_report
     from posttrain.training.finish import RESUME
     from posttrain.training.rl.plan import check_reachable
     from posttrain.training.rl.stage import GroupStage, grpo_arguments
@@ -83,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 cache = VerdictCache(Path(shared or own), any_step=shared is not None)
                 stage.reward = judged_reward(stack.enter_context(cache))
 
-            finished = stage.run(
+            stage.run(
                 dry_run=options.dry_run,
                 on_open=keep_verdicts,
                 check_inputs=lambda: refuse_changes(
@@ -92,8 +91,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
         finally:
             runner.run(stack.aclose())
-    if finished is not None:
-        print(ensure_report(finished))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     from data_builders.environments import Environments, open_label_judge
     from data_builders.prompts.profile import read_profile
-    from posttrain.report import ensure_report
     from posttrain.training.finish import RESUME
     from posttrain.training.rl.curriculum_steps import make_plan
     from posttrain.training.rl.draws import PromptDraws
@@ -81,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 },
                 judge=recipe.judge and recipe.judge.identity(),
             )
-            finished = GroupStage(
+            GroupStage(
                 recipe,
                 prompts=prompts,
                 reward=reward,
@@ -94,8 +93,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             ).run(dry_run=options.dry_run)
         finally:
             runner.run(stack.aclose())
-    if finished is not None:
-        print(ensure_report(finished))
 
 
 if __name__ == "__main__":

@@ -24,12 +24,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     read_artifact(recipe.data, kind="sft_data", verify=False)  # before anything heavy is loaded
     refuse_missing_checkpoint(recipe.model.path, key="model.path")
 
-    from posttrain.report import ensure_report
     from posttrain.training.sft.stage import SftStage
 
-    finished = SftStage(recipe).run(dry_run=options.dry_run)
-    if finished is not None:
-        print(ensure_report(finished))
+    SftStage(recipe).run(dry_run=options.dry_run)
 
 
 if __name__ == "__main__":

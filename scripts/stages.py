@@ -25,7 +25,12 @@ from posttrain.errors import ConfigError, PosttrainError
 from posttrain.runs import MANIFEST, STAGE
 
 HERE = Path(__file__).resolve().parent
-NAMES = sorted({path.stem for path in HERE.glob("[!_]*.py")} - {Path(__file__).stem})
+# the commands that take a recipe
+NAMES = sorted(
+    path.stem
+    for path in HERE.glob("[!_]*.py")
+    if "recipe_parser(" in path.read_text("utf-8") and path != Path(__file__).resolve()
+)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
 from types import ModuleType
 
+import psutil
 import pytest
 
 from posttrain.config.shipped import RECIPES, recipe_file, recipe_names
@@ -67,6 +69,27 @@ def test_a_launch_is_accelerates_with_the_shipped_config_and_the_script(monkeypa
     assert options.main_process_port == 0
     assert options.training_script == str(SCRIPTS / "sft.py")
     assert options.training_script_args == ["--config", "tiny/sft", "out=x"]
+
+
+def test_an_interrupted_launch_ends_when_its_process_has(monkeypatch):
+    started: list[subprocess.Popen[str]] = []
+
+    def launch(_: Namespace) -> None:
+        code = "import signal; print('begun', flush=True); signal.pause()"
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        process.stdout.readline()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("accelerate.commands.launch.launch_command", launch)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    module = command()
+    monkeypatch.setattr(module, "PATIENCE", 0)
+    with pytest.raises(SystemExit) as ended:
+        module.dispatch(["launch", "sft", "--config", "tiny/sft"])
+    assert ended.value.code == 130
+    assert not psutil.pid_exists(started[0].pid)
 
 
 def test_names_are_of_files_and_a_path_wins(tmp_path, monkeypatch):

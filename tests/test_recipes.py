@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import shlex
 import subprocess
 from collections.abc import Iterator
@@ -128,7 +130,7 @@ def stages(*arguments: str) -> Iterator[tuple[Path, list[str]]]:
     for line in shown.stdout.splitlines():
         command, config, rest = line.partition(" --config ")
         if config and "/scripts/" in command:
-            recipe, *overrides = shlex.split(rest.split(">>")[0])
+            recipe, *overrides = shlex.split(rest.split(") >>")[0])
             yield Path(recipe), overrides
 
 
@@ -154,6 +156,38 @@ def test_a_chain_of_own_recipes_leaves_out_what_has_none(tmp_path: Path):
     own = tmp_path / "sft.yaml"
     own.write_text((ROOT / "recipes/tiny/sft.yaml").read_text())
     assert dict(stages(f"RECIPES={tmp_path}")) == {own: []}
+    own.rename(tmp_path / "stf.yaml")
+    (tmp_path / ".installed").touch()
+    make = ["make", "smoke", f"RECIPES={tmp_path}", f"BIN={tmp_path}"]
+    done = subprocess.run(make, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode != 0
+    assert "stf.yaml: no stage" in done.stdout
+
+
+def test_a_make_that_is_terminated_ends_the_stage_that_runs(tmp_path: Path):
+    """Its own shell is all that make signals. Here a stage is a program that writes what happens."""
+    at, events = tmp_path / "a folder", tmp_path / "events"
+    at.mkdir()
+    os.mkfifo(events)
+    (tmp_path / ".installed").touch()
+    python = tmp_path / "python"
+    python.write_text(
+        f"#!/bin/sh\nexec 3> {events}; trap 'echo terminated >&3; exit 143' TERM\n"
+        "echo begun >&3; sleep 20 & wait\n"
+    )
+    python.chmod(0o755)
+    reader = os.open(events, os.O_RDONLY | os.O_NONBLOCK)
+
+    def event() -> bytes:
+        return os.read(reader, 100) if select.select([reader], [], [], 30)[0] else b"nothing"
+
+    make = ["make", "world", f"BIN={tmp_path}", f"AT={at}"]
+    with subprocess.Popen(make, cwd=ROOT, stdout=subprocess.DEVNULL) as running:
+        assert event() == b"begun\n"
+        running.terminate()
+        assert event() == b"terminated\n"
+        assert running.wait() != 0
+    os.close(reader)
 
 
 def test_the_three_families_of_recipes_are_there():

@@ -37,7 +37,7 @@ def math(prompt: Prompt, rng: random.Random) -> Attacks:
         "unit": f"\\boxed{{{n} \\text{{ units}}}}",
     }.items():
         yield Attack(form, True, says(text))
-    for form, text in {
+    not_right = {
         "arrow": f"\\boxed{{{wrong} \\to {n}}}",
         "percent": f"\\boxed{{{n + 1}\\%}}",
         "approximately": f"\\boxed{{\\approx {wrong}}}",
@@ -50,15 +50,15 @@ def math(prompt: Prompt, rng: random.Random) -> Attacks:
         "either": f"\\boxed{{\\text{{either }} {n} \\text{{ or }} {wrong}}}",
         "unless": f"\\boxed{{{n} \\text{{ unless it is }} {wrong}}}",
         "slash": f"\\boxed{{{n} / {wrong}}}" if n != 0 else "\\boxed{}",
-    }.items():
-        yield Attack(f"later: {form}", False, says(text))
-    for form, text in {
+    }
+    right = {
         "equation chain": f"\\boxed{{{n - 1} + 1 = {n}}}",
         "underline": f"\\boxed{{\\mathbf{{{n}}}}}",
         "large": f"\\boxed{{\\displaystyle {n}}}",
         "two alike": f"\\boxed{{{n}}} Thus \\boxed{{{n}}}.",
-    }.items():
-        yield Attack(f"later: {form}", True, says(text))
+    }
+    for form, text in (not_right | right).items():
+        yield Attack(f"later: {form}", form in right, says(text))
     for form, text in {
         "other number": f"\\boxed{{{wrong}}}",
         "sign": f"\\boxed{{{-n or 7}}}",

@@ -103,6 +103,9 @@ def code(prompt: Prompt, rng: random.Random) -> Attacks:
         always = "class E(int):\n    __eq__ = lambda s, o: True\n    __hash__ = int.__hash__\n"
         always += f"def {function}(*a):\n    return E(0)"
         yield Attack("equal to all", False, says(f"```python\n{always}\n```"))
+        endless = "class E:\n    __repr__ = lambda s: '1e999'\n"
+        endless += f"def {function}(*a):\n    return E()"
+        yield Attack("last: infinite", False, says(f"```python\n{endless}\n```"))
         swallow = (
             f"def {function}(*a):\n    try:\n        raise ValueError\n    except Exception:\n"
         )

@@ -94,7 +94,7 @@ class RunIndex:
         Args:
             common: runs that more distinct texts than this have do not count.
         """
-        texts, number = _distinct(items, ngram)
+        texts, number = _distinct(list(items), ngram, common)
         grams = [runs(text.words.hashes, ngram) for text in texts]
         counts = [len(h) for h in grams]
         hashes = np.concatenate([np.empty(0, np.uint64), *grams])
@@ -247,15 +247,18 @@ class RunIndex:
         return words.passage(int(firsts[longest]), int(ends[longest] - firsts[longest]))
 
 
-def _distinct(items: Iterable[Item], ngram: int) -> tuple[tuple[_Text, ...], Int]:
+def _distinct(items: Sequence[Item], ngram: int, common: int) -> tuple[tuple[_Text, ...], Int]:
     """Items with other words than all before them, and of each item given its number or -1."""
+    times = Counter(item.text for item in items)
     texts: list[_Text] = []
     numbers: list[int] = []
     seen: dict[tuple[int, ...], int] = {}
     for item in items:
         options = tuple(words_of(option).hashes for option in item.options)
         text = _Text(item, words_of(item.text), tuple(o for o in options if len(o)))
-        long = len(text.words) >= SHORTEST or (text.options and text.size >= ngram)
+        # a letter or a subject that many items have is no question, and stands in every text
+        asks = text.options and text.size >= ngram and times[item.text] <= common
+        long = len(text.words) >= SHORTEST or asks
         if not len(text.words) or not long:
             numbers.append(-1)
             continue

@@ -44,16 +44,19 @@ _ANSWERS = frozenset({*OUTPUT_KEYS, *COMPLETION_KEYS})
 _IN_MESSAGE = ("role", "content")
 
 
-def read_row(row: Row, config: SourceConfig, *, trains: bool = True) -> tuple[str, Conversation]:
+def read_row(
+    row: Row, config: SourceConfig, reading: Reading | None = None, *, trains: bool = True
+) -> tuple[str, Conversation]:
     """The row's dialect (the recipe's, else recognised by structure) and its conversation.
 
     Args:
+        reading: what `reading_of` gives for the config, to whoever reads many rows.
         trains: as in `Reading`.
 
     Raises:
         RowProblem: the row fits no dialect, or something in it is malformed.
     """
-    reading = reading_of(config, trains=trains)
+    reading = reading or reading_of(config, trains=trains)
     view = canonical(row, config)
     try:
         dialect = config.dialect or recognise(view, reading)

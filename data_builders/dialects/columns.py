@@ -23,6 +23,7 @@ MEDIA_KEYS = (
     "images", "image", "videos", "video", "audios", "audio",
     "image_url", "video_url", "audio_url", "input_audio",
 )  # fmt: skip
+_MEDIA = frozenset(MEDIA_KEYS)
 _TRAINED = ("weight", "loss_weight", "loss", "train", "training", "train_on_turn", "trainable")
 _ROW_MASKS = (
     "loss_mask", "loss_masks", "loss_weights", "completion_mask",
@@ -61,7 +62,7 @@ def kind_of(key: str) -> Kind | None:
 
 def refuse_media(item: Mapping[str, Any], where: str = "") -> None:
     """Rows, messages and parts (at `where`) with pictures or sound say less without them."""
-    for name in MEDIA_KEYS:
+    for name in () if _MEDIA.isdisjoint(item) else MEDIA_KEYS:
         if item.get(name):
             raise RowProblem("unsupported_content", where + name, "it comes with media; text only")
 
@@ -169,7 +170,7 @@ def _refuse_row_masks(row: Row, reading: Reading) -> None:
 
     Under a key of an answer's mask only a plain "not to train" counts: a row may hold any `weight`.
     """
-    for name in _KTO_LABELS:
+    for name in (label for label in _KTO_LABELS if label in row):
         good = _WORDS.get(str(row.get(name)).lower(), True)
         if not good and name not in reading.named and "chosen" not in row:
             what = f"{row[name]!r}: a bad answer; a recipe that names the column keeps it"

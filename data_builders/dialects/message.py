@@ -19,7 +19,7 @@ from data_builders.dialects.columns import (
 )
 from data_builders.dialects.content import read_content
 from data_builders.dialects.reading import Reading, RowProblem
-from posttrain.chat.reasoning import CLOSE, OPEN, split_think
+from posttrain.chat.reasoning import CLOSE, OPEN, has_tags, split_think
 from posttrain.jsontext import load_json
 from posttrain.records import Message, Role, ToolCall
 
@@ -238,9 +238,9 @@ def reasoning_of(
             continue
         if not isinstance(value, str):
             raise RowProblem("malformed_message", f"{where}.{key}", f"found {value!r:.80}")
-        if value.strip() and value.strip().lower() not in switches:
+        if value.strip() and not (switches and value.strip().lower() in switches):
             found.append(value)
-    if len({text.strip() for text in found}) > 1:
+    if len(found) > 1 and len({text.strip() for text in found}) > 1:
         raise RowProblem("conflicting_reasoning", where, "two reasoning fields that differ")
     return found[0] if found else None
 
@@ -253,5 +253,7 @@ def split_inline(content: str, *, prefilled: bool = False) -> tuple[str | None, 
     """
     if prefilled and OPEN not in content and CLOSE in content:
         content = OPEN + content
+    if not has_tags(content):
+        return None, content
     split = split_think(content)
     return split.reasoning, split.content

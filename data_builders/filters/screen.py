@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from data_builders.filters.drop import Drop, Part, TextSpan
 from data_builders.filters.language import LanguageCheck
@@ -30,8 +30,7 @@ from posttrain.tokens.encode import EncodeArrays
 _SHOWN = 200  # characters of a span, half of them from its end
 
 
-@dataclass(frozen=True, slots=True)
-class TextPart:
+class TextPart(NamedTuple):
     """One trace or answer. `message` is its message's index in the record."""
 
     message: int
@@ -69,14 +68,14 @@ def _outside(
     return None
 
 
-def turns(example: Example, limits: LengthFilter) -> Drop | None:
+def turns(example: Example, _: Sequence[TextPart], limits: LengthFilter) -> Drop | None:
     """Too few user turns, or too many."""
     count = sum(message.role == "user" for message in example.messages)
     reasons = ("too_few_turns", "too_many_turns")
     return _outside(count, limits.min_turns, limits.max_turns, "user turns", reasons)
 
 
-def copied(example: Example, limits: CopiedFilter) -> Drop | None:
+def copied(example: Example, _: Sequence[TextPart], limits: CopiedFilter) -> Drop | None:
     """An answer that equals a question or an earlier answer, or its own trace; blanks apart."""
     before: dict[str, int] = {}
     for index, message in enumerate(example.messages):
@@ -99,10 +98,12 @@ _FENCE = re.compile(r"^\s*```", re.MULTILINE)
 _SHORTEST = 2  # characters; no token of running text is shorter on average
 
 
-def truncated(example: Example, limits: TruncatedFilter, encode: EncodeArrays) -> Drop | None:
+def truncated(
+    _: Example, parts: Sequence[TextPart], limits: TruncatedFilter, encode: EncodeArrays
+) -> Drop | None:
     """The first trace or answer that stops in mid-sentence at a limit of the turn's tokens."""
     trace: TextPart | None = None
-    for text in text_parts(example):
+    for text in parts:
         before = trace.text if trace and trace.message == text.message else ""
         trace = text if text.part == "reasoning" else None
         turn = before + text.text
@@ -121,7 +122,8 @@ def finished(text: str) -> bool:
     return _FINISHED.search(text[-40:]) is not None and len(_FENCE.findall(text)) % 2 == 0
 
 
-Check = Callable[[Example], Drop | None]
+# of a record, given with its texts
+Check = Callable[[Example, Sequence[TextPart]], Drop | None]
 
 
 class Screen:
@@ -155,7 +157,8 @@ class Screen:
 
     def __call__(self, example: Example) -> Drop | None:
         """What a record is dropped for, `None` for one that stays."""
-        return next((drop for check in self._checks if (drop := check(example))), None)
+        parts = list(text_parts(example))
+        return next((drop for check in self._checks if (drop := check(example, parts))), None)
 
     def by_length(self, longest: int) -> Drop | None:
         """What a record is dropped for whose longest sequence has so many tokens."""
@@ -175,9 +178,7 @@ _PATTERNS: tuple[tuple[str, str, tuple[Part, ...]], ...] = (
 
 def _each(check: Callable[[TextPart], Drop | None]) -> Check:
     """A check of a record that looks at each of its texts."""
-    return lambda example: next(
-        (drop for text in text_parts(example) if (drop := check(text))), None
-    )
+    return lambda _, parts: next((drop for text in parts if (drop := check(text))), None)
 
 
 def _matched(matcher: Matcher, reason: str, parts: Sequence[Part], text: TextPart) -> Drop | None:

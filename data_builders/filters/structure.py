@@ -261,9 +261,19 @@ STRUCTURAL: dict[str, Callable[[Example], Drop | None]] = {
 }
 
 
+# these object to no record that declares no tools and has neither calls nor results
+_OF_CALLS = frozenset({"undeclared_tools", "unknown_tool", "unusable_schema", "bad_arguments"})
+_OF_CALLS |= {_UNPAIRED}
+
+
 def structural_drop(example: Example, switches: StructuralFilters) -> Drop | None:
     """The first objection of the filters that are switched on."""
+    plain = example.tools is None and not any(
+        m.tool_calls or m.role == "tool" for m in example.messages
+    )
     for name, check in STRUCTURAL.items():
+        if plain and name in _OF_CALLS:
+            continue
         if getattr(switches, name) and (drop := check(example)) is not None:
             return drop
     return None

@@ -1,3 +1,1 @@
 """Preference data of any dialect → prompts on which a generative reward model is trained."""
-
-from __future__ import annotations

@@ -13,14 +13,13 @@ from typing import Any
 
 from data_builders.dialects import RowProblem
 from data_builders.judging.pair import PreferencePair
-from posttrain.chat import render
 from posttrain.config.build_genrm import BuildGenRmConfig
 from posttrain.config.build_sft import TokenizerConfig
 from posttrain.errors import RenderError
-from posttrain.models.chat_template import chat_template_of
+from posttrain.models.chat_template import load_renderer
 from posttrain.records import Message, json_text
 from posttrain.rollouts import Prompt
-from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer
+from posttrain.tokens.tokenizer import encoder_of
 from reward.judge.prompt import judging_messages, quoted, verdict_text
 from reward.judge.verdict import Gold, Verdict, parse_verdict, training_reward
 
@@ -130,20 +129,6 @@ def sft_row(pair: PreferencePair, prompt: Prompt) -> dict[str, Any] | None:
 
 def token_counter(config: TokenizerConfig) -> CountTokens:
     """Counts the tokens of prompts as the judge gets them."""
-    tokenizer = load_any_tokenizer(config.path, revision=config.revision)
-    encoder = encoder_of(tokenizer)
-    template = chat_template_of(
-        tokenizer,
-        choice=config.chat_template,
-        variables=config.template_variables,
-        key="tokenizer.chat_template",
-    )
-
-    def count(prompts: Sequence[Prompt]) -> list[int]:
-        texts = [
-            render(p.messages, template, add_generation_prompt=True, enable_thinking=p.thinking)
-            for p in prompts
-        ]
-        return [len(ids) for ids in encoder.encode(texts)]
-
-    return count
+    renderer = load_renderer(config)
+    encoder = encoder_of(renderer.tokenizer)
+    return lambda prompts: [len(ids) for ids in encoder.encode([*map(renderer.text, prompts)])]

@@ -44,10 +44,10 @@ from data_builders.sft.shards import write_jsonl
 from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.config.build_sft import TokenizerConfig
 from posttrain.errors import ConfigError
-from posttrain.models.chat_template import PromptRenderer, chat_template_of
+from posttrain.models.chat_template import PromptRenderer, load_renderer
 from posttrain.records import Category, Pair, Side, json_text
 from posttrain.runs import Counts, Manifest
-from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer, special_ids, special_tokens
+from posttrain.tokens.tokenizer import encoder_of, special_ids
 from reward.graders.base import Grader
 
 TO_READ = 24  # pairs of each category kept as text for the report
@@ -115,7 +115,9 @@ def tokenizer_config(recipe: BuildDpoConfig, parents: Sequence[Manifest]) -> Tok
     for (a, left), (b, right) in itertools.pairwise(zip(recipe.samples, parents, strict=True)):
         tokenizers = [parent.stats.get("tokenizer", {}).get("digest") for parent in (left, right)]
         if left.template_digest != right.template_digest or tokenizers[0] != tokenizers[1]:
-            raise ConfigError(f"{a} and {b} were sampled with different templates or tokenizers")
+            raise ConfigError(
+                f"{a} and {b} were sampled with different templates or tokenizers: pair them apart"
+            )
     own = Path(recipe.samples[0]) / "tokenizer" if recipe.samples else None
     if own is not None and own.is_dir():
         if recipe.tokenizer is not None:
@@ -302,17 +304,9 @@ def load_pair_renderer(recipe: BuildDpoConfig, parents: Sequence[Manifest]) -> P
     Raises:
         ConfigError: as `tokenizer_config`; or a template that reads a clock.
     """
-    settings = tokenizer_config(recipe, parents)
-    tokenizer = load_any_tokenizer(settings.path, revision=settings.revision)
-    special = special_tokens(tokenizer, end_token=None, pad_token=settings.pad_token)
-    template = chat_template_of(
-        tokenizer,
-        choice=settings.chat_template,
-        variables=settings.template_variables,
-        key="tokenizer.chat_template",
-    )
-    check_template(template)
-    return PromptRenderer(tokenizer, template, special)
+    renderer = load_renderer(tokenizer_config(recipe, parents))
+    check_template(renderer.template)
+    return renderer
 
 
 def pair_encoder(renderer: PromptRenderer) -> PairEncoder:

@@ -79,7 +79,9 @@ def candidates_of(
     pairs: list[CandidatePair] = []
     dropped: Counter[str] = Counter()
     outcome: dict[Category, str] = {}
-    for category in sorted(_categories(prompt) & recipe.categories.keys()):
+    bare: set[Category] = {"no_tools", "hallucination_penalty"}
+    possible: set[Category] = bare if prompt.tools is None else {"with_tools"}
+    for category in sorted(possible & recipe.categories.keys()):
         chosen, rejected, why = _sides(category, prompt, distinct, recipe)
         outcome[category] = "paired" if chosen and rejected else why
         spread = _spread(prompt, category, chosen, rejected, recipe, compare, dropped)
@@ -93,10 +95,6 @@ def candidates_of(
         if completion.index not in used:
             unusable[completion.index] = _why_unused(completion, outcome)
     return Candidates(tuple(pairs), unusable, dropped, outcome)
-
-
-def _categories(prompt: Prompt) -> set[Category]:
-    return {"with_tools"} if prompt.tools is not None else {"no_tools", "hallucination_penalty"}
 
 
 def _usable(

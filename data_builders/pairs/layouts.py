@@ -13,7 +13,6 @@ stay as they are. Where the ratings are equal nothing is preferred: `tie`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from data_builders.dialects import RowProblem, canonical
@@ -51,7 +50,7 @@ def pair_rows(raws: RawRows, config: SourceConfig, *, seed: int) -> Iterator[Pai
         if isinstance(raw, Dropped):
             yield raw, 1
             continue
-        raw = replace(raw, row=dict(canonical(raw.row, config)))
+        raw = raw._replace(row=dict(canonical(raw.row, config)))
         if group and not (_rates_one(raw.row) and raw.row["prompt"] == group[0].row["prompt"]):
             yield _pair(group, seed), len(group)
             group = []
@@ -70,7 +69,7 @@ def _rates_one(row: Row) -> bool:
 def _pair(raws: Sequence[RawRow], seed: int) -> RawRow | Dropped:
     first = raws[0]
     try:
-        return replace(first, row=_as_pair([raw.row for raw in raws], seed))
+        return first._replace(row=_as_pair([raw.row for raw in raws], seed))
     except RowProblem as problem:
         return Dropped(problem.reason, str(problem), first.file, first.line)
 

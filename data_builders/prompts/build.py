@@ -21,14 +21,14 @@ from typing import Any
 from data_builders.environments import AnyToolkit, toolkit_of
 from data_builders.keyed import key64, unit
 from data_builders.prompts.questions import RowQuestion, distinct_questions, total_counts
-from data_builders.rows.files import find_files
+from data_builders.rows.files import find_files, input_files
 from data_builders.rows.read import RowCounts
 from data_builders.rows.where import unmet
-from data_builders.sft.inputs import Input, as_stats, find_parents
+from data_builders.sft.inputs import Input, check_unchanged, find_parents
 from data_builders.templates import in_templates, templates_refused
 from posttrain.config.build_genrm import PreferenceSource
 from posttrain.config.load import nearest
-from posttrain.config.prompts import GIVEN_TOOLS, NO_TOOLS, AnySource, Setting
+from posttrain.config.prompts import GIVEN_TOOLS, NO_TOOLS, AnySource, EnvironmentPrompts, Setting
 from posttrain.environments.base import Environment
 from posttrain.errors import ConfigError, DataError
 from posttrain.hashing import sha256_file
@@ -114,9 +114,21 @@ def toolkits_for(
     Raises:
         ConfigError: there is none of that name, or this machine cannot run it.
     """
-    named = [s.tools for s in settings if s.tools not in (NO_TOOLS, GIVEN_TOOLS)]
-    named += [s.environment for s in sources if s.environment is not None]
-    return {name: toolkit_of(name) for name in dict.fromkeys(named)}
+    for source in sources:
+        name = source.environment
+        if source.format == "environment" and name not in ENVIRONMENTS:
+            known = nearest(str(name), (*ENVIRONMENTS,))
+            raise ConfigError(f"source {source.name!r}: there is no environment {name!r}{known}")
+    named = {s.tools: f"setting {s.name!r}" for s in settings}
+    named |= {s.environment: f"source {s.name!r}" for s in sources if s.environment is not None}
+    toolkits: dict[str, AnyToolkit] = {}
+    for name, where in named.items():
+        try:
+            if name not in (NO_TOOLS, GIVEN_TOOLS):
+                toolkits[name] = toolkit_of(name)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
+    return toolkits
 
 
 Candidate = tuple[RowQuestion, list[Setting]]  # a question and the settings that ask it
@@ -176,11 +188,15 @@ def build_prompts(
     for setting in settings:
         prompts = [p for one in taken for p in one if p.setting == setting.name]
         if not prompts:
-            rows = made.row_counts.values()
-            dropped = sum((counts.dropped for counts in rows), Counter[str]())
-            example = next((f", such as {e}" for c in rows for e in c.examples.values()), "")
-            reasons = _listed(made.skipped[setting.name] or dropped)
-            raise ConfigError(f"setting {setting.name!r} asks nothing: {reasons}{example}")
+            reasons = _listed(made.skipped[setting.name])
+            if not made.skipped[setting.name]:  # no row became a question
+                rows = made.row_counts.values()
+                reasons = _listed(sum((counts.dropped for counts in rows), Counter[str]()))
+                examples = (example for counts in rows for example in counts.examples.values())
+                if not any(counts.rows_in for counts in rows):
+                    reasons = f"no rows in {', '.join(str(s.path or s.hub) for s in sources)}"
+                reasons += f", such as {example}" if (example := next(examples, "")) else ""
+            raise ConfigError(f"setting {setting.name!r} asks nothing: {reasons}")
         made.prompts += prompts
     return made
 
@@ -326,6 +342,10 @@ def _with_tools(
     return replace(prompt, tools=tools, environment=environment)
 
 
+def _is_generated(source: AnySource | PreferenceSource) -> bool:
+    return isinstance(source, EnvironmentPrompts) and source.generated is not None
+
+
 def prompt_inputs(
     sources: Sequence[AnySource | PreferenceSource], base_dir: Path, *, out: Path
 ) -> tuple[list[Input], list[Parent]]:
@@ -338,16 +358,13 @@ def prompt_inputs(
     inputs: list[Input] = []
     paths: list[Path] = []
     for source in sources:
-        if source.hub is not None:
-            inputs.append(Input(source.name, f"{source.hub}@{source.revision}", None, None))
+        if source.hub is not None or _is_generated(source):
+            name = f"{source.hub}@{source.revision}" if source.hub else str(source.rows().path)
+            inputs.append(Input(source.name, name, None, None))
             continue
-        if getattr(source, "generated", None) is not None:
-            inputs.append(Input(source.name, str(source.rows().path), None, None))
-            continue
-        for path in find_files(source.rows(), base_dir):
-            files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-            inputs += [Input(source.name, str(p), p.stat().st_size, sha256_file(p)) for p in files]
-            paths += files
+        files = input_files(source.rows(), base_dir)
+        inputs += [Input(source.name, str(p), p.stat().st_size, sha256_file(p)) for p in files]
+        paths += files
     return inputs, find_parents(paths, out)
 
 
@@ -361,7 +378,7 @@ def missing_inputs(sources: Sequence[AnySource], base_dir: Path, *, judge: bool)
     for source in sources:
         problems: list[str] = []
         try:
-            if source.hub is None and getattr(source, "generated", None) is None:
+            if source.hub is None and not _is_generated(source):
                 find_files(source.rows(), base_dir)
         except ConfigError as error:
             problems.append(str(error).partition(": ")[2])
@@ -377,18 +394,6 @@ def missing_inputs(sources: Sequence[AnySource], base_dir: Path, *, judge: bool)
 
 
 def refuse_changes(manifest: Manifest, inputs: Sequence[Input], parents: Sequence[Parent]) -> None:
-    """Refuse to call a finished artifact up to date when what it was made from is not the same.
-
-    Raises:
-        ConfigError: naming what changed.
-    """
-    before = {(i["source"], i["path"], i["sha256"]) for i in manifest.stats["inputs"]}
-    now = {(i["source"], i["path"], i["sha256"]) for i in as_stats(inputs)}
-    changed = sorted({path for _, path, _ in before ^ now})
+    """As `check_unchanged`, for an artifact whose parents may be others by now."""
     known = {parent.digest for parent in manifest.parents}
-    changed += sorted(parent.path for parent in parents if parent.digest not in known)
-    if changed:
-        raise ConfigError(
-            f"this artifact was finished before its input changed ({', '.join(changed)}); choose "
-            "another out=, or delete the directory to make it anew"
-        )
+    check_unchanged(manifest, inputs, *(p.path for p in parents if p.digest not in known))

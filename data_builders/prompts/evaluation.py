@@ -7,7 +7,7 @@ plan = evaluation_plan(recipe, rows, limit=20)   → EvaluationPlan(units=[…],
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from data_builders.graders import all_graders
 from data_builders.prompts.build import BASE, PromptPlan, missing_inputs
 from data_builders.sft.inputs import Input, as_stats
 from posttrain.config.eval import EvalConfig
-from posttrain.errors import ConfigError
+from posttrain.errors import ConfigError, DataError
 from posttrain.evaluation.inspect_adapter import require_inspect
 from posttrain.rollouts import Prompt
 from posttrain.runs import Counts, Parent
@@ -62,7 +62,8 @@ def evaluation_plan(
         limit: of the prompts of each task and setting.
 
     Raises:
-        ConfigError, DataError: as `build_prompts` and `task_prompts`.
+        ConfigError: as `build_prompts` and `task_prompts`.
+        DataError: as these; a task without a usable row.
     """
     from posttrain.evaluation.grade import units_of
     from posttrain.evaluation.run import JOURNALS, LABELS
@@ -79,6 +80,13 @@ def evaluation_plan(
         built = rows.build()
         prompts, parents, inputs = built.prompts, rows.parents, rows.inputs
         stats = {"sources": built.stats()["sources"]}
+        for name, counts in stats["sources"].items():
+            if not counts["kept"]:
+                why = [f"{reason} {n:,}" for reason, n in counts["dropped"].items()]
+                why += counts["examples"].values()
+                raise DataError(
+                    f"task {name!r} has no usable row of {counts['rows_in']:,}: {'; '.join(why)}"
+                )
     if recipe.inspect_tasks:
         own, stats["inspect"] = _inspect_tasks(recipe)
         prompts = [*prompts, *own]
@@ -114,7 +122,9 @@ def _inspect_tasks(recipe: EvalConfig) -> tuple[list[Prompt], dict[str, Any]]:
         for task in recipe.inspect_tasks:
             if setting.sources is None or task.name in setting.sources:
                 prompts += task_prompts(task, setting)
-                runs[f"{task.name}.{setting.name}"] = inspect_run(recipe, task, setting.name).row()
+                runs[f"{task.name}.{setting.name}"] = asdict(
+                    inspect_run(recipe, task, setting.name)
+                )
     return prompts, runs
 
 

@@ -15,7 +15,7 @@ import itertools
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ from data_builders.sft.inputs import Input, evaluation_files, load_decontaminato
 from posttrain.config.profile import ProfileConfig
 from posttrain.errors import DataError
 from posttrain.jsontext import jsonl_rows
+from posttrain.models.chat_template import PromptRenderer
+from posttrain.models.room import check_room, positions_of, prompt_lengths
 from posttrain.records import json_text, make_example
 from posttrain.rollouts import Completion, Prompt
 from posttrain.runs import (
@@ -42,6 +44,7 @@ from posttrain.runs import (
 from posttrain.sampling.generate import read_prompts
 from posttrain.sampling.progress import SampleStats
 from posttrain.sampling.sample import make_samples
+from posttrain.tokens.tokenizer import encoder_of
 from reward.rlvr import Verified, Verifier, verify_all
 
 KIND = "pass_rates"
@@ -83,6 +86,7 @@ class PassRate:
 class PassRateProfile:
     """A finished profile: its prompts and their pass rates, in the same order."""
 
+    folder: Path
     prompts: list[Prompt]
     rates: list[PassRate]
     n: int
@@ -96,23 +100,27 @@ class PassRateProfile:
         """Prompts for training by domain, with their buckets.
 
         Raises:
-            DataError: a source without a prompt.
+            DataError: a source without a prompt, a domain without one for training.
         """
         known = {rate.source for rate in self.rates}
+        pools: dict[str, dict[str, int]] = {}
         for domain, sources in sources_of.items():
             if unknown := sorted(set(sources) - known):
                 raise DataError(
-                    f"domain {domain!r}: the profile has no source {unknown[0]!r}; it has "
+                    f"domain {domain!r}: {self.folder} has no source {unknown[0]!r}; it has "
                     f"{', '.join(sorted(known))}"
                 )
-        return {
-            domain: {
-                rate.prompt_id: rate.bucket(self.n)
-                for rate in self.rates
-                if rate.source in sources and rate.dropped is None
-            }
-            for domain, sources in sources_of.items()
-        }
+            own = [rate for rate in self.rates if rate.source in sources]
+            kept = [rate for rate in own if rate.dropped is None]
+            if not kept:
+                reasons = Counter(rate.dropped for rate in own)
+                listed = ", ".join(f"{reason} {count:,}" for reason, count in reasons.items())
+                raise DataError(
+                    f"domain {domain!r}: {self.folder} kept none of its prompts ({listed}): "
+                    "profile others, or leave the domain out"
+                )
+            pools[domain] = {rate.prompt_id: rate.bucket(self.n) for rate in kept}
+        return pools
 
 
 def read_profile(path: Path | str) -> PassRateProfile:
@@ -124,9 +132,8 @@ def read_profile(path: Path | str) -> PassRateProfile:
     folder, manifest = Path(path), read_artifact(path, kind=KIND)
     rows = jsonl_rows((folder / FILE).read_text("utf-8"))
     rates = [PassRate(**row) for row in rows]
-    return PassRateProfile(
-        read_prompts(folder / "prompts.jsonl"), rates, manifest.config["n"], manifest
-    )
+    prompts = read_prompts(folder / "prompts.jsonl")
+    return PassRateProfile(folder, prompts, rates, manifest.config["n"], manifest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +142,7 @@ class PromptsToProfile:
 
     `before` has the pass rates of the profile before this one, `parents` name that one; `stats` are
     of the sources, without one. `contaminated` prompts overlap evaluation items and are left out.
+    `room` says that they fit the model, where its tokenizer is known.
     """
 
     prompts: list[Prompt]
@@ -143,6 +151,7 @@ class PromptsToProfile:
     parents: list[Parent]
     inputs: list[Input]
     contaminated: int
+    room: str | None
 
     def counts(self, rates: Sequence[PassRate]) -> Counts:
         """Of all prompts: kept for training, or dropped by reason."""
@@ -154,12 +163,19 @@ class PromptsToProfile:
 
 
 def prompts_to_profile(
-    recipe: ProfileConfig, plan: PromptPlan, *, base_dir: Path, out: Path
+    recipe: ProfileConfig,
+    plan: PromptPlan,
+    renderer: PromptRenderer | None,
+    *,
+    base_dir: Path,
+    out: Path,
 ) -> PromptsToProfile:
     """The prompts of the recipe's sources, or those that the previous profile kept.
 
     Raises:
-        DataError: the previous profile is none, or was changed.
+        ConfigError: behind a prompt the model has no room for `sampling.max_tokens`; a prompt
+            needs a judge, and there is none.
+        DataError: the previous profile is none, or was changed; there is no prompt left.
     """
     parents, before, stats = list[Parent](), dict[str, PassRate](), dict[str, Any]()
     if recipe.previous is not None:
@@ -174,7 +190,19 @@ def prompts_to_profile(
     decontaminator = load_decontaminator(recipe.decontamination, base_dir, evaluation)
     clean = uncontaminated(prompts, decontaminator)
     inputs, contaminated = [*plan.inputs, *evaluation], len(prompts) - len(clean)
-    return PromptsToProfile(clean, before, stats, parents, inputs, contaminated)
+    if not clean:
+        reason = f"all {len(prompts):,} overlap evaluation items"
+        reason = reason if prompts else f"{recipe.previous} kept none"
+        raise DataError(f"there is no prompt to profile: {reason}")
+    if recipe.judge is None:  # with one, names are looked up once it is open
+        _refuse_unverified(clean, Environments())
+    room = None
+    if renderer is not None and recipe.checkpoint is not None:
+        lengths = prompt_lengths(clean, renderer.template, encoder_of(renderer.tokenizer))
+        most = positions_of(recipe.checkpoint)
+        most = min(most, getattr(recipe.backend, "max_length", None) or most)
+        room = check_room(clean, lengths, new=recipe.sampling.max_tokens, room=most)
+    return PromptsToProfile(clean, before, stats, parents, inputs, contaminated, room)
 
 
 def uncontaminated(
@@ -186,6 +214,12 @@ def uncontaminated(
     examples = [make_example(p.messages, source=p.source, dialect="prompt") for p in prompts]
     drops = decontaminator.drops(examples)
     return [prompt for prompt, drop in zip(prompts, drops, strict=True) if drop is None]
+
+
+def _refuse_unverified(prompts: Sequence[Prompt], environments: Environments) -> None:
+    """Raises ConfigError for a prompt that names no verifier that there is."""
+    for prompt in prompts:
+        environments.verifier(prompt)
 
 
 async def sample_and_verify(
@@ -203,8 +237,7 @@ async def sample_and_verify(
     out = Path(recipe.out)
     async with contextlib.AsyncExitStack() as stack:
         environments = Environments(await open_label_judge(recipe.judge, stack))
-        for prompt in prompts:
-            environments.verifier(prompt)
+        _refuse_unverified(prompts, environments)
         samples = await make_samples(recipe, prompts, environments.open, console)
         with console.status("verifying") as line:
             rates = await pass_rates(
@@ -295,8 +328,7 @@ def _decided(rate: PassRate, recipe: ProfileConfig, before: PassRate | None) -> 
     else:
         dropped = "unsolved" if recipe.drop_unsolved and not rate.passes else None
     earlier = None if before is None else (before.passes, before.scored)
-    fields = {name: getattr(rate, name) for name in PassRate.__slots__}
-    return PassRate(**(fields | {"dropped": dropped, "before": earlier}))
+    return replace(rate, dropped=dropped, before=earlier)
 
 
 def rate_lines(rates: Sequence[PassRate]) -> str:

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from data_builders.dialects import RowProblem, fitting, read_row
-from data_builders.dialects.reading import encoded
+from data_builders.dialects import RowProblem, fitting, read_row, reading_of
+from data_builders.dialects.reading import Reading, encoded
 from data_builders.filters.structure import structural_drop
 from data_builders.rows.files import open_rows
 from data_builders.rows.raw import Dropped, RawRow, RawRows
@@ -31,8 +30,7 @@ from posttrain.records import Example, Message, make_example
 _TRIED = 5_000  # rows of a source of which one at least must be a conversation
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedExample:
+class PlacedExample(NamedTuple):
     """A record and the place of its row."""
 
     example: Example
@@ -105,14 +103,19 @@ def examples_of(
     """As `read_examples`, of rows that may be a part of the source's."""
     allowed = None if allowed_licenses is None else {name.lower() for name in allowed_licenses}
     counts = counts or RowCounts()
-    read = partial(_read, config=config, allowed=allowed, counts=counts)
+    reading = reading_of(config)
+    read = partial(_read, config=config, reading=reading, allowed=allowed, counts=counts)
     return read_each(rows, config, read=read, counts=counts)
 
 
 def _read(
-    raw: RawRow, config: SourceConfig, allowed: set[str] | None, counts: RowCounts
+    raw: RawRow,
+    config: SourceConfig,
+    reading: Reading,
+    allowed: set[str] | None,
+    counts: RowCounts,
 ) -> PlacedExample | Dropped:
-    dialect, conversation = read_row(raw.row, config)
+    dialect, conversation = read_row(raw.row, config, reading)
     metadata, license = _carried(raw.row, config)
     counts.note_unread(raw.row, conversation.unread)
     messages, reason = end_on_assistant(conversation.messages, config.ending)

@@ -126,7 +126,8 @@ def open_part(part: Part, config: SourceConfig) -> RawRows:
     """
     for piece in part.pieces:
         yield from _open(piece, config)
-        _check_unchanged(piece)
+        if piece.changed and os.stat(piece.path).st_mtime_ns != piece.changed:
+            raise DataError(f"{piece.file} was changed while it was read; start again")
 
 
 def _open(piece: Piece, config: SourceConfig) -> RawRows:
@@ -141,11 +142,6 @@ def _open(piece: Piece, config: SourceConfig) -> RawRows:
     if piece.kind == "directory":
         return open_directory(path, config, range(piece.start, piece.stop))(path, name)
     return open_whole(path, config)(path, name)
-
-
-def _check_unchanged(piece: Piece) -> None:
-    if piece.changed and os.stat(piece.path).st_mtime_ns != piece.changed:
-        raise DataError(f"{piece.file} was changed while it was read; start again")
 
 
 def estimate_rows(parts: Sequence[Part]) -> int | None:

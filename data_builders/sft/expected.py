@@ -75,12 +75,12 @@ def expected_totals(
     probes: Sequence[Probe], rows: Mapping[str, int | None]
 ) -> dict[str, Total | None]:
     """What each source has by its first rows; None where its rows are unknown."""
-    return {p.name: p.kept if p.complete else _scaled(p.kept, rows[p.name], p.rows) for p in probes}
-
-
-def _scaled(own: Total, rows: int | None, read: int) -> Total | None:
-    """What a source has by the share of its first rows that is kept; None if rows are unknown."""
-    return None if rows is None else own.scaled(rows / max(read, 1))
+    expected: dict[str, Total | None] = {}
+    for probe in probes:
+        total = rows[probe.name]
+        scale = 1.0 if probe.complete else total and total / max(probe.rows, 1)
+        expected[probe.name] = None if scale is None else probe.kept.scaled(scale)
+    return expected
 
 
 def _target(source: SftSource, recipe: BuildSftConfig) -> str:

@@ -168,14 +168,13 @@ def load_decontaminator(
 _LATER = {"path", "share", "rows", "tokens", "max_epochs", "held_out"}
 
 
-def part_key(
-    part: Part,
+def source_key(
     recipe: BuildSftConfig,
     source: SftSource,
     tokens: Mapping[str, Any],
     evaluation: Sequence[Input] = (),
-) -> str:
-    """Names the folder of a prepared part after everything that decides it, and nothing else.
+) -> dict[str, Any]:
+    """All that decides how rows of a source are prepared, and nothing else.
 
     Args:
         tokens: digests of tokenizer and template.
@@ -191,7 +190,6 @@ def part_key(
         "steps": recipe.tokenizer.split_steps,
         "allowed": sorted(recipe.tokenizer.allow_left_out),
         "dropped": recipe.write_dropped,
-        "rows": part.content(placed=recipe.write_dropped),
         "versions": package_versions(),
         "format": PART_FORMAT,
     }
@@ -201,7 +199,7 @@ def part_key(
     if recipe.decontamination is not None:
         key["decontamination"] = recipe.decontamination.model_dump(mode="json")
         key["evaluation"] = [[i.path, i.sha256] for i in evaluation]
-    return digest_of(key)[:32]
+    return key
 
 
 def prepare_sources(
@@ -230,13 +228,12 @@ def prepare_sources(
     folder = folder.resolve()  # workers may have been started elsewhere
     for unfinished in folder.glob(f"*/*.{scratch}-*"):
         shutil.rmtree(unfinished, ignore_errors=True)
-    folders = {
-        source.name: [
-            folder / source.name / part_key(part, recipe, source, tokens, evaluation)
-            for part in parts[source.name]
-        ]
-        for source in recipe.sources
-    }
+    folders: dict[str, list[Path]] = {}
+    for source in recipe.sources:
+        key = source_key(recipe, source, tokens, evaluation)
+        rows = [part.content(placed=recipe.write_dropped) for part in parts[source.name]]
+        names = [digest_of({**key, "rows": own})[:32] for own in rows]
+        folders[source.name] = [folder / source.name / name for name in names]
     waiting: dict[Path, PartJob] = {}  # parts with the same rows are done once
     for source in recipe.sources:
         for part, own in zip(parts[source.name], folders[source.name], strict=True):
@@ -340,23 +337,20 @@ def as_stats(inputs: Iterable[Input]) -> list[dict[str, Any]]:
     ]
 
 
-def check_unchanged(
-    manifest: Manifest, inputs: Sequence[Input], tokenizer: str, template: str
-) -> None:
-    """Refuse to call a finished data set up to date when what it was made from is not the same.
+def check_unchanged(manifest: Manifest, inputs: Sequence[Input], *others: str) -> None:
+    """Refuse to call a finished artifact up to date when what it was made from is not the same.
+
+    Args:
+        others: names of what else has changed.
 
     Raises:
         ConfigError: naming what changed.
     """
     before = {(i["source"], i["path"], i["sha256"]) for i in manifest.stats["inputs"]}
     now = {(i["source"], i["path"], i["sha256"]) for i in as_stats(inputs)}
-    changed = sorted({path for _, path, _ in before ^ now})
-    if manifest.stats["tokenizer"]["digest"] != tokenizer:
-        changed.append("the tokenizer")
-    if manifest.template_digest != template:
-        changed.append("the chat template")
+    changed = sorted({path for _, path, _ in before ^ now}) + sorted(others)
     if changed:
         raise ConfigError(
-            f"this data set was finished before its input changed ({', '.join(changed)}); choose "
-            "another out=, or delete the directory to build it anew"
+            f"this artifact was finished before its input changed ({', '.join(changed)}); choose "
+            "another out=, or delete the directory to make it anew"
         )

@@ -139,12 +139,11 @@ def epochs_question(sources: Sequence[Available], recipe: BuildSftConfig) -> str
         times = [(s.share or 0.0) * total / own.total.amount(unit) for s, own in sharing]
         if cap == 1 and min(times) >= 1 - mixture.tolerance:
             return None
-        parts = [f"{s.name} {t:.1f} times" for (s, _), t in zip(sharing, times, strict=True)]
-        seen = ", ".join(parts)
-        ways.append(f"mixture.max_epochs={cap:g} takes {total:,.0f} {unit}: {seen}")
+        seen = (f"{s.name} {t:.1f} times" for (s, _), t in zip(sharing, times, strict=True))
+        ways.append(f"mixture.max_epochs={cap:g} takes {total:,.0f} {unit}: {', '.join(seen)}")
     return (
-        "the shares divide no mixture.total, so one must be said: how much, or how often a record "
-        f"may be seen. {'; '.join(ways)}; or set mixture.total"
+        "shares need to know how much they divide, or how often a record may be repeated: set "
+        f"mixture.total, or mixture.max_epochs. {'; '.join(ways)}"
     )
 
 

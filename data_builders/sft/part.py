@@ -229,16 +229,20 @@ class PartCounts:
             self.dropped[prepared.drop.reason] += 1
         else:
             self.licenses[record.example.license] += 1
-            self.templates.update([prepared.template] if prepared.template else [])
+            if prepared.template:
+                self.templates[prepared.template] += 1
         self.control["reasoned"] += record.reasoned
         self.control["stripped"] += record.stripped
         self.control["traces"] += record.traces
         self.control["truncated"] += len(record.cuts)
         self.control["too_short"] += record.too_short
-        self.budgets.update(cut.budget for cut in record.cuts)
+        for cut in record.cuts:
+            self.budgets[cut.budget] += 1
+        for reason in prepared.lost:
+            self.lost[reason] += 1
+        for kind in prepared.left_out:
+            self.left_out[kind] += 1
         self.sequences += len(prepared.sequences)
-        self.lost.update(prepared.lost)
-        self.left_out.update(prepared.left_out)
         self.clipped += prepared.clipped
         for sequence in prepared.sequences[:1]:
             place = unit(self.seed, "sample", record.example.id)

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -72,8 +73,7 @@ class Cut:
     budget: int
 
 
-@dataclass(frozen=True, slots=True)
-class Controlled:
+class Controlled(NamedTuple):
     """A record after reasoning control, with what was done to it.
 
     `reasoned`: it came with reasoning. `traces`: traces it could have been cut in, 0 once stripped.
@@ -172,8 +172,7 @@ class Preparer:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedSequence:
+class PreparedSequence(NamedTuple):
     """One sequence to train on. `budget`: the smallest among the traces that this sequence trains.
 
     `length` is before clipping.
@@ -185,8 +184,7 @@ class PreparedSequence:
     budget: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(NamedTuple):
     """What became of one record.
 
     `lost` are reasons for which single sequences were not kept, `left_out` the kinds of what the
@@ -226,8 +224,7 @@ def prepare(examples: Sequence[Example], preparer: Preparer) -> list[Prepared]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Rendered:
+class _Rendered(NamedTuple):
     """The sequences of a record before they are tokenised; none with a drop."""
 
     samples: tuple[TrainingSample, ...]
@@ -252,12 +249,16 @@ def _prepare(examples: Sequence[Example], preparer: Preparer) -> list[Prepared]:
             made if _is_text([text, *distinct_texts(made.samples)]) else _Rendered((), drop)
             for text, made in zip(carried, rendered, strict=True)
         ]
-    tokens = iter(encode_samples(_samples(rendered), preparer.encode))
-    prepared = [
-        _prepared(record, made, [(s, next(tokens)) for s in made.samples], preparer)
-        for record, made in zip(controlled, rendered, strict=True)
+    encoded = encode_samples(_samples(rendered), preparer.encode)
+    # one look at the whole batch: few records spell a special token
+    spelt = bool(encoded) and len(_foreign(np.concatenate([t.ids for t in encoded]), preparer)) > 0
+    tokens = iter(encoded)
+    return [
+        _prepared(
+            record, made, [(s, next(tokens)) for s in made.samples], template, spelt, preparer
+        )
+        for record, made, template in zip(controlled, rendered, templates, strict=True)
     ]
-    return [replace(one, template=t) for one, t in zip(prepared, templates, strict=True)]
 
 
 def _samples(rendered: Iterable[_Rendered]) -> list[TrainingSample]:
@@ -295,20 +296,24 @@ def _prepared(
     record: Controlled,
     made: _Rendered,
     encoded: list[tuple[TrainingSample, TokenSequence]],
+    template: str | None,
+    spelt: bool,
     preparer: Preparer,
 ) -> Prepared:
     sequences = tuple(
         PreparedSequence(sample, tokens, len(tokens.ids), _budget(sample, record.cuts))
         for sample, tokens in encoded
     )
-    prepared = Prepared(record, sequences, (), 0, made.drop, made.left_out)
+    prepared = Prepared(record, sequences, (), 0, made.drop, made.left_out, template)
     if made.drop is not None:
         return prepared
-    drop = _special_token(record.example, [tokens for _, tokens in encoded], preparer)
+    drop = None
+    if spelt:
+        drop = _special_token(record.example, [tokens for _, tokens in encoded], preparer)
     if drop is None and preparer.screen is not None:
         drop = preparer.screen.by_length(max(s.length for s in sequences))
     if drop is not None:
-        return replace(prepared, sequences=(), drop=drop)
+        return prepared._replace(sequences=(), drop=drop)
     return within_capacity(prepared, preparer)
 
 
@@ -318,32 +323,37 @@ def within_capacity(prepared: Prepared, preparer: Preparer) -> Prepared:
     drops: list[Drop] = []
     clipped, capacity = 0, preparer.capacity
     for sequence in prepared.sequences:
-        turn, length, tokens = sequence.sample.turn, sequence.length, sequence.tokens
+        turn, length = sequence.sample.turn, sequence.length
         if length > capacity and not preparer.clip_overlong:
             why = f"turn {turn}: {length} tokens, a pack holds {capacity}"
             drops.append(Drop("overlong", why))
             continue
         if length > capacity:
-            tokens = clip(tokens, capacity)
+            sequence = sequence._replace(tokens=clip(sequence.tokens, capacity))
             clipped += 1
-        if tokens.trained == 0:
+        if sequence.tokens.trained == 0:
             why = f"turn {turn}: none of {length} tokens is trained"
             drops.append(Drop("nothing_trained", why))
             continue
-        kept.append(replace(sequence, tokens=tokens))
+        kept.append(sequence)
+    if not (drops or clipped):
+        return prepared
     drop = prepared.drop if kept or prepared.drop else drops[0]
     lost = tuple(drop.reason for drop in drops)
-    return replace(prepared, sequences=tuple(kept), lost=lost, clipped=clipped, drop=drop)
+    return prepared._replace(sequences=tuple(kept), lost=lost, clipped=clipped, drop=drop)
+
+
+def _foreign(ids: npt.NDArray[np.int32], preparer: Preparer) -> npt.NDArray[np.int32]:
+    foreign = preparer.foreign
+    return ids[foreign[np.minimum(ids, len(foreign) - 1)]]
 
 
 def _special_token(
     example: Example, encoded: Sequence[TokenSequence], preparer: Preparer
 ) -> Drop | None:
     """A record that spells a special token (`<|endoftext|>`) in a text: it would be that token."""
-    foreign = preparer.foreign
     for tokens in encoded:
-        ids = tokens.ids[foreign[np.minimum(tokens.ids, len(foreign) - 1)]]
-        for token in np.unique(ids).tolist():
+        for token in np.unique(_foreign(tokens.ids, preparer)).tolist():
             text = preparer.special_texts[token]
             for k, message in enumerate(example.messages):
                 # a template may put its own tokens together out of parts

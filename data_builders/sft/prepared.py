@@ -82,6 +82,7 @@ _FILES = (
     "samples.jsonl",
 )
 _COUNTS = "counts.json"
+_OPEN_FILES = 256
 
 
 class PartWriter(AbstractContextManager["PartWriter"]):
@@ -287,11 +288,11 @@ class PreparedSource:
 class Reader(AbstractContextManager["Reader"]):
     """Tokens and texts of sequences, wherever in the given folders they lie.
 
-    Files stay open, the least recently used are closed beyond `most`.
+    Files stay open, the least recently used are closed beyond `_OPEN_FILES`.
     """
 
-    def __init__(self, folders: Sequence[Path], most: int = 256) -> None:
-        self._folders, self._most = folders, most
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = folders
         self._open: dict[tuple[int, str], int] = {}
 
     def tokens(
@@ -326,6 +327,6 @@ class Reader(AbstractContextManager["Reader"]):
         if file is None:
             file = os.open(self._folders[part] / name, os.O_RDONLY)
         self._open[part, name] = file  # the last one used comes last
-        if len(self._open) > self._most:
+        if len(self._open) > _OPEN_FILES:
             os.close(self._open.pop(next(iter(self._open))))
         return file

@@ -242,7 +242,9 @@ class ShardJob:
         folders = [Path(folder) for _, own, _ in split.sources for folder in own]
         paths = [Path(self.out) / path for path in self.paths]
         partial = [path.with_name(f".{path.name}.{uuid.uuid4().hex}") for path in paths]
-        schema = pack_schema(grouped=split.groups is not None)
+        fields = [(name, _INT_LIST) for name in ("input_ids", "labels", "seq_lengths")]
+        group = [] if split.groups is None else [("group", pa.string())]
+        schema = pa.schema([*fields, *group])
         waiting: list[tuple[Int32, Int32, Entries]] = []
         with (
             Reader(folders) as reader,
@@ -275,12 +277,6 @@ class ShardJob:
             until = int(some["stop"][-1]) - begin
             yield first + start, some, split.entries(numbers[at:until], reader)
             at, start = until, end
-
-
-def pack_schema(*, grouped: bool) -> pa.Schema:
-    """Columns of a shard."""
-    fields = [(name, _INT_LIST) for name in ("input_ids", "labels", "seq_lengths")]
-    return pa.schema([*fields, ("group", pa.string())] if grouped else fields)
 
 
 def _batch(

@@ -96,9 +96,9 @@ def losses(
         lost |= dict.fromkeys(_of_tools(template, example.tools))
     for text in texts:
         for message in text.messages:
-            for loss, part in _parts(message, example.messages[message]):
-                if loss not in lost and not text.holds(part):
-                    lost[loss] = None
+            for kind, part in _parts(example.messages[message]):
+                if not text.holds(part):
+                    lost[Loss(kind, message)] = None
     return tuple(lost)
 
 
@@ -134,8 +134,10 @@ def _texts(
         except RenderError:  # no mask can be determined, though the template may write a text
             samples = None
     messages = example.messages
-    plans = sequences(messages, every_turn=bool(every_turn), every_step=every_step)
-    stops = [plan.stop for plan in plans] or [len(messages)]
+    stops = [len(messages)]
+    if not (samples and len(samples) == 1 and samples[0].trained_messages[-1] == stops[0] - 1):
+        plans = sequences(messages, every_turn=bool(every_turn), every_step=every_step)
+        stops = [plan.stop for plan in plans] or stops
     ranges = [range(a, b) for a, b in itertools.pairwise([0, *stops])]
     if samples:
         return [
@@ -169,15 +171,15 @@ def _new_text(sample: TrainingSample, first: int) -> str:
 # -- by content ------------------------------------------------------------------------------------
 
 
-def _parts(number: int, message: Message) -> Iterator[tuple[Loss, str]]:
-    yield Loss(_OF_ROLE.get(message.role, "text"), number), message.content
+def _parts(message: Message) -> Iterator[tuple[LossKind, str]]:
+    yield _OF_ROLE.get(message.role, "text"), message.content
     if message.role == "assistant" and message.reasons:
-        yield Loss("reasoning", number), message.reasoning or ""
+        yield "reasoning", message.reasoning or ""
     for call in message.tool_calls:
-        yield Loss("tool_call", number), call.name
+        yield "tool_call", call.name
         if call.arguments != "{}":
             for text in _strings(json.loads(call.arguments)):
-                yield Loss("tool_call", number), text
+                yield "tool_call", text
 
 
 def _strings(value: object) -> Iterator[str]:

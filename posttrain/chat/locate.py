@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from posttrain.chat.template import ChatTemplate
 from posttrain.errors import RenderError
@@ -30,8 +30,7 @@ THINKING_SWITCHES: tuple[Mapping[str, Any], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SequencePlan:
+class SequencePlan(NamedTuple):
     """`messages[:stop]` with the messages at `trained` trained.
 
     `first` is where the turn's own messages begin: its user message (0 for a whole conversation).
@@ -80,8 +79,7 @@ def sequences(
     return tuple(plans)
 
 
-@dataclass(frozen=True, slots=True)
-class Located:
+class Located(NamedTuple):
     """Rendered text, the offset of each message where known, and the spans of wanted messages."""
 
     text: str

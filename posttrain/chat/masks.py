@@ -14,8 +14,8 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from posttrain.chat.locate import (
     Located,
@@ -41,8 +41,7 @@ from posttrain.records import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """A run of rendered text; `role` and `message_index` are of the message it begins with.
 
     Text is cut only where tokenising the two sides apart is required (the generation boundary,
@@ -148,8 +147,7 @@ def training_samples(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Conversation:
+class _Conversation(NamedTuple):
     """Messages, and with the tools as templates take them; `kwargs` switch thinking."""
 
     messages: Sequence[Message]
@@ -213,11 +211,11 @@ def _compose_turns(
         count = bisect.bisect_right(ends, cut)
         before = ends[count - 1] if count else 0
         if before < cut:  # no special token to cut at: history runs on into the prompt
-            joint = replace(history[count], text=whole.text[before:cut])
+            joint = history[count]._replace(text=whole.text[before:cut])
             if own[0].trained:
                 own = (joint, *own)
             else:
-                own = (replace(joint, text=joint.text + own[0].text), *own[1:])
+                own = (joint._replace(text=joint.text + own[0].text), *own[1:])
         earlier.append(history[:count] + own)
     return [*earlier, history]
 
@@ -318,15 +316,12 @@ def refuse_framing(
     Raises:
         RenderError: naming the message and the token.
     """
-    texts = [
-        (f"message {first + k} ({message.role})", text)
-        for k, message in enumerate(messages)
-        for text in message_texts(message)
-    ]
+    texts = [(k, text) for k, message in enumerate(messages) for text in message_texts(message)]
     if tools:
-        texts.append(("a declared tool", _unescaped(tools)))
-    for place, text in texts:
+        texts.append((-1, _unescaped(tools)))
+    for k, text in texts:
         if match := tokens.search(text):
+            place = f"message {first + k} ({messages[k].role})" if k >= 0 else "a declared tool"
             raise RenderError(
                 f"{place} contains {match[0]!r}, which would end the message early once tokenised"
             )
@@ -334,14 +329,11 @@ def refuse_framing(
 
 def message_texts(message: Message) -> list[str]:
     """All of a message that a template may write."""
-    return [
-        message.content,
-        message.reasoning or "",
-        message.name or "",
-        message.tool_call_id or "",
-        *(text for call in message.tool_calls for text in (call.name, call.id or "")),
-        *(_unescaped(call.arguments) for call in message.tool_calls),
-    ]
+    own = message.content, message.reasoning, message.name, message.tool_call_id
+    texts = [text for text in own if text]
+    for call in message.tool_calls:
+        texts += [call.name, call.id or "", _unescaped(call.arguments)]
+    return texts
 
 
 def _unescaped(text: str) -> str:

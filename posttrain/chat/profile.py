@@ -266,9 +266,9 @@ def _says(text: str, reasoning: str | None = None) -> Message:
     return Message("assistant", text, reasoning=reasoning)
 
 
-def _calls(word: str, text: str = "", reasoning: str | None = None, number: int = 0) -> Message:
+def _calls(word: str, text: str = "", reasoning: str | None = None) -> Message:
     # nine alphanumeric characters: the strictest form of call id that templates insist on
-    call = ToolCall("look_up", f'{{"word":"{word}"}}', id=f"call0000{number}")
+    call = ToolCall("look_up", f'{{"word":"{word}"}}', id="call00000")
     return Message("assistant", text, reasoning=reasoning, tool_calls=(call,))
 
 

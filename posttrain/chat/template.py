@@ -17,7 +17,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 
@@ -34,8 +34,7 @@ _FAILURES = (TypeError, AttributeError, ValueError, LookupError, ArithmeticError
              MemoryError)  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class RenderedLayout:
+class RenderedLayout(NamedTuple):
     """Rendered text and where things lie in it, in characters.
 
     `starts[k]` is where message k begins, `None` when the template wrote it outside its loop

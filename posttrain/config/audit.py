@@ -1,4 +1,4 @@
-"""The recipe of an audit: `scripts/audit.py --config F`, or its keys alone on the command line.
+"""The recipe of an audit: `posttrain audit --config F`, or its keys alone on the command line.
 
     data: [data/packed]
     tokenizer: {path: Qwen/Qwen3-0.6B, revision: c1899de…}

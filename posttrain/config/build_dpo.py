@@ -1,4 +1,4 @@
-"""The recipe of the preference stage: `scripts/build_dpo.py --config recipes/tiny/build_dpo.yaml`.
+"""The recipe of the preference stage: `posttrain build_dpo --config tiny/build_dpo`.
 
     out: runs/tiny/dpo_data
     samples: [runs/tiny/samples]

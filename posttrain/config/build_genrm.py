@@ -1,4 +1,4 @@
-"""The recipe of the judge's data: `scripts/build_genrm.py --config recipes/tiny/build_genrm.yaml`.
+"""The recipe of the judge's data: `posttrain build_genrm --config tiny/build_genrm`.
 
     out: runs/my_judge_data
     layout: message

@@ -1,4 +1,4 @@
-"""The recipe of the SFT data stage: `scripts/build_sft.py --config F out=DIR`.
+"""The recipe of the SFT data stage: `posttrain build_sft --config F out=DIR`.
 
     tokenizer: {path: runs/tiny/world/tokenizer}
     packing: {max_length: 1024}

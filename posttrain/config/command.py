@@ -13,6 +13,8 @@ import importlib.metadata
 import json
 import os
 import re
+import select
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -33,6 +35,7 @@ _REFUSED = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR,
     errno.ENOTDIR, errno.EEXIST,
 )  # fmt: skip
+_STDOUT = 1
 _INTERRUPTED = 130  # the shell's code for a process that Ctrl-C ended
 
 
@@ -85,11 +88,15 @@ def parse_recipe(
 
 
 def run_command(main: Callable[[], None]) -> None:
-    """Run a script's main; the user's mistakes and Ctrl-C end it without a traceback."""
+    """Run a script's main; the user's mistakes, Ctrl-C and `| head` end it without a traceback."""
     # trl sends telemetry by default; the libraries look here when they are imported
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
         main()
+    except BrokenPipeError:
+        if not _nobody_reads():  # another pipe
+            raise
+        sys.exit(128 + signal.SIGPIPE)
     except (PosttrainError, ModuleNotFoundError) as error:
         extra = _extra_of(error.name or "") if isinstance(error, ModuleNotFoundError) else None
         if extra is None and isinstance(error, ModuleNotFoundError):
@@ -107,6 +114,16 @@ def run_command(main: Callable[[], None]) -> None:
         if not _printed_by_another(message):
             print(message, file=sys.stderr)
         sys.exit(_INTERRUPTED)
+    finally:
+        if _nobody_reads():  # at its end Python writes what is left, and would complain
+            os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
+
+
+def _nobody_reads() -> bool:
+    """Whether standard output is a pipe without a reader, as behind `| head`."""
+    poll = select.poll()
+    poll.register(_STDOUT, select.POLLOUT)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def _printed_by_another(message: str) -> bool:

@@ -1,8 +1,8 @@
-"""The recipe of the DPO stage: `scripts/dpo.py --config recipes/tiny/dpo.yaml`.
+"""The recipe of the DPO stage: `posttrain dpo --config tiny/dpo`.
 
-    data: out/tiny/dpo_data          # what build_dpo wrote
-    out: out/tiny/dpo
-    model: {path: out/tiny/sft}      # the policy, and the reference that it starts as
+    data: runs/tiny/dpo_data          # what build_dpo wrote
+    out: runs/tiny/dpo
+    model: {path: runs/tiny/sft}      # the policy, and the reference that it starts as
     batch: 128
     loss: {beta: 0.05, preference_weight: 1.0, sft_weight: 0.2, sft_form: sum}
     trainer: {learning_rate: 3.0e-6, max_steps: 50, per_device_train_batch_size: 8}

@@ -1,4 +1,4 @@
-"""The recipe of an evaluation: `scripts/eval.py --config F out=DIR`.
+"""The recipe of an evaluation: `posttrain eval --config F out=DIR`.
 
     checkpoints: {sft: runs/tiny/sft, dpo: runs/tiny/dpo}
     backend: {kind: transformers}
@@ -130,7 +130,8 @@ class InspectTask(Strict):
         task: what `inspect eval` takes: a registered name such as `inspect_evals/tau2_airline`,
             or `path/to/file.py@name`.
         arguments: of the task.
-        score: the scorer whose value counts, with `.key` where it has several; null: its only one.
+        score: the scorer whose value counts, with `.key` where it has several, or `.*` for their
+            mean; null: its only one.
         roles: models by the role that the task calls them.
         count: how many of its samples to take, the first ones; null takes all.
         obtain: where its data come from, shown where they are missing.
@@ -150,6 +151,8 @@ class InspectTask(Strict):
     @model_validator(mode="after")
     def _askable(self) -> Self:
         where = f"source {self.name!r}"
+        if self.task.endswith(".py"):
+            raise ValueError(f"{where}: a task in a file is {self.task}@NAME")
         check_templates(where, self.templates or (), options=False, own_format=True)
         return self
 
@@ -220,7 +223,8 @@ class EvalConfig(CheckpointsConfig):
 
     @model_validator(mode="after")
     def _predicted(self) -> EvalConfig:
-        given = [*(str(getattr(s, "environment", None)) for s in self.prompts), "all"]
+        given = [s.environment for s in self.row_tasks if isinstance(s, EnvironmentPrompts)]
+        given.append("all")
         for family, (low, high) in self.expect.items():
             if family not in given:
                 raise ValueError(
@@ -237,6 +241,13 @@ class EvalConfig(CheckpointsConfig):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"two pairs of source and setting would share the name {twice[0]!r}")
+        asked = {
+            name for s in self.settings for name in s.sources or [p.name for p in self.prompts]
+        }
+        if unused := [task.name for task in self.prompts if task.name not in asked]:
+            raise ValueError(
+                f"no setting asks source {unused[0]!r}: add it to one, or leave it out"
+            )
         augmented = [s.name for s in self.prompts if getattr(s, "augment", None) is not None]
         if augmented:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""The recipe of a judge's evaluation: `scripts/eval_genrm.py --config F out=DIR`.
+"""The recipe of a judge's evaluation: `posttrain eval_genrm --config F out=DIR`.
 
     data: runs/tiny/genrm_data            # its held-out pairs, each in both orders
     checkpoints: {warm: runs/tiny/genrm_sft, rl: runs/tiny/genrm}

@@ -1,4 +1,4 @@
-"""The recipe that trains a judge: `scripts/genrm.py --config recipes/tiny/genrm.yaml`.
+"""The recipe that trains a judge: `posttrain genrm --config tiny/genrm`.
 
     data: runs/tiny/genrm_data       # what build_genrm wrote
     out: runs/tiny/genrm

@@ -1,6 +1,6 @@
 """What every recipe of group-relative training has: `rlhf` and `genrm` add where prompts come from.
 
-    model: {path: out/tiny/dpo}
+    model: {path: runs/tiny/dpo}
     prompts_per_step: 128            # × num_generations = the rollouts of a step
     num_generations: 16
     sampling: {temperature: 1.0, max_tokens: 16384}
@@ -166,7 +166,8 @@ class WeightServer(Server):
 
 
 class ColocatedVllm(Strict):
-    """vLLM in each training process, on the same device.
+    """vLLM in each training process, on the same device. Its rollouts end together, turn by turn:
+    verifiers run behind each turn, not beside it.
 
     Args:
         gpu_memory: share of the device that vLLM takes.

@@ -157,6 +157,14 @@ def validate(raw: Mapping[str, Any], schema: type[Schema], *, where: str) -> Sch
         # a list whose items were refused is "too short" only for that
         inner = {item["loc"][:k] for item in found for k in range(len(item["loc"]))}
         own = [i for i in found if i["type"] != "too_short" or i["loc"] not in inner]
+        unknown = [
+            i["loc"][0] for i in own if i["type"] == "extra_forbidden" and len(i["loc"]) == 1
+        ]
+        if len(unknown) > len(raw) / 2 and len(raw) > 2:
+            raise ConfigError(
+                f"{where}: {', '.join(map(str, unknown))} are no keys of this stage, which has "
+                f"{', '.join(schema.model_fields)}: is it a recipe of another one?"
+            ) from None
         lines = [_explain(dict(item), schema) for item in own]
         raise ConfigError(f"{where}: " + "\n  ".join(lines)) from None
 

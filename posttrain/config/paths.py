@@ -23,6 +23,21 @@ def refuse_missing_checkpoint(path: str | None, *, key: str) -> None:
         raise ConfigError(f"{key}: there is no directory {path!r}, nor can that be a hub id")
 
 
+def refuse_adapter(path: str) -> None:
+    """Raises ConfigError for a folder with an adapter alone: transformers would load its base with
+    the adapter on, all of it frozen."""
+    if (Path(path) / "adapter_config.json").is_file():
+        raise is_adapter(path)
+
+
+def is_adapter(path: str) -> ConfigError:
+    """The error of an adapter where a model is needed."""
+    return ConfigError(
+        f"{path} is a LoRA adapter, not a model: merge it first (posttrain merge {path} OUT), or "
+        "name the folder above adapter/ in a checkpoint of ours, which is merged"
+    )
+
+
 def refuse_missing_template(path: str, choice: str, *, key: str) -> None:
     """Raises ConfigError where a directory's tokenizer has no template and is to use its own.
 

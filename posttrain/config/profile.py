@@ -1,4 +1,4 @@
-"""The recipe of a profile: `scripts/profile_prompts.py --config recipes/tiny/profile.yaml`.
+"""The recipe of a profile: `posttrain profile_prompts --config tiny/profile`.
 
     out: runs/tiny/profile
     checkpoint: runs/tiny/sft
@@ -73,5 +73,5 @@ class ProfileConfig(SampleConfig):
         """As of samples; of prompts profiled before, any may declare tools."""
         if self.previous is None:
             return super().most_tokens(setting)
-        steps, most = self.sampling.max_tokens * self.sampling.max_turns, self.sampling
-        return min(steps, most.max_total_tokens or steps)
+        steps = self.sampling.max_tokens * self.sampling.max_turns
+        return min(steps, self.sampling.max_total_tokens or steps)

@@ -1,4 +1,4 @@
-"""The recipe of the RLHF stage: `scripts/rlhf.py --config recipes/tiny/rlhf.yaml`.
+"""The recipe of the RLHF stage: `posttrain rlhf --config tiny/rlhf`.
 
     out: runs/tiny/rlhf
     model: {path: runs/tiny/dpo}

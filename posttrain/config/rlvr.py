@@ -1,4 +1,4 @@
-"""The recipe of the RLVR stage: `scripts/rlvr.py --config recipes/tiny/rlvr.yaml`.
+"""The recipe of the RLVR stage: `posttrain rlvr --config tiny/rlvr`.
 
     out: runs/tiny/rlvr
     model: {path: runs/tiny/sft}

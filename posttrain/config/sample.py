@@ -1,4 +1,4 @@
-"""The recipe of the sampling stage: `scripts/sample.py --config F out=DIR`.
+"""The recipe of the sampling stage: `posttrain sample --config F out=DIR`.
 
     checkpoint: runs/tiny/sft
     backend: {kind: transformers}

@@ -1,8 +1,8 @@
-"""The recipe of the SFT stage: `scripts/sft.py --config recipes/tiny/sft.yaml`.
+"""The recipe of the SFT stage: `posttrain sft --config tiny/sft`.
 
-    data: out/tiny/sft_data          # what build_sft wrote
-    out: out/tiny/sft
-    model: {config: {family: attention, hidden_size: 128, …}}
+    data: runs/tiny/sft_data          # what build_sft wrote
+    out: runs/tiny/sft
+    model: {config: {model_type: qwen3, hidden_size: 128, …}}
     document_masking: auto
     balance: {coefficient: 1.0e-4}
     keep_epochs: [1, 3]

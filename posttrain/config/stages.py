@@ -1,4 +1,4 @@
-"""The recipe of a chain: `scripts/stages.py --config recipes/one-gpu/rlvr_stages.yaml`.
+"""The recipe of a chain: `posttrain stages --config one-gpu/rlvr_stages`.
 
 stages:
   - {stage: profile_prompts, recipe: one-gpu/profile}

@@ -1,7 +1,7 @@
-"""The recipe of a judged comparison: `scripts/win_rate.py --config F out=DIR`.
+"""The recipe of a judged comparison: `posttrain win_rate --config F out=DIR`.
 
     before: runs/tiny/eval:dpo        # an evaluation and one of its checkpoints, …
-    after: runs/tiny/eval:rlhf        # … or an artifact of scripts/sample.py
+    after: runs/tiny/eval:rlhf        # … or an artifact of `posttrain sample`
     judge: {models: [{backend: {kind: transformers}, checkpoint: runs/tiny/genrm}]}
 
 Paths are relative to the directory the command is run in.

@@ -76,7 +76,15 @@ def parse_value(text: str) -> Any:
     try:
         return _load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"cannot read the value {text!r} as YAML: {error}") from error
+        raise ConfigError(f"cannot read the value {text!r} as YAML: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """In one line, without the picture that PyYAML draws of the place."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return str(error)
+    mark, context = error.problem_mark, f"{error.context}: " if error.context else ""
+    return f"line {mark.line + 1}, column {mark.column + 1}: {context}{error.problem}"
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -92,7 +100,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not readable as YAML: {error}") from error
+        raise ConfigError(f"{path}: not readable as YAML: {_reason(error)}") from error
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path}: a recipe is a mapping of keys, found {type(loaded).__name__}")
     return cast(dict[str, Any], loaded)

@@ -41,7 +41,7 @@ class View(Protocol):
 
 
 @dataclass
-class AskedTools:
+class ConfirmedTools:
     """The environment of a turn: a call runs where the user allows it, and all of it is shown."""
 
     tools: Toolbox
@@ -103,7 +103,7 @@ class Session:
         environment = None
         if self.tools is not None:
             prompt = replace(prompt, tools=self.tools.schemas(prompt))
-            environment = AskedTools(self.tools, self.ask, self.view)
+            environment = ConfirmedTools(self.tools, self.ask, self.view)
         rollout = Rollout(prompt, 0, self.seed, self.limits, environment)
         gate = asyncio.Semaphore(1)
         while rollout.finish is None:

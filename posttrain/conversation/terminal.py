@@ -221,7 +221,7 @@ def talk(session: Session, terminal: Terminal, runner: asyncio.Runner) -> None:
         except KeyboardInterrupt:  # at the prompt it only takes the line back
             terminal.note("\nCtrl-D ends")
             continue
-        if line is None or line.strip() in ("/exit", "/quit"):
+        if line is None or line.strip() == "/exit":
             return
         if line.strip().startswith("/"):
             _command(line.strip(), session, terminal)

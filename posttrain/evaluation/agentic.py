@@ -1,6 +1,6 @@
 """Runs of agentic tasks: what failed, at which step, how often, and how surely models differ.
 
-    failure_flags(prompt, completion, score)  → ("tool_call_hallucinated", "gave_up_mid_plan")
+    failures(prompt, completion, score)  → [RunFailure("tool_call_hallucinated", step=2), …]
     agentic_rows(records, seed=0)  → {"models": [{"checkpoint": "a", "families": […], …}], …}
 
 A run is agentic where its prompt's metadata name a `family` and its `fixture`; its final state then
@@ -25,6 +25,7 @@ from typing import Any
 from posttrain.evaluation.compare import rate_difference
 from posttrain.evaluation.grade import Record
 from posttrain.evaluation.intervals import Values, by_question, length, wilson
+from posttrain.evaluation.metrics import correct
 from posttrain.jsontext import load_json
 from posttrain.records import Score, ToolCall
 from posttrain.rollouts import Completion, Prompt, metadata_of
@@ -57,11 +58,6 @@ def family_of(prompt: Prompt) -> str | None:
     return fields["family"] if "fixture" in fields else None
 
 
-def failure_flags(prompt: Prompt, completion: Completion, score: Score) -> tuple[str, ...]:
-    """Every failure mode that holds of a run, in the order of `PRECEDENCE`."""
-    return tuple(failure.mode for failure in failures(prompt, completion, score))
-
-
 def deciding(prompt: Prompt, completion: Completion, score: Score) -> RunFailure | None:
     """The failure that decides a run; None for a solved one."""
     if score.value is not None and score.value >= 1:
@@ -70,7 +66,7 @@ def deciding(prompt: Prompt, completion: Completion, score: Score) -> RunFailure
 
 
 def failures(prompt: Prompt, completion: Completion, score: Score) -> list[RunFailure]:
-    """As `failure_flags`, with steps."""
+    """Every failure mode that holds of a run, in the order of `PRECEDENCE`."""
     last = max(0, len(completion.steps) - 1)
     state: Row = json.loads(completion.state or "{}")
     found: dict[str, int] = {}
@@ -167,9 +163,9 @@ def paired(a: Values, b: Values, *, seed: int) -> Row:
 def _values(runs: Sequence[Record]) -> Values:
     """1 for a solved run, 0 for any other, each with its task; unscored ones have no value."""
     return [
-        (float(r.score.value >= 1), (r.prompt.source, r.prompt.task))
+        (float(solved), (r.prompt.source, r.prompt.task))
         for r in runs
-        if r.score.value is not None
+        if (solved := correct(r)) is not None
     ]
 
 
@@ -179,9 +175,10 @@ def _model_row(name: str, runs: Sequence[Record], seed: int) -> Row:
         families.setdefault(str(family_of(record.prompt)), []).append(record)
     flags, decides = Counter[str](), Counter[str]()
     for record in runs:
-        flags.update(failure_flags(record.prompt, record.completion, record.score))
-        if (failure := deciding(record.prompt, record.completion, record.score)) is not None:
-            decides[failure.mode] += 1
+        found = [one.mode for one in failures(record.prompt, record.completion, record.score)]
+        flags.update(found)
+        if correct(record) is not True:
+            decides[found[0]] += 1
     return {
         "checkpoint": name,
         "families": [

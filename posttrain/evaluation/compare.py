@@ -133,17 +133,22 @@ def change_interval(changes: Floats, *, quantile: float = 0.975) -> tuple[float,
     return max(-1.0, mean - half), min(1.0, mean + half)
 
 
+def mean_interval(changes: Floats, *, quantile: float = 0.975) -> tuple[float, float]:
+    """Student's interval of a mean change; of one question there is none."""
+    if len(changes) < 2:
+        return -math.inf, math.inf
+    error = float(changes.std(ddof=1)) / math.sqrt(len(changes))
+    mean, half = float(changes.mean()), float(stats.t.ppf(quantile, len(changes) - 1)) * error
+    return mean - half, mean + half
+
+
 def length_difference(a: Clustered, b: Clustered, *, seed: int) -> Difference:
     """The change of a mean length, with a t interval over questions."""
     left, right, _ = shared_means(a, b)
     changes = right - left
-    change = float(changes.mean())
-    error = float(changes.std(ddof=1)) / math.sqrt(len(changes))
-    half = float(stats.t.ppf(0.975, len(changes) - 1)) * error
+    values = float(left.mean()), float(right.mean()), float(changes.mean())
     p = sign_flip(changes, seed=seed)
-    values = float(left.mean()), float(right.mean())
-    low, high = change - half, change + half
-    return Difference(*values, change, low, high, p, "permutation", len(changes))
+    return Difference(*values, *mean_interval(changes), p, "permutation", len(changes))
 
 
 def mcnemar(a: Floats, b: Floats) -> float:

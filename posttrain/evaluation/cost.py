@@ -3,29 +3,28 @@
     cost_rows(records, prices, seconds)
     → [{"checkpoint": "dpo", "task": "maths", "setting": "no_tools", "completions": 4000,
         "solved": 3310, "calls": 4000, "tokens": {"input": 61000, "cached": 0, "output": 812000,
-        "reasoning": 690000}, "money": 0.0177, "money_per_solved": 5.3e-06,
+        "reasoning": 690000}, "cached_reported": 0, "money": 0.0177, "money_per_solved": 5.3e-06,
         "latency": {"p50": 1.2, "p95": 4.8}, "tokens_per_second": 812.0}, …]
 
 Reasoning tokens are part of the output tokens, and are priced once. Money per solved task is all
 money over solved completions: those that failed are in it, and are not to be counted again. Input
-tokens are those of every model call, as servers bill them; of a call that goes on from another,
-the tokens of the earlier prompt count as cached. A latency is one model call's; in process that is
-a batch. Throughput is over the time in which at least one call was under way.
+tokens are those of every model call, as servers bill them. How many of them were cached is what the
+server reported, of `cached_reported` calls; of the others the prompt of the call that they go on
+from counts as cached. A latency is one model call's; in process that is a batch. Throughput is over
+the time in which at least one call was under way.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from posttrain.config.eval import EstimateConfig, EvalConfig, Price
-from posttrain.evaluation.grade import INSPECT, Record, Unit, unit_name
+from posttrain.config.eval import EvalConfig, Price
+from posttrain.evaluation.grade import INSPECT, Record, Unit, by_unit
 from posttrain.evaluation.journal import read_lines
 from posttrain.evaluation.metrics import correct
 from posttrain.models.chat_template import PromptRenderer
@@ -56,13 +55,17 @@ def written(step: Step) -> int:
 def tokens_of(completion: Completion) -> dict[str, int]:
     """Tokens of all model calls: input, the cached part of it, output, the reasoning part of it."""
     steps = completion.steps
-    cached = [min(a.prompt_tokens, b.prompt_tokens) for a, b in itertools.pairwise(steps)]
+    before = [0, *(step.prompt_tokens for step in steps)]
     return {
         "input": sum(step.prompt_tokens for step in steps),
-        "cached": sum(cached),
+        "cached": sum(map(_cached, steps, before)),
         "output": sum(map(written, steps)),
         "reasoning": sum(step.reasoning_tokens for step in steps),
     }
+
+
+def _cached(step: Step, before: int) -> int:
+    return min(step.prompt_tokens, before if step.cached_tokens is None else step.cached_tokens)
 
 
 def money(tokens: Mapping[str, int], price: Price) -> float:
@@ -86,10 +89,7 @@ def cost_rows(
     """
     rows: list[Row] = []
     for checkpoint, own in records.items():
-        units: defaultdict[str, list[Record]] = defaultdict(list)
-        for record in own:
-            units[unit_name(record.prompt)].append(record)
-        price = prices.get(checkpoint)
+        price, units = prices.get(checkpoint), by_unit(own)
         for unit, graded in units.items():
             place = {"checkpoint": checkpoint, "task": graded[0].prompt.source}
             place["setting"] = graded[0].prompt.setting
@@ -104,6 +104,7 @@ def _cost_row(records: Sequence[Record], price: Price | None, times: Sequence[Ro
     counts = [tokens_of(record.completion) for record in records]
     tokens = {name: sum(count[name] for count in counts) for name in TOKENS}
     solved = sum(correct(record) is True for record in records)
+    steps = [step for record in records for step in record.completion.steps]
     spent = None if price is None else money(tokens, price)
     seconds = [row["end"] - row["start"] for row in times]
     p50, p95 = map(float, np.quantile(seconds or [0.0], [0.5, 0.95]))
@@ -111,8 +112,9 @@ def _cost_row(records: Sequence[Record], price: Price | None, times: Sequence[Ro
     return {
         "completions": len(records),
         "solved": solved,
-        "calls": sum(len(record.completion.steps) for record in records),
+        "calls": len(steps),
         "tokens": tokens,
+        "cached_reported": sum(step.cached_tokens is not None for step in steps),
         "money": spent,
         "money_per_solved": None if spent is None or not solved else spent / solved,
         "latency": {"p50": p50, "p95": p95} if seconds else None,
@@ -133,7 +135,7 @@ def write_costs(
     out: Path, records: Mapping[str, Sequence[Record]], prices: Mapping[str, Price]
 ) -> list[Row]:
     """Write `costs.json` of a run beside what its manifest lists: prices may change later."""
-    units = {(name, unit_name(record.prompt)) for name, own in records.items() for record in own}
+    units = [(name, unit) for name, own in records.items() for unit in by_unit(own)]
     times = {unit: read_lines(times_path(out, *unit))[0] for unit in units}
     rows = cost_rows(records, prices, times)
     atomic_write_json(out / COSTS, rows)
@@ -151,6 +153,7 @@ def estimate_rows(
     prompts. Money and seconds are None where the recipe gives no price or speed.
     """
     rows: list[Row] = []
+    speed = recipe.estimate.tokens_per_second
     for name, renderer in renderers.items():
         for unit in units:
             limits = recipe.sampling_of(unit.setting)
@@ -171,7 +174,7 @@ def estimate_rows(
                 "most_requests": unit.size * turns,
                 **tokens,
                 "money": price and money({**tokens, "cached": 0, "reasoning": 0}, price),
-                "seconds": _seconds(output, recipe.estimate),
+                "seconds": speed and output / speed,
             })  # fmt: skip
     return rows
 
@@ -181,7 +184,3 @@ def _prompt_tokens(renderer: PromptRenderer | None, prompt: Any) -> int:
         row = prompt_to_row(prompt)
         return len(json.dumps([row["messages"], row["tools"]])) // _CHARACTERS
     return len(renderer.tokenizer(renderer.text(prompt), add_special_tokens=False)["input_ids"])
-
-
-def _seconds(output: int, estimate: EstimateConfig) -> float | None:
-    return None if estimate.tokens_per_second is None else output / estimate.tokens_per_second

@@ -1,14 +1,15 @@
 """The figures of a run for other tools: NVIDIA's evaluator, spreadsheets, papers.
 
     export/scores.csv            a line each checkpoint × task × setting × mode × figure
-    export/table.md              accuracies with intervals, a column a checkpoint, and costs
+    export/table.md              accuracies with intervals, a column a checkpoint; prompt
+                                 sensitivity; costs
     export/CHECKPOINT/results.yml
-        {config: {type, params}, results: {tasks: {TASK: {metrics: {FIGURE: {scores:
-         {SETTING_on: {value, stats: {count, stderr}}}}}}}, groups: {…}}}
+        {config: {type, params}, target: {api_endpoint: {model_id}}, results: {tasks: {TASK:
+         {metrics: {FIGURE: {scores: {SETTING_on: {value, stats: {count, stderr}}}}}}}, groups: …}}
 
-`results.yml` is laid out as NeMo Evaluator's (packages/nemo-evaluator, api_dataclasses), with the
-row of all tasks as its group. A standard error there is the
-95 % interval's width over 2 × 1.96: the interval itself is not symmetric.
+`results.yml` is laid out as NeMo Evaluator's (packages/nemo-evaluator, api_dataclasses), whose
+classes read it, with the row of all tasks as its group. A standard error there is the 95 %
+interval's width over 2 × 1.96: the interval itself is not symmetric.
 """
 
 from __future__ import annotations
@@ -27,32 +28,48 @@ from posttrain.runs import Manifest, atomic_write_text
 
 EXPORT = "export"
 Row = Mapping[str, Any]
-_HEAD = ("checkpoint", "task", "setting", "thinking", "figure", "value", "low", "high", "questions",
-         "samples")  # fmt: skip
+_PLACE = ("task", "setting", "thinking")
+_SPREAD = ("sd", "floor", "debiased", "p", "consistency", "consistency_within")
+_ESTIMATE = ("value", "low", "high", "questions", "samples")
 
 
 def write_exports(folder: Path, metrics: Row, costs: Sequence[Row], manifest: Manifest) -> None:
     """Write every export of a run's `metrics.json` and `costs.json`."""
-    cells = metrics["cells"]
+    cells, sensitive = metrics["cells"], metrics.get("sensitivity", [])
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
-    writer.writerow(_HEAD)
-    writer.writerows(_figures(cells))
+    writer.writerow(("checkpoint", *_PLACE, "figure", *_ESTIMATE))
+    for figures, rows in ((_figures, cells), (_sensitivity, sensitive)):
+        for row in rows:
+            place = (row["checkpoint"], *_place(row))
+            for name, found in figures(row):
+                writer.writerow((*place, name, *(found.get(key) for key in _ESTIMATE)))
     atomic_write_text(folder / "scores.csv", lines.getvalue())
-    atomic_write_text(folder / "table.md", markdown_table(cells, costs))
+    atomic_write_text(folder / "table.md", markdown_tables(cells, sensitive, costs))
     for checkpoint in dict.fromkeys(cell["checkpoint"] for cell in cells):
         own = [cell for cell in cells if cell["checkpoint"] == checkpoint]
         text = yaml.safe_dump(results_of(own, manifest), sort_keys=False)
         atomic_write_text(folder / checkpoint / "results.yml", text)
 
 
-def _figures(cells: Sequence[Row]) -> Iterator[list[Any]]:
-    for cell in cells:
-        place = [cell[name] for name in _HEAD[:4]]
-        figures = {**cell["rates"], **{f"pass@{k}": found for k, found in cell["pass"].items()}}
-        figures |= {name: found["mean"] for name, found in cell["lengths"].items()}
-        for name, found in figures.items():
-            yield [*place, name, *(found[key] for key in _HEAD[5:])]
+def _place(row: Row) -> tuple[str, ...]:
+    return tuple(row[name] for name in _PLACE)
+
+
+def _figures(cell: Row) -> Iterator[tuple[str, Row]]:
+    """Every estimate of a cell, by its name."""
+    yield from cell["rates"].items()
+    yield from ((f"pass@{k}", found) for k, found in cell["pass"].items())
+    yield from ((name, found["mean"]) for name, found in cell["lengths"].items())
+
+
+def _sensitivity(row: Row) -> Iterator[tuple[str, Row]]:
+    """The accuracy in each template, and what their spread is."""
+    for one in row["templates"]:
+        yield f"accuracy in template {one['template']}", {**one, "value": one["mean"]}
+    for name in _SPREAD if row["templates"] else ():
+        bounds = {key: row[key] for key in ("low", "high")} if name == "debiased" else {}
+        yield f"sensitivity {name}", {"value": row[name], "questions": row["questions"], **bounds}
 
 
 def results_of(cells: Sequence[Row], manifest: Manifest) -> dict[str, Any]:
@@ -61,7 +78,7 @@ def results_of(cells: Sequence[Row], manifest: Manifest) -> dict[str, Any]:
     for cell in cells:
         kind = "groups" if cell["task"] == ALL else "tasks"
         metrics = results[kind].setdefault(cell["task"], {"metrics": {}})["metrics"]
-        for name, found in cell["rates"].items():
+        for name, found in _figures(cell):
             scores = metrics.setdefault(name, {"scores": {}})["scores"]
             error = (found["high"] - found["low"]) / (2 * Z95)
             scores[f"{cell['setting']}_{cell['thinking']}"] = {
@@ -69,43 +86,66 @@ def results_of(cells: Sequence[Row], manifest: Manifest) -> dict[str, Any]:
                 "stats": {"count": found["samples"], "stderr": error},
             }
     stated = manifest.config
-    params = {key: stated[key] for key in ("sampling", "n", "seed") if key in stated}
-    config = {"type": manifest.kind, "params": {**params, "manifest": manifest.digest}}
-    return {"config": config, "results": results}
+    params = {name: stated["sampling"][name] for name in ("temperature", "top_p")}
+    params |= {"max_new_tokens": stated["sampling"]["max_tokens"]}
+    params |= {"limit_samples": stated["limit"]} if "limit" in stated else {}
+    params["extra"] = {
+        "num_repeats": stated["n"],
+        "settings": stated["settings"],
+        "seed": stated["seed"],
+        "manifest": manifest.digest,
+    }
+    return {
+        "config": {"type": manifest.kind, "params": params},
+        "target": {"api_endpoint": {"model_id": cells[0]["checkpoint"]}},
+        "results": results,
+    }
 
 
-def markdown_table(cells: Sequence[Row], costs: Sequence[Row]) -> str:
-    """Accuracies in per cent with 95 % intervals, then tokens, money and time."""
+def markdown_tables(cells: Sequence[Row], sensitive: Sequence[Row], costs: Sequence[Row]) -> str:
+    """Accuracies and prompt sensitivity in per cent and points, then tokens, money and time."""
     names = list(dict.fromkeys(cell["checkpoint"] for cell in cells))
-    places = dict.fromkeys((c["task"], c["setting"], c["thinking"]) for c in cells)
-    rows = [["task", "setting", "reasoning", "questions", "k", *names]]
-    for place in places:
-        own = {
-            c["checkpoint"]: c for c in cells
-            if (c["task"], c["setting"], c["thinking"]) == place
-        }  # fmt: skip
+    head = ["task", "setting", "reasoning", "questions"]
+    rows = [[*head, "k", *names]]
+    for place in dict.fromkeys(map(_place, cells)):
+        own = {cell["checkpoint"]: cell for cell in cells if _place(cell) == place}
         first = next(iter(own.values()))
-        shown = [_accuracy(own[name]) if name in own else "" for name in names]
+        shown = [_points(own[n]["rates"].get("accuracy")) if n in own else "" for n in names]
         rows.append([*place, str(first["questions"]), str(first["k"]), *shown])
-    spent = [["checkpoint", "task", "setting", "solved", "input tokens", "output tokens", "money",
-              "money / solved", "p50 s", "p95 s", "tokens / s"]]  # fmt: skip
+    varied = [["checkpoint", *head, "templates", "sd", "noise floor", "debiased", "p of 0",
+               "consistency"]]  # fmt: skip
+    for row in sensitive:
+        found = {name.partition(" ")[2]: one for name, one in _sensitivity(row)}
+        varied.append([
+            row["checkpoint"], *_place(row), str(row["questions"]), str(len(row["templates"])),
+            *(_points(found.get(name), digits=2) for name in ("sd", "floor", "debiased")),
+            _number(row.get("p")), _points(found.get("consistency")),
+        ])  # fmt: skip
+    spent = [["checkpoint", "task", "setting", "solved", "input tokens", "cached", "output tokens",
+              "money", "money / solved", "p50 s", "p95 s", "tokens / s"]]  # fmt: skip
     for row in costs:
         latency, tokens = row["latency"] or {}, row["tokens"]
         numbers = (row["money"], row["money_per_solved"], latency.get("p50"), latency.get("p95"))
         spent.append([
             row["checkpoint"], row["task"], row["setting"], f"{row['solved']}/{row['completions']}",
-            f"{tokens['input']:,}", f"{tokens['output']:,}",
+            *(f"{tokens[name]:,}" for name in ("input", "cached", "output")),
             *(_number(number) for number in (*numbers, row["tokens_per_second"])),
         ])  # fmt: skip
-    return "\n\n".join(["Accuracy, %, mean over questions [95 % interval]", _table(rows),
-                        "Costs", _table(spent)]) + "\n"  # fmt: skip
+    parts = {
+        "Accuracy, %, mean over questions [95 % interval]": rows,
+        "Prompt sensitivity, points [95 % interval]": varied,
+        "Costs": spent,
+    }
+    return "\n\n".join(f"{name}\n\n{_table(own)}" for name, own in parts.items() if own[1:]) + "\n"
 
 
-def _accuracy(cell: Row) -> str:
-    found = cell["rates"].get("accuracy")
-    if found is None:
+def _points(found: Row | None, *, digits: int = 1) -> str:
+    """An estimate in per cent, with its interval where it has one."""
+    if found is None or found["value"] is None:
         return ""
-    return f"{100 * found['value']:.1f} [{100 * found['low']:.1f}, {100 * found['high']:.1f}]"
+    numbers = (found[key] for key in _ESTIMATE[:3] if found.get(key) is not None)
+    value, *bounds = (f"{100 * number:.{digits}f}" for number in numbers)
+    return f"{value} [{', '.join(bounds)}]" if bounds else value
 
 
 def _number(value: float | None) -> str:
@@ -115,4 +155,4 @@ def _number(value: float | None) -> str:
 def _table(rows: Sequence[Sequence[str]]) -> str:
     head, *body = rows
     lines = [head, ["---"] * len(head), *body]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -14,17 +14,14 @@ Student's.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from scipy import stats
-
 from posttrain.config.eval import GateConfig, GateRule
 from posttrain.config.load import nearest
 from posttrain.errors import ConfigError
-from posttrain.evaluation.compare import change_interval, shared_means
+from posttrain.evaluation.compare import change_interval, mean_interval, shared_means
 from posttrain.evaluation.grade import Record
 from posttrain.evaluation.intervals import Floats, Values, by_question
 from posttrain.evaluation.metrics import ALL, LENGTHS, by_cell, values_of
@@ -112,12 +109,3 @@ def _row(rule: GateRule, cell: Cell, changes: Floats, level: float) -> GateRow:
         verdict = "pass"
     change = float(changes.mean())
     return GateRow(rule.figure, *cell, change, low, high, rule.margin, len(changes), verdict)
-
-
-def mean_interval(changes: Floats, *, quantile: float) -> tuple[float, float]:
-    """Student's interval of a mean change; of one question there is none."""
-    if len(changes) < 2:
-        return -math.inf, math.inf
-    half = float(stats.t.ppf(quantile, len(changes) - 1) * changes.std(ddof=1))
-    half /= math.sqrt(len(changes))
-    return float(changes.mean()) - half, float(changes.mean()) + half

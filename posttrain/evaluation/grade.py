@@ -4,7 +4,7 @@
     record_to_row(records[0])
     → {"checkpoint": "dpo", "prompt": {"id": "maths-7/no_tools/on", …}, "completion": {…},
        "score": {"value": 1.0, "answer": "56", "explanation": "equal to the gold 56"},
-       "calls": [], "tokens": {"prompt": 31, "reasoning": 12, "answer": 3, "sampled": 17}}
+       "calls": []}
 
 A row holds all that is needed to grade, measure and read it again, without a model.
 """
@@ -122,19 +122,6 @@ def record_of(checkpoint: str, prompt: Prompt, completion: Completion, score: Sc
     return Record(checkpoint, prompt, completion, score, calls)
 
 
-def rescore(before: Mapping[str, Sequence[Record]], grade: Grade) -> dict[str, list[Record]]:
-    """Every checkpoint's records with new scores and verdicts, in their order; no model is used.
-
-    Records of inspect's tasks stay as they are.
-    """
-    after: dict[str, list[Record]] = {}
-    for name, records in before.items():
-        ours = [r for r in records if r.prompt.grader != INSPECT]
-        graded = iter(grade_completions(name, [(r.prompt, r.completion) for r in ours], grade))
-        after[name] = [r if r.prompt.grader == INSPECT else next(graded) for r in records]
-    return after
-
-
 def changed_grades(before: Sequence[Record], after: Sequence[Record]) -> tuple[int, int]:
     """The number of scores and of verdicts that are not what they were."""
     pairs = list(zip(before, after, strict=True))
@@ -149,7 +136,6 @@ def record_to_row(record: Record) -> Row:
         "completion": completion_to_row(record.completion),
         "score": asdict(record.score),
         "calls": [asdict(call) for call in record.verdict.calls],
-        "tokens": token_counts(record.completion),
     }
 
 
@@ -162,21 +148,6 @@ def record_from_row(row: Mapping[str, Any]) -> Record:
         score=Score(**row["score"]),
         verdict=CallDetection(tuple(FoundCall(**call) for call in row["calls"])),
     )
-
-
-def token_counts(completion: Completion) -> Row:
-    """Tokens of the first prompt, of reasoning and answer, and all that the model wrote.
-
-    `sampled` counts tags and stop tokens too, and not what was forced; it is None where a server
-    hides its token ids.
-    """
-    known = all(step.ids is not None for step in completion.steps)
-    return {
-        "prompt": completion.steps[0].prompt_tokens if completion.steps else 0,
-        "reasoning": completion.reasoning_tokens,
-        "answer": completion.answer_tokens,
-        "sampled": sum(completion.sampled()[1]) if known else None,
-    }
 
 
 def write_records(path: Path, records: Iterable[Record]) -> None:

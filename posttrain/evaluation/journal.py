@@ -20,6 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from posttrain.errors import DataError
 from posttrain.hashing import digest_of
 from posttrain.records import message_to_row
 from posttrain.rollouts import step_from_row, step_to_row
@@ -137,7 +138,11 @@ def _key(request: Request) -> str:
 
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The rows of an appended file, and the byte behind the last: a torn line does not count."""
+    """The rows of an appended file, and the byte behind the last: a torn line does not count.
+
+    Raises:
+        DataError: another line that is no JSON.
+    """
     rows: list[dict[str, Any]] = []
     end = 0
     if path.is_file():
@@ -145,7 +150,10 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
             for line in file:
                 if not line.endswith(b"\n"):
                     break
-                rows.append(json.loads(line))
+                try:
+                    rows.append(json.loads(line))
+                except ValueError as error:
+                    raise DataError(f"{path}:{len(rows) + 1} cannot be read ({error})") from error
                 end += len(line)
     return rows, end
 

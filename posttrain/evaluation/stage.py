@@ -34,7 +34,6 @@ from posttrain.evaluation.grade import (
     Unit,
     by_unit,
     grade_completions,
-    rescore,
     unit_name,
     write_records,
 )
@@ -62,7 +61,7 @@ from posttrain.evaluation.sensitivity import sensitivity_rows
 from posttrain.jsontext import printable
 from posttrain.models.chat_template import PromptRenderer
 from posttrain.records import json_text
-from posttrain.report import show_finished, show_up_to_date
+from posttrain.report import show_finished, show_up_to_date, write_report
 from posttrain.report.console import print_sections
 from posttrain.report.pages.evaluation import estimated
 from posttrain.rollouts import prompt_to_row
@@ -83,6 +82,7 @@ from posttrain.tokens.tokenizer import encoder_of
 from posttrain.versions import package_versions
 
 Records = Mapping[str, Sequence[Record]]
+_OF_PROMPTS = ("sources", "inputs", "inspect")  # stats that a run which is graded anew keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +113,9 @@ class EvaluationPlan:
 def show_plan(console: Console, recipe: EvalConfig, plan: EvaluationPlan) -> None:
     """Print counts, and each unit's first prompt as each checkpoint is given it."""
     for name, source in plan.stats["sources"].items():
-        dropped = ", ".join(f"{reason} {n:,}" for reason, n in source["dropped"].items())
-        console.print(f"{name}: {source['rows_in']:,} rows, {source['kept']:,} kept; {dropped}")
+        console.print(f"{name}: {source['rows_in']:,} rows, {source['kept']:,} kept")
+        for reason, n in source["dropped"].items():
+            console.print(f"  {reason} {n:,} {source['examples'].get(reason, '')}", markup=False)
     names = ", ".join(recipe.checkpoints)
     for unit in plan.units:
         console.print(f"{unit.name}: {len(unit.prompts):,} prompts × {unit.samples} × ({names})")
@@ -159,6 +160,7 @@ def run_evaluation(stage: Run, recipe: EvalConfig, plan: EvaluationPlan, console
     bind_lock(out / LOCK, lock, finished=complete)
     if complete:
         write_tables(out, recipe.prices)
+        write_report(out)
         show_up_to_date(console, out)
     else:
         total = len(recipe.checkpoints) * sum(unit.size for unit in plan.units)
@@ -276,7 +278,11 @@ def rescored_records(
 
     Tasks of inspect are run again, tools and scorers and all, on the answers of their journals.
     """
-    after = rescore(before, grade)
+    after: dict[str, list[Record]] = {}
+    for name, records in before.items():
+        ours = [(r.prompt, r.completion) for r in records if r.prompt.grader != INSPECT]
+        graded = iter(grade_completions(name, ours, grade))
+        after[name] = [r if r.prompt.grader == INSPECT else next(graded) for r in records]
     for unit, row in manifest.stats.get("inspect", {}).items():
         from posttrain.evaluation.inspect_adapter.tasks import InspectRun, run_task
 
@@ -382,11 +388,7 @@ def keep_rescored(stage: Run, run: Path, manifest: Manifest, records: Records) -
         counts=manifest.counts,
         parents=[parent_of(run, relative_to=out, manifest=manifest)],
         seed=manifest.seed,
-        stats={
-            key: manifest.stats[key]
-            for key in ("sources", "inputs", "inspect")
-            if key in manifest.stats
-        },
+        stats={key: manifest.stats[key] for key in _OF_PROMPTS if key in manifest.stats},
     )
     write_tables(out, {})
 

@@ -1,6 +1,6 @@
 """Who wins, when two policies answer the same prompts and a judge sees each pair in both orders.
 
-    win_rows([Duel("maths-7", "maths.no_tools on", index=0, before_first=1, after_first=1, …), …])
+    win_rows([Duel(prompt, 0, before, after, ("57", "56"), judgements), …], seed=0)
     → [{"unit": "maths.no_tools on", "questions": 150, "win": {"value": 0.42, …}, "tie": …,
         "loss": …, "score": {"value": 0.61, …}, "disagree": …}, …, {"unit": "all", …}]
 
@@ -11,13 +11,14 @@ else is a tie, so that a judge's liking for a position decides nothing. Score = 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from posttrain.config.win_rate import WinRateConfig
 from posttrain.errors import ConfigError
 from posttrain.evaluation.compare import length_difference, side_of
+from posttrain.evaluation.grade import unit_name
 from posttrain.evaluation.intervals import Values, by_question, rate
 from posttrain.rollouts import Completion, Prompt
 from posttrain.runs import (
@@ -37,40 +38,66 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Duel:
-    """Two answers to one prompt.
+    """Two completions of one prompt.
 
     Attributes:
-        question: shared by all settings and samples of one question.
-        unit: what the figures are by.
-        before_first, after_first: which *position* was preferred (1, 2, or 0 for neither) where the
-            old, and where the new answer stood first; None where the judge gave no verdict.
-        same: the answers are the same text; there was nothing to judge.
-        before_tokens, after_tokens: of answer and reasoning.
+        answers: as a judge reads them, the old one first.
+        judgements: where the old, and where the new answer stood first; () before it is judged, and
+            where the answers are the same text. `preferred` is the position (1, 2, or 0 for
+            neither), None without a verdict.
     """
 
-    question: str
-    unit: str
-    before_first: int | None
-    after_first: int | None
-    same: bool
-    before_tokens: int
-    after_tokens: int
+    prompt: Prompt
+    index: int
+    before: Completion
+    after: Completion
+    answers: tuple[str, str]
+    judgements: tuple[Row, ...] = ()
+
+    @property
+    def question(self) -> str:
+        """Shared by all settings and samples of one question."""
+        return f"{self.prompt.source}/{self.prompt.task}"
+
+    @property
+    def unit(self) -> str:
+        """What the figures are by."""
+        return f"{unit_name(self.prompt)} {'on' if self.prompt.thinking else 'off'}"
+
+    @property
+    def same(self) -> bool:
+        return self.answers[0].strip() == self.answers[1].strip()
+
+    @property
+    def preferred(self) -> tuple[int, int] | None:
+        """The positions preferred in the two orders; None where a verdict is missing."""
+        first, second = [row["preferred"] for row in self.judgements] or (None, None)
+        return None if first is None or second is None else (first, second)
 
     @property
     def outcome(self) -> float | None:
         """1.0 won, 0.0 lost, 0.5 neither; None where a verdict is missing."""
         if self.same:
             return 0.5
-        if self.before_first is None or self.after_first is None:
-            return None
-        return {(2, 1): 1.0, (1, 2): 0.0}.get((self.before_first, self.after_first), 0.5)
+        return self.preferred and {(2, 1): 1.0, (1, 2): 0.0}.get(self.preferred, 0.5)
 
     @property
     def disagree(self) -> bool | None:
         """Whether the two orders prefer different answers: the judge went by the position."""
-        if self.same or self.before_first is None or self.after_first is None:
-            return None
-        return self.before_first == self.after_first != 0
+        return self.preferred and self.preferred in ((1, 1), (2, 2))
+
+    def row(self) -> Row:
+        """The duel to read: both answers, and the judge's texts in each order."""
+        before, after = self.answers
+        return {
+            "prompt": self.prompt.id,
+            "index": self.index,
+            "request": self.prompt.messages[-1].content,
+            "before": before,
+            "after": after,
+            "outcome": self.outcome,
+            **dict(zip(("before_first", "after_first"), self.judgements, strict=False)),
+        }
 
 
 _OUTCOMES = {"win": 1.0, "tie": 0.5, "loss": 0.0}
@@ -106,8 +133,8 @@ def _row(unit: str, duels: Sequence[Duel], seed: int) -> Row:
         estimate = rate(own)
         row[name] = None if estimate is None else asdict(estimate)
     before, after = (
-        by_question([(getattr(duel, side), duel.question) for duel in duels])
-        for side in ("before_tokens", "after_tokens")
+        by_question([(c.reasoning_tokens + c.answer_tokens, duel.question) for duel, c in own])
+        for own in ([(d, d.before) for d in duels], [(d, d.after) for d in duels])
     )
     several = len(before.names) > 1
     row["tokens"] = asdict(length_difference(before, after, seed=seed)) if several else None
@@ -125,48 +152,6 @@ class PolicyAnswers:
     prompts: dict[str, Prompt]
     completions: dict[tuple[str, int], Completion]
     parent: Parent
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerPair:
-    """Two completions of one prompt, and their answers as a judge reads them."""
-
-    prompt: Prompt
-    index: int
-    before: Completion
-    after: Completion
-    answers: tuple[str, str]
-
-    @property
-    def same(self) -> bool:
-        return self.answers[0].strip() == self.answers[1].strip()
-
-    def duel(self, judgements: Sequence[Row]) -> Duel:
-        """The pair with the position that a judge preferred in each order; (): the same."""
-        prompt, old, new = self.prompt, self.before, self.after
-        before_first, after_first = [row["preferred"] for row in judgements] or (None, None)
-        return Duel(
-            question=f"{prompt.source}/{prompt.task}",
-            unit=f"{prompt.source}.{prompt.setting} {'on' if prompt.thinking else 'off'}",
-            before_first=before_first,
-            after_first=after_first,
-            same=not judgements,
-            before_tokens=old.reasoning_tokens + old.answer_tokens,
-            after_tokens=new.reasoning_tokens + new.answer_tokens,
-        )
-
-    def row(self, judgements: Sequence[Row]) -> Row:
-        """The pair to read: both answers, and the judge's texts in each order."""
-        before, after = self.answers
-        return {
-            "prompt": self.prompt.id,
-            "index": self.index,
-            "request": self.prompt.messages[-1].content,
-            "before": before,
-            "after": after,
-            "outcome": self.duel(judgements).outcome,
-            **dict(zip(("before_first", "after_first"), judgements, strict=False)),
-        }
 
 
 def read_answers(path: str, out: Path) -> PolicyAnswers:
@@ -201,7 +186,7 @@ def pair_up(
     *,
     order: Callable[[str], int],
     answer_of: Callable[[Completion], str],
-) -> tuple[list[AnswerPair], Counts]:
+) -> tuple[list[Duel], Counts]:
     """Completions of the same prompt and index, and counts of the others.
 
     Args:
@@ -219,7 +204,7 @@ def pair_up(
     if not shared:
         raise ConfigError(f"{recipe.before} and {recipe.after} share no prompt")
     chosen = set(sorted(shared, key=order)[: recipe.prompts])
-    pairs: list[AnswerPair] = []
+    duels: list[Duel] = []
     dropped = {"one_side": 0, "not_chosen": 0, "failed": 0}
     keys = {**before.completions, **after.completions}
     for name, index in keys:
@@ -232,15 +217,15 @@ def pair_up(
             dropped["failed"] += 1
         else:
             answers = answer_of(old), answer_of(new)
-            pairs.append(AnswerPair(before.prompts[name], index, old, new, answers))
+            duels.append(Duel(before.prompts[name], index, old, new, answers))
     reasons = {reason: count for reason, count in dropped.items() if count}
-    return pairs, Counts(len(keys), len(pairs), reasons)
+    return duels, Counts(len(keys), len(duels), reasons)
 
 
 def write_duels(
     run: Run,
     recipe: WinRateConfig,
-    pairs: Sequence[AnswerPair],
+    duels: Sequence[Duel],
     judgements: Sequence[Row],
     *,
     counts: Counts,
@@ -251,17 +236,17 @@ def write_duels(
     """Write the figures and every duel to read, and finish the run.
 
     Args:
-        judgements: of the pairs whose answers differ, in both orders: two for each.
+        judgements: of the duels whose answers differ, in both orders: two for each.
         ledger: what the judgements cost.
         judge: its identity.
     """
     rows = iter(judgements)
-    judged = [[] if pair.same else [next(rows), next(rows)] for pair in pairs]
-    duels = [pair.duel(own) for pair, own in zip(pairs, judged, strict=True)]
-    metrics = {"rows": win_rows(duels, seed=recipe.seed), "ledger": dict(ledger)}
+    judged = [
+        duel if duel.same else replace(duel, judgements=(next(rows), next(rows))) for duel in duels
+    ]
+    metrics = {"rows": win_rows(judged, seed=recipe.seed), "ledger": dict(ledger)}
     atomic_write_json(run.path / METRICS, metrics)
-    lines = (row_line(pair.row(own)) for pair, own in zip(pairs, judged, strict=True))
-    atomic_write_text(run.path / DUELS, "".join(lines))
+    atomic_write_text(run.path / DUELS, "".join(row_line(duel.row()) for duel in judged))
     run.finish(
         counts=counts,
         files={METRICS: None, DUELS: len(duels)},

@@ -23,7 +23,7 @@ from posttrain.audit.marks import marks_of
 from posttrain.chat import ChatTemplate, nemotron_3_nano_template, profile_of, render
 from posttrain.config.audit import AuditConfig, AuditTokenizer
 from posttrain.config.backend import BackendConfig, CompletionsBackend, Rendering
-from posttrain.config.build_sft import SftTokenizer
+from posttrain.config.build_sft import SftTokenizer, TokenizerConfig
 from posttrain.config.paths import missing_template
 from posttrain.errors import ConfigError
 from posttrain.records import json_text
@@ -186,11 +186,8 @@ class DataRenderer:
         return {number: text for text, number in special_ids(self.tokenizer).items()}
 
 
-def load_data_renderer(config: SftTokenizer, probes: Sequence[str] = ()) -> DataRenderer:
-    """Load what a recipe names.
-
-    Args:
-        probes: texts on which a quicker library must give the tokenizer's own ids.
+def load_renderer(config: TokenizerConfig) -> PromptRenderer:
+    """The tokenizer and template that a data recipe names.
 
     Raises:
         ConfigError: a tokenizer, token or template that is not there or cannot be used.
@@ -203,6 +200,17 @@ def load_data_renderer(config: SftTokenizer, probes: Sequence[str] = ()) -> Data
         variables=config.template_variables,
         key="tokenizer.chat_template",
     )
+    return PromptRenderer(tokenizer, template, special)
+
+
+def load_data_renderer(config: SftTokenizer, probes: Sequence[str] = ()) -> DataRenderer:
+    """As `load_renderer`, with the library that makes the ids.
+
+    Args:
+        probes: texts on which a quicker library must give the tokenizer's own ids.
+    """
+    loaded = load_renderer(config)
+    tokenizer, special, template = loaded.tokenizer, loaded.special, loaded.template
     encoder = encoder_of(tokenizer, backend=config.backend, probes=probes)
     marks = marks_of(
         encoder.encode,

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from posttrain.config.paths import refuse_adapter
 from posttrain.errors import ConfigError
 from posttrain.hashing import sha256_file
-from posttrain.models.load import choose_attention, embedding_rows, refuse_adapter
+from posttrain.models.load import choose_attention, embedding_rows
 from posttrain.runs import MANIFEST, read_artifact
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -37,7 +39,7 @@ def load_for_inference(
     Raises:
         ConfigError: it cannot be loaded so, is only an adapter, or has too small an embedding.
     """
-    refuse_adapter(Path(path))
+    refuse_adapter(path)
     try:
         place = torch.device(_auto_device() if device == "auto" else device)
         auto = torch.bfloat16 if place.type == "cuda" else torch.float32
@@ -50,7 +52,7 @@ def load_for_inference(
             trust_remote_code=False,
         )
         model: PreTrainedModel = loaded.to(place)
-    except (OSError, ValueError, ImportError, RuntimeError) as error:
+    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"checkpoint {path}: cannot be loaded: {error}") from error
     rows = embedding_rows(model)
     if rows < vocabulary:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
@@ -25,6 +26,7 @@ from transformers import (
 from transformers.integrations import deepspeed
 
 from posttrain.config.load import nearest
+from posttrain.config.paths import is_adapter, refuse_adapter
 from posttrain.config.sft import ModelConfig
 from posttrain.errors import ConfigError
 from posttrain.tokens.tokenizer import SpecialTokens
@@ -106,7 +108,7 @@ def choose_attention(name: str) -> str:
 
 def _from_checkpoint(spec: ModelConfig, attention: str, quantization: Any) -> PreTrainedModel:
     assert spec.path is not None
-    refuse_adapter(Path(spec.path))
+    refuse_adapter(spec.path)
     local = Path(spec.path).is_dir()
     if not local and (spec.path.startswith((".", "/", "~")) or spec.path.count("/") > 1):
         raise ConfigError(
@@ -124,32 +126,15 @@ def _from_checkpoint(spec: ModelConfig, attention: str, quantization: Any) -> Pr
         )
         # a hub id shows only now what it holds
         if getattr(model, "_hf_peft_config_loaded", False):
-            raise ConfigError(_IS_ADAPTER.format(path=spec.path))
+            raise is_adapter(spec.path)
         return model
     except ConfigError:
         raise
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
         reason = "cannot be loaded" if local else "no such folder, and the hub does not give it"
         raise ConfigError(
             f"model.path {spec.path}: {reason}: {' '.join(str(error).split())}"
         ) from error
-
-
-_IS_ADAPTER = (
-    "model.path {path} is a LoRA adapter, not a model: trained on, there would be two adapters, or "
-    "only frozen weights. Name a model whose adapter is merged (the directory above adapter/ in a "
-    "checkpoint of ours), or merge it first: posttrain merge DIR OUT"
-)
-
-
-def refuse_adapter(path: Path) -> None:
-    """transformers loads an adapter's folder as its base with the adapter on, all of it frozen.
-
-    Raises:
-        ConfigError: the folder holds an adapter.
-    """
-    if (path / "adapter_config.json").is_file():
-        raise ConfigError(_IS_ADAPTER.format(path=path))
 
 
 def _from_config(

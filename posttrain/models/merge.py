@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from posttrain.config.sft import ModelConfig
@@ -209,7 +210,7 @@ def _write(source: AdapterSource, partial: Path, dtype: MergeDtype) -> MergeChec
     try:
         spec = ModelConfig(path=source.base, revision=source.revision)
         adapted: Any = adapted_model(source.adapter, spec).eval()
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
             f"{source.adapter} on {source.base} cannot be loaded: {reason}"

@@ -83,34 +83,35 @@ def origins_of(
     base_model, datasets = None, set[str]()
     licenses: dict[str, set[str]] = {}
 
-    def declare(license: str | None, of: str) -> None:
-        licenses.setdefault(license or UNKNOWN, set()).add(of)
+    def declare(of: str, *declared: str | None) -> None:
+        for license in declared or (UNKNOWN,):
+            licenses.setdefault(license or UNKNOWN, set()).add(of)
 
     if base is not None:
         card = _front_matter(base)
         if (Path(base) / MANIFEST).is_file():
-            base_model, known = card.get("base_model"), card.get("datasets") or []
-            datasets |= set([known] if isinstance(known, str) else known)
+            base_model = next(iter(_texts(card.get("base_model"))), None)
+            datasets |= set(_texts(card.get("datasets")))
         elif not Path(base).is_dir():
             base_model = base
-        declare(_card_license(card), "the model it began with")
+        declare("the model it began with", *_card_licenses(card))
     if adapter is not None:
-        declare(_card_license(_front_matter(str(adapter))), "the adapter")
+        declare("the adapter", *_card_licenses(_front_matter(str(adapter))))
     lineages = [trace(out / parent.path) for parent in parents if parent.kind != "checkpoint"]
     nodes = {node.digest: node for lineage in lineages for node in lineage}
     for node in nodes.values():
         if node.manifest is None:
-            declare(None, f"the {node.kind} {node.digest[:12]}, which was not found")
+            declare(f"the {node.kind} {node.digest[:12]}, which was not found")
             continue
         rows = list(_sources(node.manifest.config))
         datasets |= {row["hub"] for row in rows if row["hub"]}
         for source, license in _indexed(node) or [
             (str(row.get("name") or row["hub"] or node.kind), row.get("license")) for row in rows
         ]:
-            declare(license, source)
+            declare(source, license)
     for row in (stats or {}).get("inputs", ()):  # RL names its prompts here
         datasets |= {row["path"].partition("@")[0]} if row["sha256"] is None else set()
-        declare(None, row["source"])
+        declare(row["source"])
     ordered = {name: tuple(sorted(licenses[name])) for name in sorted(licenses)}
     return Origins(base_model, tuple(sorted(datasets)), ordered)
 
@@ -158,9 +159,15 @@ def _front_matter(model: str) -> dict[str, Any]:
         return {}
 
 
-def _card_license(card: Mapping[str, Any]) -> str | None:
+def _card_licenses(card: Mapping[str, Any]) -> list[str]:
     name = card.get("license_name") if card.get("license") == "other" else None
-    return name or card.get("license")
+    return _texts(name or card.get("license"))
+
+
+def _texts(field: Any) -> list[str]:
+    """A card's field as texts: people write one, a list, a number or nothing."""
+    several = cast(list[Any], field) if isinstance(field, list) else [field]
+    return [str(value) for value in several if value is not None]
 
 
 def license_fields(licenses: Mapping[str, Sequence[str]]) -> dict[str, str]:

@@ -21,7 +21,6 @@ from posttrain.runs import read_artifact
 METRICS = "metrics.json"
 # those of `posttrain.evaluation.metrics.RATES` that say most of a model, and their headings
 _SHOWN = {"accuracy": "accuracy", "hallucination": "undeclared calls", "truncated": "truncated"}
-
 _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens")
 
 

@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path, PureWindowsPath
 from typing import Any, cast
 
 from yaml import YAMLError
@@ -199,7 +199,9 @@ def public_manifest(folder: Path, files: Mapping[str, object]) -> dict[str, Any]
     """
     body = cast(dict[str, Any], json.loads((folder / MANIFEST).read_text("utf-8")))
     body["files"] = [entry for entry in body["files"] if entry["path"] in files]
-    body["parents"] = [parent | {"path": _last(parent["path"])} for parent in body["parents"]]
+    body["parents"] = [
+        parent | {"path": PureWindowsPath(parent["path"]).name} for parent in body["parents"]
+    ]
     return cast(dict[str, Any], _without_paths(body))
 
 
@@ -211,12 +213,8 @@ def _without_paths(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     if re.match(r"(?:/|~|\.\./|[A-Za-z]:[\\/])", value) and "\n" not in value:
-        return f"…/{_last(value)}"
+        return f"…/{PureWindowsPath(value).name}"
     return _HOME.sub("…", value)
-
-
-def _last(path: str) -> str:
-    return PureWindowsPath(path).name or PurePosixPath(path).name
 
 
 def _refuse_private(name: str, source: Path | bytes, folder: Path) -> None:

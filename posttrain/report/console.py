@@ -68,7 +68,8 @@ def _print(console: Console, block: Block) -> None:
             for name, value in block.pairs:
                 console.print(Text.assemble((printable(f"{name:<10}"), "bold"), " ", _cell(value)))
         case Dialogue():
-            console.print(dialogue_text(block.words, colour=_coloured(console)))
+            colour = console.is_terminal and not console.no_color
+            console.print(dialogue_text(block.words, colour=colour))
         case Fold():
             console.print(Text("── ", "cyan").append(_text(block.title)).append(" ──"))
             for inner in block.blocks:
@@ -81,10 +82,6 @@ def _print(console: Console, block: Block) -> None:
                 _print(console, inner)
         case _:
             console.print(_text(block))
-
-
-def _coloured(console: Console) -> bool:
-    return console.is_terminal and not console.no_color
 
 
 def _text(words: Words) -> Text:

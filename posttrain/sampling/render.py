@@ -31,6 +31,8 @@ from posttrain.sampling.sampler import (
     Generation,
     Ids,
     IncrementalEngine,
+    OnGeneration,
+    Progress,
     Request,
 )
 from posttrain.tokens.tokenizer import Encoder
@@ -81,16 +83,12 @@ class RenderedSampler:
         self, requests: Sequence[Request], *, progress: Callable[[int], None] | None = None
     ) -> list[Generation]:
         """As `Sampler.sample`, with the errors of `sample_each`."""
-        found: dict[int, Generation] = {}
-        await self.sample_each(requests, on_done=found.__setitem__, progress=progress)
-        return [found[k] for k in range(len(requests))]
+        ended: dict[int, Generation] = {}
+        await self.sample_each(requests, on_done=ended.__setitem__, progress=progress)
+        return [ended[k] for k in range(len(requests))]
 
     async def sample_each(
-        self,
-        requests: Sequence[Request],
-        *,
-        on_done: Callable[[int, Generation], None],
-        progress: Callable[[int], None] | None = None,
+        self, requests: Sequence[Request], *, on_done: OnGeneration, progress: Progress = None
     ) -> None:
         """As `IncrementalSampler.sample_each`; with an engine that does not stream, all at the end.
 

@@ -1,4 +1,4 @@
-"""The sampling stage: what `scripts/sample.py` does between its recipe and its manifest.
+"""The sampling stage: what `posttrain sample` does between its recipe and its manifest.
 
 stats = asyncio.run(make_samples(recipe, prompts, open_environment, console))
 finish(stage, recipe, stats, prompts=prompts, counts=…, parents=…, renderer=renderer, stats=…)

@@ -161,16 +161,18 @@ class Engine(Protocol):
         ...
 
 
+Progress = Callable[[int], None] | None  # gets the number of new tokens
+# get the request's number, and what came of it
+OnGeneration = Callable[[int, Generation], None]
+OnOutput = Callable[[int, EngineOutput], None]
+
+
 @runtime_checkable
 class IncrementalSampler(Protocol):
     """A sampler that hands a generation over when it ends, while the engine continues others."""
 
     async def sample_each(
-        self,
-        requests: Sequence[Request],
-        *,
-        on_done: Callable[[int, Generation], None],
-        progress: Callable[[int], None] | None = None,
+        self, requests: Sequence[Request], *, on_done: OnGeneration, progress: Progress = None
     ) -> None:
         """As `sample`; `on_done` gets the request's number, once for each request."""
         ...
@@ -181,11 +183,7 @@ class IncrementalEngine(Protocol):
     """An engine that hands an output over when it ends, while others go on."""
 
     async def generate_each(
-        self,
-        requests: Sequence[EngineRequest],
-        *,
-        on_done: Callable[[int, EngineOutput], None],
-        progress: Callable[[int], None] | None = None,
+        self, requests: Sequence[EngineRequest], *, on_done: OnOutput, progress: Progress = None
     ) -> None:
         """As `generate`; `on_done` gets the request's number, once for each request."""
         ...

@@ -123,13 +123,14 @@ def supervision_flags(batch: Batch, marks: Marks) -> npt.NDArray[np.uint16]:
     trained = sums(batch, batch.trained)
     end_trained, end_masked = _ends(batch, marks)
     begins, ends = _runs(batch)
+    turn = np.flatnonzero(batch.trained & _among(batch.ids, marks.turn))
     conditions = {
         Flag.TRAINED: trained > 0,
         Flag.END_TRAINED: end_trained,
         Flag.END_MASKED: end_masked,
         Flag.EMPTY_THINK: _empty_thinks(batch, marks, known),
         Flag.EVERYTHING: (trained == batch.lengths) & (trained > 0),
-        Flag.TURN_TOKEN: sums(batch, batch.trained & _among(batch.ids, marks.turn)) > 0,
+        Flag.TURN_TOKEN: np.bincount(_owners(batch, turn), minlength=len(batch)) > 0,
         Flag.PROMPT: prompt_tokens(batch, marks) > 0,
         Flag.EMPTY_ANSWER: _empty_answers(batch, marks, begins, ends, known),
         Flag.THINK_HEADER: _headers(batch, marks, begins, known),

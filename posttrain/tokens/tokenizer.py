@@ -25,8 +25,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import tokenizers
+import transformers
 from pydantic_core import from_json
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from posttrain.config.sft import ModelConfig
 from posttrain.errors import ConfigError, DataError
@@ -37,6 +38,8 @@ TURN_END = "<|im_end|>"
 Backend = Literal["auto", "tokenizers", "tiktoken"]
 
 _SPACES = ("\u2581", "\u0120")  # how SentencePiece and byte-level vocabularies write a space
+# `AutoTokenizer`, which would choose these, imports torch
+_GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 PIECE = 2048  # characters, at least
 _LINE = re.compile(r"\n(?=[A-Za-z0-9])")
 # GPT-2's takes another number of line ends in a row before a letter than at the end
@@ -56,9 +59,14 @@ class SpecialTokens:
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     """A tokenizer saved in a directory; never runs remote code, never asks the hub."""
-    if not (path / "tokenizer.json").is_file() and not (path / "tokenizer_config.json").is_file():
+    has = {file.name for file in path.iterdir()}
+    if not has & {"tokenizer.json", "tokenizer_config.json"}:
         raise DataError(f"{path} holds no tokenizer files")
-    return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+    if "config.json" not in has and {"tokenizer.json", "tokenizer_config.json"} <= has:
+        named = from_json((path / "tokenizer_config.json").read_bytes())
+        if named.get("tokenizer_class") in _GENERIC and "auto_map" not in named:
+            return PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True)
+    return transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
 
 
 def load_any_tokenizer(path: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:
@@ -74,7 +82,7 @@ def load_any_tokenizer(path: str, *, revision: str | None = None) -> PreTrainedT
     if path.startswith((".", "/")) or path.count("/") != 1:
         raise ConfigError(f"no tokenizer at {path!r}: no such directory, nor is it a hub id")
     try:
-        return AutoTokenizer.from_pretrained(path, revision=revision)
+        return transformers.AutoTokenizer.from_pretrained(path, revision=revision)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(

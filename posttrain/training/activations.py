@@ -10,9 +10,7 @@ the bytes that are alive at its worst moment. It takes seconds, also at 30 B par
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -23,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
-from trl.kernels import ChunkedLogProbFunction, chunked_logprob
+from trl.kernels.chunked_logprob import TOKEN_CHUNK_SIZE, ChunkedLogProbFunction
 
 from posttrain.config.sft import AdapterConfig
 from posttrain.models.adapters import lora_config
@@ -162,6 +160,38 @@ def _scan(self: Any, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.T
     return self.out_proj(_FusedScan.apply(self.in_proj(hidden_states), self.out_proj.in_features))
 
 
+class _FusedHead(torch.autograd.Function):
+    """Stands for TRL's head on a GPU, whose kernels work on one tile of logits in place."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        _tile(hidden, weight)
+        kept = [hidden.new_empty(len(hidden), dtype=torch.float32) for _ in range(2)]
+        ctx.save_for_backward(hidden, weight, *kept)
+        return torch.empty_like(kept[0])
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        tensors = ctx.saved_tensors[:2]
+        sums = [
+            torch.empty_like(tensor, dtype=torch.float32) if needed else None
+            for tensor, needed in zip(tensors, ctx.needs_input_grad, strict=True)
+        ]
+        tile = _tile(*tensors)
+        pairs = zip(sums, tensors, strict=True)
+        gradients = tuple(total if total is None else total.to(t.dtype) for total, t in pairs)
+        del tile
+        return gradients
+
+
+def _tile(hidden: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """A tile of logits, and the hidden states and the weights that it is the product of."""
+    cast = torch.is_autocast_enabled("cpu")
+    dtype = torch.get_autocast_dtype("cpu") if cast else hidden.dtype
+    rows, columns = hidden[:TOKEN_CHUNK_SIZE].to(dtype), weight[:HEAD_TILE].to(dtype)
+    return rows, columns, rows.new_empty(len(rows), HEAD_TILE)
+
+
 def measure_step(
     config: Any, shape: StepShape, adapter: AdapterConfig | None, launched: Launched
 ) -> StepMemory:
@@ -182,41 +212,15 @@ def measure_step(
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(step.add_gradient)
         casts = torch.autocast("cpu", dtype=shape.autocast, enabled=shape.autocast is not None)
-        with step, casts, _tiles_in_place(launched):
+        with step, casts:
             ids = torch.zeros(shape.rows, shape.columns, dtype=torch.long)
             mask = _mask(model, shape)
             hidden = plain.base_model(input_ids=ids, attention_mask=mask, use_cache=False)[0]
             head = plain.get_output_embeddings()
-            _score(hidden, head, shape, tile=_head_tile(head, launched)).sum().backward()
+            _score(hidden, head, shape, fused=launched.device != "cpu").sum().backward()
             del hidden
         step.note(shards.update())
     return step.worst
-
-
-def _head_tile(head: Any, launched: Launched) -> int:
-    """Of TRL's head, in ids: memory of a CPU that nothing is written to does not count."""
-    return min(HEAD_TILE, head.weight.shape[0]) if launched.device == "cpu" else HEAD_TILE
-
-
-@contextlib.contextmanager
-def _tiles_in_place(launched: Launched) -> Iterator[None]:
-    """On a GPU TRL's head works on its tiles in place, in kernels; on a CPU it makes copies."""
-    if launched.device == "cpu":
-        yield
-        return
-    in_place = {
-        "_forward_tile": lambda *_, **__: None,
-        "_backward_tile": lambda *_, **__: None,
-        "_addmm_fp32": lambda *_: None,
-    }
-    kept = {name: getattr(chunked_logprob, name) for name in in_place}
-    try:
-        for name, function in in_place.items():
-            setattr(chunked_logprob, name, function)
-        yield
-    finally:
-        for name, function in kept.items():
-            setattr(chunked_logprob, name, function)
 
 
 def _without_data(config: Any, dtype: torch.dtype) -> Any:
@@ -253,11 +257,15 @@ def _mask(model: torch.nn.Module, shape: StepShape) -> Any:
     return {"full_attention": square, "linear_attention": padding}
 
 
-def _score(hidden: torch.Tensor, head: Any, shape: StepShape, *, tile: int) -> torch.Tensor:
+def _score(hidden: torch.Tensor, head: Any, shape: StepShape, *, fused: bool) -> torch.Tensor:
     kept = hidden.flatten(0, 1)[: shape.labels].clone()
     targets = torch.zeros(len(kept), dtype=torch.long)
     if shape.cpu_head:
         return score_rows(kept, targets, head)[0]
+    if fused:
+        return _FusedHead.apply(kept, head.weight)
+    # memory of a CPU that nothing is written to does not count
+    tile = min(HEAD_TILE, head.weight.shape[0])
     outputs = ("log_probs", "entropy", "is_top1")
     given = (kept, head.weight, head.bias, targets, 1.0, tile, None, 1.0, outputs)
     return ChunkedLogProbFunction.apply(*given)[0]

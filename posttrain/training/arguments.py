@@ -103,7 +103,7 @@ def make_arguments(
         raise ConfigError(
             f"the processes cannot meet at {env.get('MASTER_ADDR')}:{env.get('MASTER_PORT')} "
             f"({str(error).splitlines()[0]}): another run may hold the port; give this one another "
-            "with accelerate launch --main_process_port, or in MASTER_PORT"
+            "with posttrain launch --main_process_port, or in MASTER_PORT"
         ) from error
     _check_combinations(args)
     _check_liger(args, recipe.model)

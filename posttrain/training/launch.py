@@ -80,16 +80,16 @@ def check_launch(
             f"On CPU, start several with: {TWO_CPU_PROCESSES}"
         )
     if requested.sharding not in (None, launched.sharding):
+        file = "ddp" if requested.sharding == "none" else requested.sharding
         raise ConfigError(
             f"launch.sharding is {requested.sharding}, this run has {launched.sharding}. Start it "
-            "with accelerate launch --config_file recipes/accelerate/"
-            f"{_recipe_for(requested.sharding)}"
+            f"with posttrain launch --config_file accelerate/{file}"
         )
     for name, wanted in _requested_by_launcher(env).items():
         if launched.sharding != wanted:
             raise ConfigError(
                 f"the launcher asked for {wanted} ({name}), but {launched.sharding} runs: forcing "
-                "CPU drops sharding silently. Use accelerators, or recipes/accelerate/cpu-2.yaml"
+                "CPU drops sharding silently. Use accelerators, or --config_file accelerate/cpu-2"
             )
     if launched.world_size == 1 and _several_cpu_processes_requested(env):
         raise ConfigError(
@@ -116,8 +116,8 @@ def check_device(
     if args.device.type == "cpu" and precision != "no" and not wanted:
         raise ConfigError(
             f"the launcher's mixed_precision {precision!r} is for GPUs, and PyTorch finds none "
-            "here: start with recipes/accelerate/cpu.yaml or cpu-2.yaml, install a PyTorch that "
-            "finds the GPU, or set trainer.use_cpu: true to train on the CPU all the same"
+            "here: start with --config_file accelerate/cpu or accelerate/cpu-2, install a PyTorch "
+            "that finds the GPU, or set trainer.use_cpu: true to train on the CPU all the same"
         )
 
 
@@ -159,7 +159,7 @@ def check_precision(
             f"model.dtype {model.dtype}: all weights are trained, and a plain optimiser rounds "
             "most small steps away. Set model.dtype: float32 (with trainer.bf16: true it still "
             "computes in bf16), train an adapter:, or set trainer.bf16: true and start with "
-            "recipes/accelerate/fsdp2.yaml, zero2.yaml or zero3.yaml, which keep float32 weights"
+            "--config_file accelerate/fsdp2, zero2 or zero3, which keep float32 weights"
         )
 
 
@@ -202,20 +202,3 @@ def _requested_by_launcher(env: Mapping[str, str]) -> dict[str, str]:
 def _several_cpu_processes_requested(env: Mapping[str, str]) -> bool:
     # accelerate's one-process launcher sets MASTER_ADDR only when num_processes is above 1
     return _is_true(env, "ACCELERATE_USE_CPU") and "MASTER_ADDR" in env and "LOCAL_RANK" not in env
-
-
-def _recipe_for(sharding: str | None) -> str:
-    return {"none": "ddp.yaml", None: "ddp.yaml"}.get(sharding, f"{sharding}.yaml")
-
-
-def gather_head(model: Any) -> None:
-    """Have ZeRO-3 gather an output head of its own while the whole model is at work.
-
-    TRL's fused loss reads the head's weight outside of the head's forward pass. TRL 1.16 gathers it
-    for the forward pass alone: a head that is split and not tied is empty in the backward pass.
-    """
-    from deepspeed import zero  # only where a launcher asked for it
-
-    head = model.get_output_embeddings()
-    if head.weight is not model.get_input_embeddings().weight:
-        zero.register_external_parameter(model, head.weight)

@@ -112,10 +112,8 @@ class LivePage(TrainerCallback):
     def _write(self, state: TrainerState, next_in: int | None) -> None:
         if not state.is_world_process_zero:
             return
-        about, begin = (
-            f"Running, step {state.global_step:,} of {state.max_steps:,}",
-            time.monotonic(),
-        )
+        begin = time.monotonic()
+        about = f"Running, step {state.global_step:,} of {state.max_steps:,}"
         if steps := state.global_step - self._first_step:
             left = (begin - self._begun) / steps * (state.max_steps - state.global_step)
             about += f", about {left / 60:,.0f} min left"
@@ -130,6 +128,8 @@ def write_page(write: Callable[[], object]) -> bool:
     try:
         write()
     except Exception as error:  # noqa: BLE001 - a page is not worth a run of days
+        if isinstance(error.__cause__, KeyboardInterrupt):  # while an extension was imported
+            raise error.__cause__ from None
         print(f"{REPORT} could not be written: {error!r}", flush=True)
         return False
     return True

@@ -182,6 +182,6 @@ def memory_line(plan: MemoryPlan, room: int) -> tuple[str, str]:
     raise ConfigError(
         f"a step needs more memory than there is, {text}. Smaller: activations with "
         "trainer.gradient_checkpointing: true and a smaller trainer.per_device_train_batch_size; "
-        "weights, gradients and optimizer with recipes/accelerate/fsdp2.yaml, more processes or an "
-        "adapter:; rollouts with a smaller rollouts.batch_size or rollouts.gpu_memory"
+        "weights, gradients and optimizer with --config_file accelerate/fsdp2, more processes or "
+        "an adapter:; rollouts with a smaller rollouts.batch_size or rollouts.gpu_memory"
     )

@@ -27,7 +27,6 @@ GIB = 1 << 30
 # above this a forward pass is no longer "a few seconds" on the machine that only plans
 MEASURED_UP_TO = 300_000_000
 ASSUMED_UTILISATION = 0.4
-NO_LIMIT = 1 << 60
 
 Line = tuple[str, str]
 
@@ -232,14 +231,3 @@ def adapter_lines(model: PreTrainedModel, reach: Sequence[AdapterReach]) -> list
         (f"adapter {r.target}", f"{r.tensors} tensors, {r.share:.1%} of the parameters")
         for r in reach
     ]
-
-
-def positions(model: PreTrainedModel) -> int:
-    """The longest sequence the model has positions for."""
-    text = model.config.get_text_config()
-    return int(getattr(text, "max_position_embeddings", None) or NO_LIMIT)
-
-
-def room_text(positions: int) -> str:
-    """Behind a length: what of, or the unit of a model without such a limit."""
-    return f"of {positions:,} positions" if positions < NO_LIMIT else "tokens"

@@ -80,6 +80,20 @@ def _broadcast(buffer: torch.Tensor, accelerator: Any) -> torch.Tensor:
     return values
 
 
+def gather_head(model: Any) -> None:
+    """Have ZeRO-3 gather an output head of its own while the whole model is at work.
+
+    TRL's fused loss reads the head's weight outside of the head's forward pass. TRL 1.16 gathers it
+    while it computes with it: one that is not tied is split again by the time autograd hands its
+    gradient over, and their sizes differ.
+    """
+    from deepspeed import zero  # only where a launcher asked for it
+
+    head = model.get_output_embeddings()
+    if head.weight is not model.get_input_embeddings().weight:
+        zero.register_external_parameter(model, head.weight)
+
+
 def expect_gradient_scale(loss: torch.Tensor, scale: float) -> torch.Tensor:
     """Stop in the backward pass of a loss that is differentiated with another factor.
 

@@ -47,7 +47,6 @@ from posttrain.training.launch import (
     await_shared,
     check_device,
     check_launch,
-    gather_head,
     read_launch,
 )
 from posttrain.training.log import LivePage, LogRows, write_page
@@ -62,6 +61,7 @@ from posttrain.training.plan import (
     model_lines,
     model_size,
 )
+from posttrain.training.sharding import gather_head
 from posttrain.training.trainer import Resumable, train_to_the_end
 
 KIND = "checkpoint"
@@ -195,7 +195,8 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             check_inputs: refuses to call a finished run up to date where its inputs have changed.
 
         Returns:
-            The finished artifact, on the main process; None in a dry run and on the others.
+            The finished artifact, whose report is written, on the main process; None in a dry run
+            and on the others.
         """
         if dry_run:
             with tempfile.TemporaryDirectory() as work:
@@ -216,9 +217,9 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             if directory.complete:
                 if check_inputs is not None:
                     check_inputs()
-                print(f"{self.recipe.out} is finished; its files are as its manifest says")
                 self._remove_checkpoints()
-                return self.out if main else None
+                done = f"{self.recipe.out} is finished; its files are as its manifest says"
+                return self._show(done) if main else None
             try:
                 if on_open is not None:
                     on_open(args.process_index)
@@ -232,7 +233,11 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         if manifest is None:
             return None
         steps = f"checkpoint {manifest.digest[:12]}, {manifest.stats['steps']} steps"
-        print(f"{self.recipe.out}: {steps}", *self.closing_lines(manifest), sep="\n")
+        return self._show(f"{self.recipe.out}: {steps}", *self.closing_lines(manifest))
+
+    def _show(self, *lines: str) -> Path:
+        print(*lines, sep="\n")
+        write_page(lambda: print(ensure_report(self.out)))
         return self.out
 
     def open(self, *, dry_run: bool = False) -> Run:
@@ -294,20 +299,11 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             ("stops", check_stops(trainer.model, special)),
             *adapter_lines(trainer.model, reach),
         ]
-        return PreparedRun(
-            trainer,
-            special,
-            launched,
-            Preflight(lines, preflight.stats | probe.stats),
-            plan_memory(
-                trainer,
-                launched,
-                self.largest_batch(trainer),
-                adapter=adapter,
-                rollouts=self.rollouts(trainer),
-            ),
-            policy.template_digest,
-        )
+        batch, rollouts = self.largest_batch(trainer), self.rollouts(trainer)
+        memory = plan_memory(trainer, launched, batch, adapter=adapter, rollouts=rollouts)
+        preflight = Preflight(lines, preflight.stats | probe.stats)
+        digest = policy.template_digest
+        return PreparedRun(trainer, special, launched, preflight, memory, digest)
 
     def check_batch(self, trainer: T, rows: int, *, name: str) -> None:
         """Refuse a launch whose batch is not the recipe's.
@@ -320,7 +316,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             raise ConfigError(
                 f"an optimiser step has {rows} {name}, this launch makes it "
                 f"{trainer.global_batch}: the launcher did not say in WORLD_SIZE how many "
-                "processes it starts; use accelerate launch"
+                "processes it starts; use posttrain launch"
             )
 
     def show_plan(self, prepared: PreparedRun[T], *, measure: bool) -> None:
@@ -382,7 +378,6 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             },
         )
         self._remove_checkpoints()
-        write_page(lambda: ensure_report(self.out))
         return manifest
 
     def _remove_checkpoints(self) -> None:

@@ -15,8 +15,10 @@ A row is an object with `environment`, `question` or `messages` (OpenAI's), and 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -36,6 +38,7 @@ Script = tuple[Message, ...]  # a completion's assistant messages; `replay` runs
 SETTING = "rlvr"
 # what code that reads a row's own fields raises where they are not what they should be
 _MALFORMED = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
+_FENCE = re.compile(r"(`{3,}|~{3,})(?:json|yaml|yml)?[ \t\r]*", re.IGNORECASE)
 _AT_ONCE = 256  # rows whose gold is replayed side by side
 
 
@@ -68,7 +71,12 @@ class RLVREnvironment:
 
     def rows(self, *, seed: int, count: int) -> list[dict[str, Any]]:
         """Generated rows, the same for a seed; [] where tasks come from data alone."""
-        return []
+        rows = (self.row(seed, number) for number in range(count))
+        return [row for row in rows if row is not None]
+
+    def row(self, seed: int, number: int) -> dict[str, Any] | None:
+        """One generated row; None where tasks come from data alone."""
+        return None
 
     def schemas(self, prompt: Prompt) -> str:
         """JSON text of the tools that a prompt declares."""
@@ -360,3 +368,32 @@ def calls(*made: tuple[str, Mapping[str, Any]], text: str = "") -> Script:
         ToolCall(name, json_text(dict(arguments)), f"call{place:05}")
         for place, (name, arguments) in enumerate(made)
     )),)  # fmt: skip
+
+
+def same_value(expected: Any, given: Any, *, plain: Callable[[str], str] = str) -> bool:
+    """Whether two JSON values are the same: whole numbers exactly, others to a relative 1e-9 and
+    finite, texts as `plain` writes them, lists in order. Text is no number, and 1 is not true."""
+    if isinstance(expected, bool) or isinstance(given, bool) or expected is None or given is None:
+        return expected is given
+    if isinstance(expected, int | float) and isinstance(given, int | float):
+        if isinstance(expected, int) and isinstance(given, int):
+            return expected == given
+        try:
+            return math.isclose(expected, given, rel_tol=1e-9)
+        except OverflowError:  # beyond a float's range
+            return False
+    same = functools.partial(same_value, plain=plain)
+    if isinstance(expected, list) and isinstance(given, list):
+        one, other = cast(list[Any], expected), cast(list[Any], given)
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(expected, dict) and isinstance(given, dict):
+        left, right = cast(dict[str, Any], expected), cast(dict[str, Any], given)
+        return left.keys() == right.keys() and all(same(left[k], right[k]) for k in left)
+    return isinstance(expected, str) and isinstance(given, str) and plain(expected) == plain(given)
+
+
+def unfenced(text: str) -> str:
+    """What stands in a code fence around all of a text; without one, the text as it is."""
+    first, _, rest = text.strip().partition("\n")
+    fence = _FENCE.fullmatch(first)
+    return rest.removesuffix(fence[1]) if fence and rest.endswith(fence[1]) else text

@@ -5,10 +5,11 @@
     {…, "metadata": {"function": "square", "tests": [{"input": [3], "output": 9}]}}
     {…, "metadata": {"function": "square", "check": "def check(candidate): assert …"}}
 
-The program is the last fenced block, or the last that defines the function. `setup` is code that
-stands before it, `seconds` the wall time of each test. Programs that read input and functions with
-plain values never meet what is expected: their results leave the sandbox and are compared here.
-Code that checks runs in a process of its own, which the program can neither read nor speak for.
+The program is the last fenced block of Python, or the last that defines the function. `setup` is
+code that stands before it, `seconds` the wall time of each test. Programs that read input and
+functions with plain values never meet what is expected: their results leave the sandbox and are
+compared here. Code that checks runs in a process of its own, which the program can neither read nor
+speak for.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import json
 import os
 import re
 import secrets
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -29,14 +31,15 @@ from posttrain.environments.sandbox.limits import Limits, SandboxResult
 from posttrain.errors import ConfigError
 from posttrain.records import Score
 from posttrain.rollouts import Completion, Prompt, metadata_of
-from reward.environments.base import RLVREnvironment, Script, says
+from reward.environments.base import RLVREnvironment, Script, same_value, says
 
 SECONDS = 5.0  # of one test
 TOTAL_SECONDS = 60.0  # of all tests of one program
 MOST_TESTS = 50
 LONGEST = 100_000  # characters of a program
 OUTPUT_BYTES = 4 << 20
-_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+-]*)[^\n`]*$", re.MULTILINE)
+# possessive: in a long line that is no fence nothing is tried twice
+_FENCE = re.compile(r"^[ \t]*+(`{3,}+|~{3,}+)[ \t]*+([\w+-]*+)[^\n`]*+$", re.MULTILINE)
 _LANGUAGES = ("", "python", "python3", "py")
 _DRIVER = Path(__file__).with_name("code_driver.py").read_text("utf-8")
 
@@ -45,14 +48,6 @@ class CodeEnvironment(RLVREnvironment):
     """Programs and functions in Python, with tests."""
 
     name = "code"
-
-    def __init__(self, *, at_once: int | None = None) -> None:
-        """`at_once`: programs that run at the same time; by default as many as processors."""
-        self._slots = at_once or os.cpu_count() or 1
-        # a semaphore belongs to an event loop, the environment does not
-        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
-            WeakKeyDictionary()
-        )
 
     def malformed(self, prompt: Prompt) -> str | None:
         """No tests, too many, a test without input or output, or code that is not Python."""
@@ -101,9 +96,19 @@ class CodeEnvironment(RLVREnvironment):
             "check": task.get("check"),
             "seconds": seconds,
         }
-        result = await self._run(json.dumps(order).encode("utf-8", "surrogatepass"), seconds)
-        if isinstance(result, Score):
-            return result
+        limits = Limits(
+            seconds=max(TOTAL_SECONDS, 2 * seconds),
+            cpu_seconds=int(max(TOTAL_SECONDS, 2 * seconds)),
+            output_bytes=OUTPUT_BYTES,
+        )
+        try:
+            result = await run_program(
+                ["-I", "-c", _DRIVER], json.dumps(order).encode("utf-8", "surrogatepass"), limits
+            )
+        except ConfigError:
+            raise
+        except OSError as error:
+            return Score(None, None, f"the sandbox: {error}", "sandbox")
         started, *lines = result.stdout.split(b"\n")
         if started != secret.encode():
             tail = (result.stderr[-200:] or started[:50]).decode("utf-8", "replace")
@@ -114,26 +119,22 @@ class CodeEnvironment(RLVREnvironment):
             return Score(float(passed), None, "every check holds" if passed else f"fails: {reason}")
         return _compare(lines, tests, function is not None)
 
-    async def _run(self, order: bytes, seconds: float) -> SandboxResult | Score:
-        interpreter = check_sandbox()
-        limits = Limits(
-            seconds=max(TOTAL_SECONDS, 2 * seconds),
-            cpu_seconds=int(max(TOTAL_SECONDS, 2 * seconds)),
-            output_bytes=OUTPUT_BYTES,
-        )
-        argv = [interpreter.executable, "-I", "-c", _DRIVER]
-        loop = asyncio.get_running_loop()
-        async with self._turns.setdefault(loop, asyncio.Semaphore(self._slots)):
-            try:
-                return await run_sandboxed(argv, stdin=order, limits=limits)
-            except ConfigError:
-                raise
-            except OSError as error:
-                return Score(None, None, f"the sandbox: {error}", "sandbox")
+
+# a semaphore belongs to an event loop; as many programs at a time as there are processors
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+
+async def run_program(options: Sequence[str], order: bytes, limits: Limits) -> SandboxResult:
+    """Run a program of ours in a sandbox, by the interpreter with these options."""
+    argv = [check_sandbox().executable, *options]
+    loop = asyncio.get_running_loop()
+    async with _turns.setdefault(loop, asyncio.Semaphore(os.cpu_count() or 1)):
+        return await run_sandboxed(argv, stdin=order, limits=limits)
 
 
 def find_program(answer: str, function: str | None) -> str | None:
-    """The last fenced block of Python that defines the function, else the last; None without one.
+    """The last fenced block of Python that defines the function, else the last that says that it is
+    Python, else the last; None without one.
 
     An answer without any fence that is Python as a whole is its own program.
     """
@@ -146,20 +147,22 @@ def find_program(answer: str, function: str | None) -> str | None:
         except (SyntaxError, ValueError, MemoryError, RecursionError):
             return None
         return answer
-    blocks, opening = list[str](), None
+    blocks, opening = list[tuple[str, bool]](), None
     for fence in fences:
         if opening is None:
             opening = fence
         elif fence[1].startswith(opening[1]) and not fence[2]:
-            if opening[2].lower() in _LANGUAGES:
-                blocks.append(answer[opening.end() : fence.start()].strip("\r\n"))
+            if (language := opening[2].lower()) in _LANGUAGES:
+                block = textwrap.dedent(answer[opening.end() : fence.start()].strip("\r\n"))
+                blocks.append((block, bool(language)))
             opening = None
+    chosen = [block for block, named in blocks if named] or [block for block, _ in blocks]
     if function is not None:
         defines = re.compile(
             rf"^[ \t]*(?:async[ \t]+def|def|class)[ \t]+{re.escape(function)}\b", re.M
         )
-        blocks = [block for block in blocks if defines.search(block)] or blocks
-    return blocks[-1] if blocks else None
+        chosen = [block for block, _ in blocks if defines.search(block)] or chosen
+    return chosen[-1] if chosen else None
 
 
 def _compare(lines: Sequence[bytes], tests: Sequence[Mapping[str, Any]], values: bool) -> Score:
@@ -173,7 +176,7 @@ def _compare(lines: Sequence[bytes], tests: Sequence[Mapping[str, Any]], values:
             problem = str(cast(dict[str, Any], given).get("problem"))[:100]
             return Score(0.0, None, f"test {number} of {len(tests)}: {problem}")
         output: Any = cast(dict[str, Any], given)["output"]
-        same = same_result if values else same_output
+        same = same_value if values else same_output
         if not same(test["output"], output):
             return Score(0.0, str(output)[:200], f"test {number} of {len(tests)}: another result")
     return Score(1.0, None, f"{len(tests)} tests pass")
@@ -198,23 +201,6 @@ def _same_token(expected: str, given: str) -> bool:
     if "." not in expected or not re.fullmatch(r"[-+]?\d*\.?\d*(?:e[-+]?\d+)?", given[:60], re.I):
         return False
     try:
-        return same_result(float(expected), float(given))
+        return same_value(float(expected), float(given))
     except ValueError:
         return False
-
-
-def same_result(expected: Any, given: Any) -> bool:
-    """Whether two plain values are equal; floats to a relative 1e-9, tuples as lists."""
-    if isinstance(expected, bool) or isinstance(given, bool) or expected is None or given is None:
-        return expected is given
-    if isinstance(expected, int) and isinstance(given, int):
-        return expected == given
-    if isinstance(expected, int | float) and isinstance(given, int | float):
-        return abs(expected - given) <= 1e-9 * max(abs(expected), abs(given))
-    if isinstance(expected, list) and isinstance(given, list):
-        one, other = cast(list[Any], expected), cast(list[Any], given)
-        return len(one) == len(other) and all(map(same_result, one, other))
-    if isinstance(expected, dict) and isinstance(given, dict):
-        left, right = cast(dict[str, Any], expected), cast(dict[str, Any], given)
-        return left.keys() == right.keys() and all(same_result(left[k], right[k]) for k in left)
-    return isinstance(expected, str) and isinstance(given, str) and expected == given

@@ -4,8 +4,9 @@
     CONSTRAINTS["words"].wording({"at_least": 3}) == "Use at least 3 words."
 
 Counts have `exactly`, `at_least` or `at_most`. A word is a run of letters, digits, apostrophes and
-hyphens; words are compared whatever their case. Paragraphs are parted by an empty line. All checks
-take time linear in the text.
+hyphens; words are compared whatever their case. Paragraphs are parted by an empty line. The stop of
+a title, an initial, a list's number or an abbreviation inside a sentence does not end it. All
+checks take time linear in the text.
 """
 
 from __future__ import annotations
@@ -17,15 +18,22 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from posttrain.jsontext import load_json
+from reward.environments.base import unfenced
 
 Arguments = Mapping[str, Any]
 Draw = Callable[[str, random.Random], dict[str, Any]]
 BOUNDS = ("exactly", "at_least", "at_most")
 _WORD = re.compile(r"\w+(?:['’-]\w+)*")
-_SENTENCE_END = re.compile(r"[.!?]+[\"'”’)]*(?=\s|$)")
+# a run of marks is tried from its beginning alone
+_SENTENCE_END = re.compile(r"(?<![.!?…])[.!?…]++[\"'”’)]*+(?=\s|$)")
+_NO_END = re.compile(
+    r"\b(?:Mr|Mrs|Ms|Dr|Prof|St|vs)\.|\bNo\.(?=\s\d)|\b(?:[A-Za-z]\.){2,4}(?=\s[a-z])"
+    r"|(?:^|(?<=[.!?…)”]\s))(?:[A-Z]\.\s?){1,3}(?=[A-Z][a-z])|^[ \t]*\d+\.(?=\s)"
+    r"|(?:…|\.{3}|[.!?][\"'”’)]+)(?=\s[a-z])",
+    re.MULTILINE,
+)
 _BULLET = re.compile(r"^[ \t]*[-*•][ \t]+\S", re.MULTILINE)
 _NUMBERED = re.compile(r"^[ \t]*\d+[.)][ \t]+\S", re.MULTILINE)
-_JSON_FENCE = re.compile(r"(```|~~~)(?:json)?[ \t]*\n(.*)\n[ \t]*\1", re.DOTALL)
 _NO_WIDTH = re.compile("[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]")  # between letters of one word
 
 
@@ -45,7 +53,7 @@ class Constraint:
 
     def holds(self, text: str, arguments: Arguments) -> bool:
         """Whether a text keeps it, white space around it aside."""
-        return self.check(_NO_WIDTH.sub("", text).strip(), arguments)
+        return self.check(_NO_WIDTH.sub("", text).replace("\r\n", "\n").strip(), arguments)
 
     def wording(self, arguments: Arguments) -> str:
         """The constraint in a prompt's words."""
@@ -70,6 +78,7 @@ def paragraphs_of(text: str) -> list[str]:
 
 def sentences_of(text: str) -> list[str]:
     """The sentences with a word in them; what is behind the last mark is one too."""
+    text = _NO_END.sub(lambda found: re.sub("[.!?…]", "", found[0]), text)
     return [part for part in _SENTENCE_END.split(text) if _WORD.search(part)]
 
 
@@ -129,8 +138,14 @@ def _first(items: list[str], place: Any) -> list[str]:
 
 
 def _phrase(word: str) -> re.Pattern[str]:
-    """A word or phrase, not as a part of another word."""
-    return re.compile(rf"(?<!\w){re.escape(str(word))}(?!\w)", re.IGNORECASE)
+    """A word or phrase, not as a part of another word; a line may break inside."""
+    text = r"\s+".join(map(re.escape, str(word).split())).replace("'", "['’]")
+    return re.compile(rf"(?<!\w){text}(?!\w)", re.IGNORECASE)
+
+
+def _plain(text: Any) -> str:
+    """A text for comparison: case, the kind of white space and of apostrophes do not count."""
+    return " ".join(str(text).lower().replace("’", "'").split())
 
 
 def _is_capital(word: str) -> bool:
@@ -143,9 +158,8 @@ def _divided(text: str) -> int:
 
 
 def _is_json(text: str, a: Arguments) -> bool:
-    fenced = _JSON_FENCE.fullmatch(text)
     try:
-        return isinstance(load_json(fenced[2] if fenced else text), dict | list)
+        return isinstance(load_json(unfenced(text)), dict | list)
     except ValueError:
         return False
 
@@ -228,12 +242,12 @@ CONSTRAINTS: dict[str, Constraint] = {
     ),
     "starts_with": Constraint(
         'Begin with "{text}".',
-        lambda t, a: t.lower().startswith(str(a["text"]).lower()),
+        lambda t, a: _plain(t).startswith(_plain(a["text"])),
         lambda t, r: {"text": " ".join(t.split()[:3])},
     ),
     "ends_with": Constraint(
         'End with "{text}", and nothing behind it.',
-        lambda t, a: t.lower().endswith(str(a["text"]).lower()),
+        lambda t, a: _plain(t).endswith(_plain(a["text"])),
         lambda t, r: {"text": " ".join(t.split()[-3:])},
     ),
     "first_word": Constraint(
@@ -271,7 +285,7 @@ CONSTRAINTS: dict[str, Constraint] = {
     ),
     "quoted": Constraint(
         "Put the whole answer in double quotation marks.",
-        lambda t, a: len(t) > 2 and t[0] == '"' and t[-1] == '"',
+        lambda t, a: len(t) > 2 and t[0] in '"“' and t[-1] in '"”',
         _nothing,
     ),
     "json": Constraint("Answer with one JSON object alone.", _is_json, _nothing),

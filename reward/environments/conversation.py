@@ -224,11 +224,8 @@ class ConversationEnvironment(RLVREnvironment):
             says(f"Grader: state correct, {references} said, score 1. {json_text(made)}"),
         ]
 
-    def rows(self, *, seed: int, count: int) -> list[dict[str, Any]]:
-        """Callers whose requests the policy allows, and others."""
-        return [self._row(seed, number) for number in range(count)]
-
-    def _row(self, seed: int, number: int) -> dict[str, Any]:
+    def row(self, seed: int, number: int) -> dict[str, Any]:
+        """A caller whose request the policy allows, or does not."""
         rng = random.Random(f"{seed}/conversation/{number}")
         tables = _bank(rng)
         caller = tables["customers"]["customers-2"]

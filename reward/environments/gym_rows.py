@@ -114,10 +114,6 @@ def _tool(tool: Fields) -> Fields:
 # -- servers ---------------------------------------------------------------------------------------
 
 
-def _math(row: Row) -> tuple[str, Fields]:
-    return "math", {"gold": _text(row["expected_answer"])}
-
-
 def _text(answer: Any) -> str:
     """An answer; JSON text of a list or an object stands for its first value."""
     if isinstance(answer, str) and answer.lstrip()[:1] in ("[", "{"):
@@ -173,10 +169,6 @@ def _tool_call(row: Row) -> tuple[str, Fields]:
     return "tool_call", {"gold": {"calls": [_call(call) for call in batch]}}
 
 
-def _tool_calls(row: Row) -> tuple[str, Fields]:
-    return "tool_call", {"gold": {"calls": [_call(call) for call in row["expected_answers"]]}}
-
-
 def _call(call: Fields) -> Fields:
     arguments = call["arguments"]
     own = load_json(arguments) if isinstance(arguments, str) else arguments
@@ -190,7 +182,7 @@ def _instruction_following(row: Row) -> tuple[str, Fields]:
         if name not in INSTRUCTIONS:
             raise DataError(f"constraint {name} has no checker")
         given: Fields = arguments or {}
-        constraints += INSTRUCTIONS[name]({k: v for k, v in given.items() if v is not None})
+        constraints += _constraints(name, {k: v for k, v in given.items() if v is not None})
     assert all(one["kind"] in CONSTRAINTS for one in constraints)
     grading = {"binary": "all", "fraction": "fraction"}[task.get("grading_mode") or "binary"]
     return "instruction_following", {"metadata": {"constraints": constraints, "grading": grading}}
@@ -202,38 +194,26 @@ def _long_context(row: Row) -> tuple[str, Fields]:
     return "long_context", {"gold": row["expected_answer"]}
 
 
-def _equivalence(row: Row) -> tuple[str, Fields]:
-    return "equivalence", {"gold": str(row["expected_answer"])}
-
-
-def _rubric(row: Row) -> tuple[str, Fields]:
-    return "rubric", {"metadata": {"rubric": row["rubric"]}}
-
-
-def _scheduling(row: Row) -> tuple[str, Fields]:
-    return "scheduling", {"metadata": {"events": row["exp_cal_state"]}}
-
-
-def _reasoning_gym(row: Row) -> tuple[str, Fields]:
-    return "reasoning_gym", {"gold": row["answer"], "metadata": row["metadata"]}
-
-
 SERVERS: dict[str, Callable[[Row], tuple[str, Fields]]] = {
-    "math_with_judge": _math,
-    "math_with_autograder": _math,
+    "math_with_judge": lambda row: ("math", {"gold": _text(row["expected_answer"])}),
+    "math_with_autograder": lambda row: ("math", {"gold": _text(row["expected_answer"])}),
     "mcqa": _multiple_choice,
     "code_gen": _code,
     "structured_outputs": _structured_output,
     "single_step_tool_use_with_argument_comparison": _tool_call,
-    "xlam_fc": _tool_calls,
+    "xlam_fc": lambda row: (
+        "tool_call", {"gold": {"calls": [_call(call) for call in row["expected_answers"]]}}
+    ),
     "instruction_following": _instruction_following,
     "lc_niah": _long_context,
-    "equivalence_llm_judge": _equivalence,
-    "lc_judge": _equivalence,
-    "multichallenge": _rubric,
-    "calendar": _scheduling,
-    "reasoning_gym": _reasoning_gym,
-}
+    "equivalence_llm_judge": lambda row: ("equivalence", {"gold": str(row["expected_answer"])}),
+    "lc_judge": lambda row: ("equivalence", {"gold": str(row["expected_answer"])}),
+    "multichallenge": lambda row: ("rubric", {"metadata": {"rubric": row["rubric"]}}),
+    "calendar": lambda row: ("scheduling", {"metadata": {"events": row["exp_cal_state"]}}),
+    "reasoning_gym": lambda row: (
+        "reasoning_gym", {"gold": row["answer"], "metadata": row["metadata"]}
+    ),
+}  # fmt: skip
 
 
 # -- instructions ----------------------------------------------------------------------------------
@@ -250,57 +230,56 @@ def _bound(number: Any, relation: str | None) -> Fields:
             raise DataError(f"relation {relation!r}")
 
 
-def _kind(kind: str, **fields: Any) -> list[Fields]:
-    return [{"kind": kind, **fields}]
+def _constraints(name: str, given: Fields) -> list[Fields]:
+    """Ours for one of theirs."""
+    kind, arguments = INSTRUCTIONS[name]
+    fields: Fields = {"kind": kind}
+    for own, theirs in arguments.items():
+        if isinstance(theirs, tuple):
+            number, relation = cast(tuple[str, str], theirs)
+            fields |= _bound(given[number], given[relation])
+        else:
+            fields[own] = given[theirs] if isinstance(theirs, str) else theirs
+    if kind == "paragraph_start":
+        return [{"kind": "paragraphs", "exactly": given["num_paragraphs"]}, fields]
+    return [fields]
 
 
-# id of a training constraint (allenai/open-instruct, IFEvalG) → ours
-INSTRUCTIONS: dict[str, Callable[[Fields], list[Fields]]] = {
-    "length_constraints:number_words": lambda a: _kind(
-        "words", **_bound(a["num_words"], a["relation"])
+# id of a training constraint (allenai/open-instruct, IFEvalG) → our kind, and by our argument the
+# name of theirs, a number that theirs implies, or the names of a number and its relation
+INSTRUCTIONS: dict[str, tuple[str, Fields]] = {
+    "length_constraints:number_words": ("words", {"": ("num_words", "relation")}),
+    "length_constraints:number_sentences": ("sentences", {"": ("num_sentences", "relation")}),
+    "length_constraints:number_paragraphs": ("divided_paragraphs", {"exactly": "num_paragraphs"}),
+    "length_constraints:nth_paragraph_first_word": (
+        "paragraph_start", {"paragraph": "nth_paragraph", "word": "first_word"}
     ),
-    "length_constraints:number_sentences": lambda a: _kind(
-        "sentences", **_bound(a["num_sentences"], a["relation"])
+    "paragraphs:paragraphs": ("divided_paragraphs", {"exactly": 2}),
+    "paragraphs:paragraphs2": ("paragraphs", {"exactly": 2}),
+    "detectable_format:number_bullet_lists": ("bullets", {"exactly": "num_bullets"}),
+    "detectable_format:number_highlighted_sections": ("highlights", {"at_least": "num_highlights"}),
+    "detectable_format:title": ("title", {}),
+    "detectable_format:json_format": ("json", {}),
+    "detectable_content:number_placeholders": ("placeholders", {"at_least": "num_placeholders"}),
+    "keywords:existence": ("keywords", {"words": "keywords"}),
+    "keywords:forbidden_words": ("forbidden_words", {"words": "forbidden_words"}),
+    "keywords:frequency": ("keyword_count", {"word": "keyword", "": ("frequency", "relation")}),
+    "keywords:letter_frequency": (
+        "letter_count", {"letter": "letter", "": ("let_frequency", "let_relation")}
     ),
-    "length_constraints:number_paragraphs": lambda a: _kind(
-        "divided_paragraphs", exactly=a["num_paragraphs"]
+    "keywords:word_once": ("keyword_count", {"word": "keyword", "exactly": 1}),
+    "letters:letter_counting": ("letters", {"": ("N", "relation")}),
+    "count:lowercase_counting": ("lowercase_words", {"at_most": "N"}),
+    "count:count_unique": ("no_repeats", {}),
+    "change_case:english_lowercase": ("lowercase", {}),
+    "change_case:english_capital": ("uppercase", {}),
+    "change_case:capital_word_frequency": (
+        "capital_words", {"": ("capital_frequency", "capital_relation")}
     ),
-    "length_constraints:nth_paragraph_first_word": lambda a: [
-        *_kind("paragraphs", exactly=a["num_paragraphs"]),
-        *_kind("paragraph_start", paragraph=a["nth_paragraph"], word=a["first_word"]),
-    ],
-    "paragraphs:paragraphs": lambda a: _kind("divided_paragraphs", exactly=2),
-    "paragraphs:paragraphs2": lambda a: _kind("paragraphs", exactly=2),
-    "detectable_format:number_bullet_lists": lambda a: _kind("bullets", exactly=a["num_bullets"]),
-    "detectable_format:number_highlighted_sections": lambda a: _kind(
-        "highlights", at_least=a["num_highlights"]
-    ),
-    "detectable_format:title": lambda a: _kind("title"),
-    "detectable_format:json_format": lambda a: _kind("json"),
-    "detectable_content:number_placeholders": lambda a: _kind(
-        "placeholders", at_least=a["num_placeholders"]
-    ),
-    "keywords:existence": lambda a: _kind("keywords", words=a["keywords"]),
-    "keywords:forbidden_words": lambda a: _kind("forbidden_words", words=a["forbidden_words"]),
-    "keywords:frequency": lambda a: _kind(
-        "keyword_count", word=a["keyword"], **_bound(a["frequency"], a["relation"])
-    ),
-    "keywords:letter_frequency": lambda a: _kind(
-        "letter_count", letter=a["letter"], **_bound(a["let_frequency"], a["let_relation"])
-    ),
-    "keywords:word_once": lambda a: _kind("keyword_count", word=a["keyword"], exactly=1),
-    "letters:letter_counting": lambda a: _kind("letters", **_bound(a["N"], a["relation"])),
-    "count:lowercase_counting": lambda a: _kind("lowercase_words", at_most=a["N"]),
-    "count:count_unique": lambda a: _kind("no_repeats"),
-    "change_case:english_lowercase": lambda a: _kind("lowercase"),
-    "change_case:english_capital": lambda a: _kind("uppercase"),
-    "change_case:capital_word_frequency": lambda a: _kind(
-        "capital_words", **_bound(a["capital_frequency"], a["capital_relation"])
-    ),
-    "first_word:first_word_answer": lambda a: _kind("first_word", word=a["first_word"]),
-    "first_word:first_word_sent": lambda a: _kind("sentence_start", word=a["first_word"]),
-    "last_word:last_word_answer": lambda a: _kind("last_word", word=a["last_word"]),
-    "startend:end_checker": lambda a: _kind("ends_with", text=a["end_phrase"]),
-    "startend:quotation": lambda a: _kind("quoted"),
-    "punctuation:no_comma": lambda a: _kind("no_commas"),
-}
+    "first_word:first_word_answer": ("first_word", {"word": "first_word"}),
+    "first_word:first_word_sent": ("sentence_start", {"word": "first_word"}),
+    "last_word:last_word_answer": ("last_word", {"word": "last_word"}),
+    "startend:end_checker": ("ends_with", {"text": "end_phrase"}),
+    "startend:quotation": ("quoted", {}),
+    "punctuation:no_comma": ("no_commas", {}),
+}  # fmt: skip

@@ -62,19 +62,30 @@ class InstructionFollowingEnvironment(RLVREnvironment):
             return Score(0.0, None, f"longer than {LONGEST} characters")
         if len(words_of(text)) < LEAST_WORDS:
             return Score(0.0, text, f"fewer than {LEAST_WORDS} words")
-        listed = _constraints(prompt)
+        listed: list[Arguments] = metadata_of(prompt)["constraints"]
         broken = [one["kind"] for one in listed if not CONSTRAINTS[one["kind"]].holds(text, one)]
         share = 1 - len(broken) / len(listed)
         value = share if metadata_of(prompt).get("grading") == "fraction" else float(not broken)
         return Score(value, None, f"breaks {', '.join(broken)}" if broken else "all constraints")
 
-    def rows(self, *, seed: int, count: int) -> list[dict[str, Any]]:
-        """A topic and one to four constraints that some text keeps."""
-        return [_row(random.Random(f"{seed}/if/{k}"), f"if-{seed}-{k}") for k in range(count)]
-
-
-def _constraints(prompt: Prompt) -> list[Arguments]:
-    return metadata_of(prompt)["constraints"]
+    def row(self, seed: int, number: int) -> dict[str, Any]:
+        """A topic and one to four constraints of a text, so that there always is an answer."""
+        rng = random.Random(f"{seed}/if/{number}")
+        text = rng.choice(_STYLES)(rng.sample(_SENTENCES, rng.randint(1, 5)))
+        constraints: list[dict[str, Any]] = []
+        for kind in rng.sample(list(CONSTRAINTS), len(CONSTRAINTS)):
+            arguments = CONSTRAINTS[kind].draw(text, rng)
+            if CONSTRAINTS[kind].holds(text, arguments):
+                constraints.append({"kind": kind} | arguments)
+        constraints = constraints[: rng.randint(1, 4)]
+        wordings = [CONSTRAINTS[one["kind"]].wording(one) for one in constraints]
+        return {
+            "environment": self.name,
+            "id": f"if-{seed}-{number}",
+            "question": f"{rng.choice(_TOPICS)} {' '.join(wordings)}",
+            "gold": text,
+            "metadata": {"constraints": constraints},
+        }
 
 
 _TOPICS = (
@@ -102,22 +113,3 @@ _STYLES: tuple[Callable[[list[str]], str], ...] = (
     lambda parts: " ".join(parts).lower().replace(",", ""),
     lambda parts: " ".join(parts).upper(),
 )
-
-
-def _row(rng: random.Random, name: str) -> dict[str, Any]:
-    """A text first, then constraints that it keeps: so there always is an answer."""
-    text = rng.choice(_STYLES)(rng.sample(_SENTENCES, rng.randint(1, 5)))
-    constraints: list[dict[str, Any]] = []
-    for kind in rng.sample(list(CONSTRAINTS), len(CONSTRAINTS)):
-        arguments = CONSTRAINTS[kind].draw(text, rng)
-        if CONSTRAINTS[kind].holds(text, arguments):
-            constraints.append({"kind": kind} | arguments)
-    constraints = constraints[: rng.randint(1, 4)]
-    wordings = [CONSTRAINTS[one["kind"]].wording(one) for one in constraints]
-    return {
-        "environment": "instruction_following",
-        "id": name,
-        "question": f"{rng.choice(_TOPICS)} {' '.join(wordings)}",
-        "gold": text,
-        "metadata": {"constraints": constraints},
-    }

@@ -97,7 +97,7 @@ class JudgedEnvironment(RLVREnvironment):
     def judge(self) -> LabelJudge:
         """Raises ConfigError where there is none."""
         if self._judge is None:
-            raise ConfigError(f"the environment {self.name} needs a judge model")
+            raise ConfigError(f"the environment {self.name} needs a judge model: set judge:")
         return self._judge
 
 

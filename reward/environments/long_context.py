@@ -75,11 +75,8 @@ class LongContextEnvironment(RLVREnvironment):
             says("Answer:"),
         ]
 
-    def rows(self, *, seed: int, count: int) -> list[dict[str, Any]]:
-        """Questions over 8 to 64 documents, about 500 to 10,000 words."""
-        return [self._row(seed, number) for number in range(count)]
-
-    def _row(self, seed: int, number: int) -> dict[str, Any]:
+    def row(self, seed: int, number: int) -> dict[str, Any]:
+        """A question over 8 to 64 documents, about 500 to 10,000 words."""
         rng = random.Random(f"{seed}/long_context/{number}")
         size, filler = rng.choice((8, 12, 24, 48, 64)), rng.choice((2, 5, 10))
         documents, needed, question, gold = rng.choice((_total, _route))(rng, size)

@@ -98,11 +98,8 @@ class SchedulingEnvironment(RLVREnvironment):
             says("Grader: the calendar meets every constraint and has no overlap. Score 1."),
         ]
 
-    def rows(self, *, seed: int, count: int) -> list[dict[str, Any]]:
+    def row(self, seed: int, number: int) -> dict[str, Any]:
         """Constraints taken from a calendar that meets them."""
-        return [self._row(seed, number) for number in range(count)]
-
-    def _row(self, seed: int, number: int) -> dict[str, Any]:
         rng = random.Random(f"{seed}/scheduling/{number}")
         titles = rng.sample(TITLES, rng.randint(2, 7))
         order, now = rng.sample(range(len(titles)), len(titles)), 9 * 60

@@ -26,13 +26,12 @@ from referencing import Registry
 from posttrain.jsontext import encode_json, load_json
 from posttrain.records import Score, json_text
 from posttrain.rollouts import Completion, Prompt, metadata_of
-from reward.environments.base import RLVREnvironment, Script, calls, says
-from reward.environments.tool_call import declared, same_value
+from reward.environments.base import RLVREnvironment, Script, calls, says, unfenced
+from reward.environments.tool_call import declared, same_argument
 
 FORMATS = ("json", "yaml", "tool_call")
 LONGEST = 500_000  # characters of an answer
 GROUNDED = 0.25  # share of values in the prompt's words, where no fields are given
-_FENCE = re.compile(r"\s*(```|~~~)(?:json|yaml|yml)?[ \t]*\n(.*?)\n?[ \t]*\1\s*", re.DOTALL)
 
 
 class StructuredOutputEnvironment(RLVREnvironment):
@@ -108,8 +107,7 @@ def _read(task: Mapping[str, Any], completion: Completion) -> Any:
     text = completion.answer
     if len(text) > LONGEST:
         raise ValueError(f"longer than {LONGEST} characters")
-    fenced = _FENCE.fullmatch(text)
-    text = fenced[2] if fenced else text
+    text = unfenced(text)
     return load_json(text.strip()) if task["format"] == "json" else load_yaml(text)
 
 
@@ -170,7 +168,7 @@ def _compare(value: Any, fields: Mapping[str, Any], shown: str) -> Score:
         except (LookupError, ValueError):
             return Score(0.0, shown, f"no value at {pointer}")
         wanted = [expected, *(cast(list[Any], expected) if isinstance(expected, list) else [])]
-        if not any(same_value(one, given) for one in wanted):
+        if not any(same_argument(one, given) for one in wanted):
             return Score(0.0, shown, f"{pointer} has another value")
     return Score(1.0, shown, f"valid, with {len(fields)} right values")
 

@@ -22,7 +22,7 @@ from typing import Any, cast
 from posttrain.jsontext import load_json
 from posttrain.records import Score, json_text
 from posttrain.rollouts import Completion, Prompt
-from reward.environments.base import RLVREnvironment, Script, calls, says
+from reward.environments.base import RLVREnvironment, Script, calls, same_value, says
 
 PROSE = 6  # words from which an argument's text is prose
 MOST_CALLS = 16  # more are wrong at once
@@ -168,27 +168,14 @@ def _same_call(gold: Fields, call: tuple[str, Any], defaults: Mapping[str, Any])
             value = defaults[argument] if value is _MISSING else value
         if value is _MISSING and argument in optional:
             continue
-        if value is _MISSING or not any(same_value(one, value) for one in wanted):
+        if value is _MISSING or not any(same_argument(one, value) for one in wanted):
             return False
     return True
 
 
-def same_value(gold: Any, given: Any) -> bool:
-    """Whether two JSON values are the same: texts but for case, white space and a final stop,
-    numbers to a relative 1e-9, lists in order. Text is no number, and 1 is not true."""
-    if isinstance(gold, bool) or isinstance(given, bool) or gold is None or given is None:
-        return gold is given
-    if isinstance(gold, int | float) and isinstance(given, int | float):
-        return abs(gold - given) <= 1e-9 * max(abs(gold), abs(given))
-    if isinstance(gold, str) and isinstance(given, str):
-        return _plain(gold) == _plain(given)
-    if isinstance(gold, list) and isinstance(given, list):
-        one, other = cast(list[Any], gold), cast(list[Any], given)
-        return len(one) == len(other) and all(map(same_value, one, other))
-    if isinstance(gold, dict) and isinstance(given, dict):
-        left, right = cast(dict[str, Any], gold), cast(dict[str, Any], given)
-        return left.keys() == right.keys() and all(same_value(left[k], right[k]) for k in left)
-    return False
+def same_argument(gold: Any, given: Any) -> bool:
+    """As `same_value`; case, white space and a final stop of texts do not count."""
+    return same_value(gold, given, plain=_plain)
 
 
 def _plain(text: str) -> str:

@@ -156,11 +156,8 @@ class WorkplaceEnvironment(RLVREnvironment):
             (*calls(*((call, {**arguments, "id": "none-0"}) for call, arguments in gold)), *done),
         ]
 
-    def rows(self, *, seed: int, count: int) -> list[dict[str, Any]]:
-        """Offices and requests."""
-        return [self._row(seed, number) for number in range(count)]
-
-    def _row(self, seed: int, number: int) -> dict[str, Any]:
+    def row(self, seed: int, number: int) -> dict[str, Any]:
+        """An office and a request."""
         rng = random.Random(f"{seed}/workplace/{number}")
         tables = _office(rng)
         chosen = rng.sample(REQUESTS, rng.choices((1, 2, 3), (3, 2, 1))[0])

@@ -6,8 +6,8 @@
 A completion that a limit ended is wrong, 0.0; one that failed, one whose comparison failed or took
 too long, and one in which no answer is found, unless it is empty or lacks the format that its
 prompt asks for, is unscored. `metadata` of a prompt may hold `tolerance` (math, numeric),
-`ignore_case` (exact), `options` and `output_regex` (multiple_choice), `instruction_id_list` and
-`kwargs` (ifeval, ifbench).
+`ignore_case` (exact), `options` and `output_regex` (multiple_choice), `outputs` (contains_all,
+contains_any), `instruction_id_list` and `kwargs` (ifeval, ifbench).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import functools
 from collections.abc import Callable
 
 from reward.graders.base import Grader
-from reward.graders.choice import Exact, MultipleChoice
+from reward.graders.choice import Contains, Exact, MultipleChoice
 from reward.graders.constraints import PACKAGE, Constraints
 from reward.graders.math import Math, Numeric
 
@@ -25,6 +25,8 @@ GRADERS: dict[str, Callable[[], Grader]] = {
     "multiple_choice": MultipleChoice,
     "exact": Exact,
     "numeric": Numeric,
+    "contains_all": functools.partial(Contains, enough=False),
+    "contains_any": functools.partial(Contains, enough=True),
     "ifeval": functools.partial(Constraints, "ifeval"),
     "ifbench": functools.partial(Constraints, "ifbench"),
 }

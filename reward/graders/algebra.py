@@ -10,11 +10,8 @@ to a constant factor.
 
 from __future__ import annotations
 
-import ast
 import logging
-import operator
 import re
-from collections.abc import Callable
 from typing import Any, cast
 
 import sympy
@@ -44,6 +41,8 @@ _READING = LatexExtractionConfig(
 )
 # what would be read as something else: "2 3" as 5, "0x1f" as a product with 0, "1..." as 1
 _MISLEADING = re.compile(r"(?<![_\d])\d+\s+[\d.]|\.\.\.|\b0[xXbBoO]")
+# as programs write it: log(x), atan(x)
+_FUNCTION = re.compile(r"(?<![\\A-Za-z])(a(?:rc)?(?=[sct]))?(sin|cos|tan|log|ln|exp)(?=h?\s*\()")
 POINTS = ("0.7310585786", "1.9241418199", "3.3012943571", "0.2689414213")
 DIGITS = 25
 
@@ -94,13 +93,9 @@ def read_formula(text: str, *, natural_log: bool) -> Any:
     """
     if not reads_as_math(text) or _MISLEADING.search(text):
         raise Unreadable(text)
-    if "\\" not in text and re.search(r"\*|[a-z]{2}\s*\(", text):
-        try:
-            return _exact(read_program(text))
-        except (SyntaxError, Unreadable):
-            pass
-    latex = re.sub(r"\^\s*(?:([+-]?\d[\d.]*)|\(([^()]*)\))", r"^{\1\2}", text)
-    latex = re.sub(r"\s*,?\s+(?:and|or)\s+", ", ", latex.replace("**", "^"))
+    latex = _FUNCTION.sub(lambda m: ("\\arc" if m[1] else "\\") + m[2], text)
+    latex = re.sub(r"\^\s*(?:([+-]?\d[\d.]*)|\(([^()]*)\))", r"^{\1\2}", latex)
+    latex = re.sub(r"\s*,?\s+(?:and|or)\s+", ", ", latex.replace("E**", "e^").replace("**", "^"))
     if natural_log:
         latex = re.sub(r"\\log(?![A-Za-z])(?!\s*_)", r"\\ln", latex)
     found: list[Any] = parse(
@@ -109,58 +104,6 @@ def read_formula(text: str, *, natural_log: bool) -> Any:
     if not found:
         raise Unreadable(text)
     return _exact(found[0])
-
-
-_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.Pow: operator.pow,
-    ast.USub: operator.neg,
-    ast.UAdd: operator.pos,
-}
-_FUNCTIONS: dict[str, Any] = {
-    **{name: getattr(sympy, name) for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh")},
-    **{name: getattr(sympy, name) for name in ("cosh", "tanh", "exp", "log", "sqrt")},
-    **{f"{a}{f}": getattr(sympy, f"a{f}") for a in ("a", "arc") for f in ("sin", "cos", "tan")},
-    "ln": sympy.log,
-    "abs": sympy.Abs,
-}
-_CONSTANTS: dict[str, Any] = {
-    "pi": sympy.pi,
-    "oo": sympy.oo,
-    "inf": sympy.oo,
-    "e": sympy.E,
-    "E": sympy.E,
-    "I": sympy.I,
-}
-
-
-def read_program(text: str) -> Any:
-    """A formula as programs write it, `3*x**2 + log(x)`, where `log` is the natural one.
-
-    Raises:
-        SyntaxError, Unreadable: it is none.
-    """
-    text = re.sub(r"(?<=[\d)])\s*(?=[A-Za-z(])", "*", text.replace("^", "**"))
-    return _evaluate(ast.parse(text, mode="eval").body)
-
-
-def _evaluate(node: ast.AST) -> Any:
-    match node:
-        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
-            return sympy.Rational(str(value))
-        case ast.Name(id=name):
-            return _CONSTANTS.get(name) or sympy.Symbol(name)
-        case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
-            return _OPERATORS[type(op)](_evaluate(operand))
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            return _OPERATORS[type(op)](_evaluate(left), _evaluate(right))
-        case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if name in _FUNCTIONS:
-            return _FUNCTIONS[name](_evaluate(argument))
-        case _:
-            raise Unreadable(ast.unparse(node))
 
 
 def _exact(formula: Any) -> Any:

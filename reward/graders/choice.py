@@ -1,4 +1,4 @@
-"""The graders "multiple_choice" and "exact": one of a prompt's options, or a given text.
+"""One of a prompt's options, a given text, or references that the answer has to contain.
 
 Prompt(gold="B", metadata='{"options":{"A":"3","B":"4"}}')
 metadata may hold `output_regex`, a pattern or several, tried before anything else: the last match
@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from posttrain.records import Score
 from posttrain.rollouts import Prompt, metadata_of
-from reward.graders.base import Attempt, before_reading, no_answer, unscored, verdict
+from reward.graders.base import Attempt, before_reading, no_answer, one_line, unscored, verdict
 from reward.graders.final_answer import LABEL, LINE, TAG, answer_places, has_box, joined_boxes
 from reward.graders.tidy import tidy
 from reward.graders.workers import JobResult, JobRunner, shared_workers
@@ -252,6 +252,43 @@ def _grade_text(attempt: Attempt) -> Score:
     if metadata_of(attempt.prompt).get("ignore_case") is True:
         one, other = one.casefold(), other.casefold()
     return verdict(one == other, answer, gold)
+
+
+class Contains:
+    """The share of the prompt's `outputs` that the answer contains, whatever their case.
+
+    These are RULER's metrics (NVIDIA/RULER, scripts/eval/synthetic/constants.py), but that a
+    completion which a limit ended is wrong.
+
+    Args:
+        enough: one of them counts as all: RULER's metric of its question answering tasks.
+    """
+
+    def __init__(self, *, enough: bool) -> None:
+        self._enough = enough
+
+    def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
+        """No list of texts."""
+        return [None if _references(prompt) else "no_outputs" for prompt in prompts]
+
+    def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
+        """One score an attempt."""
+        return [before_reading(attempt) or self._grade(attempt) for attempt in attempts]
+
+    def _grade(self, attempt: Attempt) -> Score:
+        references, answer = _references(attempt.prompt), attempt.completion.answer.lower()
+        if not references:
+            return unscored(None, "the prompt has no outputs", "malformed_row")
+        found = [text for text in references if text.lower() in answer]
+        share = float(bool(found)) if self._enough else len(found) / len(references)
+        why = f"{len(found)} of {len(references)} references"
+        return Score(share, one_line(", ".join(found)) or None, why)
+
+
+def _references(prompt: Prompt) -> list[str]:
+    texts: Any = metadata_of(prompt).get("outputs")
+    sound = isinstance(texts, list) and all(isinstance(t, str) and t for t in cast(Any, texts))
+    return cast(list[str], texts) if sound else []
 
 
 def answer_text(answer: str) -> str | None:

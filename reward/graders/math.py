@@ -23,7 +23,6 @@ _EQUALS = re.compile(r"(?<![<>!\\:=~])=(?![=>])")
 _APPROXIMATELY = re.compile(r"\\approx(?![A-Za-z])|~=")
 
 _ARITHMETIC = re.compile(r"(?:[\d\s.+*/^(){}-]|\\times|\\cdot|\\div)+")
-_WORKING = re.compile(r"\d[\d.]*(?:\s*(?:[*/+^-]|\\times|\\cdot)\s*\d[\d.]*)+")
 _ASSIGNMENT = re.compile(r"([A-Za-z]\w*|\\[a-z]+)\s*=(?:[^<>,;]*=)?\s*([^=<>,;]+)")
 
 
@@ -130,11 +129,7 @@ def same_written(gold: str, answer: str, tolerance: float | None = None) -> bool
         return False
     number = read_number(gold)
     if number is not None:
-        first, *others = map(str.strip, _EQUALS.split(answer))
-        result = others[-1] if others else first
-        if read_number(first) and _WORKING.fullmatch(result):  # 12 = 24/2
-            result = first
-        sides = _APPROXIMATELY.split(result)
+        sides = _APPROXIMATELY.split(_EQUALS.split(answer)[-1])
         numbers = [given for side in sides if (given := read_number(side.strip()))]
         if any(same_number(number, given, tolerance) for given in numbers):
             return True

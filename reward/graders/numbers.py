@@ -150,11 +150,8 @@ SCALES = {
 _SCALE = re.compile(rf"\s+({'|'.join(SCALES)})s?(?![A-Za-z])", re.IGNORECASE)
 # words behind a number that make it another number, or no final one
 _OTHERWISE = re.compile(
-    r"and|or|not|no|but|minus|plus|times|negative|below|under|less|more|over|by|to|than|point|short"
-    r"|half|halves|thirds?|quarters?|fourths?|fifths?|(?:six|seven|eigh|nin|ten|twelf|hundred)ths?"
-    r"|thousandths?|millionths?|squared|cubed|factorial|mod(?:ulo)?|score|pairs|tens|is|are|was|if"
-    r"|when|for|where|equals?|because|since|so|which|that|one|two|three|four|five|six|seven|eight"
-    r"|nine|ten|twenty|fifty|percent"
+    r"and|or|not|no|but|minus|plus|times|negative|less|more|over|below|by|to|than|point|hal(?:f|ves)"
+    r"|squared|cubed|factorial|mod(?:ulo)?|is|are|was|if|thirds?|quarters?|\w+ths?"
 )
 _WORD = re.compile(r"[^\W\d_]+|[°$€£¥₹₽¢]|\^\\circ|\^\{?-?\d\}?|\S")
 MOST_UNIT_WORDS = 6

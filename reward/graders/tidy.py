@@ -26,13 +26,11 @@ _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 # chat markup and HTML
 _MARKUP = re.compile(r"<\|[^|<>\n]{1,40}\|>|</?(?:s|b|i|u|em|strong|p|br|span|center)\s*/?>")
-# LaTeX whose backslashes were escaped once more
-_ESCAPED = re.compile(r"\\\\(?=(?:boxed|[dt]?frac|sqrt|pi|text|left|right|cdot|times|le|ge)\b)")
 
 
 def tidy(text: str) -> str:
     """The text with typographic digits, signs, spaces and fractions in plain characters."""
-    text = _ESCAPED.sub(r"\\", _MARKUP.sub("", text))
+    text = _MARKUP.sub("", text)
     if text.isascii():
         return text
     text = text.translate(_TABLE)
@@ -67,12 +65,9 @@ _LAYOUT = (
     (re.compile(r"(?<!\\)\$([^$]+)(?<!\\)\$"), r"\1"),
     (re.compile(r"\\([%$])"), r"\1"),
     (re.compile(r"\\(?:degree|deg)(?![A-Za-z])"), r"^\\circ "),
-    (re.compile(r"\\(?:leq|leqslant)(?![A-Za-z])"), r"\\le "),
-    (re.compile(r"\\(?:geq|geqslant)(?![A-Za-z])"), r"\\ge "),
     (re.compile(r"\\(?:begin|end)\{(?:align|aligned|equation|gather)\*?\}|&(?==)"), ""),
     (re.compile(r"\\varnothing(?![A-Za-z])"), r"\\emptyset"),
 )  # fmt: skip
-_BOXED = re.compile(r"\\boxed\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}")
 _WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"))
 
 
@@ -89,8 +84,6 @@ def bare(text: str) -> str:
             inner = text[len(opening) : len(text) - len(closing)]
             if text.startswith(opening) and text.endswith(closing) and opening not in inner:
                 text = inner.strip() if len(text) > len(opening + closing) - 1 else text
-        if (box := _BOXED.fullmatch(text)) is not None:
-            text = box[1].strip()
     for pattern, instead in _LAYOUT:
         text = pattern.sub(instead, text)
     return " ".join(text.split())

@@ -147,7 +147,8 @@ def training_reward(predicted: Verdict | None, gold: Gold | Verdict) -> float:
         gold: a score of it that is None takes no part.
     """
     if predicted is None:
-        scores = sum(_farthest(g, LOWEST_SCORE, HIGHEST_SCORE) for g in _scores(gold))
+        known = [score for score in (gold.score_1, gold.score_2) if score is not None]
+        scores = sum(_farthest(score, LOWEST_SCORE, HIGHEST_SCORE) for score in known)
         ranking = _farthest(gold.ranking, LOWEST_RANKING, HIGHEST_RANKING)
         return -FORMAT_WEIGHT - scores - RANKING_WEIGHT * ranking
     off = [
@@ -156,10 +157,6 @@ def training_reward(predicted: Verdict | None, gold: Gold | Verdict) -> float:
         if wanted is not None
     ]
     return -sum(off) - RANKING_WEIGHT * abs(predicted.ranking - gold.ranking)
-
-
-def _scores(gold: Gold | Verdict) -> list[float]:
-    return [score for score in (gold.score_1, gold.score_2) if score is not None]
 
 
 def _farthest(score: float, lowest: float, highest: float) -> float:

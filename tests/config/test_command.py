@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import os
 import subprocess
@@ -49,13 +49,8 @@ def test_an_unknown_option_or_no_recipe_is_refused(argv: list[str]):
 
 
 @pytest.mark.parametrize("script", STAGES, ids=lambda path: path.stem)
-def test_every_stage_takes_the_order_of_the_readme(script: Path, monkeypatch):
-    spec = importlib.util.spec_from_file_location(f"stage_{script.stem}", script)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
+def test_every_stage_takes_the_order_of_the_readme(script: Path):
+    module = importlib.import_module(f"scripts.{script.stem}")
     # read as far as the recipe, which is not there: the arguments themselves were accepted
     with pytest.raises(ConfigError, match=r"missing\.yaml"):
         module.main(["--config", "missing.yaml", "out=runs/mine", "--dry-run", "seed=1"])
@@ -90,6 +85,17 @@ def test_an_error_under_torchrun_is_printed_once_and_stands_in_its_report(
         printed.append(ended.value.code)
         assert "out: missing" in json.loads(report.read_text())["message"]
     assert printed == ["ConfigError: out: missing", 1]
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_nobody_reads_ends_a_command_without_a_word(unbuffered: str):
+    read, write = os.pipe()
+    os.close(read)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered}
+    command = [sys.executable, "scripts", "--recipes"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert not done.stderr
 
 
 @pytest.mark.parametrize("launcher", ["cpu", "cpu-2"])

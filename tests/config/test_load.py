@@ -58,6 +58,8 @@ def test_scientific_notation_is_a_number_and_lists_fill_tuples(tmp_path):
         ("learning_rate: 1.0\nsources: [{name: a, shar: 1.0}]", (), "'sources.0.shar' .did you mean 'share'..$"),
         ("learning_rate: '1.0'", (), "'learning_rate': Input should be a valid number, found '1.0'"),
         ("learning_rate: 1.0\nlearning_rate: 2.0", (), "line 2: duplicate key 'learning_rate'"),
+        ("a:\n\tb: 1", (), r"line 2, column 1: [^\n]*$"),
+        ("{sources: [], mixture: {}, packing: {}}", (), "r.yaml: mixture, packing are no keys"),
         ("steps: 3", (), "'learning_rate' is required"),
         ("learning_rate: .nan", (), "finite number"),
         ("learning_rate: 1.0", ("steps=3", "steps=4"), "given twice"),

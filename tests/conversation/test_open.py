@@ -168,7 +168,8 @@ FIRST = {"index": 0, "id": "c1", "type": "function",
         (events(delta(content="56"), STOP, end="\r\n\r\n"), "56"),
         (events(delta(content="5"), delta("stop", content="6"), {"choices": [], "usage": {"completion_tokens": 2}}, done=False), "56"),
         (("application/json", json.dumps({"choices": [{"message": {"content": "56"}, "finish_reason": "stop"}]}).encode()), "56"),
-        (events(delta(content="5"), done=False), "failed: ended by"),
+        (events(delta(content="5"), done=False), "failed: no finish reason"),
+        (("text/event-stream", b"data:\n\n" + events(delta(content="56"), STOP)[1]), "56"),
         (events(delta(content="5"), {"error": {"message": "overloaded"}}), "overloaded"),
         (events("{not json"), "no JSON"),
         (events("[1]"), "no object"),
@@ -228,7 +229,10 @@ def test_what_cannot_be_talked_to_is_refused(tmp_path, monkeypatch, capsys):
         main(["--server", "nowhere", "--model", "m"])
     with pytest.raises(ConfigError, match="temperature"):
         main(["--server", "http://h/v1", "--model", "m", "--temperature", "-1"])
-    with pytest.raises(ConfigError, match="no such directory"):
+    with pytest.raises(ConfigError, match="there is no directory"):
         main([str(tmp_path / "nowhere")])
+    (tmp_path / "adapter_config.json").touch()
+    with pytest.raises(ConfigError, match="posttrain merge"):
+        main([str(tmp_path)])
     with pytest.raises(ConfigError, match="calculator"):
         main(["--server", "http://h/v1", "--model", "m", "--tools", "calculater"])

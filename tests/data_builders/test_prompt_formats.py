@@ -145,9 +145,6 @@ def test_calls_in_the_history_need_declared_tools(tmp_path: Path):
     assert given.messages[3].tool_calls == (ToolCall("add", "{}", "c1"),)
 
 
-# -- inputs and real files
-
-
 # -- rows of an RLVR environment
 
 

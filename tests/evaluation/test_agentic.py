@@ -17,7 +17,7 @@ from posttrain.evaluation.agentic import (
     PRECEDENCE,
     agentic_rows,
     deciding,
-    failure_flags,
+    failures,
     family_of,
     paired,
     scored_expectations,
@@ -67,6 +67,10 @@ LOOK = ("read", SOUND, "one", False)
 CHANGE = ("read", OTHER, "ok", True)
 
 
+def modes(run: Completion, score: Score) -> tuple[str, ...]:
+    return tuple(failure.mode for failure in failures(PROMPT, run, score))
+
+
 @pytest.mark.parametrize(
     ("run", "value", "flags", "step"),
     [
@@ -102,7 +106,7 @@ def test_flags_and_what_decides(
     run: Completion, value: float | None, flags: tuple[str, ...], step: int | None
 ):
     score = Score(value, None, "")
-    assert failure_flags(PROMPT, run, score) == flags
+    assert modes(run, score) == flags
     failure = deciding(PROMPT, run, score)
     assert (failure and (failure.mode, failure.step)) == (
         None if step is None else (flags[0], step)
@@ -149,10 +153,7 @@ def test_published_totals_scored_again():
     assert sum(totals.values()) == 30 - sum(NANO)
     assert "tool_call_redundancy" not in totals
     run = completion(LOOK, LOOK, LOOK, CHANGE)
-    assert failure_flags(PROMPT, run, Score(0.0, None, "")) == (
-        "tool_call_redundancy",
-        "wrong_answer",
-    )
+    assert modes(run, Score(0.0, None, "")) == ("tool_call_redundancy", "wrong_answer")
 
 
 # -- a run of the evaluation -----------------------------------------------------------------------

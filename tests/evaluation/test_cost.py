@@ -10,11 +10,12 @@ import pytest
 from posttrain.chat.detect import CallDetection
 from posttrain.chat.parse import ParsedCompletion
 from posttrain.config.eval import Price
+from posttrain.errors import DataError
 from posttrain.evaluation.cost import busy_seconds, cost_rows, money, tokens_of
 from posttrain.evaluation.grade import Record
 from posttrain.evaluation.journal import NOT_KEPT, JournaledSampler, TimedSampler, read_lines
 from posttrain.records import Message, Score
-from posttrain.rollouts import Completion, Step
+from posttrain.rollouts import Completion, Step, step_from_row, step_to_row
 from posttrain.sampling.sampler import Parameters, Request
 from tests.evaluation.scripted import ScriptedSampler, prompt, turn
 
@@ -38,6 +39,15 @@ def test_every_token_is_counted_once():
     assert money(tokens, price) == pytest.approx((150 + 10 + 300 + 600) / 1e6)
     # without prices of their own, cached and reasoning tokens cost what others do, no more
     assert money(tokens, Price(input=1, output=10)) == pytest.approx((250 + 600) / 1e6)
+
+
+def test_cached_tokens_are_those_that_the_server_reported():
+    first, second = step(100, 0, 1, cached_tokens=64), step(150, 0, 1, cached_tokens=0)
+    assert tokens_of(Completion("p", 0, (first, second), "stop"))["cached"] == 64
+    unit, _ = cost_rows({"sft": [record(0, 1.0, first, step(150, 0, 1))]}, {}, {})
+    assert (unit["tokens"]["cached"], unit["calls"], unit["cached_reported"]) == (164, 2, 1)
+    assert step_from_row(step_to_row(first)) == first
+    assert step_from_row(step_to_row(step(1, 0, 1))).cached_tokens is None
 
 
 def test_what_the_model_did_not_write_is_not_billed():
@@ -83,6 +93,9 @@ def test_a_journal_gives_every_answer_again_and_invents_none(tmp_path):
     times, _ = read_lines(tmp_path / "times.jsonl")
     assert [row["requests"] for row in times] == [2, 1]
     assert all(row["end"] >= row["start"] for row in times)
+    path.write_text("no JSON\n" + path.read_text())
+    with pytest.raises(DataError, match=r"journal\.jsonl:1"):
+        read_lines(path)
 
 
 def test_a_failure_is_requested_again(tmp_path):

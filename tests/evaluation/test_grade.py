@@ -12,9 +12,9 @@ from posttrain.evaluation.grade import (
     grade_completions,
     record_from_row,
     record_to_row,
-    rescore,
 )
 from posttrain.evaluation.run import read_run
+from posttrain.evaluation.stage import rescored_records
 from posttrain.records import Score
 from posttrain.rollouts import Completion
 from posttrain.sampling.sampler import seed_of
@@ -69,9 +69,8 @@ def test_rows_come_back_as_they_were(run):
 
 
 def test_rescoring_takes_scores_and_verdicts_anew(run):
-    _, records = read_run(run[0])
+    out = run[0]
+    manifest, records = read_run(out)
     stale = {"sft": [replace(r, score=Score(None, None, "old")) for r in records["sft"]]}
-    assert rescore(stale, exact)["sft"] != stale["sft"]
-    assert [r.score.value for r in rescore(stale, exact)["sft"]] == [
-        r.score.value for r in records["sft"]
-    ]
+    again = rescored_records(out, manifest, stale, exact)["sft"]
+    assert [r.score.value for r in again] == [r.score.value for r in records["sft"]]

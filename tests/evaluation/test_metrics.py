@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from posttrain.chat import parse_completion
-from posttrain.evaluation.grade import Record, grade_completions, record_to_row
+from posttrain.evaluation.grade import Record, grade_completions
 from posttrain.evaluation.metrics import cell_rows, examples, measure
 from posttrain.records import Score
 from posttrain.rollouts import Completion, Step
@@ -123,13 +123,6 @@ def test_forms_and_problems_are_counted():
     (cell,) = cell_rows([record(turn(CALL)), record("x", index=1)], seed=0)
     assert list(cell["call_forms"].values()) == [1]
     assert cell["problems"] == {"unclosed_think": 1}
-
-
-def test_token_counts_of_a_row():
-    row = record_to_row(record(turn("56"), forced=(1, 3)))
-    assert row["tokens"] == {"prompt": 9, "reasoning": 7, "answer": 2, "sampled": 3}
-    hidden = record_to_row(record(turn("56"), ids=None))
-    assert hidden["tokens"]["sampled"] is None
 
 
 def test_examples_are_few_and_of_each_kind():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from pathlib import Path
@@ -131,6 +132,12 @@ def test_an_evaluation_measures_and_shows_it(tmp_path: Path, capsys):
     assert row["sd"] == pytest.approx(np.std(list(by_name.values())))
     assert row["questions"] == 6
     assert row["p"] < 0.01
+    lines = list(csv.DictReader((out / "export/scores.csv").read_text().splitlines()))
+    exported = {line["figure"]: line for line in lines}
+    assert float(exported["accuracy in template long"]["value"]) == by_name["long"]
+    assert float(exported["sensitivity sd"]["value"]) == row["sd"]
+    assert float(exported["sensitivity debiased"]["low"]) == row["low"]
+    assert f"| 3 | {100 * row['sd']:.2f} |" in (out / "export/table.md").read_text()
     assert "Prompt sensitivity" in (out / "report.html").read_text()
     manifest, records = read_run(out)
     assert metrics_of(records, seed=0)["sensitivity"] == [row]

@@ -14,8 +14,10 @@ pytest.importorskip("inspect_ai")
 
 from data_builders.graders import EnvironmentGrader
 from posttrain.chat.parse import ParsedCompletion
+from posttrain.config.eval import EvalSetting, InspectTask
 from posttrain.config.judge import LabelJudgeConfig
 from posttrain.errors import ConfigError, DataError
+from posttrain.evaluation.inspect_adapter.tasks import task_prompts
 from posttrain.evaluation.run import read_run
 from posttrain.rollouts import Completion, Step
 from posttrain.runs import read_artifact
@@ -169,10 +171,21 @@ def test_costs_and_exports(suite: Path):
         if (r["task"], r["figure"], r["thinking"]) == ("products", "accuracy", "on")
     ]  # fmt: skip
     assert (float(row["value"]), row["samples"]) == (0.5, "8")
-    results = yaml.safe_load((export / "sft/results.yml").read_text())["results"]
+    exported = yaml.safe_load((export / "sft/results.yml").read_text())
+    # the only fields that NeMo Evaluator's EvaluationConfig and ConfigParams allow
+    assert exported["config"].keys() <= {"type", "params"}
+    assert exported["config"]["params"].keys() == {
+        "temperature",
+        "top_p",
+        "max_new_tokens",
+        "extra",
+    }
+    assert exported["target"] == {"api_endpoint": {"model_id": "sft"}}
+    results = exported["results"]
     score = results["tasks"]["products"]["metrics"]["accuracy"]["scores"]["tools_on"]
     assert (score["value"], score["stats"]["count"]) == (0.5, 8)
     assert "| products | tools | on | 4 | 2 | 50.0 [" in (export / "table.md").read_text()
+    assert "<h2>Costs</h2>" in (suite / "out/report.html").read_text()
 
 
 def test_changed_prices_need_no_second_run(suite: Path):
@@ -181,6 +194,7 @@ def test_changed_prices_need_no_second_run(suite: Path):
     old = json.loads((out / "costs.json").read_text())[-1]["money"]
     run(suite / "eval.yaml", "prices.sft.input=2.0", "prices.sft.output=4.0", sampler=sampler)
     assert json.loads((out / "costs.json").read_text())[-1]["money"] == pytest.approx(2 * old)
+    assert f">{2 * old:.3g}</td>" in (out / "report.html").read_text()
     assert (out / "manifest.json").read_bytes() == before
 
 
@@ -227,6 +241,11 @@ def test_all_that_is_missing_is_listed_before_the_first_request(tmp_path: Path):
         ({"settings": [{"name": "a", "tools": "calculator"}]}, "its own tools"),
         ({"settings": [{"name": "a", "thinking": 0.5}]}, "0, 1 or both"),
         ({"prices": {"dpo": {"input": 1.0, "output": 1.0}}}, "no checkpoint 'dpo'"),
+        (
+            {"settings": [{"name": "a", "sources": ["sums", "office"]}]},
+            "no setting asks .*products",
+        ),
+        ({"expect": {"workplce": [0, 1]}}, "did you mean 'workplace'"),
     ],
 )
 def test_what_cannot_be_is_refused_while_the_recipe_is_read(tmp_path, keys, wanted):
@@ -234,6 +253,49 @@ def test_what_cannot_be_is_refused_while_the_recipe_is_read(tmp_path, keys, want
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | keys))
     with pytest.raises(ConfigError, match=wanted):
         run(path, sampler=ScriptedSampler(answer))
+
+
+@pytest.mark.parametrize(
+    ("task", "keys", "wanted"),
+    [
+        (TASKS, {"score": "mach"}, "the task has match"),
+        (TASKS, {"arguments": {"wrnog": 1}}, "did you mean 'wrong'"),
+        (TASKS, {"task": "tasks.py"}, "tasks.py@NAME"),
+        (TASKS + "def (", {}, "SyntaxError.*line 27"),
+        (TASKS, {"count": 6}, "5 samples"),
+        (TASKS.replace("Sample(", "Sample(id=7, "), {}, "share an id"),
+        (TASKS.replace("dataset=samples", "dataset=samples, sandbox='none'"), {}, "cannot run"),
+    ],
+)
+def test_a_task_of_inspect_is_checked_before_the_first_request(tmp_path, task, keys, wanted):
+    path = write_suite(tmp_path)
+    recipe = yaml.safe_load(path.read_text())
+    recipe["prompts"] = [recipe["prompts"][2] | keys]
+    recipe["settings"] = recipe["settings"][1:]
+    path.write_text(yaml.safe_dump(recipe))
+    (tmp_path / "tasks.py").write_text(task)
+    with pytest.raises(ConfigError, match=wanted):
+        run(path, sampler=ScriptedSampler(lambda request: 1 / 0))
+
+
+def test_a_task_that_shuffles_is_the_same_whenever_it_is_loaded(tmp_path: Path):
+    shuffled = TASKS.replace("import Sample", "import MemoryDataset, Sample")
+    shuffled = shuffled.replace("Sample(input", "Sample(id=f'k{k}', input").replace(
+        "    solver =", "    samples = MemoryDataset(samples)\n    samples.shuffle()\n    solver ="
+    )
+    (tmp_path / "tasks.py").write_text(shuffled)
+    task = InspectTask(format="inspect", name="t", task=f"{tmp_path / 'tasks.py'}@products")
+    for _ in range(3):
+        names = [prompt.task for prompt in task_prompts(task, EvalSetting(name="s"))]
+        assert names == [f"t-k{k}" for k in range(5)]
+
+
+@pytest.mark.parametrize("row", ['{"messages": []}', '{"question": "?", "answer": ["56"]}', ""])
+def test_a_task_without_a_usable_row_is_an_error(tmp_path: Path, row: str):
+    path = write_recipe(tmp_path)
+    (tmp_path / "sums.jsonl").write_text(row)
+    with pytest.raises(DataError, match="'sums' has no usable row"):
+        run(path, sampler=ScriptedSampler(lambda request: 1 / 0))
 
 
 def test_the_dry_run_counts_and_prices(tmp_path: Path, capsys):

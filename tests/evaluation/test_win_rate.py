@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -14,12 +15,15 @@ from unittest.mock import patch
 import pytest
 import yaml
 
+from posttrain.chat.parse import ParsedCompletion
 from posttrain.errors import ConfigError, JudgeError
 from posttrain.evaluation.win_rate import Duel, win_rows
+from posttrain.rollouts import Completion, Step
 from posttrain.runs import read_artifact
 from posttrain.sampling.sampler import Request
 from tests.data_builders.small_build import script
 from tests.evaluation import small_eval
+from tests.evaluation.scripted import prompt
 from tests.evaluation.test_judges import verdict
 from tests.sampling.scripted import END, Scripted
 from tests.sampling.small_stage import sample, write_recipe
@@ -28,10 +32,16 @@ _SHOWN = re.compile(r"\[A1\](.*)\[/A1\]\n\[A2\](.*)\[/A2\]", re.DOTALL)
 Judge = Callable[[Request, random.Random], str]
 
 
-def duel(before_first: int | None, after_first: int | None, *, n: int = 0, **keys: Any) -> Duel:
-    given = {"question": f"q{n}", "unit": "u", "same": False}
-    tokens = {"before_tokens": 10, "after_tokens": 5}
-    return Duel(**{**given, **tokens, **keys}, before_first=before_first, after_first=after_first)
+def duel(
+    *preferred: int | None, n: int = 0, answers: tuple[str, str] = ("old", "new"), source: str = "s"
+) -> Duel:
+    """A duel of 10 tokens against 5, judged so in the two orders."""
+    asked = replace(prompt(n), source=source, setting="u")
+    parsed = ParsedCompletion(None, "", (), (), True)
+    before, after = (
+        Completion(asked.id, 0, (Step("", parsed, "stop", 0, k, 1),), "stop") for k in (10, 5)
+    )
+    return Duel(asked, 0, before, after, answers, tuple({"preferred": one} for one in preferred))
 
 
 @pytest.mark.parametrize(
@@ -56,13 +66,13 @@ def test_the_outcome_of_two_orders(
 
 def test_rates_by_hand():
     duels = [duel(2, 1, n=0), duel(2, 1, n=1), duel(1, 2, n=2), duel(1, 1, n=3), duel(None, 1, n=4)]
-    duels.append(duel(None, None, n=5, same=True, unit="v"))
-    rows = {row["unit"]: row for row in win_rows(duels, seed=0)}
-    found = {name: rows["u"][name]["value"] for name in ("win", "tie", "loss", "score", "disagree")}
+    duels.append(duel(n=5, answers=("new", "new "), source="v"))
+    rows = {row["unit"].partition(".")[0]: row for row in win_rows(duels, seed=0)}
+    found = {name: rows["s"][name]["value"] for name in ("win", "tie", "loss", "score", "disagree")}
     assert found == {"win": 0.5, "tie": 0.25, "loss": 0.25, "score": 0.625, "disagree": 0.25}
-    assert (rows["u"]["duels"], rows["u"]["unjudged"]) == (5, 1)
+    assert (rows["s"]["duels"], rows["s"]["unjudged"]) == (5, 1)
     assert (rows["all"]["same"], rows["all"]["score"]["value"]) == (1, 0.6)
-    assert rows["u"]["tokens"]["difference"] == -5
+    assert rows["s"]["tokens"]["difference"] == -5
     assert rows["v"]["disagree"] is None
 
 

@@ -91,11 +91,21 @@ def test_a_folder_that_is_no_artifact_gives_its_license_and_no_name(tmp_path):
     assert license_fields(found.licenses) == {"license": "other", "license_name": "acme"}
 
 
-def test_a_base_whose_card_cannot_be_read_declares_nothing(tmp_path):
-    (tmp_path / CARD).write_text("---\nlicense: [mit\n---\n")
-    assert license_fields(origins(tmp_path / "out", base=str(tmp_path)).licenses) == {
-        "license": "unknown"
-    }
+@pytest.mark.parametrize(
+    ("head", "fields"),
+    [
+        ("license: [mit", {"license": "unknown"}),
+        ("license:", {"license": "unknown"}),
+        ("license: [mit]", {"license": "mit"}),
+        ("license: [mit, apache-2.0]", {"license": "other", "license_name": "several"}),
+        ("license: other\nlicense_name: 3", {"license": "other", "license_name": "3"}),
+    ],
+)
+def test_whatever_a_base_declares_is_carried_or_unknown(tmp_path, head, fields):
+    """Cards are written by hand: none may end a training that is done."""
+    (tmp_path / CARD).write_text(f"---\n{head}\n---\n")
+    found = origins(tmp_path / "out", base=str(tmp_path))
+    assert license_fields(found.licenses) == fields
 
 
 def test_prompts_of_a_run_declare_no_license(tmp_path):

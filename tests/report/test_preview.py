@@ -61,7 +61,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
-def test_script_shows_lineage_books_and_marked_sequences(built, capsys):
+def test_script_shows_lineage_counts_and_marked_sequences(built, capsys):
     script("preview").main([str(built), "--rows", "1", "--limit", "0"])
     out = capsys.readouterr().out
     assert out.startswith(f"sft_data {built}")

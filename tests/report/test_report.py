@@ -121,8 +121,8 @@ def test_numbers_are_the_manifests(finished, page):
         row = rf'dropped: {reason}</td><td class="n">{number:,}</td>'
         assert not number or re.search(row, counts)
     drops = section(page, "Drops by source")
-    books = [f"{v:,}" for v in (total.rows_in, total.kept)]
-    assert cells(drops, "all")[1:3] == books
+    kept = [f"{v:,}" for v in (total.rows_in, total.kept)]
+    assert cells(drops, "all")[1:3] == kept
 
 
 def test_lengths_and_budgets_are_drawn_in_full(finished, page):
@@ -228,8 +228,7 @@ def test_an_artifact_without_stats_says_what_is_missing(tmp_path):
     page = page_of(tmp_path / "bare")
     assert sections(page) == ["Counts", "Provenance", "Not in this report"]
     missing = section(page, "Not in this report")
-    assert "Mixture: bare has no stats on sources" in missing
-    assert "Sample conversations: bare lists no samples.jsonl" in missing
+    assert "sft_data bare: bare has no &#39;sources&#39; in its stats" in missing
     assert 'dropped: empty_answer</td><td class="n">1</td>' in page
 
 

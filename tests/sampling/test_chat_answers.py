@@ -144,6 +144,16 @@ def test_without_a_finish_reason_the_count_says_whether_a_limit_ended_it(written
     assert sampler()._step(body, request()).finish == finish
 
 
+def test_the_servers_count_of_cached_tokens_is_kept():
+    usage = USAGE | {"prompt_tokens_details": {"cached_tokens": 2}}
+    assert (
+        sampler()._step(answer({"content": "x"}) | {"usage": usage}, request()).cached_tokens == 2
+    )
+    for details in (None, {}, {"cached_tokens": None}, [2]):
+        body = answer({"content": "x"}) | {"usage": USAGE | {"prompt_tokens_details": details}}
+        assert sampler()._step(body, request()).cached_tokens is None
+
+
 _values = st.recursive(
     st.none() | st.booleans() | st.integers(-2, 99) | st.floats() | st.text("a<{[\ud800", max_size=4),
     lambda inner: st.lists(inner, max_size=3)

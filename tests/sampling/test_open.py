@@ -133,6 +133,10 @@ def test_what_cannot_be_opened_is_refused(checkpoint, tmp_path):
     )
     with pytest.raises(ConfigError, match="date_string"):
         open_sampler(ON_CPU, checkpoint=str(clock))
+    weights = small / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        open_sampler(ON_CPU, checkpoint=str(small))
     (small / "adapter_config.json").write_text("{}")
     with pytest.raises(ConfigError, match="LoRA adapter"):
         open_sampler(ON_CPU, checkpoint=str(small))

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
 from posttrain.errors import ConfigError, PosttrainError
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    path = ROOT / "scripts" / "stages.py"
-    spec = importlib.util.spec_from_file_location("stages_script", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from scripts import stages
 
 
 @pytest.fixture
@@ -47,7 +34,7 @@ def chain(tmp_path: Path) -> Callable[..., str]:
 
 
 @pytest.fixture
-def started(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """What was started, without the checks of recipes; the second stage stops with code 7."""
     commands: list[list[str]] = []
     whole = subprocess.run
@@ -58,16 +45,16 @@ def started(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[list[st
         commands.append(command[2:])
         return SimpleNamespace(returncode=7 if f"{len(commands)}" == "2" else 0)
 
-    monkeypatch.setattr(script.subprocess, "run", run)
+    monkeypatch.setattr(stages.subprocess, "run", run)
     return commands
 
 
 def test_stages_run_in_order_up_to_one_that_fails(
-    script: ModuleType, chain: Callable[..., str], started: list[list[str]], tmp_path: Path
+    chain: Callable[..., str], started: list[list[str]], tmp_path: Path
 ):
     launch = {"launch": ["--config_file", "accelerate/cpu-2"]}
     with pytest.raises(PosttrainError, match=r"stage 2 of 3, .* code 7"):
-        script.main(["--config", chain(launch)])
+        stages.main(["--config", chain(launch)])
     world = ["tiny_world", "--config", "tiny/world"]
     assert started == [
         ["launch", "--config_file", "accelerate/cpu-2", *world, f"out={tmp_path}/0"],
@@ -76,7 +63,6 @@ def test_stages_run_in_order_up_to_one_that_fails(
 
 
 def test_a_dry_run_lists_all_and_checks_the_first_unfinished(
-    script: ModuleType,
     chain: Callable[..., str],
     started: list[list[str]],
     tmp_path: Path,
@@ -85,7 +71,7 @@ def test_a_dry_run_lists_all_and_checks_the_first_unfinished(
     for name in ("0/manifest.json", "1/stage.json"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text("{}")
-    script.main(["--config", chain(), "--dry-run"])
+    stages.main(["--config", chain(), "--dry-run"])
     states = [line.rpartition(": ")[2] for line in capsys.readouterr().out.splitlines()[:3]]
     assert states == ["finished", "goes on", "to do"]
     assert [command[-2:] for command in started] == [[f"out={tmp_path}/1", "--dry-run"]]
@@ -96,17 +82,17 @@ def test_a_dry_run_lists_all_and_checks_the_first_unfinished(
     [
         ({"stage": "tiny_word"}, "did you mean 'tiny_world'"),
         ({"stage": "stages"}, "there is no stage 'stages'"),
+        ({"stage": "preview"}, "there is no stage 'preview'"),
         ({"overrides": ["sed=3"]}, "did you mean 'seed'"),
         ({"overrides": ["out=same"]}, "two stages write to same"),
     ],
 )
 def test_a_chain_that_cannot_be_begins_nothing(
-    script: ModuleType,
     chain: Callable[..., str],
     started: list[list[str]],
     change: dict[str, Any],
     match: str,
 ):
     with pytest.raises(ConfigError, match=match):
-        script.main(["--config", chain(change, change)])
+        stages.main(["--config", chain(change, change)])
     assert not started

@@ -5,7 +5,7 @@ so a server stands in for it."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import math
 from pathlib import Path
@@ -30,11 +30,7 @@ class Commands:
         self._capfd = capfd
 
     def __call__(self, script: str, *arguments: str) -> str:
-        spec = importlib.util.spec_from_file_location(Path(script).stem, ROOT / script)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module = importlib.import_module(f"scripts.{Path(script).stem}")
         self._capfd.readouterr()
         module.main(arguments)
         return self._capfd.readouterr().out

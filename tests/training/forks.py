@@ -41,9 +41,12 @@ def forked(
     run: Callable[[], Any], *, processes: int = 1, sharding: str | None = None, check: bool = True
 ) -> Ended:
     """Run a function in one or several processes; where one is killed, the others are, too."""
+    # what is imported late, or first used: once here, not in every process. DeepSpeed's is a compiler
+    late = ["matplotlib.figure", "matplotlib.backends.backend_svg"]
     if sharding and sharding.startswith("zero"):
-        # DeepSpeed imports a compiler when it is first used: once here, not in every process
-        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+        late.append("deepspeed.runtime.zero.muon.original_muon")
+    for module in late:
+        importlib.import_module(module)
     with tempfile.TemporaryFile() as out, socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -7,7 +7,7 @@ forked(lambda: method.run(out, "launch.world_size=2", killed="checkpoint:6"))
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import importlib
 import json
 import os
 import random
@@ -29,19 +29,12 @@ from posttrain.training.rl.stage import GroupStage
 from tests.training.conftest import TRAINER
 from tests.training.dpo import recipe as dpo
 from tests.training.dpo.pairs import make_pairs, write_pairs
-from tests.training.forks import ROOT
 from tests.training.rl.policy import Scripted, make_prompts, raw_recipe, words_of, write_policy
 
 
 def script(name: str) -> ModuleType:
     """A stage's script as a module."""
-    path = ROOT / "scripts" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"scripts_{name}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module(f"scripts.{name}")
 
 
 @dataclass(frozen=True)
@@ -100,11 +93,12 @@ def write_methods(root: Path, data: Path, attention: Path) -> dict[str, Method]:
         max_epochs=2, loss={"overlong": "train", "kl": 0.05},
     )  # fmt: skip
     recipes = {
-        "sft": (sft, ("step:2", "step:5", "checkpoint:8", "finish")),
+        "sft": (sft, ("step:5", "checkpoint:8", "finish")),
         # with a shard of the reference missing, with a checkpoint half written, before the manifest
         "dpo": (pairs, ("shard:1", "checkpoint:6", "finish")),
-        # in rollout, judging and optimisation, with half of the rollouts on disk, at the end
-        "grpo": (grpo, ("rollout:1", "reward:1", "train:2", "write:3", "finish")),
+        # before the first checkpoint, behind it with half of the rollouts on disk, at the end;
+        # rl/test_rlvr.py has the other moments of a step
+        "grpo": (grpo, ("reward:1", "write:3", "finish")),
         "rlhf": (_rlhf(root), ("votes:9",)),
     }
     methods: dict[str, Method] = {}
@@ -232,6 +226,8 @@ def arm(method: str, moment: str, reward: Mortal) -> None:
     elif kind == "votes":
         votes: list[int] = []
         before(VerdictCache, "add", lambda *_, **__: votes.append(1) or len(votes) > at)
+    elif kind == "plan":  # it is written, and no step is made
+        before(stage.TrainingStage, "train", lambda *_, **__: True)
     elif kind == "finish":
         before(stage, "write_card", lambda *_, **__: True)
     else:

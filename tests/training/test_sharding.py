@@ -8,25 +8,25 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM
 
 from posttrain.config.load import validate
 from posttrain.config.sft import SftConfig
 from posttrain.errors import TrainingError
-from posttrain.models.load import build_model
 from posttrain.training.moe import BIAS
 from posttrain.training.sft.stage import SftStage
 from posttrain.training.sharding import expect_gradient_scale
 from tests.training.conftest import TRAINER, MakeRecipe
 from tests.training.forks import forked
 from tests.training.matrix import Cells
-from tests.training.tiny import attention_model
+from tests.training.tiny import attention_model, hybrid_model
 
 pytest.importorskip("deepspeed")
-# pairs of everything that a run may have; benchmarks/sharding.py runs all combinations
+# pairs of everything that a run may have; rl/test_sharded.py has GRPO, test_resume.py DDP, and
+# benchmarks/sharding.py runs all combinations
 CELLS = [
-    ("ddp", "hybrid", False, "grpo", False),
     ("zero2", "attention", False, "dpo", False),
     ("zero2", "hybrid", True, "sft", False),
     ("zero3", "hybrid", False, "sft", False),
@@ -64,20 +64,39 @@ def sharded(out: Path, data: Path, model: Path, sharding: str) -> SftStage:
     return SftStage(validate(raw, SftConfig, where="test"))
 
 
-def test_under_fsdp2_all_get_the_buffers_of_the_first_process(
-    data: Path, hybrid_path: Path, tmp_path: Path
-):
-    model = tmp_path / "model"
-    model.mkdir()
-    for file in hybrid_path.iterdir():
-        (model / file.name).write_bytes(file.read_bytes())
-    weights = load_file(model / "model.safetensors")
-    [name] = [name for name in weights if name.endswith(BIAS)]
-    weights[name] = torch.arange(8.0)
-    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+def prepared_without_a_pass(stage: SftStage) -> Any:
+    """The trainer, whose model has not run when it is prepared and planned, and has when it is
+    placed."""
+    prepared = stage.prepare()
+    passes: list[str] = []
+    prepared.trainer.base_model.base_model.register_forward_pre_hook(
+        lambda *_: passes.append("pass")
+    )
+    stage.show_plan(prepared, measure=True)
+    assert not passes
+    probe = prepared.trainer.on_placed
+    prepared.trainer.on_placed = lambda: (probe(), print(f"placed {len(passes) > 0}"))
+    return prepared.trainer
+
+
+def test_the_model_runs_first_when_it_is_placed(data: Path, attention_path: Path, tmp_path: Path):
+    def run() -> None:
+        prepared_without_a_pass(sharded(tmp_path / "out", data, attention_path, "zero2")).train()
+
+    ended = forked(run, processes=2, sharding="zero2")
+    assert ended.text.count("placed True") == 2
+    assert "packed vs alone" in ended.text
+
+
+def test_under_fsdp2_all_get_the_buffers_of_the_first_process(data: Path, tmp_path: Path):
+    model = hybrid_model()
+    [bias] = [buffer for name, buffer in model.named_buffers() if name.endswith(BIAS)]
+    bias.copy_(torch.arange(8.0))
+    model.save_pretrained(str(tmp_path / "model"))
 
     def run() -> None:
-        trainer = sharded(tmp_path / "out", data, model, "fsdp2").prepare().trainer
+        stage = sharded(tmp_path / "out", data, tmp_path / "model", "fsdp2")
+        trainer = prepared_without_a_pass(stage)
         if os.environ["RANK"] == "1":
             [bias] = [b for name, b in trainer.model.named_buffers() if name.endswith(BIAS)]
             bias.zero_()
@@ -88,38 +107,14 @@ def test_under_fsdp2_all_get_the_buffers_of_the_first_process(
         # it is saved and resumed with the weights
         assert any(name.endswith(BIAS) for name in trainer.model.state_dict())
 
-    forked(run, processes=2, sharding="fsdp2")
-
-
-@pytest.mark.parametrize("sharding", ["zero2", "zero3", "fsdp2"])
-def test_the_model_runs_first_when_it_is_placed(
-    data: Path, attention_path: Path, tmp_path: Path, sharding: str
-):
-    def run() -> None:
-        stage = sharded(tmp_path / "out", data, attention_path, sharding)
-        prepared = stage.prepare()
-        passes: list[str] = []
-        prepared.trainer.base_model.base_model.register_forward_pre_hook(
-            lambda *_: passes.append("pass")
-        )
-        stage.show_plan(prepared, measure=True)
-        assert not passes
-        probe, prepared.trainer.on_placed = prepared.trainer.on_placed, lambda: None
-        prepared.trainer.on_placed = lambda: (probe(), print(f"placed {len(passes) > 0}"))
-        prepared.trainer.train()
-
-    ended = forked(run, processes=2, sharding=sharding)
+    ended = forked(run, processes=2, sharding="fsdp2")
     assert ended.text.count("placed True") == 2
-    assert "packed vs alone" in ended.text
 
 
 def test_tied_weights_are_sharded_as_one(data: Path, tmp_path: Path):
-    config = attention_model().config.to_dict() | {"tie_word_embeddings": True}
-    keep = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
-            "num_attention_heads", "num_key_value_heads", "tie_word_embeddings", "pad_token_id",
-            "eos_token_id")  # fmt: skip
-    torch.manual_seed(0)
-    build_model({name: config[name] for name in keep}).save_pretrained(str(tmp_path / "tied"))
+    config = attention_model().config
+    config.tie_word_embeddings = True
+    AutoModelForCausalLM.from_config(config).save_pretrained(str(tmp_path / "tied"))
     stage = sharded(tmp_path / "out", data, tmp_path / "tied", "fsdp2")
     forked(lambda: stage.run(dry_run=False), processes=2, sharding="fsdp2")
     saved = load_file(tmp_path / "out" / "model.safetensors")

@@ -28,10 +28,10 @@ LOOKUPS_WORDINGS = {
 LOOKUPS_TASKS = {1: "one", 2: "compare", 3: "total"}
 
 
-def shop(rng: random.Random, size: int = 4) -> dict[str, Any]:
-    """A small shop: every fact about `size` things; no two prices and no two stocks are equal."""
-    things = [f"{rng.choice(COLOURS)} {thing}" for thing in rng.sample(THINGS, size)]
-    prices, stocks = rng.sample(range(11, 100), size), rng.sample(range(11, 100), size)
+def shop(rng: random.Random) -> dict[str, Any]:
+    """A small shop: every fact about four things; no two prices and no two stocks are equal."""
+    things = [f"{rng.choice(COLOURS)} {thing}" for thing in rng.sample(THINGS, 4)]
+    prices, stocks = rng.sample(range(11, 100), 4), rng.sample(range(11, 100), 4)
     return {
         "price": dict(zip(things, prices, strict=True)),
         "stock": dict(zip(things, stocks, strict=True)),
@@ -108,12 +108,6 @@ PLANS_WORDINGS = {
 CLOSED = {"status": "closed"}
 
 
-def _tickets(rng: random.Random, size: int = 5) -> dict[str, dict[str, Any]]:
-    keys = sorted(str(key) for key in rng.sample(range(10, 100), size))
-    names = rng.sample(PEOPLE, 2)
-    return {key: {"owner": rng.choice(names), "status": "open"} for key in keys}
-
-
 def plans(draw: ItemDraw) -> Draft:
     """Ordered plans that write to a small database of tickets, graded by the state they leave.
 
@@ -124,7 +118,11 @@ def plans(draw: ItemDraw) -> Draft:
     """
     rng = draw.rng
     task = rng.choice(("ordered", "move", "owner"))
-    tickets = _tickets(rng)
+    keys = sorted(str(key) for key in rng.sample(range(10, 100), 5))
+    names = rng.sample(PEOPLE, 2)
+    tickets: dict[str, dict[str, Any]] = {
+        key: {"owner": rng.choice(names), "status": "open"} for key in keys
+    }
     chosen = rng.sample(sorted(tickets), min(draw.difficulty, len(tickets)))
     owners = {ticket["owner"] for ticket in tickets.values()}
     name = rng.choice([person for person in PEOPLE if person not in owners])

@@ -14,10 +14,9 @@ from dataclasses import replace
 from typing import Any, cast
 
 from posttrain.chat.detect.context import Candidate, Context
-from posttrain.chat.detect.markers import Reader, builtin_call, function_like
+from posttrain.chat.detect.markers import Reader, function_like
 from posttrain.chat.detect.requested import (
     UNREAD,
-    Builtin,
     RequestedCall,
     calls_in,
     read_arguments,
@@ -48,7 +47,7 @@ _ENGINES = (
 SHAPES = re.compile(
     rf"(?=[{{\[f])(?:(?P<json>\{{\s{{0,40}}[\"'](?:{_KEYS})[\"']\s{{0,4}}:)"
     r"|(?P<listed>(?P<list>\[)\s{0,40}[A-Za-z_][\w.\-/ ]{0,127}(?<! )\()"
-    r"|(?P<functions>(?<![\w.])functions\.[A-Za-z_][\w.]{0,127}(?=\(|:\d|\s{0,4}\{)))"
+    r"|(?P<functions>(?<![\w.])functions\.[A-Za-z_][\w.]{0,127}(?=\()))"
 )
 LINES = re.compile(
     rf"^(?:(?P<worded>(?i:{_S}(?:[>*#\-]{_S})?{_BOLD}(?:tool|function|action)"
@@ -59,9 +58,7 @@ LINES = re.compile(
     r"|(?P<lone>[ \t]*(?:(?:print\()?(?=default_api\.)|tool_code\n(?:print\()?|"
     rf"(?i:action|(?:function |tool )?call):[ \t]*|(?=(?:{_ENGINES})[\w.]*\()|"
     r"(?P<whole>\A\s*)(?=(?!functions\.)[\w.]{1,128}\(\s{0,4}[A-Za-z_]\w{0,60}\s?=(?!=)))"
-    r"(?=[A-Za-z_][\w.]{0,127}\())"
-    r"|(?P<request>[ \t]*(?P<name>python|ipython|code_interpreter|browser|web_search|search)"
-    r"[ \t]*\n[ \t]*(?=\{\s*[\"'](?:code|query|q|search_query|command|input)[\"'])))",
+    r"(?=[A-Za-z_][\w.]{0,127}\()))",
     re.M,
 )
 _BROKEN = re.compile(
@@ -155,14 +152,10 @@ def _named_only(calls: tuple[RequestedCall, ...]) -> bool:
 
 
 def _functions(match: re.Match[str], context: Context, reader: TextReader) -> Candidate | None:
-    """`functions.f(…)`, `functions.f:0{…}`."""
+    """`functions.f(…)`."""
     at = match.start()
     if not re.search(r"(?:^[ \t>*\-]*|[.:!?>]\s*)$", context.before(at)):
         return None
-    if reader.text[match.end()] != "(":
-        value, end = reader.json(reader.text.find("{", match.end(), match.end() + 8))
-        call = RequestedCall(match["functions"], read_arguments(value))
-        return None if value is NOTHING else Candidate("functions_dot", at, end, (call,))
     call, end = reader.python_call(at)
     if call is None:
         return None
@@ -197,13 +190,6 @@ def _worded(match: re.Match[str], context: Context, reader: TextReader) -> Candi
     return Candidate("react" if react else "text_lines", start, end, (call,), plain)
 
 
-def _request(match: re.Match[str], context: Context, reader: TextReader) -> Candidate:
-    value, end = reader.json(match.end())
-    kind: Builtin = "python" if re.search("py|code", match["name"]) else "search"
-    end = len(context.text) if value is NOTHING else end
-    return Candidate(f"{kind}_request", match.start(), end, (builtin_call(kind, match["name"]),))
-
-
 def _block(match: re.Match[str], context: Context, reader: TextReader) -> Candidate | None:
     """A block whose info string says that it is a call."""
     fence = context.fence(match.end())
@@ -216,5 +202,5 @@ def _block(match: re.Match[str], context: Context, reader: TextReader) -> Candid
 
 READERS: dict[str, Reader] = {
     "json": _json, "listed": _listed, "functions": _functions, "worded": _worded, "block": _block,
-    "request": _request, "lone": _lone,
+    "lone": _lone,
 }  # fmt: skip

@@ -103,7 +103,9 @@ def _log(
             metadata={"manifest": manifest.digest, "weights": lock["weights"][first.checkpoint]},
         ),
         stats=EvalStats(
-            started_at=created, completed_at=created, model_usage={model: _usage(samples, model)}
+            started_at=created,
+            completed_at=created,
+            model_usage={model: _sum([s.model_usage[model] for s in samples])},
         ),
         results=EvalResults(
             total_samples=len(records),
@@ -185,10 +187,6 @@ def _score(record: Record) -> Score:
     return Score(
         value=score.value, answer=score.answer, explanation=score.explanation, metadata=calls
     )
-
-
-def _usage(samples: Sequence[EvalSample], model: str) -> ModelUsage:
-    return _sum([sample.model_usage[model] for sample in samples])
 
 
 def _sum(usages: Sequence[ModelUsage | None]) -> ModelUsage:

@@ -13,29 +13,35 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
+from inspect import Parameter, signature
 from pathlib import Path
+from shutil import which
+from statistics import fmean
 from typing import Any, cast
 
 from inspect_ai import Task, eval_async
 from inspect_ai._eval.loader import load_tasks
-from inspect_ai._util.registry import registry_lookup
+from inspect_ai._util.error import PrerequisiteError
+from inspect_ai._util.registry import registry_info, registry_lookup
 from inspect_ai.dataset import Sample
 from inspect_ai.event import ModelEvent
 from inspect_ai.log import EvalSample
-from inspect_ai.model import ChatMessage, ChatMessageAssistant, Model
+from inspect_ai.model import ChatMessage, ChatMessageAssistant, ChatMessageUser, Model
 from inspect_ai.scorer import value_to_float
+from inspect_ai.scorer._scorer import unique_scorer_name
 from inspect_ai.util import TokenLimit
 from inspect_ai.util._display import init_display_type
 
 from posttrain.config.eval import EvalConfig, EvalSetting, InspectTask
+from posttrain.config.load import nearest
 from posttrain.config.templates import fill
 from posttrain.errors import ConfigError, DataError
 from posttrain.evaluation.grade import INSPECT, Record, record_of
 from posttrain.evaluation.inspect_adapter.messages import from_inspect, tools_text
 from posttrain.evaluation.inspect_adapter.provider import inspect_model
-from posttrain.records import Message, Score
+from posttrain.records import Score
 from posttrain.rollouts import Completion, Finish, Prompt, Step
 from posttrain.sampling.sampler import Generation, Parameters, Sampler
 
@@ -66,13 +72,9 @@ class InspectRun:
     roles: Mapping[str, bool]
     templates: Mapping[str, str]
 
-    def row(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
-
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> InspectRun:
-        """Inverse of `row`."""
+        """Inverse of `asdict`."""
         return cls(**{**row, "parameters": Parameters(**row["parameters"])})
 
 
@@ -100,7 +102,7 @@ def missing_tasks(configs: Sequence[InspectTask]) -> list[str]:
     for config in configs:
         file, _, name = config.task.partition("@")
         package = config.task.partition("/")[0]
-        if name or file.endswith(".py"):
+        if name:
             why = None if Path(file).is_file() else f"{file} does not exist"
         elif find_spec(package) is None:
             why = f"{config.task} is in {package}: pip install 'posttrain[eval-suite]'"
@@ -116,11 +118,29 @@ def missing_tasks(configs: Sequence[InspectTask]) -> list[str]:
 def task_prompts(config: InspectTask, setting: EvalSetting) -> list[Prompt]:
     """The samples of a task as prompts, in the modes of a setting, as long as nothing is solved.
 
+    Those of a task that shuffles them are in the order of their ids, so that it can be resumed.
+
     Raises:
-        ConfigError: the task cannot be loaded, naming what it lacks.
+        ConfigError: the task cannot be loaded, naming what it lacks; it has no such scorer, fewer
+            samples than `count`, or samples that cannot be known again.
         DataError: a sample that is not text.
     """
-    samples = list(load_task(config.task, config.arguments).dataset)[: config.count]
+    task = load_task(config.task, config.arguments)
+    scorers: list[str] = []
+    for scorer in task.scorer or ():
+        scorers.append(unique_scorer_name(scorer, scorers))
+    if scorers:
+        _counted(config.score, scorers)
+    samples, ids = list(task.dataset), [sample.id for sample in task.dataset]
+    if len(samples) < (config.count or 0):
+        raise ConfigError(f"{config.task} has {len(samples):,} samples, count is {config.count:,}")
+    if len({*map(str, ids)}) < len(ids) - ids.count(None) or (
+        task.dataset.shuffled and None in ids
+    ):
+        raise ConfigError(f"{config.task}: samples share an id, or are shuffled and have none")
+    if task.dataset.shuffled:
+        samples.sort(key=lambda sample: str(sample.id))
+    samples = samples[: config.count]
     modes = {0: (False,), 1: (True,), "both": (True, False)}[setting.thinking]  # pyright: ignore[reportArgumentType]  # checked by the recipe
     prompts: list[Prompt] = []
     for number, sample in enumerate(samples, start=1):
@@ -132,7 +152,7 @@ def task_prompts(config: InspectTask, setting: EvalSetting) -> list[Prompt]:
                 + (f"/{template.name}" if template else ""),
                 task=name,
                 setting=setting.name,
-                messages=_messages(_templated(sample, template and template.text)),
+                messages=tuple(map(from_inspect, _templated(sample, template and template.text))),
                 thinking=thinking,
                 reasoning_budget=setting.reasoning_budget if thinking else None,
                 grader=INSPECT,
@@ -146,17 +166,14 @@ def task_prompts(config: InspectTask, setting: EvalSetting) -> list[Prompt]:
     return prompts
 
 
-def _messages(given: str | Sequence[ChatMessage]) -> tuple[Message, ...]:
-    return (Message("user", given),) if isinstance(given, str) else tuple(map(from_inspect, given))
-
-
-def _templated(sample: Sample, template: str | None) -> str | list[ChatMessage]:
+def _templated(sample: Sample, template: str | None) -> list[ChatMessage]:
     """A sample's input, its last user message in a template where there is one."""
+    given = sample.input
+    messages: list[ChatMessage] = (
+        [ChatMessageUser(content=given)] if isinstance(given, str) else [*given]
+    )
     if template is None:
-        return sample.input
-    if isinstance(sample.input, str):
-        return fill(template, sample.input, {})
-    messages = [*sample.input]
+        return messages
     last = max(i for i, message in enumerate(messages) if message.role == "user")
     text = fill(template, messages[last].text, {})
     messages[last] = messages[last].model_copy(update={"content": text})
@@ -167,15 +184,27 @@ def load_task(name: str, arguments: Mapping[str, Any]) -> Task:
     """One task with its data.
 
     Raises:
-        ConfigError: there is not exactly one of that name, or its data cannot be had.
+        ConfigError: there is not exactly one of that name, it has no such argument, its data
+            cannot be had, or it needs docker and there is none.
     """
+    file = Path(name.partition("@")[0])
     try:
+        if file.is_file():  # inspect takes one with a syntax error for a file without tasks
+            compile(file.read_bytes(), file, "exec")
         tasks = load_tasks([name], dict(arguments))
     except Exception as error:
         raise ConfigError(f"{name} cannot be loaded: {type(error).__name__}: {error}") from error
     if len(tasks) != 1:
         raise ConfigError(f"{name} names {len(tasks)} tasks: give FILE.py@NAME")
-    return tasks[0]
+    (task,) = tasks
+    parameters = signature(cast(Any, registry_lookup("task", registry_info(task).name))).parameters
+    if not any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        for key in arguments:
+            if key not in parameters:
+                raise ConfigError(f"{name} has no argument {key!r}{nearest(key, (*parameters,))}")
+    if task.sandbox is not None and task.sandbox.type == "docker" and which("docker") is None:
+        raise ConfigError(f"{name} runs programs in docker, which is not installed")
+    return task
 
 
 async def run_task(
@@ -204,34 +233,38 @@ async def run_task(
             sample.id = str(number if sample.id is None else sample.id)
             if (prompt := numbers.get(f"{source}-{sample.id}")) is not None:
                 chosen[sample.id] = prompt
-                sample.input = _templated(sample, template and run.templates[template])
+                if template is not None:
+                    sample.input = _templated(sample, run.templates[template])
         init_display_type("none")
         model = inspect_model(sampler, checkpoint, thinking=thinking)
         limit = None if run.max_tokens is None else TokenLimit(tokens=run.max_tokens, type="output")
         sampling = run.parameters
-        (log,) = await eval_async(
-            task,
-            model=model,
-            model_roles={
-                role: inspect_model(one, role, thinking=run.roles[role])
-                for role, one in roles.items()
-            },
-            epochs=run.samples,
-            sample_id=[*chosen],
-            log_dir=str(logs),
-            log_realtime=False,
-            ctl_server=False,
-            fail_on_error=False,
-            turn_limit=run.max_turns,
-            token_limit=limit,
-            max_samples=len(chosen) * run.samples if sampler.batched else None,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            max_tokens=sampling.max_tokens,
-            reasoning_tokens=run.budget,
-            seed=run.seed,
-        )
+        try:
+            (log,) = await eval_async(
+                task,
+                model=model,
+                model_roles={
+                    role: inspect_model(one, role, thinking=run.roles[role])
+                    for role, one in roles.items()
+                },
+                epochs=run.samples,
+                sample_id=[*chosen],
+                log_dir=str(logs),
+                log_realtime=False,
+                ctl_server=False,
+                fail_on_error=False,
+                turn_limit=run.max_turns,
+                token_limit=limit,
+                max_samples=len(chosen) * run.samples if sampler.batched else None,
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                max_tokens=sampling.max_tokens,
+                reasoning_tokens=run.budget,
+                seed=run.seed,
+            )
+        except (PrerequisiteError, ValueError) as error:
+            raise ConfigError(f"inspect cannot run {run.task}: {error}") from error
         if log.samples is None or len(log.samples) != len(chosen) * run.samples:
             why = log.error.message if log.error is not None else log.status
             raise DataError(f"inspect ended {run.task} early: {why}")
@@ -304,6 +337,14 @@ def _tools(sample: EvalSample, first: str) -> str | None:
     return None
 
 
+def _counted(wanted: str | None, scorers: Sequence[str]) -> tuple[str, str]:
+    """The scorer that counts and the key of its value; raises ConfigError where it is not there."""
+    name, _, key = (wanted or (scorers[0] if len(scorers) == 1 else "")).partition(".")
+    if name not in scorers:
+        raise ConfigError(f"name the scorer in score: the task has {', '.join(scorers) or 'none'}")
+    return name, key
+
+
 def _score(sample: EvalSample, wanted: str | None) -> Score:
     """The value that counts, as a share.
 
@@ -311,12 +352,13 @@ def _score(sample: EvalSample, wanted: str | None) -> Score:
         ConfigError: there are several, or none of that name.
     """
     scores = sample.scores or {}
-    name, _, key = (wanted or (next(iter(scores)) if len(scores) == 1 else "")).partition(".")
-    if name not in scores:
-        raise ConfigError(f"name the scorer in score: the task has {', '.join(scores) or 'none'}")
+    name, key = _counted(wanted, [*scores])
     found = scores[name]
     value = found.value
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and key == "*":
+        parts: list[Any] = [*value.values()]
+        value = None if None in parts or not parts else fmean(map(value_to_float(), parts))
+    elif isinstance(value, Mapping):
         if key not in value:
             example = f"{name}.{next(iter(value), '')}"
             raise ConfigError(f"score {name} has several values: name one, as in {example}")

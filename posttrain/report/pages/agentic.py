@@ -30,11 +30,11 @@ def figures(
 @ui.section("Agentic leaderboard")
 def leaderboard(found: ui.Row, costs: Sequence[ui.Row]) -> Iterator[ui.Block]:
     rows: list[list[object]] = []
-    spent = {row["checkpoint"]: row for row in costs if row["task"] == "all"}
+    priced = {row["checkpoint"]: row for row in costs if row["task"] == "all"}
     for place, model in enumerate(found["models"], 1):
         total = model["families"][-1]
         row = [str(place), model["checkpoint"], *_solved(total), _calls(total)]
-        rows.append([*row, *_spent(spent.get(model["checkpoint"]))])
+        rows.append([*row, *spent(priced.get(model["checkpoint"]))])
     head = ["", "model", "solved", "share", "over runs", "over tasks", "calls a run"]
     yield ui.Table([*head, "money", "per solved run", "seconds a model call, p50", "p95"], rows)
     yield from (in_words(pair) for pair in found["pairs"])
@@ -76,7 +76,8 @@ def _solved(row: ui.Row) -> list[object]:
     return [solved, ui.percent(row["share"]), *spans]
 
 
-def _spent(row: ui.Row | None) -> list[object]:
+def spent(row: ui.Row | None) -> list[object]:
+    """Money, money a solved run, and seconds of a model call, of a row of costs."""
     if row is None:
         return [None] * 4
     money = [row["money"], row["money_per_solved"]]
@@ -122,13 +123,10 @@ def predictions(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
 def failing_step(record: Record) -> tuple[int, str] | None:
     """The step at which an agentic run failed, and how it failed; None for a solved one and for
     any other completion."""
-    from posttrain.evaluation.agentic import deciding, failures, family_of
+    from posttrain.evaluation.agentic import failures, family_of
+    from posttrain.evaluation.metrics import correct
 
-    if family_of(record.prompt) is None:
-        return None
-    failure = deciding(record.prompt, record.completion, record.score)
-    if failure is None:
+    if family_of(record.prompt) is None or correct(record):
         return None
     every = failures(record.prompt, record.completion, record.score)
-    modes = [one.mode.replace("_", " ") for one in every]
-    return failure.step, ", ".join(modes)
+    return every[0].step, ", ".join(one.mode.replace("_", " ") for one in every)

@@ -30,12 +30,14 @@ _HEADLINE = {"accuracy": "correct", "hallucination": "undeclared calls", "trunca
 def sections(node: Node) -> ui.Sections:
     metrics = read_metrics(node)
     yield from figures(metrics)
+    # no file of the manifest: prices may change after a run
+    path = node.path / COSTS
+    spent = json.loads(path.read_text("utf-8")) if path.is_file() else []
     if (found := metrics.get("agentic")) is not None:
         assert node.manifest is not None
-        # no file of the manifest: prices may change after a run
-        costs = node.path / COSTS
-        spent = json.loads(costs.read_text("utf-8")) if costs.is_file() else []
         yield from agentic.figures(found, node.manifest.config.get("expect", {}), spent)
+    if spent:
+        yield costs(spent)
     yield samples_to_read(
         node, "Completions to read", completions_to_read, few="examples.jsonl", every="records/"
     )
@@ -259,6 +261,28 @@ def prompt_sensitivity(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
         task, setting, thinking = where
         caption = f"{task}, {setting}, reasoning {thinking}: 95 % intervals of sampling alone."
         yield ui.IntervalChart(bars, "accuracy by template", caption)
+
+
+@ui.section("Costs")
+def costs(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
+    head = ["checkpoint", "task", "setting", "solved", "model calls", "input tokens", "cached"]
+    head += ["output tokens", "reasoning", "money", "per solved", "seconds a call, p50", "p95"]
+    table: list[list[object]] = []
+    for row in rows:
+        solved, tokens = f"{row['solved']:,}/{row['completions']:,}", row["tokens"].values()
+        counts = [f"{number:,}" for number in (row["calls"], *tokens)]
+        rate = row["tokens_per_second"] and f"{row['tokens_per_second']:,.0f}"
+        table.append([row["checkpoint"], row["task"], row["setting"], solved, *counts,
+                      *agentic.spent(row), rate])  # fmt: skip
+    yield ui.Table([*head, "tokens a second"], table)
+    every = [row for row in rows if row["task"] == "all"]
+    calls, reported = (sum(row[name] for row in every) for name in ("calls", "cached_reported"))
+    yield (
+        f"Cached input tokens are as the server reported them for {reported:,} of {calls:,} model "
+        "calls; for the others the prompt of the call that they go on from is counted. Reasoning "
+        "is part of the output. Money needs `prices`; per solved completion, it is all money over "
+        "those that are solved. A call in this process is a batch."
+    )
 
 
 @ui.section("The gate")

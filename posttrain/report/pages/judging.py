@@ -185,7 +185,12 @@ _OUTCOMES = {1.0: "won", 0.5: "tied", 0.0: "lost", None: "unjudged"}
 
 def win_rate_sections(node: Node) -> ui.Sections:
     yield win_rate(read_metrics(node)["rows"], node.stats)
-    yield samples_to_read(node, "Answers side by side", _duels, few="duels.jsonl")
+
+    def samples(rows: Sequence[ui.Row]) -> Iterator[ui.Sample]:
+        most = ui.room(len(rows), 3)
+        return (_duel(row, most) for row in rows)
+
+    yield samples_to_read(node, "Answers side by side", samples, few="duels.jsonl")
 
 
 def win_rate_tiles(node: Node) -> list[ui.Tile]:
@@ -220,11 +225,6 @@ def _token_change(found: ui.Row | None) -> str | None:
         return None
     between = f"{found['low']:+.1f} … {found['high']:+.1f}"
     return f"{found['a']:.1f} → {found['b']:.1f} ({between})"
-
-
-def _duels(rows: Sequence[ui.Row]) -> Iterator[ui.Sample]:
-    most = ui.room(len(rows), 3)
-    return (_duel(row, most) for row in rows)
 
 
 def _duel(row: ui.Row, most: int) -> ui.Sample:

@@ -147,7 +147,7 @@ def _sample(step: int, prompt: ui.Row, rollout: ui.Row, most: int) -> ui.Sample:
     about = f" · {values['source']} · {values['outcome']} · {_figures(rollout)}"
     blocks = [
         ui.Dialogue(turns(prompt, most)),
-        ui.Dialogue([ui.Styled(ui.shortened(rollout["text"], most), "mark")]),
+        ui.Dialogue([_marked(rollout, most)]),
     ]
     figures = {"reward": rollout["reward"], "advantage": rollout["advantage"], "tokens": tokens}
     return ui.Sample(ui.Fold((ui.Styled(f"step {step}", "bold"), about), blocks), values, figures)
@@ -191,7 +191,7 @@ def _group(step: int, group: ui.Row) -> ui.Fold:
     )
     blocks: list[ui.Block] = [
         ui.Dialogue(ui.shortened(text, SHOWN_CHARACTERS)),
-        ui.Columns([_rollout(rollout) for rollout in ranked]),
+        ui.Columns([[_figures(r), ui.Dialogue([_marked(r, SHOWN_CHARACTERS)])] for r in ranked]),
         *_judgements(group["judgements"]),
     ]
     return ui.Fold((ui.Styled(f"step {step}", "bold"), about), blocks)
@@ -213,9 +213,8 @@ def _figures(rollout: ui.Row) -> str:
     return " · ".join(figures)
 
 
-def _rollout(rollout: ui.Row) -> list[ui.Block]:
-    text = ui.Styled(ui.shortened(rollout["text"], SHOWN_CHARACTERS), "mark")
-    return [_figures(rollout), ui.Dialogue([text])]
+def _marked(rollout: ui.Row, most: int) -> ui.Styled:
+    return ui.Styled(ui.shortened(rollout["text"], most), "mark")
 
 
 def _judgements(rows: Sequence[ui.Row]) -> list[ui.Block]:

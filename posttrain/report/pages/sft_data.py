@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from posttrain.report import section as ui
 from posttrain.report.lineage import Node, rows_to_read
@@ -15,19 +14,10 @@ _UNITS = ("rows", "tokens", "trained")
 
 
 def sections(node: Node) -> ui.Sections:
-    """All sections; one whose stats are missing is left out, with what is missing."""
-    yield from figures(node.name, node.stats)
+    for figure in (mixture, drops, origins, lengths, augmentation, control, packing):
+        yield figure(node.stats)
     yield from supervision.sections(node)
     yield rows_to_read(node, "samples.jsonl", "Sample conversations", conversations)
-
-
-def figures(name: str, stats: ui.Row) -> ui.Sections:
-    """The sections that need no file: those that a build prints at its end too."""
-    if "sources" not in stats:
-        yield ui.LeftOut("Mixture", f"{name} has no stats on sources")
-        return
-    for figure in (mixture, drops, origins, lengths, augmentation, control, packing):
-        yield figure(stats)
 
 
 def tiles(node: Node) -> list[ui.Tile]:
@@ -100,7 +90,7 @@ def drops(stats: ui.Row) -> Iterator[ui.Block]:
         "did not need."
     )
     yield ui.Table(head, rows, total=True)
-    lost = {name: s["sequences_lost"] for name, s in sources.items() if s.get("sequences_lost")}
+    lost = {name: s["sequences_lost"] for name, s in sources.items() if s["sequences_lost"]}
     if lost:
         yield "Sequences lost from conversations that were kept or dropped:"
         yield ui.Table(
@@ -139,7 +129,7 @@ def origins(stats: ui.Row) -> Iterator[ui.Block]:
     others = [f"{name} {', '.join(own)}" for name, own in files.items() if name not in sources]
     if others:
         yield f"Also read: {'; '.join(others)}."
-    if stats.get("warnings"):
+    if stats["warnings"]:
         yield ui.Heading("Warnings of the build")
         yield from stats["warnings"]
 
@@ -174,8 +164,8 @@ def lengths(stats: ui.Row) -> Iterator[ui.Block]:
 def augmentation(stats: ui.Row) -> Iterator[ui.Block]:
     rows = [
         [name, template, count]
-        for name, source in stats.get("sources", {}).items()
-        for template, count in source.get("templates", {}).items()
+        for name, source in stats["sources"].items()
+        for template, count in source["templates"].items()
     ]
     if rows:
         yield ui.Table(["source", "template, or why in its own words", "records"], rows)
@@ -184,11 +174,11 @@ def augmentation(stats: ui.Row) -> Iterator[ui.Block]:
 
 @ui.section("Reasoning control")
 def control(stats: ui.Row) -> Iterator[ui.Block]:
-    sources: Mapping[str, ui.Row] = stats.get("sources", {})
+    sources: Mapping[str, ui.Row] = stats["sources"]
     rows: list[list[object]] = [
         [name, *_control_row(source["control"])]
         for name, source in sources.items()
-        if source["control"].get("reasoned")
+        if source["control"]["reasoned"]
     ]
     without = len(sources) - len(rows)
     rows.append(["all", *_control_row(stats["control"])])
@@ -202,22 +192,20 @@ def control(stats: ui.Row) -> Iterator[ui.Block]:
     yield ui.Table(head, rows, total=True)
     budgets: Sequence[tuple[int, int]] = stats["histograms"]["budgets"]
     if budgets:
-        bars = _binned(budgets)
         caption = "Budgets of the traces that were cut."
-        yield ui.BarChart(bars, "budget, tokens of reasoning kept", "traces", caption)
+        yield ui.BarChart(_binned(budgets), "budget, tokens of reasoning kept", "traces", caption)
 
 
 def _control_row(control: Mapping[str, int]) -> list[object]:
-    reasoned, stripped = control.get("reasoned", 0), control.get("stripped", 0)
-    traces, cut = control.get("traces", 0), control.get("truncated", 0)
+    names = ("reasoned", "stripped", "traces", "truncated", "too_short")
+    reasoned, stripped, traces, cut, short = (control[name] for name in names)
     stripped_share, cut_share = ui.ratio(stripped, reasoned, 2), ui.ratio(cut, traces, 2)
-    short = control.get("too_short", 0)
     return [reasoned, stripped, stripped_share, traces, cut, cut_share, short]
 
 
-def _binned(budgets: Sequence[tuple[int, int]], most: int = 12) -> list[tuple[str, list[int]]]:
+def _binned(budgets: Sequence[tuple[int, int]]) -> list[tuple[str, list[int]]]:
     """Few budgets one bar each, many by powers of two."""
-    if len(budgets) <= most:
+    if len(budgets) <= 12:
         return [(f"{budget:,}", [count]) for budget, count in budgets]
     counts: Counter[int] = Counter()
     for budget, count in budgets:
@@ -229,15 +217,15 @@ def _binned(budgets: Sequence[tuple[int, int]], most: int = 12) -> list[tuple[st
 @ui.section("Packing")
 def packing(stats: ui.Row) -> Iterator[ui.Block]:
     splits = [(0, name, split) for name, split in stats["splits"].items()]
-    splits += [(2, name, split) for name, split in stats.get("eval_groups", {}).items()]
+    splits += [(2, name, split) for name, split in stats["eval_groups"].items()]
     rows: list[list[object]] = [
         [
             ui.TableCell(name, indent=indent),
             split["packs"],
             split["sequences"],
-            *(_part(split, key, "sequences") for key in ("reasoning", "truncated")),
+            *(ui.ratio(split[key], split["sequences"]) for key in ("reasoning", "truncated")),
             split["tokens"],
-            _part(split, "trained", "tokens"),
+            ui.ratio(split["trained"], split["tokens"]),
             ui.percent(split["fill"], 2),
             f"{split['sequences_per_pack']:.1f}",
             split["longest"],
@@ -253,10 +241,6 @@ def packing(stats: ui.Row) -> Iterator[ui.Block]:
         caption = "How full the packs of the training split are."
         x = "fill, rounded down to whole percent"
         yield ui.BarChart(_fill_bars(fills), x, "packs", caption)
-
-
-def _part(split: Mapping[str, Any], key: str, whole: str) -> str | None:
-    return ui.ratio(split[key], split[whole]) if key in split else None
 
 
 def _fill_bars(fills: Sequence[int]) -> list[tuple[str, list[int]]]:

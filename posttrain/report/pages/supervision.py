@@ -57,24 +57,17 @@ def audited_rows(sources: Mapping[str, ui.Row]) -> Iterator[ui.Block]:
 
 
 def sections(node: Node) -> ui.Sections:
-    sources: Mapping[str, ui.Row] | None = node.stats.get("supervision")
-    if sources is None:
-        yield ui.LeftOut("Supervision", f"{node.name} has no stats on supervision")
-        return
-    yield supervision(sources, node.stats.get("supervision_limits"))
+    yield supervision(node.stats["supervision"], node.stats["supervision_limits"])
     yield rows_to_read(node, ROWS, "Worst offenders", worst)
 
 
 @ui.section("Supervision")
-def supervision(
-    sources: Mapping[str, ui.Row], limits: Mapping[str, str] | None = None
-) -> Iterator[ui.Block]:
+def supervision(sources: Mapping[str, ui.Row], limits: Mapping[str, str]) -> Iterator[ui.Block]:
     """One source a line; columns that are 0 or unknown everywhere are left out.
 
     Args:
         limits: of the figures that have one, in words; they stand beside the figures' names.
     """
-    limits = limits or {}
     shown = [name for name in _COLUMNS if any(figures[name] for figures in sources.values())]
     rows: list[list[object]] = [
         [

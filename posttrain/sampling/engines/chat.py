@@ -140,6 +140,7 @@ class ChatSampler:
             reasoning_tokens=reasoning,
             answer_tokens=answer,
             prompt_tokens=prompt,
+            cached_tokens=_number(counts.get("prompt_tokens_details"), "cached_tokens"),
         )
 
     def _lengths(
@@ -189,7 +190,9 @@ def _finish(
         return "length" if written >= limit else "stop"
     if reason in _STOP:
         return "stop"
-    return "length" if reason in _LENGTH else _fail("ended by", reason)
+    if reason in _LENGTH:
+        return "length"
+    return _fail("no finish reason" if reason is None else "ended by", reason)
 
 
 def _parsed(

@@ -185,7 +185,7 @@ async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]
             raise RequestFailed(f"an event of more than {_LONGEST_EVENT} bytes")
         for line in map(bytes.strip, lines):
             if line.startswith(b"data:"):
-                data.append(line[5:].strip())
+                data += [text] if (text := line[5:].strip()) else []  # empty: keeps a proxy awake
             elif not line and data:
                 event, data = b"\n".join(data), []
                 if event == b"[DONE]":

@@ -29,9 +29,9 @@ from datasets import Dataset
 from torch.utils.data import Sampler
 
 from posttrain.errors import DataError
+from posttrain.models.room import room_text
 from posttrain.records import CATEGORIES
 from posttrain.training.order import rows_drawn
-from posttrain.training.plan import room_text
 
 # its functions are made when it is imported, so types know none of them
 pc: Any = pyarrow.compute

@@ -21,6 +21,7 @@ from trl.trainer.dpo_config import DPOConfig
 from posttrain.config.dpo import DpoConfig
 from posttrain.errors import ConfigError
 from posttrain.models.load import embedding_rows
+from posttrain.models.room import positions
 from posttrain.runs import Manifest
 from posttrain.tokens.tokenizer import SpecialTokens
 from posttrain.training.arguments import LEARNING_RATE, batch_layout, make_arguments
@@ -50,7 +51,6 @@ from posttrain.training.plan import (
     check_enough,
     checkpoint_bytes,
     disk_line,
-    positions,
     time_line,
 )
 from posttrain.training.stage import Preflight, PreparedRun
@@ -198,7 +198,7 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
         """The pairs against the model, and the layout measured on it."""
         self.check_batch(trainer, self.recipe.batch, name="pairs")
         model, pairs, layout = trainer.model, trainer.pairs, trainer.layout
-        tokens = check_pairs(pairs, rows=embedding_rows(model), longest=positions(model))
+        tokens = check_pairs(pairs, rows=embedding_rows(model), longest=positions(model.config))
         return Preflight([("tokens", tokens)], {"layout": layout})
 
     def probe(self, trainer: PairTrainer) -> Preflight:

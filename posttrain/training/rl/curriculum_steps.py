@@ -131,14 +131,14 @@ def make_plan(
     shape: dict[str, Any] = {"n": n, "steps": steps, "batch": batch, "ratios": ratios, "seed": seed}
     means: dict[str, Any] = {"mean_start": config.mean_start, "mean_end": config.mean_end}
     try:
-        for domain, count in domain_counts(ratios, batch=batch).items():
-            if not count:
-                raise ValueError(f"domain {domain!r} gets no place in batches of {batch}")
+        counts = domain_counts(ratios, batch=batch)
+        if without := [domain for domain, count in counts.items() if not count]:
+            raise ValueError(f"domain {without[0]!r} gets no place in batches of {batch}")
         if config.order == "gaussian":
             draws = plan_curriculum(pools, **shape, **means, sigma=config.sigma)
         else:
             draws = (plan_uniform if config.order == "uniform" else plan_random)(pools, **shape)
-        for domain, count in domain_counts(ratios, batch=batch).items():
+        for domain, count in counts.items():
             if config.order == "difficulty_pools" and count > len(pools[domain]):
                 raise ValueError(f"domain {domain!r} has fewer than {count} prompts to draw from")
     except ValueError as error:

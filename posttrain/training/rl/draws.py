@@ -153,10 +153,10 @@ class PromptDraws:
             shares = (config.hard_fraction, config.normal_fraction, config.easy_fraction)
             own: list[Draw] = []
             for pool, wanted in zip(POOLS, largest_remainder(shares, count), strict=True):
-                own += [self._take(left[pool], domain, pool) for _ in left[pool][:wanted]]
+                own += [self._as_draw(left[pool].pop(), domain, pool) for _ in left[pool][:wanted]]
             while len(own) < count:
                 largest = max(POOLS, key=lambda pool: len(left[pool]))
-                own.append(self._take(left[largest], domain, "leftover"))
+                own.append(self._as_draw(left[largest].pop(), domain, "leftover"))
             chosen[domain] = own
             random.Random(f"{self._seed}/pools/{domain}/{self._next}").shuffle(own)
         draws = [chosen[draw.domain].pop() for draw in planned]
@@ -166,9 +166,6 @@ class PromptDraws:
     def _least_drawn(self, name: str) -> tuple[int, int]:
         return self._times[name], self._order[name]
 
-    def _take(self, left: list[str], domain: str, reason: Reason) -> Draw:
-        return self._as_draw(left.pop(), domain, reason)
-
     def _as_draw(self, name: str, domain: str, reason: Reason) -> Draw:
         return Draw(name, domain, round(self._rates[name] * self.plan.n), reason)
 
@@ -176,13 +173,10 @@ class PromptDraws:
         """A further prompt for each of the step's draws that is dropped, None where the domain has
         no more; in order."""
         given: list[Draw | None] = [None] * len(dropped)
-        for key in sorted({(draw.domain, self._rates[draw.prompt_id]) for draw in dropped}):
-            domain, rate = key
-            places = [
-                k
-                for k, draw in enumerate(dropped)
-                if (draw.domain, self._rates[draw.prompt_id]) == key
-            ]
+        places: dict[tuple[str, float], list[int]] = {}
+        for place, draw in enumerate(dropped):
+            places.setdefault((draw.domain, self._rates[draw.prompt_id]), []).append(place)
+        for (domain, rate), own in sorted(places.items()):
             may_come = (
                 name
                 for name in self._pools[domain]
@@ -192,8 +186,8 @@ class PromptDraws:
             def distance(name: str, rate: float = rate) -> tuple[float, int, int]:
                 return abs(self._rates[name] - rate), *self._least_drawn(name)
 
-            names = heapq.nsmallest(len(places), may_come, key=distance)
-            for place, name in zip(places, names, strict=False):
+            names = heapq.nsmallest(len(own), may_come, key=distance)
+            for place, name in zip(own, names, strict=False):
                 given[place] = self._as_draw(name, domain, "refill")
             self._taken.update(names)
             self._times.update(names)

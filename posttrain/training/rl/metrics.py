@@ -138,7 +138,7 @@ def step_line(row: Mapping[str, Any]) -> str | None:
     parts = [f"reward {reward}", f"answer {row['answer_tokens']:.0f}"]
     if "reasoning_tokens" in row:
         parts.append(f"reasoning {row['reasoning_tokens']:.0f}")
-    parts += [f"truncated {row['truncated']:.0%}", f"flat {row['zero_variance']:.0%}"]
+    parts += [f"truncated {row['truncated']:.0%}", f"zero variance {row['zero_variance']:.0%}"]
     if row["unscored"]:
         parts.append(f"unscored {row['unscored']:.0%}")
     if "part/accuracy" in row:

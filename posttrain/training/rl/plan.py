@@ -17,14 +17,12 @@ from urllib.parse import urlsplit
 
 import torch
 
-from posttrain.chat import ChatTemplate, render
 from posttrain.config.backend import Server
 from posttrain.config.grpo import GroupTraining, InProcessRollouts, LoraServer, RolloutEngine
-from posttrain.errors import ConfigError, DataError, RenderError
+from posttrain.errors import ConfigError
 from posttrain.group_rewards import GroupRewards
 from posttrain.rollouts import Prompt
 from posttrain.sampling.rollout import OpenEnvironment
-from posttrain.tokens.tokenizer import Encoder
 from posttrain.training.plan import (
     GIB,
     MEASURED_UP_TO,
@@ -32,7 +30,6 @@ from posttrain.training.plan import (
     RunPlan,
     checkpoint_bytes,
     disk_line,
-    room_text,
 )
 from posttrain.training.rl.batch import collate, trained_rows, with_advantages
 from posttrain.training.rl.trainer import GroupTrainer
@@ -43,59 +40,6 @@ MEASURED = 32
 # of JSON for each token of a rollout, judgements not counted
 TOKEN_BYTES = 5
 SPLITS_WEIGHTS = ("zero3", "fsdp2")
-
-
-def prompt_lengths(
-    prompts: Sequence[Prompt], template: ChatTemplate, encoder: Encoder
-) -> list[int]:
-    """Tokens of every prompt as the policy reads it.
-
-    Raises:
-        DataError: a prompt that the template refuses, or whose id another one has; by name.
-    """
-    ids = [prompt.id for prompt in prompts]
-    if len(set(ids)) < len(ids):
-        twice = next(name for name in ids if ids.count(name) > 1)
-        raise DataError(f"two prompts are called {twice!r}; ids must differ")
-    texts: list[str] = []
-    for prompt in prompts:
-        try:
-            texts.append(
-                render(
-                    prompt.messages,
-                    template,
-                    tools=prompt.tools,
-                    add_generation_prompt=True,
-                    enable_thinking=prompt.thinking,
-                )
-            )
-        except RenderError as error:
-            raise DataError(f"prompt {prompt.id!r} cannot be rendered: {error}") from error
-    return [len(encoded) for encoded in encoder.encode(texts)]
-
-
-def check_room(prompts: Sequence[Prompt], lengths: Sequence[int], *, new: int, room: int) -> str:
-    """One line on the prompts; refuse those behind which a completion would not fit.
-
-    Args:
-        new: tokens that a completion may have.
-        room: positions of the model.
-
-    Raises:
-        ConfigError: naming the longest prompt.
-    """
-    at = max(range(len(lengths)), key=lengths.__getitem__)
-    if lengths[at] + new > room:
-        raise ConfigError(
-            f"prompt {prompts[at].id!r} has {lengths[at]:,} tokens; with sampling.max_tokens {new} "
-            f"that is more than the model's {room:,} positions: leave such prompts out, or set "
-            f"max_tokens to at most {max(room - lengths[at], 0)}"
-        )
-    thinking = sum(prompt.thinking for prompt in prompts) / len(prompts)
-    return (
-        f"{len(prompts):,}: {thinking:.0%} with reasoning; longest {lengths[at]:,} tokens + "
-        f"{new:,} new {room_text(room)}"
-    )
 
 
 def check_environments(prompts: Sequence[Prompt], open_environment: OpenEnvironment | None) -> None:

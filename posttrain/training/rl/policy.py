@@ -29,7 +29,7 @@ from posttrain.errors import ConfigError
 from posttrain.sampling.engines.completions import CompletionsEngine
 from posttrain.sampling.engines.http import Client, key_headers
 from posttrain.sampling.engines.transformers import decode_in_thread
-from posttrain.sampling.sampler import EngineOutput, EngineRequest
+from posttrain.sampling.sampler import EngineOutput, EngineRequest, OnOutput, Progress
 from posttrain.training.launch import read_launch
 
 if TYPE_CHECKING:
@@ -109,17 +109,15 @@ class InProcess(LiveEngine):
         self, requests: Sequence[EngineRequest], *, progress: Callable[[int], None] | None = None
     ) -> list[EngineOutput]:
         """As `generate_each`."""
-        found: dict[int, EngineOutput] = {}
-        await self.generate_each(requests, on_done=found.__setitem__, progress=progress)
-        return [found[k] for k in range(len(requests))]
+        return await self.generate_each(requests, progress=progress)
 
     async def generate_each(
         self,
         requests: Sequence[EngineRequest],
         *,
-        on_done: Callable[[int, EngineOutput], None],
-        progress: Callable[[int], None] | None = None,
-    ) -> None:
+        on_done: OnOutput | None = None,
+        progress: Progress = None,
+    ) -> list[EngineOutput]:
         """As `IncrementalEngine.generate_each`; the model is in eval mode meanwhile.
 
         Raises:
@@ -129,7 +127,7 @@ class InProcess(LiveEngine):
         training = self.model.training
         self.model.eval()
         try:
-            await decode_in_thread(
+            return await decode_in_thread(
                 self.model,
                 requests,
                 batch_size=rollouts.batch_size,

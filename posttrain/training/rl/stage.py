@@ -31,6 +31,7 @@ from posttrain.errors import ConfigError, DataError
 from posttrain.group_rewards import GroupReward
 from posttrain.hashing import digest_of
 from posttrain.models.inference import generation_stops
+from posttrain.models.room import check_room, positions, prompt_lengths
 from posttrain.rollouts import Prompt
 from posttrain.runs import Manifest, Parent, Run, atomic_write_text
 from posttrain.sampling.generate import prompt_lines
@@ -45,15 +46,13 @@ from posttrain.training.arguments import LEARNING_RATE, batch_layout, make_argum
 from posttrain.training.finish import RESUME, RunOutcome
 from posttrain.training.launch import Launched
 from posttrain.training.moe import freeze_routers
-from posttrain.training.plan import ModelSize, RunPlan, check_enough, positions
+from posttrain.training.plan import ModelSize, RunPlan, check_enough
 from posttrain.training.rl.domains import domain_stats, domain_table
 from posttrain.training.rl.draws import PromptDraws
 from posttrain.training.rl.metrics import run_stats
 from posttrain.training.rl.plan import (
     check_environments,
-    check_room,
     make_plan,
-    prompt_lengths,
 )
 from posttrain.training.rl.step import Rollouts, accumulation
 from posttrain.training.rl.trainer import GroupTrainer
@@ -271,7 +270,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
             raise ConfigError("rollouts cannot gather weights of FSDP 1: set fsdp_version: 2")
         if recipe.rollouts.engine == "lora_server":
             refuse_lora_server(launched.sharding)
-        new, room = recipe.sampling.max_tokens, positions(trainer.model)
+        new, room = recipe.sampling.max_tokens, positions(trainer.model.config)
         lines = [("prompts", check_room(self.prompts, self._lengths, new=new, room=room))]
         if self._routers:
             frozen = "frozen" if recipe.moe.freeze_router else "trained"

@@ -23,6 +23,7 @@ from trl.trainer.sft_config import SFTConfig
 from posttrain.config.sft import SftConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.models.load import embedding_rows
+from posttrain.models.room import positions
 from posttrain.tokens.tokenizer import SpecialTokens
 from posttrain.training.arguments import make_arguments
 from posttrain.training.data_stage import DataStage
@@ -41,7 +42,6 @@ from posttrain.training.plan import (
     batch_line,
     checkpoint_bytes,
     disk_line,
-    positions,
     time_line,
 )
 from posttrain.training.sft.data import (
@@ -151,7 +151,7 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
         model, train, masking = trainer.model, trainer.train_dataset, trainer.document_masking
         rows = embedding_rows(model)
         sample = sample_data(train, special)
-        check_data(sample, special, rows=rows, positions=positions(model))
+        check_data(sample, special, rows=rows, positions=positions(model.config))
         text = describe_document_masking(masking, str(model.config._attn_implementation))
         stats: dict[str, Any] = {
             "document_masking": masking,

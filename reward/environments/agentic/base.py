@@ -30,15 +30,15 @@ from posttrain.records import Score
 from posttrain.rollouts import Completion, Prompt, metadata_of
 from reward.environments.agentic.workspace import (
     BASIC,
+    ISOLATED,
     Files,
     Workspace,
     changed_paths,
     final_files,
-    run_python,
     toolbox,
 )
-from reward.environments.base import RLVREnvironment, Script, calls, says
-from reward.environments.code import same_result
+from reward.environments.base import RLVREnvironment, Script, calls, same_value, says
+from reward.environments.code import run_program
 
 SYSTEM = (
     "You work in the directory of project {name} with the tools below. What counts is the state of "
@@ -118,15 +118,14 @@ class Final:
         except UnicodeDecodeError:
             raise Wrong(f"{path} is no text") from None
 
-    def answer(self, path: str, /, **expected: Any) -> dict[str, Any]:
-        """The JSON object in a file, whose fields have to be the expected ones and no others."""
+    def answer(self, path: str, /, **expected: Any) -> None:
+        """Raises Wrong where a file does not hold a JSON object of exactly these fields."""
         given = self.object(path)
         if given.keys() != expected.keys():
             raise Wrong(f"{path}: its fields are {', '.join(sorted(given))[:200]}")
         for name, value in expected.items():
-            if not same_result(value, given[name]):
+            if not same_value(value, given[name]):
                 raise Wrong(f"{path}: {name} is {str(given[name])[:80]!r}")
-        return given
 
     def object(self, path: str) -> dict[str, Any]:
         """The JSON object in a file."""
@@ -147,7 +146,7 @@ class Final:
         """
         code = {p: data for p, data in self.files.items() if p.endswith(".py")}
         order = marshal.dumps((code, [(m, n, list(a)) for m, n, a, _ in expected]))
-        result = await run_python(_CALLS, order, _CHECK_LIMITS)
+        result = await run_program([*ISOLATED, _CALLS], order, _CHECK_LIMITS)
         started, _, rest = result.stdout.partition(b"\n")
         if started != b"started" and result.limit is None:
             raise OSError(f"the check did not start: {result.stderr[-200:]!r}")
@@ -161,7 +160,7 @@ class Final:
         for (module, name, arguments, value), one in zip(expected, results, strict=True):
             if not isinstance(one, dict) or "value" not in one:  # pyright: ignore[reportUnnecessaryIsInstance] - the code's
                 raise Wrong(f"{module}.{name}{tuple(arguments)!r:.100} raises")
-            if not same_result(value, one["value"]):
+            if not same_value(value, one["value"]):
                 raise Wrong(f"{module}.{name}{tuple(arguments)!r:.100} is another value")
 
 
@@ -220,26 +219,23 @@ class AgenticEnvironment(RLVREnvironment):
         """The fixture of a prompt."""
         return _built(type(self), metadata_of(prompt)["fixture"])
 
-    def rows(self, *, seed: int, count: int) -> list[dict[str, Any]]:
-        """Tasks: the same for a seed, and none shared by two seeds."""
-        rows: list[dict[str, Any]] = []
-        for number in range(count):
-            key = f"{seed}/{number}"
-            fixture = _built(type(self), key)
-            rows.append({
-                "environment": self.name,
-                "id": f"{self.name}-{seed}-{number}",
-                "messages": [
-                    {"role": "system", "content": SYSTEM.format(name=fixture.digest[:8])},
-                    {"role": "user", "content": fixture.task},
-                ],
-                "tools": json.loads(toolbox(None, fixture.tools).schemas(_NO_PROMPT)),
-                "metadata": {
-                    "fixture": key, "digest": fixture.digest, "family": self.name,
-                    "variant": fixture.variant,
-                },
-            })  # fmt: skip
-        return rows
+    def row(self, seed: int, number: int) -> dict[str, Any]:
+        """A task; two seeds share none."""
+        key = f"{seed}/{number}"
+        fixture = _built(type(self), key)
+        return {
+            "environment": self.name,
+            "id": f"{self.name}-{seed}-{number}",
+            "messages": [
+                {"role": "system", "content": SYSTEM.format(name=fixture.digest[:8])},
+                {"role": "user", "content": fixture.task},
+            ],
+            "tools": json.loads(toolbox(None, fixture.tools).schemas(_NO_PROMPT)),
+            "metadata": {
+                "fixture": key, "digest": fixture.digest, "family": self.name,
+                "variant": fixture.variant,
+            },
+        }  # fmt: skip
 
     def malformed(self, prompt: Prompt) -> str | None:
         """A fixture that this version makes otherwise: its checker would be of another task."""

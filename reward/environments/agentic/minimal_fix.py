@@ -41,7 +41,7 @@ class MinimalFix(AgenticEnvironment):
 
         async def check(final: Final) -> None:
             final.unchanged(*(p for p in final.initial.keys() | final.files.keys() if p != path))
-            changed = changed_lines(text, final.text(path))
+            changed = _changed_lines(text, final.text(path))
             if changed > MOST_CHANGED:
                 raise Wrong(f"{changed} lines were added or removed")
             await final.computes(expected)
@@ -73,7 +73,7 @@ class MinimalFix(AgenticEnvironment):
         )  # fmt: skip
 
 
-def changed_lines(before: str, after: str) -> int:
+def _changed_lines(before: str, after: str) -> int:
     """Lines removed plus lines added. Files of very different length are not aligned."""
     old, new = before.splitlines(), after.splitlines()
     if abs(len(old) - len(new)) > MOST_CHANGED:

@@ -87,11 +87,10 @@ def _characters(message: Message) -> int:
     return len(message.content) + sum(len(call.arguments) for call in message.tool_calls)
 
 
-async def run_policy(prompts: Sequence[Prompt], name: str, *, samples: int = 1) -> list[Completion]:
-    """Completions of a policy, `samples` of each prompt in order."""
-    tasks = [Task(prompt, index, 0) for prompt in prompts for index in range(samples)]
+async def run_policy(prompts: Sequence[Prompt], name: str) -> list[Completion]:
+    """A policy's completion of each prompt."""
     return await roll_out(
-        tasks,
+        [Task(prompt, 0, 0) for prompt in prompts],
         PolicySampler(prompts, name),
         open_environment=lambda p: ENVIRONMENT_OF[str(p.environment)]().open(p),
         limits=LIMITS,

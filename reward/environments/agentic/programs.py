@@ -136,7 +136,7 @@ class Function:
             right = self.expected(arguments)
             differs = right != self.expected(arguments, broken=True)
             (telling if differs else plain).append((arguments, right))
-        return (telling + plain)[:count] if len(telling) <= count else telling[:count]
+        return (telling + plain)[:count]
 
 
 def choose(rng: random.Random, count: int) -> list[Function]:

@@ -1,7 +1,7 @@
 """The family "sql_investigation": which account has paid too much, in a real SQLite database.
 
-Passes: `finding.json` names the account and by how many cents its valid payments exceed its open
-and settled invoices. Void payments, cancelled invoices and a namesake mislead plain sums.
+Passes: `finding.json` names the account and by how many cents the valid payments of one of its
+invoices exceed it. Void payments, cancelled invoices and a namesake mislead plain sums.
 """
 
 # ruff: noqa: S608 - the SQL is of this file, or a scripted run's

@@ -13,22 +13,19 @@ back. Symbolic links, file modes and names that are not UTF-8 are not kept.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import marshal
-import os
 import posixpath
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from posttrain.environments.base import RESULT_CHARACTERS, Tool, Toolbox, clip
-from posttrain.environments.sandbox import check_sandbox, run_sandboxed
-from posttrain.environments.sandbox.limits import Limits, SandboxResult
+from posttrain.environments.sandbox.limits import Limits
 from posttrain.jsontext import writable
 from posttrain.records import json_text
+from reward.environments.code import run_program
 from reward.environments.world import Refused
 
 Files = Mapping[str, bytes]  # path → content; a path that ends in "/" is an empty directory
@@ -95,6 +92,7 @@ TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 BASIC = ("read_file", "write_file", "list_files", "shell")
+ISOLATED = ("-I", "-S", "-c")  # neither the directory nor variables reach a program's imports
 
 
 class Workspace:
@@ -198,7 +196,7 @@ class Workspace:
         order = marshal.dumps((words, self.files, SECONDS, MOST_FILES, MOST_BYTES))
         limits = Limits(seconds=3 * SECONDS, cpu_seconds=SECONDS, output_bytes=3 * MOST_BYTES)
         try:
-            result = await run_python(_DRIVER, order, limits)
+            result = await run_program([*ISOLATED, _DRIVER], order, limits)
         except OSError as error:
             self._infrastructure = f"the sandbox: {error}"
             raise InfrastructureError(self._infrastructure) from error
@@ -244,18 +242,6 @@ class Workspace:
 
     async def close(self) -> None:
         """There is nothing to release."""
-
-
-# a semaphore belongs to an event loop; as many programs at a time as there are processors
-_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
-
-
-async def run_python(program: str, order: bytes, limits: Limits) -> SandboxResult:
-    """Run a program of ours in a sandbox; neither the directory nor variables reach its imports."""
-    argv = [check_sandbox().executable, "-I", "-S", "-c", program]
-    loop = asyncio.get_running_loop()
-    async with _turns.setdefault(loop, asyncio.Semaphore(os.cpu_count() or 1)):
-        return await run_sandboxed(argv, stdin=order, limits=limits)
 
 
 def toolbox(workspace: Workspace | None, names: Iterable[str]) -> Toolbox:

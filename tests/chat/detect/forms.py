@@ -151,7 +151,6 @@ REQUESTS: dict[str, str] = {
     "python_tag": "<|python_tag|>import math\nprint(math.factorial(20))",
     "python_tag_brave": '<|python_tag|>brave_search.call(query="{query}")',
     "execute": "<execute>\nprint(sum(range(10)))\n</execute>",
-    "python_json": 'python\n{{"code": "print(2**10)"}}',
     "tool_code": "```tool_code\nimport math\nprint(math.pi * 2)\n```",
     "search_tag": "<search>{query}</search>",
     "search_o1": "<|begin_search_query|>{query}<|end_search_query|>",

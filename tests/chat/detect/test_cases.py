@@ -69,7 +69,6 @@ POSITIVE = [
     ("llama_python_tag", '<|python_tag|>brave_search.call(query="Paris")', "brave_search"),
     ("python_request", "<|python_tag|>import sympy\nprint(sympy.sqrt(8))", "python"),
     ("python_request", "I will run it:\n<execute>\nprint(2)\n</execute>", "python"),
-    ("python_request", 'python\n{"code": "import math"}', "python"),
     ("search_request", "<search>weather in Paris</search>", "search"),
     ("search_request", "<|begin_search_query|>weather in Paris<|end_search_query|>", "search"),
     ("marker", 'functools[{"name": "get_weather", "arguments": {}}]', "get_weather"),

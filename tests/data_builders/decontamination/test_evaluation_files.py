@@ -187,6 +187,17 @@ def test_options_are_no_items(tmp_path):
     assert dropped(index, chat(f"As {asked}", "x")) is not None
 
 
+def test_letters_of_answers_are_no_questions(tmp_path):
+    rng = random.Random(3)
+    rows = [{"answer": "B", "A": sentence(rng, 5), "B": sentence(rng, 5)} for _ in range(11)]
+    rows.append({"answer": "Which holds?", "A": sentence(rng, 5), "B": sentence(rng, 5)})
+    write_rows(tmp_path / "e.jsonl", rows)
+    index = load(tmp_path, {"path": "e.jsonl"})
+    assert (index.counts[0]["too_short"], index.counts[0]["with_options"]) == (11, 1)
+    written = [chat(f"{row['answer']} {row['A']} {row['B']}", "x") for row in rows]
+    assert [drop is None for drop in index.drops(written)] == [True] * 11 + [False]
+
+
 def test_stems_of_many_questions_need_their_options(tmp_path):
     stem = "Which of the following statements about the subject of this chapter is not correct?"
     rng = random.Random(2)

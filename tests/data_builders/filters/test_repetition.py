@@ -9,14 +9,8 @@ import pytest
 
 from data_builders.filters.repetition import Repetition, find_repetition
 from posttrain.config.filters import RepetitionFilter
-from tests.data_builders.repetition_texts import (
-    STEPS,
-    chinese,
-    honest_kinds,
-    loops,
-    sentences,
-    step_by_step,
-)
+from tests.data_builders.repetition_steps import STEPS, step_by_step
+from tests.data_builders.repetition_texts import chinese, honest_kinds, loops, sentences
 from tests.data_builders.spoken import labels, spoken
 
 LIMITS = RepetitionFilter()

@@ -96,7 +96,7 @@ def recipe_of(folder: Path, rows: Mapping[str, Iterable[Any]], **keys: Any) -> B
 def built(
     folder: Path, rows: Mapping[str, Iterable[Any]], **keys: Any
 ) -> tuple[JudgingPrompts, list[Prompt], list[Prompt]]:
-    """What a build makes of rows: its books, and the prompts of both files."""
+    """What a build makes of rows: its counts, and the prompts of both files."""
     recipe = recipe_of(folder, rows, **keys)
     out = folder / "out"
     out.mkdir(exist_ok=True)

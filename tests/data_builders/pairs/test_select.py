@@ -37,7 +37,7 @@ def take(candidates, shares, total=None, thinking_on=None, match_length=False) -
     )
 
 
-def test_shares_hold_and_the_books_balance():
+def test_shares_hold_and_every_pair_is_counted():
     candidates = some("no_tools", 50) + some("with_tools", 50) + some("hallucination_penalty", 50)
     shares = {"no_tools": 0.25, "with_tools": 0.25, "hallucination_penalty": 0.5}
     found = take(candidates, shares, total=80)

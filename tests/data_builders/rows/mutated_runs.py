@@ -168,9 +168,8 @@ def _check_strict(
 
 def names_its_place(reason: str, detail: str) -> bool:
     """Whether a drop says where in the row the trouble is."""
-    return bool((_PLACED if reason == "malformed_json" else _NAMED).search(detail)) or bool(
-        _NAMED.search(detail)
-    )
+    placed = reason == "malformed_json" and _PLACED.search(detail)
+    return bool(placed or _NAMED.search(detail))
 
 
 CAPACITY = 4096

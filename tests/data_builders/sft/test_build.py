@@ -18,6 +18,7 @@ from tests.data_builders.small_build import (
     manifest,
     packs,
     plain_rows,
+    reasoning_rows,
     shard_bytes,
     write_recipe,
     write_rows,
@@ -192,6 +193,9 @@ def test_the_close_of_a_truncated_trace_is_trained_or_masked(tmp_path):
             "budgets": {"kind": "log_uniform", "low": 2},
         },
         "held_out": {"rate": 0.0},
+        "sources": [
+            {"name": "one", "path": str(write_rows(tmp_path / "r.jsonl", reasoning_rows(20)))}
+        ],
     }
     recipe = write_recipe(tmp_path, **keys)
     trained: dict[str, bool] = {}

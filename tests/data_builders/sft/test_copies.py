@@ -62,7 +62,7 @@ def _recipe(folder: Path, rows: dict[str, list[dict[str, Any]]], **keys: Any) ->
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One build in this process, its parts kept beside it."""
     folder = tmp_path_factory.mktemp("world")
-    build(_recipe(folder, _rows()), f"parts_dir={folder / 'spool'}")
+    build(_recipe(folder, _rows()), f"parts_dir={folder / 'parts'}")
     return folder
 
 
@@ -135,7 +135,7 @@ def test_what_is_for_the_plan_prepares_no_row_again(world, tmp_path, monkeypatch
     raw["deduplication"] = {"near": {"threshold": 0.97}, "precedence": ["early"]}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(raw))
     monkeypatch.setattr("data_builders.sft.part.prepare", None)
-    build(tmp_path / "recipe.yaml", f"out={tmp_path / 'out'}", f"parts_dir={world / 'spool'}")
+    build(tmp_path / "recipe.yaml", f"out={tmp_path / 'out'}", f"parts_dir={world / 'parts'}")
     sources = manifest(tmp_path / "out")["stats"]["sources"]
     assert sources["late"]["dropped"] == {"duplicate": 5}
     assert sources["early"]["dropped"] == {"contaminated": 3, "duplicate": 1}

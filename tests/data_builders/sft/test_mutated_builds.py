@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.data_builders.rows.mutated_runs import Run, build_all, names_its_place, preparer_for, run
-from tests.data_builders.rows.mutations import MUTATIONS, ROWS, mutated
+from tests.data_builders.rows.mutated_runs import Run, build_all, preparer_for, run
+from tests.data_builders.rows.mutations import MUTATIONS, ROWS
 
 
 def test_each_is_kept_or_dropped_for_a_reason_alone_and_in_a_build(tmp_path):
@@ -25,13 +25,3 @@ def test_a_message_of_five_megabytes_passes_through(tmp_path):
     found = run("alpaca", tmp_path, rows=2, big=1, preparer=preparer_for(tmp_path))
     assert found.outcomes.total() == 2
     assert {damage for damage, _ in found.outcomes} >= {"big_message"}
-
-
-def test_damage_is_the_same_every_time():
-    for dialect in ROWS:
-        assert [mutated(dialect, k) for k in range(9)] == [mutated(dialect, k) for k in range(9)]
-
-
-def test_a_reason_without_a_place_is_noticed():
-    assert not names_its_place("malformed_message", "wrong")
-    assert names_its_place("malformed_message", "messages[2].content: expected text")

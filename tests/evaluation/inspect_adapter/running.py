@@ -15,7 +15,7 @@ from inspect_ai.model import Model
 _SCRATCH = tempfile.TemporaryDirectory(prefix="posttrain-inspect-")
 
 
-def run_task(task: inspect_ai.Task, model: Model | str, **config: Any) -> EvalLog:
+def run_task(task: inspect_ai.Task | str, model: Model | str, **config: Any) -> EvalLog:
     """The task's log; the first error is raised."""
     with patch.dict(os.environ, {"XDG_DATA_HOME": _SCRATCH.name}):
         (log,) = inspect_ai.eval(

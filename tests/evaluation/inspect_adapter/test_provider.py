@@ -10,16 +10,19 @@ pytest.importorskip("inspect_ai")
 
 import inspect_ai
 from inspect_ai.dataset import MemoryDataset, Sample
+from inspect_ai.log import EvalSample
 from inspect_ai.model import ChatMessageAssistant, ContentReasoning, ContentText
+from inspect_ai.scorer import Score as InspectScore
 from inspect_ai.scorer import match
 from inspect_ai.solver import generate, use_tools
 from inspect_ai.tool import Tool, tool
 from inspect_ai.tool import ToolCall as InspectCall
 
 from posttrain.chat import nemotron_3_nano_template, render
-from posttrain.errors import DataError
+from posttrain.errors import ConfigError, DataError
 from posttrain.evaluation.inspect_adapter.messages import from_inspect, to_inspect
 from posttrain.evaluation.inspect_adapter.provider import inspect_model
+from posttrain.evaluation.inspect_adapter.tasks import _score, load_task
 from posttrain.records import Message, ToolCall
 from tests.evaluation.inspect_adapter.running import run_task
 from tests.evaluation.scripted import CALL, ScriptedSampler, turn
@@ -122,3 +125,25 @@ def test_parts_are_put_together_and_images_refused():
     assert found.tool_calls == (ToolCall("f", '{"a":1}', "x"),)
     with pytest.raises(DataError, match="image"):
         from_inspect(ChatMessageUser(content=[ContentImage(image="data:image/png;base64,AA==")]))
+
+
+def test_the_value_that_counts_of_a_score_of_several():
+    score = InspectScore(value={"1.1": 1.0, "1.2": 0.0, "1.3": "C"}, answer="x")
+    sample = EvalSample(id=1, epoch=1, input="?", target="", scores={"verify": score})
+    assert _score(sample, "verify.1.1").value == 1.0
+    assert _score(sample, "verify.*").value == pytest.approx(2 / 3)
+    for wanted in (None, "verify", "verify.2", "other"):
+        with pytest.raises(ConfigError, match="name"):
+            _score(sample, wanted)
+
+
+def test_a_task_in_docker_is_refused_where_there_is_none(tmp_path, monkeypatch):
+    path = tmp_path / "task.py"
+    path.write_text(
+        "from inspect_ai import Task, task\n\n"
+        "@task\ndef contained():\n    return Task(sandbox='docker')\n"
+    )
+    load_task(f"{path}@contained", {})
+    monkeypatch.setattr("posttrain.evaluation.inspect_adapter.tasks.which", lambda _: None)
+    with pytest.raises(ConfigError, match="docker"):
+        load_task(f"{path}@contained", {})

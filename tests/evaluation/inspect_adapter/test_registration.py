@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tomllib
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("inspect_ai")
 
-from inspect_ai.log import list_eval_logs, read_eval_log
-
 from posttrain.chat import nemotron_3_nano_template, render
 from posttrain.records import Message
+from tests.evaluation.inspect_adapter.running import run_task
 from tests.sampling.small_models import byte_tokenizer, small_model
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -32,43 +29,24 @@ def products():
 """
 
 
-def install_entry_points(folder: Path) -> None:
-    """Metadata of a distribution with this project's entry points."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    info = folder / "posttrain_entry_points-0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: posttrain-entry-points\nVersion: 0\n"
-    )
-    lines = [f"{name} = {module}" for name, module in project["entry-points"]["inspect_ai"].items()]
-    (info / "entry_points.txt").write_text("\n".join(["[inspect_ai]", *lines]) + "\n")
-
-
-def test_a_task_is_evaluated_on_a_checkpoint_from_the_command_line(tmp_path: Path):
-    install_entry_points(tmp_path / "site")
+def test_a_task_is_evaluated_on_a_checkpoint_by_its_name(tmp_path: Path):
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    for name, module in points["inspect_ai"].items():  # as inspect itself finds the provider
+        EntryPoint(name, module, "inspect_ai").load()
     tokenizer = byte_tokenizer()
     tokenizer.save_pretrained(tmp_path / "checkpoint")
     model = small_model("attention", vocabulary=len(tokenizer))
     model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids("<|im_end|>")
     model.save_pretrained(tmp_path / "checkpoint")
     (tmp_path / "task.py").write_text(TASK)
-    command = [
-        *(sys.executable, "-m", "inspect_ai", "eval", "task.py"),
-        *("--model", "posttrain/checkpoint", "-M", "chat_template=nemotron_3_nano"),
-        *("-M", "thinking=false", "--max-tokens", "8", "--temperature", "0"),
-        *("--display", "plain", "--log-dir", "logs", "--no-log-realtime"),
-    ]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), str(ROOT)]),
-        "XDG_DATA_HOME": str(tmp_path / "data"),
-    }
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    log = run_task(
+        f"{tmp_path / 'task.py'}@products",
+        f"posttrain/{tmp_path / 'checkpoint'}",
+        model_args={"chat_template": "nemotron_3_nano", "thinking": False},
+        max_tokens=8,
+        temperature=0,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    (info,) = list_eval_logs(str(tmp_path / "logs"))
-    log = read_eval_log(info)
-    assert (log.status, log.eval.model) == ("success", "posttrain/checkpoint")
+    assert (log.status, log.eval.model) == ("success", f"posttrain/{tmp_path / 'checkpoint'}")
     outputs = {sample.id: sample.output for sample in log.samples or []}
     text = render(
         [Message("user", "0 times 8?")],

@@ -12,7 +12,7 @@ import pytest
 
 from posttrain.environments.sandbox.limits import SandboxResult
 from posttrain.errors import DataError
-from posttrain.evaluation.agentic import deciding, failure_flags
+from posttrain.evaluation.agentic import deciding, failures
 from posttrain.records import Score
 from posttrain.rollouts import Completion, Prompt
 from reward.environments import ENVIRONMENTS
@@ -223,16 +223,16 @@ def test_a_machine_that_fails_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch
         raise OSError("no room on the device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(workspace, "run_sandboxed", broken)
+        patch.setattr(workspace, "run_program", broken)
         [(completion, score)] = verified(prompt, script(read("x"), sh("ls")))
     assert (score.value, score.failure) == (None, "sandbox")
-    assert failure_flags(prompt, completion, score)[0] == "infrastructure_error"
+    assert failures(prompt, completion, score)[0].mode == "infrastructure_error"
     [fix] = prompts("fix_failing_test", [0])
     [(completion, _)] = verified(fix, script(write("app/__init__.py", "x = 1\n")))
     with monkeypatch.context() as patch:
-        patch.setattr(base, "run_python", broken)
+        patch.setattr(base, "run_program", broken)
         score = asyncio.run(ENVIRONMENTS["fix_failing_test"]().verify(fix, completion))
     assert (score.value, score.failure) == (None, "sandbox")
     gone = replace(completion, finish="failed", error="connection refused")
     lost = asyncio.run(ENVIRONMENTS["fix_failing_test"]().verify(fix, gone))
-    assert failure_flags(fix, gone, lost) == ("infrastructure_error",)
+    assert [one.mode for one in failures(fix, gone, lost)] == ["infrastructure_error"]

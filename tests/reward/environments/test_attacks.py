@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
+import math
 import shutil
-from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from benchmarks.attacks import ATTACKS
-from benchmarks.attacks.base import Attack, common
-from benchmarks.attacks.instructions import instruction_forms
 from benchmarks.environment_tasks import rows
+from benchmarks.red_team import attacks_on
 from posttrain.records import Score
 from posttrain.rollouts import Prompt
-from reward.environments import ENVIRONMENTS
-from reward.environments.base import RLVREnvironment, replay, says
+from reward.environments import ENVIRONMENTS, base
+from reward.environments.base import RLVREnvironment, replay, same_value, says
+from reward.environments.code import find_program, same_output
 from reward.environments.constraints import CONSTRAINTS
+from reward.graders.workers import Workers
 
 
 def verify(environment: RLVREnvironment, *pairs: tuple[Prompt, Any]) -> list[Score]:
@@ -36,14 +36,7 @@ def verify(environment: RLVREnvironment, *pairs: tuple[Prompt, Any]) -> list[Sco
 def test_wrong_answers_fail_and_right_ones_pass(name: str):
     environment = ENVIRONMENTS[name]()
     prompts = [environment.prompt(row) for row in rows(name, seed=5, count=4)]
-    attacks: list[tuple[Prompt, Attack]] = []
-    for prompt, other in pairwise(prompts):
-        attacks += [(prompt, a) for a in common(environment, prompt, other)]
-        attacks += [(prompt, a) for a in ATTACKS[name](prompt, random.Random(0))]
-    if name == "instruction_following":
-        for constraint, attack in instruction_forms():
-            row = {"question": "x", "metadata": {"constraints": [constraint]}}
-            attacks.append((environment.prompt(row), attack))
+    attacks = list(attacks_on(environment, prompts, 0))
     scores = verify(environment, *((prompt, a.script) for prompt, a in attacks))
     wrong = [
         (prompt.gold, attack.form, score)
@@ -75,6 +68,7 @@ STRING = {"type": "object", "properties": {"town": {"type": "string"}}, "require
         (structured({**STRING, "required": []}), "{}", 0.0),  # valid, and nothing of the prompt
         (structured(STRING), '{"town": "Bergen"}', 1.0),
         (structured(STRING), '{"town": "string"}', 0.0),
+        (structured(STRING), "```\n" + " " * 200_000, 0.0),
         (structured(STRING, fields={"/town": ["Bergen", "Bergen, Norway"]}),
          '{"town": "Bergen, Norway"}', 1.0),
         # YAML 1.2: `no` and dates are texts
@@ -96,11 +90,14 @@ def test_a_reference_to_the_network_is_not_followed():
     assert (score.value, score.failure) == (None, "verifier_error")
 
 
-def test_a_pattern_that_never_ends_is_a_timeout():
+def test_a_pattern_that_never_ends_is_a_timeout(monkeypatch: pytest.MonkeyPatch):
+    workers = Workers(size=1, cpu_seconds=1.0)
+    monkeypatch.setattr(base, "shared_workers", lambda: workers)
     environment = ENVIRONMENTS["structured_output"]()
     pattern = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}}
     prompt = environment.prompt(structured(pattern))
     [score] = verify(environment, (prompt, says(json.dumps({"a": "a" * 60 + "b"}))))
+    workers.close()
     assert (score.value, score.failure) == (None, "timeout")
 
 
@@ -108,7 +105,15 @@ def test_a_pattern_that_never_ends_is_a_timeout():
 
 
 @pytest.mark.parametrize(
-    "text", ["a" * 150_000, "- *[<< \n" * 20_000, "a. " * 50_000, "\n" * 150_000]
+    "text",
+    [
+        "a" * 150_000,
+        "- *[<< \n" * 20_000,
+        "A. a. " * 30_000,
+        "\n" * 150_000,
+        "```json\n" + " " * 150_000,
+        "." * 150_000 + "x",
+    ],
 )
 def test_every_constraint_reads_hostile_texts(text: str):
     for kind, constraint in CONSTRAINTS.items():
@@ -168,6 +173,7 @@ READ = (
         (CHECKED, "def f(x): return abs(x) * 3 if x > 0 else 0"),
         (PRINTED, 'print(\'{"output": "9"}\')'),
         (PRINTED, "print(9)\nimport sys\nsys.exit(1)"),
+        (CALLED, "class X:\n    def __repr__(self): return '1e999'\ndef f(x): return X()"),
         (PRINTED, "while True: pass"),
         (PRINTED, "open('program.py', 'w').write('print(9)')"),
     ],
@@ -179,11 +185,37 @@ def test_programs_that_do_not_solve_the_task_fail(row: dict[str, Any], program: 
     assert score.value == 0.0
 
 
+@pytest.mark.parametrize(
+    ("expected", "given", "same"),
+    [
+        (450, 450.0, True),
+        (0.1 + 0.2, 0.3, True),
+        (1_000_000_001, 1_000_000_002, False),
+        (5, math.inf, False),
+        (0.5, 10**400, False),
+        (True, 1, False),
+        ([1, {"a": None}], [1, {"a": None}], True),
+        (["Bonn"], ["bonn"], False),
+    ],
+)
+def test_values_are_the_same_or_not(expected: Any, given: Any, same: bool):
+    assert same_value(expected, given) == same
+    assert not same_output("9.5", "1e999")
+
+
+@pytest.mark.parametrize(
+    "text", ["```" + "a" * 90_000 + "`", "`" * 90_000 + "x`", "```\n" * 25_000]
+)
+def test_no_program_is_found_in_hostile_texts(text: str):
+    assert not find_program(text, "f")
+
+
 @contained
 @pytest.mark.parametrize("row", [CALLED, CHECKED, PRINTED])
 def test_solutions_pass(row: dict[str, Any]):
     environment = ENVIRONMENTS["code"]()
     prompt = environment.prompt(row)
-    draft = f"```python\nprint(1)\n```\nBetter:\n~~~py\n{row['gold']}\n~~~"
+    gold = row["gold"].replace("\n", "\n  ")
+    draft = f"```python\nprint(1)\n```\n- Better:\n  ~~~py\n  {gold}\n  ~~~\nFor 3:\n```\n9\n```"
     assert [s.value for s in verify(environment, (prompt, says(draft)))] == [1.0]
     assert environment.refuse([prompt]) == [None]

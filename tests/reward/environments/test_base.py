@@ -13,9 +13,10 @@ from posttrain.environments.base import Environment
 from posttrain.errors import JudgeError
 from posttrain.records import Score
 from posttrain.rollouts import Completion, Prompt
-from reward.environments import ENVIRONMENTS
+from reward.environments import ENVIRONMENTS, base
 from reward.environments.base import RLVREnvironment, Script, admit, calls, replay, says
 from reward.graders.base import Attempt
+from reward.graders.workers import Workers
 
 TASK = {"environment": "math", "question": "2+2? Use \\boxed{}.", "gold": "4"}
 
@@ -142,7 +143,9 @@ def test_a_failed_verifier_is_unscored(answer: str, failure: str):
     assert (score.value, score.failure) == (None, expected)
 
 
-def test_what_never_ends_is_killed_and_the_loop_goes_on():
+def test_what_never_ends_is_killed_and_the_loop_goes_on(monkeypatch: pytest.MonkeyPatch):
+    workers = Workers(size=2, cpu_seconds=1.0)
+    monkeypatch.setattr(base, "shared_workers", lambda: workers)
     environment = Stalls()
     prompt = environment.prompt({"question": "x"})
 
@@ -162,6 +165,7 @@ def test_what_never_ends_is_killed_and_the_loop_goes_on():
         return scores, ticks
 
     scores, ticks = asyncio.run(both())
+    workers.close()
     assert [(s.value, s.failure) for s in scores] == [(None, "timeout"), (None, "verifier_error")]
     assert ticks > 10
 

@@ -56,8 +56,32 @@ def test_truncated_is_wrong_and_failed_is_unscored(name: str):
     ]
 
 
+@pytest.mark.parametrize(
+    ("answer", "every", "one"),
+    [
+        ("The numbers are 814, 77 and lake.", 1.0, 1.0),
+        ("lake\nand nothing else", 1 / 3, 1.0),
+        ("8 14", 0.0, 0.0),
+        ("", 0.0, 0.0),
+    ],
+)
+def test_references_are_contained_whatever_their_case(answer: str, every: float, one: float):
+    outputs = ["814", "77", "Lake"]
+    assert grade("contains_all", None, answer, outputs=outputs).value == every
+    assert grade("contains_any", None, answer, outputs=outputs).value == one
+
+
+def test_references_are_a_list_of_texts():
+    prompts = [prompt_of(None, outputs=o) for o in (["a"], [], ["a", ""], [1], "abc", None)]
+    assert GRADERS["contains_all"]().refuse(prompts) == [None, *["no_outputs"] * 5]
+    assert values(GRADERS["contains_any"](), [(prompts[1], "abc")]) == [None]
+
+
 # the others check a text, and look for no final answer
-@pytest.mark.parametrize("name", [name for name in GRADERS if name not in PACKAGE_OF])
+_CHECKING = {*PACKAGE_OF, "contains_all", "contains_any"}
+
+
+@pytest.mark.parametrize("name", [name for name in GRADERS if name not in _CHECKING])
 def test_an_answer_in_the_reasoning_alone_is_none(name: str):
     prompt = prompt_of("5", options={"A": "5", "B": "2"})
     prompt = dataclasses.replace(prompt, messages=(Message("user", "5 or 2? In \\boxed{}."),))

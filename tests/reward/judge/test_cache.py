@@ -156,7 +156,7 @@ def test_after_a_kill_only_what_is_missing_is_asked(tmp_path: Path, batched: boo
     # in process the stretches 5 + 5 were finished, of a server two questions
     requests = [len(call) for call in again.calls]
     assert requests == ([2] if batched else [1] * 10)
-    # what it cost too: the books of a step that is done again are the same
+    # what it cost too: the counts of a step that is done again are the same
     assert found == undisturbed
     known = Scripted(babble, batched=batched)
     again_known = judged(known, tmp_path / "killed", seed=2, any_step=True)

@@ -13,7 +13,7 @@ import yaml
 from data_builders.prompts.profile import read_profile
 from posttrain.runs import read_artifact
 from tests.training.forks import Ended, forked
-from tests.training.methods import Mortal, arm, script
+from tests.training.methods import script
 from tests.training.rl.judge_server import judge_server, label
 from tests.training.rl.policy import make_prompts, raw_recipe, write_policy
 from tests.training.tiny import log_rows
@@ -76,9 +76,8 @@ def judge(url: str) -> str:
     return f"judge={json.dumps({'backend': backend, 'retries': 0, 'thinking': False})}"
 
 
-def run(root: Path, out: Path, *more: str, killed: str = "never", check: bool = True) -> Ended:
+def run(root: Path, out: Path, *more: str, check: bool = True) -> Ended:
     def command() -> None:
-        arm("rlvr", killed, Mortal())
         module = script("rlvr")
         module.run_command(
             lambda: module.main(["--config", str(root / "rlvr.yaml"), f"out={out}", *more])
@@ -95,11 +94,13 @@ def rollouts_of(out: Path) -> Iterator[tuple[str, dict[str, Any], dict[int, dict
                 yield group["prompt"]["source"], rollout, judgements
 
 
-def test_labels_are_the_rewards_and_a_label_that_cannot_be_read_is_none(root: Path, tmp_path: Path):
+def test_labels_are_the_rewards_and_a_label_that_cannot_be_read_is_none(root: Path):
     assert any(rate.unscored.get("verifier_error") for rate in read_profile(root / "profile").rates)
     with judge_server(UNREADABLE, answer=label) as (url, requests):
         run(root, root / "trained", judge(url))
         rewards: dict[str, set[float | None]] = {"equivalence": set(), "rubric": set()}
+        # what looks like a part of the judge's frame is quoted by backslashes
+        shown = "\n".join(requests).replace("\\", "")
         for source, rollout, judgements in rollouts_of(root / "trained"):
             own = judgements[rollout["index"]]
             rewards[source].add(rollout["reward"])
@@ -108,14 +109,10 @@ def test_labels_are_the_rewards_and_a_label_that_cannot_be_read_is_none(root: Pa
             assert rollout["in_loss"] <= (not unscored)
             if rollout["finish"] != "stop" or not rollout["answer"].strip():
                 assert rollout["reward"] == 0.0  # for which no judge is asked
-        assert requests
+            elif "word for word" not in own["explanation"]:
+                assert rollout["answer"].strip().replace("\\", "") in shown
         assert all(own >= {0.0, 1.0} for own in rewards.values())
         assert None in rewards["equivalence"] | rewards["rubric"]
-        # killed while it trains and started again: the same labels, rewards and bytes
-        ended = run(root, tmp_path / "out", judge(url), killed="train:1", check=False)
-        assert ended.codes == [-9]
-        run(root, tmp_path / "out", judge(url))
-    assert read_artifact(tmp_path / "out").digest == read_artifact(root / "trained").digest
 
 
 def test_a_judge_that_is_down_stops_the_step_and_the_command_goes_on(root: Path, tmp_path: Path):

@@ -1,18 +1,17 @@
-"""`profile_prompts` and `rlvr` as commands: pass rates, the curriculum's prompts, kills, failures."""
+"""`rlvr` as a command: the curriculum's prompts, refills, kills, failures, a second profile."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from data_builders.prompts.profile import read_profile
 from posttrain.errors import ConfigError, DataError, TrainingError
@@ -20,160 +19,11 @@ from posttrain.group_rewards import Failure, Group
 from posttrain.records import FailureKind, Score
 from posttrain.rollouts import Completion, Prompt
 from posttrain.runs import read_artifact
-from reward.graders import GRADERS
-from reward.graders.base import Attempt
 from reward.rlvr import Domain, RoutedReward
 from tests.training.forks import Ended, forked
 from tests.training.methods import Mortal, arm, die, script
-from tests.training.rl.policy import make_prompts, raw_recipe, write_policy
+from tests.training.rl.conftest import BATCH, N
 from tests.training.tiny import log_rows, sha
-
-N, STEPS, BATCH = 4, 4, 4
-
-
-class Words:
-    """Right where the first word has an even number; a w3 in the second place takes it too long."""
-
-    def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
-        return [None] * len(prompts)
-
-    def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
-        return [self._grade(attempt.completion.answer.split()) for attempt in attempts]
-
-    def _grade(self, words: list[str]) -> Score:
-        if words[1:2] == ["w3"]:
-            return Score(None, None, "too slow", "timeout")
-        right = bool(words) and words[0][-1:] in "02468"
-        return Score(float(right), " ".join(words), "even" if right else "odd")
-
-
-def write_yaml(path: Path, raw: dict[str, Any]) -> Path:
-    path.write_text(yaml.safe_dump(raw))
-    return path
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A policy, its profile of two sources, and recipes."""
-    root = tmp_path_factory.mktemp("rlvr")
-    policy = write_policy(root / "policy")
-    texts = [prompt.messages[0].content for prompt in make_prompts(200, longest=4)]
-    texts = list(dict.fromkeys(texts))
-    sources: list[dict[str, Any]] = []
-    for k, name in enumerate("ab"):
-        file = root / f"{name}.jsonl"
-        rows = [{"question": text, "answer": "x"} for text in texts[k * 40 : k * 40 + 40]]
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        sources.append({"name": name, "format": "question", "path": str(file), "grader": "words",
-                        "template": "{question}"})  # fmt: skip
-    profile: dict[str, Any] = {
-        "out": str(root / "profile"),
-        "checkpoint": str(policy),
-        "backend": {"kind": "transformers"},
-        "prompts": sources,
-        "settings": [{"name": "made", "thinking": 0.0}],
-        "n": N,
-        "sampling": {"max_tokens": 8},
-        "max_unscored": 0.5,
-        "chunk": 64,
-    }
-    write_yaml(root / "profile.yaml", profile)
-    raw = raw_recipe(policy, root / "run", {"max_steps": STEPS, "save_steps": 1})
-    raw["trainer"]["per_device_train_batch_size"] = 4
-    raw |= {
-        "pass_rates": str(root / "profile"),
-        "domains": {
-            "one": {"ratio": 3, "sources": ["a"], "max_failure_rate": 0.6},
-            "b": {"ratio": 1, "max_failure_rate": 0.6},
-        },
-        "prompts_per_step": BATCH,
-    }
-    write_yaml(root / "rlvr.yaml", raw)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(GRADERS, "words", Words)
-        script("profile_prompts").main(["--config", str(root / "profile.yaml")])
-        yield root
-
-
-def test_pass_rates_are_those_of_the_samples(root: Path):
-    profile = read_profile(root / "profile")
-    samples: dict[str, list[Score]] = {}
-    for line in (root / "profile" / "samples.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        words = row["steps"][-1]["parsed"]["answer"].split()
-        samples.setdefault(row["prompt_id"], []).append(Words()._grade(words))
-    for rate in profile.rates:
-        scores = samples[rate.prompt_id]
-        values = [s.value for s in scores if s.value is not None]
-        assert (rate.passes, rate.scored) == (sum(values), len(values))
-        assert sum(rate.unscored.values()) == N - len(values)
-        expected = "unscored" if not values else "solved" if min(values) == 1 else None
-        assert rate.dropped == expected
-        if expected is None:
-            assert 0 <= rate.bucket(N) < N
-    counts = profile.manifest.counts
-    assert counts.rows_in == 80 == counts.kept + sum(counts.dropped.values())
-    stats = profile.manifest.stats["rates"]
-    assert all(sum(own["buckets"]) == own["prompts"] == 40 for own in stats.values())
-    assert any(own["unscored"].get("timeout") for own in stats.values())
-    assert "Pass rates" in (root / "profile" / "report.html").read_text()
-
-
-def test_prompts_of_evaluation_files_are_not_sampled(root: Path, tmp_path: Path):
-    """A question of eight words and more that stands in an evaluation file."""
-    words = "w1 w2 w4 w5 w6 w1 w4 w2 w6 w5 w2 w1"
-    for name, texts in (("train", [words, "w1 w2"]), ("test", [words])):
-        rows = "".join(json.dumps({"question": text, "answer": "x"}) + "\n" for text in texts)
-        (tmp_path / f"{name}.jsonl").write_text(rows)
-    source = json.dumps([{"name": "a", "format": "question", "path": str(tmp_path / "train.jsonl"),
-                          "grader": "words", "template": "{question}"}])  # fmt: skip
-    files = json.dumps([{"path": str(tmp_path / "test.jsonl"), "fields": ["question"]}])
-    script("profile_prompts").main(
-        ["--config", str(root / "profile.yaml"), f"out={tmp_path / 'out'}", f"prompts={source}",
-         f"decontamination.files={files}"]
-    )  # fmt: skip
-    manifest = read_artifact(tmp_path / "out")
-    assert manifest.counts.rows_in == 2
-    assert manifest.counts.dropped["contaminated"] == 1
-    assert [r.prompt_id for r in read_profile(tmp_path / "out").rates] == [
-        p.id for p in read_profile(tmp_path / "out").prompts if p.messages[0].content == "w1 w2"
-    ]
-
-
-def test_a_dry_run_of_a_profile_refuses_a_missing_checkpoint(root: Path, tmp_path: Path):
-    argv = ["--config", str(root / "profile.yaml"), f"out={tmp_path / 'out'}", "--dry-run"]
-    script("profile_prompts").main(argv)
-    with pytest.raises(ConfigError, match="missing"):
-        script("profile_prompts").main([*argv, f"checkpoint={tmp_path / 'missing'}"])
-
-
-def test_a_profile_killed_while_it_verifies_ends_the_same(root: Path, tmp_path: Path):
-    import data_builders.prompts.profile as module
-
-    def command(killed: bool) -> None:
-        module.BATCH = 16
-        if killed:
-            calls: list[int] = []
-            whole = module.verify_all
-
-            async def dying(*args: Any) -> Any:
-                calls.append(1)
-                return die() if len(calls) == 3 else await whole(*args)
-
-            module.verify_all = dying
-        script("profile_prompts").main(
-            ["--config", str(root / "profile.yaml"), f"out={tmp_path / 'out'}"]
-        )
-
-    with pytest.raises(DataError, match="max_unscored"):
-        script("profile_prompts").main(
-            ["--config", str(root / "profile.yaml"), f"out={tmp_path / 'out'}", "max_unscored=0.0"]
-        )
-    shutil.rmtree(tmp_path / "out" / "work")
-    assert forked(lambda: command(True), check=False).codes == [-9]
-    assert len(list((tmp_path / "out" / "work").glob("rates-*"))) == 2
-    forked(lambda: command(False))
-    assert read_artifact(tmp_path / "out").digest == read_artifact(root / "profile").digest
 
 
 def run(
@@ -252,7 +102,7 @@ def test_each_step_has_the_prompts_of_the_plan_and_honest_figures(root: Path, tr
 def test_killed_anywhere_it_ends_with_the_same_prompts_and_losses(
     root: Path, trained: Path, tmp_path: Path
 ):
-    for moment in ("rollout:1", "verify", "train:2"):
+    for moment in ("verify", "train:2"):
         assert run(root, tmp_path / "out", killed=moment, check=False).codes == [-9]
     run(root, tmp_path / "out")
     assert read_artifact(tmp_path / "out").digest == read_artifact(trained).digest
@@ -333,16 +183,21 @@ def test_groups_that_teach_nothing_are_replaced_within_their_domain(
 def test_refills_are_the_same_after_kills_and_in_two_processes(
     root: Path, refilled: tuple[Path, tuple[str, ...]], tmp_path: Path
 ):
+    """Every step has refills, which a process's second verification is of."""
     done, keys = refilled
-    for moment in ("rollout:1", "train:2")[keys == POOLS :]:
-        assert run(root, tmp_path / "out", *keys, killed=moment, check=False).codes == [-9]
-    run(root, tmp_path / "out", *keys)
-    assert read_artifact(tmp_path / "out").digest == read_artifact(done).digest
-    if keys == DYNAMIC:
-        run(root, tmp_path / "two", *keys, processes=2)
-        assert (tmp_path / "two" / "draws.jsonl").read_bytes() == (
-            done / "draws.jsonl"
-        ).read_bytes()
+    processes = 2 if keys == DYNAMIC else 1
+    for moment in ("plan", "rollout:1", "verify", "train:2")[3 * (keys == POOLS) :]:
+        ended = run(root, tmp_path / "out", *keys, killed=moment, check=False, processes=processes)
+        assert -9 in ended.codes
+    run(root, tmp_path / "out", *keys, processes=processes)
+    whole = done
+    if processes == 2:
+        whole = tmp_path / "whole"
+        run(root, whole, *keys, processes=2)
+        assert log_rows(tmp_path / "out") == log_rows(whole)
+    assert read_artifact(tmp_path / "out").digest == read_artifact(whole).digest
+    draws = [folder / "draws.jsonl" for folder in (tmp_path / "out", whole, done)]
+    assert len({file.read_bytes() for file in draws}) == 1
 
 
 def test_another_curriculum_is_another_run(root: Path, trained: Path):
@@ -357,8 +212,6 @@ def test_verifiers_that_mostly_fail_stop_the_step(root: Path, tmp_path: Path):
     last = ended.text.splitlines()[-1]
     assert "domains.one.max_failure_rate" in last
     assert "timeout" in last
-    # the limit is no part of what the run is: the same directory goes on with another
-    run(root, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -376,6 +229,13 @@ def test_plans_that_cannot_be_are_refused(root: Path, tmp_path: Path, key: str, 
             ["--config", str(root / "rlvr.yaml"), f"out={tmp_path / 'out'}",
              *(key.split() if key.startswith("max") else [key])]
         )  # fmt: skip
+
+
+def test_a_domain_whose_prompts_are_all_dropped_is_refused(root: Path):
+    profile = read_profile(root / "profile")
+    solved = [replace(rate, dropped="solved") for rate in profile.rates]
+    with pytest.raises(DataError, match=r"'one': .*profile kept none of its prompts \(solved 40\)"):
+        replace(profile, rates=solved).pools({"one": ["a"]})
 
 
 def test_profiled_again_with_the_trained_policy_the_drift_is_shown(

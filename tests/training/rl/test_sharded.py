@@ -43,23 +43,25 @@ def rollouts(out: Path) -> list[tuple[Any, ...]]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("sharding", "kind", "keys"),
-    [
-        ("zero3", "hybrid", {}),
-        ("zero3", "attention", ADAPTER),
-        ("fsdp2", "hybrid", {}),
-        ("fsdp2", "attention", ADAPTER),
-    ],
-)
+@pytest.fixture(scope="module", params=["attention", "hybrid"])
+def alone(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path, dict[str, Any]]:
+    """A policy and its run in one process: an adapter on attention; Mamba and experts whose biases
+    move."""
+    root, keys = tmp_path_factory.mktemp("alone"), ADAPTER if request.param == "attention" else {}
+    policy = write_policy(root / "policy", request.param)
+    recipe = make_recipe(policy, root / "one", **keys)
+    return policy, finish(recipe, PROMPTS, Scripted(words_of)), keys
+
+
+@pytest.mark.parametrize("sharding", ["zero3", "fsdp2"])
 def test_sharded_weights_roll_out_as_whole_ones_do(
-    tmp_path: Path, sharding: str, kind: str, keys: dict[str, Any]
+    alone: tuple[Path, Path, dict[str, Any]], tmp_path: Path, sharding: str
 ):
-    """Attention alone, and with Mamba and experts whose biases move."""
     if sharding == "zero3" and importlib.util.find_spec("deepspeed") is None:
         pytest.skip("deepspeed is not installed")
-    policy = write_policy(tmp_path / "policy", kind)
-    one = finish(make_recipe(policy, tmp_path / "one", **keys), PROMPTS, Scripted(words_of))
+    policy, one, keys = alone
     launch = {"world_size": 2, "sharding": sharding}
     recipe = make_recipe(policy, tmp_path / "two", STATE, launch=launch, **keys)
     stage = GroupStage(recipe, prompts=PROMPTS, reward=Scripted(words_of))

@@ -1,0 +1,98 @@
+"""Whether prompts and what follows them fit the positions of a model.
+
+lengths = prompt_lengths(prompts, template, encoder)      → [212, 87, …]
+check_room(prompts, lengths, new=256, room=positions(model.config))
+→ "1,200: 60% with reasoning; longest 212 tokens + 256 new of 2,048 positions"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig
+
+from posttrain.chat import ChatTemplate, render
+from posttrain.errors import ConfigError, DataError, RenderError
+from posttrain.rollouts import Prompt
+from posttrain.tokens.tokenizer import Encoder
+
+NO_LIMIT = 1 << 60
+
+
+def positions(config: Any) -> int:
+    """The longest sequence that a model with this config of transformers has positions for."""
+    text = config.get_text_config()
+    return int(getattr(text, "max_position_embeddings", None) or NO_LIMIT)
+
+
+def positions_of(checkpoint: str) -> int:
+    """As `positions`, of a directory or a hub id.
+
+    Raises:
+        ConfigError: it has no config.
+    """
+    try:
+        local = Path(checkpoint).is_dir()
+        return positions(AutoConfig.from_pretrained(checkpoint, local_files_only=local))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"checkpoint {checkpoint}: its config cannot be read: {error}") from error
+
+
+def room_text(positions: int) -> str:
+    """Behind a length: what of, or the unit of a model without such a limit."""
+    return f"of {positions:,} positions" if positions < NO_LIMIT else "tokens"
+
+
+def prompt_lengths(
+    prompts: Sequence[Prompt], template: ChatTemplate, encoder: Encoder
+) -> list[int]:
+    """Tokens of every prompt as the policy reads it.
+
+    Raises:
+        DataError: a prompt that the template refuses, or whose id another one has; by name.
+    """
+    ids = [prompt.id for prompt in prompts]
+    if len(set(ids)) < len(ids):
+        twice = next(name for name in ids if ids.count(name) > 1)
+        raise DataError(f"two prompts are called {twice!r}; ids must differ")
+    texts: list[str] = []
+    for prompt in prompts:
+        try:
+            texts.append(
+                render(
+                    prompt.messages,
+                    template,
+                    tools=prompt.tools,
+                    add_generation_prompt=True,
+                    enable_thinking=prompt.thinking,
+                )
+            )
+        except RenderError as error:
+            raise DataError(f"prompt {prompt.id!r} cannot be rendered: {error}") from error
+    return [len(encoded) for encoded in encoder.encode(texts)]
+
+
+def check_room(prompts: Sequence[Prompt], lengths: Sequence[int], *, new: int, room: int) -> str:
+    """One line on the prompts; refuse those behind which a completion would not fit.
+
+    Args:
+        new: tokens that a completion may have.
+        room: positions of the model.
+
+    Raises:
+        ConfigError: naming the longest prompt.
+    """
+    at = max(range(len(lengths)), key=lengths.__getitem__)
+    if lengths[at] + new > room:
+        raise ConfigError(
+            f"prompt {prompts[at].id!r} has {lengths[at]:,} tokens; with sampling.max_tokens {new} "
+            f"that is more than the model's {room:,} positions: leave such prompts out, or set "
+            f"max_tokens to at most {max(room - lengths[at], 0)}"
+        )
+    thinking = sum(prompt.thinking for prompt in prompts) / len(prompts)
+    return (
+        f"{len(prompts):,}: {thinking:.0%} with reasoning; longest {lengths[at]:,} tokens + "
+        f"{new:,} new {room_text(room)}"
+    )
