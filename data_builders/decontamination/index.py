@@ -249,7 +249,7 @@ class RunIndex:
 
 def _distinct(items: Sequence[Item], ngram: int, common: int) -> tuple[tuple[_Text, ...], Int]:
     """Items with other words than all before them, and of each item given its number or -1."""
-    times = Counter(item.text for item in items)
+    times = Counter(text for text, _ in {(item.text, item.options) for item in items})
     texts: list[_Text] = []
     numbers: list[int] = []
     seen: dict[tuple[int, ...], int] = {}

@@ -139,7 +139,8 @@ def _first(items: list[str], place: Any) -> list[str]:
 
 def _phrase(word: str) -> re.Pattern[str]:
     """A word or phrase, not as a part of another word; a line may break inside."""
-    text = r"\s+".join(map(re.escape, str(word).split())).replace("'", "['’]")
+    words = str(word).replace("’", "'").split()
+    text = r"\s+".join(map(re.escape, words)).replace("'", "['’]")
     return re.compile(rf"(?<!\w){text}(?!\w)", re.IGNORECASE)
 
 

@@ -41,8 +41,13 @@ _READING = LatexExtractionConfig(
 )
 # what would be read as something else: "2 3" as 5, "0x1f" as a product with 0, "1..." as 1
 _MISLEADING = re.compile(r"(?<![_\d])\d+\s+[\d.]|\.\.\.|\b0[xXbBoO]")
-# as programs write it: log(x), atan(x)
-_FUNCTION = re.compile(r"(?<![\\A-Za-z])(a(?:rc)?(?=[sct]))?(sin|cos|tan|log|ln|exp)(?=h?\s*\()")
+# as programs write it: log(x), atan(x), pi, abs(x), x**-2
+_NAME = re.compile(
+    r"(?<![\\A-Za-z])(a(?:rc)?(?=[sct]))?"
+    r"((?:sin|cos|tan|sec|csc|cot|log|ln|exp)(?=h?\s*\()|pi(?![A-Za-z]))"
+)
+_ABS = re.compile(r"(?<![\\A-Za-z])[Aa]bs\(([^()]*)\)")
+_EXPONENT = re.compile(r"\^\s*(?:([+-]?\d[\d.]*|-[A-Za-z])|\(([^()]*)\))")
 POINTS = ("0.7310585786", "1.9241418199", "3.3012943571", "0.2689414213")
 DIGITS = 25
 
@@ -93,9 +98,9 @@ def read_formula(text: str, *, natural_log: bool) -> Any:
     """
     if not reads_as_math(text) or _MISLEADING.search(text):
         raise Unreadable(text)
-    latex = _FUNCTION.sub(lambda m: ("\\arc" if m[1] else "\\") + m[2], text)
-    latex = re.sub(r"\^\s*(?:([+-]?\d[\d.]*)|\(([^()]*)\))", r"^{\1\2}", latex)
-    latex = re.sub(r"\s*,?\s+(?:and|or)\s+", ", ", latex.replace("E**", "e^").replace("**", "^"))
+    latex = _NAME.sub(lambda m: ("\\arc" if m[1] else "\\") + m[2], text)
+    latex = _ABS.sub(r"|\1|", latex).replace("E**", "e^").replace("**", "^")
+    latex = re.sub(r"\s*,?\s+(?:and|or)\s+", ", ", _EXPONENT.sub(r"^{\1\2}", latex))
     if natural_log:
         latex = re.sub(r"\\log(?![A-Za-z])(?!\s*_)", r"\\ln", latex)
     found: list[Any] = parse(

@@ -151,7 +151,8 @@ _SCALE = re.compile(rf"\s+({'|'.join(SCALES)})s?(?![A-Za-z])", re.IGNORECASE)
 # words behind a number that make it another number, or no final one
 _OTHERWISE = re.compile(
     r"and|or|not|no|but|minus|plus|times|negative|less|more|over|below|by|to|than|point|hal(?:f|ves)"
-    r"|squared|cubed|factorial|mod(?:ulo)?|is|are|was|if|thirds?|quarters?|\w+ths?"
+    r"|squared|cubed|factorial|mod(?:ulo)?|is|are|was|if|thirds?|quarters?"
+    r"|(?:four|fif|six|seven|eigh|nin|ten|twelf|hundred|thousand|million)ths?"
 )
 _WORD = re.compile(r"[^\W\d_]+|[°$€£¥₹₽¢]|\^\\circ|\^\{?-?\d\}?|\S")
 MOST_UNIT_WORDS = 6

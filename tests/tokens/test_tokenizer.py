@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from posttrain.errors import DataError
 from posttrain.tokens.tokenizer import load_tokenizer
 
 
@@ -33,6 +34,12 @@ def test_a_saved_tokenizer_is_the_one_that_transformers_would_choose(saved: Path
     assert ours.backend_tokenizer.to_str() == theirs.backend_tokenizer.to_str()
     assert ours.special_tokens_map == theirs.special_tokens_map
     assert ours.chat_template == theirs.chat_template
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path):
+    for folder in (tmp_path, tmp_path / "gone"):
+        with pytest.raises(DataError, match=folder.name):
+            load_tokenizer(folder)
 
 
 def test_building_data_with_it_imports_no_torch(saved: Path):

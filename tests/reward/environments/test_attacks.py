@@ -69,6 +69,7 @@ STRING = {"type": "object", "properties": {"town": {"type": "string"}}, "require
         (structured(STRING), '{"town": "Bergen"}', 1.0),
         (structured(STRING), '{"town": "string"}', 0.0),
         (structured(STRING), "```\n" + " " * 200_000, 0.0),
+        (structured(STRING), '```json\n{"town": "Bergen"}\n````', 1.0),
         (structured(STRING, fields={"/town": ["Bergen", "Bergen, Norway"]}),
          '{"town": "Bergen, Norway"}', 1.0),
         # YAML 1.2: `no` and dates are texts
@@ -201,6 +202,12 @@ def test_programs_that_do_not_solve_the_task_fail(row: dict[str, Any], program: 
 def test_values_are_the_same_or_not(expected: Any, given: Any, same: bool):
     assert same_value(expected, given) == same
     assert not same_output("9.5", "1e999")
+
+
+def test_the_kind_of_apostrophe_does_not_count():
+    for one, other in ("'’", "’'"):
+        forbidden = {"words": [f"don{one}t"]}
+        assert not CONSTRAINTS["forbidden_words"].holds(f"I don{other}t know.", forbidden)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def value_of(text: str) -> Fraction | None:
         ("50%", "1/2"), ("12.5 percent", "1/8"), ("50\\%", "1/2"), ("3 million dollars", "3000000"),
         ("18 thousand", "18000"), ("1.5e3", "1500"), ("4.51 \\times 10^{11}", "451000000000"),
         ("(-3)", "-3"), ("**7**", "7"), ("\\(7\\)", "7"), ("7.", "7"), ("90^\\circ", "90"),
-        ("5\\text{ cm}^2", "5"), ("5km/h", "5"), ("12 apples per day", "12"), ("0.\\overline{3}", "1/3"), ("0.1\\bar{6}", "1/6"), ("-2.\\overline{09}", "-23/11"),
+        ("5\\text{ cm}^2", "5"), ("5km/h", "5"), ("12 apples per day", "12"), ("35 paths", "35"), ("0.\\overline{3}", "1/3"), ("0.1\\bar{6}", "1/6"), ("-2.\\overline{09}", "-23/11"),
     ],
 )  # fmt: skip
 def test_what_is_a_number(text: str, value: str):
