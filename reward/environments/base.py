@@ -393,10 +393,7 @@ def same_value(expected: Any, given: Any, *, plain: Callable[[str], str] = str) 
 
 
 def unfenced(text: str) -> str:
-    """What stands in a code fence around all of a text; without one, the text as it is.
-
-    The closing fence may be longer than the opening one.
-    """
+    """What stands in a code fence around all of a text; without one, the text as it is."""
     first, _, rest = text.strip().partition("\n")
     fence = _FENCE.fullmatch(first)
     return rest.rstrip(fence[1][0]) if fence and rest.endswith(fence[1]) else text
