@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from posttrain.errors import DataError
 from posttrain.tokens.tokenizer import load_tokenizer
 
 
@@ -41,3 +42,8 @@ def test_building_data_with_it_imports_no_torch(saved: Path):
         f"t.load_tokenizer(Path({str(saved)!r})); sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_folder_that_is_not_there_holds_no_tokenizer(tmp_path: Path):
+    with pytest.raises(DataError, match="no tokenizer"):
+        load_tokenizer(tmp_path / "tokenizer")
