@@ -71,8 +71,8 @@ ARMS = {
         f"{domain}_alone": Arm(tuple(f"domains.{d}=null" for d in DOMAINS if d != domain))
         for domain in DOMAINS
     },
-    "SFT_longer": Arm(SFT_ON, stage="sft"),
-    "SFT_longer_slow": Arm((*SFT_ON, "trainer.learning_rate=3.0e-4"), 1, "sft"),  # RLVR's
+    "SFT_longer": Arm(SFT_ON, 1, "sft"),
+    "SFT_longer_slow": Arm((*SFT_ON, "trainer.learning_rate=3.0e-4"), stage="sft"),  # RLVR's
     "limit_masked": Arm((LIMIT, "loss.overlong=mask")),
     "limit_trained": Arm((LIMIT, "loss.overlong=train")),
     "dynamic_sampling": Arm(('dynamic_sampling={"max_gen_batches": 4}',)),
@@ -94,7 +94,9 @@ ALONE = tuple(f"{domain}_alone" for domain in DOMAINS)
 # experiment → its arms, the first of which the others are compared with, and its figures
 EXPERIMENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "order": (("random", "Gaussian", "SFT"), ("easy", "hard")),
-    "sft": (("SFT_longer", "SFT_longer_slow", "Gaussian", "SFT"), ("easy", "hard")),
+    "sft": (
+        ("SFT_longer_slow", "Gaussian", "SFT", "SFT_longer"), ("easy", "hard", *FAMILIES)
+    ),
     "single": (
         ("SFT", *ALONE, "Gaussian"), (*FAMILIES, "hard", "lookups", "undeclared calls")
     ),
@@ -114,12 +116,12 @@ class NoCall:
         return [None for _ in prompts]
 
     def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
-        return [before_reading(attempt) or self._score(attempt) for attempt in attempts]
+        return [before_reading(one) or Score(float(_answered(one)), None, "") for one in attempts]
 
-    def _score(self, attempt: Attempt) -> Score:
-        called = detect_in_completion(attempt.completion, attempt.prompt).any
-        answered = bool(attempt.completion.answer.strip()) and not called
-        return Score(float(answered), None, "an answer" if answered else "a call, or nothing")
+
+def _answered(attempt: Attempt) -> bool:
+    called = detect_in_completion(attempt.completion, attempt.prompt).any
+    return bool(attempt.completion.answer.strip()) and not called
 
 
 class Study:
