@@ -59,7 +59,7 @@ class SpecialTokens:
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     """A tokenizer saved in a directory; never runs remote code, never asks the hub."""
-    has = {file.name for file in path.iterdir()} if path.is_dir() else set[str]()
+    has = {file.name for file in path.glob("*")}
     if not has & {"tokenizer.json", "tokenizer_config.json"}:
         raise DataError(f"{path} holds no tokenizer files")
     if "config.json" not in has and {"tokenizer.json", "tokenizer_config.json"} <= has:

@@ -173,14 +173,18 @@ class _FusedHead(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
         tensors = ctx.saved_tensors[:2]
+        hidden, weight = tensors
+        # not made like the weight, which would gather it earlier than TRL does
         sums = [
-            torch.empty_like(tensor, dtype=torch.float32) if needed else None
+            hidden.new_empty(tensor.shape, dtype=torch.float32) if needed else None
             for tensor, needed in zip(tensors, ctx.needs_input_grad, strict=True)
         ]
-        tile = _tile(*tensors)
+        tile = _tile(hidden, weight)
+        # TRL's loop drops the columns of a tile when it has those of the next
+        following = weight[HEAD_TILE : 2 * HEAD_TILE].to(tile[0].dtype)
         pairs = zip(sums, tensors, strict=True)
         gradients = tuple(total if total is None else total.to(t.dtype) for total, t in pairs)
-        del tile
+        del tile, following
         return gradients
 
 
@@ -188,8 +192,10 @@ def _tile(hidden: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...
     """A tile of logits, and the hidden states and the weights that it is the product of."""
     cast = torch.is_autocast_enabled("cpu")
     dtype = torch.get_autocast_dtype("cpu") if cast else hidden.dtype
-    rows, columns = hidden[:TOKEN_CHUNK_SIZE].to(dtype), weight[:HEAD_TILE].to(dtype)
-    return rows, columns, rows.new_empty(len(rows), HEAD_TILE)
+    rows = hidden[:TOKEN_CHUNK_SIZE].to(dtype)
+    # first, as in TRL: weights are gathered when they are used
+    logits = rows.new_empty(len(rows), HEAD_TILE)
+    return logits, rows, weight[:HEAD_TILE].to(dtype)
 
 
 def measure_step(

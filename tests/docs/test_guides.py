@@ -68,6 +68,25 @@ def test_every_link_leads_somewhere(page: Path):
         assert not anchor or anchor in _anchors(target), f"{path}#{anchor}"
 
 
+def test_every_public_name_is_where_the_page_says():
+    lines = (ROOT / "docs/reference/api.md").read_text("utf-8").splitlines()
+    rows = [line.split("|")[1:3] for line in lines if line.startswith("| `")]
+    assert len(rows) > 20
+    for modules, names in rows:
+        first, *others = re.findall(r"`([\w.]+)`", modules)
+        # `.judge` behind `reward.environments` lies in it, behind `reward.judge.prompt` beside it
+        above = (first, first.rpartition(".")[0])
+        paths = [first, *(f"{p}{o}" if o[0] == "." else o for o in others for p in above)]
+        files = [
+            ROOT / (path.replace(".", "/") + end)
+            for path in paths
+            for end in (".py", "/__init__.py")
+        ]
+        text = "".join(file.read_text("utf-8") for file in files if file.is_file())
+        missing = [n for n in re.findall(r"`(\w+)`", names) if not re.search(rf"\b{n}\b", text)]
+        assert not missing
+
+
 def test_the_generated_reference_has_every_stage_with_its_keys():
     spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "_generate.py")
     assert spec is not None

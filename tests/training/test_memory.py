@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Qwen3Config
+from trl.kernels import chunked_logprob
 
 from posttrain.config.grpo import ColocatedVllm
 from posttrain.config.sft import AdapterConfig
 from posttrain.errors import ConfigError
+from posttrain.training import activations
 from posttrain.training.activations import (
     RolloutShape,
     StepMemory,
@@ -147,6 +150,32 @@ def test_a_gpu_has_whole_buckets_and_works_on_tiles_in_place():
     assert on_gpu.gathered - on_cpu.gathered > 4 * 499_000_000
     # one tile of labels × 32,768 ids, and no copies of it
     assert 4 * 128 * 32768 < on_gpu.activations < 6 * 128 * 32768
+
+
+@pytest.mark.parametrize("sharding", ["none", "fsdp2"])
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_the_head_of_a_gpu_holds_what_trls_loop_would(
+    monkeypatch: pytest.MonkeyPatch, sharding: str, autocast: torch.dtype | None
+):
+    """More ids than two tiles, and more labels than TRL takes at a time."""
+    config = Qwen3Config(
+        vocab_size=80_000, hidden_size=64, intermediate_size=64, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1,
+    )  # fmt: skip
+    shape = replace(SHAPE, cpu_head=False, columns=700, labels=2500, autocast=autocast)
+    launched = Launched(2, sharding, "NVIDIA", "fp32")
+    ours = measure_step(config, shape, None, launched)
+
+    def theirs(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        targets = torch.zeros(len(hidden), dtype=torch.long)
+        given = (hidden, weight, None, targets, 1.0, activations.HEAD_TILE)
+        return chunked_logprob.ChunkedLogProbFunction.apply(*given)[0]
+
+    # what kernels do in place
+    for name in ("_forward_tile", "_backward_tile", "_addmm_fp32"):
+        monkeypatch.setattr(chunked_logprob, name, lambda *_, **__: None)
+    monkeypatch.setattr(activations._FusedHead, "apply", theirs)
+    assert ours.total == pytest.approx(measure_step(config, shape, None, launched).total, rel=1e-3)
 
 
 def test_rollouts_keep_keys_and_values_of_every_column():
