@@ -59,6 +59,7 @@ _VALUE = (
 _FIELD = re.compile(
     rf"""["'{{]\s*(?:final[ _]?)?(?:answer|result|solution|choice|value){_VALUE}""", re.IGNORECASE
 )
+_ONLY_FIELD = re.compile(rf"""^\W*?(?:json\s*)?\{{\s*["'][^"'\n]{{1,60}}{_VALUE}\s*\}}\W*$""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,14 +137,15 @@ def find_answer(text: str, *, last_line: bool = True) -> tuple[str | None, str]:
 
 
 def _json_field(text: str) -> str | None:
-    """The answer's field of a JSON object; numbers may be grouped, 1,080."""
-    found = _FIELD.findall(text)
+    """The answer's field, or the only one, of a JSON object; numbers may be grouped, 1,080."""
+    found = _FIELD.findall(text) or _ONLY_FIELD.findall(text)
     value = found[-1] if found else ""
     return (str(load_json(value)) if value.startswith('"') else value.strip("'")).strip() or None
 
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_BARE_BOX = re.compile(r"[^\s$\\{}]+")
 # between two boxes, or two formulas, that are one answer: "$1$ and $2$"
 _MARKS = r"(?:\s|\$|\\[()\[\]]|\\q?quad)*"
 JOINT = re.compile(
@@ -183,6 +185,9 @@ def _boxes(text: str) -> Iterator[tuple[int, int, str | None]]:
         if end is not None:
             yield match.start(), end, text[match.end() + 1 : end - 1]
             done = end
+        elif text[match.end() : match.end() + 1] != "{":  # \boxed 5: LaTeX takes one token
+            token = _BARE_BOX.match(text, match.end())
+            yield match.start(), token.end() if token else match.end(), token and token[0]
         else:
             yield match.start(), len(text), None
             return

@@ -18,6 +18,7 @@ from reward.graders.final_answer import final_answer
         ("\\boxed{1} and \\boxed{2}", "1, 2"),  # a hedge is a list, and no list is the gold 2
         ("$x=\\boxed{1}$ or $x=\\boxed{2}$", "1, 2"),
         ("\\fbox{7}", "7"),
+        ("\\boxed 52", "52"),
         ("Answer: 3\n\nthat is \\boxed{4}", "4"),  # a box before a label
         ("is \\boxed{3}. Final Answer: The final answer is $4$. I hope it is correct.", "4"),
         ("$y_1 = \\boxed{1}$ and $y_2 = \\boxed{2}$", "1, 2"),
@@ -25,7 +26,7 @@ from reward.graders.final_answer import final_answer
         ("\\boxed{1 \\} }", "1 \\}"),  # an escaped brace closes nothing
         ('{\n "steps": [1, 2],\n "answer": "18"\n}', "18"),
         ('```json\n{"answer": 1,080}\n```', "1,080"),
-        ("{'answer': 18}", "18"), ("{'answer': '18', 'of': 3}", "18"),
+        ('{"n": 7}', "7"), ("{'answer': 18}", "18"), ("{'answer': '18', 'of': 3}", "18"),
         ("It is 18.\n\nShall I show 2 other ways?", "18"), ("Answer: 18?? No, 17.", "17"),
         ("\\boxed{18} no wait, 17", "17"), ("6 instead of 5", "6"), ("The answer isn't 5.", None),
         ("It is twice 17.", None), ("The answer is 17 squared", None), ("It is over 42.", None),
