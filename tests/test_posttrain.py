@@ -75,14 +75,21 @@ def test_an_interrupted_launch_ends_when_its_process_has(monkeypatch):
     started: list[subprocess.Popen[str]] = []
 
     def launch(_: Namespace) -> None:
-        code = "import signal; print('begun', flush=True); signal.pause()"
+        code = (  # CI may have interrupts ignored
+            "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+            "print('begun', flush=True); signal.pause()"
+        )
         process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
         started.append(process)
         assert process.stdout is not None
         process.stdout.readline()
         raise KeyboardInterrupt
 
+    def children(_: psutil.Process) -> list[psutil.Process]:  # not those of other tests
+        return [psutil.Process(process.pid) for process in started]
+
     monkeypatch.setattr("accelerate.commands.launch.launch_command", launch)
+    monkeypatch.setattr("psutil.Process.children", children)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     module = command()
     monkeypatch.setattr(module, "PATIENCE", 0)
