@@ -43,6 +43,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FAMILIES = ("maths", "logs", "steps")
 DOMAINS = (*FAMILIES, "lookups")
 STEPS = 20
+PROFILE = "profile-"  # what the arms' own begin with
 JOB = "job"  # of the driver's own processes: `work`
 
 
@@ -216,7 +217,7 @@ class Study:
         else:
             profile = self.base / "profile"
             if arm.own_profile:
-                profile = self.out / f"profile-{'-'.join((start.name, *arm.own_profile))}"
+                profile = self.out / f"{PROFILE}{'-'.join((start.name, *arm.own_profile))}"
                 commands.append(self._profile(profile, start, arm.own_profile))
             own += [f"pass_rates={profile}", f"trainer.max_steps={STEPS}", "max_epochs=20"]
         commands.append([arm.stage, arm.stage, *own])
@@ -293,12 +294,12 @@ class Study:
 
     def moved(self, start: str, run: Path) -> float:
         """The share of tokens and layers, in %, whose experts are others than at the start, in
-        every fifth held-out answer from before."""
+        every twentieth held-out answer from before."""
         from rlvr_study_models import chosen_experts
 
         [records] = read_run(self.out / "eval" / start)[1].values()
-        texts = [[*(r.completion.prompt_ids or ()), *(r.completion.steps[0].ids or ())]
-                 for r in records[::5]]  # fmt: skip
+        texts = tuple((*(r.completion.prompt_ids or ()), *(r.completion.steps[0].ids or ()))
+                      for r in records[::20])  # fmt: skip
         before, after = (chosen_experts(model, texts) for model in (self.out / start, run))
         return 100 * float((before != after).any(-1).double().mean())
 
@@ -379,11 +380,14 @@ def main() -> None:
     parser.add_argument("--tables", action="store_true", help="of what there is; run nothing")
     options = parser.parse_args()
     study = Study(options.base, options.out, options.seeds)
-    profile = read_artifact(options.base / "profile", kind="pass_rates", verify=False)
-    for source, own in profile.stats["rates"].items():
-        print(f"{source:<8} passes {own['passes'] / own['scored']:.3f}  buckets {own['buckets']}")
     if not options.tables:
         study.run(dict.fromkeys(a for name in options.experiments for a in EXPERIMENTS[name][0]))
+    for path in (options.base / "profile", *sorted(options.out.glob(f"{PROFILE}*"))):
+        print(path)
+        profile = read_artifact(path, kind="pass_rates", verify=False)
+        for source, own in profile.stats["rates"].items():
+            share = own["passes"] / own["scored"]
+            print(f"{source:<8} passes {share:.3f}  buckets {own['buckets']}")
     for name in options.experiments:
         print(f"\n{name}\n\n{study.table(name)}\n\n{study.logged(name)}")
 

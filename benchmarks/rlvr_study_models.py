@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -43,7 +44,8 @@ class RoundedRollouts(InProcess):
                     layer.weight.data = weight
 
 
-def chosen_experts(checkpoint: Path, texts: Sequence[Sequence[int]]) -> torch.Tensor:
+@functools.cache
+def chosen_experts(checkpoint: Path, texts: tuple[tuple[int, ...], ...]) -> torch.Tensor:
     """Of each token in each layer, `[tokens × layers, K]`, in ascending order."""
     model = load_for_inference(
         str(checkpoint), dtype="float32", device="cpu", attention="auto", vocabulary=0
