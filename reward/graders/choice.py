@@ -15,9 +15,9 @@ from typing import Any, cast
 from posttrain.records import Score
 from posttrain.rollouts import Prompt, metadata_of
 from reward.graders.base import Attempt, before_reading, no_answer, one_line, unscored, verdict
-from reward.graders.final_answer import LABEL, LINE, TAG, answer_places, has_box, joined_boxes
+from reward.graders.final_answer import LABEL, LINE, TAG, answer_places, joined_boxes
 from reward.graders.tidy import tidy
-from reward.graders.workers import JobResult, JobRunner, shared_workers
+from reward.graders.workers import SHARED_WORKERS, Job, JobResult, JobRunner
 
 Options = Mapping[str, str]
 SEVERAL = ""  # in place of a letter: several options are chosen
@@ -26,36 +26,26 @@ SEVERAL = ""  # in place of a letter: several options are chosen
 class MultipleChoice:
     """Accepts the gold's letter, or the gold option's text."""
 
-    def __init__(self, *, workers: JobRunner | None = None) -> None:
+    def __init__(self, *, workers: JobRunner = SHARED_WORKERS) -> None:
         self._workers = workers
 
     def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
         """No options, a gold that is none of them, equal options, or a pattern that is none."""
-        problems = self._run("pattern_problem", [(patterns_of(p),) for p in prompts])
+        problems = self._run([("pattern_problem", [patterns_of(p)]) for p in prompts])
         return [_refusal(prompt, p) for prompt, p in zip(prompts, problems, strict=True)]
 
     def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
         """One score an attempt."""
         matches = self._run(
-            "last_match",
-            [
-                (patterns_of(a.prompt) if before_reading(a) is None else [], a.completion.answer)
-                for a in attempts
-            ],
+            [("last_match", [patterns_of(a.prompt), a.completion.answer]) for a in attempts]
         )
         pairs = zip(attempts, matches, strict=True)
         return [before_reading(attempt) or _grade(attempt, match) for attempt, match in pairs]
 
-    def _run(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> list[JobResult]:
-        """The job for all that have patterns; they are the data's, and may not end."""
-        places = [k for k, (patterns, *_) in enumerate(arguments) if patterns]
-        results = [JobResult(None)] * len(arguments)
-        if places:
-            workers = self._workers or shared_workers()
-            done = workers.run([(name, list(arguments[k])) for k in places])
-            for place, result in zip(places, done, strict=True):
-                results[place] = result
-        return results
+    def _run(self, jobs: Sequence[Job]) -> list[JobResult]:
+        """The results of those that have patterns; they are the data's, and may not end."""
+        done = iter(self._workers.run([job for job in jobs if job[1][0]]))
+        return [next(done) if job[1][0] else JobResult(None) for job in jobs]
 
 
 def options_of(prompt: Prompt) -> dict[str, str]:
@@ -298,7 +288,8 @@ def answer_text(answer: str) -> str | None:
     """
     tags = TAG.findall(answer)
     text = tags[-1].strip() if tags else answer.strip()
-    if has_box(text):
-        return joined_boxes(text)
+    box = joined_boxes(text)
+    if box is not None:
+        return box or None
     label = LABEL.match(text)
     return (text[label.end() :] if label else text).strip() or None
