@@ -11,7 +11,7 @@ last word that cannot be read: None, and not an earlier box.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -79,20 +79,19 @@ def answer_places(text: str) -> Iterator[AnswerPlace]:
         inner = next((p for p in answer_places(tags[-1]) if p.kind != "line"), None)
         yield inner or AnswerPlace("tag", tags[-1].strip())
         return
-    if boxes := list(_boxes(text)):
-        behind = text[boxes[-1].end :]
-        if not _FINAL.search(behind):
-            if box := joined_boxes(text):
-                yield AnswerPlace("box", box)
+    for box in _merged(text, _boxes(text))[-1:]:
+        if not _FINAL.search(text, box.end):
+            if box.contents:
+                yield AnswerPlace("box", box.contents)
             return
-        text = behind
+        text = text[box.end :]
     field = _json_field(text)
     if field is not None:
         yield AnswerPlace("json", field)
         return
     for label in list(LABEL.finditer(text))[: -LABELS - 1 : -1]:
         rest = text[label.end() : label.end() + LINE].strip()
-        if rest and not _DENIAL.search(label.group()) and not rest.startswith("not "):
+        if rest and not _DENIAL.search(label.group()):
             yield AnswerPlace("label", rest)
     lines = [line for line in text.split("\n") if not _MARKUP.fullmatch(line)]
     for line in reversed(lines[-1 - CLOSING_LINES :]):
@@ -161,8 +160,8 @@ def joined_boxes(text: str) -> str | None:
 
     None where there is no box, "" where the last one is empty or does not close.
     """
-    boxes = list(_boxes(text))
-    return _joined(_runs(text, boxes)[-1]) if boxes else None
+    boxes = _merged(text, _boxes(text))
+    return boxes[-1].contents if boxes else None
 
 
 def _boxes(text: str) -> Iterator[_Piece]:
@@ -182,27 +181,19 @@ def _boxes(text: str) -> Iterator[_Piece]:
         yield _Piece(start, len(text), "")
 
 
-def _runs(
-    text: str, pieces: Sequence[_Piece], joint: re.Pattern[str] = _JOINT
-) -> list[list[_Piece]]:
-    """The pieces, those that only a joint parts in one list; one without contents stands alone."""
-    runs: list[list[_Piece]] = []
+def _merged(text: str, pieces: Iterable[_Piece], joint: re.Pattern[str] = _JOINT) -> list[_Piece]:
+    """The pieces; those that only a joint parts are one, that holds a list."""
+    merged: list[_Piece] = []
     for piece in pieces:
-        last = runs[-1][-1] if runs else None
-        if (
-            last
-            and last.contents
-            and piece.contents
-            and joint.fullmatch(text, last.end, piece.start)
-        ):
-            runs[-1].append(piece)
+        last = merged[-1] if merged else piece
+        both = last.contents and piece.contents
+        if both and joint.fullmatch(text, last.end, piece.start):
+            again = piece.contents == last.contents
+            contents = last.contents if again else f"{last.contents}, {piece.contents}"
+            merged[-1] = _Piece(last.start, piece.end, contents)
         else:
-            runs.append([piece])
-    return runs
-
-
-def _joined(run: Sequence[_Piece]) -> str:
-    return ", ".join(dict.fromkeys(piece.contents for piece in run))
+            merged.append(piece)
+    return merged
 
 
 # what may stand before the answer of a line: bullets, "1.", "(a)", "A:", "A -", "=>"
@@ -270,11 +261,12 @@ def leading(line: str) -> str | None:
     if reads_as_math(line):
         return line
     line = _LEADS.sub("", line)
-    formulas, numbers = _formulas(line), _numbers(line)
-    if formulas and formulas[0][0].start == 0:
-        return _joined(formulas[0])
-    if numbers and numbers[0][0].start == 0:
-        return _meant(line, numbers[0])
+    for formula in _formulas(line)[:1]:
+        if formula.start == 0:
+            return formula.contents
+    for number in _numbers(line)[:1]:
+        if number.start == 0:
+            return _meant(line, number)
     return last(line)
 
 
@@ -294,42 +286,37 @@ def _last(line: str) -> str | None:
         return line
     formulas, numbers = _formulas(line), _numbers(line)
     if formulas and not (
-        re.fullmatch(r"\W*[A-Za-z]\W*", formulas[-1][-1].contents)  # a name is no answer
-        or (numbers and _LEADS_TO.search(line, formulas[-1][-1].end, numbers[-1][-1].start))
+        re.fullmatch(r"[A-Za-z](?:, [A-Za-z])*", formulas[-1].contents)  # a name is no answer
+        or (numbers and _LEADS_TO.search(line, formulas[-1].end, numbers[-1].start))
     ):
-        return _joined(formulas[-1])
+        return formulas[-1].contents
     return _meant(line, numbers[-1]) if numbers else None
 
 
-def _formulas(line: str) -> list[list[_Piece]]:
-    """The formulas between dollars or brackets; those that "and" or a comma joins in one list."""
+def _formulas(line: str) -> list[_Piece]:
+    """The formulas between dollars or brackets."""
     spans = [span for span in _SPAN.finditer(line) if reads_as_math(span.group())]
-    return _runs(line, [_Piece(*s.span(), next(filter(None, s.groups())).strip()) for s in spans])
+    return _merged(line, (_Piece(*s.span(), s[s.lastindex or 0].strip()) for s in spans))
 
 
-def _numbers(line: str) -> list[list[_Piece]]:
-    """The numbers of a line; those that "or" joins in one list: "5 or 6" is no answer 6."""
-    return _runs(line, [_Piece(*m.span(), m.group()) for m in _NUMBER.finditer(line)], _OR)
+def _numbers(line: str) -> list[_Piece]:
+    """The numbers of a line; "5 or 6" is one, and no answer 6."""
+    return _merged(line, (_Piece(*m.span(), m.group()) for m in _NUMBER.finditer(line)), _OR)
 
 
-def _meant(line: str, run: Sequence[_Piece]) -> str | None:
+def _meant(line: str, number: _Piece) -> str | None:
     """A number with what it hedges with; None in "twice 17"."""
-    start, end = run[0].start, run[-1].end
-    if _BEFORE.search(line[:start]) or _BEHIND.match(line, end):
+    if _BEFORE.search(line[: number.start]) or _BEHIND.match(line, number.end):
         return None
-    other = _OR.match(line, end)
-    return line[start : other.end() if other else end]
+    other = _OR.match(line, number.end)
+    return line[number.start : other.end() if other else number.end]
 
 
 def reads_as_math(text: str) -> bool:
     """Whether a text holds no words other than those of formulas."""
     words: list[str] = re.findall(r"[^\W\d_]+", _COMMAND.sub(" ", text))
-    return all(
-        word.lower() in _PLAIN_WORDS
-        or (
-            word.isascii()
-            and len(word) < 3
-            and (word.isupper() or word.lower() not in _SMALL_WORDS)
-        )
+    return any(c.isalnum() for c in text) and all(
+        word.isascii() and len(word) < 3 and (word.isupper() or word.lower() not in _SMALL_WORDS)
         for word in words
-    ) and any(c.isalnum() for c in text)
+        if word.lower() not in _PLAIN_WORDS
+    )
