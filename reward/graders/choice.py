@@ -66,7 +66,7 @@ def patterns_of(prompt: Prompt) -> list[Any]:
 
 
 def _gold(prompt: Prompt) -> str | None:
-    return None if prompt.gold is None else choice(prompt.gold, options_of(prompt)) or None
+    return None if prompt.gold is None else choice(prompt.gold, options_of(prompt))
 
 
 def _refusal(prompt: Prompt, problem: str | None) -> str | None:
@@ -90,9 +90,7 @@ def _grade(attempt: Attempt, match: JobResult) -> Score:
         return unscored(None, f"output_regex: {match.problem}", match.failure)
     if match.value is not None:
         letter = choice(match.value, options)
-    else:
-        letter = chosen(attempt.completion.answer, options)
-    if letter is None and match.value is None:
+    elif (letter := chosen(attempt.completion.answer, options)) is None:
         return no_answer(attempt)
     if letter == SEVERAL:
         return Score(0.0, None, "several options are chosen")

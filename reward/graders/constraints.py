@@ -100,9 +100,9 @@ def _score(attempt: Attempt, result: JobResult, problem: str | None) -> Score:
     strict, loose = zip(*result.value["results"], strict=True)
     names = metadata_of(attempt.prompt)["instruction_id_list"]
     broken = [name for name, holds in zip(names, strict, strict=True) if not holds]
-    shares = float(all(loose)), sum(strict) / len(strict), sum(loose) / len(loose)
     why = f"breaks {', '.join(broken)}" if broken else f"all {len(strict)} constraints"
-    figures = dict(zip(FIGURES, shares, strict=True))
+    shares = float(all(loose)), sum(strict) / len(strict), sum(loose) / len(loose)
+    figures: dict[str, float] = dict(zip(FIGURES, shares, strict=True))
     return Score(float(not broken), None, why, figures=figures)
 
 

@@ -42,9 +42,9 @@ class Math:
         own = [self._own_answer(prompt) for prompt in prompts]
         golds = [c for c in own if not isinstance(c, str)]
         # a gold equals itself at once; it must be distinguished from a number in time as well
-        results = self._compare([*golds, *map(_another, golds)])
+        results = self._compare([*golds, *((gold, "1.5", share) for gold, _, share in golds)])
         return [
-            c if isinstance(c, str) else _refusal(c[0], results[c], results[_another(c)])
+            c if isinstance(c, str) else _refusal(c[0], results[c], results[c[0], "1.5", c[2]])
             for c in own
         ]
 
@@ -166,10 +166,6 @@ def tolerance_of(prompt: Prompt) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
         raise ValueError(f"bad_tolerance: {value!r} is no share between 0 and 1")
     return float(value)
-
-
-def _another(comparison: Comparison) -> Comparison:
-    return comparison[0], "1.5", comparison[2]
 
 
 def _refusal(gold: str, itself: JobResult, another: JobResult) -> str | None:

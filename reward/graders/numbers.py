@@ -13,7 +13,6 @@ from fractions import Fraction
 from typing import Literal
 
 LONGEST = 400  # characters; also keeps int() below Python's limit of digits
-GREATEST_EXPONENT = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ NUMBER = (
     r"\s*[})]?)?(?:_\s*\{?\s*(?P<base>\d+)\s*\}?)?)"
 )
 _WHOLE = re.compile(rf"{NUMBER}(?P<rest>.*)")
-_FRACTION = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d)(?!\d))")
+_FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d)(?!\d))")
 _PERCENT = re.compile(r"\s*(?:%|percent(?:age)?(?: points?)?(?![A-Za-z])|per cent(?![A-Za-z]))")
 
 
@@ -65,7 +64,7 @@ def read_number(text: str) -> Number | None:
     percent, scale = _PERCENT.match(rest), _SCALE.match(rest)
     if suffix := percent or scale:
         rest = rest[suffix.end() :]
-    unit = read_unit(rest, attached=not percent and not rest.startswith(" "))
+    unit = read_unit(rest)
     if unit is None:
         return None
     if match["money"]:
@@ -81,8 +80,6 @@ def read_number(text: str) -> Number | None:
 def _value(match: re.Match[str]) -> Fraction | None:
     if match["plain"]:
         power = int((match["e"] or match["power"] or "0").replace(" ", ""))
-        if abs(power) > GREATEST_EXPONENT:
-            return None
         value = _decimal(match["plain"]) * Fraction(10) ** power
     else:
         below = _decimal(match["below"])
@@ -156,11 +153,10 @@ UNITS = (
 )
 
 
-def read_unit(text: str, *, attached: bool) -> tuple[str, ...] | None:
+def read_unit(text: str) -> tuple[str, ...] | None:
     """The units that the words of `text` name, () for none; None where it is something else.
 
-    `attached`: no white space was before it, as in "5km"; then only units known by name count, so
-    that "5x" and "5k" are no numbers.
+    Where it begins without white space, only units known by name count: "5x", "5k" are no numbers.
     """
     words: list[str] = _WORD.findall(text)
     names = [_name(word) for word in words]
@@ -170,7 +166,7 @@ def read_unit(text: str, *, attached: bool) -> tuple[str, ...] | None:
     if first[:1] in ("^", "/") and names[0] != "degree":
         return None  # 2^3 and 3 / 4 are no numbers with a unit
     known = first in ("m", "g", "s", "h") or (len(first) > 1 and names[0])
-    if attached and first.isascii() and first.isalpha() and not known:
+    if not text.startswith(" ") and first.isascii() and first.isalpha() and not known:
         return None  # single letters are mostly variables
     return tuple(filter(None, names))
 

@@ -51,11 +51,8 @@ def _plain(character: str) -> str:
 
 # a command that only sets type, and what stands for it
 _LAYOUT = (
-    (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
     (re.compile(r"\\(?:left|right|[Bb]igg?[lr]?)(?![A-Za-z])\.?"), ""),
-    (re.compile(r"\\(?:displaystyle|textstyle|limits|nolimits)(?![A-Za-z])"), ""),
     (re.compile(r",\\!\s*|\{,\}"), ","),
-    (re.compile(r"\\!|\{\}"), ""),
     (re.compile(r"(?<!\\)\\[,;:> ]|(?<!\\)~|\\q?quad(?![a-wyzA-Z])"), " "),
     (re.compile(r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it)|mbox|operatorname|bm)\s*\{([^{}]*)\}"),
      r" \1 "),

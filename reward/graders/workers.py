@@ -165,8 +165,6 @@ class Workers:
 
     def run(self, jobs: Sequence[Job]) -> list[JobResult]:
         """One result a job, in order."""
-        if len(jobs) < 2:
-            return [self._run(job) for job in jobs]
         return list(self._threads.map(self._run, jobs))
 
     async def run_one(self, job: Job) -> JobResult:
