@@ -31,8 +31,8 @@ from data_builders.progress import Stages
 from data_builders.rows import examples
 from data_builders.sft import part, prepare, shards
 from data_builders.sft.audit import audit_sources
-from data_builders.sft.inputs import prepare_sources, scan_inputs
-from data_builders.sft.part import WorkerState
+from data_builders.sft.inputs import scan_inputs
+from data_builders.sft.part import WorkerState, prepare_sources
 from data_builders.sft.plan import plan_build
 from data_builders.sft.preflight import first_texts
 from data_builders.sft.prepared import PartWriter
