@@ -91,7 +91,8 @@ def _fork(
         sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - the process's own
         sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115 - likewise
         # one that waits for ever says where, and fails its test instead of holding up all others
-        faulthandler.dump_traceback_later(SECONDS, exit=True, file=2)
+        faulthandler.register(signal.SIGALRM, file=2, chain=True)
+        signal.alarm(SECONDS)
         # `asyncio.run`, as inspect-ai replaces it, goes on with the parent's loop, whose threads
         # are not here: a call handed to one of them would never return
         asyncio.set_event_loop(asyncio.new_event_loop())
