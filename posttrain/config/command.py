@@ -109,7 +109,7 @@ def run_command(main: Callable[[], None]) -> None:
             raise
         # of two names the second is the user's: a file is written beside it and moved there
         file = error.filename2 or error.filename
-        message = error.strerror if file is None else f"{file}: {error.strerror}"
+        message = f"{file}: {error.strerror}" if file else str(error.strerror)
         sys.exit(1 if _printed_by_another(message) else message)
     except KeyboardInterrupt:
         message = "interrupted; the same command takes it up again"
