@@ -35,7 +35,7 @@ _WORD = re.compile(
 _ITEM = re.compile(r"\d+[.)]")
 _LANGUAGE = re.compile(r"[^\W\d]{2,15}|[\u3040-\u30ff\u3400-\u9fff]")
 _CHUNK, _BEFORE = 1000, 1 << 15  # bytes, compressed after so many before them
-_OPEN = 0.55  # LZ4 reaches at least this share of a ratio that zlib reaches
+_OPEN = 0.55  # of the ratio, reached by LZ4, leaves open whether zlib reaches it
 _GRAMS = (4, 16, 64)  # words; the distances between equal ones are candidate periods
 _CANDIDATES = 8  # periods tried of each
 _SLOT = 0.4  # share of the rounds in which a place must differ to be a template's slot
@@ -101,17 +101,18 @@ def _compresses(text: str, limits: RepetitionFilter) -> bool:
     if len(data) < 2 * limits.min_words:  # a word and a blank
         return False
     sink = pa.MockOutputStream()
-    packer = pa.CompressedOutputStream(sink, "lz4")
+    packer, size = pa.CompressedOutputStream(sink, "lz4"), 0
     for at in range(0, len(data), _CHUNK):
-        chunk, before = data[at : at + _CHUNK], sink.size()
+        chunk = data[at : at + _CHUNK]
         packer.write(chunk)
         packer.flush()
-        ratio = len(chunk) / (sink.size() - before)
+        before, size = size, sink.size()
+        ratio = len(chunk) / (size - before)
         if ratio >= least:
             return True
         if ratio >= _OPEN * least:
             again = zlib.compressobj(1, wbits=-15, zdict=data[max(at - _BEFORE, 0) : at])
-            if len(chunk) >= least * len(again.compress(chunk) + again.flush()):
+            if len(chunk) >= least * len(again.compress(chunk) + again.flush(zlib.Z_SYNC_FLUSH)):
                 return True
     return False
 
@@ -205,9 +206,12 @@ def _distances(keys: Keys, n: int, nth: int = 1) -> npt.NDArray[np.int64]:
     mixed ^= mixed >> np.uint64(29)
     sums = np.append(np.uint64(0), np.cumsum(mixed * _powers(_BASE, len(keys))))
     hashes = (sums[n:] - sums[:size]) * _powers(pow(_BASE, -1, 1 << 64), size)
-    order = np.argsort(hashes, kind="stable")
+    # sorted with their places as the lowest bits: several times as fast as a stable `argsort`
+    bits = np.uint64(size.bit_length())
+    ranked = np.sort(hashes >> bits << bits | np.arange(size, dtype=np.uint64))
+    order = (ranked & np.uint64((1 << int(bits)) - 1)).astype(np.int64)
+    same = ranked[nth:] >> bits == ranked[:-nth] >> bits
     distances = np.zeros(size, np.int64)
-    same = hashes[order[nth:]] == hashes[order[:-nth]]
     distances[order[nth:][same]] = (order[nth:] - order[:-nth])[same]
     return distances
 
